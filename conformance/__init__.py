@@ -1,0 +1,1 @@
+"""A conformance suite for PyTorch automatic mixed precision: run it with `pytest conformance`."""

@@ -1,0 +1,1 @@
+"""The run: options, targets, catalogue, cases, verdicts, waivers and the pytest plugin."""

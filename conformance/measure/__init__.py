@@ -1,0 +1,1 @@
+"""How a number is taken: clocks, memory and peaks."""

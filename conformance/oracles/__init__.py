@@ -1,0 +1,1 @@
+"""Expected answers that do not share the fault of the thing under test."""

@@ -1,0 +1,1 @@
+"""One report document in, every view out; needs neither torch nor pytest."""

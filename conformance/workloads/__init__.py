@@ -1,0 +1,1 @@
+"""Models and data that are trained, timed and weighed."""
