@@ -1,0 +1,174 @@
+"""The catalogue: every contract of the suite, read from `conformance/contracts/*.toml` and checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from conformance.data import read_toml
+
+CONTRACTS = Path(__file__).resolve().parent.parent / "contracts"
+
+# The order in which chapters are run and shown; the two that need an idle machine come last.
+CHAPTERS = (
+    "cast",
+    "region",
+    "cache",
+    "backward",
+    "loss",
+    "scale",
+    "optimizer",
+    "clip",
+    "bf16",
+    "numerics",
+    "parity",
+    "recipe",
+    "api",
+    "compile",
+    "distributed",
+    "memory",
+    "speed",
+)
+LEVELS = ("must", "should", "info")
+AUTHORITIES = ("documented", "registered", "engineering")
+
+_TITLE_LENGTH = 80
+_BANNED_IN_TITLE = re.compile(r"\bshould\b|\btests? that\b|\bwill\b", re.IGNORECASE)
+
+
+class CatalogueError(ValueError):
+    """The catalogue breaks its own rules; nothing can be judged against it."""
+
+
+@dataclass(frozen=True)
+class Contract:
+    """One testable promise about AMP."""
+
+    id: str
+    chapter: str
+    title: str
+    statement: str
+    level: str
+    authority: str
+    source: str
+    failure: str
+    next_step: str
+    snippet: str
+    since: str | None = None
+    until: str | None = None
+
+    def holds_for(self, torch_version: str) -> bool:
+        """Whether the contract is in force on `torch_version` (`since` inclusive, `until` exclusive)."""
+        release = Version(Version(torch_version).base_version)
+        return not (
+            (self.since is not None and release < Version(self.since))
+            or (self.until is not None and release >= Version(self.until))
+        )
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A family of contracts and the test module that checks it."""
+
+    name: str
+    title: str
+    summary: str
+    contracts: tuple[Contract, ...]
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """All chapters in the order in which they run."""
+
+    chapters: tuple[Chapter, ...]
+
+    @property
+    def contracts(self) -> dict[str, Contract]:
+        return {contract.id: contract for chapter in self.chapters for contract in chapter.contracts}
+
+    def select(self, chapters: Iterable[str], contracts: Iterable[str]) -> dict[str, Contract]:
+        """Contracts that match any of the `chapters` and any of the `contracts` patterns (none: all)."""
+        chapter_patterns, contract_patterns = tuple(chapters), tuple(contracts)
+        return {
+            id: contract
+            for id, contract in self.contracts.items()
+            if matches(contract.chapter, chapter_patterns) and matches(id, contract_patterns)
+        }
+
+
+def matches(name: str, patterns: tuple[str, ...]) -> bool:
+    """Whether `name` matches any of the wildcard `patterns`, in any case of letters; no pattern matches all."""
+    return not patterns or any(fnmatchcase(name.lower(), pattern.lower()) for pattern in patterns)
+
+
+_REQUIRED = {field.name for field in fields(Contract)} - {"chapter", "since", "until"}
+_ALLOWED = _REQUIRED | {"since", "until"}
+
+
+def _contract(chapter: str, row: Mapping[str, Any]) -> Contract:
+    name = row.get("id", "a contract without an id")
+    if unknown := sorted(set(row) - _ALLOWED):
+        raise CatalogueError(f"{name}: unknown key {unknown[0]!r}; allowed: {', '.join(sorted(_ALLOWED))}")
+    if missing := sorted(_REQUIRED - set(row)):
+        raise CatalogueError(f"{name}: the key {missing[0]!r} is missing")
+    for key, value in row.items():
+        if not isinstance(value, str) or not value.strip():
+            raise CatalogueError(f"{name}: {key} must be a text that is not empty")
+    if not re.fullmatch(rf"AMP-{chapter.upper()}-\d{{3}}", row["id"]):
+        raise CatalogueError(f"{name}: an id of the chapter {chapter} reads AMP-{chapter.upper()}-NNN")
+    title = row["title"]
+    if len(title) > _TITLE_LENGTH or _BANNED_IN_TITLE.search(title):
+        raise CatalogueError(
+            f"{name}: a title has at most {_TITLE_LENGTH} characters, stands in the present tense and says "
+            f"neither 'should', 'will' nor 'test that': {title!r}"
+        )
+    if row["level"] not in LEVELS:
+        raise CatalogueError(f"{name}: level {row['level']!r} is not one of {', '.join(LEVELS)}")
+    if row["authority"] not in AUTHORITIES:
+        raise CatalogueError(f"{name}: authority {row['authority']!r} is not one of {', '.join(AUTHORITIES)}")
+    if row["level"] == "must" and row["authority"] == "engineering":
+        raise CatalogueError(f"{name}: a contract on engineering authority may not be a must")
+    for key in ("since", "until"):
+        try:
+            Version(row.get(key, "0"))
+        except InvalidVersion:
+            raise CatalogueError(f"{name}: {key} {row[key]!r} is not a torch version") from None
+    return Contract(chapter=chapter, **{key: value.strip() for key, value in row.items()})
+
+
+def read_chapter(path: Path) -> Chapter:
+    """Read one chapter file; raises CatalogueError with the contract and the rule that it breaks."""
+    try:
+        table = read_toml(path)
+    except ValueError as error:
+        raise CatalogueError(f"{path.name}: not TOML: {error}") from None
+    if unknown := sorted(set(table) - {"chapter", "title", "summary", "contract"}):
+        raise CatalogueError(f"{path.name}: unknown key {unknown[0]!r}")
+    if missing := sorted({"chapter", "title", "summary", "contract"} - set(table)):
+        raise CatalogueError(f"{path.name}: the key {missing[0]!r} is missing")
+    name = table["chapter"]
+    if name != path.stem or name not in CHAPTERS:
+        raise CatalogueError(f"{path.name}: chapter {name!r} is not the file's name or not a known chapter")
+    contracts = tuple(_contract(name, row) for row in table["contract"])
+    return Chapter(name, table["title"].strip(), table["summary"].strip(), contracts)
+
+
+def load(folder: Path = CONTRACTS) -> Catalogue:
+    """Read every chapter below `folder`; raises CatalogueError, also for an id or a title used twice."""
+    chapters = [read_chapter(path) for path in sorted(folder.glob("*.toml"))]
+    if not chapters:
+        raise CatalogueError(f"no chapter file in {folder.name}/")
+    for key in ("id", "title"):
+        seen: set[str] = set()
+        for contract in (contract for chapter in chapters for contract in chapter.contracts):
+            value = getattr(contract, key)
+            if value in seen:
+                raise CatalogueError(f"{contract.id}: the {key} {value!r} is used twice")
+            seen.add(value)
+    return Catalogue(tuple(sorted(chapters, key=lambda chapter: CHAPTERS.index(chapter.name))))

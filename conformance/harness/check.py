@@ -1,0 +1,212 @@
+"""What a check is written with: the contract it names, its case, and the ways in which it can end."""
+
+from __future__ import annotations
+
+import re
+import string
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pytest
+
+from conformance.harness.catalogue import Contract
+from conformance.harness.evidence import Evidence, plain
+
+if TYPE_CHECKING:
+    import torch
+
+Check = TypeVar("Check", bound=Callable[..., None])
+Result = TypeVar("Result")
+
+DEPTHS = ("quick", "standard", "full")
+
+
+class ContractViolation(AssertionError):
+    """The contract does not hold; the last piece of evidence says how."""
+
+
+class Unsupported(Exception):
+    """The target declares that it lacks the capability that the check is about."""
+
+
+class Untestable(Exception):
+    """Something that the check needs is missing: a package, a second device, memory."""
+
+
+class Inconclusive(Exception):
+    """The measurement was spoiled or is too noisy to tell."""
+
+
+class SuiteError(Exception):
+    """The suite itself is at fault, so the run says nothing about torch."""
+
+
+def contract(
+    id: str, *, on: str | tuple[str, ...] = "real", dtypes: tuple[str, ...] = ("fp16", "bf16")
+) -> Callable[[Check], Check]:
+    """Say which contract a check asserts.
+
+    `on` names the targets it runs on (`real`, `accelerator`, `fake`, a device type, or `fake:<device type>`; a
+    tuple means any of them) and matters to checks that ask for `target`. `dtypes` are the amp dtypes it is about.
+    """
+    kinds = (on,) if isinstance(on, str) else on
+
+    def mark(check: Check) -> Check:
+        marked: Check = pytest.mark.contract(id, on=kinds, dtypes=dtypes)(check)
+        return marked
+
+    return mark
+
+
+def deep(level: str, *values: Any, id: str | None = None) -> Any:
+    """A parameter set that is left out below `level`."""
+    return pytest.param(*values, id=id, marks=pytest.mark.depth(level))
+
+
+class Case:
+    """One contract on one target with one set of parameters: collects evidence and judges it."""
+
+    def __init__(self, contract: Contract, *, level: str, seed: int, substitutions: dict[str, str]) -> None:
+        self.contract = contract
+        self.level = level
+        self.seed = seed
+        self.evidence: list[Evidence] = []
+        self.snippet: str | None = None
+        self._substitutions = substitutions
+
+    def equal(self, what: str, seen: Any, expected: Any) -> None:
+        """`seen` equals `expected` (the same type of bool, so that 1 is not True)."""
+        holds = bool(seen == expected) and isinstance(seen, bool) == isinstance(expected, bool)
+        self._judge(what, seen, "==", expected, "", holds)
+
+    def identical(self, what: str, seen: torch.Tensor, expected: torch.Tensor) -> None:
+        """Both tensors have one dtype, one shape and the same bits; NaNs match NaNs of any payload."""
+        measured, holds = _difference(seen, expected)
+        self._judge(what, measured, "==", "the same dtype, shape and bits", "", holds)
+
+    def at_most(self, what: str, measured: float, bound: float, unit: str = "") -> None:
+        """`measured` <= `bound`; NaN never holds."""
+        self._judge(what, float(measured), "<=", float(bound), unit, bool(measured <= bound))
+
+    def at_least(self, what: str, measured: float, bound: float, unit: str = "") -> None:
+        """`measured` >= `bound`; NaN never holds."""
+        self._judge(what, float(measured), ">=", float(bound), unit, bool(measured >= bound))
+
+    def between(self, what: str, measured: float, low: float, high: float, unit: str = "") -> None:
+        """`low` <= `measured` <= `high`; NaN never holds."""
+        holds = bool(low <= measured <= high)
+        self._judge(what, float(measured), "in", [float(low), float(high)], unit, holds)
+
+    def true(self, what: str, condition: bool, seen: Any = "") -> None:
+        """`condition` holds; `seen` is what the report says beside it."""
+        name = f"{what} (seen: {plain(seen)})" if seen != "" else what
+        self._judge(name, bool(condition), "==", True, "", bool(condition))
+
+    def raises(
+        self, what: str, exception: type[BaseException], call: Callable[[], object], match: str | None = None
+    ) -> BaseException:
+        """`call()` raises `exception` with a message that `match` is found in; returns what was raised."""
+        promised = exception.__name__ + (f" matching {match!r}" if match else "")
+        try:
+            call()
+        except Exception as error:
+            fits = isinstance(error, exception) and (match is None or re.search(match, str(error)) is not None)
+            self._judge(what, f"{type(error).__name__}: {_first_line(error)}", "raises", promised, "", fits)
+            return error
+        self._judge(what, "nothing was raised", "raises", promised, "", False)
+        raise AssertionError  # unreachable: a judgement that does not hold raises
+
+    def warns(
+        self, what: str, category: type[Warning], call: Callable[[], Result], match: str | None = None
+    ) -> Result:
+        """`call()` warns with `category` and a message that `match` is found in; returns its result."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            result = call()
+        fits = [
+            str(warning.message)
+            for warning in caught
+            if issubclass(warning.category, category) and (match is None or re.search(match, str(warning.message)))
+        ]
+        seen = fits or [f"{warning.category.__name__}: {warning.message}" for warning in caught] or "no warning"
+        promised = category.__name__ + (f" matching {match!r}" if match else "")
+        self._judge(what, seen, "warns", promised, "", bool(fits))
+        return result
+
+    def note(self, what: str, measured: Any, unit: str = "") -> None:
+        """Record a fact that nothing is held against."""
+        self._judge(what, measured, None, None, unit, True)
+
+    def samples(self, *, quick: int, standard: int, full: int) -> int:
+        """The number of samples at the depth of this run."""
+        return {"quick": quick, "standard": standard, "full": full}[self.level]
+
+    def reproduce(self, snippet: str) -> None:
+        """Replace the catalogue's snippet for this very case; `$device` and `$amp_dtype` are filled in."""
+        self.snippet = snippet
+
+    @property
+    def reproduction(self) -> str:
+        """The snippet that shows the failure with torch alone."""
+        template = string.Template(self.snippet if self.snippet is not None else self.contract.snippet)
+        return template.safe_substitute(self._substitutions).strip()
+
+    def unsupported(self, reason: str) -> None:
+        """End the case: the target declares that it lacks this."""
+        raise Unsupported(reason)
+
+    def untestable(self, reason: str) -> None:
+        """End the case: something needed is missing."""
+        raise Untestable(reason)
+
+    def inconclusive(self, reason: str) -> None:
+        """End the case: the measurement cannot tell."""
+        raise Inconclusive(reason)
+
+    def _judge(self, what: str, measured: Any, relation: str | None, bound: Any, unit: str, holds: bool) -> None:
+        found = Evidence(what, plain(measured), relation, plain(bound), unit, holds)
+        self.evidence.append(found)
+        if not holds:
+            raise ContractViolation(str(found))
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else "(no message)"
+
+
+def _difference(seen: torch.Tensor, expected: torch.Tensor) -> tuple[str, bool]:
+    """Describe how `seen` differs from `expected` in dtype, shape or bits."""
+    import torch
+
+    if not isinstance(seen, torch.Tensor):
+        return f"{type(seen).__name__} in place of a tensor", False
+    if seen.dtype != expected.dtype:
+        return f"{seen.dtype} in place of {expected.dtype}", False
+    if seen.shape != expected.shape:
+        return f"shape {tuple(seen.shape)} in place of {tuple(expected.shape)}", False
+    ours, theirs = seen.detach().to_dense().cpu(), expected.detach().to_dense().cpu()
+    # Comparing integers, not floats: -0.0 is not 0.0, and flush-to-zero modes cannot hide a subnormal.
+    equal = _bits(ours) == _bits(theirs)
+    if ours.is_complex():
+        equal = equal.all(-1)
+    if ours.is_floating_point() or ours.is_complex():
+        equal = equal | (ours.isnan() & theirs.isnan())
+    wrong = int((~equal).sum())
+    if wrong == 0:
+        return f"identical, {equal.numel()} elements of {seen.dtype}", True
+    at = int((~equal).flatten().nonzero()[0])
+    pair = f"{ours.flatten()[at].item()!r} in place of {theirs.flatten()[at].item()!r}"
+    return f"{wrong} of {equal.numel()} elements differ; the first, at {at}: {pair}", False
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return tensor
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return tensor.contiguous().view(whole)

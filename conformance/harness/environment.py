@@ -1,0 +1,185 @@
+"""What the report says of the machine and the software, without names of hosts, users or folders."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import platform
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from conformance.version import __version__
+
+_ROOT = Path(__file__).resolve().parent.parent.parent
+_PACKAGES = ("numpy", "pytest", "pytest-xdist", "pytest-benchmark", "hypothesis", "tabulate", "triton")
+
+# Variables that change what AMP computes or how fast; values that could hold a path are left out by name.
+_VARIABLES = re.compile(
+    r"^(CUDA_VISIBLE_DEVICES|CUDA_LAUNCH_BLOCKING|CUDA_MODULE_LOADING|CUBLAS_WORKSPACE_CONFIG|CUBLASLT_\w+"
+    r"|NVIDIA_TF32_OVERRIDE|TORCH_ALLOW_TF32_CUBLAS_OVERRIDE|PYTORCH_CUDA_ALLOC_CONF|PYTORCH_ALLOC_CONF"
+    r"|PYTORCH_NO_CUDA_MEMORY_CACHING|PYTORCH_ENABLE_MPS_FALLBACK|HIP_VISIBLE_DEVICES|ROCBLAS_\w+"
+    r"|MIOPEN_DEBUG_\w+|OMP_NUM_THREADS|MKL_NUM_THREADS|ONEDNN_MAX_CPU_ISA|ONEDNN_DEFAULT_FPMATH_MODE"
+    r"|DNNL_MAX_CPU_ISA|ATEN_CPU_CAPABILITY|MKL_CBWR|PYTHONHASHSEED|PYTEST_XDIST_WORKER_COUNT)$"
+)
+
+_FLAGS = {
+    "torch.backends.cuda.matmul.allow_tf32": lambda: torch.backends.cuda.matmul.allow_tf32,
+    "torch.backends.cudnn.allow_tf32": lambda: torch.backends.cudnn.allow_tf32,
+    "torch.get_float32_matmul_precision": torch.get_float32_matmul_precision,
+    "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction": (
+        lambda: torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
+    ),
+    "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction": (
+        lambda: torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+    ),
+    "torch.backends.cuda.matmul.allow_fp16_accumulation": (
+        lambda: torch.backends.cuda.matmul.allow_fp16_accumulation
+    ),
+    "torch.backends.cudnn.benchmark": lambda: torch.backends.cudnn.benchmark,
+    "torch.backends.cudnn.deterministic": lambda: torch.backends.cudnn.deterministic,
+    "torch.are_deterministic_algorithms_enabled": torch.are_deterministic_algorithms_enabled,
+    "torch.get_num_threads": torch.get_num_threads,
+    "torch.get_default_dtype": torch.get_default_dtype,
+    "torch.backends.mkldnn.enabled": lambda: torch.backends.mkldnn.enabled,
+    "torch.backends.cpu.get_cpu_capability": torch.backends.cpu.get_cpu_capability,
+}
+
+
+def suite() -> dict[str, Any]:
+    """Return the suite's version and, in a git checkout, its commit and whether the tree was clean."""
+    commit = _git("rev-parse", "HEAD")
+    changes = _git("status", "--porcelain") if commit else None
+    return {
+        "version": __version__,
+        "commit": commit or None,
+        "clean": None if commit is None or changes is None else changes == "",
+    }
+
+
+def _git(*arguments: str) -> str | None:
+    if not (_ROOT / ".git").exists():
+        return None
+    try:
+        run = subprocess.run(
+            ["git", "-C", str(_ROOT), *arguments], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return run.stdout.strip() if run.returncode == 0 else None
+
+
+def environment() -> dict[str, Any]:
+    """Return the versions and the hardware that a result depends on."""
+    return {
+        "torch": torch.__version__,
+        "torch_git": getattr(torch.version, "git_version", None),
+        "cuda_build": torch.version.cuda,
+        "hip_build": torch.version.hip,
+        "python": platform.python_version(),
+        "os": f"{platform.system()} {platform.release()}",
+        "machine": platform.machine(),
+        "cpu": _cpu(),
+        "driver": _driver(),
+        "packages": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found.group(1).strip() if found else platform.processor() or "unknown"
+
+
+def _driver() -> str | None:
+    """Return the version of the GPU's driver where the kernel or torch tells it."""
+    for path in (Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/version")):
+        try:
+            found = re.search(r"\d+\.\d+[.\d]*", path.read_text())
+        except OSError:
+            continue
+        if found:
+            return found.group(0)
+    if torch.cuda.is_available() and torch.version.hip is None:
+        try:
+            listed = subprocess.run(
+                ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+                capture_output=True,
+                text=True,
+                timeout=10,
+                check=False,
+            ).stdout.split()
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return listed[0] if listed else None
+    return None
+
+
+def flags() -> dict[str, Any]:
+    """Return torch's flags that change AMP's results; one that this torch lacks is left out."""
+    found = {}
+    for name, read in _FLAGS.items():
+        try:
+            value = read()
+        except (AttributeError, RuntimeError):
+            continue
+        found[name] = value if isinstance(value, (bool, int, float, str)) else str(value)
+    return found
+
+
+def variables() -> dict[str, str]:
+    """Return the environment variables that change AMP's results or speed."""
+    return {name: redact(value) for name, value in sorted(os.environ.items()) if _VARIABLES.match(name)}
+
+
+def _private() -> list[tuple[str, str]]:
+    """Pair what must not leave the machine with what stands in its place, the longest first."""
+    folders = {
+        str(_ROOT): "<suite>",
+        str(Path(torch.__file__).parent.parent): "<site-packages>",
+        sys.prefix: "<python>",
+        sys.base_prefix: "<python>",
+        os.getcwd(): "<here>",
+        tempfile.gettempdir(): "<tmp>",
+        str(Path.home()): "<home>",
+    }
+    pairs = [(path, name) for path, name in folders.items() if len(path) > 1]
+    return sorted(pairs, key=lambda pair: -len(pair[0]))
+
+
+def _names() -> list[str]:
+    try:
+        names = [socket.gethostname(), getpass.getuser()]
+    except (OSError, KeyError, ImportError):
+        return []
+    # A short or common name ("root") inside a message is no secret and must not garble it.
+    return [name for name in names if len(name) > 4]
+
+
+_FOLDERS = _private()
+_WORDS = [re.compile(rf"\b{re.escape(name)}\b") for name in _names()]
+
+
+def redact(text: str) -> str:
+    """Replace folders, host names and user names in `text`."""
+    for path, name in _FOLDERS:
+        text = text.replace(path, name)
+    for word in _WORDS:
+        text = word.sub("<name>", text)
+    return text

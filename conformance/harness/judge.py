@@ -1,0 +1,106 @@
+"""How a case that has run becomes a verdict, a reason and a record of the report."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from conformance.harness.check import Case, ContractViolation, Inconclusive, SuiteError, Unsupported, Untestable
+from conformance.harness.environment import redact
+from conformance.harness.evidence import plain
+from conformance.harness.verdicts import Verdict
+from conformance.harness.waivers import Waiver
+
+_ENDINGS: tuple[tuple[type[BaseException], Verdict], ...] = (
+    (ContractViolation, Verdict.FAIL),
+    (Unsupported, Verdict.UNSUPPORTED),
+    (Untestable, Verdict.UNTESTABLE),
+    (Inconclusive, Verdict.INCONCLUSIVE),
+    (pytest.skip.Exception, Verdict.UNTESTABLE),
+    (SuiteError, Verdict.ERROR),
+    (NameError, Verdict.ERROR),
+    (SyntaxError, Verdict.ERROR),
+    (ImportError, Verdict.ERROR),
+)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a case came to, why, and the traceback where the reason alone would not explain it."""
+
+    verdict: Verdict
+    reason: str
+    detail: str | None = None
+
+
+def judge(case: Case, error: BaseException | None) -> Judgement:
+    """Judge a case by how its check ended; any exception that is not the suite's own is torch's failure."""
+    if error is None:
+        if case.evidence:
+            return Judgement(Verdict.PASS, "")
+        return Judgement(Verdict.ERROR, "the check recorded no evidence, so it cannot have checked anything")
+    if type(error).__name__ == "OutOfMemoryError":
+        return Judgement(Verdict.UNTESTABLE, f"the device has too little memory: {_first_line(error)}")
+    verdict = next((verdict for kind, verdict in _ENDINGS if isinstance(error, kind)), None)
+    if verdict is Verdict.ERROR:
+        return Judgement(verdict, f"{type(error).__name__}: {_first_line(error)}", _trace(error))
+    if verdict is not None:
+        return Judgement(verdict, redact(str(error)))
+    return Judgement(Verdict.FAIL, f"raised {type(error).__name__}: {_first_line(error)}", _trace(error))
+
+
+def excuse(judgement: Judgement, waiver: Waiver | None) -> Judgement:
+    """Turn a failure that `waiver` speaks of into WAIVED."""
+    if waiver is None or judgement.verdict is not Verdict.FAIL:
+        return judgement
+    return Judgement(Verdict.WAIVED, judgement.reason, judgement.detail)
+
+
+def broken(error: BaseException, phase: str) -> Judgement:
+    """Judge a case whose check could not be set up."""
+    if isinstance(error, pytest.skip.Exception):
+        return Judgement(Verdict.UNTESTABLE, redact(str(error)))
+    reason = f"{phase} raised {type(error).__name__}: {_first_line(error)}"
+    return Judgement(Verdict.ERROR, reason, _trace(error))
+
+
+def record(
+    *,
+    id: str,
+    contract: str,
+    node: str,
+    target: str,
+    parameters: dict[str, Any],
+    case: Case | None,
+    judgement: Judgement,
+    waiver: Waiver | None,
+    duration: float,
+) -> dict[str, Any]:
+    """Return the case as the report holds it; the snippet only where it did not pass."""
+    failed = judgement.verdict in (Verdict.FAIL, Verdict.WAIVED)
+    return {
+        "id": id,
+        "contract": contract,
+        "node": node,
+        "target": target,
+        "parameters": {name: str(plain(value)) for name, value in parameters.items()},
+        "verdict": judgement.verdict.value,
+        "reason": judgement.reason,
+        "detail": judgement.detail,
+        "evidence": [evidence.as_json() for evidence in case.evidence] if case else [],
+        "snippet": case.reproduction if case and failed else None,
+        "waiver": waiver.reason if waiver and judgement.verdict is Verdict.WAIVED else None,
+        "duration_s": round(duration, 6),
+    }
+
+
+def _first_line(error: BaseException) -> str:
+    lines = redact(str(error)).strip().splitlines()
+    return lines[0] if lines else "(no message)"
+
+
+def _trace(error: BaseException) -> str:
+    return redact("".join(traceback.format_exception(error)))

@@ -1,0 +1,189 @@
+"""The options of a run: how they read on the command line and what they come to."""
+
+from __future__ import annotations
+
+import difflib
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from conformance.harness import catalogue as catalogues
+from conformance.harness.catalogue import Catalogue, Contract
+from conformance.harness.check import DEPTHS
+
+OLDEST_TORCH = "2.6"
+REPORT_FILES = ("report.json", "summary.txt", "checklist.md")
+_GROUP = "AMP conformance"
+# pytest has a --strict of its own, which cannot be declared twice: it is read here with a second meaning.
+_HEADING = f"{_GROUP} (pytest's own --strict also ignores all waivers and fails on an inconclusive case)"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for, checked as far as it can be without looking at a device."""
+
+    gpu: bool
+    devices: tuple[str, ...]
+    amp_dtypes: tuple[str, ...]
+    level: str
+    chapters: tuple[str, ...]
+    contracts: tuple[str, ...]
+    report: Path | None
+    seed: int
+    waivers: tuple[Path, ...]
+    strict: bool
+    baseline: Path | None
+
+
+def add(parser: pytest.Parser) -> None:
+    """Declare every option under one heading of `pytest --help`."""
+    group = parser.getgroup(_GROUP, _HEADING)
+    group.addoption("--gpu", action="store_true", help="run on the accelerator that torch finds; refuse without one")
+    group.addoption(
+        "--device",
+        action="append",
+        default=[],
+        metavar="D",
+        help="run on this target: cpu, cuda:1, xpu, mps, fake:cuda, fake:xpu... (repeatable; default cpu, fake:cuda)",
+    )
+    group.addoption(
+        "--amp-dtype",
+        choices=("fp16", "bf16", "both"),
+        default="both",
+        help="the low-precision dtypes to judge (default both)",
+    )
+    group.addoption(
+        "--level",
+        choices=DEPTHS,
+        default="standard",
+        help="depth of the run: seconds, minutes, tens of minutes (default standard)",
+    )
+    group.addoption(
+        "--chapter", action="append", default=[], metavar="C", help="only this chapter (repeatable, wildcards)"
+    )
+    group.addoption(
+        "--contract", action="append", default=[], metavar="ID", help="only this contract (repeatable, wildcards)"
+    )
+    group.addoption(
+        "--report",
+        metavar="DIR",
+        help="folder for report.json and summary.txt (default conformance-reports/<time>)",
+    )
+    group.addoption("--seed", default="0", metavar="N", help="seed of every random input (default 0)")
+    group.addoption(
+        "--waivers",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="also apply the waivers of this TOML file (repeatable)",
+    )
+    group.addoption(
+        "--baseline", metavar="OLD.json", help="fail where a contract or case that passed in this report no longer does"
+    )
+    group.addoption("--list-contracts", action="store_true", help="print the catalogue of contracts and exit")
+
+
+def read(config: pytest.Config) -> Options:
+    """Read and check the options; raises pytest.UsageError (exit status 4) with one line."""
+    option = config.option
+    if option.gpu and option.device:
+        raise pytest.UsageError("--gpu and --device exclude each other: --gpu takes the accelerator torch finds")
+    strict = bool(getattr(option, "strict", False))
+    if strict and option.waivers:
+        raise pytest.UsageError("--strict and --waivers exclude each other: --strict ignores all waivers")
+    try:
+        seed = int(option.seed)
+    except ValueError:
+        raise pytest.UsageError(f"--seed: {option.seed!r} is not a whole number") from None
+    if not 0 <= seed < 2**63:
+        raise pytest.UsageError(f"--seed: {seed} is not between 0 and 2**63 - 1")
+    here = config.invocation_params.dir
+    return Options(
+        gpu=option.gpu,
+        devices=tuple(option.device),
+        amp_dtypes=("fp16", "bf16") if option.amp_dtype == "both" else (option.amp_dtype,),
+        level=option.level,
+        chapters=tuple(option.chapter),
+        contracts=tuple(option.contract),
+        report=None if option.report is None else _report_folder(here / option.report),
+        seed=seed,
+        waivers=tuple(here / path for path in option.waivers),
+        strict=strict,
+        baseline=None if option.baseline is None else here / option.baseline,
+    )
+
+
+def _report_folder(path: Path) -> Path:
+    """Accept a folder that is absent, empty, or holds an earlier report of ours and nothing else."""
+    nearest = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not nearest.is_dir():
+        raise pytest.UsageError(f"--report: {nearest} is not a folder")
+    if not _writable(nearest):
+        raise pytest.UsageError(f"--report: {nearest} cannot be written to")
+    if nearest == path:
+        strange = sorted(entry.name for entry in path.iterdir() if entry.name not in REPORT_FILES)
+        if strange:
+            raise pytest.UsageError(
+                f"--report: {path} holds something else ({strange[0]}); name a new folder or one with a report only"
+            )
+    return path
+
+
+def _writable(folder: Path) -> bool:
+    """Try, rather than ask, since permission bits do not bind every user and every file system."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+def select(catalogue: Catalogue, options: Options) -> dict[str, Contract]:
+    """Return the contracts that --chapter and --contract leave; raises pytest.UsageError for unknown names."""
+    chapters = [chapter.name for chapter in catalogue.chapters]
+    for pattern in options.chapters:
+        if not _known(pattern, chapters):
+            raise pytest.UsageError(f"--chapter: there is no chapter {pattern!r}; there are {', '.join(chapters)}")
+    for pattern in options.contracts:
+        if not catalogue.select((), (pattern,)):
+            near = _nearest(pattern, catalogue.contracts)
+            raise pytest.UsageError(f"--contract: there is no contract {pattern!r}; {near}; see --list-contracts")
+    selected = catalogue.select(options.chapters, options.contracts)
+    if not selected:
+        raise pytest.UsageError("--chapter and --contract leave no contract: none of the contracts is in the chapters")
+    return selected
+
+
+def _known(pattern: str, chapters: Iterable[str]) -> bool:
+    return any(catalogues.matches(chapter, (pattern,)) for chapter in chapters)
+
+
+def _nearest(pattern: str, ids: Iterable[str]) -> str:
+    near = difflib.get_close_matches(pattern.upper(), list(ids), n=3, cutoff=0.5)
+    return f"the nearest are {', '.join(near)}" if near else "ids read AMP-<CHAPTER>-NNN"
+
+
+def require_torch() -> None:
+    """Refuse to run without torch, or with one that is too old; raises pytest.UsageError."""
+    from packaging.version import Version
+
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise pytest.UsageError(f"torch cannot be imported: {error}") from None
+        raise pytest.UsageError(
+            f"torch is not installed; this suite judges the torch that is there and never installs one. "
+            f"Install PyTorch {OLDEST_TORCH} or newer for your machine (https://pytorch.org/get-started/locally/)"
+        ) from None
+    except (ImportError, OSError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise pytest.UsageError(f"torch is installed but cannot be imported: {first}") from None
+    if Version(torch.__version__) < Version(f"{OLDEST_TORCH}.dev0"):
+        raise pytest.UsageError(
+            f"torch {torch.__version__} is too old: the suite needs {OLDEST_TORCH} or newer "
+            f"(https://pytorch.org/get-started/locally/)"
+        )

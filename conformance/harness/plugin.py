@@ -1,0 +1,401 @@
+"""The pytest plugin: options in, cases and verdicts through, one report out."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import zlib
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from conformance.harness import catalogue as catalogues
+from conformance.harness import options as options_module
+from conformance.harness.check import DEPTHS, Case, ContractViolation, Unsupported
+from conformance.harness.verdicts import Verdict
+
+if TYPE_CHECKING:
+    import torch
+
+    from conformance.harness.run import Run
+    from conformance.harness.targets import Target
+
+PACKAGE = Path(__file__).resolve().parent.parent
+RUN: pytest.StashKey[Run] = pytest.StashKey()
+CASE: pytest.StashKey[Case] = pytest.StashKey()
+_LAST = ("memory", "speed")
+_ABSENT = "none"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    options_module.add(parser)
+
+
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    if not config.option.list_contracts:
+        return None
+    catalogue = catalogues.load()
+    for contract in options_module.select(catalogue, options_module.read(config)).values():
+        bounds = [f"since {contract.since}"] * bool(contract.since) + [f"until {contract.until}"] * bool(contract.until)
+        tail = f"  ({', '.join(bounds)})" if bounds else ""
+        print(f"{contract.id:<20} {contract.level:<6} {contract.authority:<11} {contract.title}{tail}")
+    return 0
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "contract(id, on, dtypes): the contract that a check asserts")
+    config.addinivalue_line("markers", "depth(level): the case is left out below this --level")
+    options = options_module.read(config)
+    options_module.require_torch()
+    from conformance.harness.run import Run
+
+    run = config.stash[RUN] = Run.prepare(options, config)
+    if _is_worker(config):
+        config.pluginmanager.register(_Worker(run), "conformance-worker")
+    elif not config.option.collectonly:
+        config.pluginmanager.register(_Controller(run), "conformance-controller")
+    _derandomise_hypothesis()
+    if _only_conformance(config):
+        _quieten(config)
+    if threading.current_thread() is threading.main_thread():
+        before = signal.signal(signal.SIGTERM, _interrupt)
+        config.add_cleanup(lambda: signal.signal(signal.SIGTERM, before))
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt("terminated")
+
+
+def _derandomise_hypothesis() -> None:
+    """Make property checks draw the same examples in every run."""
+    try:
+        from hypothesis import settings
+    except ImportError:
+        return
+    settings.register_profile("conformance", derandomize=True, deadline=None, database=None)
+    settings.load_profile("conformance")
+
+
+def _only_conformance(config: pytest.Config) -> bool:
+    places = [Path(config.invocation_params.dir, argument.split("::")[0]).resolve() for argument in config.args]
+    return config.option.pyargs or all(place == PACKAGE or PACKAGE in place.parents for place in places)
+
+
+def _quieten(config: pytest.Config) -> None:
+    """Leave the account of failures to the suite's own summary, unless the user asked for pytest's."""
+    option = config.option
+    if option.tbstyle == "auto":
+        option.tbstyle = "no"
+    if option.reportchars == "fE":
+        option.reportchars = ""
+    option.disable_warnings = True
+    # A chapter that this torch cannot even import must not keep the others from running.
+    option.continue_on_collection_errors = True
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    return config.stash[RUN].heading()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if session.config.pluginmanager.has_plugin("conformance-controller"):
+        session.config.stash[RUN].begin()
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave the modules of chapters that were not asked for unimported."""
+    if collection_path.parent != PACKAGE or not collection_path.name.startswith("test_"):
+        return None
+    chapter = collection_path.stem.removeprefix("test_")
+    return True if chapter not in config.stash[RUN].chapters else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    mark = metafunc.definition.get_closest_marker("contract")
+    if mark is None:
+        return
+    run = metafunc.config.stash[RUN]
+    if "target" in metafunc.fixturenames:
+        targets = run.targets_for(mark.kwargs["on"])
+        _parametrize(metafunc, "target", targets, [run.slot(target) for target in targets])
+    if "amp_dtype" in metafunc.fixturenames:
+        names = run.dtypes_for(mark.kwargs["dtypes"])
+        _parametrize(metafunc, "amp_dtype", [run.amp_dtype(name) for name in names], names)
+
+
+def _parametrize(metafunc: pytest.Metafunc, name: str, values: list[Any], ids: list[str]) -> None:
+    """Parametrise a fixture; where nothing fits, one stand-in is collected so that the reason can be told."""
+    metafunc.parametrize(name, values or [None], ids=ids or [_ABSENT], indirect=True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
+    run = config.stash[RUN]
+    kept, dropped = [], []
+    for item in items:
+        reason = _left_out(item, run)
+        if reason is None:
+            kept.append(item)
+        else:
+            dropped.append(item)
+            if (mark := item.get_closest_marker("contract")) is not None:
+                run.reasons.setdefault(mark.args[0], reason)
+        if (mark := item.get_closest_marker("contract")) is not None and not _is_stand_in(item):
+            run.collected.append((mark.args[0], _case_id(item), _target_name(item)))
+    # Stable: whatever order a plugin made is kept, but what needs an idle machine runs after all else.
+    kept.sort(key=_lateness)
+    items[:] = kept
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+
+
+def _lateness(item: pytest.Item) -> int:
+    chapter = item.path.stem.removeprefix("test_")
+    return _LAST.index(chapter) + 1 if item.path.parent == PACKAGE and chapter in _LAST else 0
+
+
+def _left_out(item: pytest.Item, run: Run) -> str | None:
+    """Say why an item is no case of this run, or None where it is one."""
+    mark = item.get_closest_marker("contract")
+    if mark is None:
+        return None
+    if mark.args[0] not in run.contracts:
+        return "not selected, or not in force on this torch"
+    if _parameters(item).get("target", "") is None:
+        return f"runs on {', '.join(mark.kwargs['on'])} only; this run has {run.target_names()}"
+    if not run.dtypes_for(mark.kwargs["dtypes"]):
+        return f"is about {', '.join(mark.kwargs['dtypes'])} only, which --amp-dtype leaves out"
+    depths = [DEPTHS.index(depth.args[0]) for depth in item.iter_markers("depth")]
+    if max(depths, default=0) > DEPTHS.index(run.options.level):
+        return f"needs --level {DEPTHS[max(depths)]}"
+    return None
+
+
+def _parameters(item: pytest.Item) -> dict[str, Any]:
+    callspec = getattr(item, "callspec", None)
+    return {} if callspec is None else dict(callspec.params)
+
+
+def _is_stand_in(item: pytest.Item) -> bool:
+    parameters = _parameters(item)
+    return any(name in parameters and parameters[name] is None for name in ("target", "amp_dtype"))
+
+
+def _case_id(item: pytest.Item) -> str:
+    mark = item.get_closest_marker("contract")
+    assert mark is not None
+    name = getattr(item, "originalname", item.name).removeprefix("test_")
+    callspec = getattr(item, "callspec", None)
+    return f"{mark.args[0]}[{name}:{callspec.id}]" if callspec else f"{mark.args[0]}[{name}]"
+
+
+def _target_name(item: pytest.Item) -> str:
+    target = _parameters(item).get("target")
+    return "host" if target is None else str(target.name)
+
+
+@pytest.fixture
+def target(request: pytest.FixtureRequest) -> Target:
+    """The target of this case."""
+    found: Target = request.param
+    return found
+
+
+@pytest.fixture
+def amp_dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    """The autocast dtype of this case: torch.float16 or torch.bfloat16."""
+    dtype: torch.dtype = request.param
+    return dtype
+
+
+@pytest.fixture
+def case(request: pytest.FixtureRequest) -> Case:
+    """The case: records the evidence and judges it."""
+    item = request.node
+    run = request.config.stash[RUN]
+    mark = item.get_closest_marker("contract")
+    parameters = _parameters(item)
+    device = getattr(parameters.get("target"), "name", "cpu").removeprefix("fake:")
+    dtype = parameters.get("amp_dtype") or run.amp_dtype(run.dtypes_for(mark.kwargs["dtypes"])[0])
+    made = Case(
+        run.catalogue.contracts[mark.args[0]],
+        level=run.options.level,
+        seed=run.options.seed,
+        substitutions={"device": device, "amp_dtype": str(dtype)},
+    )
+    item.stash[CASE] = made
+    return made
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> torch.Generator:
+    """A generator on the CPU, seeded from --seed and the case, the same on every device."""
+    import torch
+
+    return torch.Generator().manual_seed(_seed(request.node))
+
+
+def _seed(item: pytest.Item) -> int:
+    seed = item.config.stash[RUN].options.seed
+    return zlib.crc32(f"{seed}/{_case_id(item)}".encode())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    if item.get_closest_marker("contract") is None:
+        return (yield)
+    from conformance.harness import state
+
+    before = state.Snapshot()
+    try:
+        state.seed_everything(_seed(item))
+        _require_dtype(item)
+        result = yield
+        if leaks := before.leaks():
+            raise ContractViolation(f"the case leaves state behind: {'; '.join(leaks)}")
+        return result
+    finally:
+        before.restore()
+
+
+def _require_dtype(item: pytest.Item) -> None:
+    parameters = _parameters(item)
+    target, dtype = parameters.get("target"), parameters.get("amp_dtype")
+    if target is not None and dtype is not None and not target.supports(dtype):
+        raise Unsupported(f"{target.name} ({target.probe['name']}) does not compute natively in {dtype}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if item.get_closest_marker("contract") is None:
+        return report
+    if call.when == "call" or (call.when == "setup" and call.excinfo is not None):
+        _conclude(item, call, report)
+    return report
+
+
+def _conclude(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
+    """Judge the case, put its record on the report, and give the report the outcome that pytest shows."""
+    from conformance.harness import judge
+
+    run = item.config.stash[RUN]
+    case = item.stash.get(CASE, None)
+    error = None if call.excinfo is None else call.excinfo.value
+    if isinstance(error, (KeyboardInterrupt, pytest.exit.Exception)):
+        return
+    if call.when == "setup" and error is not None:
+        judgement = judge.broken(error, "the set-up")
+    elif case is None:
+        judgement = judge.Judgement(Verdict.ERROR, "the check does not ask for `case`, so it can record nothing")
+    else:
+        judgement = judge.judge(case, error)
+    contract = item.get_closest_marker("contract").args[0]  # type: ignore[union-attr]
+    waiver = run.waiver_for(contract, _case_id(item), _target_name(item))
+    judgement = judge.excuse(judgement, waiver)
+    entry = judge.record(
+        id=_case_id(item),
+        contract=contract,
+        node=item.nodeid,
+        target=_target_name(item),
+        parameters=run.describe(_parameters(item)),
+        case=case,
+        judgement=judgement,
+        waiver=waiver,
+        duration=call.duration,
+    )
+    report.conformance = entry  # type: ignore[attr-defined]
+    report.user_properties = [
+        *report.user_properties,
+        ("contract", contract),
+        ("case", entry["id"]),
+        ("verdict", entry["verdict"]),
+    ]
+    _show(report, judgement, str(item.path), item.location[1] or 0, waiver.reason if waiver else "")
+
+
+def _show(report: pytest.TestReport, judgement: Any, path: str, line: int, excuse: str) -> None:
+    verdict = judgement.verdict
+    if verdict is Verdict.PASS:
+        report.outcome, report.longrepr = "passed", None
+    elif verdict is Verdict.WAIVED:
+        report.outcome, report.longrepr = "skipped", judgement.reason
+        report.wasxfail = excuse  # type: ignore[attr-defined]
+    elif verdict in (Verdict.FAIL, Verdict.ERROR):
+        report.outcome = "failed"
+        report.longrepr = judgement.detail or judgement.reason
+    else:
+        report.outcome = "skipped"
+        report.longrepr = (path, line, f"{verdict.value}: {judgement.reason}")
+
+
+def pytest_report_teststatus(report: pytest.CollectReport | pytest.TestReport) -> tuple[str, str, str] | None:
+    entry = getattr(report, "conformance", None)
+    if entry is not None and entry["verdict"] == Verdict.ERROR.value:
+        return "error", "E", "ERROR"
+    return None
+
+
+class _Controller:
+    """The hooks of the process that writes the report."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if (entry := getattr(report, "conformance", None)) is not None:
+            self._run.add(entry)
+        elif report.failed and _ours(report.nodeid):
+            # A teardown that raised, or under xdist a worker process that died in the middle of a case.
+            self._run.broke(f"{report.nodeid}: the {report.when} phase broke: {_last_line(report)}")
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._run.broke(f"{report.nodeid or 'collection'}: cannot be collected: {_last_line(report)}")
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        """Take over what an xdist worker collected, since the controller collects nothing itself."""
+        output = getattr(node, "workeroutput", {})
+        if "conformance" in output:
+            self._run.merge(output["conformance"])
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        session.exitstatus = self._run.finish(int(exitstatus))
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        short = terminalreporter.verbosity < 0
+        width = min(max(terminalreporter._tw.fullwidth, 80), 120)
+        text = self._run.summary(short=short, width=width)
+        terminalreporter.ensure_newline()
+        terminalreporter.write_line("")
+        terminalreporter.write_line(text)
+
+
+class _Worker:
+    """The hooks of an xdist worker: it judges cases and tells the controller what it collected."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        session.config.workeroutput["conformance"] = self._run.collection()  # type: ignore[attr-defined]
+
+
+def _ours(nodeid: str) -> bool:
+    return Path(nodeid.split("::")[0]).name.startswith("test_") and PACKAGE.name in Path(nodeid.split("::")[0]).parts
+
+
+def _last_line(report: pytest.CollectReport | pytest.TestReport) -> str:
+    lines = str(report.longrepr).strip().splitlines()
+    return lines[-1].strip() if lines else "no reason given"

@@ -1,0 +1,167 @@
+"""The process-wide state that AMP and its checks touch: taken before a case, compared after it, put back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+# Device types whose autocast state is compared; each has its own enabled flag and dtype.
+_DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps", "mtia", "maia")
+
+
+@dataclass(frozen=True)
+class _Flag:
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], None]
+
+
+def _autocast_flags(device_type: str) -> list[_Flag]:
+    return [
+        _Flag(
+            f"autocast enabled for {device_type}",
+            lambda: torch.is_autocast_enabled(device_type),
+            lambda value: torch.set_autocast_enabled(device_type, value),
+        ),
+        _Flag(
+            f"autocast dtype for {device_type}",
+            lambda: torch.get_autocast_dtype(device_type),
+            lambda value: torch.set_autocast_dtype(device_type, value),
+        ),
+    ]
+
+
+def _attribute(owner: Any, path: str, name: str) -> _Flag:
+    return _Flag(path, lambda: getattr(owner, name), lambda value: setattr(owner, name, value))
+
+
+def _nesting() -> int:
+    """Return autocast's nesting depth, which torch only tells when it is changed."""
+    torch.autocast_increment_nesting()
+    return int(torch.autocast_decrement_nesting())
+
+
+def _set_nesting(depth: int) -> None:
+    while _nesting() > depth:
+        torch.autocast_decrement_nesting()
+    while _nesting() < depth:
+        torch.autocast_increment_nesting()
+
+
+def _deterministic() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _flags() -> list[_Flag]:
+    """Return every flag that is compared; one that this torch lacks is left out."""
+    flags = [flag for device_type in _DEVICE_TYPES for flag in _autocast_flags(device_type)]
+    flags += [
+        _Flag("autocast cache enabled", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
+        _Flag("autocast nesting depth", _nesting, _set_nesting),
+        _Flag("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
+        _Flag("anomaly mode", torch.is_anomaly_enabled, lambda value: torch.set_anomaly_enabled(value)),
+        _Flag("default dtype", torch.get_default_dtype, torch.set_default_dtype),
+        _Flag(
+            "default device",
+            torch.get_default_device,
+            lambda value: torch.set_default_device(None if value == torch.device("cpu") else value),
+        ),
+        _Flag("float32 matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        _Flag(
+            "deterministic algorithms",
+            _deterministic,
+            lambda value: torch.use_deterministic_algorithms(value[0], warn_only=value[1]),
+        ),
+        _Flag("threads", torch.get_num_threads, torch.set_num_threads),
+    ]
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    attributes = (
+        (matmul, "torch.backends.cuda.matmul", "allow_tf32"),
+        (matmul, "torch.backends.cuda.matmul", "allow_fp16_reduced_precision_reduction"),
+        (matmul, "torch.backends.cuda.matmul", "allow_bf16_reduced_precision_reduction"),
+        (matmul, "torch.backends.cuda.matmul", "allow_fp16_accumulation"),
+        (cudnn, "torch.backends.cudnn", "allow_tf32"),
+        (cudnn, "torch.backends.cudnn", "enabled"),
+        (cudnn, "torch.backends.cudnn", "benchmark"),
+        (cudnn, "torch.backends.cudnn", "deterministic"),
+        (torch.backends.mkldnn, "torch.backends.mkldnn", "enabled"),
+    )
+    flags += [_attribute(owner, f"{path}.{name}", name) for owner, path, name in attributes]
+    return [flag for flag in flags if _readable(flag)]
+
+
+def _readable(flag: _Flag) -> bool:
+    try:
+        flag.read()
+    except (AttributeError, RuntimeError, AssertionError, ValueError):
+        # A flag of another torch version, or TF32 set through torch's newer, exclusive interface.
+        return False
+    return True
+
+
+def _hooks() -> dict[str, int]:
+    """Count the process-wide hooks and modes; these can be compared, not put back."""
+    module = torch.nn.modules.module
+    counts = {
+        "torch dispatch modes": torch._C._len_torch_dispatch_stack(),
+        "torch function modes": torch._C._len_torch_function_stack(),
+    }
+    for name in ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks"):
+        counts[f"global module hooks ({name})"] = len(getattr(module, name, ()))
+    return counts
+
+
+class Snapshot:
+    """The state at one moment."""
+
+    def __init__(self) -> None:
+        self._flags = _flags()
+        self._values = {flag.name: flag.read() for flag in self._flags}
+        self._hooks = _hooks()
+        self._random = random.getstate()
+        self._generators = _generator_states()
+
+    def leaks(self) -> list[str]:
+        """Say what differs now from the snapshot; RNG states are left to `restore`, which always puts them back."""
+        found = [
+            f"{flag.name} was {self._values[flag.name]}, is {flag.read()}"
+            for flag in self._flags
+            if flag.read() != self._values[flag.name]
+        ]
+        now = _hooks()
+        return found + [
+            f"{name} were {count}, are {now[name]}" for name, count in self._hooks.items() if now[name] != count
+        ]
+
+    def restore(self) -> None:
+        """Put every flag and every random generator back."""
+        for flag in self._flags:
+            if flag.read() != self._values[flag.name]:
+                flag.write(self._values[flag.name])
+        if not torch.is_autocast_cache_enabled() or _nesting() == 0:
+            torch.clear_autocast_cache()
+        random.setstate(self._random)
+        torch.set_rng_state(self._generators["cpu"])
+        if "accelerator" in self._generators:
+            torch.get_device_module(torch.accelerator.current_accelerator()).set_rng_state(
+                self._generators["accelerator"]
+            )
+
+
+def _generator_states() -> dict[str, torch.Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if torch.accelerator.is_available():
+        module = torch.get_device_module(torch.accelerator.current_accelerator())
+        if hasattr(module, "get_rng_state"):
+            states["accelerator"] = module.get_rng_state()
+    return states
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python's and torch's global generators."""
+    random.seed(seed)
+    torch.manual_seed(seed)

@@ -1,0 +1,262 @@
+"""Targets: what a check runs on, a real device or a fake one, and what each can do, as probed."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+
+# The device types that torch's own autocast knows; a third party's arrives under its own name (privateuse1).
+FAKE_DEVICE_TYPES = ("cuda", "cpu", "xpu", "mps", "mtia", "maia")
+DEFAULT_TARGETS = ("cpu", "fake:cuda")
+AMP_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+DTYPE_NAMES = {dtype: name for name, dtype in AMP_DTYPES.items()}
+
+
+class TargetError(ValueError):
+    """A target that was asked for does not exist on this machine, or cannot exist."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A real device or, where `is_fake`, fake tensors through the autocast dispatcher of a device type."""
+
+    name: str
+    device_type: str
+    index: int | None
+    is_fake: bool
+
+    @property
+    def device(self) -> torch.device:
+        if self.index is None:
+            return torch.device(self.device_type)
+        return torch.device(self.device_type, self.index)
+
+    @property
+    def probe(self) -> Mapping[str, Any]:
+        """Facts probed on the device: amp_dtypes, tensor_cores, memory_bytes, event_timing, name, capability."""
+        return _probe(self)
+
+    def supports(self, dtype: torch.dtype) -> bool:
+        """Whether the device computes natively in `dtype` under autocast; emulation counts as no."""
+        return DTYPE_NAMES.get(dtype) in self.probe["amp_dtypes"]
+
+    @contextlib.contextmanager
+    def autocast(
+        self, dtype: torch.dtype, *, enabled: bool = True, cache_enabled: bool | None = None
+    ) -> Iterator[None]:
+        """An autocast region of `dtype` on this target.
+
+        A real target enters `torch.autocast`. A fake one sets the state of its key directly, because
+        `torch.autocast("cuda")` disables itself on a machine without CUDA.
+        """
+        if not self.is_fake:
+            with torch.autocast(self.device_type, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled):
+                yield
+            return
+        before = (
+            torch.is_autocast_enabled(self.device_type),
+            torch.get_autocast_dtype(self.device_type),
+            torch.is_autocast_cache_enabled(),
+        )
+        torch.autocast_increment_nesting()
+        try:
+            torch.set_autocast_enabled(self.device_type, enabled)
+            torch.set_autocast_dtype(self.device_type, dtype)
+            torch.set_autocast_cache_enabled(before[2] if cache_enabled is None else cache_enabled)
+            yield
+        finally:
+            if torch.autocast_decrement_nesting() == 0:
+                torch.clear_autocast_cache()
+            torch.set_autocast_enabled(self.device_type, before[0])
+            torch.set_autocast_dtype(self.device_type, before[1])
+            torch.set_autocast_cache_enabled(before[2])
+
+    def mode(self) -> contextlib.AbstractContextManager[Any]:
+        """The mode in which tensors of a fake target are made and used; null for a real one."""
+        if not self.is_fake:
+            return contextlib.nullcontext()
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        return FakeTensorMode()
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all its work."""
+        if not self.is_fake and (module := device_module(self.device_type)) is not None:
+            synchronize = getattr(module, "synchronize", None)
+            if synchronize is not None and self.device_type != "cpu":
+                synchronize()
+
+
+def device_module(device_type: str) -> ModuleType | None:
+    """Return torch's module of that device type (`torch.cuda`), or None where it has none."""
+    try:
+        return torch.get_device_module(device_type)  # type: ignore[no-any-return]
+    except RuntimeError:
+        return None
+
+
+def accelerator() -> str | None:
+    """Return the device type of the accelerator that torch finds on this machine, if any."""
+    if not torch.accelerator.is_available():
+        return None
+    found = torch.accelerator.current_accelerator()
+    return None if found is None else found.type
+
+
+def resolve(name: str) -> Target:
+    """Turn `cpu`, `cuda:1`, `xpu`, `fake:cuda`... into a Target; raises TargetError with what is allowed."""
+    lowered = name.strip().lower()
+    if lowered.startswith("fake:"):
+        device_type = lowered.removeprefix("fake:")
+        if device_type not in FAKE_DEVICE_TYPES:
+            known = ", ".join(f"fake:{known}" for known in FAKE_DEVICE_TYPES)
+            raise TargetError(f"unknown fake target {name!r}; there are {known}")
+        return Target(lowered, device_type, None if device_type == "cpu" else 0, is_fake=True)
+    try:
+        device = torch.device(lowered)
+    except RuntimeError:
+        raise TargetError(f"unknown device {name!r}; {_available()}") from None
+    if device.type == "cpu":
+        if device.index not in (None, 0):
+            raise TargetError(f"there is no {name!r}: a machine has one cpu device; {_available()}")
+        return Target("cpu", "cpu", None, is_fake=False)
+    module = device_module(device.type)
+    count = _device_count(module)
+    if count == 0:
+        raise TargetError(f"torch finds no {device.type} device on this machine; {_available()}")
+    index = 0 if device.index is None else device.index
+    if index >= count:
+        raise TargetError(f"there is no {name!r}: torch finds {count} {device.type} device(s); {_available()}")
+    return Target(f"{device.type}:{index}", device.type, index, is_fake=False)
+
+
+def _device_count(module: ModuleType | None) -> int:
+    if module is None or not getattr(module, "is_available", lambda: True)():
+        return 0
+    return int(getattr(module, "device_count", lambda: 1)())
+
+
+def _available() -> str:
+    names = ["cpu"]
+    if (device_type := accelerator()) is not None:
+        names += [f"{device_type}:{index}" for index in range(_device_count(device_module(device_type)))]
+    return f"here: {', '.join(names)}, fake:{', fake:'.join(FAKE_DEVICE_TYPES)}"
+
+
+@functools.cache
+def _probe(target: Target) -> dict[str, Any]:
+    if target.is_fake:
+        return {
+            "name": f"fake tensors, {target.device_type} autocast",
+            "amp_dtypes": list(AMP_DTYPES),
+            "tensor_cores": False,
+            "memory_bytes": None,
+            "event_timing": False,
+            "capability": None,
+        }
+    module = device_module(target.device_type)
+    properties = _properties(module, target.index)
+    capability = (
+        f"{properties.major}.{properties.minor}"
+        if hasattr(properties, "major") and hasattr(properties, "minor")
+        else None
+    )
+    return {
+        "name": re.sub(r"\s+", " ", str(getattr(properties, "name", target.device_type))),
+        "amp_dtypes": [name for name, dtype in AMP_DTYPES.items() if _declares(target, dtype, properties)],
+        "tensor_cores": _tensor_cores(target, properties),
+        "memory_bytes": getattr(properties, "total_memory", None),
+        "event_timing": target.device_type != "cpu" and hasattr(module, "Event"),
+        "capability": capability or getattr(properties, "gcnArchName", None),
+    }
+
+
+def _properties(module: ModuleType | None, index: int | None) -> Any:
+    read = getattr(module, "get_device_properties", None)
+    if read is None:
+        return None
+    try:
+        return read(index)
+    except (RuntimeError, AssertionError, TypeError):
+        return None
+
+
+def _declares(target: Target, dtype: torch.dtype, properties: Any) -> bool:
+    """Whether the device declares native arithmetic in `dtype`; a broken kernel is no such declaration.
+
+    fp16 is part of every backend that autocast supports. bf16 is native from compute capability 8.0 on
+    (CUDA C++ Programming Guide, arithmetic instructions); before, torch emulates it, which counts as no.
+    """
+    if dtype is torch.float16 or target.device_type == "cpu":
+        return True
+    if target.device_type == "cuda" and torch.version.hip is None:
+        return properties is not None and int(properties.major) >= 8
+    asked = getattr(device_module(target.device_type), "is_bf16_supported", None)
+    if asked is not None:
+        return bool(asked())
+    try:
+        torch.ones(1, device=target.device, dtype=dtype)
+    except (RuntimeError, NotImplementedError, TypeError):
+        return False
+    return True
+
+
+def _tensor_cores(target: Target, properties: Any) -> bool:
+    """Whether 16-bit matrix units exist: NVIDIA from 7.0 less the GTX 16 line, AMD CDNA, Intel XMX."""
+    if target.device_type == "cuda" and torch.version.hip is None:
+        return properties is not None and properties.major >= 7 and "GTX 16" not in properties.name
+    if target.device_type == "cuda":
+        return bool(re.match(r"gfx9(0[8a]|4|5)|gfx1[12]", getattr(properties, "gcnArchName", "")))
+    if target.device_type == "xpu":
+        return bool(getattr(properties, "has_subgroup_matrix_multiply_accumulate", False))
+    return False
+
+
+def smoke(target: Target) -> str | None:
+    """Try a matmul, a backward and an autocast region on a real target; return what broke, or None."""
+    dtype = next((AMP_DTYPES[name] for name in target.probe["amp_dtypes"]), None)
+    steps = (
+        ("a matrix product", lambda: _smoke_product(target)),
+        ("a backward pass", lambda: _smoke_backward(target)),
+        ("an autocast region", lambda: _smoke_region(target, dtype)),
+    )
+    for name, step in steps:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                step()
+                target.synchronize()
+        except Exception as error:
+            text = str(error).strip().splitlines() or [""]
+            return f"{name} fails on {target.name}: {type(error).__name__}: {text[0]}"
+    return None
+
+
+def _smoke_product(target: Target) -> None:
+    ones = torch.ones(4, 4, device=target.device)
+    seen = torch.matmul(ones, ones).sum().item()
+    if seen != 64.0:
+        raise ArithmeticError(f"the product of two 4x4 matrices of ones sums to {seen}, not to 64")
+
+
+def _smoke_backward(target: Target) -> None:
+    weight = torch.ones(4, 4, device=target.device, requires_grad=True)
+    torch.matmul(weight, weight).sum().backward()
+    seen = None if weight.grad is None else weight.grad.sum().item()
+    if seen != 128.0:
+        raise ArithmeticError(f"the gradient of the sum of a product sums to {seen}, not to 128")
+
+
+def _smoke_region(target: Target, dtype: torch.dtype | None) -> None:
+    if dtype is None:
+        raise TypeError("the device declares neither float16 nor bfloat16")
+    with torch.autocast(target.device_type, dtype=dtype):
+        torch.matmul(torch.ones(4, 4, device=target.device), torch.ones(4, 4, device=target.device))

@@ -1,0 +1,107 @@
+"""Waivers: written excuses for known failures, and what becomes of each in a run."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import Version
+
+from conformance.data import fixture, read_toml
+
+_REQUIRED = {"contract", "cases", "reason", "owner", "link", "expires"}
+_OPTIONAL = {"torch", "target"}
+
+
+class WaiverError(ValueError):
+    """A waiver file that cannot be taken at its word; nothing is run under it."""
+
+
+@dataclass(frozen=True)
+class Waiver:
+    """One excuse: which cases of which contract, under which conditions, why, whose, and until when."""
+
+    contract: str
+    cases: tuple[str, ...]
+    reason: str
+    owner: str
+    link: str
+    expires: datetime.date
+    torch: str = ""
+    target: str = "*"
+
+    def in_conditions(self, torch_version: str, target: str) -> bool:
+        """Whether the waiver's conditions hold for a case on `target` under `torch_version`."""
+        release = Version(Version(torch_version).base_version)
+        device_type = target if target.startswith("fake:") else target.split(":")[0]
+        return SpecifierSet(self.torch).contains(release, prereleases=True) and (
+            fnmatchcase(target, self.target) or fnmatchcase(device_type, self.target)
+        )
+
+    def names(self, contract: str, case: str) -> bool:
+        """Whether the waiver names this case of this contract."""
+        return contract == self.contract and any(_like(case, pattern) for pattern in self.cases)
+
+    def expired(self, today: datetime.date) -> bool:
+        """Whether the waiver has ended; its last day still counts."""
+        return today > self.expires
+
+
+def _like(case: str, pattern: str) -> bool:
+    # A case id holds brackets, which fnmatch would read as a character set.
+    return fnmatchcase(case, pattern.replace("[", "[[]"))
+
+
+def _waiver(where: str, row: dict[str, Any], known: Iterable[str]) -> Waiver:
+    if unknown := sorted(set(row) - _REQUIRED - _OPTIONAL):
+        allowed = ", ".join(sorted(_REQUIRED | _OPTIONAL))
+        raise WaiverError(f"{where}: unknown key {unknown[0]!r}; allowed: {allowed}")
+    if missing := sorted(_REQUIRED - set(row)):
+        raise WaiverError(f"{where}: the key {missing[0]!r} is missing")
+    for key in sorted(set(row) - {"cases", "expires"}):
+        if not isinstance(row[key], str) or not row[key].strip():
+            raise WaiverError(f"{where}: {key} must be a text that is not empty")
+    cases = row["cases"]
+    if not isinstance(cases, list) or not cases or not all(isinstance(case, str) and case for case in cases):
+        raise WaiverError(f'{where}: cases must be a list of patterns over case ids, such as ["*"]')
+    if type(row["expires"]) is not datetime.date:
+        raise WaiverError(f"{where}: expires must be a date without quotes, such as 2027-12-31")
+    try:
+        SpecifierSet(row.get("torch", ""))
+    except InvalidSpecifier:
+        raise WaiverError(f'{where}: torch must be version bounds such as ">=2.6,<2.14"') from None
+    if row["contract"] not in set(known):
+        raise WaiverError(f"{where}: matches nothing: there is no contract {row['contract']!r}")
+    return Waiver(**{**row, "cases": tuple(cases)})
+
+
+def read(path: Path, known: Iterable[str]) -> tuple[Waiver, ...]:
+    """Read the waiver file at `path` for the `known` contract ids; raises WaiverError in one line."""
+    try:
+        table = read_toml(path)
+    except OSError as error:
+        raise WaiverError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise WaiverError(f"{path}: not TOML: {error}") from None
+    rows = table.get("waiver", [])
+    if unknown := sorted(set(table) - {"waiver"}):
+        raise WaiverError(f"{path}: unknown key {unknown[0]!r}; a waiver file holds [[waiver]] tables only")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise WaiverError(f"{path}: a waiver file holds [[waiver]] tables")
+    known = set(known)
+    return tuple(_waiver(f"{path}, waiver {number}", row, known) for number, row in enumerate(rows, start=1))
+
+
+def shipped(known: Iterable[str]) -> tuple[Waiver, ...]:
+    """Return the waivers that the suite ships: what stock PyTorch is known to break."""
+    return read(fixture("waivers.toml"), known)
+
+
+def today() -> datetime.date:
+    """Return the date that waivers are held against."""
+    return datetime.datetime.now(datetime.timezone.utc).date()
