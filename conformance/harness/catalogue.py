@@ -159,8 +159,9 @@ def read_chapter(path: Path) -> Chapter:
     return Chapter(name, table["title"].strip(), table["summary"].strip(), contracts)
 
 
-def load(folder: Path = CONTRACTS) -> Catalogue:
-    """Read every chapter below `folder`; raises CatalogueError, also for an id or a title used twice."""
+def load(folder: Path | None = None) -> Catalogue:
+    """Read every chapter in `folder` (the suite's own); raises CatalogueError, also for a repeated id or title."""
+    folder = CONTRACTS if folder is None else folder
     chapters = [read_chapter(path) for path in sorted(folder.glob("*.toml"))]
     if not chapters:
         raise CatalogueError(f"no chapter file in {folder.name}/")

@@ -117,9 +117,7 @@ class Case:
         self._judge(what, "nothing was raised", "raises", promised, "", False)
         raise AssertionError  # unreachable: a judgement that does not hold raises
 
-    def warns(
-        self, what: str, category: type[Warning], call: Callable[[], Result], match: str | None = None
-    ) -> Result:
+    def warns(self, what: str, category: type[Warning], call: Callable[[], Result], match: str | None = None) -> Result:
         """`call()` warns with `category` and a message that `match` is found in; returns its result."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

@@ -40,9 +40,7 @@ _FLAGS = {
     "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction": (
         lambda: torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
     ),
-    "torch.backends.cuda.matmul.allow_fp16_accumulation": (
-        lambda: torch.backends.cuda.matmul.allow_fp16_accumulation
-    ),
+    "torch.backends.cuda.matmul.allow_fp16_accumulation": (lambda: torch.backends.cuda.matmul.allow_fp16_accumulation),
     "torch.backends.cudnn.benchmark": lambda: torch.backends.cudnn.benchmark,
     "torch.backends.cudnn.deterministic": lambda: torch.backends.cudnn.deterministic,
     "torch.are_deterministic_algorithms_enabled": torch.are_deterministic_algorithms_enabled,

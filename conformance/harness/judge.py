@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from conformance.harness.check import Case, ContractViolation, Inconclusive, SuiteError, Unsupported, Untestable
+from conformance.harness.check import (
+    Case,
+    ContractViolation,
+    Inconclusive,
+    SuiteError,
+    Unsupported,
+    Untestable,
+)
 from conformance.harness.environment import redact
 from conformance.harness.evidence import plain
 from conformance.harness.verdicts import Verdict

@@ -62,10 +62,18 @@ def add(parser: pytest.Parser) -> None:
         help="depth of the run: seconds, minutes, tens of minutes (default standard)",
     )
     group.addoption(
-        "--chapter", action="append", default=[], metavar="C", help="only this chapter (repeatable, wildcards)"
+        "--chapter",
+        action="append",
+        default=[],
+        metavar="C",
+        help="only this chapter (repeatable, wildcards)",
     )
     group.addoption(
-        "--contract", action="append", default=[], metavar="ID", help="only this contract (repeatable, wildcards)"
+        "--contract",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="only this contract (repeatable, wildcards)",
     )
     group.addoption(
         "--report",
@@ -81,7 +89,9 @@ def add(parser: pytest.Parser) -> None:
         help="also apply the waivers of this TOML file (repeatable)",
     )
     group.addoption(
-        "--baseline", metavar="OLD.json", help="fail where a contract or case that passed in this report no longer does"
+        "--baseline",
+        metavar="OLD.json",
+        help="fail where a contract or case that passed in this report no longer does",
     )
     group.addoption("--list-contracts", action="store_true", help="print the catalogue of contracts and exit")
 

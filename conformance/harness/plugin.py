@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import threading
 import zlib
@@ -56,26 +57,21 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_Worker(run), "conformance-worker")
     elif not config.option.collectonly:
         config.pluginmanager.register(_Controller(run), "conformance-controller")
-    _derandomise_hypothesis()
+    # A chapter that this torch cannot even import must not keep the others from running.
+    config.option.continue_on_collection_errors = True
     if _only_conformance(config):
         _quieten(config)
     if threading.current_thread() is threading.main_thread():
         before = signal.signal(signal.SIGTERM, _interrupt)
-        config.add_cleanup(lambda: signal.signal(signal.SIGTERM, before))
+        config.add_cleanup(functools.partial(_restore_signal, before))
+
+
+def _restore_signal(handler: Any) -> None:
+    signal.signal(signal.SIGTERM, handler)
 
 
 def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt("terminated")
-
-
-def _derandomise_hypothesis() -> None:
-    """Make property checks draw the same examples in every run."""
-    try:
-        from hypothesis import settings
-    except ImportError:
-        return
-    settings.register_profile("conformance", derandomize=True, deadline=None, database=None)
-    settings.load_profile("conformance")
 
 
 def _only_conformance(config: pytest.Config) -> bool:
@@ -91,8 +87,6 @@ def _quieten(config: pytest.Config) -> None:
     if option.reportchars == "fE":
         option.reportchars = ""
     option.disable_warnings = True
-    # A chapter that this torch cannot even import must not keep the others from running.
-    option.continue_on_collection_errors = True
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -329,7 +323,7 @@ def _show(report: pytest.TestReport, judgement: Any, path: str, line: int, excus
         report.outcome, report.longrepr = "passed", None
     elif verdict is Verdict.WAIVED:
         report.outcome, report.longrepr = "skipped", judgement.reason
-        report.wasxfail = excuse  # type: ignore[attr-defined]
+        report.wasxfail = excuse
     elif verdict in (Verdict.FAIL, Verdict.ERROR):
         report.outcome = "failed"
         report.longrepr = judgement.detail or judgement.reason

@@ -187,7 +187,12 @@ class Run:
             "problems": self._problems,
             "baseline": None,
         }
-        whole = {"schema": document.SCHEMA, "header": self._header_written, "cases": self._records, "footer": footer}
+        whole = {
+            "schema": document.SCHEMA,
+            "header": self._header_written,
+            "cases": self._records,
+            "footer": footer,
+        }
         if self._baseline is not None and not interrupted:
             found = diff.regressions(self._baseline, document.parse(whole))
             footer["baseline"] = {
@@ -287,9 +292,9 @@ class Run:
 
     def _waiver_state(self, waiver: Waiver) -> dict[str, Any]:
         """Say what became of a waiver in this run."""
-        applies = {
-            target.name: waiver.in_conditions(torch.__version__, target.name) for target in self._targets
-        } | {"host": waiver.in_conditions(torch.__version__, "host")}
+        applies = {target.name: waiver.in_conditions(torch.__version__, target.name) for target in self._targets} | {
+            "host": waiver.in_conditions(torch.__version__, "host")
+        }
         collected = [row for row in self.collected if row[0] == waiver.contract and applies[row[2]]]
         named = [row for row in collected if waiver.names(row[0], row[1])]
         ran = [

@@ -98,7 +98,7 @@ class Target:
 def device_module(device_type: str) -> ModuleType | None:
     """Return torch's module of that device type (`torch.cuda`), or None where it has none."""
     try:
-        return torch.get_device_module(device_type)  # type: ignore[no-any-return]
+        return torch.get_device_module(device_type)
     except RuntimeError:
         return None
 

@@ -1,0 +1,97 @@
+"""What the tests of the suite share: a toy suite with contracts that hold and contracts that do not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hypothesis  # noqa: F401  (kept loaded, so that runs inside this process need not import it again)
+import pytest
+
+import conformance.harness.run  # noqa: F401  (likewise)
+from conformance.harness import catalogue, waivers
+
+pytest_plugins = ("pytester",)
+
+_CONTRACT = """
+[[contract]]
+id = "{id}"
+title = "{title}"
+statement = "The statement of {id}."
+level = "{level}"
+authority = "{authority}"
+source = "the toy suite"
+failure = "The usual cause of {id}."
+next_step = "The next step for {id}."
+snippet = "print('$device', $amp_dtype, '{id}')"
+"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run of the suite came to: exit status, what was printed, and the report."""
+
+    status: int
+    output: str
+    report: dict[str, Any]
+
+    def verdicts(self) -> dict[str, str]:
+        return {case["id"]: case["verdict"] for case in self.report["cases"]}
+
+
+class Toy:
+    """A suite of a few lines, run by the real plugin in this process."""
+
+    def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.path = pytester.path
+        self._pytester = pytester
+        self._contracts: list[str] = []
+        folder = self.path / "contracts"
+        folder.mkdir()
+        monkeypatch.setattr(catalogue, "CONTRACTS", folder)
+        monkeypatch.setattr(waivers, "shipped", lambda known: ())
+
+    def contract(
+        self, id: str, *, level: str = "must", authority: str = "documented", extra: str = "", title: str = ""
+    ) -> None:
+        """Add a contract; its chapter is read off its id."""
+        chapter = id.split("-")[1].lower()
+        path = self.path / "contracts" / f"{chapter}.toml"
+        if not path.exists():
+            path.write_text(f'chapter = "{chapter}"\ntitle = "Toy {chapter}"\nsummary = "A toy chapter."\n')
+        with path.open("a") as stream:
+            title = title or f"The toy contract {id} holds"
+            stream.write(_CONTRACT.format(id=id, title=title, level=level, authority=authority) + extra)
+
+    def checks(self, source: str, name: str = "test_toy") -> None:
+        """Write a module of checks."""
+        header = (
+            "from __future__ import annotations\n"
+            "import pytest, torch\n"
+            "from conformance.harness.check import Case, contract, deep\n"
+            "from conformance.harness.targets import Target\n"
+        )
+        (self.path / f"{name}.py").write_text(header + source)
+
+    def run(self, *arguments: str, report: str = "report") -> Outcome:
+        """Run the toy suite; the order is that of the file unless a plugin is asked for."""
+        result = self._pytester.runpytest_inprocess(
+            "-p", "conformance.harness.plugin", "-p", "no:randomly", "--report", report, *arguments
+        )
+        path = self.path / report / "report.json"
+        read = json.loads(path.read_text()) if path.exists() else {}
+        return Outcome(int(result.ret), "\n".join(result.outlines + result.errlines), read)
+
+
+@pytest.fixture
+def toy(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Toy:
+    """A toy suite in a folder of its own."""
+    return Toy(pytester, monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The checkout."""
+    return Path(__file__).resolve().parent.parent

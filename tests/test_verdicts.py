@@ -1,0 +1,156 @@
+"""How a check ends decides the verdict, what pytest shows, and the exit status."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import Toy
+
+_BODIES = {
+    "PASS": "case.equal('one', 1, 1)",
+    "FAIL": "case.equal('one', 1, 2)",
+    "UNSUPPORTED": "case.unsupported('no such unit')",
+    "UNTESTABLE": "case.untestable('a second device is missing')",
+    "INCONCLUSIVE": "case.inconclusive('too noisy')",
+    "ERROR": "undefined_name",
+}
+
+
+def _one(toy: Toy, body: str, **contract: str) -> None:
+    toy.contract("AMP-API-001", **contract)
+    toy.checks(f"@contract('AMP-API-001')\ndef test_it(case: Case) -> None:\n    {body}\n")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "status", "overall", "shown"),
+    [
+        ("PASS", 0, "CONFORMANT", {"passed": 1}),
+        ("FAIL", 1, "NOT CONFORMANT", {"failed": 1}),
+        ("UNSUPPORTED", 5, "NOT CONFORMANT", {"skipped": 1}),
+        ("UNTESTABLE", 5, "NOT CONFORMANT", {"skipped": 1}),
+        ("INCONCLUSIVE", 0, "INCONCLUSIVE", {"skipped": 1}),
+        ("ERROR", 3, "NOT CONFORMANT", {"errors": 1}),
+    ],
+)
+def test_ending_gives_verdict(toy: Toy, verdict: str, status: int, overall: str, shown: dict[str, int]) -> None:
+    _one(toy, _BODIES[verdict])
+
+    outcome = toy.run()
+
+    assert outcome.verdicts() == {"AMP-API-001[it]": verdict}
+    assert outcome.report["footer"]["overall"] == overall
+    assert outcome.status == status == outcome.report["footer"]["exit_status"]
+    word = {"errors": "error"}.get(next(iter(shown)), next(iter(shown)))
+    assert f"1 {word}" in outcome.output
+
+
+def test_unsupported_beside_a_pass_is_conformant(toy: Toy) -> None:
+    toy.contract("AMP-API-001")
+    toy.contract("AMP-API-002")
+    toy.checks(
+        "@contract('AMP-API-001')\ndef test_a(case: Case) -> None:\n    case.unsupported('no bf16')\n"
+        "@contract('AMP-API-002')\ndef test_b(case: Case) -> None:\n    case.note('fact', 1)\n"
+    )
+
+    outcome = toy.run()
+
+    assert outcome.status == 0
+    assert outcome.report["footer"]["overall"] == "CONFORMANT"
+    assert "no bf16" in outcome.output
+
+
+@pytest.mark.parametrize(
+    ("body", "verdict", "reason"),
+    [
+        ("torch.mm(torch.ones(2, 3), torch.ones(2, 3))", "FAIL", "raised RuntimeError"),
+        ("assert 1 == 2", "FAIL", "AssertionError"),
+        ("raise torch.OutOfMemoryError('no room')", "UNTESTABLE", "no room"),
+        ("import missing_module", "ERROR", "ModuleNotFoundError"),
+        ("pass", "ERROR", "no evidence"),
+        ("pytest.skip('raw skip')", "UNTESTABLE", "raw skip"),
+    ],
+)
+def test_exceptions_are_told_apart(toy: Toy, body: str, verdict: str, reason: str) -> None:
+    _one(toy, body)
+
+    case = toy.run().report["cases"][0]
+
+    assert case["verdict"] == verdict
+    assert reason in case["reason"]
+
+
+def test_fixture_that_breaks_is_the_suites_error(toy: Toy) -> None:
+    toy.contract("AMP-API-001")
+    toy.checks(
+        "@pytest.fixture\ndef broken() -> None:\n    raise ValueError('set-up')\n"
+        "@contract('AMP-API-001')\ndef test_it(case: Case, broken: None) -> None:\n    case.note('x', 1)\n"
+    )
+
+    outcome = toy.run()
+
+    assert outcome.verdicts() == {"AMP-API-001[it]": "ERROR"}
+    assert outcome.status == 3
+
+
+def test_a_failure_outranks_a_broken_suite_in_the_exit_status(toy: Toy) -> None:
+    toy.contract("AMP-API-001")
+    toy.checks(
+        "@contract('AMP-API-001')\ndef test_a(case: Case) -> None:\n    case.equal('x', 1, 2)\n"
+        "@contract('AMP-API-001')\ndef test_b(case: Case) -> None:\n    undefined_name\n"
+    )
+
+    outcome = toy.run()
+
+    assert outcome.status == 1
+    assert outcome.report["footer"]["contracts"]["AMP-API-001"]["verdict"] == "ERROR"
+
+
+def test_module_that_cannot_be_imported_breaks_the_run_but_not_the_others(toy: Toy) -> None:
+    _one(toy, _BODIES["PASS"])
+    toy.checks("import missing_module\n", name="test_broken")
+
+    outcome = toy.run()
+
+    assert outcome.verdicts() == {"AMP-API-001[it]": "PASS"}
+    assert outcome.status == 3
+    assert outcome.report["footer"]["overall"] == "NOT CONFORMANT"
+    assert "missing_module" in outcome.report["footer"]["problems"][0]
+
+
+def test_info_contract_never_fails_the_run(toy: Toy) -> None:
+    toy.contract("AMP-API-001", level="info", authority="engineering")
+    toy.contract("AMP-API-002")
+    toy.checks(
+        "@contract('AMP-API-001')\ndef test_a(case: Case) -> None:\n    case.inconclusive('noise')\n"
+        "@contract('AMP-API-002')\ndef test_b(case: Case) -> None:\n    case.note('fact', 1)\n"
+    )
+
+    outcome = toy.run()
+
+    assert (outcome.status, outcome.report["footer"]["overall"]) == (0, "CONFORMANT")
+
+
+def test_nothing_collected_is_a_failure(toy: Toy) -> None:
+    toy.contract("AMP-API-001")
+    toy.checks("")
+
+    outcome = toy.run()
+
+    assert outcome.status == 5
+    assert outcome.report["footer"]["overall"] == "NOT CONFORMANT"
+    assert outcome.report["footer"]["contracts"]["AMP-API-001"]["verdict"] is None
+
+
+def test_first_failure_stops_where_asked_and_is_not_a_pass(toy: Toy) -> None:
+    toy.contract("AMP-API-001")
+    toy.contract("AMP-API-002")
+    toy.checks(
+        "@contract('AMP-API-001')\ndef test_a(case: Case) -> None:\n    case.equal('x', 1, 2)\n"
+        "@contract('AMP-API-002')\ndef test_b(case: Case) -> None:\n    case.note('fact', 1)\n"
+    )
+
+    outcome = toy.run("-x")
+
+    assert outcome.status == 1
+    assert outcome.report["footer"]["contracts"]["AMP-API-002"]["verdict"] is None
+    assert "stopped before" in outcome.report["footer"]["contracts"]["AMP-API-002"]["reason"]
