@@ -1,0 +1,203 @@
+"""Reading `report.json`: a file that somebody else may have written or changed, so nothing in it is believed."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any, NoReturn
+
+from conformance.report import decode, rollup
+from conformance.report.values import Footer, Report
+
+__all__ = ["SCHEMA", "Report", "ReportError", "parse", "read"]
+
+SCHEMA = "amp-conformance-report/1"
+FILE = "report.json"
+MAX_BYTES = 64 * 2**20
+
+_KIND, _VERSION = SCHEMA.split("/")
+
+
+class ReportError(ValueError):
+    """A report that cannot be used; the message is one line that names the file and what is wrong."""
+
+
+class MissingReport(ReportError):
+    """There is no file to read: mostly a mistyped path, which must not look like an empty report."""
+
+
+class TooLarge(ReportError):
+    """The file is larger than any run writes; parsing it could take all the memory of the reader's machine."""
+
+
+class NotJSON(ReportError):
+    """The file is no JSON document: cut off by a full disk, or something else altogether."""
+
+
+class WrongKind(ReportError):
+    """The file is JSON and not a report of this suite, such as a JUnit converter's or a benchmark's."""
+
+
+class NewerSchema(ReportError):
+    """The report was written by a later suite; guessing at what changed could turn a failure into a pass."""
+
+
+class UnknownKeys(ReportError):
+    """The report says something that no view would show, so a reader would sign for less than is written."""
+
+
+class WrongTypes(ReportError):
+    """A value is missing or not of its type; the views would show nonsense or break halfway."""
+
+
+class Duplicate(ReportError):
+    """Two records claim one id: joined to another run, one of them would hide the other."""
+
+
+class UnknownContract(ReportError):
+    """A case names a contract that the header does not have, so nobody could tell what it stands for."""
+
+
+class Disagreement(ReportError):
+    """The footer says other than the records come to: the report was changed, or the suite counts wrongly."""
+
+
+def read(path: str | Path) -> Report:
+    """Read the report at `path`, or in the folder `path`; raises ReportError.
+
+    A report without a footer is fine: it is of a run that did not end, and its overall verdict is INCOMPLETE.
+    """
+    path = Path(path)
+    file = path / FILE if path.is_dir() else path
+    try:
+        report = parse(_load(file))
+        _check(report)
+    except ReportError as error:
+        raise type(error)(f"{file}: {error}") from None
+    return report
+
+
+def parse(document: Any) -> Report:
+    """Return the report in `document` (of json.loads); raises ReportError.
+
+    The footer is held against the form only, not against the records: the run itself parses a report whose
+    overall verdict it has yet to derive.
+    """
+    _check_kind(document)
+    try:
+        report: Report = decode.decode(Report, document)
+    except decode.UnknownKey as error:
+        raise UnknownKeys(str(error)) from None
+    except decode.Mismatch as error:
+        raise WrongTypes(str(error)) from None
+    except RecursionError:
+        raise WrongTypes("lists are nested too deeply") from None
+    _check_ids(report)
+    return report
+
+
+def _load(file: Path) -> Any:
+    if not file.exists():
+        raise MissingReport("there is no such file")
+    try:
+        if not file.is_file():
+            raise MissingReport("not a regular file")
+        if (size := file.stat().st_size) > MAX_BYTES:
+            raise TooLarge(f"{size} bytes, and a report has at most {MAX_BYTES}")
+        text = file.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise MissingReport(f"cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise NotJSON("not a JSON document: not UTF-8") from None
+    try:
+        return json.loads(text, parse_float=_finite, parse_constant=_refuse, object_pairs_hook=_unique)
+    except RecursionError:
+        raise NotJSON("not a JSON document that can be read: nested too deeply") from None
+    except ValueError as error:
+        raise NotJSON(f"not a JSON document: {error}") from None
+
+
+def _finite(literal: str) -> float:
+    value = float(literal)
+    return value if math.isfinite(value) else _refuse(literal)
+
+
+def _refuse(literal: str) -> NoReturn:
+    raise ValueError(f"the number {literal[:20]} is not finite")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice!r} stands twice in one object")
+    return table
+
+
+def _check_kind(document: Any) -> None:
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if not isinstance(schema, str) or not (found := re.fullmatch(rf"{_KIND}/(\d{{1,9}})", schema)):
+        raise WrongKind(f'not a report of this suite: its "schema" is not {SCHEMA!r}')
+    if int(found.group(1)) > int(_VERSION):
+        raise NewerSchema(f"written by a newer suite ({schema}); this one reads {SCHEMA}: update the suite")
+    if schema != SCHEMA:
+        raise WrongKind(f"its schema {schema!r} is not {SCHEMA!r}")
+
+
+def _check_ids(report: Report) -> None:
+    _unique_ids("chapter", [chapter.name for chapter in report.header.chapters])
+    _unique_ids("contract", [contract.id for contract in report.header.contracts])
+    _unique_ids("case", [case.id for case in report.cases])
+    chapters = {chapter.name for chapter in report.header.chapters}
+    for contract in report.header.contracts:
+        if contract.chapter not in chapters:
+            raise UnknownContract(f"the contract {contract.id} is of no chapter of the report")
+    for case in report.cases:
+        if case.contract not in report.contracts:
+            raise UnknownContract(f"the case {case.id} is of no contract of the report")
+
+
+def _unique_ids(what: str, ids: list[str]) -> None:
+    seen: set[str] = set()
+    for id in ids:
+        if id in seen:
+            raise Duplicate(f"the {what} {id!r} is there twice")
+        seen.add(id)
+
+
+def _check(report: Report) -> None:
+    """Derive everything that the footer says from the records; raises Disagreement."""
+    for case in report.cases:
+        broken = next((evidence for evidence in case.evidence if not evidence.holds), None)
+        if case.verdict.value == "PASS" and broken is not None:
+            raise Disagreement(f"the case {case.id} passes although its {broken.name!r} does not hold")
+    if (footer := report.footer) is None:
+        return
+    totals = {verdict: count for verdict, count in footer.totals.items() if count}
+    if totals != (derived := rollup.totals(report)):
+        raise Disagreement(f"the footer counts {_counts(totals)}, the records come to {_counts(derived)}")
+    _check_contracts(report, footer)
+    if footer.overall is not (overall := rollup.overall(report)):
+        raise Disagreement(f"the footer says {footer.overall.value}, the records come to {overall.value}")
+
+
+def _check_contracts(report: Report, footer: Footer) -> None:
+    if strange := sorted(set(footer.contracts) ^ set(report.contracts)):
+        raise Disagreement(f"the contract {strange[0]} is in only one of header and footer")
+    for id, verdict in rollup.verdicts(report).items():
+        claimed = footer.contracts[id]
+        if claimed.verdict is not verdict:
+            raise Disagreement(f"the footer says {_word(claimed.verdict)} of {id}, its cases come to {_word(verdict)}")
+        if claimed.cases != len(report.cases_of[id]):
+            raise Disagreement(f"the footer counts {claimed.cases} cases of {id}, there are {len(report.cases_of[id])}")
+
+
+def _counts(totals: dict[Any, int]) -> str:
+    return ", ".join(f"{count} {verdict.value}" for verdict, count in totals.items()) or "nothing"
+
+
+def _word(verdict: Any) -> str:
+    return "not reached" if verdict is None else str(verdict.value)

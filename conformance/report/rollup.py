@@ -1,0 +1,64 @@
+"""From the verdicts of cases to those of contracts and of the run: used by the run and by every reader."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from conformance.harness.verdicts import Overall, Verdict
+from conformance.report.values import Case, Contract, Report
+
+# Verdicts of cases whose check ran to an end; a run with none of them has shown nothing.
+EXECUTED = frozenset({Verdict.PASS, Verdict.FAIL, Verdict.WAIVED, Verdict.INCONCLUSIVE, Verdict.ERROR})
+FAILURES = frozenset({Verdict.FAIL, Verdict.ERROR})
+# What becomes of a waiver that rots: each of these fails the run.
+STALE = frozenset({"expired", "unmatched", "unneeded"})
+
+
+def contract_verdict(cases: Iterable[Case]) -> Verdict | None:
+    """Return the worst verdict of a contract's `cases`, or None where it was not reached."""
+    verdicts = [case.verdict for case in cases]
+    return Verdict.worst(verdicts) if verdicts else None
+
+
+def verdicts(report: Report) -> dict[str, Verdict | None]:
+    """Return the verdict of every contract of the run, from its cases."""
+    return {id: contract_verdict(cases) for id, cases in report.cases_of.items()}
+
+
+def totals(report: Report) -> dict[Verdict, int]:
+    """Count the cases of each verdict."""
+    counted = Counter(case.verdict for case in report.cases)
+    return {verdict: counted[verdict] for verdict in Verdict if counted[verdict]}
+
+
+def counts_as_failure(contract: Contract, case: Case, *, gpu: bool) -> bool:
+    """Whether `case` makes the run not conformant; a `must` that is untestable does so under --gpu."""
+    if contract.level == "info":
+        return False
+    return case.verdict in FAILURES or (gpu and contract.level == "must" and case.verdict is Verdict.UNTESTABLE)
+
+
+def failing(report: Report) -> dict[str, list[Case]]:
+    """Return the contracts that make the run not conformant, each with the cases that do so."""
+    gpu = report.header.options.gpu
+    found = {
+        id: [case for case in report.cases_of[id] if counts_as_failure(contract, case, gpu=gpu)]
+        for id, contract in report.contracts.items()
+    }
+    return {id: cases for id, cases in found.items() if cases}
+
+
+def overall(report: Report) -> Overall:
+    """Return what the run comes to, from its records; what the footer says of it is not looked at."""
+    footer = report.footer
+    if footer is None or footer.interrupted:
+        return Overall.INCOMPLETE
+    stale = footer.problems or any(waiver.state in STALE for waiver in footer.waivers)
+    regressed = footer.baseline is not None and (footer.baseline.regressed or footer.baseline.gone)
+    if stale or regressed or failing(report) or not any(case.verdict in EXECUTED for case in report.cases):
+        return Overall.NOT_CONFORMANT
+    judged = (report.cases_of[id] for id, contract in report.contracts.items() if contract.level != "info")
+    if any(case.verdict is Verdict.INCONCLUSIVE for cases in judged for case in cases):
+        return Overall.INCONCLUSIVE
+    return Overall.CONFORMANT

@@ -1,0 +1,325 @@
+"""The account of a run for the terminal: a table, what failed and what to do about it, and one verdict."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from tabulate import tabulate
+
+from conformance.harness.verdicts import Overall, Verdict
+from conformance.report import rollup, text
+from conformance.report.values import Case, Contract, Report
+
+_CASES_SHOWN = 3
+_NAMES_SHOWN = 6
+_FRAMES_SHOWN = 12
+_MARGIN = "  "
+_FULL_WIDTH = 98
+_COLUMNS = (
+    (Verdict.PASS, "pass", "pass"),
+    (Verdict.FAIL, "fail", "fail"),
+    (Verdict.WAIVED, "waived", "waived"),
+    (Verdict.UNSUPPORTED, "unsupported", "unsup-\nported"),
+    (Verdict.UNTESTABLE, "untestable", "untest-\nable"),
+    (Verdict.INCONCLUSIVE, "inconclusive", "incon-\nclusive"),
+    (Verdict.ERROR, "error", "error"),
+)
+_COLOURS = {
+    Overall.CONFORMANT: "\x1b[1;32m",
+    Overall.NOT_CONFORMANT: "\x1b[1;31m",
+    Overall.INCONCLUSIVE: "\x1b[1;33m",
+    Overall.INCOMPLETE: "\x1b[1;33m",
+}
+
+Paint = Callable[[str, str], str]
+
+
+def render(report: Report, *, short: bool, width: int, report_path: str, color: bool = False) -> str:
+    """Return the account of `report` in lines of at most `width` (tables and programs may be wider).
+
+    `short` leaves one line for each contract that failed or was waived. `report_path` is where the reader finds
+    the report. Control codes are there with `color` only.
+    """
+
+    def paint(words: str, code: str) -> str:
+        return f"{code}{words}\x1b[0m" if color else words
+
+    sections = _short(report, width) if short else _long(report, width, paint)
+    return "\n\n".join(section for section in [*sections, _verdict(report, width, report_path, paint)] if section)
+
+
+def _long(report: Report, width: int, paint: Paint) -> Iterator[str]:
+    yield _table(report, width)
+    yield from _failed(report, width, paint)
+    yield from _errors(report, width, paint)
+    yield _waived(report, width, paint)
+    yield _facts_that_failed(report, width, paint)
+    for verdict in (Verdict.INCONCLUSIVE, Verdict.UNTESTABLE, Verdict.UNSUPPORTED):
+        yield _grouped(report, verdict, width, paint)
+    yield _not_reached(report, width, paint)
+    yield _problems(report, width, paint)
+    yield _baseline(report, width, paint)
+
+
+def _short(report: Report, width: int) -> Iterator[str]:
+    yield _table(report, width)
+    rows = [
+        text.wrap(f"{report.contracts[id].title}: {_what(cases[0])}", width, f"FAIL {id}  ", _MARGIN)
+        for id, cases in rollup.failing(report).items()
+    ]
+    rows += [
+        text.wrap(cases[0].waiver or "no reason is given", width, f"WAIVED {id}  ", _MARGIN)
+        for id, cases in _with(report, Verdict.WAIVED).items()
+    ]
+    footer = report.footer
+    rows += [text.wrap(problem, width, "PROBLEM  ", _MARGIN) for problem in (footer.problems if footer else ())]
+    if footer and footer.baseline:
+        rows += [text.wrap(id, width, "REGRESSED  ") for id in footer.baseline.regressed[:_NAMES_SHOWN]]
+        rows += [text.wrap(id, width, "GONE  ") for id in footer.baseline.gone[:_NAMES_SHOWN]]
+    yield "\n".join(rows)
+
+
+def _table(report: Report, width: int) -> str:
+    """One row a chapter; columns of verdicts count cases."""
+    rows = []
+    for chapter in report.header.chapters:
+        ids = [contract.id for contract in report.header.contracts if contract.chapter == chapter.name]
+        cases = [case for id in ids for case in report.cases_of[id]]
+        rows.append([text.line(chapter.name), len(ids), len(cases), *_counted(cases)])
+    if not rows:
+        return "No chapter was selected."
+    if len(rows) > 1:
+        rows.append(["all", len(report.contracts), len(report.cases), *_counted(report.cases)])
+    wide = width >= _FULL_WIDTH
+    headers = ["chapter", "contracts" if wide else "con-\ntracts", "cases"]
+    headers += [full if wide else folded for _, full, folded in _COLUMNS]
+    return tabulate(rows, headers, tablefmt="simple")
+
+
+def _counted(cases: list[Case] | tuple[Case, ...]) -> list[int]:
+    counted = Counter(case.verdict for case in cases)
+    return [counted[verdict] for verdict, _, _ in _COLUMNS]
+
+
+def _heading(title: str, paint: Paint) -> str:
+    return paint(f"{title}\n{'-' * len(title)}", "\x1b[1m")
+
+
+def _failed(report: Report, width: int, paint: Paint) -> Iterator[str]:
+    """A block for each contract that makes the run not conformant (other than by an error of the suite)."""
+    blocks = {
+        id: [case for case in cases if case.verdict is not Verdict.ERROR]
+        for id, cases in rollup.failing(report).items()
+    }
+    blocks = {id: cases for id, cases in blocks.items() if cases}
+    if blocks:
+        yield _heading(f"Failed: {text.count(len(blocks), 'contract')}", paint)
+    for id, cases in blocks.items():
+        yield _block(report, report.contracts[id], cases, width, paint)
+
+
+def _block(report: Report, contract: Contract, cases: list[Case], width: int, paint: Paint) -> str:
+    """Everything an engineer needs about one failed contract."""
+    title = text.wrap(contract.title, width, f"{contract.id}  ", _MARGIN)
+    rows = [paint(title, "\x1b[1;31m")]
+    rows.append(_field("promised", f"{contract.statement} ({contract.level}, {contract.authority})", width))
+    rows.append(_field("source", contract.source, width))
+    rows += [_field("seen" if number == 0 else "", row, width) for number, row in enumerate(_sightings(cases))]
+    rows.append(_field("on", _where(report, contract, cases), width))
+    rows.append(_field("usual cause", contract.failure, width))
+    rows.append(_field("next step", contract.next_step, width))
+    rows.append(_field("run just this", _command(report, contract, cases), width))
+    rows.append(f"{_MARGIN}with torch alone:")
+    rows.append(text.indent(_snippet(contract, cases), _MARGIN * 3))
+    if trace := next((case.detail for case in cases if case.detail), None):
+        rows.append(f"{_MARGIN}traceback (its end; all of it is in the report):")
+        rows.append(text.indent("\n".join(trace.strip().splitlines()[-_FRAMES_SHOWN:]), _MARGIN * 3))
+    return "\n".join(rows)
+
+
+def _field(name: str, words: str, width: int) -> str:
+    return text.wrap(words, width, f"{_MARGIN}{name:<14}")
+
+
+def _sightings(cases: list[Case]) -> Iterator[str]:
+    for case in cases[:_CASES_SHOWN]:
+        yield f"{_what(case)}  -- {_short_id(case)} on {case.target}"
+    if len(cases) > _CASES_SHOWN:
+        yield f"... and {text.count(len(cases) - _CASES_SHOWN, 'more case')}"
+
+
+def _what(case: Case) -> str:
+    """What a case saw: its evidence that does not hold, else its reason."""
+    broken = [text.seen(evidence) for evidence in case.evidence if not evidence.holds]
+    reason = "; ".join(broken) or case.reason or "no reason is given"
+    if case.verdict is Verdict.UNTESTABLE:
+        return f"could not be tested, which under --gpu fails a must: {reason}"
+    return reason
+
+
+def _short_id(case: Case) -> str:
+    """The part of a case id after its contract."""
+    return case.id.removeprefix(case.contract).strip("[]") or case.id
+
+
+def _where(report: Report, contract: Contract, cases: list[Case]) -> str:
+    ran = Counter(case.target for case in report.cases_of[contract.id])
+    failed = Counter(case.target for case in cases)
+    return ", ".join(f"{target}: {failed[target]} of {text.count(ran[target], 'case')}" for target in failed)
+
+
+def _command(report: Report, contract: Contract, cases: list[Case]) -> str:
+    """The command that runs the contract again under the same options."""
+    options = report.header.options
+    words = ["pytest", "conformance", "--contract", contract.id]
+    words += ["--gpu"] * options.gpu
+    words += [word for device in options.devices for word in ("--device", device)]
+    words += ["--amp-dtype", options.amp_dtype] * (options.amp_dtype != "both")
+    words += ["--level", options.level] * (options.level != "standard")
+    words += ["--seed", str(options.seed)] * (options.seed != 0)
+    words += ["--strict"] * options.strict
+    return shlex.join(words)
+
+
+def _snippet(contract: Contract, cases: list[Case]) -> str:
+    return next((case.snippet for case in cases if case.snippet), contract.snippet)
+
+
+def _errors(report: Report, width: int, paint: Paint) -> Iterator[str]:
+    """Cases in which the suite itself broke, with their tracebacks."""
+    cases = [case for case in report.cases if case.verdict is Verdict.ERROR]
+    if not cases:
+        return
+    yield _heading(f"Errors: the suite itself broke in {text.count(len(cases), 'case')}", paint)
+    for case in cases[:_NAMES_SHOWN]:
+        rows = [text.wrap(f"{case.id} on {case.target}", width), text.wrap(case.reason, width, _MARGIN)]
+        if case.detail:
+            rows.append(text.indent(case.detail, _MARGIN * 2))
+        yield "\n".join(rows)
+    if len(cases) > _NAMES_SHOWN:
+        yield f"... and {text.count(len(cases) - _NAMES_SHOWN, 'more case')}"
+
+
+def _with(report: Report, verdict: Verdict) -> dict[str, list[Case]]:
+    found = {id: [case for case in cases if case.verdict is verdict] for id, cases in report.cases_of.items()}
+    return {id: cases for id, cases in found.items() if cases}
+
+
+def _waived(report: Report, width: int, paint: Paint) -> str:
+    waived = _with(report, Verdict.WAIVED)
+    if not waived:
+        return ""
+    rows = [_heading(f"Waived: {text.count(len(waived), 'contract')} known not to hold", paint)]
+    for id, cases in waived.items():
+        rows.append(text.wrap(report.contracts[id].title, width, f"{id}  ", _MARGIN))
+        for reason in dict.fromkeys(case.waiver or "no reason is given" for case in cases):
+            under = [case for case in cases if (case.waiver or "no reason is given") == reason]
+            rows.append(text.wrap(f"{text.count(len(under), 'case')}: {reason}", width, _MARGIN))
+            rows.append(text.wrap(f"seen: {_what(under[0])}", width, _MARGIN))
+    for waiver in report.footer.waivers if report.footer else ():
+        if waiver.state == "used":
+            words = f"waiver of {waiver.contract}: {waiver.owner}, until {waiver.expires}, {waiver.link}"
+            rows.append(text.wrap(words, width, _MARGIN))
+    return "\n".join(rows)
+
+
+def _facts_that_failed(report: Report, width: int, paint: Paint) -> str:
+    """Contracts of level info that do not hold: said, and never counted."""
+    found = {id: cases for id, cases in _with(report, Verdict.FAIL).items() if report.contracts[id].level == "info"}
+    if not found:
+        return ""
+    rows = [_heading("For information: facts that differ, which count for no verdict", paint)]
+    rows += [
+        text.wrap(f"{report.contracts[id].title}: {_what(cases[0])}", width, f"{id}  ", _MARGIN)
+        for id, cases in found.items()
+    ]
+    return "\n".join(rows)
+
+
+def _grouped(report: Report, verdict: Verdict, width: int, paint: Paint) -> str:
+    """The reasons of a verdict, each with the contracts that it stopped."""
+    reasons: dict[str, list[Case]] = {}
+    for case in report.cases:
+        if case.verdict is verdict:
+            reasons.setdefault(text.line(case.reason), []).append(case)
+    if not reasons:
+        return ""
+    total = text.count(sum(map(len, reasons.values())), "case")
+    rows = [_heading(f"{verdict.value.capitalize()}: {total}", paint)]
+    for reason, cases in reasons.items():
+        ids = list(dict.fromkeys(case.contract for case in cases))
+        rows.append(text.wrap(f"{text.count(len(cases), 'case')}: {reason or 'no reason is given'}", width, _MARGIN))
+        rows.append(text.wrap(text.some(ids, _NAMES_SHOWN), width, _MARGIN * 3))
+    return "\n".join(rows)
+
+
+def _not_reached(report: Report, width: int, paint: Paint) -> str:
+    missing = [id for id, cases in report.cases_of.items() if not cases]
+    if not missing:
+        return ""
+    rows = [_heading(f"Not reached: {text.count(len(missing), 'contract')}", paint)]
+    reasons: dict[str, list[str]] = {}
+    for id in missing:
+        result = report.footer.contracts.get(id) if report.footer else None
+        reasons.setdefault(result.reason if result else "the run did not get that far", []).append(id)
+    for reason, ids in reasons.items():
+        rows.append(text.wrap(f"{reason}: {text.some(ids, _NAMES_SHOWN)}", width, _MARGIN, _MARGIN * 3))
+    return "\n".join(rows)
+
+
+def _problems(report: Report, width: int, paint: Paint) -> str:
+    if report.footer is None or not report.footer.problems:
+        return ""
+    rows = [text.wrap(problem, width, f"{_MARGIN}- ") for problem in report.footer.problems]
+    return "\n".join([_heading("Problems that fail the run", paint), *rows])
+
+
+def _baseline(report: Report, width: int, paint: Paint) -> str:
+    baseline = report.footer.baseline if report.footer else None
+    if baseline is None:
+        return ""
+    if not baseline.regressed and not baseline.gone:
+        return text.wrap(f"Against the baseline {baseline.path}: nothing that passed there is worse here.", width)
+    rows = [_heading(f"Against the baseline {text.line(baseline.path)}", paint)]
+    for word, ids in (("passed there, not here", baseline.regressed), ("passed there, gone here", baseline.gone)):
+        if ids:
+            rows.append(text.wrap(f"{word} ({len(ids)}): {text.some(list(ids), _NAMES_SHOWN)}", width, _MARGIN))
+    return "\n".join(rows)
+
+
+def _verdict(report: Report, width: int, report_path: str, paint: Paint) -> str:
+    overall = rollup.overall(report)
+    line = f"{overall.value}: {'; '.join(_because(report, overall))}"
+    return f"{paint(text.line(line), _COLOURS[overall])}\nreport: {text.line(report_path)}"
+
+
+def _because(report: Report, overall: Overall) -> Iterator[str]:
+    """What the overall verdict rests on, in a few words each."""
+    footer = report.footer
+    verdicts = rollup.verdicts(report)
+    judged = {id: verdict for id, verdict in verdicts.items() if report.contracts[id].level != "info"}
+    counted = Counter(judged.values())
+    if overall is Overall.INCOMPLETE:
+        yield "the run did not end, so this is no pass"
+    if failing := rollup.failing(report):
+        yield f"{text.count(len(failing), 'contract')} failed"
+    if not any(case.verdict in rollup.EXECUTED for case in report.cases):
+        yield "nothing was executed"
+    if footer and footer.problems:
+        yield text.count(len(footer.problems), "problem")
+    if footer and footer.baseline and (lost := len(footer.baseline.regressed) + len(footer.baseline.gone)):
+        yield f"{lost} worse than in the baseline"
+    if counted[Verdict.INCONCLUSIVE]:
+        yield f"{text.count(counted[Verdict.INCONCLUSIVE], 'contract')} COULD NOT BE JUDGED, so this is no pass"
+    yield f"{counted[Verdict.PASS]} of {text.count(len(judged), 'contract')} hold"
+    for verdict in (Verdict.WAIVED, Verdict.UNSUPPORTED, Verdict.UNTESTABLE):
+        if counted[verdict]:
+            yield f"{counted[verdict]} {verdict.value.lower()}"
+    if counted[None]:
+        yield f"{counted[None]} not reached"
+    if facts := len(verdicts) - len(judged):
+        yield f"{text.count(facts, 'contract')} for information only"
+    if report.header.options.selection:
+        yield f"the run was narrowed by {report.header.options.selection}"

@@ -1,0 +1,207 @@
+"""The report as frozen values: what `report.json` holds, one class for each object in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from conformance.harness.verdicts import Overall, Verdict
+
+Scalar = str | int | float | bool | None
+Measured = Any  # a scalar, or nested tuples of scalars; a float that is not finite is "nan", "inf" or "-inf"
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Which suite judged: its version, and in a git checkout its commit and whether the tree was clean."""
+
+    version: str
+    commit: str | None
+    clean: bool | None
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The versions and the hardware that a result depends on."""
+
+    torch: str
+    torch_git: str | None
+    cuda_build: str | None
+    hip_build: str | None
+    python: str
+    os: str
+    machine: str
+    cpu: str
+    driver: str | None
+    packages: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What cases ran on, its place in case ids (`slot`), and the capabilities that were probed."""
+
+    slot: str
+    name: str
+    device_type: str
+    fake: bool
+    probe: Mapping[str, Measured]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the run was asked for; `selection` is what narrowed it beside the suite's own options."""
+
+    level: str
+    amp_dtype: str
+    seed: int
+    strict: bool
+    chapters: tuple[str, ...]
+    contracts: tuple[str, ...]
+    devices: tuple[str, ...]
+    gpu: bool
+    waivers: tuple[str, ...]
+    workers: int
+    selection: str | None
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A family of contracts."""
+
+    name: str
+    title: str
+    summary: str
+
+
+@dataclass(frozen=True)
+class Contract:
+    """One promise as the catalogue of that run stated it."""
+
+    id: str
+    chapter: str
+    title: str
+    statement: str
+    level: Literal["must", "should", "info"]
+    authority: Literal["documented", "registered", "engineering"]
+    source: str
+    failure: str
+    next_step: str
+    snippet: str
+
+
+@dataclass(frozen=True)
+class Header:
+    """What was known when the run began."""
+
+    suite: Suite
+    started: str
+    environment: Environment
+    flags: Mapping[str, Scalar]
+    variables: Mapping[str, str]
+    targets: tuple[Target, ...]
+    options: Options
+    chapters: tuple[Chapter, ...]
+    contracts: tuple[Contract, ...]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One measured number or fact; `relation` and `bound` are None where nothing was required of it."""
+
+    name: str
+    measured: Measured
+    relation: Literal["==", "<=", ">=", "in", "raises", "warns", None]
+    bound: Measured
+    unit: str
+    holds: bool
+
+
+@dataclass(frozen=True)
+class Case:
+    """One contract on one target with one set of parameters, and what it came to."""
+
+    id: str
+    contract: str
+    node: str
+    target: str
+    parameters: Mapping[str, str]
+    verdict: Verdict
+    reason: str
+    detail: str | None
+    evidence: tuple[Evidence, ...]
+    snippet: str | None
+    waiver: str | None
+    duration_s: float
+
+
+@dataclass(frozen=True)
+class ContractResult:
+    """What a contract came to; a verdict of None means not reached, and the reason says why."""
+
+    verdict: Verdict | None
+    cases: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Waiver:
+    """A written excuse and what became of it in the run; `matched` counts the cases that it named."""
+
+    contract: str
+    cases: tuple[str, ...]
+    reason: str
+    owner: str
+    link: str
+    expires: str
+    state: Literal["used", "expired", "unmatched", "unneeded", "idle"]
+    matched: int
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """How the run compares with an earlier report: what passed there and does not, or is not there, now."""
+
+    path: str
+    regressed: tuple[str, ...]
+    gone: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Footer:
+    """What was known when the run ended; a report without one is of a run that did not end."""
+
+    finished: str
+    duration_s: float
+    overall: Overall
+    exit_status: int
+    interrupted: bool
+    contracts: Mapping[str, ContractResult]
+    totals: Mapping[Verdict, int]
+    waivers: tuple[Waiver, ...]
+    problems: tuple[str, ...]
+    baseline: Baseline | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole run."""
+
+    schema: str
+    header: Header
+    cases: tuple[Case, ...]
+    footer: Footer | None
+
+    @cached_property
+    def contracts(self) -> dict[str, Contract]:
+        """The contracts of the run by id, in the order of the catalogue."""
+        return {contract.id: contract for contract in self.header.contracts}
+
+    @cached_property
+    def cases_of(self) -> dict[str, list[Case]]:
+        """The cases of each contract, an empty list where it was not reached."""
+        found: dict[str, list[Case]] = {id: [] for id in self.contracts}
+        for case in self.cases:
+            found[case.contract].append(case)
+        return found
