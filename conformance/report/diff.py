@@ -1,12 +1,54 @@
-"""Two reports compared: what changed around the run, then what regressed, and the rest."""
+"""Two reports compared: what changed around the run first, then what regressed, then the rest."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
+from typing import Any
 
 from conformance.harness.verdicts import Verdict
-from conformance.report import rollup
+from conformance.report import rollup, text
 from conformance.report.values import Report
+
+_CASES_SHOWN = 3
+_CONTRACTS_SHOWN = 40
+_MARGIN = "  "
+_BROKEN = frozenset({Verdict.FAIL, Verdict.ERROR, Verdict.WAIVED})
+
+
+class Kind(Enum):
+    """How a contract or case differs; members stand in the order in which they are shown."""
+
+    REGRESSED = "Regressed: passed there, does not pass here"
+    GONE = "Gone: judged there, not judged here"
+    FIXED = "Fixed: did not hold there, passes here"
+    NEW = "New: judged here only"
+    CHANGED = "Changed otherwise"
+
+
+@dataclass(frozen=True)
+class Change:
+    """A contract (`case` is None) or a case whose verdict differs; a verdict of None means not judged."""
+
+    contract: str
+    case: str | None
+    old: Verdict | None
+    new: Verdict | None
+    kind: Kind
+
+    @property
+    def id(self) -> str:
+        return self.contract if self.case is None else self.case
+
+
+@dataclass(frozen=True)
+class Around:
+    """One fact about the machine, the software or the options that differs."""
+
+    name: str
+    old: str
+    new: str
 
 
 @dataclass(frozen=True)
@@ -16,17 +58,173 @@ class Regressions:
     regressed: tuple[str, ...]
     gone: tuple[str, ...]
 
+    def __bool__(self) -> bool:
+        return bool(self.regressed or self.gone)
+
 
 def regressions(old: Report, new: Report) -> Regressions:
-    """Compare `new` with the baseline `old`; contracts of level info never count."""
-    now = _verdicts(new)
-    passed = [id for id, verdict in _verdicts(old).items() if verdict is Verdict.PASS]
-    regressed = tuple(id for id in passed if now.get(id) not in (None, Verdict.PASS))
-    return Regressions(regressed, tuple(id for id in passed if now.get(id) is None))
+    """Compare `new` with the baseline `old`; contracts that were of level info there never count."""
+    passed = [
+        change
+        for change in changes(old, new)
+        if change.old is Verdict.PASS and old.contracts[change.contract].level != "info"
+    ]
+    return Regressions(
+        tuple(change.id for change in passed if change.new is not None),
+        tuple(change.id for change in passed if change.new is None),
+    )
 
 
-def _verdicts(report: Report) -> dict[str, Verdict | None]:
-    """Return the verdicts of contracts and cases that can count, contracts first."""
-    judged = {id for id, contract in report.contracts.items() if contract.level != "info"}
-    contracts = {id: verdict for id, verdict in rollup.verdicts(report).items() if id in judged}
-    return contracts | {case.id: case.verdict for case in report.cases if case.contract in judged}
+def changes(old: Report, new: Report) -> list[Change]:
+    """Return the contracts and then the cases whose verdicts differ, in the order of the catalogue."""
+    there, here = _verdicts(old), _verdicts(new)
+    return [
+        Change(contract, case, there.get((contract, case)), here.get((contract, case)), kind)
+        for contract, case in dict.fromkeys([*there, *here])
+        if (kind := _kind(there.get((contract, case)), here.get((contract, case)))) is not None
+    ]
+
+
+def _verdicts(report: Report) -> dict[tuple[str, str | None], Verdict | None]:
+    contracts: dict[tuple[str, str | None], Verdict | None] = {
+        (id, None): verdict for id, verdict in rollup.verdicts(report).items()
+    }
+    return contracts | {(case.contract, case.id): case.verdict for case in report.cases}
+
+
+def _kind(old: Verdict | None, new: Verdict | None) -> Kind | None:
+    if old is new:
+        return None
+    if new is None:
+        return Kind.GONE
+    if old is None:
+        return Kind.NEW
+    if old is Verdict.PASS:
+        return Kind.REGRESSED
+    return Kind.FIXED if new is Verdict.PASS and old in _BROKEN else Kind.CHANGED
+
+
+def around(old: Report, new: Report) -> list[Around]:
+    """Return what differs around the runs: torch, driver and devices first, then flags, then the rest."""
+    there, here = dict(_facts(old)), dict(_facts(new))
+    # The order of the newer report, with what only the older one has at the end.
+    return [
+        Around(name, there.get(name, "absent"), here.get(name, "absent"))
+        for name in dict.fromkeys([*here, *there])
+        if there.get(name) != here.get(name)
+    ]
+
+
+def _facts(report: Report) -> Iterator[tuple[str, str]]:
+    header = report.header
+    environment = vars(header.environment)
+    first = ("torch", "torch_git", "cuda_build", "hip_build", "driver")
+    for name in first:
+        yield name.replace("_", " "), _plain(environment[name])
+    for target in header.targets:
+        yield f"target {target.slot}", target.name
+        for name, value in target.probe.items():
+            yield f"target {target.slot}: {name}", _plain(value)
+    for name, value in header.flags.items():
+        yield name, _plain(value)
+    for name, value in header.variables.items():
+        yield f"variable {name}", value
+    for name, value in environment.items():
+        if name not in (*first, "packages"):
+            yield name, _plain(value)
+    for name, value in vars(header.suite).items():
+        yield f"suite {name}", _plain(value)
+    for name, value in vars(header.options).items():
+        yield f"option {name}", _plain(value)
+    for name, value in header.environment.packages.items():
+        yield f"package {name}", value
+
+
+def _plain(value: Any) -> str:
+    return "none" if value is None else text.value(value)
+
+
+def render(old: Report, new: Report, *, names: tuple[str, str], width: int = 100) -> str:
+    """Return the comparison in lines of at most `width`; `names` are what the reader calls the two reports."""
+    sections = [_runs(old, new, names), _surroundings(old, new, width)]
+    found = changes(old, new)
+    sections += [_section(kind, [c for c in found if c.kind is kind], old, new, width) for kind in Kind]
+    return "\n\n".join(section for section in [*sections, _conclusion(old, new, found)] if section)
+
+
+def _runs(old: Report, new: Report, names: tuple[str, str]) -> str:
+    rows = []
+    for word, name, report in (("old", names[0], old), ("new", names[1], new)):
+        torch = report.header.environment.torch
+        overall = rollup.overall(report).value
+        rows.append(text.line(f"{word}: {name}, {overall}, torch {torch}, started {report.header.started}"))
+    return "\n".join(rows)
+
+
+def _surroundings(old: Report, new: Report, width: int) -> str:
+    found = around(old, new)
+    if not found:
+        return "Environment: the same machine, software, flags and options."
+    rows = [_heading("Environment: what differs")]
+    rows += [text.wrap(f"{fact.name}: {fact.old} -> {fact.new}", width, _MARGIN, _MARGIN * 3) for fact in found]
+    return "\n".join(rows)
+
+
+def _heading(title: str) -> str:
+    return f"{title}\n{'-' * len(title)}"
+
+
+def _section(kind: Kind, found: list[Change], old: Report, new: Report, width: int) -> str:
+    """The changes of one kind, by contract."""
+    if not found:
+        return ""
+    ids = list(dict.fromkeys(change.contract for change in found))
+    rows = [_heading(f"{kind.value} ({text.tally([change.id for change in found])})")]
+    for id in ids[:_CONTRACTS_SHOWN]:
+        rows += _contract([change for change in found if change.contract == id], old, new, width)
+    if len(ids) > _CONTRACTS_SHOWN:
+        rows.append(f"{_MARGIN}... and {text.count(len(ids) - _CONTRACTS_SHOWN, 'more contract')}")
+    return "\n".join(rows)
+
+
+def _contract(found: list[Change], old: Report, new: Report, width: int) -> Iterator[str]:
+    contract = new.contracts.get(found[0].contract) or old.contracts[found[0].contract]
+    info = " (for information only)" if contract.level == "info" else ""
+    yield text.wrap(f"{contract.title}{info}", width, f"{_MARGIN}{contract.id}  ", _MARGIN * 3)
+    verdicts = [change for change in found if change.case is None]
+    cases = [change for change in found if change.case is not None]
+    if verdicts:
+        yield f"{_MARGIN * 2}the contract: {_step(verdicts[0])}{_why(new, contract.id) if not cases else ''}"
+    for change in cases[:_CASES_SHOWN]:
+        yield text.wrap(f"{change.id}: {_step(change)}{_seen(change, new)}", width, _MARGIN * 2, _MARGIN * 4)
+    if len(cases) > _CASES_SHOWN:
+        yield f"{_MARGIN * 2}... and {text.count(len(cases) - _CASES_SHOWN, 'more case')}"
+
+
+def _step(change: Change) -> str:
+    return " -> ".join("not judged" if verdict is None else verdict.value for verdict in (change.old, change.new))
+
+
+def _why(report: Report, contract: str) -> str:
+    """Why a contract was not judged here, where the report says so."""
+    result = report.footer.contracts.get(contract) if report.footer else None
+    return f", {text.line(result.reason)}" if result is not None and result.verdict is None else ""
+
+
+def _seen(change: Change, new: Report) -> str:
+    """What the case saw in the newer run, where it did not pass."""
+    case = next((case for case in new.cases_of.get(change.contract, []) if case.id == change.case), None)
+    if case is None or case.verdict is Verdict.PASS:
+        return ""
+    return f", {text.sighting(case)}"
+
+
+def _conclusion(old: Report, new: Report, found: list[Change]) -> str:
+    worse = regressions(old, new)
+    if worse:
+        parts = [f"{text.tally(worse.regressed)} no longer pass"] if worse.regressed else []
+        parts += [f"{text.tally(worse.gone)} that passed are gone"] if worse.gone else []
+        return f"REGRESSION: {'; '.join(parts)}."
+    if not found:
+        return "NO REGRESSION: every contract and every case has the same verdict."
+    return f"NO REGRESSION: {text.tally([change.id for change in found])} differ, and nothing that passed is worse."

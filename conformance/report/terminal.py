@@ -6,7 +6,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from tabulate import tabulate
+from tabulate import SEPARATING_LINE, DataRow, Line, TableFormat, tabulate
 
 from conformance.harness.verdicts import Overall, Verdict
 from conformance.report import rollup, text
@@ -16,15 +16,38 @@ _CASES_SHOWN = 3
 _NAMES_SHOWN = 6
 _FRAMES_SHOWN = 12
 _MARGIN = "  "
-_FULL_WIDTH = 98
+_FULL_WIDTH = 92
 _COLUMNS = (
-    (Verdict.PASS, "pass", "pass"),
-    (Verdict.FAIL, "fail", "fail"),
-    (Verdict.WAIVED, "waived", "waived"),
-    (Verdict.UNSUPPORTED, "unsupported", "unsup-\nported"),
-    (Verdict.UNTESTABLE, "untestable", "untest-\nable"),
-    (Verdict.INCONCLUSIVE, "inconclusive", "incon-\nclusive"),
-    (Verdict.ERROR, "error", "error"),
+    Verdict.PASS,
+    Verdict.FAIL,
+    Verdict.WAIVED,
+    Verdict.UNSUPPORTED,
+    Verdict.UNTESTABLE,
+    Verdict.INCONCLUSIVE,
+    Verdict.ERROR,
+)
+# Each in full, and folded for a narrow terminal.
+_HEADERS = (
+    ("contracts", ("con-", "tracts")),
+    ("cases", ("", "cases")),
+    ("pass", ("", "pass")),
+    ("fail", ("", "fail")),
+    ("waived", ("", "waived")),
+    ("unsupported", ("unsup-", "ported")),
+    ("untestable", ("untest-", "able")),
+    ("inconclusive", ("incon-", "clusive")),
+    ("error", ("", "error")),
+)
+_ROW = DataRow("", "  ", "")
+_TABLE = TableFormat(
+    lineabove=None,
+    linebelowheader=Line("", "-", "  ", ""),
+    linebetweenrows=None,
+    linebelow=None,
+    headerrow=_ROW,
+    datarow=_ROW,
+    padding=0,
+    with_header_hide=None,
 )
 _COLOURS = {
     Overall.CONFORMANT: "\x1b[1;32m",
@@ -92,15 +115,17 @@ def _table(report: Report, width: int) -> str:
         return "No chapter was selected."
     if len(rows) > 1:
         rows.append(["all", len(report.contracts), len(report.cases), *_counted(report.cases)])
-    wide = width >= _FULL_WIDTH
-    headers = ["chapter", "contracts" if wide else "con-\ntracts", "cases"]
-    headers += [full if wide else folded for _, full, folded in _COLUMNS]
-    return tabulate(rows, headers, tablefmt="simple")
+    # The headers are rows, since tabulate pads its own and the table would not fit into 80 columns.
+    names = [("", "chapter"), *(("", full) if width >= _FULL_WIDTH else folded for full, folded in _HEADERS)]
+    above, names_below = (list(row) for row in zip(*names, strict=True))
+    heads = [above, names_below] if any(above) else [names_below]
+    alignment = ["left", *["right"] * len(_HEADERS)]
+    return tabulate([*heads, SEPARATING_LINE, *rows], tablefmt=_TABLE, colalign=alignment, disable_numparse=True)
 
 
 def _counted(cases: list[Case] | tuple[Case, ...]) -> list[int]:
     counted = Counter(case.verdict for case in cases)
-    return [counted[verdict] for verdict, _, _ in _COLUMNS]
+    return [counted[verdict] for verdict in _COLUMNS]
 
 
 def _heading(title: str, paint: Paint) -> str:
@@ -151,12 +176,10 @@ def _sightings(cases: list[Case]) -> Iterator[str]:
 
 
 def _what(case: Case) -> str:
-    """What a case saw: its evidence that does not hold, else its reason."""
-    broken = [text.seen(evidence) for evidence in case.evidence if not evidence.holds]
-    reason = "; ".join(broken) or case.reason or "no reason is given"
+    """What a failing case saw."""
     if case.verdict is Verdict.UNTESTABLE:
-        return f"could not be tested, which under --gpu fails a must: {reason}"
-    return reason
+        return f"could not be tested, which under --gpu fails a must: {case.reason}"
+    return text.sighting(case)
 
 
 def _short_id(case: Case) -> str:
@@ -309,7 +332,7 @@ def _because(report: Report, overall: Overall) -> Iterator[str]:
         yield "nothing was executed"
     if footer and footer.problems:
         yield text.count(len(footer.problems), "problem")
-    if footer and footer.baseline and (lost := len(footer.baseline.regressed) + len(footer.baseline.gone)):
+    if footer and footer.baseline and (lost := text.tally(footer.baseline.regressed + footer.baseline.gone)):
         yield f"{lost} worse than in the baseline"
     if counted[Verdict.INCONCLUSIVE]:
         yield f"{text.count(counted[Verdict.INCONCLUSIVE], 'contract')} COULD NOT BE JUDGED, so this is no pass"

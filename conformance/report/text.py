@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import textwrap
 import unicodedata
+from collections.abc import Collection
 from typing import Any
 
-from conformance.report.values import Evidence
+from conformance.report.values import Case, Evidence
 
-_RELATIONS = {"in": "between", "raises": "", "warns": ""}
 _MARKDOWN = re.compile(r"[\\`*\[\]|<>&~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
 _BLOCK_MARK = re.compile(r"^(#{1,6}(?= |$)|[-+=]+(?= |$)|\d+[.)](?= |$)|[-=]{3,}$)")
@@ -95,6 +95,12 @@ def seen(evidence: Evidence) -> str:
     return f"{measured} ({'required' if evidence.holds else 'but required'}: {required(evidence)})"
 
 
+def sighting(case: Case) -> str:
+    """Return what a case saw: the evidence of it that does not hold, else its reason."""
+    broken = [seen(evidence) for evidence in case.evidence if not evidence.holds]
+    return "; ".join(broken) or case.reason or "no reason is given"
+
+
 def count(number: int, noun: str) -> str:
     """Return `3 cases` or `1 case`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
@@ -104,3 +110,10 @@ def some(items: list[str], limit: int) -> str:
     """Join the first `limit` of `items` and say how many more there are."""
     more = f" and {len(items) - limit} more" if len(items) > limit else ""
     return ", ".join(items[:limit]) + more
+
+
+def tally(ids: Collection[str]) -> str:
+    """Return `2 contracts and 5 cases` for a mixture of their ids; those of cases have brackets."""
+    cases = sum("[" in id for id in ids)
+    parts = [count(number, noun) for number, noun in ((len(ids) - cases, "contract"), (cases, "case")) if number]
+    return " and ".join(parts)
