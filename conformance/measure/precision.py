@@ -1,0 +1,39 @@
+"""Which arithmetic a measured product is allowed to use."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+# "CUDA semantics", sections on TF32 and on reduced precision reductions in fp16 and bf16 GEMMs, and fp16 accumulation.
+_CUDA_FLAGS = (
+    (torch.backends.cuda.matmul, "allow_tf32"),
+    (torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction"),
+    (torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
+    (torch.backends.cuda.matmul, "allow_fp16_accumulation"),
+    (torch.backends.cudnn, "allow_tf32"),
+)
+
+
+@contextlib.contextmanager
+def full_precision(device_type: str) -> Iterator[None]:
+    """Have fp32 products computed in fp32 and 16-bit ones accumulated in fp32, as the flags of torch promise.
+
+    Puts every flag back. On a device type other than cuda only the precision of fp32 products is a flag.
+    """
+    before = torch.get_float32_matmul_precision()
+    flags = [(owner, name) for owner, name in _CUDA_FLAGS if device_type == "cuda" and hasattr(owner, name)]
+    values = [getattr(owner, name) for owner, name in flags]
+    if before != "highest":
+        torch.set_float32_matmul_precision("highest")
+    try:
+        for owner, name in flags:
+            setattr(owner, name, False)
+        yield
+    finally:
+        for (owner, name), value in zip(flags, values, strict=True):
+            setattr(owner, name, value)
+        if before != "highest":
+            torch.set_float32_matmul_precision(before)

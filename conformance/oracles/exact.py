@@ -1,0 +1,114 @@
+"""Matrix products, convolutions and attention in float64, by multiplication and summation alone."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+
+
+def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Return `left @ right` in float64 for shapes (..., m, k) and (..., k, n).
+
+    No matrix product kernel takes part, so that a fault in one cannot hide in the reference. Exact where
+    every sum of products is an integer below 2^53.
+    """
+    return (left.double().unsqueeze(-1) * right.double().unsqueeze(-3)).sum(-2)
+
+
+def sixteen_bit_sum(first: float, others: float, count: int, unit: float) -> float:
+    """Return `first` plus `count` times `others` (all positive), rounded to a 16-bit type after each addition.
+
+    `unit` is the type's unit roundoff. The control of every claim about wide accumulation.
+    """
+    total = first
+    for _ in range(count):
+        exact = total + others
+        spacing = 2.0 ** math.floor(math.log2(exact)) * 2 * unit
+        total = round(exact / spacing) * spacing
+    return total
+
+
+def convolution(
+    image: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    stride: int = 1,
+    padding: int = 0,
+    dilation: int = 1,
+    groups: int = 1,
+) -> torch.Tensor:
+    """Return the float64 convolution of (n, c, *space) with (out, c / groups, *kernel), tap by tap.
+
+    torch.nn.Conv2d's formula; differentiable, its gradients being multiplications and sums as well.
+    """
+    dims = image.dim() - 2
+    image, weight = image.double(), weight.double()
+    image = torch.nn.functional.pad(image, (padding, padding) * dims)
+    kernel = weight.shape[2:]
+    space = [
+        (size - dilation * (taps - 1) - 1) // stride + 1 for size, taps in zip(image.shape[2:], kernel, strict=True)
+    ]
+    grouped = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
+    total = torch.zeros((), dtype=torch.float64)
+    for tap in itertools.product(*map(range, kernel)):
+        places = [
+            slice(at * dilation, at * dilation + stride * (size - 1) + 1, stride)
+            for at, size in zip(tap, space, strict=True)
+        ]
+        window = image[(slice(None), slice(None), *places)]
+        window = window.reshape(window.shape[0], groups, 1, -1, *space)
+        factor = grouped[(slice(None), slice(None), slice(None), *tap)]
+        total = total + (window * factor.reshape(*factor.shape, *[1] * dims)).sum(3)
+    result = total.flatten(1, 2)
+    return result if bias is None else result + bias.double().reshape(-1, *[1] * dims)
+
+
+def transposed_convolution(
+    image: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    stride: int = 1,
+    padding: int = 0,
+    dilation: int = 1,
+    groups: int = 1,
+) -> torch.Tensor:
+    """Return the float64 transposed convolution of (n, c, *space) with (c, out / groups, *kernel).
+
+    By its definition: the gradient of `convolution` with respect to its input (torch.nn.ConvTranspose2d).
+    """
+    dims = image.dim() - 2
+    space = [
+        (size - 1) * stride - 2 * padding + dilation * (taps - 1) + 1
+        for size, taps in zip(image.shape[2:], weight.shape[2:], strict=True)
+    ]
+    source = torch.zeros(image.shape[0], weight.shape[1] * groups, *space, dtype=torch.float64, requires_grad=True)
+    forward = convolution(source, weight, stride=stride, padding=padding, dilation=dilation, groups=groups)
+    (result,) = torch.autograd.grad(forward, source, image.double(), create_graph=True)
+    return result if bias is None else result + bias.double().reshape(-1, *[1] * dims)
+
+
+def softmax(logits: torch.Tensor) -> torch.Tensor:
+    """Return the float64 softmax over the last dimension, by exponentials and a sum."""
+    logits = logits.double()
+    powers = torch.exp(logits - logits.detach().amax(-1, keepdim=True))
+    return powers / powers.sum(-1, keepdim=True)
+
+
+def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, is_causal: bool = False) -> torch.Tensor:
+    """Return softmax(QK'/sqrt(e))V in float64 for shapes (..., l, e), (..., s, e) and (..., s, v)."""
+    logits = product(query, key.transpose(-1, -2)) / math.sqrt(query.shape[-1])
+    if is_causal:
+        after = torch.ones(logits.shape[-2:], dtype=torch.bool).triu(1)
+        logits = logits.masked_fill(after, float("-inf"))
+    return product(softmax(logits), value)
+
+
+def layer_norm(rows: torch.Tensor) -> torch.Tensor:
+    """Return the float64 layer norm over the last dimension, eps 1e-5, no affine part (torch.nn.LayerNorm)."""
+    rows = rows.double()
+    centred = rows - rows.mean(-1, keepdim=True)
+    return centred / (centred.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
