@@ -75,10 +75,15 @@ class Toy:
         )
         (self.path / f"{name}.py").write_text(header + source)
 
-    def run(self, *arguments: str, report: str = "report") -> Outcome:
-        """Run the toy suite; the order is that of the file unless a plugin is asked for."""
+    def run(self, *arguments: str, report: str = "report", shuffled: bool = False) -> Outcome:
+        """Run the toy suite, in the order of the file or in a random one."""
         result = self._pytester.runpytest_inprocess(
-            "-p", "conformance.harness.plugin", "-p", "no:randomly", "--report", report, *arguments
+            "-p",
+            "conformance.harness.plugin",
+            *(() if shuffled else ("-p", "no:randomly")),
+            "--report",
+            report,
+            *arguments,
         )
         path = self.path / report / "report.json"
         read = json.loads(path.read_text()) if path.exists() else {}

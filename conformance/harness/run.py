@@ -138,6 +138,7 @@ class Run:
             if not target.is_fake and (broken := targets.smoke(target)) is not None:
                 broken = environment.redact(broken)
                 self._problems.append(f"smoke stage: {broken}; nothing else was run")
+                self.finish(int(pytest.ExitCode.TESTS_FAILED))
                 pytest.exit(f"smoke stage: {broken}", returncode=1)
 
     def add(self, record: dict[str, Any]) -> None:

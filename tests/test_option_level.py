@@ -1,0 +1,49 @@
+"""--level sets the depth: the same contracts, more cases and samples."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import Toy
+
+
+@pytest.mark.parametrize(
+    ("asked", "operators", "samples"),
+    [
+        (("--level", "quick"), {"a"}, 1),
+        ((), {"a", "b"}, 10),
+        (("--level", "full"), {"a", "b", "c"}, 100),
+    ],
+)
+def test_depth(toy: Toy, asked: tuple[str, ...], operators: set[str], samples: int) -> None:
+    toy.contract("AMP-API-001")
+    toy.checks(
+        "@pytest.mark.parametrize('op', ['a', deep('standard', 'b'), deep('full', 'c')])\n"
+        "@contract('AMP-API-001')\n"
+        "def test_it(case: Case, op: str) -> None:\n"
+        "    case.note('samples', case.samples(quick=1, standard=10, full=100))\n"
+    )
+
+    outcome = toy.run(*asked)
+
+    assert {case["parameters"]["op"] for case in outcome.report["cases"]} == operators
+    assert {case["evidence"][0]["measured"] for case in outcome.report["cases"]} == {samples}
+
+
+def test_contract_that_needs_more_depth_is_reported(toy: Toy) -> None:
+    toy.contract("AMP-API-001")
+    toy.checks(
+        "@pytest.mark.parametrize('op', [deep('full', 'c')])\n"
+        "@contract('AMP-API-001')\ndef test_it(case: Case, op: str) -> None:\n    case.note('x', 1)\n"
+    )
+
+    outcome = toy.run("--level", "quick")
+
+    assert outcome.report["footer"]["contracts"]["AMP-API-001"]["reason"] == "needs --level full"
+
+
+def test_unknown_level_is_refused(toy: Toy) -> None:
+    outcome = toy.run("--level", "deep")
+
+    assert outcome.status == 4
+    assert "quick" in outcome.output

@@ -1,0 +1,160 @@
+"""--waivers excuses known failures, in the open, and an excuse that has rotted fails the run."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import Outcome, Toy
+
+_GOOD = {
+    "contract": '"AMP-API-001"',
+    "cases": '["*"]',
+    "reason": '"a known failure"',
+    "owner": '"the maintainers"',
+    "link": '"https://example.org/1"',
+    "expires": "2999-12-31",
+}
+
+
+def _suite(toy: Toy, second: str = "case.equal('y', 1, 2)") -> None:
+    toy.contract("AMP-API-001")
+    toy.contract("AMP-API-002")
+    toy.checks(
+        "@contract('AMP-API-001')\ndef test_a(case: Case) -> None:\n    case.equal('x', 1, 2)\n"
+        f"@contract('AMP-API-001')\ndef test_b(case: Case) -> None:\n    {second}\n"
+        "@contract('AMP-API-002')\ndef test_c(case: Case) -> None:\n    case.note('z', 1)\n"
+    )
+
+
+def _run(toy: Toy, *arguments: str, **keys: str | None) -> Outcome:
+    rows = {**_GOOD, **keys}
+    text = "[[waiver]]\n" + "".join(f"{key} = {value}\n" for key, value in rows.items() if value is not None)
+    (toy.path / "waivers.toml").write_text(text)
+    return toy.run("--waivers", "waivers.toml", *arguments)
+
+
+def test_waived_failure_is_shown_and_does_not_fail(toy: Toy) -> None:
+    _suite(toy)
+
+    outcome = _run(toy)
+
+    assert outcome.status == 0
+    assert outcome.verdicts()["AMP-API-001[a]"] == "WAIVED"
+    assert outcome.report["footer"]["waivers"][0]["state"] == "used"
+    assert "2 xfailed" in outcome.output
+    assert "a known failure" in outcome.output
+
+
+def test_waiver_that_a_passing_case_no_longer_needs_fails_the_run(toy: Toy) -> None:
+    _suite(toy, second="case.equal('y', 1, 1)")
+
+    outcome = _run(toy)
+
+    assert outcome.status == 1
+    assert outcome.report["footer"]["waivers"][0]["state"] == "unneeded"
+    assert "no longer needed" in outcome.output
+
+
+@pytest.mark.parametrize(
+    ("keys", "state"),
+    [
+        ({"expires": "2020-01-01"}, "expired"),
+        ({"cases": '["*no-such-case*"]'}, "unmatched"),
+    ],
+)
+def test_rotten_waiver_fails_the_run(toy: Toy, keys: dict[str, str], state: str) -> None:
+    _suite(toy)
+
+    outcome = _run(toy, **keys)
+
+    assert outcome.status == 1
+    assert outcome.report["footer"]["waivers"][0]["state"] == state
+    assert outcome.verdicts()["AMP-API-001[a]"] == "FAIL"
+
+
+@pytest.mark.parametrize("keys", [{"torch": '"<2.0"'}, {"target": '"cuda"'}])
+def test_waiver_outside_its_conditions_excuses_nothing(toy: Toy, keys: dict[str, str]) -> None:
+    _suite(toy)
+
+    outcome = _run(toy, **keys)
+
+    assert outcome.status == 1
+    assert outcome.report["footer"]["waivers"][0]["state"] == "idle"
+    assert outcome.verdicts()["AMP-API-001[a]"] == "FAIL"
+
+
+@pytest.mark.parametrize("arguments", [("--chapter", "api", "--contract", "AMP-API-002"), ("-k", "test_c")])
+def test_waiver_of_what_was_not_run_is_idle(toy: Toy, arguments: tuple[str, ...]) -> None:
+    _suite(toy)
+
+    outcome = _run(toy, *arguments)
+
+    assert outcome.status == 0
+    assert outcome.report["footer"]["waivers"][0]["state"] == "idle"
+
+
+def test_waiver_of_deeper_cases_is_idle_at_a_shallow_level(toy: Toy) -> None:
+    toy.contract("AMP-API-001")
+    toy.checks(
+        "@pytest.mark.parametrize('op', ['a', deep('full', 'b')])\n"
+        "@contract('AMP-API-001')\ndef test_a(case: Case, op: str) -> None:\n    case.equal('op', op, 'a')\n"
+    )
+
+    outcome = _run(toy, cases='["*:b*"]')
+
+    assert outcome.status == 0
+    assert outcome.report["footer"]["waivers"][0]["state"] == "idle"
+
+
+def test_case_patterns_match_brackets_as_they_stand(toy: Toy) -> None:
+    _suite(toy)
+
+    outcome = _run(toy, cases='["AMP-API-001[a]"]')
+
+    assert outcome.verdicts() == {"AMP-API-001[a]": "WAIVED", "AMP-API-001[b]": "FAIL", "AMP-API-002[c]": "PASS"}
+
+
+def test_error_is_never_waived(toy: Toy) -> None:
+    _suite(toy, second="undefined_name")
+
+    outcome = _run(toy)
+
+    assert outcome.verdicts()["AMP-API-001[b]"] == "ERROR"
+    assert outcome.status == 3
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"colour": '"red"'}, "unknown key 'colour'"),
+        ({"reason": None}, "the key 'reason' is missing"),
+        ({"reason": '"  "'}, "reason must be a text that is not empty"),
+        ({"expires": '"2030-01-01"'}, "expires must be a date"),
+        ({"expires": "2030-13-01"}, "not TOML"),
+        ({"cases": '"*"'}, "cases must be a list"),
+        ({"torch": '"new"'}, "torch must be version bounds"),
+        ({"contract": '"AMP-API-999"'}, "matches nothing: there is no contract 'AMP-API-999'"),
+    ],
+)
+def test_bad_waiver_file_is_refused(toy: Toy, keys: dict[str, str | None], said: str) -> None:
+    _suite(toy)
+
+    outcome = _run(toy, **keys)
+
+    assert outcome.status == 4
+    assert "waivers.toml" in outcome.output
+    assert said in outcome.output
+    assert "Traceback" not in outcome.output
+    assert not (toy.path / "report").exists()
+
+
+@pytest.mark.parametrize(("text", "said"), [(None, "cannot be read"), ("[[waiver", "not TOML"), ("x = 1", "'x'")])
+def test_file_that_is_no_waiver_file_is_refused(toy: Toy, text: str | None, said: str) -> None:
+    _suite(toy)
+    if text is not None:
+        (toy.path / "bad.toml").write_text(text)
+
+    outcome = toy.run("--waivers", "bad.toml")
+
+    assert outcome.status == 4
+    assert said in outcome.output

@@ -1,0 +1,79 @@
+"""Any order, any number of workers and a second run in one process give the same verdicts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.harness import plugin
+from tests.conftest import Toy
+
+_CHECKS = (
+    "@pytest.mark.parametrize('number', range(6))\n"
+    "@contract('AMP-API-001')\n"
+    "def test_a(case: Case, target: Target, rng: torch.Generator, number: int) -> None:\n"
+    "    case.note('drawn', torch.rand(2, generator=rng).tolist())\n"
+    "    case.equal('number', number % 3 == 0, False)\n"
+)
+
+
+def _suite(toy: Toy) -> None:
+    toy.contract("AMP-API-001")
+    toy.contract("AMP-API-002")
+    toy.checks(_CHECKS)
+
+
+def _essence(report: dict[str, Any]) -> dict[str, Any]:
+    return {case["id"]: (case["verdict"], case["evidence"]) for case in report["cases"]}
+
+
+def test_second_run_in_one_process(toy: Toy) -> None:
+    _suite(toy)
+
+    assert _essence(toy.run().report) == _essence(toy.run().report)
+
+
+def test_random_order(toy: Toy) -> None:
+    _suite(toy)
+    expected = toy.run()
+
+    shuffled = toy.run(shuffled=True)
+
+    assert _essence(shuffled.report) == _essence(expected.report)
+
+
+def test_workers(toy: Toy, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under xdist the workers are processes of their own, so the toy suite is loaded there by a plugin."""
+    _suite(toy)
+    (toy.path / "toyplugin.py").write_text(
+        "import pathlib\n"
+        "from conformance.harness import catalogue, waivers\n"
+        "catalogue.CONTRACTS = pathlib.Path(__file__).parent / 'contracts'\n"
+        "waivers.shipped = lambda known: ()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(toy.path), str(root))))
+    monkeypatch.syspath_prepend(toy.path)
+    expected = toy.run()
+
+    spread = toy.run("-p", "toyplugin", "-n", "2")
+
+    assert _essence(spread.report) == _essence(expected.report)
+    assert spread.status == expected.status == 1
+    assert spread.report["header"]["options"]["workers"] == 2
+    assert spread.report["footer"]["contracts"]["AMP-API-002"] == expected.report["footer"]["contracts"]["AMP-API-002"]
+
+
+def test_speed_and_memory_run_last(toy: Toy) -> None:
+    """Only modules of the suite itself have a chapter, so the order is read off the plugin's own key."""
+
+    class Item:
+        def __init__(self, name: str) -> None:
+            self.path = plugin.PACKAGE / name
+
+    names = ["test_speed.py", "test_cast.py", "test_memory.py", "test_api.py"]
+    ordered = sorted(names, key=lambda name: plugin._lateness(Item(name)))  # type: ignore[arg-type]
+
+    assert ordered == ["test_cast.py", "test_api.py", "test_memory.py", "test_speed.py"]

@@ -1,0 +1,66 @@
+"""A case leaves nothing behind: a leak fails that case and no other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from conformance.harness import state
+from tests.conftest import Toy
+
+_LEAKS = {
+    "autocast enabled for cpu": "torch.set_autocast_enabled('cpu', True)",
+    "autocast dtype for cuda": "torch.set_autocast_dtype('cuda', torch.bfloat16)",
+    "autocast cache enabled": "torch.set_autocast_cache_enabled(False)",
+    "autocast nesting depth": "torch.autocast_increment_nesting()",
+    "grad mode": "torch.set_grad_enabled(False)",
+    "default dtype": "torch.set_default_dtype(torch.float64)",
+    "float32 matmul precision": "torch.set_float32_matmul_precision('high')",
+    "deterministic algorithms": "torch.use_deterministic_algorithms(True)",
+    "torch.backends.cudnn.allow_tf32": "torch.backends.cudnn.allow_tf32 = False",
+    "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction": (
+        "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False"
+    ),
+    "threads": "torch.set_num_threads(1 + torch.get_num_threads())",
+    "anomaly mode": "torch.set_anomaly_enabled(True)",
+}
+
+
+@pytest.mark.parametrize("name", _LEAKS)
+def test_leak_fails_the_case_that_leaks_and_no_other(toy: Toy, name: str) -> None:
+    before = state.Snapshot()
+    toy.contract("AMP-API-001")
+    toy.checks(
+        f"@contract('AMP-API-001')\ndef test_a(case: Case) -> None:\n    case.note('x', 1)\n    {_LEAKS[name]}\n"
+        "@contract('AMP-API-001')\ndef test_b(case: Case) -> None:\n    case.note('x', 1)\n"
+    )
+
+    outcome = toy.run()
+
+    assert outcome.verdicts() == {"AMP-API-001[a]": "FAIL", "AMP-API-001[b]": "PASS"}
+    assert f"leaves state behind: {name} was" in outcome.report["cases"][0]["reason"]
+    assert before.leaks() == []
+
+
+def test_global_random_state_is_put_back(toy: Toy) -> None:
+    toy.contract("AMP-API-001")
+    toy.checks("@contract('AMP-API-001')\ndef test_a(case: Case) -> None:\n    case.note('x', torch.rand(1).item())\n")
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+
+    toy.run()
+
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_failed_case_is_cleaned_up_after(toy: Toy) -> None:
+    toy.contract("AMP-API-001")
+    toy.checks(
+        "@contract('AMP-API-001')\ndef test_a(case: Case) -> None:\n"
+        "    torch.set_autocast_enabled('cpu', True)\n    case.equal('x', 1, 2)\n"
+        "@contract('AMP-API-001')\ndef test_b(case: Case) -> None:\n"
+        "    case.equal('enabled', torch.is_autocast_enabled('cpu'), False)\n"
+    )
+
+    assert toy.run().verdicts() == {"AMP-API-001[a]": "FAIL", "AMP-API-001[b]": "PASS"}
