@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from conformance.report import decode, rollup
 from conformance.report.values import Footer, Report
 
-__all__ = ["SCHEMA", "Report", "ReportError", "parse", "read"]
+__all__ = ["SCHEMA", "Report", "ReportError", "locate", "parse", "read"]
 
 SCHEMA = "amp-conformance-report/1"
 FILE = "report.json"
@@ -69,14 +69,19 @@ def read(path: str | Path) -> Report:
 
     A report without a footer is fine: it is of a run that did not end, and its overall verdict is INCOMPLETE.
     """
-    path = Path(path)
-    file = path / FILE if path.is_dir() else path
+    file = locate(path)
     try:
         report = parse(_load(file))
         _check(report)
     except ReportError as error:
         raise type(error)(f"{file}: {error}") from None
     return report
+
+
+def locate(path: str | Path) -> Path:
+    """Return the file that `path` names: itself, or the report in that folder."""
+    path = Path(path)
+    return path / FILE if path.is_dir() else path
 
 
 def parse(document: Any) -> Report:

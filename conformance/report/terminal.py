@@ -12,9 +12,9 @@ from conformance.harness.verdicts import Overall, Verdict
 from conformance.report import rollup, text
 from conformance.report.values import Case, Contract, Report
 
-_CASES_SHOWN = 3
+_SIGHTINGS_SHOWN = 3
 _NAMES_SHOWN = 6
-_FRAMES_SHOWN = 12
+_TRACE_LINES = 16
 _MARGIN = "  "
 _FULL_WIDTH = 92
 _COLUMNS = (
@@ -155,13 +155,20 @@ def _block(report: Report, contract: Contract, cases: list[Case], width: int, pa
     rows.append(_field("on", _where(report, contract, cases), width))
     rows.append(_field("usual cause", contract.failure, width))
     rows.append(_field("next step", contract.next_step, width))
-    rows.append(_field("run just this", _command(report, contract, cases), width))
-    rows.append(f"{_MARGIN}with torch alone:")
-    rows.append(text.indent(_snippet(contract, cases), _MARGIN * 3))
+    # Not wrapped: it is there to be copied.
+    rows.append(f"{_MARGIN}{'run just this':<14}{text.line(_command(report, contract))}")
+    if snippet := next((case.snippet for case in cases if case.snippet), None):
+        rows += [f"{_MARGIN}with torch alone:", text.indent(snippet, _MARGIN * 3)]
     if trace := next((case.detail for case in cases if case.detail), None):
-        rows.append(f"{_MARGIN}traceback (its end; all of it is in the report):")
-        rows.append(text.indent("\n".join(trace.strip().splitlines()[-_FRAMES_SHOWN:]), _MARGIN * 3))
+        rows += [f"{_MARGIN}raised from:", _end_of(trace)]
     return "\n".join(rows)
+
+
+def _end_of(trace: str) -> str:
+    """The last lines of a traceback, which name the place; the report has all of it."""
+    lines = trace.strip().splitlines()
+    left_out = ["..."] if len(lines) > _TRACE_LINES else []
+    return text.indent("\n".join(left_out + lines[-_TRACE_LINES:]), _MARGIN * 3)
 
 
 def _field(name: str, words: str, width: int) -> str:
@@ -169,10 +176,15 @@ def _field(name: str, words: str, width: int) -> str:
 
 
 def _sightings(cases: list[Case]) -> Iterator[str]:
-    for case in cases[:_CASES_SHOWN]:
-        yield f"{_what(case)}  -- {_short_id(case)} on {case.target}"
-    if len(cases) > _CASES_SHOWN:
-        yield f"... and {text.count(len(cases) - _CASES_SHOWN, 'more case')}"
+    """What was seen, with the cases that saw it."""
+    groups: dict[str, list[str]] = {}
+    for case in cases:
+        groups.setdefault(_what(case), []).append(_short_id(case))
+    for what, ids in list(groups.items())[:_SIGHTINGS_SHOWN]:
+        yield f"{what}, in {text.some(ids, _SIGHTINGS_SHOWN)}"
+    if len(groups) > _SIGHTINGS_SHOWN:
+        rest = sum(map(len, list(groups.values())[_SIGHTINGS_SHOWN:]))
+        yield f"... and {text.count(rest, 'more case')} that saw something else"
 
 
 def _what(case: Case) -> str:
@@ -193,7 +205,7 @@ def _where(report: Report, contract: Contract, cases: list[Case]) -> str:
     return ", ".join(f"{target}: {failed[target]} of {text.count(ran[target], 'case')}" for target in failed)
 
 
-def _command(report: Report, contract: Contract, cases: list[Case]) -> str:
+def _command(report: Report, contract: Contract) -> str:
     """The command that runs the contract again under the same options."""
     options = report.header.options
     words = ["pytest", "conformance", "--contract", contract.id]
@@ -206,10 +218,6 @@ def _command(report: Report, contract: Contract, cases: list[Case]) -> str:
     return shlex.join(words)
 
 
-def _snippet(contract: Contract, cases: list[Case]) -> str:
-    return next((case.snippet for case in cases if case.snippet), contract.snippet)
-
-
 def _errors(report: Report, width: int, paint: Paint) -> Iterator[str]:
     """Cases in which the suite itself broke, with their tracebacks."""
     cases = [case for case in report.cases if case.verdict is Verdict.ERROR]
@@ -219,7 +227,7 @@ def _errors(report: Report, width: int, paint: Paint) -> Iterator[str]:
     for case in cases[:_NAMES_SHOWN]:
         rows = [text.wrap(f"{case.id} on {case.target}", width), text.wrap(case.reason, width, _MARGIN)]
         if case.detail:
-            rows.append(text.indent(case.detail, _MARGIN * 2))
+            rows.append(_end_of(case.detail))
         yield "\n".join(rows)
     if len(cases) > _NAMES_SHOWN:
         yield f"... and {text.count(len(cases) - _NAMES_SHOWN, 'more case')}"
@@ -334,10 +342,10 @@ def _because(report: Report, overall: Overall) -> Iterator[str]:
         yield text.count(len(footer.problems), "problem")
     if footer and footer.baseline and (lost := text.tally(footer.baseline.regressed + footer.baseline.gone)):
         yield f"{lost} worse than in the baseline"
-    if counted[Verdict.INCONCLUSIVE]:
+    if overall is Overall.INCONCLUSIVE:
         yield f"{text.count(counted[Verdict.INCONCLUSIVE], 'contract')} COULD NOT BE JUDGED, so this is no pass"
     yield f"{counted[Verdict.PASS]} of {text.count(len(judged), 'contract')} hold"
-    for verdict in (Verdict.WAIVED, Verdict.UNSUPPORTED, Verdict.UNTESTABLE):
+    for verdict in (Verdict.WAIVED, Verdict.UNSUPPORTED, Verdict.UNTESTABLE, Verdict.INCONCLUSIVE):
         if counted[verdict]:
             yield f"{counted[verdict]} {verdict.value.lower()}"
     if counted[None]:

@@ -13,6 +13,7 @@ from conformance.report.values import Case, Evidence
 _MARKDOWN = re.compile(r"[\\`*\[\]|<>&~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
 _BLOCK_MARK = re.compile(r"^(#{1,6}(?= |$)|[-+=]+(?= |$)|\d+[.)](?= |$)|[-=]{3,}$)")
+_RELATIONS = {"==": "exactly", "<=": "at most", ">=": "at least"}
 _ITEMS = 8
 
 
@@ -70,7 +71,7 @@ def _value(measured: Any) -> str:
     if isinstance(measured, float):
         return f"{measured:.6g}" if not measured.is_integer() or abs(measured) >= 1e15 else f"{measured:.0f}"
     if measured is None:
-        return "nothing"
+        return "none"
     if isinstance(measured, tuple):
         more = f", ... {len(measured)} in all" if len(measured) > _ITEMS else ""
         return f"[{', '.join(_value(item) for item in measured[:_ITEMS])}{more}]"
@@ -78,13 +79,13 @@ def _value(measured: Any) -> str:
 
 
 def required(evidence: Evidence) -> str:
-    """Return what was required of `evidence`, such as `<= 0.5 ms`; empty where nothing was."""
+    """Return what was required of `evidence`, such as `at most 0.5 ms`; empty where nothing was."""
     if evidence.relation is None:
         return ""
     if evidence.relation == "in" and isinstance(evidence.bound, tuple) and len(evidence.bound) == 2:
         low, high = evidence.bound
         return f"between {value(low)} and {value(high, evidence.unit)}"
-    return f"{evidence.relation} {value(evidence.bound, evidence.unit)}"
+    return f"{_RELATIONS.get(evidence.relation, evidence.relation)} {value(evidence.bound, evidence.unit)}"
 
 
 def seen(evidence: Evidence) -> str:
@@ -92,7 +93,7 @@ def seen(evidence: Evidence) -> str:
     measured = f"{evidence.name}: {value(evidence.measured, evidence.unit)}"
     if evidence.relation is None:
         return measured
-    return f"{measured} ({'required' if evidence.holds else 'but required'}: {required(evidence)})"
+    return f"{measured} (required: {required(evidence)})"
 
 
 def sighting(case: Case) -> str:

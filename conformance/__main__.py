@@ -1,0 +1,119 @@
+"""What can be done with a report: `python -m conformance diff|checklist|summary`; needs neither torch nor pytest."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from conformance.report import checklist, diff, document, terminal
+from conformance.version import __version__
+
+OK, REGRESSION, USAGE = 0, 1, 4
+
+
+class UsageError(ValueError):
+    """The command cannot be carried out as given; the message is one line."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Ends with the exit status that the suite uses for a wrong command line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(USAGE, f"{self.prog}: {message}\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Carry out one command; returns the exit status: 0, 1 for a regression, 4 for input that cannot be used."""
+    arguments = _parser().parse_args(argv)
+    try:
+        status: int = arguments.run(arguments)
+        sys.stdout.flush()
+    except (document.ReportError, UsageError) as error:
+        print(f"conformance {arguments.command}: {' '.join(str(error).split())}", file=sys.stderr)
+        return USAGE
+    except BrokenPipeError:
+        # The reader of the pipe has seen enough; what is left in the buffer goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m conformance",
+        description="Read reports of the AMP conformance suite. A report is report.json or the folder that holds it.",
+        epilog="To judge a machine, run: pytest conformance (with a GPU: pytest conformance --gpu)",
+    )
+    parser.add_argument("--version", action="version", version=f"amp-conformance {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="diff|checklist|summary")
+
+    command = commands.add_parser("diff", help="compare two reports; exit status 1 where something regressed")
+    command.add_argument("old", metavar="OLD", help="the report to compare with")
+    command.add_argument("new", metavar="NEW", help="the report to judge")
+    command.set_defaults(run=_diff)
+
+    command = commands.add_parser("checklist", help="write a report as Markdown that can be signed")
+    command.add_argument("report", metavar="REPORT", help="the report")
+    command.add_argument("-o", "--output", metavar="FILE", help="write to FILE (default: standard output)")
+    command.set_defaults(run=_checklist)
+
+    command = commands.add_parser("summary", help="show a report as the run showed it at its end")
+    command.add_argument("report", metavar="REPORT", help="the report")
+    command.add_argument("-q", "--quiet", action="store_true", help="one line for each contract that failed")
+    command.set_defaults(run=_summary)
+    return parser
+
+
+def _diff(arguments: argparse.Namespace) -> int:
+    old, new = document.read(arguments.old), document.read(arguments.new)
+    _print(diff.render(old, new, names=(arguments.old, arguments.new), width=_width()))
+    return REGRESSION if diff.regressions(old, new) else OK
+
+
+def _checklist(arguments: argparse.Namespace) -> int:
+    file = document.locate(arguments.report)
+    report = document.read(file)
+    page = checklist.render(report, digest=hashlib.sha256(file.read_bytes()).hexdigest())
+    if arguments.output is None:
+        _print(page.rstrip("\n"))
+        return OK
+    output = Path(arguments.output)
+    if output.exists() and output.samefile(file):
+        raise UsageError(f"--output {output} is the report itself; name another file")
+    try:
+        output.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--output {output} cannot be written: {error.strerror or error}") from None
+    return OK
+
+
+def _summary(arguments: argparse.Namespace) -> int:
+    report = document.read(arguments.report)
+    path = str(document.locate(arguments.report))
+    _print(terminal.render(report, short=arguments.quiet, width=_width(), report_path=path, color=_colour()))
+    return OK
+
+
+def _print(words: str) -> None:
+    """Print to any standard output, also to one that cannot show every character."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(words.encode(encoding, errors="replace").decode(encoding))
+
+
+def _width() -> int:
+    return min(max(shutil.get_terminal_size((100, 24)).columns, 80), 120)
+
+
+def _colour() -> bool:
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
