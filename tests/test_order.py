@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from conformance.harness import plugin
 from tests.conftest import Toy
@@ -45,7 +46,7 @@ def test_random_order(toy: Toy) -> None:
     assert _essence(shuffled.report) == _essence(expected.report)
 
 
-def test_workers(toy: Toy, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers(toy: Toy, root: Path) -> None:
     """Under xdist the workers are processes of their own, so the toy suite is loaded there by a plugin."""
     _suite(toy)
     (toy.path / "toyplugin.py").write_text(
@@ -54,16 +55,23 @@ def test_workers(toy: Toy, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "catalogue.CONTRACTS = pathlib.Path(__file__).parent / 'contracts'\n"
         "waivers.shipped = lambda known: ()\n"
     )
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(toy.path), str(root))))
-    monkeypatch.syspath_prepend(toy.path)
     expected = toy.run()
 
-    spread = toy.run("-p", "toyplugin", "-n", "2")
+    arguments = "-p toyplugin -p conformance.harness.plugin -n 2 --report spread"
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", *arguments.split()],
+        cwd=toy.path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(toy.path), str(root)))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
-    assert _essence(spread.report) == _essence(expected.report)
-    assert spread.status == expected.status == 1
-    assert spread.report["header"]["options"]["workers"] == 2
-    assert spread.report["footer"]["contracts"]["AMP-API-002"] == expected.report["footer"]["contracts"]["AMP-API-002"]
+    spread = json.loads((toy.path / "spread" / "report.json").read_text())
+    assert run.returncode == expected.status == 1
+    assert _essence(spread) == _essence(expected.report)
+    assert spread["header"]["options"]["workers"] == 2
+    assert spread["footer"]["contracts"] == expected.report["footer"]["contracts"]
 
 
 def test_speed_and_memory_run_last(toy: Toy) -> None:

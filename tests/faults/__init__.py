@@ -1,0 +1,57 @@
+"""The broken AMPs that the suite must catch: each a few lines that break torch, and put it back."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+Breakage = Callable[[], Iterator[None]]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One broken AMP: what is broken, and the contracts that speak of it, one of which must fail."""
+
+    name: str
+    summary: str
+    contracts: tuple[str, ...]
+    breakage: Breakage
+
+    @property
+    def chapters(self) -> tuple[str, ...]:
+        """The chapters of the contracts that speak of it."""
+        return tuple(dict.fromkeys(contract.split("-")[1].lower() for contract in self.contracts))
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Break torch inside the block and put it back after."""
+        with contextlib.contextmanager(self.breakage)():
+            yield
+
+
+_REGISTRY: dict[str, Fault] = {}
+
+
+def fault(*contracts: str) -> Callable[[Breakage], Breakage]:
+    """Register a generator function that breaks torch, yields, and puts it back; its docstring says what is broken."""
+
+    def register(breakage: Breakage) -> Breakage:
+        name = breakage.__name__
+        if name in _REGISTRY:
+            raise ValueError(f"two faults are named {name}")
+        summary = (breakage.__doc__ or "").strip().splitlines()[0]
+        _REGISTRY[name] = Fault(name, summary, contracts, breakage)
+        return breakage
+
+    return register
+
+
+def load() -> dict[str, Fault]:
+    """Import every module of faults and return all of them by name."""
+    for module in pkgutil.iter_modules(__path__):
+        if not module.name.startswith("_") and module.name != "campaign":
+            importlib.import_module(f"{__name__}.{module.name}")
+    return dict(_REGISTRY)

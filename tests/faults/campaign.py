@@ -1,0 +1,69 @@
+"""One run of the suite, in this process, while torch is broken."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+from tests.faults import Fault
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@dataclass(frozen=True)
+class Caught:
+    """What a run on a broken torch came to."""
+
+    fault: Fault
+    status: int
+    failed: frozenset[str]
+    errors: frozenset[str]
+    output: str
+
+    @property
+    def caught(self) -> bool:
+        """Whether the run failed, by a contract that speaks of the fault."""
+        return self.status == 1 and any(
+            fnmatchcase(contract, pattern) for contract in self.failed for pattern in self.fault.contracts
+        )
+
+
+def run(fault: Fault, *, level: str = "quick", chapters: tuple[str, ...] | None = None) -> Caught:
+    """Run the fault's own chapters (or `chapters`; an empty tuple means all) while torch is broken."""
+    chosen = fault.chapters if chapters is None else chapters
+    asked = [argument for chapter in chosen for argument in ("--chapter", chapter)]
+    output = io.StringIO()
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = [str(ROOT / "conformance"), "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "--level", level]
+        with fault.applied(), contextlib.redirect_stdout(output), _fresh_modules():
+            status = int(pytest.main([*arguments, "--report", folder, *asked]))
+        path = Path(folder) / "report.json"
+        cases = json.loads(path.read_text())["cases"] if path.exists() else []
+    return Caught(
+        fault,
+        status,
+        frozenset(case["contract"] for case in cases if case["verdict"] == "FAIL"),
+        frozenset(case["contract"] for case in cases if case["verdict"] == "ERROR"),
+        output.getvalue(),
+    )
+
+
+@contextlib.contextmanager
+def _fresh_modules() -> Iterator[None]:
+    """Let each run import the checks anew, as a user's run would, with torch already broken."""
+    before = set(sys.modules)
+    try:
+        yield
+    finally:
+        for name in set(sys.modules) - before:
+            if name.startswith("conformance.test_"):
+                del sys.modules[name]
