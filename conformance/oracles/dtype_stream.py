@@ -1,0 +1,82 @@
+"""The floating-point types in which every op really ran, forward or backward, seen by a dispatch mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+CAST = "aten::_to_copy"
+# Ops that move or share data and compute nothing; gradients pass through them in any type.
+BOOKKEEPING = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("detach", "alias", "clone", "view", "_unsafe_view", "reshape", "t", "transpose", "permute"),
+        *("expand", "squeeze", "unsqueeze", "as_strided", "ones_like", "zeros_like", "empty_like", "new_empty"),
+        *("new_zeros", "new_empty_strided", "copy_", "fill_", "slice", "select", "_reshape_alias"),
+    )
+)
+
+
+@dataclass(frozen=True)
+class Op:
+    """One dispatched op: its name without the overload, and the floating types of its tensors."""
+
+    name: str
+    inputs: tuple[torch.dtype, ...]
+    outputs: tuple[torch.dtype, ...]
+
+    @property
+    def computes(self) -> bool:
+        """Whether it does arithmetic on floating-point numbers, a change of type aside."""
+        return self.name != CAST and self.name not in BOOKKEEPING and bool(self.inputs)
+
+
+class DtypeStream(TorchDispatchMode):
+    """Record the ops below autograd and autocast while the mode is entered.
+
+    Autograd's worker threads inherit the mode from the thread that called backward, so the backward of an
+    accelerator is seen too.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[Op] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        keywords = kwargs or {}
+        result = func(*args, **keywords)
+        self.ops.append(Op(func._schema.name, _floating((args, keywords)), _floating(result)))
+        return result
+
+    @property
+    def computing(self) -> list[Op]:
+        """The ops that do arithmetic, in the order in which they ran."""
+        return [op for op in self.ops if op.computes]
+
+    def casts(self, source: torch.dtype, to: torch.dtype) -> int:
+        """How many times a tensor was cast from one floating type to another."""
+        return sum(op.name == CAST and op.inputs == (source,) and op.outputs == (to,) for op in self.ops)
+
+
+def stream_of(call: Callable[[], object]) -> DtypeStream:
+    """Call `call` and return what ran."""
+    with DtypeStream() as stream:
+        call()
+    return stream
+
+
+def _floating(values: object) -> tuple[torch.dtype, ...]:
+    return tuple(
+        leaf.dtype for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+    )
