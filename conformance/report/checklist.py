@@ -101,6 +101,11 @@ def _environment(report: Report) -> Iterator[str]:
         yield _target(target)
 
 
+def _ended(report: Report) -> str:
+    footer = report.footer
+    return f"{footer.finished}, after {footer.duration_s:.0f} s" if footer else "it did not end"
+
+
 def _target(target: Target) -> str:
     kind = "fake: real dispatcher, no hardware" if target.fake else "real device"
     heading = f"Target **{text.markdown(target.name)}** ({kind}), probed:"

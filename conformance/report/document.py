@@ -17,6 +17,8 @@ SCHEMA = "amp-conformance-report/1"
 FILE = "report.json"
 MAX_BYTES = 64 * 2**20
 
+_TIME = re.compile(r"\d{4}-\d{2}-\d{2}T")
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}\Z")
 _KIND, _VERSION = SCHEMA.split("/")
 
 
@@ -100,6 +102,7 @@ def parse(document: Any) -> Report:
     except RecursionError:
         raise WrongTypes("lists are nested too deeply") from None
     _check_ids(report)
+    _check_ranges(report)
     return report
 
 
@@ -163,6 +166,21 @@ def _check_ids(report: Report) -> None:
     for case in report.cases:
         if case.contract not in report.contracts:
             raise UnknownContract(f"the case {case.id} is of no contract of the report")
+
+
+def _check_ranges(report: Report) -> None:
+    footer = report.footer
+    times = [report.header.started, *([footer.finished] if footer else [])]
+    days = [waiver.expires for waiver in footer.waivers] if footer else []
+    counts: list[float] = [case.duration_s for case in report.cases]
+    if footer:
+        counts += [footer.duration_s, *footer.totals.values(), *(row.cases for row in footer.contracts.values())]
+        counts += [waiver.matched for waiver in footer.waivers]
+    for pattern, texts in ((_TIME, times), (_DAY, days)):
+        if strange := next((words for words in texts if not pattern.match(words)), None):
+            raise WrongTypes(f"{strange!r} is no ISO 8601 date")
+    if min(counts, default=0) < 0:
+        raise WrongTypes(f"{min(counts)} is no count and no duration: it is negative")
 
 
 def _unique_ids(what: str, ids: list[str]) -> None:

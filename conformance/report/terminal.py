@@ -89,7 +89,7 @@ def _long(report: Report, width: int, paint: Paint) -> Iterator[str]:
 def _short(report: Report, width: int) -> Iterator[str]:
     yield _table(report, width)
     rows = [
-        text.wrap(f"{report.contracts[id].title}: {_what(cases[0])}", width, f"FAIL {id}  ", _MARGIN)
+        text.wrap(f"{report.contracts[id].title}: {_what(cases[0])}", width, f"{_word(cases)} {id}  ", _MARGIN)
         for id, cases in rollup.failing(report).items()
     ]
     rows += [
@@ -102,6 +102,10 @@ def _short(report: Report, width: int) -> Iterator[str]:
         rows += [text.wrap(id, width, "REGRESSED  ") for id in footer.baseline.regressed[:_NAMES_SHOWN]]
         rows += [text.wrap(id, width, "GONE  ") for id in footer.baseline.gone[:_NAMES_SHOWN]]
     yield "\n".join(rows)
+
+
+def _word(cases: list[Case]) -> str:
+    return Verdict.worst(case.verdict for case in cases).value
 
 
 def _table(report: Report, width: int) -> str:

@@ -1,0 +1,47 @@
+"""The sample reports of `fixtures/reports/`, as read and as raw JSON to be changed."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+from conformance.report import document
+from conformance.report.values import Report
+
+FOLDER = Path(__file__).resolve().parent.parent / "fixtures" / "reports"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
+
+
+def path(name: str) -> Path:
+    """Return the file of the sample `name`."""
+    return FOLDER / f"{name}.json"
+
+
+def sample(name: str) -> Report:
+    """Read the sample `name`."""
+    return document.read(path(name))
+
+
+@functools.cache
+def _text(name: str) -> str:
+    return path(name).read_text(encoding="utf-8")
+
+
+def raw(name: str) -> dict[str, Any]:
+    """Return the JSON of the sample `name`, a copy that may be changed."""
+    loaded: dict[str, Any] = copy.deepcopy(json.loads(_text(name)))
+    return loaded
+
+
+def changed(name: str, where: str, value: Any) -> dict[str, Any]:
+    """Return the JSON of the sample `name` with `value` at the dotted path `where` (numbers index lists)."""
+    whole = raw(name)
+    *parents, last = (int(part) if part.lstrip("-").isdigit() else part for part in where.split("/"))
+    holder: Any = whole
+    for part in parents:
+        holder = holder[part]
+    holder[last] = value
+    return whole
