@@ -1,0 +1,266 @@
+"""A plain-Python model of torch.amp.GradScaler, with the arithmetic of its kernels done exactly.
+
+Python's floats are IEEE doubles, so the product of two fp32 numbers is exact in them and one rounding gives
+the correctly rounded fp32 product. Nothing here calls torch: its faults cannot be in the expectation as well.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Format:
+    """A binary format: its significant bits, the exponent of its smallest subnormal, its largest number."""
+
+    name: str
+    precision: int
+    smallest_exponent: int
+    largest: float
+
+    @property
+    def smallest(self) -> float:
+        """The smallest positive number, a subnormal."""
+        return math.ldexp(1.0, self.smallest_exponent)
+
+
+FP16 = Format("fp16", 11, -24, 65504.0)
+BF16 = Format("bf16", 8, -133, (2 - 2**-7) * 2.0**127)
+FP32 = Format("fp32", 24, -149, (2 - 2**-23) * 2.0**127)
+FP64 = Format("fp64", 53, -1074, sys.float_info.max)
+
+
+def rounded(value: float, form: Format) -> float:
+    """Return `value` rounded to `form`, to nearest with ties to even, overflowing to infinity (IEEE 754)."""
+    if form is FP64 or value == 0.0 or not math.isfinite(value):
+        return value
+    _, exponent = math.frexp(value)
+    quantum = max(exponent - form.precision, form.smallest_exponent)
+    # round() of a float is exact and goes to even on ties; ldexp by a power of two loses nothing here.
+    magnitude = math.ldexp(round(math.ldexp(abs(value), -quantum)), quantum)
+    return math.copysign(math.inf if magnitude > form.largest else magnitude, value)
+
+
+def reciprocal(scale: float) -> float:
+    """Return 1/`scale` taken in fp64 and rounded to fp32, the factor that unscales (GradScaler.unscale_)."""
+    if scale == 0.0:
+        return math.copysign(math.inf, scale)
+    return rounded(1.0 / scale, FP32)
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The numbers of one gradient, in the order of its elements, and the format they are kept in."""
+
+    values: tuple[float, ...]
+    form: Format = FP32
+
+
+def unscaled(gradient: Gradient, factor: float) -> Gradient:
+    """Return `gradient` times `factor`, computed in fp32 (in fp64 for fp64) and rounded to its own format.
+
+    Source: the _amp_foreach_non_finite_check_and_unscale_ kernels, which work in the gradient's opmath type.
+    """
+    if factor == 1.0:
+        return gradient
+    arithmetic = FP64 if gradient.form is FP64 else FP32
+    products = (rounded(value * factor, arithmetic) for value in gradient.values)
+    return Gradient(tuple(rounded(product, gradient.form) for product in products), gradient.form)
+
+
+def check_and_unscale(gradients: Sequence[Gradient], found_inf: float, factor: float) -> tuple[list[Gradient], float]:
+    """Model torch._amp_foreach_non_finite_check_and_unscale_: the new gradients and the new flag.
+
+    The flag becomes 1.0 where a *scaled* number is inf or NaN, and is never cleared.
+    """
+    finite = all(math.isfinite(value) for gradient in gradients for value in gradient.values)
+    return [unscaled(gradient, factor) for gradient in gradients], found_inf if finite else 1.0
+
+
+def update_scale(
+    scale: float, tracker: int, found_inf: float, growth_factor: float, backoff_factor: float, interval: int
+) -> tuple[float, int]:
+    """Model torch._amp_update_scale_: the new scale and the new growth tracker.
+
+    The factors are doubles, so the product is rounded to fp64 and then to fp32. A growth that would leave the
+    range of fp32 leaves the scale alone but starts the count again.
+    """
+    if found_inf:
+        return rounded(scale * backoff_factor, FP32), 0
+    if tracker + 1 != interval:
+        return scale, tracker + 1
+    grown = rounded(scale * growth_factor, FP32)
+    return (grown if math.isfinite(grown) else scale), 0
+
+
+class Stage(Enum):
+    """How far an optimizer has come since the last update()."""
+
+    READY = "ready"
+    UNSCALED = "unscaled"
+    STEPPED = "stepped"
+
+
+@dataclass
+class _Progress:
+    stage: Stage = Stage.READY
+    found_inf: bool | None = None  # None: no check has been recorded
+
+
+@dataclass(frozen=True)
+class Step:
+    """What GradScaler.step() does: whether the optimizer ran, and the gradients it leaves behind."""
+
+    ran: bool
+    gradients: list[Gradient]
+
+
+@dataclass
+class GradScalerModel:
+    """The state machine of torch.amp.GradScaler, over gradients that the caller passes in and gets back.
+
+    An optimizer is any hashable name. Methods bear the names of GradScaler's and raise the types of exception
+    that it documents or asserts. Source: the docstrings of torch.amp.GradScaler.
+    """
+
+    init_scale: float = 65536.0
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+    enabled: bool = True
+    _scale: float | None = field(default=None, init=False)
+    _tracker: int = field(default=0, init=False)
+    _progress: dict[Hashable, _Progress] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        if self.enabled and self.growth_factor <= 1.0:
+            raise AssertionError("the growth factor must be above 1")
+        if self.enabled and self.backoff_factor >= 1.0:
+            raise AssertionError("the backoff factor must be below 1")
+
+    @property
+    def started(self) -> bool:
+        """Whether scale() has been called, which is when GradScaler makes its scale tensor."""
+        return self._scale is not None
+
+    def get_scale(self) -> float:
+        """The current scale; 1.0 if disabled."""
+        if not self.enabled:
+            return 1.0
+        return self.init_scale if self._scale is None else self._scale
+
+    def get_growth_tracker(self) -> int:
+        """The number of clean iterations since the scale last changed or an iteration was skipped."""
+        return self._tracker if self.enabled else 0
+
+    def scale(self, outputs: Any) -> Any:
+        """Multiply fp32 numbers, in lists and tuples of any depth, by the scale; ValueError for others."""
+        if not self.enabled:
+            return outputs
+        if isinstance(outputs, float):
+            if self._scale is None:
+                self._scale = rounded(self.init_scale, FP32)
+            return rounded(outputs * self._scale, FP32)
+        if isinstance(outputs, (list, tuple)):
+            return type(outputs)(self.scale(output) for output in outputs)
+        raise ValueError("outputs must be numbers, or lists or tuples of them")
+
+    def unscale_(self, optimizer: Hashable, gradients: Sequence[Gradient]) -> list[Gradient]:
+        """Check and unscale the optimizer's gradients, in the order of its parameters."""
+        if not self.enabled:
+            return list(gradients)
+        scale = self._require_scale()
+        progress = self._progress.setdefault(optimizer, _Progress())
+        if progress.stage is Stage.UNSCALED:
+            raise RuntimeError("unscale_() has already been called since the last update()")
+        if progress.stage is Stage.STEPPED:
+            raise RuntimeError("unscale_() is being called after step()")
+        if any(gradient.form is FP16 for gradient in gradients):
+            raise ValueError("fp16 gradients cannot be unscaled")
+        result, found_inf = check_and_unscale(gradients, 0.0, reciprocal(scale))
+        progress.found_inf = bool(found_inf) if gradients else None
+        progress.stage = Stage.UNSCALED
+        return result
+
+    def step(self, optimizer: Hashable, gradients: Sequence[Gradient]) -> Step:
+        """Unscale if that has not been done, then run the optimizer unless a gradient was inf or NaN."""
+        if not self.enabled:
+            return Step(True, list(gradients))
+        self._require_scale()
+        progress = self._progress.setdefault(optimizer, _Progress())
+        if progress.stage is Stage.STEPPED:
+            raise RuntimeError("step() has already been called since the last update()")
+        result = list(gradients)
+        if progress.stage is Stage.READY:
+            result = self.unscale_(optimizer, gradients)
+        if progress.found_inf is None:
+            raise AssertionError("no inf checks were recorded for this optimizer")
+        progress.stage = Stage.STEPPED
+        return Step(not progress.found_inf, result)
+
+    def update(self, new_scale: float | None = None) -> None:
+        """End the iteration: set the scale, or back off, count or grow by what the checks found."""
+        if not self.enabled:
+            return
+        scale = self._require_scale()
+        if new_scale is not None:
+            self._scale = rounded(new_scale, FP32)
+        else:
+            found = [progress.found_inf for progress in self._progress.values() if progress.found_inf is not None]
+            if not found:
+                raise AssertionError("no inf checks were recorded prior to update")
+            self._scale, self._tracker = update_scale(
+                scale,
+                self._tracker,
+                float(sum(found)),
+                self.growth_factor,
+                self.backoff_factor,
+                self.growth_interval,
+            )
+        self._progress.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The five entries of GradScaler.state_dict(); empty if disabled."""
+        if not self.enabled:
+            return {}
+        return {
+            "scale": self.get_scale(),
+            "growth_factor": self.growth_factor,
+            "backoff_factor": self.backoff_factor,
+            "growth_interval": self.growth_interval,
+            "_growth_tracker": self._tracker,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a state; raises RuntimeError for an empty one; does nothing if disabled."""
+        if not self.enabled:
+            return
+        if not state:
+            raise RuntimeError("the state dict is empty")
+        self.init_scale = state["scale"]
+        if self._scale is not None:
+            self._scale = rounded(state["scale"], FP32)
+        self.growth_factor = state["growth_factor"]
+        self.backoff_factor = state["backoff_factor"]
+        self.growth_interval = state["growth_interval"]
+        self._tracker = state["_growth_tracker"]
+
+    def copy(self) -> GradScalerModel:
+        """Model pickling and copying: a scaler not yet started, same state; AssertionError mid-iteration."""
+        if self._progress:
+            raise AssertionError("a GradScaler may only be pickled between iterations")
+        twin = GradScalerModel(
+            self.get_scale(), self.growth_factor, self.backoff_factor, self.growth_interval, self.enabled
+        )
+        twin._tracker = self._tracker
+        return twin
+
+    def _require_scale(self) -> float:
+        if self._scale is None:
+            raise AssertionError("scale() has not been called")
+        return self._scale
