@@ -54,13 +54,17 @@ def convolution(
     grouped = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
     total = torch.zeros((), dtype=torch.float64)
     for tap in itertools.product(*map(range, kernel)):
-        places = [
-            slice(at * dilation, at * dilation + stride * (size - 1) + 1, stride)
-            for at, size in zip(tap, space, strict=True)
-        ]
-        window = image[(slice(None), slice(None), *places)]
-        window = window.reshape(window.shape[0], groups, 1, -1, *space)
-        factor = grouped[(slice(None), slice(None), slice(None), *tap)]
+        # Tuples made beforehand: Python 3.10 has no star in a subscript.
+        places = (
+            Ellipsis,
+            *(
+                slice(at * dilation, at * dilation + stride * (size - 1) + 1, stride)
+                for at, size in zip(tap, space, strict=True)
+            ),
+        )
+        window = image[places].reshape(image.shape[0], groups, 1, -1, *space)
+        point = (Ellipsis, *tap)
+        factor = grouped[point]
         total = total + (window * factor.reshape(*factor.shape, *[1] * dims)).sum(3)
     result = total.flatten(1, 2)
     return result if bias is None else result + bias.double().reshape(-1, *[1] * dims)
