@@ -1,0 +1,112 @@
+"""The op lists of the AMP op reference for the torch at hand, and the type that each of them predicts."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from conformance.data import fixture, read_toml
+from conformance.oracles.op_samples import SAMPLES
+
+POLICIES = ("lower_precision", "fp32", "widest", "refused", "unlisted")
+ORIGINS = ("documented", "registered", "chosen")
+
+
+@dataclass(frozen=True)
+class Listing:
+    """One op name on one list: `sample` is its key in SAMPLES, `name` the name as the list spells it."""
+
+    name: str
+    sample: str
+    backend: str
+    policy: str
+    origin: str
+    source: str
+
+
+def listings(
+    backend: str, policy: str | None = None, *, origin: str | None = None, version: str | None = None
+) -> tuple[Listing, ...]:
+    """Return what torch `version` (the one at hand) lists for `backend`, in the order of fixtures/op_lists.toml.
+
+    A name that has several samples ("norm", "norm.nuclear") is returned once for each of them.
+    """
+    release = _release(torch.__version__ if version is None else version)
+    return tuple(
+        Listing(name, sample, table["backend"], table["policy"], table["origin"], table["source"])
+        for table in _tables()["list"]
+        if table["backend"] == backend and policy in (None, table["policy"]) and origin in (None, table["origin"])
+        for name in _names(table, release)
+        for sample in _samples(name)
+    )
+
+
+def resolved(name: str) -> tuple[str, ...]:
+    """Return the ATen ops that carry the autocast rule of a listed name, mostly the op of that very name."""
+    return tuple(_tables()["resolves"].get(name, [name]))
+
+
+def sets_dtype(listing: Listing) -> bool:
+    """Whether the op's autocast kernel asks the op for fp32 instead of casting its input."""
+    return listing.policy == "fp32" and listing.name in _tables()["set_dtype"][listing.backend]
+
+
+def composite(listing: Listing) -> bool:
+    """Whether the name stands for several ops, so that no single cast of its arguments is promised."""
+    return listing.name in _tables()["composite"][listing.backend]
+
+
+def multilinear(listing: Listing) -> bool:
+    """Whether the op is linear in each of its inputs, so that |op(x) - exact| <= c u op(|x|) bounds its error."""
+    return listing.name in _tables()["reference"]["multilinear"]
+
+
+def definite(listing: Listing) -> bool:
+    """Whether the op has one well-conditioned result on its sample, which float64 can be asked for."""
+    return listing.name not in _tables()["reference"]["indefinite"]
+
+
+def run_dtype(policy: str, dtypes: Iterable[torch.dtype], amp_dtype: torch.dtype) -> torch.dtype:
+    """Predict the floating type that an op of `policy` runs in, given those of its eligible inputs."""
+    if policy == "lower_precision":
+        return amp_dtype
+    if policy == "fp32":
+        return torch.float32
+    return functools.reduce(torch.promote_types, dtypes)
+
+
+def registered_overloads(backend: str) -> frozenset[str]:
+    """Return the ATen overloads ("mm", "sum.dim_IntList") with an autocast kernel, as the dispatcher tells.
+
+    Raises AttributeError where a torch no longer has that private function.
+    """
+    key = {"cuda": "AutocastCUDA", "cpu": "AutocastCPU", "xpu": "AutocastXPU"}[backend]
+    found = torch._C._dispatch_get_registrations_for_dispatch_key(key)
+    return frozenset(name.removeprefix("aten::") for name in found if name.startswith("aten::"))
+
+
+@functools.cache
+def _tables() -> dict[str, Any]:
+    return read_toml(fixture("op_lists.toml"))
+
+
+def _names(table: dict[str, Any], release: tuple[int, ...]) -> list[str]:
+    moved = [
+        row["op"]
+        for row in table.get("moved", [])
+        if _release(row.get("since", "0")) <= release and release < _release(row.get("until", "9999"))
+    ]
+    return [*table["ops"], *moved]
+
+
+def _samples(name: str) -> list[str]:
+    return [sample for sample in SAMPLES if sample == name or sample.startswith(f"{name}.")]
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
