@@ -215,7 +215,8 @@ def _waivers(report: Report) -> Iterator[str]:
         yield "Nothing."
         return
     ids = list(dict.fromkeys(case.contract for case in waived))
-    yield f"{text.count(len(waived), 'case')} of {text.count(len(ids), 'contract')} did not hold and were excused."
+    excused = f"{text.count(len(waived), 'case')} of {text.count(len(ids), 'contract')}" if waived else "nothing"
+    yield f"Excused although it does not hold: {excused}."
     if waived and not waivers:
         yield "The run did not end, so only the reasons are known: they stand with the contracts above."
     for waiver in sorted(waivers, key=lambda waiver: list(_STATES).index(waiver.state)):
@@ -244,11 +245,8 @@ def _not_run(report: Report) -> Iterator[str]:
 def _narrowed(report: Report) -> Iterator[str]:
     """How the run was narrowed by whoever started it."""
     options = report.header.options
-    if options.chapters or options.contracts:
-        asked = ", ".join((*options.chapters, *options.contracts))
-        yield f"The run was asked for {text.markdown(asked)} only; all other contracts were left out."
-    if options.selection:
-        yield f"The run was narrowed by {text.markdown(options.selection)}."
+    if narrowing := text.narrowing(options):
+        yield f"The run was narrowed by {text.markdown(narrowing)}: nothing beyond that was judged."
     if options.amp_dtype != "both":
         yield f"Only {text.markdown(options.amp_dtype)} was judged, not the other AMP dtype."
     if options.level != "full":

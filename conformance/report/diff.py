@@ -194,7 +194,8 @@ def _contract(found: list[Change], old: Report, new: Report, width: int) -> Iter
     verdicts = [change for change in found if change.case is None]
     cases = [change for change in found if change.case is not None]
     if verdicts:
-        yield f"{_MARGIN * 2}the contract: {_step(verdicts[0])}{_why(new, contract.id) if not cases else ''}"
+        words = f"the contract: {_step(verdicts[0])}{_why(new, contract.id)}"
+        yield text.wrap(words, width, _MARGIN * 2, _MARGIN * 4)
     for change in cases[:_CASES_SHOWN]:
         yield text.wrap(f"{change.id}: {_step(change)}{_seen(change, new)}", width, _MARGIN * 2, _MARGIN * 4)
     if len(cases) > _CASES_SHOWN:
@@ -222,9 +223,9 @@ def _seen(change: Change, new: Report) -> str:
 def _conclusion(old: Report, new: Report, found: list[Change]) -> str:
     worse = regressions(old, new)
     if worse:
-        parts = [f"{text.tally(worse.regressed)} no longer pass"] if worse.regressed else []
-        parts += [f"{text.tally(worse.gone)} that passed are gone"] if worse.gone else []
+        parts = [f"passed there, not here: {text.tally(worse.regressed)}"] if worse.regressed else []
+        parts += [f"passed there, gone here: {text.tally(worse.gone)}"] if worse.gone else []
         return f"REGRESSION: {'; '.join(parts)}."
     if not found:
         return "NO REGRESSION: every contract and every case has the same verdict."
-    return f"NO REGRESSION: {text.tally([change.id for change in found])} differ, and nothing that passed is worse."
+    return f"NO REGRESSION: nothing that passed is worse; different: {text.tally([change.id for change in found])}."

@@ -321,6 +321,9 @@ def _baseline(report: Report, width: int, paint: Paint) -> str:
     for word, ids in (("passed there, not here", baseline.regressed), ("passed there, gone here", baseline.gone)):
         if ids:
             rows.append(text.wrap(f"{word} ({len(ids)}): {text.some(list(ids), _NAMES_SHOWN)}", width, _MARGIN))
+    if baseline.gone and (narrowing := text.narrowing(report.header.options)):
+        words = f"This run was narrowed by {narrowing}: what the baseline has beyond that counts as gone."
+        rows.append(text.wrap(words, width, _MARGIN))
     return "\n".join(rows)
 
 
@@ -348,7 +351,8 @@ def _because(report: Report, overall: Overall) -> Iterator[str]:
         yield f"{lost} worse than in the baseline"
     if overall is Overall.INCONCLUSIVE:
         yield f"{text.count(counted[Verdict.INCONCLUSIVE], 'contract')} COULD NOT BE JUDGED, so this is no pass"
-    yield f"{counted[Verdict.PASS]} of {text.count(len(judged), 'contract')} hold"
+    so_far = " so far" if overall is Overall.INCOMPLETE else ""
+    yield f"{counted[Verdict.PASS]} of {text.count(len(judged), 'contract')} hold{so_far}"
     for verdict in (Verdict.WAIVED, Verdict.UNSUPPORTED, Verdict.UNTESTABLE, Verdict.INCONCLUSIVE):
         if counted[verdict]:
             yield f"{counted[verdict]} {verdict.value.lower()}"
@@ -356,5 +360,5 @@ def _because(report: Report, overall: Overall) -> Iterator[str]:
         yield f"{counted[None]} not reached"
     if facts := len(verdicts) - len(judged):
         yield f"{text.count(facts, 'contract')} for information only"
-    if report.header.options.selection:
-        yield f"the run was narrowed by {report.header.options.selection}"
+    if narrowing := text.narrowing(report.header.options):
+        yield f"the run was narrowed by {narrowing}"

@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Collection
 from typing import Any
 
-from conformance.report.values import Case, Evidence
+from conformance.report.values import Case, Evidence, Options
 
 _MARKDOWN = re.compile(r"[\\`*\[\]|<>&~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
@@ -118,3 +118,11 @@ def tally(ids: Collection[str]) -> str:
     cases = sum("[" in id for id in ids)
     parts = [count(number, noun) for number, noun in ((len(ids) - cases, "contract"), (cases, "case")) if number]
     return " and ".join(parts)
+
+
+def narrowing(options: Options) -> str:
+    """Return the command-line words that left contracts out of a run; empty where there were none."""
+    words = [f"--chapter {chapter}" for chapter in options.chapters]
+    words += [f"--contract {contract}" for contract in options.contracts]
+    words += [options.selection] if options.selection else []
+    return line(" ".join(words))

@@ -1,0 +1,202 @@
+"""The comparison of two reports: what changed around the run, what regressed, and which of it counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from conformance.report import diff, document
+from conformance.report.values import Report
+from tests import reports
+
+
+def _of(verdicts: dict[str, str], **levels: str) -> Report:
+    """Return a report with one case of each contract; `levels` are those of the contracts, `must` by default."""
+    whole = reports.raw("improved")
+    whole["footer"] = None
+    row, case = whole["header"]["contracts"][0], whole["cases"][0]
+    whole["header"]["contracts"] = [{**row, "id": id, "level": levels.get(id, "must")} for id in verdicts]
+    whole["cases"] = [
+        {**case, "id": f"{id}[x]", "contract": id, "verdict": verdict}
+        for id, verdict in verdicts.items()
+        if verdict != "not reached"
+    ]
+    return document.parse(whole)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind", "counts"),
+    [
+        ("PASS", "PASS", None, False),
+        ("FAIL", "FAIL", None, False),
+        ("PASS", "FAIL", diff.Kind.REGRESSED, True),
+        ("PASS", "ERROR", diff.Kind.REGRESSED, True),
+        ("PASS", "WAIVED", diff.Kind.REGRESSED, True),
+        ("PASS", "UNSUPPORTED", diff.Kind.REGRESSED, True),
+        ("PASS", "UNTESTABLE", diff.Kind.REGRESSED, True),
+        ("PASS", "INCONCLUSIVE", diff.Kind.REGRESSED, True),
+        ("PASS", "not reached", diff.Kind.GONE, True),
+        ("FAIL", "not reached", diff.Kind.GONE, False),
+        ("FAIL", "PASS", diff.Kind.FIXED, False),
+        ("WAIVED", "PASS", diff.Kind.FIXED, False),
+        ("ERROR", "PASS", diff.Kind.FIXED, False),
+        ("UNSUPPORTED", "PASS", diff.Kind.CHANGED, False),
+        ("FAIL", "WAIVED", diff.Kind.CHANGED, False),
+        ("UNSUPPORTED", "FAIL", diff.Kind.CHANGED, False),
+        ("not reached", "PASS", diff.Kind.NEW, False),
+        ("not reached", "FAIL", diff.Kind.NEW, False),
+    ],
+)
+def test_kind_of_a_change_and_whether_it_counts(old: str, new: str, kind: diff.Kind | None, counts: bool) -> None:
+    there, here = _of({"A": old, "B": "PASS"}), _of({"A": new, "B": "PASS"})
+
+    found = diff.changes(there, here)
+
+    assert [(change.id, change.kind) for change in found] == ([("A", kind), ("A[x]", kind)] if kind else [])
+    assert bool(diff.regressions(there, here)) is counts
+
+
+def test_contract_that_vanished_is_gone() -> None:
+    found = diff.regressions(_of({"A": "PASS", "B": "PASS"}), _of({"B": "PASS"}))
+
+    assert found == diff.Regressions((), ("A", "A[x]"))
+
+
+def test_contract_for_information_never_counts() -> None:
+    there = _of({"A": "PASS", "B": "PASS"}, A="info")
+
+    assert not diff.regressions(there, _of({"A": "FAIL", "B": "PASS"}, A="info"))
+    assert not diff.regressions(there, _of({"B": "PASS"}))
+
+
+def test_regression_cannot_hide_behind_a_level_lowered_since() -> None:
+    there = _of({"A": "PASS"})
+
+    assert diff.regressions(there, _of({"A": "FAIL"}, A="info")).regressed == ("A", "A[x]")
+    assert not diff.regressions(there, _of({"A": "PASS"}, A="info"))
+
+
+def test_regression_of_one_case_counts_where_the_contract_had_failed_before() -> None:
+    old, new = reports.raw("failing"), reports.raw("failing")
+    passing = next(case for case in new["cases"] if case["id"] == "AMP-SCALE-002[halving:device-nan]")
+    passing["verdict"] = "FAIL"
+
+    found = diff.regressions(document.parse(old), document.parse(new))
+
+    assert found == diff.Regressions(("AMP-SCALE-002[halving:device-nan]",), ())
+
+
+def test_environment_difference_names_torch_and_hardware_first() -> None:
+    names = [fact.name for fact in diff.around(reports.sample("conformant"), reports.sample("untestable"))]
+
+    assert names[:4] == ["torch", "cuda build", "driver", "target device"]
+    assert names.index("option gpu") > names.index("target device: capability")
+    assert "target fake-cuda" in names
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "fact"),
+    [
+        ("header/environment/driver", "580.1", diff.Around("driver", "none", "580.1")),
+        (
+            "header/flags/torch.backends.cuda.matmul.allow_tf32",
+            True,
+            diff.Around("torch.backends.cuda.matmul.allow_tf32", "false", "true"),
+        ),
+        ("header/flags/torch.new_flag", 1, diff.Around("torch.new_flag", "absent", "1")),
+        ("header/variables/OMP_NUM_THREADS", "1", diff.Around("variable OMP_NUM_THREADS", "16", "1")),
+        ("header/options/level", "quick", diff.Around("option level", "standard", "quick")),
+        ("header/options/seed", 7, diff.Around("option seed", "0", "7")),
+        ("header/environment/packages/pytest", "9.0", diff.Around("package pytest", "8.4.2", "9.0")),
+        ("header/suite/commit", None, diff.Around("suite commit", "3f9d2c41b8e07a56d1c2e9f04b7a8d6c5e1f2a30", "none")),
+        (
+            "header/targets/0/probe/amp_dtypes",
+            ["bf16"],
+            diff.Around("target device: amp_dtypes", "[fp16, bf16]", "[bf16]"),
+        ),
+    ],
+)
+def test_every_difference_around_the_run_is_found(where: str, value: Any, fact: diff.Around) -> None:
+    new = document.parse(reports.changed("conformant", where, value))
+
+    assert diff.around(reports.sample("conformant"), new) == [fact]
+
+
+def test_time_of_the_run_is_no_difference() -> None:
+    new = document.parse(reports.changed("conformant", "header/started", "2026-12-01T00:00:00+00:00"))
+
+    assert diff.around(reports.sample("conformant"), new) == []
+
+
+def _render(old: Report, new: Report) -> str:
+    return diff.render(old, new, names=("old.json", "new.json"), width=100)
+
+
+def test_sections_stand_in_their_order() -> None:
+    shown = _render(reports.sample("conformant"), reports.sample("improved"))
+    titles = [
+        "old: old.json, CONFORMANT, torch 2.11.0+cpu",
+        "new: new.json, CONFORMANT, torch 2.15.0+cpu",
+        "Environment: what differs",
+        "torch: 2.11.0+cpu -> 2.15.0+cpu",
+        "Gone: judged there, not judged here (1 case)",
+        "AMP-SCALE-002[halving:device-nan]: PASS -> not judged",
+        "Fixed: did not hold there, passes here (1 contract and 1 case)",
+        "AMP-MEMORY-001[linear:device]: WAIVED -> PASS",
+        "New: judged here only (1 case)",
+        "AMP-LOSS-001[cross_entropy:device-fp16-sum]: not judged -> PASS",
+        "REGRESSION: passed there, gone here: 1 case.",
+    ]
+
+    assert [shown.index(title) for title in titles] == sorted(shown.index(title) for title in titles)
+
+
+def test_regression_is_shown_with_what_was_seen() -> None:
+    shown = _render(reports.sample("conformant"), reports.sample("failing"))
+
+    assert "Regressed: passed there, does not pass here (4 contracts and 5 cases)" in shown
+    assert "AMP-SCALE-002  The loss scale is halved after a step with an inf" in shown
+    assert "AMP-SCALE-002[halving:device-inf]: PASS -> FAIL, new scale: 65536 (required: exactly 32768)" in shown
+    assert "Changed otherwise (1 contract and 1 case)" in shown
+    assert shown.endswith("REGRESSION: passed there, not here: 4 contracts and 5 cases.")
+
+
+def test_information_is_marked() -> None:
+    shown = _render(reports.sample("conformant"), reports.sample("untestable"))
+
+    assert "is recorded (for information only)" in shown
+
+
+def test_reason_of_a_contract_that_was_not_reached_is_shown() -> None:
+    shown = _render(reports.sample("conformant"), reports.sample("interrupted"))
+
+    assert "PASS -> not judged, the run was interrupted before" in shown
+
+
+def test_equal_reports() -> None:
+    report = reports.sample("conformant")
+
+    assert _render(report, report).endswith(
+        "Environment: the same machine, software, flags and options.\n\n"
+        "NO REGRESSION: every contract and every case has the same verdict."
+    )
+
+
+def test_many_changes_are_cut_and_counted() -> None:
+    ids = [f"AMP-LOSS-{number:03}" for number in range(200)]
+
+    shown = _render(_of(dict.fromkeys(ids, "PASS")), _of(dict.fromkeys(ids, "FAIL")))
+
+    assert "... and 160 more contracts" in shown
+    assert "REGRESSION: passed there, not here: 200 contracts and 200 cases." in shown
+
+
+def test_texts_of_a_report_cannot_control_the_terminal() -> None:
+    hostile = "\x1b[2J\x07\nREGRESSION"
+    for where in ("header/contracts/2/title", "cases/5/reason", "cases/5/evidence/1/name", "header/environment/torch"):
+        shown = _render(reports.sample("conformant"), document.parse(reports.changed("failing", where, hostile)))
+
+        assert "\x1b" not in shown
+        assert "\x07" not in shown
+        assert shown.count("\nREGRESSION") == 1
