@@ -9,6 +9,7 @@ import pickle
 import random
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import hypothesis
@@ -46,7 +47,7 @@ class Recorder(torch.optim.Optimizer):
         self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
     @torch.no_grad()
-    def step(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def step(self, *args: Any, **kwargs: Any) -> Any:
         self.calls.append((args, kwargs))
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -64,7 +65,7 @@ class SelfScaling(torch.optim.Optimizer):
         super().__init__(parameters, {})
         self.handed: list[tuple[float | None, float]] = []
 
-    def step(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def step(self, *args: Any, **kwargs: Any) -> Any:
         scale = self.grad_scale
         self.handed.append((None if scale is None else float(scale), float(self.found_inf)))
         return "stepped"
@@ -79,7 +80,7 @@ class TakesScaler(torch.optim.Optimizer):
         super().__init__(parameters, {})
         self.scalers: list[Any] = []
 
-    def step(self, grad_scaler: Any = None) -> Any:  # type: ignore[override]
+    def step(self, grad_scaler: Any = None) -> Any:
         self.scalers.append(grad_scaler)
         grad_scaler.unscale_(self)
         return "stepped"
@@ -244,7 +245,7 @@ def test_growth_factor_above_one(case: Case, target: Target) -> None:
         case.raises(
             f"growth_factor={factor}",
             AssertionError,
-            lambda factor=factor: torch.amp.GradScaler(target.device_type, growth_factor=factor),
+            partial(torch.amp.GradScaler, target.device_type, growth_factor=factor),
             match="growth",
         )
     just_above = math.nextafter(1.0, 2.0)
@@ -258,7 +259,7 @@ def test_backoff_factor_below_one(case: Case, target: Target) -> None:
         case.raises(
             f"backoff_factor={factor}",
             AssertionError,
-            lambda factor=factor: torch.amp.GradScaler(target.device_type, backoff_factor=factor),
+            partial(torch.amp.GradScaler, target.device_type, backoff_factor=factor),
             match="backoff",
         )
     just_below = math.nextafter(1.0, 0.0)
@@ -333,7 +334,7 @@ SCALED = {
 
 @contract("AMP-SCALE-010")
 @pytest.mark.parametrize("name", SCALED)
-@pytest.mark.parametrize("scale", [65536.0, deep("standard", 1.0), deep("standard", 2.0**-20)])
+@pytest.mark.parametrize("scale", [65536.0, deep("standard", 1.0), deep("standard", 2.0**-20)], ids="{:g}".format)
 def test_scaled_value(case: Case, target: Target, rng: torch.Generator, name: str, scale: float) -> None:
     dtype, shape, result = SCALED[name]
     require(case, target, dtype)
@@ -344,7 +345,7 @@ def test_scaled_value(case: Case, target: Target, rng: torch.Generator, name: st
 
 
 @contract("AMP-SCALE-010")
-@pytest.mark.parametrize("scale", [65535.0, deep("standard", 0.1), deep("standard", 12345.678)])
+@pytest.mark.parametrize("scale", [65535.0, deep("standard", 0.1), deep("standard", 12345.678)], ids="{:g}".format)
 def test_scaled_value_is_rounded_once(case: Case, target: Target, rng: torch.Generator, scale: float) -> None:
     values = torch.randn(33, generator=rng)
     seen = started(target, init_scale=scale).scale(values.to(target.device, copy=True))
@@ -470,7 +471,9 @@ def test_subnormal_results(case: Case, target: Target) -> None:
 
 
 @contract("AMP-SCALE-021")
-@pytest.mark.parametrize("scale", [*ODD_SCALES[:3], *(deep("standard", scale) for scale in ODD_SCALES[3:])])
+@pytest.mark.parametrize(
+    "scale", [*ODD_SCALES[:3], *(deep("standard", scale) for scale in ODD_SCALES[3:])], ids="{:g}".format
+)
 def test_any_scale(case: Case, target: Target, rng: torch.Generator, scale: float) -> None:
     require(case, target, torch.float64)
     numbers = torch.cat(
@@ -554,7 +557,7 @@ def test_parameter_groups(case: Case, target: Target) -> None:
 
 @contract("AMP-SCALE-024")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=["bf16", "fp32", "fp64"])
-@pytest.mark.parametrize("scale", [65536.0, 65535.0])
+@pytest.mark.parametrize("scale", [65536.0, 65535.0], ids="{:g}".format)
 def test_dtypes(case: Case, target: Target, rng: torch.Generator, dtype: torch.dtype, scale: float) -> None:
     require(case, target, dtype, torch.float64)
     numbers = (torch.randn(67, generator=rng) * 1000).to(dtype)
@@ -688,7 +691,7 @@ def test_overflow_in_unscaling(case: Case, target: Target, scale: float) -> None
 
 
 @contract("AMP-SCALE-040")
-@pytest.mark.parametrize("scale", [65536.0, 65535.0, deep("standard", 0.1), deep("standard", 1.0)])
+@pytest.mark.parametrize("scale", [65536.0, 65535.0, deep("standard", 0.1), deep("standard", 1.0)], ids="{:g}".format)
 def test_step_unscales(case: Case, target: Target, rng: torch.Generator, scale: float) -> None:
     require(case, target, torch.float64)
     numbers = torch.randn(19, generator=rng)
@@ -702,7 +705,7 @@ def test_step_unscales(case: Case, target: Target, rng: torch.Generator, scale: 
 
 
 @contract("AMP-SCALE-041")
-@pytest.mark.parametrize("scale", [65536.0, 65535.0, deep("standard", 0.25)])
+@pytest.mark.parametrize("scale", [65536.0, 65535.0, deep("standard", 0.25)], ids="{:g}".format)
 def test_step_does_not_unscale_again(case: Case, target: Target, rng: torch.Generator, scale: float) -> None:
     optimizer = owning(torch.randn(19, generator=rng).to(target.device, copy=True))
     scaler = started(target, init_scale=scale)
@@ -935,7 +938,9 @@ def test_one_optimizer_step(case: Case, target: Target, explicit: bool) -> None:
 
 @contract("AMP-SCALE-060")
 @NON_FINITE
-@pytest.mark.parametrize("factor", [0.5, 0.25, deep("standard", 0.9), deep("standard", 1e-3), deep("standard", 0.0)])
+@pytest.mark.parametrize(
+    "factor", [0.5, 0.25, deep("standard", 0.9), deep("standard", 1e-3), deep("standard", 0.0)], ids="{:g}".format
+)
 def test_backoff(case: Case, target: Target, bad: float, factor: float) -> None:
     scaler = started(target, backoff_factor=factor)
     optimizer = owning(torch.ones(3, device=target.device))
@@ -956,7 +961,7 @@ def test_default_backoff_halves(case: Case, target: Target) -> None:
 
 @contract("AMP-SCALE-061")
 @pytest.mark.parametrize("interval", [1, 2, 3, deep("standard", 10)])
-@pytest.mark.parametrize("factor", [2.0, 1.5, deep("standard", 1.001), deep("standard", 1e6)])
+@pytest.mark.parametrize("factor", [2.0, 1.5, deep("standard", 1.001), deep("standard", 1e6)], ids="{:g}".format)
 def test_growth(case: Case, target: Target, interval: int, factor: float) -> None:
     scaler = started(target, init_scale=1000.0, growth_interval=interval, growth_factor=factor)
     optimizer = owning(torch.ones((), device=target.device))
@@ -1056,7 +1061,7 @@ NEW_SCALES = (1024.0, 3.0, 0.1, deep("standard", 2.0**127), deep("standard", 2.0
 
 
 @contract("AMP-SCALE-068")
-@pytest.mark.parametrize("new_scale", NEW_SCALES)
+@pytest.mark.parametrize("new_scale", NEW_SCALES, ids="{:g}".format)
 def test_update_with_a_float(case: Case, target: Target, new_scale: float) -> None:
     scaler = started(target)
     scaler.update(new_scale)
@@ -1099,7 +1104,7 @@ def test_update_refuses_unsuited_tensors(case: Case, target: Target) -> None:
         "elsewhere": torch.tensor(2.0, device="meta"),
     }
     for what, tensor in unsuited.items():
-        case.raises(what, AssertionError, lambda tensor=tensor: scaler.update(tensor), match="new_scale")
+        case.raises(what, AssertionError, partial(scaler.update, tensor), match="new_scale")
     case.equal("the scale", scaler.get_scale(), 65536.0)
 
 
@@ -1469,7 +1474,7 @@ def test_only_the_bad_optimizer_skips(case: Case, target: Target, bad: float, di
 
 
 @contract("AMP-SCALE-111")
-@pytest.mark.parametrize("dirty", ["!.", ".!", "!!", "!!!"])
+@pytest.mark.parametrize("dirty", ["!.", ".!", "!!", "!!!"], ids=["first", "second", "both", "three"])
 def test_one_backoff(case: Case, target: Target, dirty: str) -> None:
     optimizers = [owning(torch.ones(2, device=target.device)) for _ in dirty]
     scaler = started(target, growth_interval=4)
@@ -1655,7 +1660,9 @@ DTYPES = pytest.mark.parametrize(
 @contract("AMP-SCALE-140")
 @DTYPES
 @pytest.mark.parametrize(
-    "factor", [2.0**-16, 1.0, deep("standard", 1 / 3), deep("standard", 3.0), deep("standard", 2.0**-30)]
+    "factor",
+    [2.0**-16, 1.0, deep("standard", 1 / 3), deep("standard", 3.0), deep("standard", 2.0**-30)],
+    ids="{:g}".format,
 )
 def test_check_and_unscale(case: Case, target: Target, dtype: torch.dtype, factor: float) -> None:
     require(case, target, dtype)
@@ -1692,7 +1699,9 @@ def test_flag(case: Case, target: Target, dtype: torch.dtype, before: float) -> 
 
 
 @contract("AMP-SCALE-142")
-@pytest.mark.parametrize("scale", [65536.0, 3.0, 2.0**127, oracle.FP32.largest, oracle.FP32.smallest])
+@pytest.mark.parametrize(
+    "scale", [65536.0, 3.0, 2.0**127, oracle.FP32.largest, oracle.FP32.smallest], ids="{:g}".format
+)
 def test_update_scale(case: Case, target: Target, scale: float) -> None:
     growths = (2.0, 1.5, 1.1) if case.level == "quick" else (2.0, 1.5, 1.1, 1 + 2**-30, 1e30)
     for growth in growths:

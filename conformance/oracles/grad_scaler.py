@@ -39,6 +39,8 @@ def rounded(value: float, form: Format) -> float:
     """Return `value` rounded to `form`, to nearest with ties to even, overflowing to infinity (IEEE 754)."""
     if form is FP64 or value == 0.0 or not math.isfinite(value):
         return value
+    if abs(value) >= 2 * form.largest:  # also keeps ldexp within the range of a double
+        return math.copysign(math.inf, value)
     _, exponent = math.frexp(value)
     quantum = max(exponent - form.precision, form.smallest_exponent)
     # round() of a float is exact and goes to even on ties; ldexp by a power of two loses nothing here.
