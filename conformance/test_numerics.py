@@ -694,9 +694,9 @@ def test_softmax_of_fp32_logits_is_fp32(
 def test_layer_norm_of_fp32_rows_is_fp32(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
 ) -> None:
-    rows = 100 + torch.randn(9, 257, generator=rng)
+    rows = 100 + torch.randn(9, 65, generator=rng)
     with target.autocast(amp_dtype):
-        seen = F.layer_norm(rows.to(target.device), (257,))
+        seen = F.layer_norm(rows.to(target.device), (65,))
     case.equal("dtype", seen.dtype, torch.float32)
     expected, bound = exact.layer_norm(rows), error_bounds.layer_norm_bound(rows)
     case.at_most("mean 100, deviation 1: normwise error", error_bounds.normwise_error(seen, expected), bound)
@@ -721,8 +721,7 @@ def test_sum_of_fp32_terms_is_fp32(case: Case, target: Target, amp_dtype: torch.
 FP32_LIST: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "prod": (lambda values: values.prod(-1), 64.0),
     "mse_loss": (lambda values: F.mse_loss(values, torch.zeros_like(values), reduction="none"), 2.0),
-    "trace": (lambda values: values.trace(), 64.0),
-    "avg_pool3d": (lambda values: F.avg_pool3d(values.reshape(1, 4, 4, 4), 4), 70.0),
+    "avg_pool3d": (lambda values: F.avg_pool3d(values.reshape(1, 8, 2, 2, 2), 2), 16.0),
     "softmax": (lambda values: values.softmax(-1), 64.0),
     "sum": (lambda values: values.sum(-1), 64.0),
     "cumsum": (lambda values: values.cumsum(-1), 64.0),

@@ -32,7 +32,7 @@ def rounded_product_bound(
     """Bound |C - (AB + bias)| by element, A (..., m, k), B (..., k, n) and the bias being numbers of `form`.
 
     Products of two 16-bit numbers are exact in fp32, so what is left is the accumulation and the rounding of the
-    result: u|C| + n 2^-22 (1 + u)|A||B|, plus half the smallest subnormal. A bias may be added before the rounding
+    result: u|C| + n 2^-22 (1 + u)|A||B| (Blanchard et al. 2020, section 3), plus half the smallest subnormal. A bias may be added before the rounding
     to 16 bits or after it, which rounds once more.
     """
     size = product(left.abs(), right.abs())
@@ -44,19 +44,6 @@ def rounded_product_bound(
     total = (result + bias.double()).abs() + first
     # The accumulator starts from the bias: one more term.
     return first + (form.unit_roundoff + accumulation(1)) * total + form.smallest / 2
-
-
-def product_bound(left: torch.Tensor, right: torch.Tensor, form: Format) -> torch.Tensor:
-    """Bound |C - AB| by element for fp32 operands that are cast to `form` on the way.
-
-    [(1 + u)^2 (1 + n 2^-22) (1 + u) - 1] |A||B| (Blanchard et al. 2020, section 3), plus what the casts and the result
-    lose to underflow: half the smallest subnormal for each operand and for the result.
-    """
-    size = product(left.abs(), right.abs())
-    unit = form.unit_roundoff
-    factor = (1 + unit) ** 3 * (1 + accumulation(left.shape[-1])) - 1
-    lost = product(torch.ones_like(left), right.abs()) + product(left.abs(), torch.ones_like(right)) + 1
-    return factor * size + form.smallest / 2 * lost * (1 + unit) ** 2
 
 
 def normwise_error(seen: torch.Tensor, exact: torch.Tensor) -> float:
