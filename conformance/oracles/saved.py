@@ -284,9 +284,15 @@ def tensors(block: Block, device: torch.device, generator: torch.Generator) -> d
 
 
 def execute(block: Block, leaves: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Run `block` on `leaves` through torch's public functions; the last step's result."""
-    values: dict[str, Any] = dict(leaves)
-    for step in block.steps:
+    """Run `block` on `leaves` through torch's public functions; the last step's result.
+
+    An intermediate result is dropped after its last use, as it is where each overwrites the one before.
+    """
+    last_use = {name: number for number, step in enumerate(block.steps) for name in step.inputs}
+    values: dict[str, torch.Tensor] = dict(leaves)
+    for number, step in enumerate(block.steps):
         values[step.out] = _RUN[step.op](*(values[name] for name in step.inputs))
-    result: torch.Tensor = values[block.steps[-1].out]
-    return result
+        for name in step.inputs:
+            if last_use[name] == number:
+                values.pop(name, None)
+    return values[block.steps[-1].out]

@@ -1,0 +1,360 @@
+"""Parity: training with AMP does what fp32 training does, step by step and at the end."""
+
+from __future__ import annotations
+
+import functools
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from conformance.harness.check import Case, contract, deep
+from conformance.harness.targets import Target
+from conformance.oracles.training import Exact, ExactAdam, exact_step
+from conformance.workloads import mlp as p2
+from conformance.workloads.linear import linear
+from conformance.workloads.mlp import mlp
+from conformance.workloads.training import Region, Workload, train, train_step
+
+PROGRAMS: dict[str, Callable[..., Workload]] = {"P1": linear, "P2": mlp}
+INITIAL_SCALE = 65536.0
+LR = p2.LEARNING_RATE
+ADAMW_DECAY = 0.01  # torch.optim.AdamW, default of weight_decay
+CHANCE = math.log(p2.CLASSES)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """These models are too small to share: on a busy machine a second thread is waited for at every operation."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What one step did: its loss, the parameters before and after, the gradients that the optimizer used."""
+
+    number: int
+    loss: float
+    before: list[torch.Tensor]
+    gradients: list[torch.Tensor]
+    after: list[torch.Tensor]
+    masks: list[torch.Tensor]
+
+
+def _fork(rng: torch.Generator) -> torch.Generator:
+    """A generator that draws what `rng` would draw next, so that two runs start from the same weights and data."""
+    twin = torch.Generator()
+    twin.set_state(rng.get_state())
+    return twin
+
+
+def _scaler(target: Target, dtype: torch.dtype | None) -> torch.amp.GradScaler:
+    return torch.amp.GradScaler(target.device_type, enabled=dtype == torch.float16)
+
+
+def _region(target: Target, dtype: torch.dtype | None) -> Region:
+    def region() -> AbstractContextManager[object]:
+        return nullcontext() if dtype is None else target.autocast(dtype)
+
+    return region
+
+
+@contextmanager
+def _full_accumulation(target: Target) -> Iterator[None]:
+    """Sums of 16-bit products in fp32 throughout, as the bounds presume; CUDA may split sums in 16 bit by default."""
+    if target.device_type != "cuda":
+        yield
+        return
+    flags = torch.backends.cuda.matmul
+    names = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
+    before = [getattr(flags, name) for name in names]
+    try:
+        for name in names:
+            setattr(flags, name, False)
+        yield
+    finally:
+        for name, value in zip(names, before, strict=True):
+            setattr(flags, name, value)
+
+
+def _observe(
+    target: Target, work: Workload, dtype: torch.dtype, steps: int, after_step: Callable[[], None] = lambda: None
+) -> Iterator[Observed]:
+    """Train with AMP and tell of each step; `after_step` may tamper with the weights."""
+    scaler, masks = _scaler(target, dtype), []
+    parameters = list(work.model.parameters())
+    with ExitStack() as stack:
+        for layer in work.model:
+            if isinstance(layer, torch.nn.ReLU):
+                hook = layer.register_forward_hook(lambda module, inputs, output: masks.append(output.detach() > 0))
+                stack.callback(hook.remove)
+        stack.enter_context(_full_accumulation(target))
+        for number in range(steps):
+            masks.clear()
+            before = [parameter.detach().clone() for parameter in parameters]
+            loss = train_step(work, number, _region(target, dtype), scaler).item()
+            gradients = [parameter.grad.clone() for parameter in parameters if parameter.grad is not None]
+            after_step()
+            after = [parameter.detach().clone() for parameter in parameters]
+            yield Observed(number, loss, before, gradients, after, list(masks))
+
+
+def _exact(work: Workload, seen: Observed, dtype: torch.dtype) -> Exact:
+    layers = list(zip(seen.before[::2], seen.before[1::2], strict=True))
+    scale = INITIAL_SCALE if dtype == torch.float16 else 1.0
+    return exact_step(layers, *work.batch(seen.number), dtype, scale=scale, masks=seen.masks)
+
+
+def _unit(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps / 2
+
+
+def _steps(case: Case, program: str) -> int:
+    if program == "P1":
+        return case.samples(quick=1, standard=3, full=50)
+    return case.samples(quick=4, standard=12, full=100)
+
+
+def _judge(case: Case, broken: bool, what: str, measured: float, bound: float, unit: str = "") -> None:
+    """A sound run stays within the bound; a broken one, the control, must be seen outside it."""
+    if broken:
+        case.at_least(f"{what}, of the broken run (control)", measured, bound, unit)
+    else:
+        case.at_most(what, measured, bound, unit)
+
+
+@contract("AMP-PARITY-001")
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_hand_written_casts_give_the_same_bits(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, program: str
+) -> None:
+    amp, hand = (PROGRAMS[program](target.device, _fork(rng)) for _ in range(2))
+    scaler = _scaler(target, amp_dtype)
+    scale = INITIAL_SCALE if amp_dtype == torch.float16 else 1.0
+    for number in range(case.samples(quick=2, standard=4, full=50)):
+        seen = train_step(amp, number, _region(target, amp_dtype), scaler)
+        case.identical(f"loss of step {number}", seen, _step_by_hand(hand, number, amp_dtype, scale))
+        for (name, weight), expected in zip(amp.model.named_parameters(), hand.model.parameters(), strict=True):
+            case.identical(f"{name} after step {number}", weight.detach(), expected.detach())
+
+
+def _step_by_hand(work: Workload, number: int, dtype: torch.dtype, scale: float) -> torch.Tensor:
+    """A training step with every cast, the loss scale and its removal written out."""
+    inputs, target = work.batch(number)
+    work.optimizer.zero_grad()
+    hidden = inputs.to(dtype)
+    for layer in work.model:
+        if isinstance(layer, torch.nn.Linear):
+            hidden = torch.nn.functional.linear(hidden, layer.weight.to(dtype), layer.bias.to(dtype))
+        else:
+            hidden = layer(hidden)
+    loss = work.loss(hidden.float(), target)
+    (loss * scale).backward()
+    for parameter in work.model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.mul_(1 / scale)
+    if work.clip is not None:
+        torch.nn.utils.clip_grad_norm_(work.model.parameters(), work.clip)
+    work.optimizer.step()
+    return loss.detach()
+
+
+@contract("AMP-PARITY-002")
+@pytest.mark.parametrize(
+    ("program", "fault"),
+    [("P1", ""), ("P2", ""), ("P2", "stale weights"), deep("standard", "P2", "next batch", id="P2-next-batch")],
+    ids=["P1", "P2", "P2-stale-weights", None],
+)
+def test_losses_are_exact_up_to_rounding(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, program: str, fault: str
+) -> None:
+    work = PROGRAMS[program](target.device, rng)
+    trained = replace(work, batches=work.batches[1:] + work.batches[:1]) if fault == "next batch" else work
+    # One region around the whole loop never drops its weight copies: the network computes with stale weights.
+    around = target.autocast(amp_dtype) if fault == "stale weights" else nullcontext()
+    worst = 0.0
+    with around:
+        for seen in _observe(target, trained, amp_dtype, _steps(case, program)):
+            exact = _exact(work, seen, amp_dtype)
+            case.note(f"loss of step {seen.number}: seen, exact, spread", [seen.loss, exact.loss, exact.loss_spread])
+            worst = max(worst, _or_inf(abs(seen.loss - exact.loss) / exact.loss_spread))
+    # Twice the standard deviation that the roundings give it at worst, namely if all rows erred alike.
+    _judge(case, bool(fault), "worst error of a loss", worst, 2.0, "spreads")
+
+
+def _or_inf(value: float) -> float:
+    return math.inf if math.isnan(value) else value
+
+
+@contract("AMP-PARITY-003")
+@pytest.mark.parametrize(
+    ("program", "factor"),
+    [("P1", 1.0), ("P2", 1.0), ("P2", 1.001)],
+    ids=["P1", "P2", "P2-gradients-0.1-percent-off"],
+)
+def test_gradients_are_exact_up_to_rounding(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, program: str, factor: float
+) -> None:
+    work = PROGRAMS[program](target.device, rng)
+    trained = replace(work, loss=lambda output, expected: work.loss(output, expected) * factor)
+    unit = _unit(amp_dtype)
+    errors, slopes = [], []
+    for seen in _observe(target, trained, amp_dtype, _steps(case, program)):
+        exact = _exact(work, seen, amp_dtype)
+        clipped = _clip_factor(exact, work.clip)
+        for gradient, true, spread in zip(seen.gradients, exact.gradients, exact.spreads, strict=True):
+            error = gradient.cpu().double() - clipped * true
+            errors.append(_or_inf((error.norm() / (clipped * spread).norm()).item()))
+            if gradient.dim() == 2:
+                slopes.append(((error * true).sum() / (clipped * true.square().sum())).item() / unit)
+    if factor == 1.0:
+        # The error's norm against its expectation under independent roundings; below, it was not computed in 16 bit.
+        case.between("smallest error of a gradient", min(errors), 0.1, 2.0, "spreads")
+        case.between("largest error of a gradient", max(errors), 0.1, 2.0, "spreads")
+        # Roundings to nearest have no direction: thousands of them along the gradient all but cancel.
+        case.at_most("largest error along a weight's gradient", max(map(abs, slopes)), 0.5, "u")
+    _judge(case, factor != 1.0, "mean error along the weights' gradients", abs(statistics.fmean(slopes)), 0.125, "u")
+
+
+def _clip_factor(exact: Exact, clip: float | None) -> float:
+    """torch.nn.utils.clip_grad_norm_: max_norm / (norm + 1e-6), at most 1."""
+    if clip is None:
+        return 1.0
+    norm = math.sqrt(sum(gradient.square().sum().item() for gradient in exact.gradients))
+    return min(1.0, clip / (norm + 1e-6))
+
+
+@contract("AMP-PARITY-004")
+@pytest.mark.parametrize(
+    ("program", "fault"),
+    [("P1", ""), ("P2", ""), ("P2", "lr 0.1 % off"), ("P2", "16-bit weights")],
+    ids=["P1", "P2", "P2-lr-0.1-percent-off", "P2-16-bit-weights"],
+)
+def test_updates_are_adams(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, program: str, fault: str
+) -> None:
+    work = PROGRAMS[program](target.device, rng, lr=LR * 1.001 if fault.startswith("lr") else LR)
+    parameters = list(work.model.parameters())
+
+    def narrow() -> None:
+        with torch.no_grad():
+            for parameter in parameters:
+                parameter.copy_(parameter.to(amp_dtype))
+
+    decay = ADAMW_DECAY if program == "P1" else 0.0
+    adams = [ExactAdam(LR, decay) for _ in parameters]
+    worst = 0.0
+    tamper = narrow if fault == "16-bit weights" else lambda: None
+    for seen in _observe(target, work, amp_dtype, _steps(case, program), tamper):
+        for adam, before, gradient, after in zip(adams, seen.before, seen.gradients, seen.after, strict=True):
+            expected, reach = adam.update(before, gradient)
+            worst = max(worst, _or_inf(((after.cpu().double() - expected).abs() / reach).max().item()))
+    _judge(case, bool(fault), "worst error of an updated weight", worst, 1.0, "of what fp32 arithmetic allows")
+
+
+@contract("AMP-PARITY-005")
+@pytest.mark.parametrize(("program", "allowed"), [("P1", 0.2), ("P2", 1.0)], ids=list(PROGRAMS))
+def test_amp_keeps_the_pace(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, program: str, allowed: float
+) -> None:
+    first, last = {"P1": (1, 4), "P2": (20, 60)}[program]
+    make = PROGRAMS[program]
+    losses = {
+        name: train(make(target.device, _fork(rng), lr=rate), last, _region(target, dtype), _scaler(target, dtype))
+        for name, dtype, rate in (("fp32", None, LR), ("AMP", amp_dtype, LR), ("faster", None, 1.02 * LR))
+    }
+    for name in ("fp32", "AMP"):
+        case.note(f"losses, {name}", _compact(losses[name]))
+    if target.device_type == "cuda":
+        case.note("TF32 in fp32 products", torch.backends.cuda.matmul.allow_tf32)
+    ruler = _shift(losses["faster"], losses["fp32"], first, last)
+    case.at_most("shift of the log loss by a learning rate 2 % higher (control)", ruler, -1e-3)
+    pace = 2.0 * _shift(losses["AMP"], losses["fp32"], first, last) / ruler
+    case.between("pace of AMP against fp32, as a change of the learning rate", pace, -allowed, allowed, "%")
+
+
+def _shift(losses: list[float], others: list[float], first: int, last: int) -> float:
+    """Mean of log(loss / other loss) over the steps from `first` to before `last`."""
+    pairs = zip(losses[first:last], others[first:last], strict=True)
+    return statistics.fmean(math.log(loss / other) for loss, other in pairs)
+
+
+def _compact(losses: list[float]) -> list[float]:
+    """At most 40 of the losses, evenly spaced, the last one among them, to five figures."""
+    stride = -(-len(losses) // 40)
+    return [float(f"{loss:.5g}") for loss in losses[::-1][::stride][::-1]]
+
+
+@contract("AMP-PARITY-006")
+def test_final_loss_is_within_the_seed_spread(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
+) -> None:
+    epochs = case.samples(quick=3, standard=p2.EPOCHS, full=p2.EPOCHS)
+    steps = epochs * p2.BATCHES
+    histories = {
+        name: train(mlp(target.device, _fork(rng)), steps, _region(target, dtype), _scaler(target, dtype))
+        for name, dtype in (("fp32", None), ("AMP", amp_dtype))
+    }
+    for name, losses in histories.items():
+        case.note(f"losses, {name}", _compact(losses))
+    finals = {name: statistics.fmean(losses[-p2.BATCHES :]) for name, losses in histories.items()}
+    # A model that learned nothing has the loss ln 10; the program runs 20 epochs, `quick` the first three.
+    learned = {3: 0.75, p2.EPOCHS: 0.05}[epochs] * CHANCE
+    for name, final in finals.items():
+        case.at_most(f"mean loss of the last epoch, {name}", final, learned)
+    spread = _seed_spread(target, steps, case.samples(quick=3, standard=5, full=20), case.seed)
+    case.note("standard deviation of the log of that loss over fp32 seeds", spread)
+    difference = math.log(finals["AMP"] / finals["fp32"])
+    case.between("log of the final loss, AMP against fp32", difference, -3 * spread, 3 * spread)
+
+
+@functools.cache
+def _seed_spread(target: Target, steps: int, seeds: int, seed: int) -> float:
+    """Standard deviation of log(mean loss of the last epoch) over fp32 runs with their own weights and data."""
+    rng = torch.Generator().manual_seed(seed)
+    drawn = [mlp(target.device, rng) for _ in range(seeds)]
+    runs = [train(work, steps, _region(target, None), _scaler(target, None)) for work in drawn]
+    return statistics.stdev(math.log(statistics.fmean(losses[-p2.BATCHES :])) for losses in runs)
+
+
+@contract("AMP-PARITY-007")
+def test_printed_dtypes(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
+    work = mlp(target.device, rng)
+    seen: dict[str, list[torch.dtype]] = {"Linear": [], "ReLU": []}
+    for layer in work.model:
+        kind = seen[type(layer).__name__]
+        layer.register_forward_hook(lambda module, inputs, output, kind=kind: kind.append(output.dtype))
+    loss = train_step(work, 0, _region(target, amp_dtype), _scaler(target, amp_dtype))
+    case.equal("after each Linear", seen["Linear"], [amp_dtype] * 3)
+    case.equal("after each ReLU", seen["ReLU"], [amp_dtype] * 2)
+    case.equal("loss", loss.dtype, torch.float32)
+
+
+@contract("AMP-PARITY-008", dtypes=("fp16",))
+@pytest.mark.parametrize(("program", "steps"), [("P2", (10, 60, 400)), ("P1", (2, 6, 100))], ids=["P2", "P1"])
+def test_no_step_is_skipped_once_calibrated(
+    case: Case, target: Target, rng: torch.Generator, program: str, steps: tuple[int, int, int]
+) -> None:
+    if not target.supports(torch.float16):
+        case.unsupported("the target has no fp16")
+    work = PROGRAMS[program](target.device, rng)
+    scaler = torch.amp.GradScaler(target.device_type)
+    quick, standard, full = steps
+    scales = [scaler.get_scale()]
+    for number in range(case.samples(quick=quick, standard=standard, full=full)):
+        train_step(work, number, _region(target, torch.float16), scaler)
+        scales.append(scaler.get_scale())
+    skipped = [number for number, (old, new) in enumerate(pairwise(scales)) if new < old]
+    settled = next((number for number in range(len(scales) - 1) if number not in skipped), len(scales))
+    case.note("steps skipped while the scale settled", settled)
+    case.equal("steps skipped after the first that was taken", [step for step in skipped if step > settled], [])
+    case.at_most("steps skipped while the scale settled", settled, 16)
+    case.equal("scale at the end", scales[-1], INITIAL_SCALE / 2**settled)
