@@ -69,7 +69,10 @@ def test_failed_contract_has_everything_an_engineer_needs() -> None:
     assert "promised After update() that follows a step with an inf or a NaN in any gradient" in flat
     assert "(must, documented)" in flat
     assert "source torch.amp.GradScaler docstring, parameter backoff_factor" in flat
-    assert "seen new scale: 65536 (required: exactly 32768), in halving:device-inf, halving:device--inf" in flat
+    assert (
+        "seen new scale: 65536 (required: exactly 32768) in 2 cases: halving:device-inf, halving:device--inf on cpu"
+        in flat
+    )
     assert "on cpu: 2 of 3 cases" in flat
     assert "usual cause found_inf is not set or not passed on" in flat
     assert "next step Print found_inf after unscale_" in flat
@@ -82,13 +85,41 @@ def test_failed_contract_has_everything_an_engineer_needs() -> None:
 def test_exception_is_shown_with_the_end_of_its_traceback() -> None:
     whole = reports.raw("failing")
     case = next(case for case in whole["cases"] if case["detail"] and case["verdict"] == "FAIL")
-    case["detail"] = "\n".join(f"line {number}" for number in range(50))
+    case["detail"] = "\n".join(
+        [
+            "Traceback (most recent call last):",
+            '  File "<site-packages>/_pytest/python.py", line 1, in pytest_pyfunc_call',
+            '  File "<suite>/conformance/test_loss.py", line 2, in test_it',
+            "    the check()",
+            "    ^^^~~~^^^^^",
+            *(f"  frame {number}" for number in range(50)),
+            "RuntimeError: it broke",
+        ]
+    )
 
     shown = _render(document.parse(whole))
 
-    assert "line 49" in shown
-    assert "line 34" in shown
-    assert "line 33" not in shown
+    start, end = shown.index("  raised from:\n"), shown.index("RuntimeError: it broke")
+    frames = shown[start:end].splitlines()
+    assert len(frames) < 20
+    assert "conformance/test_loss.py" in frames[1]
+    assert "    the check()" in frames[2]
+    assert "frame 49" in frames[-2]
+    assert not any("_pytest" in frame or "^" in frame for frame in frames)
+
+
+def test_many_failures_are_listed_again_in_short() -> None:
+    whole = reports.raw("improved")
+    whole["footer"] = None
+    for case in whole["cases"]:
+        case["verdict"] = "FAIL"
+
+    shown = _render(document.parse(whole))
+
+    index = shown[shown.index("All that failed, in short") :]
+    assert "FAIL AMP-LOSS-001  cross_entropy of 16-bit logits is float32 in value (5/5)" in index
+    assert "AMP-SPEED-001" not in index
+    assert "in short" not in _render(reports.sample("failing"))
 
 
 def test_errors_of_the_suite_are_apart_from_failures() -> None:
@@ -141,7 +172,9 @@ def test_many_failing_cases_are_counted_and_not_listed() -> None:
 
     shown = _render(document.parse(whole))
 
-    assert "dtype of the loss: odd 2 (required: exactly torch.float32), in cross_entropy:device-2" in _flat(shown)
+    assert "dtype of the loss: odd 2 (required: exactly torch.float32) in 1 case: cross_entropy:device-2" in _flat(
+        shown
+    )
     assert "odd 3" not in shown
     assert "... and 497 more cases that saw something else" in shown
     assert "on            cpu: 500 of 500 cases" in shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ from conformance.report.values import Case, Contract, Report
 _SIGHTINGS_SHOWN = 3
 _NAMES_SHOWN = 6
 _TRACE_LINES = 16
+_TRACE_HEAD = 4
+_INDEX_FROM = 4
 _MARGIN = "  "
 _FULL_WIDTH = 92
 _COLUMNS = (
@@ -56,6 +59,9 @@ _COLOURS = {
     Overall.INCOMPLETE: "\x1b[1;33m",
 }
 
+# The frame of a traceback that belongs to the check; what stands above it is pytest's.
+_CHECK = re.compile(r'^ *File ".*\bconformance[/\\]test_\w+\.py"')
+
 Paint = Callable[[str, str], str]
 
 
@@ -84,6 +90,24 @@ def _long(report: Report, width: int, paint: Paint) -> Iterator[str]:
     yield _not_reached(report, width, paint)
     yield _problems(report, width, paint)
     yield _baseline(report, width, paint)
+    yield _index(report, width, paint)
+
+
+def _index(report: Report, width: int, paint: Paint) -> str:
+    """A line for each failed contract, where there are so many that their blocks have scrolled away."""
+    failing = rollup.failing(report)
+    if len(failing) < _INDEX_FROM:
+        return ""
+    rows = [
+        text.wrap(
+            f"{report.contracts[id].title} ({len(cases)}/{len(report.cases_of[id])})",
+            width,
+            f"{_MARGIN}{_word(cases)} {id}  ",
+            _MARGIN * 3,
+        )
+        for id, cases in failing.items()
+    ]
+    return "\n".join([_heading("All that failed, in short (failing cases of all)", paint), *rows])
 
 
 def _short(report: Report, width: int) -> Iterator[str]:
@@ -155,7 +179,7 @@ def _block(report: Report, contract: Contract, cases: list[Case], width: int, pa
     rows = [paint(title, "\x1b[1;31m")]
     rows.append(_field("promised", f"{contract.statement} ({contract.level}, {contract.authority})", width))
     rows.append(_field("source", contract.source, width))
-    rows += [_field("seen" if number == 0 else "", row, width) for number, row in enumerate(_sightings(cases))]
+    rows += [_field("" if number else "seen", row, width) for number, row in enumerate(_sightings(cases))]
     rows.append(_field("on", _where(report, contract, cases), width))
     rows.append(_field("usual cause", contract.failure, width))
     rows.append(_field("next step", contract.next_step, width))
@@ -169,10 +193,13 @@ def _block(report: Report, contract: Contract, cases: list[Case], width: int, pa
 
 
 def _end_of(trace: str) -> str:
-    """The last lines of a traceback, which name the place; the report has all of it."""
-    lines = trace.strip().splitlines()
-    left_out = ["..."] if len(lines) > _TRACE_LINES else []
-    return text.indent("\n".join(left_out + lines[-_TRACE_LINES:]), _MARGIN * 3)
+    """A traceback from the check onwards, without markers and without its middle; the report has all of it."""
+    lines = [line for line in trace.strip().splitlines() if line.strip(" ^~")]
+    start = next((number for number, line in enumerate(lines) if _CHECK.search(line)), 0)
+    lines = lines[start:]
+    if len(lines) > _TRACE_LINES:
+        lines = [*lines[:_TRACE_HEAD], "  ...", *lines[_TRACE_HEAD - _TRACE_LINES :]]
+    return text.indent("\n".join(lines), _MARGIN * 3)
 
 
 def _field(name: str, words: str, width: int) -> str:
@@ -185,7 +212,8 @@ def _sightings(cases: list[Case]) -> Iterator[str]:
     for case in cases:
         groups.setdefault(_what(case), []).append(_short_id(case))
     for what, ids in list(groups.items())[:_SIGHTINGS_SHOWN]:
-        yield f"{what}, in {text.some(ids, _SIGHTINGS_SHOWN)}"
+        yield what
+        yield f"  in {text.count(len(ids), 'case')}: {text.some(ids, _SIGHTINGS_SHOWN)}"
     if len(groups) > _SIGHTINGS_SHOWN:
         rest = sum(map(len, list(groups.values())[_SIGHTINGS_SHOWN:]))
         yield f"... and {text.count(rest, 'more case')} that saw something else"
