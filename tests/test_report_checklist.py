@@ -37,6 +37,11 @@ def test_every_contract_is_there_in_plain_words(name: str) -> None:
         ("inconclusive", "| driver | 575.57.08 |"),
         ("inconclusive", "| name | NVIDIA H100 80GB HBM3 |"),
         ("failing", "| torch.backends.cuda.matmul.allow_tf32 | true |"),
+        ("failing", "- AMP-SCALE-002: The loss scale is halved after a step with an inf\n- AMP-SCALE-003: A disabled"),
+        (
+            "untestable",
+            "What makes the machine not conformant:\n\n- AMP-BF16-001: bfloat16 autocast trains without a loss",
+        ),
         ("conformant", "| initial scale | 65536 | exactly 65536 | 1 |"),
         ("conformant", "| error against float64 | 3.4e-08 (of 2, the nearest to its bound) | at most 1.2e-07 | 2 |"),
         ("conformant", "| final loss | 0.0231 | between 0 and 0.05 | 1 |"),

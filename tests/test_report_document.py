@@ -12,6 +12,7 @@ import pytest
 from conformance.harness.verdicts import Overall, Verdict
 from conformance.report import document, rollup
 from tests import reports
+from tests.conftest import Toy
 
 SCHEMA = json.loads((Path(document.__file__).parent / "schema.json").read_text(encoding="utf-8"))
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
@@ -92,6 +93,28 @@ def test_samples_are_read_and_fit_the_schema(name: str) -> None:
     VALIDATOR.validate(reports.raw(name))
 
     assert rollup.overall(reports.sample(name)) is OVERALL[name]
+
+
+def test_report_of_a_run_is_read_and_fits_the_schema(toy: Toy) -> None:
+    endings = {
+        "PASS": "case.note('pair', [float('nan'), (1, torch.float16)])",
+        "FAIL": "case.at_most('most', float('nan'), float('inf'), 'ms')",
+        "UNSUPPORTED": "case.unsupported('no such unit')",
+        "UNTESTABLE": "case.untestable('a second device is missing')",
+        "INCONCLUSIVE": "case.inconclusive('too noisy')",
+        "ERROR": "undefined_name",
+    }
+    for number, (verdict, body) in enumerate(endings.items(), start=1):
+        toy.contract(f"AMP-API-{number:03}")
+        check = f"@contract('AMP-API-{number:03}')\ndef test_{verdict.lower()}(case: Case) -> None:\n    {body}\n"
+        toy.checks(check, name=f"test_{number}")
+
+    written = toy.run().report
+
+    VALIDATOR.validate(written)
+    report = document.read(toy.path / "report")
+    assert [case.verdict.value for case in report.cases] == list(endings)
+    assert report.cases[0].evidence[0].measured == ("nan", (1, "torch.float16"))
 
 
 def test_schema_is_a_schema() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -62,6 +63,9 @@ def _summary(report: Report, digest: str | None) -> Iterator[str]:
         "so. UNSUPPORTED: the device declares that it lacks this. UNTESTABLE: something needed was missing. "
         "INCONCLUSIVE: the measurement could not tell. ERROR: the suite itself broke."
     )
+    failing = [f"- {text.markdown(id)}: {text.markdown(report.contracts[id].title)}" for id in rollup.failing(report)]
+    if failing:
+        yield "What makes the machine not conformant:\n\n" + "\n".join(failing)
     if digest:
         yield f"This document was made from the report with the SHA-256 `{digest}`."
 
@@ -162,10 +166,14 @@ def _measurements(cases: list[Case]) -> list[list[str]]:
 
 
 def _row(found: list[Evidence]) -> list[str]:
-    shown = min(found, key=_slack)
-    alike = all((other.measured, other.bound) == (shown.measured, shown.bound) for other in found)
-    word = ", the nearest to its bound" if shown.relation in _BOUNDED else ", the first"
-    among = "" if alike else f" (of {len(found)}{word})"
+    """The measurement nearest to its bound, or where there is no such distance the most frequent one."""
+    pairs = Counter((evidence.measured, evidence.bound) for evidence in found)
+    if found[0].relation in _BOUNDED:
+        shown, word = min(found, key=_slack), "the nearest to its bound"
+    else:
+        shown = max(found, key=lambda evidence: pairs[evidence.measured, evidence.bound])
+        word = "the most frequent"
+    among = f" (of {len(found)}, {word})" if len(pairs) > 1 else ""
     mark = "" if shown.holds else "**DOES NOT HOLD:** "
     return [
         mark + text.markdown(shown.name),
@@ -176,14 +184,14 @@ def _row(found: list[Evidence]) -> list[str]:
 
 
 def _slack(evidence: Evidence) -> float:
-    """How far a number is from its bound, relative to the bound; 0 where that means nothing."""
+    """How far a number is from its bound, relative to the bound; 0 where it is no number."""
     bounds = evidence.bound if isinstance(evidence.bound, tuple) else (evidence.bound,)
     try:
         # Numbers that are not finite stand as texts in a report.
         measured, *numbers = (float(number) for number in (evidence.measured, *bounds))
     except (TypeError, ValueError):
         return 0.0
-    if evidence.relation not in _BOUNDED or math.isnan(measured):
+    if math.isnan(measured):
         return 0.0
     return min(abs(bound - measured) / (abs(bound) or 1.0) for bound in numbers)
 
