@@ -154,3 +154,24 @@ def test_first_failure_stops_where_asked_and_is_not_a_pass(toy: Toy) -> None:
     assert outcome.status == 1
     assert outcome.report["footer"]["contracts"]["AMP-API-002"]["verdict"] is None
     assert "stopped before" in outcome.report["footer"]["contracts"]["AMP-API-002"]["reason"]
+
+
+def test_error_of_an_info_contract_fails_the_run(toy: Toy) -> None:
+    """Info facts are never judged, but a suite that broke has said nothing about them either."""
+    _one(toy, "undefined_name", level="info", authority="engineering")
+
+    outcome = toy.run()
+
+    assert (outcome.status, outcome.report["footer"]["overall"]) == (3, "NOT CONFORMANT")
+
+
+def test_two_cases_with_one_id_are_refused(toy: Toy) -> None:
+    toy.contract("AMP-API-001")
+    check = "@contract('AMP-API-001')\ndef test_it(case: Case) -> None:\n    case.note('x', 1)\n"
+    toy.checks(check, name="test_one")
+    toy.checks(check, name="test_two")
+
+    outcome = toy.run()
+
+    assert outcome.status == 4
+    assert "two cases have the id AMP-API-001[it]" in outcome.output

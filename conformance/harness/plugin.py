@@ -6,6 +6,7 @@ import functools
 import signal
 import threading
 import zlib
+from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -143,11 +144,18 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
                 run.reasons.setdefault(mark.args[0], reason)
         if (mark := item.get_closest_marker("contract")) is not None and not _is_stand_in(item):
             run.collected.append((mark.args[0], _case_id(item), _target_name(item)))
+    _refuse_repeated_ids(run)
     # Stable: whatever order a plugin made is kept, but what needs an idle machine runs after all else.
     kept.sort(key=_lateness)
     items[:] = kept
     if dropped:
         config.hook.pytest_deselected(items=dropped)
+
+
+def _refuse_repeated_ids(run: Run) -> None:
+    counts = Counter(id for _, id, _ in run.collected)
+    if repeated := [id for id, count in counts.items() if count > 1]:
+        raise pytest.UsageError(f"two cases have the id {repeated[0]}: give the checks or their parameters other names")
 
 
 def _lateness(item: pytest.Item) -> int:

@@ -174,6 +174,8 @@ class Run:
         if self._recorder is None:
             return pytest_status
         interrupted = pytest_status == pytest.ExitCode.INTERRUPTED
+        if pytest_status == pytest.ExitCode.INTERNAL_ERROR:
+            self.broke("pytest ended with an internal error; what it printed above says where")
         states = [self._waiver_state(waiver) for waiver in self._waivers]
         self._problems += [problem for state in states if (problem := _rotten(state)) is not None]
         footer: dict[str, Any] = {

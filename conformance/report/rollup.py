@@ -10,7 +10,6 @@ from conformance.report.values import Case, Contract, Report
 
 # Verdicts of cases whose check ran to an end; a run with none of them has shown nothing.
 EXECUTED = frozenset({Verdict.PASS, Verdict.FAIL, Verdict.WAIVED, Verdict.INCONCLUSIVE, Verdict.ERROR})
-FAILURES = frozenset({Verdict.FAIL, Verdict.ERROR})
 # What becomes of a waiver that rots: each of these fails the run.
 STALE = frozenset({"expired", "unmatched", "unneeded"})
 
@@ -34,9 +33,11 @@ def totals(report: Report) -> dict[Verdict, int]:
 
 def counts_as_failure(contract: Contract, case: Case, *, gpu: bool) -> bool:
     """Whether `case` makes the run not conformant; a `must` that is untestable does so under --gpu."""
+    if case.verdict is Verdict.ERROR:
+        return True  # the suite broke, whatever it was about to measure
     if contract.level == "info":
         return False
-    return case.verdict in FAILURES or (gpu and contract.level == "must" and case.verdict is Verdict.UNTESTABLE)
+    return case.verdict is Verdict.FAIL or (gpu and contract.level == "must" and case.verdict is Verdict.UNTESTABLE)
 
 
 def failing(report: Report) -> dict[str, list[Case]]:
