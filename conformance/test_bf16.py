@@ -103,7 +103,7 @@ def _train(
     optimizer_name: str,
     scaler: torch.amp.GradScaler | None,
 ) -> tuple[list[Tensor], list[Tensor], torch.optim.Optimizer, torch.nn.Module]:
-    """Train a small network in bf16; return losses, last gradients, optimizer and model."""
+    """Train a small network in bf16; return losses (scaled and unscaled again), last gradients, optimizer and model."""
     model = torch.nn.Sequential(torch.nn.Linear(12, 16), torch.nn.GELU(), torch.nn.Linear(16, 5))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -120,7 +120,9 @@ def _train(
             loss.backward()
             optimizer.step()
         else:
-            scaler.scale(loss).backward()
+            loss = scaler.scale(loss)
+            loss.backward()
+            loss = loss / scaler.get_scale()
             scaler.step(optimizer)
             scaler.update()
         losses.append(loss.detach())

@@ -46,12 +46,14 @@ CASTS: dict[str, Callable[[Tensor, torch.dtype], Tensor]] = {
     "scalar": lambda source, dtype: torch.stack([item.to(dtype) for item in source]),
 }
 
-# Products with 1 that hand autocast's own cast through unchanged, each element alone (1 * NaN stays where it is).
+# (m, k) times (k, n), each through another op that casts its operands under autocast.
 OPS_THAT_CAST: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "mm": lambda column, one: torch.mm(column, one),
-    "linear": lambda column, one: F.linear(column, one),
-    "bmm": lambda column, one: torch.bmm(column.unsqueeze(0), one.unsqueeze(0)).squeeze(0),
-    "conv1d": lambda column, one: F.conv1d(column.t().unsqueeze(0), one.unsqueeze(0)).squeeze(0).t(),
+    "mm": lambda left, right: torch.mm(left, right),
+    "linear": lambda left, right: F.linear(left, right.t()),
+    "bmm": lambda left, right: torch.bmm(left.unsqueeze(0), right.unsqueeze(0)).squeeze(0),
+    "conv1d": lambda left, right: F.conv1d(left[..., None], right.t()[..., None]).flatten(1),
+    "conv2d": lambda left, right: F.conv2d(left[..., None, None], right.t()[..., None, None]).flatten(1),
+    "conv_transpose1d": lambda left, right: F.conv_transpose1d(left[..., None], right[..., None]).flatten(1),
 }
 
 
@@ -179,9 +181,34 @@ def test_autocast_rounds_to_nearest(
     normal = [abs(form.value(p)) >= form.smallest_normal for p in rounded_patterns]
     source = tensor_of([p for p, keep in zip(patterns, normal, strict=True) if keep], FP32).unsqueeze(1)
     expected = tensor_of([p for p, keep in zip(rounded_patterns, normal, strict=True) if keep], form).unsqueeze(1)
+    # Each element alone: 1 * NaN or infinity stays where it is.
     with target.autocast(amp_dtype):
         seen = OPS_THAT_CAST[op](source.to(target.device), torch.ones(1, 1, device=target.device))
     case.identical(f"{op}: {len(source)} fp32 numbers times 1", seen, expected)
+
+
+@contract("AMP-NUMERICS-009")
+@pytest.mark.parametrize("op", OPS_THAT_CAST)
+def test_autocast_rounds_before_the_product(case: Case, target: Target, amp_dtype: torch.dtype, op: str) -> None:
+    # Numbers just above 1 round to 1; cast first, 16 of them less 16 ones are exactly nothing.
+    above = 1 + 0.9 * FORMATS[amp_dtype].unit_roundoff
+    numbers = torch.cat([torch.full((16,), above), torch.ones(16)])
+    signs = torch.cat([torch.ones(16), -torch.ones(16)])
+    for what, left, right in (
+        ("left", numbers.repeat(3, 1), signs.unsqueeze(1).repeat(1, 5)),
+        ("right", signs.repeat(3, 1), numbers.unsqueeze(1).repeat(1, 5)),
+    ):
+        left, right = _leaves(target, left, right)
+        with full_precision(target.device_type), target.autocast(amp_dtype):
+            seen = OPS_THAT_CAST[op](left, right)
+        case.equal(f"{op}, {what} operand just above 1: results", seen.double().cpu().unique().tolist(), [0.0])
+    # The backward multiplies by the operand that the forward cast.
+    left, right = _leaves(target, numbers.unsqueeze(1), torch.ones(1, 5))
+    with full_precision(target.device_type):
+        with target.autocast(amp_dtype):
+            seen = OPS_THAT_CAST[op](left, right)
+        seen.backward(signs.unsqueeze(1).expand(32, 5).to(target.device, amp_dtype))
+    case.equal(f"{op}: gradients of the right operand", right.grad.double().cpu().unique().tolist(), [0.0])
 
 
 # --- products ---------------------------------------------------------------------------------------------------

@@ -32,18 +32,18 @@ def rounded_product_bound(
     """Bound |C - (AB + bias)| by element, A (..., m, k), B (..., k, n) and the bias being numbers of `form`.
 
     Products of two 16-bit numbers are exact in fp32, so what is left is the accumulation and the rounding of the
-    result: u|C| + n 2^-22 (1 + u)|A||B| (Blanchard et al. 2020, section 3), plus half the smallest subnormal. A bias may be added before the rounding
-    to 16 bits or after it, which rounds once more.
+    result (Blanchard et al. 2020, section 3): u|C| + (1 + u) n 2^-22 |A||B|, plus half the smallest subnormal. A bias
+    may be where the accumulation starts, or added after the rounding to 16 bits, which rounds once more.
     """
-    size = product(left.abs(), right.abs())
-    result = product(left, right)
-    error = accumulation(left.shape[-1]) * size
+    result, size, terms = product(left, right), product(left.abs(), right.abs()), left.shape[-1]
+    if bias is not None:
+        size, terms = size + bias.double().abs(), terms + 1
+    error = accumulation(terms) * size
+    bound = form.unit_roundoff * (result.abs() + error) + error + form.smallest / 2
     if bias is None:
-        return form.unit_roundoff * (result.abs() + error) + error + form.smallest / 2
-    first = form.unit_roundoff * (result.abs() + error) + error + form.smallest / 2
-    total = (result + bias.double()).abs() + first
-    # The accumulator starts from the bias: one more term.
-    return first + (form.unit_roundoff + accumulation(1)) * total + form.smallest / 2
+        return bound
+    total = (result + bias.double()).abs() + bound
+    return bound + form.unit_roundoff * total + form.smallest / 2
 
 
 def normwise_error(seen: torch.Tensor, exact: torch.Tensor) -> float:
