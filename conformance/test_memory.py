@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import weakref
+from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
@@ -22,6 +23,7 @@ from conformance.measure.memory import (
     state_tensors,
     tensor_bytes,
 )
+from conformance.measure.threads import one_thread
 from conformance.oracles.saved import Block, Saved, blocks, chain, execute, predict, tensors
 from conformance.workloads.mlp import mlp
 from conformance.workloads.training import Workload, train_step
@@ -35,6 +37,12 @@ OPTIMIZERS = {
     "rmsprop": (lambda p: torch.optim.RMSprop(p), 1),
 }
 PEAK_RESERVE = 2 << 30  # bytes that the peak case may take: the model below needs less than half
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
 
 
 def _saved(

@@ -15,6 +15,7 @@ import torch
 
 from conformance.harness.check import Case, contract, deep
 from conformance.harness.targets import Target
+from conformance.measure.threads import one_thread
 from conformance.oracles.training import Exact, ExactAdam, exact_step
 from conformance.workloads import mlp as p2
 from conformance.workloads.linear import linear
@@ -30,11 +31,8 @@ CHANCE = math.log(p2.CLASSES)
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """These models are too small to share: on a busy machine a second thread is waited for at every operation."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with one_thread():
+        yield
 
 
 @dataclass(frozen=True)
