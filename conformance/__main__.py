@@ -1,4 +1,4 @@
-"""What can be done with a report: `python -m conformance diff|checklist|summary`; needs neither torch nor pytest."""
+"""The command line beside pytest, `python -m conformance`: over reports and the catalogue, without torch or pytest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import NoReturn
 from conformance.report import checklist, diff, document, terminal
 from conformance.version import __version__
 
-OK, REGRESSION, USAGE = 0, 1, 4
+OK, REGRESSION, OUT_OF_DATE, USAGE = 0, 1, 1, 4
 
 
 class UsageError(ValueError):
@@ -48,11 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m conformance",
-        description="Read reports of the AMP conformance suite. A report is report.json or the folder that holds it.",
+        description="Read reports of the AMP conformance suite, and its catalogue. "
+        "A report is report.json or the folder that holds it.",
         epilog="To judge a machine, run: pytest conformance (with a GPU: pytest conformance --gpu)",
     )
     parser.add_argument("--version", action="version", version=f"amp-conformance {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="diff|checklist|summary")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="diff|checklist|summary|catalogue")
 
     command = commands.add_parser("diff", help="compare two reports; exit status 1 where something regressed")
     command.add_argument("old", metavar="OLD", help="the report to compare with")
@@ -68,6 +69,11 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("report", metavar="REPORT", help="the report")
     command.add_argument("-q", "--quiet", action="store_true", help="one line for each contract that failed")
     command.set_defaults(run=_summary)
+
+    command = commands.add_parser("catalogue", help="write the catalogue of contracts as Markdown")
+    command.add_argument("-o", "--output", metavar="FILE", help="write to FILE (default: standard output)")
+    command.add_argument("--check", metavar="FILE", help="write nothing; exit status 1 where FILE is out of date")
+    command.set_defaults(run=_catalogue)
     return parser
 
 
@@ -87,17 +93,45 @@ def _checklist(arguments: argparse.Namespace) -> int:
     output = Path(arguments.output)
     if output.exists() and output.samefile(file):
         raise UsageError(f"--output {output} is the report itself; name another file")
-    try:
-        output.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--output {output} cannot be written: {error.strerror or error}") from None
-    return OK
+    return _write(output, page)
 
 
 def _summary(arguments: argparse.Namespace) -> int:
     report = document.read(arguments.report)
     path = str(document.locate(arguments.report))
     _print(terminal.render(report, short=arguments.quiet, width=_width(), report_path=path, color=_colour()))
+    return OK
+
+
+def _catalogue(arguments: argparse.Namespace) -> int:
+    # Only this command reads the catalogue, which needs `packaging` (a dependency of pytest).
+    from conformance.harness import catalogue, specification
+
+    page = specification.render(catalogue.load())
+    if arguments.check is not None:
+        return _compare(Path(arguments.check), page)
+    if arguments.output is not None:
+        return _write(Path(arguments.output), page)
+    _print(page.rstrip("\n"))
+    return OK
+
+
+def _compare(path: Path, page: str) -> int:
+    try:
+        current = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--check {path} cannot be read: {error.strerror or error}") from None
+    if current == page:
+        return OK
+    print(f"{path} is out of date: run python -m conformance catalogue -o {path}", file=sys.stderr)
+    return OUT_OF_DATE
+
+
+def _write(path: Path, page: str) -> int:
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--output {path} cannot be written: {error.strerror or error}") from None
     return OK
 
 

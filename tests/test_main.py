@@ -218,3 +218,26 @@ def test_reader_that_hangs_up_early_is_no_error(tmp_path: Path) -> None:
 
     assert writer.wait(timeout=60) == 0
     assert complaint == ""
+
+
+def test_catalogue_page_is_written_and_held_against_the_catalogue(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "contracts.md"
+
+    assert _run("catalogue", "-o", str(page)) == 0
+    assert _run("catalogue", "--check", str(page)) == 0
+    page.write_text(page.read_text().replace("AMP-SCALE-001", "AMP-SCALE-999"))
+    assert _run("catalogue", "--check", str(page)) == 1
+
+    assert "is out of date" in capsys.readouterr().err
+
+
+def test_catalogue_page_of_the_docs_is_up_to_date() -> None:
+    assert _run("catalogue", "--check", str(ROOT / "docs" / "contracts.md")) == 0
+
+
+def test_catalogue_page_that_is_missing_gets_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run("catalogue", "--check", str(tmp_path / "none.md")) == 4
+
+    assert capsys.readouterr().err.count("\n") == 1
