@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,27 @@ OPS_THAT_CAST: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+@functools.cache
+def _midpoints(form: Format, stride: int) -> tuple[int, ...]:
+    return tuple(midpoints(form, stride))
+
+
+def _bits(number: float) -> int:
+    """Return the fp32 pattern of a number."""
+    return int(torch.tensor(number, dtype=torch.float32).view(torch.int32).item())
+
+
+def _cast(patterns: Sequence[int], form: Format) -> tuple[Tensor, Tensor]:
+    """Return fp32 numbers of these patterns and what integer arithmetic makes of them in `form`."""
+    return tensor_of(patterns, FP32), tensor_of([narrow(pattern, form) for pattern in patterns], form)
+
+
+@functools.cache
+def _widened(form: Format) -> Tensor:
+    """Return all 65536 patterns of `form` as fp32 numbers."""
+    return tensor_of([widen(pattern, form) for pattern in range(2**16)], FP32)
+
+
 def _hand_written(case: Case, target: Target, dtype: torch.dtype, way: str, group: str) -> None:
     """Hold one way of casting against the rows of `group` in the table that was worked out by hand."""
     form = FORMATS[dtype]
@@ -80,24 +101,20 @@ def test_casts_round_ties_to_even(case: Case, target: Target, amp_dtype: torch.d
 def test_casts_at_the_midpoints(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
     form = FORMATS[amp_dtype]
     # Odd strides meet ties below even and odd neighbours in turn.
-    patterns = midpoints(form, stride=case.samples(quick=61, standard=7, full=1))
-    expected = tensor_of([narrow(pattern, form) for pattern in patterns], form)
-    source = tensor_of(patterns, FP32).to(target.device)
+    patterns = _midpoints(form, case.samples(quick=61, standard=7, full=1))
+    source, expected = _cast(patterns, form)
     for way in ("to", "strided"):
-        case.identical(
-            f"{way}: {len(patterns)} fp32 numbers at and beside a tie", CASTS[way](source, amp_dtype), expected
-        )
+        seen = CASTS[way](source.to(target.device), amp_dtype)
+        case.identical(f"{way}: {len(patterns)} fp32 numbers at and beside a tie", seen, expected)
 
 
 @contract("AMP-NUMERICS-002")
 def test_casts_of_arbitrary_patterns(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
-    form = FORMATS[amp_dtype]
     count = case.samples(quick=3001, standard=20_001, full=200_001)
-    patterns = torch.randint(0, 2**32, (count,), generator=rng).tolist()
-    expected = tensor_of([narrow(pattern, form) for pattern in patterns], form)
-    source = tensor_of(patterns, FP32).to(target.device)
+    source, expected = _cast(torch.randint(0, 2**32, (count,), generator=rng).tolist(), FORMATS[amp_dtype])
     for way in ("to", "copy_"):
-        case.identical(f"{way}: {count} random fp32 patterns", CASTS[way](source, amp_dtype), expected)
+        seen = CASTS[way](source.to(target.device), amp_dtype)
+        case.identical(f"{way}: {count} random fp32 patterns", seen, expected)
 
 
 @contract("AMP-NUMERICS-003")
@@ -127,7 +144,7 @@ def test_casts_keep_infinity_nan_and_signed_zero(case: Case, target: Target, amp
 def test_widening_is_exact(case: Case, target: Target, amp_dtype: torch.dtype, way: str) -> None:
     form = FORMATS[amp_dtype]
     seen = CASTS[way](tensor_of(range(2**16), form).to(target.device), torch.float32)
-    case.identical(f"{way}: all 65536 patterns in fp32", seen, tensor_of([widen(p, form) for p in range(2**16)], FP32))
+    case.identical(f"{way}: all 65536 patterns in fp32", seen, _widened(form))
 
 
 @contract("AMP-NUMERICS-006")
@@ -167,20 +184,21 @@ def test_finfo_states_the_format(case: Case, amp_dtype: torch.dtype) -> None:
         case.equal(f"finfo.{name}", getattr(seen, name), expected)
 
 
+def _ties_among_normal_numbers(form: Format, stride: int) -> list[int]:
+    """Return every `stride`-th tie and its neighbours, without what products of subnormals may flush."""
+    low, high = (_bits(number) for number in (2 * form.smallest_normal, form.largest))
+    return [pattern for pattern in _midpoints(form, stride) if low <= pattern & 0x7FFF_FFFF <= high]
+
+
 @contract("AMP-NUMERICS-009")
 @pytest.mark.parametrize("op", OPS_THAT_CAST)
 def test_autocast_rounds_to_nearest(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, op: str
 ) -> None:
-    form = FORMATS[amp_dtype]
-    stride = case.samples(quick=61, standard=17, full=3)
-    patterns = [p for p in midpoints(form, stride) if FP32.smallest_normal < abs(FP32.value(p)) < math.inf]
-    patterns += [p for p in torch.randint(0, 2**31, (2001,), generator=rng).tolist() if not FP32.is_nan(p)]
-    rounded_patterns = [narrow(pattern, form) for pattern in patterns]
-    # Products of subnormals have their own contract: a matrix unit may flush them.
-    normal = [abs(form.value(p)) >= form.smallest_normal for p in rounded_patterns]
-    source = tensor_of([p for p, keep in zip(patterns, normal, strict=True) if keep], FP32).unsqueeze(1)
-    expected = tensor_of([p for p, keep in zip(rounded_patterns, normal, strict=True) if keep], form).unsqueeze(1)
+    patterns = _ties_among_normal_numbers(FORMATS[amp_dtype], case.samples(quick=101, standard=101, full=7))
+    patterns += torch.randint(0x3800_0000, 0x4700_0000, (499,), generator=rng).tolist()
+    source, expected = _cast(patterns, FORMATS[amp_dtype])
+    source, expected = source.unsqueeze(1), expected.unsqueeze(1)
     # Each element alone: 1 * NaN or infinity stays where it is.
     with target.autocast(amp_dtype):
         seen = OPS_THAT_CAST[op](source.to(target.device), torch.ones(1, 1, device=target.device))
@@ -986,7 +1004,7 @@ def test_products_repeat(case: Case, target: Target, amp_dtype: torch.dtype, rng
 
 @contract("AMP-NUMERICS-033")
 def test_convolution_sums_across_the_batch(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
-    form, samples = FORMATS[amp_dtype], 1025
+    form, samples = FORMATS[amp_dtype], 257
     weight = torch.ones(3, 2, 1, 1, device=target.device, requires_grad=True)
     with full_precision(target.device_type):
         with target.autocast(amp_dtype):
@@ -998,7 +1016,7 @@ def test_convolution_sums_across_the_batch(case: Case, target: Target, amp_dtype
     case.note("gradient of a convolution's weight", float(weight.grad.max()))
     case.note(
         "the same sum, rounded to 16 bits each time",
-        exact.sixteen_bit_sum(1 / form.unit_roundoff, 1.0, 1024, form.unit_roundoff),
+        exact.sixteen_bit_sum(1 / form.unit_roundoff, 1.0, samples - 1, form.unit_roundoff),
     )
 
 

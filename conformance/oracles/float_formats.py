@@ -166,16 +166,18 @@ def midpoints(form: Format, stride: int = 1) -> list[int]:
     """
     patterns = []
     for low in form.finite_patterns()[::stride]:
-        middle = _fp32_between(low, form)
+        middle = _tie(low, form)
         patterns += [middle - 1, middle, middle + 1]
     return patterns + [pattern | 0x8000_0000 for pattern in patterns]
 
 
-def _fp32_between(low: int, form: Format) -> int:
+def _tie(low: int, form: Format) -> int:
     """Return the fp32 pattern half way between the narrow patterns `low` and `low + 1`."""
-    below = Fraction(form.value(low))
-    above = Fraction(form.overflow) * 2 - below if low + 1 == form.infinity else Fraction(form.value(low + 1))
-    return _fp32_pattern((below + above) / 2)
+    ends = {0: form.smallest / 2, form.infinity - 1: form.overflow}
+    if low in ends:
+        return _fp32_pattern(Fraction(ends[low]))
+    # Patterns grow in step with their numbers up to and including the next power of two.
+    return (widen(low, form) + widen(low + 1, form)) // 2
 
 
 def _fp32_pattern(exact: Fraction) -> int:
