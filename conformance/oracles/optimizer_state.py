@@ -1,0 +1,71 @@
+"""Everything an optimizer step may change, copied, and what differs between two such copies, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+
+def snapshot(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Copy the parameters and the state dict of an optimizer into one flat mapping from place to value.
+
+    Places read "parameter/0/1" (second parameter of the first group), "state/2/exp_avg", "param_groups/0/lr".
+    Tensors are cloned, so that later in-place changes do not reach the copy.
+    """
+    parameters = [group["params"] for group in optimizer.param_groups]
+    return dict(_flat({"parameter": parameters, **optimizer.state_dict()}, ""))
+
+
+def gradients(parameters: Iterable[torch.Tensor]) -> dict[str, Any]:
+    """Copy the gradients of the parameters; None for a parameter without one."""
+    return dict(_flat({"gradient": [parameter.grad for parameter in parameters]}, ""))
+
+
+def departures(seen: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
+    """Say where two snapshots differ in dtype, shape, bits (NaNs are equal), value, or in what they hold at all.
+
+    The first four places are described, the others counted; empty if nothing differs.
+    """
+    found = [f"{place}: gone" for place in expected if place not in seen]
+    found += [f"{place}: new" for place in seen if place not in expected]
+    for place in expected:
+        if place in seen and not same(seen[place], expected[place]):
+            found.append(f"{place}: {_brief(seen[place])} in place of {_brief(expected[place])}")
+    return found if len(found) <= 5 else [*found[:4], f"and {len(found) - 4} more"]
+
+
+def same(seen: Any, expected: Any) -> bool:
+    """Whether two values are of one type and equal; tensors in dtype, device, shape and bits (NaNs are equal)."""
+    if not isinstance(seen, torch.Tensor) or not isinstance(expected, torch.Tensor):
+        return type(seen) is type(expected) and bool(seen == expected)
+    if (seen.dtype, seen.device, seen.shape) != (expected.dtype, expected.device, expected.shape):
+        return False
+    if not seen.is_floating_point():
+        return torch.equal(seen, expected)
+    # As integers: -0.0 is not 0.0, and no flush-to-zero mode can hide a subnormal.
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[seen.element_size()]
+    equal = seen.contiguous().view(whole) == expected.contiguous().view(whole)
+    return bool((equal | (seen.isnan() & expected.isnan())).all())
+
+
+def _flat(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _flat(part, f"{place}/{key}" if place else str(key))
+    elif isinstance(value, (list, tuple)):
+        for index, part in enumerate(value):
+            yield from _flat(part, f"{place}/{index}")
+    elif isinstance(value, torch.Tensor):
+        dense = value.detach().to_dense() if value.is_sparse else value.detach()
+        yield place, dense.clone()
+    else:
+        yield place, value
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        shown = value.flatten()[:3].tolist()
+        return f"{str(value.dtype).removeprefix('torch.')}{tuple(value.shape)} {shown}"
+    return repr(value)

@@ -1,0 +1,82 @@
+"""Parameters whose gradients are chosen: the loss is linear in them, so that its slopes are the gradients, exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+# 77 elements are several vectors of any width and a remainder; the rest are the shapes that kernels treat apart.
+_SHAPES = {
+    "dense": ((7, 11), (13,), (), (6, 4)),
+    "matrices": ((7, 11), (5, 3), (6, 4)),
+    "sparse": ((7, 11), (5, 3), (6, 4)),
+}
+_ROWS = (3, 0, 3, 1)
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """Parameters in two groups, of which the last parameter never gets a gradient, and the loss over them.
+
+    `gradients` is "dense" (any shape), "matrices" or "sparse" (rows looked up in tables, one of them twice).
+    """
+
+    parameters: tuple[torch.nn.Parameter, ...]
+    gradients: str
+
+    @classmethod
+    def make(cls, gradients: str, device: torch.device, rng: torch.Generator) -> Slopes:
+        """Draw fp32 parameters from [1, 2) with a generator of the CPU."""
+        shapes = (*_SHAPES[gradients], (3, 2))
+        values = [1 + torch.rand(shape, generator=rng) for shape in shapes]
+        return cls(tuple(torch.nn.Parameter(value.to(device)) for value in values), gradients)
+
+    def copy(self) -> Slopes:
+        """The same parameter values in new parameters without gradients."""
+        return Slopes(tuple(torch.nn.Parameter(each.detach().clone()) for each in self.parameters), self.gradients)
+
+    def groups(self) -> list[dict[str, object]]:
+        """Two parameter groups; the first holds the first two parameters."""
+        return [{"params": list(self.parameters[:2])}, {"params": list(self.parameters[2:])}]
+
+    @property
+    def moving(self) -> tuple[torch.nn.Parameter, ...]:
+        """The parameters that get a gradient."""
+        return self.parameters[:-1]
+
+    def draw(self, rng: torch.Generator, *, positive: bool = False) -> list[torch.Tensor]:
+        """Draw slopes for the moving parameters: Gaussian, or from [0.5, 1.5) where `positive`."""
+        return [
+            (0.5 + torch.rand(shape, generator=rng) if positive else torch.randn(shape, generator=rng)).to(
+                self.parameters[0].device
+            )
+            for shape in map(self._slope_shape, self.moving)
+        ]
+
+    def loss(self, slopes: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the sum of slope times parameter (0-dim, fp32), whose gradients are the slopes.
+
+        With sparse gradients each row of a slope belongs to one looked-up row of the table; one row is looked up twice.
+        """
+        used = list(self.moving)
+        if self.gradients == "sparse":
+            rows = torch.tensor(_ROWS, device=used[0].device)
+            used = [torch.nn.functional.embedding(rows, table, sparse=True) for table in used]
+        return torch.stack([(part * slope).sum() for part, slope in zip(used, slopes, strict=True)]).sum()
+
+    def _slope_shape(self, parameter: torch.Tensor) -> tuple[int, ...]:
+        if self.gradients == "sparse":
+            return (len(_ROWS), parameter.shape[1])
+        return tuple(parameter.shape)
+
+
+def spoilt(slopes: Sequence[torch.Tensor], place: str, value: float) -> list[torch.Tensor]:
+    """Return copies of the slopes with `value` in the first element of the first or the last element of the last."""
+    copies = [slope.clone() for slope in slopes]
+    if place == "first":
+        copies[0].view(-1)[0] = value
+    else:
+        copies[-1].view(-1)[-1] = value
+    return copies
