@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,7 +10,9 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,11 @@ class CastTrace(TorchDispatchMode):
     so an argument is known by its identity. Enter it inside the autocast region, and inside the fake mode if any.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here is compiled; the guard against it, from torch 2.11 on, imports the compiler."""
+        return False
+
     def __init__(self, call: partial[Any]) -> None:
         super().__init__()
         self.casts: list[Cast] = []
@@ -42,10 +50,13 @@ class CastTrace(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        stand_in = _STAND_INS.get(func)
-        if stand_in is not None and isinstance(args[0], torch._subclasses.FakeTensor):
-            return stand_in(*args, **kwargs)
-        result = func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except (RuntimeError, AssertionError) as error:
+            fake = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch._subclasses.FakeTensor)]
+            if not fake or _HARDWARE.search(str(error)) is None:
+                raise
+            return _without_hardware(func, args, kwargs, fake[0].device)
         if func is torch.ops.aten._to_copy.default and result.dtype != args[0].dtype:
             kept = result.stride() == args[0].stride()
             self.casts.append(Cast(self._paths.get(id(args[0])), args[0].dtype, result.dtype, kept))
@@ -90,11 +101,33 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+# What fake kernels say that ask the driver which kernel the hardware would choose, where there is none.
+_HARDWARE = re.compile("NVIDIA driver|CUDA driver|not linked with support|not compiled with CUDA")
+
+
+def _without_hardware(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> Any:
+    """What `func` returns on fake tensors of `device`, found on meta tensors, for which nothing is chosen."""
+
+    def to_meta(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
+
+    def back(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=device)
+
+    with unset_fake_temporarily():
+        result = _SHAPES.get(func, func)(*tree_map(to_meta, args), **tree_map(to_meta, kwargs))
+    return tree_map(back, result)
+
+
 def _fused_gru_cell(
     input_gates: torch.Tensor, hidden_gates: torch.Tensor, hidden: torch.Tensor, *biases: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.empty_like(hidden), hidden.new_empty(hidden.shape[0], 5 * hidden.shape[1])
 
 
-# Fused kernels that torch 2.6 to 2.13 has no shape function for, so that fake tensors would ask for the hardware.
-_STAND_INS: dict[Any, Callable[..., Any]] = {torch.ops.aten._thnn_fused_gru_cell.default: _fused_gru_cell}
+# A fused kernel that has no shape function before torch 2.15.
+_SHAPES: dict[Any, Callable[..., Any]] = {torch.ops.aten._thnn_fused_gru_cell.default: _fused_gru_cell}

@@ -29,6 +29,7 @@ class Listing:
     source: str
 
 
+@functools.cache
 def listings(
     backend: str, policy: str | None = None, *, origin: str | None = None, version: str | None = None
 ) -> tuple[Listing, ...]:
@@ -64,6 +65,11 @@ def composite(listing: Listing) -> bool:
 def multilinear(listing: Listing) -> bool:
     """Whether the op is linear in each of its inputs, so that |op(x) - exact| <= c u op(|x|) bounds its error."""
     return listing.name in _tables()["reference"]["multilinear"]
+
+
+def repeatable(listing: Listing) -> bool:
+    """Whether the op gives the same bits each time it is called; what goes through LAPACK may not."""
+    return listing.name not in _tables()["reference"]["lapack"]
 
 
 def definite(listing: Listing) -> bool:

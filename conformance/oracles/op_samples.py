@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 Call = partial[Any]
 
@@ -97,6 +98,13 @@ class Inputs:
 
 aten = torch.ops.aten
 
+
+def _plain_attention(*inputs: torch.Tensor) -> torch.Tensor:
+    """Attention without a fused backend: to choose one, torch 2.6 to 2.8 asks the hardware that fake tensors lack."""
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(*inputs)
+
+
 SAMPLES: dict[str, Callable[[Inputs], Call]] = {
     # Products, convolutions, recurrent cells, attention
     "__matmul__": lambda t: partial(operator.matmul, t.f(3, 4), t.f(4, 5)),
@@ -144,7 +152,7 @@ SAMPLES: dict[str, Callable[[Inputs], Call]] = {
         *(False, [], 2, 3, 1, True, False, False, False),  # one LSTM layer, one direction, time first, inference
     ),
     "scaled_dot_product_attention": lambda t: partial(
-        F.scaled_dot_product_attention, t.f(1, 2, 4, 8), t.f(1, 2, 4, 8), t.f(1, 2, 4, 8)
+        _plain_attention, t.f(1, 2, 4, 8), t.f(1, 2, 4, 8), t.f(1, 2, 4, 8)
     ),
     "_native_multi_head_attention": lambda t: partial(
         torch._native_multi_head_attention,
@@ -215,11 +223,11 @@ SAMPLES: dict[str, Callable[[Inputs], Call]] = {
     "ctc_loss.tensors": lambda t: partial(
         F.ctc_loss, t.f(6, 2, 5), t.i(4, 2, 3) + 1, torch.tensor([6, 6]), torch.tensor([3, 3])
     ),
-    "hinge_embedding_loss": lambda t: partial(F.hinge_embedding_loss, t.f(3, 4), t.sign(3, 4)),
+    "hinge_embedding_loss": lambda t: partial(F.hinge_embedding_loss, t.p(3, 4), t.sign(3, 4)),
     "huber_loss": lambda t: partial(F.huber_loss, t.f(3, 4), t.f(3, 4)),
     "kl_div": lambda t: partial(F.kl_div, -4 * t.p(3, 4), t.u(3, 4), reduction="sum"),
     "l1_loss": lambda t: partial(F.l1_loss, t.f(3, 4), t.f(3, 4)),
-    "margin_ranking_loss": lambda t: partial(F.margin_ranking_loss, t.f(4), t.f(4), t.sign(4), margin=0.1),
+    "margin_ranking_loss": lambda t: partial(F.margin_ranking_loss, t.f(4), t.f(4), t.sign(4), margin=5.0),
     "mse_loss": lambda t: partial(F.mse_loss, t.f(3, 4), t.f(3, 4)),
     "multi_margin_loss": lambda t: partial(F.multi_margin_loss, t.f(3, 5), t.i(5, 3)),
     "multilabel_margin_loss": lambda t: partial(F.multilabel_margin_loss, t.f(3, 5), t.sets()),
@@ -229,7 +237,7 @@ SAMPLES: dict[str, Callable[[Inputs], Call]] = {
     "poisson_nll_loss": lambda t: partial(F.poisson_nll_loss, t.f(3, 4), t.p(3, 4)),
     "smooth_l1_loss": lambda t: partial(F.smooth_l1_loss, t.f(3, 4), t.f(3, 4)),
     "soft_margin_loss": lambda t: partial(F.soft_margin_loss, t.f(3, 4), t.sign(3, 4)),
-    "triplet_margin_loss": lambda t: partial(F.triplet_margin_loss, t.f(3, 4), t.f(3, 4), t.f(3, 4)),
+    "triplet_margin_loss": lambda t: partial(F.triplet_margin_loss, t.f(3, 4), t.f(3, 4), t.f(3, 4), margin=5.0),
     # Several inputs that need one type
     "addcdiv": lambda t: partial(torch.addcdiv, t.f(3, 4), t.f(3, 4), t.p(3, 4)),
     "addcmul": lambda t: partial(torch.addcmul, t.f(3, 4), t.f(3, 4), t.f(3, 4)),
@@ -334,7 +342,7 @@ SAMPLES: dict[str, Callable[[Inputs], Call]] = {
     "linalg_householder_product": lambda t: partial(torch.linalg.householder_product, t.f(4, 3), t.u(3)),
     "linalg_inv": lambda t: partial(torch.linalg.inv, t.spd(3)),
     "linalg_inv_ex": lambda t: partial(torch.linalg.inv_ex, t.spd(3)),
-    "linalg_lstsq": lambda t: partial(torch.linalg.lstsq, t.f(5, 3), t.f(5, 2)),
+    "linalg_lstsq": lambda t: partial(torch.linalg.lstsq, t.spd(3), t.f(3, 2)),
     "linalg_matrix_rank": lambda t: partial(torch.linalg.matrix_rank, t.spd(3)),
     "linalg_matrix_rank.bounds": lambda t: partial(torch.linalg.matrix_rank, t.spd(3), atol=0.1, rtol=0.1),
     "linalg_matrix_rank.tensors": lambda t: partial(
