@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 import math
 import pickle
 import random
@@ -383,6 +384,23 @@ def test_scaled_value_is_rounded_once(case: Case, target: Target, rng: torch.Gen
     case.identical("outputs times the scale, in fp32", seen, torch.tensor(expected))
 
 
+@contract("AMP-SCALE-010")
+def test_scaling_follows_the_scale(case: Case, target: Target) -> None:
+    scaler = started(target, init_scale=8.0, growth_interval=1)
+    optimizer = owning(torch.ones((), device=target.device))
+    loss = torch.ones((), device=target.device)
+    changes: dict[str, tuple[Callable[[], Any], float]] = {
+        "growth": (lambda: iterate(scaler, optimizer), 16.0),
+        "backoff": (lambda: iterate(scaler, optimizer, value=math.inf), 8.0),
+        "update(3.0)": (lambda: scaler.update(3.0), 3.0),
+        "load_state_dict": (lambda: scaler.load_state_dict({**scaler.state_dict(), "scale": 5.0}), 5.0),
+    }
+    for what, (change, expected) in changes.items():
+        change()
+        seen = [scaler.scale(loss).item(), scaler.scale([loss])[0].item(), next(scaler.scale(iter([loss]))).item()]
+        case.equal(f"a loss of 1 scaled after {what}, alone, in a list, in an iterator", seen, [expected] * 3)
+
+
 def flat(outputs: Any) -> Iterator[torch.Tensor]:
     if isinstance(outputs, torch.Tensor):
         yield outputs
@@ -584,9 +602,18 @@ def test_parameter_groups(case: Case, target: Target) -> None:
     case.equal("gradients of three groups", seen, [[1.0] * 3, [1.0], [5.0] * 5])
 
 
+@contract("AMP-SCALE-023")
+def test_gradients_with_a_graph(case: Case, target: Target) -> None:
+    weight = torch.tensor(3.0, device=target.device, requires_grad=True)
+    scaler = torch.amp.GradScaler(target.device_type)
+    (weight.grad,) = torch.autograd.grad(scaler.scale(weight**3), weight, create_graph=True)
+    scaler.unscale_(Recorder([weight]))
+    case.equal("a gradient made with create_graph=True", weight.grad.item(), 27.0)
+
+
 @contract("AMP-SCALE-024")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=["bf16", "fp32", "fp64"])
-@pytest.mark.parametrize("scale", [65536.0, 65535.0], ids="{:g}".format)
+@pytest.mark.parametrize("scale", [65536.0, 3.0], ids="{:g}".format)
 def test_dtypes(case: Case, target: Target, rng: torch.Generator, dtype: torch.dtype, scale: float) -> None:
     require(case, target, dtype, torch.float64)
     numbers = (torch.randn(67, generator=rng) * 1000).to(dtype)
@@ -982,7 +1009,7 @@ def test_skip_stands(case: Case, target: Target, bad: float, later: float) -> No
 @contract("AMP-SCALE-060")
 @NON_FINITE
 @pytest.mark.parametrize(
-    "factor", [0.5, 0.25, deep("standard", 0.9), deep("standard", 1e-3), deep("standard", 0.0)], ids="{:g}".format
+    "factor", [0.5, 0.25, deep("standard", 0.75), deep("standard", 2.0**-10), deep("standard", 0.0)], ids="{:g}".format
 )
 def test_backoff(case: Case, target: Target, bad: float, factor: float) -> None:
     scaler = started(target, backoff_factor=factor)
@@ -1004,7 +1031,7 @@ def test_default_backoff_halves(case: Case, target: Target) -> None:
 
 @contract("AMP-SCALE-061")
 @pytest.mark.parametrize("interval", [1, 2, 3, deep("standard", 10)])
-@pytest.mark.parametrize("factor", [2.0, 1.5, deep("standard", 1.001), deep("standard", 1e6)], ids="{:g}".format)
+@pytest.mark.parametrize("factor", [2.0, 1.5, deep("standard", 1.25), deep("standard", 1e6)], ids="{:g}".format)
 def test_growth(case: Case, target: Target, interval: int, factor: float) -> None:
     scaler = started(target, init_scale=1000.0, growth_interval=interval, growth_factor=factor)
     optimizer = owning(torch.ones((), device=target.device))
@@ -1717,7 +1744,7 @@ DTYPES = pytest.mark.parametrize(
 @DTYPES
 @pytest.mark.parametrize(
     "factor",
-    [2.0**-16, 1.0, deep("standard", 1 / 3), deep("standard", 3.0), deep("standard", 2.0**-30)],
+    [2.0**-16, 1.0, 1 / 3, deep("standard", 3.0), deep("standard", 2.0**-30)],
     ids="{:g}".format,
 )
 def test_check_and_unscale(case: Case, target: Target, dtype: torch.dtype, factor: float) -> None:
@@ -1759,24 +1786,25 @@ def test_flag(case: Case, target: Target, dtype: torch.dtype, before: float) -> 
     "scale", [65536.0, 3.0, 2.0**127, oracle.FP32.largest, oracle.FP32.smallest], ids="{:g}".format
 )
 def test_update_scale(case: Case, target: Target, scale: float) -> None:
+    require(case, target, torch.float64)  # the factors are doubles
     growths = (2.0, 1.5, 1.1) if case.level == "quick" else (2.0, 1.5, 1.1, 1 + 2**-30, 1e30)
-    for growth in growths:
-        for backoff in (0.5, 0.9, 0.1):
-            for count, interval in ((0, 1), (0, 2), (1, 2), (1998, 2000), (1999, 2000)):
-                for found in (0.0, 1.0, 2.0):
-                    tensor = torch.tensor(scale, device=target.device)
-                    steps = torch.tensor(count, dtype=torch.int32, device=target.device)
-                    flag = torch.tensor(found, device=target.device)
-                    answer = torch._amp_update_scale_(tensor, steps, flag, growth, backoff, interval)
-                    seen = (
-                        tensor.item(),
-                        steps.item(),
-                        flag.item(),
-                        answer is tensor or answer.data_ptr() == tensor.data_ptr(),
-                    )
-                    expected = oracle.update_scale(scale, count, found, growth, backoff, interval)
-                    what = f"growth {growth}, backoff {backoff}, count {count} of {interval}, found {found}"
-                    case.equal(what, seen, (*expected, found, True))
+    counts = ((0, 1), (0, 2), (1, 2), (1998, 2000), (1999, 2000))
+    wrong = []
+    arguments = list(itertools.product(growths, (0.5, 0.9, 0.1), counts, (0.0, 1.0, 2.0)))
+    for growth, backoff, (count, interval), found in arguments:
+        tensor = torch.tensor(scale, device=target.device)
+        steps = torch.tensor(count, dtype=torch.int32, device=target.device)
+        flag = torch.tensor(found, device=target.device)
+        answer = torch._amp_update_scale_(tensor, steps, flag, growth, backoff, interval)
+        seen = (tensor.item(), steps.item(), flag.item(), answer.data_ptr() == tensor.data_ptr())
+        expected = (*oracle.update_scale(scale, count, found, growth, backoff, interval), found, True)
+        if seen != expected:
+            wrong.append(
+                f"growth {growth}, backoff {backoff}, count {count} of {interval}, found {found}: "
+                f"scale, tracker, flag, in place {seen}, expected {expected}"
+            )
+    case.note("updates compared", len(arguments))
+    case.equal("updates that differ from the model", wrong, [])
 
 
 # Histories
@@ -1784,6 +1812,7 @@ def test_update_scale(case: Case, target: Target, scale: float) -> None:
 
 @contract("AMP-SCALE-150")
 def test_histories(case: Case, target: Target) -> None:
+    require(case, target, torch.float64)  # the reciprocal is taken in fp64
     settings = hypothesis.settings(
         max_examples=case.samples(quick=15, standard=40, full=300),
         derandomize=True,

@@ -56,8 +56,8 @@ def histories(iterations: int = 10) -> st.SearchStrategy[History]:
     settings = st.fixed_dictionaries(
         {
             "init_scale": st.sampled_from((*_SCALES, 2.0**126)),
-            "growth_factor": st.sampled_from((2.0, 1.5, 1.001, 10.0)),
-            "backoff_factor": st.sampled_from((0.5, 0.25, 0.9)),
+            "growth_factor": st.sampled_from((2.0, 1.5, 1.25, 10.0)),
+            "backoff_factor": st.sampled_from((0.5, 0.25, 0.75)),
             "growth_interval": st.integers(1, 4),
         }
     )
