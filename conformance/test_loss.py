@@ -161,7 +161,7 @@ def placed(call: Call, target: Target) -> Call:
         return torch.empty(value.shape, dtype=value.dtype, device=target.device)
 
     arguments = tuple(fake(tensor) for tensor in call.arguments)
-    return Call(call.name, arguments, {key: fake(value) for key, value in call.options.items()})  # type: ignore[arg-type]
+    return Call(call.name, arguments, {key: fake(value) for key, value in call.options.items()})
 
 
 @by_name(LISTED)

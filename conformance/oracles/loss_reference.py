@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -35,9 +36,7 @@ class Terms:
         return total if reduction == "sum" else total / Rounded.exact(torch.tensor(self.batch))
 
 
-def reference(
-    loss: str, arguments: Sequence[torch.Tensor], options: Mapping[str, object], reduction: str
-) -> Rounded:
+def reference(loss: str, arguments: Sequence[torch.Tensor], options: Mapping[str, object], reduction: str) -> Rounded:
     """Evaluate `loss` on tensors of any dtype in float64, with a bound on the error of a float32 evaluation.
 
     `arguments` are positional, `options` the keywords without `reduction`; tensors among them are exact.
@@ -98,9 +97,7 @@ def smooth_l1_loss(x: torch.Tensor, y: torch.Tensor, *, beta: float = 1.0) -> Te
     return _plain((_squared(gap) * 0.5 / beta).where(gap.value < beta, gap - 0.5 * beta))
 
 
-def huber_loss(
-    x: torch.Tensor, y: torch.Tensor, *, delta: float = 1.0, weight: torch.Tensor | None = None
-) -> Terms:
+def huber_loss(x: torch.Tensor, y: torch.Tensor, *, delta: float = 1.0, weight: torch.Tensor | None = None) -> Terms:
     gap = (_exact(x) - _exact(y)).abs()
     near, far = _squared(gap) * 0.5, (gap - 0.5 * delta) * delta
     return _plain(_weighted(near.where(gap.value <= delta, far), weight))
@@ -134,9 +131,7 @@ def soft_margin_loss(x: torch.Tensor, y: torch.Tensor) -> Terms:
     return _plain(((-(_exact(y) * _exact(x))).exp() + 1.0).log())
 
 
-def multilabel_soft_margin_loss(
-    x: torch.Tensor, y: torch.Tensor, *, weight: torch.Tensor | None = None
-) -> Terms:
+def multilabel_soft_margin_loss(x: torch.Tensor, y: torch.Tensor, *, weight: torch.Tensor | None = None) -> Terms:
     logit, target = _exact(x), _exact(y)
     terms = target * _softplus_of_negative(logit) + (-target + 1.0) * _softplus_of_negative(-logit)
     return _plain(_weighted(terms, weight).sum(1) / float(x.shape[1]))
@@ -147,16 +142,12 @@ def hinge_embedding_loss(x: torch.Tensor, y: torch.Tensor, *, margin: float = 1.
     return _plain(distance.where(y.double() > 0, (-distance + margin).clamp_min(0.0)))
 
 
-def margin_ranking_loss(
-    first: torch.Tensor, second: torch.Tensor, y: torch.Tensor, *, margin: float = 0.0
-) -> Terms:
+def margin_ranking_loss(first: torch.Tensor, second: torch.Tensor, y: torch.Tensor, *, margin: float = 0.0) -> Terms:
     ordered = _exact(y) * (_exact(first) - _exact(second))
     return _plain((-ordered + margin).clamp_min(0.0))
 
 
-def cosine_embedding_loss(
-    first: torch.Tensor, second: torch.Tensor, y: torch.Tensor, *, margin: float = 0.0
-) -> Terms:
+def cosine_embedding_loss(first: torch.Tensor, second: torch.Tensor, y: torch.Tensor, *, margin: float = 0.0) -> Terms:
     a, b = _exact(first), _exact(second)
     cosine = (a * b).sum(1) / ((_squared(a).sum(1) + 1e-12) * (_squared(b).sum(1) + 1e-12)).sqrt()
     return _plain((-cosine + 1.0).where(y.double() > 0, (cosine - margin).clamp_min(0.0)))
@@ -219,16 +210,12 @@ def gaussian_nll_loss(
     return _plain(terms + 0.5 * math.log(2 * math.pi) if full else terms)
 
 
-def _class_terms(
-    log_chance: Rounded, classes: torch.Tensor, weight: torch.Tensor | None, ignored: int
-) -> Terms:
+def _class_terms(log_chance: Rounded, classes: torch.Tensor, weight: torch.Tensor | None, ignored: int) -> Terms:
     """-w[y] log p[y] at every position, zero where y is ignored; the mean divides by the sum of w[y]."""
     kept = classes != ignored
     index = classes.where(kept, torch.zeros_like(classes))
     picked = log_chance.view(lambda tensor: tensor.gather(1, index.unsqueeze(1)).squeeze(1))
-    weights = (
-        torch.ones(log_chance.value.shape[1], dtype=torch.float64) if weight is None else weight.double()
-    )
+    weights = torch.ones(log_chance.value.shape[1], dtype=torch.float64) if weight is None else weight.double()
     weights = (weights[index] * kept).detach()
     return Terms(-picked * _exact(weights), _exact(weights).sum())
 
@@ -319,12 +306,7 @@ def ctc_loss(
     rows = []
     for sample in range(log_p.shape[1]):
         steps, length = int(input_lengths[sample]), int(target_lengths[sample])
-        wanted = targets[sample, :length].tolist()
-        paths = [
-            path
-            for path in itertools.product(range(log_p.shape[2]), repeat=steps)
-            if _collapsed(path, blank) == wanted
-        ]
+        paths = _paths(steps, log_p.shape[2], blank, tuple(targets[sample, :length].tolist()))
         if paths:
             scores = log_p[:steps, sample].double()[torch.arange(steps), torch.tensor(paths)].sum(1)
             rows.append(-torch.logsumexp(scores, 0))
@@ -333,9 +315,7 @@ def ctc_loss(
     value = torch.stack(rows)
     sizes = log_p.detach().double().abs().sum(0).amax(1)
     terms = Rounded(value, _ctc_roundings(log_p.shape[0]) * (sizes + 1))
-    return Terms(
-        terms, Rounded.exact(torch.tensor(len(rows))), averaged=terms / _exact(target_lengths.clamp_min(1))
-    )
+    return Terms(terms, Rounded.exact(torch.tensor(len(rows))), averaged=terms / _exact(target_lengths.clamp_min(1)))
 
 
 def _ctc_roundings(steps: int) -> float:
@@ -343,8 +323,14 @@ def _ctc_roundings(steps: int) -> float:
     return steps * (5 * 2.0**-24 + 4 * 4 * 2.0**-24)
 
 
-def _collapsed(path: Sequence[int], blank: int) -> list[int]:
-    return [label for label, _ in itertools.groupby(path) if label != blank]
+@functools.cache
+def _paths(steps: int, symbols: int, blank: int, wanted: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """All sequences of `steps` symbols that become `wanted` once repeats are merged and blanks dropped."""
+    return [
+        path
+        for path in itertools.product(range(symbols), repeat=steps)
+        if tuple(label for label, _ in itertools.groupby(path) if label != blank) == wanted
+    ]
 
 
 FORMULAS: dict[str, Callable[..., Terms]] = {

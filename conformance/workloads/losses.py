@@ -95,10 +95,7 @@ def draw(name: str, program: Program, generator: torch.Generator) -> Call:
     return Call(
         name,
         tuple(_draw(argument, generator) for argument in program.arguments),
-        {
-            key: _draw(value, generator) if isinstance(value, dict) else value
-            for key, value in program.options.items()
-        },
+        {key: _draw(value, generator) if isinstance(value, dict) else value for key, value in program.options.items()},
     )
 
 
