@@ -421,12 +421,14 @@ def test_products_run_in_sixteen_bits(
     seed = torch.randn(seen.shape, generator=rng)
     with full_precision(target.device_type):
         seen.backward(seed.to(target.device, amp_dtype))
-    _window(
-        case, f"{op}: gradient of left", left.grad, _transpose_product(seed, operands[1]), window, form.unit_roundoff
-    )
+    gradients = {"left": (left.grad, _transpose_product(seed, operands[1]))}
     if not product.vector:
-        expected = _transpose_product(operands[0].mT, seed.mT)
-        _window(case, f"{op}: gradient of right", right.grad, expected, window, form.unit_roundoff)
+        gradients["right"] = (right.grad, _transpose_product(operands[0].mT, seed.mT))
+    for name, (gradient, expected) in gradients.items():
+        _window(case, f"{op}: gradient of {name}", gradient, expected, window, form.unit_roundoff)
+        stored = gradient.double().cpu()
+        share = float((rounded(stored, form) == stored).double().mean())
+        case.equal(f"{op}: share of the gradient of {name} that are numbers of {form.name}", share, 1.0)
 
 
 @contract("AMP-NUMERICS-015")
@@ -693,6 +695,25 @@ def test_attention_runs_in_sixteen_bits(
         _window(case, f"gradient of the {name}", leaf.grad, reference.grad, window, form.unit_roundoff)
 
 
+@contract("AMP-NUMERICS-021")
+@pytest.mark.parametrize("operand", ["query", "key", "value"])
+def test_attention_rounds_its_operands(case: Case, target: Target, amp_dtype: torch.dtype, operand: str) -> None:
+    # As in the products: numbers just above 1 round to 1, and less as many ones they are exactly nothing.
+    unit = FORMATS[amp_dtype].unit_roundoff
+    above = 1 + 0.9 * unit
+    query, key, value = torch.zeros(1, 1, 3, 16), torch.zeros(1, 1, 2, 16), torch.ones(1, 1, 2, 16)
+    value[..., 1, :] = -1.0
+    if operand == "value":
+        value[..., 0, :] = above
+    else:
+        # A logit of 1/u times (1 - 1): both keys weigh the same, unless the 1 was not rounded.
+        differing, factor = torch.tensor([above, -1.0]), torch.full((2,), 1 / unit)
+        query[..., :2], key[..., 0, :2] = (differing, factor) if operand == "query" else (factor, differing)
+    with full_precision(target.device_type), target.autocast(amp_dtype):
+        seen = F.scaled_dot_product_attention(*(part.to(target.device) for part in (query, key, value)))
+    case.equal(f"{operand} just above 1: results", seen.double().cpu().unique().tolist(), [0.0])
+
+
 # --- what fp32 is kept for --------------------------------------------------------------------------------------
 
 
@@ -767,6 +788,7 @@ FP32_LIST: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "prod": (lambda values: values.prod(-1), 64.0),
     "mse_loss": (lambda values: F.mse_loss(values, torch.zeros_like(values), reduction="none"), 2.0),
     "avg_pool3d": (lambda values: F.avg_pool3d(values.reshape(1, 8, 2, 2, 2), 2), 16.0),
+    "cdist": (lambda values: torch.cdist(values, -values), 32.0),
     "softmax": (lambda values: values.softmax(-1), 64.0),
     "sum": (lambda values: values.sum(-1), 64.0),
     "cumsum": (lambda values: values.cumsum(-1), 64.0),
@@ -794,7 +816,7 @@ def _computes_in_fp32(case: Case, target: Target, dtype: torch.dtype, rng: torch
 
 
 @contract("AMP-NUMERICS-024", on="cpu")
-@pytest.mark.parametrize("op", ["prod", "mse_loss", "avg_pool3d"])
+@pytest.mark.parametrize("op", ["prod", "mse_loss", "avg_pool3d", "cdist"])
 def test_fp32_list_of_the_cpu(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, op: str
 ) -> None:
@@ -804,7 +826,21 @@ def test_fp32_list_of_the_cpu(
 @contract("AMP-NUMERICS-024", on="cuda")
 @pytest.mark.parametrize(
     "op",
-    ["prod", "mse_loss", "softmax", "sum", "cumsum", "cumprod", "norm", "exp", "log", "pow", "reciprocal", "rsqrt"],
+    [
+        "prod",
+        "mse_loss",
+        "cdist",
+        "softmax",
+        "sum",
+        "cumsum",
+        "cumprod",
+        "norm",
+        "exp",
+        "log",
+        "pow",
+        "reciprocal",
+        "rsqrt",
+    ],
 )
 def test_fp32_list_of_cuda(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, op: str) -> None:
     _computes_in_fp32(case, target, amp_dtype, rng, op)
