@@ -137,7 +137,7 @@ def test_hand_written_casts_give_the_same_bits(
     amp, hand = (PROGRAMS[program](target.device, _fork(rng)) for _ in range(2))
     scaler = _scaler(target, amp_dtype)
     scale = INITIAL_SCALE if amp_dtype == torch.float16 else 1.0
-    for number in range(case.samples(quick=2, standard=4, full=50)):
+    for number in range(case.samples(quick=1 if program == "P1" else 2, standard=4, full=50)):
         seen = train_step(amp, number, _region(target, amp_dtype), scaler)
         case.identical(f"loss of step {number}", seen, _step_by_hand(hand, number, amp_dtype, scale))
         for (name, weight), expected in zip(amp.model.named_parameters(), hand.model.parameters(), strict=True):
@@ -267,7 +267,7 @@ def test_updates_are_adams(
 
 
 @contract("AMP-PARITY-005")
-@pytest.mark.parametrize(("program", "allowed"), [("P1", 0.2), ("P2", 1.0)], ids=list(PROGRAMS))
+@pytest.mark.parametrize(("program", "allowed"), [("P1", 0.2), deep("standard", "P2", 1.0, id="P2")], ids=["P1", None])
 def test_amp_keeps_the_pace(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, program: str, allowed: float
 ) -> None:
