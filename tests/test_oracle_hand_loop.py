@@ -10,6 +10,10 @@ from torch.nn import functional
 from conformance.oracles.hand_loop import HandScale, train_by_hand
 
 
+def widened(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return functional.mse_loss(outputs.float(), target)
+
+
 def test_the_scale_halves_and_doubles() -> None:
     scale = HandScale(scale=8.0, growth_interval=2)
     history = []
@@ -48,7 +52,7 @@ def test_an_overflow_is_skipped() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     batch = (torch.full((1, 1), 100.0), torch.full((1, 1), -100.0))
-    train_by_hand(model, optimizer, functional.mse_loss, [batch], torch.float16, scale)
+    train_by_hand(model, optimizer, widened, [batch], torch.float16, scale)
 
     assert scale.scale == 2.0**29
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())

@@ -33,7 +33,8 @@ class Op:
     @property
     def computes(self) -> bool:
         """Whether it does arithmetic on floating-point numbers, a change of type aside."""
-        return self.name != CAST and self.name not in BOOKKEEPING and bool(self.inputs)
+        namespace = self.name.split("::")[0]
+        return namespace != "prim" and self.name != CAST and self.name not in BOOKKEEPING and bool(self.inputs)
 
 
 class DtypeStream(TorchDispatchMode):

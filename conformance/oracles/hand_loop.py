@@ -58,10 +58,10 @@ def step_by_hand(
     scale: HandScale,
     clip: float | None = None,
 ) -> torch.Tensor:
-    """One training step; returns the detached float32 loss."""
+    """One training step; `loss_function` is given 16-bit outputs. Returns the detached float32 loss."""
     inputs, target = batch
     optimizer.zero_grad()
-    loss = loss_function(forward_by_hand(model, inputs, dtype).float(), target)
+    loss = loss_function(forward_by_hand(model, inputs, dtype), target)
     factor = scale.scale
     (loss if factor is None else loss * factor).backward()
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
