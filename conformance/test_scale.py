@@ -1412,8 +1412,13 @@ DUPLICATES: dict[str, Callable[[Any], Any]] = {
 def expect_duplicate(case: Case, target: Target, name: str, use: bool) -> None:
     original = torch.amp.GradScaler(target.device_type)
     if use:
-        original.scale(torch.ones((), device=target.device))
-    original.load_state_dict(dict(RESUMED))
+        # Not through load_state_dict: the scale that the scaler began with must differ from the present one.
+        settings = {"init_scale": 384.0, "growth_factor": 4.0, "backoff_factor": 0.25, "growth_interval": 3}
+        original = started(target, **settings)
+        track(original, owning(torch.ones((), device=target.device)), "!.")
+    else:
+        original.load_state_dict(dict(RESUMED))
+    case.equal("control: the original's state", original.state_dict(), RESUMED)
     duplicate = DUPLICATES[name](original)
     case.equal("type", type(duplicate) is type(original), True)
     case.equal("enabled", duplicate.is_enabled(), True)
@@ -1814,7 +1819,7 @@ def test_update_scale(case: Case, target: Target, scale: float) -> None:
 def test_histories(case: Case, target: Target) -> None:
     require(case, target, torch.float64)  # the reciprocal is taken in fp64
     settings = hypothesis.settings(
-        max_examples=case.samples(quick=15, standard=40, full=300),
+        max_examples=case.samples(quick=25, standard=60, full=300),
         derandomize=True,
         deadline=None,
         database=None,
