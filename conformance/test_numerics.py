@@ -166,8 +166,8 @@ def test_arithmetic_has_the_fraction_bits(case: Case, target: Target, amp_dtype:
     one = torch.ones(17, dtype=amp_dtype, device=target.device)
     spacing = 2 * form.unit_roundoff
     kept, lost = one + one * spacing, one + one * form.unit_roundoff
-    case.equal("1 + spacing", kept.double().cpu().unique().tolist(), [1 + spacing])
-    case.equal("1 + half a spacing", lost.double().cpu().unique().tolist(), [1.0])
+    case.equal("1 + spacing", kept.cpu().double().unique().tolist(), [1 + spacing])
+    case.equal("1 + half a spacing", lost.cpu().double().unique().tolist(), [1.0])
 
 
 @contract("AMP-NUMERICS-008")
@@ -219,14 +219,14 @@ def test_autocast_rounds_before_the_product(case: Case, target: Target, amp_dtyp
         left, right = _leaves(target, left, right)
         with full_precision(target.device_type), target.autocast(amp_dtype):
             seen = OPS_THAT_CAST[op](left, right)
-        case.equal(f"{op}, {what} operand just above 1: results", seen.double().cpu().unique().tolist(), [0.0])
+        case.equal(f"{op}, {what} operand just above 1: results", seen.cpu().double().unique().tolist(), [0.0])
     # The backward multiplies by the operand that the forward cast.
     left, right = _leaves(target, numbers.unsqueeze(1), torch.ones(1, 5))
     with full_precision(target.device_type):
         with target.autocast(amp_dtype):
             seen = OPS_THAT_CAST[op](left, right)
         seen.backward(signs.unsqueeze(1).expand(32, 5).to(target.device, amp_dtype))
-    case.equal(f"{op}: gradients of the right operand", right.grad.double().cpu().unique().tolist(), [0.0])
+    case.equal(f"{op}: gradients of the right operand", right.grad.cpu().double().unique().tolist(), [0.0])
 
 
 # --- products ---------------------------------------------------------------------------------------------------
@@ -359,7 +359,7 @@ def _gaussians(rng: torch.Generator, *shapes: tuple[int, ...]) -> list[Tensor]:
 
 def _worst(seen: Tensor, expected: Tensor, bound: Tensor) -> float:
     """Return the greatest ratio of an error to its own bound."""
-    return float(((seen.detach().double().cpu() - expected).abs() / bound).max())
+    return float(((seen.detach().cpu().double() - expected).abs() / bound).max())
 
 
 @contract("AMP-NUMERICS-012")
@@ -391,7 +391,7 @@ def test_gradients_are_within_the_bound(
         seen = _run(target, amp_dtype, product, left, right, bias)
         seed = rounded(torch.randn(seen.shape, generator=rng).double(), form)
         with full_precision(target.device_type):
-            seen.backward(seed.to(target.device, amp_dtype))
+            seen.backward(seed.to(amp_dtype).to(target.device))
         a, b = (rounded(operand.double(), form) for operand in operands[:2])
         for name, leaf, factors in (("left", left, (seed, b.mT)), ("right", right, (a.mT, seed))):
             case.equal(f"{op}: dtype of the gradient of {name}", leaf.grad.dtype, torch.float32)
@@ -426,7 +426,7 @@ def test_products_run_in_sixteen_bits(
         gradients["right"] = (right.grad, _transpose_product(operands[0].mT, seed.mT))
     for name, (gradient, expected) in gradients.items():
         _window(case, f"{op}: gradient of {name}", gradient, expected, window, form.unit_roundoff)
-        stored = gradient.double().cpu()
+        stored = gradient.cpu().double()
         share = float((rounded(stored, form) == stored).double().mean())
         case.equal(f"{op}: share of the gradient of {name} that are numbers of {form.name}", share, 1.0)
 
@@ -498,7 +498,7 @@ def test_long_sums_are_not_swamped(case: Case, target: Target, amp_dtype: torch.
     with full_precision(target.device_type), target.autocast(amp_dtype):
         seen = LONG_SUMS[op](_swamping(form).to(target.device))
     case.equal(f"{op}: dtype", seen.dtype, amp_dtype)
-    case.equal(f"{op}: all sums of {TERMS} terms", seen.double().cpu().unique().tolist(), [form.nearest(total)])
+    case.equal(f"{op}: all sums of {TERMS} terms", seen.cpu().double().unique().tolist(), [form.nearest(total)])
 
 
 @contract("AMP-NUMERICS-016")
@@ -512,7 +512,7 @@ def test_long_gradient_sums_are_not_swamped(case: Case, target: Target, amp_dtyp
     expected = [form.nearest(1 / form.unit_roundoff + TERMS - 1)]
     for name, parameter in layer.named_parameters():
         case.equal(
-            f"gradient of the {name} over {TERMS} rows", parameter.grad.double().cpu().unique().tolist(), expected
+            f"gradient of the {name} over {TERMS} rows", parameter.grad.cpu().double().unique().tolist(), expected
         )
 
 
@@ -525,7 +525,7 @@ def test_attention_over_many_keys_is_not_swamped(case: Case, target: Target, amp
     mean = (16 / form.unit_roundoff + keys - 1) / keys
     with full_precision(target.device_type), target.autocast(amp_dtype):
         seen = F.scaled_dot_product_attention(*(part.to(target.device) for part in (query, key, value)))
-    worst = float((seen.double().cpu() / mean - 1).abs().max())
+    worst = float((seen.cpu().double() / mean - 1).abs().max())
     case.at_most("mean of one large and many small values: relative error", worst / form.unit_roundoff, 2.0, "u")
 
 
@@ -541,7 +541,7 @@ def test_partial_sums_may_leave_the_range(case: Case, target: Target, op: str) -
     right[..., 32, :] = 3.0
     operands = [operand.to(target.device) for operand in (left, right, torch.zeros(bias_shape))]
     seen = _run(target, torch.float16, product, *operands)
-    case.equal(f"{op}: 16 products of 90000, 16 of -90000 and one of 21", seen.double().cpu().unique().tolist(), [21.0])
+    case.equal(f"{op}: 16 products of 90000, 16 of -90000 and one of 21", seen.cpu().double().unique().tolist(), [21.0])
 
 
 @contract("AMP-NUMERICS-018")
@@ -559,7 +559,7 @@ def test_results_beyond_the_range(case: Case, target: Target, amp_dtype: torch.d
                 (*batch, _, _), _, bias = product.operands(3, 1, 5)
                 batched = (left.expand(*batch, 3, 1), right.expand(*batch, 1, 5), torch.zeros(bias))
                 seen = product.call(*(operand.to(target.device) for operand in batched))
-        case.equal(f"{op}: {name} in {form.name}", seen.double().cpu().unique().tolist(), [exact_result])
+        case.equal(f"{op}: {name} in {form.name}", seen.cpu().double().unique().tolist(), [exact_result])
 
 
 # --- convolution and attention ----------------------------------------------------------------------------------
@@ -711,7 +711,7 @@ def test_attention_rounds_its_operands(case: Case, target: Target, amp_dtype: to
         query[..., :2], key[..., 0, :2] = (differing, factor) if operand == "query" else (factor, differing)
     with full_precision(target.device_type), target.autocast(amp_dtype):
         seen = F.scaled_dot_product_attention(*(part.to(target.device) for part in (query, key, value)))
-    case.equal(f"{operand} just above 1: results", seen.double().cpu().unique().tolist(), [0.0])
+    case.equal(f"{operand} just above 1: results", seen.cpu().double().unique().tolist(), [0.0])
 
 
 # --- what fp32 is kept for --------------------------------------------------------------------------------------
@@ -806,10 +806,10 @@ def _computes_in_fp32(case: Case, target: Target, dtype: torch.dtype, rng: torch
     form, (call, bound) = FORMATS[dtype], FP32_LIST[op]
     values = rounded(1 + torch.rand(8, 8, generator=rng).double() / 4, form)
     with target.autocast(dtype):
-        seen = call(values.to(target.device, dtype))
+        seen = call(values.to(dtype).to(target.device))
     expected = call(values)
     case.equal(f"{op} of a 16-bit input: dtype", seen.dtype, torch.float32)
-    worst = float((seen.double().cpu() / expected - 1).abs().max()) / FP32.unit_roundoff
+    worst = float((seen.cpu().double() / expected - 1).abs().max()) / FP32.unit_roundoff
     case.at_most(f"{op}: worst relative error", worst, bound, "u of fp32")
     stored = float((rounded(expected, form) / expected - 1).abs().max()) / FP32.unit_roundoff
     case.at_least(f"control: the exact {op} stored in 16 bits", stored, bound, "u of fp32")
@@ -857,7 +857,7 @@ def test_sums_of_sixteen_bit_tensors_are_wide(case: Case, target: Target, amp_dt
     with target.autocast(amp_dtype):
         seen = getattr(terms, op)(-1)
     expected = total if op == "sum" else total / TERMS
-    worst = float((seen.double().cpu() / expected - 1).abs().max())
+    worst = float((seen.cpu().double() / expected - 1).abs().max())
     case.at_most(f"{op} of {TERMS} 16-bit terms: relative error", worst / form.unit_roundoff, 1.01, "u")
 
 
@@ -1000,7 +1000,7 @@ def test_products_pass_on_inf_and_nan(
     # In the last place of the last row, where a kernel's tail is.
     left[..., -1, -1] = special
     seen = _run(target, amp_dtype, product, *(operand.to(target.device) for operand in (left, right, bias)))
-    last = seen[..., -1, :].double().cpu()
+    last = seen[..., -1, :].cpu().double()
     kind = torch.isnan(last) if math.isnan(special) else last == special
     case.equal(f"{op}: share of the row that is {special}", float(kind.double().mean()), 1.0)
     case.equal(f"{op}: control: the other rows are finite", bool(torch.isfinite(seen[..., :-1, :]).all()), True)
@@ -1017,7 +1017,7 @@ def test_backward_passes_on_inf_and_nan(case: Case, target: Target, amp_dtype: t
         seed[-1, -1] = special
         seen.backward(seed)
         for name, parameter in layer.named_parameters():
-            rows = parameter.grad.double().cpu().reshape(3, -1)
+            rows = parameter.grad.cpu().double().reshape(3, -1)
             kind = torch.isnan(rows[-1]) if math.isnan(special) else rows[-1] == special
             case.equal(f"{name}: the gradient's last row is {special}", bool(kind.all()), True)
             case.equal(f"{name}: control: its other rows", rows[:-1].unique().tolist(), [4.0])

@@ -48,13 +48,13 @@ def rounded_product_bound(
 
 def normwise_error(seen: torch.Tensor, exact: torch.Tensor) -> float:
     """Return ||seen - exact|| / ||exact|| (Frobenius), computed in float64 on the CPU."""
-    seen, exact = seen.detach().double().cpu(), exact.detach().double().cpu()
+    seen, exact = seen.detach().cpu().double(), exact.detach().cpu().double()
     return float((seen - exact).pow(2).sum().sqrt() / exact.pow(2).sum().sqrt())
 
 
 def gain_error(seen: torch.Tensor, exact: torch.Tensor) -> float:
     """Return the systematic scale error <seen, exact> / <exact, exact> - 1, which independent roundings do not have."""
-    seen, exact = seen.detach().double().cpu(), exact.detach().double().cpu()
+    seen, exact = seen.detach().cpu().double(), exact.detach().cpu().double()
     return float((seen * exact).sum() / exact.pow(2).sum()) - 1
 
 

@@ -1,0 +1,40 @@
+"""Full precision holds inside the region and every flag is back after it, whatever happens inside."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from conformance.measure.precision import full_precision
+
+MATMUL = torch.backends.cuda.matmul
+FLAGS = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
+
+
+def test_reduced_precision_is_off_inside_and_back_after() -> None:
+    before = [getattr(MATMUL, name) for name in FLAGS]
+    with full_precision("cuda"):
+        inside = [getattr(MATMUL, name) for name in FLAGS]
+
+    assert inside == [False, False]
+    assert [getattr(MATMUL, name) for name in FLAGS] == before == [True, True]
+
+
+def test_flags_come_back_after_an_exception() -> None:
+    with pytest.raises(RuntimeError, match="spoiled"), full_precision("cuda"):
+        raise RuntimeError("spoiled")
+
+    assert [getattr(MATMUL, name) for name in FLAGS] == [True, True]
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+def test_fp32_products_are_fp32_inside(device_type: str) -> None:
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with full_precision(device_type):
+            inside = torch.get_float32_matmul_precision()
+        after = torch.get_float32_matmul_precision()
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+    assert (inside, after) == ("highest", "medium")
