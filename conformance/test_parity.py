@@ -184,8 +184,8 @@ def test_losses_are_exact_up_to_rounding(
             exact = _exact(work, seen, amp_dtype)
             case.note(f"loss of step {seen.number}: seen, exact, spread", [seen.loss, exact.loss, exact.loss_spread])
             worst = max(worst, _or_inf(abs(seen.loss - exact.loss) / exact.loss_spread))
-    # Twice the standard deviation that the roundings give it at worst, namely if all rows erred alike.
-    _judge(case, bool(fault), "worst error of a loss", worst, 2.0, "spreads")
+    # The spread is the standard deviation if all rows erred alike; independent ones err by an eighth of it.
+    _judge(case, bool(fault), "worst error of a loss", worst, 1.0, "spreads")
 
 
 def _or_inf(value: float) -> float:
@@ -195,8 +195,8 @@ def _or_inf(value: float) -> float:
 @contract("AMP-PARITY-003")
 @pytest.mark.parametrize(
     ("program", "factor", "clip"),
-    [("P1", 1.0, 0.02), ("P2", 1.0, None), ("P2", 1.001, None), deep("standard", "P1", 1.0, None, id="P1")],
-    ids=["P1-tight-clip", "P2", "P2-gradients-0.1-percent-off", None],
+    [("P1", 1.0, 0.02), ("P2", 1.0, None), ("P2", 1.002, None), deep("standard", "P1", 1.0, None, id="P1")],
+    ids=["P1-tight-clip", "P2", "P2-gradients-0.2-percent-off", None],
 )
 def test_gradients_are_exact_up_to_rounding(
     case: Case,
@@ -212,22 +212,29 @@ def test_gradients_are_exact_up_to_rounding(
     work = work if clip is None else replace(work, clip=clip)
     trained = replace(work, loss=lambda output, expected: work.loss(output, expected) * factor)
     unit = _unit(amp_dtype)
-    errors, slopes = [], []
+    weights, biases, slopes = [], [], []
     for seen in _observe(target, trained, amp_dtype, _steps(case, program)):
         exact = _exact(work, seen, amp_dtype)
         clipped = _clip_factor(exact, work.clip)
         for gradient, true, spread in zip(seen.gradients, exact.gradients, exact.spreads, strict=True):
             error = gradient.cpu().double() - clipped * true
-            errors.append(_or_inf((error.norm() / (clipped * spread).norm()).item()))
+            size = _or_inf((error.norm() / (clipped * spread).norm()).item())
             if gradient.dim() == 2:
+                weights.append(size)
                 slopes.append(((error * true).sum() / (clipped * true.square().sum())).item() / unit)
+            else:
+                biases.append(size)
     if factor == 1.0:
-        # The error's norm against its expectation under independent roundings; below, it was not computed in 16 bit.
-        case.between("smallest error of a gradient", min(errors), 0.1, 2.0, "spreads")
-        case.between("largest error of a gradient", max(errors), 0.1, 2.0, "spreads")
+        # The error's norm against its expectation if every rounding had the largest variance that it can have (that
+        # of sound runs is 0.58 to 0.74 of it); far below, the step was not computed in 16 bit.
+        case.at_least("smallest error of a weight's gradient", min(weights), 0.3, "spreads")
+        case.at_most("largest error of a weight's gradient", max(weights), 1.25, "spreads")
+        # As few as ten elements: their norm scatters about its expectation.
+        case.at_most("largest error of a bias's gradient", max(biases), 3.0, "spreads")
         # Roundings to nearest have no direction: thousands of them along the gradient all but cancel.
         case.at_most("largest error along a weight's gradient", max(map(abs, slopes)), 0.5, "u")
-    _judge(case, factor != 1.0, "mean error along the weights' gradients", abs(statistics.fmean(slopes)), 0.125, "u")
+    mean = _or_inf(abs(statistics.fmean(slopes)))
+    _judge(case, factor != 1.0, "mean error along the weights' gradients", mean, 0.18, "u")
 
 
 def _clip_factor(exact: Exact, clip: float | None) -> float:
