@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from conformance.oracles.rounded import Rounded
+from conformance.oracles.rounded import UNIT, Rounded
 
 ORDER = 2.0
 """A kernel may evaluate an equivalent form of the documented formula in another order; each rounding of the
@@ -314,13 +314,17 @@ def ctc_loss(
             rows.append(torch.tensor(0.0 if zero_infinity else math.inf, dtype=torch.float64))
     value = torch.stack(rows)
     sizes = log_p.detach().double().abs().sum(0).amax(1)
-    terms = Rounded(value, _ctc_roundings(log_p.shape[0]) * (sizes + 1))
+    terms = Rounded(value, _ctc_error(log_p.shape[0], sizes))
     return Terms(terms, Rounded.exact(torch.tensor(len(rows))), averaged=terms / _exact(target_lengths.clamp_min(1)))
 
 
-def _ctc_roundings(steps: int) -> float:
-    """A step takes a maximum, three subtractions, exponentials, two sums, a logarithm and two more sums."""
-    return steps * (5 * 2.0**-24 + 4 * 4 * 2.0**-24)
+def _ctc_error(steps: int, sizes: torch.Tensor) -> torch.Tensor:
+    """What the forward recursion loses over `steps` three-term log-sum-exps of numbers of at most `sizes`.
+
+    In each, three sums round numbers of that size; exponentials, their two sums and the logarithm of a number
+    between 1 and 3 add at most 4 + 2 + 4 log 3 units.
+    """
+    return steps * UNIT * (3 * sizes + 11)
 
 
 @functools.cache
