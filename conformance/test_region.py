@@ -515,6 +515,21 @@ def test_device_types_are_independent(case: Case, target: Target, amp_dtype: tor
         is_in_force(case, "after both", model.state)
 
 
+@contract("AMP-REGION-035")
+@pytest.mark.parametrize("flag", [True, False], ids=["on", "off"])
+def test_other_device_type_stays(case: Case, target: Target, amp_dtype: torch.dtype, flag: bool) -> None:
+    kind = neighbour(target)
+    before = torch.is_autocast_enabled(kind)
+    try:
+        torch.set_autocast_enabled(kind, flag)
+        for enabled in (True, False):
+            with region(target, amp_dtype, enabled=enabled):
+                case.equal(f"enabled for {kind} in a region", torch.is_autocast_enabled(kind), flag)
+            case.equal(f"enabled for {kind} after a region", torch.is_autocast_enabled(kind), flag)
+    finally:
+        torch.set_autocast_enabled(kind, before)
+
+
 def drawn(target: Target, rng: torch.Generator) -> Region:
     """Draw a region that torch opens here without disabling it."""
 
@@ -552,7 +567,7 @@ def steps(target: Target, rng: torch.Generator, length: int) -> Iterator[tuple[s
 
 @contract("AMP-REGION-036")
 def test_nested_regions_are_a_stack(case: Case, target: Target, rng: torch.Generator) -> None:
-    length, wrong = case.samples(quick=40, standard=200, full=5000), []
+    length, wrong = case.samples(quick=40, standard=120, full=5000), []
     before = observe()
     for done, promised in steps(target, rng, length):
         setting = promised.settings[target.device_type]
