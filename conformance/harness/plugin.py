@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 import signal
+import tempfile
 import threading
 import zlib
 from collections import Counter
@@ -58,6 +60,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_Worker(run), "conformance-worker")
     elif not config.option.collectonly:
         config.pluginmanager.register(_Controller(run), "conformance-controller")
+    # Hypothesis keeps notes on the modules it sees; a run leaves nothing in the folder where it was started.
+    os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(Path(tempfile.gettempdir(), "conformance-hypothesis")))
     # A chapter that this torch cannot even import must not keep the others from running.
     config.option.continue_on_collection_errors = True
     if _only_conformance(config):
