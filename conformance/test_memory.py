@@ -246,20 +246,47 @@ def test_backward_frees_what_forward_kept(
     case.equal("bytes alive after backward", after, gradients + 4)
 
 
-def _after_each_step(target: Target, amp_dtype: torch.dtype, rng: torch.Generator, steps: int) -> list[int]:
+def _plain(target: Target, dtype: torch.dtype, model: torch.nn.Sequential, inputs: torch.Tensor) -> torch.Tensor:
+    with target.autocast(dtype):
+        return model(inputs)
+
+
+def _decorated(target: Target, dtype: torch.dtype, model: torch.nn.Sequential, inputs: torch.Tensor) -> torch.Tensor:
+    return torch.autocast(target.device_type, dtype=dtype)(model.forward)(inputs)
+
+
+def _nested(target: Target, dtype: torch.dtype, model: torch.nn.Sequential, inputs: torch.Tensor) -> torch.Tensor:
+    with target.autocast(dtype):
+        hidden = model[:2](inputs)
+        with target.autocast(dtype, enabled=False):
+            hidden = model[2:4](hidden.float())
+        with target.autocast(dtype, cache_enabled=False):
+            return model[4:](hidden)
+
+
+STYLES = {"plain": _plain, "decorated": _decorated, "nested": _nested}
+
+
+def _after_each_step(target: Target, amp_dtype: torch.dtype, rng: torch.Generator, style: str, steps: int) -> list[int]:
     """Live bytes after each training step with its gradients dropped; one step in five overflows and is skipped."""
     work = mlp(target.device, rng)
     scaler = torch.amp.GradScaler(target.device_type, growth_interval=3)
-    poisoned = (torch.full_like(work.batches[0][0], float("inf")), work.batches[0][1])
-    overflowing = Workload(work.model, work.optimizer, work.loss, [poisoned])
+    poison = torch.full_like(work.batches[0][0], float("inf"))
+    given = [poison, *work.model.parameters(), *(tensor for batch in work.batches for tensor in batch)]
     alive = []
     collecting = gc.isenabled()
     gc.disable()
     try:
-        with LiveStorages([*work.model.parameters(), *(tensor for batch in work.batches for tensor in batch)]) as live:
+        with LiveStorages(given) as live:
             for step in range(steps):
-                train_step(overflowing if step % 5 == 3 else work, step, lambda: target.autocast(amp_dtype), scaler)
+                inputs, labels = work.batch(step)
+                output = STYLES[style](target, amp_dtype, work.model, poison if step % 5 == 3 else inputs)
+                loss = work.loss(output.float(), labels)
+                scaler.scale(loss).backward()
+                scaler.step(work.optimizer)
+                scaler.update()
                 work.optimizer.zero_grad(set_to_none=True)
+                del output, loss
                 alive.append(live.live_bytes)
     finally:
         if collecting:
@@ -268,8 +295,11 @@ def _after_each_step(target: Target, amp_dtype: torch.dtype, rng: torch.Generato
 
 
 @contract("AMP-MEMORY-010")
-def test_live_bytes_do_not_grow(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
-    alive = _after_each_step(target, amp_dtype, rng, case.samples(quick=8, standard=20, full=50))
+@pytest.mark.parametrize("style", STYLES)
+def test_live_bytes_do_not_grow(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, style: str
+) -> None:
+    alive = _after_each_step(target, amp_dtype, rng, style, case.samples(quick=8, standard=20, full=50))
     elements = 128 * 256 + 256 + 256 * 256 + 256 + 256 * 10 + 10
     # Adam: two moments and a step counter for each of six parameters; the scaler: an fp32 scale, an int32 tracker.
     case.equal("bytes alive after the first step", alive[0], 2 * 4 * elements + 6 * 4 + 8)

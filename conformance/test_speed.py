@@ -1,4 +1,4 @@
-"""Speed: AMP against fp32, in turn on an idle device, with an interval for the ratio."""
+"""Speed: AMP against fp32, in turn on an idle device, and the work that it may cost, counted."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch
 from conformance.data import fixture, read_toml
 from conformance.harness.check import Case, SuiteError, contract, deep
 from conformance.harness.targets import Target, device_module
+from conformance.measure.operations import CountedOperations
 from conformance.measure.threads import one_thread
 from conformance.measure.timing import (
     BrokenTiming,
@@ -28,11 +30,19 @@ from conformance.measure.timing import (
     repeated,
     step_clock,
 )
+from conformance.oracles.saved import blocks, execute, predict_casts, tensors
 from conformance.workloads.mlp import mlp
 from conformance.workloads.training import Workload, train_step
 
+BLOCKS = blocks()
 TERA = 1e12
 SIZE = 8192  # bound by arithmetic on every card there is: casts and launches take some per cent of the time
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
 
 
 def _accelerator(case: Case, target: Target) -> None:
@@ -234,10 +244,9 @@ def test_training_on_the_cpu(case: Case, target: Target, amp_dtype: torch.dtype,
 
 
 def _measure_small(case: Case, clock: Clock, baseline: Work, candidate: Work) -> Comparison:
-    """Both arms in turn within a fraction of a second, on one thread: a CPU's figures are for information."""
+    """Both arms in turn within a fraction of a second: a CPU's figures are for information."""
     pairs = case.samples(quick=6, standard=12, full=50)
-    with one_thread():
-        return compare(clock, baseline, candidate, pairs=pairs, budget=pairs / 12, warm_ups=2)
+    return compare(clock, baseline, candidate, pairs=pairs, budget=pairs / 12, warm_ups=2)
 
 
 @contract("AMP-SPEED-007")
@@ -252,10 +261,94 @@ def test_noise_floor(case: Case, target: Target, rng: torch.Generator, kind: str
     work = repeated(lambda: torch.matmul(a, a), 4)
     if target.device_type != "cpu":
         _trip(case, clock, work)
-    with one_thread():
-        seen = compare(clock, work, work, pairs=case.samples(quick=10, standard=30, full=200), warm_ups=5)
+    seen = compare(clock, work, work, pairs=case.samples(quick=10, standard=30, full=200), warm_ups=5)
     case.note(
         "ratio of two equal arms: low end, median, high end",
         [seen.speedup.low, seen.speedup.estimate, seen.speedup.high],
     )
     case.note("confidence of the interval", seen.speedup.coverage)
+
+
+def _counted(
+    target: Target, block: str, dtype: torch.dtype | None, rng: torch.Generator, *, cache: bool = True
+) -> tuple[CountedOperations, CountedOperations]:
+    """Operations of a block's forward pass, in a region of `dtype` (None: outside any), and of its backward pass."""
+    leaves = tensors(BLOCKS[block], target.device, rng)
+    region = nullcontext() if dtype is None else target.autocast(dtype, cache_enabled=cache)
+    with CountedOperations() as forward, region:
+        result = execute(BLOCKS[block], leaves)
+    seed = torch.ones_like(result)
+    with CountedOperations() as backward:
+        result.backward(seed)
+    return forward, backward
+
+
+def _judge_casts(case: Case, target: Target, block: str, dtype: torch.dtype, rng: torch.Generator, cache: bool) -> None:
+    forward, backward = _counted(target, block, dtype, rng, cache=cache)
+    predicted = predict_casts(BLOCKS[block], target.device_type, dtype, cache=cache)
+    case.equal("casts forward and backward", [forward.casts, backward.casts], list(predicted))
+
+
+@contract("AMP-SPEED-008")
+@pytest.mark.parametrize("cache", [True, False], ids=["cache", "no-cache"])
+@pytest.mark.parametrize("block", ["linear", "mse", "conv", "tied", "frozen"])
+def test_casts_follow_the_policy(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, block: str, cache: bool
+) -> None:
+    _judge_casts(case, target, block, amp_dtype, rng, cache)
+
+
+# Apart, because CUDA's softmax reads 16 bit and writes fp32 at once, without a cast.
+@contract("AMP-SPEED-008", on="cpu")
+@pytest.mark.parametrize("block", ["mlp", "attention"])
+def test_casts_around_softmax_follow_the_policy(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, block: str
+) -> None:
+    _judge_casts(case, target, block, amp_dtype, rng, cache=True)
+
+
+@contract("AMP-SPEED-009")
+@pytest.mark.parametrize("clip", [None, 1.0], ids=["plain", "unscaled-and-clipped"])
+def test_the_host_waits_once_a_step(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, clip: float | None
+) -> None:
+    work = mlp(target.device, rng)
+    # SGD: Adam counts its steps in tensors and reads them on the CPU.
+    optimizer = torch.optim.SGD(work.model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler(target.device_type)
+    train_step(replace(work, optimizer=optimizer), 0, lambda: target.autocast(amp_dtype), scaler)
+    inputs, labels = work.batch(1)
+
+    def forward() -> None:
+        with target.autocast(amp_dtype):
+            loss.append(work.loss(work.model(inputs), labels))
+
+    def unscale() -> None:
+        if clip is not None:
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(work.model.parameters(), clip)
+
+    loss: list[torch.Tensor] = []
+    reads = {}
+    stages: dict[str, Work] = {
+        "forward": forward,
+        "scale and backward": lambda: scaler.scale(loss[0]).backward(),
+        "unscale_ and clip": unscale,
+        "step": lambda: scaler.step(optimizer),
+        "update": lambda: scaler.update(),
+    }
+    for name, stage in stages.items():
+        with CountedOperations() as seen:
+            stage()
+        reads[name] = seen.reads
+    case.equal("values read back by stage", reads, {name: int(name == "step") for name in stages})
+
+
+@contract("AMP-SPEED-010")
+@pytest.mark.parametrize("block", ["mlp", "mse", "conv", "attention", "tied"])
+def test_the_work_is_that_of_fp32(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, block: str
+) -> None:
+    full, low = (_counted(target, block, dtype, rng) for dtype in (None, amp_dtype))
+    for name, fp32, amp in zip(("forward", "backward"), full, low, strict=True):
+        case.equal(f"operations, {name}", amp.work, fp32.work)

@@ -96,6 +96,7 @@ class _Paper:
         self.cache = cache
         self.copies: dict[str, _Value] = {}
         self.saved: dict[str, Saved] = {}
+        self.casts = [0, 0]
         self.fresh = 0
 
     def new(self, shape: tuple[int, ...], dtype: torch.dtype, grad: bool, role: str = "activation") -> _Value:
@@ -116,6 +117,8 @@ class _Paper:
             return self.copies[value.storage]
         role = {"parameter": "weight copy", "input": "input copy"}.get(value.leaf, "activation")
         copy = self.new(value.shape, dtype, value.grad, role)
+        self.casts[0] += 1
+        self.casts[1] += value.grad
         if cacheable:
             self.copies[value.storage] = copy
         return copy
@@ -255,6 +258,18 @@ def predict(block: Block, device_type: str, amp_dtype: torch.dtype | None, *, ca
     From torch's AMP op reference (which op casts to what), the remark in aten/src/ATen/autocast_mode.h that casts
     come before autograd, so that backward keeps the cast tensors, and derivatives.yaml (what an op keeps).
     """
+    return list(_work_through(block, device_type, amp_dtype, cache).saved.values())
+
+
+def predict_casts(
+    block: Block, device_type: str, amp_dtype: torch.dtype | None, *, cache: bool = True
+) -> tuple[int, int]:
+    """How many casts `block` makes forward, and backward: one for each gradient of what was cast."""
+    forward, backward = _work_through(block, device_type, amp_dtype, cache).casts
+    return forward, backward
+
+
+def _work_through(block: Block, device_type: str, amp_dtype: torch.dtype | None, cache: bool) -> _Paper:
     paper = _Paper(device_type, amp_dtype, cache)
     values: dict[str, _Value] = {}
     for name, shape in block.inputs.items():
@@ -265,7 +280,7 @@ def predict(block: Block, device_type: str, amp_dtype: torch.dtype | None, *, ca
     for step in block.steps:
         arguments = paper.arguments(step.op, [values[name] for name in step.inputs])
         values[step.out] = _RULES[step.op](paper, *arguments)
-    return list(paper.saved.values())
+    return paper
 
 
 def tensors(block: Block, device: torch.device, generator: torch.Generator) -> dict[str, torch.Tensor]:

@@ -1,0 +1,99 @@
+"""Faults that make AMP cost more than it must."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from tests.faults import fault
+from tests.faults._tools import dropped, kernel, replaced
+
+
+@fault("AMP-SPEED-009")
+def scale_reads_the_loss() -> Iterator[None]:
+    """scale looks at the loss on the host before it multiplies."""
+    right = torch.amp.GradScaler.scale
+
+    def scale(self: torch.amp.GradScaler, outputs: Any) -> Any:
+        if outputs.item() != outputs.item():
+            return outputs
+        return right(self, outputs)
+
+    with replaced(torch.amp.GradScaler, "scale", scale):
+        yield
+
+
+@fault("AMP-SPEED-009")
+def update_reads_the_scale() -> Iterator[None]:
+    """update reads the scale back to check it."""
+    right = torch.amp.GradScaler.update
+
+    def update(self: torch.amp.GradScaler, new_scale: Any = None) -> None:
+        right(self, new_scale)
+        self.get_scale()
+
+    with replaced(torch.amp.GradScaler, "update", update):
+        yield
+
+
+@fault("AMP-SPEED-009")
+def unscale_reads_what_it_found() -> Iterator[None]:
+    """unscale_ reads found_inf on the host."""
+    right = torch._amp_foreach_non_finite_check_and_unscale_
+
+    def unscale(gradients: list[torch.Tensor], found: torch.Tensor, inverse: torch.Tensor) -> None:
+        right(gradients, found, inverse)
+        found.item()
+
+    with replaced(torch, "_amp_foreach_non_finite_check_and_unscale_", unscale):
+        yield
+
+
+@fault("AMP-SPEED-008")
+def every_use_casts_the_weight() -> Iterator[None]:
+    """Every region runs without the weight cache."""
+    right = torch.set_autocast_cache_enabled
+    with replaced(torch, "set_autocast_cache_enabled", lambda enabled: right(False)):
+        yield
+
+
+def _linear(work: Callable[..., torch.Tensor]) -> Iterator[None]:
+    def wrapped(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        dtype = torch.get_autocast_dtype("cpu")
+        with torch.autocast("cpu", enabled=False):
+            return work(dtype, x, weight, bias)
+
+    with kernel("linear", wrapped, "AutocastCPU"):
+        yield
+
+
+@fault("AMP-SPEED-008")
+def linear_casts_there_and_back() -> Iterator[None]:
+    """linear widens its result and casts it down again."""
+
+    def work(dtype: torch.dtype, *operands: torch.Tensor | None) -> torch.Tensor:
+        result = torch.nn.functional.linear(*(None if t is None else t.to(dtype) for t in operands))
+        return result.float().to(dtype)
+
+    yield from _linear(work)
+
+
+@fault("AMP-SPEED-010")
+def linear_runs_twice() -> Iterator[None]:
+    """linear computes its result twice."""
+
+    def work(dtype: torch.dtype, *operands: torch.Tensor | None) -> torch.Tensor:
+        low = [None if t is None else t.to(dtype) for t in operands]
+        torch.nn.functional.linear(*low)
+        return torch.nn.functional.linear(*low)
+
+    yield from _linear(work)
+
+
+@fault("AMP-SPEED-008")
+def loss_is_not_cast() -> Iterator[None]:
+    """mse_loss is taken off the fp32 list."""
+    with dropped("mse_loss", "AutocastCPU"):
+        yield
