@@ -26,6 +26,7 @@ from conformance.oracles.op_policy import (
     Listing,
     composite,
     definite,
+    known_overloads,
     listings,
     multilinear,
     registered_overloads,
@@ -256,7 +257,18 @@ def _distance(seen: torch.Tensor, wanted: torch.Tensor) -> float:
     return normwise_error(seen, wanted)
 
 
-_QUICK_CPU = ("linear", "mm", "conv2d", "mse_loss", "binary_cross_entropy", "prod", "cat", "linalg_solve", "fft_fft")
+_QUICK_CPU = (
+    "linear",
+    "mm",
+    "addmm",
+    "conv2d",
+    "mse_loss",
+    "binary_cross_entropy",
+    "prod",
+    "cat",
+    "linalg_solve",
+    "fft_fft",
+)
 
 
 @contract("AMP-CAST-009", on="cpu")
@@ -295,7 +307,7 @@ def _check_product(case: Case, target: Target, amp_dtype: torch.dtype, row: List
 
 
 @contract("AMP-CAST-010", on="cpu")
-@pytest.mark.parametrize("op", _chosen("cpu", "lower_precision", multilinear, "linear", "mm", "conv2d"))
+@pytest.mark.parametrize("op", _chosen("cpu", "lower_precision", multilinear, "linear", "mm", "bmm", "conv2d"))
 def test_cpu_product_is_accurate(
     case: Case, target: Target, amp_dtype: torch.dtype, op: Listing, rng: torch.Generator
 ) -> None:
@@ -303,7 +315,7 @@ def test_cpu_product_is_accurate(
 
 
 @contract("AMP-CAST-010", on="cuda")
-@pytest.mark.parametrize("op", _chosen("cuda", "lower_precision", multilinear, "linear", "mm", "conv2d"))
+@pytest.mark.parametrize("op", _chosen("cuda", "lower_precision", multilinear, "linear", "mm", "bmm", "conv2d"))
 def test_cuda_product_is_accurate(
     case: Case, target: Target, amp_dtype: torch.dtype, op: Listing, rng: torch.Generator
 ) -> None:
@@ -860,14 +872,32 @@ def test_outside_a_region(case: Case, target: Target, amp_dtype: torch.dtype, op
                 case.equal(f"casts of arguments {where}", _texts(c for c in seen.trace.casts if c.argument), [])
 
 
+def _registered(case: Case, backend: str) -> frozenset[str]:
+    try:
+        return registered_overloads(backend)
+    except AttributeError as error:
+        case.untestable(f"this torch does not tell its autocast registrations: {error}")
+        raise
+
+
 @contract("AMP-CAST-035")
 @pytest.mark.parametrize("backend", ["cuda", "cpu", "xpu"])
 def test_documented_ops_are_registered(case: Case, backend: str) -> None:
-    if not hasattr(torch._C, "_dispatch_get_registrations_for_dispatch_key"):
-        case.untestable("this torch has no torch._C._dispatch_get_registrations_for_dispatch_key")
-    registered = {overload.split(".")[0] for overload in registered_overloads(backend)}
-    names = list(dict.fromkeys(row.name for row in listings(backend) if row.origin == "documented"))
+    registered = {overload.split(".")[0] for overload in _registered(case, backend)}
+    names = list(dict.fromkeys(row.name for row in listings(backend, origin="documented") if _is_built(row.name)))
     case.note("documented names", len(names))
-    case.note("registered ops", len(registered))
     missing = [name for name in names if not registered.issuperset(resolved(name))]
     case.equal("documented names without an autocast kernel", missing, [])
+
+
+@contract("AMP-CAST-036")
+@pytest.mark.parametrize("backend", ["cuda", "cpu", "xpu"])
+def test_overloads_are_registered(case: Case, backend: str) -> None:
+    registered, known = _registered(case, backend), list(filter(_is_built, known_overloads(backend)))
+    case.note("overloads registered beyond those known", sorted(registered.difference(known)))
+    case.equal("known overloads without an autocast kernel", sorted(set(known) - registered), [])
+
+
+def _is_built(name: str) -> bool:
+    """Whether the build has the library that the op belongs to; without it the op is not registered at all."""
+    return torch.backends.mkldnn.is_available() or not name.startswith("mkldnn_")

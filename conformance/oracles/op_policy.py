@@ -14,6 +14,7 @@ from conformance.data import fixture, read_toml
 from conformance.oracles.op_samples import SAMPLES
 
 POLICIES = ("lower_precision", "fp32", "widest", "refused", "unlisted")
+AUTOCAST_KEYS = {"cuda": "AutocastCUDA", "cpu": "AutocastCPU", "xpu": "AutocastXPU"}
 ORIGINS = ("documented", "registered", "chosen")
 
 
@@ -89,11 +90,23 @@ def run_dtype(policy: str, dtypes: Iterable[torch.dtype], amp_dtype: torch.dtype
 def registered_overloads(backend: str) -> frozenset[str]:
     """Return the ATen overloads ("mm", "sum.dim_IntList") with an autocast kernel, as the dispatcher tells.
 
-    Raises AttributeError where a torch no longer has that private function.
+    A kernel that only falls through to the next key is none. Raises AttributeError where a torch no longer has the
+    private functions that tell.
     """
-    key = {"cuda": "AutocastCUDA", "cpu": "AutocastCPU", "xpu": "AutocastXPU"}[backend]
-    found = torch._C._dispatch_get_registrations_for_dispatch_key(key)
-    return frozenset(name.removeprefix("aten::") for name in found if name.startswith("aten::"))
+    key = AUTOCAST_KEYS[backend]
+    return frozenset(
+        name.removeprefix("aten::")
+        for name in torch._C._dispatch_get_registrations_for_dispatch_key(key)
+        if name.startswith("aten::") and not torch._C._dispatch_kernel_for_dispatch_key_is_fallthrough(name, key)
+    )
+
+
+def known_overloads(backend: str) -> tuple[str, ...]:
+    """Return the overloads that this torch is known to register for `backend` (fixtures/autocast_overloads.toml)."""
+    table = read_toml(fixture("autocast_overloads.toml"))[backend]
+    release = _release(torch.__version__)
+    moved = (row["overload"] for row in table["moved"] if _in_force(row, release))
+    return (*table["overloads"], *moved)
 
 
 @functools.cache
@@ -102,12 +115,11 @@ def _tables() -> dict[str, Any]:
 
 
 def _names(table: dict[str, Any], release: tuple[int, ...]) -> list[str]:
-    moved = [
-        row["op"]
-        for row in table.get("moved", [])
-        if _release(row.get("since", "0")) <= release and release < _release(row.get("until", "9999"))
-    ]
-    return [*table["ops"], *moved]
+    return [*table["ops"], *(row["op"] for row in table.get("moved", []) if _in_force(row, release))]
+
+
+def _in_force(row: dict[str, str], release: tuple[int, ...]) -> bool:
+    return _release(row.get("since", "0")) <= release < _release(row.get("until", "9999"))
 
 
 def _samples(name: str) -> list[str]:

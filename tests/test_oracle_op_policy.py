@@ -1,0 +1,141 @@
+"""The op lists: complete, consistent, and turned into calls that run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+from conformance.data import fixture, read_toml
+from conformance.oracles.op_policy import (
+    AUTOCAST_KEYS,
+    ORIGINS,
+    POLICIES,
+    Listing,
+    known_overloads,
+    listings,
+    registered_overloads,
+    resolved,
+    run_dtype,
+)
+from conformance.oracles.op_samples import SAMPLES, Inputs
+
+CPU = torch.device("cpu")
+TABLES = read_toml(fixture("op_lists.toml"))
+
+
+def names(backend: str, policy: str, origin: str, version: str) -> list[str]:
+    rows = listings(backend, policy, origin=origin, version=version)
+    return list(dict.fromkeys(row.name for row in rows))
+
+
+@pytest.mark.parametrize("table", TABLES["list"], ids=lambda table: "-".join(map(str, list(table.values())[:3])))
+def test_a_list_is_well_formed(table: dict[str, object]) -> None:
+    assert set(table) <= {"backend", "policy", "origin", "source", "ops", "moved"}
+    assert table["backend"] in AUTOCAST_KEYS
+    assert table["policy"] in POLICIES
+    assert table["origin"] in ORIGINS
+    ops = table["ops"]
+    assert isinstance(ops, list)
+    assert len(ops) == len(set(ops))
+
+
+@pytest.mark.parametrize("backend", list(AUTOCAST_KEYS))
+@pytest.mark.parametrize("version", ["2.6", "2.11", "2.13.0+cpu", "2.15.0a0+git1"])
+def test_no_op_is_on_two_lists(backend: str, version: str) -> None:
+    seen = [row.sample for row in listings(backend, version=version)]
+    assert len(seen) == len(set(seen))
+
+
+def test_every_listed_name_has_a_sample() -> None:
+    listed = {name for table in TABLES["list"] for name in table["ops"]}
+    listed |= {row["op"] for table in TABLES["list"] for row in table.get("moved", [])}
+    assert listed <= set(SAMPLES)
+    assert {sample for sample in SAMPLES if sample.split(".")[0] not in listed} == set()
+
+
+@pytest.mark.parametrize(
+    ("backend", "policy", "count"),
+    [
+        ("cuda", "lower_precision", 22),
+        ("cuda", "fp32", 51),
+        ("cuda", "widest", 10),
+        ("xpu", "lower_precision", 20),
+        ("xpu", "fp32", 29),
+        ("xpu", "widest", 6),
+        ("cpu", "lower_precision", 20),
+        ("cpu", "fp32", 89),  # 90 entries, of which `inverse` is there twice
+        ("cpu", "widest", 3),
+    ],
+)
+def test_the_documented_lists_have_the_length_of_the_page(backend: str, policy: str, count: int) -> None:
+    assert len(names(backend, policy, "documented", "2.13")) == count
+
+
+@pytest.mark.parametrize(("version", "listed"), [("2.11.0", False), ("2.12.0", True), ("2.13.0+cpu", True)])
+def test_rms_norm_joins_in_2_12(version: str, listed: bool) -> None:
+    assert ("rms_norm" in names("cuda", "fp32", "registered", version)) is listed
+
+
+@pytest.mark.parametrize(("version", "listed"), [("2.13.0", True), ("2.15.0", False), ("2.15.0a0+git1", False)])
+def test_qr_leaves_in_2_15(version: str, listed: bool) -> None:
+    assert ("qr" in names("cpu", "fp32", "documented", version)) is listed
+
+
+def test_a_name_stands_for_all_its_samples() -> None:
+    assert {row.sample for row in listings("cuda") if row.name == "pow"} == {"pow", "pow.scalar", "pow.base"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "dtypes", "expected"),
+    [
+        ("lower_precision", [torch.float32], torch.float16),
+        ("fp32", [torch.float16], torch.float32),
+        ("widest", [torch.float16, torch.float16], torch.float16),
+        ("widest", [torch.float16, torch.float32], torch.float32),
+        ("widest", [torch.float32, torch.float16, torch.float16], torch.float32),
+        ("unlisted", [torch.float16], torch.float16),
+    ],
+)
+def test_run_dtype(policy: str, dtypes: list[torch.dtype], expected: torch.dtype) -> None:
+    assert run_dtype(policy, dtypes, torch.float16) is expected
+
+
+def test_documented_aliases_resolve() -> None:
+    assert resolved("GRUCell") == ("gru_cell",)
+    assert resolved("mm") == ("mm",)
+
+
+@pytest.mark.parametrize("backend", list(AUTOCAST_KEYS))
+def test_a_kernel_that_falls_through_is_none(backend: str) -> None:
+    assert "linear" in registered_overloads(backend)
+    assert set(known_overloads(backend)) <= registered_overloads(backend)
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        library.impl("linear", torch.library.fallthrough_kernel, AUTOCAST_KEYS[backend])
+        assert "linear" not in registered_overloads(backend)
+    finally:
+        library._destroy()
+    assert "linear" in registered_overloads(backend)
+
+
+@pytest.mark.parametrize("row", listings("cpu"), ids=lambda row: row.sample)
+def test_a_sample_runs_in_float32_and_returns_tensors(row: Listing) -> None:
+    result = SAMPLES[row.sample](Inputs((torch.float32,), CPU, seed=1))()
+    assert any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(result))
+
+
+def test_inputs_have_the_same_values_in_every_type() -> None:
+    wide = Inputs((torch.float64,), CPU, seed=3).f(4, 4)
+    low = Inputs((torch.float16,), CPU, seed=3).f(4, 4)
+    by_hand = Inputs((torch.float32,), CPU, seed=3, hand_cast=torch.float16).f(4, 4)
+    assert torch.equal(wide.half(), low)
+    assert torch.equal(low, by_hand)
+    assert not torch.equal(low.double(), wide)
+    assert torch.equal(Inputs((torch.float64,), CPU, seed=3, absolute=True).f(4, 4), wide.abs())
+
+
+def test_types_are_given_in_the_order_of_making() -> None:
+    inputs = Inputs((torch.float16, torch.float32), CPU)
+    assert [inputs.f(2).dtype, inputs.p(2).dtype, inputs.u(2).dtype] == [torch.float16, torch.float32, torch.float32]
+    assert inputs.made == 3
