@@ -39,9 +39,9 @@ class Caught:
 
 
 def run(fault: Fault, *, level: str = "quick", chapters: tuple[str, ...] | None = None) -> Caught:
-    """Run the fault's own chapters (or `chapters`; an empty tuple means all) while torch is broken."""
-    chosen = fault.chapters if chapters is None else chapters
-    asked = [argument for chapter in chosen for argument in ("--chapter", chapter)]
+    """Run the contracts that speak of the fault, or all of `chapters` (none named: every one), on a broken torch."""
+    option, chosen = ("--contract", fault.contracts) if chapters is None else ("--chapter", chapters)
+    asked = [argument for name in chosen for argument in (option, name)]
     output = io.StringIO()
     # A region that is broken leaks its state into this process, already in the smoke stage.
     whole = state.Snapshot()
