@@ -11,10 +11,14 @@ import torch
 def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Return `left @ right` in float64 for shapes (..., m, k) and (..., k, n).
 
-    No matrix product kernel takes part, so that a fault in one cannot hide in the reference. Exact where
-    every sum of products is an integer below 2^53.
+    One outer product after the other: no matrix product kernel takes part, so that a fault in one cannot hide in the
+    reference. Exact where every sum of products is an integer below 2^53.
     """
-    return (left.double().unsqueeze(-1) * right.double().unsqueeze(-3)).sum(-2)
+    outer = zip(left.double().unbind(-1), right.double().unbind(-2), strict=True)
+    total = torch.zeros((), dtype=torch.float64)
+    for column, row in outer:
+        total = total + column.unsqueeze(-1) * row.unsqueeze(-2)
+    return total
 
 
 def sixteen_bit_sum(first: float, others: float, count: int, unit: float) -> float:
