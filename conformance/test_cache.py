@@ -308,7 +308,7 @@ def test_nothing_survives(case: Case, target: Target, amp_dtype: torch.dtype, rn
 
 
 def small_integers(rng: torch.Generator, *shape: int) -> torch.Tensor:
-    """Return float64 integers from -3 to 3: sums of 27 products of two stay exact in bf16 (256 = 2**8)."""
+    """Return float64 integers from -3 to 3: sums of 27 products of two stay exact in bf16, which holds all to 256."""
     return torch.randint(-3, 4, shape, generator=rng).double()
 
 
@@ -319,16 +319,16 @@ def test_gradient_over_several_uses(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, cache: bool, regions: int
 ) -> None:
     exact, uses = small_integers(rng, 5, 4), 3
-    weight = exact.to(target.device, torch.float32).requires_grad_()
+    weight = exact.float().to(target.device).requires_grad_()
     promised = torch.zeros(5, 4, dtype=torch.float64)
     for _ in range(regions):
         loss = torch.zeros((), device=target.device)
         with target.autocast(amp_dtype, cache_enabled=cache):
             for _ in range(uses):
                 features, factors = small_integers(rng, 3, 4), small_integers(rng, 3, 5)
-                output = linear(features.to(target.device, torch.float32), weight)
+                output = linear(features.float().to(target.device), weight)
                 case.identical("output", output.detach(), (features @ exact.T).to(amp_dtype))
-                loss = loss + (output.float() * factors.to(target.device, torch.float32)).sum()
+                loss = loss + (output.float() * factors.float().to(target.device)).sum()
                 promised += factors.T @ features
         loss.backward()
     case.identical("gradient of the weight", weight.grad, promised.float())
@@ -336,10 +336,10 @@ def test_gradient_over_several_uses(
 
 @contract("AMP-CACHE-020")
 def test_two_losses_of_one_region(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
-    weight = small_integers(rng, 5, 4).to(target.device, torch.float32).requires_grad_()
+    weight = small_integers(rng, 5, 4).float().to(target.device).requires_grad_()
     batches = [small_integers(rng, 3, 4) for _ in range(2)]
     with target.autocast(amp_dtype):
-        losses = [linear(batch.to(target.device, torch.float32), weight).float().sum() for batch in batches]
+        losses = [linear(batch.float().to(target.device), weight).float().sum() for batch in batches]
     promised = torch.zeros(5, 4, dtype=torch.float64)
     for number, (loss, batch) in enumerate(zip(losses, batches, strict=True), 1):
         loss.backward()
@@ -354,9 +354,9 @@ def gradient_after(
 
     The gradient is None where it does not reach the weight.
     """
-    weight = small_integers(rng, 5, 4).to(target.device, torch.float32).requires_grad_()
+    weight = small_integers(rng, 5, 4).float().to(target.device).requires_grad_()
     batch = small_integers(rng, 3, 4)
-    features = batch.to(target.device, torch.float32)
+    features = batch.float().to(target.device)
     with target.autocast(amp_dtype):
         with first():
             linear(features, weight)
