@@ -36,7 +36,7 @@ from conformance.oracles.op_policy import (
     sets_dtype,
 )
 from conformance.oracles.op_reference import REFERENCES
-from conformance.oracles.op_samples import IN_PLACE, OUT, SAMPLES, TAKES_DTYPE, Inputs
+from conformance.oracles.op_samples import COMPOSITES, IN_PLACE, OUT, SAMPLES, TAKES_DTYPE, Inputs
 
 CUDA = ("fake:cuda", "cuda")
 XPU = ("fake:xpu", "xpu")
@@ -111,7 +111,7 @@ def _is_any(row: Listing) -> bool:
 
 
 def _has_reference(row: Listing) -> bool:
-    return definite(row) and row.name != "cross_entropy"  # on CUDA that is AMP-CAST-027
+    return definite(row) and row.name != "cross_entropy"  # on CUDA that is AMP-LOSS-017
 
 
 def _input_types(row: Listing, amp_dtype: torch.dtype) -> list[tuple[torch.dtype, ...]]:
@@ -739,21 +739,13 @@ def test_cpu_binary_cross_entropy(
         case.identical(f"loss for {_names(dtypes)}", result, loss(x.float(), y.float()))
 
 
-@contract("AMP-CAST-027", on=CUDA)
-@pytest.mark.parametrize("op", ["cross_entropy"])
-def test_cross_entropy_inside(
-    case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator
-) -> None:
-    with _mode(target):
-        seen = _run(target, SAMPLES[op](_inputs(target, [amp_dtype], rng)), amp_dtype)
-        case.equal("type of the loss", [loss.dtype for loss in seen.outputs], [torch.float32])
-        widened = [str(cast) for cast in seen.trace.casts if cast.argument is None]
-        case.equal("results of 16 bit that are widened on the way", widened, [])
-        if not target.is_fake:
-            (wanted,) = _run(
-                target, SAMPLES[op](_inputs(target, [amp_dtype], rng, hand_cast=torch.float32)), None
-            ).outputs
-            case.identical("loss", seen.outputs[0], wanted)
+@contract("AMP-CAST-027", on="cpu")
+@pytest.mark.parametrize("op", list(COMPOSITES))
+def test_composites(case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator) -> None:
+    (seen,) = _run(target, COMPOSITES[op](_inputs(target, [torch.float32], rng)), amp_dtype).outputs
+    (wanted,) = _run(target, COMPOSITES[op](_inputs(target, [torch.float32], rng, hand_cast=amp_dtype)), None).outputs
+    case.equal(f"type of {op} of float32 inputs", seen.dtype, amp_dtype)
+    case.identical("result", seen, wanted)
 
 
 @contract("AMP-CAST-028", on=CUDA)

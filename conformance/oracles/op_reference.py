@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,8 +23,8 @@ def convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, paddi
     x = F.pad(x, [margin for extent in reversed(margins) for margin in (extent, extent)])
     area = [extent - kernel + 1 for extent, kernel in zip(x.shape[2:], size, strict=True)]
     total = torch.zeros((), dtype=torch.float64)
-    for offset in _offsets(size):
-        total = total + product(weight[(..., *offset)], x[(..., *_window(offset, area))].flatten(2))
+    for tap, window in _taps(size, area):
+        total = total + product(weight[tap], x[window].flatten(2))
     return total.unflatten(2, area) + _per_channel(bias, size)
 
 
@@ -33,9 +33,8 @@ def transposed_convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Te
     size = weight.shape[2:]
     area = [extent + kernel - 1 for extent, kernel in zip(x.shape[2:], size, strict=True)]
     total = torch.zeros(len(x), weight.shape[1], *area, dtype=torch.float64, device=x.device)
-    for offset in _offsets(size):
-        part = product(weight[(..., *offset)].T, x.flatten(2)).unflatten(2, x.shape[2:])
-        total[(..., *_window(offset, x.shape[2:]))] += part
+    for tap, window in _taps(size, x.shape[2:]):
+        total[window] += product(weight[tap].T, x.flatten(2)).unflatten(2, x.shape[2:])
     return total + _per_channel(bias, size)
 
 
@@ -98,12 +97,11 @@ def _distances(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return _sum(apart * apart, -1) ** 0.5
 
 
-def _offsets(size: Sequence[int]) -> list[tuple[int, ...]]:
-    return list(itertools.product(*map(range, size)))
-
-
-def _window(offset: Sequence[int], area: Sequence[int]) -> list[slice]:
-    return [slice(start, start + extent) for start, extent in zip(offset, area, strict=True)]
+def _taps(size: Sequence[int], area: Sequence[int]) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
+    """Yield, for each place in a kernel of `size`, its index and the window of `area` that starts there."""
+    for offset in itertools.product(*map(range, size)):
+        window = (slice(start, start + extent) for start, extent in zip(offset, area, strict=True))
+        yield (..., *offset), (..., *window)
 
 
 def _per_channel(bias: torch.Tensor, size: Sequence[int]) -> torch.Tensor:

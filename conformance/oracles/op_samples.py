@@ -478,3 +478,12 @@ TAKES_DTYPE: dict[str, Callable[[Inputs], Call]] = {
     "sum": lambda t: partial(torch.sum, t.p(3, 40), 1),
     "vector_norm": lambda t: partial(torch.linalg.vector_norm, t.f(3, 4), 2, 1),
 }
+
+# Ops that no CPU list names, made of products that are listed.
+COMPOSITES: dict[str, Callable[[Inputs], Call]] = {
+    "chain_matmul": SAMPLES["chain_matmul"],
+    "einsum": SAMPLES["einsum"],
+    "inner": lambda t: partial(torch.inner, t.f(3, 4), t.f(5, 4)),
+    "multi_dot": SAMPLES["multi_dot"],
+    "tensordot": SAMPLES["tensordot"],
+}
