@@ -16,7 +16,9 @@ def total_norm(gradients: Sequence[torch.Tensor], norm_type: float) -> float:
     Source: torch.nn.utils.clip_grad_norm_ docstring: as if the norms were concatenated into a single vector, which
     for a p-norm of p-norms is the p-norm of the elements.
     """
-    elements = [abs(element) for gradient in gradients for element in gradient.detach().double().flatten().tolist()]
+    elements = [
+        abs(element) for gradient in gradients for element in gradient.detach().cpu().double().flatten().tolist()
+    ]
     if math.isinf(norm_type):
         return max(elements, default=0.0)
     return math.fsum(element**norm_type for element in elements) ** (1 / norm_type)
@@ -40,7 +42,7 @@ def clipped(gradients: Sequence[torch.Tensor], max_norm: float, norm: float) -> 
 
     Source: torch.nn.utils.clip_grads_with_norm_ docstring.
     """
-    return [gradient.detach().double().cpu() * min(max_norm / (norm + 1e-6), 1.0) for gradient in gradients]
+    return [gradient.detach().cpu().double() * min(max_norm / (norm + 1e-6), 1.0) for gradient in gradients]
 
 
 def clamped(gradients: Sequence[torch.Tensor], value: float) -> list[torch.Tensor]:
@@ -64,7 +66,9 @@ def relative_distance(seen: Sequence[torch.Tensor], exact: Sequence[torch.Tensor
     """Return the largest |seen - exact| / |exact| over all elements; inf where only one of them is zero or finite."""
     worst = 0.0
     for ours, theirs in zip(seen, exact, strict=True):
-        pairs = zip(ours.detach().double().flatten().tolist(), theirs.double().flatten().tolist(), strict=True)
+        pairs = zip(
+            ours.detach().cpu().double().flatten().tolist(), theirs.cpu().double().flatten().tolist(), strict=True
+        )
         for a, b in pairs:
             if a != b:
                 worst = max(worst, abs(a - b) / abs(b) if b and math.isfinite(a) and math.isfinite(b) else math.inf)
