@@ -101,6 +101,15 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 def pytest_sessionstart(session: pytest.Session) -> None:
     if session.config.pluginmanager.has_plugin("conformance-controller"):
         session.config.stash[RUN].begin()
+    elif _is_worker(session.config):
+        _share_processors(session.config.workerinput["workercount"])  # type: ignore[attr-defined]
+
+
+def _share_processors(workers: int) -> None:
+    """Give each xdist worker its part of the threads; with more threads than processors each operation waits."""
+    import torch
+
+    torch.set_num_threads(max(1, torch.get_num_threads() // workers))
 
 
 def _is_worker(config: pytest.Config) -> bool:
