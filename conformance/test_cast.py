@@ -7,7 +7,7 @@ import functools
 import itertools
 import operator
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -36,7 +36,7 @@ from conformance.oracles.op_policy import (
     sets_dtype,
 )
 from conformance.oracles.op_reference import REFERENCES
-from conformance.oracles.op_samples import COMPOSITES, IN_PLACE, OUT, SAMPLES, TAKES_DTYPE, Inputs
+from conformance.oracles.op_samples import COMPOSITES, IN_PLACE, OUT, SAMPLES, TAKES_DTYPE, Inputs, spell
 
 CUDA = ("fake:cuda", "cuda")
 XPU = ("fake:xpu", "xpu")
@@ -57,6 +57,7 @@ _FP32_ERROR = 128 * 2.0**-24
 class Seen:
     """What came of a call: its tensors, its casts, and what the machine lacks where it could not be finished."""
 
+    call: partial[Any]
     outputs: list[torch.Tensor]
     trace: CastTrace
     lacking: str | None = None
@@ -81,8 +82,8 @@ def _run(target: Target, call: partial[Any], amp_dtype: torch.dtype | None) -> S
     except RuntimeError as error:
         if _LACKING.search(str(error)) is None:
             raise
-        return Seen([], trace, str(error).splitlines()[0])
-    return Seen([leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)], trace)
+        return Seen(call, [], trace, str(error).splitlines()[0])
+    return Seen(call, [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)], trace)
 
 
 def _listed(backend: str, policy: str | None = None, *, origin: str | None = None) -> list[Any]:
@@ -133,16 +134,43 @@ def _check_policy(case: Case, target: Target, amp_dtype: torch.dtype, row: Listi
     with _mode(target):
         for dtypes in dict.fromkeys(_input_types(row, amp_dtype)):
             inputs = _inputs(target, dtypes, rng)
-            seen = _run(target, SAMPLES[row.sample](inputs), amp_dtype)
-            if seen.lacking is not None:
-                case.unsupported(seen.lacking)
+            call = SAMPLES[row.sample](inputs)
             expected = run_dtype(row.policy, dtypes[: inputs.made], amp_dtype)
-            case.at_least("outputs", len(seen.outputs), 1)
-            case.equal(
-                f"types of the outputs for {_names(dtypes[: inputs.made])}",
-                [str(tensor.dtype) for tensor in seen.outputs],
-                [str(_own_type(tensor, expected)) for tensor in seen.outputs],
-            )
+            with _reproduced(case, call, str(expected)):
+                seen = _run(target, call, amp_dtype)
+                if seen.lacking is not None:
+                    case.unsupported(seen.lacking)
+                case.at_least("outputs", len(seen.outputs), 1)
+                case.equal(
+                    f"types of the outputs for {_names(dtypes[: inputs.made])}",
+                    [str(tensor.dtype) for tensor in seen.outputs],
+                    [str(_own_type(tensor, expected)) for tensor in seen.outputs],
+                )
+
+
+# The region is entered by its state, so that the snippet shows the op's policy without the hardware too.
+_SNIPPET = """
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+kind = "$device".split(":")[0]
+torch.set_autocast_dtype(kind, $amp_dtype)
+torch.set_autocast_enabled(kind, True)
+with FakeTensorMode(), torch.no_grad():
+    seen = {call}
+print([getattr(leaf, "dtype", leaf) for leaf in torch.utils._pytree.tree_leaves(seen)], "promised: {promised}")
+"""
+
+
+@contextlib.contextmanager
+def _reproduced(case: Case, call: partial[Any], promised: str) -> Iterator[None]:
+    """Give a case that fails inside the very call as its snippet, where it can be written down."""
+    try:
+        yield
+    except Exception:
+        text = spell(call)
+        if text is not None:
+            case.reproduce(_SNIPPET.format(call=text, promised=promised))
+        raise
 
 
 def _names(dtypes: Iterable[torch.dtype]) -> str:
@@ -421,7 +449,8 @@ def _check_left_alone(
     outside, wanted = _attempt(target, make(_inputs(target, dtypes, rng)), None)
     inside, seen = _attempt(target, make(_inputs(target, dtypes, rng)), amp_dtype)
     what = f"for {_names(dtypes)}"
-    case.equal(f"outcome {what}", inside, outside)
+    with _reproduced(case, seen.call, outside):
+        case.equal(f"outcome {what}", inside, outside)
     case.equal(f"casts {what}", _types(seen.trace.casts), _types(wanted.trace.casts))
     for index, (ours, theirs) in enumerate(zip(seen.outputs, wanted.outputs, strict=True)):
         if target.is_fake:
@@ -434,7 +463,7 @@ def _attempt(target: Target, call: partial[Any], amp_dtype: torch.dtype | None) 
     try:
         seen = _run(target, call, amp_dtype)
     except (RuntimeError, NotImplementedError) as error:
-        return f"raises {type(error).__name__}", Seen([], CastTrace(call))
+        return f"raises {type(error).__name__}", Seen(call, [], CastTrace(call))
     return f"returns {[str(tensor.dtype) for tensor in seen.outputs]}", seen
 
 

@@ -18,7 +18,7 @@ from conformance.oracles.op_policy import (
     resolved,
     run_dtype,
 )
-from conformance.oracles.op_samples import SAMPLES, Inputs
+from conformance.oracles.op_samples import SAMPLES, Inputs, spell
 
 CPU = torch.device("cpu")
 TABLES = read_toml(fixture("op_lists.toml"))
@@ -139,3 +139,13 @@ def test_types_are_given_in_the_order_of_making() -> None:
     inputs = Inputs((torch.float16, torch.float32), CPU)
     assert [inputs.f(2).dtype, inputs.p(2).dtype, inputs.u(2).dtype] == [torch.float16, torch.float32, torch.float32]
     assert inputs.made == 3
+
+
+def test_a_call_is_spelled_as_python() -> None:
+    call = SAMPLES["addmm"](Inputs((torch.float16,), CPU))
+    text = spell(call)
+    assert text is not None
+    assert text.startswith('torch.addmm(torch.rand((3, 5), dtype=torch.float16, device="cpu"), ')
+    assert text.endswith(", beta=0.5, alpha=2.0)")
+    assert eval(text, {"torch": torch}).shape == (3, 5)
+    assert spell(SAMPLES["index_put"](Inputs((torch.float16,), CPU))) is None

@@ -102,7 +102,7 @@ def _short(dtype: torch.dtype) -> str:
 
 
 # What fake kernels say that ask the driver which kernel the hardware would choose, where there is none.
-_HARDWARE = re.compile("NVIDIA driver|CUDA driver|not linked with support|not compiled with CUDA")
+_HARDWARE = re.compile("NVIDIA driver|CUDA driver|not linked with support|not compiled with (CUDA|XPU)")
 
 
 def _without_hardware(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> Any:

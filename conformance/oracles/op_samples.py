@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -94,6 +95,26 @@ class Inputs:
         tensor = value.to(self.device).to(dtype)
         tensor = tensor if self.hand_cast is None else tensor.to(self.hand_cast)
         return tensor.abs() if self.absolute else tensor
+
+
+def spell(call: Call) -> str | None:
+    """Write `call` down as Python that needs torch alone; None where its function has no public name."""
+    name = torch.overrides.resolve_name(call.func)
+    if name is None:
+        return None
+    words = [_word(value) for value in call.args]
+    words += [f"{key}={_word(value)}" for key, value in call.keywords.items()]
+    return f"{'torch.ops.' if name.startswith('aten.') else ''}{name}({', '.join(words)})"
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return f'torch.rand({tuple(value.shape)}, dtype={value.dtype}, device="{value.device.type}")'
+    if isinstance(value, torch.Tensor):
+        return f'torch.zeros({tuple(value.shape)}, dtype={value.dtype}, device="{value.device.type}")'
+    if isinstance(value, list):
+        return f"[{', '.join(map(_word, value))}]"
+    return f'float("{value}")' if isinstance(value, float) and math.isinf(value) else repr(value)
 
 
 aten = torch.ops.aten
