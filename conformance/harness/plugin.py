@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import sys
 import tempfile
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "contract(id, on, dtypes): the contract that a check asserts")
     config.addinivalue_line("markers", "depth(level): the case is left out below this --level")
     options = options_module.read(config)
+    _wait_without_spinning()
     options_module.require_torch()
     from conformance.harness.run import Run
 
@@ -69,6 +71,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if threading.current_thread() is threading.main_thread():
         before = signal.signal(signal.SIGTERM, _interrupt)
         config.add_cleanup(functools.partial(_restore_signal, before))
+
+
+def _wait_without_spinning() -> None:
+    """Let OpenMP threads sleep while they wait; on a busy machine spinning makes small operations many times slower."""
+    if "torch" not in sys.modules:  # the OpenMP runtime reads these once, when torch loads it
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        os.environ.setdefault("KMP_BLOCKTIME", "0")
 
 
 def _restore_signal(handler: Any) -> None:
@@ -137,12 +146,37 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if mark is None:
         return
     run = metafunc.config.stash[RUN]
+    metafunc.definition.own_markers = [_prune(own, run, mark.args[0]) for own in metafunc.definition.own_markers]
     if "target" in metafunc.fixturenames:
         targets = run.targets_for(mark.kwargs["on"])
         _parametrize(metafunc, "target", targets, [run.slot(target) for target in targets])
     if "amp_dtype" in metafunc.fixturenames:
         names = run.dtypes_for(mark.kwargs["dtypes"])
         _parametrize(metafunc, "amp_dtype", [run.amp_dtype(name) for name in names], names)
+
+
+def _prune(mark: pytest.Mark, run: Run, contract: str) -> pytest.Mark:
+    """Take the parameters that the level leaves out from a parametrize mark, before they become items.
+
+    Where all are left out, one stays, so that the reason can be told.
+    """
+    if mark.name != "parametrize":
+        return mark
+    names, values, *rest = mark.args
+    values = list(values)
+    kept = [place for place, value in enumerate(values) if _depth(getattr(value, "marks", ())) <= run.depth] or [0]
+    if len(kept) == len(values):
+        return mark
+    run.shallow.add(contract)
+    kwargs = dict(mark.kwargs)
+    if isinstance(kwargs.get("ids"), (list, tuple)):
+        kwargs["ids"] = [kwargs["ids"][place] for place in kept]
+    return pytest.mark.parametrize(names, [values[place] for place in kept], *rest, **kwargs).mark
+
+
+def _depth(marks: Iterable[pytest.Mark | pytest.MarkDecorator]) -> int:
+    """Return the deepest level, counted from 0, that `marks` name."""
+    return max((DEPTHS.index(mark.args[0]) for mark in marks if mark.name == "depth"), default=0)
 
 
 def _parametrize(metafunc: pytest.Metafunc, name: str, values: list[Any], ids: list[str]) -> None:
@@ -192,9 +226,8 @@ def _left_out(item: pytest.Item, run: Run) -> str | None:
         return f"runs on {', '.join(mark.kwargs['on'])} only; this run has {run.target_names()}"
     if not run.dtypes_for(mark.kwargs["dtypes"]):
         return f"is about {', '.join(mark.kwargs['dtypes'])} only, which --amp-dtype leaves out"
-    depths = [DEPTHS.index(depth.args[0]) for depth in item.iter_markers("depth")]
-    if max(depths, default=0) > DEPTHS.index(run.options.level):
-        return f"needs --level {DEPTHS[max(depths)]}"
+    if (depth := _depth(item.iter_markers("depth"))) > run.depth:
+        return f"needs --level {DEPTHS[depth]}"
     return None
 
 

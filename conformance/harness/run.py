@@ -16,6 +16,7 @@ import torch
 from conformance.harness import catalogue as catalogues
 from conformance.harness import environment, options, targets, waivers
 from conformance.harness.catalogue import Catalogue, Contract
+from conformance.harness.check import DEPTHS
 from conformance.harness.options import Options
 from conformance.harness.recorder import Recorder, ReportInUse
 from conformance.harness.targets import Target
@@ -45,6 +46,8 @@ class Run:
         self.chapters = {contract.chapter for contract in contracts.values()}
         self.reasons: dict[str, str] = {}
         self.collected: list[tuple[str, str, str]] = []
+        self.depth = DEPTHS.index(options.level)
+        self.shallow: set[str] = set()  # contracts of which the level leaves out cases
         self._targets = run_targets
         self._waivers = excuses
         self._baseline = baseline
@@ -154,12 +157,17 @@ class Run:
 
     def collection(self) -> dict[str, Any]:
         """Return what was collected, for another process."""
-        return {"reasons": self.reasons, "collected": [list(row) for row in self.collected]}
+        return {
+            "reasons": self.reasons,
+            "collected": [list(row) for row in self.collected],
+            "shallow": sorted(self.shallow),
+        }
 
     def merge(self, collection: dict[str, Any]) -> None:
         """Take over what an xdist worker collected; every worker collects the same."""
         self.reasons = collection["reasons"]
         self.collected = [(row[0], row[1], row[2]) for row in collection["collected"]]
+        self.shallow = set(collection["shallow"])
 
     def waiver_for(self, contract: str, case: str, target: str) -> Waiver | None:
         """Return the waiver in force that names this case."""
@@ -305,9 +313,11 @@ class Run:
             for record in self._records
             if waiver.names(record["contract"], record["id"]) and applies[record["target"]]
         ]
+        # A case that the selection or the level left out may be the one that is named.
+        narrowed = self._pytest_options["selection"] is not None or waiver.contract in self.shallow
         if waiver.expired(waivers.today()):
             state = "expired"
-        elif collected and not named and self._pytest_options["selection"] is None:
+        elif collected and not named and not narrowed:
             state = "unmatched"
         elif Verdict.PASS.value in ran:
             state = "unneeded"
