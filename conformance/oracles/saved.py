@@ -22,11 +22,11 @@ _POLICY = {
     "max_pool2d": KEEP,
     "softmax": FP32,
     "mse_loss": FP32,
-    "cross_entropy": FP32,
+    "cross_entropy": KEEP,
     "flatten": KEEP,
     "transpose": KEEP,
 }
-_POLICY_CPU = {"softmax": KEEP}
+_POLICY_CPU = {"softmax": KEEP, "cross_entropy": FP32}
 
 
 @dataclass(frozen=True)
@@ -180,10 +180,14 @@ def _mse_loss(paper: _Paper, x: _Value, target: _Value) -> _Value:
 
 
 def _cross_entropy(paper: _Paper, x: _Value, target: _Value) -> _Value:
-    # log_softmax keeps its result; nll_loss keeps that same tensor and the total weight, one number.
-    paper.keep(paper.new(x.shape, x.dtype, x.grad))
-    paper.keep(paper.new((), x.dtype, False))
-    return paper.new((), x.dtype, x.grad)
+    # log_softmax keeps its result, in the type of the logits (aten/src/ATen/native/LossNLL.cpp asks for that one);
+    # nll_loss, on every fp32 list, keeps it in fp32 and the total weight, one number.
+    chances = paper.new(x.shape, x.dtype, x.grad)
+    paper.keep(chances)
+    terms = chances if paper.amp_dtype is None else paper.cast(chances, torch.float32)
+    paper.keep(terms)
+    paper.keep(paper.new((), terms.dtype, False))
+    return paper.new((), terms.dtype, x.grad)
 
 
 def _flatten(paper: _Paper, x: _Value) -> _Value:
