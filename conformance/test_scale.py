@@ -623,8 +623,9 @@ def test_dtypes(case: Case, target: Target, rng: torch.Generator, dtype: torch.d
 
 
 @contract("AMP-SCALE-024")
-def test_mixed_dtypes(case: Case, target: Target, rng: torch.Generator) -> None:
-    dtypes = (torch.float32, torch.bfloat16, torch.float64, torch.float32, torch.bfloat16)
+@pytest.mark.parametrize("narrow", [torch.float32, torch.bfloat16], ids=["wide", "with-bf16"])
+def test_mixed_dtypes(case: Case, target: Target, rng: torch.Generator, narrow: torch.dtype) -> None:
+    dtypes = (torch.float32, narrow, torch.float64, torch.float32, narrow)
     require(case, target, *dtypes)
     numbers = [torch.randn(9, generator=rng).to(dtype) for dtype in dtypes]
     optimizer = owning(*((values * 1024).to(target.device, copy=True) for values in numbers))
@@ -698,9 +699,21 @@ def test_fp16_gradients(case: Case, target: Target, explicit: bool, place: int) 
     call = scaler.unscale_ if explicit else scaler.step
     case.raises("fp16 gradients", ValueError, lambda: call(optimizer), match="FP16")
     case.equal("calls of optimizer.step", len(optimizer.calls), 0)
-    control = owning(*(torch.ones(2, dtype=torch.bfloat16, device=target.device) for _ in dtypes))
+    control = owning(*(torch.ones(2, device=target.device) for _ in dtypes))
     scaler.step(control)
-    case.equal("control: bf16 gradients step", len(control.calls), 1)
+    case.equal("control: fp32 gradients step", len(control.calls), 1)
+
+
+@contract("AMP-SCALE-028")
+@ROUTES
+def test_bf16_gradients(case: Case, target: Target, explicit: bool) -> None:
+    require(case, target, torch.bfloat16)
+    optimizer = owning(*(torch.ones(2, dtype=torch.bfloat16, device=target.device) for _ in range(3)))
+    scaler = started(target)
+    if explicit:
+        scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    case.equal("calls of optimizer.step", len(optimizer.calls), 1)
 
 
 @contract("AMP-SCALE-029")
@@ -867,7 +880,7 @@ def test_skip_in_any_layout(case: Case, target: Target, bad: float, layout: str)
 @NON_FINITE
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=["bf16", "fp32", "fp64"])
 def test_skip_in_any_dtype(case: Case, target: Target, bad: float, dtype: torch.dtype) -> None:
-    dtypes = (torch.float32, torch.bfloat16, torch.float64)
+    dtypes = dict.fromkeys((torch.float32, dtype, torch.float64))
     require(case, target, *dtypes)
     gradients = {kept: torch.ones(37, dtype=kept, device=target.device) for kept in dtypes}
     for place in (0, 18, 36):
