@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from conformance.harness.check import Case, contract, deep
 from conformance.harness.targets import Target
+from conformance.measure.operations import CountedOperations
 from conformance.oracles.clip_reference import U, clamped, clipped, norm_bound, relative_distance, total_norm
 from conformance.oracles.optimizer_state import departures, snapshot
 from conformance.workloads.slopes import Slopes, spoilt
@@ -35,16 +35,6 @@ FOREACH = pytest.mark.parametrize(
 )
 OPTIMIZERS = pytest.mark.parametrize("fused", [False, True], ids=["for-loop", "fused"])
 SCALES = (2.0**16, 2.0**-4, 2.0**40)
-
-
-class Reads(TorchDispatchMode):
-    """Counts how often a value is read back to the host, which waits for the device (Tensor.item)."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func.name() == "aten::_local_scalar_dense"
-        return func(*args, **(kwargs or {}))
 
 
 def workload(
@@ -743,14 +733,14 @@ def test_clipping_reads_nothing_back(case: Case, target: Target, rng: torch.Gene
     slopes = workload(case, target, rng, foreach)
     optimizer, scaler = made(slopes), scaler_for(target)
     backward(slopes, slopes.draw(rng), scaler)
-    with Reads() as reads:
+    with CountedOperations() as operations:
         scaler.unscale_(optimizer)
         norm = torch.nn.utils.clip_grad_norm_(slopes.parameters, 0.5, foreach=foreach)
         torch.nn.utils.clip_grad_value_(slopes.parameters, 0.5, foreach=foreach)
-    case.equal("values read back to the host", reads.count, 0)
-    with reads:
+    case.equal("values read back to the host", operations.reads, 0)
+    with operations:
         norm.item()
-    case.equal("control: with one read", reads.count, 1)
+    case.equal("control: with one read", operations.reads, 1)
 
 
 @contract("AMP-CLIP-080")
