@@ -585,6 +585,11 @@ class Convolution:
         """Output channels, the length of the bias."""
         return self.weight[1] * self.options.get("groups", 1) if self.transposed else self.weight[0]
 
+    @property
+    def winograd(self) -> bool:
+        """Whether a GPU's library may go through Winograd's transform: 3 x 3 taps side by side, at every place."""
+        return self.weight[2:] == (3, 3) and not {"stride", "dilation"} & self.options.keys()
+
     def expected(self, image: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         reference = exact.transposed_convolution if self.transposed else exact.convolution
         return reference(image, weight, bias, **self.options)
@@ -652,16 +657,18 @@ def test_convolutions_run_in_sixteen_bits(
     expected = convolution.expected(*references)
     expected.backward(seed.double())
     case.equal(f"{name}: dtype", seen.dtype, amp_dtype)
-    samples = convolution.image[0]
+    samples, winograd = convolution.image[0], convolution.winograd and target.device_type != "cpu"
     for what, tensor, reference, additions in (
         (name, seen, expected, convolution.taps * convolution.transposed),
         (f"{name}: gradient of the input", leaves[0].grad, references[0].grad, convolution.taps),
         (f"{name}: gradient of the weight", leaves[1].grad, references[1].grad, samples),
     ):
-        _window(case, what, tensor, reference, error_bounds.normwise_window(form, additions), form.unit_roundoff)
+        window = error_bounds.normwise_window(form, additions, winograd=winograd)
+        _window(case, what, tensor, reference, window, form.unit_roundoff)
         elements = min(math.prod(convolution.image), math.prod(convolution.weight))
         gain = abs(error_bounds.gain_error(tensor, reference))
-        case.at_most(f"{what}: systematic scale error", gain, error_bounds.gain_bound(form, elements, additions))
+        bound = error_bounds.gain_bound(form, elements, additions, winograd=winograd)
+        case.at_most(f"{what}: systematic scale error", gain, bound)
 
 
 ATTENTION = {
@@ -795,7 +802,7 @@ FP32_LIST: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "cumprod": (lambda values: values.cumprod(-1), 64.0),
     "norm": (lambda values: values.norm(dim=-1), 64.0),
     "exp": (lambda values: values.exp(), 8.0),
-    "log": (lambda values: (values + 4).log(), 8.0),
+    "log": (lambda values: (values * 4).log(), 8.0),  # times 4, which 16 bits hold: plus 4 would round before the op
     "pow": (lambda values: values.pow(3), 8.0),
     "reciprocal": (lambda values: values.reciprocal(), 4.0),
     "rsqrt": (lambda values: values.rsqrt(), 8.0),
@@ -973,6 +980,8 @@ def test_autocast_adds_nothing_but_the_casts(
 @contract("AMP-NUMERICS-030", dtypes=("fp16",))
 @pytest.mark.parametrize("op", ["mm", "linear", "bmm", "addmm"])
 def test_products_keep_subnormals(case: Case, target: Target, op: str) -> None:
+    if str(target.probe["capability"]).startswith("gfx90a"):
+        case.unsupported("the matrix units of MI200 flush fp16 subnormals (torch's notes on numerical accuracy)")
     product, steps = PRODUCTS[op], torch.arange(1, 18).double() * FP16.smallest
     for what, left, right in (
         ("subnormal operand times 1", steps, 1.0),

@@ -78,9 +78,10 @@ def _tf32(case: Case, target: Target, on: bool) -> Iterator[None]:
 
 def tf32_in_effect(device: torch.device) -> bool:
     """Whether products read 10 bits of mantissa only: 1 + 2^-13 is then 1."""
-    factor = torch.full((256, 256), 1 + 2.0**-13, device=device)
-    ones = torch.ones(256, 256, device=device)
-    return bool((torch.matmul(factor, ones) == 256).all())
+    # Large enough that a library has no reason to prefer the ordinary units where TF32 is allowed.
+    factor = torch.full((1024, 1024), 1 + 2.0**-13, device=device)
+    ones = torch.ones(1024, 1024, device=device)
+    return bool((torch.matmul(factor, ones) == 1024).all())
 
 
 def _trip(case: Case, clock: Clock, work: Work) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -136,6 +137,8 @@ def peak_above_start(
     step()
     for leaf in leaves:
         leaf.grad = None
+    # Garbage of earlier work that is collected during the step would be missing from the peak.
+    gc.collect()
     module.synchronize()
     module.reset_peak_memory_stats(device)
     start = int(module.memory_allocated(device))

@@ -58,7 +58,7 @@ def gain_error(seen: torch.Tensor, exact: torch.Tensor) -> float:
     return float((seen * exact).sum() / exact.pow(2).sum()) - 1
 
 
-def normwise_window(form: Format, additions: int = 0) -> tuple[float, float]:
+def normwise_window(form: Format, additions: int = 0, *, winograd: bool = False) -> tuple[float, float]:
     """Return where `normwise_error` lies for Gaussian fp32 operands cast to `form`, whatever the length of the sums.
 
     The relative error of one rounding has a root mean square of 0.42u (uniform over half a spacing, logarithmic
@@ -66,9 +66,14 @@ def normwise_window(form: Format, additions: int = 0) -> tuple[float, float]:
     a second rounding to 16 bits 0.84u. `additions` partial results that a kernel adds up in 16 bits (the taps of a
     convolution that goes through columns, the samples of its weight gradient) give 0.42u * additions / sqrt(2) over
     sqrt(additions), which is 0.3u * sqrt(additions).
+
+    `winograd` is for a convolution that a library may compute as F(4x4, 3x3) (A. Lavin, S. Gray, Fast algorithms for
+    convolutional neural networks, CVPR 2016) with both transformed operands stored in 16 bits: A', G and B' being the
+    three matrices, their roundings grow by the mean over the rows of A' of sum_i A'_i^2 |G_i|^2 |B'_i|^2 / 3, which is
+    10.8 (for the gradient of the weight too), so that 0.42u * sqrt(2) * 10.8 = 6.4u are added.
     """
     unit = form.unit_roundoff
-    return 0.3 * unit, (1.5 + 0.5 * additions**0.5) * unit
+    return 0.3 * unit, (1.5 + 0.5 * additions**0.5 + 8 * winograd) * unit
 
 
 ATTENTION_ROUNDINGS = 7
@@ -87,13 +92,13 @@ def attention_window(form: Format, stages: int = 1) -> tuple[float, float]:
     return 0.3 * unit, 2 * 0.6 * (stages * ATTENTION_ROUNDINGS) ** 0.5 * unit
 
 
-def gain_bound(form: Format, elements: int, additions: int = 0) -> float:
+def gain_bound(form: Format, elements: int, additions: int = 0, *, winograd: bool = False) -> float:
     """Bound |`gain_error`| for `elements` independent roundings: six standard deviations of a mean of that many.
 
     Each standard deviation is at most the top of `normwise_window`; rounding to nearest has no bias, so a mean of n
     errors shrinks with sqrt(n). Truncation (bias u/2 and more) and a wrong factor do not shrink.
     """
-    return 6 * normwise_window(form, additions)[1] / elements**0.5
+    return 6 * normwise_window(form, additions, winograd=winograd)[1] / elements**0.5
 
 
 def fp32_product_window(terms: int) -> tuple[float, float]:
