@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from conformance.harness.check import Case, contract
 from conformance.harness.targets import Target
+from conformance.measure.precision import repeatable_convolutions
 from conformance.oracles.dtype_stream import stream_of
 from conformance.oracles.exact_chains import EXACT
 from conformance.workloads.chains import CHAINS, Chain
@@ -48,13 +49,6 @@ def gradients(leaves: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     for leaf in leaves.values():
         leaf.grad = None
     return taken
-
-
-@contextlib.contextmanager
-def deterministic_convolutions() -> Iterator[None]:
-    """cuDNN may otherwise choose another algorithm for the same convolution."""
-    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
-        yield
 
 
 def same_gradients(
@@ -168,7 +162,7 @@ def test_gradients_equal_casts_by_hand(
     case: Case, chain: Chain, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
 ) -> None:
     leaves = chain.leaves(normal(rng), target.device)
-    with deterministic_convolutions():
+    with repeatable_convolutions():
         output = forward(chain, leaves, target, amp_dtype)
         gradient = cotangent(output, rng)
         output.backward(gradient)
@@ -252,7 +246,7 @@ def test_backward_inside_a_region(
     case: Case, chain: Chain, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
 ) -> None:
     leaves = chain.leaves(normal(rng), target.device)
-    with deterministic_convolutions():
+    with repeatable_convolutions():
         output = forward(chain, leaves, target, amp_dtype)
         gradient = cotangent(output, rng)
         output.backward(gradient)
@@ -302,7 +296,7 @@ def test_gradients_add_up_in_float32(case: Case, target: Target, amp_dtype: torc
 @contract("AMP-BACKWARD-013")
 def test_autograd_grad(case: Case, chain: Chain, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
     leaves = chain.leaves(normal(rng), target.device)
-    with deterministic_convolutions():
+    with repeatable_convolutions():
         output = forward(chain, leaves, target, amp_dtype)
         gradient = cotangent(output, rng)
         found = torch.autograd.grad(output, list(leaves.values()), gradient, retain_graph=True)

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from conformance.harness.check import Case, contract, deep
 from conformance.harness.targets import Target
+from conformance.measure.precision import repeatable_convolutions
 from conformance.oracles.cast_trace import Cast, CastTrace, expected_casts
 from conformance.oracles.error_bounds import normwise_error
 from conformance.oracles.op_policy import (
@@ -77,7 +78,11 @@ def _run(target: Target, call: partial[Any], amp_dtype: torch.dtype | None) -> S
     """Run `call` in a region of `amp_dtype`, or outside any where that is None."""
     trace = CastTrace(call)
     try:
-        with target.autocast(amp_dtype or torch.float16, enabled=amp_dtype is not None), trace:
+        with (
+            repeatable_convolutions(),
+            target.autocast(amp_dtype or torch.float16, enabled=amp_dtype is not None),
+            trace,
+        ):
             result = call()
     except RuntimeError as error:
         if _LACKING.search(str(error)) is None:
@@ -823,7 +828,9 @@ def test_gradient_passes_the_cast(
         weights = torch.arange(1, result.numel() + 1, device=target.device).reshape(result.shape) % 7 - 3
         return list(torch.autograd.grad(result, leaves, weights.to(result.dtype)))
 
-    for index, (seen, wanted) in enumerate(zip(gradients(True), gradients(False), strict=True)):
+    with repeatable_convolutions():
+        both = gradients(True), gradients(False)
+    for index, (seen, wanted) in enumerate(zip(*both, strict=True)):
         case.equal(f"type of the gradient of input {index}", seen.dtype, given)
         case.identical(f"gradient of input {index}", seen, wanted)
         case.at_least(f"largest gradient of input {index}", float(seen.abs().max()), 0.0)

@@ -1,4 +1,4 @@
-"""Which arithmetic a measured product is allowed to use."""
+"""Which arithmetic and which kernels a measured product or convolution is allowed to use."""
 
 from __future__ import annotations
 
@@ -37,3 +37,19 @@ def full_precision(device_type: str) -> Iterator[None]:
             setattr(owner, name, value)
         if before != "highest":
             torch.set_float32_matmul_precision(before)
+
+
+@contextlib.contextmanager
+def repeatable_convolutions() -> Iterator[None]:
+    """Have cuDNN (MIOpen) give the same bits each time for the same convolution and its gradients.
+
+    By default it may choose kernels that add with atomics, transposed convolutions and gradients in particular, or
+    another kernel each time ("Reproducibility" in torch's notes). Puts both flags back.
+    """
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark = before
