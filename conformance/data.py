@@ -1,7 +1,8 @@
-"""Where the suite's data lies: beside the package in a checkout, inside it once installed."""
+"""Where the suite's data lies, beside the package or inside it, and which torch a row of it is about."""
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,3 +28,16 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Parse the TOML file at `path`; raises OSError and tomllib.TOMLDecodeError (a ValueError)."""
     with path.open("rb") as stream:
         return tomllib.load(stream)
+
+
+def in_force(torch_version: str, since: str | None = None, until: str | None = None) -> bool:
+    """Whether a row that holds from torch `since` on, and until before torch `until`, holds for `torch_version`.
+
+    Releases are compared, as "2.13": a nightly, a release candidate or a vendor's build of 2.13 counts as 2.13.
+    """
+    release = _release(torch_version)
+    return (since is None or _release(since) <= release) and (until is None or release < _release(until))
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from conformance.data import in_force
 from conformance.harness.check import Case, contract
 from conformance.harness.targets import Target
 from conformance.oracles.dtype_stream import DtypeStream
@@ -123,8 +124,7 @@ def evaluate(call: Call, reduction: str) -> torch.Tensor:
 def test_every_loss_is_known(case: Case) -> None:
     there = {name for name in dir(torch.nn.functional) if name.endswith(("_loss", "_entropy", "_with_logits"))}
     there |= {name for name in ("kl_div",) if hasattr(torch.nn.functional, name)}
-    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    known = {loss.name for loss in TABLE if not loss.since or tuple(map(int, loss.since.split("."))) <= version}
+    known = {loss.name for loss in TABLE if in_force(torch.__version__, loss.since)}
     case.equal("losses that are gone", sorted(known - there), [])
     case.note("losses of torch.nn.functional", len(there))
     if new := sorted(there - {loss.name for loss in TABLE}):

@@ -97,6 +97,8 @@ def test_an_empty_catalogue_is_refused(tmp_path: Path) -> None:
         ({"until": "2.12"}, "2.11.0", True),
         ({"until": "2.12"}, "2.12.0+cpu", False),
         ({"since": "2.12"}, "2.12.0a0+git123", True),
+        ({"since": "2.12"}, "2.12.0.dev20260101", True),
+        ({"since": "2.12"}, "2.9.1", False),
     ],
 )
 def test_versions_bound_a_contract(bounds: dict[str, str], version: str, holds: bool) -> None:

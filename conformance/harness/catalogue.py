@@ -11,7 +11,7 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from conformance.data import read_toml
+from conformance.data import in_force, read_toml
 
 CONTRACTS = Path(__file__).resolve().parent.parent / "contracts"
 
@@ -65,11 +65,7 @@ class Contract:
 
     def holds_for(self, torch_version: str) -> bool:
         """Whether the contract is in force on `torch_version` (`since` inclusive, `until` exclusive)."""
-        release = Version(Version(torch_version).base_version)
-        return not (
-            (self.since is not None and release < Version(self.since))
-            or (self.until is not None and release >= Version(self.until))
-        )
+        return in_force(torch_version, self.since, self.until)
 
 
 @dataclass(frozen=True)

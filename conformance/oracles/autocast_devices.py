@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from conformance.data import fixture, read_toml
+from conformance.data import fixture, in_force, read_toml
 
 
 @dataclass(frozen=True)
@@ -27,5 +27,5 @@ def device_types() -> list[DeviceType]:
     return [
         DeviceType(row["type"], getattr(torch, row["dtype"]) if "dtype" in row else None, row.get("documented", False))
         for row in rows
-        if torch.__version__ >= row.get("since", "0")
+        if in_force(torch.__version__, row.get("since"))
     ]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from conformance.data import fixture, read_toml
+from conformance.data import fixture, in_force, read_toml
 from conformance.oracles.op_samples import SAMPLES
 
 POLICIES = ("lower_precision", "fp32", "widest", "refused", "unlisted")
@@ -38,12 +37,11 @@ def listings(
 
     A name that has several samples ("norm", "norm.nuclear") is returned once for each of them.
     """
-    release = _release(torch.__version__ if version is None else version)
     return tuple(
         Listing(name, sample, table["backend"], table["policy"], table["origin"], table["source"])
         for table in _tables()["list"]
         if table["backend"] == backend and policy in (None, table["policy"]) and origin in (None, table["origin"])
-        for name in _names(table, release)
+        for name in _names(table, version or torch.__version__)
         for sample in _samples(name)
     )
 
@@ -104,8 +102,7 @@ def registered_overloads(backend: str) -> frozenset[str]:
 def known_overloads(backend: str) -> tuple[str, ...]:
     """Return the overloads that this torch is known to register for `backend` (fixtures/autocast_overloads.toml)."""
     table = read_toml(fixture("autocast_overloads.toml"))[backend]
-    release = _release(torch.__version__)
-    moved = (row["overload"] for row in table["moved"] if _in_force(row, release))
+    moved = (row["overload"] for row in table["moved"] if _holds(row, torch.__version__))
     return (*table["overloads"], *moved)
 
 
@@ -114,17 +111,13 @@ def _tables() -> dict[str, Any]:
     return read_toml(fixture("op_lists.toml"))
 
 
-def _names(table: dict[str, Any], release: tuple[int, ...]) -> list[str]:
-    return [*table["ops"], *(row["op"] for row in table.get("moved", []) if _in_force(row, release))]
+def _names(table: dict[str, Any], version: str) -> list[str]:
+    return [*table["ops"], *(row["op"] for row in table.get("moved", []) if _holds(row, version))]
 
 
-def _in_force(row: dict[str, str], release: tuple[int, ...]) -> bool:
-    return _release(row.get("since", "0")) <= release < _release(row.get("until", "9999"))
+def _holds(row: dict[str, str], version: str) -> bool:
+    return in_force(version, row.get("since"), row.get("until"))
 
 
 def _samples(name: str) -> list[str]:
     return [sample for sample in SAMPLES if sample == name or sample.startswith(f"{name}.")]
-
-
-def _release(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from conformance.data import fixture, read_toml
+from conformance.data import fixture, in_force, read_toml
 
 _TABLE = read_toml(fixture("optimizers.toml"))
 _FLAGS = MappingProxyType(
@@ -90,8 +90,7 @@ def listed() -> dict[str, str]:
 
 def reached(version: str) -> bool:
     """Whether this torch is of that version ("2.9") or a later one; "" is every version."""
-    release = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    return release >= tuple(int(part) for part in version.split(".") if part)
+    return in_force(torch.__version__, version or None)
 
 
 def takes_closure(optimizer: str) -> bool:
