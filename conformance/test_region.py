@@ -107,6 +107,33 @@ def test_decorated_function(case: Case, target: Target, amp_dtype: torch.dtype) 
 
 
 @contract("AMP-REGION-002")
+@pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
+@pytest.mark.parametrize("cache_enabled", [True, False], ids=["cache", "no-cache"])
+def test_state_in_decorated_function(
+    case: Case, target: Target, amp_dtype: torch.dtype, enabled: bool, cache_enabled: bool
+) -> None:
+    inner = Region(target.device_type, amp_dtype, enabled=enabled, cache_enabled=cache_enabled)
+    outer = Region(target.device_type, OTHER[amp_dtype], enabled=not enabled, cache_enabled=not cache_enabled)
+    work = inner.open()(observe)
+    for surrounding in ([], [outer]):
+        model = RegionStack(observe())
+        with contextlib.ExitStack() as opened:
+            for setting in surrounding:
+                opened.enter_context(setting.open())
+                model.enter(setting)
+            model.enter(inner)
+            case.equal(f"within {len(surrounding)} regions: state that differs", work().differences(model.state), [])
+
+
+@contract("AMP-REGION-002")
+def test_result_of_decorated_function(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
+    tensor = torch.ones(2, device=target.device)
+    for result in (None, False, (), (1,), [1], (tensor,), {"one": 1}, tensor, iter([1])):
+        returned = region(target, amp_dtype)(lambda result=result: result)()
+        case.true(f"a result of type {type(result).__name__} is the object returned", returned is result, returned)
+
+
+@contract("AMP-REGION-002")
 def test_decorated_disabled_function(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
     @region(target, enabled=False)
     def work() -> torch.Tensor:
@@ -481,6 +508,31 @@ def test_exception(case: Case, target: Target, amp_dtype: torch.dtype, kind: typ
             case.true(f"{kind.__name__} from depth {depth} reaches depth {caught_at}", caught)
             is_in_force(case, f"after {depth - caught_at} regions left by an exception", model.state)
         runs_in(case, "after all regions", target, torch.float32)
+
+
+@contract("AMP-REGION-034")
+@pytest.mark.parametrize(
+    "kind",
+    [Exception, AssertionError, KeyError, ValueError, StopIteration, GeneratorExit, SystemExit, torch.OutOfMemoryError],
+    ids=lambda kind: kind.__name__,
+)
+def test_exception_of_any_kind(case: Case, target: Target, amp_dtype: torch.dtype, kind: type[BaseException]) -> None:
+    def work() -> None:
+        raise kind("raised in the region")
+
+    def opened() -> None:
+        with region(target, amp_dtype):
+            work()
+
+    before = observe()
+    for what, call in (("with statement", opened), ("decorator", region(target, amp_dtype)(work))):
+        arrived: type[BaseException] | None = None
+        try:
+            call()
+        except kind as error:
+            arrived = type(error)
+        case.equal(f"{what}: type of what arrived", arrived, kind)
+        is_in_force(case, f"{what}: after the region", before)
 
 
 @contract("AMP-REGION-034")
