@@ -11,6 +11,7 @@ import threading
 import zlib
 from collections import Counter
 from collections.abc import Generator, Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -310,7 +311,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     try:
         state.seed_everything(_seed(item))
         _require_dtype(item)
-        result = yield
+        target = _parameters(item).get("target")
+        with nullcontext() if target is None else target.current():
+            result = yield
         if leaks := before.leaks():
             raise ContractViolation(f"the case leaves state behind: {'; '.join(leaks)}")
         return result

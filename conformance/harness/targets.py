@@ -92,7 +92,15 @@ class Target:
         if not self.is_fake and (module := device_module(self.device_type)) is not None:
             synchronize = getattr(module, "synchronize", None)
             if synchronize is not None and self.device_type != "cpu":
-                synchronize()
+                with self.current():
+                    synchronize()
+
+    def current(self) -> contextlib.AbstractContextManager[Any]:
+        """Make the device its type's current one, whose streams and counters calls without an index mean."""
+        if self.is_fake or not self.index:
+            return contextlib.nullcontext()
+        made: contextlib.AbstractContextManager[Any] = torch.get_device_module(self.device_type).device(self.index)
+        return made
 
 
 def device_module(device_type: str) -> ModuleType | None:
