@@ -108,14 +108,16 @@ class Case:
     ) -> BaseException:
         """`call()` raises `exception` with a message that `match` is found in; returns what was raised."""
         promised = exception.__name__ + (f" matching {match!r}" if match else "")
+        raised: Exception | None = None
         try:
             call()
         except Exception as error:
-            fits = isinstance(error, exception) and (match is None or re.search(match, str(error)) is not None)
-            self._judge(what, f"{type(error).__name__}: {_first_line(error)}", "raises", promised, "", fits)
-            return error
-        self._judge(what, "nothing was raised", "raises", promised, "", False)
-        raise AssertionError  # unreachable: a judgement that does not hold raises
+            raised = error
+        fits = isinstance(raised, exception) and (match is None or re.search(match, str(raised)) is not None)
+        seen = "nothing was raised" if raised is None else f"{type(raised).__name__}: {_first_line(raised)}"
+        self._judge(what, seen, "raises", promised, "", fits)
+        assert raised is not None  # the judgement holds
+        return raised
 
     def warns(self, what: str, category: type[Warning], call: Callable[[], Result], match: str | None = None) -> Result:
         """`call()` warns with `category` and a message that `match` is found in; returns its result."""

@@ -24,8 +24,6 @@ from conformance.harness.verdicts import Overall, Verdict
 from conformance.harness.waivers import Waiver
 from conformance.report import diff, document, rollup, terminal
 
-_EXECUTED = {Verdict.PASS, Verdict.FAIL, Verdict.WAIVED, Verdict.INCONCLUSIVE, Verdict.ERROR}
-
 
 class Run:
     """The state of one run; nothing of it outlives the pytest session."""
@@ -340,7 +338,7 @@ class Run:
         if footer["interrupted"] or pytest_status == pytest.ExitCode.USAGE_ERROR:
             return pytest_status
         judged = [r for r in self._records if self.contracts[r["contract"]].level != "info"]
-        executed = any(Verdict(record["verdict"]) in _EXECUTED for record in self._records)
+        executed = any(Verdict(record["verdict"]) in rollup.EXECUTED for record in self._records)
         failed = any(record["verdict"] == Verdict.FAIL.value for record in judged)
         if failed or (footer["overall"] == Overall.NOT_CONFORMANT.value and executed and not self._broken()):
             return int(pytest.ExitCode.TESTS_FAILED)

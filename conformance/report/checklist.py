@@ -90,10 +90,7 @@ def _environment(report: Report) -> Iterator[str]:
     rows: list[tuple[str, Any]] = [
         ("suite", f"version {suite.version}, commit {suite.commit or 'unknown'}{state}"),
         ("started", header.started),
-        (
-            "ended",
-            f"{report.footer.finished} ({report.footer.duration_s:.0f} s)" if report.footer else "it did not end",
-        ),
+        ("ended", _ended(report)),
         *((name.replace("_", " "), "none" if value is None else value) for name, value in environment.items()),
         *((f"package {name}", version) for name, version in header.environment.packages.items()),
         *((f"option {name.replace('_', ' ')}", value) for name, value in options.items()),

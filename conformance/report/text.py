@@ -53,13 +53,6 @@ def markdown(text: str) -> str:
     return _BLOCK_MARK.sub(lambda found: f"{found[0][:-1]}\\{found[0][-1]}", escaped)
 
 
-def fence(text: str, language: str = "") -> str:
-    """Return `text` as a fenced block of Markdown that it cannot end itself."""
-    body = clean(text).strip("\n")
-    ticks = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", body))])
-    return f"{ticks}{language}\n{body}\n{ticks}"
-
-
 def value(measured: Any, unit: str = "") -> str:
     """Return a measured value or a bound as a reader wants it: six digits, long lists cut."""
     return f"{_value(measured)} {unit}".strip() if unit else _value(measured)
