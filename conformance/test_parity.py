@@ -6,7 +6,7 @@ import functools
 import math
 import statistics
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -15,6 +15,7 @@ import torch
 
 from conformance.harness.check import Case, contract, deep
 from conformance.harness.targets import Target
+from conformance.measure.precision import full_precision
 from conformance.measure.threads import one_thread
 from conformance.oracles.training import Exact, ExactAdam, exact_step
 from conformance.workloads import mlp as p2
@@ -76,24 +77,6 @@ def _region(target: Target, dtype: torch.dtype | None) -> Region:
     return region
 
 
-@contextmanager
-def _full_accumulation(target: Target) -> Iterator[None]:
-    """Sums of 16-bit products in fp32 throughout, as the bounds presume; CUDA may split sums in 16 bit by default."""
-    if target.device_type != "cuda":
-        yield
-        return
-    flags = torch.backends.cuda.matmul
-    names = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
-    before = [getattr(flags, name) for name in names]
-    try:
-        for name in names:
-            setattr(flags, name, False)
-        yield
-    finally:
-        for name, value in zip(names, before, strict=True):
-            setattr(flags, name, value)
-
-
 def _observe(
     target: Target, work: Workload, dtype: torch.dtype, steps: int, after_step: Callable[[], None] = lambda: None
 ) -> Iterator[Observed]:
@@ -105,7 +88,8 @@ def _observe(
             if isinstance(layer, torch.nn.ReLU):
                 hook = layer.register_forward_hook(lambda module, inputs, output: masks.append(output.detach() > 0))
                 stack.callback(hook.remove)
-        stack.enter_context(_full_accumulation(target))
+        # Sums of 16-bit products in fp32 throughout, as the bounds presume; CUDA may split sums in 16 bit by default.
+        stack.enter_context(full_precision(target.device_type))
         for number in range(steps):
             masks.clear()
             before = [parameter.detach().clone() for parameter in parameters]
