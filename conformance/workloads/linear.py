@@ -1,4 +1,4 @@
-"""P1 of the source material: a regression by one Linear 1024-512 with AdamW and gradients clipped to norm 1."""
+"""P1: a regression by one Linear 1024-512 with AdamW and gradients clipped to norm 1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""P2 of the source material: a classifier of 128 features by a 128-256-256-10 perceptron, trained with Adam."""
+"""P2: a classifier of 128 features by a 128-256-256-10 perceptron, trained with Adam."""
 
 from __future__ import annotations
 

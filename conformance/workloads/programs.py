@@ -1,4 +1,4 @@
-"""The source material's programs P1 to P4 as workloads, and the two spellings of torch.amp to run them with."""
+"""The small programs P1 to P4 as workloads, and the two spellings of torch.amp to run them with."""
 
 from __future__ import annotations
 
@@ -84,4 +84,4 @@ PROGRAMS: Mapping[str, Callable[[torch.device, torch.Generator], Workload]] = {
     "P3": smallest,
     "P4": typical,
 }
-"""The programs by their row in the source material."""
+"""The programs by the names that contracts use."""
