@@ -239,13 +239,6 @@ def dtype_may_be_text() -> Iterator[None]:
         yield
 
 
-@fault("AMP-API-031")
-def custom_bwd_takes_any_device_type() -> Iterator[None]:
-    """custom_bwd does not check device_type."""
-    with edited(torch.amp.custom_bwd, "if not isinstance(device_type, str):", "if False:"):
-        yield
-
-
 @fault("AMP-API-032")
 def unknown_device_type_is_not_available() -> Iterator[None]:
     """is_autocast_available is false for a string that is no device type."""
