@@ -118,6 +118,32 @@ def test_cast_again_in_the_next_region(
             case.equal(f"casts of the weight after {number} regions", casts.count, number)
 
 
+@contract("AMP-CACHE-003")
+@pytest.mark.parametrize("outermost", ["disabled", "uncached", "another device type", "no gradients"])
+def test_cast_again_whatever_the_outermost_region(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, outermost: str
+) -> None:
+    neighbour = "cpu" if target.device_type == "xpu" else "xpu"
+    weight, features = weight_of(target, rng), features_of(target, rng)
+    with WeightCasts(weight) as casts:
+        for number in range(1, 4):
+            with contextlib.ExitStack() as around:
+                if outermost == "disabled":
+                    around.enter_context(target.autocast(amp_dtype, enabled=False))
+                elif outermost == "uncached":
+                    around.enter_context(target.autocast(amp_dtype, cache_enabled=False))
+                elif outermost == "another device type":
+                    around.enter_context(torch.autocast(neighbour, dtype=amp_dtype))
+                else:
+                    # The region is left with gradients off; its casts are made with gradients on.
+                    around.enter_context(torch.no_grad())
+                with target.autocast(amp_dtype, cache_enabled=True):
+                    for _ in range(2):
+                        with torch.enable_grad():
+                            linear(features, weight)
+            case.equal(f"casts of the weight after {number} outermost regions", casts.count, number)
+
+
 @contract("AMP-CACHE-004")
 @pytest.mark.parametrize("depth", [1, 3])
 def test_dropped_by_an_exception(

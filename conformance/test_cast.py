@@ -231,7 +231,12 @@ def test_xpu_documented(case: Case, target: Target, amp_dtype: torch.dtype, op: 
 @contract("AMP-CAST-008", on=CUDA)
 @pytest.mark.parametrize(
     "op",
-    _chosen("cuda", None, _is_undocumented, "einsum", "huber_loss", "scaled_dot_product_attention", "grid_sampler"),
+    _chosen(
+        "cuda",
+        None,
+        _is_undocumented,
+        *("einsum", "huber_loss", "scaled_dot_product_attention", "grid_sampler", "cat", "stack"),
+    ),
 )
 def test_cuda_registered(case: Case, target: Target, amp_dtype: torch.dtype, op: Listing, rng: torch.Generator) -> None:
     _check_policy(case, target, amp_dtype, op, rng)

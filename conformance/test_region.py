@@ -691,7 +691,7 @@ def test_region_in_a_thread(case: Case, target: Target, amp_dtype: torch.dtype) 
 
 
 @contract("AMP-REGION-050")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, deep("standard", torch.int8)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int8, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("device_type", ["cpu", "xpu", deep("standard", "mps"), deep("standard", "hpu")])
 def test_unsupported_dtype(case: Case, device_type: str, dtype: torch.dtype) -> None:
     def enter() -> tuple[bool, torch.Tensor]:
