@@ -11,8 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from conformance.report import checklist, diff, document, terminal
 from conformance.version import __version__
+
+try:
+    from conformance.report import checklist, diff, document, terminal
+except ModuleNotFoundError as missing:
+    if missing.name != "tabulate":
+        raise
+    print("python -m conformance needs the package tabulate: pip install tabulate", file=sys.stderr)
+    sys.exit(4)
 
 OK, REGRESSION, OUT_OF_DATE, USAGE = 0, 1, 1, 4
 

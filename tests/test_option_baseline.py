@@ -61,3 +61,24 @@ def test_bad_baseline_is_refused(suite: Toy, text: str | None) -> None:
     assert "bad.json" in outcome.output
     assert "Traceback" not in outcome.output
     assert not (suite.path / "new").exists()
+
+
+def test_baseline_that_the_run_would_overwrite_is_refused(suite: Toy) -> None:
+    outcome = suite.run("--baseline", "old/report.json", report="old")
+
+    assert outcome.status == 4
+    assert "is the report that this run writes" in outcome.output
+    assert outcome.verdicts() == {"AMP-API-001[a]": "PASS", "AMP-API-002[b]": "FAIL"}
+
+
+def test_run_of_one_chapter_is_held_against_that_chapter_alone(suite: Toy) -> None:
+    suite.contract("AMP-SCALE-001")
+    suite.checks(
+        _checks(("AMP-API-001", "a", "case.note('x', 1)"), ("AMP-SCALE-001", "c", "case.note('y', 1)")),
+    )
+    suite.run(report="both")
+
+    outcome = suite.run("--chapter", "scale", "--baseline", "both/report.json")
+
+    assert outcome.status == 0
+    assert outcome.report["footer"]["baseline"]["gone"] == []

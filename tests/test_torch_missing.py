@@ -34,3 +34,24 @@ def test_says_what_is_wrong_and_exits_with_4(tmp_path: Path, root: Path, name: s
     assert run.returncode == 4
     assert said in run.stdout + run.stderr
     assert "Traceback" not in run.stdout + run.stderr
+
+
+@pytest.mark.parametrize("package", ["tabulate", "hypothesis"])
+def test_missing_test_package_is_named(root: Path, package: str) -> None:
+    code = (
+        "import sys, importlib.util, pytest\n"
+        "found = importlib.util.find_spec\n"
+        f"importlib.util.find_spec = lambda name, *rest: None if name == {package!r} else found(name, *rest)\n"
+        "sys.exit(pytest.main(sys.argv[1:]))\n"
+    )
+
+    run = subprocess.run(
+        [sys.executable, "-c", code, "conformance", "-p", "no:cacheprovider", "-p", "no:randomly"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert run.returncode == 4
+    assert f"not installed: {package}" in run.stdout + run.stderr

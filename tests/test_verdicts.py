@@ -175,3 +175,14 @@ def test_two_cases_with_one_id_are_refused(toy: Toy) -> None:
 
     assert outcome.status == 4
     assert "two cases have the id AMP-API-001[it]" in outcome.output
+
+
+def test_junit_file_says_what_was_promised_and_seen(toy: Toy) -> None:
+    _one(toy, _BODIES["FAIL"])
+
+    toy.run("--junitxml", "junit.xml")
+
+    written = (toy.path / "junit.xml").read_text()
+    assert "AMP-API-001: one: 1, NOT == 2" in written
+    assert "The next step for AMP-API-001." in written
+    assert 'name="verdict" value="FAIL"' in written

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from conformance.harness.check import DEPTHS
 
 OLDEST_TORCH = "2.6"
 REPORT_FILES = ("report.json", "summary.txt", "checklist.md")
+_DTYPES = ("fp16", "bf16")
 _GROUP = "AMP conformance"
 # pytest has a --strict of its own, which cannot be declared twice: it is read here with a second meaning.
 _HEADING = f"{_GROUP} (pytest's own --strict also ignores all waivers and fails on an inconclusive case)"
@@ -51,13 +53,13 @@ def add(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--amp-dtype",
-        choices=("fp16", "bf16", "both"),
+        metavar="fp16|bf16|both",
         default="both",
         help="the low-precision dtypes to judge (default both)",
     )
     group.addoption(
         "--level",
-        choices=DEPTHS,
+        metavar="quick|standard|full",
         default="standard",
         help="depth of the run: seconds, minutes, tens of minutes (default standard)",
     )
@@ -104,6 +106,12 @@ def read(config: pytest.Config) -> Options:
     strict = bool(getattr(option, "strict", False))
     if strict and option.waivers:
         raise pytest.UsageError("--strict and --waivers exclude each other: --strict ignores all waivers")
+    for name, given, allowed in (
+        ("--amp-dtype", option.amp_dtype, (*_DTYPES, "both")),
+        ("--level", option.level, DEPTHS),
+    ):
+        if given not in allowed:
+            raise pytest.UsageError(f"{name}: {given!r} is none of {', '.join(allowed)}")
     try:
         seed = int(option.seed)
     except ValueError:
@@ -111,10 +119,16 @@ def read(config: pytest.Config) -> Options:
     if not 0 <= seed < 2**63:
         raise pytest.UsageError(f"--seed: {seed} is not between 0 and 2**63 - 1")
     here = config.invocation_params.dir
+    if option.report is not None and option.baseline is not None:
+        written = (here / option.report / "report.json").resolve()
+        if (here / option.baseline).resolve() in (written, written.parent):
+            raise pytest.UsageError(
+                f"--baseline: {option.baseline} is the report that this run writes; keep the old one"
+            )
     return Options(
         gpu=option.gpu,
         devices=tuple(option.device),
-        amp_dtypes=("fp16", "bf16") if option.amp_dtype == "both" else (option.amp_dtype,),
+        amp_dtypes=_DTYPES if option.amp_dtype == "both" else (option.amp_dtype,),
         level=option.level,
         chapters=tuple(option.chapter),
         contracts=tuple(option.contract),
@@ -174,6 +188,13 @@ def _known(pattern: str, chapters: Iterable[str]) -> bool:
 def _nearest(pattern: str, ids: Iterable[str]) -> str:
     near = difflib.get_close_matches(pattern.upper(), list(ids), n=3, cutoff=0.5)
     return f"the nearest are {', '.join(near)}" if near else "ids read AMP-<CHAPTER>-NNN"
+
+
+def require_packages() -> None:
+    """Refuse to run without the test packages; raises pytest.UsageError."""
+    missing = [name for name in ("hypothesis", "tabulate") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise pytest.UsageError(f"not installed: {', '.join(missing)}; the suite needs pip install {' '.join(missing)}")
 
 
 def require_torch() -> None:

@@ -25,6 +25,7 @@ from conformance.harness.verdicts import Verdict
 if TYPE_CHECKING:
     import torch
 
+    from conformance.harness.catalogue import Contract
     from conformance.harness.run import Run
     from conformance.harness.targets import Target
 
@@ -55,6 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "depth(level): the case is left out below this --level")
     options = options_module.read(config)
     _wait_without_spinning()
+    options_module.require_packages()
     options_module.require_torch()
     from conformance.harness.run import Run
 
@@ -70,7 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if _only_conformance(config):
         _quieten(config)
     if threading.current_thread() is threading.main_thread():
-        before = signal.signal(signal.SIGTERM, _interrupt)
+        before = signal.signal(signal.SIGTERM, functools.partial(_interrupt, run))
         config.add_cleanup(functools.partial(_restore_signal, before))
 
 
@@ -85,8 +87,15 @@ def _restore_signal(handler: Any) -> None:
     signal.signal(signal.SIGTERM, handler)
 
 
-def _interrupt(number: int, frame: object) -> None:
+def _interrupt(run: Run, number: int, frame: object) -> None:
+    run.interrupted = True
     raise KeyboardInterrupt("terminated")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    # An exception raised by a signal inside a callback of the interpreter is lost; the flag is not.
+    if item.config.stash[RUN].interrupted:
+        raise KeyboardInterrupt("terminated")
 
 
 def _only_conformance(config: pytest.Config) -> bool:
@@ -370,16 +379,13 @@ def _conclude(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Tes
         duration=call.duration,
     )
     report.conformance = entry  # type: ignore[attr-defined]
-    report.user_properties = [
-        *report.user_properties,
-        ("contract", contract),
-        ("case", entry["id"]),
-        ("verdict", entry["verdict"]),
-    ]
-    _show(report, judgement, str(item.path), item.location[1] or 0, waiver.reason if waiver else "")
+    # Onto the item, since a JUnit file takes its properties from the report of the teardown.
+    item.user_properties += [("contract", contract), ("case", entry["id"]), ("verdict", entry["verdict"])]
+    report.user_properties = list(item.user_properties)
+    _show(report, judgement, run.catalogue.contracts[contract], str(item.path), waiver.reason if waiver else "")
 
 
-def _show(report: pytest.TestReport, judgement: Any, path: str, line: int, excuse: str) -> None:
+def _show(report: pytest.TestReport, judgement: Any, contract: Contract, path: str, excuse: str) -> None:
     verdict = judgement.verdict
     if verdict is Verdict.PASS:
         report.outcome, report.longrepr = "passed", None
@@ -387,11 +393,17 @@ def _show(report: pytest.TestReport, judgement: Any, path: str, line: int, excus
         report.outcome, report.longrepr = "skipped", judgement.reason
         report.wasxfail = excuse
     elif verdict in (Verdict.FAIL, Verdict.ERROR):
+        # What JUnit files and pytest's own summary show of the case.
         report.outcome = "failed"
-        report.longrepr = judgement.detail or judgement.reason
+        report.longrepr = (
+            f"{contract.id}: {judgement.reason}\n"
+            f"promised: {contract.title}. {contract.statement}\n"
+            f"usual cause: {contract.failure}\n"
+            f"next step: {contract.next_step}\n" + (judgement.detail or "")
+        )
     else:
         report.outcome = "skipped"
-        report.longrepr = (path, line, f"{verdict.value}: {judgement.reason}")
+        report.longrepr = (path, 0, f"{verdict.value}: {judgement.reason}")
 
 
 def pytest_report_teststatus(report: pytest.CollectReport | pytest.TestReport) -> tuple[str, str, str] | None:

@@ -45,6 +45,7 @@ class Run:
         self.reasons: dict[str, str] = {}
         self.collected: list[tuple[str, str, str]] = []
         self.depth = DEPTHS.index(options.level)
+        self.interrupted = False  # by SIGTERM, also where something swallowed the exception
         self.shallow: set[str] = set()  # contracts of which the level leaves out cases
         self._targets = run_targets
         self._waivers = excuses
@@ -179,7 +180,7 @@ class Run:
         """Judge the run, write the footer and the summary; returns the exit status."""
         if self._recorder is None:
             return pytest_status
-        interrupted = pytest_status == pytest.ExitCode.INTERRUPTED
+        interrupted = self.interrupted or pytest_status == pytest.ExitCode.INTERRUPTED
         if pytest_status == pytest.ExitCode.INTERNAL_ERROR:
             self.broke("pytest ended with an internal error; what it printed above says where")
         states = [self._waiver_state(waiver) for waiver in self._waivers]
@@ -206,8 +207,8 @@ class Run:
             found = diff.regressions(self._baseline, document.parse(whole))
             footer["baseline"] = {
                 "path": Path(self.options.baseline or "").name,
-                "regressed": list(found.regressed),
-                "gone": list(found.gone),
+                "regressed": [id for id in found.regressed if self._in_question(id)],
+                "gone": [id for id in found.gone if self._in_question(id)],
             }
         footer["overall"] = rollup.overall(document.parse(whole)).value
         footer["exit_status"] = self._exit_status(footer, pytest_status)
@@ -290,6 +291,11 @@ class Run:
                 rows[id] = {"verdict": None, "cases": 0, "reason": self._why_not_reached(id, interrupted)}
         return rows
 
+    def _in_question(self, id: str) -> bool:
+        """Whether a contract or case of the baseline is one that this run was asked for, or that no catalogue knows."""
+        contract = id.split("[")[0]
+        return contract in self.contracts or contract not in self.catalogue.contracts
+
     def _why_not_reached(self, contract: str, interrupted: bool) -> str:
         if interrupted:
             return "the run was interrupted before"
@@ -335,7 +341,9 @@ class Run:
         }
 
     def _exit_status(self, footer: dict[str, Any], pytest_status: int) -> int:
-        if footer["interrupted"] or pytest_status == pytest.ExitCode.USAGE_ERROR:
+        if footer["interrupted"]:
+            return int(pytest.ExitCode.INTERRUPTED)
+        if pytest_status == pytest.ExitCode.USAGE_ERROR:
             return pytest_status
         judged = [r for r in self._records if self.contracts[r["contract"]].level != "info"]
         executed = any(Verdict(record["verdict"]) in rollup.EXECUTED for record in self._records)
