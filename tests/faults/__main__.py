@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 
 from tabulate import tabulate
@@ -12,6 +13,10 @@ from tests.faults.campaign import run
 
 def main(names: list[str]) -> int:
     faults = load()
+    if unknown := sorted(set(names) - set(faults)):
+        near = difflib.get_close_matches(unknown[0], faults, n=3)
+        print(f"there is no fault {unknown[0]!r}; the nearest are {', '.join(near) or 'none'}", file=sys.stderr)
+        return 4
     rows, missed = [], 0
     for name in names or sorted(faults):
         outcome = run(faults[name], chapters=faults[name].chapters)
