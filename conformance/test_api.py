@@ -237,6 +237,22 @@ def test_enabled_round_trip(case: Case, device: DeviceType) -> None:
 
 
 @contract("AMP-API-023")
+@pytest.mark.parametrize("device", AVAILABLE, ids=str)
+def test_enabled_leaves_the_cache_flag(case: Case, device: DeviceType) -> None:
+    before = torch.is_autocast_cache_enabled()
+    with kept(device.type):
+        try:
+            for flag in (False, True):
+                torch.set_autocast_cache_enabled(flag)
+                for enabled in (True, False):
+                    torch.set_autocast_enabled(device.type, enabled)
+                    torch.set_autocast_dtype(device.type, torch.bfloat16)
+                    case.equal(f"cache flag, enabled={enabled}", torch.is_autocast_cache_enabled(), flag)
+        finally:
+            torch.set_autocast_cache_enabled(before)
+
+
+@contract("AMP-API-023")
 def test_enabled_is_used(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
     with kept(target.device_type):
         torch.set_autocast_dtype(target.device_type, amp_dtype)

@@ -457,6 +457,20 @@ def test_custom_function_outside(
     case.identical("gradient of the right operand", right.grad, left.detach().T.mm(gradient))
 
 
+@contract("AMP-BACKWARD-018")
+def test_custom_function_in_a_region_of_another_device(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
+) -> None:
+    left, right = operands(target, rng)
+    with torch.autocast("cpu" if target.device_type == "xpu" else "xpu", dtype=amp_dtype):
+        output = decorated(target.device_type).apply(left, right)
+        output.backward(cotangent(output, rng))
+    told = Product.told
+    case.equal("enabled in forward", told["forward"]["enabled"], False)
+    case.equal("enabled in backward", told["backward"]["enabled"], False)
+    case.identical("output", output.detach(), left.detach().mm(right.detach()))
+
+
 @pytest.mark.parametrize("given", ["amp", "float32"])
 @around_backward
 @contract("AMP-BACKWARD-019")
@@ -496,6 +510,7 @@ def test_cast_inputs_reach(case: Case, target: Target, amp_dtype: torch.dtype, r
         "tensors": [floats(torch.float32), (floats(torch.float16), {"deep": floats(torch.bfloat16)})],
         "others": [integers, flags, 3, 2.5, "text", b"bytes", None, True],
         "wide": wide,
+        "elsewhere": torch.ones(4, device="meta"),
     }
     seen: list[Any] = []
 
@@ -513,6 +528,7 @@ def test_cast_inputs_reach(case: Case, target: Target, amp_dtype: torch.dtype, r
         case.identical(f"{where}: in a tuple in it", cast[1][0], whole[1][0].to(amp_dtype))
         case.identical(f"{where}: in a dict in that", cast[1][1]["deep"], whole[1][1]["deep"].to(amp_dtype))
     case.true("integers are the same object", found["others"][0] is integers)
+    case.true("a tensor of another device is the same object", found["elsewhere"] is given["elsewhere"])
     case.true("booleans are the same object", found["others"][1] is flags)
     case.equal("numbers, text, None", found["others"][2:], given["others"][2:])
     for name, tensor in wide.items():

@@ -231,12 +231,7 @@ def test_xpu_documented(case: Case, target: Target, amp_dtype: torch.dtype, op: 
 @contract("AMP-CAST-008", on=CUDA)
 @pytest.mark.parametrize(
     "op",
-    _chosen(
-        "cuda",
-        None,
-        _is_undocumented,
-        *("einsum", "huber_loss", "scaled_dot_product_attention", "grid_sampler", "cat", "stack"),
-    ),
+    _chosen("cuda", None, _is_undocumented, "einsum", "huber_loss", "scaled_dot_product_attention", "grid_sampler"),
 )
 def test_cuda_registered(case: Case, target: Target, amp_dtype: torch.dtype, op: Listing, rng: torch.Generator) -> None:
     _check_policy(case, target, amp_dtype, op, rng)
@@ -505,6 +500,18 @@ def test_native_promotion(case: Case, target: Target, amp_dtype: torch.dtype, op
             (seen,) = _run(target, SAMPLES[op](_inputs(target, dtypes, rng)), amp_dtype).outputs
             case.equal(f"type of {op} of {_names(dtypes)}", seen.dtype, torch.float32)
             _check_left_alone(case, target, amp_dtype, SAMPLES[op], dtypes, rng)
+
+
+@contract("AMP-CAST-015", on=CUDA)
+@pytest.mark.parametrize("op", ["cat", "stack"])
+def test_native_promotion_of_lists(
+    case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator
+) -> None:
+    with _mode(target):
+        for dtypes in itertools.product((amp_dtype, torch.float32), repeat=3):
+            expected = torch.float32 if torch.float32 in dtypes else amp_dtype
+            (seen,) = _run(target, SAMPLES[op](_inputs(target, dtypes, rng)), amp_dtype).outputs
+            case.equal(f"type of {op} of {_names(dtypes)}", seen.dtype, expected)
 
 
 @contract("AMP-CAST-016", on=CUDA_OR_CPU)
