@@ -359,3 +359,32 @@ def xla_getter_reads_cuda() -> Iterator[None]:
 
     with replaced(torch, "get_autocast_xla_dtype", getter):
         yield
+
+
+@fault("AMP-API-023")
+def setting_the_flag_switches_the_cache_on() -> Iterator[None]:
+    """set_autocast_enabled puts the cache flag on as well."""
+    before = torch.set_autocast_enabled
+
+    def setter(*arguments: Any) -> None:
+        before(*arguments)
+        torch.set_autocast_cache_enabled(True)
+
+    with replaced(torch, "set_autocast_enabled", setter):
+        yield
+
+
+@fault("AMP-BACKWARD-018")
+def custom_fwd_asks_for_any_device() -> Iterator[None]:
+    """custom_fwd takes the region of any device type for one of its own."""
+    own = "args[0]._fwd_used_autocast = torch.is_autocast_enabled(device_type)"
+    new = "args[0]._fwd_used_autocast = any(map(torch.is_autocast_enabled, ('cpu', 'cuda', 'xpu')))"
+    with edited(autocast_mode.custom_fwd, own, new):
+        yield
+
+
+@fault("AMP-BACKWARD-020")
+def cast_inputs_reaches_other_devices() -> Iterator[None]:
+    """cast_inputs casts tensors of any device."""
+    with edited(autocast_mode._cast, "value.device.type == device_type", "True"):
+        yield
