@@ -319,6 +319,33 @@ def test_cuda_values(case: Case, target: Target, amp_dtype: torch.dtype, op: Lis
     _check_bits(case, target, amp_dtype, op, rng)
 
 
+_WITH_OPTIONS: dict[str, Callable[[Inputs], partial[Any]]] = {
+    "addmm": lambda t: partial(torch.addmm, t.f(3, 5), t.f(3, 4), t.f(4, 5), alpha=0.5, beta=2.0),
+    "baddbmm": lambda t: partial(torch.baddbmm, t.f(2, 3, 5), t.f(2, 3, 4), t.f(2, 4, 5), alpha=0.5, beta=2.0),
+    "conv1d": lambda t: partial(F.conv1d, t.f(2, 4, 9), t.f(6, 2, 3), t.f(6), stride=2, padding=1, groups=2),
+    "conv2d": lambda t: partial(F.conv2d, t.f(2, 4, 9, 9), t.f(6, 2, 3, 3), padding=(2, 1), dilation=2, groups=2),
+    "attention-causal": lambda t: partial(
+        F.scaled_dot_product_attention, t.f(1, 2, 4, 8), t.f(1, 2, 4, 8), t.f(1, 2, 4, 8), is_causal=True
+    ),
+    "attention-scale": lambda t: partial(
+        F.scaled_dot_product_attention, t.f(1, 2, 4, 8), t.f(1, 2, 4, 8), t.f(1, 2, 4, 8), scale=0.7
+    ),
+}
+
+
+@contract("AMP-CAST-009", on="cpu")
+@pytest.mark.parametrize("op", list(_WITH_OPTIONS))
+def test_options_reach_the_op(
+    case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator
+) -> None:
+    make = _WITH_OPTIONS[op]
+    seen = _run(target, make(_inputs(target, [torch.float32], rng)), amp_dtype)
+    by_hand = _run(target, make(_inputs(target, [torch.float32], rng, hand_cast=amp_dtype)), None)
+    if seen.lacking is not None:
+        case.unsupported(seen.lacking)
+    case.identical(f"{op} with options, against casts by hand", seen.outputs[0], by_hand.outputs[0])
+
+
 # One rounding of the product and up to three more, of a scaled addend, of the sum and of a partial sum.
 _ROUNDINGS = 4
 
@@ -562,7 +589,10 @@ def test_cuda_float64(case: Case, target: Target, amp_dtype: torch.dtype, op: Li
 
 @contract("AMP-CAST-019", on="cpu")
 @pytest.mark.parametrize(
-    "op", _chosen("cpu", None, _is_single, "mm", "linear", "conv2d", "mse_loss", "prod", "cat", "linalg_inv", "fft_fft")
+    "op",
+    _chosen(
+        "cpu", None, _is_single, "mm", "bmm", "linear", "conv2d", "mse_loss", "prod", "cat", "linalg_inv", "fft_fft"
+    ),
 )
 def test_cpu_float64(case: Case, target: Target, amp_dtype: torch.dtype, op: Listing, rng: torch.Generator) -> None:
     _check_left_alone(case, target, amp_dtype, SAMPLES[op.sample], [torch.float64], rng, repeatable(op))

@@ -388,3 +388,21 @@ def cast_inputs_reaches_other_devices() -> Iterator[None]:
     """cast_inputs casts tensors of any device."""
     with edited(autocast_mode._cast, "value.device.type == device_type", "True"):
         yield
+
+
+@fault("AMP-CAST-009")
+def attention_loses_its_scale() -> Iterator[None]:
+    """In a region scaled_dot_product_attention has the default scale."""
+    with _in_regions(torch.nn.functional, "scaled_dot_product_attention", _without("scale")):
+        yield
+
+
+@fault("AMP-CAST-019")
+def bmm_casts_float64() -> Iterator[None]:
+    """bmm brings float64 inputs to 16 bit."""
+
+    def rule(call: Callable[..., Any], given: tuple[Any, ...], _: dict[str, Any]) -> Any:
+        return call(*[tensor.to(_amp_dtype()) if tensor.is_floating_point() else tensor for tensor in given])
+
+    with _policy("bmm", CPU, rule):
+        yield
