@@ -994,13 +994,6 @@ def fused_amsgrad_maximum_grows_on_a_skip() -> Iterator[None]:
         yield
 
 
-@fault("AMP-OPTIMIZER-011")
-def fused_adagrad_counts_skipped_steps() -> Iterator[None]:
-    """Fused Adagrad does not take its step counter back where it skips."""
-    with edited(_optim("adagrad")._fused_adagrad, "if device_found_inf is not None:", "if False:"):
-        yield
-
-
 @fault("AMP-OPTIMIZER-080")
 def zero_grad_leaves_nan() -> Iterator[None]:
     """zero_grad(set_to_none=False) multiplies gradients by zero."""
