@@ -11,7 +11,7 @@ import torch
 from torch.utils import checkpoint
 
 from tests.faults import fault
-from tests.faults._tools import edited, kernel, replaced
+from tests.faults._tools import edited, kernel
 
 _LOW = (torch.float16, torch.bfloat16)
 # Ops that torch composes of others have the same kernel at every backend, so this one leads past the broken one.
@@ -906,31 +906,4 @@ def checkpoint_recomputes_outside_of_autocast() -> Iterator[None]:
     """A re-entrant checkpoint recomputes its segment with autocast off."""
     old = 'torch.amp.autocast("cpu", **ctx.cpu_autocast_kwargs)'
     with edited(checkpoint.CheckpointFunction.backward, old, 'torch.amp.autocast("cpu", enabled=False)'):
-        yield
-
-
-@fault("AMP-RECIPE-017")
-def casts_without_gradients_serve_training() -> Iterator[None]:
-    """The weight cast that a pass without gradients put into the cache is served to the training pass."""
-    cast: dict[Any, torch.Tensor] = {}
-
-    def run(dtype: torch.dtype, x: torch.Tensor, weight: torch.Tensor, bias: Any = None) -> torch.Tensor:
-        if not torch.is_grad_enabled() or (weight, weight._version) not in cast:
-            low = weight.to(dtype)
-            if not torch.is_grad_enabled():
-                cast[weight, weight._version] = low
-        else:
-            low = cast[weight, weight._version]
-        return torch.ops.aten.linear(x.to(dtype), low, None if bias is None else bias.to(dtype))
-
-    clear = torch.clear_autocast_cache
-
-    def cleared() -> None:
-        cast.clear()
-        clear()
-
-    with (
-        _in_region("linear", run),
-        replaced(torch, "clear_autocast_cache", cleared),
-    ):
         yield
