@@ -11,7 +11,7 @@ import torch
 from torch.utils import checkpoint
 
 from tests.faults import fault
-from tests.faults._tools import edited, kernel
+from tests.faults._tools import edited, kernel, replaced
 
 _LOW = (torch.float16, torch.bfloat16)
 # Ops that torch composes of others have the same kernel at every backend, so this one leads past the broken one.
@@ -906,4 +906,16 @@ def checkpoint_recomputes_outside_of_autocast() -> Iterator[None]:
     """A re-entrant checkpoint recomputes its segment with autocast off."""
     old = 'torch.amp.autocast("cpu", **ctx.cpu_autocast_kwargs)'
     with edited(checkpoint.CheckpointFunction.backward, old, 'torch.amp.autocast("cpu", enabled=False)'):
+        yield
+
+
+@fault("AMP-RECIPE-012")
+def optimizer_state_is_loaded_through_bf16() -> Iterator[None]:
+    """load_state_dict() of an optimizer rounds the state of its parameters to bf16."""
+    before = torch.optim.Optimizer._process_value_according_to_param_policy
+
+    def run(param: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return before(param, value.bfloat16() if value.dim() else value, *args, **kwargs)
+
+    with replaced(torch.optim.Optimizer, "_process_value_according_to_param_policy", staticmethod(run)):
         yield
