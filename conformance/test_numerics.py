@@ -112,9 +112,11 @@ def test_casts_at_the_midpoints(case: Case, target: Target, amp_dtype: torch.dty
 def test_casts_of_arbitrary_patterns(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
     count = case.samples(quick=3001, standard=20_001, full=200_001)
     source, expected = _cast(torch.randint(0, 2**32, (count,), generator=rng).tolist(), FORMATS[amp_dtype])
+    # Repeated past the sizes from which kernels share the work among threads (32,768 on a CPU).
+    copies = -(-100_000 // count)
     for way in ("to", "copy_"):
-        seen = CASTS[way](source.to(target.device), amp_dtype)
-        case.identical(f"{way}: {count} random fp32 patterns", seen, expected)
+        seen = CASTS[way](source.repeat(copies).to(target.device), amp_dtype)
+        case.identical(f"{way}: {count} random fp32 patterns, {copies} times", seen, expected.repeat(copies))
 
 
 @contract("AMP-NUMERICS-003")
@@ -726,15 +728,16 @@ def test_attention_rounds_its_operands(case: Case, target: Target, amp_dtype: to
 
 @contract("AMP-NUMERICS-022")
 @pytest.mark.parametrize("op", ["mm", "linear", "bmm", "conv2d"])
+# Libraries take matrix units, and with them TF32, where all sizes are multiples of 8 or more.
+@pytest.mark.parametrize("terms", [65, 128], ids=["odd", "aligned"])
 def test_disabled_region_computes_in_fp32(
-    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, op: str
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, op: str, terms: int
 ) -> None:
-    terms = 65
     if op == "conv2d":
-        left, right = _gaussians(rng, (40, terms, 1, 1), (48, terms, 1, 1))
+        left, right = _gaussians(rng, (64, terms, 1, 1), (48, terms, 1, 1))
         expected = _transpose_product(left.flatten(1), right.flatten(1))
     else:
-        left, right, bias = _gaussians(rng, *PRODUCTS[op].operands(40, terms, 48))
+        left, right, bias = _gaussians(rng, *PRODUCTS[op].operands(64, terms, 48))
         expected = PRODUCTS[op].expected(left, right, bias)
     left, right = left.to(target.device), right.to(target.device)
     with full_precision(target.device_type), target.autocast(amp_dtype), target.autocast(amp_dtype, enabled=False):

@@ -469,6 +469,10 @@ def test_gradients_are_scaled(case: Case, target: Target, rng: torch.Generator) 
     (plain * plain).sum().backward()
     started(target).scale((scaled * scaled).sum()).backward()
     case.identical("gradients of the scaled loss", scaled.grad, plain.grad * 65536)
+    scaled.grad = None
+    for loss in started(target).scale([(scaled * scaled).sum(), scaled.sum()]):
+        loss.backward()
+    case.identical("gradients of a list of scaled losses", scaled.grad, plain.grad * 65536 + 65536)
 
 
 # unscale_()
@@ -1201,9 +1205,10 @@ def test_update_with_a_one_element_vector(case: Case, target: Target) -> None:
 
 
 @contract("AMP-SCALE-074")
-def test_update_with_no_sync(case: Case, target: Target) -> None:
+@pytest.mark.parametrize("count", [1, 2], ids=["one-optimizer", "two-optimizers"])
+def test_update_with_no_sync(case: Case, target: Target, count: int) -> None:
     scaler = started(target)
-    optimizers = [owning(torch.ones((), device=target.device)) for _ in range(2)]
+    optimizers = [owning(torch.ones((), device=target.device)) for _ in range(count)]
     for optimizer in optimizers:
         scaler.unscale_(optimizer)
     with CountedOperations() as operations:
