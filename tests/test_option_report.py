@@ -82,7 +82,8 @@ def test_default_folders_of_two_runs_differ(toy: Toy, monkeypatch: pytest.Monkey
 
 # Runs the toy suite of a folder in a process of its own.
 _MAIN = """
-import sys, pathlib
+import signal, sys, pathlib
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with SIGINT ignored
 from conformance.harness import catalogue, waivers
 catalogue.CONTRACTS = pathlib.Path(sys.argv[1]) / "contracts"
 waivers.shipped = lambda known: ()

@@ -64,7 +64,8 @@ def lookup(name: str) -> Any:
 def parameters(function: Any) -> list[str]:
     """Return the parameters of `function` as fixtures/api.toml writes them; a method's self is left out."""
     # A deprecated class gets a __new__ of its own from `warnings.deprecated` (Python 3.13), which hides the signature.
-    called = function.__init__ if inspect.isclass(function) else function
+    own = inspect.isclass(function) and function.__init__ is not object.__init__
+    called = function.__init__ if own else function
     found: list[str] = []
     for parameter in inspect.signature(called).parameters.values():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not any(text.startswith("*") for text in found):
