@@ -9,6 +9,7 @@ from typing import Any
 
 import hypothesis  # noqa: F401  (kept loaded, so that runs inside this process need not import it again)
 import pytest
+import torch._dynamo  # noqa: F401  (an optimizer imports it, and its operators cannot be registered twice)
 
 import conformance.harness.run  # noqa: F401  (likewise)
 from conformance.harness import catalogue, waivers
