@@ -290,17 +290,27 @@ def test_update_between_regions(
 
 @contract("AMP-CACHE-013")
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
+@pytest.mark.parametrize("memory", ["its own", "the last one's"])
 def test_new_weight_at_an_old_address(
-    case: Case, target: Target, amp_dtype: torch.dtype, mode: Callable[[], contextlib.AbstractContextManager]
+    case: Case,
+    target: Target,
+    amp_dtype: torch.dtype,
+    mode: Callable[[], contextlib.AbstractContextManager],
+    memory: str,
 ) -> None:
     # A quarter of a mebibyte: small blocks seldom come back at their old address on the CPU.
     side, wrong, addresses = 256, [], set()
     ones = torch.ones(1, side, device=target.device)
+    block = torch.empty(side, side, device=target.device)
     uses = case.samples(quick=8, standard=24, full=500)
     with target.autocast(amp_dtype), mode():
         for number in range(uses):
             value = float(number % 32)
-            weight = torch.full((side, side), value, device=target.device).requires_grad_()
+            weight = torch.full((side, side), value, device=target.device)
+            if memory == "the last one's":
+                block.fill_(value)
+                weight.set_(block.untyped_storage(), 0, weight.size(), weight.stride())
+            weight.requires_grad_()
             addresses.add(weight.data_ptr())
             # 256 times an integer below 32: exact in both types.
             if not bool((linear(ones, weight) == side * value).all()):
