@@ -38,6 +38,13 @@ def cotangent(output: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
     return torch.randn(output.shape, generator=rng).to(output.device, output.dtype)
 
 
+def backward_from(output: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
+    """Run backward from a gradient of the output that differs by element, and return that gradient."""
+    gradient = cotangent(output, rng)
+    output.backward(gradient)
+    return gradient
+
+
 def forward(chain: Chain, leaves: Mapping[str, torch.Tensor], target: Target, dtype: torch.dtype) -> torch.Tensor:
     with target.autocast(dtype):
         return chain.autocast(leaves)
@@ -126,7 +133,7 @@ def test_gradients_of_parameters(
 ) -> None:
     leaves = chain.leaves(normal(rng), target.device)
     output = forward(chain, leaves, target, amp_dtype)
-    output.backward(cotangent(output, rng))
+    backward_from(output, rng)
     for name, leaf in leaves.items():
         gradient = leaf.grad
         case.true(f"{name} has a gradient", gradient is not None)
@@ -148,7 +155,7 @@ def test_parameters_are_left_alone(
     state = {name: (leaf.data_ptr(), leaf._version, leaf.dtype) for name, leaf in leaves.items()}
     output = forward(chain, leaves, target, amp_dtype)
     after_forward = {name: leaf.detach().clone() for name, leaf in leaves.items()}
-    output.backward(cotangent(output, rng))
+    backward_from(output, rng)
     for name, leaf in leaves.items():
         case.identical(f"{name} after forward", after_forward[name], before[name])
         case.identical(f"{name} after backward", leaf, before[name])
@@ -164,8 +171,7 @@ def test_gradients_equal_casts_by_hand(
     leaves = chain.leaves(normal(rng), target.device)
     with repeatable_convolutions():
         output = forward(chain, leaves, target, amp_dtype)
-        gradient = cotangent(output, rng)
-        output.backward(gradient)
+        gradient = backward_from(output, rng)
         seen = gradients(leaves)
         by_hand = chain.by_hand(leaves, amp_dtype)
         case.identical("output", output.detach(), by_hand.detach())
@@ -201,8 +207,7 @@ def test_gradients_round_as_16_bit_does(
     x = torch.randn(64, 128, generator=rng).to(target.device).requires_grad_()
     with target.autocast(amp_dtype):
         output = functional.linear(x, weight)
-    gradient = cotangent(output, rng)
-    output.backward(gradient)
+    gradient = backward_from(output, rng)
     incoming = gradient.cpu().double()
     exact = {
         "weight": (weight, incoming.T @ x.detach().cpu().double()),
@@ -233,8 +238,7 @@ def test_gradient_of_an_input(
     weight = torch.randn(6, 16, generator=rng).to(target.device)
     with target.autocast(amp_dtype):
         output = functional.linear(x, weight)
-    gradient = cotangent(output, rng)
-    output.backward(gradient)
+    gradient = backward_from(output, rng)
     case.equal("dtype of the output", output.dtype, amp_dtype)
     assert x.grad is not None
     case.identical("gradient of the input", x.grad, torch.mm(gradient, weight.to(amp_dtype)).to(given))
@@ -248,8 +252,7 @@ def test_backward_inside_a_region(
     leaves = chain.leaves(normal(rng), target.device)
     with repeatable_convolutions():
         output = forward(chain, leaves, target, amp_dtype)
-        gradient = cotangent(output, rng)
-        output.backward(gradient)
+        gradient = backward_from(output, rng)
         outside = gradients(leaves)
         with target.autocast(amp_dtype):
             output = chain.autocast(leaves)
@@ -262,8 +265,7 @@ def test_frozen_parameters(case: Case, target: Target, amp_dtype: torch.dtype, r
     chain = next(chain for chain in CHAINS if chain.name == "two-layers")
     leaves = chain.leaves(normal(rng), target.device)
     output = forward(chain, leaves, target, amp_dtype)
-    gradient = cotangent(output, rng)
-    output.backward(gradient)
+    gradient = backward_from(output, rng)
     control = gradients(leaves)
     for name in ("x", "first"):
         leaves[name].requires_grad_(False)
@@ -337,7 +339,7 @@ def test_hooks(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Ge
     x = torch.randn(8, 16, generator=rng).to(target.device).requires_grad_()
     with target.autocast(amp_dtype):
         output = layer(x)
-    output.backward(cotangent(output, rng))
+    backward_from(output, rng)
     promised = {
         "tensor hook": torch.float32,
         "post-accumulate hook": torch.float32,
@@ -426,8 +428,7 @@ def test_custom_function(case: Case, around: str, target: Target, amp_dtype: tor
     with target.autocast(amp_dtype):
         output = function.apply(left, right)
     with ambient(target, around, amp_dtype):
-        gradient = cotangent(output, rng)
-        output.backward(gradient)
+        gradient = backward_from(output, rng)
     told = Product.told
     case.equal("enabled in forward", told["forward"]["enabled"], True)
     case.equal("types given to forward", told["forward"]["given"], [torch.float32, torch.float32])
@@ -447,8 +448,7 @@ def test_custom_function_outside(
     left, right = operands(target, rng)
     output = decorated(target.device_type).apply(left, right)
     with ambient(target, around, amp_dtype):
-        gradient = cotangent(output, rng)
-        output.backward(gradient)
+        gradient = backward_from(output, rng)
     told = Product.told
     case.equal("enabled in forward", told["forward"]["enabled"], False)
     case.equal("enabled in backward", told["backward"]["enabled"], False)
@@ -464,7 +464,7 @@ def test_custom_function_in_a_region_of_another_device(
     left, right = operands(target, rng)
     with torch.autocast("cpu" if target.device_type == "xpu" else "xpu", dtype=amp_dtype):
         output = decorated(target.device_type).apply(left, right)
-        output.backward(cotangent(output, rng))
+        backward_from(output, rng)
     told = Product.told
     case.equal("enabled in forward", told["forward"]["enabled"], False)
     case.equal("enabled in backward", told["backward"]["enabled"], False)
@@ -484,8 +484,7 @@ def test_cast_inputs(
         output = function.apply(left, right)
         case.equal("enabled after forward", torch.is_autocast_enabled(target.device_type), True)
     with ambient(target, around, amp_dtype):
-        gradient = cotangent(output, rng)
-        output.backward(gradient)
+        gradient = backward_from(output, rng)
     told = Product.told
     case.equal("enabled in forward", told["forward"]["enabled"], False)
     case.equal("types given to forward", told["forward"]["given"], [to, to])
@@ -539,8 +538,7 @@ def test_cast_inputs_reach(case: Case, target: Target, amp_dtype: torch.dtype, r
 def test_cast_inputs_outside(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
     left, right = operands(target, rng)
     output = decorated(target.device_type, cast_inputs=amp_dtype).apply(left, right)
-    gradient = cotangent(output, rng)
-    output.backward(gradient)
+    gradient = backward_from(output, rng)
     case.equal("types given to forward", Product.told["forward"]["given"], [torch.float32, torch.float32])
     case.identical("output", output.detach(), left.detach().mm(right.detach()))
     case.identical("gradient of the left operand", left.grad, gradient.mm(right.detach().T))
@@ -619,8 +617,7 @@ def test_deprecated_custom_function(
 
     left, right = operands(target, rng, amp_dtype if cast else torch.float32)
     seen = case.warns("the old names", FutureWarning, lambda: old(left, right), r"torch\.amp\.custom_(fwd|bwd)")
-    gradient = cotangent(seen, rng)
-    seen.backward(gradient)
+    gradient = backward_from(seen, rng)
     ours = gradients({"left": left, "right": right})
     with target.autocast(amp_dtype):
         expected = decorated("cuda", torch.float32 if cast else None).apply(left, right)

@@ -45,8 +45,9 @@ def is_listed(case: Case, loss: Loss, target: Target) -> bool:
     return policy == "fp32"
 
 
-def worst(error: torch.Tensor, bound: torch.Tensor) -> float:
-    """The largest error in units of its bound; 0 of 0 is no error."""
+def worst(seen: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -> float:
+    """The largest distance from the exact value, in units of its bound; 0 of 0 is no error."""
+    error = (seen.detach().cpu().double() - exact).abs()
     ratio = torch.where(error == 0, torch.zeros_like(error), error / bound)
     return float(ratio.max())
 
@@ -61,7 +62,7 @@ def out_of_bounds(loss: Loss, program: Program, seen: Call, told: Call, to: torc
         other = reference(loss.name, told.arguments, told.options, reduction).value
         if to is not None:
             other = other.to(to).double()
-        found[reduction] = worst((other - exact.value).abs(), exact.error)
+        found[reduction] = worst(other, exact.value, exact.error)
     return found
 
 
@@ -108,8 +109,7 @@ def check_value(
             what = f"{program.id}, {reduction}"
             case.equal(f"{what}: dtype", seen.dtype, torch.float32)
             case.equal(f"{what}: shape", tuple(seen.shape), tuple(exact.value.shape))
-            error = (seen.cpu().double() - exact.value).abs()
-            case.at_most(f"{what}: error", worst(error, exact.error), 1.0, "float32 bounds")
+            case.at_most(f"{what}: error", worst(seen, exact.value, exact.error), 1.0, "float32 bounds")
             if reduction in control:
                 case.at_least(f"{what}: error of 16 bit", control[reduction], TELLING, "float32 bounds")
 
@@ -253,8 +253,7 @@ def check_gradient(
             if program.smooth:
                 exact = reference_gradient(loss.name, call.arguments, call.options, reduction)
                 bound = gradient_bound(exact, call.arguments, call.options, reduction, logits)
-                error = (seen.cpu().double() - exact).abs()
-                case.at_most(f"{what}: error", worst(error, bound), 1.0, "bounds")
+                case.at_most(f"{what}: error", worst(seen, exact, bound), 1.0, "bounds")
 
 
 @by_name(COMPOSITE)
@@ -271,8 +270,7 @@ def test_composite_of_float32(
             what = f"{program.id}, {reduction}"
             case.identical(f"{what}: against the region left out", seen, evaluate(there, reduction))
             exact = reference(loss.name, call.arguments, call.options, reduction)
-            error = (seen.cpu().double() - exact.value).abs()
-            case.at_most(f"{what}: error", worst(error, exact.error), 1.0, "float32 bounds")
+            case.at_most(f"{what}: error", worst(seen, exact.value, exact.error), 1.0, "float32 bounds")
             case.at_least(f"{what}: error of 16 bit", control[reduction], TELLING, "float32 bounds")
 
 
@@ -303,7 +301,7 @@ def test_composite_of_16_bit_is_told(
             with target.autocast(amp_dtype):
                 seen = evaluate(there, reduction)
             exact = reference(loss.name, call.arguments, call.options, reduction)
-            error = worst((seen.cpu().double() - exact.value).abs(), exact.error)
+            error = worst(seen, exact.value, exact.error)
             case.note(f"{program.id}, {reduction}: dtype", seen.dtype)
             case.note(f"{program.id}, {reduction}: error", error, "float32 bounds")
 
@@ -390,8 +388,7 @@ def test_model_to_loss(case: Case, target: Target, amp_dtype: torch.dtype, rng: 
     case.equal("dtype of the logits' gradient", None if logits.grad is None else logits.grad.dtype, amp_dtype)
     case.equal("dtype of the weight's gradient", None if weight.grad is None else weight.grad.dtype, torch.float32)
     exact = reference("mse_loss", (logits.detach().cpu(), goal.cpu()), {}, "mean")
-    error = (loss.detach().cpu().double() - exact.value).abs()
-    case.at_most("error of the loss, given the logits", worst(error, exact.error), 1.0, "float32 bounds")
+    case.at_most("error of the loss, given the logits", worst(loss, exact.value, exact.error), 1.0, "float32 bounds")
 
 
 @by_name(LISTED)

@@ -54,6 +54,7 @@ class Run:
         self._records: list[dict[str, Any]] = []
         self._problems: list[str] = []
         self._broke = False
+        self._smoke_failed = False
         self._recorder: Recorder | None = None
         self._started = time.monotonic()
         self._folder = Path()
@@ -139,6 +140,7 @@ class Run:
         for target in self._targets:
             if not target.is_fake and (broken := targets.smoke(target)) is not None:
                 broken = environment.redact(broken)
+                self._smoke_failed = True
                 self._problems.append(f"smoke stage: {broken}; nothing else was run")
                 self.finish(int(pytest.ExitCode.TESTS_FAILED))
                 pytest.exit(f"smoke stage: {broken}", returncode=1)
@@ -353,8 +355,7 @@ class Run:
         if self._broken() or pytest_status == pytest.ExitCode.INTERNAL_ERROR:
             return int(pytest.ExitCode.INTERNAL_ERROR)
         if not executed:
-            smoke_failed = any(problem.startswith("smoke stage") for problem in self._problems)
-            return int(pytest.ExitCode.TESTS_FAILED if smoke_failed else pytest.ExitCode.NO_TESTS_COLLECTED)
+            return int(pytest.ExitCode.TESTS_FAILED if self._smoke_failed else pytest.ExitCode.NO_TESTS_COLLECTED)
         if footer["overall"] == Overall.INCONCLUSIVE.value and self.options.strict:
             return int(pytest.ExitCode.TESTS_FAILED)
         return int(pytest.ExitCode.OK)

@@ -40,18 +40,20 @@ def convolution(
     bias: torch.Tensor | None = None,
     *,
     stride: int = 1,
-    padding: int = 0,
+    padding: int | str = 0,
     dilation: int = 1,
     groups: int = 1,
 ) -> torch.Tensor:
     """Return the float64 convolution of (n, c, *space) with (out, c / groups, *kernel), tap by tap.
 
-    torch.nn.Conv2d's formula; differentiable, its gradients being multiplications and sums as well.
+    torch.nn.Conv2d's formula; differentiable, its gradients being multiplications and sums as well. `padding` is a
+    number, or "same" for kernels of odd size.
     """
     dims = image.dim() - 2
     image, weight = image.double(), weight.double()
-    image = torch.nn.functional.pad(image, (padding, padding) * dims)
     kernel = weight.shape[2:]
+    margins = [dilation * (taps - 1) // 2 if padding == "same" else int(padding) for taps in kernel]
+    image = torch.nn.functional.pad(image, [margin for side in reversed(margins) for margin in (side, side)])
     space = [
         (size - dilation * (taps - 1) - 1) // stride + 1 for size, taps in zip(image.shape[2:], kernel, strict=True)
     ]
@@ -93,7 +95,8 @@ def transposed_convolution(
         (size - 1) * stride - 2 * padding + dilation * (taps - 1) + 1
         for size, taps in zip(image.shape[2:], weight.shape[2:], strict=True)
     ]
-    source = torch.zeros(image.shape[0], weight.shape[1] * groups, *space, dtype=torch.float64, requires_grad=True)
+    shape = (image.shape[0], weight.shape[1] * groups, *space)
+    source = torch.zeros(shape, dtype=torch.float64, device=image.device, requires_grad=True)
     forward = convolution(source, weight, stride=stride, padding=padding, dilation=dilation, groups=groups)
     (result,) = torch.autograd.grad(forward, source, image.double(), create_graph=True)
     return result if bias is None else result + bias.double().reshape(-1, *[1] * dims)

@@ -2,53 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 
-from conformance.oracles.exact import product
-
-
-def convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, padding: int | str = 0) -> torch.Tensor:
-    """Convolve (N, C, *S) with (O, C, *K): the window at each offset of the kernel times the weights there.
-
-    `padding` is a number, or "same" for kernels of odd size (torch.nn.Conv2d, parameter padding).
-    """
-    size = weight.shape[2:]
-    margins = [extent // 2 if padding == "same" else int(padding) for extent in size]
-    x = F.pad(x, [margin for extent in reversed(margins) for margin in (extent, extent)])
-    area = [extent - kernel + 1 for extent, kernel in zip(x.shape[2:], size, strict=True)]
-    total = torch.zeros((), dtype=torch.float64)
-    for tap, window in _taps(size, area):
-        total = total + product(weight[tap], x[window].flatten(2))
-    return total.unflatten(2, area) + _per_channel(bias, size)
-
-
-def transposed_convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Spread (N, C, *S) through (C, O, *K), without padding, and add up what falls on one place."""
-    size = weight.shape[2:]
-    area = [extent + kernel - 1 for extent, kernel in zip(x.shape[2:], size, strict=True)]
-    total = torch.zeros(len(x), weight.shape[1], *area, dtype=torch.float64, device=x.device)
-    for tap, window in _taps(size, x.shape[2:]):
-        total[window] += product(weight[tap].T, x.flatten(2)).unflatten(2, x.shape[2:])
-    return total + _per_channel(bias, size)
+from conformance.oracles.exact import convolution, layer_norm, product, transposed_convolution
 
 
 def time_convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """Convolve (T, B, C) with (K, C, O) over the first dimension (torch.conv_tbc, no padding)."""
     length = len(x) - len(weight) + 1
     return sum((product(x[k : k + length], step) for k, step in enumerate(weight)), start=bias)
-
-
-def layer_norm(x: torch.Tensor, shape: Sequence[int], weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """(x - mean) / sqrt(variance + 1e-5), scaled and shifted, over the last dimension (torch.nn.LayerNorm)."""
-    count = shape[0]
-    centred = x - _sum(x, -1, keepdim=True) / count
-    return centred / ((_sum(centred * centred, -1, keepdim=True) / count + 1e-5) ** 0.5) * weight + bias
 
 
 def softmax(x: torch.Tensor, dim: int) -> torch.Tensor:
@@ -97,17 +63,6 @@ def _distances(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return _sum(apart * apart, -1) ** 0.5
 
 
-def _taps(size: Sequence[int], area: Sequence[int]) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
-    """Yield, for each place in a kernel of `size`, its index and the window of `area` that starts there."""
-    for offset in itertools.product(*map(range, size)):
-        window = (slice(start, start + extent) for start, extent in zip(offset, area, strict=True))
-        yield (..., *offset), (..., *window)
-
-
-def _per_channel(bias: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
-    return bias.reshape(-1, *[1] * len(size))
-
-
 # By the key of the sample in SAMPLES; each takes the arguments of the sample call, in float64.
 REFERENCES: dict[str, Callable[..., Any]] = {
     "__matmul__": product,
@@ -130,7 +85,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "conv1d.padding": convolution,
     "conv2d.padding": convolution,
     "conv3d.padding": convolution,
-    "_convolution": lambda x, w, b, _stride, padding, *_rest: convolution(x, w, b, padding[0]),
+    "_convolution": lambda x, w, b, _stride, padding, *_rest: convolution(x, w, b, padding=padding[0]),
     "conv_tbc": time_convolution,
     "conv_transpose1d": transposed_convolution,
     "conv_transpose2d": transposed_convolution,
@@ -158,7 +113,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "trace": lambda x: _sum(x.diagonal(), 0),
     "cdist": _distances,
     "softmax": softmax,
-    "layer_norm": layer_norm,
+    "layer_norm": lambda x, _, w, b: layer_norm(x) * w + b,
     "mse_loss": lambda x, y: _sum(((x - y) * (x - y)).flatten(), 0) / x.numel(),
     "l1_loss": lambda x, y: _sum(torch.where(x > y, x - y, y - x).flatten(), 0) / x.numel(),
     "polar": lambda r, angle: torch.complex(r * elementwise(math.cos)(angle), r * elementwise(math.sin)(angle)),
