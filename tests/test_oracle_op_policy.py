@@ -22,6 +22,14 @@ from conformance.oracles.op_samples import SAMPLES, Inputs, spell
 
 CPU = torch.device("cpu")
 TABLES = read_toml(fixture("op_lists.toml"))
+# How many names the op reference of a torch has as lower_precision, fp32 and widest, as counted on its page; the fp32
+# list of the CPU has one entry more, `inverse` being there twice.
+PAGE_COUNTS = {
+    "2.6": {"cuda": (23, 51, 10), "xpu": (21, 29, 6), "cpu": (20, 90, 3)},
+    "2.11": {"cuda": (23, 51, 10), "xpu": (21, 29, 6), "cpu": (20, 90, 3)},
+    "2.13": {"cuda": (23, 51, 10), "xpu": (21, 29, 6), "cpu": (20, 90, 3)},
+    "2.14": {"cuda": (23, 51, 10), "xpu": (21, 29, 6), "cpu": (20, 88, 3)},
+}
 
 
 def names(backend: str, policy: str, origin: str, version: str) -> list[str]:
@@ -41,7 +49,7 @@ def test_a_list_is_well_formed(table: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("backend", list(AUTOCAST_KEYS))
-@pytest.mark.parametrize("version", ["2.6", "2.11", "2.13.0+cpu", "2.15.0a0+git1"])
+@pytest.mark.parametrize("version", ["2.6", "2.11", "2.13.0+cpu", "2.14", "2.15.0a0+git1"])
 def test_no_op_is_on_two_lists(backend: str, version: str) -> None:
     seen = [row.sample for row in listings(backend, version=version)]
     assert len(seen) == len(set(seen))
@@ -54,22 +62,21 @@ def test_every_listed_name_has_a_sample() -> None:
     assert {sample for sample in SAMPLES if sample.split(".")[0] not in listed} == set()
 
 
-@pytest.mark.parametrize(
-    ("backend", "policy", "count"),
-    [
-        ("cuda", "lower_precision", 22),
-        ("cuda", "fp32", 51),
-        ("cuda", "widest", 10),
-        ("xpu", "lower_precision", 20),
-        ("xpu", "fp32", 29),
-        ("xpu", "widest", 6),
-        ("cpu", "lower_precision", 20),
-        ("cpu", "fp32", 89),  # 90 entries, of which `inverse` is there twice
-        ("cpu", "widest", 3),
-    ],
-)
-def test_the_documented_lists_have_the_length_of_the_page(backend: str, policy: str, count: int) -> None:
-    assert len(names(backend, policy, "documented", "2.13")) == count
+@pytest.mark.parametrize("policy", ["lower_precision", "fp32", "widest"])
+@pytest.mark.parametrize("backend", list(AUTOCAST_KEYS))
+@pytest.mark.parametrize("version", list(PAGE_COUNTS))
+def test_the_documented_lists_have_the_length_of_the_page(version: str, backend: str, policy: str) -> None:
+    count = PAGE_COUNTS[version][backend][POLICIES.index(policy)]
+    assert len(names(backend, policy, "documented", version)) == count
+
+
+def test_every_release_has_a_page_or_what_its_lists_rest_on() -> None:
+    rows = TABLES["documentation"]
+    assert [row["torch"] for row in rows] == [f"2.{minor}" for minor in range(6, 16)]
+    for row in rows:
+        found = {"page", "commit"} if "page" in row else {"rests_on"}
+        assert set(row) == {"torch", "file", *found}
+        assert row.get("page") in (None, f"https://docs.pytorch.org/docs/{row['torch']}/amp.html")
 
 
 @pytest.mark.parametrize(("version", "listed"), [("2.11.0", False), ("2.12.0", True), ("2.13.0+cpu", True)])
@@ -77,9 +84,10 @@ def test_rms_norm_joins_in_2_12(version: str, listed: bool) -> None:
     assert ("rms_norm" in names("cuda", "fp32", "registered", version)) is listed
 
 
-@pytest.mark.parametrize(("version", "listed"), [("2.13.0", True), ("2.15.0", False), ("2.15.0a0+git1", False)])
-def test_qr_leaves_in_2_15(version: str, listed: bool) -> None:
-    assert ("qr" in names("cpu", "fp32", "documented", version)) is listed
+@pytest.mark.parametrize("name", ["cholesky", "qr"])
+@pytest.mark.parametrize(("version", "listed"), [("2.13.0", True), ("2.14.0", False), ("2.15.0a0+git1", False)])
+def test_removed_decompositions_leave_in_2_14(name: str, version: str, listed: bool) -> None:
+    assert (name in names("cpu", "fp32", "documented", version)) is listed
 
 
 def test_a_name_stands_for_all_its_samples() -> None:
