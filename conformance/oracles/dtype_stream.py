@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,9 @@ class Op:
         namespace = self.name.split("::")[0]
         return namespace != "prim" and self.name != CAST and self.name not in BOOKKEEPING and bool(self.inputs)
 
+    def __str__(self) -> str:
+        return f"{self.name.removeprefix('aten::')}({_short(self.inputs)}) -> {_short(self.outputs) or 'no float'}"
+
 
 class DtypeStream(TorchDispatchMode):
     """Record the ops below autograd and autocast while the mode is entered.
@@ -65,6 +69,11 @@ class DtypeStream(TorchDispatchMode):
         """The ops that do arithmetic, in the order in which they ran."""
         return [op for op in self.ops if op.computes]
 
+    @property
+    def floating(self) -> list[Op]:
+        """All ops that take or give floating-point numbers, moves of data and casts too, in their order."""
+        return [op for op in self.ops if not op.name.startswith("prim::") and (op.inputs or op.outputs)]
+
     def casts(self, source: torch.dtype, to: torch.dtype) -> int:
         """How many times a tensor was cast from one floating type to another."""
         return sum(op.name == CAST and op.inputs == (source,) and op.outputs == (to,) for op in self.ops)
@@ -75,6 +84,19 @@ def stream_of(call: Callable[[], object]) -> DtypeStream:
     with DtypeStream() as stream:
         call()
     return stream
+
+
+def first_difference(seen: Sequence[Op], predicted: Sequence[Op]) -> str | None:
+    """Say which op of a stream is the first that was predicted otherwise, and its place; None where there is none."""
+    for place, (ours, theirs) in enumerate(itertools.zip_longest(seen, predicted), start=1):
+        if ours != theirs:
+            total = max(len(seen), len(predicted))
+            return f"op {place} of {total} is {ours or 'missing'}, predicted: {theirs or 'none'}"
+    return None
+
+
+def _short(dtypes: Iterable[torch.dtype]) -> str:
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
 
 def _floating(values: object) -> tuple[torch.dtype, ...]:
