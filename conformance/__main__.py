@@ -1,19 +1,20 @@
-"""The command line beside pytest, `python -m conformance`: over reports and the catalogue, without torch or pytest."""
+"""The command line beside pytest, `python -m conformance`: over reports, the catalogue and the torch at hand."""
 
 from __future__ import annotations
 
 import argparse
 import hashlib
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from conformance.console import OK, USAGE, UsageError, colour, show, width, write
 from conformance.version import __version__
 
 try:
+    from conformance import live
     from conformance.report import checklist, diff, document, terminal
 except ModuleNotFoundError as missing:
     if missing.name != "tabulate":
@@ -21,11 +22,7 @@ except ModuleNotFoundError as missing:
     print("python -m conformance needs the package tabulate: pip install tabulate", file=sys.stderr)
     sys.exit(4)
 
-OK, REGRESSION, OUT_OF_DATE, USAGE = 0, 1, 1, 4
-
-
-class UsageError(ValueError):
-    """The command cannot be carried out as given; the message is one line."""
+REGRESSION, OUT_OF_DATE = 1, 1
 
 
 class _Parser(argparse.ArgumentParser):
@@ -55,12 +52,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m conformance",
-        description="Read reports of the AMP conformance suite, and its catalogue. "
-        "A report is report.json or the folder that holds it.",
+        description="Read reports of the AMP conformance suite, and its catalogue; ask the torch at hand in what "
+        "precision its ops run. A report is report.json or the folder that holds it.",
         epilog="To judge a machine, run: pytest conformance (with a GPU: pytest conformance --gpu)",
     )
     parser.add_argument("--version", action="version", version=f"amp-conformance {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="diff|checklist|summary|catalogue")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="diff|checklist|summary|catalogue|surface|ops"
+    )
 
     command = commands.add_parser("diff", help="compare two reports; exit status 1 where something regressed")
     command.add_argument("old", metavar="OLD", help="the report to compare with")
@@ -81,12 +80,14 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("-o", "--output", metavar="FILE", help="write to FILE (default: standard output)")
     command.add_argument("--check", metavar="FILE", help="write nothing; exit status 1 where FILE is out of date")
     command.set_defaults(run=_catalogue)
+
+    live.add_commands(commands)
     return parser
 
 
 def _diff(arguments: argparse.Namespace) -> int:
     old, new = document.read(arguments.old), document.read(arguments.new)
-    _print(diff.render(old, new, names=(arguments.old, arguments.new), width=_width()))
+    show(diff.render(old, new, names=(arguments.old, arguments.new), width=width()))
     return REGRESSION if diff.regressions(old, new) else OK
 
 
@@ -95,18 +96,18 @@ def _checklist(arguments: argparse.Namespace) -> int:
     report = document.read(file)
     page = checklist.render(report, digest=hashlib.sha256(file.read_bytes()).hexdigest())
     if arguments.output is None:
-        _print(page.rstrip("\n"))
+        show(page.rstrip("\n"))
         return OK
     output = Path(arguments.output)
     if output.exists() and output.samefile(file):
         raise UsageError(f"--output {output} is the report itself; name another file")
-    return _write(output, page)
+    return write(output, page)
 
 
 def _summary(arguments: argparse.Namespace) -> int:
     report = document.read(arguments.report)
     path = str(document.locate(arguments.report))
-    _print(terminal.render(report, short=arguments.quiet, width=_width(), report_path=path, color=_colour()))
+    show(terminal.render(report, short=arguments.quiet, width=width(), report_path=path, color=colour()))
     return OK
 
 
@@ -118,8 +119,8 @@ def _catalogue(arguments: argparse.Namespace) -> int:
     if arguments.check is not None:
         return _compare(Path(arguments.check), page)
     if arguments.output is not None:
-        return _write(Path(arguments.output), page)
-    _print(page.rstrip("\n"))
+        return write(Path(arguments.output), page)
+    show(page.rstrip("\n"))
     return OK
 
 
@@ -132,28 +133,6 @@ def _compare(path: Path, page: str) -> int:
         return OK
     print(f"{path} is out of date: run python -m conformance catalogue -o {path}", file=sys.stderr)
     return OUT_OF_DATE
-
-
-def _write(path: Path, page: str) -> int:
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--output {path} cannot be written: {error.strerror or error}") from None
-    return OK
-
-
-def _print(words: str) -> None:
-    """Print to any standard output, also to one that cannot show every character."""
-    encoding = sys.stdout.encoding or "utf-8"
-    print(words.encode(encoding, errors="replace").decode(encoding))
-
-
-def _width() -> int:
-    return min(max(shutil.get_terminal_size((100, 24)).columns, 80), 120)
-
-
-def _colour() -> bool:
-    return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
 
 
 if __name__ == "__main__":

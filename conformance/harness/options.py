@@ -14,8 +14,8 @@ import pytest
 from conformance.harness import catalogue as catalogues
 from conformance.harness.catalogue import Catalogue, Contract
 from conformance.harness.check import DEPTHS
+from conformance.harness.requirements import torch_problem
 
-OLDEST_TORCH = "2.6"
 REPORT_FILES = ("report.json", "summary.txt", "checklist.md")
 _DTYPES = ("fp16", "bf16")
 _GROUP = "AMP conformance"
@@ -49,7 +49,7 @@ def add(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="D",
-        help="run on this target: cpu, cuda:1, xpu, mps, fake:cuda, fake:xpu... (repeatable; default cpu, fake:cuda)",
+        help="run on this target: cpu, cuda:1, xpu, mps, fake:cuda, fake:xpu... (repeatable; default cpu and every fake accelerator)",
     )
     group.addoption(
         "--amp-dtype",
@@ -199,22 +199,5 @@ def require_packages() -> None:
 
 def require_torch() -> None:
     """Refuse to run without torch, or with one that is too old; raises pytest.UsageError."""
-    from packaging.version import Version
-
-    try:
-        import torch
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise pytest.UsageError(f"torch cannot be imported: {error}") from None
-        raise pytest.UsageError(
-            f"torch is not installed; this suite judges the torch that is there and never installs one. "
-            f"Install PyTorch {OLDEST_TORCH} or newer for your machine (https://pytorch.org/get-started/locally/)"
-        ) from None
-    except (ImportError, OSError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise pytest.UsageError(f"torch is installed but cannot be imported: {first}") from None
-    if Version(torch.__version__) < Version(f"{OLDEST_TORCH}.dev0"):
-        raise pytest.UsageError(
-            f"torch {torch.__version__} is too old: the suite needs {OLDEST_TORCH} or newer "
-            f"(https://pytorch.org/get-started/locally/)"
-        )
+    if (problem := torch_problem()) is not None:
+        raise pytest.UsageError(problem)

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from conformance.report import decode, rollup
 from conformance.report.values import Footer, Report
 
-__all__ = ["SCHEMA", "Report", "ReportError", "locate", "parse", "read"]
+__all__ = ["SCHEMA", "Report", "ReportError", "decoded", "load", "locate", "parse", "read"]
 
 SCHEMA = "amp-conformance-report/1"
 FILE = "report.json"
@@ -73,7 +73,7 @@ def read(path: str | Path) -> Report:
     """
     file = locate(path)
     try:
-        report = parse(_load(file))
+        report = parse(load(file, "a report", MAX_BYTES))
         _check(report)
     except ReportError as error:
         raise type(error)(f"{file}: {error}") from None
@@ -93,27 +93,36 @@ def parse(document: Any) -> Report:
     overall verdict it has yet to derive.
     """
     _check_kind(document)
+    report: Report = decoded(Report, document)
+    _check_ids(report)
+    _check_ranges(report)
+    return report
+
+
+def decoded(hint: Any, document: Any) -> Any:
+    """Return `document` (of json.loads) as the values that `hint` says; raises UnknownKeys and WrongTypes."""
     try:
-        report: Report = decode.decode(Report, document)
+        return decode.decode(hint, document)
     except decode.UnknownKey as error:
         raise UnknownKeys(str(error)) from None
     except decode.Mismatch as error:
         raise WrongTypes(str(error)) from None
     except RecursionError:
         raise WrongTypes("lists are nested too deeply") from None
-    _check_ids(report)
-    _check_ranges(report)
-    return report
 
 
-def _load(file: Path) -> Any:
+def load(file: Path, what: str, at_most: int) -> Any:
+    """Return the JSON in `file`, which the messages call `what`; larger than `at_most` bytes it is not even read.
+
+    Raises MissingReport, TooLarge and NotJSON.
+    """
     if not file.exists():
         raise MissingReport("there is no such file")
     try:
         if not file.is_file():
             raise MissingReport("not a regular file")
         if (size := file.stat().st_size) > MAX_BYTES:
-            raise TooLarge(f"{size} bytes, and a report has at most {MAX_BYTES}")
+            raise TooLarge(f"{size} bytes, and {what} has at most {at_most}")
         text = file.read_bytes().decode("utf-8")
     except OSError as error:
         raise MissingReport(f"cannot be read: {error.strerror or error}") from None
