@@ -118,7 +118,7 @@ def test_every_contract_has_a_check_and_every_check_names_one_contract(root: Pat
         "    for name, check in vars(module).items():\n"
         "        if name.startswith('test_') and callable(check):\n"
         "            marks = [m for m in getattr(check, 'pytestmark', []) if m.name == 'contract']\n"
-        "            seen.append([path.stem.removeprefix('test_'), name, [m.args[0] for m in marks]])\n"
+        "            seen.append([path.stem.split('_')[1], name, [m.args[0] for m in marks]])\n"
         "print(json.dumps(seen))\n"
     )
     run = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from conformance.harness.targets import FAKE_DEVICE_TYPES
 from tests.conftest import Toy
 
 _CHECK = "@contract('AMP-API-001', on=('real', 'fake'))\ndef test_it(case: Case, target: Target) -> None:\n"
@@ -15,14 +16,14 @@ def _suite(toy: Toy) -> None:
     toy.checks(_CHECK + "    case.note('device', str(target.device))\n")
 
 
-def test_default_is_the_cpu_and_fake_cuda(toy: Toy) -> None:
+def test_default_is_the_cpu_and_each_fake_accelerator(toy: Toy) -> None:
     _suite(toy)
 
     outcome = toy.run()
 
     assert {case["id"]: case["target"] for case in outcome.report["cases"]} == {
         "AMP-API-001[it:device]": "cpu",
-        "AMP-API-001[it:fake-cuda]": "fake:cuda",
+        **{f"AMP-API-001[it:fake-{kind}]": f"fake:{kind}" for kind in FAKE_DEVICE_TYPES if kind != "cpu"},
     }
 
 

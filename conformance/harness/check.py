@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import string
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
@@ -64,13 +64,35 @@ def deep(level: str, *values: Any, id: str | None = None) -> Any:
     return pytest.param(*values, id=id, marks=pytest.mark.depth(level))
 
 
+def per_target(name: str, values: Callable[[Any], Iterable[Any]]) -> Callable[[Check], Check]:
+    """Parametrise a check that asks for `target` by `name` as well, with `values(target)` on each target of the run.
+
+    A value is a string, or what `deep` or pytest.param makes of one. A target without values has no cases.
+    """
+
+    def mark(check: Check) -> Check:
+        marked: Check = pytest.mark.per_target(name, values)(check)
+        return marked
+
+    return mark
+
+
 class Case:
     """One contract on one target with one set of parameters: collects evidence and judges it."""
 
-    def __init__(self, contract: Contract, *, level: str, seed: int, substitutions: dict[str, str]) -> None:
+    def __init__(
+        self,
+        contract: Contract,
+        *,
+        level: str,
+        seed: int,
+        substitutions: dict[str, str],
+        amp_dtypes: tuple[torch.dtype, ...] = (),
+    ) -> None:
         self.contract = contract
         self.level = level
         self.seed = seed
+        self.amp_dtypes = amp_dtypes  # those of the run that the check is about, for a check that tries them all
         self.evidence: list[Evidence] = []
         self.snippet: str | None = None
         self._substitutions = substitutions

@@ -49,7 +49,8 @@ def add(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="D",
-        help="run on this target: cpu, cuda:1, xpu, mps, fake:cuda, fake:xpu... (repeatable; default cpu and every fake accelerator)",
+        help="run on this target: cpu, cuda:1, xpu, mps, fake:cuda, fake:xpu... "
+        "(repeatable; default: cpu and each fake accelerator)",
     )
     group.addoption(
         "--amp-dtype",

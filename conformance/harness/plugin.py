@@ -53,6 +53,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "contract(id, on, dtypes): the contract that a check asserts")
+    config.addinivalue_line("markers", "per_target(name, values): values(target) parametrises the check on each target")
     config.addinivalue_line("markers", "depth(level): the case is left out below this --level")
     options = options_module.read(config)
     _wait_without_spinning()
@@ -139,8 +140,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Leave the modules of chapters that were not asked for unimported."""
     if collection_path.parent != PACKAGE or not collection_path.name.startswith("test_"):
         return None
-    chapter = collection_path.stem.removeprefix("test_")
-    return True if chapter not in config.stash[RUN].chapters else None
+    return True if _chapter(collection_path) not in config.stash[RUN].chapters else None
+
+
+def _chapter(path: Path) -> str:
+    """The chapter that a module of checks belongs to: `test_cast.py` and `test_cast_models.py` to "cast"."""
+    return path.stem.removeprefix("test_").split("_")[0]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -157,12 +162,31 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     run = metafunc.config.stash[RUN]
     metafunc.definition.own_markers = [_prune(own, run, mark.args[0]) for own in metafunc.definition.own_markers]
-    if "target" in metafunc.fixturenames:
+    own = metafunc.definition.get_closest_marker("per_target")
+    if own is not None:
+        _parametrize_per_target(metafunc, run, mark, own)
+    elif "target" in metafunc.fixturenames:
         targets = run.targets_for(mark.kwargs["on"])
         _parametrize(metafunc, "target", targets, [run.slot(target) for target in targets])
     if "amp_dtype" in metafunc.fixturenames:
         names = run.dtypes_for(mark.kwargs["dtypes"])
         _parametrize(metafunc, "amp_dtype", [run.amp_dtype(name) for name in names], names)
+
+
+def _parametrize_per_target(metafunc: pytest.Metafunc, run: Run, mark: pytest.Mark, own: pytest.Mark) -> None:
+    """Parametrise a check by its targets and, for each, by the values that belong to it."""
+    name, values_of = own.args
+    sets: list[tuple[Any, Any]] = []
+    ids = []
+    for target in run.targets_for(mark.kwargs["on"]):
+        for value in values_of(target):
+            plain, marks = (value.values[0], value.marks) if hasattr(value, "marks") else (value, ())
+            if _depth(marks) > run.depth:
+                run.shallow.add(mark.args[0])
+                continue
+            sets.append((target, plain))
+            ids.append(f"{run.slot(target)}-{plain}")
+    metafunc.parametrize(("target", name), sets or [(None, None)], ids=ids or [_ABSENT], indirect=["target"])
 
 
 def _prune(mark: pytest.Mark, run: Run, contract: str) -> pytest.Mark:
@@ -223,7 +247,7 @@ def _refuse_repeated_ids(run: Run) -> None:
 
 
 def _lateness(item: pytest.Item) -> int:
-    chapter = item.path.stem.removeprefix("test_")
+    chapter = _chapter(item.path)
     return _LAST.index(chapter) + 1 if item.path.parent == PACKAGE and chapter in _LAST else 0
 
 
@@ -292,6 +316,7 @@ def case(request: pytest.FixtureRequest) -> Case:
         level=run.options.level,
         seed=run.options.seed,
         substitutions={"device": device, "amp_dtype": str(dtype)},
+        amp_dtypes=tuple(run.amp_dtype(name) for name in run.dtypes_for(mark.kwargs["dtypes"])),
     )
     item.stash[CASE] = made
     return made

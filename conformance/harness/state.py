@@ -164,4 +164,7 @@ def _generator_states() -> dict[str, torch.Tensor]:
 def seed_everything(seed: int) -> None:
     """Seed Python's and torch's global generators."""
     random.seed(seed)
-    torch.manual_seed(seed)
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:  # torch.manual_seed notes the stack of its caller for each backend that might be started later
+        torch.default_generator.manual_seed(seed)

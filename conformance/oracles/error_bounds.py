@@ -52,6 +52,15 @@ def normwise_error(seen: torch.Tensor, exact: torch.Tensor) -> float:
     return float((seen - exact).pow(2).sum().sqrt() / exact.pow(2).sum().sqrt())
 
 
+def normwise_distance(seen: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Return the normwise error of real or complex tensors; 0 where both are zero or have no elements."""
+    if not wanted.any() and not seen.any():
+        return 0.0
+    if wanted.is_complex():
+        seen, wanted = (torch.view_as_real(tensor.resolve_conj()) for tensor in (seen, wanted))
+    return normwise_error(seen, wanted)
+
+
 def gain_error(seen: torch.Tensor, exact: torch.Tensor) -> float:
     """Return the systematic scale error <seen, exact> / <exact, exact> - 1, which independent roundings do not have."""
     seen, exact = seen.detach().cpu().double(), exact.detach().cpu().double()

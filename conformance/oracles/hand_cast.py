@@ -39,14 +39,20 @@ class HandCast(TorchFunctionMode):
         self._policies = _policies(device_type)
         self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # holds the weight, so that its id stays its own
         self._bodies: dict[types.FunctionType, Callable[..., Any]] = {}
+        self._entered: list[types.FunctionType] = []
 
     def __torch_function__(
         self, func: Any, types_: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         keywords = kwargs or {}
-        if isinstance(func, types.FunctionType):
-            with self:
-                return self._body(func)(*args, **keywords)
+        # A method in Python that calls the one of its own name in C++ (`Tensor.unflatten`) is met twice.
+        if isinstance(func, types.FunctionType) and func not in self._entered:
+            self._entered.append(func)
+            try:
+                with self:
+                    return self._body(func)(*args, **keywords)
+            finally:
+                self._entered.pop()
         name = getattr(func, "__name__", "").split(".")[0]  # an overload of torch.ops.aten is named "mm.default"
         listing = self._policies.get(_CALLS.get(name, name))
         if listing is None or keywords.get("out") is not None:
@@ -121,7 +127,7 @@ def _no(*_: object) -> bool:
 @functools.cache
 def _policies(backend: str) -> dict[str, Listing]:
     """The listing of each ATen op, and of each documented name, that some list of `backend` has."""
-    rows = [row for row in listings(backend) if row.policy not in ("unlisted", "refused")]
+    rows = [row for row in listings(backend) if row.policy not in ("unlisted", "banned")]
     by_name = {row.name: row for row in rows}
     for row in by_name.copy().values():
         for name in resolved(row.name):

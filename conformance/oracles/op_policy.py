@@ -12,8 +12,8 @@ import torch
 from conformance.data import fixture, in_force, read_toml
 from conformance.oracles.op_samples import SAMPLES
 
-POLICIES = ("lower_precision", "fp32", "widest", "refused", "unlisted")
-AUTOCAST_KEYS = {"cuda": "AutocastCUDA", "cpu": "AutocastCPU", "xpu": "AutocastXPU"}
+POLICIES = ("lower_precision", "fp32", "widest", "banned", "unlisted")
+BACKENDS = ("cuda", "cpu", "xpu")  # those that the op reference has lists for
 ORIGINS = ("documented", "registered", "chosen")
 
 
@@ -66,9 +66,9 @@ def multilinear(listing: Listing) -> bool:
     return listing.name in _tables()["reference"]["multilinear"]
 
 
-def repeatable(listing: Listing) -> bool:
+def repeatable(name: str) -> bool:
     """Whether the op gives the same bits each time it is called; what goes through LAPACK may not."""
-    return listing.name not in _tables()["reference"]["lapack"]
+    return name not in _tables()["reference"]["lapack"]
 
 
 def definite(listing: Listing) -> bool:
@@ -83,27 +83,6 @@ def run_dtype(policy: str, dtypes: Iterable[torch.dtype], amp_dtype: torch.dtype
     if policy == "fp32":
         return torch.float32
     return functools.reduce(torch.promote_types, dtypes)
-
-
-def registered_overloads(backend: str) -> frozenset[str]:
-    """Return the ATen overloads ("mm", "sum.dim_IntList") with an autocast kernel, as the dispatcher tells.
-
-    A kernel that only falls through to the next key is none. Raises AttributeError where a torch no longer has the
-    private functions that tell.
-    """
-    key = AUTOCAST_KEYS[backend]
-    return frozenset(
-        name.removeprefix("aten::")
-        for name in torch._C._dispatch_get_registrations_for_dispatch_key(key)
-        if name.startswith("aten::") and not torch._C._dispatch_kernel_for_dispatch_key_is_fallthrough(name, key)
-    )
-
-
-def known_overloads(backend: str) -> tuple[str, ...]:
-    """Return the overloads that this torch is known to register for `backend` (fixtures/autocast_overloads.toml)."""
-    table = read_toml(fixture("autocast_overloads.toml"))[backend]
-    moved = (row["overload"] for row in table["moved"] if _holds(row, torch.__version__))
-    return (*table["overloads"], *moved)
 
 
 @functools.cache

@@ -99,7 +99,7 @@ class Inputs:
 
 def spell(call: Call) -> str | None:
     """Write `call` down as Python that needs torch alone; None where its function has no public name."""
-    name = torch.overrides.resolve_name(call.func)
+    name = str(call.func) if isinstance(call.func, torch._ops.OpOverload) else torch.overrides.resolve_name(call.func)
     if name is None:
         return None
     words = [_word(value) for value in call.args]

@@ -1,0 +1,353 @@
+"""The ATen overloads with an autocast kernel: which this torch registers, which policy each has, and how it shows."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from conformance.data import fixture, in_force, read_toml
+from conformance.oracles.cast_trace import Cast, CastTrace, arguments, expected_casts
+from conformance.oracles.op_samples import Inputs
+from conformance.oracles.overload_calls import CALLS, call
+
+DISPATCH_KEYS = {
+    "cuda": "AutocastCUDA",
+    "cpu": "AutocastCPU",
+    "xpu": "AutocastXPU",
+    "mps": "AutocastMPS",
+    "mtia": "AutocastMTIA",
+    "maia": "AutocastMAIA",
+}
+BACKENDS = tuple(DISPATCH_KEYS)
+POLICIES = ("lower_precision", "fp32", "fp32_set_dtype", "fp32_append_dtype", "widest", "banned")
+# The kinds of calls that tell them apart: all float32, all in the amp dtype, that with a dtype asked for, and mixed; and
+# for each policy those that no other policy answers alike.
+KINDS = ("high", "low", "asked", "high first", "low first")
+DECIDING = {
+    "lower_precision": ("high",),
+    "fp32": ("low", "asked"),
+    "fp32_set_dtype": ("low", "asked"),
+    "fp32_append_dtype": ("low",),
+    "widest": ("low", "high first"),
+    "banned": ("high",),
+}
+# What an observation may come to beside a policy: a kernel that does nothing, and one that does something else.
+UNLISTED, UNKNOWN = "unlisted", "unknown"
+# The call that asks for fp32 in the place of one that cannot say so (fp32_append_dtype in autocast_mode.h).
+_WITH_DTYPE = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype"}
+
+
+class Target(Protocol):
+    """What an overload is called on: a device and its autocast, real or fake."""
+
+    @property
+    def device_type(self) -> str: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def is_fake(self) -> bool: ...
+    def __hash__(self) -> int: ...
+    def mode(self) -> contextlib.AbstractContextManager[Any]: ...
+    def autocast(self, dtype: torch.dtype, *, enabled: bool = True) -> contextlib.AbstractContextManager[None]: ...
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one call did: its arguments, the casts, and its tensors or why there are none."""
+
+    call: partial[Any]
+    trace: CastTrace
+    outputs: list[torch.Tensor]
+    error: str | None
+
+    @property
+    def refused(self) -> bool:
+        return self.error is not None and "autocast" in self.error
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What a policy promises of a call: casts of its arguments, and the rest as done by hand; None where it raises."""
+
+    casts: list[Cast]
+    hand: Seen | None
+
+
+@dataclass(frozen=True)
+class Observation:
+    """The policy that an overload was seen to have, with what was seen where it fits none."""
+
+    policy: str
+    detail: str
+
+
+def registered(backend: str) -> frozenset[str]:
+    """Return the overloads ("mm", "sum.dim_IntList") with an autocast kernel of `backend`, as the dispatcher tells.
+
+    A kernel that only falls through to the next key is none; a key that this torch does not know has none. Raises
+    AttributeError where a torch no longer has the private functions that tell.
+    """
+    return frozenset(overload for overload in _listed(DISPATCH_KEYS[backend]) if is_registered(overload, backend))
+
+
+def is_registered(overload: str, backend: str) -> bool:
+    """Whether the overload has an autocast kernel just now, one that does more than fall through."""
+    key, name = DISPATCH_KEYS[backend], f"aten::{overload}"
+    has: bool = torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+    return has and not torch._C._dispatch_kernel_for_dispatch_key_is_fallthrough(name, key)
+
+
+def _listed(key: str) -> list[str]:
+    names = torch._C._dispatch_get_registrations_for_dispatch_key
+    try:
+        return [name.removeprefix("aten::") for name in names(key) if name.startswith("aten::")]
+    except RuntimeError as error:
+        if "could not parse dispatch key" in str(error):
+            return []
+        raise
+
+
+def known(backend: str, version: str | None = None) -> dict[str, str]:
+    """Return overload -> policy, as torch `version` (the one at hand) registers them for `backend`.
+
+    From fixtures/autocast_overloads.toml. What belongs to a library that a build may lack is included.
+    """
+    at = version or torch.__version__
+    return {
+        overload: table["policy"]
+        for table in _tables()["policy"]
+        if backend in table["backends"] and in_force(at, _tables()["since"].get(backend))
+        for overload in _overloads(table, backend, at)
+    }
+
+
+def built(overload: str) -> bool:
+    """Whether this build of torch has the library that the overload belongs to; without it, it is not registered."""
+    needs = {
+        "cuda": torch.version.cuda is not None,
+        "rocm": torch.version.hip is not None,
+        "mkldnn": torch.backends.mkldnn.is_available(),
+    }
+    return all(needs[row["needs"]] for row in _tables()["built"] if overload in row["overloads"])
+
+
+def uncallable(overload: str) -> str | None:
+    """Say why an overload cannot be called here with sample inputs, None where it can."""
+    return next((row["reason"] for row in _tables()["uncallable"] if overload in row["overloads"]), None)
+
+
+def predicted(policy: str, call: partial[Any], amp_dtype: torch.dtype) -> list[Cast]:
+    """Return the casts of arguments that `policy` promises of `call`, in the order of the arguments."""
+    if policy == "lower_precision":
+        return expected_casts(call, amp_dtype)
+    if policy == "fp32":
+        return expected_casts(call, torch.float32)
+    if policy == "widest":
+        return expected_casts(call, _widest(call, amp_dtype))
+    return []
+
+
+def by_hand(policy: str, overload: str, call: partial[Any], amp_dtype: torch.dtype) -> partial[Any]:
+    """Return the call outside autocast that `policy` makes this one equal to: cast by hand, or with dtype=float32."""
+    if policy == "fp32_set_dtype":
+        asks = _is_eligible(call.args[0]) and call.keywords.get("dtype") is None
+        return partial(call, dtype=torch.float32) if asks else call
+    if policy == "fp32_append_dtype":
+        dtype = torch.float32 if _is_eligible(call.args[0]) else call.args[0].dtype
+        packet = getattr(torch.ops.aten, overload.split(".")[0])
+        return partial(getattr(packet, _WITH_DTYPE[overload]), *call.args, dtype=dtype)
+    return _cast(call, {cast.argument: cast.target for cast in predicted(policy, call, amp_dtype)})
+
+
+def promise(target: Target, policy: str, overload: str, call: partial[Any], amp_dtype: torch.dtype) -> Promise:
+    """Return what `policy` promises of a call: the casts of `predicted`, then what `by_hand` does without autocast."""
+    if policy == "banned":
+        return Promise([], None)
+    hand = run(target, by_hand(policy, overload, call, amp_dtype), None)
+    return Promise(predicted(policy, call, amp_dtype), hand)
+
+
+def difference(promised: Promise, seen: Seen) -> str | None:
+    """Say how a call differs from its promise: in casts, complaint, or type, shape and strides of an output."""
+    if promised.hand is None:
+        return None if seen.refused else f"promised: autocast refuses it; seen: {describe(seen)}"
+    if seen.error != promised.hand.error:
+        return f"by hand: {promised.hand.error or 'no error'}; in the region: {seen.error or 'no error'}"
+    cast = {one.argument for one in promised.casts}
+    # What the op casts inside is no longer the caller's argument where autocast cast that first.
+    inside = [replace(one, argument=None) if one.argument in cast else one for one in promised.hand.trace.casts]
+    wanted = [*promised.casts, *inside]
+    if _counted(seen.trace.casts) != _counted(wanted):
+        return f"promised: {_casts(wanted)}; seen: {_casts(seen.trace.casts)}"
+    ours, theirs = ([_form(leaf) for leaf in one.outputs] for one in (seen, promised.hand))
+    return None if ours == theirs else f"promised: outputs {'; '.join(theirs)}; seen: {'; '.join(ours)}"
+
+
+def _form(leaf: torch.Tensor) -> str:
+    return f"{_names([leaf.dtype])} of {tuple(leaf.shape)} with strides {tuple(leaf.stride())}"
+
+
+def sample(target: Target, overload: str, dtypes: Sequence[torch.dtype], seed: int = 0) -> partial[Any]:
+    """Return a call of the overload on `target`; `dtypes` are given to its floating inputs in turn, the last to all
+    that follow."""
+    with _mode(target):
+        return call(overload, Inputs(tuple(dtypes), target.device, seed, target.is_fake))
+
+
+def run(target: Target, call: partial[Any], amp_dtype: torch.dtype | None) -> Seen:
+    """Run `call` in a region of `amp_dtype`, or outside any where that is None, and record what it did.
+
+    What torch raises is recorded, not raised: a fake tensor shows its casts also where no kernel can follow.
+    """
+    trace = CastTrace(call)
+    try:
+        with (
+            _mode(target),
+            _quiet(),
+            target.autocast(amp_dtype or torch.float16, enabled=amp_dtype is not None),
+            trace,
+        ):
+            result = call()
+    except (RuntimeError, AssertionError, TypeError, ValueError, IndexError) as error:
+        return Seen(call, trace, [], f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+    outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    return Seen(call, trace, outputs[: _judged(call)], None)
+
+
+def _judged(call: partial[Any]) -> int | None:
+    """How many of the outputs say anything; those that follow are scratch memory."""
+    name = str(call.func).removeprefix("aten.").removesuffix(".default")
+    outputs: int | None = _tables()["outputs"].get(name)
+    return outputs
+
+
+def missing(seen: Seen) -> str | None:
+    """Say what fake tensors lack where a call on them could not be finished; None where it was, or broke otherwise."""
+    if seen.error is None:
+        return None
+    return next((row["reason"] for row in _tables()["uncomputed"] if re.search(row["error"], seen.error)), None)
+
+
+def calls(
+    target: Target, overload: str, amp_dtype: torch.dtype, kinds: Sequence[str] = KINDS, seed: int = 0
+) -> dict[str, partial[Any]]:
+    """Return calls that tell the policies apart, by the types of their arguments: those of `kinds` that there can be."""
+    high, low = (torch.float32,), (amp_dtype,)
+    types = {"high": high, "low": low, "asked": low, "high first": high + low, "low first": low + high}
+    made = {}
+    for kind in kinds:
+        call = sample(target, overload, types[kind], seed)
+        if kind != "asked":
+            made[_names(types[kind])] = call
+        elif takes_dtype(call) and (target.is_fake or target.device_type != "mps"):  # which has no float64
+            made[f"{_names(low)} with dtype=float64"] = partial(call, dtype=torch.float64)
+    return made
+
+
+def takes_dtype(call: partial[Any]) -> bool:
+    """Whether the overload can be asked for the type of its result."""
+    overload: Any = call.func
+    return any(argument.name == "dtype" for argument in overload._schema.arguments)
+
+
+def observe(target: Target, overload: str, amp_dtype: torch.dtype) -> Observation:
+    """Find the policy that the overload has on `target` by calling it with float32, with the amp dtype, and mixed.
+
+    The policy is one of POLICIES, UNLISTED, or UNKNOWN with what was seen.
+    """
+    if overload not in CALLS:
+        return Observation(UNKNOWN, uncallable(overload) or "no call of it is known to the suite")
+    seen = {what: run(target, made, amp_dtype) for what, made in calls(target, overload, amp_dtype).items()}
+    for policy in (*POLICIES, UNLISTED):
+        if _applies(policy, overload, next(iter(seen.values())).call) and all(
+            difference(promise(target, policy, overload, one.call, amp_dtype), one) is None for one in seen.values()
+        ):
+            return Observation(policy, "")
+    return Observation(UNKNOWN, "; ".join(f"{what}: {describe(one)}" for what, one in seen.items()))
+
+
+def _applies(policy: str, overload: str, call: partial[Any]) -> bool:
+    """Whether an overload can have the policy at all: be asked for a type, or have two types to choose from."""
+    if policy == "fp32_set_dtype":
+        return takes_dtype(call)
+    if policy == "widest":
+        return sum(tensor.is_floating_point() for _, tensor in arguments(call)) > 1
+    return policy != "fp32_append_dtype" or overload in _WITH_DTYPE
+
+
+def describe(seen: Seen) -> str:
+    """Say in a line what was cast, and what came out."""
+    return f"{_casts(seen.trace.casts)}, {seen.error or 'result ' + _names(leaf.dtype for leaf in seen.outputs)}"
+
+
+def _counted(casts: Sequence[Cast]) -> Counter[str]:
+    return Counter(map(str, casts))
+
+
+def _casts(casts: Sequence[Cast]) -> str:
+    return ", ".join(sorted(map(str, casts))) or "no cast"
+
+
+def _widest(call: partial[Any], amp_dtype: torch.dtype) -> torch.dtype:
+    eligible = (tensor.dtype for _, tensor in arguments(call) if _is_eligible(tensor))
+    return functools.reduce(torch.promote_types, eligible, amp_dtype)
+
+
+def _is_eligible(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.dtype != torch.float64
+
+
+def _cast(call: partial[Any], casts: dict[str | None, torch.dtype]) -> partial[Any]:
+    def walk(path: str, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.to(casts[path]) if path in casts else value
+        if isinstance(value, (list, tuple)):
+            return type(value)(walk(f"{path}[{index}]", item) for index, item in enumerate(value))
+        return value
+
+    args = [walk(str(index), value) for index, value in enumerate(call.args)]
+    return partial(call.func, *args, **{key: walk(key, value) for key, value in call.keywords.items()})
+
+
+def _names(dtypes: Any) -> str:
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+
+
+@functools.cache
+def _tables() -> dict[str, Any]:
+    return read_toml(fixture("autocast_overloads.toml"))
+
+
+def _overloads(table: dict[str, Any], backend: str, version: str) -> list[str]:
+    moved = (row for row in table.get("moved", []) if backend in row.get("backends", table["backends"]))
+    return [
+        *table["overloads"],
+        *(row["overload"] for row in moved if in_force(version, row.get("since"), row.get("until"))),
+    ]
+
+
+@functools.cache
+def _mode(target: Target) -> contextlib.AbstractContextManager[Any]:
+    """One mode for all calls on a target: making a fake mode formats the whole stack of its caller."""
+    return target.mode()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from logging what a fake kernel raises: it is recorded here."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
