@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -77,47 +78,48 @@ def _ops(arguments: argparse.Namespace) -> int:
     policies = _chosen("policy", arguments.policy, surface.POLICIES) if arguments.policy else ()
     asked = [_asked(spelling) for spelling in dict.fromkeys(arguments.op or ())]
     wanted = {overload for one in asked for overload in one.overloads} if asked else None
-    view = ops.View(_read(wanted), backends, _reader().page_ops, policies, arguments.undocumented)
+    found = _read(wanted)
+    with _reader() as reader:
+        view = ops.View(found, backends, reader.page_ops, policies, arguments.undocumented)
     pages = [ops.answer(view, one, width=width()) for one in asked] or [ops.table(view, width=width())]
     show("\n\n".join(pages))
     return OK
 
 
 def _asked(spelling: str) -> ops.Asked:
-    """What ATen has under a name that the user gave."""
-    reader = _reader()
-    try:
+    """What ATen has under a name that the user gave; raises UsageError with the nearest where it has nothing."""
+    with _reader() as reader:
         overloads = reader.stands_for(spelling)
         if overloads is None:
             near = _nearest(spelling, reader.spellings()) or "; nothing in torch has a name like it"
             raise UsageError(f"unknown op {spelling!r}{near}")
         pairs = ((overload, backend) for overload in overloads for backend in surface.BACKENDS)
         return ops.Asked(spelling, overloads, frozenset(pair for pair in pairs if reader.indirect(_target_of(), *pair)))
-    except AttributeError as error:
-        raise UsageError(_NO_DISPATCHER.format(error=error)) from None
 
 
 def _read(only: Collection[str] | None = None) -> surface.Surface:
-    """Run the overloads of the torch at hand; raises UsageError where that torch does not let itself be asked."""
-    reader = _reader()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            document = reader.read(_target_of(), only=only)
-    except AttributeError as error:
-        raise UsageError(_NO_DISPATCHER.format(error=error)) from None
-    return surface.parse(document)
+    """Run the overloads of the torch at hand."""
+    with _reader() as reader:
+        return surface.parse(reader.read(_target_of(), only=only))
 
 
-def _reader() -> ModuleType:
-    """The module that asks torch, which is imported on demand; raises UsageError where torch cannot be."""
-    # What torch's C++ says of deprecated ops is of no use to who asks in what precision they run.
+@contextlib.contextmanager
+def _reader() -> Iterator[ModuleType]:
+    """The module that asks torch, imported on demand; raises UsageError where torch is not there or does not tell.
+
+    What torch warns of, deprecated ops mostly, is of no use to who asks in what precision they run.
+    """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    if (problem := requirements.torch_problem()) is not None:
-        raise UsageError(problem)
-    from conformance.oracles import surface as reader
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if (problem := requirements.torch_problem()) is not None:
+            raise UsageError(problem)
+        from conformance.oracles import surface as reader
 
-    return reader
+        try:
+            yield reader
+        except AttributeError as error:
+            raise UsageError(_NO_DISPATCHER.format(error=error)) from None
 
 
 def _target_of() -> Callable[[str], Any]:
