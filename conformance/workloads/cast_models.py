@@ -39,7 +39,7 @@ class TransformerBlock(nn.Module):
         super().__init__()
         self.fused, self.heads = fused, 2
         self.embedding = nn.Embedding(11, 8)
-        self.position = nn.Parameter(torch.empty(6, 8))
+        self.position, self.gain = nn.Parameter(torch.empty(6, 8)), nn.Parameter(torch.empty(4))
         self.norm_1, self.norm_2 = nn.LayerNorm(8), nn.LayerNorm(8)
         self.qkv, self.project = nn.Linear(8, 24), nn.Linear(8, 8)
         self.widen, self.narrow = nn.Linear(8, 16), nn.Linear(16, 8)
@@ -55,6 +55,7 @@ class TransformerBlock(nn.Module):
         batch, length, width = x.shape
         heads = self.qkv(x).reshape(batch, length, 3 * self.heads, width // self.heads).transpose(1, 2)
         query, key, value = heads.chunk(3, dim=1)
+        query, key = query * self.gain, key * self.gain  # float32 again, as after a rotary position
         if self.fused:
             mixed = F.scaled_dot_product_attention(query, key, value)
         else:
