@@ -68,6 +68,8 @@ def _surface(arguments: argparse.Namespace) -> int:
 
 
 def _surface_diff(arguments: argparse.Namespace) -> int:
+    if arguments.output is not None:
+        raise UsageError("--output is for the surface of this torch; the comparison goes to standard output")
     old, new = surface.read(arguments.old), surface.read(arguments.new)
     show(surface_diff.render(old, new, names=(arguments.old, arguments.new), width=width()))
     return DIFFERENT if surface_diff.changes(old, new) else OK

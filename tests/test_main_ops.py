@@ -177,6 +177,8 @@ def test_live_answer(capsys: pytest.CaptureFixture[str]) -> None:
         ("cross_entropy", "cross_entropy_loss"),
         ("cross_entropy", "nll_loss"),
         ("LSTM", "_cudnn_rnn"),
+        ("torch.special.softmax", "softmax.int"),
+        ("arccos", "acos"),
         ("relu_", "relu_"),
     ],
 )

@@ -100,6 +100,13 @@ def test_wrong_command_line_ends_with_4(words: list[str], capsys: pytest.Capture
     assert "usage: python -m conformance" in capsys.readouterr().err
 
 
+def test_output_is_not_ignored_beside_diff(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run("surface", "-o", "out.json", "diff", "good.json", "good.json") == 4
+
+    assert capsys.readouterr().err.startswith("conformance surface: --output is for the surface of this torch")
+    assert not Path("out.json").exists()
+
+
 def test_help_names_the_exit_statuses(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run("surface", "diff", "--help") == 0
 

@@ -64,13 +64,19 @@ def _backend(name: str, target_of: Callable[[str], overloads.Target], only: Coll
     target = target_of(f"fake:{name}")
     asked = sorted(overload for overload in overloads.registered(name) if only is None or overload in only)
     seen = {overload: overloads.observe(target, overload, amp_dtype) for overload in asked}
+    unseen = {overload: one.detail for overload, one in seen.items() if one.policy == overloads.UNKNOWN}
     return {
         "key": key,
         "amp_dtype": str(amp_dtype).removeprefix("torch."),
         "overloads": {overload: one.policy for overload, one in seen.items()},
         "documented": documented(name),
-        "undetermined": {overload: one.detail for overload, one in seen.items() if one.policy == overloads.UNKNOWN},
+        "undetermined": {overload: f"{why}{_stock(overload, name)}" for overload, why in unseen.items()},
     }
+
+
+def _stock(overload: str, backend: str) -> str:
+    policy = overloads.known(backend).get(overload)
+    return f" (registered as {policy} in stock torch)" if policy else ""
 
 
 def _knows(key: str) -> bool:
@@ -125,7 +131,8 @@ def stands_for(spelling: str) -> tuple[str, ...] | None:
     name = next((spelling.removeprefix(prefix) for prefix in _PREFIXES if spelling.startswith(prefix)), spelling)
     if name in names() and "." in name:
         return (name,)
-    for ops in (_spellings().get(name, ()), op_policy.resolved(name), (name.replace(".", "_"),), _module(name)):
+    joined = name.replace(".", "_")
+    for ops in (_spellings().get(joined, ()), op_policy.resolved(name), (joined,), _module(name)):
         if found := sorted(overload for overload in names() if overload.split(".")[0] in ops):
             return tuple(found)
     holders = (torch, torch.Tensor, torch.nn, torch.nn.functional)
