@@ -8,11 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from conformance.__main__ import main
+from conformance.harness import targets
 from conformance.oracles import overloads
+from conformance.oracles import surface as reader
 from conformance.report import surface, surface_diff
 from tests import reports
+from tests.faults._tools import dropped, kernel
 from tests.surfaces import changed, small
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -130,6 +134,37 @@ def test_surface_of_this_torch_is_the_stored_one(tmp_path: Path, capsys: pytest.
     if differing := surface_diff.caveats(stored, live):
         pytest.skip(f"the stored surface of torch {live.torch} is of another build ({'; '.join(differing)})")
     assert list(surface_diff.sentences(surface_diff.changes(stored, live))) == []
+
+
+def test_rule_that_is_dropped_or_moved_in_the_dispatcher_is_seen() -> None:
+    def live() -> surface.Surface:
+        return surface.parse(reader.read(targets.resolve, only={"exp", "mm"}))
+
+    def in_half(x: torch.Tensor) -> torch.Tensor:
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)):
+            return torch.exp(x.to(torch.float16))
+
+    clean = live()
+    with dropped("exp", "AutocastCUDA"):
+        without = live()
+    with kernel("exp", in_half, "AutocastCUDA"):
+        moved = live()
+
+    words = [[said for _, said in surface_diff.sentences(surface_diff.changes(clean, one))] for one in (without, moved)]
+    assert words == [
+        ["cuda: exp: no longer autocasts to float32"],
+        ["cuda: exp: fp32 -> lower_precision: now in the amp dtype, before in float32; the type of the result follows"],
+    ]
+    assert surface_diff.changes(clean, live()) == []
+
+
+def test_readme_shows_what_diff_prints(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    assert _run("surface", "diff", "fixtures/surfaces/2.11.0.json", "fixtures/surfaces/2.12.0.json") == 1
+
+    assert capsys.readouterr().out in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_output_that_cannot_be_written_gets_one_line(
