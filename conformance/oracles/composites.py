@@ -44,6 +44,8 @@ def _filled(t: Inputs, make: Callable[..., nn.Module], *sizes: int, **options: A
     for owner in module.modules():
         for name, parameter in list(owner.named_parameters(recurse=False)):
             setattr(owner, name, nn.Parameter(t.f(*parameter.shape) * 0.5, requires_grad=not t.fake))
+    if isinstance(module, nn.RNNBase):
+        module.flatten_parameters()  # as cuDNN wants its weights; elsewhere it does nothing
     return module
 
 
