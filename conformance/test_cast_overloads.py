@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -12,12 +13,12 @@ import pytest
 import torch
 
 from conformance.harness.check import Case, contract, deep, per_target
-from conformance.harness.targets import FAKE_DEVICE_TYPES, Target
+from conformance.harness.targets import FAKE_DEVICE_TYPES, Target, resolve
 from conformance.measure.precision import repeatable_convolutions
-from conformance.oracles import overloads
+from conformance.oracles import op_sweep, overloads
 from conformance.oracles.error_bounds import normwise_distance
 from conformance.oracles.op_policy import BACKENDS, listings, repeatable, resolved
-from conformance.oracles.op_samples import spell
+from conformance.oracles.op_samples import Inputs, spell
 from conformance.oracles.overload_calls import CALLS
 
 ANY = ("cpu", "accelerator", "fake")
@@ -27,23 +28,37 @@ _LACKING = re.compile("could not create a primitive|not (compiled|built) with|LA
 
 
 def _callable(policy: str | None, *quick: str) -> Callable[[Target], Iterator[Any]]:
-    """The overloads of a policy (None: of any) on a target; with `quick`, the others from the standard level on."""
+    """The overloads of a policy (None: of any) on a target; with `quick`, the others at deeper levels.
+
+    What is not in `quick` is tried at standard on real targets and on fake CUDA, and at full on its fake copies.
+    """
 
     def of(target: Target) -> Iterator[Any]:
+        level = "full" if _is_copy(target) else "standard"
         for overload, own in overloads.known(target.device_type).items():
             if policy in (None, own) and overload in CALLS and overloads.built(overload):
-                yield overload if not quick or overload in quick else deep("standard", overload)
+                yield overload if not quick or overload in quick else deep(level, overload)
 
     return of
 
 
 def _amp_dtypes(case: Case, target: Target) -> list[torch.dtype]:
-    """The amp dtypes to try: at quick the backend's own default, of those that the run judges and the target has."""
+    """The amp dtypes to try, of those that the run judges and the target has.
+
+    At quick that is the backend's own default; at standard so too on the fake targets that are near copies of CUDA's.
+    """
     dtypes = [dtype for dtype in case.amp_dtypes if target.supports(dtype)]
     if not dtypes:
         case.unsupported(f"{target.name} has none of {_names(case.amp_dtypes)}")
     usual = torch.bfloat16 if target.device_type == "cpu" else torch.float16
-    return dtypes if case.level != "quick" else [usual if usual in dtypes else dtypes[0]]
+    if case.level == "full" or (case.level == "standard" and not _is_copy(target)):
+        return dtypes
+    return [usual if usual in dtypes else dtypes[0]]
+
+
+def _is_copy(target: Target) -> bool:
+    """Whether the target's table is CUDA's but for a few rows, and shows nothing of its own but these."""
+    return target.is_fake and target.device_type not in ("cuda", "cpu")
 
 
 def _names(dtypes: Iterable[torch.dtype]) -> str:
@@ -55,9 +70,19 @@ def _policy(target: Target, overload: str) -> str:
 
 
 def _judge(
-    case: Case, target: Target, overload: str, what: str, call: partial[Any], amp_dtype: torch.dtype
+    case: Case,
+    target: Target,
+    overload: str,
+    what: str,
+    call: partial[Any],
+    amp_dtype: torch.dtype,
+    *,
+    values: bool = True,
 ) -> overloads.Seen:
-    """One call does what its policy promises, in casts, types and layout and, on a real target, in every bit."""
+    """One call does what its policy promises, in casts, types and layout and, on a real target, in every bit.
+
+    `values=False` leaves the bits out: of inputs that have no well-defined result, such as a singular matrix.
+    """
     with repeatable_convolutions():
         seen = overloads.run(target, call, amp_dtype)
         promise = overloads.promise(target, _policy(target, overload), overload, call, amp_dtype)
@@ -67,7 +92,7 @@ def _judge(
             overloads.difference(promise, seen) or "as promised",
             "as promised",
         )
-        if promise.hand is not None and not target.is_fake:
+        if values and promise.hand is not None and not target.is_fake:
             for index, (ours, theirs) in enumerate(zip(seen.outputs, promise.hand.outputs, strict=True)):
                 _same(case, overload, f"output {index} of {overload} of {what}", ours, theirs)
     return seen
@@ -201,9 +226,206 @@ def test_every_kernel_is_accounted_for(case: Case, backend: str) -> None:
     case.note("overloads registered", len(registered))
     case.note("overloads called", len(registered.intersection(CALLS)))
     for overload in strange:
-        case.note(f"new: {overload}", str(torch._C._get_schema(f"aten::{overload.split('.')[0]}", _which(overload))))
+        case.note("new", overloads.schema(overload))
     case.equal("overloads with an autocast kernel that the suite does not know", strange, [])
 
 
-def _which(overload: str) -> str:
-    return overload.partition(".")[2]
+# float64, integers, booleans and complex numbers, and float64 among float32, which is no less eligible for that.
+_UNTOUCHED = {
+    "float64": (torch.float64,),
+    "float64 then float32": (torch.float64, torch.float32),
+    "float32 then float64": (torch.float32, torch.float64),
+    "int64": (torch.int64,),
+    "bool": (torch.bool,),
+    "complex64": (torch.complex64,),
+}
+
+
+@contract("AMP-CAST-044", on=ANY)
+@per_target("overload", _callable(None, "mm", "exp", "sum.dim_IntList", "norm.Scalar", "index_put", "cat"))
+def test_types_that_are_not_eligible(case: Case, target: Target, overload: str) -> None:
+    (amp_dtype, *_) = _amp_dtypes(case, target)
+    for what, dtypes in _UNTOUCHED.items():
+        if target.is_fake or _has(target, dtypes):
+            _judge(case, target, overload, what, overloads.sample(target, overload, dtypes, case.seed), amp_dtype)
+
+
+def _has(target: Target, dtypes: Iterable[torch.dtype]) -> bool:
+    """Whether the device has tensors of these types: MPS has no float64."""
+    return target.device_type != "mps" or not {torch.float64, torch.complex64}.intersection(dtypes)
+
+
+def _strided(x: torch.Tensor) -> torch.Tensor:
+    view = x.new_empty((*x.shape, 2))[..., 0]
+    return view.copy_(x)
+
+
+def _channels_last(x: torch.Tensor) -> torch.Tensor:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return x.contiguous(memory_format=formats[x.dim()]) if x.dim() in formats else x
+
+
+# Dense tensors keep their strides when they are cast (torch.Tensor.to, memory_format=torch.preserve_format).
+_DENSE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "transposed inputs": lambda x: x.mT.contiguous().mT if x.dim() > 1 else x,
+    "channels-last inputs": _channels_last,
+}
+_FORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    **_DENSE,
+    "strided inputs": _strided,
+    "expanded inputs": lambda x: x.narrow(0, 0, 1).expand_as(x) if x.dim() else x,
+    "empty inputs": lambda x: x.narrow(0, 0, 0) if x.dim() else x,
+    "zero-dimensional inputs": lambda x: x.flatten()[0],
+}
+
+
+@contract("AMP-CAST-045", on=ANY)
+@per_target("overload", _callable(None, "conv2d", "exp", "prod", "stack"))
+def test_views_of_every_form(case: Case, target: Target, overload: str) -> None:
+    (amp_dtype, *_) = _amp_dtypes(case, target)
+    kinds = overloads.DECIDING[_policy(target, overload)]
+    for what, call in overloads.calls(target, overload, amp_dtype, kinds, case.seed).items():
+        for form, change in _FORMS.items():
+            formed = overloads.changed(target, call, change)
+            defined = form in _DENSE or repeatable(overload.split(".")[0])
+            seen = _judge(case, target, overload, f"{form} of {what}", formed, amp_dtype, values=defined)
+            if form in _DENSE:
+                moved = [str(cast) for cast in seen.trace.casts if cast.argument and not cast.kept_layout]
+                case.equal(f"casts of {form} that lose the layout", moved, [])
+
+
+@contract("AMP-CAST-046", on=("cpu", "accelerator"))
+@per_target("overload", _callable(None, "linear", "conv2d", "exp", "sum.dim_IntList", "mse_loss", "prelu", "cat"))
+def test_gradients_pass_every_cast(case: Case, target: Target, overload: str) -> None:
+    (amp_dtype, *_) = _amp_dtypes(case, target)
+    policy = _policy(target, overload)
+    kind = overloads.DECIDING[policy][-1:] if policy == "widest" else overloads.DECIDING[policy][:1]
+    ((what, _),) = overloads.calls(target, overload, amp_dtype, kind, case.seed).items()
+
+    def gradients(by_hand: bool) -> tuple[list[torch.Tensor | None], list[torch.Tensor], str | None]:
+        ((_, call),) = overloads.calls(target, overload, amp_dtype, kind, case.seed).items()
+        call, leaves = overloads.with_leaves(call)
+        made = overloads.by_hand(policy, overload, call, amp_dtype) if by_hand else call
+        seen = overloads.run(target, made, None if by_hand else amp_dtype)
+        return overloads.gradients(seen, leaves), leaves, seen.error
+
+    with repeatable_convolutions():
+        (ours, leaves, error), (theirs, _, expected) = gradients(False), gradients(True)
+    case.equal(f"what {overload} says of {what} that require gradients", error, expected)
+    case.equal(
+        "inputs that get a gradient",
+        [index for index, one in enumerate(ours) if one is not None],
+        [index for index, one in enumerate(theirs) if one is not None],
+    )
+    for index, (seen, wanted) in enumerate(zip(ours, theirs, strict=True)):
+        if seen is not None and wanted is not None:
+            case.equal(f"type of the gradient of input {index}", seen.dtype, leaves[index].dtype)
+            _same_gradient(case, target, overload, f"gradient of input {index}", seen, wanted)
+
+
+def _same_gradient(
+    case: Case, target: Target, overload: str, what: str, seen: torch.Tensor, wanted: torch.Tensor
+) -> None:
+    """The same bits on the CPU; elsewhere sums may be taken in another order each time, with one rounding each."""
+    if target.device_type == "cpu":
+        _same(case, overload, what, seen, wanted)
+    else:
+        bound = 64 * torch.finfo(seen.dtype).eps
+        case.at_most(f"distance of the {what} by norm", normwise_distance(seen, wanted), bound)
+
+
+def _combinations(target: Target, overload: str, amp_dtype: torch.dtype, other: bool) -> dict[str, partial[Any]]:
+    """Calls with every combination of types in three floating inputs, with or without the other 16-bit type."""
+    strange = torch.float16 if amp_dtype is torch.bfloat16 else torch.bfloat16
+    dtypes = (torch.float32, amp_dtype, strange) if other else (torch.float32, amp_dtype)
+    return {
+        _names(both): overloads.sample(target, overload, both)
+        for both in itertools.product(dtypes, repeat=3)
+        if (strange in both) == other
+    }
+
+
+@contract("AMP-CAST-047", on=ANY)
+@per_target("overload", _callable("widest", "addcmul", "cat", "index_put", "bilinear"))
+def test_every_combination_widens(case: Case, target: Target, overload: str) -> None:
+    for amp_dtype in _amp_dtypes(case, target):
+        for what, call in _combinations(target, overload, amp_dtype, other=False).items():
+            _judge(case, target, overload, what, call, amp_dtype)
+
+
+@contract("AMP-CAST-048", on=ANY)
+@per_target("overload", _callable("widest", "dot", "stack"))
+def test_other_16_bit_type_widens(case: Case, target: Target, overload: str) -> None:
+    (amp_dtype, *_) = _amp_dtypes(case, target)
+    for what, call in _combinations(target, overload, amp_dtype, other=True).items():
+        _judge(case, target, overload, what, call, amp_dtype)
+
+
+def _database(target: Target) -> list[Any]:
+    """Importing the database and calling all of it takes seconds, on each target again."""
+    return [deep("full" if _is_copy(target) else "standard", "database")]
+
+
+@contract("AMP-CAST-049", on=ANY)
+@per_target("entries", _database)
+def test_unlisted_ops_of_the_database(case: Case, target: Target, entries: str) -> None:
+    try:
+        database = op_sweep.database()
+    except ImportError as error:
+        case.untestable(f"PyTorch's operator database cannot be imported: {error}")
+        raise
+    (amp_dtype, *_) = _amp_dtypes(case, target)
+    swept = op_sweep.sweep(target, amp_dtype, database, case.samples(quick=1, standard=1, full=8))
+    case.note("ops swept", swept.ops)
+    case.note("calls", swept.calls)
+    strange = {name: how for name, how in swept.changed.items() if not op_sweep.explained(name, target.device_type)}
+    case.equal("unlisted ops that autocast", strange, {})
+    case.at_least("listed ops that autocast, of those swept", len(swept.changed), 1)
+
+
+@contract("AMP-CAST-050", on="accelerator")
+@per_target("overload", _callable(None))
+def test_fake_tensors_tell_the_same(case: Case, target: Target, overload: str) -> None:
+    fake = resolve(f"fake:{target.device_type}")
+    for amp_dtype in _amp_dtypes(case, target):
+        for what, call in overloads.calls(target, overload, amp_dtype, seed=case.seed).items():
+            real = overloads.run(target, call, amp_dtype)
+            told = overloads.run(fake, overloads.calls(fake, overload, amp_dtype)[what], amp_dtype)
+            case.equal(f"casts of arguments, {what}", overloads.on_arguments(told), overloads.on_arguments(real))
+            if told.error is None and real.error is None:
+                case.equal(f"types of the outputs, {what}", _types(told), _types(real))
+            else:
+                case.note(f"not compared, {what}", told.error or real.error)
+
+
+def _types(seen: overloads.Seen) -> list[str]:
+    return [str(leaf.dtype) for leaf in seen.outputs]
+
+
+_BY_NAME: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sum": lambda x: torch.sum(x, "c"),
+    "prod": lambda x: torch.prod(x, "c"),
+    "cumsum": lambda x: torch.cumsum(x, "c"),
+    "cumprod": lambda x: torch.cumprod(x, "c"),
+    "softmax": lambda x: torch.softmax(x, "c"),
+    "log_softmax": lambda x: torch.log_softmax(x, "c"),
+    "norm": lambda x: torch.norm(x, 2, "c"),
+}
+_BY_NUMBER: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sum": lambda x: torch.sum(x, 1),
+    "prod": lambda x: torch.prod(x, 1),
+    "cumsum": lambda x: torch.cumsum(x, 1),
+    "cumprod": lambda x: torch.cumprod(x, 1),
+    "softmax": lambda x: torch.softmax(x, 1),
+    "log_softmax": lambda x: torch.log_softmax(x, 1),
+    "norm": lambda x: torch.norm(x, 2, 1),
+}
+
+
+@contract("AMP-CAST-051", on=("cpu", "cuda"))
+@pytest.mark.parametrize("op", list(_BY_NAME))
+def test_named_dimension(case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator) -> None:
+    x = Inputs((amp_dtype,), target.device, rng.initial_seed()).p(3, 4)
+    with target.autocast(amp_dtype):
+        seen, wanted = _BY_NAME[op](x.refine_names("r", "c")).rename(None), _BY_NUMBER[op](x)
+    case.identical(f"{op} over a dimension by its name, against its number", seen, wanted)

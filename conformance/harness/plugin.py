@@ -112,6 +112,8 @@ def _quieten(config: pytest.Config) -> None:
     if option.reportchars == "fE":
         option.reportchars = ""
     option.disable_warnings = True
+    if (capture := config.pluginmanager.get_plugin("logging-plugin")) is not None and config.option.log_level is None:
+        config.pluginmanager.unregister(capture)  # it costs each case more than most checks do, and nobody reads it
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

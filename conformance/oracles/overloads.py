@@ -7,7 +7,7 @@ import functools
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -30,8 +30,8 @@ DISPATCH_KEYS = {
 }
 BACKENDS = tuple(DISPATCH_KEYS)
 POLICIES = ("lower_precision", "fp32", "fp32_set_dtype", "fp32_append_dtype", "widest", "banned")
-# The kinds of calls that tell them apart: all float32, all in the amp dtype, that with a dtype asked for, and mixed; and
-# for each policy those that no other policy answers alike.
+# The kinds of calls that tell them apart: all float32, all in the amp dtype, that with a dtype asked for, and mixed;
+# and for each policy those that no other policy answers alike.
 KINDS = ("high", "low", "asked", "high first", "low first")
 DECIDING = {
     "lower_precision": ("high",),
@@ -122,12 +122,16 @@ def known(backend: str, version: str | None = None) -> dict[str, str]:
 
     From fixtures/autocast_overloads.toml. What belongs to a library that a build may lack is included.
     """
-    at = version or torch.__version__
+    return dict(_known(backend, version or torch.__version__))
+
+
+@functools.cache
+def _known(backend: str, version: str) -> dict[str, str]:
     return {
         overload: table["policy"]
         for table in _tables()["policy"]
-        if backend in table["backends"] and in_force(at, _tables()["since"].get(backend))
-        for overload in _overloads(table, backend, at)
+        if backend in table["backends"] and in_force(version, _tables()["since"].get(backend))
+        for overload in _overloads(table, backend, version)
     }
 
 
@@ -194,13 +198,20 @@ def difference(promised: Promise, seen: Seen) -> str | None:
 
 
 def _form(leaf: torch.Tensor) -> str:
-    return f"{_names([leaf.dtype])} of {tuple(leaf.shape)} with strides {tuple(leaf.stride())}"
+    strides = tuple(leaf.stride()) if leaf.layout is torch.strided else leaf.layout
+    return f"{_names([leaf.dtype])} of {tuple(leaf.shape)} with strides {strides}"
+
+
+@functools.cache
+def mode_of(target: Target) -> contextlib.AbstractContextManager[Any]:
+    """One mode for all calls on a target: making a fake mode formats the whole stack of its caller."""
+    return target.mode()
 
 
 def sample(target: Target, overload: str, dtypes: Sequence[torch.dtype], seed: int = 0) -> partial[Any]:
     """Return a call of the overload on `target`; `dtypes` are given to its floating inputs in turn, the last to all
     that follow."""
-    with _mode(target):
+    with mode_of(target):
         return call(overload, Inputs(tuple(dtypes), target.device, seed, target.is_fake))
 
 
@@ -212,7 +223,7 @@ def run(target: Target, call: partial[Any], amp_dtype: torch.dtype | None) -> Se
     trace = CastTrace(call)
     try:
         with (
-            _mode(target),
+            mode_of(target),
             _quiet(),
             target.autocast(amp_dtype or torch.float16, enabled=amp_dtype is not None),
             trace,
@@ -241,7 +252,7 @@ def missing(seen: Seen) -> str | None:
 def calls(
     target: Target, overload: str, amp_dtype: torch.dtype, kinds: Sequence[str] = KINDS, seed: int = 0
 ) -> dict[str, partial[Any]]:
-    """Return calls that tell the policies apart, by the types of their arguments: those of `kinds` that there can be."""
+    """Return calls that tell policies apart, by the types of their arguments: those of `kinds` that there can be."""
     high, low = (torch.float32,), (amp_dtype,)
     types = {"high": high, "low": low, "asked": low, "high first": high + low, "low first": low + high}
     made = {}
@@ -294,6 +305,61 @@ def _counted(casts: Sequence[Cast]) -> Counter[str]:
     return Counter(map(str, casts))
 
 
+def schema(overload: str) -> str:
+    """Return the overload's signature, as torch writes it."""
+    name, _, which = overload.partition(".")
+    return str(torch._C._get_schema(f"aten::{name}", which))
+
+
+def on_arguments(seen: Seen) -> list[str]:
+    """Return the casts of what the caller passed, in words."""
+    return sorted(str(cast) for cast in seen.trace.casts if cast.argument is not None)
+
+
+def changed(target: Target, call: partial[Any], change: Callable[[torch.Tensor], torch.Tensor]) -> partial[Any]:
+    """Return the call with `change` applied to each of its floating-point arguments."""
+
+    def form(_: str, tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        if not target.is_fake:
+            return change(tensor)
+        # Not every backend has what changes a fake tensor; the shape and strides are found without one.
+        like = change(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"))
+        return torch.empty_strided(like.shape, like.stride(), dtype=tensor.dtype, device=tensor.device)
+
+    with mode_of(target):
+        return _mapped(call, form)
+
+
+def with_leaves(call: partial[Any]) -> tuple[partial[Any], list[torch.Tensor]]:
+    """Return the call with floating-point arguments that require a gradient, and these."""
+    leaves: list[torch.Tensor] = []
+
+    def leaf(_: str, tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        leaves.append(tensor.detach().clone().requires_grad_())
+        return leaves[-1]
+
+    return _mapped(call, leaf), leaves
+
+
+def gradients(seen: Seen, leaves: list[torch.Tensor]) -> list[torch.Tensor | None]:
+    """Return the gradients of a weighted sum of the outputs; None where a leaf has none, or the op no derivative."""
+    outputs = [leaf for leaf in seen.outputs if leaf.requires_grad and leaf.grad_fn is not None]
+    if not outputs:
+        return [None] * len(leaves)
+    # Weights that differ by element, and that 16 bits hold exactly.
+    weights = [
+        (torch.arange(leaf.numel(), device=leaf.device) % 7 - 3).reshape(leaf.shape).to(leaf) for leaf in outputs
+    ]
+    try:
+        return list(torch.autograd.grad(outputs, leaves, weights, allow_unused=True))
+    except (RuntimeError, NotImplementedError):
+        return [None] * len(leaves)
+
+
 def _casts(casts: Sequence[Cast]) -> str:
     return ", ".join(sorted(map(str, casts))) or "no cast"
 
@@ -308,9 +374,15 @@ def _is_eligible(tensor: torch.Tensor) -> bool:
 
 
 def _cast(call: partial[Any], casts: dict[str | None, torch.dtype]) -> partial[Any]:
+    return _mapped(call, lambda path, tensor: tensor.to(casts[path]) if path in casts else tensor)
+
+
+def _mapped(call: partial[Any], change: Callable[[str, torch.Tensor], torch.Tensor]) -> partial[Any]:
+    """Return the call with `change(path, tensor)` in the place of each tensor that it passes."""
+
     def walk(path: str, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return value.to(casts[path]) if path in casts else value
+            return change(path, value)
         if isinstance(value, (list, tuple)):
             return type(value)(walk(f"{path}[{index}]", item) for index, item in enumerate(value))
         return value
@@ -334,12 +406,6 @@ def _overloads(table: dict[str, Any], backend: str, version: str) -> list[str]:
         *table["overloads"],
         *(row["overload"] for row in moved if in_force(version, row.get("since"), row.get("until"))),
     ]
-
-
-@functools.cache
-def _mode(target: Target) -> contextlib.AbstractContextManager[Any]:
-    """One mode for all calls on a target: making a fake mode formats the whole stack of its caller."""
-    return target.mode()
 
 
 @contextlib.contextmanager
