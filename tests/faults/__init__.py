@@ -13,12 +13,13 @@ Breakage = Callable[[], Iterator[None]]
 
 @dataclass(frozen=True)
 class Fault:
-    """One broken AMP: what is broken, and the contracts that speak of it, one of which must fail."""
+    """One broken AMP: what is broken, and the contracts that speak of it, one of which must fail at `level`."""
 
     name: str
     summary: str
     contracts: tuple[str, ...]
     breakage: Breakage
+    level: str = "quick"
 
     @property
     def chapters(self) -> tuple[str, ...]:
@@ -35,15 +36,18 @@ class Fault:
 _REGISTRY: dict[str, Fault] = {}
 
 
-def fault(*contracts: str) -> Callable[[Breakage], Breakage]:
-    """Register a generator function that breaks torch, yields, and puts it back; its docstring says what is broken."""
+def fault(*contracts: str, level: str = "quick") -> Callable[[Breakage], Breakage]:
+    """Register a generator function that breaks torch, yields, and puts it back; its docstring says what is broken.
+
+    `level` is the one from which on a contract sees it.
+    """
 
     def register(breakage: Breakage) -> Breakage:
         name = breakage.__name__
         if name in _REGISTRY:
             raise ValueError(f"two faults are named {name}")
         summary = (breakage.__doc__ or "").strip().splitlines()[0]
-        _REGISTRY[name] = Fault(name, summary, contracts, breakage)
+        _REGISTRY[name] = Fault(name, summary, contracts, breakage, level)
         return breakage
 
     return register
@@ -52,6 +56,6 @@ def fault(*contracts: str) -> Callable[[Breakage], Breakage]:
 def load() -> dict[str, Fault]:
     """Import every module of faults and return all of them by name."""
     for module in pkgutil.iter_modules(__path__):
-        if not module.name.startswith("_") and module.name != "campaign":
+        if not module.name.startswith("_") and module.name not in ("campaign", "generated"):
             importlib.import_module(f"{__name__}.{module.name}")
     return dict(_REGISTRY)

@@ -38,7 +38,7 @@ class Caught:
         )
 
 
-def run(fault: Fault, *, level: str = "quick", chapters: tuple[str, ...] | None = None) -> Caught:
+def run(fault: Fault, *, chapters: tuple[str, ...] | None = None) -> Caught:
     """Run the contracts that speak of the fault, or all of `chapters` (none named: every one), on a broken torch."""
     option, chosen = ("--contract", fault.contracts) if chapters is None else ("--chapter", chapters)
     asked = [argument for name in chosen for argument in (option, name)]
@@ -46,7 +46,16 @@ def run(fault: Fault, *, level: str = "quick", chapters: tuple[str, ...] | None 
     # A region that is broken leaks its state into this process, already in the smoke stage.
     whole = state.Snapshot()
     with tempfile.TemporaryDirectory() as folder:
-        arguments = [str(ROOT / "conformance"), "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "--level", level]
+        arguments = [
+            str(ROOT / "conformance"),
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:randomly",
+            "--level",
+            fault.level,
+        ]
         try:
             with fault.applied(), contextlib.redirect_stdout(output), _fresh_modules():
                 status = int(pytest.main([*arguments, "--report", folder, *asked]))
