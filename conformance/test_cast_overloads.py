@@ -409,7 +409,6 @@ _BY_NAME: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "cumprod": lambda x: torch.cumprod(x, "c"),
     "softmax": lambda x: torch.softmax(x, "c"),
     "log_softmax": lambda x: torch.log_softmax(x, "c"),
-    "norm": lambda x: torch.norm(x, 2, "c"),
 }
 _BY_NUMBER: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sum": lambda x: torch.sum(x, 1),
@@ -418,7 +417,6 @@ _BY_NUMBER: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "cumprod": lambda x: torch.cumprod(x, 1),
     "softmax": lambda x: torch.softmax(x, 1),
     "log_softmax": lambda x: torch.log_softmax(x, 1),
-    "norm": lambda x: torch.norm(x, 2, 1),
 }
 
 

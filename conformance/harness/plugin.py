@@ -259,6 +259,8 @@ def _left_out(item: pytest.Item, run: Run) -> str | None:
     if mark is None:
         return None
     if _parameters(item).get("target", "") is None:
+        if item.get_closest_marker("per_target") is not None and run.targets_for(mark.kwargs["on"]):
+            return f"has nothing to try on {run.target_names()}"
         return f"runs on {', '.join(mark.kwargs['on'])} only; this run has {run.target_names()}"
     if not run.dtypes_for(mark.kwargs["dtypes"]):
         return f"is about {', '.join(mark.kwargs['dtypes'])} only, which --amp-dtype leaves out"
