@@ -112,8 +112,6 @@ def _quieten(config: pytest.Config) -> None:
     if option.reportchars == "fE":
         option.reportchars = ""
     option.disable_warnings = True
-    if (capture := config.pluginmanager.get_plugin("logging-plugin")) is not None and config.option.log_level is None:
-        config.pluginmanager.unregister(capture)  # it costs each case more than most checks do, and nobody reads it
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -121,10 +119,20 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
+    if _only_conformance(session.config):
+        _drop_log_capture(session.config)
     if session.config.pluginmanager.has_plugin("conformance-controller"):
         session.config.stash[RUN].begin()
     elif _is_worker(session.config):
         _share_processors(session.config.workerinput["workercount"])  # type: ignore[attr-defined]
+
+
+def _drop_log_capture(config: pytest.Config) -> None:
+    """Take pytest's capture of log records away, which costs a case as much as its check, unless it is asked for."""
+    capture = config.pluginmanager.get_plugin("logging-plugin")
+    asked = (config.option.log_level, config.option.log_cli_level, config.option.log_file)
+    if capture is not None and not any(asked) and not config.getini("log_cli"):
+        config.pluginmanager.unregister(capture)
 
 
 def _share_processors(workers: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -45,8 +46,14 @@ def database() -> list[Any]:
 def sweep(target: Target, amp_dtype: torch.dtype, entries: list[Any], samples: int) -> Swept:
     """Call each entry with float32 and with the amp dtype, in a region and outside, and compare casts and types.
 
-    A call that torch cannot make outside a region either counts for nothing.
+    A call that torch cannot make outside a region either counts for nothing. It runs in a thread of its own: the
+    database, and what draws random numbers, note the stack of their caller, which under pytest is deep.
     """
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(_sweep, target, amp_dtype, entries, samples).result()
+
+
+def _sweep(target: Target, amp_dtype: torch.dtype, entries: list[Any], samples: int) -> Swept:
     changed: dict[str, str] = {}
     swept, calls = set(), 0
     for entry, dtype in itertools.product(entries, (torch.float32, amp_dtype)):
