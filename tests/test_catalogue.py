@@ -134,7 +134,7 @@ def test_every_contract_has_a_check_and_every_check_names_one_contract(root: Pat
 
 
 def test_every_snippet_runs_on_stock_torch(root: Path) -> None:
-    """A reader pastes these; each runs alone, on the CPU, without an error, on each torch that the contract is about."""
+    """A reader pastes these; each runs alone, on the CPU, without an error, on any torch that its contract is about."""
     every = catalogue.load().contracts.values()
     snippets = {one.id: one.snippet for one in every if in_force(torch.__version__, one.since, one.until)}
     script = (
