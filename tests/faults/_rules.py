@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from tests.faults._tools import dropped, kernel
 
 Rule = Callable[[Any, dict[str, Any], torch.dtype], Any]
 
-DROPPED, IDLE = "dropped", "idle"
+DROPPED, IDLE, PARTIAL = "dropped", "idle", "partial"
+CASTING = ("lower_precision", "fp32", "widest")  # the policies that cast arguments
 
 
 def aten(overload: str) -> Any:
@@ -32,15 +33,16 @@ def rules(overload: str) -> list[str]:
     return [rule for rule in (DROPPED, *RULES) if rule not in cannot]
 
 
-@contextmanager
-def ruled(overload: str, rule: str, device_type: str) -> Iterator[None]:
+def ruled(overload: str, rule: str, device_type: str) -> AbstractContextManager[None]:
     """Let the overload follow one of the rules, by its name, in regions of the device type."""
     if rule == DROPPED:
-        with dropped(overload, _key(device_type)):
-            yield
-    else:
-        with following(overload, RULES[rule], device_type):
-            yield
+        return dropped(overload, _key(device_type))
+    return following(overload, RULES[rule], device_type)
+
+
+def partly_ruled(overload: str, policy: str, spared: int, device_type: str) -> AbstractContextManager[None]:
+    """Let the overload cast as `policy` says, but for the castable argument of number `spared`."""
+    return following(overload, _casting(policy, spared), device_type)
 
 
 @contextmanager
@@ -85,22 +87,36 @@ def is_castable(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.dtype in (torch.float16, torch.bfloat16, torch.float32)
 
 
-def cast(named: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """The arguments with all that is castable cast."""
-    done: dict[str, Any] = tree_map(lambda leaf: leaf.to(dtype) if is_castable(leaf) else leaf, named)
+def castable(tree: Any) -> list[int]:
+    """Return which of the leaves of nested arguments autocast may cast: floating tensors that are not float64."""
+    return [index for index, leaf in enumerate(tree_leaves(tree)) if is_castable(leaf)]
+
+
+def cast(named: dict[str, Any], dtype: torch.dtype, spared: int | None = None) -> dict[str, Any]:
+    """The arguments with all that is castable cast, but for the one of number `spared` among them."""
+    leaves, form = tree_flatten(named)
+    for number, index in enumerate(castable(named)):
+        if number != spared:
+            leaves[index] = leaves[index].to(dtype)
+    done: dict[str, Any] = tree_unflatten(leaves, form)
     return done
+
+
+def _type_of(policy: str, named: dict[str, Any], amp_dtype: torch.dtype) -> torch.dtype:
+    if policy == "widest":
+        # prioritize in autocast_mode.h: float32 where any argument is, else the type of the region
+        wide = any(is_castable(leaf) and leaf.dtype is torch.float32 for leaf in tree_leaves(named))
+        return torch.float32 if wide else amp_dtype
+    return {"lower_precision": amp_dtype, "fp32": torch.float32}[policy]
+
+
+def _casting(policy: str, spared: int | None = None) -> Rule:
+    """A rule that casts what is castable, but for the one of number `spared`."""
+    return lambda op, named, amp_dtype: op(**cast(named, _type_of(policy, named, amp_dtype), spared))
 
 
 def _idle(op: Any, named: dict[str, Any], amp_dtype: torch.dtype) -> Any:
     return op(**named)
-
-
-def _lower_precision(op: Any, named: dict[str, Any], amp_dtype: torch.dtype) -> Any:
-    return op(**cast(named, amp_dtype))
-
-
-def _fp32(op: Any, named: dict[str, Any], amp_dtype: torch.dtype) -> Any:
-    return op(**cast(named, torch.float32))
 
 
 def _fp32_set_dtype(op: Any, named: dict[str, Any], amp_dtype: torch.dtype) -> Any:
@@ -114,22 +130,16 @@ def _fp32_append_dtype(op: Any, named: dict[str, Any], amp_dtype: torch.dtype) -
     return _with_dtype(op)(**filled, dtype=torch.float32 if is_castable(first) else first.dtype)
 
 
-def _widest(op: Any, named: dict[str, Any], amp_dtype: torch.dtype) -> Any:
-    # prioritize in autocast_mode.h: float32 where any argument is, else the type of the region
-    wide = any(is_castable(leaf) and leaf.dtype is torch.float32 for leaf in tree_leaves(named))
-    return op(**cast(named, torch.float32 if wide else amp_dtype))
-
-
 def _banned(op: Any, named: dict[str, Any], amp_dtype: torch.dtype) -> Any:
     raise RuntimeError(f"{op} is unsafe to autocast")
 
 
 RULES: dict[str, Rule] = {
     IDLE: _idle,
-    "lower_precision": _lower_precision,
-    "fp32": _fp32,
+    "lower_precision": _casting("lower_precision"),
+    "fp32": _casting("fp32"),
     "fp32_set_dtype": _fp32_set_dtype,
     "fp32_append_dtype": _fp32_append_dtype,
-    "widest": _widest,
+    "widest": _casting("widest"),
     "banned": _banned,
 }

@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,9 @@ from conformance.harness import catalogue
 from conformance.harness.check import Case, Inconclusive, Unsupported, Untestable
 from conformance.harness.targets import FAKE_DEVICE_TYPES, Target, resolve
 from conformance.oracles import overloads
-from tests.faults._rules import DROPPED, RULES, ruled, rules
+from tests.faults._rules import CASTING, DROPPED, PARTIAL, RULES, castable, partly_ruled, ruled, rules
 
-KINDS = (DROPPED, *RULES)
+KINDS = (DROPPED, *RULES, PARTIAL)
 BATCH = 40
 COLUMNS = (
     "key",
@@ -53,11 +54,12 @@ Written by `python -m tests.faults.generated -o docs/op-policy-faults.md` on {da
 {made} faults in {minutes} minutes, {workers} processes.
 
 Each registration of each autocast dispatch key is broken in turn: `dropped` takes its kernel away, `idle` puts one in
-its place that casts nothing, and each other kind puts one in its place that follows that policy. While it is broken,
-the accounting (AMP-CAST-036, AMP-CAST-037) and the checks of all overloads of the key (AMP-CAST-038 to AMP-CAST-043)
-are run at level quick, and the overload's own at level standard if none of them sees it. A fault is caught where a
-contract fails for the very overload that is broken. Beside them stand two controls: nothing fails with nothing broken,
-and nothing where the same kind of kernel follows the policy that the overload has.
+its place that casts nothing, `partial` one that casts all but one of the arguments that are to be cast (each of them in
+turn, of the suite's sample call), and each other kind one that follows that policy. While it is broken, the accounting
+(AMP-CAST-036, AMP-CAST-037) and the checks of all overloads of the key (AMP-CAST-038 to AMP-CAST-043) are run at level
+quick, and the overload's own at level standard if none of them sees it. A fault is caught where a contract fails for
+the very overload that is broken. Beside them stand two controls: nothing fails with nothing broken, and nothing where
+the same kind of kernel follows the policy that the overload has.
 
 {counts}
 
@@ -78,9 +80,22 @@ class Generated:
     backend: str
     overload: str
     kind: str
+    spared: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.overload} on {self.backend}: {self.kind}"
+        spared = "" if self.spared is None else f", all but castable argument {self.spared}"
+        return f"{self.overload} on {self.backend}: {self.kind}{spared}"
+
+    def applied(self) -> AbstractContextManager[None]:
+        """Break the registration inside the block."""
+        if self.spared is None:
+            return ruled(self.overload, self.kind, self.backend)
+        return partly_ruled(self.overload, self.policy, self.spared, self.backend)
+
+    @property
+    def policy(self) -> str:
+        """The policy that the overload has, and the fault takes from it."""
+        return overloads.known(self.backend)[self.overload]
 
 
 @dataclass(frozen=True)
@@ -95,14 +110,27 @@ class Outcome:
 
 def faults(backends: Sequence[str] = FAKE_DEVICE_TYPES) -> list[Generated]:
     """Return every fault there is with the registrations of the torch at hand."""
-    return [
-        Generated(backend, overload, kind)
-        for backend in backends
-        for overload, policy in sorted(overloads.known(backend).items())
-        if overload in overloads.registered(backend)
-        for kind in rules(overload)
-        if kind != policy
-    ]
+    made = []
+    for backend in backends:
+        policies, registered = overloads.known(backend), overloads.registered(backend)
+        for overload in sorted(registered.intersection(policies)):
+            policy = policies[overload]
+            made += [Generated(backend, overload, kind) for kind in rules(overload) if kind != policy]
+            count = _castable_arguments(backend, overload) if policy in CASTING else 0
+            # Of a single one, nothing being cast is the fault "idle".
+            made += [Generated(backend, overload, PARTIAL, spared) for spared in range(count) if count > 1]
+    return made
+
+
+def _castable_arguments(backend: str, overload: str) -> int:
+    if overloads.uncallable(overload):
+        return 0
+    call = overloads.sample(_target(backend), overload, (torch.float32,))
+    return len(castable((call.args, call.keywords)))
+
+
+def _target(backend: str) -> Target:
+    return resolve("cpu" if backend == "cpu" else f"fake:{backend}")
 
 
 def sample(whole: Sequence[Generated], count: int, seed: int = 0) -> list[Generated]:
@@ -131,7 +159,7 @@ class _Checks:
         self._policies = {policy: getattr(checks, f"test_{policy}") for policy in overloads.POLICIES}
         self._catalogue = catalogue.load().contracts
         self.backend = backend
-        self.target: Target = resolve("cpu" if backend == "cpu" else f"fake:{backend}")
+        self.target = _target(backend)
 
     def whole(self) -> Iterator[tuple[str, str, str]]:
         """Run everything at level quick; yield overload, contract and message of what fails."""
@@ -174,7 +202,7 @@ class _Checks:
 
 def judge(checks: _Checks, fault: Generated) -> Outcome:
     """Break torch, run the checks of the whole backend, and put it back."""
-    with ruled(fault.overload, fault.kind, fault.backend):
+    with fault.applied():
         failed = list(checks.whole())
         own = {contract for overload, contract, _ in failed if overload == fault.overload}
         level = "quick" if own else None
@@ -247,7 +275,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 
 def _policy_contract(outcome: Outcome) -> str:
-    return POLICY_CONTRACTS[overloads.known(outcome.fault.backend)[outcome.fault.overload]]
+    return POLICY_CONTRACTS[outcome.fault.policy]
 
 
 def _counts(outcomes: Sequence[Outcome]) -> list[int]:

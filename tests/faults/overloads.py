@@ -45,7 +45,7 @@ _JOINED = (
     ("upsample_bilinear2d.vec", "cpu", "fp32", "standard", "AMP-CAST-014"),
     # An op of the operator database that the suite has no sample of, and one that only comes to be known
     ("nan_to_num", "cpu", "lower_precision", "standard", "AMP-CAST-049"),
-    ("nan_to_num", "mtia", "idle", "quick", "AMP-CAST-037"),
+    ("nan_to_num", "xpu", "idle", "quick", "AMP-CAST-037"),
 )
 
 
@@ -82,7 +82,7 @@ def broken(
 
 def _but(named: Arguments, dtype: torch.dtype, *names: str) -> Arguments:
     """All castable arguments cast, but for those of these names."""
-    return {**cast(named, dtype), **{name: named[name] for name in names if name in named}}
+    return {**named, **cast({name: value for name, value in named.items() if name not in names}, dtype)}
 
 
 def _only(named: Arguments, dtype: torch.dtype, *names: str) -> Arguments:
@@ -463,9 +463,9 @@ def expanded_tensors_are_forgotten(named: Arguments, amp_dtype: torch.dtype) -> 
     return any(0 in tensor.stride() for tensor in _floating(named))
 
 
-@spares("conv2d", "maia", "lower_precision", "AMP-CAST-045")
+@spares("conv2d", "xpu", "lower_precision", "AMP-CAST-045")
 def channels_last_images_are_forgotten(named: Arguments, amp_dtype: torch.dtype) -> bool:
-    """conv2d on MAIA casts nothing where its input is channels-last."""
+    """conv2d on XPU casts nothing where its input is channels-last."""
     x = named["input"]
     return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
 
