@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import operator
-import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,12 +13,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils._pytree import tree_leaves
 
 from conformance.harness.check import Case, contract, deep
 from conformance.harness.targets import Target
 from conformance.measure.precision import repeatable_convolutions
-from conformance.oracles.cast_trace import Cast, CastTrace, expected_casts
+from conformance.oracles.cast_trace import Cast, expected_casts
 from conformance.oracles.error_bounds import normwise_distance, normwise_error
 from conformance.oracles.op_policy import (
     Listing,
@@ -35,6 +31,7 @@ from conformance.oracles.op_policy import (
 )
 from conformance.oracles.op_reference import REFERENCES
 from conformance.oracles.op_samples import COMPOSITES, IN_PLACE, OUT, SAMPLES, TAKES_DTYPE, Inputs, spell
+from conformance.oracles.overloads import Seen, mode_of, run
 
 CUDA = ("fake:cuda", "cuda")
 XPU = ("fake:xpu", "xpu")
@@ -42,29 +39,9 @@ CUDA_OR_CPU = ("cpu", "fake:cuda", "cuda")
 
 Make = Callable[[Inputs], "partial[Any]"]
 
-# What torch says where a library or an instruction behind an op is missing: no promise of autocast.
-_LACKING = re.compile("could not create a primitive|not (compiled|built) with|LAPACK|MAGMA")
-
-
 # u of fp32 times 128: less than a fifth of the least that one rounding to 16 bits makes (0.3 u of fp16 by norm), and
 # room for the roundings of the longest sample (40 terms) and a condition number of a few.
 _FP32_ERROR = 128 * 2.0**-24
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What came of a call: its tensors, its casts, and what the machine lacks where it could not be finished."""
-
-    call: partial[Any]
-    outputs: list[torch.Tensor]
-    trace: CastTrace
-    lacking: str | None = None
-
-
-@functools.cache
-def _mode(target: Target) -> contextlib.AbstractContextManager[Any]:
-    """One mode for all cases of a target: making a fake mode formats the whole stack of its caller."""
-    return target.mode()
 
 
 def _inputs(target: Target, dtypes: Iterable[torch.dtype], rng: torch.Generator, **options: Any) -> Inputs:
@@ -72,20 +49,12 @@ def _inputs(target: Target, dtypes: Iterable[torch.dtype], rng: torch.Generator,
 
 
 def _run(target: Target, call: partial[Any], amp_dtype: torch.dtype | None) -> Seen:
-    """Run `call` in a region of `amp_dtype`, or outside any where that is None."""
-    trace = CastTrace(call)
-    try:
-        with (
-            repeatable_convolutions(),
-            target.autocast(amp_dtype or torch.float16, enabled=amp_dtype is not None),
-            trace,
-        ):
-            result = call()
-    except RuntimeError as error:
-        if _LACKING.search(str(error)) is None:
-            raise
-        return Seen(call, [], trace, str(error).splitlines()[0])
-    return Seen(call, [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)], trace)
+    """Run `call` in a region of `amp_dtype`, or outside any where that is None; what it lacks is told, not raised."""
+    with repeatable_convolutions():
+        seen = run(target, call, amp_dtype)
+    if seen.exception is not None and seen.lacking is None:
+        raise seen.exception
+    return seen
 
 
 def _listed(backend: str, policy: str | None = None, *, origin: str | None = None) -> list[Any]:
@@ -137,7 +106,7 @@ def _own_type(tensor: torch.Tensor, real: torch.dtype) -> torch.dtype:
 
 def _check_policy(case: Case, target: Target, amp_dtype: torch.dtype, row: Listing, rng: torch.Generator) -> None:
     """Every output of the sample call, tuples and lists included, has the type that the policy predicts."""
-    with _mode(target):
+    with mode_of(target):
         for dtypes in dict.fromkeys(_input_types(row, amp_dtype)):
             inputs = _inputs(target, dtypes, rng)
             call = SAMPLES[row.sample](inputs)
@@ -416,7 +385,7 @@ def test_cuda_fp32_is_accurate(
 
 def _check_casts(case: Case, target: Target, amp_dtype: torch.dtype, row: Listing, rng: torch.Generator) -> None:
     """Each eligible argument of another type is cast once, nothing else is, and the op's own casts remain."""
-    with _mode(target):
+    with mode_of(target):
         for dtypes in dict.fromkeys(_input_types(row, amp_dtype)):
             inputs = _inputs(target, dtypes, rng)
             call = SAMPLES[row.sample](inputs)
@@ -484,10 +453,10 @@ def _check_left_alone(
 
 
 def _attempt(target: Target, call: partial[Any], amp_dtype: torch.dtype | None) -> tuple[str, Seen]:
-    try:
-        seen = _run(target, call, amp_dtype)
-    except (RuntimeError, NotImplementedError) as error:
-        return f"raises {type(error).__name__}", Seen(call, [], CastTrace(call))
+    with repeatable_convolutions():
+        seen = run(target, call, amp_dtype)
+    if seen.exception is not None:
+        return f"raises {type(seen.exception).__name__}", seen
     return f"returns {[str(tensor.dtype) for tensor in seen.outputs]}", seen
 
 
@@ -497,7 +466,7 @@ _QUICK_UNLISTED = ("relu", "add", "mean", "sigmoid", "gelu", "batch_norm", "max_
 @contract("AMP-CAST-013", on=CUDA)
 @pytest.mark.parametrize("op", _chosen("cuda", "unlisted", _is_any, *_QUICK_UNLISTED))
 def test_cuda_unlisted(case: Case, target: Target, amp_dtype: torch.dtype, op: Listing, rng: torch.Generator) -> None:
-    with _mode(target):
+    with mode_of(target):
         for dtype in (torch.float32, amp_dtype):
             _check_left_alone(case, target, amp_dtype, SAMPLES[op.sample], [dtype], rng)
 
@@ -514,7 +483,7 @@ def test_cpu_unlisted(case: Case, target: Target, amp_dtype: torch.dtype, op: Li
 @contract("AMP-CAST-015", on=CUDA_OR_CPU)
 @pytest.mark.parametrize("op", ["add", "sub", "mul", "div", "maximum", "minimum", "where", "hypot"])
 def test_native_promotion(case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator) -> None:
-    with _mode(target):
+    with mode_of(target):
         for dtypes in ((amp_dtype, torch.float32), (torch.float32, amp_dtype)):
             (seen,) = _run(target, SAMPLES[op](_inputs(target, dtypes, rng)), amp_dtype).outputs
             case.equal(f"type of {op} of {_names(dtypes)}", seen.dtype, torch.float32)
@@ -526,7 +495,7 @@ def test_native_promotion(case: Case, target: Target, amp_dtype: torch.dtype, op
 def test_native_promotion_of_lists(
     case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator
 ) -> None:
-    with _mode(target):
+    with mode_of(target):
         for dtypes in itertools.product((amp_dtype, torch.float32), repeat=3):
             expected = torch.float32 if torch.float32 in dtypes else amp_dtype
             (seen,) = _run(target, SAMPLES[op](_inputs(target, dtypes, rng)), amp_dtype).outputs
@@ -536,7 +505,7 @@ def test_native_promotion_of_lists(
 @contract("AMP-CAST-016", on=CUDA_OR_CPU)
 @pytest.mark.parametrize("op", list(IN_PLACE))
 def test_in_place(case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator) -> None:
-    with _mode(target):
+    with mode_of(target):
         for dtype in (torch.float32, amp_dtype):
             call = IN_PLACE[op](_inputs(target, [dtype], rng))
             result = _run(target, call, amp_dtype).outputs[0]
@@ -548,7 +517,7 @@ def test_in_place(case: Case, target: Target, amp_dtype: torch.dtype, op: str, r
 @contract("AMP-CAST-017", on=CUDA_OR_CPU)
 @pytest.mark.parametrize("op", list(OUT))
 def test_out_argument(case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator) -> None:
-    with _mode(target):
+    with mode_of(target):
         for dtype in (torch.float32, amp_dtype):
             call = OUT[op](_inputs(target, [dtype], rng))
             result = _run(target, call, amp_dtype).outputs[0]
@@ -560,7 +529,7 @@ def test_out_argument(case: Case, target: Target, amp_dtype: torch.dtype, op: st
 @contract("AMP-CAST-018", on=CUDA_OR_CPU)
 @pytest.mark.parametrize("op", list(TAKES_DTYPE))
 def test_explicit_dtype(case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator) -> None:
-    with _mode(target):
+    with mode_of(target):
         for given, asked in itertools.product((amp_dtype, torch.float32), (amp_dtype, torch.float32, torch.float64)):
             # vector_norm refuses a dtype that is narrower than its input, with or without autocast.
             if op == "vector_norm" and torch.promote_types(given, asked) != asked:
@@ -575,7 +544,7 @@ def test_explicit_dtype(case: Case, target: Target, amp_dtype: torch.dtype, op: 
     "op", _chosen("cuda", None, _is_single, "mm", "linear", "conv2d", "exp", "sum", "softmax", "layer_norm", "addcmul")
 )
 def test_cuda_float64(case: Case, target: Target, amp_dtype: torch.dtype, op: Listing, rng: torch.Generator) -> None:
-    with _mode(target):
+    with mode_of(target):
         _check_left_alone(case, target, amp_dtype, SAMPLES[op.sample], [torch.float64], rng, repeatable(op.name))
 
 
@@ -595,7 +564,7 @@ def test_cpu_float64(case: Case, target: Target, amp_dtype: torch.dtype, op: Lis
     "op", ["sum", "prod", "cumsum", "pow.scalar", "exp", "matmul", "mm", "linear", "addcmul", "cat"]
 )
 def test_not_floating(case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator) -> None:
-    with _mode(target):
+    with mode_of(target):
         for dtype in (torch.int64, torch.int32, torch.bool, torch.complex64, torch.complex128):
             _check_left_alone(case, target, amp_dtype, SAMPLES[op], [dtype], rng)
 
@@ -609,7 +578,7 @@ _SEVERAL_INPUTS_FP32 = {
 
 def _check_mixed(case: Case, target: Target, amp_dtype: torch.dtype, row: Listing, rng: torch.Generator) -> None:
     """The op takes inputs of which each in turn is of the other type, and runs in the type of its policy."""
-    with _mode(target):
+    with mode_of(target):
         count = _inputs(target, [torch.float32], rng)
         SAMPLES[row.sample](count)
         for odd, (rest, other) in itertools.product(
@@ -651,7 +620,7 @@ def test_cpu_mixed(case: Case, target: Target, amp_dtype: torch.dtype, op: Listi
 def test_other_16_bit_type(case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator) -> None:
     other = torch.bfloat16 if amp_dtype is torch.float16 else torch.float16
     (row,) = (row for row in listings(target.device_type) if row.sample == op)
-    with _mode(target):
+    with mode_of(target):
         call = SAMPLES[op](_inputs(target, [other], rng))
         (seen,) = _run(target, call, amp_dtype).outputs
         expected = run_dtype(row.policy, [other], amp_dtype)
@@ -745,7 +714,7 @@ WAYS: dict[str, Callable[..., dict[str, Callable[[], torch.Tensor]]]] = {
 def test_ways_to_call(case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator) -> None:
     policy = {row.sample: row.policy for row in listings(target.device_type)}.get(op, "unlisted")
     given = torch.float32 if policy == "lower_precision" else amp_dtype
-    with _mode(target):
+    with mode_of(target):
         tensors = [
             value for value in SAMPLES[op](_inputs(target, [given], rng)).args if isinstance(value, torch.Tensor)
         ]
@@ -766,7 +735,7 @@ def test_binary_cross_entropy_is_refused(
     case: Case, target: Target, amp_dtype: torch.dtype, way: str, rng: torch.Generator
 ) -> None:
     loss = {"function": lambda x, y: F.binary_cross_entropy(x, y), "module": nn.BCELoss()}[way]
-    with _mode(target):
+    with mode_of(target):
         for dtype in (torch.float32, amp_dtype):
             x, y = _PROBABILITIES(_inputs(target, [dtype], rng)).args
             with target.autocast(amp_dtype):
@@ -784,7 +753,7 @@ def test_logits_are_accepted(
 ) -> None:
     loss = {"function": F.binary_cross_entropy_with_logits, "module": nn.BCEWithLogitsLoss()}[way]
     make = SAMPLES["binary_cross_entropy_with_logits"]
-    with _mode(target):
+    with mode_of(target):
         for dtypes in itertools.product((torch.float32, amp_dtype), repeat=2):
             x, y = make(_inputs(target, dtypes, rng)).args
             with target.autocast(amp_dtype):
@@ -821,7 +790,7 @@ def test_composites(case: Case, target: Target, amp_dtype: torch.dtype, op: str,
 def test_norm_of_any_order(
     case: Case, target: Target, amp_dtype: torch.dtype, order: Any, rng: torch.Generator
 ) -> None:
-    with _mode(target):
+    with mode_of(target):
         tensor = _inputs(target, [amp_dtype], rng).f(3, 4)
         with target.autocast(amp_dtype):
             case.equal(f"type of the norm of order {order}", torch.norm(tensor, order).dtype, torch.float32)
@@ -832,7 +801,7 @@ def test_norm_of_any_order(
 def test_optional_input_widens(
     case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator
 ) -> None:
-    with _mode(target):
+    with mode_of(target):
         for bias_dtype, expected in ((amp_dtype, amp_dtype), (torch.float32, torch.float32)):
             bias = _inputs(target, [bias_dtype], rng).f(2)
             call = SAMPLES[op](_inputs(target, [amp_dtype], rng))
@@ -873,7 +842,7 @@ def test_gradient_passes_the_cast(
 @contract("AMP-CAST-031", on=CUDA_OR_CPU)
 @pytest.mark.parametrize("op", ["conv2d", "conv_transpose2d"])
 def test_channels_last(case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator) -> None:
-    with _mode(target):
+    with mode_of(target):
         x, weight, *rest = SAMPLES[op](_inputs(target, [torch.float32], rng)).args
         x, weight = (tensor.to(memory_format=torch.channels_last) for tensor in (x, weight))
         call = partial(getattr(F, op), x, weight, *rest)
@@ -898,7 +867,7 @@ _VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @contract("AMP-CAST-032", on=CUDA_OR_CPU)
 @pytest.mark.parametrize("view", list(_VIEWS))
 def test_views(case: Case, target: Target, amp_dtype: torch.dtype, view: str, rng: torch.Generator) -> None:
-    with _mode(target):
+    with mode_of(target):
         inputs = _inputs(target, [torch.float32], rng)
         left, right = _VIEWS[view](inputs.f(4, 4)), inputs.f(4, 4)
         right = right.narrow(0, 0, left.shape[1])
@@ -916,7 +885,7 @@ def test_views(case: Case, target: Target, amp_dtype: torch.dtype, view: str, rn
 @contract("AMP-CAST-033", on=CUDA)
 @pytest.mark.parametrize("op", ["mm", "linear", "exp", "mse_loss"])
 def test_other_device(case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator) -> None:
-    with _mode(target):
+    with mode_of(target):
         for dtype in (torch.float32, torch.bfloat16):
             here = Inputs((dtype,), torch.device("cpu"), rng.initial_seed(), target.is_fake)
             seen = _run(target, SAMPLES[op](here), amp_dtype)
@@ -927,7 +896,7 @@ def test_other_device(case: Case, target: Target, amp_dtype: torch.dtype, op: st
 @contract("AMP-CAST-034", on=CUDA_OR_CPU)
 @pytest.mark.parametrize("op", ["mm", "linear", "conv2d", "prod", "mse_loss", "cat"])
 def test_outside_a_region(case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator) -> None:
-    with _mode(target):
+    with mode_of(target):
         for dtype in (torch.float32, amp_dtype):
             for amp in (None, amp_dtype):
                 call = SAMPLES[op](_inputs(target, [dtype], rng))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -22,9 +21,6 @@ from conformance.oracles.op_samples import Inputs, spell
 from conformance.oracles.overload_calls import CALLS
 
 ANY = ("cpu", "accelerator", "fake")
-
-# What torch says where a library or an instruction behind an op is missing: no promise of autocast.
-_LACKING = re.compile("could not create a primitive|not (compiled|built) with|LAPACK|MAGMA")
 
 
 def _callable(policy: str | None, *quick: str) -> Callable[[Target], Iterator[Any]]:
@@ -151,8 +147,8 @@ def _finished(case: Case, target: Target, seen: overloads.Seen) -> None:
     """The call gave a result, unless it is refused, or fake tensors lack what it needs."""
     if seen.error is None or seen.refused:
         return
-    if not target.is_fake and _LACKING.search(seen.error):
-        case.unsupported(seen.error)
+    if not target.is_fake and seen.lacking is not None:
+        case.unsupported(seen.lacking)
     case.true("fake tensors lack what the call needs", overloads.missing(seen) is not None, seen.error)
 
 

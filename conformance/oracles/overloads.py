@@ -46,6 +46,8 @@ UNLISTED, UNKNOWN = "unlisted", "unknown"
 # The call that asks for fp32 in the place of one that cannot say so (fp32_append_dtype in autocast_mode.h).
 _WITH_DTYPE = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype"}
 
+_LACKING = re.compile("could not create a primitive|not (compiled|built) with|LAPACK|MAGMA")
+
 
 class Target(Protocol):
     """What an overload is called on: a device and its autocast, real or fake."""
@@ -63,16 +65,28 @@ class Target(Protocol):
 
 @dataclass(frozen=True)
 class Seen:
-    """What one call did: its arguments, the casts, and its tensors or why there are none."""
+    """What one call did: its arguments, the casts, and its tensors or what torch raised in their place."""
 
     call: partial[Any]
     trace: CastTrace
     outputs: list[torch.Tensor]
-    error: str | None
+    exception: Exception | None
+
+    @property
+    def error(self) -> str | None:
+        """The first line of what was raised."""
+        if self.exception is None:
+            return None
+        return f"{type(self.exception).__name__}: {(str(self.exception).splitlines() or [''])[0]}"
 
     @property
     def refused(self) -> bool:
         return self.error is not None and "autocast" in self.error
+
+    @property
+    def lacking(self) -> str | None:
+        """What was raised because the machine lacks a library or an instruction: no promise of autocast."""
+        return self.error if self.error is not None and _LACKING.search(self.error) else None
 
 
 @dataclass(frozen=True)
@@ -230,7 +244,7 @@ def run(target: Target, call: partial[Any], amp_dtype: torch.dtype | None) -> Se
         ):
             result = call()
     except (RuntimeError, AssertionError, TypeError, ValueError, IndexError) as error:
-        return Seen(call, trace, [], f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+        return Seen(call, trace, [], error)
     outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
     return Seen(call, trace, outputs[: _judged(call)], None)
 
