@@ -186,17 +186,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def _parametrize_per_target(metafunc: pytest.Metafunc, run: Run, mark: pytest.Mark, own: pytest.Mark) -> None:
     """Parametrise a check by its targets and, for each, by the values that belong to it."""
     name, values_of = own.args
-    sets: list[tuple[Any, Any]] = []
-    ids = []
+    sets: list[Any] = []
+    deeper: list[Any] = []
     for target in run.targets_for(mark.kwargs["on"]):
         for value in values_of(target):
             plain, marks = (value.values[0], value.marks) if hasattr(value, "marks") else (value, ())
-            if _depth(marks) > run.depth:
-                run.shallow.add(mark.args[0])
-                continue
-            sets.append((target, plain))
-            ids.append(f"{run.slot(target)}-{plain}")
-    metafunc.parametrize(("target", name), sets or [(None, None)], ids=ids or [_ABSENT], indirect=["target"])
+            made = pytest.param(target, plain, marks=marks, id=f"{run.slot(target)}-{plain}")
+            (sets if _depth(marks) <= run.depth else deeper).append(made)
+    if deeper:
+        run.shallow.add(mark.args[0])
+    # Where all are left out, one stays, so that the reason can be told.
+    sets = sets or deeper[:1] or [pytest.param(None, None, id=_ABSENT)]
+    metafunc.parametrize(("target", name), sets, indirect=["target"])
 
 
 def _prune(mark: pytest.Mark, run: Run, contract: str) -> pytest.Mark:
