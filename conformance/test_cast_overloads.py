@@ -362,6 +362,32 @@ def _database(target: Target) -> list[Any]:
     return [deep("full" if _is_copy(target) else "standard", "database")]
 
 
+def _with_variants(target: Target) -> Iterator[Any]:
+    """The overloads that have a variant in place or with `out`."""
+    for value in _callable(None, "addmm", "exp", "pow.Tensor_Scalar", "prod.dim_int", "addcmul", "stack")(target):
+        if overloads.variants(value if isinstance(value, str) else value.values[0]):
+            yield value
+
+
+@contract("AMP-CAST-052", on=ANY)
+@per_target("overload", _with_variants)
+def test_variants_are_left_alone(case: Case, target: Target, overload: str) -> None:
+    (amp_dtype, *_) = _amp_dtypes(case, target)
+    for variant, dtype in itertools.product(overloads.variants(overload), (torch.float32, amp_dtype)):
+        call = overloads.sample(target, overload, (dtype,), case.seed)
+        with repeatable_convolutions():
+            made = [overloads.variant_call(target, call, variant) for _ in range(2)]
+            if made[0] is None or made[1] is None:
+                case.note(f"{variant} of {dtype}", "cannot be called outside a region")
+                continue
+            outside, inside = overloads.run(target, made[0], None), overloads.run(target, made[1], amp_dtype)
+        difference = overloads.difference(overloads.Promise([], outside), inside)
+        case.equal(f"{variant} of {dtype}, against outside a region", difference or "the same", "the same")
+        if not target.is_fake:
+            for index, (ours, theirs) in enumerate(zip(inside.outputs, outside.outputs, strict=True)):
+                _same(case, overload, f"output {index} of {variant} of {dtype}", ours, theirs)
+
+
 @contract("AMP-CAST-049", on=ANY)
 @per_target("entries", _database)
 def test_unlisted_ops_of_the_database(case: Case, target: Target, entries: str) -> None:

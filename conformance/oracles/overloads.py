@@ -279,6 +279,47 @@ def calls(
     return made
 
 
+def variants(overload: str) -> list[torch._ops.OpOverload]:
+    """Return the overloads that do the same in place (`exp_`), or into tensors that the caller gives (`exp.out`)."""
+    name, _, which = overload.partition(".")
+    own = getattr(getattr(torch.ops.aten, name), which or "default")
+    packets = (own.overloadpacket, getattr(torch.ops.aten, f"{name}_", None))
+    every = [getattr(packet, each) for packet in packets if packet is not None for each in packet.overloads()]
+    return [each for each in every if (_outs(each) or _in_place(each)) and _inputs(each) == _inputs(own)]
+
+
+def variant_call(target: Target, call: partial[Any], variant: torch._ops.OpOverload) -> partial[Any] | None:
+    """Return the call of a variant with the arguments of `call`; None where torch cannot even make that call outside.
+
+    What it writes to is made anew: the first argument is copied, an `out` is a tensor like the plain result.
+    """
+    outs = _outs(variant)
+    if not outs:
+        written, *rest = call.args
+        with mode_of(target):
+            return partial(variant, written.clone(), *rest, **call.keywords)
+    plain = run(target, call, None)
+    if len(plain.outputs) != len(outs):
+        return None
+    empty = torch.empty_like if target.is_fake else torch.zeros_like
+    with mode_of(target):
+        made = {name: empty(leaf) for name, leaf in zip(outs, plain.outputs, strict=True)}
+    return partial(variant, *call.args, **call.keywords, **made)
+
+
+def _in_place(overload: torch._ops.OpOverload) -> bool:
+    first = overload._schema.arguments[0]
+    return first.alias_info is not None and first.alias_info.is_write
+
+
+def _outs(overload: torch._ops.OpOverload) -> list[str]:
+    return [argument.name for argument in overload._schema.arguments if argument.is_out]
+
+
+def _inputs(overload: torch._ops.OpOverload) -> list[tuple[str, str]]:
+    return [(argument.name, str(argument.type)) for argument in overload._schema.arguments if not argument.is_out]
+
+
 def takes_dtype(call: partial[Any]) -> bool:
     """Whether the overload can be asked for the type of its result."""
     overload: Any = call.func
