@@ -450,6 +450,11 @@ def _check_left_alone(
             case.equal(f"type of output {index} {what}", ours.dtype, theirs.dtype)
         else:
             _check_same(case, exact, f"output {index} {what}", ours, theirs)
+    if not target.is_fake:
+        with repeatable_convolutions():
+            plain = run(target, make(_inputs(target, dtypes, rng)), amp_dtype, traced=False)
+        types = [[tensor.dtype for tensor in one.outputs] for one in (plain, wanted)]
+        case.equal(f"types of the outputs {what}, untraced", types[0], types[1])
 
 
 def _attempt(target: Target, call: partial[Any], amp_dtype: torch.dtype | None) -> tuple[str, Seen]:

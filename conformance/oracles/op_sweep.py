@@ -64,8 +64,10 @@ def _sweep(target: Target, amp_dtype: torch.dtype, entries: list[Any], samples: 
             swept.add(entry.name)
             calls += 1
             inside = _seeded(target, call, amp_dtype)
-            if overloads.difference(overloads.Promise([], outside), inside) is not None:
-                changed.setdefault(entry.name, f"{dtype}: {overloads.describe(inside)}")
+            plain = inside if target.is_fake else _seeded(target, call, amp_dtype, traced=False)
+            types = [[leaf.dtype for leaf in one.outputs] for one in (plain, outside)]
+            if overloads.difference(overloads.Promise([], outside), inside) is not None or types[0] != types[1]:
+                changed.setdefault(entry.name, f"{dtype}: {overloads.describe(inside)}; untraced: {types[0]}")
     return Swept(len(swept), calls, changed)
 
 
@@ -76,10 +78,10 @@ def explained(entry: str, backend: str) -> bool:
     return not listed.isdisjoint([own, *read_toml(fixture("op_sweep.toml"))["calls"].get(entry, [])])
 
 
-def _seeded(target: Target, call: partial[Any], amp_dtype: torch.dtype | None) -> Seen:
+def _seeded(target: Target, call: partial[Any], amp_dtype: torch.dtype | None, *, traced: bool = True) -> Seen:
     """Run a call that may draw random numbers, from the same seed each time."""
     torch.default_generator.manual_seed(0)
-    return overloads.run(target, call, amp_dtype)
+    return overloads.run(target, call, amp_dtype, traced=traced)
 
 
 def _calls(target: Target, entry: Any, dtype: torch.dtype, samples: int) -> Iterator[partial[Any]]:

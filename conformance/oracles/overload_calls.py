@@ -32,8 +32,9 @@ def _convolution(t: Inputs, *rest: Any) -> Arguments:
     return _a(t.f(2, 3, 6, 6), t.f(4, 3, 3, 2), t.f(4), [1, 1], [1, 1], [1, 1], False, [0, 0], 1, *rest)
 
 
-def _attention(t: Inputs, length: int) -> Arguments:
-    return _a(t.f(1, 2, length, 8), t.f(1, 2, length, 8), t.f(1, 2, length, 8))
+def _attention(t: Inputs, length: int, *, masked: bool) -> Arguments:
+    query, key, value = (t.f(1, 2, length, 8) for _ in range(3))
+    return _a(query, key, value, *([t.f(length, length)] if masked else []))
 
 
 def _cell(t: Inputs, gates: int, *, pair: bool = False) -> Arguments:
@@ -78,7 +79,7 @@ CALLS: dict[str, Callable[[Inputs], Arguments]] = {
     "dot": lambda t: _a(t.f(6), t.f(6)),
     "vdot": lambda t: _a(t.f(6), t.f(6)),
     "tensordot": lambda t: _a(t.f(3, 4, 5), t.f(4, 5, 2), [1, 2], [0, 1]),
-    "bilinear": lambda t: _a(t.f(3, 4), t.f(3, 5), t.f(2, 4, 5)),
+    "bilinear": lambda t: _a(t.f(3, 4), t.f(3, 5), t.f(2, 4, 5), t.f(2)),
     # Convolutions; not 3 by 3, which a GPU's library may compute by Winograd's transform
     "conv1d": lambda t: _a(t.f(2, 3, 8), t.f(4, 3, 3), t.f(4)),
     "conv1d.padding": lambda t: _a(t.f(2, 3, 8), t.f(4, 3, 3), t.f(4), padding="same"),
@@ -106,8 +107,8 @@ CALLS: dict[str, Callable[[Inputs], Arguments]] = {
     "_thnn_fused_gru_cell": lambda t: _fused_cell(t, 3),
     "_thnn_fused_lstm_cell": lambda t: _fused_cell(t, 4),
     "mkldnn_rnn_layer": _mkldnn_rnn,
-    "scaled_dot_product_attention": lambda t: _attention(t, 4),
-    "_scaled_dot_product_flash_attention": lambda t: _attention(t, 16),
+    "scaled_dot_product_attention": lambda t: _attention(t, 4, masked=True),
+    "_scaled_dot_product_flash_attention": lambda t: _attention(t, 16, masked=False),
     "_native_multi_head_attention": lambda t: _a(
         *(t.f(1, 4, 8), t.f(1, 4, 8), t.f(1, 4, 8), 8, 2, t.f(24, 8), t.f(24), t.f(8, 8), t.f(8)),
         need_weights=False,
@@ -186,7 +187,7 @@ CALLS: dict[str, Callable[[Inputs], Arguments]] = {
     "l1_loss": lambda t: _a(t.f(3, 4), t.f(3, 4)),
     "margin_ranking_loss": lambda t: _a(t.f(4), t.f(4), t.sign(4), 5.0),
     "mse_loss": lambda t: _a(t.f(3, 4), t.f(3, 4)),
-    "multi_margin_loss": lambda t: _a(t.f(3, 5), t.i(5, 3)),
+    "multi_margin_loss": lambda t: _a(t.f(3, 5), t.i(5, 3), 1, 5.0, t.p(5)),
     "multilabel_margin_loss": lambda t: _a(t.f(3, 5), t.sets()),
     "multilabel_margin_loss_forward": lambda t: _a(t.f(3, 5), t.sets(), _MEAN),
     "nll_loss": lambda t: _a(t.f(3, 5), t.i(5, 3), t.p(5)),
@@ -270,7 +271,7 @@ CALLS: dict[str, Callable[[Inputs], Arguments]] = {
     "linalg_lstsq": lambda t: _a(t.spd(3), t.f(3, 2)),
     "linalg_matrix_rank": lambda t: _a(t.spd(3), 0.1),
     "linalg_matrix_rank.atol_rtol_float": lambda t: _a(t.spd(3), atol=0.1, rtol=0.1),
-    "linalg_matrix_rank.atol_rtol_tensor": lambda t: _a(t.spd(3), atol=t.u(1)),
+    "linalg_matrix_rank.atol_rtol_tensor": lambda t: _a(t.spd(3), atol=t.u(1), rtol=t.u(1)),
     "linalg_matrix_rank.tol_tensor": lambda t: _a(t.spd(3), t.u(1)),
     "linalg_matrix_sqrth": lambda t: _a(t.spd(3)),
     "linalg_qr": lambda t: _a(t.f(4, 3)),

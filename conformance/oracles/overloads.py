@@ -46,6 +46,7 @@ UNLISTED, UNKNOWN = "unlisted", "unknown"
 # The call that asks for fp32 in the place of one that cannot say so (fp32_append_dtype in autocast_mode.h).
 _WITH_DTYPE = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype"}
 
+_REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}  # at::Reduction
 _LACKING = re.compile("could not create a primitive|not (compiled|built) with|LAPACK|MAGMA")
 
 
@@ -229,10 +230,11 @@ def sample(target: Target, overload: str, dtypes: Sequence[torch.dtype], seed: i
         return call(overload, Inputs(tuple(dtypes), target.device, seed, target.is_fake))
 
 
-def run(target: Target, call: partial[Any], amp_dtype: torch.dtype | None) -> Seen:
+def run(target: Target, call: partial[Any], amp_dtype: torch.dtype | None, *, traced: bool = True) -> Seen:
     """Run `call` in a region of `amp_dtype`, or outside any where that is None, and record what it did.
 
-    What torch raises is recorded, not raised: a fake tensor shows its casts also where no kernel can follow.
+    What torch raises is recorded, not raised: a fake tensor shows its casts also where no kernel can follow. While its
+    casts are traced, what runs below autocast reads it as off; `traced=False` shows what such code does otherwise.
     """
     trace = CastTrace(call)
     try:
@@ -240,10 +242,10 @@ def run(target: Target, call: partial[Any], amp_dtype: torch.dtype | None) -> Se
             mode_of(target),
             _quiet(),
             target.autocast(amp_dtype or torch.float16, enabled=amp_dtype is not None),
-            trace,
+            trace if traced else contextlib.nullcontext(),
         ):
             result = call()
-    except (RuntimeError, AssertionError, TypeError, ValueError, IndexError) as error:
+    except (RuntimeError, AssertionError, TypeError, ValueError, IndexError, AttributeError) as error:
         return Seen(call, trace, [], error)
     outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
     return Seen(call, trace, outputs[: _judged(call)], None)
@@ -279,11 +281,36 @@ def calls(
     return made
 
 
+def optionals(overload: str, call: partial[Any]) -> dict[str, partial[Any]]:
+    """Return the call without its optional tensors, and with each reduction that it may take, where it has such."""
+    schema = _own(overload)._schema.arguments
+    places = {argument.name: place for place, argument in enumerate(schema) if not argument.kwarg_only}
+    absent = [one.name for one in schema if str(one.type) == "Optional[Tensor]"]
+    made = {}
+    if absent:
+        made["without optional tensors"] = _set(call, places, dict.fromkeys(absent))
+    if "reduction" in places:
+        made.update(
+            {f"with reduction {name}": _set(call, places, {"reduction": at}) for name, at in _REDUCTIONS.items()}
+        )
+    return made
+
+
+def _set(call: partial[Any], places: dict[str, int], values: dict[str, Any]) -> partial[Any]:
+    """Put values in the place of arguments, given by place or by name; what is left to its default stays so."""
+    args, keywords = list(call.args), dict(call.keywords)
+    for name, value in values.items():
+        if name in places and places[name] < len(args):
+            args[places[name]] = value
+        elif name in keywords or value is not None:
+            keywords[name] = value
+    return partial(call.func, *args, **keywords)
+
+
 def variants(overload: str) -> list[torch._ops.OpOverload]:
     """Return the overloads that do the same in place (`exp_`), or into tensors that the caller gives (`exp.out`)."""
-    name, _, which = overload.partition(".")
-    own = getattr(getattr(torch.ops.aten, name), which or "default")
-    packets = (own.overloadpacket, getattr(torch.ops.aten, f"{name}_", None))
+    own = _own(overload)
+    packets = (own.overloadpacket, getattr(torch.ops.aten, f"{overload.split('.')[0]}_", None))
     every = [getattr(packet, each) for packet in packets if packet is not None for each in packet.overloads()]
     return [each for each in every if (_outs(each) or _in_place(each)) and _inputs(each) == _inputs(own)]
 
@@ -305,6 +332,12 @@ def variant_call(target: Target, call: partial[Any], variant: torch._ops.OpOverl
     with mode_of(target):
         made = {name: empty(leaf) for name, leaf in zip(outs, plain.outputs, strict=True)}
     return partial(variant, *call.args, **call.keywords, **made)
+
+
+def _own(overload: str) -> torch._ops.OpOverload:
+    name, _, which = overload.partition(".")
+    own: torch._ops.OpOverload = getattr(getattr(torch.ops.aten, name), which or "default")
+    return own
 
 
 def _in_place(overload: torch._ops.OpOverload) -> bool:

@@ -498,3 +498,71 @@ def inference_mode_is_forgotten(named: Arguments, amp_dtype: torch.dtype) -> boo
 def factors_that_are_low_already_are_forgotten(named: Arguments, amp_dtype: torch.dtype) -> bool:
     """addmm on the CPU casts nothing where its first argument is in the region's dtype already."""
     return named["self"].dtype is amp_dtype
+
+
+@broken("scaled_dot_product_attention", "cuda", "AMP-CAST-038")
+def attention_mask_is_not_cast(op: Any, named: Arguments, amp_dtype: torch.dtype) -> Any:
+    """scaled_dot_product_attention on CUDA does not cast its mask."""
+    return op(**_but(named, amp_dtype, "attn_mask"))
+
+
+@broken("multi_margin_loss", "cpu", "AMP-CAST-039")
+def class_weights_of_a_margin_loss_are_not_cast(op: Any, named: Arguments, amp_dtype: torch.dtype) -> Any:
+    """multi_margin_loss on the CPU does not cast the weights of its classes."""
+    return op(**_but(named, torch.float32, "weight"))
+
+
+@broken("linalg_matrix_rank.atol_rtol_tensor", "cpu", "AMP-CAST-039")
+def relative_tolerance_is_not_cast(op: Any, named: Arguments, amp_dtype: torch.dtype) -> Any:
+    """linalg_matrix_rank on the CPU does not cast its relative tolerance."""
+    return op(**_but(named, torch.float32, "rtol"))
+
+
+@broken("conv2d", "cpu", "AMP-CAST-054")
+def convolution_casts_its_weight_each_time(op: Any, named: Arguments, amp_dtype: torch.dtype) -> Any:
+    """conv2d on the CPU casts its weight at each call, past the cache."""
+    return op(**cast(named, amp_dtype))
+
+
+@spares("group_norm", "cuda", "fp32", "AMP-CAST-053")
+def norm_without_weights_is_forgotten(named: Arguments, amp_dtype: torch.dtype) -> bool:
+    """group_norm on CUDA casts nothing where it has no weight."""
+    return named.get("weight") is None
+
+
+@spares("conv1d", "cuda", "lower_precision", "AMP-CAST-053", level="standard")
+def convolution_without_bias_is_forgotten(named: Arguments, amp_dtype: torch.dtype) -> bool:
+    """conv1d on CUDA casts nothing where there is no bias."""
+    return named.get("bias") is None
+
+
+@spares("smooth_l1_loss", "cuda", "fp32", "AMP-CAST-053", level="standard")
+def loss_that_is_not_reduced_is_forgotten(named: Arguments, amp_dtype: torch.dtype) -> bool:
+    """smooth_l1_loss on CUDA casts nothing where it is not asked for a mean."""
+    return named.get("reduction", 1) != 1
+
+
+@fault("AMP-CAST-052")
+def in_place_product_autocasts() -> Iterator[None]:
+    """addmm_ on the CPU multiplies in the amp dtype and puts the result into its float32 argument."""
+
+    def run(self: torch.Tensor, left: torch.Tensor, right: torch.Tensor, **scalars: Any) -> torch.Tensor:
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
+            low = torch.get_autocast_dtype("cpu")
+            return self.copy_(torch.addmm(self.to(low), left.to(low), right.to(low), **scalars))
+
+    with kernel("addmm_", run, "AutocastCPU"):
+        yield
+
+
+@fault("AMP-CAST-014", "AMP-CAST-049")
+def kernel_below_asks_whether_autocast_is_on() -> Iterator[None]:
+    """relu's kernel on the CPU returns the amp dtype where autocast is on, which a trace of its casts would hide."""
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        result = x.clamp_min(0)
+        on = torch.is_autocast_enabled("cpu") and x.dtype is torch.float32
+        return result.to(torch.get_autocast_dtype("cpu")) if on else result
+
+    with kernel("relu", run, "CPU"):
+        yield
