@@ -401,7 +401,12 @@ def test_weights_are_cast_once_a_region(case: Case, target: Target, overload: st
 
 
 def _with_variants(target: Target) -> Iterator[Any]:
-    """The overloads that have a variant in place or with `out`."""
+    """The overloads that have a variant in place or with `out`.
+
+    None on fake CPU tensors: they do in 16 bits what no CPU does outside a region, such as a condition number.
+    """
+    if target.is_fake and target.device_type == "cpu":
+        return
     for value in _callable(None, "addmm", "exp", "pow.Tensor_Scalar", "prod.dim_int", "addcmul", "stack")(target):
         if overloads.variants(value if isinstance(value, str) else value.values[0]):
             yield value

@@ -245,7 +245,7 @@ def run(target: Target, call: partial[Any], amp_dtype: torch.dtype | None, *, tr
             trace if traced else contextlib.nullcontext(),
         ):
             result = call()
-    except (RuntimeError, AssertionError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (RuntimeError, AssertionError, TypeError, ValueError, LookupError, AttributeError) as error:
         return Seen(call, trace, [], error)
     outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
     return Seen(call, trace, outputs[: _judged(call)], None)
