@@ -102,7 +102,11 @@ class HandCast(TorchFunctionMode):
             body = types.FunctionType(func.__code__, names, func.__name__, func.__defaults__, cells)
             body.__kwdefaults__ = func.__kwdefaults__
             self._bodies[func] = body
-            # A decorated function, or one of two that F.max_pool2d chooses from, makes the same check again.
+            # A wrapper calls, by a global name or out of its closure, a function that makes the same check again.
+            for name in func.__code__.co_names:
+                value = func.__globals__.get(name)
+                if isinstance(value, types.FunctionType) and not value.__globals__.keys().isdisjoint(_CHECKS):
+                    names[name] = self._body(value)
             for cell, outer in zip(cells, func.__closure__ or (), strict=True):
                 value = outer.cell_contents
                 cell.cell_contents = self._body(value) if isinstance(value, types.FunctionType) else value
