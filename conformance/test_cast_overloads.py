@@ -19,7 +19,7 @@ from conformance.oracles.cast_trace import arguments
 from conformance.oracles.error_bounds import normwise_distance
 from conformance.oracles.op_policy import BACKENDS, listings, repeatable, resolved
 from conformance.oracles.op_samples import Inputs, spell
-from conformance.oracles.overload_calls import CALLS
+from conformance.oracles.overload_calls import CALLS, MORE
 
 ANY = ("cpu", "accelerator", "fake")
 
@@ -273,6 +273,8 @@ _FORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "expanded inputs": lambda x: x.narrow(0, 0, 1).expand_as(x) if x.dim() else x,
     "empty inputs": lambda x: x.narrow(0, 0, 0) if x.dim() else x,
     "zero-dimensional inputs": lambda x: x.flatten()[0],
+    "one dimension fewer": lambda x: x.select(0, 0) if x.dim() else x,
+    "one dimension more": lambda x: x.unsqueeze(0),
 }
 
 
@@ -382,6 +384,54 @@ def test_optional_arguments(case: Case, target: Target, overload: str) -> None:
     for what, call in overloads.calls(target, overload, amp_dtype, kinds, case.seed).items():
         for how, changed in overloads.optionals(overload, call).items():
             _judge(case, target, overload, f"{what} {how}", changed, amp_dtype)
+
+
+def _twin(target: Target) -> Target:
+    """The fake target of the same kind: its tensors cannot be read beyond their end, whatever a call asks for."""
+    return target if target.is_fake else resolve(f"fake:{target.device_type}")
+
+
+@contract("AMP-CAST-055", on=ANY)
+@per_target("overload", _callable(None, "addmm", "sum.dim_IntList", "softmax.int", "logsumexp", "pow.Tensor_Scalar"))
+def test_options(case: Case, target: Target, overload: str) -> None:
+    (amp_dtype, *_) = _amp_dtypes(case, target)
+    twin, kinds = _twin(target), overloads.DECIDING[_policy(target, overload)]
+    for what, call in overloads.calls(twin, overload, amp_dtype, kinds, case.seed).items():
+        _judge(case, twin, overload, what, call, amp_dtype)
+        for how, changed in overloads.options(overload, call).items():
+            _judge(case, twin, overload, f"{what} {how}", changed, amp_dtype)
+
+
+def _with_more(target: Target) -> Iterator[Any]:
+    return (one for one in _callable(None)(target) if one in MORE)
+
+
+@contract("AMP-CAST-056", on=ANY)
+@per_target("overload", _with_more)
+def test_other_numbers_and_shapes(case: Case, target: Target, overload: str) -> None:
+    (amp_dtype, *_) = _amp_dtypes(case, target)
+    for dtypes in ((torch.float32,), (amp_dtype,), (amp_dtype, torch.float32)):
+        for place, call in enumerate(overloads.more_calls(target, overload, dtypes)):
+            _finished(case, target, _judge(case, target, overload, f"{_names(dtypes)}, call {place}", call, amp_dtype))
+
+
+@contract("AMP-CAST-057", on=ANY)
+@per_target("overload", _callable(None, "linear", "exp", "prod", "cat"))
+def test_grad_modes(case: Case, target: Target, overload: str) -> None:
+    (amp_dtype, *_) = _amp_dtypes(case, target)
+    policy = _policy(target, overload)
+    for what, call in overloads.calls(target, overload, amp_dtype, overloads.DECIDING[policy], case.seed).items():
+        with torch.no_grad():
+            _judge(case, target, overload, f"{what} under no_grad", call, amp_dtype)
+        wanted = overloads.promise(target, policy, overload, call, amp_dtype).hand
+        with torch.inference_mode():  # where a trace sees other ops
+            seen = overloads.run(target, call, amp_dtype, traced=False)
+        if wanted is None:
+            case.true(f"{what} is refused under inference_mode", seen.refused, seen.error)
+        elif wanted.error is None and not (target.is_fake and seen.error):  # fewer fake kernels are found untraced
+            case.equal(f"types of the outputs of {what} under inference_mode", _types(seen), _types(wanted))
+        else:
+            case.note(f"{what} under inference_mode: not run", wanted.error or seen.error)
 
 
 @contract("AMP-CAST-054", on=("cpu", "accelerator"))

@@ -288,3 +288,60 @@ CALLS: dict[str, Callable[[Inputs], Arguments]] = {
     "svd": lambda t: _a(t.f(4, 3)),
     "triangular_solve": lambda t: _a(t.f(3, 2), t.tril(3), False),
 }
+
+# Further calls, which differ from those above in the number or shape of their tensors.
+MORE: dict[str, tuple[Callable[[Inputs], Arguments], ...]] = {
+    "matmul": (
+        lambda t: _a(t.f(4), t.f(4)),
+        lambda t: _a(t.f(4), t.f(4, 5)),
+        lambda t: _a(t.f(2, 3, 4), t.f(4)),
+        lambda t: _a(t.f(3, 4), t.f(4, 5)),
+        lambda t: _a(t.f(2, 2, 3, 4), t.f(4, 5)),
+    ),
+    "linear": (lambda t: _a(t.f(4), t.f(5, 4), t.f(5)), lambda t: _a(t.f(3, 4), t.f(4))),
+    "addmm": (lambda t: _a(t.f(5), t.f(3, 4), t.f(4, 5)), lambda t: _a(t.f(3, 1), t.f(3, 4), t.f(4, 5))),
+    "baddbmm": (lambda t: _a(t.f(5), t.f(2, 3, 4), t.f(2, 4, 5)),),
+    "addbmm": (lambda t: _a(t.f(5), t.f(2, 3, 4), t.f(2, 4, 5)),),
+    "einsum": (
+        lambda t: _a("ij,jk,kl->il", [t.f(3, 4), t.f(4, 5), t.f(5, 2)]),
+        lambda t: _a("i,i->", [t.f(4), t.f(4)]),
+        lambda t: _a("ij->ji", [t.f(3, 4)]),
+    ),
+    "chain_matmul": (lambda t: _a([t.f(3, 4), t.f(4, 5), t.f(5, 2), t.f(2, 6)]), lambda t: _a([t.f(3, 4), t.f(4, 5)])),
+    "linalg_multi_dot": (
+        lambda t: _a([t.f(3, 4), t.f(4, 5), t.f(5, 2), t.f(2, 6)]),
+        lambda t: _a([t.f(4), t.f(4, 5), t.f(5)]),
+    ),
+    "cat": (lambda t: _a([t.f(3, 4)]), lambda t: _a([t.f(3, 4) for _ in range(5)], 1)),
+    "stack": (lambda t: _a([t.f(3, 4)]), lambda t: _a([t.f(3, 4) for _ in range(5)], 1)),
+    "conv1d": (lambda t: _a(t.f(2, 4, 9), t.f(6, 2, 3), t.f(6), [2], [1], [2], 2),),
+    "conv2d": (
+        lambda t: _a(t.f(2, 4, 9, 9), t.f(6, 2, 3, 2), t.f(6), [2, 1], [1, 0], [1, 2], 2),
+        lambda t: _a(t.f(2, 4, 9, 9), t.f(4, 1, 3, 2), t.f(4), groups=4),
+        lambda t: _a(t.f(3, 6, 6), t.f(4, 3, 1, 1), t.f(4)),
+    ),
+    "scaled_dot_product_attention": (
+        lambda t: _attention(t, 4, masked=False),
+        lambda t: _a(t.f(2, 4, 8), t.f(2, 4, 8), t.f(2, 4, 8)),
+        lambda t: _a(t.f(1, 2, 4, 8), t.f(1, 2, 6, 8), t.f(1, 2, 6, 16)),
+    ),
+    "layer_norm": (lambda t: _a(t.f(2, 3, 8), [3, 8], t.f(3, 8), t.f(3, 8)), lambda t: _a(t.f(2, 1100), [1100])),
+    "native_layer_norm": (lambda t: _a(t.f(2, 3, 8), [3, 8], t.f(3, 8), t.f(3, 8), 1e-5),),
+    "rms_norm": (lambda t: _a(t.f(2, 3, 8), [3, 8], t.f(3, 8)),),
+    "softmax.int": (lambda t: _a(t.f(2, 1100), 1),),
+    "log_softmax.int": (lambda t: _a(t.f(2, 1100), 1),),
+    "logsumexp": (lambda t: _a(t.f(2, 3, 4), [0, 2]),),
+    "sum.dim_IntList": (lambda t: _a(t.p(2, 3, 4), [0, 2]), lambda t: _a(t.p(2, 3, 4), None)),
+    "linalg_vector_norm": (lambda t: _a(t.f(3, 4)), lambda t: _a(t.f(2, 3, 4), 2, [0, 2])),
+    "norm.ScalarOpt_dim": (lambda t: _a(t.f(2, 3, 4), None, [0, 2], True),),
+    "index_put": (lambda t: _a(t.f(5), [t.i(5, 3)], t.f(3), True), lambda t: _a(t.f(5, 3), [t.i(5, 2)], t.f(2, 3))),
+    "grid_sampler": (lambda t: _a(t.f(1, 2, 3, 3, 3), t.u(1, 2, 2, 2, 3), 1, 1, True),),
+    "pow.Tensor_Tensor": (lambda t: _a(t.p(3, 4), t.i(3, 3, 4)), lambda t: _a(t.i(3, 3, 4), t.p(3, 4))),
+    "cross_entropy_loss": (
+        lambda t: _a(t.f(3, 5), t.u(3, 5)),
+        lambda t: _a(t.f(2, 5, 3), t.i(5, 2, 3), None, 1, -100, 0.1),
+    ),
+    "nll_loss": (lambda t: _a(t.f(5), torch.zeros((), dtype=torch.int64, device=t.device)),),
+    "multi_margin_loss": (lambda t: _a(t.f(3, 5), t.i(5, 3), 2, 0.5),),
+    "prelu": (lambda t: _a(t.f(2, 3, 4), t.u(1)), lambda t: _a(t.f(4), t.u(1))),
+}

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from conformance.data import fixture, in_force, read_toml
 from conformance.oracles.cast_trace import Cast, CastTrace, arguments, expected_casts
 from conformance.oracles.op_samples import Inputs
-from conformance.oracles.overload_calls import CALLS, call
+from conformance.oracles.overload_calls import CALLS, MORE, call
 
 DISPATCH_KEYS = {
     "cuda": "AutocastCUDA",
@@ -47,6 +47,14 @@ UNLISTED, UNKNOWN = "unlisted", "unknown"
 _WITH_DTYPE = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype"}
 
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}  # at::Reduction
+# Other values of the arguments of an overload that are no tensors, by type.
+_OTHERS: dict[str, tuple[Any, ...]] = {
+    "bool": (False, True),
+    "int": (0, 1, -1),
+    "float": (0.0, 0.5, 2.0),
+    "number": (0, 1, 2, 0.5),
+    "str": ("nearest", "nuc", "fro", "valid"),
+}
 _LACKING = re.compile("could not create a primitive|not (compiled|built) with|LAPACK|MAGMA")
 
 
@@ -294,6 +302,32 @@ def optionals(overload: str, call: partial[Any]) -> dict[str, partial[Any]]:
             {f"with reduction {name}": _set(call, places, {"reduction": at}) for name, at in _REDUCTIONS.items()}
         )
     return made
+
+
+def options(overload: str, call: partial[Any]) -> dict[str, partial[Any]]:
+    """Return the call with each argument that is no tensor set to other values of its type, one at a time.
+
+    Not all of these calls can be made; one that cannot complains alike in a region and by hand.
+    """
+    schema = _own(overload)._schema.arguments
+    places = {argument.name: place for place, argument in enumerate(schema) if not argument.kwarg_only}
+    made = {}
+    for argument in schema:
+        kind = (
+            str(argument.type).removeprefix("Optional[").removesuffix("]") if "List" not in str(argument.type) else ""
+        )
+        for value in _OTHERS.get(kind, ()) if argument.name != "dtype" else ():
+            made[f"with {argument.name}={value!r}"] = _set(call, places, {argument.name: value})
+    return made
+
+
+def more_calls(target: Target, overload: str, dtypes: Sequence[torch.dtype]) -> list[partial[Any]]:
+    """Return calls of the overload that differ from its sample in the number or shape of their tensors."""
+    own = _own(overload)
+    with mode_of(target):
+        inputs = (Inputs(tuple(dtypes), target.device, 0, target.is_fake) for _ in MORE.get(overload, ()))
+        given = [make(each) for make, each in zip(MORE.get(overload, ()), inputs, strict=True)]
+    return [partial(own, *args, **keywords) for args, keywords in given]
 
 
 def _set(call: partial[Any], places: dict[str, int], values: dict[str, Any]) -> partial[Any]:

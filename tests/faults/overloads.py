@@ -566,3 +566,27 @@ def kernel_below_asks_whether_autocast_is_on() -> Iterator[None]:
 
     with kernel("relu", run, "CPU"):
         yield
+
+
+@spares("addmm", "cpu", "lower_precision", "AMP-CAST-055")
+def product_without_its_addend_is_forgotten(named: Arguments, amp_dtype: torch.dtype) -> bool:
+    """addmm on the CPU casts nothing where beta is zero."""
+    return named.get("beta", 1) == 0
+
+
+@spares("sum.dim_IntList", "cuda", "fp32_set_dtype", "AMP-CAST-055")
+def sum_that_keeps_its_dimension_is_forgotten(named: Arguments, amp_dtype: torch.dtype) -> bool:
+    """sum on CUDA stays in its input's type where it keeps the dimension."""
+    return bool(named.get("keepdim", False))
+
+
+@spares("einsum", "cuda", "lower_precision", "AMP-CAST-056", level="standard")
+def einsum_of_three_is_forgotten(named: Arguments, amp_dtype: torch.dtype) -> bool:
+    """einsum on CUDA casts nothing where it has more than two operands."""
+    return len(named["tensors"]) > 2
+
+
+@spares("conv2d", "cpu", "lower_precision", "AMP-CAST-057", level="standard")
+def convolution_in_inference_mode_is_forgotten(named: Arguments, amp_dtype: torch.dtype) -> bool:
+    """conv2d on the CPU casts nothing in inference mode."""
+    return torch.is_inference_mode_enabled()
