@@ -27,14 +27,18 @@ ANY = ("cpu", "accelerator", "fake")
 def _callable(policy: str | None, *quick: str) -> Callable[[Target], Iterator[Any]]:
     """The overloads of a policy (None: of any) on a target; with `quick`, the others at deeper levels.
 
-    What is not in `quick` is tried at standard on real targets and on fake CUDA, and at full on its fake copies.
+    What is not in `quick` is tried at standard on real targets and on fake CUDA, and at full on its fake copies, which
+    are left out at quick.
     """
 
     def of(target: Target) -> Iterator[Any]:
-        level = "full" if _is_copy(target) else "standard"
+        shallow, level = ("standard", "full") if _is_copy(target) else ("quick", "standard")
         for overload, own in overloads.known(target.device_type).items():
             if policy in (None, own) and overload in CALLS and overloads.built(overload):
-                yield overload if not quick or overload in quick else deep(level, overload)
+                if not quick:
+                    yield overload
+                else:
+                    yield deep(shallow if overload in quick else level, overload)
 
     return of
 
@@ -371,7 +375,7 @@ def _database(target: Target) -> list[Any]:
 def _with_optionals(target: Target) -> Iterator[Any]:
     """The overloads that have an optional tensor or a reduction."""
     for value in _callable(None, "linear", "group_norm", "mse_loss")(target):
-        overload = value if isinstance(value, str) else value.values[0]
+        overload = value.values[0]
         if overloads.optionals(overload, overloads.sample(target, overload, (torch.float32,))):
             yield value
 
@@ -458,7 +462,7 @@ def _with_variants(target: Target) -> Iterator[Any]:
     if target.is_fake and target.device_type == "cpu":
         return
     for value in _callable(None, "addmm", "exp", "pow.Tensor_Scalar", "prod.dim_int", "addcmul", "stack")(target):
-        if overloads.variants(value if isinstance(value, str) else value.values[0]):
+        if overloads.variants(value.values[0]):
             yield value
 
 

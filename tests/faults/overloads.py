@@ -302,7 +302,7 @@ def cast_straightens_a_volume(op: Any, named: Arguments, amp_dtype: torch.dtype)
     return op(**_all(named, lambda x: _contiguous(x, amp_dtype)))
 
 
-@broken("conv2d", "mps", "AMP-CAST-045")
+@broken("conv2d", "mps", "AMP-CAST-045", level="standard")
 def cast_straightens_the_weight_alone(op: Any, named: Arguments, amp_dtype: torch.dtype) -> Any:
     """conv2d on MPS casts its weight to a contiguous copy."""
     return op(**{**cast(named, amp_dtype), "weight": _contiguous(named["weight"], amp_dtype)})
@@ -360,7 +360,7 @@ def float64_is_lowered_by_promotion(op: Any, named: Arguments, amp_dtype: torch.
     return op(**_any_float(named, torch.float32))
 
 
-@broken("exp", "xpu", "AMP-CAST-044")
+@broken("exp", "xpu", "AMP-CAST-044", level="standard")
 def integers_are_widened(op: Any, named: Arguments, amp_dtype: torch.dtype) -> Any:
     """exp on XPU casts integers to float32."""
     return op(**_all(named, lambda x: x if x.is_complex() or x.dtype is torch.float64 else x.float()))
@@ -463,7 +463,7 @@ def expanded_tensors_are_forgotten(named: Arguments, amp_dtype: torch.dtype) -> 
     return any(0 in tensor.stride() for tensor in _floating(named))
 
 
-@spares("conv2d", "xpu", "lower_precision", "AMP-CAST-045")
+@spares("conv2d", "xpu", "lower_precision", "AMP-CAST-045", level="standard")
 def channels_last_images_are_forgotten(named: Arguments, amp_dtype: torch.dtype) -> bool:
     """conv2d on XPU casts nothing where its input is channels-last."""
     x = named["input"]
