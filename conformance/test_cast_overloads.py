@@ -375,8 +375,7 @@ def _database(target: Target) -> list[Any]:
 def _with_optionals(target: Target) -> Iterator[Any]:
     """The overloads that have an optional tensor or a reduction."""
     for value in _callable(None, "linear", "group_norm", "mse_loss")(target):
-        overload = value.values[0]
-        if overloads.optionals(overload, overloads.sample(target, overload, (torch.float32,))):
+        if overloads.optional_arguments(value.values[0]):
             yield value
 
 
@@ -402,7 +401,7 @@ def test_options(case: Case, target: Target, overload: str) -> None:
     twin, kinds = _twin(target), overloads.DECIDING[_policy(target, overload)]
     for what, call in overloads.calls(twin, overload, amp_dtype, kinds, case.seed).items():
         _judge(case, twin, overload, what, call, amp_dtype)
-        for how, changed in overloads.options(overload, call).items():
+        for how, changed in overloads.options(call).items():
             _judge(case, twin, overload, f"{what} {how}", changed, amp_dtype)
 
 

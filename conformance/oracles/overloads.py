@@ -289,49 +289,49 @@ def calls(
     return made
 
 
+def optional_arguments(overload: str) -> list[str]:
+    """Return the names of the optional tensors of an overload, and its reduction, if it has such."""
+    arguments = _own(overload)._schema.arguments
+    return [one.name for one in arguments if str(one.type) == "Optional[Tensor]" or one.name == "reduction"]
+
+
 def optionals(overload: str, call: partial[Any]) -> dict[str, partial[Any]]:
     """Return the call without its optional tensors, and with each reduction that it may take, where it has such."""
-    schema = _own(overload)._schema.arguments
-    places = {argument.name: place for place, argument in enumerate(schema) if not argument.kwarg_only}
-    absent = [one.name for one in schema if str(one.type) == "Optional[Tensor]"]
-    made = {}
-    if absent:
-        made["without optional tensors"] = _set(call, places, dict.fromkeys(absent))
-    if "reduction" in places:
-        made.update(
-            {f"with reduction {name}": _set(call, places, {"reduction": at}) for name, at in _REDUCTIONS.items()}
-        )
-    return made
+    names = optional_arguments(overload)
+    absent = [name for name in names if name != "reduction"]
+    made = {"without optional tensors": _set(call, dict.fromkeys(absent))} if absent else {}
+    reductions = _REDUCTIONS.items() if "reduction" in names else ()
+    return made | {f"with reduction {name}": _set(call, {"reduction": value}) for name, value in reductions}
 
 
-def options(overload: str, call: partial[Any]) -> dict[str, partial[Any]]:
+def options(call: partial[Any]) -> dict[str, partial[Any]]:
     """Return the call with each argument that is no tensor set to other values of its type, one at a time.
 
     Not all of these calls can be made; one that cannot complains alike in a region and by hand.
     """
-    schema = _own(overload)._schema.arguments
-    places = {argument.name: place for place, argument in enumerate(schema) if not argument.kwarg_only}
-    made = {}
-    for argument in schema:
-        kind = (
-            str(argument.type).removeprefix("Optional[").removesuffix("]") if "List" not in str(argument.type) else ""
-        )
-        for value in _OTHERS.get(kind, ()) if argument.name != "dtype" else ():
-            made[f"with {argument.name}={value!r}"] = _set(call, places, {argument.name: value})
-    return made
+    return {
+        f"with {argument.name}={value!r}": _set(call, {argument.name: value})
+        for argument in _arguments(call)
+        if argument.name != "dtype"
+        for value in _OTHERS.get(re.sub(r"^Optional\[(\w+)\]$", r"\1", str(argument.type)), ())
+    }
 
 
 def more_calls(target: Target, overload: str, dtypes: Sequence[torch.dtype]) -> list[partial[Any]]:
     """Return calls of the overload that differ from its sample in the number or shape of their tensors."""
-    own = _own(overload)
     with mode_of(target):
-        inputs = (Inputs(tuple(dtypes), target.device, 0, target.is_fake) for _ in MORE.get(overload, ()))
-        given = [make(each) for make, each in zip(MORE.get(overload, ()), inputs, strict=True)]
-    return [partial(own, *args, **keywords) for args, keywords in given]
+        given = [make(Inputs(tuple(dtypes), target.device, 0, target.is_fake)) for make in MORE[overload]]
+    return [partial(_own(overload), *args, **keywords) for args, keywords in given]
 
 
-def _set(call: partial[Any], places: dict[str, int], values: dict[str, Any]) -> partial[Any]:
+def _arguments(call: partial[Any]) -> list[Any]:
+    overload: Any = call.func
+    return list(overload._schema.arguments)
+
+
+def _set(call: partial[Any], values: dict[str, Any]) -> partial[Any]:
     """Put values in the place of arguments, given by place or by name; what is left to its default stays so."""
+    places = {argument.name: place for place, argument in enumerate(_arguments(call)) if not argument.kwarg_only}
     args, keywords = list(call.args), dict(call.keywords)
     for name, value in values.items():
         if name in places and places[name] < len(args):
@@ -389,8 +389,7 @@ def _inputs(overload: torch._ops.OpOverload) -> list[tuple[str, str]]:
 
 def takes_dtype(call: partial[Any]) -> bool:
     """Whether the overload can be asked for the type of its result."""
-    overload: Any = call.func
-    return any(argument.name == "dtype" for argument in overload._schema.arguments)
+    return any(argument.name == "dtype" for argument in _arguments(call))
 
 
 def observe(target: Target, overload: str, amp_dtype: torch.dtype) -> Observation:
