@@ -31,7 +31,7 @@ from conformance.oracles.op_policy import (
 )
 from conformance.oracles.op_reference import REFERENCES
 from conformance.oracles.op_samples import COMPOSITES, IN_PLACE, OUT, SAMPLES, TAKES_DTYPE, Inputs, spell
-from conformance.oracles.overloads import Seen, mode_of, run
+from conformance.oracles.overloads import Seen, mode_of, run, type_names
 
 CUDA = ("fake:cuda", "cuda")
 XPU = ("fake:xpu", "xpu")
@@ -117,7 +117,7 @@ def _check_policy(case: Case, target: Target, amp_dtype: torch.dtype, row: Listi
                     case.unsupported(seen.lacking)
                 case.at_least("outputs", len(seen.outputs), 1)
                 case.equal(
-                    f"types of the outputs for {_names(dtypes[: inputs.made])}",
+                    f"types of the outputs for {type_names(dtypes[: inputs.made])}",
                     [str(tensor.dtype) for tensor in seen.outputs],
                     [str(_own_type(tensor, expected)) for tensor in seen.outputs],
                 )
@@ -146,10 +146,6 @@ def _reproduced(case: Case, call: partial[Any], promised: str) -> Iterator[None]
         if text is not None:
             case.reproduce(_SNIPPET.format(call=text, promised=promised))
         raise
-
-
-def _names(dtypes: Iterable[torch.dtype]) -> str:
-    return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
 
 @contract("AMP-CAST-001", on=CUDA)
@@ -239,7 +235,9 @@ def _check_bits(case: Case, target: Target, amp_dtype: torch.dtype, row: Listing
             case.unsupported(wanted.lacking)
         case.equal("number of outputs", len(seen.outputs), len(wanted.outputs))
         for index, (ours, theirs) in enumerate(zip(seen.outputs, wanted.outputs, strict=True)):
-            _check_same(case, repeatable(row.name), f"output {index} for {_names(dtypes[: inputs.made])}", ours, theirs)
+            _check_same(
+                case, repeatable(row.name), f"output {index} for {type_names(dtypes[: inputs.made])}", ours, theirs
+            )
 
 
 def _check_same(case: Case, exact: bool, what: str, seen: torch.Tensor, wanted: torch.Tensor) -> None:
@@ -393,7 +391,7 @@ def _check_casts(case: Case, target: Target, amp_dtype: torch.dtype, row: Listin
             seen = _run(target, call, amp_dtype).trace.casts
             own = _by_hand(target, row, dtypes, expected, rng).trace.casts
             promised = [] if sets_dtype(row) else expected_casts(call, expected)
-            what = f"for {_names(dtypes[: inputs.made])}"
+            what = f"for {type_names(dtypes[: inputs.made])}"
             if not sets_dtype(row):
                 case.equal(f"casts of the arguments {what}", _of_arguments(seen, promised), _texts(promised))
             case.equal(f"all casts {what}", _types(seen), _types([*promised, *own]))
@@ -441,7 +439,7 @@ def _check_left_alone(
     """In the region the call does what it does outside: the same types, bits and casts, or the same refusal."""
     outside, wanted = _attempt(target, make(_inputs(target, dtypes, rng)), None)
     inside, seen = _attempt(target, make(_inputs(target, dtypes, rng)), amp_dtype)
-    what = f"for {_names(dtypes)}"
+    what = f"for {type_names(dtypes)}"
     with _reproduced(case, seen.call, outside):
         case.equal(f"outcome {what}", inside, outside)
     case.equal(f"casts {what}", _types(seen.trace.casts), _types(wanted.trace.casts))
@@ -491,7 +489,7 @@ def test_native_promotion(case: Case, target: Target, amp_dtype: torch.dtype, op
     with mode_of(target):
         for dtypes in ((amp_dtype, torch.float32), (torch.float32, amp_dtype)):
             (seen,) = _run(target, SAMPLES[op](_inputs(target, dtypes, rng)), amp_dtype).outputs
-            case.equal(f"type of {op} of {_names(dtypes)}", seen.dtype, torch.float32)
+            case.equal(f"type of {op} of {type_names(dtypes)}", seen.dtype, torch.float32)
             _check_left_alone(case, target, amp_dtype, SAMPLES[op], dtypes, rng)
 
 
@@ -504,7 +502,7 @@ def test_native_promotion_of_lists(
         for dtypes in itertools.product((amp_dtype, torch.float32), repeat=3):
             expected = torch.float32 if torch.float32 in dtypes else amp_dtype
             (seen,) = _run(target, SAMPLES[op](_inputs(target, dtypes, rng)), amp_dtype).outputs
-            case.equal(f"type of {op} of {_names(dtypes)}", seen.dtype, expected)
+            case.equal(f"type of {op} of {type_names(dtypes)}", seen.dtype, expected)
 
 
 @contract("AMP-CAST-016", on=CUDA_OR_CPU)
@@ -593,7 +591,7 @@ def _check_mixed(case: Case, target: Target, amp_dtype: torch.dtype, row: Listin
             call = SAMPLES[row.sample](_inputs(target, dtypes, rng))
             promised = expected_casts(call, run_dtype(row.policy, dtypes, amp_dtype))
             seen = _run(target, call, amp_dtype)
-            what = f"for {_names(dtypes)}"
+            what = f"for {type_names(dtypes)}"
             case.equal(f"casts {what}", _of_arguments(seen.trace.casts, promised), _texts(promised))
             expected = run_dtype(row.policy, dtypes, amp_dtype)
             case.equal(
@@ -763,9 +761,9 @@ def test_logits_are_accepted(
             x, y = make(_inputs(target, dtypes, rng)).args
             with target.autocast(amp_dtype):
                 result = loss(x, y)
-            case.equal(f"type for {_names(dtypes)}", result.dtype, torch.float32)
+            case.equal(f"type for {type_names(dtypes)}", result.dtype, torch.float32)
             if not target.is_fake:
-                case.identical(f"loss for {_names(dtypes)}", result, loss(x.float(), y.float()))
+                case.identical(f"loss for {type_names(dtypes)}", result, loss(x.float(), y.float()))
 
 
 @contract("AMP-CAST-026", on="cpu")
@@ -778,7 +776,7 @@ def test_cpu_binary_cross_entropy(
         x, y = _PROBABILITIES(_inputs(target, dtypes, rng)).args
         with target.autocast(amp_dtype):
             result = loss(x, y)
-        case.identical(f"loss for {_names(dtypes)}", result, loss(x.float(), y.float()))
+        case.identical(f"loss for {type_names(dtypes)}", result, loss(x.float(), y.float()))
 
 
 @contract("AMP-CAST-027", on="cpu")
@@ -811,7 +809,7 @@ def test_optional_input_widens(
             bias = _inputs(target, [bias_dtype], rng).f(2)
             call = SAMPLES[op](_inputs(target, [amp_dtype], rng))
             (seen,) = _run(target, partial(call, bias=bias), amp_dtype).outputs
-            case.equal(f"type of {op} of {_names([amp_dtype])} with a bias of {bias_dtype}", seen.dtype, expected)
+            case.equal(f"type of {op} of {type_names([amp_dtype])} with a bias of {bias_dtype}", seen.dtype, expected)
 
 
 @contract("AMP-CAST-030", on=("cpu", "cuda"))

@@ -50,7 +50,7 @@ def _amp_dtypes(case: Case, target: Target) -> list[torch.dtype]:
     """
     dtypes = [dtype for dtype in case.amp_dtypes if target.supports(dtype)]
     if not dtypes:
-        case.unsupported(f"{target.name} has none of {_names(case.amp_dtypes)}")
+        case.unsupported(f"{target.name} has none of {overloads.type_names(case.amp_dtypes)}")
     usual = torch.bfloat16 if target.device_type == "cpu" else torch.float16
     if case.level == "full" or (case.level == "standard" and not _is_copy(target)):
         return dtypes
@@ -60,10 +60,6 @@ def _amp_dtypes(case: Case, target: Target) -> list[torch.dtype]:
 def _is_copy(target: Target) -> bool:
     """Whether the target's table is CUDA's but for a few rows, and shows nothing of its own but these."""
     return target.is_fake and target.device_type not in ("cuda", "cpu")
-
-
-def _names(dtypes: Iterable[torch.dtype]) -> str:
-    return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
 
 def _policy(target: Target, overload: str) -> str:
@@ -89,7 +85,7 @@ def _judge(
         promise = overloads.promise(target, _policy(target, overload), overload, call, amp_dtype)
     with _reproduced(case, target, call, amp_dtype, promise):
         case.equal(
-            f"{overload} of {what} in a region of {_names([amp_dtype])}",
+            f"{overload} of {what} in a region of {overloads.type_names([amp_dtype])}",
             overloads.difference(promise, seen) or "as promised",
             "as promised",
         )
@@ -345,7 +341,7 @@ def _combinations(target: Target, overload: str, amp_dtype: torch.dtype, other: 
     strange = torch.float16 if amp_dtype is torch.bfloat16 else torch.bfloat16
     dtypes = (torch.float32, amp_dtype, strange) if other else (torch.float32, amp_dtype)
     return {
-        _names(both): overloads.sample(target, overload, both)
+        overloads.type_names(both): overloads.sample(target, overload, both)
         for both in itertools.product(dtypes, repeat=3)
         if (strange in both) == other
     }
@@ -415,7 +411,11 @@ def test_other_numbers_and_shapes(case: Case, target: Target, overload: str) -> 
     (amp_dtype, *_) = _amp_dtypes(case, target)
     for dtypes in ((torch.float32,), (amp_dtype,), (amp_dtype, torch.float32)):
         for place, call in enumerate(overloads.more_calls(target, overload, dtypes)):
-            _finished(case, target, _judge(case, target, overload, f"{_names(dtypes)}, call {place}", call, amp_dtype))
+            _finished(
+                case,
+                target,
+                _judge(case, target, overload, f"{overloads.type_names(dtypes)}, call {place}", call, amp_dtype),
+            )
 
 
 @contract("AMP-CAST-057", on=ANY)
@@ -543,5 +543,5 @@ _BY_NUMBER: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def test_named_dimension(case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator) -> None:
     x = Inputs((amp_dtype,), target.device, rng.initial_seed()).p(3, 4)
     with target.autocast(amp_dtype):
-        seen, wanted = _BY_NAME[op](x.refine_names("r", "c")).rename(None), _BY_NUMBER[op](x)
+        seen, wanted = _BY_NAME[op](x.refineoverloads.type_names("r", "c")).rename(None), _BY_NUMBER[op](x)
     case.identical(f"{op} over a dimension by its name, against its number", seen, wanted)

@@ -7,7 +7,7 @@ import functools
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -222,7 +222,7 @@ def difference(promised: Promise, seen: Seen) -> str | None:
 
 def _form(leaf: torch.Tensor) -> str:
     strides = tuple(leaf.stride()) if leaf.layout is torch.strided else leaf.layout
-    return f"{_names([leaf.dtype])} of {tuple(leaf.shape)} with strides {strides}"
+    return f"{type_names([leaf.dtype])} of {tuple(leaf.shape)} with strides {strides}"
 
 
 @functools.cache
@@ -283,9 +283,9 @@ def calls(
     for kind in kinds:
         call = sample(target, overload, types[kind], seed)
         if kind != "asked":
-            made[_names(types[kind])] = call
+            made[type_names(types[kind])] = call
         elif takes_dtype(call) and (target.is_fake or target.device_type != "mps"):  # which has no float64
-            made[f"{_names(low)} with dtype=float64"] = partial(call, dtype=torch.float64)
+            made[f"{type_names(low)} with dtype=float64"] = partial(call, dtype=torch.float64)
     return made
 
 
@@ -419,7 +419,7 @@ def _applies(policy: str, overload: str, call: partial[Any]) -> bool:
 
 def describe(seen: Seen) -> str:
     """Say in a line what was cast, and what came out."""
-    return f"{_casts(seen.trace.casts)}, {seen.error or 'result ' + _names(leaf.dtype for leaf in seen.outputs)}"
+    return f"{_casts(seen.trace.casts)}, {seen.error or 'result ' + type_names(leaf.dtype for leaf in seen.outputs)}"
 
 
 def _counted(casts: Sequence[Cast]) -> Counter[str]:
@@ -512,7 +512,8 @@ def _mapped(call: partial[Any], change: Callable[[str, torch.Tensor], torch.Tens
     return partial(call.func, *args, **{key: walk(key, value) for key, value in call.keywords.items()})
 
 
-def _names(dtypes: Any) -> str:
+def type_names(dtypes: Iterable[torch.dtype]) -> str:
+    """Return the names of the types without their prefix: "float32, float16"."""
     return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
 
