@@ -50,7 +50,8 @@ _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}  # at::Reduction
 # Other values of the arguments of an overload that are no tensors, by type.
 _OTHERS: dict[str, tuple[Any, ...]] = {
     "bool": (False, True),
-    "int": (0, 1, -1),
+    "int": (1, 2),  # not 0: some kernels divide by it, such as by the groups of a convolution, and end the process
+    "dim": (0, 1, -1),
     "float": (0.0, 0.5, 2.0),
     "number": (0, 1, 2, 0.5),
     "str": ("nearest", "nuc", "fro", "valid"),
@@ -313,8 +314,13 @@ def options(call: partial[Any]) -> dict[str, partial[Any]]:
         f"with {argument.name}={value!r}": _set(call, {argument.name: value})
         for argument in _arguments(call)
         if argument.name != "dtype"
-        for value in _OTHERS.get(re.sub(r"^Optional\[(\w+)\]$", r"\1", str(argument.type)), ())
+        for value in _OTHERS.get(_kind(argument), ())
     }
+
+
+def _kind(argument: Any) -> str:
+    kind = re.sub(r"^Optional\[(\w+)\]$", r"\1", str(argument.type))
+    return "dim" if kind == "int" and argument.name == "dim" else kind
 
 
 def more_calls(target: Target, overload: str, dtypes: Sequence[torch.dtype]) -> list[partial[Any]]:
