@@ -293,7 +293,7 @@ def test_views_of_every_form(case: Case, target: Target, overload: str) -> None:
             if form == "empty inputs" and _indexes(call) and target.device_type != "cpu" and not target.is_fake:
                 continue  # an index beyond the end is asserted on the device, which ends the whole process
             formed = overloads.changed(target, call, change)
-            # replication_pad of a dimension too many leaves its result unwritten on torch 2.6, with or without a region.
+            # replication_pad of a dimension too many leaves its result unwritten on torch 2.6, in a region or not.
             written = form != "one dimension more" or not overload.startswith("replication_pad")
             defined = written and (form in _DENSE or repeatable(overload.split(".")[0]))
             seen = _judge(case, target, overload, f"{form} of {what}", formed, amp_dtype, values=defined)
