@@ -7,13 +7,11 @@ import inspect
 import itertools
 import math
 import pickle
-import random
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import hypothesis
 import pytest
 import torch
 
@@ -22,7 +20,6 @@ from conformance.harness.targets import Target
 from conformance.measure.operations import CountedOperations
 from conformance.oracles import grad_scaler as oracle
 from conformance.oracles.grad_scaler import Gradient
-from conformance.oracles.scaler_history import departure, histories
 
 FORMS = {
     torch.float16: oracle.FP16,
@@ -1816,50 +1813,3 @@ def test_update_scale(case: Case, target: Target, scale: float) -> None:
             )
     case.note("updates compared", len(arguments))
     case.equal("updates that differ from the model", wrong, [])
-
-
-# Histories
-
-# Shorter histories that are tried once one has departed from the model; what was found by then is reported.
-SHRINK_ATTEMPTS = 200
-
-
-@contract("AMP-SCALE-150")
-def test_histories(case: Case, target: Target) -> None:
-    require(case, target, torch.float64)  # the reciprocal is taken in fp64
-    settings = hypothesis.settings(
-        max_examples=case.samples(quick=25, standard=60, full=300),
-        derandomize=True,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(hypothesis.HealthCheck),
-    )
-    calls: list[int] = []
-    departing: list[Any] = []
-    attempts = 0
-
-    def departs(history: Any) -> bool:
-        nonlocal attempts
-        attempts += bool(departing)
-        if attempts > SHRINK_ATTEMPTS:
-            return history in departing
-        calls.append(len(history.calls))
-        if departure(history, target.device) is None:
-            return False
-        departing.append(history)
-        return True
-
-    try:
-        history = hypothesis.find(
-            histories(),
-            departs,
-            settings=settings,
-            random=random.Random(case.seed),
-        )
-    except hypothesis.errors.NoSuchExample:
-        case.note("random histories", len(calls))
-        case.note("calls compared", sum(calls))
-        case.equal("histories that depart from the model", 0, 0)
-        return
-    found = departure(history, target.device)
-    case.true("the shortest history found that departs from the model", False, f"{history.settings}: {found}")
