@@ -101,20 +101,26 @@ def test_region_is_left_on_an_exception(name: str) -> None:
     assert torch.is_autocast_cache_enabled()
 
 
-@pytest.mark.parametrize(
-    ("function", "said"),
-    [
-        ("matmul", "a matrix product fails on cpu"),
-        ("autocast", "an autocast region fails on cpu"),
-    ],
-)
-def test_smoke_names_what_fails(monkeypatch: pytest.MonkeyPatch, function: str, said: str) -> None:
-    def broken(*arguments: Any, **options: Any) -> Any:
-        raise RuntimeError("driver\nand more")
+def _broken(*arguments: Any, **options: Any) -> Any:
+    raise RuntimeError("driver\nand more")
 
-    monkeypatch.setattr(torch, function, broken)
 
-    assert targets.smoke(targets.resolve("cpu")) == f"{said}: RuntimeError: driver"
+def test_smoke_names_what_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "matmul", _broken)
+
+    assert targets.smoke(targets.resolve("cpu")) == "a matrix product fails on cpu: RuntimeError: driver"
+
+
+def test_smoke_leaves_autocast_to_the_contracts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "autocast", _broken)
+
+    assert targets.smoke(targets.resolve("cpu")) is None
+
+
+def test_smoke_notices_a_device_without_16_bit_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets.Target, "probe", {"amp_dtypes": []})
+
+    assert "neither float16 nor bfloat16" in (targets.smoke(targets.resolve("cpu")) or "")
 
 
 def test_smoke_notices_a_wrong_product(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 
 from tests.conftest import Toy
 
@@ -42,6 +45,20 @@ def test_ending_gives_verdict(toy: Toy, verdict: str, status: int, overall: str,
     assert outcome.status == status == outcome.report["footer"]["exit_status"]
     word = {"errors": "error"}.get(next(iter(shown)), next(iter(shown)))
     assert f"1 {word}" in outcome.output
+
+
+def test_name_that_torch_itself_lacks_is_a_failure(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken torch may use a variable before it sets it; only the suite's own such slip is an error."""
+    source = "def broken():\n    return value\n    value = 1\n"
+    namespace: dict[str, Any] = {"__name__": "torch.amp.grad_scaler"}
+    exec(source, namespace)
+    monkeypatch.setattr(torch.amp, "GradScaler", namespace["broken"])
+    _one(toy, "case.equal('one', torch.amp.GradScaler(), 1)")
+
+    outcome = toy.run()
+
+    assert outcome.verdicts() == {"AMP-API-001[it]": "FAIL"}
+    assert "UnboundLocalError" in outcome.output
 
 
 def test_unsupported_beside_a_pass_is_conformant(toy: Toy) -> None:

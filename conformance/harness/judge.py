@@ -52,6 +52,8 @@ def judge(case: Case, error: BaseException | None) -> Judgement:
     if type(error).__name__ == "OutOfMemoryError":
         return Judgement(Verdict.UNTESTABLE, f"the device has too little memory: {_first_line(error)}")
     verdict = next((verdict for kind, verdict in _ENDINGS if isinstance(error, kind)), None)
+    if isinstance(error, NameError) and _raised_in_torch(error):
+        verdict = None
     if verdict is Verdict.ERROR:
         return Judgement(verdict, f"{type(error).__name__}: {_first_line(error)}", _trace(error))
     if verdict is not None:
@@ -102,6 +104,12 @@ def record(
         "waiver": waiver.reason if waiver and judgement.verdict is Verdict.WAIVED else None,
         "duration_s": round(duration, 6),
     }
+
+
+def _raised_in_torch(error: BaseException) -> bool:
+    """Whether the code that raised is torch's own: a variable that it never set is its fault, not the suite's."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__")).split(".")[0] == "torch"
 
 
 def _first_line(error: BaseException) -> str:
