@@ -558,8 +558,6 @@ def test_device_type_of_a_custom_function(case: Case, name: str) -> None:
     for given in (torch.device("cpu"), 0, None):
         for function in (nothing, None):
             case.raises(f"{given!r}", ValueError, functools.partial(decorator, function, device_type=given), "str")
-    case.raises("no device_type, bare", TypeError, lambda: decorator(nothing), "device_type")
-    case.raises("no device_type, called", TypeError, lambda: decorator(), "device_type")
     kept = decorator(nothing, device_type="cpu")
     case.equal("control: the name that is kept", kept.__name__, "nothing")
     case.equal("control: both spellings", decorator(device_type="cpu")(nothing).__wrapped__, nothing)
