@@ -512,6 +512,7 @@ def test_interval_boundaries(case: Case, target: Target) -> None:
     arguments = [
         (1024.0, count, found, 2.0, 0.5, interval)
         for count, interval, found in itertools.product(counts, INTERVALS, (0.0, 1.0))
+        if count < interval  # a count beyond a lowered interval is another contract's subject
     ]
     case.note("updates compared", len(arguments))
     case.equal("updates that differ from the model", wrong_updates(target, arguments)[:3], [])
