@@ -20,6 +20,7 @@ from conformance.oracles.optimizer_state import departures, gradients, snapshot
 from conformance.oracles.optimizer_steps import UPDATES, steps
 from conformance.oracles.optimizer_table import Kind, kinds, listed, present, reached, takes_closure
 from conformance.workloads.slopes import Slopes, spoilt
+from conformance.workloads.third_party import Ordinary, SelfScaling
 
 U = 2.0**-24
 NON_FINITE = {"inf": math.inf, "minus-inf": -math.inf, "nan": math.nan}
@@ -52,44 +53,6 @@ BAD = pytest.mark.parametrize(
     [pytest.param(math.inf, id="inf"), deep("standard", math.nan, id="nan"), deep("full", -math.inf, id="minus-inf")],
 )
 BOTH = pytest.mark.parametrize("kind", [PLAIN, FUSED], ids=["for-loop", "fused"])
-
-
-class Ordinary(torch.optim.Optimizer):
-    """A third party's optimizer that knows nothing of scaling: p - g; keeps what it could see and answers `answer`."""
-
-    answer: Any = None
-
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters, {})
-        self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-        self.handed: list[list[str]] = []
-
-    @torch.no_grad()
-    def step(self, *args: Any, **kwargs: Any) -> Any:
-        self.calls.append((args, kwargs))
-        self.handed.append([name for name in ("grad_scale", "found_inf") if hasattr(self, name)])
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter -= parameter.grad
-        return self.answer
-
-
-class SelfScaling(Ordinary):
-    """A third party's optimizer that follows the fused protocol: unscales and skips by itself."""
-
-    _step_supports_amp_scaling = True
-
-    @torch.no_grad()
-    def step(self, *args: Any, **kwargs: Any) -> Any:
-        if not getattr(self, "found_inf", None):
-            scale = getattr(self, "grad_scale", None)
-            for group in self.param_groups:
-                for parameter in group["params"]:
-                    if parameter.grad is not None and scale is not None:
-                        parameter.grad /= scale
-            super().step(*args, **kwargs)
-        return self.answer
 
 
 def build(case: Case, kind: Kind, slopes: Slopes, **changes: Any) -> torch.optim.Optimizer:
@@ -669,7 +632,8 @@ def test_self_scaling_third_party(case: Case, target: Target, rng: torch.Generat
         iterate(optimizer, slopes.loss(slope), scaler, explicit=explicit)
         for number, (parameter, began, gradient) in enumerate(zip(slopes.moving, start, slope, strict=True)):
             case.identical(f"parameter {number} after a clean step, against p - g", parameter, began - gradient)
-        case.equal("what it was handed in the step that it took", optimizer.handed, [["grad_scale", "found_inf"]])
+        handed = [(None if explicit else 65536.0, 1.0), (None if explicit else 32768.0, 0.0)]
+        case.equal("scale and flag that it was handed in each iteration", optimizer.handed, handed)
         left = [name for name in ("grad_scale", "found_inf") if hasattr(optimizer, name)]
         case.equal("what is left on it afterwards", left, [])
 

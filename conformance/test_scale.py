@@ -19,6 +19,7 @@ from conformance.harness.targets import Target
 from conformance.measure.operations import CountedOperations
 from conformance.oracles import grad_scaler as oracle
 from conformance.oracles.grad_scaler import Gradient
+from conformance.workloads.third_party import SelfScaling, TakesScaler
 
 FORMS = {
     torch.float16: oracle.FP16,
@@ -51,39 +52,6 @@ class Recorder(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     parameter.add_(parameter.grad, alpha=-1)
         return self.answer
-
-
-class SelfScaling(torch.optim.Optimizer):
-    """An optimizer that unscales by itself, as the fused ones do: keeps what the scaler hands it."""
-
-    _step_supports_amp_scaling = True
-
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters, {})
-        self.handed: list[tuple[float | None, float]] = []
-
-    def step(self, *args: Any, **kwargs: Any) -> Any:
-        scale = self.grad_scale
-        self.handed.append((None if scale is None else float(scale), float(self.found_inf)))
-        return "stepped"
-
-
-class TakesScaler(torch.optim.Optimizer):
-    """An optimizer of the older protocol, whose step takes the scaler itself."""
-
-    _step_supports_amp_scaling = True
-
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters, {})
-        self.scalers: list[Any] = []
-        self.found: list[float] = []
-
-    def step(self, grad_scaler: Any = None) -> Any:
-        self.scalers.append(grad_scaler)
-        checks = grad_scaler._check_inf_per_device(self), grad_scaler._found_inf_per_device(self)
-        self.found.extend(sum(flag.item() for flag in check.values()) for check in checks)
-        grad_scaler.unscale_(self)
-        return "stepped"
 
 
 def started(target: Target, **settings: Any) -> torch.amp.GradScaler:
@@ -1673,9 +1641,11 @@ def test_handed_scaler(case: Case, target: Target, value: float) -> None:
     scaler = started(target, init_scale=48.0)
     answer = case.warns("step()", FutureWarning, lambda: scaler.step(optimizer), match="found_inf")
     case.equal("step() returns", answer, "stepped")
-    case.true("what its step got is the scaler", optimizer.scalers == [scaler])
     found = 0.0 if math.isfinite(value) else 1.0
-    case.equal("the flag that it asked the scaler for, twice", optimizer.found, [found, found])
+    case.true("what its step got is the scaler", [handed for handed, _ in optimizer.handed] == [scaler])
+    case.equal(
+        "the flag that it asked the scaler for, twice", [flags for _, flags in optimizer.handed], [[found, found]]
+    )
     case.equal("its gradient, unscaled", parameters_of(optimizer)[0].grad[0].item(), 2.0)
     scaler.update()
     case.equal("scale and tracker", (scaler.get_scale(), tracker(scaler)), (24.0, 0) if found else (48.0, 1))
