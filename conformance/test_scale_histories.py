@@ -1,60 +1,141 @@
-"""Loss scaling: random histories of calls, each compared with a model of GradScaler's rules."""
+"""Loss scaling: histories of calls, random and enumerated, each compared with a model of GradScaler's rules."""
 
 from __future__ import annotations
 
-import random
-from typing import Any
+import itertools
+import math
+from collections.abc import Iterable
+from functools import partial
 
-import hypothesis
 import torch
 
 from conformance.harness.check import Case, contract
 from conformance.harness.targets import Target
-from conformance.oracles.scaler_history import departure, histories
+from conformance.oracles import scaler_orders as orders
+from conformance.oracles.scaler_history import FUSED, PLAIN, SGD, Factory, Fused
+from conformance.oracles.scaler_machine import EXTREMES, Search, search
 
-# Shorter histories that are tried once one has departed from the model; what was found by then is reported.
-SHRINK_ATTEMPTS = 200
+
+def scalers(case: Case, target: Target) -> Factory:
+    """What makes the scalers; ends the case where the device has no fp64, in which the reciprocal is taken."""
+    try:
+        torch.zeros(1, dtype=torch.float64, device=target.device)
+    except (RuntimeError, TypeError) as error:
+        case.unsupported(f"{target.device_type} has no {torch.float64} tensors: {error}")
+    return lambda **settings: torch.amp.GradScaler(target.device_type, **settings)
+
+
+def expect_agreement(case: Case, found: Search) -> None:
+    """No history departs from the model; of one that does, the shortest is shown and becomes the case's snippet."""
+    case.note("histories", found.histories)
+    case.note("calls compared with the model", found.steps)
+    case.note("calls by rule", [f"{name}: {count}" for name, count in sorted(found.rules.items())])
+    case.note("distinct states reached", found.states)
+    departure = found.departure
+    if departure is not None:
+        case.reproduce(departure.script('lambda **settings: torch.amp.GradScaler("$device", **settings)').strip())
+        calls = f"{len(departure.calls)} calls, the last of them {departure.program[-1]}"
+        seen = "; ".join(map(str, departure.differences))
+        case.true(f"the scaler agrees with the model after {calls}", False, seen)
+    case.equal("histories that depart from the model", 0, 0)
+
+
+def expect_histories(case: Case, target: Target, histories: Iterable[orders.History]) -> None:
+    expect_agreement(case, orders.play(scalers(case, target), target.device, histories))
+
+
+def random_search(case: Case, target: Target) -> partial[Search]:
+    """A search through random histories: the same in every scored run, from the case's own seed at full depth."""
+    return partial(
+        search,
+        scalers(case, target),
+        target.device,
+        length=case.samples(quick=12, standard=20, full=40),
+        seed=case.seed if case.level == "full" else 0,
+    )
 
 
 @contract("AMP-SCALE-150")
 def test_histories(case: Case, target: Target) -> None:
-    try:
-        torch.zeros(1, dtype=torch.float64, device=target.device)
-    except (RuntimeError, TypeError) as error:  # mps has no fp64, in which the reciprocal is taken
-        case.unsupported(f"{target.device_type} has no {torch.float64} tensors: {error}")
-    settings = hypothesis.settings(
-        max_examples=case.samples(quick=25, standard=60, full=300),
-        derandomize=True,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(hypothesis.HealthCheck),
-    )
-    calls: list[int] = []
-    departing: list[Any] = []
-    attempts = 0
+    count = case.samples(quick=15, standard=100, full=2500)
+    expect_agreement(case, random_search(case, target)(histories=count))
 
-    def departs(history: Any) -> bool:
-        nonlocal attempts
-        attempts += bool(departing)
-        if attempts > SHRINK_ATTEMPTS:
-            return history in departing
-        calls.append(len(history.calls))
-        if departure(history, target.device) is None:
-            return False
-        departing.append(history)
-        return True
 
-    try:
-        history = hypothesis.find(
-            histories(),
-            departs,
-            settings=settings,
-            random=random.Random(case.seed),
-        )
-    except hypothesis.errors.NoSuchExample:
-        case.note("random histories", len(calls))
-        case.note("calls compared", sum(calls))
-        case.equal("histories that depart from the model", 0, 0)
-        return
-    found = departure(history, target.device)
-    case.true("the shortest history found that departs from the model", False, f"{history.settings}: {found}")
+@contract("AMP-SCALE-151")
+def test_refused_calls(case: Case, target: Target) -> None:
+    expect_histories(case, target, orders.refusals(case.samples(quick=1, standard=1, full=2)))
+
+
+@contract("AMP-SCALE-152")
+def test_disabled_histories(case: Case, target: Target) -> None:
+    count = case.samples(quick=6, standard=30, full=500)
+    expect_agreement(case, random_search(case, target)(histories=count, enabled=False))
+
+
+@contract("AMP-SCALE-153")
+def test_orders_of_calls(case: Case, target: Target) -> None:
+    which, length, patterns = {
+        "quick": ((PLAIN, FUSED), 3, 1),
+        "standard": ((PLAIN, SGD, FUSED), 3, 3),
+        "full": ((PLAIN, SGD, FUSED), 4, 5),
+    }[case.level]
+    expect_histories(case, target, orders.orders(which, length, patterns))
+
+
+@contract("AMP-SCALE-154")
+def test_bad_numbers_in_mixed_gradients(case: Case, target: Target) -> None:
+    layouts = ("duplicates",) if case.level == "quick" else ("dense", "strided", "duplicates")
+    expect_histories(case, target, orders.bad_numbers(layouts))
+
+
+@contract("AMP-SCALE-155")
+def test_empty_gradients(case: Case, target: Target) -> None:
+    expect_histories(case, target, orders.empty_gradients())
+
+
+@contract("AMP-SCALE-156")
+def test_gradients_after_a_skip(case: Case, target: Target) -> None:
+    expect_histories(case, target, orders.skipped_steps())
+
+
+@contract("AMP-SCALE-157")
+def test_flags_handed_to_several(case: Case, target: Target) -> None:
+    scaler = torch.amp.GradScaler(target.device_type, init_scale=4.0, growth_interval=100)
+    scaler.scale(torch.ones((), device=target.device))
+    wrong = []
+    patterns = list(itertools.product((False, True), repeat=4))
+    optimizers = [Fused([torch.zeros(2, device=target.device, requires_grad=True)]) for _ in range(2)]
+    for pattern in patterns:
+        bad, explicit = pattern[:2], pattern[2:]
+        before = scaler.get_scale()
+        for optimizer, dirty, unscaled in zip(optimizers, bad, explicit, strict=True):
+            parameter = optimizer.param_groups[0]["params"][0]
+            parameter.grad = torch.tensor([1.0, math.inf if dirty else 2.0], device=target.device)
+            if unscaled:
+                scaler.unscale_(optimizer)
+        seen = []
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+            seen.append(optimizer.calls[-1])
+        scaler.update()
+        expected = [
+            f"step(){{}} with scale {None if unscaled else before} and flag {float(dirty)}"
+            for dirty, unscaled in zip(bad, explicit, strict=True)
+        ]
+        after = before / 2 if any(bad) else before
+        if (seen, scaler.get_scale()) != (expected, after):
+            wrong.append(f"bad {bad}, unscaled before {explicit}: {seen}, scale {scaler.get_scale()}")
+    case.note("iterations of two optimizers compared", len(patterns))
+    case.equal("iterations in which one is handed what is not its own", wrong, [])
+
+
+@contract("AMP-SCALE-158")
+def test_histories_at_the_ends_of_fp32(case: Case, target: Target) -> None:
+    count = case.samples(quick=8, standard=40, full=800)
+    scales = (*EXTREMES, 2.0**-140, 2.0**120)
+    expect_agreement(case, random_search(case, target)(histories=count, scales=scales))
+
+
+@contract("AMP-SCALE-159")
+def test_outputs_in_containers(case: Case, target: Target) -> None:
+    expect_histories(case, target, orders.outputs())

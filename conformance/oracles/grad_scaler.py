@@ -100,6 +100,39 @@ def update_scale(
     return (grown if math.isfinite(grown) else scale), 0
 
 
+@dataclass(frozen=True)
+class Output:
+    """A tensor of one number that is to be scaled: the number, its format, and how many dimensions the tensor has."""
+
+    value: float
+    form: Format = FP32
+    dimensions: int = 0
+
+    def scaled(self, scale: float) -> Output:
+        """Return the output times `scale`; one without dimensions comes back in at least fp32.
+
+        Source: type promotion, where a tensor with dimensions outranks the scale, which has none.
+        """
+        narrow = self.form in (FP16, BF16)
+        result = FP32 if narrow and self.dimensions == 0 else self.form
+        product = rounded(self.value * scale, FP64 if self.form is FP64 else FP32)
+        return Output(rounded(product, result), result, self.dimensions)
+
+
+@dataclass(frozen=True)
+class NewScale:
+    """A tensor that is given to update(): its numbers, and what would make it unsuited."""
+
+    values: tuple[float, ...]
+    requires_grad: bool = False
+    elsewhere: bool = False  # on another type of device than the scaler is for
+
+    @property
+    def suited(self) -> bool:
+        """Whether it holds one number, wants no gradient and is on the scaler's type of device."""
+        return len(self.values) == 1 and not self.requires_grad and not self.elsewhere
+
+
 class Stage(Enum):
     """How far an optimizer has come since the last update()."""
 
@@ -116,10 +149,15 @@ class _Progress:
 
 @dataclass(frozen=True)
 class Step:
-    """What GradScaler.step() does: whether the optimizer ran, and the gradients it leaves behind."""
+    """What GradScaler.step() does: whether the optimizer ran, and the gradients that it found.
+
+    `handed` is the scale (None: the gradients are true ones) and the flag that an optimizer which unscales by
+    itself finds on itself.
+    """
 
     ran: bool
     gradients: list[Gradient]
+    handed: tuple[float | None, float] | None = None
 
 
 @dataclass
@@ -160,14 +198,24 @@ class GradScalerModel:
         """The number of clean iterations since the scale last changed or an iteration was skipped."""
         return self._tracker if self.enabled else 0
 
+    def stage(self, optimizer: Hashable) -> Stage:
+        """How far the optimizer has come in this iteration."""
+        return self._progress.get(optimizer, _Progress()).stage
+
+    def found_inf(self, optimizer: Hashable) -> bool | None:
+        """Whether an inf or NaN was found among the optimizer's gradients; None where none were checked."""
+        return self._progress.get(optimizer, _Progress()).found_inf
+
     def scale(self, outputs: Any) -> Any:
-        """Multiply fp32 numbers, in lists and tuples of any depth, by the scale; ValueError for others."""
+        """Multiply outputs, or fp32 losses as floats, in lists and tuples of any depth; ValueError for others."""
         if not self.enabled:
             return outputs
-        if isinstance(outputs, float):
+        if isinstance(outputs, (float, Output)):
             if self._scale is None:
                 self._scale = rounded(self.init_scale, FP32)
-            return rounded(outputs * self._scale, FP32)
+            if isinstance(outputs, float):
+                return rounded(outputs * self._scale, FP32)
+            return outputs.scaled(self._scale)
         if isinstance(outputs, (list, tuple)):
             return type(outputs)(self.scale(output) for output in outputs)
         raise ValueError("outputs must be numbers, or lists or tuples of them")
@@ -189,14 +237,30 @@ class GradScalerModel:
         progress.stage = Stage.UNSCALED
         return result
 
-    def step(self, optimizer: Hashable, gradients: Sequence[Gradient]) -> Step:
-        """Unscale if that has not been done, then run the optimizer unless a gradient was inf or NaN."""
+    def step(
+        self,
+        optimizer: Hashable,
+        gradients: Sequence[Gradient],
+        *,
+        unscales: bool = False,
+        closure: bool = False,
+        preset: float = 1.0,
+    ) -> Step:
+        """Unscale if that has not been done, then run the optimizer unless a gradient was inf or NaN.
+
+        An optimizer that `unscales` by itself always runs, and is handed the scale, times the `preset` that is on it
+        already, and the flag. With a `closure` the call is refused: RuntimeError.
+        """
         if not self.enabled:
             return Step(True, list(gradients))
-        self._require_scale()
+        if closure:
+            raise RuntimeError("closures are not supported")
+        scale = self._require_scale()
         progress = self._progress.setdefault(optimizer, _Progress())
         if progress.stage is Stage.STEPPED:
             raise RuntimeError("step() has already been called since the last update()")
+        if unscales:
+            return self._step_of_its_own(progress, gradients, rounded(scale * preset, FP32))
         result = list(gradients)
         if progress.stage is Stage.READY:
             result = self.unscale_(optimizer, gradients)
@@ -205,12 +269,28 @@ class GradScalerModel:
         progress.stage = Stage.STEPPED
         return Step(not progress.found_inf, result)
 
-    def update(self, new_scale: float | None = None) -> None:
-        """End the iteration: set the scale, or back off, count or grow by what the checks found."""
+    @staticmethod
+    def _step_of_its_own(progress: _Progress, gradients: Sequence[Gradient], scale: float) -> Step:
+        handed_scale = None if progress.stage is Stage.UNSCALED else scale
+        if progress.stage is Stage.READY:
+            # A factor of 1 checks and changes nothing, so fp16 gradients are welcome here.
+            progress.found_inf = bool(check_and_unscale(gradients, 0.0, 1.0)[1]) if gradients else None
+        progress.stage = Stage.STEPPED
+        return Step(True, list(gradients), (handed_scale, float(bool(progress.found_inf))))
+
+    def update(self, new_scale: float | NewScale | None = None) -> None:
+        """End the iteration: set the scale, or back off, count or grow by what the checks found.
+
+        Raises AssertionError for a tensor that cannot be a scale, and where nothing has been checked.
+        """
         if not self.enabled:
             return
         scale = self._require_scale()
-        if new_scale is not None:
+        if isinstance(new_scale, NewScale):
+            if not new_scale.suited:
+                raise AssertionError("the new scale must be one number, without gradient, on the scaler's device")
+            self._scale = rounded(new_scale.values[0], FP32)
+        elif new_scale is not None:
             self._scale = rounded(new_scale, FP32)
         else:
             found = [progress.found_inf for progress in self._progress.values() if progress.found_inf is not None]

@@ -1,183 +1,436 @@
-"""Random histories of GradScaler calls, and the first call at which a real scaler departs from the model."""
+"""Histories of GradScaler calls, played on a real scaler and on the model, and the call at which the two part."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import math
 import pickle
-from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import chain
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import hypothesis.strategies as st
 import torch
 
-from conformance.oracles.grad_scaler import FP32, Gradient, GradScalerModel, rounded
+from conformance.oracles.grad_scaler import (
+    BF16,
+    FP16,
+    FP32,
+    FP64,
+    Format,
+    Gradient,
+    GradScalerModel,
+    NewScale,
+    Output,
+    Stage,
+    check_and_unscale,
+    reciprocal,
+    rounded,
+)
 
 Call: TypeAlias = tuple[Any, ...]
-"""The name of one of the methods of `_Pair` and its arguments."""
+"""The name of one of the methods of `World` and its arguments, all plain values."""
 
-OPTIMIZERS = 2
-GRADIENTS = 2
-
-# What an iteration is usually made of; the rest is drawn from every call there is, legal there or not.
-_USUAL: tuple[tuple[Call, ...], ...] = (
-    (("step", 0),),
-    (("step", 0), ("step", 1)),
-    (("unscale_", 0), ("step", 0)),
-    (("unscale_", 1), ("unscale_", 0), ("step", 0), ("step", 1)),
-    (("unscale_", 1), ("step", 0)),
-)
-# Moderate numbers: how a finite gradient that overflows in unscaling is treated is a contract of its own.
-_NUMBERS = (0.0, -0.0, 1.0, -3.0, 0.1, 65504.0, -1e4, 2.0**-24, 2.0**-126)
-_BAD = (float("inf"), float("-inf"), float("nan"))
-_SCALES = (65536.0, 1.0, 3.0, 0.1, 2.0**-10, 2.0**100)
+DTYPES = {FP16: torch.float16, BF16: torch.bfloat16, FP32: torch.float32, FP64: torch.float64}
+# The elements of a gradient relative to its first: distinct, so that a number in the wrong place is seen.
+_PATTERN = (1.0, -1.0, 0.5, 0.25)
 
 
 @dataclass(frozen=True)
-class History:
-    """A scaler's settings and the calls that follow."""
+class Slot:
+    """A parameter: its group, format and shape. An `optional` one has a gradient only where that is asked for."""
 
-    settings: dict[str, Any]
-    calls: tuple[Call, ...]
+    group: int
+    form: Format
+    shape: tuple[int, ...]
+    optional: bool = False
+
+    @property
+    def size(self) -> int:
+        """The number of its elements."""
+        return math.prod(self.shape)
+
+
+PLAIN, SGD, FUSED = range(3)
+NAMES = ("plain", "sgd", "fused")
+SLOTS: tuple[tuple[Slot, ...], ...] = (
+    (
+        Slot(0, FP32, (3,)),
+        Slot(0, BF16, (2,)),
+        Slot(0, FP32, (0,)),
+        Slot(1, FP64, (2,)),
+        Slot(1, FP32, (2, 2)),
+        Slot(1, FP32, (4,)),
+        Slot(1, FP16, (2,), optional=True),
+    ),
+    (Slot(0, FP32, ()), Slot(1, FP32, (2,))),
+    (Slot(0, FP32, (2,)), Slot(0, FP32, (0,)), Slot(1, FP16, (2,), optional=True)),
+)
+LAYOUTS = ("dense", "strided", "sparse", "duplicates")
+
+
+@dataclass(frozen=True)
+class Backward:
+    """The gradients that one optimizer gets: multiples of `base`, of which number `place` is `bad`, if that is given.
+
+    `absent` are the slots that get none; the optional slots get one if `narrow`. The layout is that of the slots that
+    can have it: "strided" the matrix, "sparse" and "duplicates" the vector of four.
+    """
+
+    which: int
+    base: float = 1.0
+    bad: float | None = None
+    place: int = 0
+    absent: tuple[int, ...] = ()
+    layout: str = "dense"
+    narrow: bool = False
+
+    def gradients(self) -> list[Gradient | None]:
+        """The gradient of each slot of the optimizer, None where it has none."""
+        slots = SLOTS[self.which]
+        found: list[Gradient | None] = []
+        for number, slot in enumerate(slots):
+            if number in self.absent or (slot.optional and not self.narrow):
+                found.append(None)
+                continue
+            numbers = (rounded(self.base * _PATTERN[k % 4], slot.form) for k in range(slot.size))
+            found.append(Gradient(tuple(numbers), slot.form))
+        return found if self.bad is None else with_bad(found, self.bad, self.place)
+
+
+def with_bad(gradients: list[Gradient | None], bad: float, place: int) -> list[Gradient | None]:
+    """Put `bad` at element `place` (counted through all gradients, and around), if there is any element."""
+    places = [(k, j) for k, gradient in enumerate(gradients) if gradient for j in range(len(gradient.values))]
+    if not places:
+        return gradients
+    slot, element = places[place % len(places)]
+    result = list(gradients)
+    before = gradients[slot]
+    assert before is not None
+    values = (*before.values[:element], bad, *before.values[element + 1 :])
+    result[slot] = Gradient(values, before.form)
+    return result
+
+
+class Plain(torch.optim.Optimizer):
+    """Subtracts the gradients from the parameters; keeps what its step was called with and returns a count."""
+
+    def __init__(self, groups: Any) -> None:
+        super().__init__(groups, {})
+        self.calls: list[str] = []
+
+    @torch.no_grad()
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls.append(f"step{args}{kwargs}")
+        subtract(self)
+        return len(self.calls)
+
+
+class Fused(torch.optim.Optimizer):
+    """An optimizer that unscales by itself, as torch's fused ones do: keeps what the scaler hands it.
+
+    It subtracts its gradients as they are, unless the flag that it is handed says that one was inf or NaN.
+    """
+
+    _step_supports_amp_scaling = True
+
+    def __init__(self, groups: Any) -> None:
+        super().__init__(groups, {})
+        self.calls: list[str] = []
+
+    @torch.no_grad()
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        handed = None if scale is None else float(scale), None if found is None else float(found)
+        self.calls.append(f"step{args}{kwargs} with scale {handed[0]} and flag {handed[1]}")
+        if not handed[1]:
+            subtract(self)
+        return len(self.calls)
+
+
+def subtract(optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                parameter.sub_(parameter.grad.to_dense().to(parameter.dtype))
+
+
+class CountedSGD(torch.optim.SGD):
+    """SGD with a learning rate of 1 that counts its steps."""
+
+    def __init__(self, groups: Any) -> None:
+        super().__init__(groups, lr=1.0)
+        self.calls: list[str] = []
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls.append(f"step{args}{kwargs}")
+        return super().step(*args, **kwargs)
+
+
+KINDS: tuple[Callable[[Any], Any], ...] = (Plain, CountedSGD, Fused)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing in which the real scaler and the model differ after a call."""
+
+    what: str
+    seen: str
+    expected: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.seen}, expected {self.expected}"
 
 
 @dataclass(frozen=True)
 class Departure:
-    """The call at which the real scaler and the model no longer agree, and what each of them shows."""
+    """The calls up to the one after which the real scaler and the model differ, as a program, and in what."""
 
     calls: tuple[Call, ...]
-    seen: str
-    expected: str
+    program: tuple[str, ...]
+    differences: tuple[Difference, ...]
+
+    def __str__(self) -> str:
+        """The history as the lines of a program, and as comments what was seen at its end."""
+        return "\n".join((*self.program, *(f"# {difference}" for difference in self.differences)))
+
+    def script(self, factory: str) -> str:
+        """The history as a program that runs with torch alone; `factory` is an expression that makes a scaler."""
+        lines = ["import copy, pickle", "import torch", "from math import inf, nan"]
+        called = "\n".join(self.program)
+        for which, name in enumerate(NAMES):
+            if f"{name}" in called:
+                lines += _PREAMBLES[which]
+                shapes = (f"torch.zeros({slot.shape}, dtype={DTYPES[slot.form]})" for slot in SLOTS[which])
+                lines += [f"{name}_p = [p.requires_grad_() for p in (", *(f"    {shape}," for shape in shapes), ")]"]
+                lines.append(f"{name} = {_CLASSES[which].format(f'{name}_p')}")
+        lines += [f"factory = {factory}", *self.program, "print(scaler.get_scale(), scaler.state_dict())"]
+        return "\n".join((*lines, *(f"# {difference}" for difference in self.differences)))
 
 
-def histories(iterations: int = 10) -> st.SearchStrategy[History]:
-    """Return a strategy for histories of up to `iterations` iterations, with two optimizers."""
-    settings = st.fixed_dictionaries(
-        {
-            "init_scale": st.sampled_from((*_SCALES, 2.0**126)),
-            "growth_factor": st.sampled_from((2.0, 1.5, 1.25, 10.0)),
-            "backoff_factor": st.sampled_from((0.5, 0.25, 0.75)),
-            "growth_interval": st.integers(1, 4),
-        }
-    )
-    calls = st.lists(_iteration(), min_size=1, max_size=iterations)
-    return st.builds(lambda settings, parts: History(settings, tuple(chain(*parts))), settings, calls)
+_CLASSES = ("torch.optim.SGD({}, lr=1.0)", "torch.optim.SGD({}, lr=1.0)", "Fused({}, {{}})")
+_PREAMBLES: tuple[tuple[str, ...], ...] = (
+    (),
+    (),
+    (
+        "class Fused(torch.optim.Optimizer):  # unscales by itself",
+        "    _step_supports_amp_scaling = True",
+        "    def step(self, *args, **kwargs):",
+        "        print('handed', getattr(self, 'grad_scale', None), getattr(self, 'found_inf', None))",
+    ),
+)
 
 
-def _iteration() -> st.SearchStrategy[tuple[Call, ...]]:
-    numbers = st.sampled_from(_NUMBERS)
-    clean = st.tuples(*[numbers] * GRADIENTS)
-    dirty = st.permutations((1.0, *_BAD)).map(lambda values: tuple(values[:GRADIENTS]))
-    gradients = st.tuples(*[st.one_of(clean, clean, dirty)] * OPTIMIZERS)
-    which = st.integers(0, OPTIMIZERS - 1)
-    scales = st.sampled_from(_SCALES)
-    anything = st.one_of(
-        st.tuples(st.sampled_from(("step", "unscale_")), which),
-        st.tuples(st.sampled_from(("update_to", "update_to_tensor")), scales),
-        st.tuples(st.just("set_growth_factor"), st.sampled_from((1.25, 4.0))),
-        st.tuples(st.just("set_backoff_factor"), st.sampled_from((0.75, 0.125))),
-        st.tuples(st.just("set_growth_interval"), st.integers(1, 4)),
-        st.sampled_from((("update",), ("save",), ("load",), ("pickle",), ("deepcopy",))),
-    )
-    usual = st.sampled_from(_USUAL)
-    body = st.one_of(usual, usual, st.lists(anything, max_size=5).map(tuple))
-    end = st.sampled_from(((("update",),), (("update",),), (("update",),), ()))
-    extra = st.lists(anything, max_size=1).map(tuple)
-    return st.tuples(gradients, numbers, body, end, extra).map(
-        lambda drawn: (("backward", drawn[0]), ("scale", drawn[1]), *drawn[2], *drawn[3], *drawn[4])
-    )
+@dataclass
+class Expected:
+    """What the model says of one optimizer: its parameters, their gradients and layouts, and the calls of its step."""
+
+    parameters: list[tuple[float, ...]]
+    gradients: list[Gradient | None]
+    layouts: list[str]
+    calls: list[str] = field(default_factory=list)
+
+    @property
+    def present(self) -> list[Gradient]:
+        return [gradient for gradient in self.gradients if gradient is not None]
+
+    def keep(self, gradients: Iterable[Gradient]) -> None:
+        """Put `gradients` where there are some, in order."""
+        following = iter(gradients)
+        self.gradients = [None if gradient is None else next(following) for gradient in self.gradients]
+
+    def subtract(self) -> None:
+        # The difference of two numbers of p bits, rounded to fp64 and then to p bits, is correctly rounded where
+        # 53 >= 2 p + 2 (Figueroa, "When is double rounding innocuous?", 1995); fp64 is not rounded again.
+        for number, (values, gradient) in enumerate(zip(self.parameters, self.gradients, strict=True)):
+            if gradient is not None:
+                pairs = zip(values, gradient.values, strict=True)
+                self.parameters[number] = tuple(rounded(value - change, gradient.form) for value, change in pairs)
 
 
-def departure(history: History, device: torch.device) -> Departure | None:
-    """Play `history` on a real scaler for `device` and on the model; return where they part, if they do."""
-    pair = _Pair(history.settings, device)
-    for count, (name, *arguments) in enumerate(history.calls, 1):
-        real, model = getattr(pair, name)(*arguments)
-        seen = f"{_outcome(real)}; {pair.real_state()}"
-        expected = f"{_outcome(model)}; {pair.model_state()}"
-        if seen != expected:
-            return Departure(history.calls[:count], seen, expected)
-    return None
+Factory: TypeAlias = Callable[..., Any]
+"""Takes init_scale, growth_factor, backoff_factor, growth_interval and enabled by name; returns a scaler."""
 
 
-Twin: TypeAlias = tuple[Callable[[], Any], Callable[[], Any]]
-"""The same call on the real scaler and on the model."""
+class World:
+    """A real scaler and the model side by side, with three optimizers: an ordinary one, SGD, and one that unscales.
 
+    Every method is a call that a history may hold. It plays the call on both and returns the differences. What torch
+    breaks of its own documentation is kept out (docs/divergences.md): gradients that overflow in unscaling, intervals
+    that have passed already, and the getters of disabled scalers.
+    """
 
-class _Pair:
-    """A real scaler and a model side by side, each with its optimizers (SGD, learning rate 1)."""
-
-    def __init__(self, settings: dict[str, Any], device: torch.device) -> None:
+    def __init__(
+        self, factory: Factory, device: torch.device, settings: dict[str, Any], without: frozenset[str] = frozenset()
+    ) -> None:
         self.device = device
-        self.scaler = torch.amp.GradScaler(device.type, **settings)
+        self.without = without
+        self.program: list[str] = []
         self.model = GradScalerModel(**settings)
+        self.scaler = factory(**settings)
+        named = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+        self.program.append(f"scaler = factory({named})")
         self.parameters = [
-            [torch.zeros((), device=device, requires_grad=True) for _ in range(GRADIENTS)] for _ in range(OPTIMIZERS)
+            [torch.zeros(slot.shape, dtype=DTYPES[slot.form], device=device, requires_grad=True) for slot in slots]
+            for slots in SLOTS
         ]
-        self.optimizers = [torch.optim.SGD(parameters, lr=1.0) for parameters in self.parameters]
-        self.expected_parameters = [[0.0] * GRADIENTS for _ in range(OPTIMIZERS)]
-        self.expected_gradients = [[0.0] * GRADIENTS for _ in range(OPTIMIZERS)]
-        self.saved = (self.scaler.state_dict(), self.model.state_dict())
-
-    def real_state(self) -> str:
-        numbers = [
-            (parameter.item(), None if parameter.grad is None else parameter.grad.item())
-            for parameters in self.parameters
-            for parameter in parameters
+        self.optimizers = [
+            kind([{"params": parameters[:split]}, {"params": parameters[split:]}])
+            for kind, parameters, split in zip(KINDS, self.parameters, (3, 1, 2), strict=True)
         ]
-        return f"{self.scaler.state_dict()}, parameters and gradients {numbers}"
-
-    def model_state(self) -> str:
-        numbers = [
-            pair
-            for parameters, gradients in zip(self.expected_parameters, self.expected_gradients, strict=True)
-            for pair in zip(parameters, gradients, strict=True)
+        self.expected = [
+            Expected([(0.0,) * slot.size for slot in slots], [None] * len(slots), ["dense"] * len(slots))
+            for slots in SLOTS
         ]
-        return f"{self.model.state_dict()}, parameters and gradients {numbers}"
+        self.saved: tuple[Any, Any] | None = None
+        self.other: tuple[Any, GradScalerModel] | None = None
 
-    def backward(self, gradients: tuple[tuple[float, ...], ...]) -> Twin:
-        for parameters, values in zip(self.parameters, gradients, strict=True):
-            for parameter, value in zip(parameters, values, strict=True):
-                parameter.grad = torch.full((), value, device=self.device)
-        self.expected_gradients = [[rounded(value, FP32) for value in values] for values in gradients]
+    # What is seen
+
+    def play(self, call: Call) -> list[Difference]:
+        """Carry out one call and return in what the real scaler and the model differ after it."""
+        name, *arguments = call
+        real, model = getattr(self, name)(*arguments)
+        pairs = [("the call", _outcome(real), _outcome(model))]
+        seen, expected = self.real_state(), self.model_state()
+        pairs += [(what, seen[what], expected[what]) for what in expected]
+        return [Difference(*pair) for pair in pairs if pair[1] != pair[2]]
+
+    def real_state(self) -> dict[str, str]:
+        """Everything that can be seen from outside: the scaler, and each optimizer's tensors, calls and attributes."""
+        state = _scaler_state(self.scaler, self.model.enabled, self.without)
+        if self.other is not None:
+            state["the other scaler"] = str(_scaler_state(self.other[0], self.other[1].enabled, self.without))
+        for which, optimizer in enumerate(self.optimizers):
+            numbers = [_numbers(parameter.detach()) for parameter in self.parameters[which]]
+            gradients = [_gradient(parameter.grad) for parameter in self.parameters[which]]
+            state |= self._named(which, numbers, gradients, optimizer.calls)
+            left = [name for name in ("grad_scale", "found_inf") if hasattr(optimizer, name)]
+            state[f"attributes left on {NAMES[which]}"] = str(left)
+        return state
+
+    def model_state(self) -> dict[str, str]:
+        """What the model says of the same."""
+        state = _scaler_state(self.model, self.model.enabled, self.without)
+        if self.other is not None:
+            state["the other scaler"] = str(_scaler_state(self.other[1], self.other[1].enabled, self.without))
+        for which, expected in enumerate(self.expected):
+            gradients = [
+                None if gradient is None else _of_model(gradient, layout)
+                for gradient, layout in zip(expected.gradients, expected.layouts, strict=True)
+            ]
+            state |= self._named(which, [repr(values) for values in expected.parameters], gradients, expected.calls)
+            state[f"attributes left on {NAMES[which]}"] = "[]"
+        return state
+
+    def abstract(self) -> tuple[Any, ...]:
+        """The state of the state machine, without the tensors: what a rule may depend on."""
+        model = self.model
+        stages = tuple((model.stage(which), model.found_inf(which)) for which in range(len(NAMES)))
+        settings = (model.enabled, model.growth_factor, model.backoff_factor, model.growth_interval)
+        return (model.started, model.get_scale(), model.get_growth_tracker(), settings, stages)
+
+    @staticmethod
+    def _named(which: int, parameters: list[str], gradients: list[str | None], calls: list[str]) -> dict[str, str]:
+        name = NAMES[which]
+        return {
+            f"parameters of {name}": str(parameters),
+            f"gradients of {name}": str(gradients),
+            f"calls of {name}.step": str(calls),
+        }
+
+    # What may be called
+
+    def backward(self, gradients: Backward) -> Twin:
+        which = gradients.which
+        values = gradients.gradients()
+        self.expected[which].gradients = values
+        self.expected[which].layouts = [
+            gradients.layout if gradients.layout in _fitting(slot) else "dense" for slot in SLOTS[which]
+        ]
+        self._assign(which)
         return _nothing, _nothing
 
-    def scale(self, value: float) -> Twin:
-        loss = torch.full((), value, device=self.device)
-        return lambda: self.scaler.scale(loss).item(), lambda: self.model.scale(loss.item())
+    def zero_grad(self, which: int) -> Twin:
+        self.program.append(f"{NAMES[which]}.zero_grad()")
+        self.expected[which].gradients = [None] * len(SLOTS[which])
+        self.optimizers[which].zero_grad()
+        return _nothing, _nothing
+
+    def change(self, which: int, base: float) -> Twin:
+        """Put other numbers into the gradients that there are, as clipping does."""
+        expected = self.expected[which]
+        expected.keep(
+            Gradient(tuple(rounded(base * _PATTERN[k % 4], old.form) for k in range(len(old.values))), old.form)
+            for old in expected.present
+        )
+        self._assign(which)
+        return _nothing, _nothing
+
+    def scale(self, outputs: Any) -> Twin:
+        self.program.append(f"scaler.scale({_spelled(outputs)})")
+        tensors = _map(outputs, lambda output: _tensor_of(output, self.device))
+        return (
+            lambda: _map(self.scaler.scale(tensors), _seen_output),
+            lambda: _map(self.model.scale(outputs), _expected_output),
+        )
 
     def unscale_(self, which: int) -> Twin:
+        self._spoil(which)
+        self.program.append(f"scaler.unscale_({NAMES[which]})")
+        expected = self.expected[which]
+
         def model() -> None:
-            self._keep(which, self.model.unscale_(which, self._gradients(which)))
+            expected.keep(self.model.unscale_(which, expected.present))
 
         return lambda: self.scaler.unscale_(self.optimizers[which]), model
 
-    def step(self, which: int) -> Twin:
-        def model() -> None:
-            step = self.model.step(which, self._gradients(which))
-            self._keep(which, step.gradients)
-            if step.ran:
-                # The difference of two fp32 numbers, rounded to fp64 and then to fp32, is correctly rounded
-                # (53 >= 2 * 24 + 2 bits: Figueroa, "When is double rounding innocuous?", 1995).
-                self.expected_parameters[which] = [
-                    rounded(parameter - gradient, FP32)
-                    for parameter, gradient in zip(
-                        self.expected_parameters[which], self.expected_gradients[which], strict=True
-                    )
-                ]
+    def step(self, which: int, arguments: tuple[Any, ...] = (), keywords: tuple[tuple[str, Any], ...] = ()) -> Twin:
+        named = dict(keywords)
+        if which != FUSED:
+            self._spoil(which)
+        words = [NAMES[which], *map(repr, arguments), *(f"{name}={value!r}" for name, value in named.items())]
+        self.program.append(f"scaler.step({', '.join(words)})")
+        expected = self.expected[which]
 
-        return lambda: self.scaler.step(self.optimizers[which]), model
+        def model() -> Any:
+            step = self.model.step(which, expected.present, unscales=which == FUSED, closure="closure" in named)
+            expected.keep(step.gradients)
+            if not step.ran:
+                return None
+            handed = ""
+            flag = 0.0
+            if which == FUSED:
+                scale, flag = step.handed if step.handed is not None else (None, None)  # type: ignore[assignment]
+                handed = f" with scale {scale} and flag {flag}"
+            expected.calls.append(f"step{arguments}{named}{handed}")
+            if not flag:
+                expected.subtract()
+            return None if which == SGD else len(expected.calls)
+
+        return lambda: self.scaler.step(self.optimizers[which], *arguments, **named), model
 
     def update(self) -> Twin:
+        self.program.append("scaler.update()")
         return self.scaler.update, self.model.update
 
     def update_to(self, scale: float) -> Twin:
+        self.program.append(f"scaler.update({scale!r})")
         return lambda: self.scaler.update(scale), lambda: self.model.update(scale)
 
-    def update_to_tensor(self, scale: float) -> Twin:
-        new_scale = torch.full((), scale, device=self.device)
-        return lambda: self.scaler.update(new_scale), lambda: self.model.update(scale)
+    def update_to_tensor(self, new_scale: NewScale) -> Twin:
+        numbers = new_scale.values[0] if len(new_scale.values) == 1 else new_scale.values
+        tensor = torch.tensor(numbers, device=self.device, requires_grad=new_scale.requires_grad)
+        wants = ", requires_grad=True" if new_scale.requires_grad else ""
+        self.program.append(f"scaler.update(torch.tensor({numbers!r}{wants}))")
+
+        def real() -> None:
+            self.scaler.update(tensor)
+            # The scale is a copy: what becomes of the tensor has no effect.
+            tensor.detach().fill_(7.0)
+
+        return real, lambda: self.model.update(new_scale)
 
     def set_growth_factor(self, factor: float) -> Twin:
         return self._set("growth_factor", factor)
@@ -186,40 +439,138 @@ class _Pair:
         return self._set("backoff_factor", factor)
 
     def set_growth_interval(self, interval: int) -> Twin:
-        # An interval that has passed already is a contract of its own.
         return self._set("growth_interval", max(interval, self.model.get_growth_tracker() + 1))
 
     def save(self) -> Twin:
+        self.program.append("state = scaler.state_dict()")
         self.saved = (self.scaler.state_dict(), self.model.state_dict())
         return _nothing, _nothing
 
     def load(self) -> Twin:
+        """Load the state that was saved last; without one, nothing happens."""
+        if self.saved is None or (self.model.enabled and not self.saved[1]):
+            return _nothing, _nothing
+        self.program.append("scaler.load_state_dict(state)")
         real, model = self.saved
-        return lambda: self.scaler.load_state_dict(real), lambda: self.model.load_state_dict(model)
+        return lambda: self.scaler.load_state_dict(dict(real)), lambda: self.model.load_state_dict(dict(model))
+
+    def load_state(self, scale: float, interval: int, tracker: int) -> Twin:
+        """Load a state from elsewhere."""
+        state = {
+            "scale": scale, "growth_factor": 4.0, "backoff_factor": 0.25,
+            "growth_interval": interval, "_growth_tracker": tracker % interval,
+        }  # fmt: skip
+        self.program.append(f"scaler.load_state_dict({state})")
+        return lambda: self.scaler.load_state_dict(dict(state)), lambda: self.model.load_state_dict(dict(state))
+
+    def load_nothing(self) -> Twin:
+        self.program.append("scaler.load_state_dict({})")
+        return lambda: self.scaler.load_state_dict({}), lambda: self.model.load_state_dict({})
 
     def pickle(self) -> Twin:
-        return self._replace(lambda scaler: pickle.loads(pickle.dumps(scaler)))
+        self.program.append("other, scaler = scaler, pickle.loads(pickle.dumps(scaler))")
+        return self._duplicate(lambda scaler: pickle.loads(pickle.dumps(scaler)))
 
     def deepcopy(self) -> Twin:
-        return self._replace(copy.deepcopy)
+        self.program.append("other, scaler = scaler, copy.deepcopy(scaler)")
+        return self._duplicate(copy.deepcopy)
 
-    def _replace(self, duplicate: Callable[[Any], Any]) -> Twin:
+    def switch(self) -> Twin:
+        """Go on with the scaler that was copied last, whose life is its own; without one, nothing happens."""
+        if self.other is not None:
+            self.program.append("other, scaler = scaler, other")
+            other = (self.scaler, self.model)
+            self.scaler, self.model = self.other
+            self.other = other
+        return _nothing, _nothing
+
+    # How it is done
+
+    def _assign(self, which: int) -> None:
+        """Give the real parameters the gradients that the model has."""
+        expected = self.expected[which]
+        self.program.append(f"{NAMES[which]}.zero_grad()")
+        for number, (slot, gradient, layout, parameter) in enumerate(
+            zip(SLOTS[which], expected.gradients, expected.layouts, self.parameters[which], strict=True)
+        ):
+            parameter.grad = None if gradient is None else tensor_of(gradient, slot, layout, self.device)
+            if gradient is not None:
+                spelled = _tensor_spelled(gradient, slot, layout)
+                self.program.append(f"{NAMES[which]}_p[{number}].grad = {spelled}")
+
+    def _spoil(self, which: int) -> None:
+        """Keep out a finite gradient that overflows in unscaling where nothing else would skip the step."""
+        model, expected = self.model, self.expected[which]
+        if not (model.enabled and model.started) or model.stage(which) is not Stage.READY:
+            return
+        gradients, found = check_and_unscale(expected.present, 0.0, reciprocal(model.get_scale()))
+        if found or all(math.isfinite(value) for gradient in gradients for value in gradient.values):
+            return
+        expected.gradients = with_bad(expected.gradients, math.inf, 0)
+        self._assign(which)
+
+    def _set(self, name: str, value: float) -> Twin:
+        self.program.append(f"scaler.set_{name}({value!r})")
+        return lambda: getattr(self.scaler, f"set_{name}")(value), lambda: setattr(self.model, name, value)
+
+    def _duplicate(self, duplicate: Callable[[Any], Any]) -> Twin:
+        real_before, model_before = self.scaler, self.model
+
         def real() -> None:
-            self.scaler = duplicate(self.scaler)
+            self.scaler = duplicate(real_before)
 
         def model() -> None:
-            self.model = self.model.copy()
+            self.model = model_before.copy()
+            self.other = (real_before, model_before)
 
         return real, model
 
-    def _set(self, name: str, value: float) -> Twin:
-        return lambda: getattr(self.scaler, f"set_{name}")(value), lambda: setattr(self.model, name, value)
 
-    def _gradients(self, which: int) -> list[Gradient]:
-        return [Gradient((value,)) for value in self.expected_gradients[which]]
+Twin: TypeAlias = tuple[Callable[[], Any], Callable[[], Any]]
+"""The same call on the real scaler and on the model."""
 
-    def _keep(self, which: int, gradients: list[Gradient]) -> None:
-        self.expected_gradients[which] = [gradient.values[0] for gradient in gradients]
+
+def tensor_of(gradient: Gradient, slot: Slot, layout: str, device: torch.device) -> torch.Tensor:
+    """Return the gradient as a tensor of the slot's shape in that layout.
+
+    "duplicates" is sparse, with each index twice, the second time with a zero.
+    """
+    dense = torch.tensor(gradient.values, dtype=DTYPES[slot.form], device=device).reshape(slot.shape)
+    if layout == "strided":
+        return dense.t().contiguous().t()
+    if layout in ("sparse", "duplicates"):
+        again = 2 if layout == "duplicates" else 1
+        indices = torch.arange(slot.size, device=device).repeat(again)[None]
+        values = torch.cat([dense, torch.zeros_like(dense)][:again])
+        # Not coalesced, for which the indices have to be in order: the zeros come last.
+        return torch.sparse_coo_tensor(indices, values, slot.shape, is_coalesced=again == 1)
+    return dense
+
+
+def departure(
+    factory: Factory,
+    device: torch.device,
+    settings: dict[str, Any],
+    calls: Iterable[Call],
+    without: frozenset[str] = frozenset(),
+) -> Departure | None:
+    """Play a history on a scaler of `factory` and on the model; return where they part, if they do."""
+    with quiet():
+        world = World(factory, device, settings, without)
+        played: list[Call] = []
+        for call in calls:
+            played.append(call)
+            if differences := world.play(call):
+                return Departure(tuple(played), tuple(world.program), tuple(differences))
+    return None
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the warnings of the scaler and of sparse tensors to itself: they are the subject of other contracts."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _nothing() -> None:
@@ -229,6 +580,103 @@ def _nothing() -> None:
 def _outcome(call: Callable[[], Any]) -> str:
     """What the call returns, or the type of what it raises, as text, where NaN equals NaN."""
     try:
-        return repr(call())
+        return f"returns {call()!r}"
     except Exception as error:
-        return type(error).__name__
+        for documented in (AssertionError, RuntimeError, ValueError):
+            if isinstance(error, documented):
+                return f"raises {documented.__name__}"
+        return f"raises {type(error).__name__}: {error}"
+
+
+def _scaler_state(scaler: Any, enabled: bool, without: frozenset[str]) -> dict[str, str]:
+    """What a scaler, the real one or the model, says of itself."""
+    state = {"get_scale()": repr(scaler.get_scale())}
+    real = not isinstance(scaler, GradScalerModel)
+    if "enabled" not in without:
+        state["is_enabled()"] = repr(scaler.is_enabled() if real else scaler.enabled)
+    if "state" not in without:
+        state["state_dict()"] = repr(scaler.state_dict())
+    if enabled and "getters" not in without:
+        for name in ("growth_factor", "backoff_factor", "growth_interval"):
+            state[f"get_{name}()"] = repr(getattr(scaler, f"get_{name}")() if real else getattr(scaler, name))
+    return state
+
+
+def _numbers(tensor: torch.Tensor) -> str:
+    return repr(tuple(tensor.flatten().tolist()))
+
+
+def _gradient(gradient: torch.Tensor | None) -> str | None:
+    if gradient is None:
+        return None
+    if not gradient.is_sparse:
+        return f"{_name(gradient.dtype)} {_numbers(gradient)}"
+    # A sparse gradient may be replaced, by one whose values have been added up: the sums are what counts.
+    return f"{_name(gradient.dtype)} sparse {_sums(gradient.to_dense().tolist())}"
+
+
+def _of_model(gradient: Gradient, layout: str) -> str:
+    if layout in ("sparse", "duplicates"):
+        return f"{gradient.form.name} sparse {_sums(gradient.values)}"
+    return f"{gradient.form.name} {gradient.values!r}"
+
+
+def _sums(values: Iterable[float]) -> str:
+    """Sums with zero: no zero is negative, and infinity may have become NaN (a zero times infinity)."""
+    return repr(tuple(value + 0.0 if math.isfinite(value) else math.nan for value in values))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return next((form.name for form, candidate in DTYPES.items() if candidate is dtype), str(dtype))
+
+
+def _fitting(slot: Slot) -> tuple[str, ...]:
+    """The layouts that a gradient of the slot can have."""
+    if slot.shape == (2, 2):
+        return ("dense", "strided")
+    return LAYOUTS if slot.shape == (4,) else ("dense",)
+
+
+def _map(outputs: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(outputs, (list, tuple)):
+        return type(outputs)(_map(output, change) for output in outputs)
+    return change(outputs)
+
+
+def _tensor_of(output: Any, device: torch.device) -> Any:
+    if not isinstance(output, Output):
+        return output
+    return torch.full((1,) * output.dimensions, output.value, dtype=DTYPES[output.form], device=device)
+
+
+def _seen_output(output: Any) -> str:
+    if not isinstance(output, torch.Tensor):
+        return repr(output)
+    return f"{_name(output.dtype)} {output.detach().flatten().tolist()[0]!r} of {output.dim()} dimensions"
+
+
+def _expected_output(output: Any) -> str:
+    if not isinstance(output, Output):
+        return repr(output)
+    return f"{output.form.name} {output.value!r} of {output.dimensions} dimensions"
+
+
+def _spelled(outputs: Any) -> str:
+    if isinstance(outputs, Output):
+        number = f"[{outputs.value!r}]" if outputs.dimensions else repr(outputs.value)
+        spelled = "" if outputs.form is FP32 else f", dtype={DTYPES[outputs.form]}"
+        return f"torch.tensor({number}{spelled})"
+    if isinstance(outputs, list):
+        return f"[{', '.join(map(_spelled, outputs))}]"
+    if isinstance(outputs, tuple):
+        return f"({', '.join(map(_spelled, outputs))},)"
+    return repr(outputs)
+
+
+def _tensor_spelled(gradient: Gradient, slot: Slot, layout: str) -> str:
+    values = repr(list(gradient.values)) if slot.shape else repr(gradient.values[0])
+    text = f"torch.tensor({values}, dtype={DTYPES[slot.form]})"
+    if layout in ("sparse", "duplicates"):
+        return f"{text}.to_sparse()" + ("  # and each index again, with a zero" if layout == "duplicates" else "")
+    shaped = f"{text}.reshape{slot.shape}" if len(slot.shape) > 1 else text
+    return f"{shaped}.t().contiguous().t()" if layout == "strided" else shaped

@@ -1,0 +1,338 @@
+"""A hypothesis state machine over GradScaler calls, which looks for a history that departs from the model."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import hypothesis
+import hypothesis.strategies as st
+import torch
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+
+from conformance.oracles.grad_scaler import BF16, FP16, FP32, FP64, NewScale, Output, rounded
+from conformance.oracles.scaler_history import (
+    FUSED,
+    LAYOUTS,
+    PLAIN,
+    SGD,
+    SLOTS,
+    Backward,
+    Call,
+    Departure,
+    Factory,
+    World,
+    departure,
+    quiet,
+)
+
+# Calls that shrinking may play before it reports the shortest history found by then: a second or two on a CPU.
+SHRINK_CALLS = 6000
+
+INF, NAN = float("inf"), float("nan")
+TENTH = rounded(0.1, FP32)
+# The smallest and the largest scales that fp32 has, and infinity and zero, to which they decay and may be set.
+EXTREMES = (2.0**-149, 2.0**-126, 2.0**127, 2.0**128 - 2.0**104)
+SCALES = (65536.0, 1.0, 3.0, 0.1, 2.0**-10, 2.0**100, *EXTREMES)
+GROWTHS, BACKOFFS = (2.0, 1.5, 10.0, 2.0**64), (0.5, 0.75, 0.1, 2.0**-64)
+BASES = (1.0, 0.0, -0.0, 65536.0, -3.0, 0.1, 65504.0, -1e4, 2.0**-24, 2.0**-126, 2.0**-149, 1e30)
+
+
+class Departed(Exception):
+    """A real scaler and the model have parted; the message is the history as a program."""
+
+
+@dataclass
+class Tally:
+    """What a machine has done: rules and calls played, distinct states reached, the first history that departed."""
+
+    histories: int = 0
+    steps: int = 0
+    rules: Counter[str] = field(default_factory=Counter)
+    states: set[tuple[Any, ...]] = field(default_factory=set)
+    first: tuple[dict[str, Any], Departure] | None = None
+
+    def departed(self, settings: dict[str, Any], departure: Departure) -> None:
+        """Keep the first departure, with the settings of its scaler."""
+        self.first = self.first or (settings, departure)
+
+
+@dataclass(frozen=True)
+class Search:
+    """What came of a search: how often each rule was played, and the shortest departing history found, if any."""
+
+    rules: dict[str, int]
+    steps: int
+    histories: int
+    states: int
+    departure: Departure | None
+
+
+Calls: TypeAlias = tuple[Call, ...]
+Draw: TypeAlias = Callable[[random.Random], Calls]
+
+# Hypothesis draws one number for each rule, out of which the rule's calls are made: its cost is by the draw, and
+# what it would shrink are draws, while what is shrunk here are the calls themselves.
+_NUMBERS = st.integers(0, 2**24 - 1)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What the machine may do at any time: makes the calls, and names the capability that a scaler needs for them."""
+
+    calls: Draw
+    needs: str = ""
+
+
+def call(name: str, *choices: Sequence[Any]) -> Draw:
+    """One call with one of each of `choices` as its arguments."""
+    return lambda source: ((name, *map(source.choice, choices)),)
+
+
+def settings_of(enabled: bool, scales: Sequence[float]) -> Callable[[random.Random], dict[str, Any]]:
+    """Settings of a scaler: any factors, intervals from 1 to 5."""
+    choices = {
+        "init_scale": scales,
+        "growth_factor": GROWTHS,
+        "backoff_factor": BACKOFFS,
+        "growth_interval": range(1, 6),
+        "enabled": (enabled,),
+    }
+    return lambda source: {name: source.choice(values) for name, values in choices.items()}
+
+
+def gradients(source: random.Random, which: int, without: frozenset[str]) -> Backward:
+    """Gradients for one optimizer: clean, zero, or with an inf or NaN anywhere; some of them absent."""
+    slots = tuple(range(len(SLOTS[which])))
+    # An optimizer that unscales by itself has a gradient: what it is to do without one is documented nowhere.
+    absent = [(), (), slots[:1], slots[-1:], slots[1:], slots[:-1], *([] if which == FUSED else [slots])]
+    layouts = [layout for layout in LAYOUTS if "sparse" not in without or layout not in ("sparse", "duplicates")]
+    return Backward(
+        which,
+        base=source.choice(BASES),
+        bad=source.choice((None, None, None, None, INF, -INF, NAN)),
+        place=source.randrange(17),
+        absent=source.choice(absent),
+        layout=source.choice(layouts),
+        narrow="fp16_refusal" not in without and source.random() < 0.1,
+    )
+
+
+def iteration(source: random.Random, which: Sequence[int], without: frozenset[str], **fixed: Any) -> Calls:
+    """What training loops do in an iteration with some of the optimizers, unscaled before the step or not.
+
+    `fixed` is what all of its gradients are to have in common.
+    """
+    calls: list[Call] = [("scale", source.choice((Output(1.0), Output(TENTH), Output(1.0, FP16))))]
+    for optimizer in source.sample(which, source.randint(1, len(which))):
+        given = dataclasses.replace(gradients(source, optimizer, without), **fixed)
+        between = source.choice(((), (), ("unscale_",), ("unscale_", "change")))
+        arguments: dict[str, Call] = {"unscale_": (optimizer,), "change": (optimizer, 0.25)}
+        calls += [("backward", given), *((name, *arguments[name]) for name in between), ("step", optimizer)]
+    if source.random() < 0.95:
+        calls.append(("update",))
+    return tuple(calls)
+
+
+def iterations(which: Sequence[int], without: frozenset[str], count: int, **fixed: Any) -> Draw:
+    """Up to `count` iterations in a row."""
+    return lambda source: tuple(
+        call for _ in range(source.randint(1, count)) for call in iteration(source, which, without, **fixed)
+    )
+
+
+SINGLE = (
+    Output(1.0), Output(-TENTH), Output(0.0), Output(INF), Output(2.0**-149), Output(3.0, FP32, 1), Output(1.0, FP16),
+    Output(1.0, FP16, 1), Output(0.1015625, BF16), Output(1.0, BF16, 2), Output(0.1, FP64), Output(0.1, FP64, 1),
+)  # fmt: skip
+CONTAINERS: tuple[Any, ...] = (
+    [Output(1.0, FP16)], [Output(1.0), Output(-2.0, BF16), Output(1.0, FP16, 1)], [], ((Output(3.0, FP32, 1),),),
+    (Output(0.5), [Output(0.1, FP64, 1), (Output(1.0, FP16),)]),
+)  # fmt: skip
+NO_OUTPUTS = (None, 7, [None], ((7,), 2))
+NEW_SCALES = (
+    NewScale((2.0,)), NewScale((0.1,)), NewScale((2.0**-149,)), NewScale((INF,)), NewScale((1.0, 2.0)), NewScale(()),
+    NewScale((4.0,), requires_grad=True),
+)  # fmt: skip
+
+
+def rules(without: frozenset[str] = frozenset()) -> dict[str, Rule]:
+    """Everything that the machine does to a scaler that lacks the capabilities in `without`."""
+    which = (PLAIN, SGD) if "self_scaling" in without else (PLAIN, SGD, FUSED)
+    calling = [optimizer for optimizer in which if optimizer != SGD]
+    numbers = (65536.0, 1.0, 3.0, 0.1, 0.0, INF, 1e-50, *EXTREMES)
+
+    def used(draw: Draw) -> Draw:
+        """The calls on a scaler that mostly has counted something before."""
+        clean = iterations((SGD,), without, 2, bad=None, base=1.0)
+        return lambda source: (*(clean(source) if source.random() < 0.7 else ()), *draw(source))
+
+    found = {
+        "iterations": Rule(iterations(which, without, 3)),
+        "clean_iterations": Rule(iterations(which, without, 6, bad=None, base=1.0)),
+        "skipped_iterations": Rule(iterations(which, without, 3, bad=INF)),
+        "iterations_of_one": Rule(iterations((PLAIN,), without, 4)),
+        "iterations_of_sgd": Rule(iterations((SGD,), without, 4)),
+        "backward": Rule(lambda source: (("backward", gradients(source, source.choice(which), without)),)),
+        "change": Rule(call("change", which, BASES)),
+        "zero_grad": Rule(call("zero_grad", (PLAIN, SGD))),
+        "scale": Rule(call("scale", SINGLE)),
+        "scale_containers": Rule(call("scale", CONTAINERS), "containers"),
+        "scale_no_tensors": Rule(call("scale", NO_OUTPUTS), "errors"),
+        "unscale_": Rule(call("unscale_", which)),
+        "step": Rule(call("step", which)),
+        "step_with_arguments": Rule(call("step", calling, ((3,),), ((("tag", "x"),),)), "arguments"),
+        "step_with_closure": Rule(call("step", calling, ((),), ((("closure", 0),),)), "closure"),
+        "update": Rule(call("update")),
+        "update_to": Rule(used(call("update_to", numbers)), "new_scale"),
+        "update_to_tensor": Rule(used(call("update_to_tensor", NEW_SCALES)), "new_scale"),
+        "set_growth_factor": Rule(used(call("set_growth_factor", GROWTHS)), "setters"),
+        "set_backoff_factor": Rule(used(call("set_backoff_factor", BACKOFFS)), "setters"),
+        "set_growth_interval": Rule(used(call("set_growth_interval", range(1, 6))), "setters"),
+        "save": Rule(used(call("save")), "state"),
+        "load": Rule(used(call("load")), "state"),
+        "load_state": Rule(used(call("load_state", numbers, range(1, 6), range(5))), "state"),
+        "load_nothing": Rule(used(call("load_nothing")), "state"),
+        "pickle": Rule(used(call("pickle")), "pickles"),
+        "deepcopy": Rule(used(call("deepcopy")), "copies"),
+        "switch": Rule(used(call("switch")), "copies"),
+    }
+    return {name: each for name, each in found.items() if each.needs not in without}
+
+
+def machine(
+    factory: Factory,
+    device: torch.device,
+    *,
+    without: frozenset[str] = frozenset(),
+    enabled: bool = True,
+    scales: Sequence[float] = SCALES,
+    tally: Tally | None = None,
+) -> type[RuleBasedStateMachine]:
+    """Return a state machine that plays random histories on scalers of `factory`; it raises Departed at the first call
+    after which the scaler is not what the model says.
+    """
+    counted = Tally() if tally is None else tally
+    drawn = settings_of(enabled, scales)
+
+    def begin(self: Any, number: int) -> None:
+        counted.histories += 1
+        self.settings, self.calls = drawn(random.Random(number)), []
+        self.world = World(factory, device, self.settings, without)
+        counted.states.add(self.world.abstract())
+
+    def rule_of(name: str, calls: Draw) -> Any:
+        def play(self: Any, number: int) -> None:
+            counted.rules[name] += 1
+            for call in calls(random.Random(number)):
+                self.calls.append(call)
+                counted.steps += 1
+                if differences := self.world.play(call):
+                    found = Departure(tuple(self.calls), tuple(self.world.program), tuple(differences))
+                    counted.departed(self.settings, found)
+                    raise Departed(str(found))
+                counted.states.add(self.world.abstract())
+
+        play.__name__ = play.__qualname__ = name
+        return rule(number=_NUMBERS)(play)
+
+    members = {name: rule_of(name, each.calls) for name, each in rules(without).items()}
+    members["begin"] = initialize(number=_NUMBERS)(begin)
+    return type("ScalerMachine", (RuleBasedStateMachine,), members)
+
+
+def search(
+    factory: Factory,
+    device: torch.device,
+    *,
+    histories: int,
+    length: int = 20,
+    seed: int = 0,
+    without: frozenset[str] = frozenset(),
+    enabled: bool = True,
+    scales: Sequence[float] = SCALES,
+) -> Search:
+    """Play random histories of up to `length` rules, the same for the same seed, until one departs from the model."""
+    tally = Tally()
+    made = machine(factory, device, without=without, enabled=enabled, scales=scales, tally=tally)
+    settings = hypothesis.settings(
+        max_examples=histories,
+        stateful_step_count=length,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        # The first departure is shrunk below, call by call, in a bounded number of calls.
+        phases=[hypothesis.Phase.generate],
+        report_multiple_bugs=False,
+        suppress_health_check=list(hypothesis.HealthCheck),
+        verbosity=hypothesis.Verbosity.quiet,
+    )
+    with quiet(), contextlib.suppress(Departed):
+        run_state_machine_as_test(hypothesis.seed(seed)(made), settings=settings)
+    if tally.first is None:
+        return Search(dict(tally.rules), tally.steps, tally.histories, len(tally.states), None)
+    shortest = shrunk(factory, device, *tally.first, without)
+    return Search(dict(tally.rules), tally.steps, tally.histories, len(tally.states), shortest)
+
+
+def shrunk(
+    factory: Factory, device: torch.device, settings: dict[str, Any], found: Departure, without: frozenset[str]
+) -> Departure:
+    """Return the shortest history that is found by leaving calls out of `found`, and by plainer gradients and settings.
+
+    It is the same for the same history, and ends after SHRINK_CALLS calls in all.
+    """
+    budget = SHRINK_CALLS
+    best = found
+
+    def departs(settings: dict[str, Any], calls: Calls) -> bool:
+        nonlocal budget, best
+        budget -= len(calls)
+        shorter = departure(factory, device, settings, calls, without) if budget >= 0 else None
+        best = shorter or best
+        return shorter is not None
+
+    before: Calls = ()
+    while best.calls != before:
+        before = best.calls
+        for size in _halves(len(best.calls)):
+            start = 0
+            while start < len(best.calls):
+                if not departs(settings, best.calls[:start] + best.calls[start + size :]):
+                    start += size
+        for name, plain in PLAIN_SETTINGS.items():
+            if settings[name] != plain and departs({**settings, name: plain}, best.calls):
+                settings = {**settings, name: plain}
+        for index in range(len(best.calls)):
+            for call in _plainer(best.calls[index]) if index < len(best.calls) else ():
+                departs(settings, (*best.calls[:index], call, *best.calls[index + 1 :]))
+    return best
+
+
+PLAIN_SETTINGS = {"init_scale": 4.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 1}
+
+
+def _halves(size: int) -> Iterator[int]:
+    while size := size // 2:
+        yield size
+
+
+def _plainer(call: Call) -> Iterator[Call]:
+    """The call with plainer arguments, one change at a time."""
+    name, *arguments = call
+    if name == "scale":
+        yield ("scale", Output(1.0))
+    elif name == "step":
+        yield ("step", arguments[0])
+    elif name == "backward":
+        plain: dict[str, Any] = {"base": 1.0, "bad": None, "place": 0, "absent": (), "layout": "dense", "narrow": False}
+        slots = tuple(range(len(SLOTS[arguments[0].which])))
+        changes = [*plain.items(), *(("absent", slots[:kept] + slots[kept + 1 :]) for kept in slots)]
+        for field_name, value in changes:
+            if getattr(arguments[0], field_name) != value:
+                yield ("backward", dataclasses.replace(arguments[0], **{field_name: value}))
