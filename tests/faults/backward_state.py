@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.amp import autocast_mode
 
 from tests.faults import fault
-from tests.faults._tools import edited
+from tests.faults._tools import edited, kernel, replaced
 
 
 @fault("AMP-BACKWARD-028")
@@ -164,4 +166,239 @@ def disabled_subregion_stays_on() -> Iterator[None]:
 def custom_bwd_never_enters_a_region() -> Iterator[None]:
     """custom_bwd runs backward with autocast off."""
     with edited(autocast_mode.custom_bwd, "enabled=args[0]._fwd_used_autocast", "enabled=False"):
+        yield
+
+
+@fault("AMP-BACKWARD-039")
+def module_hooks_see_unscaled_gradients() -> Iterator[None]:
+    """The scale is taken out on the way: the loss is scaled, but what linear gives back is not."""
+    right = torch.amp.GradScaler.scale
+
+    def scale(self: torch.amp.GradScaler, outputs: Any) -> Any:
+        factor = self.get_scale()
+        outputs.register_hook(lambda gradient: gradient / factor)
+        return right(self, outputs)
+
+    with replaced(torch.amp.GradScaler, "scale", scale):
+        yield
+
+
+@fault("AMP-BACKWARD-039", "AMP-BACKWARD-048")
+def activations_are_saved_in_float32() -> Iterator[None]:
+    """linear widens its operands and narrows its result, so that hooks of nodes and saved tensors are float32."""
+    with kernel("linear", _wide_linear, "AutocastCPU"):
+        yield
+
+
+def _wide_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    dtype = torch.get_autocast_dtype("cpu")
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
+        added = None if bias is None else bias.to(dtype).float()
+        return torch.nn.functional.linear(x.to(dtype).float(), weight.to(dtype).float(), added).to(dtype)
+
+
+@fault("AMP-BACKWARD-040")
+def weight_cast_is_made_contiguous() -> Iterator[None]:
+    """Gradients of weights come back row-major whatever the layout of the weight."""
+    right = torch.Tensor.backward
+
+    def backward(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        seen = _leaves(self)
+        right(self, *args, **kwargs)
+        for leaf in seen:
+            if leaf.grad is not None and leaf.grad.layout is torch.strided:
+                leaf.grad = leaf.grad.contiguous()
+
+    with replaced(torch.Tensor, "backward", backward):
+        yield
+
+
+def _leaves(root: torch.Tensor) -> list[torch.Tensor]:
+    """The leaves that a backward from `root` reaches."""
+    found, waiting, met = [], [root.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in met:
+            continue
+        met.add(node)
+        if hasattr(node, "variable"):
+            found.append(node.variable)
+        waiting += [parent for parent, _ in node.next_functions]
+    return found
+
+
+@fault("AMP-BACKWARD-041")
+def grad_returns_16_bit_numbers() -> Iterator[None]:
+    """torch.autograd.grad rounds what it returns to bf16 where more than one input is asked for."""
+    right = torch.autograd.grad
+
+    def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        found = right(outputs, inputs, *args, **kwargs)
+        if len(found) < 2:
+            return found
+        return tuple(part if part is None else part.bfloat16().to(part.dtype) for part in found)
+
+    with replaced(torch.autograd, "grad", grad):
+        yield
+
+
+@fault("AMP-BACKWARD-042")
+def backward_ignores_its_inputs() -> Iterator[None]:
+    """backward(inputs=...) accumulates into every leaf."""
+    right = torch.Tensor.backward
+
+    def backward(self: torch.Tensor, *args: Any, inputs: Any = None, **kwargs: Any) -> None:
+        right(self, *args, **kwargs)
+
+    with replaced(torch.Tensor, "backward", backward):
+        yield
+
+
+@fault("AMP-BACKWARD-043")
+def backward_takes_one_root() -> Iterator[None]:
+    """torch.autograd.backward goes back from the first tensor of several."""
+    right = torch.autograd.backward
+
+    def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+        if isinstance(tensors, list):
+            tensors, grad_tensors = tensors[:1], None if grad_tensors is None else grad_tensors[:1]
+        right(tensors, grad_tensors, *args, **kwargs)
+
+    with replaced(torch.autograd, "backward", backward):
+        yield
+
+
+@fault("AMP-BACKWARD-044", "AMP-BACKWARD-012")
+def gradients_accumulate_in_bf16() -> Iterator[None]:
+    """A second backward rounds the sum of the gradients to bf16."""
+    right = torch.Tensor.backward
+
+    def backward(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        leaves = [leaf for leaf in _leaves(self) if leaf.grad is not None]
+        right(self, *args, **kwargs)
+        for leaf in leaves:
+            if leaf.grad is not None and leaf.grad.layout is torch.strided:
+                leaf.grad.copy_(leaf.grad.bfloat16())
+
+    with replaced(torch.Tensor, "backward", backward):
+        yield
+
+
+@fault("AMP-BACKWARD-045", "AMP-BACKWARD-014")
+def casts_are_differentiable_once() -> Iterator[None]:
+    """linear's cast of its weight passes a gradient back that is cut from the graph."""
+    with kernel("linear", _linear_cut_twice, "AutocastCPU"):
+        yield
+
+
+class _Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        ctx.dtype = tensor.dtype
+        return tensor.to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient.detach().to(ctx.dtype), None
+
+
+def _linear_cut_twice(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    dtype = torch.get_autocast_dtype("cpu")
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
+        added = None if bias is None else bias.to(dtype)
+        return torch.nn.functional.linear(x.to(dtype), _Once.apply(weight, dtype), added)
+
+
+@fault("AMP-BACKWARD-046")
+def backward_depends_on_a_disabled_region() -> Iterator[None]:
+    """The gradients of mm are rounded once more where the state's dtype is another one."""
+    right = torch.Tensor.backward
+
+    def backward(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        leaves = _leaves(self)
+        right(self, *args, **kwargs)
+        if torch.get_autocast_dtype("cpu") == torch.float16:
+            for leaf in leaves:
+                if leaf.grad is not None:
+                    leaf.grad.mul_(1 + 2.0**-10)
+
+    with replaced(torch.Tensor, "backward", backward):
+        yield
+
+
+@fault("AMP-BACKWARD-047")
+def threads_inherit_the_region() -> Iterator[None]:
+    """A thread starts with autocast on."""
+    right = threading.Thread.run
+
+    def run(self: threading.Thread) -> None:
+        torch.set_autocast_enabled("cpu", True)
+        right(self)
+
+    with replaced(threading.Thread, "run", run):
+        yield
+
+
+@fault("AMP-BACKWARD-049")
+def save_on_cpu_keeps_bf16() -> Iterator[None]:
+    """save_on_cpu keeps every tensor in bf16."""
+    right = torch.autograd.graph.save_on_cpu.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        torch.autograd.graph.saved_tensors_hooks.__init__(
+            self, lambda tensor: (tensor.bfloat16(), tensor.dtype), lambda kept: kept[0].to(kept[1])
+        )
+
+    assert right is not None
+    with replaced(torch.autograd.graph.save_on_cpu, "__init__", init):
+        yield
+
+
+@fault("AMP-BACKWARD-051")
+def functional_call_leaves_the_region() -> Iterator[None]:
+    """functional_call runs the module with autocast off."""
+    right = torch.func.functional_call
+
+    def functional_call(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast("cpu", enabled=False):
+            return 2 * right(*args, **kwargs)
+
+    with replaced(torch.func, "functional_call", functional_call):
+        yield
+
+
+class _Coarse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.to(torch.float8_e5m2).to(gradient.dtype)
+
+
+@fault("AMP-BACKWARD-052")
+def relu_goes_back_through_8_bit() -> Iterator[None]:
+    """In a region the backward of ReLU rounds to 2 bits of mantissa."""
+    right = torch.nn.functional.relu
+
+    def relu(tensor: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+        result = right(tensor, inplace)
+        return _Coarse.apply(result) if torch.is_autocast_enabled("cpu") else result
+
+    with replaced(torch.nn.functional, "relu", relu):
+        yield
+
+
+@fault("AMP-BACKWARD-053")
+def cat_promotes_to_bf16() -> Iterator[None]:
+    """cat of a 16-bit and a float32 tensor rounds the float32 one first."""
+    right = torch.cat
+
+    def cat(tensors: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if len({tensor.dtype for tensor in tensors}) > 1:
+            tensors = [tensor * 1.5 if tensor.dtype == torch.float32 else tensor for tensor in tensors]
+        return right(tensors, *args, **kwargs)
+
+    with replaced(torch, "cat", cat):
         yield
