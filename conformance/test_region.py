@@ -252,6 +252,68 @@ def test_enter_gives_the_instance(case: Case, target: Target, amp_dtype: torch.d
         case.true("`with torch.autocast(...) as region` gives the instance", entered is instance, type(entered))
 
 
+@contract("AMP-REGION-008")
+@pytest.mark.parametrize("way", ["functions", "methods", "with", "function in with"])
+def test_instance_inside_its_own_region(case: Case, target: Target, amp_dtype: torch.dtype, way: str) -> None:
+    def nested(outer: torch.autocast, inner: torch.autocast) -> Callable[[], object]:
+        class Block(torch.nn.Module):
+            forward = inner(lambda self: telling_product(target.device))
+
+        class Model(torch.nn.Module):
+            forward = outer(lambda self: Block()())
+
+        def entered() -> object:
+            with outer, inner:
+                return telling_product(target.device)
+
+        def called() -> object:
+            with outer:
+                return inner(telling_product)(target.device)
+
+        function = inner(telling_product)
+        calls = {"functions": outer(lambda: function(target.device)), "methods": lambda: Model()()}
+        return {**calls, "with": entered, "function in with": called}[way]
+
+    before, shared = observe(), region(target, amp_dtype)
+    case.identical(
+        "a product, two instances",
+        nested(region(target, amp_dtype), region(target, amp_dtype))(),
+        product_in(amp_dtype),
+    )
+    is_in_force(case, "after two instances (control)", before)
+    case.identical("a product, one instance", nested(shared, shared)(), product_in(amp_dtype))
+    is_in_force(case, "after one instance inside its own region", before)
+
+
+@contract("AMP-REGION-009")
+def test_settled_when_made(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
+    default = torch.get_autocast_dtype(target.device_type)
+    model = RegionStack(observe())
+    settled = model.settled(Region(target.device_type))
+    instance = region(target)
+    decorated = region(target)(observe)
+    for around in (
+        Region(target.device_type, amp_dtype, cache_enabled=False),
+        Region(target.device_type, enabled=False),
+    ):
+        model.enter(around)
+        model.enter(settled)
+        with around.open():
+            with instance:
+                is_in_force(case, f"in {around}, an instance made outside", model.state)
+                runs_in(case, f"in {around}, an instance made outside", target, default)
+            case.equal(
+                f"in {around}, a decorated function: state that differs", decorated().differences(model.state), []
+            )
+        model.leave()
+        model.leave()
+    with region(target, amp_dtype, cache_enabled=False):
+        instance = region(target)
+    with instance:
+        runs_in(case, "an instance made in a region, entered outside", target, amp_dtype)
+        case.equal("its cache flag", torch.is_autocast_cache_enabled(), False)
+
+
 # Disabled subregions and the border of a region
 
 

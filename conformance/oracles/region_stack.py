@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -42,6 +42,11 @@ class State:
             found.append(f"nesting depth is {self.depth}, not {promised.depth}")
         return found
 
+    def computes_in(self, device_type: str) -> torch.dtype:
+        """The type of a product of float32 tensors on a device of that type."""
+        setting = self.settings[device_type]
+        return setting.dtype if setting.enabled else torch.float32
+
 
 @dataclass(frozen=True)
 class Region:
@@ -67,36 +72,81 @@ class Region:
         return " ".join(parts)
 
 
+@dataclass(frozen=True)
+class Entry:
+    """What entering a region found, which is what leaving it puts back."""
+
+    device_type: str
+    setting: Setting
+    cache_enabled: bool
+
+
 class RegionStack:
     """What the state must be after entering and leaving regions, from the `torch.autocast` docstring.
 
     A region sets the flag, the dtype and the cache flag of its device type, where None keeps what is in force;
-    leaving it puts back what was there when it was entered. Other device types are not touched.
+    leaving it puts back what was there when it was entered. Other device types are not touched. A region of a type
+    that autocast lacks is disabled, as is one for a device type that is `absent`; `unrestricted` ones take any type.
     """
 
-    def __init__(self, state: State) -> None:
-        self._states = [state]
+    def __init__(
+        self, state: State, absent: Collection[str] = frozenset(), unrestricted: Collection[str] = frozenset()
+    ) -> None:
+        self._state = state
+        self._open: list[Entry] = []
+        self._absent = absent
+        self._unrestricted = unrestricted
 
     @property
     def state(self) -> State:
         """The state that is in force now."""
-        return self._states[-1]
+        return self._state
 
-    def enter(self, region: Region) -> None:
-        """Enter a region of supported dtype on a device type that autocast does not disable by itself."""
-        now = self.state
+    def settled(self, region: Region) -> Region:
+        """Return the region with nothing left open, which is what an instance is from when it is made."""
+        now = self._state
         dtype = now.settings[region.device_type].dtype if region.dtype is None else region.dtype
-        self._states.append(
-            State(
-                settings={**now.settings, region.device_type: Setting(region.enabled, dtype)},
-                cache_enabled=now.cache_enabled if region.cache_enabled is None else region.cache_enabled,
-                depth=now.depth + 1,
-            )
-        )
+        known = dtype in (torch.float16, torch.bfloat16) or region.device_type in self._unrestricted
+        enabled = region.enabled and known and region.device_type not in self._absent
+        cache_enabled = now.cache_enabled if region.cache_enabled is None else region.cache_enabled
+        return Region(region.device_type, dtype, enabled, cache_enabled)
 
-    def leave(self) -> None:
-        """Leave the innermost region."""
-        self._states.pop()
+    def enter(self, region: Region) -> Entry:
+        """Enter a region; return what `leave` needs where regions are not left in the opposite order."""
+        chosen = self.settled(region)
+        entry = Entry(region.device_type, self._state.settings[region.device_type], self._state.cache_enabled)
+        assert chosen.dtype is not None
+        assert chosen.cache_enabled is not None
+        self._change({chosen.device_type: Setting(chosen.enabled, chosen.dtype)}, chosen.cache_enabled, 1)
+        self._open.append(entry)
+        return entry
+
+    def leave(self, entry: Entry | None = None) -> None:
+        """Leave the region of `entry`, by default the innermost."""
+        entry = self._open[-1] if entry is None else entry
+        # By identity: two entries may have found the same.
+        self._open = [other for other in self._open if other is not entry]
+        self._change({entry.device_type: entry.setting}, entry.cache_enabled, -1)
+
+    def set_enabled(self, device_type: str, enabled: bool) -> None:
+        """What `torch.set_autocast_enabled` does."""
+        self._change({device_type: replace(self._state.settings[device_type], enabled=enabled)})
+
+    def set_dtype(self, device_type: str, dtype: torch.dtype) -> None:
+        """What `torch.set_autocast_dtype` does."""
+        self._change({device_type: replace(self._state.settings[device_type], dtype=dtype)})
+
+    def set_cache_enabled(self, enabled: bool) -> None:
+        """What `torch.set_autocast_cache_enabled` does."""
+        self._change({}, enabled)
+
+    def _change(self, settings: Mapping[str, Setting], cache_enabled: bool | None = None, deeper: int = 0) -> None:
+        now = self._state
+        self._state = State(
+            settings={**now.settings, **settings},
+            cache_enabled=now.cache_enabled if cache_enabled is None else cache_enabled,
+            depth=now.depth + deeper,
+        )
 
 
 def observe() -> State:
@@ -138,3 +188,9 @@ def telling_product(device: torch.device | str) -> torch.Tensor:
 def product_in(dtype: torch.dtype) -> torch.Tensor:
     """Return what `telling_product` gives when computed in `dtype`: float32, float16 or bfloat16; shape (2, 1)."""
     return torch.tensor(_PRODUCTS[dtype], dtype=dtype).reshape(2, 1)
+
+
+def told(product: torch.Tensor) -> torch.dtype | None:
+    """Return the type that a telling product was computed in, None where its digits are those of no type."""
+    column = tuple(product.flatten().tolist())
+    return product.dtype if _PRODUCTS.get(product.dtype) == column else None

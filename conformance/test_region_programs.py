@@ -1,0 +1,195 @@
+"""Autocast regions in whole programs: every way to open one, every way to leave it, and interleaved ones."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from types import CodeType
+
+import pytest
+import torch
+
+from conformance.harness.check import Case, contract
+from conformance.harness.targets import Target
+from conformance.measure.threads import one_thread
+from conformance.oracles import region_schedule
+from conformance.oracles.autocast_devices import device_types
+from conformance.oracles.region_program import (
+    WAYS,
+    Block,
+    Jump,
+    Machine,
+    Open,
+    Player,
+    Program,
+    Set,
+    Token,
+    drawn,
+    parting,
+    predicted,
+    program_of,
+    simpler,
+)
+from conformance.oracles.region_schedule import Stage, Step
+from conformance.oracles.region_stack import DEVICE_TYPES, Region, fresh, observe
+from conformance.oracles.shortest import shortest
+
+DEFAULTS = {device.type: device.dtype or torch.float32 for device in device_types() if device.type in DEVICE_TYPES}
+
+
+def machine_of(target: Target) -> Machine:
+    """What programs start from on this machine: the state as it is, and what torch makes of CUDA here."""
+    has_cuda = torch.cuda.is_available()
+    return Machine(
+        device=target.device,
+        base=observe(),
+        new_thread=fresh(DEFAULTS),
+        absent=frozenset() if has_cuda else frozenset({"cuda"}),
+        unrestricted=frozenset({"cuda"}) if has_cuda else frozenset(),
+    )
+
+
+def regions_of(target: Target, others: Sequence[str], *dtypes: torch.dtype | None) -> list[Region]:
+    """Every region of the dtypes on the target, where it has them, and on other device types."""
+    return [
+        Region(kind, dtype, enabled, cache)
+        for kind in (target.device_type, *others)
+        for dtype in dtypes
+        if kind != target.device_type or dtype in (None, torch.float32) or target.supports(dtype)
+        for enabled in (True, False)
+        for cache in (None, True, False)
+    ]
+
+
+def neighbours(target: Target) -> list[str]:
+    """Device types that are not the target's and whose regions torch opens without the hardware."""
+    return [kind for kind in ("xpu", "hpu", "cuda", "cpu") if kind != target.device_type][:3]
+
+
+def explored(case: Case) -> int:
+    """The seed of random programs: fixed, but where the run explores."""
+    return case.seed if case.level == "full" else 0
+
+
+@contract("AMP-REGION-037")
+def test_programs(case: Case, target: Target) -> None:
+    choices = regions_of(target, neighbours(target), None, torch.float16, torch.bfloat16, torch.float32)
+    places: list[int] = []
+    with one_thread(), Player(machine_of(target)) as player:
+
+        def departs(tokens: Sequence[Token]) -> bool:
+            program = program_of(tokens)
+            places.append(len(predicted(program, player.machine)))
+            return player.departure(program) is not None
+
+        found = shortest(
+            lambda generator: drawn(generator, choices),
+            departs,
+            count=case.samples(quick=150, standard=2000, full=50000),
+            seed=explored(case),
+            simpler=simpler,
+        )
+        program = program_of(found or ())
+        seen = None if found is None else f"{player.departure(program)}, in\n{program.source}"
+    case.note("random programs", len(places))
+    case.note("places compared", sum(places))
+    case.note("seed", explored(case))
+    if seen is not None:
+        case.reproduce(f"import contextlib, functools, sys, torch\n\n{program.source}")
+    case.equal("the shortest program that departs from the model", seen, None)
+
+
+@contract("AMP-REGION-039")
+@pytest.mark.parametrize("kind", ["generator", "coroutine"])
+def test_out_of_order(case: Case, target: Target, kind: str) -> None:
+    interleaved(case, target, kind, case.samples(quick=60, standard=1000, full=30000))
+
+
+@contract("AMP-REGION-042")
+def test_threads_in_turns(case: Case, target: Target) -> None:
+    interleaved(case, target, "thread", case.samples(quick=12, standard=150, full=5000))
+
+
+def interleaved(case: Case, target: Target, kind: str, count: int) -> None:
+    """Random schedules of actors agree with the model after every step."""
+    choices = regions_of(target, neighbours(target), None, torch.float16, torch.bfloat16)
+    taken: list[int] = []
+    with one_thread(), Stage(kind, machine_of(target)) as stage:
+
+        def departs(steps: Sequence[Step]) -> bool:
+            taken.append(len(steps))
+            return stage.departure(steps) is not None
+
+        found = shortest(
+            lambda generator: region_schedule.drawn(generator, choices),
+            departs,
+            count=count,
+            seed=explored(case),
+            simpler=region_schedule.simpler,
+        )
+        seen = None if found is None else f"{stage.departure(found)}, in\n{region_schedule.source(kind, found)}"
+    case.note("schedules", len(taken))
+    case.note("steps compared", sum(taken))
+    case.note("seed", explored(case))
+    if found is not None and kind != "thread":
+        case.reproduce(f"import types, torch\n\n{region_schedule.source(kind, found)}")
+    case.equal("the shortest schedule that departs from the model", seen, None)
+
+
+def shapes(target: Target, outer: str, inner: str, first: Region, second: Region) -> dict[str, Program]:
+    """A region around another: left as it ends, by an exception, and with what they keep set inside them."""
+    other = torch.float16 if torch.get_autocast_dtype(target.device_type) is torch.bfloat16 else torch.bfloat16
+    setters = {
+        "flag": Set(2, target.device_type, True),
+        "dtype": Set(2, target.device_type, other),
+        "flag of another device": Set(2, neighbours(target)[0], True),
+        "cache": Set(2, target.device_type, False, cache=True),
+    }
+    raised = Open(1, inner, second, (Jump(3, "ValueError"),))
+    made = {
+        "end": Program((Open(0, outer, first, (Open(1, inner, second, ()),)),)),
+        "exception": Program((Open(0, outer, first, (Block(2, "try", (raised,), "ValueError"),)),)),
+        "far exception": Program((Block(2, "try", (Open(0, outer, first, (raised,)),), "BaseException"),)),
+    }
+    for name, setter in setters.items():
+        made[f"{name} set inside"] = Program((Open(0, outer, first, (Open(1, inner, second, (setter,)),)),))
+        made[f"{name} set between"] = Program((Open(0, outer, first, (setter, Open(1, inner, second, ()))),))
+    return made
+
+
+def pairs(case: Case, target: Target) -> Iterator[tuple[tuple[str, str, str], Program]]:
+    """A region around another, by shape and ways: drawn ones of every two ways, and every two regions."""
+    choices = regions_of(target, neighbours(target)[:1], None, torch.float16, torch.bfloat16)
+    draw = random.Random(case.seed)
+    both = list(itertools.product(choices, choices))
+    some = [
+        ("with", "with", *two) for two in draw.sample(both, case.samples(quick=200, standard=len(both), full=len(both)))
+    ]
+    every = [
+        (*ways, *draw.choice(both))
+        for ways in itertools.product(WAYS, WAYS)
+        for _ in range(case.samples(quick=1, standard=4, full=60))
+    ]
+    for outer, inner, first, second in some + every:
+        made = shapes(target, outer, inner, first, second)
+        for shape in made if case.level == "full" else draw.sample(list(made), 1):
+            yield (shape, outer, inner), made[shape]
+
+
+@contract("AMP-REGION-038")
+def test_pairs(case: Case, target: Target) -> None:
+    wrong: list[str] = []
+    compiled: dict[tuple[str, str, str], CodeType] = {}
+    tried = 0
+    with one_thread(), Player(machine_of(target)) as player:
+        for kind, program in pairs(case, target):
+            tried += 1
+            if kind not in compiled:
+                compiled[kind] = compile(program.parametric_source, "<program>", "exec")
+            seen = player.played(compiled[kind], program.regions())
+            if difference := parting(seen, predicted(program, player.machine)):
+                wrong.append(f"{difference}, in\n{program.source}")
+    case.note("pairs of regions", tried)
+    case.note("pairs of ways, with each shape", len(compiled))
+    case.equal("pairs of regions that depart from the model", wrong[:2], [])
