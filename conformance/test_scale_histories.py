@@ -72,14 +72,19 @@ def test_disabled_histories(case: Case, target: Target) -> None:
     expect_agreement(case, random_search(case, target)(histories=count, enabled=False))
 
 
+@contract("AMP-SCALE-152")
+def test_disabled_refuses_nothing(case: Case, target: Target) -> None:
+    expect_histories(case, target, orders.without_scaling())
+
+
 @contract("AMP-SCALE-153")
 def test_orders_of_calls(case: Case, target: Target) -> None:
-    which, length, patterns = {
+    which, length, turns = {
         "quick": ((PLAIN, FUSED), 3, 1),
         "standard": ((PLAIN, SGD, FUSED), 3, 3),
         "full": ((PLAIN, SGD, FUSED), 4, 5),
     }[case.level]
-    expect_histories(case, target, orders.orders(which, length, patterns))
+    expect_histories(case, target, orders.orders(which, length, turns))
 
 
 @contract("AMP-SCALE-154")
@@ -136,6 +141,16 @@ def test_histories_at_the_ends_of_fp32(case: Case, target: Target) -> None:
     expect_agreement(case, random_search(case, target)(histories=count, scales=scales))
 
 
+@contract("AMP-SCALE-158")
+def test_growth_and_backoff_at_the_ends(case: Case, target: Target) -> None:
+    expect_histories(case, target, orders.ends())
+
+
 @contract("AMP-SCALE-159")
 def test_outputs_in_containers(case: Case, target: Target) -> None:
     expect_histories(case, target, orders.outputs())
+
+
+@contract("AMP-SCALE-170")
+def test_patterns_of_iterations(case: Case, target: Target) -> None:
+    expect_histories(case, target, orders.patterns(case.samples(quick=5, standard=7, full=11)))

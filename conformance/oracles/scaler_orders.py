@@ -22,7 +22,7 @@ from conformance.oracles.scaler_history import (
     World,
     quiet,
 )
-from conformance.oracles.scaler_machine import INF, NAN, SINGLE, Search, shrunk
+from conformance.oracles.scaler_machine import EXTREMES, INF, NAN, SINGLE, Search, shrunk
 
 History: TypeAlias = tuple[dict[str, Any], tuple[Call, ...]]
 """The settings of a scaler, and the calls that follow."""
@@ -37,25 +37,52 @@ def clean(which: int, **also: Any) -> Call:
     return ("backward", Backward(which, base=96.0, **also))
 
 
-def orders(which: Sequence[int], length: int, patterns: int) -> Iterator[History]:
+def orders(which: Sequence[int], length: int, turns: int) -> Iterator[History]:
     """Every order of `length` calls of unscale_, step and update with these optimizers, in one long history.
 
-    The gradients are, in turn, good for all of them, bad for one, bad for all; each order is played with `patterns`
-    of these. Before each order the optimizers get their gradients, and an iteration that it leaves open is ended.
+    The gradients are, in turn, good for all of them, bad for one, bad for all; each order is played with `turns` of
+    these. Before each order the optimizers get their gradients, and an iteration that it leaves open is ended.
     """
     symbols: list[Call] = [*product(("unscale_", "step"), which), UPDATE]
     bad = [(), *((one,) for one in which), tuple(which)]
-    turns = cycle(bad)
+    dirt = cycle(bad)
     calls: list[Call] = [LOSS]
     for order in product(symbols, repeat=length):
-        for _ in range(patterns):
-            dirty = next(turns)
+        for _ in range(turns):
+            dirty = next(dirt)
             calls += [("backward", Backward(one, 96.0, INF if one in dirty else None)) for one in which]
             calls += order
             calls.append(UPDATE)
         # Another pattern for the next order, whatever the numbers of patterns and of orders are.
-        next(turns)
+        next(dirt)
     yield {**SETTINGS, "growth_interval": 5}, tuple(calls)
+
+
+def patterns(length: int) -> Iterator[History]:
+    """Every pattern of `length` clean and skipped iterations, for every interval from 1 to 5: one history for each.
+
+    The patterns are the stretches of a de Bruijn sequence, which holds each of them once.
+    """
+    bits = _de_bruijn(length)
+    for interval in range(1, 6):
+        calls: list[Call] = [LOSS]
+        for number, bit in enumerate([*bits, *bits[: length - 1]]):
+            calls += [("backward", Backward(SGD, 96.0, INF if bit else None)), ("step", SGD), UPDATE]
+            # Kept where a wrong factor is seen; the growth tracker is not touched by it.
+            calls += [("update_to", 48.0)] if number % 64 == 63 else []
+        yield {**SETTINGS, "growth_interval": interval}, tuple(calls)
+
+
+def _de_bruijn(length: int) -> list[int]:
+    """The binary de Bruijn sequence that prefers ones: each step takes a one unless that repeats a stretch."""
+    bits, seen = [0] * length, {(0,) * length}
+    while True:
+        tail = tuple(bits[len(bits) - length + 1 :]) if length > 1 else ()
+        following = next((bit for bit in (1, 0) if (*tail, bit) not in seen), None)
+        if following is None:
+            return bits[: 2**length]
+        seen.add((*tail, following))
+        bits.append(following)
 
 
 # The points of an iteration, and how they are reached.
@@ -105,6 +132,27 @@ def refusals(count: int) -> Iterator[History]:
             if ("pickle",) in attempts[-1] and (count > 1 or not reached or reached[-1][0] not in ("unscale_", "step")):
                 continue
             yield SETTINGS, (*reached, *(call for attempt in attempts for call in attempt), *REST)
+
+
+def without_scaling() -> Iterator[History]:
+    """Everything that an enabled scaler refuses somewhere, and iterations, on a disabled one, in one history."""
+    calls = [call for attempt in ATTEMPTS.values() for call in (LOSS, clean(PLAIN), *attempt, *REST)]
+    yield {**SETTINGS, "enabled": False}, tuple(calls)
+
+
+def ends() -> Iterator[History]:
+    """Growth and backoff at both ends of fp32, at zero and at infinity, by one factor and another.
+
+    The optimizer is one that unscales by itself: the reciprocals of the smallest scales are infinite.
+    """
+    top = 2.0**127
+    scales = (0.0, *EXTREMES, 3 * 2.0**-149, 2.0**126, 1.25 * top, 1.5 * top, INF)
+    calls: list[Call] = [LOSS]
+    for scale, growth, backoff in product(scales, (2.0, 1.5), (0.5, 0.75)):
+        calls += [("update_to", scale), ("set_growth_factor", growth), ("set_backoff_factor", backoff)]
+        for bad in (None, None, INF, INF, None):
+            calls += [("backward", Backward(FUSED, 96.0, bad)), ("step", FUSED), UPDATE]
+    yield {**SETTINGS, "growth_interval": 1}, tuple(calls)
 
 
 def bad_numbers(layouts: Sequence[str]) -> Iterator[History]:
