@@ -56,6 +56,6 @@ def fault(*contracts: str, level: str = "quick") -> Callable[[Breakage], Breakag
 def load() -> dict[str, Fault]:
     """Import every module of faults and return all of them by name."""
     for module in pkgutil.iter_modules(__path__):
-        if not module.name.startswith("_") and module.name not in ("campaign", "generated"):
+        if not module.name.startswith("_") and module.name not in ("campaign", "generated", "mutants", "mutation"):
             importlib.import_module(f"{__name__}.{module.name}")
     return dict(_REGISTRY)
