@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.amp import autocast_mode
+from torch.utils import checkpoint as checkpointing
 
 from tests.faults import fault
 from tests.faults._tools import edited, kernel, replaced
@@ -401,4 +403,104 @@ def cat_promotes_to_bf16() -> Iterator[None]:
         return right(tensors, *args, **kwargs)
 
     with replaced(torch, "cat", cat):
+        yield
+
+
+@fault("AMP-BACKWARD-054")
+def checkpoint_forgets_the_cache_flag() -> Iterator[None]:
+    """Checkpointing recomputes with the weight cache on."""
+    with _captured(cache_enabled=True):
+        yield
+
+
+@fault("AMP-BACKWARD-054")
+def checkpoint_keeps_the_type_of_enabled_regions_alone() -> Iterator[None]:
+    """Checkpointing recomputes a disabled region in the default dtype."""
+    right = checkpointing._get_autocast_kwargs
+
+    def kwargs(*args: Any, **keywords: Any) -> Any:
+        return tuple(
+            kept if kept is None or kept["enabled"] else {**kept, "dtype": None} for kept in right(*args, **keywords)
+        )
+
+    with replaced(checkpointing, "_get_autocast_kwargs", kwargs):
+        yield
+
+
+@contextlib.contextmanager
+def _captured(**changed: Any) -> Iterator[None]:
+    """Checkpointing keeps other values of forward's autocast state."""
+    right = checkpointing._get_autocast_kwargs
+
+    def kwargs(*args: Any, **keywords: Any) -> Any:
+        return tuple(None if kept is None else {**kept, **changed} for kept in right(*args, **keywords))
+
+    with replaced(checkpointing, "_get_autocast_kwargs", kwargs):
+        yield
+
+
+@fault("AMP-BACKWARD-054", "AMP-BACKWARD-057", "AMP-BACKWARD-058")
+def checkpoint_recomputes_in_float32() -> Iterator[None]:
+    """Checkpointing recomputes with autocast off."""
+    with _captured(enabled=False):
+        yield
+
+
+@fault("AMP-BACKWARD-055")
+def recomputation_enters_no_context() -> Iterator[None]:
+    """The second context of context_fn is not entered."""
+    right = checkpointing.checkpoint
+
+    def checkpoint(*args: Any, context_fn: Any = None, **keywords: Any) -> Any:
+        if context_fn is None:
+            return right(*args, **keywords)
+        return right(*args, context_fn=lambda: (context_fn()[0], contextlib.nullcontext()), **keywords)
+
+    with replaced(checkpointing, "checkpoint", checkpoint):
+        yield
+
+
+@fault("AMP-BACKWARD-056")
+def selective_checkpointing_keeps_nothing() -> Iterator[None]:
+    """Selective checkpointing recomputes what its policy keeps."""
+    right = checkpointing.create_selective_checkpoint_contexts
+    with replaced(checkpointing, "create_selective_checkpoint_contexts", lambda *args, **keywords: right([])):
+        yield
+
+
+@fault("AMP-BACKWARD-059", "AMP-BACKWARD-062")
+def recomputation_draws_from_the_stream() -> Iterator[None]:
+    """The recomputation repeats forward's random numbers and leaves the stream behind them."""
+    with edited(torch.random.fork_rng, "torch.set_rng_state(cpu_rng_state)", "pass"):
+        yield
+
+
+@fault("AMP-BACKWARD-060")
+def checkpoint_cuts_a_shared_weight() -> Iterator[None]:
+    """The first forward of a reentrant checkpoint leaves casts without gradients in the weight cache."""
+    right = checkpointing.CheckpointFunction.forward
+
+    def forward(ctx: Any, run: Any, preserve: bool, *args: Any) -> Any:
+        def without(*given: Any) -> Any:
+            result = run(*given)
+            return result.detach() if torch.is_grad_enabled() else result
+
+        return right(ctx, without, preserve, *args)
+
+    with replaced(checkpointing.CheckpointFunction, "forward", staticmethod(forward)):
+        yield
+
+
+@fault("AMP-BACKWARD-061")
+def types_of_a_recomputation_are_not_compared() -> Iterator[None]:
+    """The determinism check compares shapes and devices alone."""
+    with edited(checkpointing._default_meta_extractor, '"dtype": x.dtype,', ""):
+        yield
+
+
+@fault("AMP-BACKWARD-063")
+def reentrant_checkpoint_takes_grad() -> Iterator[None]:
+    """A reentrant checkpoint no longer refuses torch.autograd.grad, which then sees no weights."""
+    check = "if not torch.autograd._is_checkpoint_valid():"
+    with edited(checkpointing.CheckpointFunction.backward, check, "if False:"):
         yield
