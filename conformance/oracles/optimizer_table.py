@@ -104,15 +104,16 @@ def kinds(*, implementations: tuple[str, ...] = ("for-loop", "foreach", "fused")
         entry = _entry(name)
         if takes_closure(name):
             continue
-        for number, (variant, arguments) in enumerate(entry["variants"].items()):
+        usual, sparse = entry["variants"], entry.get("sparse", {})
+        for number, (variant, arguments) in enumerate({**usual, **sparse}.items()):
             for implementation in _implementations(name):
-                if implementation in implementations:
+                if implementation in implementations and not (variant in sparse and implementation == "fused"):
                     yield Kind(
                         name,
                         variant,
                         implementation,
                         MappingProxyType(arguments),
-                        entry.get("gradients", "dense"),
+                        "sparse" if variant in sparse else entry.get("gradients", "dense"),
                         first=number == 0,
                         listed=name in _TABLE["optimizer"],
                     )

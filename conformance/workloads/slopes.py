@@ -55,8 +55,8 @@ class Slopes:
             for shape in map(self._slope_shape, self.moving)
         ]
 
-    def loss(self, slopes: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the sum of slope times parameter (0-dim, fp32), whose gradients are the slopes.
+    def loss(self, slopes: Sequence[torch.Tensor], *, without: int | None = None) -> torch.Tensor:
+        """Return the sum of slope times parameter (0-dim), whose gradients are the slopes; `without` one parameter.
 
         With sparse gradients each row of a slope belongs to one looked-up row of the table; one row is looked up twice.
         """
@@ -64,7 +64,9 @@ class Slopes:
         if self.gradients == "sparse":
             rows = torch.tensor(_ROWS, device=used[0].device)
             used = [torch.nn.functional.embedding(rows, table, sparse=True) for table in used]
-        return torch.stack([(part * slope).sum() for part, slope in zip(used, slopes, strict=True)]).sum()
+        products = zip(used, slopes, strict=True)
+        terms = [(part * slope).sum() for number, (part, slope) in enumerate(products) if number != without]
+        return torch.stack(terms).sum()
 
     def _slope_shape(self, parameter: torch.Tensor) -> tuple[int, ...]:
         if self.gradients == "sparse":
