@@ -1,0 +1,35 @@
+"""Broken regions of traced programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from tests.faults import fault
+from tests.faults._tools import edited
+
+autocast_mode = torch.amp.autocast_mode
+
+
+@fault("AMP-REGION-090", level="standard")
+def trace_loses_the_cache_flag() -> Iterator[None]:
+    """A region is recorded with its cache on, whatever was asked for."""
+    old, new = "_enter_autocast, (), args)", "_enter_autocast, (), (*args[:3], True))"
+    with edited(torch.autocast.__enter__, old, new):
+        yield
+
+
+@fault("AMP-REGION-091", level="standard")
+def traced_region_is_not_left() -> Iterator[None]:
+    """The recorded end of a region does nothing when it is run."""
+    with edited(autocast_mode._exit_autocast, "mode.__exit__(None, None, None)", "return None"):
+        yield
+
+
+@fault("AMP-REGION-092", level="standard")
+def tracing_swallows_exceptions() -> Iterator[None]:
+    """The end of a region hands back what the tracer gave, so that Python drops the exception."""
+    old, new = "mode.__torch_function__(torch.amp._exit_autocast, (), ())", "return"
+    with edited(torch.autocast.__exit__, old, f"{new} {old}"):
+        yield
