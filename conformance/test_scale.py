@@ -1494,6 +1494,23 @@ def test_disabled_getters(case: Case, target: Target, getter: str) -> None:
     case.equal(f"{getter}() of a disabled scaler", seen, "a number")
 
 
+@contract("AMP-SCALE-106")
+@pytest.mark.parametrize(
+    "settings",
+    [{"growth_factor": 1.0}, {"backoff_factor": 1.0}, {"growth_factor": 0.5, "backoff_factor": 2.0, "init_scale": 0.0}],
+    ids=["growth", "backoff", "all"],
+)
+def test_disabled_settings(case: Case, target: Target, settings: dict[str, float]) -> None:
+    case.raises(
+        "an enabled scaler with these settings (control)",
+        AssertionError,
+        lambda: torch.amp.GradScaler(target.device_type, **settings),
+    )
+    scaler = torch.amp.GradScaler(target.device_type, enabled=False, **settings)
+    case.equal("get_scale()", scaler.get_scale(), 1.0)
+    case.equal("state_dict()", scaler.state_dict(), {})
+
+
 # Several optimizers
 
 
