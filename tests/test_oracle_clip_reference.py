@@ -21,6 +21,19 @@ def test_total_norm(norm_type: float, expected: float) -> None:
     assert total_norm([], norm_type) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("norm_type", "expected"), [(-math.inf, 2.0), (-1.0, 1.0), (-2.0, (1 / 4 + 1 / 16 + 1 / 16) ** -0.5), (0.0, 3.0)]
+)
+def test_total_norm_of_orders_that_are_no_norms(norm_type: float, expected: float) -> None:
+    assert total_norm([torch.tensor([-2.0, 4.0]), torch.tensor(4.0)], norm_type) == pytest.approx(expected, rel=1e-14)
+
+
+def test_total_norm_with_zeros() -> None:
+    gradients = [torch.tensor([0.0, 3.0]), torch.tensor([0.0, -0.0])]
+
+    assert [total_norm(gradients, p) for p in (0.0, -1.0, -math.inf)] == [1.0, 0.0, 0.0]
+
+
 def test_total_norm_adds_exactly() -> None:
     assert total_norm([torch.tensor([1.0, 2.0**-30]).double()], 1.0) == 1 + 2.0**-30
 
@@ -45,7 +58,7 @@ def test_clamped_keeps_dtype_shape_sign_of_zero_and_nan() -> None:
 
 def test_bound_covers_torch_and_tells_a_lower_precision() -> None:
     gradients = [torch.rand(1000, generator=torch.Generator().manual_seed(3)) for _ in range(4)]
-    for norm_type in (0.5, 1.0, 2.0, 3.0, math.inf):
+    for norm_type in (0.5, 1.0, 2.0, 3.0, math.inf, -1.0, -math.inf):
         exact = total_norm(gradients, norm_type)
         error = abs(float(torch.nn.utils.get_total_norm(gradients, norm_type)) - exact) / exact
         assert error <= norm_bound(gradients, norm_type)

@@ -11,21 +11,25 @@ U = 2.0**-24
 
 
 def total_norm(gradients: Sequence[torch.Tensor], norm_type: float) -> float:
-    """Return the p-norm of all elements together, p > 0 or inf, exactly summed (math.fsum), as a float64.
+    """Return the p-norm of all elements as one vector, exactly summed (math.fsum), as a float64.
 
-    Source: torch.nn.utils.clip_grad_norm_ docstring: as if the norms were concatenated into a single vector, which
-    for a p-norm of p-norms is the p-norm of the elements.
+    p = -inf gives the smallest element, p = 0 the number of elements that are not zero; with p < 0 one zero makes 0. Source: torch.nn.utils.clip_grad_norm_ docstring: total norm of the parameter gradients (viewed
+    as a single vector); torch.linalg.vector_norm for what each p means.
     """
     elements = [
         abs(element) for gradient in gradients for element in gradient.detach().cpu().double().flatten().tolist()
     ]
     if math.isinf(norm_type):
-        return max(elements, default=0.0)
+        return max(elements, default=0.0) if norm_type > 0 else min(elements)
+    if norm_type == 0:
+        return float(sum(element != 0 for element in elements))
+    if norm_type < 0 and 0.0 in elements:
+        return 0.0
     return math.fsum(element**norm_type for element in elements) ** (1 / norm_type)
 
 
 def norm_bound(gradients: Sequence[torch.Tensor], norm_type: float, unit: float = U) -> float:
-    """Bound the relative error of a norm computed in fp32, in any order, with the norm of each tensor kept in `unit`.
+    """Bound the relative error of a norm computed in fp32, in any order, with the norm of each tensor kept in `unit`; p not 0.
 
     The sum of n nonnegative terms has gamma_n (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section
     4.2), the powers before it up to 8 ulp on a GPU (CUDA C++ Programming Guide, Mathematical Functions: powf), and the
@@ -34,7 +38,7 @@ def norm_bound(gradients: Sequence[torch.Tensor], norm_type: float, unit: float 
     if math.isinf(norm_type):
         return unit if unit > U else 0.0
     terms = max(gradient.numel() for gradient in gradients) + len(gradients) + 32
-    return max(1.0, 1 / norm_type) * terms * U + (2 * unit if unit > U else 0.0)
+    return max(1.0, 1 / abs(norm_type)) * terms * U + (2 * unit if unit > U else 0.0)
 
 
 def clipped(gradients: Sequence[torch.Tensor], max_norm: float, norm: float) -> list[torch.Tensor]:
