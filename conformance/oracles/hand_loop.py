@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -88,3 +92,139 @@ def train_by_hand(
 ) -> list[float]:
     """A step for every batch; the losses."""
     return [step_by_hand(model, optimizer, loss_function, batch, dtype, scale, clip).item() for batch in batches]
+
+
+_LOWERED = frozenset(("linear", "conv2d", "mm"))
+_FLOAT32 = frozenset(("mse_loss",))
+
+
+class HandRegions(TorchFunctionMode):
+    """Autocast regions by hand, for programs of linear, conv2d, mm, mse_loss and ops that no list names.
+
+    Lower precision ops get casts of their inputs and the loss gets float32; a float32 leaf that requires a gradient
+    is cast once in an outermost region, where gradients are recorded (torch.autocast docstring, cache_enabled).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stack: list[torch.dtype | None] = []
+        self._casts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # holds the weight, so its id stays its own
+
+    @contextlib.contextmanager
+    def region(self, dtype: torch.dtype, enabled: bool) -> Iterator[None]:
+        """A region of `dtype`, nested or not."""
+        self._stack.append(dtype if enabled else None)
+        try:
+            with contextlib.nullcontext() if len(self._stack) > 1 else self:
+                yield
+        finally:
+            self._stack.pop()
+            if not self._stack:
+                self._casts.clear()
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name, dtype = getattr(func, "__name__", ""), self._stack[-1]
+        if dtype is not None and (name in _LOWERED or name in _FLOAT32):
+            to = dtype if name in _LOWERED else torch.float32
+            args = tuple(self._cast(value, to) for value in args)
+        return func(*args, **(kwargs or {}))
+
+    def _cast(self, value: Any, to: torch.dtype) -> Any:
+        if not isinstance(value, torch.Tensor) or value.dtype in (to, torch.float64):
+            return value
+        if not (value.is_leaf and value.requires_grad and torch.is_grad_enabled()):
+            return value.to(to)
+        if id(value) not in self._casts:
+            self._casts[id(value)] = value, value.to(to)
+        return self._casts[id(value)][1]
+
+
+class HandScaler:
+    """A loss scaler by hand, with the names of torch.amp.GradScaler and none of its code.
+
+    Several optimizers may share it; each decides for itself whether to skip, and any overflow halves the scale.
+    """
+
+    def __init__(self, init_scale: float, growth_interval: int) -> None:
+        self.rule = HandScale(scale=init_scale, growth_interval=growth_interval)
+        self._finite: dict[int, bool] = {}
+
+    def get_scale(self) -> float:
+        assert self.rule.scale is not None
+        return self.rule.scale
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        return loss * self.get_scale()
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        self._finite[id(optimizer)] = all(bool(gradient.isfinite().all()) for gradient in gradients)
+        for gradient in gradients:
+            gradient.mul_(1.0 / self.get_scale())
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        if id(optimizer) not in self._finite:
+            self.unscale_(optimizer)
+        if self._finite[id(optimizer)]:
+            optimizer.step()
+
+    def update(self) -> None:
+        self.rule.update(all(self._finite.values()))
+        self._finite.clear()
+
+
+class ByHand:
+    """Mixed precision with every cast and every scaling written out: what recipes are compared with."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self._regions = HandRegions()
+
+    def region(self, dtype: torch.dtype | None = None, *, enabled: bool = True) -> AbstractContextManager[None]:
+        """Casts by hand in `dtype`, or in that of the program."""
+        return self._regions.region(dtype or self.dtype, enabled)
+
+    def scaler(self, init_scale: float, growth_interval: int = 2000) -> HandScaler:
+        """A scaler by hand."""
+        return HandScaler(init_scale, growth_interval)
+
+    def product(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        """The matrix product in the region around it."""
+        return torch.mm(left, right)
+
+    def cube(self, x: torch.Tensor) -> torch.Tensor:
+        """The cube in float32, its derivative written out so that it rounds as a custom function's does."""
+        single = x.float()
+        return _Cube.apply(single)
+
+
+class _Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * x * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient * 3 * x * x
+
+
+class Float32(ByHand):
+    """The same programs in float32 throughout: no casts, and a scale of one that nothing changes."""
+
+    def region(self, dtype: torch.dtype | None = None, *, enabled: bool = True) -> AbstractContextManager[None]:
+        """No region."""
+        return contextlib.nullcontext()
+
+    def scaler(self, init_scale: float, growth_interval: int = 2000) -> HandScaler:
+        """A scaler that multiplies by one, and skips as one must."""
+        return _Unscaled(1.0, growth_interval)
+
+
+class _Unscaled(HandScaler):
+    def update(self) -> None:
+        self._finite.clear()
