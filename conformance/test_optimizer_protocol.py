@@ -427,7 +427,7 @@ def test_every_scheduler_is_known(case: Case) -> None:
 
 
 @contract("AMP-OPTIMIZER-077")
-@each(variants=None)
+@each(quick=("SGD", "Adam", "Adagrad"), variants=None)
 def test_step_counters(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
     slopes = Slopes.make(kind.gradients, target.device, rng)
     optimizer, scaler = build(case, kind, slopes), torch.amp.GradScaler(target.device_type)
