@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import math
 import pickle
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -249,6 +252,73 @@ class Expected:
                 self.parameters[number] = tuple(rounded(value - change, gradient.form) for value, change in pairs)
 
 
+CAPABILITIES = {
+    "arguments": "step() hands further arguments to optimizer.step()",
+    "closure": "step(closure=...) is refused",
+    "containers": "scale() takes lists and tuples of any depth",
+    "copies": "copy.deepcopy() between iterations gives a scaler with a life of its own",
+    "disabled": "with enabled=False it does nothing and refuses nothing",
+    "double_factors": "growth and backoff factors are doubles, and the new scale is rounded once",
+    "errors": "calls out of order, and what cannot be scaled, loaded or be a scale, are refused",
+    "extremes": "scales at both ends of fp32, at zero and at infinity; growth stays finite",
+    "fp16_refusal": "fp16 gradients are refused by unscale_()",
+    "getters": "get_growth_factor(), get_backoff_factor() and get_growth_interval()",
+    "is_enabled": "is_enabled()",
+    "narrow_losses": "losses in fp16 or bf16 without dimensions are scaled in fp32",
+    "new_scale": "update(new_scale), a float or a tensor",
+    "no_gradients": "step() of an optimizer without gradients is refused",
+    "pickles": "pickling between iterations, and its refusal within one",
+    "return_values": "step() returns what optimizer.step() returns",
+    "self_scaling": "optimizers that unscale by themselves are handed grad_scale and found_inf",
+    "setters": "set_growth_factor(), set_backoff_factor() and set_growth_interval()",
+    "sparse": "sparse gradients",
+    "state": "state_dict() and load_state_dict()",
+}
+"""What a scaler may lack, by name; what is left is scale(), unscale_(), step(), update() and get_scale()."""
+
+_NEEDS = {
+    "update_to": "new_scale",
+    "update_to_tensor": "new_scale",
+    "set_growth_factor": "setters",
+    "set_backoff_factor": "setters",
+    "set_growth_interval": "setters",
+    "save": "state",
+    "load": "state",
+    "load_state": "state",
+    "load_nothing": "state",
+    "pickle": "pickles",
+    "deepcopy": "copies",
+    "switch": "copies",
+}
+# Scales that a scaler without "extremes" is kept within.
+_MODERATE = (2.0**-40, 2.0**40)
+
+
+def lacking(call: Call, without: frozenset[str]) -> str | None:
+    """The capability in `without` that the call needs, whatever the state of the scaler is; None if there is none."""
+    name, *arguments = call
+    needs = [_NEEDS[name]] if name in _NEEDS else []
+    if name == "step":
+        which, words, named = (*arguments, (), ())[:3] if len(arguments) == 1 else arguments
+        needs += ["self_scaling"] if which == FUSED else []
+        needs += ["closure"] if "closure" in dict(named) else ["arguments"] if words or named else []
+    elif name == "scale":
+        needs += ["containers"] if isinstance(arguments[0], (list, tuple)) else []
+        needs += ["narrow_losses"] if _narrow(arguments[0]) else []
+    elif name in ("backward", "unscale_"):
+        which = arguments[0].which if name == "backward" else arguments[0]
+        needs += ["self_scaling"] if which == FUSED else []
+    if name in ("update_to", "load_state") and not _MODERATE[0] <= arguments[0] <= _MODERATE[1]:
+        needs.append("extremes")
+    return next((need for need in needs if need in without), None)
+
+
+def _narrow(outputs: Any) -> bool:
+    if isinstance(outputs, (list, tuple)):
+        return any(map(_narrow, outputs))
+    return isinstance(outputs, Output) and outputs.form in (FP16, BF16) and outputs.dimensions == 0
+
+
 Factory: TypeAlias = Callable[..., Any]
 """Takes init_scale, growth_factor, backoff_factor, growth_interval and enabled by name; returns a scaler."""
 
@@ -266,7 +336,10 @@ class World:
     ) -> None:
         self.device = device
         self.without = without
+        self.left_out: Counter[str] = Counter()
+        self.played = 0
         self.program: list[str] = []
+        settings = {name: self._within(name, value) for name, value in settings.items()}
         self.model = GradScalerModel(**settings)
         self.scaler = factory(**settings)
         named = ", ".join(f"{name}={value!r}" for name, value in settings.items())
@@ -283,13 +356,24 @@ class World:
             Expected([(0.0,) * slot.size for slot in slots], [None] * len(slots), ["dense"] * len(slots))
             for slots in SLOTS
         ]
+        self.without_gradients: set[int] = set()  # the optimizers whose step() was refused because they had none
         self.saved: tuple[Any, Any] | None = None
         self.other: tuple[Any, GradScalerModel] | None = None
 
     # What is seen
 
     def play(self, call: Call) -> list[Difference]:
-        """Carry out one call and return in what the real scaler and the model differ after it."""
+        """Carry out one call and return in what the real scaler and the model differ after it.
+
+        A call that needs a capability which the scaler lacks is left out, and counted. So is, uncounted, what is
+        documented nowhere.
+        """
+        if call[0] in ("unscale_", "step") and self._undocumented(call[0], call[1]):
+            return []
+        if (lacks := self._lacks(call)) is not None:
+            self.left_out[lacks] += 1
+            return []
+        self.played += 1
         name, *arguments = call
         real, model = getattr(self, name)(*arguments)
         pairs = [("the call", _outcome(real), _outcome(model))]
@@ -305,7 +389,7 @@ class World:
         for which, optimizer in enumerate(self.optimizers):
             numbers = [_numbers(parameter.detach()) for parameter in self.parameters[which]]
             gradients = [_gradient(parameter.grad) for parameter in self.parameters[which]]
-            state |= self._named(which, numbers, gradients, optimizer.calls)
+            state |= self._named(which, numbers, gradients, self._calls(optimizer.calls))
             left = [name for name in ("grad_scale", "found_inf") if hasattr(optimizer, name)]
             state[f"attributes left on {NAMES[which]}"] = str(left)
         return state
@@ -320,7 +404,8 @@ class World:
                 None if gradient is None else _of_model(gradient, layout)
                 for gradient, layout in zip(expected.gradients, expected.layouts, strict=True)
             ]
-            state |= self._named(which, [repr(values) for values in expected.parameters], gradients, expected.calls)
+            numbers = [repr(values) for values in expected.parameters]
+            state |= self._named(which, numbers, gradients, self._calls(expected.calls))
             state[f"attributes left on {NAMES[which]}"] = "[]"
         return state
 
@@ -330,6 +415,10 @@ class World:
         stages = tuple((model.stage(which), model.found_inf(which)) for which in range(len(NAMES)))
         settings = (model.enabled, model.growth_factor, model.backoff_factor, model.growth_interval)
         return (model.started, model.get_scale(), model.get_growth_tracker(), settings, stages)
+
+    def _calls(self, calls: list[str]) -> list[str]:
+        """The calls of an optimizer's step, without their arguments where these are not looked at."""
+        return calls if "arguments" not in self.without else [f"step{call.rpartition('}')[2]}" for call in calls]
 
     @staticmethod
     def _named(which: int, parameters: list[str], gradients: list[str | None], calls: list[str]) -> dict[str, str]:
@@ -343,6 +432,10 @@ class World:
     # What may be called
 
     def backward(self, gradients: Backward) -> Twin:
+        if "sparse" in self.without and gradients.layout in ("sparse", "duplicates"):
+            gradients = dataclasses.replace(gradients, layout="dense")
+        if "fp16_refusal" in self.without:
+            gradients = dataclasses.replace(gradients, narrow=False)
         which = gradients.which
         values = gradients.gradients()
         self.expected[which].gradients = values
@@ -409,7 +502,12 @@ class World:
                 expected.subtract()
             return None if which == SGD else len(expected.calls)
 
-        return lambda: self.scaler.step(self.optimizers[which], *arguments, **named), model
+        def real() -> Any:
+            return self.scaler.step(self.optimizers[which], *arguments, **named)
+
+        if "return_values" in self.without:
+            return lambda: real() and None, lambda: model() and None
+        return real, model
 
     def update(self) -> Twin:
         self.program.append("scaler.update()")
@@ -443,8 +541,11 @@ class World:
 
     def save(self) -> Twin:
         self.program.append("state = scaler.state_dict()")
-        self.saved = (self.scaler.state_dict(), self.model.state_dict())
-        return _nothing, _nothing
+
+        def real() -> None:
+            self.saved = (self.scaler.state_dict(), self.model.state_dict())
+
+        return real, _nothing
 
     def load(self) -> Twin:
         """Load the state that was saved last; without one, nothing happens."""
@@ -486,6 +587,67 @@ class World:
 
     # How it is done
 
+    def _undocumented(self, name: str, which: int) -> bool:
+        """Whether the documentation is silent on the use of an optimizer.
+
+        It is on one that unscales by itself and has no gradient, and on one that had none when it was checked in
+        this iteration: on its gradients since, and on unscale_ after its step() was refused.
+        """
+        present = bool(self.expected[which].present)
+        if which == FUSED and not present:
+            return True
+        unchecked = self.model.stage(which) is Stage.UNSCALED and self.model.found_inf(which) is None
+        refused = unchecked and which in self.without_gradients
+        if name == "step" and not present:
+            self.without_gradients.add(which)
+        elif not unchecked:
+            self.without_gradients.discard(which)
+        return unchecked and (present or (refused and name == "unscale_"))
+
+    def _lacks(self, call: Call) -> str | None:
+        """The capability that the scaler lacks and the call needs, also because of what would come of it."""
+        if not self.without or (lacks := lacking(call, self.without)) is not None:
+            return lacks if self.without else None
+        name, *arguments = call
+        if "no_gradients" in self.without and name in ("unscale_", "step") and not self.expected[arguments[0]].present:
+            return "no_gradients"
+        if name == "update" and "extremes" in self.without:
+            ahead = copy.deepcopy(self.model)
+            with contextlib.suppress(AssertionError):
+                ahead.update()
+            if not _MODERATE[0] <= ahead.get_scale() <= _MODERATE[1]:
+                return "extremes"
+        return "errors" if "errors" in self.without and self._refused(name, arguments) else None
+
+    def _refused(self, name: str, arguments: list[Any]) -> bool:
+        """Whether the model would raise."""
+        ahead = copy.deepcopy(self.model)
+        gradients = self.expected[arguments[0]].present if name in ("unscale_", "step") else []
+        attempts: dict[str, Callable[[], Any]] = {
+            "scale": lambda: ahead.scale(*arguments),
+            "unscale_": lambda: ahead.unscale_(arguments[0], gradients),
+            "step": lambda: ahead.step(arguments[0], gradients, unscales=arguments[0] == FUSED),
+            "update": ahead.update,
+            "update_to": lambda: ahead.update(*arguments),
+            "update_to_tensor": lambda: ahead.update(*arguments),
+            "load_nothing": lambda: ahead.load_state_dict({}),
+            "pickle": ahead.copy,
+            "deepcopy": ahead.copy,
+        }
+        try:
+            attempts.get(name, _nothing)()
+        except (AssertionError, RuntimeError, ValueError):
+            return True
+        return False
+
+    def _within(self, name: str, value: Any) -> Any:
+        """A setting that the scaler can take: moderate scales, factors of fp32."""
+        if name == "init_scale" and "extremes" in self.without:
+            return min(max(value, 2.0**-20), 2.0**20)
+        if name in ("growth_factor", "backoff_factor") and "double_factors" in self.without:
+            return rounded(value, FP32)
+        return value
+
     def _assign(self, which: int) -> None:
         """Give the real parameters the gradients that the model has."""
         expected = self.expected[which]
@@ -510,17 +672,25 @@ class World:
         self._assign(which)
 
     def _set(self, name: str, value: float) -> Twin:
+        value = self._within(name, value)
         self.program.append(f"scaler.set_{name}({value!r})")
         return lambda: getattr(self.scaler, f"set_{name}")(value), lambda: setattr(self.model, name, value)
 
     def _duplicate(self, duplicate: Callable[[Any], Any]) -> Twin:
         real_before, model_before = self.scaler, self.model
+        # Whether the copy of a scaler in use has to scale again before its other calls is documented nowhere.
+        again = model_before.enabled and model_before.started
+        self.program += ["scaler.scale(torch.tensor(1.0))"] * again
 
         def real() -> None:
             self.scaler = duplicate(real_before)
+            if again:
+                self.scaler.scale(torch.ones((), device=self.device))
 
         def model() -> None:
             self.model = model_before.copy()
+            if again:
+                self.model.scale(Output(1.0))
             self.other = (real_before, model_before)
 
         return real, model
@@ -590,16 +760,23 @@ def _outcome(call: Callable[[], Any]) -> str:
 
 def _scaler_state(scaler: Any, enabled: bool, without: frozenset[str]) -> dict[str, str]:
     """What a scaler, the real one or the model, says of itself."""
-    state = {"get_scale()": repr(scaler.get_scale())}
     real = not isinstance(scaler, GradScalerModel)
-    if "enabled" not in without:
-        state["is_enabled()"] = repr(scaler.is_enabled() if real else scaler.enabled)
+    asked: dict[str, Callable[[], Any]] = {"get_scale()": lambda: scaler.get_scale()}
+    if "is_enabled" not in without:
+        asked["is_enabled()"] = lambda: scaler.is_enabled() if real else scaler.enabled
     if "state" not in without:
-        state["state_dict()"] = repr(scaler.state_dict())
-    if enabled and "getters" not in without:
-        for name in ("growth_factor", "backoff_factor", "growth_interval"):
-            state[f"get_{name}()"] = repr(getattr(scaler, f"get_{name}")() if real else getattr(scaler, name))
-    return state
+        asked["state_dict()"] = lambda: scaler.state_dict()
+    for name in _GETTERS if enabled and "getters" not in without else ():
+        asked[f"get_{name}()"] = partial(_got, scaler, f"get_{name}" if real else name)
+    return {what: _outcome(ask).removeprefix("returns ") for what, ask in asked.items()}
+
+
+_GETTERS = ("growth_factor", "backoff_factor", "growth_interval")
+
+
+def _got(scaler: Any, name: str) -> Any:
+    found = getattr(scaler, name)
+    return found() if callable(found) else found
 
 
 def _numbers(tensor: torch.Tensor) -> str:

@@ -55,6 +55,7 @@ class Tally:
     steps: int = 0
     rules: Counter[str] = field(default_factory=Counter)
     states: set[tuple[Any, ...]] = field(default_factory=set)
+    left_out: Counter[str] = field(default_factory=Counter)
     first: tuple[dict[str, Any], Departure] | None = None
 
     def departed(self, settings: dict[str, Any], departure: Departure) -> None:
@@ -106,31 +107,29 @@ def settings_of(enabled: bool, scales: Sequence[float]) -> Callable[[random.Rand
     return lambda source: {name: source.choice(values) for name, values in choices.items()}
 
 
-def gradients(source: random.Random, which: int, without: frozenset[str]) -> Backward:
+def gradients(source: random.Random, which: int) -> Backward:
     """Gradients for one optimizer: clean, zero, or with an inf or NaN anywhere; some of them absent."""
     slots = tuple(range(len(SLOTS[which])))
-    # An optimizer that unscales by itself has a gradient: what it is to do without one is documented nowhere.
-    absent = [(), (), slots[:1], slots[-1:], slots[1:], slots[:-1], *([] if which == FUSED else [slots])]
-    layouts = [layout for layout in LAYOUTS if "sparse" not in without or layout not in ("sparse", "duplicates")]
+    absent = ((), (), slots[:1], slots[-1:], slots[1:], slots[:-1], slots)
     return Backward(
         which,
         base=source.choice(BASES),
         bad=source.choice((None, None, None, None, INF, -INF, NAN)),
         place=source.randrange(17),
         absent=source.choice(absent),
-        layout=source.choice(layouts),
-        narrow="fp16_refusal" not in without and source.random() < 0.1,
+        layout=source.choice(LAYOUTS),
+        narrow=source.random() < 0.1,
     )
 
 
-def iteration(source: random.Random, which: Sequence[int], without: frozenset[str], **fixed: Any) -> Calls:
+def iteration(source: random.Random, which: Sequence[int], **fixed: Any) -> Calls:
     """What training loops do in an iteration with some of the optimizers, unscaled before the step or not.
 
     `fixed` is what all of its gradients are to have in common.
     """
     calls: list[Call] = [("scale", source.choice((Output(1.0), Output(TENTH), Output(1.0, FP16))))]
     for optimizer in source.sample(which, source.randint(1, len(which))):
-        given = dataclasses.replace(gradients(source, optimizer, without), **fixed)
+        given = dataclasses.replace(gradients(source, optimizer), **fixed)
         between = source.choice(((), (), ("unscale_",), ("unscale_", "change")))
         arguments: dict[str, Call] = {"unscale_": (optimizer,), "change": (optimizer, 0.25)}
         calls += [("backward", given), *((name, *arguments[name]) for name in between), ("step", optimizer)]
@@ -139,10 +138,10 @@ def iteration(source: random.Random, which: Sequence[int], without: frozenset[st
     return tuple(calls)
 
 
-def iterations(which: Sequence[int], without: frozenset[str], count: int, **fixed: Any) -> Draw:
+def iterations(which: Sequence[int], count: int, **fixed: Any) -> Draw:
     """Up to `count` iterations in a row."""
     return lambda source: tuple(
-        call for _ in range(source.randint(1, count)) for call in iteration(source, which, without, **fixed)
+        call for _ in range(source.randint(1, count)) for call in iteration(source, which, **fixed)
     )
 
 
@@ -169,16 +168,16 @@ def rules(without: frozenset[str] = frozenset()) -> dict[str, Rule]:
 
     def used(draw: Draw) -> Draw:
         """The calls on a scaler that mostly has counted something before."""
-        clean = iterations((SGD,), without, 2, bad=None, base=1.0)
+        clean = iterations((SGD,), 2, bad=None, base=1.0)
         return lambda source: (*(clean(source) if source.random() < 0.7 else ()), *draw(source))
 
     found = {
-        "iterations": Rule(iterations(which, without, 3)),
-        "clean_iterations": Rule(iterations(which, without, 6, bad=None, base=1.0)),
-        "skipped_iterations": Rule(iterations(which, without, 3, bad=INF)),
-        "iterations_of_one": Rule(iterations((PLAIN,), without, 4)),
-        "iterations_of_sgd": Rule(iterations((SGD,), without, 4)),
-        "backward": Rule(lambda source: (("backward", gradients(source, source.choice(which), without)),)),
+        "iterations": Rule(iterations(which, 3)),
+        "clean_iterations": Rule(iterations(which, 6, bad=None, base=1.0)),
+        "skipped_iterations": Rule(iterations(which, 3, bad=INF)),
+        "iterations_of_one": Rule(iterations((PLAIN,), 4)),
+        "iterations_of_sgd": Rule(iterations((SGD,), 4)),
+        "backward": Rule(lambda source: (("backward", gradients(source, source.choice(which))),)),
         "change": Rule(call("change", which, BASES)),
         "zero_grad": Rule(call("zero_grad", (PLAIN, SGD))),
         "scale": Rule(call("scale", SINGLE)),
@@ -224,6 +223,7 @@ def machine(
         counted.histories += 1
         self.settings, self.calls = drawn(random.Random(number)), []
         self.world = World(factory, device, self.settings, without)
+        self.world.left_out = counted.left_out
         counted.states.add(self.world.abstract())
 
     def rule_of(name: str, calls: Draw) -> Any:
@@ -231,8 +231,10 @@ def machine(
             counted.rules[name] += 1
             for call in calls(random.Random(number)):
                 self.calls.append(call)
-                counted.steps += 1
-                if differences := self.world.play(call):
+                before = self.world.played
+                differences = self.world.play(call)
+                counted.steps += self.world.played - before
+                if differences:
                     found = Departure(tuple(self.calls), tuple(self.world.program), tuple(differences))
                     counted.departed(self.settings, found)
                     raise Departed(str(found))
@@ -297,6 +299,10 @@ def shrunk(
         best = shorter or best
         return shorter is not None
 
+    # The end of a long history is mostly enough, with the call that it began with.
+    kept = 4
+    while kept < len(found.calls) and not departs(settings, (found.calls[0], *found.calls[-kept:])):
+        kept *= 2
     before: Calls = ()
     while best.calls != before:
         before = best.calls

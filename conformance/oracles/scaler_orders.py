@@ -206,20 +206,23 @@ def outputs() -> Iterator[History]:
         )
 
 
-def play(factory: Factory, device: torch.device, histories: Iterable[History]) -> Search:
+def play(
+    factory: Factory, device: torch.device, histories: Iterable[History], without: frozenset[str] = frozenset()
+) -> Search:
     """Play the histories until one departs from the model; that one is shrunk."""
     counted: Counter[str] = Counter()
     states: set[tuple[Any, ...]] = set()
-    count = 0
+    steps = count = 0
     with quiet():
         for count, (settings, calls) in enumerate(histories, 1):
-            world = World(factory, device, settings)
+            world = World(factory, device, settings, without)
             for number, call in enumerate(calls, 1):
                 counted[call[0]] += 1
                 differences = world.play(call)
                 states.add(world.abstract())
                 if differences:
                     found = Departure(calls[:number], tuple(world.program), tuple(differences))
-                    shortest = shrunk(factory, device, settings, found, frozenset())
-                    return Search(dict(counted), sum(counted.values()), count, len(states), shortest)
-    return Search(dict(counted), sum(counted.values()), count, len(states), None)
+                    shortest = shrunk(factory, device, settings, found, without)
+                    return Search(dict(counted), steps + world.played, count, len(states), shortest)
+            steps += world.played
+    return Search(dict(counted), steps, count, len(states), None)
