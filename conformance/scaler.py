@@ -7,7 +7,7 @@ is any, after which the scaler is not what the documentation of torch.amp.GradSc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -66,16 +66,16 @@ def drive(
 
     `factory` takes init_scale, growth_factor, backoff_factor, growth_interval and enabled by name and returns a
     scaler for tensors on `device`. `without` names what the scaler does not have or does on purpose differently, out
-    of CAPABILITIES; calls that need it are left out. First come all patterns of clean and skipped iterations, all
-    orders of three calls with several optimizers, and an inf or NaN at every element of mixed gradients; then
-    `histories` random ones of up to `length` rules, the same for the same `seed`, and as many for disabled scalers.
+    of CAPABILITIES; calls that need it are left out. First come the enumerated histories: all patterns of clean
+    and skipped iterations, all orders of three calls with two optimizers, an inf or NaN at every element of mixed
+    gradients, every refused call at every point of an iteration, both ends of fp32. Then `histories` random ones of
+    up to `length` rules, the same for the same `seed`, and as many for disabled scalers.
 
     Raises ValueError for an unknown capability. What the factory raises is not caught.
     """
     lacking = _checked(without)
     place = torch.device(device)
-    enumerated = [*scaler_orders.patterns(5), *_orders(lacking), *scaler_orders.bad_numbers(("strided", "duplicates"))]
-    searches = [scaler_orders.play(factory, place, enumerated, lacking)]
+    searches = [scaler_orders.play(factory, place, _enumerated(lacking), lacking)]
     for enabled in (True, False) if "disabled" not in lacking else (True,):
         if searches[-1].departure is None:
             found = scaler_machine.search(
@@ -109,10 +109,18 @@ def _checked(without: Collection[str]) -> frozenset[str]:
     return frozenset(without)
 
 
-def _orders(without: frozenset[str]) -> Iterable[scaler_orders.History]:
-    """All orders of three calls with two optimizers, one of which unscales by itself if the scaler serves such."""
+def _enumerated(without: frozenset[str]) -> Iterator[scaler_orders.History]:
+    """The histories that are not drawn; calls that need what the scaler lacks are left out when they are played."""
+    yield from scaler_orders.patterns(5)
     other = scaler_orders.SGD if "self_scaling" in without else scaler_orders.FUSED
-    return scaler_orders.orders((scaler_orders.PLAIN, other), 3, 1)
+    yield from scaler_orders.orders((scaler_orders.PLAIN, other), 3, 1)
+    yield from scaler_orders.bad_numbers(("strided", "duplicates"))
+    yield from scaler_orders.empty_gradients()
+    yield from scaler_orders.skipped_steps()
+    yield from scaler_orders.outputs()
+    yield from scaler_orders.refusals(1) if "errors" not in without else ()
+    yield from scaler_orders.ends(other) if "extremes" not in without else ()
+    yield from scaler_orders.without_scaling() if "disabled" not in without else ()
 
 
 def _summed(counts: Iterable[dict[str, int]]) -> tuple[tuple[str, int], ...]:

@@ -198,6 +198,11 @@ class GradScalerModel:
         """The number of clean iterations since the scale last changed or an iteration was skipped."""
         return self._tracker if self.enabled else 0
 
+    @property
+    def within_iteration(self) -> bool:
+        """Whether an optimizer has been used since the last update()."""
+        return bool(self._progress)
+
     def stage(self, optimizer: Hashable) -> Stage:
         """How far the optimizer has come in this iteration."""
         return self._progress.get(optimizer, _Progress()).stage

@@ -368,7 +368,7 @@ class World:
         A call that needs a capability which the scaler lacks is left out, and counted. So is, uncounted, what is
         documented nowhere.
         """
-        if call[0] in ("unscale_", "step") and self._undocumented(call[0], call[1]):
+        if self._undocumented(*call[:2]):
             return []
         if (lacks := self._lacks(call)) is not None:
             self.left_out[lacks] += 1
@@ -587,12 +587,15 @@ class World:
 
     # How it is done
 
-    def _undocumented(self, name: str, which: int) -> bool:
-        """Whether the documentation is silent on the use of an optimizer.
+    def _undocumented(self, name: str, which: Any = None) -> bool:
+        """Whether the documentation is silent on a call.
 
-        It is on one that unscales by itself and has no gradient, and on one that had none when it was checked in
-        this iteration: on its gradients since, and on unscale_ after its step() was refused.
+        It is on a copy within an iteration (it speaks of pickling); on an optimizer that unscales by itself and has
+        no gradient; and on one that had none when it was checked in this iteration: on its gradients since, and on
+        unscale_ after its step() was refused.
         """
+        if name not in ("unscale_", "step"):
+            return name == "deepcopy" and self.model.within_iteration
         present = bool(self.expected[which].present)
         if which == FUSED and not present:
             return True

@@ -140,10 +140,10 @@ def without_scaling() -> Iterator[History]:
     yield {**SETTINGS, "enabled": False}, tuple(calls)
 
 
-def ends() -> Iterator[History]:
+def ends(which: int = FUSED) -> Iterator[History]:
     """Growth and backoff at both ends of fp32, at zero and at infinity, by one factor and another.
 
-    The optimizer is one that unscales by itself: the reciprocals of the smallest scales are infinite.
+    The optimizer is best one that unscales by itself: the reciprocals of the smallest scales are infinite.
     """
     top = 2.0**127
     scales = (0.0, *EXTREMES, 3 * 2.0**-149, 2.0**126, 1.25 * top, 1.5 * top, INF)
@@ -151,7 +151,7 @@ def ends() -> Iterator[History]:
     for scale, growth, backoff in product(scales, (2.0, 1.5), (0.5, 0.75)):
         calls += [("update_to", scale), ("set_growth_factor", growth), ("set_backoff_factor", backoff)]
         for bad in (None, None, INF, INF, None):
-            calls += [("backward", Backward(FUSED, 96.0, bad)), ("step", FUSED), UPDATE]
+            calls += [("backward", Backward(which, 96.0, bad)), ("step", which), UPDATE]
     yield {**SETTINGS, "growth_interval": 1}, tuple(calls)
 
 
