@@ -440,7 +440,8 @@ class Token:
 
 
 # Regions and their ends are what most programs are made of.
-_OPS = ("open",) * 5 + ("end",) * 3 + ("set", "try") * 2 + ("reuse", "raise", "return", "finally", "loop", "jump", "thread")
+_RARE = ("reuse", "raise", "return", "finally", "loop", "jump", "thread")
+_OPS = ("open",) * 5 + ("end",) * 3 + ("set", "try") * 2 + _RARE
 
 
 def drawn(generator: random.Random, regions: Sequence[Region], length: int = 16) -> list[Token]:

@@ -16,6 +16,11 @@ _CASTS = (torch.ops.aten._to_copy, torch.ops.aten.to)
 class WeightCasts(TorchDispatchMode):
     """While active, counts the casts of one tensor to another dtype; does not keep their results alive."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here is compiled; the guard against it, from torch 2.11 on, imports the compiler."""
+        return False
+
     def __init__(self, weight: torch.Tensor) -> None:
         super().__init__()
         self._weight = weight

@@ -1,0 +1,278 @@
+"""A plain model of autocast's weight cache: which casts a program of uses makes, of which numbers, with what gradients.
+
+The rules are those of `cached_cast` in aten/src/ATen/autocast_mode.cpp and of `__exit__` in torch/amp/autocast_mode.py,
+torch 2.11 and later: a cast is kept if it is one of a float32 leaf that requires a gradient and is no view, to the
+type of the region, with the cache on and outside of inference mode; everything goes when the outermost region ends.
+Up to torch 2.10 casts under no_grad and in inference mode were kept as they were made there.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+LOW = (torch.float16, torch.bfloat16)
+# What is used of a weight: itself, or a tensor that is made of it for the use; none of the latter is cached.
+FORMS = ("itself", "t()", "view_as(self)", "* 1", "detach()")
+# `linear` runs in the region's type, `mse_loss` in float32, `cat` in the widest of its types.
+OPS = ("linear", "mse_loss", "cat")
+UPDATES = ("add_", "copy_", "data", "optimizer")
+MODES = ("enable_grad", "no_grad", "inference_mode")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a weight is made as; a `parameter` is a torch.nn.Parameter, a `view` a leaf that shares another's memory."""
+
+    dtype: torch.dtype = torch.float32
+    requires_grad: bool = True
+    parameter: bool = False
+    view: bool = False
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A region's arguments; `elsewhere` is one for another device type, of which only the cache flag matters here."""
+
+    dtype: torch.dtype
+    enabled: bool = True
+    cache_enabled: bool | None = None
+    elsewhere: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a program; what its `op` does not need it ignores."""
+
+    op: str
+    weight: int = 0
+    form: str = "itself"
+    function: str = "linear"
+    setting: Setting = Setting(torch.bfloat16)
+    choice: int = 0
+
+    def text(self) -> str:
+        """The step as a line of Python, as near as can be."""
+        name = f"w{self.weight}"
+        if self.op == "use":
+            return f"{self.function}(x, {called(self.weight, self.form)})"
+        if self.op == "enter":
+            given = self.setting
+            where = "another device type" if given.elsewhere else "device"
+            flag = "" if given.cache_enabled is None else f", cache_enabled={given.cache_enabled}"
+            return f"with torch.autocast({where}, {given.dtype}, enabled={given.enabled}{flag}):"
+        lines = {
+            "mode": f"with torch.{MODES[self.choice % len(MODES)]}():",
+            "freeze": f"{name}.requires_grad_({bool(self.choice % 2)})",
+            "update": f"{name} is changed by {UPDATES[self.choice % len(UPDATES)]}",
+            "retype": f"{name}.data = {name}.data.to({FLOATS[self.choice % len(FLOATS)]})",
+            "replace": f"{name} is deleted and made anew",
+            "clear": "torch.clear_autocast_cache()",
+            "raise": "# the block is left by an exception",
+            "leave": "# the block ends",
+        }
+        return lines[self.op]
+
+
+def called(weight: int, form: str) -> str:
+    """Name what is used of a weight."""
+    return f"w{weight}" if form == "itself" else f"w{weight} {form}" if form == "* 1" else f"w{weight}.{form}"
+
+
+@dataclass
+class Weight:
+    """A weight now; `content` counts its changes, `identity` tells it from those that had its name before."""
+
+    kind: Kind
+    identity: int
+    dtype: torch.dtype
+    requires_grad: bool
+    content: int = 0
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A cast that the cache holds."""
+
+    dtype: torch.dtype
+    content: int
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a use comes to: its casts, the types and the content it is computed from, whether it has a gradient."""
+
+    casts: tuple[tuple[str, torch.dtype], ...]
+    dtype: torch.dtype
+    content: int
+    requires_grad: bool
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What is in force in a block."""
+
+    enabled: bool = False
+    dtype: torch.dtype = torch.bfloat16
+    cache_enabled: bool = True
+    depth: int = 0
+    grad: bool = True
+    inference: bool = False
+
+
+@dataclass
+class CacheModel:
+    """The cache, the weights, and the blocks that are open."""
+
+    kinds: Sequence[Kind]
+    kept: dict[int, Kept] = field(default_factory=dict)
+    _places: list[_Place] = field(default_factory=lambda: [_Place()])
+    _made: int = 0
+
+    def __post_init__(self) -> None:
+        self.weights = [self._new(kind) for kind in self.kinds]
+
+    @property
+    def depth(self) -> int:
+        """How many blocks are open."""
+        return len(self._places) - 1
+
+    def take(self, step: Step) -> Use | None:
+        """Take a step that is `legal`; return what a use comes to."""
+        weight = self.weights[step.weight]
+        if step.op == "use":
+            return self._use(step, weight)
+        if step.op == "enter":
+            self._enter(step.setting)
+        elif step.op == "mode":
+            self._mode(MODES[step.choice % len(MODES)])
+        elif step.op in ("leave", "raise"):
+            self._leave()
+        elif step.op == "freeze":
+            weight.requires_grad = bool(step.choice % 2)
+        elif step.op == "update":
+            weight.content += 1
+        elif step.op == "retype":
+            weight.dtype = FLOATS[step.choice % len(FLOATS)]
+            weight.content += 1
+        elif step.op == "replace":
+            self.weights[step.weight] = self._new(weight.kind)
+        elif step.op == "clear":
+            self.kept.clear()
+        return None
+
+    def legal(self, step: Step) -> bool:
+        """Whether the step can be taken, and is not the business of AMP-CACHE-030: one cast in regions of two types."""
+        if step.op in ("leave", "raise"):
+            return self.depth > 0
+        if step.op != "use" or step.function == "mse_loss":
+            return True
+        weight, here = self.weights[step.weight], self._places[-1]
+        if step.function == "cat":
+            # The widest of two types is not defined where one is the 16-bit type that is not the region's.
+            return weight.dtype not in LOW or weight.dtype is here.dtype or not here.enabled
+        kept = self.kept.get(weight.identity)
+        return kept is None or kept.dtype == here.dtype or not self._cacheable(step, weight)
+
+    def _new(self, kind: Kind) -> Weight:
+        self._made += 1
+        return Weight(kind, self._made, kind.dtype, kind.requires_grad)
+
+    def _cacheable(self, step: Step, weight: Weight) -> bool:
+        here = self._places[-1]
+        return (
+            here.enabled
+            and here.cache_enabled
+            and not here.inference
+            and step.form == "itself"
+            and weight.requires_grad
+            and weight.dtype is torch.float32
+            and not weight.kind.view
+        )
+
+    def _use(self, step: Step, weight: Weight) -> Use:
+        here = self._places[-1]
+        grad = here.grad and not here.inference and weight.requires_grad and step.form != "detach()"
+        name, other = called(step.weight, step.form), self.partner(step)
+        if not here.enabled or weight.dtype is torch.float64:
+            return Use((), weight.dtype, weight.content, grad)
+        dtype = {"linear": here.dtype, "mse_loss": torch.float32, "cat": torch.float32}[step.function]
+        casts = [("x", dtype)] if other != dtype else []
+        if weight.dtype == dtype:
+            return Use(tuple(casts), dtype, weight.content, grad)
+        if step.function == "linear" and self._cacheable(step, weight):
+            if weight.identity not in self.kept:
+                casts.append((name, dtype))
+                self.kept[weight.identity] = Kept(dtype, weight.content)
+            return Use(tuple(sorted(casts, key=str)), dtype, self.kept[weight.identity].content, grad)
+        return Use(tuple(sorted([*casts, (name, dtype)], key=str)), dtype, weight.content, grad)
+
+    def partner(self, step: Step) -> torch.dtype:
+        """The type of the other tensor of a use: the weight's own, but for `cat` in a region, where it is wider."""
+        weight = self.weights[step.weight]
+        wider = step.function == "cat" and self._places[-1].enabled and weight.dtype in LOW
+        return torch.float32 if wider else weight.dtype
+
+    def _enter(self, setting: Setting) -> None:
+        here = self._places[-1]
+        cache = here.cache_enabled if setting.cache_enabled is None else setting.cache_enabled
+        inner = replace(here, cache_enabled=cache, depth=here.depth + 1)
+        if not setting.elsewhere:
+            inner = replace(inner, enabled=setting.enabled, dtype=setting.dtype)
+        self._places.append(inner)
+
+    def _mode(self, name: str) -> None:
+        here = self._places[-1]
+        inference = here.inference or name == "inference_mode"
+        self._places.append(replace(here, grad=name == "enable_grad", inference=inference))
+
+    def _leave(self) -> None:
+        left = self._places.pop()
+        if left.depth == 1 and self._places[-1].depth == 0:
+            self.kept.clear()
+
+
+# What programs are made of: uses above all, and regions around them.
+_OPS = ("use",) * 12 + ("enter",) * 4 + ("leave",) * 3 + ("freeze", "clear", "raise", "replace", "update", "retype")
+
+
+def drawn(
+    generator: random.Random,
+    weights: int,
+    *,
+    modes: bool = False,
+    functions: Sequence[str] = OPS,
+    length: int = 24,
+) -> list[Step]:
+    """Draw up to `length` steps over so many weights, with or without grad modes."""
+    ops = _OPS + (("mode",) * 4 if modes else ())
+    main = generator.choice(LOW)
+
+    def step(op: str) -> Step:
+        return Step(
+            op=op,
+            weight=min(generator.randrange(weights), generator.randrange(weights)),  # the first ones more often
+            form=generator.choice(("itself",) * 6 + FORMS[1:]),
+            function=generator.choice(("linear",) * 5 + tuple(functions)),
+            setting=Setting(
+                dtype=generator.choice((main,) * 6 + LOW),
+                enabled=generator.random() < 0.85,
+                cache_enabled=generator.choice((None, None, None, True, False)),
+                elsewhere=generator.random() < 0.1,
+            ),
+            choice=generator.randrange(12),
+        )
+
+    return [step("enter"), *(step(generator.choice(ops)) for _ in range(generator.randint(3, length)))]
+
+
+def simpler(step: Step) -> list[Step]:
+    """Return the steps that may stand for one in a shorter program."""
+    given = step.setting
+    plainer = [replace(given, enabled=True), replace(given, cache_enabled=None), replace(given, elsewhere=False)]
+    choices = [replace(step, form="itself"), replace(step, function="linear"), replace(step, weight=0)]
+    return [other for other in (*choices, *(replace(step, setting=one) for one in plainer)) if other != step]
