@@ -13,8 +13,9 @@ U = 2.0**-24
 def total_norm(gradients: Sequence[torch.Tensor], norm_type: float) -> float:
     """Return the p-norm of all elements as one vector, exactly summed (math.fsum), as a float64.
 
-    p = -inf gives the smallest element, p = 0 the number of elements that are not zero; with p < 0 one zero makes 0. Source: torch.nn.utils.clip_grad_norm_ docstring: total norm of the parameter gradients (viewed
-    as a single vector); torch.linalg.vector_norm for what each p means.
+    p = -inf gives the smallest element, p = 0 the number of elements that are not zero; with p < 0 one zero makes 0.
+    Source: torch.nn.utils.clip_grad_norm_ docstring: total norm of the parameter gradients (viewed as a single
+    vector); torch.linalg.vector_norm for what each p means.
     """
     elements = [
         abs(element) for gradient in gradients for element in gradient.detach().cpu().double().flatten().tolist()
@@ -29,7 +30,7 @@ def total_norm(gradients: Sequence[torch.Tensor], norm_type: float) -> float:
 
 
 def norm_bound(gradients: Sequence[torch.Tensor], norm_type: float, unit: float = U) -> float:
-    """Bound the relative error of a norm computed in fp32, in any order, with the norm of each tensor kept in `unit`; p not 0.
+    """Bound the relative error of a norm computed in fp32, in any order, with the norm of each tensor kept in `unit`.
 
     The sum of n nonnegative terms has gamma_n (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section
     4.2), the powers before it up to 8 ulp on a GPU (CUDA C++ Programming Guide, Mathematical Functions: powf), and the
