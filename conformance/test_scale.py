@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import math
@@ -19,6 +20,7 @@ from conformance.harness.targets import Target
 from conformance.measure.operations import CountedOperations
 from conformance.oracles import grad_scaler as oracle
 from conformance.oracles.grad_scaler import Gradient
+from conformance.oracles.stand_ins import cuda_that_says
 from conformance.workloads.third_party import SelfScaling, TakesScaler
 
 FORMS = {
@@ -236,6 +238,18 @@ def test_cuda_scaler_without_cuda(case: Case) -> None:
         warnings.simplefilter("always")
         torch.amp.GradScaler("cuda", enabled=False)
     case.equal("warnings of a scaler that is disabled anyway", [str(warning.message) for warning in caught], [])
+
+
+@contract("AMP-SCALE-107")
+def test_cuda_scaler_where_cuda_is_there(case: Case) -> None:
+    with cuda_that_says(bf16=True), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        scaler = torch.amp.GradScaler("cuda", init_scale=48.0)
+        case.equal("enabled", scaler.is_enabled(), True)
+        case.equal("enabled without a device named", torch.amp.GradScaler().is_enabled(), True)
+        case.equal("enabled with enabled=False", torch.amp.GradScaler("cuda", enabled=False).is_enabled(), False)
+    case.equal("warnings", [str(warning.message) for warning in caught], [])
+    case.equal("its scale", scaler.get_scale(), 48.0)
 
 
 @contract("AMP-SCALE-007")
@@ -1714,6 +1728,8 @@ def test_cpu_spelling(case: Case) -> None:
 
 
 @contract("AMP-SCALE-131")
-def test_cuda_spelling(case: Case) -> None:
+@pytest.mark.parametrize("cuda", ["as-it-is", "there"])
+def test_cuda_spelling(case: Case, cuda: str) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    expect_old_spelling(case, torch.cuda.amp.GradScaler, device, "cuda")
+    with contextlib.nullcontext() if cuda == "as-it-is" else cuda_that_says(bf16=True):
+        expect_old_spelling(case, torch.cuda.amp.GradScaler, device, "cuda")

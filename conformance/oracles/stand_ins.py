@@ -1,0 +1,43 @@
+"""Stand-ins for hardware that is not there, as far as AMP's own Python asks for it: no tensor is ever put on them."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+
+
+@contextlib.contextmanager
+def cuda_that_says(*, bf16: bool) -> Iterator[None]:
+    """Inside the block CUDA says that it is there, and whether it has bfloat16.
+
+    Source of the questions: torch.cuda.amp.common.amp_definitely_not_available and torch.amp.autocast_mode, autocast.
+    """
+    with (
+        mock.patch.object(torch.cuda, "is_available", return_value=True),
+        mock.patch.object(torch.cuda, "is_bf16_supported", return_value=bf16),
+    ):
+        yield
+
+
+def third_party_backend() -> str:
+    """Return the name that torch has for a third party's backend: privateuseone until one is registered."""
+    return str(torch._C._get_privateuse1_backend_name())
+
+
+@contextlib.contextmanager
+def backend_module(dtypes: Sequence[torch.dtype] | None) -> Iterator[str]:
+    """Inside the block the third party's backend has a module, and its name is given.
+
+    The module declares `dtypes` as those of autocast; None leaves that function out.
+    """
+    name = third_party_backend()
+    module: Any = types.ModuleType(name)
+    if dtypes is not None:
+        module.get_amp_supported_dtype = lambda: list(dtypes)
+    with mock.patch.object(torch, name, module, create=True):
+        yield name
