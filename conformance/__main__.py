@@ -15,7 +15,7 @@ from conformance.version import __version__
 
 try:
     from conformance import live
-    from conformance.report import checklist, diff, document, terminal
+    from conformance.report import checklist, diff, document, explain, terminal
 except ModuleNotFoundError as missing:
     if missing.name != "tabulate":
         raise
@@ -23,6 +23,7 @@ except ModuleNotFoundError as missing:
     sys.exit(4)
 
 REGRESSION, OUT_OF_DATE = 1, 1
+_SUBJECTS = {"scale": explain.scale}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -58,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"amp-conformance {__version__}")
     commands = parser.add_subparsers(
-        dest="command", required=True, metavar="diff|checklist|summary|catalogue|surface|ops"
+        dest="command", required=True, metavar="diff|checklist|summary|explain|catalogue|surface|ops"
     )
 
     command = commands.add_parser("diff", help="compare two reports; exit status 1 where something regressed")
@@ -75,6 +76,17 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("report", metavar="REPORT", help="the report")
     command.add_argument("-q", "--quiet", action="store_true", help="one line for each contract that failed")
     command.set_defaults(run=_summary)
+
+    command = commands.add_parser(
+        "explain",
+        help="tell in plain sentences what happened to the loss scales in a run",
+        description="Tell what happened in a run. `explain scale REPORT` is the story of each loss scale: when it grew "
+        "and fell, which iterations were skipped, and where it settled.",
+    )
+    command.add_argument("subject", nargs="?", metavar="SUBJECT", help=f"what to explain: {', '.join(_SUBJECTS)}")
+    command.add_argument("report", nargs="?", metavar="REPORT", help="the report")
+    command.add_argument("--contract", action="append", metavar="ID", help="of these contracts only (wildcards)")
+    command.set_defaults(run=_explain)
 
     command = commands.add_parser("catalogue", help="write the catalogue of contracts as Markdown")
     command.add_argument("-o", "--output", metavar="FILE", help="write to FILE (default: standard output)")
@@ -108,6 +120,25 @@ def _summary(arguments: argparse.Namespace) -> int:
     report = document.read(arguments.report)
     path = str(document.locate(arguments.report))
     show(terminal.render(report, short=arguments.quiet, width=width(), report_path=path, color=colour()))
+    return OK
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    if arguments.subject not in _SUBJECTS:
+        given = "no subject is given" if arguments.subject is None else f"unknown subject {arguments.subject!r}"
+        raise UsageError(f"{given}; there is: {', '.join(_SUBJECTS)} (explain scale REPORT)")
+    if arguments.report is None:
+        raise UsageError(f"no report is given (explain {arguments.subject} REPORT)")
+    file = document.locate(arguments.report)
+    report = document.read(file)
+    try:
+        story = _SUBJECTS[arguments.subject](report, contracts=tuple(arguments.contract or ()), width=width())
+    except document.ReportError as error:
+        raise type(error)(f"{file}: {error}") from None
+    if story is None:
+        of = f" of {', '.join(arguments.contract)}" if arguments.contract else ""
+        raise UsageError(f"{file}: the report holds no history of a loss scale{of}")
+    show(story)
     return OK
 
 

@@ -209,6 +209,7 @@ def test_overflowing_start(case: Case, target: Target, rng: torch.Generator) -> 
         expected_scales.append(hand.scale)
     case.equal("losses", losses, expected)
     case.equal("scale after each step", scales, expected_scales)
+    case.history("loss scale", [start, *scales])
     same_weights(case, "weights", ours.model, theirs.model)
     case.at_least("skipped steps", sum(hand.skipped), 3)
     case.at_least("steps taken", count - sum(hand.skipped), 3)

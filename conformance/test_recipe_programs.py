@@ -124,7 +124,7 @@ def held_by_hand(case: Case, target: Target, recipe: Recipe, *, exact: bool = Tr
             if differs := apart(seen, expected):
                 case.equal(f"{dtype}, step {number}: what differs from the program by hand", differs, [])
         case.note(f"{dtype}: losses", [[float(loss) for loss in step.losses] for step in ours[:5]])
-        case.note(f"{dtype}: loss scales", [step.scale for step in ours])
+        case.history(f"{dtype}: loss scale", [recipes.SCALE, *(step.scale for step in ours)])
         case.note(f"{dtype}: tensors compared", sum(len(step.values) + len(step.losses) for step in ours))
         if exact:
             seen = next(run(recipe, TorchAmp(target, dtype), units(target, case.seed), 4))

@@ -12,6 +12,7 @@ import pytest
 
 from conformance.harness.catalogue import Contract
 from conformance.harness.evidence import Evidence, plain
+from conformance.report import scale_history
 
 if TYPE_CHECKING:
     import torch
@@ -159,6 +160,13 @@ class Case:
     def note(self, what: str, measured: Any, unit: str = "") -> None:
         """Record a fact that nothing is held against."""
         self._judge(what, measured, None, None, unit, True)
+
+    def history(self, what: str, scales: Iterable[float]) -> None:
+        """Record the story of a loss scale: what it was at the beginning, then after each iteration.
+
+        `python -m conformance explain scale` tells it. Nothing is held against it.
+        """
+        self._judge(what, [float(scale) for scale in scales], None, None, scale_history.UNIT, True)
 
     def samples(self, *, quick: int, standard: int, full: int) -> int:
         """The number of samples at the depth of this run."""
