@@ -14,6 +14,8 @@ from conformance.report.values import Case, Evidence, Report
 UNIT = "loss scale by iteration"
 """The unit of evidence that is such a history: the scale that a run began with, then that after each iteration."""
 
+_LARGEST = (2 - 2**-23) * 2.0**127
+
 Event = Literal["skipped", "grew", "stayed"]
 
 
@@ -100,6 +102,6 @@ def _scale(where: str, value: object) -> float:
     number = math.inf if value == "inf" else value
     if isinstance(number, bool) or not isinstance(number, (int, float)):
         raise WrongTypes(f"{where}: {str(value)[:40]!r} is not a scale")
-    if number < 0 or (isinstance(number, int) and number > 2**128):
-        raise WrongTypes(f"{where}: {str(value)[:40]} is not a scale")
+    if number < 0 or (number > _LARGEST and number != math.inf):
+        raise WrongTypes(f"{where}: {str(value)[:40]} is not a scale in fp32")
     return float(number)
