@@ -1,9 +1,10 @@
-"""Regions for hardware that is not there: a third party's backend, and CUDA devices with and without bfloat16."""
+"""Regions for hardware that may not be there: a third party's backend, CUDA without bfloat16, several CUDA devices."""
 
 from __future__ import annotations
 
 import contextlib
 import re
+import threading
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +15,12 @@ import torch
 
 from conformance.harness.check import Case, contract
 from conformance.oracles.region_stack import Setting, observe
-from conformance.oracles.stand_ins import backend_module, cuda_that_says, third_party_backend
+from conformance.oracles.stand_ins import (
+    backend_module,
+    cuda_that_computes_nothing,
+    cuda_that_says,
+    third_party_backend,
+)
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
 OTHER = {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}
@@ -99,3 +105,42 @@ def test_cuda_device_without_bf16(case: Case, dtype: torch.dtype) -> None:
         with region:
             case.equal("setting in that region (control)", setting("cuda"), Setting(True, dtype))
     case.equal("setting after the regions", setting("cuda"), before)
+
+
+class Observer(torch.nn.Module):
+    """Passes its input on and keeps what autocast is set to in the thread that runs it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[Setting, bool]] = []
+        self.threads: set[int] = set()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.seen.append((setting("cuda"), torch.is_autocast_cache_enabled()))
+        self.threads.add(threading.get_ident())
+        return inputs
+
+
+@contract("AMP-REGION-096")
+@pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
+@pytest.mark.parametrize("cache", [True, False], ids=["cache", "no-cache"])
+@DTYPES
+def test_data_parallel_workers(case: Case, dtype: torch.dtype, cache: bool, enabled: bool) -> None:
+    there = torch.cuda.is_available()
+    inputs = torch.ones(1, device="cuda:0" if there else "cpu")
+    observers = [Observer(), Observer()]
+    with (
+        contextlib.nullcontext() if there else cuda_that_computes_nothing(),
+        torch.autocast("cuda", dtype=dtype, enabled=enabled, cache_enabled=cache),
+    ):
+        promised = setting("cuda"), torch.is_autocast_cache_enabled()
+        torch.nn.parallel.parallel_apply(observers, [(inputs,), (inputs,)], devices=[0, 0])
+    case.equal("setting of the caller (control)", promised, (Setting(enabled, dtype), cache))
+    threads = set.union(*(observer.threads for observer in observers))
+    case.equal("threads other than the caller's (control)", len(threads - {threading.get_ident()}) > 0, True)
+    for number, observer in enumerate(observers):
+        ((seen, seen_cache),) = observer.seen
+        case.equal(f"enabled in worker {number}", seen.enabled, enabled)
+        if enabled:
+            case.equal(f"dtype in worker {number}", seen.dtype, dtype)
+            case.equal(f"cache flag in worker {number}", seen_cache, cache)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
 import torch
+
+_CUDA = ("current_stream", "device", "stream")
+_ACCELERATOR = ("current_stream", "device_index")
 
 
 @contextlib.contextmanager
@@ -21,6 +25,26 @@ def cuda_that_says(*, bf16: bool) -> Iterator[None]:
         mock.patch.object(torch.cuda, "is_available", return_value=True),
         mock.patch.object(torch.cuda, "is_bf16_supported", return_value=bf16),
     ):
+        yield
+
+
+@contextlib.contextmanager
+def cuda_that_computes_nothing() -> Iterator[None]:
+    """Inside the block threads may choose CUDA devices and streams, for work that is then done on the CPU.
+
+    What torch.nn.parallel.parallel_apply asks for: of torch.cuda in older versions, of torch.accelerator in newer ones.
+    """
+    module = importlib.import_module("torch.nn.parallel.parallel_apply")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(cuda_that_says(bf16=True))
+        stack.enter_context(mock.patch.object(module, "_get_device_index", lambda device, *_: device))
+        for owner, names in ((torch.cuda, _CUDA), (torch.accelerator, _ACCELERATOR)):
+            for name in names:
+                nothing = mock.patch.object(owner, name, return_value=contextlib.nullcontext(), create=True)
+                stack.enter_context(nothing)
+        stack.enter_context(mock.patch.object(torch.accelerator, "is_available", return_value=True))
+        cuda = torch.device("cuda")
+        stack.enter_context(mock.patch.object(torch.accelerator, "current_accelerator", return_value=cuda))
         yield
 
 

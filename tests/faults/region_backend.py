@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 
 import torch
@@ -44,4 +45,12 @@ def scaler_for_cuda_is_never_enabled() -> Iterator[None]:
 def disabled_scaler_checks_its_factors() -> Iterator[None]:
     """A disabled scaler refuses factors that mean nothing to it."""
     with edited(torch.amp.GradScaler.__init__, "if self._enabled:", "if True:"):
+        yield
+
+
+@fault("AMP-REGION-096")
+def data_parallel_workers_are_never_in_a_region() -> Iterator[None]:
+    """The threads of DataParallel start without autocast, whatever the caller has on."""
+    function = importlib.import_module("torch.nn.parallel.parallel_apply").parallel_apply
+    with edited(function, "enabled=autocast_enabled", "enabled=False"):
         yield
