@@ -224,6 +224,47 @@ def test_fp16_parameters(case: Case, target: Target, rng: torch.Generator, kind:
     case.equal("what a skipped step changes", departures(snapshot(optimizer), before), [])
 
 
+@contract("AMP-OPTIMIZER-047")
+@each(lambda kind: kind.gradients == "dense", variants=None)
+def test_bf16_steps(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
+    expect_first_step(case, target, rng, kind, torch.bfloat16)
+
+
+@contract("AMP-OPTIMIZER-047", dtypes=("fp16",))
+@each(lambda kind: kind.scales_itself, variants=None)
+def test_fp16_steps(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
+    expect_first_step(case, target, rng, kind, torch.float16)
+
+
+def expect_first_step(case: Case, target: Target, rng: torch.Generator, kind: Kind, dtype: torch.dtype) -> None:
+    """The bound: a first step rounds the parameter at most twice, and its change in at most 32 operations."""
+    build(case, kind, Slopes.make(kind.gradients, target.device, rng))
+    unit = torch.finfo(dtype).eps / 2
+    # Whole vectors of 16-bit numbers and what is left after them.
+    values = [(1 + torch.rand(shape, generator=rng)).to(dtype) for shape in ((3, 2), (8, 9))]
+    slopes = [(0.5 + torch.rand(value.shape, generator=rng)).to(dtype) for value in values]
+    parameters = [torch.nn.Parameter(value.to(target.device, copy=True)) for value in values]
+    wide = [torch.nn.Parameter(value.double()) for value in values]
+    reference = next(one for one in ALL if (one.optimizer, one.implementation) == (kind.optimizer, "for-loop"))
+    optimizer, exact_optimizer = kind.make(parameters), reference.make(wide)
+    scaler = torch.amp.GradScaler(target.device_type, init_scale=2.0**8)
+    scaler.scale(torch.ones((), device=target.device))
+    for parameter, other, slope in zip(parameters, wide, slopes, strict=True):
+        parameter.grad = (slope * 2**8).to(target.device)
+        other.grad = slope.double()
+    scaler.step(optimizer)
+    exact_optimizer.step()
+    worst, still = 0.0, 0
+    for parameter, other, value in zip(parameters, wide, values, strict=True):
+        way = (other.detach() - value.double()).abs()
+        bound = unit * (2 * (other.detach().abs() + way) + 32 * way)
+        seen = parameter.detach().cpu()
+        worst = max(worst, float(((seen.double() - other.detach()).abs() / bound).max()))
+        still += int((seen == value).sum())
+    case.equal("elements that did not move", still, 0)
+    case.at_most("largest distance of an element from the step in float64", worst, 1.0, "of its bound")
+
+
 # Scales
 
 
@@ -283,3 +324,133 @@ def test_any_other_scale(case: Case, target: Target, rng: torch.Generator, kind:
             changed = departures(snapshot(optimizer), snapshot(plain))
             case.equal(f"what differs from a plain step on those gradients ({what})", changed, [])
             case.equal("control: parameters that did not move", unmoved(slopes, clones(start)), [])
+
+
+# Lists of parameters, groups and layouts
+
+# Around what one launch of multi_tensor_apply takes with two to five lists of tensors.
+COUNTS = (31, 111, *(count for count in (30, 36, 37, 48, 49, 64, 65, 110, 321)))
+
+
+@contract("AMP-OPTIMIZER-044")
+@each(lambda kind: kind.implementation in ("foreach", "fused") and kind.gradients == "dense", variants=None)
+def test_long_lists(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
+    build(case, kind, Slopes.make(kind.gradients, target.device, rng))
+    wrong: list[str] = []
+    empty = 0 if _takes_empty(kind, target) else 5
+    counts = COUNTS[: case.samples(quick=2, standard=2, full=len(COUNTS))]
+    for count in counts:
+        lengths = [(3, 1, empty, 9, 2)[index % 5] for index in range(count)]
+        values = [torch.rand(length, generator=rng).to(target.device) + 1 for length in lengths]
+        slopes = [torch.randn(length, generator=rng).to(target.device) for length in lengths]
+        listed = [torch.nn.Parameter(value.clone()) for value in values]
+        alone = [torch.nn.Parameter(value.clone()) for value in values]
+        optimizer, scaler = kind.make(listed), torch.amp.GradScaler(target.device_type)
+        filled = [index for index, length in enumerate(lengths) if length]
+        for bad in (None, filled[0], filled[len(filled) // 2], filled[-1]):
+            before = snapshot(optimizer)
+            optimizer.zero_grad()
+            scaler.scale(
+                torch.stack([(p * slope).sum() for p, slope in zip(listed, slopes, strict=True)]).sum()
+            ).backward()
+            if bad is not None:
+                listed[bad].grad[-1] = math.nan
+            scaler.step(optimizer)
+            scaler.update()
+            if bad is not None and (found := departures(snapshot(optimizer), before)):
+                wrong.append(f"NaN in parameter {bad} of {count}: {found}")
+            if bad is None:
+                for parameter, slope in zip(alone, slopes, strict=True):
+                    single = kind.make([parameter])
+                    parameter.grad = slope.clone()
+                    single.step()
+                found = departures(numbered(listed), numbered(alone))
+                wrong += [f"{count} parameters, against each alone: {found}"] if found else []
+    case.equal("lists that step or skip otherwise than their parameters alone", wrong[:2], [])
+
+
+def numbered(tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {str(number): tensor.detach() for number, tensor in enumerate(tensors)}
+
+
+def _takes_empty(kind: Kind, target: Target) -> bool:
+    parameter = torch.nn.Parameter(torch.zeros(0, device=target.device))
+    parameter.grad = torch.zeros_like(parameter)
+    try:
+        kind.make([parameter]).step()
+    except (ArithmeticError, RuntimeError):  # Adafactor divides by the number of elements
+        return False
+    return True
+
+
+@contract("AMP-OPTIMIZER-045")
+@each(lambda kind: kind.implementation in ("foreach", "fused"), quick=("SGD", "Adam", "Adagrad"), variants=None)
+@pytest.mark.parametrize("inner", [True, False], ids=["one-group-differs", "one-group-has-it"])
+def test_implementations_by_group(case: Case, target: Target, rng: torch.Generator, kind: Kind, inner: bool) -> None:
+    flag = kind.implementation
+
+    def made(slopes: Slopes) -> Any:
+        first, second = slopes.groups()
+        return kind.make([first, {**second, flag: not inner}], **{flag: inner})
+
+    slopes = Slopes.make(kind.gradients, target.device, rng)
+    build(case, kind, slopes.copy())
+    twin = slopes.copy()
+    optimizer, plain = made(slopes), made(twin)
+    scaler = torch.amp.GradScaler(target.device_type)
+    for number in range(2):
+        slope = slopes.draw(rng)
+        iterate(optimizer, slopes.loss(slope), scaler, explicit=number == 1)
+        iterate(plain, twin.loss(slope))
+        before = snapshot(optimizer)
+        iterate(optimizer, slopes.loss(spoilt(slope, "last", math.inf)), scaler, explicit=number == 1)
+        case.equal("what a skipped step changes", departures(snapshot(optimizer), before), [])
+    case.equal("what differs from a run without scaler", departures(snapshot(optimizer), snapshot(plain)), [])
+
+
+LAYOUTS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = {
+    # parameter and gradient, each made of 48 numbers in a store of 96
+    "transposed": (lambda t: t[:48].view(6, 8).t(), lambda t: t[:48].view(6, 8).t()),
+    "channels-last": (
+        lambda t: t[:48].view(2, 3, 2, 4).contiguous(memory_format=torch.channels_last),
+        lambda t: t[:48].view(2, 3, 2, 4).contiguous(memory_format=torch.channels_last),
+    ),
+    "other-gradient": (lambda t: t[:48].view(8, 6), lambda t: t[:48].view(6, 8).t()),
+    "gaps": (lambda t: t[::2].view(8, 6), lambda t: t[:48].view(8, 6)),
+}
+
+
+@contract("AMP-OPTIMIZER-046")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@each(lambda kind: kind.implementation in ("foreach", "fused") and kind.gradients == "dense", variants=None)
+def test_layouts(case: Case, target: Target, rng: torch.Generator, kind: Kind, layout: str) -> None:
+    """The bound: as for AMP-OPTIMIZER-033, whose steps it repeats on other strides."""
+    build(case, kind, Slopes.make(kind.gradients, target.device, rng))
+    place, placed = LAYOUTS[layout]
+    numbers, slopes = 1 + torch.rand(96, generator=rng), [1 + torch.rand(96, generator=rng) for _ in range(2)]
+    store = numbers.to(target.device, copy=True)
+    parameter = torch.nn.Parameter(place(store))
+    exact_parameter = torch.nn.Parameter(place(numbers.double()).contiguous())
+    optimizer = kind.make([parameter])
+    reference = next(one for one in ALL if (one.optimizer, one.implementation) == (kind.optimizer, "for-loop"))
+    plain = reference.make([exact_parameter])
+    scaler = torch.amp.GradScaler(target.device_type)
+    scaler.scale(torch.ones((), device=target.device))
+    for slope in slopes:
+        parameter.grad = placed((slope * 65536).to(target.device))
+        exact_parameter.grad = placed(slope.double()).contiguous()
+        try:
+            scaler.step(optimizer)
+        except RuntimeError as error:
+            case.note("refused, which is no promise broken", str(error))
+            case.identical("the parameter that was refused", store, numbers)
+            return
+        scaler.update()
+        plain.step()
+    gaps = numbers.clone()[1::2] if layout == "gaps" else numbers[48:]
+    case.identical("numbers beside the parameter", store[1::2] if layout == "gaps" else store[48:], gaps)
+    amplified = 1 / (1 - max(kind.arguments.get("betas", (0.0,))))
+    way = (exact_parameter.detach() - place(numbers.double())).abs()
+    bound = 2 * U * (4 * (exact_parameter.detach().abs() + way) + 45 * amplified * way)
+    worst = float(((parameter.detach().cpu().double() - exact_parameter.detach()).abs() / bound).max())
+    case.at_most("largest distance of an element from a float64 run of the for-loop", worst, 1.0, "of its bound")
