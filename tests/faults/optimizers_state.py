@@ -394,3 +394,98 @@ def fused_adam_unscales_in_bf16() -> Iterator[None]:
 
     with replaced(torch, "_fused_adam_", step):
         yield
+
+
+# --- lists, groups, layouts, 16 bit
+
+
+@fault("AMP-OPTIMIZER-044")
+def foreach_ends_after_a_launch() -> Iterator[None]:
+    """The last operation of foreach Adam leaves out what is beyond the 36 tensors of a launch."""
+    original = torch._foreach_addcdiv_
+
+    def first(tensors: Any, one: Any, two: Any, *rest: Any) -> None:
+        original(
+            tensors[:36], one[:36], two[:36], *(part[:36] if isinstance(part, (list, tuple)) else part for part in rest)
+        )
+
+    with replaced(torch, "_foreach_addcdiv_", first):
+        yield
+
+
+@fault("AMP-OPTIMIZER-044")
+def fused_sgd_leaves_out_the_last_of_a_launch() -> Iterator[None]:
+    """Fused SGD does not step the 31st parameter of a list."""
+    original = torch._fused_sgd_
+
+    def step(parameters: Any, *args: Any, **kwargs: Any) -> None:
+        kept = [parameter.clone() for parameter in parameters[30:31]]
+        original(parameters, *args, **kwargs)
+        for parameter, before in zip(parameters[30:31], kept, strict=True):
+            parameter.copy_(before)
+
+    with replaced(torch, "_fused_sgd_", step):
+        yield
+
+
+@fault("AMP-OPTIMIZER-044")
+def long_lists_are_checked_in_part() -> Iterator[None]:
+    """The unscaling kernel is called for the first 100 gradients only."""
+    original = torch._amp_foreach_non_finite_check_and_unscale_
+
+    def check(gradients: Any, found_inf: Any, factor: Any) -> None:
+        original(gradients[:100], found_inf, factor)
+        for gradient in gradients[100:]:
+            gradient.mul_(factor)
+
+    with replaced(torch, "_amp_foreach_non_finite_check_and_unscale_", check):
+        yield
+
+
+@fault("AMP-OPTIMIZER-045")
+def fused_groups_are_not_unscaled() -> Iterator[None]:
+    """unscale_ leaves groups with fused=True alone, whatever the optimizer's own default is."""
+    with edited(
+        SCALER._unscale_grads_,
+        "for group in optimizer.param_groups:",
+        'for group in (group for group in optimizer.param_groups if not group.get("fused")):',
+    ):
+        yield
+
+
+@fault("AMP-OPTIMIZER-046")
+def foreach_works_on_copies_of_strided_parameters() -> Iterator[None]:
+    """Foreach SGD adds to a contiguous copy of a parameter that is not contiguous."""
+    original = torch._foreach_add_
+
+    def add(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        original([tensor.contiguous() for tensor in tensors], *args, **kwargs)
+
+    with replaced(torch, "_foreach_add_", add):
+        yield
+
+
+@fault("AMP-OPTIMIZER-047")
+def fused_adam_does_not_unscale_16_bits() -> Iterator[None]:
+    """Fused Adam takes scaled 16-bit gradients for gradients."""
+    original = torch._fused_adam_
+
+    def step(parameters: Any, gradients: Any, *args: Any, **kwargs: Any) -> None:
+        narrow = bool(gradients) and gradients[0].dtype in (torch.float16, torch.bfloat16)
+        original(parameters, gradients, *args, **{**kwargs, **({"grad_scale": None} if narrow else {})})
+
+    with replaced(torch, "_fused_adam_", step):
+        yield
+
+
+@fault("AMP-OPTIMIZER-047")
+def foreach_sgd_steps_half_in_bf16() -> Iterator[None]:
+    """Foreach SGD moves bf16 parameters by half of the step."""
+    original = torch._foreach_add_
+
+    def add(tensors: Any, others: Any = None, *args: Any, alpha: Any = 1, **kwargs: Any) -> None:
+        narrow = bool(tensors) and tensors[0].dtype == torch.bfloat16 and isinstance(alpha, float) and alpha < 0
+        original(tensors, others, *args, **kwargs, **({"alpha": alpha / 2 if narrow else alpha} if alpha != 1 else {}))
+
+    with replaced(torch, "_foreach_add_", add):
+        yield
