@@ -174,8 +174,32 @@ class Accelerated(torch.amp.GradScaler):
         return answer
 
 
+class Fabric(torch.amp.GradScaler):
+    """The scaler as Lightning Fabric's precision plugin uses it, also for saving and for clipping."""
+
+    def _plugin(self, scaler: Any) -> Any:
+        return importlib.import_module("lightning.fabric.plugins").MixedPrecision("16-mixed", "cpu", scaler)
+
+    def unscale_(self, optimizer: Any) -> None:
+        # step() calls this method again, through the plugin.
+        if getattr(self, "_inside", False):
+            return super().unscale_(optimizer)
+        self._inside = True
+        try:
+            self._plugin(self).unscale_gradients(optimizer)
+        finally:
+            self._inside = False
+
+    def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        self._inside = True
+        try:
+            return self._plugin(_Stepping(super().step)).optimizer_step(optimizer, *args, **kwargs)
+        finally:
+            self._inside = False
+
+
 class _Stepping:
-    """A scaler without update(): AcceleratedOptimizer.step() calls it, and a history does so by itself."""
+    """A scaler without update(): both frameworks call it after step(), and a history does so by itself."""
 
     def __init__(self, step: Callable[..., Any]) -> None:
         self.step = step

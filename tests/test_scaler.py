@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import re
 import unittest
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -182,6 +184,20 @@ def test_accelerate_departs(name: str) -> None:
     assert driven.departure is not None
 
 
+def test_fabric_agrees() -> None:
+    pytest.importorskip("lightning.fabric.plugins")
+
+    few(functools.partial(scalers.Fabric, "cpu"), without=("arguments", "self_scaling")).check()
+
+
+@pytest.mark.parametrize("name", ["arguments", "self_scaling"])
+def test_fabric_departs(name: str) -> None:
+    pytest.importorskip("lightning.fabric.plugins")
+
+    factory = functools.partial(scalers.Fabric, "cpu")
+    assert few(factory, without={"arguments", "self_scaling"} - {name}).departure is not None
+
+
 def _shallow(case: Any) -> Any:
     import hypothesis
 
@@ -189,3 +205,23 @@ def _shallow(case: Any) -> Any:
         case.settings, max_examples=20, stateful_step_count=10, derandomize=True, database=None
     )
     return case
+
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "scalers.md"
+
+
+def test_page_lists_every_capability() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+
+    assert dict(rows) == CAPABILITIES
+
+
+def test_snippets_of_the_page_print_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    names: dict[str, Any] = {"torch": torch}
+    for snippet in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(snippet, names)
+
+    out = capsys.readouterr().out
+    assert "no departure from the model" in out
+    assert out.partition("no departure from the model\n")[2] in page
