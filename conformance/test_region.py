@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -760,7 +762,8 @@ def test_unsupported_dtype(case: Case, device_type: str, dtype: torch.dtype) -> 
         with torch.autocast(device_type, dtype=dtype):
             return torch.is_autocast_enabled(device_type), telling_product("cpu")
 
-    match = rf"{device_type.upper()} autocast.*not supported.*Disabling"
+    supported = r"(torch\.bfloat16.*torch\.float16|torch\.float16.*torch\.bfloat16)"
+    match = rf"{device_type.upper()} autocast.*not supported.*Disabling(?s:.*){supported}"
     enabled, product = case.warns(f"a region of {dtype}", UserWarning, enter, match=match)
     case.equal("enabled inside", enabled, False)
     case.identical("a product inside", product, product_in(torch.float32))
@@ -858,6 +861,57 @@ def test_decorating_what_cannot_be_called(case: Case, thing: object) -> None:
     )
 
 
+WRONG = {"cache_enabled": (1, "on"), "enabled": (1, "yes"), "dtype": ("float16", 16)}
+
+
+@contract("AMP-REGION-057")
+@pytest.mark.parametrize("argument", list(WRONG))
+def test_region_that_fails_to_open(case: Case, target: Target, amp_dtype: torch.dtype, argument: str) -> None:
+    def entered(value: object) -> None:
+        with torch.autocast(target.device_type, **{argument: value}):
+            pass
+
+    for around in (contextlib.nullcontext(), region(target, amp_dtype)):
+        with warnings.catch_warnings(), around:
+            warnings.simplefilter("ignore")
+            before = observe()
+            for value in WRONG[argument]:
+                case.raises(f"{argument}={value!r}", TypeError, functools.partial(entered, value))
+                is_in_force(case, f"after {argument}={value!r}", before)
+
+
+@contract("AMP-REGION-058")
+def test_warnings_point_at_the_caller(case: Case) -> None:
+    calls: dict[str, Callable[[], object]] = {
+        "cpu": lambda: torch.autocast("cpu", dtype=torch.float32),
+        "xpu": lambda: torch.autocast("xpu", dtype=torch.int8),
+    }
+    if not torch.cuda.is_available():
+        calls["cuda"] = lambda: torch.autocast("cuda")
+    for name, call in calls.items():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            call()
+        case.equal(
+            f"{name}: files that the warnings name", [Path(one.filename).name for one in caught], [Path(__file__).name]
+        )
+
+
+@contract("AMP-REGION-059")
+def test_scripted_decorated_function(case: Case) -> None:
+    def script(decorated: Callable[..., object]) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.jit.script(decorated)
+
+    case.raises(
+        "torch.jit.script of a decorated function",
+        RuntimeError,
+        lambda: script(torch.autocast("cpu")(telling_product)),
+        match="not supported in script mode",
+    )
+
+
 # Older spellings
 
 
@@ -918,3 +972,55 @@ def test_decorated_generator(case: Case, target: Target, amp_dtype: torch.dtype)
         yield torch.is_autocast_enabled(target.device_type)
 
     case.note("the body of a decorated generator function runs in the region", next(work()))
+
+
+@contract("AMP-REGION-071")
+def test_decorated_coroutine(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
+    def enabled() -> bool:
+        return torch.is_autocast_enabled(target.device_type)
+
+    @region(target, amp_dtype)
+    async def work() -> bool:
+        return enabled()
+
+    @region(target, amp_dtype)
+    async def values() -> AsyncIterator[bool]:
+        yield enabled()
+
+    before = observe()
+    case.note("the body of a decorated coroutine function runs in the region", awaited(work()))
+    case.note("the body of a decorated asynchronous generator function does", awaited(values().__anext__()))
+    is_in_force(case, "after both", before)
+
+
+@contract("AMP-REGION-039")
+@pytest.mark.parametrize("end", ["runs out", "is closed"], ids=["end", "close"])
+def test_region_in_an_asynchronous_generator(case: Case, target: Target, amp_dtype: torch.dtype, end: str) -> None:
+    async def values() -> AsyncGenerator[torch.Tensor, None]:
+        with region(target, amp_dtype):
+            yield telling_product(target.device)
+            yield telling_product(target.device)
+
+    before, model = observe(), RegionStack(observe())
+    model.enter(Region(target.device_type, amp_dtype))
+    generator = values()
+    for number in range(2):
+        case.identical(f"product {number} of the generator", awaited(generator.__anext__()), product_in(amp_dtype))
+        # The state belongs to the thread: the region is open as long as the generator is suspended in it.
+        is_in_force(case, f"beside the suspended generator, {number}", model.state)
+    if end == "runs out":
+        with contextlib.suppress(StopAsyncIteration):
+            awaited(generator.__anext__())
+    else:
+        awaited(generator.aclose())
+    is_in_force(case, f"after the generator {end}", before)
+
+
+def awaited(work: Awaitable[Result]) -> Result | None:
+    """Return what a coroutine that waits for nothing returns."""
+    try:
+        next(work.__await__())
+    except StopIteration as stopped:
+        returned: Result = stopped.value
+        return returned
+    return None

@@ -86,7 +86,7 @@ def test_programs(case: Case, target: Target) -> None:
         found = shortest(
             lambda generator: drawn(generator, choices),
             departs,
-            count=case.samples(quick=150, standard=2000, full=50000),
+            count=case.samples(quick=150, standard=1000, full=50000),
             seed=explored(case),
             simpler=simpler,
         )
@@ -103,12 +103,12 @@ def test_programs(case: Case, target: Target) -> None:
 @contract("AMP-REGION-039")
 @pytest.mark.parametrize("kind", ["generator", "coroutine"])
 def test_out_of_order(case: Case, target: Target, kind: str) -> None:
-    interleaved(case, target, kind, case.samples(quick=60, standard=1000, full=30000))
+    interleaved(case, target, kind, case.samples(quick=60, standard=600, full=30000))
 
 
 @contract("AMP-REGION-042")
 def test_threads_in_turns(case: Case, target: Target) -> None:
-    interleaved(case, target, "thread", case.samples(quick=12, standard=150, full=5000))
+    interleaved(case, target, "thread", case.samples(quick=12, standard=80, full=5000))
 
 
 def interleaved(case: Case, target: Target, kind: str, count: int) -> None:
@@ -163,13 +163,11 @@ def pairs(case: Case, target: Target) -> Iterator[tuple[tuple[str, str, str], Pr
     choices = regions_of(target, neighbours(target)[:1], None, torch.float16, torch.bfloat16)
     draw = random.Random(case.seed)
     both = list(itertools.product(choices, choices))
-    some = [
-        ("with", "with", *two) for two in draw.sample(both, case.samples(quick=200, standard=len(both), full=len(both)))
-    ]
+    some = [("with", "with", *two) for two in draw.sample(both, case.samples(quick=200, standard=800, full=len(both)))]
     every = [
         (*ways, *draw.choice(both))
         for ways in itertools.product(WAYS, WAYS)
-        for _ in range(case.samples(quick=1, standard=4, full=60))
+        for _ in range(case.samples(quick=1, standard=3, full=60))
     ]
     for outer, inner, first, second in some + every:
         made = shapes(target, outer, inner, first, second)

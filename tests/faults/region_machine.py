@@ -249,3 +249,101 @@ def decorator_returns_before_it_leaves() -> Iterator[None]:
 
     with decorating(run):
         yield
+
+
+@fault("AMP-REGION-057")
+def cache_goes_off_before_the_flag_is_refused() -> Iterator[None]:
+    """Entering a region switches the cache off before it sets the flag."""
+    flag = "torch.set_autocast_enabled(self.device, self._enabled)"
+    with edited(REGION.__enter__, flag, f"torch.set_autocast_cache_enabled(False); {flag}"):
+        yield
+
+
+@fault("AMP-REGION-058")
+def warnings_point_into_torch() -> Iterator[None]:
+    """The warnings of a region name the line that is one call too near."""
+    original = REGION.__init__
+
+    @functools.wraps(original)
+    def initialise(self: Any, *arguments: Any, **options: Any) -> None:
+        original(self, *arguments, **options)
+
+    with replaced(REGION, "__init__", initialise):
+        yield
+
+
+@fault("AMP-REGION-050")
+def warning_names_no_dtype() -> Iterator[None]:
+    """The warning for a dtype that autocast lacks does not say which dtypes there are."""
+    warn = autocast_mode.warnings.warn
+
+    def shortened(message: Any, *arguments: Any, **options: Any) -> None:
+        warn(str(message).split(" only supports")[0], *arguments, **options)
+
+    with replaced(autocast_mode.warnings, "warn", shortened):
+        yield
+
+
+@fault("AMP-REGION-059")
+def decorated_function_can_be_scripted() -> Iterator[None]:
+    """The decorator does not mark its functions as unfit for TorchScript."""
+
+    def run(self: Any, function: Any, arguments: Any, options: Any) -> Any:
+        with self:
+            return function(*arguments, **options)
+
+    with decorating(run):
+        yield
+
+
+@fault("AMP-REGION-044", level="standard")
+def worker_never_leaves_its_region() -> Iterator[None]:
+    """In a data-loader worker a region puts nothing back."""
+    outermost = "if torch.autocast_decrement_nesting() == 0:"
+    stay = "if torch.utils.data.get_worker_info() is not None: return False"
+    with edited(REGION.__exit__, outermost, f"{stay}\n    {outermost}"):
+        yield
+
+
+@fault("AMP-REGION-044")
+def data_loader_switches_the_cache_off() -> Iterator[None]:
+    """A data loader without workers switches the cache off when it has made a sample."""
+    fetcher = torch.utils.data._utils.fetch._MapDatasetFetcher
+    fetch = fetcher.fetch
+
+    def fetching(self: Any, index: Any) -> Any:
+        sample = fetch(self, index)
+        torch.set_autocast_cache_enabled(False)
+        return sample
+
+    with replaced(fetcher, "fetch", fetching):
+        yield
+
+
+def forking() -> Any:
+    """Have torch.multiprocessing fork where it is asked to spawn, so that the child is as broken as its parent."""
+    context = torch.multiprocessing.get_context
+    return replaced(torch.multiprocessing, "get_context", lambda method: context("fork"))
+
+
+@fault("AMP-REGION-043", level="standard")
+def spawned_process_is_a_fork() -> Iterator[None]:
+    """A process that is to be spawned is forked, and inherits the region."""
+    with forking():
+        yield
+
+
+@fault("AMP-REGION-064", level="standard")
+def backend_is_asked_by_its_first_name() -> Iterator[None]:
+    """torch.autocast looks for the module of a third party's backend as torch.privateuseone."""
+    name = "torch._C._get_privateuse1_backend_name()"
+    with forking(), edited(REGION.__init__, name, "'privateuseone'"):
+        yield
+
+
+@fault("AMP-REGION-064", level="standard")
+def backend_may_use_any_dtype() -> Iterator[None]:
+    """torch.autocast does not ask a third party's backend for its dtypes."""
+    asked = "device_supported_dtypes = self.custom_device_mod.get_amp_supported_dtype()"
+    with forking(), edited(REGION.__init__, asked, "device_supported_dtypes = [torch.float16, torch.float64]"):
+        yield
