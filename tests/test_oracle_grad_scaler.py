@@ -19,6 +19,9 @@ from conformance.oracles.grad_scaler import (
     Format,
     Gradient,
     GradScalerModel,
+    NewScale,
+    Output,
+    Stage,
     check_and_unscale,
     reciprocal,
     rounded,
@@ -254,3 +257,58 @@ def test_disabled() -> None:
     scaler.update()
     scaler.load_state_dict({})
     assert (scaler.get_scale(), scaler.get_growth_tracker(), scaler.state_dict()) == (1.0, 0, {})
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        (Output(1.0, FP16), Output(65536.0, FP32)),
+        (Output(1.0, FP16, 1), Output(math.inf, FP16, 1)),
+        (Output(1.0, BF16), Output(65536.0, FP32)),
+        (Output(3.0, BF16, 2), Output(196608.0, BF16, 2)),
+        (Output(0.1, FP64), Output(0.1 * 65536, FP64)),
+        (Output(2.0**120), Output(math.inf)),
+    ],
+)
+def test_outputs_keep_their_type_but_for_narrow_losses(output: Output, expected: Output) -> None:
+    scaler = GradScalerModel()
+    assert scaler.scale(output) == expected
+    assert scaler.scale([output, (output,)]) == [expected, (expected,)]
+
+
+@pytest.mark.parametrize(
+    "new_scale",
+    [NewScale(()), NewScale((1.0, 2.0)), NewScale((1.0,), requires_grad=True), NewScale((1.0,), elsewhere=True)],
+)
+def test_unsuited_new_scales_are_refused_and_change_nothing(new_scale: NewScale) -> None:
+    scaler = GradScalerModel()
+    scaler.scale(1.0)
+    scaler.unscale_("optimizer", [Gradient((1.0,))])
+    with pytest.raises(AssertionError, match="one number"):
+        scaler.update(new_scale)
+    assert (scaler.get_scale(), scaler.stage("optimizer")) == (65536.0, Stage.UNSCALED)
+    scaler.update(NewScale((0.1,)))
+    assert (scaler.get_scale(), scaler.stage("optimizer")) == (rounded(0.1, FP32), Stage.READY)
+
+
+def test_an_optimizer_that_unscales_by_itself() -> None:
+    scaler = GradScalerModel(init_scale=48.0)
+    scaler.scale(1.0)
+    bad, clean = [Gradient((math.inf, 96.0), FP16)], [Gradient((96.0,))]
+    assert scaler.step("one", bad, unscales=True).handed == (48.0, 1.0)
+    step = scaler.step("two", clean, unscales=True, preset=4.0)
+    assert (step.ran, step.gradients, step.handed) == (True, clean, (192.0, 0.0))
+    assert scaler.within_iteration
+    scaler.update()
+    assert (scaler.get_scale(), scaler.found_inf("one"), scaler.within_iteration) == (24.0, None, False)
+    gradients = scaler.unscale_("two", clean)
+    assert gradients == [Gradient((4.0,))]
+    assert scaler.step("two", gradients, unscales=True).handed == (None, 0.0)
+
+
+def test_a_closure_is_refused_before_anything_else() -> None:
+    scaler = GradScalerModel()
+    with pytest.raises(RuntimeError, match="closures"):
+        scaler.step("optimizer", [], closure=True)
+    assert not scaler.within_iteration
+    assert GradScalerModel(enabled=False).step("optimizer", [], closure=True).ran

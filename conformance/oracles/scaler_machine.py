@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import random
 from collections import Counter
@@ -274,8 +273,13 @@ def search(
         suppress_health_check=list(hypothesis.HealthCheck),
         verbosity=hypothesis.Verbosity.quiet,
     )
-    with quiet(), contextlib.suppress(Departed):
-        run_state_machine_as_test(hypothesis.seed(seed)(made), settings=settings)
+    try:
+        with quiet():
+            run_state_machine_as_test(hypothesis.seed(seed)(made), settings=settings)
+    except (Departed, hypothesis.errors.Flaky):
+        # Flaky: a departure that came and went, which is one all the same.
+        if tally.first is None:
+            raise
     if tally.first is None:
         return Search(dict(tally.rules), tally.steps, tally.histories, len(tally.states), None)
     shortest = shrunk(factory, device, *tally.first, without)
