@@ -1,0 +1,235 @@
+"""The checks that need a GPU, run on a stand-in for torch.cuda: each holds on stock torch and fails on a broken one."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from conformance.harness import catalogue
+from conformance.harness.check import Case, ContractViolation, Untestable
+from conformance.harness.targets import resolve
+from conformance.oracles.optimizer_table import kinds
+from tests.cuda_fake import FakeCuda, cuda  # noqa: F401  (a fixture)
+from tests.faults._tools import edited, replaced
+
+Scaler = torch.amp.GradScaler
+CPU = resolve("cpu")
+FUSED = {kind.optimizer: kind for kind in kinds(implementations=("fused",)) if kind.first}
+
+
+@pytest.fixture(autouse=True)
+def _markers(pytestconfig: pytest.Config) -> None:
+    """The marks of the checks, which the plugin registers where the suite itself runs."""
+    for name in ("contract", "depth", "per_target"):
+        pytestconfig.addinivalue_line("markers", f"{name}: of the suite")
+
+
+def module(chapter: str) -> Any:
+    """The module of GPU checks of a chapter."""
+    return importlib.import_module(f"conformance.test_{chapter}_gpu")
+
+
+def run(check: Callable[..., None], **given: Any) -> Case:
+    """Run a check as the plugin would, on the CPU with the stand-in."""
+    mark = next(mark for mark in check.pytestmark if mark.name == "contract")  # type: ignore[attr-defined]
+    contract = catalogue.load().contracts[mark.args[0]]
+    case = Case(contract, level="quick", seed=0, substitutions={"device": "cuda", "amp_dtype": "torch.float16"})
+    offered = {"target": CPU, "rng": torch.Generator().manual_seed(zlib.crc32(contract.id.encode())), **given}
+    wanted = set(inspect.signature(check).parameters) - {"case"}
+    check(case, **{name: value for name, value in offered.items() if name in wanted})
+    assert case.evidence
+    assert all(each.holds for each in case.evidence)
+    return case
+
+
+# The checks, by chapter, name and parameters.
+CHECKS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "nothing waits, one": ("scale", "test_nothing_waits", {"count": 1}),
+    "nothing waits, two": ("scale", "test_nothing_waits", {"count": 2}),
+    "an ordinary step waits": ("scale", "test_an_ordinary_step_waits", {}),
+    "captured backward": ("scale", "test_captured_backward", {}),
+    "captured iteration": ("scale", "test_captured_iteration", {}),
+    "streams": ("scale", "test_streams", {}),
+    "two devices": ("scale", "test_two_devices", {"self_scaling": False}),
+    "two devices, self-scaling": ("scale", "test_two_devices", {"self_scaling": True}),
+    "fused step, Adam": ("optimizer", "test_fused_step_waits_for_nothing", {"kind": FUSED["Adam"]}),
+    "fused step, SGD": ("optimizer", "test_fused_step_waits_for_nothing", {"kind": FUSED["SGD"]}),
+    "captured step, Adam": ("optimizer", "test_captured_step", {"kind": FUSED["Adam"]}),
+    "captured step, SGD": ("optimizer", "test_captured_step", {"kind": FUSED["SGD"]}),
+    "capturable skip": ("optimizer", "test_capturable_skip", {"kind": FUSED["AdamW"]}),
+}
+
+
+def run_named(name: str, monkeypatch: pytest.MonkeyPatch) -> Case:
+    """Run one of the checks; two devices are the CPU twice."""
+    chapter, check, given = CHECKS[name]
+    found = module(chapter)
+    if check == "test_two_devices":
+        monkeypatch.setattr(found, "second", lambda case, target: torch.device("cpu"))
+    return run(getattr(found, check), **given)
+
+
+@pytest.mark.usefixtures("cuda")
+@pytest.mark.parametrize("name", CHECKS)
+def test_check_holds_on_stock_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_named(name, monkeypatch)
+
+
+@pytest.mark.usefixtures("cuda")
+def test_two_devices_are_asked_for() -> None:
+    with pytest.raises(Untestable, match="needs two"):
+        run(module("scale").test_two_devices, self_scaling=False)
+
+
+Breakage = Callable[[FakeCuda], contextlib.AbstractContextManager[Any]]
+
+
+def _edited(function: Any, old: str, new: str) -> Breakage:
+    return lambda fake: edited(function, old, new)
+
+
+def _forgets(*operations: str) -> Breakage:
+    return lambda fake: replaced(fake.graph, "left_out", operations)
+
+
+@contextlib.contextmanager
+def _streams_see_another_scale(fake: FakeCuda) -> Iterator[None]:
+    """Work on a side stream begins before the work it waits for has ended: the scale there is an old one."""
+    original = Scaler.scale
+    depth = 0
+
+    @contextlib.contextmanager
+    def stream(made: Any) -> Iterator[None]:
+        nonlocal depth
+        depth += 1
+        try:
+            yield
+        finally:
+            depth -= 1
+
+    def scale_(self: Any, outputs: Any) -> Any:
+        return original(self, outputs) * (2.0 if depth else 1.0)
+
+    with replaced(torch.cuda, "stream", stream), replaced(Scaler, "scale", scale_):
+        yield
+
+
+def _ignores_the_flag(name: str) -> Breakage:
+    """A fused kernel steps whatever was found."""
+    original = getattr(torch, name)
+
+    def ignoring(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **{**kwargs, "found_inf": None})
+
+    return lambda fake: replaced(torch, name, ignoring)
+
+
+@contextlib.contextmanager
+def _scale_is_read(fake: FakeCuda) -> Iterator[None]:
+    original = Scaler.scale
+
+    def scale_(self: Any, outputs: Any) -> Any:
+        scaled = original(self, outputs)
+        self._scale.item()
+        return scaled
+
+    with replaced(Scaler, "scale", scale_):
+        yield
+
+
+@contextlib.contextmanager
+def _scale_is_frozen(fake: FakeCuda) -> Iterator[None]:
+    """The scale enters the graph as the number that it is at capture."""
+
+    def scale_(self: Any, outputs: Any) -> Any:
+        if self._scale is None:
+            self._lazy_init_scale_growth_tracker(outputs.device)
+        return outputs * self._init_scale
+
+    with replaced(Scaler, "scale", scale_):
+        yield
+
+
+_PROTOCOL = 'if getattr(optimizer, "_step_supports_amp_scaling", False):'
+_VERDICT = 'if not sum(v.item() for v in optimizer_state["found_inf_per_device"].values()):'
+_FLAG = "optimizer.found_inf = found_inf  # type: ignore[attr-defined]"
+FAULTS: dict[str, tuple[str, Breakage]] = {
+    "scale reads": ("nothing waits, one", _scale_is_read),
+    "unscale_ reads": (
+        "nothing waits, one",
+        _edited(Scaler.unscale_, "self._scale.double()", "torch.tensor(self._scale.item()).double()"),
+    ),
+    "update reads": (
+        "nothing waits, two",
+        _edited(
+            Scaler.update,
+            "found_inf_combined = found_infs[0]",
+            "found_inf_combined = found_infs[0] * 1\n        float(found_infs[0])",
+        ),
+    ),
+    "new scale is read": (
+        "nothing waits, one",
+        _edited(Scaler.update, "self._scale.copy_(new_scale)", "self._scale.fill_(new_scale.item())"),
+    ),
+    "unscale_ is lost": (
+        "nothing waits, two",
+        _edited(
+            Scaler.unscale_, "optimizer, inv_scale, found_inf, False", "optimizer, inv_scale * 0 + 1, found_inf, False"
+        ),
+    ),
+    "step does not ask": ("an ordinary step waits", _edited(Scaler._maybe_opt_step, _VERDICT, "if True:")),
+    "scale is frozen": ("captured backward", _scale_is_frozen),
+    "graph forgets the scaling": ("captured backward", _forgets("mul")),
+    "graph forgets the update": ("captured iteration", _forgets("_amp_update_scale_")),
+    "graph forgets the check": ("captured iteration", _forgets("_amp_foreach_non_finite_check_and_unscale_")),
+    "graph forgets the step": ("captured iteration", _forgets("_fused_sgd_")),
+    "capture reads the flag": ("captured iteration", _edited(Scaler.step, _PROTOCOL, "if False:")),
+    "streams see another scale": ("streams", _streams_see_another_scale),
+    "fused step reads the flag": (
+        "fused step, SGD",
+        _edited(Scaler.step, _FLAG, "optimizer.found_inf = found_inf * found_inf.item()"),
+    ),
+    "fused step goes the ordinary way": ("fused step, Adam", _edited(Scaler.step, _PROTOCOL, "if False:")),
+    "fused step ignores the flag": ("fused step, Adam", _ignores_the_flag("_fused_adam_")),
+    "captured step ignores the flag": ("captured step, Adam", _forgets("_amp_foreach_non_finite_check_and_unscale_")),
+    "captured step counts on the host": ("captured step, Adam", _forgets("_foreach_add_")),
+    "captured step is lost": ("captured step, SGD", _forgets("_fused_sgd_")),
+    "capturable skip steps": ("capturable skip", _ignores_the_flag("_fused_adamw_")),
+    "one device's flag": ("two devices", _edited(Scaler._maybe_opt_step, _VERDICT, "if True:")),
+    "the flag is lost": (
+        "two devices, self-scaling",
+        _edited(Scaler.step, _FLAG, "optimizer.found_inf = found_inf * 0"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_check_fails_on_a_broken_torch(name: str, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    which, breakage = FAULTS[name]
+    with breakage(cuda), pytest.raises((ContractViolation, RuntimeError)):
+        try:
+            run_named(which, monkeypatch)
+        finally:
+            cuda.set_sync_debug_mode("default")
+
+
+def test_every_check_of_the_gpu_modules_fails_once() -> None:
+    """A check that only a GPU can run must be seen failing here."""
+    failing = {CHECKS[which][:2] for which, _ in FAULTS.values()}
+    needing = {
+        (chapter, name)
+        for chapter in ("scale", "optimizer")
+        for name, check in vars(module(chapter)).items()
+        if name.startswith("test_")
+        for mark in check.pytestmark
+        if mark.name == "contract" and set(mark.kwargs["on"]) <= {"cuda", "accelerator"}
+    }
+
+    assert needing - failing == set()
