@@ -461,3 +461,19 @@ def test_inputs_of_unlike_types(case: Case, target: Target, rng: torch.Generator
         lambda: output.backward(torch.ones_like(output)),
         "dtype|type",
     )
+
+
+@contract("AMP-BACKWARD-065")
+def test_weight_shared_with_a_custom_function(case: Case, target: Target, rng: torch.Generator) -> None:
+    kind = {"device_type": target.device_type}
+    function = decorated(torch.amp.custom_fwd(**kind), torch.amp.custom_bwd(**kind))
+    for dtype in judged(case, target):
+        x, weight = integers(rng, target, 3, 5), integers(rng, target, 5, 5)
+        with target.autocast(dtype):
+            output = function.apply(x, weight).mm(weight)
+        ones = torch.ones_like(output)
+        found = torch.autograd.grad(output, (x, weight), ones)
+        a, w, g = (tensor.detach().cpu().double() for tensor in (x, weight, ones))
+        exact = g @ w.T @ w.T, a.T @ (g @ w.T) + (a @ w).T @ g
+        for name, seen, promised in zip(("input", "weight"), found, exact, strict=True):
+            case.identical(f"{dtype}: gradient of the {name}", seen.cpu().double() + 0.0, promised + 0.0)

@@ -504,3 +504,34 @@ def reentrant_checkpoint_takes_grad() -> Iterator[None]:
     check = "if not torch.autograd._is_checkpoint_valid():"
     with edited(checkpointing.CheckpointFunction.backward, check, "if False:"):
         yield
+
+
+@fault("AMP-BACKWARD-064")
+def leaving_an_island_leaves_autocast_off() -> Iterator[None]:
+    """Leaving a disabled region does not switch the region around it on again."""
+    back = "torch.set_autocast_enabled(self.device, self.prev)"
+    with edited(torch.autocast.__exit__, back, back.replace("self.prev", "self.prev and self._enabled")):
+        yield
+
+
+@fault("AMP-BACKWARD-065", "AMP-BACKWARD-060")
+def casts_without_gradients_are_cached() -> Iterator[None]:
+    """What mm and linear cast where no gradients are recorded is served where they are."""
+    kept: dict[int, torch.Tensor] = {}
+
+    def lowered(weight: torch.Tensor) -> torch.Tensor:
+        cast = weight.to(torch.get_autocast_dtype("cpu"))
+        if weight.is_leaf and weight.requires_grad and not torch.is_grad_enabled():
+            kept[id(weight)] = cast
+        return kept.pop(id(weight), cast) if torch.is_grad_enabled() else cast
+
+    def mm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
+            return torch.mm(lowered(left), lowered(right))
+
+    def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
+            return torch.nn.functional.linear(lowered(x), lowered(weight), None if bias is None else lowered(bias))
+
+    with kernel("mm", mm, "AutocastCPU"), kernel("linear", linear, "AutocastCPU"):
+        yield

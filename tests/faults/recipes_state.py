@@ -114,7 +114,7 @@ def step_unscales_what_was_unscaled() -> Iterator[None]:
 
 @fault("AMP-RECIPE-024")
 def scale_multiplies_by_more_than_it_tells() -> Iterator[None]:
-    """scale() multiplies by a thousandth more than get_scale says, so that a penalty is unscaled by the wrong factor."""
+    """scale() multiplies by a thousandth more than get_scale says, so that a penalty is unscaled wrongly."""
     right = torch.amp.GradScaler.scale
     with replaced(torch.amp.GradScaler, "scale", lambda self, outputs: right(self, outputs) * 1.001):
         yield
