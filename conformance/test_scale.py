@@ -1252,17 +1252,25 @@ UNSTARTED: dict[str, Callable[[torch.amp.GradScaler, Recorder], Any]] = {
 }
 
 
-def expect_unstarted(case: Case, target: Target, name: str) -> None:
+class Trusting(SelfScaling):
+    """An optimizer of the older protocol that takes the scaler and asks it nothing."""
+
+    def step(self, grad_scaler: Any = None) -> Any:
+        self.calls.append(((), {"grad_scaler": grad_scaler}))
+
+
+def expect_unstarted(case: Case, target: Target, name: str, kind: Callable[[Any], Any] = Recorder) -> None:
     scaler = torch.amp.GradScaler(target.device_type)
-    optimizer = owning(torch.full((2,), 65536.0, device=target.device))
+    optimizer = owning(torch.full((2,), 65536.0, device=target.device), kind=kind)
     case.raises(f"{name} first", AssertionError, lambda: UNSTARTED[name](scaler, optimizer), match="_scale is None")
     case.equal("calls of optimizer.step", len(optimizer.calls), 0)
     case.equal("gradients", parameters_of(optimizer)[0].grad.tolist(), [65536.0, 65536.0])
 
 
 @contract("AMP-SCALE-083")
-def test_step_before_scale(case: Case, target: Target) -> None:
-    expect_unstarted(case, target, "step")
+@pytest.mark.parametrize("kind", [Recorder, SelfScaling, Trusting], ids=["ordinary", "self-scaling", "takes-scaler"])
+def test_step_before_scale(case: Case, target: Target, kind: Callable[[Any], Any]) -> None:
+    expect_unstarted(case, target, "step", kind)
 
 
 @contract("AMP-SCALE-084")
