@@ -283,12 +283,12 @@ def test_any_power_of_two(case: Case, target: Target, rng: torch.Generator, kind
     iterate(plain, twin.loss(slope))
     expected = {**snapshot(plain), **gradients(twin.parameters)}
     wrong = []
-    exponents = {"quick": (*EXPONENTS[::7], 24), "standard": EXPONENTS[::2], "full": EXPONENTS}[case.level]
-    for exponent in exponents:
+    exponents = {"quick": (*EXPONENTS[::7], 24), "standard": EXPONENTS[::3], "full": EXPONENTS}[case.level]
+    for number, exponent in enumerate(exponents):
         slopes = start.copy()
         scaler = torch.amp.GradScaler(target.device_type, init_scale=2.0**exponent)
         optimizer = kind.make(slopes.groups())
-        iterate(optimizer, slopes.loss(slope), scaler, explicit=exponent % 4 == 0)
+        iterate(optimizer, slopes.loss(slope), scaler, explicit=number % 2 == 0)
         found = departures({**snapshot(optimizer), **gradients(slopes.parameters)}, expected)
         wrong += [f"2^{exponent}: {found}"] if found else []
     case.equal("scales whose step differs from the one without scaler", wrong[:3], [])
@@ -302,7 +302,7 @@ def test_any_other_scale(case: Case, target: Target, rng: torch.Generator, kind:
     start = Slopes.make(kind.gradients, target.device, rng)
     drawn = start.draw(rng)
     scales = (12345.678, 3.0, 65535.0, 0.1)
-    for scale in scales[: case.samples(quick=1, standard=2, full=4)]:
+    for scale in scales[: case.samples(quick=1, standard=1, full=4)]:
         kept = oracle.rounded(scale, oracle.FP32)
         products = [exact.unscaled(exact.unscaled(slope.cpu(), kept), oracle.reciprocal(kept)) for slope in drawn]
         for explicit in ROUTES:
@@ -329,7 +329,7 @@ def test_any_other_scale(case: Case, target: Target, rng: torch.Generator, kind:
 # Lists of parameters, groups and layouts
 
 # Around what one launch of multi_tensor_apply takes with two to five lists of tensors.
-COUNTS = (31, 111, *(count for count in (30, 36, 37, 48, 49, 64, 65, 110, 321)))
+COUNTS = (111, 31, *(count for count in (30, 36, 37, 48, 49, 64, 65, 110, 321)))
 
 
 @contract("AMP-OPTIMIZER-044")
@@ -338,7 +338,7 @@ def test_long_lists(case: Case, target: Target, rng: torch.Generator, kind: Kind
     build(case, kind, Slopes.make(kind.gradients, target.device, rng))
     wrong: list[str] = []
     empty = 0 if _takes_empty(kind, target) else 5
-    counts = COUNTS[: case.samples(quick=2, standard=2, full=len(COUNTS))]
+    counts = COUNTS[: case.samples(quick=1, standard=2, full=len(COUNTS))]
     for count in counts:
         lengths = [(3, 1, empty, 9, 2)[index % 5] for index in range(count)]
         values = [torch.rand(length, generator=rng).to(target.device) + 1 for length in lengths]

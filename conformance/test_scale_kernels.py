@@ -6,7 +6,7 @@ import itertools
 import math
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -265,12 +265,13 @@ COUNTS = [1, 2, 3, *around(*LAUNCHES)]
 MORE_COUNTS = [*COUNTS, *around(210, 252, 336, 448, 770, 2240)]
 
 
-def lists(count: int) -> Iterator[tuple[str, list[int]]]:
+def lists(count: int) -> list[tuple[str, list[int]]]:
     """Lengths of the tensors of lists of `count`, with empty ones in every position that may be taken for an end."""
-    yield "no empty", [1 + index % 5 for index in range(count)]
-    yield "every third empty", [index % 3 * 2 for index in range(count)]
-    if count > 1:
-        yield "the ends empty", [0, *[3] * (count - 2), 0]
+    return [
+        ("no empty", [1 + index % 5 for index in range(count)]),
+        ("every third empty", [index % 3 * 2 for index in range(count)]),
+        ("the ends empty", [0, *[3] * (count - 2), 0][-count:]),
+    ]
 
 
 @contract("AMP-SCALE-145")
@@ -279,8 +280,9 @@ def test_lists(case: Case, target: Target, rng: torch.Generator, dtype: torch.dt
     require(case, target, dtype)
     wrong, tried = [], 0
     deep_counts = case.level == "full" or (case.level == "standard" and dtype == torch.float32)
-    for count in MORE_COUNTS if deep_counts else COUNTS:
-        for what, lengths in lists(count):
+    for number, count in enumerate(MORE_COUNTS if deep_counts else COUNTS):
+        # One of the three at each count, another one at the next, which is mostly its neighbour.
+        for what, lengths in lists(count) if case.level == "full" else [lists(count)[number % 3]]:
             gaps = [part for length in lengths for part in (length, 1)]  # a number between any two that must stay
             numbers = finite_numbers(sum(gaps), dtype, rng)
             store = numbers.to(target.device, copy=True)
