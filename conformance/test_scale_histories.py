@@ -40,8 +40,18 @@ def expect_agreement(case: Case, found: Search) -> None:
     case.equal("histories that depart from the model", 0, 0)
 
 
+def lacks(target: Target) -> frozenset[str]:
+    """What the kernels of the device lack: that CUDA's takes no bf16 gradients is AMP-SCALE-024's to tell."""
+    gradient, flag = (torch.zeros((), dtype=dtype, device=target.device) for dtype in (torch.bfloat16, torch.float32))
+    try:
+        torch._amp_foreach_non_finite_check_and_unscale_([gradient], flag, torch.ones_like(flag))
+    except NotImplementedError:
+        return frozenset(["bf16_gradients"])
+    return frozenset()
+
+
 def expect_histories(case: Case, target: Target, histories: Iterable[orders.History]) -> None:
-    expect_agreement(case, orders.play(scalers(case, target), target.device, histories))
+    expect_agreement(case, orders.play(scalers(case, target), target.device, histories, lacks(target)))
 
 
 def random_search(case: Case, target: Target) -> partial[Search]:
@@ -52,23 +62,26 @@ def random_search(case: Case, target: Target) -> partial[Search]:
         target.device,
         length=case.samples(quick=12, standard=20, full=40),
         seed=case.seed if case.level == "full" else 0,
+        without=lacks(target),
     )
 
 
 @contract("AMP-SCALE-150")
 def test_histories(case: Case, target: Target) -> None:
-    count = case.samples(quick=15, standard=100, full=2500)
+    count = case.samples(quick=12, standard=80, full=2500)
     expect_agreement(case, random_search(case, target)(histories=count))
 
 
 @contract("AMP-SCALE-151")
 def test_refused_calls(case: Case, target: Target) -> None:
-    expect_histories(case, target, orders.refusals(case.samples(quick=1, standard=1, full=2)))
+    # At quick depth the iteration is ended and no other follows.
+    rest = orders.REST[:2] if case.level == "quick" else orders.REST
+    expect_histories(case, target, orders.refusals(case.samples(quick=1, standard=1, full=2), rest))
 
 
 @contract("AMP-SCALE-152")
 def test_disabled_histories(case: Case, target: Target) -> None:
-    count = case.samples(quick=6, standard=30, full=500)
+    count = case.samples(quick=5, standard=20, full=500)
     expect_agreement(case, random_search(case, target)(histories=count, enabled=False))
 
 
@@ -81,7 +94,7 @@ def test_disabled_refuses_nothing(case: Case, target: Target) -> None:
 def test_orders_of_calls(case: Case, target: Target) -> None:
     which, length, turns = {
         "quick": ((PLAIN, FUSED), 3, 1),
-        "standard": ((PLAIN, SGD, FUSED), 3, 3),
+        "standard": ((PLAIN, SGD, FUSED), 3, 2),
         "full": ((PLAIN, SGD, FUSED), 4, 5),
     }[case.level]
     expect_histories(case, target, orders.orders(which, length, turns))
@@ -136,7 +149,7 @@ def test_flags_handed_to_several(case: Case, target: Target) -> None:
 
 @contract("AMP-SCALE-158")
 def test_histories_at_the_ends_of_fp32(case: Case, target: Target) -> None:
-    count = case.samples(quick=8, standard=40, full=800)
+    count = case.samples(quick=6, standard=30, full=800)
     scales = (*EXTREMES, 2.0**-140, 2.0**120)
     expect_agreement(case, random_search(case, target)(histories=count, scales=scales))
 

@@ -92,7 +92,7 @@ def test_scaler_without_any_capability_is_driven() -> None:
 
 
 def test_unknown_capability_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown capability 'pickle'; there are arguments, closure"):
+    with pytest.raises(ValueError, match="unknown capability 'pickle'; there are arguments, bf16"):
         drive(torch_scaler, without=["pickle"])
 
 

@@ -11,7 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 import torch
@@ -36,6 +36,7 @@ Call: TypeAlias = tuple[Any, ...]
 """The name of one of the methods of `World` and its arguments, all plain values."""
 
 DTYPES = {FP16: torch.float16, BF16: torch.bfloat16, FP32: torch.float32, FP64: torch.float64}
+_NAMES = {dtype: form.name for form, dtype in DTYPES.items()}
 # The elements of a gradient relative to its first: distinct, so that a number in the wrong place is seen.
 _PATTERN = (1.0, -1.0, 0.5, 0.25)
 
@@ -91,6 +92,9 @@ class Backward:
 
     def gradients(self) -> list[Gradient | None]:
         """The gradient of each slot of the optimizer, None where it has none."""
+        return list(_gradients_of(self))
+
+    def _made(self) -> list[Gradient | None]:
         slots = SLOTS[self.which]
         found: list[Gradient | None] = []
         for number, slot in enumerate(slots):
@@ -100,6 +104,11 @@ class Backward:
             numbers = (rounded(self.base * _PATTERN[k % 4], slot.form) for k in range(slot.size))
             found.append(Gradient(tuple(numbers), slot.form))
         return found if self.bad is None else with_bad(found, self.bad, self.place)
+
+
+@lru_cache(maxsize=4096)
+def _gradients_of(given: Backward) -> tuple[Gradient | None, ...]:
+    return tuple(given._made())
 
 
 def with_bad(gradients: list[Gradient | None], bad: float, place: int) -> list[Gradient | None]:
@@ -254,6 +263,7 @@ class Expected:
 
 CAPABILITIES = {
     "arguments": "step() hands further arguments to optimizer.step()",
+    "bf16_gradients": "bf16 gradients",
     "closure": "step(closure=...) is refused",
     "containers": "scale() takes lists and tuples of any depth",
     "copies": "copy.deepcopy() between iterations gives a scaler with a life of its own",
@@ -376,37 +386,35 @@ class World:
         self.played += 1
         name, *arguments = call
         real, model = getattr(self, name)(*arguments)
-        pairs = [("the call", _outcome(real), _outcome(model))]
+        pairs: list[tuple[str, Any, Any]] = [("the call", _outcome(real), _outcome(model))]
         seen, expected = self.real_state(), self.model_state()
         pairs += [(what, seen[what], expected[what]) for what in expected]
-        return [Difference(*pair) for pair in pairs if pair[1] != pair[2]]
+        return [Difference(what, str(one), str(two)) for what, one, two in pairs if one != two]
 
-    def real_state(self) -> dict[str, str]:
+    def real_state(self) -> dict[str, Any]:
         """Everything that can be seen from outside: the scaler, and each optimizer's tensors, calls and attributes."""
-        state = _scaler_state(self.scaler, self.model.enabled, self.without)
+        state: dict[str, Any] = _scaler_state(self.scaler, self.model.enabled, self.without)
         if self.other is not None:
-            state["the other scaler"] = str(_scaler_state(self.other[0], self.other[1].enabled, self.without))
-        for which, optimizer in enumerate(self.optimizers):
-            numbers = [_numbers(parameter.detach()) for parameter in self.parameters[which]]
-            gradients = [_gradient(parameter.grad) for parameter in self.parameters[which]]
-            state |= self._named(which, numbers, gradients, self._calls(optimizer.calls))
-            left = [name for name in ("grad_scale", "found_inf") if hasattr(optimizer, name)]
-            state[f"attributes left on {NAMES[which]}"] = str(left)
+            state["the other scaler"] = _scaler_state(self.other[0], self.other[1].enabled, self.without)
+        for what, optimizer, parameters in zip(_SEEN, self.optimizers, self.parameters, strict=True):
+            state[what[0]] = [repr(parameter.tolist()) for parameter in parameters]
+            state[what[1]] = [_gradient(parameter.grad) for parameter in parameters]
+            state[what[2]] = self._calls(optimizer.calls)
+            state[what[3]] = [name for name in ("grad_scale", "found_inf") if hasattr(optimizer, name)]
         return state
 
-    def model_state(self) -> dict[str, str]:
+    def model_state(self) -> dict[str, Any]:
         """What the model says of the same."""
-        state = _scaler_state(self.model, self.model.enabled, self.without)
+        state: dict[str, Any] = _scaler_state(self.model, self.model.enabled, self.without)
         if self.other is not None:
-            state["the other scaler"] = str(_scaler_state(self.other[1], self.other[1].enabled, self.without))
-        for which, expected in enumerate(self.expected):
-            gradients = [
-                None if gradient is None else _of_model(gradient, layout)
-                for gradient, layout in zip(expected.gradients, expected.layouts, strict=True)
-            ]
-            numbers = [repr(values) for values in expected.parameters]
-            state |= self._named(which, numbers, gradients, self._calls(expected.calls))
-            state[f"attributes left on {NAMES[which]}"] = "[]"
+            state["the other scaler"] = _scaler_state(self.other[1], self.other[1].enabled, self.without)
+        for what, expected, slots in zip(_SEEN, self.expected, SLOTS, strict=True):
+            parameters = zip(expected.parameters, slots, strict=True)
+            gradients = zip(expected.gradients, expected.layouts, slots, strict=True)
+            state[what[0]] = [repr(_nested(values, slot.shape)) for values, slot in parameters]
+            state[what[1]] = [None if one is None else _of_model(one, layout, slot) for one, layout, slot in gradients]
+            state[what[2]] = self._calls(expected.calls)
+            state[what[3]] = []
         return state
 
     def abstract(self) -> tuple[Any, ...]:
@@ -420,15 +428,6 @@ class World:
         """The calls of an optimizer's step, without their arguments where these are not looked at."""
         return calls if "arguments" not in self.without else [f"step{call.rpartition('}')[2]}" for call in calls]
 
-    @staticmethod
-    def _named(which: int, parameters: list[str], gradients: list[str | None], calls: list[str]) -> dict[str, str]:
-        name = NAMES[which]
-        return {
-            f"parameters of {name}": str(parameters),
-            f"gradients of {name}": str(gradients),
-            f"calls of {name}.step": str(calls),
-        }
-
     # What may be called
 
     def backward(self, gradients: Backward) -> Twin:
@@ -436,6 +435,9 @@ class World:
             gradients = dataclasses.replace(gradients, layout="dense")
         if "fp16_refusal" in self.without:
             gradients = dataclasses.replace(gradients, narrow=False)
+        if "bf16_gradients" in self.without:
+            narrow = [number for number, slot in enumerate(SLOTS[gradients.which]) if slot.form is BF16]
+            gradients = dataclasses.replace(gradients, absent=(*gradients.absent, *narrow))
         which = gradients.which
         values = gradients.gradients()
         self.expected[which].gradients = values
@@ -782,32 +784,38 @@ def _got(scaler: Any, name: str) -> Any:
     return found() if callable(found) else found
 
 
-def _numbers(tensor: torch.Tensor) -> str:
-    return repr(tuple(tensor.flatten().tolist()))
+_SEEN = tuple(
+    (f"parameters of {name}", f"gradients of {name}", f"calls of {name}.step", f"attributes left on {name}")
+    for name in NAMES
+)
 
 
 def _gradient(gradient: torch.Tensor | None) -> str | None:
     if gradient is None:
         return None
     if not gradient.is_sparse:
-        return f"{_name(gradient.dtype)} {_numbers(gradient)}"
+        return f"{_NAMES.get(gradient.dtype)} {gradient.tolist()!r}"
     # A sparse gradient may be replaced, by one whose values have been added up: the sums are what counts.
-    return f"{_name(gradient.dtype)} sparse {_sums(gradient.to_dense().tolist())}"
+    return f"{_NAMES.get(gradient.dtype)} sparse {_sums(gradient.to_dense().tolist())}"
 
 
-def _of_model(gradient: Gradient, layout: str) -> str:
+def _of_model(gradient: Gradient, layout: str, slot: Slot) -> str:
     if layout in ("sparse", "duplicates"):
         return f"{gradient.form.name} sparse {_sums(gradient.values)}"
-    return f"{gradient.form.name} {gradient.values!r}"
+    return f"{gradient.form.name} {_nested(gradient.values, slot.shape)!r}"
+
+
+def _nested(values: tuple[float, ...], shape: tuple[int, ...]) -> Any:
+    """The numbers as tolist() has them: nested by shape, one alone where there is none."""
+    if len(shape) < 2:
+        return list(values) if shape else values[0]
+    rows = len(values) // shape[0]
+    return [_nested(values[start : start + rows], shape[1:]) for start in range(0, len(values), rows)]
 
 
 def _sums(values: Iterable[float]) -> str:
     """Sums with zero: no zero is negative, and infinity may have become NaN (a zero times infinity)."""
     return repr(tuple(value + 0.0 if math.isfinite(value) else math.nan for value in values))
-
-
-def _name(dtype: torch.dtype) -> str:
-    return next((form.name for form, candidate in DTYPES.items() if candidate is dtype), str(dtype))
 
 
 def _fitting(slot: Slot) -> tuple[str, ...]:
@@ -832,7 +840,7 @@ def _tensor_of(output: Any, device: torch.device) -> Any:
 def _seen_output(output: Any) -> str:
     if not isinstance(output, torch.Tensor):
         return repr(output)
-    return f"{_name(output.dtype)} {output.detach().flatten().tolist()[0]!r} of {output.dim()} dimensions"
+    return f"{_NAMES.get(output.dtype)} {output.detach().flatten().tolist()[0]!r} of {output.dim()} dimensions"
 
 
 def _expected_output(output: Any) -> str:

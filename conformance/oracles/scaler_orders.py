@@ -123,15 +123,15 @@ ATTEMPTS: dict[str, tuple[Call, ...]] = {
 REST: tuple[Call, ...] = (("step", PLAIN), UPDATE, LOSS, clean(PLAIN), ("unscale_", PLAIN), ("step", PLAIN), UPDATE)
 
 
-def refusals(count: int) -> Iterator[History]:
-    """Every `count` attempts in a row at every point of an iteration, and the iterations after them."""
+def refusals(count: int, rest: tuple[Call, ...] = REST) -> Iterator[History]:
+    """Every `count` attempts in a row at every point of an iteration, and the `rest` after them."""
     for reached in POINTS.values():
         for attempts in product(ATTEMPTS.values(), repeat=count):
             # A scaler in use is pickled where documentation says so: not after a call that was refused, which may
             # or may not count as a beginning.
             if ("pickle",) in attempts[-1] and (count > 1 or not reached or reached[-1][0] not in ("unscale_", "step")):
                 continue
-            yield SETTINGS, (*reached, *(call for attempt in attempts for call in attempt), *REST)
+            yield SETTINGS, (*reached, *(call for attempt in attempts for call in attempt), *rest)
 
 
 def without_scaling() -> Iterator[History]:
