@@ -280,11 +280,11 @@ def test_extreme_thresholds(case: Case, target: Target) -> None:
     for norm_type, foreach in itertools.product(EXACT, implementations(target)):
         for name, threshold, expected in (("0", 0, 0.0), ("0.0", 0.0, 0.0), ("inf", math.inf, 2.0**20)):
             gradients = marked(FOUR, 20, target.device)
-            parameters = holding(gradients)
-            torch.nn.utils.clip_grad_norm_(parameters, threshold, norm_type, foreach=foreach)
+            torch.nn.utils.clip_grad_norm_(holding(gradients), threshold, norm_type, foreach=foreach)
             largest = max(float(one.abs().max()) for one in gradients)
             case.equal(f"largest element, max_norm {name}, type {norm_type}, foreach={foreach}", largest, expected)
-            torch.nn.utils.clip_grad_value_(parameters, threshold, foreach)
+            gradients = marked(FOUR, 20, target.device)
+            torch.nn.utils.clip_grad_value_(holding(gradients), threshold, foreach)
             largest = max(float(one.abs().max()) for one in gradients)
             case.equal(f"largest element, clip_value {name}, foreach={foreach}", largest, expected)
 
