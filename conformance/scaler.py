@@ -15,7 +15,9 @@ import torch
 
 from conformance.oracles import scaler_machine, scaler_orders
 from conformance.oracles.grad_scaler import GradScalerModel
-from conformance.oracles.scaler_history import CAPABILITIES, Departure, Difference, Factory
+from conformance.oracles.scaler_capabilities import CAPABILITIES
+from conformance.oracles.scaler_history import Departure, Difference, Factory
+from conformance.oracles.scaler_optimizers import FUSED, PLAIN, SGD
 
 if TYPE_CHECKING:
     from hypothesis.stateful import RuleBasedStateMachine
@@ -112,8 +114,8 @@ def _checked(without: Collection[str]) -> frozenset[str]:
 def _enumerated(without: frozenset[str]) -> Iterator[scaler_orders.History]:
     """The histories that are not drawn; calls that need what the scaler lacks are left out when they are played."""
     yield from scaler_orders.patterns(5)
-    other = scaler_orders.SGD if "self_scaling" in without else scaler_orders.FUSED
-    yield from scaler_orders.orders((scaler_orders.PLAIN, other), 3, 1)
+    other = SGD if "self_scaling" in without else FUSED
+    yield from scaler_orders.orders((PLAIN, other), 3, 1)
     yield from scaler_orders.bad_numbers(("strided", "duplicates"))
     yield from scaler_orders.empty_gradients()
     yield from scaler_orders.skipped_steps()

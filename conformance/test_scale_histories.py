@@ -12,8 +12,9 @@ import torch
 from conformance.harness.check import Case, contract
 from conformance.harness.targets import Target
 from conformance.oracles import scaler_orders as orders
-from conformance.oracles.scaler_history import FUSED, PLAIN, SGD, Factory, Fused
+from conformance.oracles.scaler_history import Factory
 from conformance.oracles.scaler_machine import EXTREMES, Search, search
+from conformance.oracles.scaler_optimizers import FUSED, PLAIN, SGD, Fused
 
 
 def scalers(case: Case, target: Target) -> Factory:
@@ -33,7 +34,8 @@ def expect_agreement(case: Case, found: Search) -> None:
     case.note("distinct states reached", found.states)
     departure = found.departure
     if departure is not None:
-        case.reproduce(departure.script('lambda **settings: torch.amp.GradScaler("$device", **settings)').strip())
+        made = 'lambda **settings: torch.amp.GradScaler(torch.device("$device").type, **settings)'
+        case.reproduce(departure.script(made, "$device"))
         calls = f"{len(departure.calls)} calls, the last of them {departure.program[-1]}"
         seen = "; ".join(map(str, departure.differences))
         case.true(f"the scaler agrees with the model after {calls}", False, seen)
@@ -68,7 +70,7 @@ def random_search(case: Case, target: Target) -> partial[Search]:
 
 @contract("AMP-SCALE-150")
 def test_histories(case: Case, target: Target) -> None:
-    count = case.samples(quick=12, standard=80, full=2500)
+    count = case.samples(quick=12, standard=80, full=800)
     expect_agreement(case, random_search(case, target)(histories=count))
 
 
@@ -81,7 +83,7 @@ def test_refused_calls(case: Case, target: Target) -> None:
 
 @contract("AMP-SCALE-152")
 def test_disabled_histories(case: Case, target: Target) -> None:
-    count = case.samples(quick=5, standard=20, full=500)
+    count = case.samples(quick=5, standard=20, full=150)
     expect_agreement(case, random_search(case, target)(histories=count, enabled=False))
 
 
@@ -149,7 +151,7 @@ def test_flags_handed_to_several(case: Case, target: Target) -> None:
 
 @contract("AMP-SCALE-158")
 def test_histories_at_the_ends_of_fp32(case: Case, target: Target) -> None:
-    count = case.samples(quick=6, standard=30, full=800)
+    count = case.samples(quick=6, standard=30, full=300)
     scales = (*EXTREMES, 2.0**-140, 2.0**120)
     expect_agreement(case, random_search(case, target)(histories=count, scales=scales))
 

@@ -12,20 +12,9 @@ import torch
 
 from conformance.oracles import scaler_machine, scaler_orders
 from conformance.oracles.grad_scaler import FP16, Gradient, Output
-from conformance.oracles.scaler_history import (
-    CAPABILITIES,
-    FUSED,
-    LAYOUTS,
-    PLAIN,
-    SGD,
-    SLOTS,
-    Backward,
-    World,
-    departure,
-    lacking,
-    tensor_of,
-    with_bad,
-)
+from conformance.oracles.scaler_capabilities import CAPABILITIES, lacking
+from conformance.oracles.scaler_history import World, departure
+from conformance.oracles.scaler_optimizers import FUSED, LAYOUTS, PLAIN, SGD, SLOTS, Backward, tensor_of, with_bad
 
 CPU = torch.device("cpu")
 SETTINGS = scaler_orders.SETTINGS

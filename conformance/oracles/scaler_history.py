@@ -11,17 +11,14 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 
 from conformance.oracles.grad_scaler import (
     BF16,
-    FP16,
     FP32,
-    FP64,
-    Format,
     Gradient,
     GradScalerModel,
     NewScale,
@@ -31,156 +28,23 @@ from conformance.oracles.grad_scaler import (
     reciprocal,
     rounded,
 )
-
-Call: TypeAlias = tuple[Any, ...]
-"""The name of one of the methods of `World` and its arguments, all plain values."""
-
-DTYPES = {FP16: torch.float16, BF16: torch.bfloat16, FP32: torch.float32, FP64: torch.float64}
-_NAMES = {dtype: form.name for form, dtype in DTYPES.items()}
-# The elements of a gradient relative to its first: distinct, so that a number in the wrong place is seen.
-_PATTERN = (1.0, -1.0, 0.5, 0.25)
-
-
-@dataclass(frozen=True)
-class Slot:
-    """A parameter: its group, format and shape. An `optional` one has a gradient only where that is asked for."""
-
-    group: int
-    form: Format
-    shape: tuple[int, ...]
-    optional: bool = False
-
-    @property
-    def size(self) -> int:
-        """The number of its elements."""
-        return math.prod(self.shape)
-
-
-PLAIN, SGD, FUSED = range(3)
-NAMES = ("plain", "sgd", "fused")
-SLOTS: tuple[tuple[Slot, ...], ...] = (
-    (
-        Slot(0, FP32, (3,)),
-        Slot(0, BF16, (2,)),
-        Slot(0, FP32, (0,)),
-        Slot(1, FP64, (2,)),
-        Slot(1, FP32, (2, 2)),
-        Slot(1, FP32, (4,)),
-        Slot(1, FP16, (2,), optional=True),
-    ),
-    (Slot(0, FP32, ()), Slot(1, FP32, (2,))),
-    (Slot(0, FP32, (2,)), Slot(0, FP32, (0,)), Slot(1, FP16, (2,), optional=True)),
+from conformance.oracles.scaler_capabilities import MODERATE, Call, lacking
+from conformance.oracles.scaler_optimizers import (
+    DTYPES,
+    FORM_NAMES,
+    FUSED,
+    KINDS,
+    NAMES,
+    PATTERN,
+    SGD,
+    SLOTS,
+    Backward,
+    Slot,
+    fitting,
+    spelled,
+    tensor_of,
+    with_bad,
 )
-LAYOUTS = ("dense", "strided", "sparse", "duplicates")
-
-
-@dataclass(frozen=True)
-class Backward:
-    """The gradients that one optimizer gets: multiples of `base`, of which number `place` is `bad`, if that is given.
-
-    `absent` are the slots that get none; the optional slots get one if `narrow`. The layout is that of the slots that
-    can have it: "strided" the matrix, "sparse" and "duplicates" the vector of four.
-    """
-
-    which: int
-    base: float = 1.0
-    bad: float | None = None
-    place: int = 0
-    absent: tuple[int, ...] = ()
-    layout: str = "dense"
-    narrow: bool = False
-
-    def gradients(self) -> list[Gradient | None]:
-        """The gradient of each slot of the optimizer, None where it has none."""
-        return list(_gradients_of(self))
-
-    def _made(self) -> list[Gradient | None]:
-        slots = SLOTS[self.which]
-        found: list[Gradient | None] = []
-        for number, slot in enumerate(slots):
-            if number in self.absent or (slot.optional and not self.narrow):
-                found.append(None)
-                continue
-            numbers = (rounded(self.base * _PATTERN[k % 4], slot.form) for k in range(slot.size))
-            found.append(Gradient(tuple(numbers), slot.form))
-        return found if self.bad is None else with_bad(found, self.bad, self.place)
-
-
-@lru_cache(maxsize=4096)
-def _gradients_of(given: Backward) -> tuple[Gradient | None, ...]:
-    return tuple(given._made())
-
-
-def with_bad(gradients: list[Gradient | None], bad: float, place: int) -> list[Gradient | None]:
-    """Put `bad` at element `place` (counted through all gradients, and around), if there is any element."""
-    places = [(k, j) for k, gradient in enumerate(gradients) if gradient for j in range(len(gradient.values))]
-    if not places:
-        return gradients
-    slot, element = places[place % len(places)]
-    result = list(gradients)
-    before = gradients[slot]
-    assert before is not None
-    values = (*before.values[:element], bad, *before.values[element + 1 :])
-    result[slot] = Gradient(values, before.form)
-    return result
-
-
-class Plain(torch.optim.Optimizer):
-    """Subtracts the gradients from the parameters; keeps what its step was called with and returns a count."""
-
-    def __init__(self, groups: Any) -> None:
-        super().__init__(groups, {})
-        self.calls: list[str] = []
-
-    @torch.no_grad()
-    def step(self, *args: Any, **kwargs: Any) -> Any:
-        self.calls.append(f"step{args}{kwargs}")
-        subtract(self)
-        return len(self.calls)
-
-
-class Fused(torch.optim.Optimizer):
-    """An optimizer that unscales by itself, as torch's fused ones do: keeps what the scaler hands it.
-
-    It subtracts its gradients as they are, unless the flag that it is handed says that one was inf or NaN.
-    """
-
-    _step_supports_amp_scaling = True
-
-    def __init__(self, groups: Any) -> None:
-        super().__init__(groups, {})
-        self.calls: list[str] = []
-
-    @torch.no_grad()
-    def step(self, *args: Any, **kwargs: Any) -> Any:
-        scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        handed = None if scale is None else float(scale), None if found is None else float(found)
-        self.calls.append(f"step{args}{kwargs} with scale {handed[0]} and flag {handed[1]}")
-        if not handed[1]:
-            subtract(self)
-        return len(self.calls)
-
-
-def subtract(optimizer: torch.optim.Optimizer) -> None:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                parameter.sub_(parameter.grad.to_dense().to(parameter.dtype))
-
-
-class CountedSGD(torch.optim.SGD):
-    """SGD with a learning rate of 1 that counts its steps."""
-
-    def __init__(self, groups: Any) -> None:
-        super().__init__(groups, lr=1.0)
-        self.calls: list[str] = []
-
-    def step(self, *args: Any, **kwargs: Any) -> Any:
-        self.calls.append(f"step{args}{kwargs}")
-        return super().step(*args, **kwargs)
-
-
-KINDS: tuple[Callable[[Any], Any], ...] = (Plain, CountedSGD, Fused)
 
 
 @dataclass(frozen=True)
@@ -207,9 +71,10 @@ class Departure:
         """The history as the lines of a program, and as comments what was seen at its end."""
         return "\n".join((*self.program, *(f"# {difference}" for difference in self.differences)))
 
-    def script(self, factory: str) -> str:
+    def script(self, factory: str, device: str = "cpu") -> str:
         """The history as a program that runs with torch alone; `factory` is an expression that makes a scaler."""
         lines = ["import copy, pickle", "import torch", "from math import inf, nan"]
+        lines += [] if device == "cpu" else [f"torch.set_default_device({device!r})"]
         called = "\n".join(self.program)
         for which, name in enumerate(NAMES):
             if f"{name}" in called:
@@ -221,9 +86,15 @@ class Departure:
         return "\n".join((*lines, *(f"# {difference}" for difference in self.differences)))
 
 
-_CLASSES = ("torch.optim.SGD({}, lr=1.0)", "torch.optim.SGD({}, lr=1.0)", "Fused({}, {{}})")
+_CLASSES = ("Plain({}, {{}})", "torch.optim.SGD({}, lr=1.0)", "Fused({}, {{}})")
 _PREAMBLES: tuple[tuple[str, ...], ...] = (
-    (),
+    (
+        "class Plain(torch.optim.Optimizer):",
+        "    def step(self, *args, **kwargs):",
+        "        print('stepped', args, kwargs)",
+        "        for p in (p for p in self.param_groups[0]['params'] if p.grad is not None):",
+        "            p.data -= p.grad.to_dense()",
+    ),
     (),
     (
         "class Fused(torch.optim.Optimizer):  # unscales by itself",
@@ -259,74 +130,6 @@ class Expected:
             if gradient is not None:
                 pairs = zip(values, gradient.values, strict=True)
                 self.parameters[number] = tuple(rounded(value - change, gradient.form) for value, change in pairs)
-
-
-CAPABILITIES = {
-    "arguments": "step() hands further arguments to optimizer.step()",
-    "bf16_gradients": "bf16 gradients",
-    "closure": "step(closure=...) is refused",
-    "containers": "scale() takes lists and tuples of any depth",
-    "copies": "copy.deepcopy() between iterations gives a scaler with a life of its own",
-    "disabled": "with enabled=False it does nothing and refuses nothing",
-    "double_factors": "growth and backoff factors are doubles, and the new scale is rounded once",
-    "errors": "calls out of order, and what cannot be scaled, loaded or be a scale, are refused",
-    "extremes": "scales at both ends of fp32, at zero and at infinity; growth stays finite",
-    "fp16_refusal": "fp16 gradients are refused by unscale_()",
-    "getters": "get_growth_factor(), get_backoff_factor() and get_growth_interval()",
-    "is_enabled": "is_enabled()",
-    "narrow_losses": "losses in fp16 or bf16 without dimensions are scaled in fp32",
-    "new_scale": "update(new_scale), a float or a tensor",
-    "no_gradients": "step() of an optimizer without gradients is refused",
-    "pickles": "pickling between iterations, and its refusal within one",
-    "return_values": "step() returns what optimizer.step() returns",
-    "self_scaling": "optimizers that unscale by themselves are handed grad_scale and found_inf",
-    "setters": "set_growth_factor(), set_backoff_factor() and set_growth_interval()",
-    "sparse": "sparse gradients",
-    "state": "state_dict() and load_state_dict()",
-}
-"""What a scaler may lack, by name; what is left is scale(), unscale_(), step(), update() and get_scale()."""
-
-_NEEDS = {
-    "update_to": "new_scale",
-    "update_to_tensor": "new_scale",
-    "set_growth_factor": "setters",
-    "set_backoff_factor": "setters",
-    "set_growth_interval": "setters",
-    "save": "state",
-    "load": "state",
-    "load_state": "state",
-    "load_nothing": "state",
-    "pickle": "pickles",
-    "deepcopy": "copies",
-    "switch": "copies",
-}
-# Scales that a scaler without "extremes" is kept within.
-_MODERATE = (2.0**-40, 2.0**40)
-
-
-def lacking(call: Call, without: frozenset[str]) -> str | None:
-    """The capability in `without` that the call needs, whatever the state of the scaler is; None if there is none."""
-    name, *arguments = call
-    needs = [_NEEDS[name]] if name in _NEEDS else []
-    if name == "step":
-        which, words, named = (*arguments, (), ())[:3] if len(arguments) == 1 else arguments
-        needs += ["self_scaling"] if which == FUSED else []
-        needs += ["closure"] if "closure" in dict(named) else ["arguments"] if words or named else []
-    elif name == "scale":
-        needs += ["containers"] if isinstance(arguments[0], (list, tuple)) else []
-        needs += ["narrow_losses"] if _narrow(arguments[0]) else []
-    elif name in ("backward", "unscale_"):
-        which = arguments[0].which if name == "backward" else arguments[0]
-        needs += ["self_scaling"] if which == FUSED else []
-    if name in ("update_to", "load_state") and not _MODERATE[0] <= arguments[0] <= _MODERATE[1]:
-        needs.append("extremes")
-    return next((need for need in needs if need in without), None)
-
-
-def _narrow(outputs: Any) -> bool:
-    if isinstance(outputs, (list, tuple)):
-        return any(map(_narrow, outputs))
-    return isinstance(outputs, Output) and outputs.form in (FP16, BF16) and outputs.dimensions == 0
 
 
 Factory: TypeAlias = Callable[..., Any]
@@ -442,7 +245,7 @@ class World:
         values = gradients.gradients()
         self.expected[which].gradients = values
         self.expected[which].layouts = [
-            gradients.layout if gradients.layout in _fitting(slot) else "dense" for slot in SLOTS[which]
+            gradients.layout if gradients.layout in fitting(slot) else "dense" for slot in SLOTS[which]
         ]
         self._assign(which)
         return _nothing, _nothing
@@ -457,7 +260,7 @@ class World:
         """Put other numbers into the gradients that there are, as clipping does."""
         expected = self.expected[which]
         expected.keep(
-            Gradient(tuple(rounded(base * _PATTERN[k % 4], old.form) for k in range(len(old.values))), old.form)
+            Gradient(tuple(rounded(base * PATTERN[k % 4], old.form) for k in range(len(old.values))), old.form)
             for old in expected.present
         )
         self._assign(which)
@@ -620,7 +423,7 @@ class World:
             ahead = copy.deepcopy(self.model)
             with contextlib.suppress(AssertionError):
                 ahead.update()
-            if not _MODERATE[0] <= ahead.get_scale() <= _MODERATE[1]:
+            if not MODERATE[0] <= ahead.get_scale() <= MODERATE[1]:
                 return "extremes"
         return "errors" if "errors" in self.without and self._refused(name, arguments) else None
 
@@ -662,8 +465,7 @@ class World:
         ):
             parameter.grad = None if gradient is None else tensor_of(gradient, slot, layout, self.device)
             if gradient is not None:
-                spelled = _tensor_spelled(gradient, slot, layout)
-                self.program.append(f"{NAMES[which]}_p[{number}].grad = {spelled}")
+                self.program.append(f"{NAMES[which]}_p[{number}].grad = {spelled(gradient, slot, layout)}")
 
     def _spoil(self, which: int) -> None:
         """Keep out a finite gradient that overflows in unscaling where nothing else would skip the step."""
@@ -703,23 +505,6 @@ class World:
 
 Twin: TypeAlias = tuple[Callable[[], Any], Callable[[], Any]]
 """The same call on the real scaler and on the model."""
-
-
-def tensor_of(gradient: Gradient, slot: Slot, layout: str, device: torch.device) -> torch.Tensor:
-    """Return the gradient as a tensor of the slot's shape in that layout.
-
-    "duplicates" is sparse, with each index twice, the second time with a zero.
-    """
-    dense = torch.tensor(gradient.values, dtype=DTYPES[slot.form], device=device).reshape(slot.shape)
-    if layout == "strided":
-        return dense.t().contiguous().t()
-    if layout in ("sparse", "duplicates"):
-        again = 2 if layout == "duplicates" else 1
-        indices = torch.arange(slot.size, device=device).repeat(again)[None]
-        values = torch.cat([dense, torch.zeros_like(dense)][:again])
-        # Not coalesced, for which the indices have to be in order: the zeros come last.
-        return torch.sparse_coo_tensor(indices, values, slot.shape, is_coalesced=again == 1)
-    return dense
 
 
 def departure(
@@ -794,9 +579,9 @@ def _gradient(gradient: torch.Tensor | None) -> str | None:
     if gradient is None:
         return None
     if not gradient.is_sparse:
-        return f"{_NAMES.get(gradient.dtype)} {gradient.tolist()!r}"
+        return f"{FORM_NAMES.get(gradient.dtype)} {gradient.tolist()!r}"
     # A sparse gradient may be replaced, by one whose values have been added up: the sums are what counts.
-    return f"{_NAMES.get(gradient.dtype)} sparse {_sums(gradient.to_dense().tolist())}"
+    return f"{FORM_NAMES.get(gradient.dtype)} sparse {_sums(gradient.to_dense().tolist())}"
 
 
 def _of_model(gradient: Gradient, layout: str, slot: Slot) -> str:
@@ -818,13 +603,6 @@ def _sums(values: Iterable[float]) -> str:
     return repr(tuple(value + 0.0 if math.isfinite(value) else math.nan for value in values))
 
 
-def _fitting(slot: Slot) -> tuple[str, ...]:
-    """The layouts that a gradient of the slot can have."""
-    if slot.shape == (2, 2):
-        return ("dense", "strided")
-    return LAYOUTS if slot.shape == (4,) else ("dense",)
-
-
 def _map(outputs: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(outputs, (list, tuple)):
         return type(outputs)(_map(output, change) for output in outputs)
@@ -840,7 +618,7 @@ def _tensor_of(output: Any, device: torch.device) -> Any:
 def _seen_output(output: Any) -> str:
     if not isinstance(output, torch.Tensor):
         return repr(output)
-    return f"{_NAMES.get(output.dtype)} {output.detach().flatten().tolist()[0]!r} of {output.dim()} dimensions"
+    return f"{FORM_NAMES.get(output.dtype)} {output.detach().flatten().tolist()[0]!r} of {output.dim()} dimensions"
 
 
 def _expected_output(output: Any) -> str:
@@ -859,12 +637,3 @@ def _spelled(outputs: Any) -> str:
     if isinstance(outputs, tuple):
         return f"({', '.join(map(_spelled, outputs))},)"
     return repr(outputs)
-
-
-def _tensor_spelled(gradient: Gradient, slot: Slot, layout: str) -> str:
-    values = repr(list(gradient.values)) if slot.shape else repr(gradient.values[0])
-    text = f"torch.tensor({values}, dtype={DTYPES[slot.form]})"
-    if layout in ("sparse", "duplicates"):
-        return f"{text}.to_sparse()" + ("  # and each index again, with a zero" if layout == "duplicates" else "")
-    shaped = f"{text}.reshape{slot.shape}" if len(slot.shape) > 1 else text
-    return f"{shaped}.t().contiguous().t()" if layout == "strided" else shaped

@@ -15,20 +15,9 @@ import torch
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from conformance.oracles.grad_scaler import BF16, FP16, FP32, FP64, NewScale, Output, rounded
-from conformance.oracles.scaler_history import (
-    FUSED,
-    LAYOUTS,
-    PLAIN,
-    SGD,
-    SLOTS,
-    Backward,
-    Call,
-    Departure,
-    Factory,
-    World,
-    departure,
-    quiet,
-)
+from conformance.oracles.scaler_capabilities import Call
+from conformance.oracles.scaler_history import Departure, Factory, World, departure, quiet
+from conformance.oracles.scaler_optimizers import FUSED, LAYOUTS, PLAIN, SGD, SLOTS, Backward
 
 # Calls that shrinking may play before it reports the shortest history found by then: a second or two on a CPU.
 SHRINK_CALLS = 6000

@@ -10,19 +10,10 @@ from typing import Any, TypeAlias
 import torch
 
 from conformance.oracles.grad_scaler import NewScale, Output
-from conformance.oracles.scaler_history import (
-    FUSED,
-    PLAIN,
-    SGD,
-    SLOTS,
-    Backward,
-    Call,
-    Departure,
-    Factory,
-    World,
-    quiet,
-)
+from conformance.oracles.scaler_capabilities import Call
+from conformance.oracles.scaler_history import Departure, Factory, World, quiet
 from conformance.oracles.scaler_machine import EXTREMES, INF, NAN, SINGLE, Search, shrunk
+from conformance.oracles.scaler_optimizers import FUSED, PLAIN, SGD, SLOTS, Backward
 
 History: TypeAlias = tuple[dict[str, Any], tuple[Call, ...]]
 """The settings of a scaler, and the calls that follow."""
