@@ -110,7 +110,7 @@ def all_of(case: Case, target: Target, whole: Iterator[tuple[Kind, list[Step]]],
 
 @contract("AMP-CACHE-050")
 def test_programs(case: Case, target: Target) -> None:
-    programs(case, target, case.samples(quick=40, standard=400, full=20000))
+    programs(case, target, case.samples(quick=40, standard=400, full=10000))
 
 
 def two_uses(target: Target) -> Iterator[tuple[Kind, list[Step]]]:
@@ -178,7 +178,7 @@ def test_two_regions(case: Case, target: Target) -> None:
 
 @contract("AMP-CACHE-051")
 def test_programs_with_modes(case: Case, target: Target) -> None:
-    programs(case, target, case.samples(quick=40, standard=400, full=20000), modes=True)
+    programs(case, target, case.samples(quick=40, standard=400, full=10000), modes=True)
 
 
 def three_modes(target: Target) -> Iterator[tuple[Kind, list[Step]]]:
@@ -194,6 +194,19 @@ def three_modes(target: Target) -> Iterator[tuple[Kind, list[Step]]]:
 @contract("AMP-CACHE-051")
 def test_three_modes(case: Case, target: Target) -> None:
     all_of(case, target, three_modes(target), 40)
+
+
+@contract("AMP-CACHE-001")
+def test_tied_weights(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
+    encoder, decoder, twin = (torch.nn.Linear(4, 4, bias=False, device=target.device) for _ in range(3))
+    decoder.weight = encoder.weight
+    twin.weight = torch.nn.Parameter(encoder.weight.data)
+    features = torch.ones(3, 4, device=target.device)
+    with target.autocast(amp_dtype), WeightCasts(encoder.weight) as casts, WeightCasts(twin.weight) as others:
+        outputs = [layer(features) for layer in (encoder, decoder, twin, decoder, twin)]
+    case.equal("casts of a weight that two modules share", casts.count, 1)
+    case.equal("casts of another parameter that lies in its memory", others.count, 1)
+    case.true("all outputs are the same", all(torch.equal(output, outputs[0]) for output in outputs))
 
 
 # Memory

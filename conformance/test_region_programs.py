@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import CodeType
 
 import pytest
@@ -34,6 +35,7 @@ from conformance.oracles.region_program import (
 from conformance.oracles.region_schedule import Stage, Step
 from conformance.oracles.region_stack import DEVICE_TYPES, Region, fresh, observe
 from conformance.oracles.shortest import shortest
+from conformance.oracles.stand_ins import cuda_that_says
 
 DEFAULTS = {device.type: device.dtype or torch.float32 for device in device_types() if device.type in DEVICE_TYPES}
 
@@ -75,8 +77,22 @@ def explored(case: Case) -> int:
 @contract("AMP-REGION-037")
 def test_programs(case: Case, target: Target) -> None:
     choices = regions_of(target, neighbours(target), None, torch.float16, torch.bfloat16, torch.float32)
+    nested(case, machine_of(target), choices, case.samples(quick=150, standard=1000, full=30000))
+
+
+@contract("AMP-REGION-037", on="cpu")
+def test_programs_beside_cuda(case: Case, target: Target) -> None:
+    # Where CUDA says that it is there its regions are as any other's, and take every type.
+    machine = replace(machine_of(target), absent=frozenset(), unrestricted=frozenset({"cuda"}))
+    choices = regions_of(target, ("cuda",), None, torch.float16, torch.bfloat16, torch.float32)
+    with cuda_that_says(bf16=True):
+        nested(case, machine, choices, case.samples(quick=50, standard=300, full=10000))
+
+
+def nested(case: Case, machine: Machine, choices: Sequence[Region], count: int) -> None:
+    """Random programs over the regions agree with the model at every place."""
     places: list[int] = []
-    with one_thread(), Player(machine_of(target)) as player:
+    with one_thread(), Player(machine) as player:
 
         def departs(tokens: Sequence[Token]) -> bool:
             program = program_of(tokens)
@@ -84,11 +100,7 @@ def test_programs(case: Case, target: Target) -> None:
             return player.departure(program) is not None
 
         found = shortest(
-            lambda generator: drawn(generator, choices),
-            departs,
-            count=case.samples(quick=150, standard=1000, full=50000),
-            seed=explored(case),
-            simpler=simpler,
+            lambda generator: drawn(generator, choices), departs, count=count, seed=explored(case), simpler=simpler
         )
         program = program_of(found or ())
         seen = None if found is None else f"{player.departure(program)}, in\n{program.source}"
@@ -103,12 +115,12 @@ def test_programs(case: Case, target: Target) -> None:
 @contract("AMP-REGION-039")
 @pytest.mark.parametrize("kind", ["generator", "coroutine"])
 def test_out_of_order(case: Case, target: Target, kind: str) -> None:
-    interleaved(case, target, kind, case.samples(quick=60, standard=600, full=30000))
+    interleaved(case, target, kind, case.samples(quick=60, standard=600, full=20000))
 
 
 @contract("AMP-REGION-042")
 def test_threads_in_turns(case: Case, target: Target) -> None:
-    interleaved(case, target, "thread", case.samples(quick=12, standard=80, full=5000))
+    interleaved(case, target, "thread", case.samples(quick=12, standard=80, full=3000))
 
 
 def interleaved(case: Case, target: Target, kind: str, count: int) -> None:
@@ -167,7 +179,7 @@ def pairs(case: Case, target: Target) -> Iterator[tuple[tuple[str, str, str], Pr
     every = [
         (*ways, *draw.choice(both))
         for ways in itertools.product(WAYS, WAYS)
-        for _ in range(case.samples(quick=1, standard=3, full=60))
+        for _ in range(case.samples(quick=1, standard=3, full=15))
     ]
     for outer, inner, first, second in some + every:
         made = shapes(target, outer, inner, first, second)

@@ -29,7 +29,7 @@ def started(method: str, work: Callable[..., None], patience: float) -> Any:
         return receiver.recv()
     finally:
         process.kill()
-        process.join()
+        process.join(patience)
 
 
 def send_state(sender: Any) -> None:

@@ -343,7 +343,21 @@ def backend_is_asked_by_its_first_name() -> Iterator[None]:
 
 @fault("AMP-REGION-064", level="standard")
 def backend_may_use_any_dtype() -> Iterator[None]:
-    """torch.autocast does not ask a third party's backend for its dtypes."""
-    asked = "device_supported_dtypes = self.custom_device_mod.get_amp_supported_dtype()"
-    with forking(), edited(REGION.__init__, asked, "device_supported_dtypes = [torch.float16, torch.float64]"):
+    """torch.autocast warns of a dtype that a third party's backend lacks, and is enabled all the same."""
+    original = REGION.__init__
+
+    @functools.wraps(original)
+    def initialise(self: Any, device_type: Any, *arguments: Any, **options: Any) -> None:
+        original(self, device_type, *arguments, **options)
+        self._enabled = self._enabled or device_type == torch._C._get_privateuse1_backend_name()
+
+    with forking(), replaced(REGION, "__init__", initialise):
+        yield
+
+
+@fault("AMP-REGION-037")
+def cuda_region_ends_disabled() -> Iterator[None]:
+    """Leaving an enabled CUDA region switches autocast for CUDA off, also inside another one."""
+    off = "torch.set_autocast_enabled(self.device, self.prev and not (self.device == 'cuda' and self._enabled))"
+    with edited(REGION.__exit__, PUT_ENABLED_BACK, off):
         yield
