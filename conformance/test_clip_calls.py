@@ -5,6 +5,7 @@ from __future__ import annotations
 import decimal
 import fractions
 import functools
+import importlib
 import inspect
 import math
 import warnings
@@ -297,6 +298,19 @@ def test_nothing_is_recorded_for_autograd(case: Case, target: Target) -> None:
                 case.equal(f"history of each {kind} that {name} leaves as it was, foreach={foreach}", kept, [True] * 3)
     enabled = torch.is_grad_enabled()
     case.equal("grad mode afterwards", enabled, True)
+
+
+@contract("AMP-CLIP-054")
+def test_what_wraps_the_functions(case: Case) -> None:
+    def probe(first: int, *, second: int = 2) -> tuple[bool, int, int]:
+        """What the wrapper must keep."""
+        return torch.is_grad_enabled(), first, second
+
+    wrapped = importlib.import_module("torch.nn.utils.clip_grad")._no_grad(probe)
+    case.equal("grad mode inside, and the arguments", wrapped(1, second=3), (False, 1, 3))
+    case.equal("grad mode afterwards", torch.is_grad_enabled(), True)
+    kept = (wrapped.__name__, wrapped.__doc__, wrapped.__wrapped__)
+    case.equal("name, documentation and function of the wrapper", kept, (probe.__name__, probe.__doc__, probe))
 
 
 @contract("AMP-CLIP-081")

@@ -13,6 +13,7 @@ import torch
 
 from conformance.harness.check import Case, contract
 from conformance.harness.targets import Target
+from conformance.measure.precision import computes_in
 from conformance.oracles.clip_reference import U, clamped, clipped, norm_bound, relative_distance, total_norm
 from conformance.workloads.gradients import LAYOUTS, holding
 from conformance.workloads.paper_devices import PaperDevices, PaperTensor
@@ -31,14 +32,6 @@ CHUNK = 65536
 def implementations(target: Target) -> tuple[bool | None, ...]:
     """The values of foreach that the device is promised to have."""
     return (None, False, True) if target.device_type in ("cpu", "cuda") else (None, False)
-
-
-def require(case: Case, target: Target, dtype: torch.dtype) -> None:
-    """End the case where the device has no such numbers."""
-    try:
-        torch.zeros(1, dtype=dtype, device=target.device)
-    except (RuntimeError, TypeError, NotImplementedError) as error:
-        case.unsupported(f"no {dtype} on {target.device_type}: {error}")
 
 
 def marked(
@@ -134,7 +127,8 @@ def test_magnitudes(case: Case, target: Target, norm_type: float) -> None:
 @contract("AMP-CLIP-046")
 def test_norms_of_double_precision(case: Case, target: Target) -> None:
     """In fp64 the 2-norm has room beyond 2**64, where fp32 squares overflow."""
-    require(case, target, torch.float64)
+    if not computes_in(target.device, torch.float64):
+        case.unsupported("no arithmetic in float64")
     for (norm_type, norm), k in itertools.product(EXACT.items(), (40, 64, 200, 480)):
         for foreach in implementations(target):
             gradients = marked(FOUR, k, target.device, torch.float64)
@@ -151,7 +145,7 @@ def test_norms_of_several_dtypes(case: Case, target: Target) -> None:
     groups = [group for group in groups if set(group) <= {*fits, single}]
     with_double = [(double, single), (single, double), (single, brief, double)]
     for group in [*groups, *(each for each in with_double if set(each) <= {*fits, single, double})]:
-        if double in group and target.device_type == "mps":
+        if double in group and not computes_in(target.device, double):
             continue
         k = 40 if double in group else 6
         for (norm_type, norm), foreach in itertools.product(EXACT.items(), implementations(target)):
@@ -412,7 +406,7 @@ def test_accelerator_and_cpu(case: Case, target: Target) -> None:
 def test_values_of_several_dtypes(case: Case, target: Target) -> None:
     values = [0.0, 0.25, -0.5, 0.5, 0.75, -3.0, 1000.0, -1000.0]
     dtypes = [torch.float32, torch.float16, *([torch.bfloat16] if target.supports(torch.bfloat16) else [])]
-    if target.device_type != "mps":
+    if computes_in(target.device, torch.float64):
         dtypes.append(torch.float64)
     for order, foreach in itertools.product((dtypes, dtypes[::-1]), implementations(target)):
         gradients = [torch.tensor(values, dtype=dtype, device=target.device) for dtype in order]

@@ -9,6 +9,7 @@ import torch
 
 from conformance.harness.check import Case, contract
 from conformance.harness.targets import Target
+from conformance.measure.precision import computes_in
 from conformance.measure.waits import raising_at_waits
 from conformance.oracles.optimizer_state import departures, snapshot
 from conformance.oracles.optimizer_table import Kind, kinds
@@ -135,8 +136,8 @@ def test_capturable_skip(case: Case, target: Target, rng: torch.Generator, kind:
 @contract("AMP-OPTIMIZER-093")
 @each(FUSED)
 def test_several_dtypes(case: Case, target: Target, kind: Kind) -> None:
-    if target.device_type == "mps":
-        case.unsupported("MPS has no float64")
+    if not computes_in(target.device, torch.float64):
+        case.unsupported("no arithmetic in float64")
     if not kind.promised_on(target.device_type):
         case.unsupported(f"no fused {kind.optimizer} on {target.device_type}")
     dtypes = (torch.float32, torch.float64, torch.float32, torch.float64)

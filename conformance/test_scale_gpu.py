@@ -12,6 +12,7 @@ import torch
 
 from conformance.harness.check import Case, contract
 from conformance.harness.targets import Target
+from conformance.measure.precision import computes_in
 from conformance.measure.waits import raising_at_waits
 from conformance.oracles import grad_scaler as oracle
 from conformance.workloads.gradients import holding
@@ -353,8 +354,8 @@ def test_copies_for_devices_on_paper(case: Case) -> None:
 
 @contract("AMP-SCALE-168")
 def test_several_dtypes(case: Case, target: Target) -> None:
-    if target.device_type == "mps":
-        case.unsupported("MPS has no float64")
+    if not computes_in(target.device, torch.float64):
+        case.unsupported("no arithmetic in float64")
     values = ([8.0, -4.0], [12.0], [16.0, 0.0, 2.0])
     for dtypes in itertools.product((torch.float32, torch.float64), repeat=3):
         for spoil, bad in SPOILT[:4]:

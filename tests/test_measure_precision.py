@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from conformance.measure.precision import full_precision
+from conformance.measure.precision import computes_in, full_precision
 
 MATMUL = torch.backends.cuda.matmul
 FLAGS = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
@@ -38,3 +38,8 @@ def test_fp32_products_are_fp32_inside(device_type: str) -> None:
         torch.set_float32_matmul_precision("highest")
 
     assert (inside, after) == ("highest", "medium")
+
+
+def test_arithmetic_is_tried_and_its_refusal_is_an_answer() -> None:
+    assert computes_in(torch.device("cpu"), torch.float64)
+    assert not computes_in(torch.device("meta"), torch.float64)

@@ -17,6 +17,14 @@ _CUDA_FLAGS = (
 )
 
 
+def computes_in(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the device has arithmetic in `dtype`: MPS and some of Intel's GPUs have no float64."""
+    try:
+        return float(torch.ones(1, dtype=dtype, device=device) + 1) == 2.0
+    except (RuntimeError, TypeError, NotImplementedError):
+        return False
+
+
 @contextlib.contextmanager
 def full_precision(device_type: str) -> Iterator[None]:
     """Have fp32 products computed in fp32 and 16-bit ones accumulated in fp32, as the flags of torch promise.
