@@ -203,6 +203,35 @@ def test_tied_parameters(case: Case, target: Target) -> None:
     case.equal("the other gradient", own.grad.unique().tolist(), [0.0, 2.0**7])
 
 
+@contract("AMP-CLIP-059")
+def test_sparse_gradients(case: Case, target: Target) -> None:
+    dense = [[0.0, 3.0], [4.0, 0.0]]
+    clips: dict[str, tuple[Callable[..., Any], list[list[float]]]] = {
+        "clip_grad_norm_": (torch.nn.utils.clip_grad_norm_, [[0.0, 1.5], [2.0, 0.0]]),
+        "clip_grad_value_": (torch.nn.utils.clip_grad_value_, [[0.0, 2.5], [2.5, 0.0]]),
+    }
+    for (name, (clip, right)), foreach in itertools.product(clips.items(), implementations(target)):
+        gradient = torch.tensor(dense, device=target.device).to_sparse()
+        parameter = torch.nn.Parameter(torch.zeros(2, 2, device=target.device))
+        parameter.grad = gradient
+        what = f"{name}, foreach={foreach}"
+        expected = torch.tensor(right)
+        try:
+            clip([parameter], 2.5, foreach=foreach)
+        except (RuntimeError, TypeError) as error:  # NotImplementedError is a RuntimeError
+            case.note(f"refused by {what}", str(error).splitlines()[0][:80])
+            expected = torch.tensor(dense)
+        left = parameter.grad.to_dense().cpu()
+        case.at_most(f"distance from what was to be left by {what}", float((left - expected).abs().max()), 1e-6)
+    plain = holding([torch.tensor(dense, device=target.device)])
+    torch.nn.utils.clip_grad_norm_(plain, 2.5)
+    case.at_most(
+        "control: distance of a dense gradient",
+        float((plain[0].grad.cpu() - torch.tensor(clips["clip_grad_norm_"][1])).abs().max()),
+        1e-6,
+    )
+
+
 @contract("AMP-CLIP-048")
 def test_empty_gradients(case: Case, target: Target) -> None:
     for norm_type, foreach in itertools.product((1.0, 2.0), implementations(target)):

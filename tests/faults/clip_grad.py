@@ -423,3 +423,12 @@ def fused_kernel_of_the_first_dtype_is_told() -> Iterator[None]:
 
     with replaced(torch, "_fused_adam_", told):
         yield
+
+
+@fault("AMP-CLIP-059")
+def sparse_gradients_are_passed_over() -> Iterator[None]:
+    """clip_grad_norm_ leaves sparse gradients out."""
+    old = "for p in parameters if p.grad is not None]"
+    new = "for p in parameters if p.grad is not None and not p.grad.is_sparse]"
+    with edited(CLIP, old, new), edited(SHRINK, old, new):
+        yield
