@@ -152,7 +152,7 @@ def custom_bwd_is_differentiable_once() -> Iterator[None]:
         yield
 
 
-@fault("AMP-BACKWARD-037", "AMP-BACKWARD-028")
+@fault("AMP-BACKWARD-037", "AMP-BACKWARD-016", "AMP-BACKWARD-028")
 def disabled_subregion_stays_on() -> Iterator[None]:
     """A region with enabled=False inside of an enabled one changes nothing."""
     entered = torch.autocast.__enter__
@@ -229,7 +229,7 @@ def _leaves(root: torch.Tensor) -> list[torch.Tensor]:
     return found
 
 
-@fault("AMP-BACKWARD-041")
+@fault("AMP-BACKWARD-041", "AMP-BACKWARD-013")
 def grad_returns_16_bit_numbers() -> Iterator[None]:
     """torch.autograd.grad rounds what it returns to bf16 where more than one input is asked for."""
     right = torch.autograd.grad
@@ -311,7 +311,7 @@ def _linear_cut_twice(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor 
         return torch.nn.functional.linear(x.to(dtype), _Once.apply(weight, dtype), added)
 
 
-@fault("AMP-BACKWARD-046")
+@fault("AMP-BACKWARD-046", "AMP-BACKWARD-010")
 def backward_depends_on_a_disabled_region() -> Iterator[None]:
     """The gradients of mm are rounded once more where the state's dtype is another one."""
     right = torch.Tensor.backward
@@ -534,4 +534,40 @@ def casts_without_gradients_are_cached() -> Iterator[None]:
             return torch.nn.functional.linear(lowered(x), lowered(weight), None if bias is None else lowered(bias))
 
     with kernel("mm", mm, "AutocastCPU"), kernel("linear", linear, "AutocastCPU"):
+        yield
+
+
+@fault("AMP-BACKWARD-050")
+def anomalies_go_unnoticed() -> Iterator[None]:
+    """detect_anomaly() detects nothing."""
+    with replaced(torch.autograd, "detect_anomaly", contextlib.nullcontext):
+        yield
+
+
+@fault("AMP-BACKWARD-011")
+def frozen_weights_get_gradients() -> Iterator[None]:
+    """linear's cast of a frozen weight has a gradient, which is accumulated in the weight."""
+
+    def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        dtype = torch.get_autocast_dtype("cpu")
+        if weight.is_leaf and not weight.requires_grad:
+            weight.requires_grad_(True)
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
+            return torch.nn.functional.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+
+    with kernel("linear", linear, "AutocastCPU"):
+        yield
+
+
+@fault("AMP-BACKWARD-003", "AMP-BACKWARD-015")
+def intermediates_are_float32() -> Iterator[None]:
+    """linear multiplies in 16 bit and gives float32."""
+
+    def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        dtype = torch.get_autocast_dtype("cpu")
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
+            added = None if bias is None else bias.to(dtype)
+            return torch.nn.functional.linear(x.to(dtype), weight.to(dtype), added).float()
+
+    with kernel("linear", linear, "AutocastCPU"):
         yield

@@ -112,7 +112,7 @@ def step_unscales_what_was_unscaled() -> Iterator[None]:
         yield
 
 
-@fault("AMP-RECIPE-024")
+@fault("AMP-RECIPE-024", "AMP-RECIPE-009")
 def scale_multiplies_by_more_than_it_tells() -> Iterator[None]:
     """scale() multiplies by a thousandth more than get_scale says, so that a penalty is unscaled wrongly."""
     right = torch.amp.GradScaler.scale
@@ -200,7 +200,7 @@ def detach_keeps_the_graph() -> Iterator[None]:
         yield
 
 
-@fault("AMP-RECIPE-032")
+@fault("AMP-RECIPE-032", "AMP-RECIPE-013")
 def second_region_keeps_the_first_type() -> Iterator[None]:
     """A region entered after another keeps the dtype of the first that the process has seen."""
     right = torch.autocast.__enter__
@@ -325,7 +325,7 @@ def disabled_scaler_loads() -> Iterator[None]:
         yield
 
 
-@fault("AMP-RECIPE-042")
+@fault("AMP-RECIPE-042", "AMP-RECIPE-016")
 def inference_casts_the_model() -> Iterator[None]:
     """A forward without gradients leaves its 16-bit numbers in the weights."""
 
@@ -351,4 +351,20 @@ def second_step_is_taken() -> Iterator[None]:
         return result
 
     with replaced(torch.amp.GradScaler, "step", step):
+        yield
+
+
+@fault("AMP-RECIPE-027", level="standard")
+def workers_lower_what_they_load() -> Iterator[None]:
+    """A data loader's worker rounds its batches to bf16."""
+    fetcher = torch.utils.data._utils.fetch._MapDatasetFetcher
+    right = fetcher.fetch
+
+    def fetch(self: Any, *args: Any) -> Any:
+        found = right(self, *args)
+        if torch.utils.data.get_worker_info() is None:
+            return found
+        return [part.bfloat16().float() for part in found]
+
+    with replaced(fetcher, "fetch", fetch):
         yield
