@@ -448,3 +448,44 @@ def test_step_counters(case: Case, target: Target, rng: torch.Generator, kind: K
         case.equal(f"steps counted after {taken} taken", sorted(counts - {float(taken)}), [])
     counters = len(only("state/", snapshot(optimizer)))
     case.note("entries of state", counters)
+
+
+# Optimizers that come and go
+
+
+ATTEMPTS = 100  # to get an optimizer where another one has been; nearly every one succeeds
+
+
+@contract("AMP-OPTIMIZER-053")
+@pytest.mark.parametrize("call", ["unscale_", "step"])
+def test_new_optimizer_in_the_place_of_another(case: Case, target: Target, call: str) -> None:
+    scaler = torch.amp.GradScaler(target.device_type, init_scale=8.0)
+    scaler.scale(torch.ones((), device=target.device))
+
+    def made() -> tuple[torch.nn.Parameter, torch.optim.Optimizer]:
+        parameter = torch.nn.Parameter(torch.ones(2, device=target.device))
+        parameter.grad = torch.full_like(parameter, 8.0)
+        return parameter, torch.optim.SGD([parameter], lr=0.25)
+
+    _, kept = made()
+    getattr(scaler, call)(kept)
+    parameter, optimizer = made()
+    scaler.step(optimizer)
+    case.equal("control: parameters after the step of one made beside another", parameter.tolist(), [0.75, 0.75])
+    for attempt in range(ATTEMPTS):
+        scaler.update(8.0)
+        _, gone = made()
+        getattr(scaler, call)(gone)
+        place = id(gone)
+        del gone
+        parameter, optimizer = made()
+        if id(optimizer) == place:
+            case.note("attempts until a new optimizer was where one had been", attempt + 1)
+            break
+    raised = ""
+    try:
+        scaler.step(optimizer)
+    except RuntimeError as error:
+        raised = str(error)
+    case.equal("what the step of the new optimizer raises", raised, "")
+    case.equal("parameters after it", parameter.tolist(), [0.75, 0.75])
