@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import statistics
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -14,6 +16,7 @@ from conformance.harness.check import Case, contract
 from conformance.harness.targets import Target
 from conformance.measure.precision import repeatable_convolutions
 from conformance.oracles.hand_loop import ByHand, Float32
+from conformance.oracles.training import exact_step
 from conformance.test_backward_custom import judged
 from conformance.workloads import recipes
 from conformance.workloads.recipes import OUTLIER, Draw, Precision, Recipe, Step
@@ -356,3 +359,45 @@ def test_convolutional_network(case: Case, target: Target) -> None:
         case.true(
             f"{dtype}: it is channels last", kernel.is_contiguous(memory_format=torch.channels_last), kernel.stride()
         )
+
+
+def errors(steps: list[Step], target: Target, seed: int, dtype: torch.dtype, rows: int) -> Iterator[tuple[str, float]]:
+    """The error of each gradient of each step against float64, as a multiple of what 16-bit rounding may make of it."""
+    draw = normal(target, seed)
+    model = recipes.perceptron(draw)
+    names = [name for name, _ in model.named_parameters()]
+    by_hand = ByHand(dtype)
+    for step, (inputs, goal) in zip(steps, recipes.batches(draw, len(steps), rows=rows), strict=True):
+        with torch.no_grad(), by_hand.region():
+            passed = model[0](inputs) > 0
+        layers = [(model[0].weight, model[0].bias), (model[2].weight, model[2].bias)]
+        exact = exact_step(layers, inputs, goal, dtype, scale=recipes.SCALE, masks=[passed])
+        gradients = [step.values[f"gradient of model.{name}"].cpu().double() for name in names]
+        # Clipping by an infinite norm leaves NaNs and zeros: a step that overflows says nothing.
+        if all(bool(gradient.isfinite().all()) for gradient in gradients):
+            for name, seen, true, spread in zip(names, gradients, exact.gradients, exact.spreads, strict=True):
+                yield name, float((seen - true).norm() / spread.norm())
+        model.load_state_dict({name: step.values[f"model.{name}"] for name in names})
+
+
+@contract("AMP-RECIPE-045")
+def test_gradients_against_float64(case: Case, target: Target) -> None:
+    # Without the limit of 4 on the norm, which gradients of this size come nowhere near.
+    programs: dict[str, tuple[Recipe, int]] = {
+        "typical": (recipes.typical, recipes.ROWS),
+        "accumulated": (recipes.accumulation, 16),
+    }
+    count = case.samples(quick=4, standard=12, full=60)
+    for dtype, (name, (recipe, rows)) in itertools.product(judged(case, target), programs.items()):
+        steps = list(run(recipe, TorchAmp(target, dtype), normal(target, case.seed), count))
+        found = list(errors(steps, target, case.seed, dtype, rows))
+        weights = [error for which, error in found if which.endswith("weight")]
+        biases = [error for which, error in found if which.endswith("bias")]
+        # The spread is that of roundings with the largest variance that each can have; sound runs come to 0.6 to 1.
+        # A bias of four elements scatters about it. Float32 gradients would be a hundred times nearer.
+        case.between(
+            f"{dtype}, {name}: mean error of a weight's gradient", statistics.fmean(weights), 0.3, 1.5, "spreads"
+        )
+        case.at_most(f"{dtype}, {name}: largest error of a weight's gradient", max(weights), 3.0, "spreads")
+        case.at_most(f"{dtype}, {name}: largest error of a bias's gradient", max(biases), 5.0, "spreads")
+        case.note(f"{dtype}, {name}: gradients compared", len(found))

@@ -368,3 +368,27 @@ def workers_lower_what_they_load() -> Iterator[None]:
 
     with replaced(fetcher, "fetch", fetch):
         yield
+
+
+@fault("AMP-RECIPE-045")
+def linear_is_on_no_list() -> Iterator[None]:
+    """linear runs in float32 in a region."""
+
+    def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
+            return functional.linear(x.float(), weight, bias)
+
+    with kernel("linear", linear, "AutocastCPU"):
+        yield
+
+
+@fault("AMP-RECIPE-045", "AMP-RECIPE-022")
+def unscaling_is_off_by_a_hundredth() -> Iterator[None]:
+    """Gradients are unscaled by a factor one percent too large."""
+    right = torch.amp.GradScaler._unscale_grads_
+
+    def unscale(self: Any, optimizer: Any, inverse: torch.Tensor, *args: Any) -> Any:
+        return right(self, optimizer, inverse * 1.01, *args)
+
+    with replaced(torch.amp.GradScaler, "_unscale_grads_", unscale):
+        yield
