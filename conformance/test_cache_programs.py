@@ -87,11 +87,13 @@ def programs(case: Case, target: Target, count: int, **options: Any) -> None:
             seed=explored(case),
             simpler=cache_model.simpler,
         )
-        seen = None if found is None else f"{player.departure(found)}, in\n{player.text(found)}"
+        seen = None if found is None else player.departure(found)
     for what, number in (("programs", len(tried)), ("uses", player.uses), ("casts", player.casts)):
         case.note(f"{what} compared", number)
     case.note("seed", explored(case))
-    case.equal("the shortest program that departs from the model", seen, None)
+    if found is not None:
+        case.reproduce(player.script(found))
+    case.equal("how the shortest program found departs from the model", seen, None)
 
 
 def all_of(case: Case, target: Target, whole: Iterator[tuple[Kind, list[Step]]], quick: int) -> None:
@@ -103,9 +105,11 @@ def all_of(case: Case, target: Target, whole: Iterator[tuple[Kind, list[Step]]],
         players = {kind: player_on(target, (kind,)) for kind, _ in listed}
         for kind, steps in chosen:
             if found := players[kind].departure(steps):
-                wrong.append(f"{found}, in\n{players[kind].text(steps)}")
+                wrong.append((found, players[kind].script(steps)))
     case.note("programs compared", len(chosen))
-    case.equal("programs that depart from the model", wrong[:2], [])
+    if wrong:
+        case.reproduce(min((script for _, script in wrong), key=len))
+    case.equal("how programs depart from the model", [found for found, _ in wrong[:3]], [])
 
 
 @contract("AMP-CACHE-050")

@@ -92,6 +92,15 @@ def test_source_can_be_read() -> None:
     ]
 
 
+def test_script_needs_torch_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    thread = Block(1, "thread", ())
+    exec(Program((Open(0, "function", CPU, (thread,)),)).script("cpu"), {})
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["in 0 True torch.bfloat16 True", f"in 1 False {torch.get_autocast_dtype('cpu')} True"]
+    assert lines[-1].startswith("end False")
+
+
 def test_tokens_that_are_not_legal_are_left_out() -> None:
     def token(op: str, flag: bool = True) -> Token:
         return Token(op, "with", CPU, flag)

@@ -52,7 +52,7 @@ def test_a_region_that_stays_on_departs(stage: Stage, monkeypatch: pytest.Monkey
 def test_the_source_shows_what_was_found(kind: str) -> None:
     names: dict[str, Any] = {}
     before = observe()
-    exec("import torch, types\n" + source(kind, CROSSED[:3]), names)
+    exec(source(kind, CROSSED[:3]), names)
 
     assert torch.is_autocast_enabled("cpu") is False
     names["b"].close()

@@ -17,7 +17,7 @@ import torch
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 LOW = (torch.float16, torch.bfloat16)
 # What is used of a weight: itself, or a tensor that is made of it for the use; none of the latter is cached.
-FORMS = ("itself", "t()", "view_as(self)", "* 1", "detach()")
+FORMS = ("itself", "t()", "view(4, 4)", "* 1", "detach()")
 # `linear` runs in the region's type, `mse_loss` in float32, `cat` in the widest of its types.
 OPS = ("linear", "mse_loss", "cat")
 UPDATES = ("add_", "copy_", "data", "optimizer")
@@ -55,27 +55,39 @@ class Step:
     setting: Setting = Setting(torch.bfloat16)
     choice: int = 0
 
-    def text(self) -> str:
-        """The step as a line of Python, as near as can be."""
+    def lines(self, device: str) -> list[str]:
+        """The step in Python on tensors of `device`, a device type; those that end a block have none."""
         name = f"w{self.weight}"
         if self.op == "use":
-            return f"{self.function}(x, {called(self.weight, self.form)})"
+            other = f"torch.ones(4, 4, device={device!r}, dtype={name}.dtype)"
+            used = called(self.weight, self.form)
+            return [f"torch.cat([{used}, {other}])" if self.function == "cat" else f"{self.function}({other}, {used})"]
         if self.op == "enter":
             given = self.setting
-            where = "another device type" if given.elsewhere else "device"
+            where = ("cpu" if device == "xpu" else "xpu") if given.elsewhere else device
             flag = "" if given.cache_enabled is None else f", cache_enabled={given.cache_enabled}"
-            return f"with torch.autocast({where}, {given.dtype}, enabled={given.enabled}{flag}):"
+            return [f"with torch.autocast({where!r}, dtype={given.dtype}, enabled={given.enabled}{flag}):"]
+        data = f"{name}.data = {name}.data"
         lines = {
-            "mode": f"with torch.{MODES[self.choice % len(MODES)]}():",
-            "freeze": f"{name}.requires_grad_({bool(self.choice % 2)})",
-            "update": f"{name} is changed by {UPDATES[self.choice % len(UPDATES)]}",
-            "retype": f"{name}.data = {name}.data.to({FLOATS[self.choice % len(FLOATS)]})",
-            "replace": f"{name} is deleted and made anew",
-            "clear": "torch.clear_autocast_cache()",
-            "raise": "# the block is left by an exception",
-            "leave": "# the block ends",
+            "mode": [f"with torch.{MODES[self.choice % len(MODES)]}():"],
+            "freeze": [f"{name}.requires_grad_({bool(self.choice % 2)})"],
+            "update": _UPDATE_LINES[UPDATES[self.choice % len(UPDATES)]],
+            "retype": [f"{data}.to({FLOATS[self.choice % len(FLOATS)]})"],
+            "replace": [f"{name} = {name}.detach().clone().requires_grad_({name}.requires_grad)"],
+            "clear": ["torch.clear_autocast_cache()"],
         }
-        return lines[self.op]
+        return [line.replace("NAME", name) for line in lines.get(self.op, [])]
+
+    def __str__(self) -> str:
+        return "; ".join(self.lines("cpu")) or f"the block's end ({self.op})"
+
+
+_UPDATE_LINES = {
+    "add_": ["with torch.no_grad(): NAME.add_(1)"],
+    "copy_": ["with torch.no_grad(): NAME.copy_(NAME.flip(0))"],
+    "data": ["NAME.data = NAME.data + 1"],
+    "optimizer": ["NAME.grad = torch.ones_like(NAME)", "torch.optim.SGD([NAME], lr=1.0).step()"],
+}
 
 
 def called(weight: int, form: str) -> str:

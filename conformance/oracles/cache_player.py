@@ -76,18 +76,33 @@ class CachePlayer:
         """Play the steps; say at which torch first departs from the model, None where it does not."""
         return _Play(self, steps).run()
 
-    def text(self, steps: Sequence[Step]) -> str:
-        """The steps that are legal as lines, indented by the blocks that are open, with the promised casts."""
-        model, lines = CacheModel(self.kinds), []
+    def script(self, steps: Sequence[Step]) -> str:
+        """The steps that are legal as Python, each use with the casts that are promised."""
+        model, used = CacheModel(self.kinds), sorted({step.weight for step in steps})
+        lines = [
+            "import torch",
+            "from torch.nn.functional import linear, mse_loss",
+            *(self._spelt(number) for number in used),
+        ]
         for step in steps:
             if not model.legal(step):
                 continue
-            indent = "    " * (model.depth - (step.op in ("leave", "raise")))
+            if step.op in ("leave", "raise") and lines[-1].endswith(":"):
+                lines.append("    " * model.depth + "pass")
+            indent = "    " * model.depth
             use = model.take(step)
-            casts = "" if use is None else f"  # {_listed(use.casts)}"
-            lines.append(f"{indent}{step.text()}{casts}")
-        kinds = [f"w{number}: {kind}" for number, kind in enumerate(self.kinds)]
-        return "\n".join([*kinds, *lines])
+            casts = "" if use is None else f"  # casts {_listed(use.casts)}"
+            lines += [f"{indent}{line}{casts}" for line in step.lines(self._device.type)]
+        return "\n".join([*lines, "    " * model.depth + "pass"] if lines[-1].endswith(":") else lines)
+
+    def _spelt(self, number: int) -> str:
+        kind = self.kinds[number]
+        tensor = f"torch.ones(4, 4, device={self._device.type!r}, dtype={kind.dtype})"
+        if kind.view:
+            tensor = tensor.replace("(4, 4", "(8, 4") + ".narrow(0, 0, 4)"
+        if kind.parameter:
+            return f"w{number} = torch.nn.Parameter({tensor}, {kind.requires_grad})"
+        return f"w{number} = {tensor}.requires_grad_({kind.requires_grad})"
 
     def made(self, number: int) -> torch.Tensor:
         """Make the weight of that number, unlike the others."""
@@ -131,7 +146,7 @@ class _Play:
     def _all(self) -> str | None:
         for number, step in enumerate(self._steps):
             if self._model.legal(step) and (found := self._take(number, step)):
-                return f"at step {number}, {step.text()}: {found}"
+                return f"at step {number}, {step}: {found}"
         return None
 
     def _closed(self) -> str | None:
@@ -168,7 +183,7 @@ class _Play:
         formed = {
             "itself": lambda: weight,
             "t()": weight.t,
-            "view_as(self)": lambda: weight.view_as(weight),
+            "view(4, 4)": lambda: weight.view(SIDE, SIDE),
             "* 1": lambda: weight * 1,
             "detach()": weight.detach,
         }[step.form]()
@@ -190,7 +205,7 @@ class _Play:
             return f"its result is in {output.dtype}, not in {use.dtype}"
         with torch.inference_mode(False):
             identity = self._model.weights[step.weight].identity
-            kept = (f"at step {number}, {step.text()}", step, use, identity, output.detach().clone(), other)
+            kept = (f"at step {number}, {step}", step, use, identity, output.detach().clone(), other)
             self._outputs.append(kept)
         if output.requires_grad and step.function == "linear":
             return self._wrong_gradient(step, weight, output, other)

@@ -129,6 +129,11 @@ class Program:
         made = [f"made = [{', '.join(map(call, self.shared))}]"] if self.shared else []
         return "\n".join([*made, *_lines(self.statements, _spelt), "see('end')"])
 
+    def script(self, device: str) -> str:
+        """The program with all that it needs beside torch; `see` prints what the getters say."""
+        threads = _IN_THREAD if "in_thread(" in self.source else ""
+        return f"{_SEE.replace('DEVICE', device)}{threads}\n\n{self.source}"
+
     @property
     def parametric_source(self) -> str:
         """The same with each region's arguments in `regions[number]`, so that one text serves many regions."""
@@ -138,6 +143,21 @@ class Program:
     def regions(self) -> dict[int, Region]:
         """Return the regions by the numbers of the statements that open them."""
         return {one.number: one.region for one in _every(self.statements) if isinstance(one, Open)}
+
+
+_SEE = """\
+import contextlib, functools, sys, torch
+
+def see(place):
+    device = torch.device("DEVICE").type
+    print(place, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device), torch.is_autocast_cache_enabled())
+"""
+_IN_THREAD = """
+def in_thread(work):
+    from concurrent.futures import ThreadPoolExecutor
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
+"""
 
 
 def call(region: Region) -> str:

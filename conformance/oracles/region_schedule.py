@@ -54,9 +54,10 @@ def simpler(step: Step) -> list[Step]:
 
 def source(kind: str, steps: Sequence[Step]) -> str:
     """Return a schedule of generators or coroutines as Python; that of threads runs each generator in its own."""
-    lines = _COROUTINE if kind == "coroutine" else _GENERATOR
+    head = ["# a, b and c each run in a thread of their own"] if kind == "thread" else []
+    lines = ["import torch, types\n", _COROUTINE if kind == "coroutine" else _GENERATOR]
     made = [f"{name} = actor(); {name}.send(None)" for name in "abc"[:ACTORS]]
-    return "\n".join([lines, *made, *map(str, steps)])
+    return "\n".join([*head, *lines, *made, *map(str, steps)])
 
 
 _GENERATOR = """\
