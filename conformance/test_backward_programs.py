@@ -118,7 +118,7 @@ def wrong(machine: Machine, program: Program, target: Target, dtype: torch.dtype
 
 @contract("AMP-BACKWARD-064")
 def test_random_programs(case: Case, target: Target) -> None:
-    count = case.samples(quick=15, standard=100, full=3000)
+    count = case.samples(quick=15, standard=300, full=3000)
     for dtype in judged(case, target):
         machine = Machine(target, dtype)
         differs = functools.partial(wrong, machine, target=target, dtype=dtype, seed=case.seed)
