@@ -65,7 +65,13 @@ def functions_on(target: Target) -> tuple[str, ...]:
     return OPS if target.device_type in ("cpu", "cuda", "xpu") else ("linear",)
 
 
-def player_on(target: Target, kinds: Sequence[Kind] = WEIGHTS) -> CachePlayer:
+def player_on(case: Case, target: Target, kinds: Sequence[Kind]) -> CachePlayer:
+    """A player for weights of those kinds; unsupported where the device has no tensors of a dtype (mps has no fp64)."""
+    for dtype in FLOATS:
+        try:
+            torch.zeros(1, dtype=dtype, device=target.device)
+        except (RuntimeError, TypeError) as error:
+            case.unsupported(f"{target.device_type} has no {dtype} tensors: {error}")
     return CachePlayer(target.device, region_on(target), kinds)
 
 
@@ -74,7 +80,7 @@ def programs(case: Case, target: Target, count: int, **options: Any) -> None:
     tried: list[int] = []
     kinds = tuple(kind for kind in WEIGHTS if kind.dtype not in LOW or target.supports(kind.dtype))
     with one_thread():
-        player = player_on(target, kinds)
+        player = player_on(case, target, kinds)
 
         def departs(steps: Sequence[Step]) -> bool:
             tried.append(len(steps))
@@ -102,7 +108,7 @@ def all_of(case: Case, target: Target, whole: Iterator[tuple[Kind, list[Step]]],
     count = case.samples(quick=quick, standard=6 * quick, full=len(listed))
     chosen = random.Random(case.seed).sample(listed, min(count, len(listed)))
     with one_thread():
-        players = {kind: player_on(target, (kind,)) for kind, _ in listed}
+        players = {kind: player_on(case, target, (kind,)) for kind, _ in listed}
         for kind, steps in chosen:
             if found := players[kind].departure(steps):
                 wrong.append((found, players[kind].script(steps)))
