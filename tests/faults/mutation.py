@@ -57,7 +57,8 @@ Written by `python -m tests.faults.mutation -o docs/mutants.md` on {date} with t
 
 Every branch, constant, comparison, call and statement of the modules below is changed in turn, one at a time, and the
 chapters {chapters} are run, those first that speak of the function: at level quick,
-and at level standard where nothing failed. A mutant is caught where a contract fails; the first one counts, and checks
+and at level standard where nothing failed; of those listed as equivalent only the chapters that speak of the function,
+at quick. A mutant is caught where a contract fails; the first one counts, and checks
 that saw other mutants of the same function are run before the rest. Functions are changed in place, so what runs only
 while torch is imported is not tried, and neither are the texts of messages.
 
@@ -88,7 +89,7 @@ class Outcome:
     @property
     def at_home(self) -> bool:
         """Whether the contract is of a chapter that speaks of the function."""
-        return self.contract is not None and self.contract.split("-")[1].lower() in homes(self.mutant)
+        return self.contract is not None and _chapter(self.contract) in homes(self.mutant)
 
 
 Tell = Callable[[Outcome], None]
@@ -202,9 +203,16 @@ class _Campaign:
 
         def rank(item: pytest.Item) -> tuple[bool, int]:
             contract = _contract(item)
-            return contract.split("-")[1].lower() not in own, -self._seen[mutant.home, contract]
+            return _chapter(contract) not in own, -self._seen[mutant.home, contract]
 
-        return sorted((item for item in items if _contract(item)), key=rank)
+        ours = (item for item in items if _contract(item))
+        if equivalent(mutant):
+            ours = (item for item in ours if _chapter(_contract(item)) in own)
+        return sorted(ours, key=rank)
+
+
+def _chapter(contract: str) -> str:
+    return contract.split("-")[1].lower()
 
 
 def _contract(item: pytest.Item) -> str:
@@ -225,7 +233,9 @@ def run(
             arguments = [str(ROOT / "conformance"), "-q", *plugins, "--level", level, "--report", folder]
             pytest.main([*arguments, *chapters], plugins=[campaign])
         outcomes.update(campaign.outcomes)
-        left = [mutant for mutant in left if outcomes[mutant].contract is None]
+        left = [mutant for mutant in left if outcomes[mutant].contract is None and not equivalent(mutant)]
+        if not left:
+            break
     return [outcomes[mutant] for mutant in chosen]
 
 
