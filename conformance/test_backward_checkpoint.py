@@ -66,13 +66,38 @@ def test_state_of_the_recomputation(case: Case, target: Target, rng: torch.Gener
             output = checkpointing.checkpoint(segment, x, use_reentrant=reentrant)
         with behind.open(target):
             around = seen_state(target)
-            output.float().sum().backward()
+            loss = output.float().sum()
+            loss.backward(retain_graph=True)
+            loss.backward()
             after = seen_state(target)
-        if told != [promised, promised] or after != around:
+        if told != [promised] * 3 or after != around:
             wrong.append(f"forward {ahead}, backward {behind}, reentrant {reentrant}: {told}, after it {after}")
     gradients({"x": x, "weight": weight})
     case.equal("recomputations in another state than forward", wrong[:3], [])
     case.note("combinations of a state for forward, one for backward, and the kind of checkpoint", len(combinations))
+
+
+@contract("AMP-BACKWARD-054")
+def test_state_of_nested_recomputations(case: Case, target: Target, rng: torch.Generator) -> None:
+    x = torch.randn(2, 4, generator=rng).to(target.device).requires_grad_()
+    told: list[tuple[bool, torch.dtype, bool]] = []
+
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        told.append(seen_state(target))
+        return x.sin()
+
+    wrong = []
+    for ahead, outside, inside in itertools.product(states(judged(case, target)), KINDS, KINDS):
+        told.clear()
+        nested = functools.partial(checkpointing.checkpoint, inner, use_reentrant=inside)
+        with ahead.open(target):
+            promised = seen_state(target)
+            output = checkpointing.checkpoint(nested, x, use_reentrant=outside)
+        output.sum().backward()
+        if len(told) < 2 or set(told) != {promised}:
+            wrong.append(f"forward {ahead}, outer reentrant {outside}, inner reentrant {inside}: {told}")
+    x.grad = None
+    case.equal("inner recomputations in another state than forward", wrong[:3], [])
 
 
 class Layers(torch.nn.Module):

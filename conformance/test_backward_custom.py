@@ -127,15 +127,14 @@ def test_state_of_both_passes(case: Case, target: Target) -> None:
                 after = state(target)
             with behind.open(target):
                 before_backward = state(target)
-                results.append(backward(ctx, given[0], named=given[1]))
+                # Twice, as through a graph that is kept.
+                results += [backward(ctx, given[0], named=given[1]) for _ in range(2)]
                 after_backward = state(target)
         types = [tensor.dtype if to is None or not enabled else to for tensor in given]
-        promised = [
-            (enabled and to is None, around, *types),
-            (enabled and to is None, around, *(tensor.dtype for tensor in given)),
-        ]
+        behind_forward = (enabled and to is None, around, *(tensor.dtype for tensor in given))
+        promised = [(enabled and to is None, around, *types), behind_forward, behind_forward]
         found = (told, after, after_backward, [result is told for result in results])
-        if found != (promised, (enabled, around), before_backward, [True, True]):
+        if found != (promised, (enabled, around), before_backward, [True, True, True]):
             wrong.append(f"forward in {ahead}, cast_inputs {to}, backward in {behind}: {found}, promised {promised}")
     case.equal("combinations that differ", wrong[:3], [])
     case.note("combinations of a state for forward, one for backward, a cast and other devices", len(combinations))

@@ -198,6 +198,20 @@ def test_tiny_norms(case: Case, target: Target, rng: torch.Generator, foreach: b
     )
 
 
+@contract("AMP-CLIP-005")
+@FOREACH
+@pytest.mark.parametrize("max_norm", [0.0, 1.0], ids=["zero", "one"])
+def test_zero_gradients(
+    case: Case, target: Target, rng: torch.Generator, foreach: bool | None, max_norm: float
+) -> None:
+    slopes = workload(case, target, rng, foreach)
+    slope = [torch.zeros_like(part) for part in slopes.draw(rng)]
+    backward(slopes, slope, scaler_for(target, 1.0))
+    norm = torch.nn.utils.clip_grad_norm_(slopes.parameters, max_norm, foreach=foreach)
+    case.equal("norm of zero gradients", float(norm), 0.0)
+    all_identical(case, "zero gradient", grads(slopes), slope)
+
+
 @contract("AMP-CLIP-006")
 @FOREACH
 def test_in_place(case: Case, target: Target, rng: torch.Generator, foreach: bool | None) -> None:

@@ -278,6 +278,19 @@ def test_clip_by_given_norm_takes_any_iterable(case: Case, target: Target) -> No
         case.equal(f"what it returns for {name}", torch.nn.utils.clip_grads_with_norm_(given, 1.0, norm), None)
 
 
+@contract("AMP-CLIP-091")
+def test_frozen_parameters_count(case: Case, target: Target) -> None:
+    for name in ("clip_grad_norm_", "clip_grads_with_norm_", "clip_grad_value_"):
+        free, frozen = sloped(target.device), sloped(target.device)
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+        norms = [clippers(parameters, None)[name]() for parameters in (free, frozen)]
+        if name == "clip_grad_norm_":
+            case.equal("norm of gradients whose parameters are frozen", float(norms[1]), NORM)
+        for number, (seen, expected) in enumerate(zip(held(frozen), held(free), strict=True)):
+            case.identical(f"{name}: gradient {number} of a frozen parameter", seen, expected)
+
+
 @contract("AMP-CLIP-054")
 def test_nothing_is_recorded_for_autograd(case: Case, target: Target) -> None:
     for foreach in IMPLEMENTATIONS.values():
@@ -292,7 +305,9 @@ def test_nothing_is_recorded_for_autograd(case: Case, target: Target) -> None:
             for kind, given in (("leaf", leaves), ("result", recorded)):
                 parameters = holding(given)
                 before = [one.grad.grad_fn for one in parameters if one.grad is not None]
-                clippers(parameters, foreach)[name]()
+                result = clippers(parameters, foreach)[name]()
+                if name == "clip_grad_norm_":
+                    case.equal(f"whether the norm of a {kind} requires grad", result.requires_grad, False)
                 after = [one.grad.grad_fn for one in parameters if one.grad is not None]
                 kept = [now is then for now, then in zip(after, before, strict=True)]
                 case.equal(f"history of each {kind} that {name} leaves as it was, foreach={foreach}", kept, [True] * 3)

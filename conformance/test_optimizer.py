@@ -35,16 +35,18 @@ def each(
     *,
     quick: tuple[str, ...] = ("SGD", "Adam"),
     variants: str | None = "full",
+    fused: str | None = None,
 ) -> pytest.MarkDecorator:
     """Every optimizer that fits, in its first variant, those of `quick` (all, if empty) at every level; the other
-    variants, and the implementation that torch chooses by itself, from the level `variants` on."""
+    variants, and the implementation that torch chooses by itself, from the level `variants` on (`fused`: of fused
+    ones from that level)."""
     parameters = []
     for kind in filter(chosen, ALL):
         if kind.first and kind.implementation != "default":
             shallow = not quick or kind.optimizer in quick
             parameters.append(pytest.param(kind, id=kind.id) if shallow else deep("standard", kind, id=kind.id))
         elif variants:
-            parameters.append(deep(variants, kind, id=kind.id))
+            parameters.append(deep(fused if fused and kind.fused else variants, kind, id=kind.id))
     return pytest.mark.parametrize("kind", parameters)
 
 

@@ -125,7 +125,7 @@ def first_departure(history: Sequence[Iteration], start: Slopes, kind: Kind, dev
 
 
 @contract("AMP-OPTIMIZER-022")
-@each(variants="standard")
+@each(variants="standard", fused="quick")
 def test_histories(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
     start = Slopes.make(kind.gradients, target.device, rng)
     build(case, kind, start.copy())

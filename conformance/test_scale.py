@@ -576,6 +576,25 @@ def test_gradients_with_a_graph(case: Case, target: Target) -> None:
     case.equal("a gradient made with create_graph=True", weight.grad.item(), 27.0)
 
 
+@contract("AMP-SCALE-023")
+@ROUTES
+def test_frozen_since_backward(case: Case, target: Target, explicit: bool) -> None:
+    optimizer = owning(*(torch.full((2,), 131072.0, device=target.device) for _ in range(2)))
+    frozen = parameters_of(optimizer)[0].requires_grad_(False)
+    scaler = started(target)
+    if explicit:
+        scaler.unscale_(optimizer)
+        case.equal("gradient of a frozen parameter after unscale_", frozen.grad.tolist(), [2.0, 2.0])
+    scaler.step(optimizer)
+    seen = [parameter.grad.tolist() for parameter in parameters_of(optimizer)]
+    case.equal("gradients after step()", seen, [[2.0, 2.0], [2.0, 2.0]])
+    scaler.update()
+    frozen.grad.fill_(math.inf)
+    scaler.step(optimizer)
+    scaler.update()
+    case.equal("the scale after inf in a frozen parameter's gradient", scaler.get_scale(), 32768.0)
+
+
 @contract("AMP-SCALE-024")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=["bf16", "fp32", "fp64"])
 @pytest.mark.parametrize("scale", [65536.0, 3.0], ids="{:g}".format)
@@ -740,6 +759,28 @@ def test_step_unscales(case: Case, target: Target, rng: torch.Generator, scale: 
     expected = expected_unscaled(numbers, oracle.rounded(scale, oracle.FP32))
     case.identical("gradients after the step", parameters_of(optimizer)[0].grad, expected)
     case.identical("parameters that were 0", parameters_of(optimizer)[0], -expected)
+
+
+class Counting(torch.amp.GradScaler):
+    """A scaler whose unscale_ notes the optimizers that it is called for."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.unscaled: list[torch.optim.Optimizer] = []
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        self.unscaled.append(optimizer)
+        super().unscale_(optimizer)
+
+
+@contract("AMP-SCALE-040")
+def test_step_invokes_unscale(case: Case, target: Target) -> None:
+    scaler = Counting(target.device_type)
+    scaler.scale(torch.ones((), device=target.device))
+    optimizer = owning(torch.full((2,), 65536.0, device=target.device))
+    scaler.step(optimizer)
+    case.equal("calls of a subclass's unscale_ by step()", scaler.unscaled == [optimizer], True)
+    case.equal("gradients after step()", parameters_of(optimizer)[0].grad.tolist(), [1.0, 1.0])
 
 
 @contract("AMP-SCALE-041")
@@ -1124,8 +1165,9 @@ def test_update_with_a_float(case: Case, target: Target, new_scale: float) -> No
 
 
 @contract("AMP-SCALE-069")
-@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, id="fp32"), deep("standard", torch.float16, id="fp16")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=["fp32", "fp64", "fp16"])
 def test_update_with_a_tensor(case: Case, target: Target, dtype: torch.dtype) -> None:
+    require(case, target, dtype)
     scaler = started(target)
     scaler.update(torch.tensor(1024.0, dtype=dtype, device=target.device))
     case.equal("get_scale()", scaler.get_scale(), 1024.0)
@@ -1359,8 +1401,10 @@ def expect_resumed(case: Case, target: Target, scaler: torch.amp.GradScaler) -> 
 def test_load_after_use(case: Case, target: Target, iterations: str) -> None:
     scaler = started(target)
     track(scaler, owning(torch.ones((), device=target.device)), iterations)
-    scaler.load_state_dict(dict(RESUMED))
+    state = dict(RESUMED)
+    scaler.load_state_dict(state)
     expect_resumed(case, target, scaler)
+    case.equal("the state that was loaded, afterwards", state, RESUMED)
 
 
 @contract("AMP-SCALE-092")
