@@ -1459,6 +1459,9 @@ def expect_duplicate(case: Case, target: Target, name: str, use: bool) -> None:
     case.equal("enabled", duplicate.is_enabled(), True)
     expect_resumed(case, target, duplicate)
     case.equal("the original's state after the duplicate was used", original.state_dict(), RESUMED)
+    if use:
+        original.update(48.0)  # which a scaler that has scaled nothing refuses
+        case.equal("the original's scale after its next update(48.0)", original.get_scale(), 48.0)
 
 
 @contract("AMP-SCALE-095")

@@ -99,3 +99,10 @@ def step_bypasses_an_overridden_unscale() -> Iterator[None]:
     """step() calls GradScaler's own unscale_, whatever a subclass makes of it."""
     with edited(Scaler.step, "self.unscale_(optimizer)", "type(self).__mro__[-2].unscale_(self, optimizer)"):
         yield
+
+
+@fault("AMP-SCALE-095")
+def pickling_empties_the_scaler() -> Iterator[None]:
+    """What is pickled is the scaler's own dictionary, so its tensors are taken from the scaler as well."""
+    with edited(Scaler.__getstate__, "self.__dict__.copy()", "self.__dict__"):
+        yield

@@ -118,6 +118,7 @@ def mutants(module: str) -> list[Mutant]:
     for function, body in _bodies(tree):
         for node, where in _nodes(body):
             for operator, before, after, change, undo in list(_changes(node)):
+                inside = operator == "statement" and not isinstance(node, ast.FunctionDef)
                 counts[function, operator, before, after] += 1
                 made.append(
                     Mutant(
@@ -127,7 +128,7 @@ def mutants(module: str) -> list[Mutant]:
                         operator,
                         before,
                         after,
-                        where,
+                        _line(node) if inside else where,
                         counts[function, operator, before, after],
                         source=Source(tree, change, undo),
                     )
