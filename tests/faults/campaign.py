@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -57,7 +58,7 @@ def run(fault: Fault, *, chapters: tuple[str, ...] | None = None) -> Caught:
             fault.level,
         ]
         try:
-            with fault.applied(), contextlib.redirect_stdout(output), _fresh_modules():
+            with fault.applied(), contextlib.redirect_stdout(output), fresh_checks():
                 status = int(pytest.main([*arguments, "--report", folder, *asked]))
         finally:
             whole.restore()
@@ -73,12 +74,18 @@ def run(fault: Fault, *, chapters: tuple[str, ...] | None = None) -> Caught:
 
 
 @contextlib.contextmanager
-def _fresh_modules() -> Iterator[None]:
-    """Let each run import the checks anew, as a user's run would, with torch already broken."""
-    before = set(sys.modules)
+def fresh_checks() -> Iterator[None]:
+    """Let a run import the checks anew, as a user's run would, with torch already broken; put back what was there."""
+    before = _checks()
+    for name in before:
+        del sys.modules[name]
     try:
         yield
     finally:
-        for name in set(sys.modules) - before:
-            if name.startswith("conformance.test_"):
-                del sys.modules[name]
+        for name in _checks():
+            del sys.modules[name]
+        sys.modules.update(before)
+
+
+def _checks() -> dict[str, ModuleType]:
+    return {name: module for name, module in sys.modules.items() if name.startswith("conformance.test_")}

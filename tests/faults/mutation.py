@@ -28,6 +28,7 @@ import torch
 from tabulate import tabulate
 
 from conformance.data import read_toml
+from tests.faults.campaign import fresh_checks
 from tests.faults.mutants import MODULES, Mutant, functions, mutants
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -229,7 +230,7 @@ def run(
         campaign = _Campaign(left, workers, level, tell)
         chapters = [argument for chapter in CHAPTERS for argument in ("--chapter", chapter)]
         plugins = [argument for name in _UNNEEDED for argument in ("-p", f"no:{name}")]
-        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()), fresh_checks():
             arguments = [str(ROOT / "conformance"), "-q", *plugins, "--level", level, "--report", folder]
             pytest.main([*arguments, *chapters], plugins=[campaign])
         outcomes.update(campaign.outcomes)
