@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import itertools
 import threading
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
@@ -28,6 +29,7 @@ from conformance.oracles.region_stack import (
     product_in,
     telling_product,
 )
+from conformance.oracles.stand_ins import cuda_that_says
 
 Result = TypeVar("Result")
 
@@ -960,6 +962,18 @@ def test_deprecated_spelling_sets_the_state(case: Case, device_type: str) -> Non
             is_in_force(case, "after the region", before)
     with deprecated_autocast(device_type, enabled=False):
         case.equal("default dtype", torch.get_autocast_dtype(device_type), DEFAULTS[device_type])
+
+
+@contract("AMP-REGION-060")
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+def test_deprecated_spelling_as_a_decorator(case: Case, device_type: str) -> None:
+    for dtype, enabled in itertools.product(OTHER, (True, False)):
+        setting = Region(device_type, dtype, enabled=enabled)
+        model = RegionStack(observe())
+        model.enter(setting)
+        with cuda_that_says(bf16=True):
+            seen = deprecated_autocast(device_type, enabled=enabled, dtype=dtype)(observe)()
+        case.equal(f"state that differs in a function decorated with {setting}", seen.differences(model.state), [])
 
 
 # Facts

@@ -1780,6 +1780,12 @@ def expect_old_spelling(case: Case, kind: Any, device: torch.device, device_type
 @contract("AMP-SCALE-130")
 def test_cpu_spelling(case: Case) -> None:
     expect_old_spelling(case, torch.cpu.amp.GradScaler, torch.device("cpu"), "cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scaler = torch.cpu.amp.GradScaler()
+    scaler.scale(torch.ones(()))
+    scaler.update(torch.tensor(48.0))  # which asks for a tensor of the scaler's device
+    case.equal("the scale after update() with a tensor", scaler.get_scale(), 48.0)
 
 
 @contract("AMP-SCALE-131")

@@ -383,6 +383,8 @@ def _of_call(node: ast.Call) -> Iterator[Made]:
 def _of_expression(node: ast.expr | ast.stmt) -> Iterator[Made]:
     """A call left out: `f(x)` becomes `x`, `x.f(...)` becomes `x`."""
     for name, value in ast.iter_fields(node):
+        if name == "decorator_list":
+            continue  # which runs while torch is imported
         parts = value if isinstance(value, list) else [value]
         for index, part in enumerate(parts):
             if not isinstance(part, ast.Call) or isinstance(node, (ast.Raise, ast.withitem)):
