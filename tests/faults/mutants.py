@@ -389,6 +389,8 @@ def _of_expression(node: ast.expr | ast.stmt) -> Iterator[Made]:
         for index, part in enumerate(parts):
             if not isinstance(part, ast.Call) or isinstance(node, (ast.Raise, ast.withitem)):
                 continue
+            if ast.unparse(part.func).startswith("super()"):
+                continue  # without it the method would hold no class, and its code fit no longer
             kept: list[ast.expr] = []
             if isinstance(part.func, ast.Attribute) and not _is_module(part.func.value):
                 kept.append(part.func.value)
