@@ -36,10 +36,7 @@ def run(tree: tuple[Any, ...], a: torch.Tensor, b: torch.Tensor) -> Tensors:
 
     def inside(part: tuple[Any, ...]) -> None:
         for (device_type, dtype, enabled, cache_enabled), inner in part:
-            region = torch.autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
-            with region as entered:
-                if entered is not region:
-                    raise TypeError(f"entering a region gives {entered!r}, not the region")
+            with torch.autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled):
                 products.append(torch.mm(a, b))
                 inside(inner)
                 products.append(torch.mm(a, b))
