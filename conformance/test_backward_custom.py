@@ -15,6 +15,7 @@ import torch
 
 from conformance.harness.check import Case, contract
 from conformance.harness.targets import Target
+from conformance.oracles.hand_loop import Cube
 
 OTHER = {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}
 Forward = Callable[..., Any]
@@ -378,18 +379,6 @@ def test_second_derivative_of_a_custom_function(case: Case, target: Target, rng:
             assert leaf.grad is not None
             case.equal(f"{dtype}, {to}: type at {name}", leaf.grad.dtype, torch.float32)
             case.identical(f"{dtype}, {to}: second derivative at {name}", leaf.grad.cpu().double() + 0.0, exact + 0.0)
-
-
-class Cube(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        return x * x * x
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        (x,) = ctx.saved_tensors
-        return gradient * 3 * x * x
 
 
 @contract("AMP-BACKWARD-036")

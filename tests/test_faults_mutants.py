@@ -94,6 +94,14 @@ def test_survivor_is_told() -> None:
     assert complaint.startswith("SURVIVED line ")
 
 
+def test_hang_is_no_contract() -> None:
+    mutant = _one("grad_scaler.GradScaler.is_enabled: result")
+
+    (complaint,) = wrong([Outcome(mutant, "(hangs)", "quick")])
+
+    assert complaint.startswith("NO CONTRACT, (hangs)")
+
+
 def test_equivalent_that_is_caught_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     mutant = _one("grad_scaler.GradScaler.is_enabled: result")
     monkeypatch.setattr(mutation, "_rows", lambda: [{"function": "*", "mutants": ["*"], "reason": "none"}])

@@ -198,10 +198,12 @@ class ByHand:
     def cube(self, x: torch.Tensor) -> torch.Tensor:
         """The cube in float32, its derivative written out so that it rounds as a custom function's does."""
         single = x.float()
-        return _Cube.apply(single)
+        return Cube.apply(single)
 
 
-class _Cube(torch.autograd.Function):
+class Cube(torch.autograd.Function):
+    """The cube of a tensor of any shape, with a gradient that can be differentiated again."""
+
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(x)
