@@ -16,6 +16,7 @@ _MAY = {
         "conformance.report",
         "conformance.data",
         "conformance.version",
+        "conformance.workloads.own",
         "torch",
         "pytest",
     },

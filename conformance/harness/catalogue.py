@@ -37,6 +37,7 @@ CHAPTERS = (
 )
 LEVELS = ("must", "should", "info")
 AUTHORITIES = ("documented", "registered", "engineering")
+NEEDS = ("workload",)
 
 _TITLE_LENGTH = 80
 _BANNED_IN_TITLE = re.compile(r"\bshould\b|\btests? that\b|\bwill\b", re.IGNORECASE)
@@ -62,6 +63,8 @@ class Contract:
     snippet: str
     since: str | None = None
     until: str | None = None
+    needs: str | None = None
+    """What the user has to hand over for it to be judged: a workload (--workload)."""
 
     def holds_for(self, torch_version: str) -> bool:
         """Whether the contract is in force on `torch_version` (`since` inclusive, `until` exclusive)."""
@@ -103,8 +106,8 @@ def matches(name: str, patterns: tuple[str, ...]) -> bool:
     return not patterns or any(fnmatchcase(name.lower(), pattern.lower()) for pattern in patterns)
 
 
-_REQUIRED = {field.name for field in fields(Contract)} - {"chapter", "since", "until"}
-_ALLOWED = _REQUIRED | {"since", "until"}
+_REQUIRED = {field.name for field in fields(Contract)} - {"chapter", "since", "until", "needs"}
+_ALLOWED = _REQUIRED | {"since", "until", "needs"}
 
 
 def _contract(chapter: str, row: Mapping[str, Any]) -> Contract:
@@ -130,6 +133,8 @@ def _contract(chapter: str, row: Mapping[str, Any]) -> Contract:
         raise CatalogueError(f"{name}: authority {row['authority']!r} is not one of {', '.join(AUTHORITIES)}")
     if row["level"] == "must" and row["authority"] == "engineering":
         raise CatalogueError(f"{name}: a contract on engineering authority may not be a must")
+    if row.get("needs", NEEDS[0]) not in NEEDS:
+        raise CatalogueError(f"{name}: needs {row['needs']!r} is not one of {', '.join(NEEDS)}")
     for key in ("since", "until"):
         try:
             Version(row.get(key, "0"))

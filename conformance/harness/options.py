@@ -38,6 +38,7 @@ class Options:
     waivers: tuple[Path, ...]
     strict: bool
     baseline: Path | None
+    workload: str | None
 
 
 def add(parser: pytest.Parser) -> None:
@@ -96,6 +97,12 @@ def add(parser: pytest.Parser) -> None:
         metavar="OLD.json",
         help="fail where a contract or case that passed in this report no longer does",
     )
+    group.addoption(
+        "--workload",
+        metavar="MODULE:FUNCTION",
+        help="judge AMP on a model, data and optimizer of your own, which this function builds; alone, unless "
+        "--chapter or --contract say what else",
+    )
     group.addoption("--list-contracts", action="store_true", help="print the catalogue of contracts and exit")
 
 
@@ -138,6 +145,7 @@ def read(config: pytest.Config) -> Options:
         waivers=tuple(here / path for path in option.waivers),
         strict=strict,
         baseline=None if option.baseline is None else here / option.baseline,
+        workload=option.workload,
     )
 
 
@@ -167,6 +175,23 @@ def _writable(folder: Path) -> bool:
 
 
 def select(catalogue: Catalogue, options: Options) -> dict[str, Contract]:
+    """Return the contracts that a run is to judge; raises pytest.UsageError for unknown names.
+
+    Those that need a workload of the user's are judged where there is one, and then alone unless others are named.
+    """
+    selected = named(catalogue, options)
+    if options.workload is None:
+        selected = {id: contract for id, contract in selected.items() if contract.needs is None}
+    elif not options.chapters and not options.contracts:
+        selected = {id: contract for id, contract in selected.items() if contract.needs == "workload"}
+    if not selected:
+        raise pytest.UsageError(
+            f"--contract: {', '.join(options.contracts)} judges a model of your own: add --workload MODULE:FUNCTION"
+        )
+    return selected
+
+
+def named(catalogue: Catalogue, options: Options) -> dict[str, Contract]:
     """Return the contracts that --chapter and --contract leave; raises pytest.UsageError for unknown names."""
     chapters = [chapter.name for chapter in catalogue.chapters]
     for pattern in options.chapters:

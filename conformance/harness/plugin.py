@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from conformance.harness.catalogue import Contract
     from conformance.harness.run import Run
     from conformance.harness.targets import Target
+    from conformance.workloads.own import Builder
 
 PACKAGE = Path(__file__).resolve().parent.parent
 RUN: pytest.StashKey[Run] = pytest.StashKey()
@@ -44,8 +45,9 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     if not config.option.list_contracts:
         return None
     catalogue = catalogues.load()
-    for contract in options_module.select(catalogue, options_module.read(config)).values():
+    for contract in options_module.named(catalogue, options_module.read(config)).values():
         bounds = [f"since {contract.since}"] * bool(contract.since) + [f"until {contract.until}"] * bool(contract.until)
+        bounds += ["with --workload"] * (contract.needs == "workload")
         tail = f"  ({', '.join(bounds)})" if bounds else ""
         print(f"{contract.id:<20} {contract.level:<6} {contract.authority:<11} {contract.title}{tail}")
     return 0
@@ -343,6 +345,14 @@ def rng(request: pytest.FixtureRequest) -> torch.Generator:
     return torch.Generator().manual_seed(_seed(request.node))
 
 
+@pytest.fixture
+def own(request: pytest.FixtureRequest) -> Builder:
+    """What builds the user's workload."""
+    found = request.config.stash[RUN].own
+    assert found is not None, "the contract of a check that asks for `own` needs a workload"
+    return found
+
+
 def _seed(item: pytest.Item) -> int:
     seed = item.config.stash[RUN].options.seed
     return zlib.crc32(f"{seed}/{_case_id(item)}".encode())
@@ -410,7 +420,7 @@ def _conclude(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Tes
         contract=contract,
         node=item.nodeid,
         target=_target_name(item),
-        parameters=run.describe(_parameters(item)),
+        parameters=run.describe(_parameters(item), "own" in item.fixturenames),  # type: ignore[attr-defined]
         case=case,
         judgement=judgement,
         waiver=waiver,

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from conformance.harness import catalogue as catalogues
-from conformance.harness import environment, options, targets, waivers
+from conformance.harness import environment, options, state, targets, waivers
 from conformance.harness.catalogue import Catalogue, Contract
 from conformance.harness.check import DEPTHS
 from conformance.harness.options import Options
@@ -23,6 +23,7 @@ from conformance.harness.targets import Target
 from conformance.harness.verdicts import Overall, Verdict
 from conformance.harness.waivers import Waiver
 from conformance.report import diff, document, rollup, terminal
+from conformance.workloads import own as own_workloads
 
 
 class Run:
@@ -36,6 +37,7 @@ class Run:
         run_targets: tuple[Target, ...],
         excuses: tuple[Waiver, ...],
         baseline: document.Report | None,
+        own: own_workloads.Builder | None,
         pytest_options: dict[str, Any],
     ) -> None:
         self.options = options
@@ -46,6 +48,7 @@ class Run:
         self.collected: list[tuple[str, str, str]] = []
         self.depth = DEPTHS.index(options.level)
         self.interrupted = False  # by SIGTERM, also where something swallowed the exception
+        self.own = own
         self.shallow: set[str] = set()  # contracts of which the level leaves out cases
         self._targets = run_targets
         self._waivers = excuses
@@ -72,15 +75,17 @@ class Run:
             for id, contract in options.select(catalogue, asked).items()
             if contract.holds_for(torch.__version__)
         }
+        run_targets = _targets(asked)
         return cls(
             asked,
             catalogue,
             selected,
-            _targets(asked),
+            run_targets,
             excuses,
             _baseline(asked),
+            _own(asked, run_targets, config),
             {
-                "selection": _selection(config),
+                "selection": _selection(config, asked),
                 "workers": _workers(config),
                 "here": config.invocation_params.dir,
             },
@@ -109,13 +114,17 @@ class Run:
     def target_names(self) -> str:
         return ", ".join(target.name for target in self._targets)
 
-    def describe(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        """Turn the parameters of a case into short names; the target has a field of its own."""
-        return {
+    def describe(self, parameters: dict[str, Any], own: bool) -> dict[str, Any]:
+        """Turn the parameters of a case into short names; the target has a field of its own.
+
+        `own` says whether the case is about the user's workload, which is then named.
+        """
+        short = {
             name: targets.DTYPE_NAMES.get(value, value) if isinstance(value, torch.dtype) else value
             for name, value in parameters.items()
             if name != "target"
         }
+        return {**short, "workload": self.options.workload} if own else short
 
     # The way of the data.
 
@@ -389,6 +398,24 @@ def _targets(asked: Options) -> tuple[Target, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def _own(asked: Options, run_targets: tuple[Target, ...], config: pytest.Config) -> own_workloads.Builder | None:
+    """Load the user's workload and try it in fp32 on every real target; raises pytest.UsageError with one line."""
+    if asked.workload is None:
+        return None
+    real = [target for target in run_targets if not target.is_fake]
+    if not real:
+        raise pytest.UsageError("--workload: a model is trained, which fake targets cannot; name a real --device")
+    try:
+        function = own_workloads.load(asked.workload, config.invocation_params.dir)
+        builder = own_workloads.Builder(asked.workload, function)
+        for target in [] if config.option.collectonly else real:
+            with state.kept():
+                own_workloads.probe(builder, target.device)
+    except own_workloads.OwnError as error:
+        raise pytest.UsageError(f"--workload {asked.workload}: {error}") from None
+    return builder
+
+
 def _fits(target: Target, kind: str) -> bool:
     if target.is_fake:
         return kind in ("fake", target.name)
@@ -404,12 +431,13 @@ def _baseline(asked: Options) -> document.Report | None:
         raise pytest.UsageError(f"--baseline: {error}") from None
 
 
-def _selection(config: pytest.Config) -> str | None:
+def _selection(config: pytest.Config, asked: Options) -> str | None:
     """Return what narrowed the run beside our own options, or None."""
     option = config.option
     parts = [f"-k {option.keyword}"] * bool(option.keyword) + [f"-m {option.markexpr}"] * bool(option.markexpr)
     parts += [argument for argument in config.args if "::" in argument or argument.endswith(".py")]
     parts += [f"--deselect {name}" for name in option.deselect or ()]
+    parts += [f"--workload {asked.workload}"] * (asked.workload is not None and not asked.chapters + asked.contracts)
     parts += ["--lf"] * bool(getattr(option, "lf", False)) + ["--sw"] * bool(getattr(option, "stepwise", False))
     return environment.redact(" ".join(parts)) if parts else None
 

@@ -31,6 +31,7 @@ def _chapter(chapter: Chapter) -> str:
 def _row(contract: Contract) -> str:
     bounds = [f"since torch {contract.since}"] * bool(contract.since)
     bounds += [f"until torch {contract.until}"] * bool(contract.until)
+    bounds += ["with `--workload`"] * (contract.needs == "workload")
     level = ", ".join([contract.level, *bounds])
     promise = f"**{markdown(contract.title)}.** {markdown(contract.statement)}"
     return f"| {contract.id} | {promise} | {level} | {contract.authority}: {markdown(contract.source)} |"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,6 +151,16 @@ class Snapshot:
             torch.get_device_module(torch.accelerator.current_accelerator()).set_rng_state(
                 self._generators["accelerator"]
             )
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """Put every flag and generator back at the end, whatever was done to them meanwhile."""
+    before = Snapshot()
+    try:
+        yield
+    finally:
+        before.restore()
 
 
 def _generator_states() -> dict[str, torch.Tensor]:

@@ -85,6 +85,7 @@ def _long(report: Report, width: int, paint: Paint) -> Iterator[str]:
     yield from _errors(report, width, paint)
     yield _waived(report, width, paint)
     yield _facts_that_failed(report, width, paint)
+    yield _own_figures(report, width, paint)
     for verdict in (Verdict.INCONCLUSIVE, Verdict.UNTESTABLE, Verdict.UNSUPPORTED):
         yield _grouped(report, verdict, width, paint)
     yield _not_reached(report, width, paint)
@@ -184,7 +185,7 @@ def _block(report: Report, contract: Contract, cases: list[Case], width: int, pa
     rows.append(_field("usual cause", contract.failure, width))
     rows.append(_field("next step", contract.next_step, width))
     # Not wrapped: it is there to be copied.
-    rows.append(f"{_MARGIN}{'run just this':<14}{text.line(_command(report, contract))}")
+    rows.append(f"{_MARGIN}{'run just this':<14}{text.line(_command(report, contract, _own(cases[0])))}")
     if snippet := next((case.snippet for case in cases if case.snippet), None):
         rows += [f"{_MARGIN}with torch alone:", text.indent(snippet, _MARGIN * 3)]
     if trace := next((case.detail for case in cases if case.detail), None):
@@ -237,10 +238,11 @@ def _where(report: Report, contract: Contract, cases: list[Case]) -> str:
     return ", ".join(f"{target}: {failed[target]} of {text.count(ran[target], 'case')}" for target in failed)
 
 
-def _command(report: Report, contract: Contract) -> str:
+def _command(report: Report, contract: Contract, own: str) -> str:
     """The command that runs the contract again under the same options."""
     options = report.header.options
     words = ["pytest", "conformance", "--contract", contract.id]
+    words += ["--workload", own] * bool(own)
     words += ["--gpu"] * options.gpu
     words += [word for device in options.devices for word in ("--device", device)]
     words += ["--amp-dtype", options.amp_dtype] * (options.amp_dtype != "both")
@@ -299,6 +301,26 @@ def _facts_that_failed(report: Report, width: int, paint: Paint) -> str:
         for id, cases in found.items()
     ]
     return "\n".join(rows)
+
+
+def _own_figures(report: Report, width: int, paint: Paint) -> str:
+    """What was measured of the user's own workload and not judged: whoever hands over a model asks for the figures."""
+    cases = [case for case in report.cases if _own(case) and report.contracts[case.contract].level == "info"]
+    if not cases:
+        return ""
+    rows = [_heading(f"Measured of {text.line(_own(cases[0]))}, not judged", paint)]
+    for case in cases:
+        where = " ".join([case.target, *(str(value) for name, value in case.parameters.items() if name != "workload")])
+        rows.append(
+            text.wrap(f"{report.contracts[case.contract].title}: {where}", width, f"{case.contract}  ", _MARGIN)
+        )
+        rows += [text.wrap(text.seen(evidence), width, _MARGIN * 2) for evidence in case.evidence]
+    return "\n".join(rows)
+
+
+def _own(case: Case) -> str:
+    """The name of the user's workload that a case is about; empty where it is about none."""
+    return case.parameters.get("workload", "")
 
 
 def _grouped(report: Report, verdict: Verdict, width: int, paint: Paint) -> str:

@@ -3,7 +3,8 @@
 The function takes the torch.device to build on and returns a dict: `model` (a torch.nn.Module), `optimizer` (a
 torch.optim.Optimizer over its parameters), `loss` (a callable of output and target that gives a scalar tensor),
 `batches` (pairs of inputs and target; a tuple of inputs is passed by position, a dict by keyword) and, if gradients
-are clipped, `clip` (their largest norm). It is called anew for each run, with torch's generators seeded before.
+are clipped, `clip` (their largest norm). It is called anew for each run, with the generators of torch and of Python's
+`random` seeded before.
 See docs/own-workloads.md.
 """
 
@@ -13,6 +14,7 @@ import difflib
 import importlib
 import importlib.util
 import itertools
+import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -72,10 +74,10 @@ class Builder:
     function: Function
 
     def build(self, device: torch.device, seed: int = 0) -> Own:
-        """Call the function with torch's generators seeded; raises OwnError where it breaks the protocol."""
-        with torch.random.fork_rng(devices=_indices(device), device_type=_forked(device)):
-            torch.manual_seed(seed)
-            return build(self.function, device)
+        """Seed torch's generators and Python's, and call the function; raises OwnError where it breaks the protocol."""
+        torch.manual_seed(seed)
+        random.seed(seed)
+        return build(self.function, device)
 
 
 def load(name: str, folder: Path | None = None) -> Function:
@@ -192,7 +194,7 @@ def probe(builder: Builder, device: torch.device) -> None:
     """
     first, second = builder.build(device), builder.build(device)
     for (name, ours), theirs in zip(first.model.named_parameters(), second.model.parameters(), strict=False):
-        if not torch.equal(ours, theirs):
+        if not _same(ours, theirs):
             raise OwnError(
                 f"two calls with the same seed give other weights ({name}); draw them from torch's global generator, "
                 f"which is seeded before each call"
@@ -209,8 +211,7 @@ def _step(own: Own) -> None:
     work = own.workload()
     inputs, target = work.batch(0)
     try:
-        with torch.random.fork_rng(devices=[]):
-            loss = work.loss(work.model(inputs), target)
+        loss = work.loss(work.model(inputs), target)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -232,19 +233,16 @@ def _step(own: Own) -> None:
 
 def _same(ours: Any, theirs: Any) -> bool:
     pairs = list(itertools.zip_longest(tree_leaves(ours), tree_leaves(theirs)))
-    return all(not isinstance(a, torch.Tensor) or (isinstance(b, torch.Tensor) and torch.equal(a, b)) for a, b in pairs)
+    return all(not isinstance(a, torch.Tensor) or (isinstance(b, torch.Tensor) and _equal(a, b)) for a, b in pairs)
+
+
+def _equal(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Whether both hold the same numbers, NaN counting as one."""
+    return torch.equal(ours.nan_to_num(), theirs.nan_to_num())
 
 
 def _is_on(tensor: torch.Tensor, device: torch.device) -> bool:
     return tensor.device.type == device.type and (device.index or 0) == (tensor.device.index or 0)
-
-
-def _indices(device: torch.device) -> list[int]:
-    return [] if device.type == "cpu" else [device.index or 0]
-
-
-def _forked(device: torch.device) -> str:
-    return "cuda" if device.type == "cpu" else device.type
 
 
 def _told(error: BaseException) -> str:

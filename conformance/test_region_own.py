@@ -1,0 +1,61 @@
+"""Regions around a model of the user's own."""
+
+from __future__ import annotations
+
+import torch
+
+from conformance.harness.check import Case, contract
+from conformance.harness.targets import Target
+from conformance.oracles.listed_calls import ListedCalls
+from conformance.workloads.own import Builder
+from conformance.workloads.training import train_step
+
+
+@contract("AMP-REGION-100")
+def test_products_run_in_the_type_of_the_region(
+    case: Case, target: Target, amp_dtype: torch.dtype, own: Builder
+) -> None:
+    work = own.build(target.device, case.seed).workload()
+    inputs, expected = work.batch(0)
+    with ListedCalls(target.device_type) as plain:
+        work.loss(work.model(inputs), expected)
+    with ListedCalls(target.device_type) as seen, target.autocast(amp_dtype):
+        work.loss(work.model(inputs), expected)
+    if not seen.inside and not seen.outside:
+        case.unsupported("the model calls no op on the lower-precision list from Python, so nothing is lowered")
+    case.note("calls where the model itself switches autocast off", len(seen.outside))
+    case.note(f"calls in {amp_dtype}", sum(call.dtype == amp_dtype for call in seen.inside))
+    wrong = [str(call) for call in seen.inside if call.dtype != amp_dtype]
+    case.equal("listed ops that did not run in the type of the region", wrong[:3], [])
+    lowered = [str(call) for call in plain.outside if call.dtype == amp_dtype]
+    case.equal("control: listed ops in 16 bit without a region", lowered[:3], [])
+
+
+@contract("AMP-REGION-101")
+def test_a_training_step_leaves_nothing_of_its_region(
+    case: Case, target: Target, amp_dtype: torch.dtype, own: Builder
+) -> None:
+    before, again = (_fp32(target, own, case.seed) for _ in range(2))
+    work = own.build(target.device, case.seed).workload()
+    scaler = torch.amp.GradScaler(target.device_type, enabled=amp_dtype == torch.float16)
+    train_step(work, 0, lambda: target.autocast(amp_dtype), scaler)
+    case.equal("autocast after the step", torch.is_autocast_enabled(target.device_type), False)
+    after = _fp32(target, own, case.seed)
+    case.note("loss and gradients in fp32, before the step", len(before))
+    if not _equal(before, again):
+        case.inconclusive("two fp32 steps from one seed differ, so a third cannot tell what a region left")
+    case.equal("a fp32 step after the region has the bits of one before it", _equal(before, after), True)
+
+
+def _fp32(target: Target, own: Builder, seed: int) -> list[torch.Tensor]:
+    """Loss and gradients of a step outside any region."""
+    work = own.build(target.device, seed).workload()
+    inputs, expected = work.batch(0)
+    loss = work.loss(work.model(inputs), expected)
+    loss.backward()
+    gradients = [weight.grad for weight in work.model.parameters() if weight.grad is not None]
+    return [loss.detach(), *gradients]
+
+
+def _equal(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
+    return len(ours) == len(theirs) and all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
