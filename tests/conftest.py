@@ -13,6 +13,7 @@ import torch._dynamo  # noqa: F401  (an optimizer imports it, and its operators 
 
 import conformance.harness.run  # noqa: F401  (likewise)
 from conformance.harness import catalogue, waivers
+from tests.faults.campaign import WITHOUT_COLLECTIONS
 
 pytest_plugins = ("pytester",)
 
@@ -82,6 +83,7 @@ class Toy:
             "-p",
             "conformance.harness.plugin",
             *(() if shuffled else ("-p", "no:randomly")),
+            *WITHOUT_COLLECTIONS,
             "--report",
             report,
             *arguments,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import sys
@@ -12,13 +13,21 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
-from conformance.harness import state
+from conformance.harness import catalogue, state
 from tests.faults import Fault
+from tests.faults._tools import replaced
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+# pytest collects garbage five times at the end of a run, to warn of what a destructor raised: half of a short run.
+WITHOUT_COLLECTIONS = ("-p", "no:unraisableexception")
+# The same for every fault, so it is read once.
+_catalogue = functools.cache(catalogue.load)
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,7 @@ class Caught:
     failed: frozenset[str]
     errors: frozenset[str]
     output: str
+    cases: tuple[dict[str, Any], ...] = ()
 
     @property
     def caught(self) -> bool:
@@ -37,6 +47,10 @@ class Caught:
         return self.status == 1 and any(
             fnmatchcase(contract, pattern) for contract in self.failed for pattern in self.fault.contracts
         )
+
+    def cases_of(self, contract: str) -> list[dict[str, Any]]:
+        """The failed cases of a contract, as the report has them."""
+        return [case for case in self.cases if case["contract"] == contract and case["verdict"] == "FAIL"]
 
 
 def run(fault: Fault, *, chapters: tuple[str, ...] | None = None) -> Caught:
@@ -54,11 +68,17 @@ def run(fault: Fault, *, chapters: tuple[str, ...] | None = None) -> Caught:
             "no:cacheprovider",
             "-p",
             "no:randomly",
+            *WITHOUT_COLLECTIONS,
             "--level",
             fault.level,
         ]
         try:
-            with fault.applied(), contextlib.redirect_stdout(output), fresh_checks():
+            with (
+                fault.applied(),
+                contextlib.redirect_stdout(output),
+                fresh_checks(),
+                replaced(catalogue, "load", _catalogue),
+            ):
                 status = int(pytest.main([*arguments, "--report", folder, *asked]))
         finally:
             whole.restore()
@@ -70,6 +90,7 @@ def run(fault: Fault, *, chapters: tuple[str, ...] | None = None) -> Caught:
         frozenset(case["contract"] for case in cases if case["verdict"] == "FAIL"),
         frozenset(case["contract"] for case in cases if case["verdict"] == "ERROR"),
         output.getvalue(),
+        tuple(cases),
     )
 
 
