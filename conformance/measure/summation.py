@@ -1,0 +1,471 @@
+"""How a matrix product adds up: in what order, into how wide an accumulator, rounded how; found from results alone.
+
+Every probe takes the product as a callable of (64, k) and (k, 64), so that simulated hardware can be probed as well.
+Methods: M. Fasi, N. J. Higham, M. Mikaitis, S. Pranesh, Numerical behavior of NVIDIA tensor cores (PeerJ Comput. Sci.
+7:e330, 2021) and B. Hickmann, D. Bradford, Experimental analysis of matrix multiplication functional units (ARITH 2019)
+for width, rounding, alignment and subnormals; P. Xie, Y. Gao, J. Zhang, FPRev: revealing the order of floating-point
+summations (USENIX ATC 2025) for the order, as M and -M swamp what is added between them; F. A. Khattak, M. Mikaitis,
+Generalized methodology for determining numerical features of hardware floating-point matrix multipliers (2025) and
+B. Valpey et al., An SMT formalization of mixed-precision matrix multiplication (2025) for cases that tell models apart.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TypeAlias
+
+import torch
+
+Product: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(64, k) times (k, 64), both of the dtype that is probed; the result has 16 bits or fp32."""
+
+SIDE = 64
+"""Rows and columns of every product: what tiles of matrix units are made for."""
+
+TERMS, MANY_TERMS = 64, 1024
+WIDTHS = {8: "bf16", 11: "fp16", 24: "fp32", 53: "fp64"}
+
+# By dtype, as powers of two: the swamping product and the unit that it swamps; the base of the width probe and the
+# places tried below it. fp16 holds 2^-14 to 2^15 as normal numbers: products from 2^-28 to 2^30, results up to 2^15.
+_SWAMPING = {torch.float16: (30, -14)}
+_WEAK_SWAMPING = (15, -4)  # for sums that overflow beyond 65504: a 16-bit accumulator or 16-bit products
+_WIDE_RANGE = (80, -14)
+_BASES = {torch.float16: ((10, range(1, 25)), (28, range(14, 43)))}
+_WIDE_BASES = ((0, range(1, 61)),)
+MOST_EXTRA_BITS = 8
+
+
+def sums(product: Product, dtype: torch.dtype, terms: int, rows: Sequence[Mapping[int, float]]) -> list[float]:
+    """Return, for each row, the sum that `product` makes of the products at these places, all others being zero.
+
+    A product is a number of few bits; it is split into two factors that the dtype holds as normal numbers. Each row
+    is an element of the diagonal of a (64, terms) by (terms, 64) product.
+    """
+    found: list[float] = []
+    for start in range(0, len(rows), SIDE):
+        chunk = rows[start : start + SIDE]
+        places = [(row, place, value) for row, entries in enumerate(chunk) for place, value in entries.items()]
+        left, right = torch.zeros(SIDE, terms, dtype=torch.float64), torch.zeros(SIDE, terms, dtype=torch.float64)
+        if places:
+            at, place, values = (torch.tensor(column) for column in zip(*places, strict=True))
+            significand, exponent = torch.frexp(values.double())
+            half = torch.div(exponent, 2, rounding_mode="floor")
+            left[at, place] = torch.ldexp(2 * significand, exponent - 1 - half)
+            right[at, place] = torch.ldexp(torch.ones(len(places), dtype=torch.float64), half)
+        result = product(left.to(dtype), right.t().contiguous().to(dtype))
+        found += result.detach().cpu().double().diagonal()[: len(chunk)].tolist()
+    return found
+
+
+# --- order ------------------------------------------------------------------------------------------------------
+
+Tree: TypeAlias = "int | tuple[Tree, ...]"
+"""A place in the sum, or what is added up of it: two parts, or several that are added at once (fused)."""
+
+UNSWAMPED: Tree = ()
+"""What stands for the order of a sum so wide that no term swamps another: it cannot be seen, and does not matter."""
+
+
+class Irregular(ArithmeticError):
+    """What the product gives fits no order of summation: the message says what was seen."""
+
+
+@dataclass(frozen=True)
+class Swamping:
+    """The sizes that one product probes with, and which places are counted: every `step`-th."""
+
+    product: Product
+    dtype: torch.dtype
+    terms: int
+    step: int = 1
+
+    def absorbed(self, pairs: Sequence[tuple[int, int]]) -> list[int]:
+        """Return for pairs of counted places how many of the counted are in the sum that first holds both.
+
+        M stands at one and -M at the other; a unit that is added to either before they meet is swamped (FPRev).
+        """
+        count = self.terms // self.step
+        exponents = (_SWAMPING.get(self.dtype, _WIDE_RANGE), _WEAK_SWAMPING)
+        for large, small in exponents:
+            big, unit = 2.0**large, 2.0**small
+            rows = [
+                {place * self.step: unit for place in range(count)} | {i * self.step: big, j * self.step: -big}
+                for i, j in pairs
+            ]
+            survivors = [total / unit for total in sums(self.product, self.dtype, self.terms, rows)]
+            if all(math.isfinite(number) for number in survivors):
+                break
+        for number in survivors:
+            if not (number.is_integer() and 0 <= number <= count - 2):
+                raise Irregular(f"of {count} equal terms {number:g} survive M - M")
+        return [count - int(number) for number in survivors]
+
+
+def tree(swamping: Swamping) -> Tree:
+    """Return the order in which `swamping.product` adds, its branches sorted by their first place.
+
+    Raises Irregular where no order explains the results.
+    """
+    count = swamping.terms // swamping.step
+    if set(swamping.absorbed([(0, place) for place in range(1, count)])) == {2}:
+        return UNSWAMPED
+    return _tree(swamping, list(range(count)))
+
+
+def _tree(swamping: Swamping, places: list[int]) -> Tree:
+    first, rest = places[0], places[1:]
+    if not rest:
+        return first
+    groups: dict[int, list[int]] = {}
+    for place, size in zip(rest, swamping.absorbed([(first, place) for place in rest]), strict=True):
+        groups.setdefault(size, []).append(place)
+    found: Tree = first
+    for size, group in sorted(groups.items()):
+        found = (found, *_branches(swamping, size, group))
+    return found
+
+
+def _branches(swamping: Swamping, size: int, group: list[int]) -> Iterator[Tree]:
+    """The parts that are added to what came before in a sum of `size` places: one, or several where it is fused."""
+    while group:
+        first, rest = group[0], group[1:]
+        sizes = swamping.absorbed([(first, place) for place in rest]) if rest else []
+        near = [place for place, own in zip(rest, sizes, strict=True) if own < size]
+        yield _tree(swamping, [first, *near])
+        group = [place for place in rest if place not in near]
+
+
+def sorted_tree(node: Tree) -> Tree:
+    """Return the tree with its branches in the order of their first places: a + b is b + a."""
+    if isinstance(node, int):
+        return node
+    return tuple(sorted((sorted_tree(part) for part in node), key=first_place))
+
+
+def first_place(node: Tree) -> int:
+    """Return the smallest place in a tree."""
+    return node if isinstance(node, int) else min(first_place(part) for part in node)
+
+
+def running(parts: Sequence[Tree]) -> Tree:
+    """The tree of one running sum."""
+    total = parts[0]
+    for part in parts[1:]:
+        total = (total, part)
+    return total
+
+
+def blocks(parts: Sequence[Tree], length: int) -> Tree:
+    """The tree of a running sum to which `length` terms are added at once; the first block has nothing before it."""
+    total: Tree = tuple(parts[:length])
+    for start in range(length, len(parts), length):
+        total = (total, *parts[start : start + length])
+    return total
+
+
+def halves(parts: Sequence[Tree]) -> Tree:
+    """The tree of pairwise summation: neighbours, then neighbouring sums."""
+    while len(parts) > 1:
+        parts = [tuple(parts[at : at + 2]) if at + 1 < len(parts) else parts[at] for at in range(0, len(parts), 2)]
+    return parts[0]
+
+
+def folded(parts: Sequence[Tree]) -> Tree:
+    """The tree that adds the upper half to the lower one until one is left, as a vector register is reduced."""
+    while len(parts) > 1:
+        middle = len(parts) // 2
+        parts = [(parts[at], parts[at + middle]) for at in range(middle)] + list(parts[2 * middle :])
+    return parts[0]
+
+
+def _swapped(parts: Sequence[Tree]) -> Tree:
+    return running([parts[at ^ 1] if at ^ 1 < len(parts) else parts[at] for at in range(len(parts))])
+
+
+_INNER: dict[str, Callable[[Sequence[Tree]], Tree]] = {
+    "one running sum": running,
+    "one running sum, each pair odd before even": _swapped,
+    **{f"blocks of {n} added at once": lambda parts, n=n: blocks(parts, n) for n in (2, 4, 8, 16, 32)},  # type: ignore[misc]
+    "pairwise": halves,
+    "folded halves": folded,
+}
+_OUTER: dict[str, Callable[[Sequence[Tree]], Tree]] = {
+    "one after the other": running,
+    "pairwise": halves,
+    "by folding": folded,
+}
+
+
+@cache
+def _names(count: int, step: int) -> dict[Tree, str]:
+    """What the common orders of `count` places are called; the simplest name where several fit."""
+    places = list(range(count))
+    found: dict[Tree, str] = {}
+    for name, inner in _INNER.items():
+        found.setdefault(sorted_tree(inner(places)), name)
+    for parts in (parts for parts in (2, 4, 8, 16, 32) if parts < count):
+        members = [places[at::parts] for at in range(parts)]
+        _add(found, f"{parts} interleaved partial sums", members, list(_INNER))
+    for length in range(2, count // 2 + 1):
+        members = [places[at : at + length] for at in range(0, count, length)]
+        inners = list(_INNER) if count % length == 0 else ["one running sum"]
+        _add(found, f"partial sums of {length * step}", members, inners)
+    return found
+
+
+def _add(found: dict[Tree, str], layout: str, members: list[list[int]], inners: list[str]) -> None:
+    for inner in inners:
+        each = "" if _INNER[inner] is running else f", each {inner}"
+        sums_of = [_INNER[inner](part) for part in members]
+        for outer, combine in _OUTER.items():
+            if combine is not folded or len(members).bit_count() == 1:
+                found.setdefault(sorted_tree(combine(sums_of)), f"{layout}{each}, added {outer}")
+
+
+def described(found: Tree, count: int, step: int = 1) -> str:
+    """Return the name of an order of summation, or a mark of its own where it has none."""
+    if found == UNSWAMPED:
+        return "no order: no term swamps another"
+    found = sorted_tree(found)
+    if isinstance(found, tuple) and len(found) == count:
+        return f"all {count * step} at once"
+    if (name := _names(count, step).get(found)) is not None:
+        return name
+    return f"an order of its own (mark {zlib.crc32(repr(found).encode()) & 0xFFFF:04x})"
+
+
+def chain(swamping: Swamping) -> list[int]:
+    """Return places of which each is added to a sum that holds all those before it, one of every level.
+
+    Where nothing is swamped the sum is as good as exact, and any places will do.
+    """
+    rest = list(range(1, swamping.terms // swamping.step))
+    levels: dict[int, int] = {}
+    for place, size in zip(rest, swamping.absorbed([(0, place) for place in rest]), strict=True):
+        levels.setdefault(size, place)
+    return [place * swamping.step for place in (range(4) if set(levels) == {2} else [0, *sorted_values(levels)])]
+
+
+def sorted_values(table: Mapping[int, int]) -> list[int]:
+    """Return the values in the order of their keys."""
+    return [table[key] for key in sorted(table)]
+
+
+# --- accumulator ------------------------------------------------------------------------------------------------
+
+ROUNDINGS: dict[tuple[float, ...], str] = {
+    # what becomes of 1/4, 1/2 and 3/4 of a place beyond an even number, of 1/2 beyond an odd one, of -3/4
+    (0, 0, 1, 2, -1): "to nearest even",
+    (0, 0, 0, 1, 0): "toward zero",
+    (0, 1, 1, 2, -1): "to nearest, ties away",
+    (0, 0, 1, 1, -1): "to nearest, ties down",
+    (1, 1, 1, 2, 0): "up",
+    (0, 0, 0, 1, -1): "down",
+    (1, 1, 1, 2, -1): "away from zero",
+}
+NEAREST_EVEN, TOWARD_ZERO = "to nearest even", "toward zero"
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """The significand that a running sum is kept in, in bits, and how it is rounded; None where it is not known."""
+
+    bits: int | None
+    rounding: str
+    at_least: bool = False
+    """The probe saw no end: it keeps that many bits or more."""
+
+    def __str__(self) -> str:
+        if self.bits is None:
+            return self.rounding
+        if self.at_least:
+            return f"{self.bits} bits or more"
+        name = WIDTHS.get(self.bits, f"{self.bits} bits")
+        return f"{name}, {self.rounding}"
+
+    def error(self, terms: int) -> float | None:
+        """Return a bound on the relative error of adding `terms` exact products; None where none is implied.
+
+        Only for rounding to nearest: gamma_n = n u / (1 - n u), u half a place (Higham, Accuracy and Stability of
+        Numerical Algorithms, 2002, sections 3.1 and 4.2), for any order.
+        """
+        if self.bits is None or self.rounding != NEAREST_EVEN:
+            return None
+        share = terms * 2.0**-self.bits
+        return share / (1 - share)
+
+
+def accumulator(product: Product, dtype: torch.dtype, terms: int, places: Sequence[int]) -> Accumulator:
+    """Probe the sum that `places` (at least three, a chain) are added into, one after the other."""
+    if len(set(places)) < 3:
+        return Accumulator(None, f"not seen: all {terms} terms are added at once")
+    first, second, last = places[0], places[1], places[-1]
+    for base, tried in _BASES.get(dtype, _WIDE_BASES):
+        big = 2.0**base
+        rows = [{first: big, second: big * 2.0**-below, last: -big} for below in tried]
+        seen = sums(product, dtype, terms, rows)
+        lost = (below for below, rest in zip(tried, seen, strict=True) if rest != big * 2.0**-below)
+        if (bits := next(lost, None)) is not None:
+            return Accumulator(bits, _rounding(product, dtype, terms, places, base, bits))
+    return Accumulator(tried[-1] + 1, "exact as far as it was seen", at_least=True)
+
+
+def _rounding(product: Product, dtype: torch.dtype, terms: int, places: Sequence[int], base: int, bits: int) -> str:
+    first, second, last = places[0], places[1], places[-1]
+    middle = places[2] if len(places) > 3 else None
+    big, place = 2.0**base, 2.0 ** (base + 1 - bits)
+    rows: list[dict[int, float]] = [{first: big, second: share * place, last: -big} for share in (0.25, 0.5, 0.75)]
+    rows.append({first: -big, second: -0.75 * place, last: big})
+    if middle is not None:
+        rows.append({first: big, second: place, middle: 0.5 * place, last: -big})
+    quarter, half, three, negative, *odd = (value / place for value in sums(product, dtype, terms, rows))
+    if not odd:
+        # Without a fourth place nearest with ties to even and with ties down look alike; the latter is made nowhere.
+        odd = [2.0 if three == 1 else quarter + 1]
+    return ROUNDINGS.get(
+        (quarter, half, three, odd[0], negative),
+        f"irregularly ({quarter:g}, {half:g}, {three:g}, {odd[0]:g}, {negative:g} places)",
+    )
+
+
+def fused_block(found: Tree) -> tuple[int, ...]:
+    """Return the places of the first terms that are added at once; a single one where the sum is a running one."""
+    node = sorted_tree(found)
+    if node == UNSWAMPED:
+        return (0,)
+    while isinstance(node, tuple) and isinstance(node[0], tuple):
+        node = node[0]
+    if isinstance(node, int) or (len(node) == 2 and not _pairs_are_fused(found)):
+        return (first_place(found),)
+    return tuple(part for part in node if isinstance(part, int))
+
+
+def _pairs_are_fused(found: Tree) -> bool:
+    """Whether later pairs are added at once with the sum before them, which the first pair cannot show."""
+    node = sorted_tree(found)
+    while isinstance(node, tuple):
+        if len(node) > 2:
+            return True
+        node = node[0]
+    return False
+
+
+def extra_bits(
+    product: Product, dtype: torch.dtype, terms: int, block: Sequence[int], last: int, found: Accumulator
+) -> int | None:
+    """Return how many bits below the last place of the largest term of a block are kept while it is added up.
+
+    None where nothing is added at once or the accumulator is not known. `last` is a place added after the block. Two
+    terms that make up one place only if both are kept to e bits (toward zero), or half a place and a little (nearest).
+    """
+    if len(block) < 3 or found.bits is None or found.at_least:
+        return None
+    base = _BASES.get(dtype, _WIDE_BASES)[0][0]
+    big, place = 2.0**base, 2.0 ** (base + 1 - found.bits)
+    tried = range(1, MOST_EXTRA_BITS + 1)
+    near = found.rounding == NEAREST_EVEN
+    rows = [
+        {block[0]: big, block[1]: place * (0.5 if near else 1 - 2.0**-bits), block[2]: place * 2.0**-bits, last: -big}
+        for bits in tried
+    ]
+    # With one bit, half a place and half a place are a whole one either way.
+    seen = sums(product, dtype, terms, rows)
+    return next((bits - 1 for bits, rest in zip(tried, seen, strict=True) if rest != place), MOST_EXTRA_BITS)
+
+
+# --- operands and results ---------------------------------------------------------------------------------------
+
+
+def result_rounding(product: Product, dtype: torch.dtype, terms: int, bits: int) -> str:
+    """Return how a sum that the accumulator holds is rounded to a result of `bits` bits."""
+    place = 2.0 ** (1 - bits)
+    rows: list[dict[int, float]] = [{0: 1.0, 1: share * place} for share in (0.25, 0.5, 0.75)]
+    rows += [{0: 1.0, 1: place, 2: 0.5 * place}, {0: -1.0, 1: -0.75 * place}]
+    quarter, half, three, odd, negative = sums(product, dtype, terms, rows)
+    seen = ((quarter - 1) / place, (half - 1) / place, (three - 1) / place, (odd - 1) / place, (negative + 1) / place)
+    return ROUNDINGS.get(seen, f"irregularly ({', '.join(f'{value:g}' for value in seen)} places)")
+
+
+def bits_read(product: Product, dtype: torch.dtype, bits: int, *, terms: int = TERMS) -> tuple[int, int]:
+    """Return how many bits of the significand of the left and of the right operand take part in a product.
+
+    1 + 2^-t times 1, for t up to `bits` - 1; the last t that is seen counts, and every one before it must be.
+    """
+    tried = range(1, bits)
+    number = 1 + 2.0 ** -torch.arange(1, bits, dtype=torch.float64)
+    found = []
+    for right_side in (False, True):
+        exact, ones = torch.zeros(SIDE, terms, dtype=torch.float64), torch.zeros(SIDE, terms, dtype=torch.float64)
+        exact[: bits - 1, 0], ones[: bits - 1, 0] = number, 1.0
+        left, right = (ones, exact) if right_side else (exact, ones)
+        result = product(left.to(dtype), right.t().contiguous().to(dtype)).detach().cpu().double().diagonal()
+        kept = [t for t in tried if float(result[t - 1]) == float(number[t - 1])]
+        found.append(1 + next((t - 1 for t in tried if t not in kept), bits - 1))
+    return found[0], found[1]
+
+
+@dataclass(frozen=True)
+class Subnormals:
+    """What becomes of subnormal numbers: in the left and in the right operand, as products and as results."""
+
+    left: str
+    right: str
+    products: str
+    results: str
+
+
+def subnormals(product: Product, dtype: torch.dtype, *, terms: int = TERMS) -> Subnormals:
+    """Probe operands, products and results below the dtype's smallest normal number.
+
+    Operands: a subnormal times a large number, a normal product. Products: 64 that are subnormal and add up to a
+    normal number. Results: the difference of two normal products.
+    """
+    tiny = 2.0 ** round(math.log2(torch.finfo(dtype).tiny))
+    small, large = tiny * 2.0**-5, 2.0**12
+    factors = {
+        "left": ((small,), (large,), small * large),
+        "right": ((large,), (small,), small * large),
+        "products": ((2.0**-8,) * 64, (tiny * 2.0**4,) * 64, tiny * 4),
+        "results": ((1.0, -1.0), (tiny * 4, tiny * 4 * (1 - 2.0**-6)), tiny * 2.0**-4),
+    }
+    found = {}
+    for name, (ours, theirs, exact) in factors.items():
+        left, right = torch.zeros(SIDE, terms, dtype=torch.float64), torch.zeros(SIDE, terms, dtype=torch.float64)
+        left[:, : len(ours)] = torch.tensor(ours, dtype=torch.float64)
+        right[:, : len(theirs)] = torch.tensor(theirs, dtype=torch.float64)
+        result = product(left.to(dtype), right.t().contiguous().to(dtype)).detach().cpu()
+        found[name] = _kept(_exactly(result.diagonal()), exact)
+    return Subnormals(**found)
+
+
+def _exactly(result: torch.Tensor) -> list[float]:
+    """The distinct values as float64, from their bits: a processor that flushes subnormals flushes casts as well."""
+    return sorted({_number(bits, result.dtype) for bits in set(patterns(result))})
+
+
+def patterns(result: torch.Tensor) -> list[int]:
+    """Return the bits of every element, as signed integers."""
+    whole = torch.int32 if result.dtype is torch.float32 else torch.int16
+    return [int(bits) for bits in result.cpu().contiguous().view(whole).flatten().tolist()]
+
+
+def _number(bits: int, dtype: torch.dtype) -> float:
+    exponent_bits, fraction_bits = {torch.float16: (5, 10), torch.bfloat16: (8, 7), torch.float32: (8, 23)}[dtype]
+    fraction = bits & (2**fraction_bits - 1)
+    exponent = (bits >> fraction_bits) & (2**exponent_bits - 1)
+    sign = -1.0 if bits < 0 else 1.0
+    bias = 2 ** (exponent_bits - 1) - 1
+    if exponent == 2**exponent_bits - 1:
+        return math.nan if fraction else sign * math.inf
+    significand = fraction + (2**fraction_bits if exponent else 0)
+    return sign * math.ldexp(significand, max(exponent, 1) - bias - fraction_bits)
+
+
+def _kept(seen: list[float], exact: float) -> str:
+    if seen == [exact]:
+        return "kept"
+    return "flushed" if seen in ([0.0], [-0.0]) else f"irregular ({', '.join(f'{value:g}' for value in seen[:3])})"
