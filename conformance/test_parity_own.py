@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import statistics
 from contextlib import nullcontext
 from itertools import pairwise
 
@@ -10,6 +12,7 @@ import torch
 
 from conformance.harness.check import Case, contract
 from conformance.harness.targets import Target
+from conformance.oracles import equivalence
 from conformance.workloads.own import Builder
 from conformance.workloads.training import train_step
 
@@ -32,6 +35,50 @@ def _losses(
         )
         scales.append(scaler.get_scale())
     return [loss.item() for loss in losses], scales
+
+
+@contract("AMP-PARITY-050")
+def test_training_ends_at_the_same_loss(case: Case, target: Target, amp_dtype: torch.dtype, own: Builder) -> None:
+    steps = case.samples(quick=40, standard=100, full=400)
+    first, last = case.samples(quick=6, standard=8, full=12), case.samples(quick=12, standard=16, full=24)
+
+    @functools.cache
+    def learned(seed: int, dtype: torch.dtype | None) -> float:
+        """How far the loss falls from the first step to the last quarter of them."""
+        losses, _ = _losses(target, own, case.seed + seed, dtype, steps)
+        return losses[0] - statistics.fmean(losses[-steps // 4 :])
+
+    # Twice as many fp32 runs as pairs at the first look: the margin is made before any difference is seen.
+    fp32 = [learned(seed, None) for seed in range(2 * first)]
+    case.note(f"fall of the loss within {steps} steps, fp32, by seed", fp32)
+    if not all(map(math.isfinite, fp32)):
+        case.inconclusive("a fp32 run of the model does not stay finite, so there is nothing to compare AMP with")
+    if len(set(fp32)) == 1:
+        case.inconclusive("fp32 runs from all seeds are alike: draw the weights from torch's global generator")
+    margin = equivalence.margin_of(fp32, first)
+    if statistics.fmean(fp32) < 2 * margin:
+        case.inconclusive(
+            f"in fp32 the loss falls by {statistics.fmean(fp32):.3g} in {steps} steps, and the spread of seeds allows "
+            f"a difference of {margin:.3g}: AMP could learn nothing and not be seen; run a deeper --level"
+        )
+    seen = equivalence.two_stages(
+        lambda pairs: [learned(seed, amp_dtype) - learned(seed, None) for seed in range(pairs)],
+        margin,
+        first=first,
+        last=last,
+        alpha=0.05,
+    )
+    case.note("pairs of runs, steps of each", [seen.pairs, steps])
+    case.note("mean difference AMP - fp32, ends of its interval", [seen.mean, seen.low, seen.high])
+    case.note("power of the test", seen.power)
+    if seen.outcome == "undecided":
+        case.inconclusive(
+            f"after {seen.pairs} pairs the difference lies in [{seen.low:.3g}, {seen.high:.3g}] and the margin is "
+            f"{margin:.3g}: about {seen.needed} pairs would tell"
+        )
+    if seen.outcome == "different":
+        case.at_most("difference of the falls, its nearest end", seen.nearest if seen.nearest else math.inf, margin)
+    case.at_most("difference of the falls, its farthest end", seen.farthest, margin)
 
 
 @contract("AMP-PARITY-051")
