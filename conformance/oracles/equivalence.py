@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ class Equivalence:
     """What S differences come to, against a margin that their mean is to lie within.
 
     `low` and `high` end the confidence interval of the mean of level 1 - 2 alpha; `power` is the probability of
-    "equivalent" for two arms of equal mean whose differences scatter as those seen; `needed` the pairs for POWER.
+    "equivalent" for two arms of equal mean whose differences scatter as those seen.
     """
 
     pairs: int
@@ -30,8 +31,12 @@ class Equivalence:
     margin: float
     alpha: float
     power: float
-    needed: int
     outcome: Outcome
+
+    @property
+    def needed(self) -> int:
+        """The pairs that have a power of POWER; 2 where a run was not finite, as no number of pairs cures that."""
+        return 2 if math.isnan(self.spread) else pairs_needed(self.margin, self.spread, self.alpha)
 
     @property
     def nearest(self) -> float:
@@ -56,7 +61,7 @@ def compare(differences: Sequence[float], margin: float, alpha: float) -> Equiva
     if pairs < 2 or not 0 < margin < math.inf:
         raise ValueError(f"{pairs} pairs and a margin of {margin} decide nothing")
     if not all(map(math.isfinite, differences)):
-        return Equivalence(pairs, math.nan, math.nan, math.inf, math.inf, margin, alpha, 0.0, pairs, "different")
+        return Equivalence(pairs, math.nan, math.nan, math.inf, math.inf, margin, alpha, 0.0, "different")
     mean, spread = statistics.fmean(differences), statistics.stdev(differences)
     reach = t_quantile(1 - alpha, pairs - 1) * spread / math.sqrt(pairs)
     low, high = mean - reach, mean + reach
@@ -66,9 +71,7 @@ def compare(differences: Sequence[float], margin: float, alpha: float) -> Equiva
         outcome = "different"
     elif -margin < low and high < margin and reached >= POWER:
         outcome = "equivalent"
-    return Equivalence(
-        pairs, mean, spread, low, high, margin, alpha, reached, pairs_needed(margin, spread, alpha), outcome
-    )
+    return Equivalence(pairs, mean, spread, low, high, margin, alpha, reached, outcome)
 
 
 def two_stages(
@@ -179,6 +182,7 @@ def t_cdf(x: float, freedom: float) -> float:
     return 1 - tail if x > 0 else tail
 
 
+@functools.cache
 def t_quantile(probability: float, freedom: float) -> float:
     """The x with t_cdf(x) = probability, for a probability between 0 and 1."""
     if probability < 0.5:
@@ -200,6 +204,7 @@ def chi2_cdf(x: float, freedom: float) -> float:
     return total * math.exp(half * math.log(argument) - argument - math.lgamma(half))
 
 
+@functools.cache
 def chi2_quantile(probability: float, freedom: float) -> float:
     """The x with chi2_cdf(x) = probability, for a probability between 0 and 1."""
     return _inverse(lambda x: chi2_cdf(x, freedom), probability)
