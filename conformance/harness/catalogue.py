@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -87,8 +88,9 @@ class Catalogue:
 
     chapters: tuple[Chapter, ...]
 
-    @property
+    @functools.cached_property
     def contracts(self) -> dict[str, Contract]:
+        """Every contract by its id, in the order of the chapters."""
         return {contract.id: contract for chapter in self.chapters for contract in chapter.contracts}
 
     def select(self, chapters: Iterable[str], contracts: Iterable[str]) -> dict[str, Contract]:
