@@ -366,3 +366,54 @@ def test_no_step_is_skipped_once_calibrated(
     case.equal("steps skipped after the first that was taken", [step for step in skipped if step > settled], [])
     case.at_most("steps skipped while the scale settled", settled, 16)
     case.equal("scale at the end", scales[-1], INITIAL_SCALE / 2**settled)
+
+
+@contract("AMP-PARITY-016")
+def test_the_same_run_gives_the_same_bits(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
+) -> None:
+    works = [_p2(target.device, _fork(rng)) for _ in range(2)]
+    scalers = [_scaler(target, amp_dtype) for _ in works]
+    # In turn and without seeding anything: a number that AMP draws is another one for the second run.
+    for number in range(case.samples(quick=2, standard=6, full=50)):
+        steps = zip(works, scalers, strict=True)
+        one, other = (train_step(work, number, _region(target, amp_dtype), scaler) for work, scaler in steps)
+        case.identical(f"loss of step {number}", other, one)
+        case.equal(f"loss scale after step {number}", scalers[1].get_scale(), scalers[0].get_scale())
+        first, second = (dict(work.model.named_parameters()) for work in works)
+        for name, weight in first.items():
+            case.identical(f"{name} after step {number}", second[name].detach(), weight.detach())
+
+
+@contract("AMP-PARITY-017")
+@pytest.mark.parametrize("extra", [False, True], ids=["sound", "one-number-drawn"])
+def test_dropout_is_that_of_fp32(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, extra: bool
+) -> None:
+    steps = case.samples(quick=2, standard=4, full=20)
+    arms = {None: "fp32", amp_dtype: "AMP"}
+    seen = {name: _dropped(target, _p2(target.device, _fork(rng)), dtype, steps, extra) for dtype, name in arms.items()}
+    differences = [int((ours != theirs).sum()) for ours, theirs in zip(seen["AMP"], seen["fp32"], strict=True)]
+    if extra:
+        case.at_least("dropped elements and drawn numbers that differ (control)", sum(differences), 1)
+    else:
+        case.equal("dropped elements and drawn numbers that differ, by step", differences, [0] * len(differences))
+
+
+def _dropped(target: Target, work: Workload, dtype: torch.dtype | None, steps: int, extra: bool) -> list[torch.Tensor]:
+    """What dropout leaves of the inputs, step by step, and what is drawn next, on the device and on the CPU.
+
+    It is the inputs that dropout acts on, which are fp32 in both arms: another type may be dropped otherwise.
+    """
+    seen: list[torch.Tensor] = []
+    dropout = torch.nn.Dropout(0.5)
+    dropout.register_forward_hook(lambda module, inputs, output: seen.append(output.cpu()))
+    work = replace(work, model=torch.nn.Sequential(dropout, *work.model))
+    scaler = _scaler(target, dtype)
+    torch.manual_seed(1)
+    for number in range(steps):
+        if extra and dtype is not None:
+            torch.rand((), device=target.device)  # what the control draws and fp32 does not
+        train_step(work, number, _region(target, dtype), scaler)
+        seen += [torch.rand(4, device=target.device).cpu(), torch.rand(4)]
+    return seen
