@@ -1,0 +1,295 @@
+"""Convolutions by their norm and attention by element, forward and backward, against their bounds.
+
+A convolution has no bound by element: libraries go through Winograd's or Fourier's transform, which mix elements of
+different size. Its norm is taken for each output channel, each sample, each filter by itself, so that one wrong one of
+many shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from conformance.oracles import exact
+from conformance.oracles.bounded import Measured, Region, error_ratio, gain_ratio, half_spacing
+from conformance.oracles.bounded_products import long_product, share_ratio
+from conformance.oracles.error_bounds import accumulation
+from conformance.oracles.float_formats import Format, rounded
+from conformance.oracles.rounded import Rounded
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution of `image` with `weight` (shapes) and a bias; `arranged` changes strides and no value."""
+
+    name: str
+    call: Callable[..., Tensor]
+    image: tuple[int, ...]
+    weight: tuple[int, ...]
+    options: dict[str, int] = field(default_factory=dict)
+    transposed: bool = False
+    arranged: Callable[[Tensor], Tensor] = lambda image: image
+
+    @property
+    def taps(self) -> int:
+        return math.prod(self.weight[2:])
+
+    @property
+    def channels(self) -> int:
+        return self.weight[1] * self.options.get("groups", 1) if self.transposed else self.weight[0]
+
+    @property
+    def winograd(self) -> bool:
+        """Whether a library may go through Winograd's transform: taps of 3 side by side, at every place."""
+        return set(self.weight[2:]) == {3} and not {"stride", "dilation"} & self.options.keys()
+
+    def expected(self, image: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        reference = exact.transposed_convolution if self.transposed else exact.convolution
+        return reference(image, weight, bias, **self.options)
+
+
+def _channels_last(image: Tensor) -> Tensor:
+    return image.contiguous(memory_format=torch.channels_last)
+
+
+def _every_second(image: Tensor) -> Tensor:
+    return torch.stack([image, image], -1)[..., 0]
+
+
+CONVOLUTIONS: dict[str, Convolution] = {
+    one.name: one
+    for one in (
+        Convolution("channels last", F.conv2d, (2, 16, 9, 11), (8, 16, 3, 3), {"padding": 1}, arranged=_channels_last),
+        Convolution("not contiguous", F.conv2d, (2, 9, 9, 11), (8, 9, 5, 5), {"padding": 2}, arranged=_every_second),
+        Convolution("one sample", F.conv2d, (1, 16, 16, 16), (16, 16, 3, 3), {"padding": 1}),
+        Convolution("many channels", F.conv2d, (2, 257, 5, 5), (12, 257, 3, 3), {}),
+        Convolution("strided", F.conv2d, (3, 6, 17, 15), (8, 6, 5, 3), {"stride": 2, "padding": 2}),
+        Convolution("dilated", F.conv2d, (3, 6, 15, 13), (8, 6, 3, 3), {"dilation": 3, "padding": 3}),
+        Convolution("grouped", F.conv2d, (3, 12, 9, 11), (8, 3, 3, 3), {"groups": 4, "padding": 1}),
+        Convolution("depthwise", F.conv2d, (3, 16, 9, 11), (16, 1, 3, 3), {"groups": 16, "padding": 1}),
+        Convolution("pointwise", F.conv2d, (3, 129, 5, 7), (17, 129, 1, 1), arranged=_channels_last),
+        Convolution("one dimension", F.conv1d, (3, 33, 65), (16, 33, 5), {"padding": 2}),
+        Convolution("three dimensions", F.conv3d, (2, 6, 5, 6, 7), (6, 6, 3, 2, 3), {"padding": 1}),
+        Convolution("transposed", F.conv_transpose2d, (3, 9, 7, 9), (9, 8, 3, 3), {"stride": 2, "padding": 1}, True),
+        Convolution("transposed grouped", F.conv_transpose2d, (2, 8, 7, 9), (8, 4, 4, 4), {"groups": 2}, True),
+    )
+}
+
+
+def _by_slice(seen: Tensor, value: Tensor, form: Format, dim: int, additions: int, winograd: bool) -> float:
+    """Return the worst norm of an error over its bound, of the slices along `dim`.
+
+    Half a spacing of every element at most, and what `normwise_window` allows for partial results added up in 16 bits
+    and for Winograd's transform.
+    """
+    off = (seen.detach().cpu().double() - value).transpose(0, dim).flatten(1)
+    exactly = value.transpose(0, dim).flatten(1)
+    rounding = half_spacing(exactly.abs(), form).square().sum(1).sqrt()
+    other = (0.5 * additions**0.5 + 8 * winograd + 2.0**-6) * form.unit_roundoff
+    ratio = off.square().sum(1).sqrt() / (rounding + other * exactly.square().sum(1).sqrt())
+    return float(ratio.nan_to_num(nan=math.inf, posinf=math.inf).max())
+
+
+def convolution_operands(convolution: Convolution, kind: str, rng: torch.Generator) -> list[Tensor]:
+    """Return image, weight, bias in fp32; `wide`: samples and filters scaled by 2^-5 to 2^5."""
+    image, weight = (torch.randn(shape, generator=rng) for shape in (convolution.image, convolution.weight))
+    bias = torch.randn(convolution.channels, generator=rng)
+    if kind == "same_sign":
+        image, weight = image.abs() + 0.25, weight.abs() + 0.25
+    elif kind == "wide":
+        image = _scaled(image, rng)
+        weight = _scaled(weight, rng)
+    return [image, weight, bias]
+
+
+def _scaled(tensor: Tensor, rng: torch.Generator) -> Tensor:
+    return torch.ldexp(tensor, torch.randint(-5, 6, (len(tensor), *[1] * (tensor.dim() - 1)), generator=rng))
+
+
+def measure_convolution(
+    convolution: Convolution, kind: str, form: Format, rng: torch.Generator, device: torch.device, region: Region
+) -> list[Measured]:
+    """Run a convolution of fp32 operands in `region`, where it is promised to compute in `form`, both ways."""
+    full = convolution_operands(convolution, kind, rng)
+    leaves = [operand.clone().to(device).requires_grad_() for operand in full]
+    with region():
+        seen = convolution.call(convolution.arranged(leaves[0]), *leaves[1:], **convolution.options)
+    seed = rounded(torch.randn(seen.shape, generator=rng).double(), form)
+    seen.backward(seed.to(seen.dtype).to(device))
+    narrow = [rounded(operand.double(), form).requires_grad_() for operand in full]
+    value = convolution.expected(*narrow)
+    value.backward(seed)
+    winograd = convolution.winograd and device.type != "cpu"
+    what = f"convolution, {convolution.name}, {kind.replace('_', ' ')}"
+    samples = convolution.image[0]
+    slices = 1 if convolution.transposed else 0
+    found = []
+    for place, tensor, exactly, dim, additions in (
+        (
+            None,
+            seen,
+            value.detach(),
+            0 if convolution.transposed or kind == "wide" else 1,
+            convolution.taps * convolution.transposed,
+        ),
+        (0, leaves[0].grad, narrow[0].grad, 0, convolution.taps),
+        (1, leaves[1].grad, narrow[1].grad, slices if kind != "wide" else 0, samples),
+    ):
+        assert tensor is not None
+        assert exactly is not None
+        error = _by_slice(tensor, exactly, form, dim, additions, winograd)
+        noise = (0.5 * additions**0.5 + 8 * winograd) * form.unit_roundoff
+        gain = gain_ratio(tensor, Rounded(exactly, noise * exactly.abs()), form) if kind == "plain" else 0.0
+        share = (
+            _shares(convolution, full, narrow, tensor, exactly, form, noise)
+            if place is None and kind == "plain"
+            else None
+        )
+        found.append(
+            Measured(what if place is None else f"{what}: gradient {place}", tensor.dtype, error, gain, place, share)
+        )
+    rows = seed.transpose(0, 1).flatten(1)
+    reference = Rounded(rows.sum(1), samples * form.unit_roundoff * rows.abs().sum(1) / 2)
+    found.append(
+        Measured(f"{what}: gradient 2", leaves[2].grad.dtype, error_ratio(leaves[2].grad, reference, form), operand=2)
+    )
+    return found
+
+
+def _shares(
+    convolution: Convolution,
+    full: list[Tensor],
+    narrow: list[Tensor],
+    seen: Tensor,
+    value: Tensor,
+    form: Format,
+    noise: float,
+) -> float | None:
+    """Return the worst share of the image's and the weight's rounding."""
+    image, weight, bias = (tensor.detach() for tensor in narrow)
+    reference = Rounded(value, torch.zeros_like(value))
+    found = [
+        share_ratio(seen, convolution.expected(*others).detach(), reference, form, noise)
+        for others in ((full[0].double(), weight, bias), (image, full[1].double(), bias))
+    ]
+    return max((share for share in found if share is not None), default=None)
+
+
+# --- attention
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Shapes (batch, heads, queries, keys, size of a head) of attention, and what is masked."""
+
+    name: str
+    shape: tuple[int, int, int, int, int]
+    mask: str = "none"
+
+
+ATTENTIONS: dict[str, Attention] = {
+    one.name: one
+    for one in (
+        Attention("long", (1, 2, 7, 2048, 16)),
+        Attention("one query", (1, 3, 1, 129, 16)),
+        Attention("causal", (2, 2, 65, 65, 16), "causal"),
+        Attention("boolean mask", (1, 2, 17, 45, 16), "boolean"),
+        Attention("additive mask", (1, 2, 17, 45, 16), "additive"),
+    )
+}
+
+
+def _mask(attention: Attention, rng: torch.Generator) -> Tensor | None:
+    """A boolean mask (true: takes part; the first key always does), or None."""
+    _, _, queries, keys, _ = attention.shape
+    if attention.mask == "causal":
+        return torch.ones(queries, keys, dtype=torch.bool).tril()
+    if attention.mask == "none":
+        return None
+    mask = torch.rand(queries, keys, generator=rng) < 0.7
+    mask[:, 0] = True
+    return mask
+
+
+def measure_attention(
+    attention: Attention, form: Format, rng: torch.Generator, device: torch.device, region: Region
+) -> list[Measured]:
+    """Run attention on numbers of `form` whose logits, up to 40, need more bits than 16-bit types have.
+
+    Queries are integers up to 15, keys multiples of 2^-5 up to 2, the scale is 1/4 (its root 1/2): every logit is a
+    number of fp32, whatever the order. A logit that is written down in 16 bits is off by up to 2^-3 in bf16, 2^-6 in
+    fp16, and so is its probability, relatively; rounded probabilities and results are off by a few u.
+    """
+    batch, heads, queries, keys, size = attention.shape
+    query = torch.randint(-15, 16, (batch, heads, queries, size), generator=rng).double()
+    key = torch.randint(-64, 65, (batch, heads, keys, size), generator=rng).double() / 32
+    value = rounded(torch.randn(batch, heads, keys, size, generator=rng).double(), form)
+    mask = _mask(attention, rng)
+    leaves = [part.float().to(device).requires_grad_() for part in (query, key, value)]
+    added = mask
+    if mask is not None and attention.mask == "additive":
+        added = torch.zeros(mask.shape, dtype=form.dtype).masked_fill(~mask, float("-inf"))
+    causal = attention.mask == "causal"
+    with region():
+        seen = F.scaled_dot_product_attention(
+            leaves[0],
+            leaves[1],
+            leaves[2],
+            attn_mask=None if added is None or causal else added.to(device),
+            is_causal=causal,
+        )
+    seed = rounded(torch.randn(seen.shape, generator=rng).double(), form)
+    seen.backward(seed.to(seen.dtype).to(device))
+    found = _attention_references(query, key, value, mask, seed, form)
+    what = f"attention, {attention.name}"
+    names = (None, 0, 1, 2)
+    return [
+        Measured(
+            what if place is None else f"{what}: gradient {place}",
+            tensor.dtype,
+            error_ratio(tensor, reference, form),
+            operand=place,
+        )
+        for place, tensor, reference in zip(names, (seen, *(leaf.grad for leaf in leaves)), found, strict=True)
+    ]
+
+
+def _attention_references(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, seed: Tensor, form: Format
+) -> list[Rounded]:
+    """Return result and gradients with what four 16-bit roundings on the way and the sums in fp32 may lose of each.
+
+    P is rounded before it multiplies the values, dS before it multiplies keys and queries, the result before it goes
+    into D = sum(dO O) (T. Dao, D. Fu, S. Ermon, A. Rudra, C. Re, FlashAttention, NeurIPS 2022, algorithm 4); kernels
+    that normalise after the product round numbers in other proportions, hence 4 u in the place of 2.
+    """
+    unit, scale = 4 * form.unit_roundoff, query.shape[-1] ** -0.5
+    logits = long_product(query, key.mT) * scale
+    if mask is not None:
+        logits = logits.masked_fill(~mask, float("-inf"))
+    p = exact.softmax(logits)
+    # Exponentials and sums in fp32: softmax_bound's factor; logits themselves are exact.
+    spread = (logits.amax(-1, keepdim=True) - logits).masked_fill(p == 0, 0.0)
+    loss = (logits.shape[-1] + 2 * spread + 12) * 2.0**-24 + unit
+    result, size = long_product(p, value), long_product(p * loss + 2 * form.smallest, value.abs())
+    result_error = size + accumulation(logits.shape[-1]) * long_product(p, value.abs())
+    dp = long_product(seed, value.mT)
+    dp_size = long_product(seed.abs(), value.abs().mT)
+    delta = (seed * result).sum(-1, keepdim=True)
+    delta_error = (seed.abs() * (result_error + form.unit_roundoff * result.abs())).sum(-1, keepdim=True)
+    ds = p * (dp - delta)
+    # What lies below the subnormal numbers of the type is lost of either matrix.
+    p_error = p * loss + 2 * form.smallest
+    ds_error = p_error * (dp.abs() + delta.abs()) + p * (unit * dp_size * 2.0**-6 + delta_error) + 2 * form.smallest
+    grow = 1 + accumulation(max(logits.shape[-2:]))
+    return [
+        Rounded(result, result_error / 2),
+        Rounded(long_product(ds, key) * scale, long_product(ds_error * grow, key.abs()) * scale / 2),
+        Rounded(long_product(ds.mT, query) * scale, long_product(ds_error.mT * grow, query.abs()) * scale / 2),
+        Rounded(long_product(p.mT, seed), long_product(p_error.mT * grow, seed.abs()) / 2),
+    ]

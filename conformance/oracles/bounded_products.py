@@ -1,0 +1,226 @@
+"""Matrix products, convolutions and attention at the sizes and on the data where kernels differ, against their bounds.
+
+Every reference is the float64 result of the operands as autocast rounds them, so that what is left is the accumulation
+and one rounding; that the operands were rounded at all is measured by the share of their rounding in the result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from conformance.oracles import exact
+from conformance.oracles.bounded import (
+    CONFIDENCE,
+    ORDER,
+    ROUNDING,
+    Measured,
+    Region,
+    error_ratio,
+    gain_ratio,
+    half_spacing,
+    is_exact_in_any_order,
+    lowest_bit,
+)
+from conformance.oracles.error_bounds import accumulation, normwise_error
+from conformance.oracles.float_formats import FP32, Format, rounded
+from conformance.oracles.rounded import Rounded
+
+
+def long_product(left: Tensor, right: Tensor) -> Tensor:
+    """Return left @ right in float64, without a matrix product kernel, however long the sums are."""
+    if math.prod(left.shape) * right.shape[-1] > 2**22:
+        return exact.product(left, right)
+    return (left.double().unsqueeze(-1) * right.double().unsqueeze(-3)).sum(-2)
+
+
+@dataclass(frozen=True)
+class Product:
+    """An op that multiplies (m, k) by (k, n), both perhaps in a batch, and adds a bias of (n,) or (m, n)."""
+
+    name: str
+    call: Callable[[Tensor, Tensor, Tensor], Tensor]
+    batch: int = 0
+    bias: str = "none"
+
+
+def _sliced(matrix: Tensor) -> Tensor:
+    """The same numbers in every second column of a wider matrix: neither dimension is contiguous."""
+    return torch.stack([matrix, matrix], -1)[..., 0]
+
+
+PRODUCTS: dict[str, Product] = {
+    one.name: one
+    for one in (
+        Product("mm", lambda a, b, c: torch.mm(a, b)),
+        Product("matmul", lambda a, b, c: a @ b),
+        Product("mm of transposed", lambda a, b, c: torch.mm(a.t().contiguous().t(), b.t().contiguous().t())),
+        Product("mm of slices", lambda a, b, c: torch.mm(_sliced(a), _sliced(b))),
+        Product("linear", lambda a, b, c: F.linear(a, b.t(), c), bias="row"),
+        Product("linear without bias", lambda a, b, c: F.linear(a, b.t())),
+        Product("linear of three dimensions", lambda a, b, c: F.linear(a.unsqueeze(0), b.t()).squeeze(0)),
+        Product("addmm", lambda a, b, c: torch.addmm(c, a, b), bias="full"),
+        Product("bmm", lambda a, b, c: torch.bmm(a, b), batch=2),
+        Product("bmm of one", lambda a, b, c: torch.bmm(a, b), batch=1),
+        Product("baddbmm", lambda a, b, c: torch.baddbmm(c, a, b), batch=2, bias="full"),
+        Product("einsum", lambda a, b, c: torch.einsum("bik,bkj->bij", a, b), batch=2),
+    )
+}
+
+# m, k, n: long sums, long sums in the weight's gradient, one row, one column, tails of every tile, whole tiles.
+SHAPES = {
+    "long": (5, 4096, 3),
+    "tall": (4096, 7, 5),
+    "row": (1, 300, 65),
+    "column": (65, 300, 1),
+    "odd": (33, 65, 67),
+    "tiles": (32, 128, 32),
+}
+LONGER = {"longer": (3, 16384, 2), "longest": (2, 65536, 2), "taller": (16384, 5, 3)}
+
+
+def _gaussian(rng: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=rng).double()
+
+
+def _grid(low: int, high: int, form: Format) -> Callable[..., Tensor]:
+    """Integers over 64: sums of 65536 products are multiples of 2^-12 below 2^12, which fp32 adds without error."""
+    return lambda rng, *shape: torch.randint(low, high + 1, shape, generator=rng).double() / 64
+
+
+def product_operands(
+    product: Product, kind: str, shape: tuple[int, int, int], form: Format, rng: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return left, right, bias and the incoming gradient as float64 numbers of fp32; `form` is what they are cast to.
+
+    `plain`: Gaussian. `grid` and `grid_same_sign`: operands whose sums fp32 holds in any order, so that fp32 adds no
+    error at all while partial sums kept or handed over in 16 bits do. `wide`: rows and columns scaled by 2^-10 to 2^10.
+    `cancelling`: results a thousandth of their terms. `bias`: on the grid, a bias that all but cancels the product, so
+    that a product rounded before the bias is added shows. `near_overflow`: results up to the largest number.
+    """
+    m, k, n = shape
+    batch = (product.batch,) if product.batch else ()
+    draw = _gaussian
+    if kind in ("grid", "bias"):
+        draw = _grid(-15, 15, form)
+    elif kind == "grid_same_sign":
+        draw = _grid(1, 15, form)
+    left, right, seed = draw(rng, *batch, m, k), draw(rng, *batch, k, n), draw(rng, *batch, m, n)
+    bias = draw(rng, *{"none": (1,), "row": (n,), "full": (*batch, m, n)}[product.bias])
+    if kind == "wide":
+        left, right = _scaled(left, rng, -2), _scaled(right, rng, -1)
+    elif kind == "cancelling":
+        half = k // 2
+        right[..., half : 2 * half, :] = -right[..., :half, :] * (1 + 2.0**-6)
+        left[..., half : 2 * half] = left[..., :half]
+    elif kind == "bias":
+        result = long_product(left, right)
+        bias = -rounded(result, form) if product.bias == "full" else -rounded(result[..., 0, :], form)
+    elif kind == "near_overflow":
+        # Sums on the way stay below fp32's largest number, which is about bf16's own.
+        largest, size = (float(long_product(*pair).abs().max()) for pair in ((left, right), (left.abs(), right.abs())))
+        top = min(0.9 * form.largest / largest, 2.0**126 / size) ** 0.5
+        left, right, bias = left * top, right * top, bias * top
+    return left.float().double(), right.float().double(), bias.float().double(), seed.float().double()
+
+
+def _scaled(matrix: Tensor, rng: torch.Generator, dim: int) -> Tensor:
+    """Scale each row (-2) or column (-1) by a power of two."""
+    size = [1] * matrix.dim()
+    size[dim] = matrix.shape[dim]
+    return torch.ldexp(matrix, torch.randint(-5, 6, size, generator=rng))
+
+
+def _product_reference(left: Tensor, right: Tensor, added: Tensor | None, form: Format) -> Rounded:
+    """left @ right + added; no error where no order of summation rounds, else `accumulation` of every term."""
+    value, terms = long_product(left, right), left.shape[-1]
+    size = long_product(left.abs(), right.abs())
+    if added is not None:
+        value, size, terms = value + added, size + added.abs(), terms + 1
+    unit = lowest_bit(left) + lowest_bit(right)
+    whole = float(size.max()) <= 2.0 ** (24 + unit) and (added is None or lowest_bit(added) >= unit)
+    return Rounded(value, torch.zeros_like(size) if whole else accumulation(terms) * size / ORDER)
+
+
+def share_ratio(seen: Tensor, without: Tensor, reference: Rounded, form: Format, noise: float = 0.0) -> float | None:
+    """Return how far the share of an operand's rounding in the result is from 1, over its bound; None: nothing to see.
+
+    `without` is the float64 result had the operand not been rounded, `reference` that with it rounded. Where it was
+    not, the share is 0, and the ratio 1 over the bound. Independent roundings of the result add `CONFIDENCE` standard
+    deviations (and `noise`, the relative error of a kernel that is not direct); the arithmetic, all of its bound.
+    """
+    made = (reference.value - without).flatten()
+    power = made.square().sum()
+    if not power:
+        return None
+    off = ((seen.detach().cpu().double().flatten() - reference.value.flatten()) * made).sum().abs()
+    size = half_spacing(reference.value.abs().flatten(), form) * ROUNDING + noise * reference.value.abs().flatten()
+    bound = CONFIDENCE * (size * made).square().sum().sqrt() + (ORDER * reference.error.flatten() * made.abs()).sum()
+    return float(off / bound) if bound < power / 2 else None
+
+
+def measure_product(
+    product: Product,
+    kind: str,
+    shape: tuple[int, int, int],
+    form: Format,
+    rng: torch.Generator,
+    device: torch.device,
+    region: Region,
+    *,
+    backward: bool = True,
+) -> list[Measured]:
+    """Run a product of fp32 operands in `region`, where it is promised to compute in `form`, forward and backward."""
+    full = product_operands(product, kind, shape, form, rng)
+    left, right, bias, seed = (rounded(operand, form) for operand in full)
+    leaves = [operand.float().to(device).requires_grad_() for operand in full[:3]]
+    with region():
+        seen = product.call(*leaves)
+    what = f"{product.name} {'x'.join(map(str, shape))}, {kind.replace('_', ' ')}"
+    added = None if product.bias == "none" else bias
+    found = [_judged(what, seen, _product_reference(left, right, added, form), form)]
+    if form is not FP32 and kind == "plain":
+        plus = 0 if added is None else added
+        others = [long_product(full[0], right) + plus, long_product(left, full[1]) + plus]
+        size = (
+            normwise_error(seen, long_product(full[0], full[1]) + (0 if added is None else full[2]))
+            / form.unit_roundoff
+            / 0.3
+        )
+        found[0] = replace(found[0], share=_worst_share(seen, others, left, right, added, form), size=size)
+    if not backward:
+        return found
+    seen.backward(seed.to(seen.dtype).to(device))
+    gradients = [(seed, right.mT, full[1].mT, 1), (left.mT, seed, full[0].mT, 0)]
+    for place, (one, other, unrounded, operand) in enumerate(gradients):
+        leaf, reference = leaves[place], _product_reference(one, other, None, form)
+        measured = _judged(f"{what}: gradient {place}", leaf.grad, reference, form, place)
+        if form is not FP32 and kind == "plain":
+            without = long_product(seed, unrounded) if operand else long_product(unrounded, seed)
+            measured = replace(measured, share=share_ratio(leaf.grad, without, reference, form))
+        found.append(measured)
+    if added is not None:
+        rows = seed.sum(0) if product.bias == "row" else seed
+        sizes = seed.abs().sum(0) if product.bias == "row" else seed.abs()
+        exactly = product.bias == "full" or is_exact_in_any_order(seed, (0,))
+        error = torch.zeros_like(rows) if exactly else seed.shape[0] * FP32.unit_roundoff * sizes / ORDER
+        found.append(_judged(f"{what}: gradient 2", leaves[2].grad, Rounded(rows, error), form, 2))
+    return found
+
+
+def _worst_share(
+    seen: Tensor, others: list[Tensor], left: Tensor, right: Tensor, added: Tensor | None, form: Format
+) -> float | None:
+    reference = _product_reference(left, right, added, form)
+    shares = [share_ratio(seen, other, reference, form) for other in others]
+    return max((share for share in shares if share is not None), default=None)
+
+
+def _judged(what: str, seen: Tensor, reference: Rounded, form: Format, operand: int | None = None) -> Measured:
+    """Measure what was rounded to `form`, though a gradient comes back widened to fp32."""
+    return Measured(what, seen.dtype, error_ratio(seen, reference, form), gain_ratio(seen, reference, form), operand)
