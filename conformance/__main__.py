@@ -14,7 +14,7 @@ from conformance.console import OK, USAGE, UsageError, colour, show, width, writ
 from conformance.version import __version__
 
 try:
-    from conformance import live
+    from conformance import arithmetic, live
     from conformance.report import checklist, diff, document, explain, terminal
 except ModuleNotFoundError as missing:
     if missing.name != "tabulate":
@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"amp-conformance {__version__}")
     commands = parser.add_subparsers(
-        dest="command", required=True, metavar="diff|checklist|summary|explain|catalogue|surface|ops"
+        dest="command", required=True, metavar="diff|checklist|summary|explain|catalogue|surface|ops|fingerprint|trace"
     )
 
     command = commands.add_parser("diff", help="compare two reports; exit status 1 where something regressed")
@@ -94,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(run=_catalogue)
 
     live.add_commands(commands)
+    arithmetic.add_commands(commands)
     return parser
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import string
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
 from conformance.harness.catalogue import Contract
 from conformance.harness.evidence import Evidence, plain
-from conformance.report import scale_history
+from conformance.report import fingerprint, scale_history
 
 if TYPE_CHECKING:
     import torch
@@ -167,6 +167,14 @@ class Case:
         `python -m conformance explain scale` tells it. Nothing is held against it.
         """
         self._judge(what, [float(scale) for scale in scales], None, None, scale_history.UNIT, True)
+
+    def fingerprint(self, sections: Mapping[str, Mapping[str, str]]) -> None:
+        """Record the numerics fingerprint of the target, by section its rows and values; nothing is held against it.
+
+        `python -m conformance fingerprint` shows it, and `diff` compares those of two reports.
+        """
+        for section, rows in sections.items():
+            self._judge(section, [[row, value] for row, value in rows.items()], None, None, fingerprint.UNIT, True)
 
     def samples(self, *, quick: int, standard: int, full: int) -> int:
         """The number of samples at the depth of this run."""

@@ -9,7 +9,7 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -168,11 +168,9 @@ def _section(device: torch.device, dtype: torch.dtype) -> Section:
     with full_precision(device.type):
         section = product_rows(product, dtype)
         section["convolution"] = _difference(section, _attempt(lambda: product_rows(convolution(device), dtype)))
-        section |= _repeats(product, dtype)
+        section |= repeats(product, dtype)
         section["NaN times 1"] = _nan_product(product, dtype)
-    if dtype is torch.float32:
-        section |= _relaxed(device)
-    elif device.type == "cuda":
+    if dtype is not torch.float32 and device.type == "cuda":
         section["reductions allowed in 16 bits"] = _reduced(device, dtype, section)
     return section
 
@@ -227,13 +225,14 @@ def _precision(name: str) -> Iterator[None]:
 
 def _relaxed(device: torch.device) -> Section:
     """How many bits of fp32 operands are read with the flags as they are, and with less precision allowed."""
-    product, found = matrix_product(device), {}
-    found["operands, flags as set"] = _read(bits_read(product, torch.float32, 24))
-    seen = _attempt(lambda: {"": _read(bits_read(convolution(device), torch.float32, 24))})
-    found["convolution operands, flags as set"] = seen.get("", seen.get("not run", ""))
+    product = matrix_product(device)
+    own = _attempt(lambda: {"": _read(bits_read(convolution(device), torch.float32, 24))})
+    convolved = own.get("", own.get("not run", ""))
+    plain = _read(bits_read(product, torch.float32, 24))
+    found = {"fp32 operands, flags as set": f"product {plain}, convolution {convolved}"}
     for name in ("high", "medium"):
         with _precision(name):
-            found[f"operands at precision {name}"] = _read(bits_read(product, torch.float32, 24))
+            found[f"fp32 operands, precision {name}"] = _read(bits_read(product, torch.float32, 24))
     return found
 
 
@@ -262,7 +261,8 @@ def _cancelling(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
 _ROWS = (1, 3, 16, 32)
 
 
-def _repeats(product: Product, dtype: torch.dtype) -> Section:
+def repeats(product: Product, dtype: torch.dtype) -> Section:
+    """Whether the same product gives the same bits again, and with fewer rows beside each."""
     left, right = _cancelling(dtype)
     whole = patterns(product(left, right))
     again = all(patterns(product(left, right)) == whole for _ in range(3))
@@ -337,7 +337,7 @@ def _rounds(result: torch.Tensor) -> str:
 def _machine(device: torch.device) -> Section:
     found = {"NaN cast to " + name: _cast_nans(device, dtype) for name, dtype in NAMES.items() if name != "fp32"}
     found["multiply and add"] = _contraction(device)
-    return found | _libraries(device)
+    return _relaxed(device) | found | _libraries(device)
 
 
 def _libraries(device: torch.device) -> Section:
@@ -360,16 +360,8 @@ def _libraries(device: torch.device) -> Section:
     return {"instructions": device.type, "libraries": "torch does not say"}
 
 
-def accumulators(device: torch.device, dtype: torch.dtype, product: Product | None = None) -> Accumulator | None:
-    """The accumulator of a product alone, with the flags off; None where its results fit no order."""
-    product = matrix_product(device) if product is None else product
-    try:
-        with full_precision(device.type), one_thread():
-            return accumulator(product, dtype, TERMS, chain(Swamping(product, dtype, TERMS))[:4])
-    except Irregular:
-        return None
-
-
-def as_rows(found: Fingerprint) -> dict[str, list[list[Any]]]:
-    """The sections as lists of [row, value], as evidence holds them."""
-    return {name: [[row, value] for row, value in section.items()] for name, section in found.items()}
+def accumulator_of(device: torch.device, dtype: torch.dtype) -> Accumulator:
+    """The accumulator of matrix products alone, with the flags off; see `summation.accumulator`."""
+    product = matrix_product(device)
+    with full_precision(device.type), one_thread():
+        return accumulator(product, dtype, TERMS, _ordered(Swamping(product, dtype, TERMS)).places[:4])

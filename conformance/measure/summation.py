@@ -39,26 +39,34 @@ _WIDE_BASES = ((0, range(1, 61)),)
 MOST_EXTRA_BITS = 8
 
 
-def sums(product: Product, dtype: torch.dtype, terms: int, rows: Sequence[Mapping[int, float]]) -> list[float]:
-    """Return, for each row, the sum that `product` makes of the products at these places, all others being zero.
+def sums(product: Product, dtype: torch.dtype, products: torch.Tensor) -> list[float]:
+    """Return, for each row of `products` (float64, one column for each term), the sum that `product` makes of it.
 
-    A product is a number of few bits; it is split into two factors that the dtype holds as normal numbers. Each row
-    is an element of the diagonal of a (64, terms) by (terms, 64) product.
+    A number of few bits is split into two factors that the dtype holds as normal numbers. Each row is an element of
+    the diagonal of a (64, terms) by (terms, 64) product.
     """
+    significand, exponent = torch.frexp(products)
+    half = torch.div(exponent, 2, rounding_mode="floor")
+    ours = torch.ldexp(2 * significand, exponent - 1 - half).to(dtype)
+    theirs = torch.where(products == 0, 0.0, torch.ldexp(torch.ones_like(products), half)).to(dtype)
     found: list[float] = []
-    for start in range(0, len(rows), SIDE):
-        chunk = rows[start : start + SIDE]
-        places = [(row, place, value) for row, entries in enumerate(chunk) for place, value in entries.items()]
-        left, right = torch.zeros(SIDE, terms, dtype=torch.float64), torch.zeros(SIDE, terms, dtype=torch.float64)
-        if places:
-            at, place, values = (torch.tensor(column) for column in zip(*places, strict=True))
-            significand, exponent = torch.frexp(values.double())
-            half = torch.div(exponent, 2, rounding_mode="floor")
-            left[at, place] = torch.ldexp(2 * significand, exponent - 1 - half)
-            right[at, place] = torch.ldexp(torch.ones(len(places), dtype=torch.float64), half)
-        result = product(left.to(dtype), right.t().contiguous().to(dtype))
-        found += result.detach().cpu().double().diagonal()[: len(chunk)].tolist()
+    for start in range(0, len(products), SIDE):
+        left, right = (_padded(factor[start : start + SIDE]) for factor in (ours, theirs))
+        result = product(left, right.t().contiguous())
+        found += result.detach().cpu().double().diagonal()[: len(products) - start].tolist()
     return found
+
+
+def _padded(rows: torch.Tensor) -> torch.Tensor:
+    return torch.cat([rows, rows.new_zeros(SIDE - len(rows), rows.shape[1])])
+
+
+def spread(rows: Sequence[Mapping[int, float]], terms: int, fill: float = 0.0) -> torch.Tensor:
+    """Return rows of `terms` numbers, float64: those given by place, and `fill` everywhere else."""
+    table = torch.full((len(rows), terms), fill, dtype=torch.float64)
+    for at, row in enumerate(rows):
+        table[at, list(row)] = torch.tensor(list(row.values()), dtype=torch.float64)
+    return table
 
 
 # --- order ------------------------------------------------------------------------------------------------------
@@ -87,22 +95,42 @@ class Swamping:
         """Return for pairs of counted places how many of the counted are in the sum that first holds both.
 
         M stands at one and -M at the other; a unit that is added to either before they meet is swamped (FPRev).
+        Raises Irregular where what is left is no count of units.
         """
-        count = self.terms // self.step
-        exponents = (_SWAMPING.get(self.dtype, _WIDE_RANGE), _WEAK_SWAMPING)
-        for large, small in exponents:
+        survivors = self._survivors(pairs)
+        # Truncation moves -M + 1 towards zero and leaves M + 1 alone: then M must be added first.
+        if any(self._size(number) is None for number in survivors):
+            turned = self._survivors([(j, i) for i, j in pairs])
+            survivors = [ours if self._size(ours) else theirs for ours, theirs in zip(survivors, turned, strict=True)]
+        found = []
+        for number in survivors:
+            if (size := self._size(number)) is None:
+                raise Irregular(f"of {self.terms // self.step} equal terms {number:g} survive M - M")
+            found.append(size)
+        return found
+
+    def _survivors(self, pairs: Sequence[tuple[int, int]]) -> list[float]:
+        """Of the units beside M and -M, how many are left in each sum."""
+        survivors: list[float] = []
+        for large, small in (_SWAMPING.get(self.dtype, _WIDE_RANGE), _WEAK_SWAMPING):
             big, unit = 2.0**large, 2.0**small
-            rows = [
-                {place * self.step: unit for place in range(count)} | {i * self.step: big, j * self.step: -big}
-                for i, j in pairs
-            ]
-            survivors = [total / unit for total in sums(self.product, self.dtype, self.terms, rows)]
+            table = torch.zeros(len(pairs), self.terms, dtype=torch.float64)
+            table[:, :: self.step] = unit
+            row, (i, j) = torch.arange(len(pairs)), torch.tensor(pairs).t() * self.step
+            table[row, i], table[row, j] = big, -big
+            survivors = [total / unit for total in sums(self.product, self.dtype, table)]
             if all(math.isfinite(number) for number in survivors):
                 break
-        for number in survivors:
-            if not (number.is_integer() and 0 <= number <= count - 2):
-                raise Irregular(f"of {count} equal terms {number:g} survive M - M")
-        return [count - int(number) for number in survivors]
+        return survivors
+
+    def _size(self, survivors: float) -> int | None:
+        """The size of the sum in which M met -M, or None where no order leaves that many units."""
+        # More than a 16-bit result can count come out rounded: then the answer is the most that it can be.
+        count, unit = self.terms // self.step, torch.finfo(self.dtype).eps / 2
+        rounding = unit * survivors if unit * count > 1 else 0.0
+        if not (float(survivors).is_integer() and 0 <= survivors - rounding <= count - 2):
+            return None
+        return min(count, count - math.floor(survivors - rounding))
 
 
 def tree(swamping: Swamping) -> Tree:
@@ -307,7 +335,7 @@ def accumulator(product: Product, dtype: torch.dtype, terms: int, places: Sequen
     for base, tried in _BASES.get(dtype, _WIDE_BASES):
         big = 2.0**base
         rows = [{first: big, second: big * 2.0**-below, last: -big} for below in tried]
-        seen = sums(product, dtype, terms, rows)
+        seen = sums(product, dtype, spread(rows, terms))
         lost = (below for below, rest in zip(tried, seen, strict=True) if rest != big * 2.0**-below)
         if (bits := next(lost, None)) is not None:
             return Accumulator(bits, _rounding(product, dtype, terms, places, base, bits))
@@ -322,7 +350,7 @@ def _rounding(product: Product, dtype: torch.dtype, terms: int, places: Sequence
     rows.append({first: -big, second: -0.75 * place, last: big})
     if middle is not None:
         rows.append({first: big, second: place, middle: 0.5 * place, last: -big})
-    quarter, half, three, negative, *odd = (value / place for value in sums(product, dtype, terms, rows))
+    quarter, half, three, negative, *odd = (value / place for value in sums(product, dtype, spread(rows, terms)))
     if not odd:
         # Without a fourth place nearest with ties to even and with ties down look alike; the latter is made nowhere.
         odd = [2.0 if three == 1 else quarter + 1]
@@ -373,7 +401,7 @@ def extra_bits(
         for bits in tried
     ]
     # With one bit, half a place and half a place are a whole one either way.
-    seen = sums(product, dtype, terms, rows)
+    seen = sums(product, dtype, spread(rows, terms))
     return next((bits - 1 for bits, rest in zip(tried, seen, strict=True) if rest != place), MOST_EXTRA_BITS)
 
 
@@ -385,7 +413,7 @@ def result_rounding(product: Product, dtype: torch.dtype, terms: int, bits: int)
     place = 2.0 ** (1 - bits)
     rows: list[dict[int, float]] = [{0: 1.0, 1: share * place} for share in (0.25, 0.5, 0.75)]
     rows += [{0: 1.0, 1: place, 2: 0.5 * place}, {0: -1.0, 1: -0.75 * place}]
-    quarter, half, three, odd, negative = sums(product, dtype, terms, rows)
+    quarter, half, three, odd, negative = sums(product, dtype, spread(rows, terms))
     seen = ((quarter - 1) / place, (half - 1) / place, (three - 1) / place, (odd - 1) / place, (negative + 1) / place)
     return ROUNDINGS.get(seen, f"irregularly ({', '.join(f'{value:g}' for value in seen)} places)")
 

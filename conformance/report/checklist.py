@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from conformance.harness.verdicts import Overall, Verdict
-from conformance.report import rollup, text
+from conformance.report import fingerprint, rollup, text
 from conformance.report.values import Case, Contract, Evidence, Report, Target, Waiver
 
 _ROWS_SHOWN = 8
@@ -100,6 +100,14 @@ def _environment(report: Report) -> Iterator[str]:
     yield _table(["", ""], [[text.markdown(name), text.markdown(text.value(value))] for name, value in rows])
     for target in header.targets:
         yield _target(target)
+    for found in fingerprint.fingerprints(report).values():
+        yield from _fingerprint(found)
+
+
+def _fingerprint(found: fingerprint.Fingerprint) -> Iterator[str]:
+    yield f"Numerics fingerprint of **{text.markdown(found.target)}**, as measured:"
+    rows = [(section, row, value) for section, values in found.sections.items() for row, value in values.items()]
+    yield _table(["", "of the arithmetic", "found"], [[text.markdown(cell) for cell in row] for row in rows])
 
 
 def _ended(report: Report) -> str:
@@ -157,6 +165,8 @@ def _measurements(cases: list[Case]) -> list[list[str]]:
     groups: dict[tuple[Any, ...], list[Evidence]] = {}
     for case in cases:
         for evidence in case.evidence:
+            if evidence.unit == fingerprint.UNIT:
+                continue  # it has a table of its own
             key = (evidence.holds, evidence.name, evidence.relation, evidence.unit)
             groups.setdefault(key, []).append(evidence)
     return [_row(found) for _, found in sorted(groups.items(), key=lambda item: item[0][0])]

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from conformance.harness.verdicts import Verdict
-from conformance.report import rollup, text
+from conformance.report import fingerprint, rollup, text
 from conformance.report.values import Report
 
 _CASES_SHOWN = 3
@@ -146,7 +146,7 @@ def _plain(value: Any) -> str:
 
 def render(old: Report, new: Report, *, names: tuple[str, str], width: int = 100) -> str:
     """Return the comparison in lines of at most `width`; `names` are what the reader calls the two reports."""
-    sections = [_runs(old, new, names), _surroundings(old, new, width)]
+    sections = [_runs(old, new, names), _surroundings(old, new, width), _arithmetic(old, new, width)]
     found = changes(old, new)
     sections += [_section(kind, [c for c in found if c.kind is kind], old, new, width) for kind in Kind]
     return "\n\n".join(section for section in [*sections, _conclusion(old, new, found)] if section)
@@ -167,6 +167,17 @@ def _surroundings(old: Report, new: Report, width: int) -> str:
         return "Environment: the same machine, software, flags and options."
     rows = [_heading("Environment: what differs")]
     rows += [text.wrap(f"{fact.name}: {fact.old} -> {fact.new}", width, _MARGIN, _MARGIN * 3) for fact in found]
+    return "\n".join(rows)
+
+
+def _arithmetic(old: Report, new: Report, width: int) -> str:
+    """What changed in the numerics fingerprint: no verdict, and the first thing to know of other results."""
+    found = fingerprint.differences(old, new)
+    if not found:
+        return ""
+    rows = [_heading(f"Numerics fingerprint: what differs ({text.count(len(found), 'row')})")]
+    several = len({row.target for row in found}) > 1
+    rows += [text.wrap(f"{row.target}, {row}" if several else str(row), width, _MARGIN, _MARGIN * 3) for row in found]
     return "\n".join(rows)
 
 

@@ -1,0 +1,131 @@
+"""Numerics: the fingerprint of the device, that it stays, and the bounds that it implies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from conformance.harness.check import Case, contract
+from conformance.harness.targets import Target
+from conformance.measure import fingerprint
+from conformance.measure.precision import full_precision
+from conformance.measure.summation import (
+    NEAREST_EVEN,
+    TERMS,
+    Product,
+    Swamping,
+    bits_read,
+    result_rounding,
+    spread,
+    sums,
+)
+from conformance.oracles.float_formats import FORMATS
+
+FP32 = torch.float32
+
+# Each through another op, as a product of (64, k) and (k, 64).
+OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mm": lambda left, right: torch.mm(left, right),
+    "linear": lambda left, right: F.linear(left, right.t().contiguous()),
+    "addmm": lambda left, right: torch.addmm(torch.zeros((), dtype=left.dtype, device=left.device), left, right),
+    "bmm": lambda left, right: torch.bmm(left.expand(2, *left.shape), right.expand(2, *right.shape))[1],
+    "conv2d": lambda left, right: F.conv2d(left[..., None, None], right.t()[..., None, None].contiguous()).flatten(1),
+}
+
+
+def _on(target: Target, op: str) -> Product:
+    return lambda left, right: OPS[op](left.to(target.device), right.to(target.device))
+
+
+def _dtypes(case: Case, target: Target) -> tuple[torch.dtype, ...]:
+    return (*(dtype for dtype in case.amp_dtypes if target.supports(dtype)), FP32)
+
+
+@contract("AMP-NUMERICS-090")
+def test_the_fingerprint(case: Case, target: Target) -> None:
+    case.fingerprint(fingerprint.fingerprint(target.device, _dtypes(case, target)))
+
+
+@contract("AMP-NUMERICS-091")
+def test_the_fingerprint_stays(case: Case, target: Target) -> None:
+    product = fingerprint.matrix_product(target.device)
+    with full_precision(target.device_type):
+        for dtype in _dtypes(case, target):
+            measured = [
+                fingerprint.product_rows(product, dtype) | fingerprint.repeats(product, dtype)
+                for _ in range(case.samples(quick=2, standard=3, full=20))
+            ]
+            flickering = {
+                row: sorted({str(one.get(row)) for one in measured})
+                for row in dict.fromkeys(row for one in measured for row in one)
+                if len({one.get(row) for one in measured}) > 1
+            }
+            case.equal(f"{dtype}: rows that differ in {len(measured)} measurements", flickering, {})
+            case.equal(f"{dtype}: the same product, four times", measured[0]["repeated"], "the same bits")
+
+
+@contract("AMP-NUMERICS-092")
+@pytest.mark.parametrize("op", OPS)
+def test_the_implied_bound(case: Case, target: Target, rng: torch.Generator, op: str) -> None:
+    lengths = (33, TERMS, 257, 1024, 8192)[: case.samples(quick=2, standard=4, full=5)]
+    for dtype in _dtypes(case, target):
+        found = fingerprint.accumulator_of(target.device, dtype)
+        case.note(f"{dtype}: accumulator", str(found))
+        if found.bits is None or found.at_least or found.rounding != NEAREST_EVEN:
+            continue
+        for terms in lengths:
+            with full_precision(target.device_type):
+                worst, where = _worst_share(_on(target, op), dtype, terms, found.bits, rng)
+            case.at_most(f"{dtype}, {op} over {terms} terms: error over the bound, {where}", worst, 1.0)
+
+
+def _worst_share(
+    product: Product, dtype: torch.dtype, terms: int, bits: int, rng: torch.Generator
+) -> tuple[float, str]:
+    """Return the greatest ratio of an error to its bound, and where in the sum it arose.
+
+    A large term X at one place and -X at another, all others positive, of a place of X or less. No partial sum is
+    above X + the rest; those that hold X are as many as the swamping of FPRev counts, L - 1 additions, so that
+    (4.3) of Higham 2002 comes to u ((L - 1) (X + rest) + (K - 1) rest), and the rounding of the result to its type.
+    Half a place is the worst for rounding to nearest, which loses it each time: 1 of the bound. Truncation loses
+    63/64 of a place: 1.97 of the bound.
+    """
+    form, unit, base = FORMATS[dtype], 2.0**-bits, 2.0**10
+    pairs = [(0, terms - 1), (terms // 3, terms - 1)]
+    pairs += [
+        (int(first), int(last))
+        for first, last in torch.randint(0, terms, (6, 2), generator=rng).tolist()
+        if first != last
+    ]
+    place = 2 * unit * base
+    absorbed = Swamping(product, dtype, terms).absorbed(pairs)
+    found = []
+    for share in (0.5, 0.75, 0.984375):
+        rows = spread([{first: base, last: -base} for first, last in pairs], terms, share * place)
+        rest = (terms - 2) * share * place
+        for pair, size, seen in zip(pairs, absorbed, sums(product, dtype, rows), strict=True):
+            error = unit * ((size - 1) * (base + rest) + (terms - 1) * rest)
+            bound = error + form.unit_roundoff * (rest + error) + form.smallest / 2
+            found.append((abs(seen - rest) / bound, f"{share:g} of a place between places {pair[0]} and {pair[1]}"))
+    return max(found)
+
+
+@contract("AMP-NUMERICS-093")
+@pytest.mark.parametrize("op", OPS)
+def test_results_round_to_nearest(case: Case, target: Target, amp_dtype: torch.dtype, op: str) -> None:
+    bits = fingerprint.BITS[amp_dtype]
+    with full_precision(target.device_type):
+        seen = {result_rounding(_on(target, op), amp_dtype, terms, bits) for terms in (16, TERMS)}
+    case.equal(f"{op}: results of sums are rounded", sorted(seen), [NEAREST_EVEN])
+
+
+@contract("AMP-NUMERICS-022")
+@pytest.mark.parametrize("op", OPS)
+def test_fp32_operands_are_read_in_full(case: Case, target: Target, op: str) -> None:
+    with full_precision(target.device_type):
+        seen = bits_read(_on(target, op), FP32, 24)
+    case.equal(f"{op}: bits of the left and the right fp32 operand that take part", list(seen), [24, 24])
