@@ -1,0 +1,259 @@
+"""Numerics: products whose every element is known exactly, in every spelling, memory layout and size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from conformance.harness.check import Case, contract
+from conformance.harness.targets import Target
+from conformance.measure.precision import full_precision
+from conformance.oracles.float_formats import FORMATS, Format, rounded
+from conformance.oracles.sparse_products import sparse
+
+Product = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def _module_linear(left: Tensor, right: Tensor, bias: Tensor) -> Tensor:
+    layer = torch.nn.Linear(*right.shape, device=left.device)
+    return torch.func.functional_call(layer, {"weight": right.t(), "bias": bias}, (left,))
+
+
+# (m, k) times (k, n), plus what is added (n): each spelling leads to a kernel, a view or a cast of its own.
+PLAIN: dict[str, dict[str, Product]] = {
+    "functions": {
+        "torch.mm": lambda left, right, bias: torch.mm(left, right),
+        "torch.matmul": lambda left, right, bias: torch.matmul(left, right),
+        "linalg.matmul": lambda left, right, bias: torch.linalg.matmul(left, right),
+        "F.linear": lambda left, right, bias: F.linear(left, right.t()),
+        "linalg.multi_dot": lambda left, right, bias: torch.linalg.multi_dot([left, right]),
+        "chain_matmul": lambda left, right, bias: torch.chain_matmul(left, right),
+        "inner": lambda left, right, bias: torch.inner(left, right.t()),
+        "tensordot": lambda left, right, bias: torch.tensordot(left, right, dims=1),
+        "einsum": lambda left, right, bias: torch.einsum("ik,kj->ij", left, right),
+        "einsum, turned": lambda left, right, bias: torch.einsum("ik,kj->ji", left, right).t(),
+        "matmul, vectors": lambda left, right, bias: torch.stack(
+            [torch.matmul(left, column) for column in right.unbind(1)[:2]], 1
+        ),
+    },
+    "methods": {
+        "Tensor.mm": lambda left, right, bias: left.mm(right),
+        "Tensor.matmul": lambda left, right, bias: left.matmul(right),
+        "@": lambda left, right, bias: left @ right,
+        "__rmatmul__": lambda left, right, bias: right.__rmatmul__(left),
+        "@, vectors": lambda left, right, bias: torch.stack([left @ column for column in right.unbind(1)[:2]], 1),
+    },
+    "batched": {
+        "bmm": lambda left, right, bias: torch.bmm(left.expand(2, -1, -1), right.expand(2, -1, -1))[1],
+        "Tensor.bmm": lambda left, right, bias: left.unsqueeze(0).bmm(right.unsqueeze(0))[0],
+        "matmul, 3 by 2 dimensions": lambda left, right, bias: torch.matmul(left.unsqueeze(0), right)[0],
+        "matmul, 2 by 3 dimensions": lambda left, right, bias: torch.matmul(left, right.expand(2, -1, -1))[0],
+        "matmul, broadcast": lambda left, right, bias: torch.matmul(left.expand(2, 1, -1, -1), right)[1, 0],
+        "matmul, rows alone": lambda left, right, bias: torch.stack([row @ right for row in left.unbind(0)[:2]]),
+        "linear, 3 dimensions": lambda left, right, bias: F.linear(left.unsqueeze(1), right.t())[:, 0],
+        "einsum, batched": lambda left, right, bias: torch.einsum(
+            "bik,bkj->bij", left.expand(2, -1, -1), right.expand(2, -1, -1)
+        )[0],
+    },
+    "convolutions": {
+        "conv1d": lambda left, right, bias: F.conv1d(left[..., None], right.t()[..., None]).flatten(1),
+        "conv2d": lambda left, right, bias: F.conv2d(left[..., None, None], right.t()[..., None, None]).flatten(1),
+        "conv3d": lambda left, right, bias: F.conv3d(
+            left[..., None, None, None], right.t()[..., None, None, None]
+        ).flatten(1),
+        "conv2d over places": lambda left, right, bias: (
+            F.conv2d(left.t()[None, :, None], right.t()[..., None, None]).flatten(2)[0].t()
+        ),
+        "conv_transpose1d": lambda left, right, bias: F.conv_transpose1d(left[..., None], right[..., None]).flatten(1),
+        "conv_transpose2d": lambda left, right, bias: F.conv_transpose2d(
+            left[..., None, None], right[..., None, None]
+        ).flatten(1),
+    },
+}
+# The same with a bias that is added before the one rounding.
+BIASED: dict[str, Product] = {
+    "F.linear": lambda left, right, bias: F.linear(left, right.t(), bias),
+    "nn.Linear": _module_linear,
+    "torch.addmm": lambda left, right, bias: torch.addmm(bias, left, right),
+    "Tensor.addmm": lambda left, right, bias: bias.expand(len(left), -1).addmm(left, right),
+    "baddbmm": lambda left, right, bias: torch.baddbmm(bias.expand(1, 1, -1), left[None], right[None])[0],
+    "addbmm": lambda left, right, bias: torch.addbmm(bias.expand(len(left), -1), left[None], right[None]),
+}
+
+# How the same matrix may lie in memory.
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "as it is": lambda matrix: matrix,
+    "transposed": lambda matrix: matrix.t().contiguous().t(),
+    "every second column": lambda matrix: torch.stack([matrix, -matrix], 2).flatten(1)[:, ::2],
+    "every second row": lambda matrix: torch.stack([matrix, -matrix], 1).flatten(0, 1)[::2],
+    "inside a wider one": lambda matrix: F.pad(matrix, (3, 2, 1, 1), value=5.0)[1:-1, 3:-2],
+}
+
+# Tails of every tile; a long inner dimension; tall and thin; results of more than 65,536 elements, which threads share.
+SHAPES = {
+    "tails": (37, 67, 29),
+    "aligned": (64, 128, 96),
+    "one row": (1, 1031, 65),
+    "one column": (131, 515, 1),
+    "inner 4099": (5, 4099, 7),
+    "threads": (331, 37, 241),
+}
+
+
+def _unsigned(zeros: Tensor) -> Tensor:
+    """Return the tensor with every -0.0 made 0.0: the sign of a sum of nothing but zeros is left free."""
+    return zeros + 0.0
+
+
+def _stored(exact: Tensor, form: Format) -> Tensor:
+    """Return integers as the 16-bit type stores them: rounded once, nearest and ties to even."""
+    return rounded(exact.double(), form).to(form.dtype)
+
+
+def _integers(rng: torch.Generator, size: int, *shape: int) -> Tensor:
+    return torch.randint(-size, size + 1, shape, generator=rng, dtype=torch.int32)
+
+
+def _exactly(
+    case: Case,
+    target: Target,
+    form: Format,
+    rng: torch.Generator,
+    name: str,
+    product: Product,
+    shape: tuple[int, int, int],
+    layouts: tuple[str, str] = ("as it is", "as it is"),
+    *,
+    biased: bool = False,
+) -> None:
+    """Hold one product of integers and all its gradients against what picking and adding columns gives.
+
+    Operands are exact in both types; results are rounded once where they exceed what 16 bits hold.
+    """
+    m, k, n = shape
+    # A convolution's kernels may add up in 16 bits outside of its inner products (AMP-NUMERICS-033): small integers.
+    size, entries = (4, 3) if "conv" in name else (60, 8)
+    left, right, bias = _integers(rng, size, m, k), sparse(rng, k, n, entries, size // 2), _integers(rng, 200, n)
+    seeds = sparse(rng, m, n, entries, min(size // 2, 9))
+    leaves = [source.float().to(target.device).requires_grad_() for source in (left, right.dense(), bias)]
+    placed = [LAYOUTS[layout](leaf) for layout, leaf in zip(layouts, leaves, strict=False)]
+    with full_precision(target.device_type):
+        with target.autocast(form.dtype):
+            seen = product(*placed, leaves[2])
+        # Some spellings give a part of the result only.
+        rows, columns = seen.shape
+        seed = seeds.dense()[:rows, :columns]
+        seen.backward(seed.to(target.device, seen.dtype))
+    where = f"{name}, m k n {shape}" + (f", {' times '.join(layouts)}" if layouts != ("as it is", "as it is") else "")
+    added = bias if biased else torch.zeros_like(bias)
+    exact = (right.picked_by(left) + (added[:1] if columns < n else added))[:rows, :columns]
+    case.identical(where, _unsigned(seen), _unsigned(_stored(exact, form)))
+    if (rows, columns) != (m, n):
+        return
+    gradients = {
+        "left": (leaves[0], right.spread(seed.int())),
+        "right": (leaves[1], seeds.picked_by(left.t().contiguous())),
+    }
+    if biased:
+        gradients["what is added"] = (leaves[2], seed.sum(0))
+    for what, (leaf, gradient) in gradients.items():
+        expected = _stored(gradient, form).float()
+        case.identical(f"{where}: gradient of {what}", _unsigned(leaf.grad), _unsigned(expected))
+
+
+@contract("AMP-NUMERICS-040")
+@pytest.mark.parametrize("family", PLAIN)
+def test_spellings(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, family: str) -> None:
+    shapes = case.samples(quick=2, standard=len(SHAPES), full=len(SHAPES))
+    for name, product in PLAIN[family].items():
+        for shape in list(SHAPES.values())[:shapes]:
+            _exactly(case, target, FORMATS[amp_dtype], rng, name, product, shape)
+
+
+@contract("AMP-NUMERICS-040")
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.replace(" ", "_"))
+def test_layouts(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, layout: str) -> None:
+    shapes = list(SHAPES.values())[: case.samples(quick=1, standard=len(SHAPES), full=len(SHAPES))]
+    others = ("as it is", layout) if case.level == "quick" else tuple(LAYOUTS)
+    for name in ("torch.matmul", "F.linear"):
+        for other in others:
+            for shape in shapes:
+                layouts = (layout, other)
+                _exactly(case, target, FORMATS[amp_dtype], rng, name, PLAIN["functions"][name], shape, layouts)
+
+
+@contract("AMP-NUMERICS-068", on=("cpu", "cuda", "xpu"))
+def test_bias_in_every_spelling(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
+    form = FORMATS[amp_dtype]
+    for name, product in BIASED.items():
+        for shape in list(SHAPES.values())[: case.samples(quick=2, standard=len(SHAPES), full=len(SHAPES))]:
+            _exactly(case, target, form, rng, name, product, shape, biased=True)
+    # 2^p + 1, half way to the next 16-bit number, goes to 2^p alone and exactly to 2^p + 2 with 1 added.
+    odd = 2.0 ** (form.fraction_bits + 1)
+    left = torch.tensor([[odd, 1.0]]).expand(33, 2).to(target.device)
+    right, bias = torch.ones(2, 17, device=target.device), torch.ones(17, device=target.device)
+    for name, product in BIASED.items():
+        with full_precision(target.device_type), target.autocast(amp_dtype):
+            seen = product(left, right, bias)
+        case.equal(f"{name}: {odd:g} + 1, plus 1", seen.cpu().double().unique().tolist(), [odd + 2])
+    control = form.nearest(form.nearest(odd + 1) + 1)
+    case.equal("control: the same, rounded before the 1 is added", control, odd)
+
+
+# --- large results ----------------------------------------------------------------------------------------------
+
+
+def _codes(rng: torch.Generator, form: Format, *shape: int) -> Tensor:
+    """Return random normal numbers of `form` as fp32, as good as all different among neighbours."""
+    smallest = 1 << form.fraction_bits
+    patterns = torch.randint(smallest, form.infinity - smallest, shape, generator=rng)
+    signs = torch.randint(0, 2, shape, generator=rng) << 15
+    return (patterns | signs).to(torch.int32).sub(2**16 * signs.sign()).to(torch.int16).view(form.dtype).float()
+
+
+LARGE: dict[str, Product] = {
+    "torch.mm": PLAIN["functions"]["torch.mm"],
+    "F.linear": BIASED["F.linear"],
+    "torch.bmm": PLAIN["batched"]["Tensor.bmm"],
+    "conv2d over places": PLAIN["convolutions"]["conv2d over places"],
+}
+
+
+@contract("AMP-NUMERICS-041")
+@pytest.mark.parametrize("op", LARGE, ids=lambda op: op.replace(" ", "_"))
+def test_large_products_pick_elements(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, op: str
+) -> None:
+    form = FORMATS[amp_dtype]
+    m, k, n = case.samples(quick=1021, standard=2053, full=4099), 24, 1031
+    # Results of more than 10^6 elements: forward, and as the gradient of either operand.
+    for name, rows, columns in (("result", m, n), ("gradient of left", m, n), ("gradient of right", n, m)):
+        codes = _codes(rng, form, rows, k)
+        picks = sparse(rng, k, columns, 1, 1)
+        seen = _large(target, amp_dtype, LARGE[op], name, codes, picks.dense())
+        case.identical(f"{op}: {name}, {rows} x {columns}", seen, picks.picked_by(codes).to(amp_dtype))
+
+
+def _large(target: Target, dtype: torch.dtype, product: Product, name: str, codes: Tensor, picks: Tensor) -> Tensor:
+    """Return codes @ picks (m, n) as a product's result, or as the gradient of its left or its right operand."""
+    codes, picks = codes.to(target.device), picks.to(target.device)
+    bias = torch.zeros(picks.shape[1], device=target.device)
+    if name == "result":
+        with full_precision(target.device_type), target.autocast(dtype):
+            return product(codes, picks, bias)
+    leaf = torch.zeros(len(codes), picks.shape[1], device=target.device, requires_grad=True)
+    # Of A B the gradient at A is G B', at B it is A' G: the codes are once G, once A.
+    if name == "gradient of left":
+        operands, seed = (leaf, picks.t()), codes
+        bias = torch.zeros(len(picks), device=target.device)
+    else:
+        operands, seed = (codes.t(), leaf), picks
+    with full_precision(target.device_type):
+        with target.autocast(dtype):
+            seen = product(*operands, bias)
+        seen.backward(seed.to(seen.dtype))
+    return leaf.grad.to(dtype)
