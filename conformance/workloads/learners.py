@@ -175,6 +175,17 @@ def _initialise(model: nn.Module, generator: torch.Generator) -> None:
             nn.init.uniform_(parameter, -reach, reach, generator=generator)
 
 
+def begin(task: Task, device: torch.device, seed: int) -> tuple[nn.Module, torch.Generator]:
+    """The model with the weights that `seed` gives, and the generator that its order of data is to be drawn from."""
+    generator = torch.Generator().manual_seed(seed)
+    model = task.model()
+    _initialise(model, generator)
+    if task.offset:
+        with torch.no_grad():
+            list(model.modules())[-1].weight.add_(task.offset)
+    return model.to(device), generator
+
+
 def learn(
     task: Task,
     device: torch.device,
@@ -192,20 +203,15 @@ def learn(
     bit of what is learned in exact arithmetic, as the learning rate is divided by it. `after_step` may tamper with the
     model.
     """
-    generator = torch.Generator().manual_seed(seed)
-    model, data = task.model(), task.data().to(device)
-    _initialise(model, generator)
-    if task.offset:
-        with torch.no_grad():
-            list(model.modules())[-1].weight.add_(task.offset)
-    model.to(device)
+    model, generator = begin(task, device, seed)
+    data = task.data().to(device)
     rate = task.rate / factor
     parameters = list(model.parameters())
     optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=rate, momentum=MOMENTUM)
     if task.adam:
         optimizer = torch.optim.Adam(parameters, lr=rate)
     losses = []
-    for number, batch in enumerate(_batches(task, len(data.inputs), device, generator)):
+    for number, batch in enumerate(batches(task, len(data.inputs), device, generator)):
         for group in optimizer.param_groups:
             group["lr"] = rate * (1 - number / (task.epochs * task.batches))
         optimizer.zero_grad()
@@ -219,7 +225,7 @@ def learn(
     return Run(_curve(torch.stack(losses).cpu().double().view(task.epochs, task.batches)), *_test(model, data, region))
 
 
-def _batches(task: Task, count: int, device: torch.device, generator: torch.Generator) -> Iterator[torch.Tensor]:
+def batches(task: Task, count: int, device: torch.device, generator: torch.Generator) -> Iterator[torch.Tensor]:
     """The rows of each batch; each epoch goes through the data, or a part of them, in an order of its own."""
     for _ in range(task.epochs):
         order = torch.randperm(count, generator=generator)[: task.batches * task.rows].to(device)

@@ -1,0 +1,92 @@
+"""Gradients of an LSTM and a transformer written out in float64, with or without the roundings of autocast's casts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+Parameters = Mapping[str, torch.Tensor]
+Rounding = Callable[[torch.Tensor], torch.Tensor]
+Forward = Callable[[Parameters, torch.Tensor, Rounding], torch.Tensor]
+
+
+class _Round(torch.autograd.Function):
+    """Rounds what passes to a dtype, and its gradient, times the loss scale, as well."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor:
+        ctx.dtype, ctx.scale = dtype, scale
+        return x.to(dtype).double()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return (gradient * ctx.scale).to(ctx.dtype).double() / ctx.scale, None, None
+
+
+def gradients(
+    forward: Forward,
+    parameters: Parameters,
+    inputs: torch.Tensor,
+    labels: torch.Tensor,
+    dtype: torch.dtype | None = None,
+    scale: float = 1.0,
+) -> dict[str, torch.Tensor]:
+    """The gradients of the mean cross entropy by the name of the parameter, float64, on the CPU.
+
+    `forward` is one of FORWARDS. With a `dtype` every input, weight, bias and result of an op that runs in lower
+    precision is rounded to it, and so is the gradient, times `scale`, that goes back through the same place; sums are
+    exact. What AMP's gradients differ from these by is only how it adds up, and where within fused ops it rounds.
+    """
+    leaves = {name: value.detach().cpu().double().requires_grad_() for name, value in parameters.items()}
+    rounding: Rounding = (lambda x: x) if dtype is None else (lambda x: _Round.apply(x, dtype, scale))
+    images = inputs.cpu()
+    logits = forward(leaves, images.double() if images.is_floating_point() else images, rounding)
+    target = labels.cpu().flatten()
+    logs = logits - logits.logsumexp(1, keepdim=True)
+    loss = -logs[torch.arange(len(target)), target].mean()
+    return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+
+
+def _linear(p: Parameters, name: str, x: torch.Tensor, q: Rounding) -> torch.Tensor:
+    return q(q(x) @ q(p[f"{name}.weight"]).T + q(p[f"{name}.bias"]))
+
+
+def _norm(p: Parameters, name: str, x: torch.Tensor) -> torch.Tensor:
+    centred = x - x.mean(-1, keepdim=True)
+    deviation = (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    return centred / deviation * p[f"{name}.weight"] + p[f"{name}.bias"]
+
+
+def _recurrent(p: Parameters, x: torch.Tensor, q: Rounding) -> torch.Tensor:
+    """torch.nn.LSTM's formulas; the gates are not rounded, nor is the cell state, as within the fused kernels."""
+    inward, onward = (q(p[f"lstm.weight_{way}_l0"]) for way in ("ih", "hh"))
+    bias = q(p["lstm.bias_ih_l0"]) + q(p["lstm.bias_hh_l0"])
+    hidden = cell = x.new_zeros(len(x), onward.shape[1])
+    for row in q(x.view(-1, 8, 8)).unbind(1):
+        entry, forget, change, exit_ = (row @ inward.T + hidden @ onward.T + bias).chunk(4, 1)
+        cell = forget.sigmoid() * cell + entry.sigmoid() * change.tanh()
+        hidden = q(exit_.sigmoid() * cell.tanh())
+    return _linear(p, "read", hidden, q)
+
+
+def _transformer(p: Parameters, x: torch.Tensor, q: Rounding) -> torch.Tensor:
+    """Two heads; scaled dot product attention is one op, rounded at its end."""
+    length, width = x.shape[1], p["symbol.weight"].shape[1]
+    state = p["symbol.weight"][x] + p["position.weight"][:length]
+    heads = _linear(p, "block.qkv", _norm(p, "block.norm_1", state), q).unflatten(2, (6, -1)).transpose(1, 2)
+    query, key, value = heads.chunk(3, dim=1)
+    scores = query @ key.transpose(2, 3) / math.sqrt(width // 2)
+    scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -math.inf)
+    mixed = q((scores - scores.logsumexp(3, keepdim=True)).exp() @ value)
+    state = state + _linear(p, "block.project", mixed.transpose(1, 2).flatten(2), q)
+    wide = _linear(p, "block.widen", _norm(p, "block.norm_2", state), q)
+    wide = q(wide * (1 + torch.erf(wide / math.sqrt(2))) / 2)
+    state = state + _linear(p, "block.narrow", wide, q)
+    return _linear(p, "read", _norm(p, "norm", state), q).flatten(0, 1)
+
+
+# Without kinks: where a rounding takes a number across one, as that of ReLU, it changes a gradient by more than itself.
+FORWARDS: dict[str, Forward] = {"lstm": _recurrent, "transformer": _transformer}

@@ -1,0 +1,158 @@
+"""Parity of a recurrent net and a transformer, step by step: gradients against the model written out in float64."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from conformance.harness.check import Case, contract, deep
+from conformance.harness.targets import Target
+from conformance.measure.precision import full_precision
+from conformance.measure.threads import one_thread
+from conformance.oracles.model_steps import FORWARDS, gradients
+from conformance.workloads import characters
+from conformance.workloads.learners import TASKS, batches, begin
+
+# So that no gradient of these models overflows or is lost in fp16.
+SCALE = 1024.0
+# As torch._dynamo.utils.same has it for 16 bit: the error against float64, over that of sound 16-bit arithmetic.
+FACTOR = 3.0
+SLOPE = 1.0  # u; independent roundings all but cancel along the gradient, and 1 % is 2.6 u of bf16 and 20 u of fp16
+
+# What oneDNN says where the processor has no instruction for a type.
+_LACKING = "could not create a primitive"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+@contract("AMP-PARITY-018")
+@pytest.mark.parametrize(
+    ("model", "fault"),
+    [
+        ("lstm", ""),
+        ("transformer", ""),
+        deep("standard", "lstm", "1 percent", id="lstm-1-percent"),
+        deep("standard", "transformer", "1 percent", id="transformer-1-percent"),
+        deep("standard", "lstm", "fp32", id="lstm-in-fp32"),
+        deep("standard", "transformer", "fp32", id="transformer-in-fp32"),
+    ],
+    ids=["lstm", "transformer", None, None, None, None],
+)
+def test_gradients_of_models_are_exact_up_to_rounding(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, model: str, fault: str
+) -> None:
+    found = _observed(case, target, amp_dtype, rng, model, fault)
+    worst, middle, slope = _worst(found), _middle(found), _slope(found, amp_dtype)
+    if fault == "fp32":
+        case.at_most("error of the gradients of an fp32 run, of that of 16 bit (control)", middle, 1 / FACTOR)
+    elif fault:
+        case.at_least("mean error along the gradients of matrices, of a run 1 % off (control)", abs(slope), SLOPE, "u")
+    else:
+        case.at_most("largest error of a gradient", worst, 1.0, "of the bound")
+        case.at_least("error of the gradients, of that of 16 bit", middle, 1 / FACTOR)
+        case.at_most("mean error along the gradients of matrices", abs(slope), SLOPE, "u")
+
+
+# Per step and parameter: AMP's gradient, the exact one, and that of sound 16-bit arithmetic.
+Found = list[dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]]
+
+
+def _observed(case: Case, target: Target, dtype: torch.dtype, rng: torch.Generator, name: str, fault: str) -> Found:
+    """Train for some steps and compare the gradients of each with those that its weights have."""
+    task, found = TASKS[name], []
+    try:
+        model, generator = begin(task, target.device, rng.initial_seed())
+    except characters.NoText as error:
+        case.untestable(str(error))
+        raise
+    data = task.data().to(target.device)
+    images = data.inputs
+    if name == "lstm":
+        images = _tempted(model, images)
+    optimizer = torch.optim.Adam(model.parameters(), lr=task.rate)
+    scale = SCALE if dtype == torch.float16 else 1.0
+    scaler = torch.amp.GradScaler(target.device_type, init_scale=SCALE, enabled=dtype == torch.float16)
+    steps = case.samples(quick=1, standard=3, full=20)
+    for _, batch in zip(range(steps), batches(task, len(images), target.device, generator), strict=False):
+        inputs, labels = images[batch], data.labels[batch]
+        parameters = dict(model.named_parameters())
+        exact = gradients(FORWARDS[name], parameters, inputs, labels)
+        rounded = gradients(FORWARDS[name], parameters, inputs, labels, dtype, scale)
+        optimizer.zero_grad()
+        with full_precision(target.device_type), _supported(case):
+            with nullcontext() if fault == "fp32" else target.autocast(dtype):
+                loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+            scaler.scale(loss * 1.01 if fault == "1 percent" else loss).backward()
+        scaler.unscale_(optimizer)
+        found.append({key: (p.grad.cpu().double(), exact[key], rounded[key]) for key, p in parameters.items()})
+        scaler.step(optimizer)
+        scaler.update()
+    return found
+
+
+def _tempted(model: torch.nn.Module, images: torch.Tensor) -> torch.Tensor:
+    """Have every gate's sum rise to 32 with the first pixel of a row and come down with the last.
+
+    Both products are exact. A sum in fp32 loses nothing to speak of on the way, one in 16 bit the other pixels.
+    """
+    weight = model.get_parameter("lstm.weight_ih_l0")
+    with torch.no_grad():
+        weight[:, 0], weight[:, -1] = 32.0, -32.0
+    rows = images.unflatten(1, (8, 8)).clone()
+    rows[..., 0] = rows[..., -1] = 1.0
+    return rows.flatten(1)
+
+
+class _supported:
+    """Where oneDNN has no primitive for a type, the processor lacks it."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, RuntimeError) and _LACKING in str(error):
+            self.case.unsupported(str(error).splitlines()[0])
+
+
+def _worst(found: Found) -> float:
+    """The largest error over its bound: FACTOR times that of sound arithmetic, and room for few elements.
+
+    The norm of n independent errors scatters by 1/sqrt(2n) in its logarithm, the ratio of two by 1/sqrt(n): 4 of those.
+    """
+    ratios = [
+        _ratio(seen, exact, rounded) / (FACTOR * math.exp(4 / math.sqrt(exact.numel())))
+        for step in found
+        for seen, exact, rounded in step.values()
+    ]
+    return max(math.inf if math.isnan(ratio) else ratio for ratio in ratios)
+
+
+def _middle(found: Found) -> float:
+    return statistics.median(_ratio(*tensors) for step in found for tensors in step.values())
+
+
+def _ratio(seen: torch.Tensor, exact: torch.Tensor, rounded: torch.Tensor) -> float:
+    return ((seen - exact).norm() / (rounded - exact).norm()).item()
+
+
+def _slope(found: Found, dtype: torch.dtype) -> float:
+    """The mean of the errors along the exact gradient, relative to it, over the parameters with two dimensions."""
+    slopes = [
+        ((seen - exact) * exact).sum().item() / exact.square().sum().item()
+        for step in found
+        for seen, exact, _ in step.values()
+        if exact.dim() == 2
+    ]
+    return statistics.fmean(slopes) / (torch.finfo(dtype).eps / 2)
