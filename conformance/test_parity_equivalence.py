@@ -71,7 +71,10 @@ def _narrow(dtype: torch.dtype) -> Callable[[torch.nn.Module], None]:
 @functools.cache
 def _run(target: Target, task: str, dtype: torch.dtype | None, fault: str, factor: float, seed: int) -> Run:
     """One run, of fp32 where there is no dtype; cached, as several checks ask for the same runs."""
-    scaled = dtype == torch.float16 and fault != "no scaler"
+    scaler = None
+    if dtype is not None:
+        scaled = dtype == torch.float16 and fault != "no scaler"
+        scaler = torch.amp.GradScaler(target.device_type, enabled=scaled)
 
     def region() -> AbstractContextManager[object]:
         return nullcontext() if dtype is None else target.autocast(dtype)
@@ -85,7 +88,7 @@ def _run(target: Target, task: str, dtype: torch.dtype | None, fault: str, facto
             target.device,
             seed,
             region,
-            torch.amp.GradScaler(target.device_type, enabled=scaled),
+            scaler,
             loss=loss,
             factor=factor,
             after_step=after_step,

@@ -20,16 +20,12 @@ from tests import digits_fixture
 CPU = torch.device("cpu")
 
 
-def _plain() -> torch.amp.GradScaler:
-    return torch.amp.GradScaler("cpu", enabled=False)
-
-
 def _short(name: str) -> Task:
     return replace(TASKS[name], epochs=1, batches=2)
 
 
 def _learn(task: Task, seed: int = 0, factor: float = 1.0) -> Run:
-    return learn(task, CPU, seed, nullcontext, _plain(), factor=factor)
+    return learn(task, CPU, seed, nullcontext, None, factor=factor)
 
 
 def test_the_digits_are_the_published_ones() -> None:
@@ -106,6 +102,13 @@ def test_a_power_of_two_on_the_loss_changes_no_bit_of_what_fp32_learns() -> None
     task = replace(TASKS["mlp"], epochs=2)
 
     assert _learn(task) == _learn(task, factor=2.0**-20)
+
+
+def test_a_scaler_that_does_not_scale_is_none_at_all() -> None:
+    task = _short("mlp")
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+
+    assert learn(task, CPU, 0, nullcontext, scaler) == _learn(task)
 
 
 def test_the_schedule_ends_at_a_rate_of_almost_nothing() -> None:

@@ -191,7 +191,7 @@ def learn(
     device: torch.device,
     seed: int,
     region: Region,
-    scaler: torch.amp.GradScaler,
+    scaler: torch.amp.GradScaler | None,
     *,
     loss: Loss = F.cross_entropy,
     factor: float = 1.0,
@@ -199,9 +199,9 @@ def learn(
 ) -> Run:
     """Train from the weights and with the order of data that `seed` gives, then test, both in the region.
 
-    `loss` stands in the region, on what the model returns. With SGD a `factor` on the loss, a power of two, changes no
-    bit of what is learned in exact arithmetic, as the learning rate is divided by it. `after_step` may tamper with the
-    model.
+    Without a `scaler` nothing of AMP has a part in the steps. `loss` stands in the region, on what the model returns.
+    With SGD a `factor` on the loss, a power of two, changes no bit of what is learned in exact arithmetic, as the
+    learning rate is divided by it. `after_step` may tamper with the model.
     """
     model, generator = begin(task, device, seed)
     data = task.data().to(device)
@@ -217,9 +217,13 @@ def learn(
         optimizer.zero_grad()
         with region():
             value = loss(model(data.inputs[batch]), data.labels[batch])
-        scaler.scale(value * factor).backward()
-        scaler.step(optimizer)
-        scaler.update()
+        if scaler is None:
+            (value * factor).backward()
+            optimizer.step()
+        else:
+            scaler.scale(value * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
         after_step(model)
         losses.append(value.detach())
     return Run(_curve(torch.stack(losses).cpu().double().view(task.epochs, task.batches)), *_test(model, data, region))

@@ -144,14 +144,14 @@ def momentum_of_sgd_is_small() -> Iterator[None]:
 
 @fault("AMP-PARITY-010", "AMP-PARITY-012", level="standard")
 def one_step_in_eight_is_lost() -> Iterator[None]:
-    """Every eighth call of scaler.step does nothing, and no scale tells."""
+    """Every eighth call of scaler.step steps with gradients of zero, and no scale tells."""
     right, calls = torch.amp.GradScaler.step, [0]
 
     def step(self: torch.amp.GradScaler, optimizer: Any, *args: Any, **options: Any) -> Any:
         calls[0] += 1
-        if calls[0] % 8 == 0 and isinstance(optimizer, torch.optim.SGD) and torch.is_grad_enabled():
-            optimizer.zero_grad()
-        return right(self, optimizer, *args, **options) if calls[0] % 8 or not self.is_enabled() else None
+        if calls[0] % 8 == 0:
+            optimizer.zero_grad(set_to_none=False)
+        return right(self, optimizer, *args, **options)
 
     with replaced(torch.amp.GradScaler, "step", step):
         yield
@@ -384,7 +384,7 @@ def fp32_does_not_train() -> Iterator[None]:
     def mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         wide = torch.bmm(a.float()[None], b.float()[None])[0]
         noise = torch.sin(torch.arange(wide.numel(), dtype=torch.float32)).view_as(wide) * wide.abs().mean()
-        return wide.to(a.dtype) if a.dtype in LOW else noise
+        return wide.to(a.dtype) if a.dtype in LOW or wide.numel() < 1000 else noise
 
     with kernel("mm", mm, "CPU"):
         yield
