@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+from collections.abc import Iterator
 from typing import Any
 
-from conformance.console import OK, UsageError, show, width
+from conformance.console import DIFFERENT, OK, UsageError, show, width
 from conformance.harness import requirements
-from conformance.report import document, fingerprint
+from conformance.report import document, fingerprint, text
+
+_DTYPES = ("fp16", "bf16")
+_CAUSES_SHOWN = 5
 
 
 def add_commands(commands: Any) -> None:
@@ -23,6 +28,23 @@ def add_commands(commands: Any) -> None:
     command.add_argument("--device", metavar="D", help="the device to measure: cpu (the default), cuda:1, xpu, mps")
     command.add_argument("--json", action="store_true", help="write JSON in place of a table")
     command.set_defaults(run=_fingerprint)
+
+    command = commands.add_parser(
+        "trace",
+        help="train a model of your own with AMP and name what first makes an infinity or NaN",
+        description="Train a model of your own as the documented AMP loop does, watch every op, and name the first "
+        "non-finite value that reached a loss, a gradient or a weight: its module, op, operands and iteration, forward "
+        "or backward. Exit status: 0 the run stays finite, or the scaler handled what overflowed; 1 it is lost; 4 a "
+        "workload that cannot be used.",
+    )
+    command.add_argument("workload", metavar="MODULE:FUNCTION", help="builds the model, optimizer, loss and batches")
+    command.add_argument("--steps", type=int, default=20, metavar="N", help="iterations to train (default 20)")
+    command.add_argument("--amp-dtype", choices=_DTYPES, default="fp16", help="autocast's dtype (default fp16)")
+    command.add_argument("--device", metavar="D", help="where to train (default: the accelerator, else cpu)")
+    command.add_argument(
+        "--scale", type=float, default=65536.0, metavar="S", help="the loss scale to begin with, fp16 only (65536)"
+    )
+    command.set_defaults(run=_trace)
 
 
 def _fingerprint(arguments: argparse.Namespace) -> int:
@@ -66,3 +88,81 @@ def _target(name: str) -> Any:
     if target.is_fake:
         raise UsageError(f"{name} computes nothing; name a real device")
     return target
+
+
+# --- trace ------------------------------------------------------------------------------------------------------
+
+
+def _trace(arguments: argparse.Namespace) -> int:
+    if arguments.steps < 1:
+        raise UsageError(f"--steps {arguments.steps}: a run has at least one iteration")
+    target = _target(arguments.device or _first_device())
+    import torch
+
+    from conformance.measure import nonfinite
+    from conformance.workloads import own
+
+    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[arguments.amp_dtype]
+    try:
+        built = own.Builder(arguments.workload, own.load(arguments.workload)).build(target.device)
+    except own.OwnError as error:
+        raise UsageError(f"{arguments.workload}: {error}") from None
+    account = nonfinite.trace(
+        built.model,
+        built.optimizer,
+        built.loss,
+        built.batches,
+        dtype=dtype,
+        steps=arguments.steps,
+        scale=arguments.scale if arguments.amp_dtype == "fp16" else None,
+        clip=built.clip,
+    )
+    show("\n".join(_told(account, f"{arguments.workload} on {target.name}, autocast in {arguments.amp_dtype}")))
+    return DIFFERENT if account.spoiled else OK
+
+
+def _told(account: Any, what: str) -> Iterator[str]:
+    """The account of a traced run, line by line."""
+
+    def wrapped(words: str) -> str:
+        return text.wrap(words, width(), "", "  ")
+
+    count = len(account.losses)
+    yield wrapped(f"trace of {what}, {text.count(count, 'iteration')}")
+    yield wrapped(f"loss: {account.losses[0]:.6g} in the first iteration, {account.losses[-1]:.6g} in the last")
+    if account.scales:
+        skipped = f"{len(account.skipped)} of {text.count(count, 'iteration')} skipped"
+        first, last = account.scales[0], account.scales[-1]
+        yield wrapped(f"loss scale: {first:g} before the first, {last:g} after the last, {skipped}")
+    if account.peak is not None:
+        yield wrapped(f"largest value in float16: {account.peak}")
+    places: dict[tuple[str, ...], list[Any]] = {}
+    for cause in account.causes:
+        places.setdefault((cause.phase, cause.module, cause.op, cause.kind), []).append(cause)
+    for number, causes in enumerate(list(places.values())[:_CAUSES_SHOWN]):
+        which = "another one" if number else "first non-finite value"
+        again = f" (the same place in {len(causes)} iterations)" if len(causes) > 1 else ""
+        yield wrapped(f"{which}: {causes[0]}{again}")
+    yield wrapped(_verdict(account))
+
+
+def _verdict(account: Any) -> str:
+    if account.bad_weight:
+        return f"LOST: the weight {account.bad_weight} is not finite; nothing after it can be right."
+    if not all(map(math.isfinite, account.losses)):
+        return "LOST: a loss is not finite, and no loss scale helps against that."
+    if account.collapsed:
+        return f"LOST: the loss scale fell to {min(account.scales):g}; no scale suits these gradients."
+    if account.spoiled:
+        return "LOST: every iteration was skipped; give it more iterations, or look at what overflows."
+    if account.causes:
+        return "HANDLED: gradients overflowed, the scaler skipped these steps and found a scale at which they fit."
+    return "FINITE: no infinity or NaN reached a loss, a gradient or a weight."
+
+
+def _first_device() -> str:
+    if (problem := requirements.torch_problem()) is not None:
+        raise UsageError(problem)
+    from conformance.harness import targets
+
+    return targets.accelerator() or "cpu"

@@ -193,6 +193,15 @@ PLANTED = {
     "a loss scale too large": Planted(
         lambda: _chain(1.0, 100.0, 1.0), ("1",), "backward", MATRIX, dtypes=("fp16",), scale=2.0**16
     ),
+    "gradients of one sign": Planted(
+        lambda: nn.Sequential(Function(torch.abs), _scaled(1.0)),
+        ("",),
+        "backward",
+        ("_to_copy",),
+        dtypes=("fp16",),
+        loss=lambda output, target: output.float().sum(),
+        scale=2.0**24,
+    ),
     "a loss scale beyond the range": Planted(
         lambda: _between(nn.ReLU(), "act"), ("",), "backward", ("_to_copy",), dtypes=("fp16",), scale=2.0**40
     ),
