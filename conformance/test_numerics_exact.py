@@ -143,7 +143,7 @@ def _exactly(
     placed = [LAYOUTS[layout](leaf) for layout, leaf in zip(layouts, leaves, strict=False)]
     with full_precision(target.device_type):
         with target.autocast(form.dtype):
-            seen = product(*placed, leaves[2])
+            seen = product(placed[0], placed[1], leaves[2])
         # Some spellings give a part of the result only.
         rows, columns = seen.shape
         seed = seeds.dense()[:rows, :columns]
@@ -254,6 +254,6 @@ def _large(target: Target, dtype: torch.dtype, product: Product, name: str, code
         operands, seed = (codes.t(), leaf), picks
     with full_precision(target.device_type):
         with target.autocast(dtype):
-            seen = product(*operands, bias)
+            seen = product(operands[0], operands[1], bias)
         seen.backward(seed.to(seen.dtype))
     return leaf.grad.to(dtype)

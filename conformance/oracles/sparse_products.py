@@ -28,7 +28,7 @@ class Sparse:
     def picked_by(self, left: Tensor) -> Tensor:
         """Return `left` @ self for a `left` (m, height) of integers: each column adds up h columns of `left`."""
         terms = (left[:, rows] * values for rows, values in zip(self.rows, self.values.to(left.dtype), strict=True))
-        return sum(terms, torch.zeros((), dtype=left.dtype))  # type: ignore[return-value]
+        return sum(terms, torch.zeros((), dtype=left.dtype))
 
     def spread(self, left: Tensor) -> Tensor:
         """Return `left` @ self' for a `left` (m, n) of integers: each column of `left` goes to h columns."""
