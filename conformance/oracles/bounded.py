@@ -87,11 +87,11 @@ def error_ratio(seen: Tensor, reference: Rounded, form: Format | None = None) ->
     return float(ratio.max()) if ratio.numel() else 0.0
 
 
-def gain_ratio(seen: Tensor, reference: Rounded, form: Format | None = None) -> float:
+def gain_ratio(seen: Tensor, reference: Rounded, form: Format | None = None, noise: float = 0.0) -> float:
     """Return the systematic scale error <seen, value> / <value, value> - 1 over its bound.
 
     `CONFIDENCE` standard deviations of a sum of independent roundings to the stored type, and every error of the
-    arithmetic pointing the same way.
+    arithmetic pointing the same way. `noise` is the relative deviation of independent errors beside those.
     """
     form = form or FORMATS[seen.dtype]
     there, value = seen.detach().cpu().double().flatten(), reference.value.detach().flatten()
@@ -102,10 +102,11 @@ def gain_ratio(seen: Tensor, reference: Rounded, form: Format | None = None) -> 
         return 0.0
     bound = (error * value.abs()).sum()
     if form is not FP32:
-        # Equal values are rounded alike: a group of them is one rounding.
-        distinct, count = value.unique(return_counts=True)
-        size = half_spacing(distinct.abs(), form) * distinct.abs() * count
-        bound = bound + torch.minimum(CONFIDENCE * ROUNDING * size.square().sum().sqrt(), size.sum())
+        # Equal significands are rounded alike: all that share one are a single rounding.
+        kinds, member = torch.frexp(value.abs())[0].unique(return_inverse=True)
+        size = (half_spacing(value.abs(), form) * ROUNDING + noise * value.abs()) * value.abs()
+        size = torch.zeros_like(kinds).index_add(0, member, size)
+        bound = bound + torch.minimum(CONFIDENCE * size.square().sum().sqrt(), size.sum() / ROUNDING)
     off = ((there - value) * value).sum().abs()
     return float(off / bound) if off else 0.0
 

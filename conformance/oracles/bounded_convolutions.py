@@ -96,7 +96,7 @@ def _by_slice(seen: Tensor, value: Tensor, form: Format, dim: int, additions: in
 
 
 def convolution_operands(convolution: Convolution, kind: str, rng: torch.Generator) -> list[Tensor]:
-    """Return image, weight, bias in fp32; `wide`: samples and filters scaled by 2^-5 to 2^5."""
+    """Return image, weight, bias in fp32; `wide`: samples and filters scaled by 2^-3 to 2^3."""
     image, weight = (torch.randn(shape, generator=rng) for shape in (convolution.image, convolution.weight))
     bias = torch.randn(convolution.channels, generator=rng)
     if kind == "same_sign":
@@ -108,7 +108,7 @@ def convolution_operands(convolution: Convolution, kind: str, rng: torch.Generat
 
 
 def _scaled(tensor: Tensor, rng: torch.Generator) -> Tensor:
-    return torch.ldexp(tensor, torch.randint(-5, 6, (len(tensor), *[1] * (tensor.dim() - 1)), generator=rng))
+    return torch.ldexp(tensor, torch.randint(-3, 4, (len(tensor), *[1] * (tensor.dim() - 1)), generator=rng))
 
 
 def measure_convolution(
@@ -144,7 +144,7 @@ def measure_convolution(
         assert exactly is not None
         error = _by_slice(tensor, exactly, form, dim, additions, winograd)
         noise = (0.5 * additions**0.5 + 8 * winograd) * form.unit_roundoff
-        gain = gain_ratio(tensor, Rounded(exactly, noise * exactly.abs()), form) if kind == "plain" else 0.0
+        gain = gain_ratio(tensor, Rounded(exactly, torch.zeros_like(exactly)), form, noise) if kind == "plain" else 0.0
         share = (
             _shares(convolution, full, narrow, tensor, exactly, form, noise)
             if place is None and kind == "plain"

@@ -6,6 +6,7 @@ and one rounding; that the operands were rounded at all is measured by the share
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from conformance.oracles.bounded import (
     is_exact_in_any_order,
     lowest_bit,
 )
+from conformance.oracles.bounded_reductions import off_grid
 from conformance.oracles.error_bounds import accumulation, normwise_error
 from conformance.oracles.float_formats import FP32, Format, rounded
 from conformance.oracles.rounded import Rounded
@@ -81,6 +83,7 @@ SHAPES = {
     "odd": (33, 65, 67),
     "tiles": (32, 128, 32),
 }
+KINDS = ("plain", "grid", "grid_same_sign", "wide", "cancelling", "near_overflow", "subnormal")
 LONGER = {"longer": (3, 16384, 2), "longest": (2, 65536, 2), "taller": (16384, 5, 3)}
 
 
@@ -88,7 +91,7 @@ def _gaussian(rng: torch.Generator, *shape: int) -> Tensor:
     return torch.randn(shape, generator=rng).double()
 
 
-def _grid(low: int, high: int, form: Format) -> Callable[..., Tensor]:
+def _grid(low: int, high: int) -> Callable[..., Tensor]:
     """Integers over 64: sums of 65536 products are multiples of 2^-12 below 2^12, which fp32 adds without error."""
     return lambda rng, *shape: torch.randint(low, high + 1, shape, generator=rng).double() / 64
 
@@ -102,14 +105,18 @@ def product_operands(
     error at all while partial sums kept or handed over in 16 bits do. `wide`: rows and columns scaled by 2^-10 to 2^10.
     `cancelling`: results a thousandth of their terms. `bias`: on the grid, a bias that all but cancels the product, so
     that a product rounded before the bias is added shows. `near_overflow`: results up to the largest number.
+    `off_grid` (for fp32): positive numbers that 16 bits and TF32 all round down, which no sum averages out.
+    `subnormal`: results and gradients on either side of the smallest normal number.
     """
     m, k, n = shape
     batch = (product.batch,) if product.batch else ()
     draw = _gaussian
-    if kind in ("grid", "bias"):
-        draw = _grid(-15, 15, form)
+    if kind in ("grid", "bias", "subnormal"):
+        draw = _grid(-15, 15)
     elif kind == "grid_same_sign":
-        draw = _grid(1, 15, form)
+        draw = _grid(1, 15)
+    elif kind == "off_grid":
+        draw = functools.partial(off_grid, FP32)
     left, right, seed = draw(rng, *batch, m, k), draw(rng, *batch, k, n), draw(rng, *batch, m, n)
     bias = draw(rng, *{"none": (1,), "row": (n,), "full": (*batch, m, n)}[product.bias])
     if kind == "wide":
@@ -121,6 +128,10 @@ def product_operands(
     elif kind == "bias":
         result = long_product(left, right)
         bias = -rounded(result, form) if product.bias == "full" else -rounded(result[..., 0, :], form)
+    elif kind == "subnormal":
+        # Half of the operands' exponents each, so that none of them is subnormal itself.
+        tiny = 2.0 ** (form.min_exponent // 2)
+        left, right, bias, seed = (x * tiny for x in (left, right, bias * tiny, seed))
     elif kind == "near_overflow":
         # Sums on the way stay below fp32's largest number, which is about bf16's own.
         largest, size = (float(long_product(*pair).abs().max()) for pair in ((left, right), (left.abs(), right.abs())))
@@ -137,14 +148,18 @@ def _scaled(matrix: Tensor, rng: torch.Generator, dim: int) -> Tensor:
 
 
 def _product_reference(left: Tensor, right: Tensor, added: Tensor | None, form: Format) -> Rounded:
-    """left @ right + added; no error where no order of summation rounds, else `accumulation` of every term."""
+    """left @ right + added; no error where no order of summation rounds, else `accumulation` of every term.
+
+    fp32 products are promised in IEEE arithmetic, not on matrix units: gamma_n (Higham 2002, section 3.1).
+    """
     value, terms = long_product(left, right), left.shape[-1]
     size = long_product(left.abs(), right.abs())
     if added is not None:
         value, size, terms = value + added, size + added.abs(), terms + 1
     unit = lowest_bit(left) + lowest_bit(right)
     whole = float(size.max()) <= 2.0 ** (24 + unit) and (added is None or lowest_bit(added) >= unit)
-    return Rounded(value, torch.zeros_like(size) if whole else accumulation(terms) * size / ORDER)
+    lost = (terms + 1) * FP32.unit_roundoff if form is FP32 else accumulation(terms)
+    return Rounded(value, torch.zeros_like(size) if whole else lost * size / ORDER)
 
 
 def share_ratio(seen: Tensor, without: Tensor, reference: Rounded, form: Format, noise: float = 0.0) -> float | None:
@@ -182,9 +197,9 @@ def measure_product(
     with region():
         seen = product.call(*leaves)
     what = f"{product.name} {'x'.join(map(str, shape))}, {kind.replace('_', ' ')}"
-    added = None if product.bias == "none" else bias
-    found = [_judged(what, seen, _product_reference(left, right, added, form), form)]
-    if form is not FP32 and kind == "plain":
+    added, plain = None if product.bias == "none" else bias, kind == "plain"
+    found = [_judged(what, seen, _product_reference(left, right, added, form), form, gain=plain)]
+    if form is not FP32 and plain:
         plus = 0 if added is None else added
         others = [long_product(full[0], right) + plus, long_product(left, full[1]) + plus]
         size = (
@@ -199,8 +214,8 @@ def measure_product(
     gradients = [(seed, right.mT, full[1].mT, 1), (left.mT, seed, full[0].mT, 0)]
     for place, (one, other, unrounded, operand) in enumerate(gradients):
         leaf, reference = leaves[place], _product_reference(one, other, None, form)
-        measured = _judged(f"{what}: gradient {place}", leaf.grad, reference, form, place)
-        if form is not FP32 and kind == "plain":
+        measured = _judged(f"{what}: gradient {place}", leaf.grad, reference, form, place, gain=plain)
+        if form is not FP32 and plain:
             without = long_product(seed, unrounded) if operand else long_product(unrounded, seed)
             measured = replace(measured, share=share_ratio(leaf.grad, without, reference, form))
         found.append(measured)
@@ -221,6 +236,12 @@ def _worst_share(
     return max((share for share in shares if share is not None), default=None)
 
 
-def _judged(what: str, seen: Tensor, reference: Rounded, form: Format, operand: int | None = None) -> Measured:
-    """Measure what was rounded to `form`, though a gradient comes back widened to fp32."""
-    return Measured(what, seen.dtype, error_ratio(seen, reference, form), gain_ratio(seen, reference, form), operand)
+def _judged(
+    what: str, seen: Tensor, reference: Rounded, form: Format, operand: int | None = None, *, gain: bool = True
+) -> Measured:
+    """Measure what was rounded to `form`, though a gradient comes back widened to fp32.
+
+    `gain`: whether the roundings are independent, which they are not where scaled rows and few terms repeat numbers.
+    """
+    scale = gain_ratio(seen, reference, form) if gain else 0.0
+    return Measured(what, seen.dtype, error_ratio(seen, reference, form), scale, operand)
