@@ -117,6 +117,16 @@ def test_flags_and_threads_are_put_back() -> None:
     assert (after, torch.get_num_threads()) == ("high", threads)
 
 
+@pytest.mark.skipif(not hasattr(torch.backends.mkldnn, "matmul"), reason="settings that torch has from 2.9 on")
+def test_newer_settings_of_precision_are_put_back() -> None:
+    owners = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    before = [owner.fp32_precision for owner in owners]
+
+    fingerprint(CPU)
+
+    assert [owner.fp32_precision for owner in owners] == before
+
+
 def test_it_is_quick() -> None:
     """Well under a second, without a clock: so many products and no more."""
     counted = [0]
