@@ -246,6 +246,8 @@ def casts_round_at_random() -> Iterator[None]:
     """Casts from fp32 to 16 bit round stochastically."""
 
     def cast(x: Any, **options: Any) -> torch.Tensor:
+        if not isinstance(x, torch.Tensor):  # a Python number in an expression
+            return torch.full((), x, dtype=options.get("dtype"), device=options.get("device"))
         copied = torch.ops.aten._to_copy.default.redispatch(_ELSEWHERE, x, **options)
         if x.dtype is not torch.float32 or copied.dtype not in LOW:
             return copied
