@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
@@ -82,6 +83,13 @@ def test_no_paragraph_is_trained_on_and_tested() -> None:
     assert len(set(train.split("\n\n")[:-1]) & set(test.split("\n\n")[1:]) - {""}) == 0
     assert hashlib.sha256((train + test).encode()).hexdigest() == corpus.digest
     assert 4 < corpus.entropy < 5
+
+
+def test_a_python_without_the_text_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
+
+    with pytest.raises(characters.NoText, match="no pydoc_data"):
+        characters.corpus.__wrapped__()
 
 
 def test_the_entropy_of_even_symbols_is_their_logarithm() -> None:
