@@ -14,75 +14,7 @@ from conformance.harness.targets import Target
 from conformance.measure.precision import full_precision
 from conformance.oracles.float_formats import FORMATS, Format, rounded
 from conformance.oracles.sparse_products import sparse
-
-Product = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-def _module_linear(left: Tensor, right: Tensor, bias: Tensor) -> Tensor:
-    layer = torch.nn.Linear(*right.shape, device=left.device)
-    return torch.func.functional_call(layer, {"weight": right.t(), "bias": bias}, (left,))
-
-
-# (m, k) times (k, n), plus what is added (n): each spelling leads to a kernel, a view or a cast of its own.
-PLAIN: dict[str, dict[str, Product]] = {
-    "functions": {
-        "torch.mm": lambda left, right, bias: torch.mm(left, right),
-        "torch.matmul": lambda left, right, bias: torch.matmul(left, right),
-        "linalg.matmul": lambda left, right, bias: torch.linalg.matmul(left, right),
-        "F.linear": lambda left, right, bias: F.linear(left, right.t()),
-        "linalg.multi_dot": lambda left, right, bias: torch.linalg.multi_dot([left, right]),
-        "chain_matmul": lambda left, right, bias: torch.chain_matmul(left, right),
-        "inner": lambda left, right, bias: torch.inner(left, right.t()),
-        "tensordot": lambda left, right, bias: torch.tensordot(left, right, dims=1),
-        "einsum": lambda left, right, bias: torch.einsum("ik,kj->ij", left, right),
-        "einsum, turned": lambda left, right, bias: torch.einsum("ik,kj->ji", left, right).t(),
-        "matmul, vectors": lambda left, right, bias: torch.stack(
-            [torch.matmul(left, column) for column in right.unbind(1)[:2]], 1
-        ),
-    },
-    "methods": {
-        "Tensor.mm": lambda left, right, bias: left.mm(right),
-        "Tensor.matmul": lambda left, right, bias: left.matmul(right),
-        "@": lambda left, right, bias: left @ right,
-        "__rmatmul__": lambda left, right, bias: right.__rmatmul__(left),
-        "@, vectors": lambda left, right, bias: torch.stack([left @ column for column in right.unbind(1)[:2]], 1),
-    },
-    "batched": {
-        "bmm": lambda left, right, bias: torch.bmm(left.expand(2, -1, -1), right.expand(2, -1, -1))[1],
-        "Tensor.bmm": lambda left, right, bias: left.unsqueeze(0).bmm(right.unsqueeze(0))[0],
-        "matmul, 3 by 2 dimensions": lambda left, right, bias: torch.matmul(left.unsqueeze(0), right)[0],
-        "matmul, 2 by 3 dimensions": lambda left, right, bias: torch.matmul(left, right.expand(2, -1, -1))[0],
-        "matmul, broadcast": lambda left, right, bias: torch.matmul(left.expand(2, 1, -1, -1), right)[1, 0],
-        "matmul, rows alone": lambda left, right, bias: torch.stack([row @ right for row in left.unbind(0)[:2]]),
-        "linear, 3 dimensions": lambda left, right, bias: F.linear(left.unsqueeze(1), right.t())[:, 0],
-        "einsum, batched": lambda left, right, bias: torch.einsum(
-            "bik,bkj->bij", left.expand(2, -1, -1), right.expand(2, -1, -1)
-        )[0],
-    },
-    "convolutions": {
-        "conv1d": lambda left, right, bias: F.conv1d(left[..., None], right.t()[..., None]).flatten(1),
-        "conv2d": lambda left, right, bias: F.conv2d(left[..., None, None], right.t()[..., None, None]).flatten(1),
-        "conv3d": lambda left, right, bias: F.conv3d(
-            left[..., None, None, None], right.t()[..., None, None, None]
-        ).flatten(1),
-        "conv2d over places": lambda left, right, bias: (
-            F.conv2d(left.t()[None, :, None], right.t()[..., None, None]).flatten(2)[0].t()
-        ),
-        "conv_transpose1d": lambda left, right, bias: F.conv_transpose1d(left[..., None], right[..., None]).flatten(1),
-        "conv_transpose2d": lambda left, right, bias: F.conv_transpose2d(
-            left[..., None, None], right[..., None, None]
-        ).flatten(1),
-    },
-}
-# The same with a bias that is added before the one rounding.
-BIASED: dict[str, Product] = {
-    "F.linear": lambda left, right, bias: F.linear(left, right.t(), bias),
-    "nn.Linear": _module_linear,
-    "torch.addmm": lambda left, right, bias: torch.addmm(bias, left, right),
-    "Tensor.addmm": lambda left, right, bias: bias.expand(len(left), -1).addmm(left, right),
-    "baddbmm": lambda left, right, bias: torch.baddbmm(bias.expand(1, 1, -1), left[None], right[None])[0],
-    "addbmm": lambda left, right, bias: torch.addbmm(bias.expand(len(left), -1), left[None], right[None]),
-}
+from conformance.workloads.products import BIASED, PLACES, PLAIN, Product, through
 
 # How the same matrix may lie in memory.
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -207,6 +139,13 @@ def test_bias_in_every_spelling(case: Case, target: Target, amp_dtype: torch.dty
 # --- large results ----------------------------------------------------------------------------------------------
 
 
+def _through(target: Target, dtype: torch.dtype, product: Product, place: str, left: Tensor, right: Tensor) -> Tensor:
+    """Return left @ right in 16 bits: a product's result, or the gradient of one of its operands."""
+    with full_precision(target.device_type):
+        seen = through(product, place, left.to(target.device), right.to(target.device), lambda: target.autocast(dtype))
+    return seen.to(dtype)
+
+
 def _codes(rng: torch.Generator, form: Format, *shape: int) -> Tensor:
     """Return random normal numbers of `form` as fp32, as good as all different among neighbours."""
     smallest = 1 << form.fraction_bits
@@ -231,29 +170,7 @@ def test_large_products_pick_elements(
     form = FORMATS[amp_dtype]
     m, k, n = case.samples(quick=1021, standard=2053, full=4099), 24, 1031
     # Results of more than 10^6 elements: forward, and as the gradient of either operand.
-    for name, rows, columns in (("result", m, n), ("gradient of left", m, n), ("gradient of right", n, m)):
-        codes = _codes(rng, form, rows, k)
-        picks = sparse(rng, k, columns, 1, 1)
-        seen = _large(target, amp_dtype, LARGE[op], name, codes, picks.dense())
+    for name, rows, columns in zip(PLACES, (m, m, n), (n, n, m), strict=True):
+        codes, picks = _codes(rng, form, rows, k), sparse(rng, k, columns, 1, 1)
+        seen = _through(target, amp_dtype, LARGE[op], name, codes, picks.dense())
         case.identical(f"{op}: {name}, {rows} x {columns}", seen, picks.picked_by(codes).to(amp_dtype))
-
-
-def _large(target: Target, dtype: torch.dtype, product: Product, name: str, codes: Tensor, picks: Tensor) -> Tensor:
-    """Return codes @ picks (m, n) as a product's result, or as the gradient of its left or its right operand."""
-    codes, picks = codes.to(target.device), picks.to(target.device)
-    bias = torch.zeros(picks.shape[1], device=target.device)
-    if name == "result":
-        with full_precision(target.device_type), target.autocast(dtype):
-            return product(codes, picks, bias)
-    leaf = torch.zeros(len(codes), picks.shape[1], device=target.device, requires_grad=True)
-    # Of A B the gradient at A is G B', at B it is A' G: the codes are once G, once A.
-    if name == "gradient of left":
-        operands, seed = (leaf, picks.t()), codes
-        bias = torch.zeros(len(picks), device=target.device)
-    else:
-        operands, seed = (codes.t(), leaf), picks
-    with full_precision(target.device_type):
-        with target.autocast(dtype):
-            seen = product(operands[0], operands[1], bias)
-        seen.backward(seed.to(seen.dtype))
-    return leaf.grad.to(dtype)

@@ -1,0 +1,239 @@
+"""Numerics: long sums that only an accumulator wider than 16 bits gets right, wherever they are split."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from conformance.harness.check import Case, contract
+from conformance.harness.targets import Target
+from conformance.measure.precision import full_precision
+from conformance.oracles import exact
+from conformance.oracles.float_formats import FORMATS, Format, rounded
+from conformance.workloads.products import BIASED, PLACES, PLAIN, Product, through
+
+# Lengths of the inner dimension around those at which kernels split it; the last is 65,536 and a tail.
+LENGTHS = (67, 259, 1027, 4099, 16_387, 65_539)
+
+# How the large terms lie: so that every part of the sum is large and odd, so that the sum climbs to millions before it
+# comes back, and so that each term stands beside the one that cancels it.
+ORDERS = ("scattered", "climbing", "alternating")
+
+TRAPPED: dict[str, Product] = {
+    "torch.mm": PLAIN["functions"]["torch.mm"],
+    "F.linear": PLAIN["functions"]["F.linear"],
+    "bmm": PLAIN["batched"]["Tensor.bmm"],
+    "torch.addmm": BIASED["torch.addmm"],
+    "baddbmm": BIASED["baddbmm"],
+    "conv1d": PLAIN["convolutions"]["conv1d"],
+    "conv2d": PLAIN["convolutions"]["conv2d"],
+}
+
+
+def _trap(rng: torch.Generator, m: int, length: int, n: int, order: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Return integers (m, length) and (length, n) and their product, small where the sums on the way are not.
+
+    [X, X + D, E] times [Y; -Y; Z] is E Z - D Y, D having one 1 in a row. X and Y are odd and as large as both types
+    hold (255) and as keeps the sum of all sizes below 2^24: exact in fp32 in any order. In 16 bits few parts are.
+    """
+    half = (length - 3) // 2
+    odd = min(128, (math.isqrt(2**24 // length) - 1) // 2)
+    x, y = (2 * torch.randint(0, odd, shape, generator=rng) + 1.0 for shape in ((m, half), (half, n)))
+    if order == "scattered":
+        x = x * (2 * torch.randint(0, 2, x.shape, generator=rng) - 1)
+    places = torch.randint(0, half, (m, 1), generator=rng)
+    other = x.scatter_add(1, places, torch.ones(places.shape))
+    rest = length - 2 * half
+    ends = (
+        torch.randint(-5, 6, (m, rest), generator=rng).float(),
+        torch.randint(-5, 6, (rest, n), generator=rng).float(),
+    )
+    left, right = torch.cat([x, other, ends[0]], 1), torch.cat([y, -y, ends[1]])
+    if order == "scattered":
+        shuffle = torch.randperm(length, generator=rng)
+        left, right = left[:, shuffle], right[shuffle]
+    elif order == "alternating":
+        pairs = torch.cat([torch.stack([torch.arange(half), torch.arange(half) + half], 1).flatten()])
+        shuffle = torch.cat([pairs, torch.arange(2 * half, length)])
+        left, right = left[:, shuffle], right[shuffle]
+    return left, right, exact.product(*ends) - y[places[:, 0]].double()
+
+
+@contract("AMP-NUMERICS-016")
+@pytest.mark.parametrize("op", TRAPPED)
+def test_sums_are_wide_wherever_they_are_split(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, op: str
+) -> None:
+    form = FORMATS[amp_dtype]
+    # A convolution's weight gradient, summed over the batch, is a matter of AMP-NUMERICS-033.
+    places = PLACES[:2] if op.startswith("conv") else PLACES
+    lengths = LENGTHS[1:5:3] if case.level == "quick" else LENGTHS
+    for length in lengths:
+        for order in ORDERS:
+            left, right, expected = _trap(rng, 3, length, 5, order)
+            _control(case, form, left, right, expected, f"{length} terms, {order}")
+            for place in places:
+                with full_precision(target.device_type):
+                    seen = through(
+                        TRAPPED[op],
+                        place,
+                        left.to(target.device),
+                        right.to(target.device),
+                        lambda: target.autocast(amp_dtype),
+                    )
+                what = f"{op}: {place}, {length} terms, {order}"
+                case.identical(what, seen.to(amp_dtype) + 0.0, expected.to(amp_dtype) + 0.0)
+
+
+def _control(case: Case, form: Format, left: Tensor, right: Tensor, expected: Tensor, what: str) -> None:
+    """Show that the two halves of each sum, rounded to 16 bits before they are added, give another result."""
+    if "alternating" in what:
+        return
+    terms = left.double().unsqueeze(2) * right.double()
+    halves = [part.sum(1) for part in terms.tensor_split(2, 1)]
+    wrong = rounded(rounded(halves[0], form) + rounded(halves[1], form), form) != rounded(expected, form)
+    case.true(f"control: {what}, two halves rounded: some results differ", bool(wrong.any()), int(wrong.sum()))
+
+
+# --- convolutions -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Windows:
+    """A convolution that needs no transform: strided, dilated or of one place (AMP-NUMERICS-019)."""
+
+    dims: int
+    channels: int
+    outputs: int
+    space: int
+    taps: int
+    options: dict[str, int]
+    transposed: bool = False
+
+
+WINDOWS = {
+    "conv1d": Windows(1, 6, 8, 41, 5, {"stride": 2, "padding": 2}),
+    "conv2d": Windows(2, 6, 8, 17, 3, {"stride": 2, "padding": 1}),
+    "conv2d dilated": Windows(2, 6, 8, 17, 3, {"dilation": 2}),
+    "conv2d grouped": Windows(2, 12, 8, 13, 3, {"stride": 2, "groups": 4}),
+    "depthwise": Windows(2, 16, 16, 13, 3, {"stride": 2, "groups": 16}),
+    "conv3d": Windows(3, 4, 6, 9, 3, {"stride": 2, "padding": 1}),
+    "transposed1d": Windows(1, 6, 8, 21, 3, {"stride": 2}, transposed=True),
+    "transposed2d": Windows(2, 6, 8, 9, 3, {"stride": 2, "padding": 1}, transposed=True),
+    "transposed3d": Windows(3, 4, 6, 5, 3, {"stride": 2}, transposed=True),
+}
+MEMORY = {
+    "as it is": lambda image: image,
+    "channels last": lambda image: image.contiguous(
+        memory_format={4: torch.channels_last, 5: torch.channels_last_3d}.get(image.dim(), torch.contiguous_format)
+    ),
+    "batch of one": lambda image: image[:1],
+    "turned": lambda image: image.transpose(-1, 1).contiguous().transpose(-1, 1),
+}
+
+
+def _few(rng: torch.Generator, shape: tuple[int, ...], size: int, entries: int) -> Tensor:
+    """Return zeros with some integers up to `size`, among them the first and the last element."""
+    flat = torch.zeros(math.prod(shape))
+    at = torch.cat([torch.tensor([0, len(flat) - 1]), torch.randint(0, len(flat), (entries,), generator=rng)])
+    flat[at] = torch.randint(1, size + 1, (len(at),), generator=rng).float()
+    return flat.reshape(shape)
+
+
+@contract("AMP-NUMERICS-047")
+@pytest.mark.parametrize("name", WINDOWS, ids=lambda name: name.replace(" ", "_"))
+def test_convolutions_and_their_gradients(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, name: str
+) -> None:
+    window = WINDOWS[name]
+    groups = window.options.get("groups", 1)
+    channels = (
+        (window.channels, window.outputs // groups)
+        if window.transposed
+        else (
+            window.outputs,
+            window.channels // groups,
+        )
+    )
+    call = getattr(F, f"conv{'_transpose' if window.transposed else ''}{window.dims}d")
+    reference = exact.transposed_convolution if window.transposed else exact.convolution
+    for memory in MEMORY if case.level != "quick" else ("as it is", "channels last"):
+        image = torch.randint(-2, 3, (3, window.channels, *[window.space] * window.dims), generator=rng).float()
+        weight = _few(rng, (*channels, *[window.taps] * window.dims), 2, 24)
+        images, weights = (
+            [source.requires_grad_() for source in (image.clone(), image.double())] for image in (image, weight)
+        )
+        bias = torch.randint(-9, 10, (window.outputs,), generator=rng).float()
+        with full_precision(target.device_type):
+            moved = [images[0].to(target.device), weights[0].to(target.device)]
+            with target.autocast(amp_dtype):
+                seen = call(MEMORY[memory](moved[0]), moved[1], bias.to(target.device), **window.options)
+            seed = _few(rng, tuple(seen.shape), 2, 30)
+            seen.backward(seed.to(target.device, seen.dtype))
+        expected = reference(MEMORY[memory](images[1]), weights[1], bias, **window.options)
+        expected.backward(seed.double())
+        for what, ours, theirs in (
+            ("result", seen, expected.detach().to(amp_dtype)),
+            ("gradient of the input", images[0].grad, images[1].grad.float()),
+            ("gradient of the weight", weights[0].grad, weights[1].grad.float()),
+        ):
+            largest = float(theirs.abs().max())
+            case.between(f"{name}, {memory}: {what}: largest integer, of those that bf16 holds", largest, 1.0, 256.0)
+            case.identical(f"{name}, {memory}: {what}", ours + 0.0, theirs + 0.0)
+
+
+# --- attention --------------------------------------------------------------------------------------------------
+
+# One logit so far above the others that softmax is 1 and 0: exp(-512 / 4 * 2) is nothing in fp32.
+_HEAD, _PEAK = 16, 1024.0
+
+
+def _signatures(count: int) -> Tensor:
+    """Return `count` different rows of _HEAD signs."""
+    return torch.tensor([[1.0 if row >> bit & 1 else -1.0 for bit in range(_HEAD)] for row in range(count)])
+
+
+ATTENTION_LAYOUTS = {
+    "heads first": lambda part: part,
+    "heads inside": lambda part: part.transpose(1, 2).contiguous().transpose(1, 2),
+    "every second": lambda part: torch.stack([part, -part], -1)[..., 0],
+}
+
+
+@contract("AMP-NUMERICS-048")
+@pytest.mark.parametrize("layout", ATTENTION_LAYOUTS, ids=lambda layout: layout.replace(" ", "_"))
+@pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
+def test_attention_points_at_one_key(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, layout: str, is_causal: bool
+) -> None:
+    heads = (2, 3)
+    for queries, keys in ((65, 65), (128, 128)) if is_causal else ((33, 67), (64, 64), (5, 257), (1, 31)):
+        choices = torch.randint(0, keys, (*heads, queries), generator=rng)
+        if is_causal:
+            choices = torch.minimum(choices, torch.arange(queries))
+        signs = _signatures(keys)
+        query, key = _PEAK * signs[choices], signs.expand(*heads, -1, -1)
+        value = torch.randint(1, 200, (*heads, keys, _HEAD), generator=rng).float()
+        leaves = [part.clone().to(target.device).requires_grad_() for part in (query, key, value)]
+        with full_precision(target.device_type):
+            with target.autocast(amp_dtype):
+                placed = [ATTENTION_LAYOUTS[layout](leaf) for leaf in leaves]
+                seen = F.scaled_dot_product_attention(placed[0], placed[1], placed[2], is_causal=is_causal)
+            seed = torch.randint(-3, 4, tuple(seen.shape), generator=rng).float()
+            seen.backward(seed.to(target.device, seen.dtype))
+        index = choices.unsqueeze(-1).expand(-1, -1, -1, _HEAD)
+        what = f"{queries} queries, {keys} keys"
+        case.identical(f"{what}: each result is one value", seen, value.gather(2, index).to(amp_dtype))
+        reached = torch.zeros_like(value).scatter_add(2, index, seed)
+        case.identical(
+            f"{what}: gradient of the values",
+            leaves[2].grad + 0.0,
+            rounded(reached.double(), FORMATS[amp_dtype]).float(),
+        )
+        for name, leaf in (("queries", leaves[0]), ("keys", leaves[1])):
+            case.equal(f"{what}: largest gradient of the {name}", float(leaf.grad.abs().max()), 0.0)
