@@ -15,6 +15,7 @@ from conformance.measure import fingerprint
 from conformance.measure.precision import full_precision
 from conformance.measure.summation import (
     NEAREST_EVEN,
+    SIDE,
     TERMS,
     Product,
     Swamping,
@@ -23,6 +24,8 @@ from conformance.measure.summation import (
     spread,
     sums,
 )
+from conformance.measure.threads import one_thread
+from conformance.oracles import exact
 from conformance.oracles.float_formats import FORMATS
 
 FP32 = torch.float32
@@ -112,6 +115,41 @@ def _worst_share(
             bound = error + form.unit_roundoff * (rest + error) + form.smallest / 2
             found.append((abs(seen - rest) / bound, f"{share:g} of a place between places {pair[0]} and {pair[1]}"))
     return max(found)
+
+
+@contract("AMP-NUMERICS-092")
+def test_cancelling_sums_keep_the_implied_bound(case: Case, target: Target, rng: torch.Generator) -> None:
+    """|C - AB| <= u |AB| + (1 + u) g |A||B| + half a subnormal, g what the fingerprint implies, on sums that cancel."""
+    for dtype in _dtypes(case, target):
+        form = FORMATS[dtype]
+        with full_precision(target.device_type), one_thread():
+            found = fingerprint.summation(fingerprint.matrix_product(target.device), dtype)
+        left, right = (
+            tensor.to(dtype) for tensor in _cancelling(rng, case.samples(quick=128, standard=500, full=4000))
+        )
+        terms = left.shape[1]
+        share = found.error(terms)
+        case.note(f"{dtype}: implied share of n 2^-22", share / (terms * 2.0**-22))
+        exact_sum = exact.product(left, right)
+        error = share * exact.product(left.abs(), right.abs())
+        bound = form.unit_roundoff * exact_sum.abs() + (1 + form.unit_roundoff) * error + form.smallest / 2
+        for op in OPS:
+            with full_precision(target.device_type):
+                seen = _on(target, op)(left, right).cpu().double()
+            worst = float(((seen - exact_sum).abs() / bound).max())
+            case.at_most(f"{dtype}, {op} over {terms} terms: worst error over its bound", worst, 1.0)
+
+
+def _cancelling(rng: torch.Generator, half: int) -> tuple[Tensor, Tensor]:
+    """(64, 2 half + 16) and its factor: products in pairs of opposite sign, and a rest of a hundredth of their size."""
+    left, right = torch.randn(SIDE, half, generator=rng), torch.randn(half, SIDE, generator=rng)
+    rest, factor = torch.randn(SIDE, 16, generator=rng), torch.randn(16, SIDE, generator=rng)
+    # Nothing is subnormal in fp16, which some devices flush.
+    small = [torch.where(part.abs() < 2.0**-6, 2.0**-6, part) for part in (left, right, rest, factor)]
+    order = torch.randperm(2 * half + 16, generator=rng)
+    rows = torch.cat([small[0], -small[0], small[2] / 16], 1)
+    columns = torch.cat([small[1], small[1], small[3] / 16], 0)
+    return rows[:, order], columns[order]
 
 
 @contract("AMP-NUMERICS-093")

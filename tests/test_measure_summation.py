@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from conformance.measure import summation
+from conformance.measure import fingerprint, summation
 from conformance.measure.fingerprint import product_rows
 from conformance.measure.summation import Accumulator, Swamping
 from tests.simulated_products import A100, A100_TF32, H100, H100_TF32, V100, Unit
@@ -183,6 +183,17 @@ def test_results_that_fit_no_order_are_said_to_be_irregular() -> None:
 )
 def test_the_bound_that_an_accumulator_implies(found: Accumulator, terms: int, bound: float | None) -> None:
     assert found.error(terms) == bound
+
+
+@pytest.mark.parametrize(
+    ("unit", "share"),
+    [(Unit(), 0.25), (Unit(mode="zero"), 0.5), (V100, 0.75), (A100, 0.34375), (H100, 0.1640625), (Unit(bits=11), 1.0)],
+)
+def test_the_bound_of_a_unit_only_tightens_the_known_one(unit: Unit, share: float) -> None:
+    """Shares of n 2^-22: 1.5, 0.69 and 0.33 of n 2^-23 for the three tensor cores, as derived from their models."""
+    found = fingerprint.summation(unit, BF16)
+
+    assert found.error(1024) / (1024 * 2.0**-22) == pytest.approx(share, rel=1e-3)
 
 
 def test_this_processor_is_recognised() -> None:

@@ -232,6 +232,11 @@ def _seen(change: Change, new: Report) -> str:
 
 
 def _conclusion(old: Report, new: Report, found: list[Change]) -> str:
+    rows = len(fingerprint.differences(old, new))
+    return _judgement(old, new, found) + f" The arithmetic differs in {text.count(rows, 'row')}, above." * bool(rows)
+
+
+def _judgement(old: Report, new: Report, found: list[Change]) -> str:
     worse = regressions(old, new)
     if worse:
         parts = [f"passed there, not here: {text.tally(worse.regressed)}"] if worse.regressed else []
