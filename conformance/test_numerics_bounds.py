@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 import torch
@@ -31,12 +31,23 @@ TELLING = (("long", "grid"), ("long", "grid_same_sign"), *_EVERYWHERE)
 TELLING_BACKWARD = (("tall", "grid_same_sign"), ("tall", "grid"), *_EVERYWHERE)
 QUICK = ("mm", "linear", "addmm", "bmm")
 
-by_product = pytest.mark.parametrize(
-    "product",
-    [one if name in QUICK else deep("standard", one, id=slug(name)) for name, one in PRODUCTS.items()],
-    ids=lambda one: slug(one.name),
-)
-by_convolution = pytest.mark.parametrize("convolution", CONVOLUTIONS.values(), ids=map(slug, CONVOLUTIONS))
+# Kernels of backward products are those of mm and bmm.
+QUICK_BACKWARD = ("linear", "bmm")
+QUICK_CONVOLUTIONS = ("channels last", "not contiguous", "many channels", "grouped", "one dimension", "transposed")
+
+
+def _by_name(what: str, table: Mapping[str, object], quick: Sequence[str]) -> pytest.MarkDecorator:
+    """One case for each row of the table, those not named `quick` from standard on."""
+    rows = [
+        pytest.param(row, id=slug(name)) if name in quick else deep("standard", row, id=slug(name))
+        for name, row in table.items()
+    ]
+    return pytest.mark.parametrize(what, rows)
+
+
+by_product = _by_name("product", PRODUCTS, QUICK)
+by_backward_product = _by_name("product", PRODUCTS, QUICK_BACKWARD)
+by_convolution = _by_name("convolution", CONVOLUTIONS, QUICK_CONVOLUTIONS)
 by_attention = pytest.mark.parametrize("attention", ATTENTIONS.values(), ids=map(slug, ATTENTIONS))
 
 
@@ -83,7 +94,7 @@ def test_long_and_odd_products(case: Case, target: Target, rng: torch.Generator,
 
 
 @contract("AMP-NUMERICS-013")
-@by_product
+@by_backward_product
 def test_gradients_of_long_and_odd_products(case: Case, target: Target, rng: torch.Generator, product: Product) -> None:
     found = _products(case, target, rng, product, backward=True)
     for operand, name in enumerate(("left", "right", "bias")):
@@ -193,6 +204,7 @@ def test_logits_are_not_rounded(case: Case, target: Target, rng: torch.Generator
         for dtype in dtypes(case, target):
             for _ in range(case.samples(quick=1, standard=3, full=20)):
                 region = functools.partial(target.autocast, dtype)
-                found += measure_attention(attention, FORMATS[dtype], rng, target.device, region)
+                flushes = dtype is torch.float16 and not keeps_subnormals(target, dtype)
+                found += measure_attention(attention, FORMATS[dtype], rng, target.device, region, flushes=flushes)
     for operand, name in ((None, "result"), (0, "gradient of query"), (1, "gradient of key"), (2, "gradient of value")):
         hold(case, f"{attention.name}: {name}", [one for one in found if one.operand == operand])

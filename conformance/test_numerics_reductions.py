@@ -70,7 +70,7 @@ def runs(
     case: Case, target: Target, rng: torch.Generator, op: Op, *, backward: bool, is_loss: bool = False
 ) -> Iterator[tuple[Format, list[Measured]]]:
     """Measure the op on the data of this depth, in regions of every amp dtype; yield the type of the operands too."""
-    kinds = op.kinds[: case.samples(quick=2, standard=9, full=9)]
+    kinds = op.kinds[: case.samples(quick=1 if is_loss else 2, standard=9, full=9)]
     for dtype in dtypes(case, target):
         for form in formats(op, target, dtype, is_loss=is_loss):
             for kind in kinds:

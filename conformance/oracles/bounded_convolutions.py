@@ -217,13 +217,20 @@ def _mask(attention: Attention, rng: torch.Generator) -> Tensor | None:
 
 
 def measure_attention(
-    attention: Attention, form: Format, rng: torch.Generator, device: torch.device, region: Region
+    attention: Attention,
+    form: Format,
+    rng: torch.Generator,
+    device: torch.device,
+    region: Region,
+    *,
+    flushes: bool = False,
 ) -> list[Measured]:
     """Run attention on numbers of `form` whose logits, up to 40, need more bits than 16-bit types have.
 
     Queries are integers up to 15, keys multiples of 2^-5 up to 2, the scale is 1/4 (its root 1/2): every logit is a
     number of fp32, whatever the order. A logit that is written down in 16 bits is off by up to 2^-3 in bf16, 2^-6 in
-    fp16, and so is its probability, relatively; rounded probabilities and results are off by a few u.
+    fp16, and so is its probability, relatively; rounded probabilities and results are off by a few u. `flushes`: the
+    device is known to take subnormal operands for zero.
     """
     batch, heads, queries, keys, size = attention.shape
     query = torch.randint(-15, 16, (batch, heads, queries, size), generator=rng).double()
@@ -245,7 +252,9 @@ def measure_attention(
         )
     seed = rounded(torch.randn(seen.shape, generator=rng).double(), form)
     seen.backward(seed.to(seen.dtype).to(device))
-    found = _attention_references(query, key, value, mask, seed, form)
+    found = _attention_references(
+        query, key, value, mask, seed, form, form.smallest_normal if flushes else form.smallest
+    )
     what = f"attention, {attention.name}"
     names = (None, 0, 1, 2)
     return [
@@ -260,7 +269,7 @@ def measure_attention(
 
 
 def _attention_references(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, seed: Tensor, form: Format
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, seed: Tensor, form: Format, floor: float
 ) -> list[Rounded]:
     """Return result and gradients with what four 16-bit roundings on the way and the sums in fp32 may lose of each.
 
@@ -276,16 +285,16 @@ def _attention_references(
     # Exponentials and sums in fp32: softmax_bound's factor; logits themselves are exact.
     spread = (logits.amax(-1, keepdim=True) - logits).masked_fill(p == 0, 0.0)
     loss = (logits.shape[-1] + 2 * spread + 12) * 2.0**-24 + unit
-    result, size = long_product(p, value), long_product(p * loss + 2 * form.smallest, value.abs())
+    result, size = long_product(p, value), long_product(p * loss + 2 * floor, value.abs())
     result_error = size + accumulation(logits.shape[-1]) * long_product(p, value.abs())
     dp = long_product(seed, value.mT)
     dp_size = long_product(seed.abs(), value.abs().mT)
     delta = (seed * result).sum(-1, keepdim=True)
     delta_error = (seed.abs() * (result_error + form.unit_roundoff * result.abs())).sum(-1, keepdim=True)
     ds = p * (dp - delta)
-    # What lies below the subnormal numbers of the type is lost of either matrix.
-    p_error = p * loss + 2 * form.smallest
-    ds_error = p_error * (dp.abs() + delta.abs()) + p * (unit * dp_size * 2.0**-6 + delta_error) + 2 * form.smallest
+    # What lies below the smallest number of the type is lost of either matrix.
+    p_error = p * loss + 2 * floor
+    ds_error = p_error * (dp.abs() + delta.abs()) + p * (unit * dp_size * 2.0**-6 + delta_error) + 2 * floor
     grow = 1 + accumulation(max(logits.shape[-2:]))
     return [
         Rounded(result, result_error / 2),

@@ -129,23 +129,23 @@ def _table() -> list[Op]:
     ce, nll, bce = "cross_entropy", "nll_loss", "binary_cross_entropy_with_logits"
     every: list[Op] = []
     for reduction in _REDUCED:
-        every.append(_op(ce, _classes, ("plain", "large"), reduction))
-        every.append(_op(bce, _binary, ("plain", "large"), reduction))
-        every.append(_op("mse_loss", _pairs, ("plain", "off_grid"), reduction))
+        every.append(_op(ce, _classes, ("large", "plain"), reduction))
+        every.append(_op(bce, _binary, ("large", "plain"), reduction))
+        every.append(_op("mse_loss", _pairs, ("off_grid", "plain"), reduction))
     return [
         *every,
         _op(ce, _weighted_classes, ("plain",)),
         _op(ce, _weighted_classes, ("plain",), "sum", (2,)),
-        _op(ce, _classes, ("plain", "large"), label_smoothing=0.1),
+        _op(ce, _classes, ("large", "plain"), label_smoothing=0.1),
         _op(nll, _chances, ("plain",)),
         _op(nll, _weighted_classes, ("plain",), "none"),
-        _op(bce, _weighted_binary, ("plain", "large")),
-        _op("l1_loss", _pairs, ("plain", "off_grid")),
-        _op("huber_loss", _pairs, ("plain", "off_grid")),
-        _op("huber_loss", _pairs, ("plain", "off_grid"), delta=2.5),
-        _op("huber_loss", _pairs, ("plain", "off_grid"), "sum", delta=0.3),
-        _op("smooth_l1_loss", _pairs, ("plain", "off_grid"), beta=0.25),
-        _op("smooth_l1_loss", _pairs, ("plain", "off_grid"), beta=2.5),
+        _op(bce, _weighted_binary, ("large", "plain")),
+        _op("l1_loss", _pairs, ("off_grid", "plain")),
+        _op("huber_loss", _pairs, ("off_grid", "plain")),
+        _op("huber_loss", _pairs, ("off_grid", "plain"), delta=2.5),
+        _op("huber_loss", _pairs, ("off_grid", "plain"), "sum", delta=0.3),
+        _op("smooth_l1_loss", _pairs, ("off_grid", "plain"), beta=0.25),
+        _op("smooth_l1_loss", _pairs, ("off_grid", "plain"), beta=2.5),
         _op("kl_div", _distributions, ("plain",), "batchmean"),
         _op(
             "kl_div",

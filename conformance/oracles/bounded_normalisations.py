@@ -1,7 +1,8 @@
 """Softmax and the normalisations by layer, group, batch and root mean square, forward and backward.
 
 Kinds of data beyond those of `bounded_reductions`: `large` logits (near 1000, where exponentials overflow without a
-shift), `apart` logits (one 60 above the rest: probabilities of e^-60 and logarithms of -60 that log(softmax) loses).
+shift), `apart` logits (one of 128, far above the rest: logarithms of -128 are kept where probabilities vanish), `flat`
+logits (a thousand like ones: a sum of their exponentials that is kept in 16 bits stands still).
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ CHANNELS, GROUPS, SIDE = 6, 2, 7
 
 
 def _logits(kind: str, form: Format, rng: torch.Generator) -> tuple[Tensor, ...]:
+    if kind == "flat":
+        return (plain(form, rng, 2, 1025) / 4,)
     x = 3 * plain(form, rng, 7, 133)
     if kind == "large":
         return (x + 1000,)
     if kind == "apart":
-        x[:, 5] = 60.0
+        x[:, 5] = 128.0
     return (x,)
 
 
@@ -226,7 +229,7 @@ def _evaluate(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: T
     return F.batch_norm(x, mean.detach(), variance.detach(), weight, bias, training=False)
 
 
-_HEAVY = ("mean_heavy", "plain", "wide", "off_grid")
+_HEAVY = ("mean_heavy", "same_sign", "plain", "wide", "off_grid")
 
 NORMALISATIONS: dict[str, Op] = {
     op.name: op
@@ -237,7 +240,7 @@ NORMALISATIONS: dict[str, Op] = {
             _logits,
             _softmax,
             _softmax_gradient,
-            ("large", "apart", "plain"),
+            ("flat", "apart", "large", "plain"),
             "softmax",
         ),
         Op(
@@ -246,7 +249,7 @@ NORMALISATIONS: dict[str, Op] = {
             _logits,
             _log_softmax,
             _log_softmax_gradient,
-            ("large", "apart", "plain"),
+            ("flat", "apart", "large", "plain"),
             "log_softmax",
         ),
         Op(

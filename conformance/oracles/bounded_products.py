@@ -137,7 +137,15 @@ def product_operands(
         largest, size = (float(long_product(*pair).abs().max()) for pair in ((left, right), (left.abs(), right.abs())))
         top = min(0.9 * form.largest / largest, 2.0**126 / size) ** 0.5
         left, right, bias = left * top, right * top, bias * top
+    if kind != "subnormal":
+        left, right, seed = (_normal(matrix, form) for matrix in (left, right, seed))
     return left.float().double(), right.float().double(), bias.float().double(), seed.float().double()
+
+
+def _normal(matrix: Tensor, form: Format) -> Tensor:
+    """Keep every number but zero out of the subnormal range, which matrix units may flush (MI200's do)."""
+    size = torch.where(matrix == 0, matrix.abs(), matrix.abs().clamp_min(2 * form.smallest_normal))
+    return size.copysign(matrix)
 
 
 def _scaled(matrix: Tensor, rng: torch.Generator, dim: int) -> Tensor:

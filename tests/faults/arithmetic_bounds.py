@@ -174,10 +174,10 @@ def split_k_hands_over_16_bits() -> Iterator[None]:
 
 @fault("AMP-NUMERICS-012")
 def products_accumulate_towards_zero() -> Iterator[None]:
-    """The fp32 accumulator keeps 16 fraction bits after every 64 terms, cut off: coarser than any tensor core."""
+    """The fp32 accumulator keeps 13 fraction bits after every 64 terms, cut off: coarser than any tensor core."""
 
     def cut(wide: torch.Tensor) -> torch.Tensor:
-        return (wide.contiguous().view(torch.int32) & ~0x7F).view(torch.float32)
+        return (wide.contiguous().view(torch.int32) & ~0x3FF).view(torch.float32)
 
     def run(op: str, *args: Any, **kwargs: Any) -> torch.Tensor:
         added, a, b = _operands(op, *args)
@@ -515,7 +515,9 @@ def layer_norm_keeps_16_bit_statistics() -> Iterator[None]:
 def group_norm_keeps_16_bit_statistics() -> Iterator[None]:
     """Mean and variance of a group norm of a 16-bit tensor are rounded to 16 bits."""
 
-    def run(dtype: torch.dtype, x: torch.Tensor, groups: int, weight: Any, bias: Any, eps: float, *_: Any) -> Any:
+    def run(
+        dtype: torch.dtype, x: torch.Tensor, groups: int, weight: Any, bias: Any, eps: float = 1e-5, *_: Any
+    ) -> Any:
         grouped = x.reshape(len(x), groups, -1)
         hat = _normalised(grouped, [-1], eps, "16 bit")[0].reshape(x.shape)
         shape = (1, -1, *[1] * (x.dim() - 2))
