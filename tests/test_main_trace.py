@@ -99,3 +99,16 @@ def test_what_cannot_be_used_gets_one_line(words: list[str], said: str, capsys: 
     assert _run(*words) == 4
 
     assert said in capsys.readouterr().err
+
+
+def test_example_of_the_docs_runs_as_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).resolve().parent.parent / "docs" / "trace.md").read_text(encoding="utf-8")
+    module = page.split("```python\n")[1].split("```")[0]
+    printed = page.split("```console\n$ python -m conformance trace ")[1].split("```")[0]
+    words, shown = printed.split("\n", 1)
+    (folder / "mine.py").write_text(module, encoding="utf-8")
+
+    assert _run(*words.split()) == 1
+
+    seen = capsys.readouterr().out.split()
+    assert [word for word in shown.split() if word.isalpha()] == [word for word in seen if word.isalpha()]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
+from conformance.measure import fingerprint as module
 from conformance.measure.fingerprint import NAMES, Fingerprint, fingerprint
 from conformance.measure.precision import full_precision
 from tests.faults._tools import kernel
 from tests.faults.fingerprint import LOW, flushing, plain, products, read_in, rounded, summed
+from tests.simulated_products import Unit
 
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 CPU = torch.device("cpu")
@@ -125,6 +129,48 @@ def test_newer_settings_of_precision_are_put_back() -> None:
     fingerprint(CPU)
 
     assert [owner.fp32_precision for owner in owners] == before
+
+
+@pytest.mark.parametrize("dtype", LOW, ids=["fp16", "bf16"])
+def test_reductions_that_flags_allow_are_measured_with_the_flags_on(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    flags = torch.backends.cuda.matmul
+    name = f"allow_{'fp16' if dtype is FP16 else 'bf16'}_reduced_precision_reduction"
+    split, whole = Unit(parts=4, partial_bits=8), Unit(parts=4)
+
+    def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return (split if getattr(flags, name) else whole)(left, right)
+
+    monkeypatch.setattr(module, "matrix_product", lambda device: product)
+    before = getattr(flags, name)
+    with full_precision("cuda"):
+        plain = module.product_rows(product, dtype)
+
+    assert module._reduced(torch.device("cuda"), dtype, plain) == "partial sums: bf16, to nearest even"
+    assert getattr(flags, name) == before
+
+
+def test_an_nvidia_gpu_is_named_by_its_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = types.SimpleNamespace(major=9, minor=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.version, "hip", None)
+
+    found = module._libraries(torch.device("cuda", 0))
+
+    assert found["instructions"] == "sm_90"
+    assert found["libraries"].startswith("CUDA 13.0")
+
+
+def test_every_row_is_explained_in_the_docs(clean: Fingerprint) -> None:
+    page = (Path(__file__).resolve().parent.parent / "docs" / "fingerprint.md").read_text(encoding="utf-8")
+    explained = page.split("## The rows")[1].split("## The bound")[0]
+
+    words = {row.removesuffix(" high").removesuffix(" medium") for section in clean.values() for row in section}
+    # Rows of a kind share a line: "subnormal operands, products, results", "NaN cast to fp16, bf16".
+    kinds = {" ".join(row.replace(",", "").split()[:2]) for row in words} - {"subnormal products", "subnormal results"}
+    assert [kind for kind in kinds if kind not in explained] == []
 
 
 def test_it_is_quick() -> None:

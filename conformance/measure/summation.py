@@ -3,10 +3,11 @@
 Every probe takes the product as a callable of (64, k) and (k, 64), so that simulated hardware can be probed as well.
 Methods: M. Fasi, N. J. Higham, M. Mikaitis, S. Pranesh, Numerical behavior of NVIDIA tensor cores (PeerJ Comput. Sci.
 7:e330, 2021) and B. Hickmann, D. Bradford, Experimental analysis of matrix multiplication functional units (ARITH 2019)
-for width, rounding, alignment and subnormals; P. Xie, Y. Gao, J. Zhang, FPRev: revealing the order of floating-point
-summations (USENIX ATC 2025) for the order, as M and -M swamp what is added between them; F. A. Khattak, M. Mikaitis,
-Generalized methodology for determining numerical features of hardware floating-point matrix multipliers (2025) and
-B. Valpey et al., An SMT formalization of mixed-precision matrix multiplication (2025) for cases that tell models apart.
+for width, rounding, alignment and subnormals; P. Xie, Y. Gao, Y. Wang, J. Xue, Revealing floating-point accumulation
+orders in software/hardware implementations (FPRev, USENIX ATC 2025) for the order, as M and -M swamp what is added
+between them; F. A. Khattak, M. Mikaitis, Generalized methodology for determining numerical features of hardware
+floating-point matrix multipliers: part I (arXiv 2510.15884, 2025) and B. Valpey et al., An SMT formalization of
+mixed-precision matrix multiplication (2025) for cases that tell models apart.
 """
 
 from __future__ import annotations
