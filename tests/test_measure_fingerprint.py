@@ -136,8 +136,9 @@ def test_reductions_that_flags_allow_are_measured_with_the_flags_on(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
     flags = torch.backends.cuda.matmul
-    name = f"allow_{'fp16' if dtype is FP16 else 'bf16'}_reduced_precision_reduction"
-    split, whole = Unit(parts=4, partial_bits=8), Unit(parts=4)
+    width = "fp16" if dtype is FP16 else "bf16"
+    name = f"allow_{width}_reduced_precision_reduction"
+    split, whole = Unit(parts=4, partial_bits=module.BITS[dtype]), Unit(parts=4)
 
     def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         return (split if getattr(flags, name) else whole)(left, right)
@@ -147,7 +148,7 @@ def test_reductions_that_flags_allow_are_measured_with_the_flags_on(
     with full_precision("cuda"):
         plain = module.product_rows(product, dtype)
 
-    assert module._reduced(torch.device("cuda"), dtype, plain) == "partial sums: bf16, to nearest even"
+    assert module._reduced(torch.device("cuda"), dtype, plain) == f"partial sums: {width}, to nearest even"
     assert getattr(flags, name) == before
 
 
