@@ -42,7 +42,18 @@ def extract(report: dict[str, Any]) -> dict[str, Any]:
             models[name].setdefault("fp32 curves", _curves(case["evidence"], "fp32"))
             entry["curves"] = _curves(case["evidence"], "AMP")
             entry["envelope"] = {e["name"]: e["measured"] for e in case["evidence"] if _bounded(e)}
-    return {"models": models, "controls": controls}
+    return {"run": _run(report.get("header", {})), "models": models, "controls": controls}
+
+
+def _run(header: dict[str, Any]) -> dict[str, Any]:
+    """When, from which commit, on what and with which seed."""
+    machine, options = header.get("environment", {}), header.get("options", {})
+    return {
+        "started": header.get("started"),
+        "commit": header.get("suite", {}).get("commit"),
+        **{name: machine.get(name) for name in ("torch", "python", "cpu", "os")},
+        **{name: options.get(name) for name in ("level", "seed")},
+    }
 
 
 def _bounded(evidence: dict[str, Any]) -> bool:

@@ -18,6 +18,12 @@ def _case(contract: str, case: str, *evidence: dict[str, Any]) -> dict[str, Any]
 
 
 REPORT = {
+    "header": {
+        "started": "2026-11-21T20:00:00+00:00",
+        "suite": {"commit": "abc"},
+        "environment": {"torch": "2.13.0", "python": "3.11.7", "cpu": "a CPU", "os": "an OS", "driver": None},
+        "options": {"level": "full", "seed": 7},
+    },
     "cases": [
         _case("AMP-PARITY-001", "hand:device-fp16-P1", _seen("loss", 1.0)),
         _case(
@@ -37,13 +43,23 @@ REPORT = {
             _seen("farthest point of an AMP curve", 0.3, "<=", 1.0),
         ),
         _case("AMP-PARITY-014", "small:device-no-scaler", _seen("log loss: nearest end (control)", 0.3, ">=", 0.02)),
-    ]
+    ],
 }
 
 
 def test_figures_and_curves_are_taken_from_the_evidence() -> None:
     found = extract(REPORT)
 
+    assert found["run"] == {
+        "started": "2026-11-21T20:00:00+00:00",
+        "commit": "abc",
+        "torch": "2.13.0",
+        "python": "3.11.7",
+        "cpu": "a CPU",
+        "os": "an OS",
+        "level": "full",
+        "seed": 7,
+    }
     mlp = found["models"]["mlp"]
     assert list(found["models"]) == ["mlp"]
     assert mlp["fp32 curves"] == [[0.5, 0.25]]

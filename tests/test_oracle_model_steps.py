@@ -1,0 +1,62 @@
+"""The models written out in float64, against torch's own modules in float64, and their roundings against theory."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from conformance.oracles.model_steps import FORWARDS, gradients
+from conformance.workloads.learners import TASKS, batches, begin
+
+CPU = torch.device("cpu")
+
+
+def _problem(name: str) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
+    task = TASKS[name]
+    model, generator = begin(task, CPU, 0)
+    data = task.data()
+    batch = next(batches(task, len(data.inputs), CPU, generator))
+    return model, data.inputs[batch], data.labels[batch]
+
+
+@pytest.mark.parametrize("name", FORWARDS)
+def test_exact_gradients_are_those_of_torch_in_float64(name: str) -> None:
+    model, inputs, labels = _problem(name)
+    written = gradients(FORWARDS[name], dict(model.named_parameters()), inputs, labels)
+    wide = copy.deepcopy(model).double()
+    torch.nn.functional.cross_entropy(
+        wide(inputs.double() if inputs.is_floating_point() else inputs), labels
+    ).backward()
+
+    for key, parameter in wide.named_parameters():
+        torch.testing.assert_close(written[key], parameter.grad, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", FORWARDS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rounded_gradients_are_some_units_off(name: str, dtype: torch.dtype) -> None:
+    model, inputs, labels = _problem(name)
+    parameters = dict(model.named_parameters())
+    exact = gradients(FORWARDS[name], parameters, inputs, labels)
+    rounded = gradients(FORWARDS[name], parameters, inputs, labels, dtype, 1024.0)
+
+    unit = torch.finfo(dtype).eps / 2
+    for key, gradient in exact.items():
+        error = ((rounded[key] - gradient).norm() / gradient.norm()).item() / unit
+        assert 0.05 < error < 20, key
+
+
+def test_a_gradient_below_the_smallest_number_is_lost_without_a_scale() -> None:
+    model, inputs, labels = _problem("lstm")
+    parameters = dict(model.named_parameters())
+
+    def faint(p: dict[str, torch.Tensor], x: torch.Tensor, q: object) -> torch.Tensor:
+        return FORWARDS["lstm"](p, x, q) * 2.0**-24  # type: ignore[arg-type]
+
+    lost = gradients(faint, parameters, inputs, labels, torch.float16)  # type: ignore[arg-type]
+    kept = gradients(faint, parameters, inputs, labels, torch.float16, 2.0**24)  # type: ignore[arg-type]
+
+    assert lost["lstm.weight_hh_l0"].abs().max() == 0
+    assert kept["lstm.weight_hh_l0"].abs().max() > 0
