@@ -61,17 +61,18 @@ def _exactly(
     layouts: tuple[str, str] = ("as it is", "as it is"),
     *,
     biased: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> None:
     """Hold one product of integers and all its gradients against what picking and adding columns gives.
 
-    Operands are exact in both types; results are rounded once where they exceed what 16 bits hold.
+    Operands, of `dtype`, are exact in both types; results are rounded once where they exceed what 16 bits hold.
     """
     m, k, n = shape
     # A convolution's kernels may add up in 16 bits outside of its inner products (AMP-NUMERICS-033): small integers.
     size, entries = (4, 3) if "conv" in name else (60, 8)
     left, right, bias = _integers(rng, size, m, k), sparse(rng, k, n, entries, size // 2), _integers(rng, 200, n)
     seeds = sparse(rng, m, n, entries, min(size // 2, 9))
-    leaves = [source.float().to(target.device).requires_grad_() for source in (left, right.dense(), bias)]
+    leaves = [source.to(dtype).to(target.device).requires_grad_() for source in (left, right.dense(), bias)]
     placed = [LAYOUTS[layout](leaf) for layout, leaf in zip(layouts, leaves, strict=False)]
     with full_precision(target.device_type):
         with target.autocast(form.dtype):
@@ -80,6 +81,7 @@ def _exactly(
         rows, columns = seen.shape
         seed = seeds.dense()[:rows, :columns]
         seen.backward(seed.to(target.device, seen.dtype))
+    name += "" if dtype is torch.float32 else f" of {form.name}"
     where = f"{name}, m k n {shape}" + (f", {' times '.join(layouts)}" if layouts != ("as it is", "as it is") else "")
     added = bias if biased else torch.zeros_like(bias)
     exact = (right.picked_by(left) + (added[:1] if columns < n else added))[:rows, :columns]
@@ -93,7 +95,7 @@ def _exactly(
     if biased:
         gradients["what is added"] = (leaves[2], seed.sum(0))
     for what, (leaf, gradient) in gradients.items():
-        expected = _stored(gradient, form).float()
+        expected = _stored(gradient, form).to(dtype)
         case.identical(f"{where}: gradient of {what}", _unsigned(leaf.grad), _unsigned(expected))
 
 
@@ -114,8 +116,10 @@ def test_layouts(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.
     for name in ("torch.matmul", "F.linear"):
         for other in others:
             for shape in shapes:
-                layouts = (layout, other)
-                _exactly(case, target, FORMATS[amp_dtype], rng, name, PLAIN["functions"][name], shape, layouts)
+                product, layouts = PLAIN["functions"][name], (layout, other)
+                # fp32 operands are packed by the cast; 16-bit ones arrive as they lie.
+                for dtype in (torch.float32, amp_dtype):
+                    _exactly(case, target, FORMATS[amp_dtype], rng, name, product, shape, layouts, dtype=dtype)
 
 
 @contract("AMP-NUMERICS-068", on=("cpu", "cuda", "xpu"))
