@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conformance.oracles import exact
-from conformance.oracles.bounded import Measured, Region, error_ratio, gain_ratio, half_spacing
+from conformance.oracles.bounded import CONFIDENCE, ROUNDING, Measured, Region, error_ratio, gain_ratio, half_spacing
 from conformance.oracles.bounded_products import long_product, share_ratio
 from conformance.oracles.error_bounds import accumulation
 from conformance.oracles.float_formats import Format, rounded
@@ -81,18 +81,29 @@ CONVOLUTIONS: dict[str, Convolution] = {
 }
 
 
-def _by_slice(seen: Tensor, value: Tensor, form: Format, dim: int, additions: int, winograd: bool) -> float:
+def _by_slice(
+    seen: Tensor, value: Tensor, power: Tensor, form: Format, dim: int, additions: int, winograd: bool
+) -> float:
     """Return the worst norm of an error over its bound, of the slices along `dim`.
 
-    Half a spacing of every element at most, and what `normwise_window` allows for partial results added up in 16 bits
-    and for Winograd's transform.
+    Half a spacing of every element at most; two roundings of each of the `additions` partial results that a kernel may
+    add up in 16 bits, which are independent, so that the norm of N of them exceeds its root mean square by a factor of
+    1 + `CONFIDENCE` / sqrt(N) at most; and 8 u for Winograd's transform (`normwise_window`). All but the first are
+    relative to what is added up: the result or, where it cancels, the root of `power`, the sum of products squared.
     """
-    off = (seen.detach().cpu().double() - value).transpose(0, dim).flatten(1)
-    exactly = value.transpose(0, dim).flatten(1)
-    rounding = half_spacing(exactly.abs(), form).square().sum(1).sqrt()
-    other = (0.5 * additions**0.5 + 8 * winograd + 2.0**-6) * form.unit_roundoff
-    ratio = off.square().sum(1).sqrt() / (rounding + other * exactly.square().sum(1).sqrt())
+    off, exactly, squares = (
+        tensor.transpose(0, dim).flatten(1) for tensor in (seen.detach().cpu().double() - value, value, power)
+    )
+    size = torch.maximum(exactly.abs(), squares.sqrt())
+    deviation = _norm(half_spacing(size, form)) * ROUNDING * (2 * additions) ** 0.5
+    transform = (8 * winograd + 2.0**-6) * form.unit_roundoff * _norm(size)
+    scatter = deviation * (1 + CONFIDENCE / exactly.shape[1] ** 0.5)
+    ratio = _norm(off) / (_norm(half_spacing(exactly.abs(), form)) + scatter + transform)
     return float(ratio.nan_to_num(nan=math.inf, posinf=math.inf).max())
+
+
+def _norm(rows: Tensor) -> Tensor:
+    return rows.square().sum(1).sqrt()
 
 
 def convolution_operands(convolution: Convolution, kind: str, rng: torch.Generator) -> list[Tensor]:
@@ -124,26 +135,31 @@ def measure_convolution(
     narrow = [rounded(operand.double(), form).requires_grad_() for operand in full]
     value = convolution.expected(*narrow)
     value.backward(seed)
+    squares = [operand.detach().square().requires_grad_() for operand in narrow]
+    power = convolution.expected(*squares)
+    power.backward(seed.square())
     winograd = convolution.winograd and device.type != "cpu"
     what = f"convolution, {convolution.name}, {kind.replace('_', ' ')}"
     samples = convolution.image[0]
     slices = 1 if convolution.transposed else 0
     found = []
-    for place, tensor, exactly, dim, additions in (
+    for place, tensor, exactly, sizes, dim, additions in (
         (
             None,
             seen,
             value.detach(),
+            power.detach(),
             0 if convolution.transposed or kind == "wide" else 1,
             convolution.taps * convolution.transposed,
         ),
-        (0, leaves[0].grad, narrow[0].grad, 0, convolution.taps),
-        (1, leaves[1].grad, narrow[1].grad, slices if kind != "wide" else 0, samples),
+        (0, leaves[0].grad, narrow[0].grad, squares[0].grad, 0, convolution.taps),
+        (1, leaves[1].grad, narrow[1].grad, squares[1].grad, slices if kind != "wide" else 0, samples),
     ):
         assert tensor is not None
         assert exactly is not None
-        error = _by_slice(tensor, exactly, form, dim, additions, winograd)
-        noise = (0.5 * additions**0.5 + 8 * winograd) * form.unit_roundoff
+        assert sizes is not None
+        error = _by_slice(tensor, exactly, sizes, form, dim, additions, winograd)
+        noise = (0.6 * additions**0.5 + 8 * winograd) * form.unit_roundoff
         gain = gain_ratio(tensor, Rounded(exactly, torch.zeros_like(exactly)), form, noise) if kind == "plain" else 0.0
         share = (
             _shares(convolution, full, narrow, tensor, exactly, form, noise)
