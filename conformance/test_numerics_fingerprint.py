@@ -76,9 +76,10 @@ def test_the_fingerprint_stays(case: Case, target: Target) -> None:
 def test_the_implied_bound(case: Case, target: Target, rng: torch.Generator, op: str) -> None:
     lengths = (33, TERMS, 257, 1024, 8192)[: case.samples(quick=2, standard=4, full=5)]
     for dtype in _dtypes(case, target):
-        found = fingerprint.accumulator_of(target.device, dtype)
-        case.note(f"{dtype}: accumulator", str(found))
-        if found.bits is None or found.at_least or found.rounding != NEAREST_EVEN:
+        found, block = fingerprint.accumulator_of(target.device, dtype)
+        case.note(f"{dtype}: accumulator", f"{found}, {block} added at once")
+        # Terms that are aligned to be added at once are cut before the sum is rounded.
+        if found.bits is None or found.at_least or found.rounding != NEAREST_EVEN or block > 1:
             continue
         for terms in lengths:
             with full_precision(target.device_type):

@@ -11,13 +11,14 @@ _FRACTION_BITS = {torch.float16: 10, torch.bfloat16: 7, torch.float32: 23}
 
 
 def cut(value: torch.Tensor, quantum: torch.Tensor, mode: str) -> torch.Tensor:
-    """Round float64 to multiples of `quantum`: "nearest" (ties to even), "zero", "away" (nearest, ties away), "up"."""
+    """Round float64 to multiples of `quantum`: "nearest" (ties to even), "zero", "away" (ties away), "up" or "odd"."""
     steps = value / quantum
     rounded = {
         "nearest": torch.round,
         "zero": torch.trunc,
         "away": lambda x: torch.copysign(torch.floor(x.abs() + 0.5), x),
         "up": torch.ceil,
+        "odd": lambda x: torch.where(x == torch.trunc(x), x, 2 * torch.floor(x / 2) + 1),
     }[mode](steps)
     return rounded * quantum
 

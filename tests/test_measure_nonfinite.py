@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 from conformance.measure import nonfinite
@@ -205,3 +206,26 @@ def test_anomaly_detection_does_not_see_an_overflow_in_forward() -> None:
         value = (model(inputs) * 1e6).abs().sum()
 
     assert not math.isfinite(value)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_module_that_a_checkpoint_computes_again_is_named(use_reentrant: bool) -> None:
+    """The root of zero in a checkpointed module, whose backward runs inside its recomputation."""
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = PLANTED["root of zero"].build()
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            inputs = inputs.detach().requires_grad_()
+            return torch.utils.checkpoint.checkpoint(self.inner, inputs, use_reentrant=use_reentrant)
+
+    planted = PLANTED["root of zero"]
+    model = Checkpointed()
+    account = trace(
+        model, planted.optimizer(model), planted.loss, [planted.batch(CPU)], dtype=torch.float16, scale=planted.scale
+    )
+
+    assert account.first is not None
+    assert (account.first.module, account.first.phase, account.first.op) == ("inner.root", "backward", "div")

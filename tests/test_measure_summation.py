@@ -82,6 +82,7 @@ def test_tensor_cores_in_tf32(unit: Unit, length: int, extra: str) -> None:
         (Unit(mode="zero"), FP16, {"accumulator": ZERO}),
         (Unit(mode="away"), FP16, {"accumulator": "fp32, to nearest, ties away"}),
         (Unit(mode="up"), BF16, {"accumulator": "fp32, up"}),
+        (Unit(mode="odd"), BF16, {"accumulator": "fp32, to odd"}),
         (Unit(result_mode="zero"), FP16, {"result": "toward zero"}),
         (Unit(result_mode="away"), BF16, {"result": "to nearest, ties away"}),
         (Unit(flushes_inputs=True), FP16, {"subnormal operands": "flushed", "subnormal results": "kept"}),

@@ -393,8 +393,9 @@ def _libraries(device: torch.device) -> Section:
     return {"instructions": device.type, "libraries": "torch does not say"}
 
 
-def accumulator_of(device: torch.device, dtype: torch.dtype) -> Accumulator:
-    """The accumulator of matrix products alone, with the flags off; see `summation.accumulator`."""
+def accumulator_of(device: torch.device, dtype: torch.dtype) -> tuple[Accumulator, int]:
+    """The accumulator of matrix products with the flags off, and how many products are added at once."""
     product = matrix_product(device)
     with full_precision(device.type), one_thread():
-        return accumulator(product, dtype, TERMS, _ordered(Swamping(product, dtype, TERMS)).places[:4])
+        order = _ordered(Swamping(product, dtype, TERMS))
+        return accumulator(product, dtype, TERMS, order.places[:4]), len(fused_block(order.tree))

@@ -233,7 +233,8 @@ class Trace(TorchDispatchMode):
         bad = ~torch.isfinite(result.detach())
         kind = "NaN" if bool(torch.isnan(result.detach()).any()) else "inf"
         if node is not None:
-            phase, module = "backward", node.metadata.get(_LABEL, "")
+            # A module that runs in backward is being computed again, for a checkpoint.
+            phase, module = "backward", self._modules[-1] if self._modules else node.metadata.get(_LABEL, "")
         else:
             phase, module = self.phase, self._modules[-1] if self._modules else ""
         return Cause(

@@ -295,6 +295,7 @@ ROUNDINGS: dict[tuple[float, ...], str] = {
     (1, 1, 1, 2, 0): "up",
     (0, 0, 0, 1, -1): "down",
     (1, 1, 1, 2, -1): "away from zero",
+    (1, 1, 1, 1, -1): "to odd",  # what Arm's BFMMLA does without FEAT_EBF16
 }
 NEAREST_EVEN, TOWARD_ZERO = "to nearest even", "toward zero"
 
