@@ -237,3 +237,27 @@ def test_attention_points_at_one_key(
         )
         for name, leaf in (("queries", leaves[0]), ("keys", leaves[1])):
             case.equal(f"{what}: largest gradient of the {name}", float(leaf.grad.abs().max()), 0.0)
+
+
+# --- batches ----------------------------------------------------------------------------------------------------
+
+
+@contract("AMP-NUMERICS-050")
+def test_rows_alone_and_in_a_batch(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
+    weight, kernel = torch.randn(96, 512, generator=rng), torch.randn(16, 8, 3, 3, generator=rng)
+    sources = {
+        "linear": (torch.randn(64, 512, generator=rng), lambda rows: F.linear(rows, weight.to(rows))),
+        "conv2d": (torch.randn(64, 8, 9, 9, generator=rng), lambda images: F.conv2d(images, kernel.to(images))),
+        "attention": (
+            torch.randn(64, 4, 17, 32, generator=rng),
+            lambda heads: F.scaled_dot_product_attention(heads, heads, heads),
+        ),
+    }
+    for name, (source, call) in sources.items():
+        rows = source.to(target.device)
+        with full_precision(target.device_type), target.autocast(amp_dtype):
+            whole = call(rows)
+            for size in (1, 8):
+                parts = torch.cat([call(part) for part in rows.split(size)])
+                same = (parts == whole).flatten(1).all(1)
+                case.note(f"{name}: rows with the same bits in batches of {size} and of 64", int(same.sum()), "of 64")

@@ -13,7 +13,7 @@ from conformance.harness.check import Case, contract
 from conformance.harness.targets import Target
 from conformance.oracles import unary
 from conformance.oracles.float_formats import FORMATS, Format
-from conformance.oracles.float_patterns import all_patterns
+from conformance.oracles.float_patterns import all_patterns, narrowed
 
 Unary = Callable[[Tensor], Tensor]
 
@@ -99,3 +99,28 @@ def test_exact_functions(case: Case, target: Target, amp_dtype: torch.dtype, fam
 @pytest.mark.parametrize("family", ROUNDED)
 def test_rounded_functions(case: Case, target: Target, amp_dtype: torch.dtype, family: str) -> None:
     _holds(case, target, amp_dtype, ROUNDED[family])
+
+
+# On CUDA's documented fp32 list, as "torch.amp, Autocast Op Reference" has it.
+FP32_LIST = (
+    "exp", "expm1", "log", "log2", "log10", "log1p", "reciprocal", "rsqrt", "acos", "asin", "cosh", "sinh", "tan",
+    "softplus",
+)  # fmt: skip
+
+
+@contract("AMP-NUMERICS-046", on="cuda")
+@pytest.mark.parametrize("op", FP32_LIST)
+def test_functions_of_the_fp32_list(case: Case, target: Target, amp_dtype: torch.dtype, op: str) -> None:
+    form = FORMATS[amp_dtype]
+    inputs = all_patterns(form).to(target.device)
+    for layout in ("whole", "strided"):
+        with target.autocast(amp_dtype):
+            seen = LAYOUTS[layout](_call(op), inputs)
+        case.equal(f"{op}, {layout}: dtype", seen.dtype, torch.float32)
+        # Rounding is monotonic: what is within the error of fp32 rounds into the interval.
+        stored = narrowed(seen.detach().cpu().view(torch.int32).long() & 0xFFFF_FFFF, form)
+        case.equal(f"{op}, {layout}: wrong results for 65536 inputs", _wrong(stored, op, form), "none")
+        # Between 1/8 and 1 a result is a 16-bit number by chance, once in thousands, or where the input is 2^-k.
+        part = ((inputs >= 0.125) & (inputs < 1)).cpu()
+        share = float((stored.float() == seen.cpu())[part].double().mean())
+        case.at_most(f"{op}, {layout}: share of the results that are numbers of {form.name}", share, 0.05)
