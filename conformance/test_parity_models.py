@@ -77,7 +77,7 @@ def _observed(case: Case, target: Target, dtype: torch.dtype, rng: torch.Generat
     optimizer = torch.optim.Adam(model.parameters(), lr=task.rate)
     scale = SCALE if dtype == torch.float16 else 1.0
     scaler = torch.amp.GradScaler(target.device_type, init_scale=SCALE, enabled=dtype == torch.float16)
-    steps = case.samples(quick=1, standard=3, full=20)
+    steps = case.samples(quick=1, standard=3, full=5)
     for _, batch in zip(range(steps), batches(task, len(images), target.device, generator), strict=False):
         inputs, labels = images[batch], data.labels[batch]
         if name == "lstm":
