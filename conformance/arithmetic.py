@@ -96,6 +96,8 @@ def _target(name: str) -> Any:
 def _trace(arguments: argparse.Namespace) -> int:
     if arguments.steps < 1:
         raise UsageError(f"--steps {arguments.steps}: a run has at least one iteration")
+    if not 0 < arguments.scale < math.inf:
+        raise UsageError(f"--scale {arguments.scale:g}: a loss scale is a positive number")
     target = _target(arguments.device or _first_device())
     import torch
 

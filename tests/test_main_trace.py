@@ -75,6 +75,12 @@ def test_a_run_that_the_scaler_saves(capsys: pytest.CaptureFixture[str]) -> None
     assert "HANDLED: gradients overflowed, the scaler skipped these steps" in out
 
 
+def test_a_file_may_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run("traced_models.py:build", "--device", "cpu", "--steps", "1", "--scale", "1024") == 0
+
+    assert capsys.readouterr().out.startswith("trace of traced_models.py:build on cpu")
+
+
 def test_bf16_has_no_scaler(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run("traced_models:build", "--device", "cpu", "--amp-dtype", "bf16", "--steps", "2") == 0
 
@@ -90,6 +96,8 @@ def test_bf16_has_no_scaler(capsys: pytest.CaptureFixture[str]) -> None:
         (["nowhere:build"], "nowhere cannot be imported"),
         (["traced_models:broken"], "the function returned a list; it must return a dict"),
         (["traced_models:build", "--steps", "0"], "--steps 0: a run has at least one iteration"),
+        (["traced_models:build", "--scale", "0"], "--scale 0: a loss scale is a positive number"),
+        (["traced_models:build", "--scale", "nan"], "--scale nan: a loss scale is a positive number"),
         (["traced_models:build", "--device", "fake:cuda"], "fake:cuda computes nothing; name a real device"),
         (["traced_models:build", "--amp-dtype", "fp8"], "invalid choice: 'fp8'"),
         ([], "the following arguments are required: MODULE:FUNCTION"),
