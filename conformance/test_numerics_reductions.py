@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from conformance.harness.check import Case, contract
 from conformance.harness.targets import Target
 from conformance.oracles import bounded, op_policy
 from conformance.oracles.bounded import Measured, Op
 from conformance.oracles.bounded_losses import LOSSES
-from conformance.oracles.bounded_normalisations import NORMALISATIONS
+from conformance.oracles.bounded_normalisations import NORMALISATIONS, running_statistics
 from conformance.oracles.bounded_reductions import REDUCTIONS
 from conformance.oracles.float_formats import FORMATS, FP32, Format
 
@@ -119,6 +120,23 @@ def test_reductions_are_within_the_bound(case: Case, target: Target, rng: torch.
 @by_name(NORMALISATIONS)
 def test_normalisations_are_within_the_bound(case: Case, target: Target, rng: torch.Generator, op: Op) -> None:
     _forward(case, target, rng, op)
+
+
+@contract("AMP-NUMERICS-062")
+def test_running_statistics_of_a_batch_norm(case: Case, target: Target, rng: torch.Generator) -> None:
+    op = NORMALISATIONS["batch_norm of running statistics"]
+    known = target.device_type in op_policy.BACKENDS
+    for dtype in dtypes(case, target):
+        for form in (FP32, FORMATS[dtype]) if known else (FP32,):
+            image, weight, bias, mean, variance = bounded.operands(op, "plain", form, rng)
+            running = mean.to(target.device, copy=True), variance.to(target.device, copy=True)
+            with target.autocast(dtype):
+                F.batch_norm(image.to(target.device), *running, weight.to(target.device), bias.to(target.device), True)
+            for name, seen, expected in zip(
+                ("mean", "variance"), running, running_statistics(image, mean, variance), strict=True
+            ):
+                what = f"running {name} of {form.name} images: worst error"
+                case.at_most(what, bounded.error_ratio(seen, expected), 1.0, "of the bound")
 
 
 @contract("AMP-NUMERICS-064")

@@ -47,7 +47,7 @@ BOUNDS = {
     "prod": "n u \\|y\\|",
     "norm": "relative: n u / 2 + u; of order 1 that of the sum, of order inf 0",
     "vector_norm": "relative: n u / 2 + u",
-    "var": "sums of (x - m)^2, \\|m - mean\\| <= n u mean\\|x\\|: relative n u (1 + kappa)",
+    "var": "relative n u (1 + kappa): two passes or updates",
     "std": "half of var's, relative",
     "logsumexp": "that of the sum of exponentials, relative, and a rounding of the maximum",
     "softplus": "4 u for each of exp and log1p, and an addition",
@@ -59,9 +59,9 @@ BOUNDS = {
     "batch_norm": "kappa n u, and 4 roundings of (\\|x\\| + \\|mean\\|) rstd w",
     "rms_norm": "relative: n u / 2 and three operations",
     "products": "K 2^-22 (\\|A\\|\\|B\\|), 0 where no partial sum rounds; fp32: the same",
-    "convolution": "norm of a slice: half a spacing of each element, 0.5 v sqrt(additions in 16 bits) + v / 64",
+    "convolution": "norm of a slice: half a spacing, two more roundings of each of taps or samples, v / 64",
     "attention": "4 v sum p\\|v\\| and fp32's exponentials and sums",
-    "loss": "running error through the formula of torch.nn's class, twice; gradients 64 u of the largest",
+    "loss": "running error through torch.nn's formula; gradients 64 u of the largest",
 }
 SOURCES = {
     "reductions": "Higham 2002, 3.3 and 4.2; Chan, Golub, LeVeque 1983; Blanchard, Higham, Higham 2021",
@@ -204,7 +204,7 @@ def _lowered(op: Op, form: Format, seed: int) -> float:
 def _figure(value: float | None) -> str:
     if value is None:
         return ""
-    return "inf" if value > 1e9 else f"{value:.3f}" if 0.1 <= value < 1 else f"{value:.2g}"
+    return "inf" if value > 1e9 else f"{value:.3f}" if 0.1 <= value < 2 else f"{value:.2g}"
 
 
 HEADERS = (

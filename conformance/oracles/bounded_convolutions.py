@@ -16,7 +16,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conformance.oracles import exact
-from conformance.oracles.bounded import CONFIDENCE, ROUNDING, Measured, Region, error_ratio, gain_ratio, half_spacing
+from conformance.oracles.bounded import (
+    CONFIDENCE,
+    ROUNDING,
+    Measured,
+    Region,
+    error_ratio,
+    gain_ratio,
+    half_spacing,
+    total,
+)
 from conformance.oracles.bounded_products import long_product, share_ratio
 from conformance.oracles.error_bounds import accumulation
 from conformance.oracles.float_formats import Format, rounded
@@ -170,7 +179,7 @@ def measure_convolution(
             Measured(what if place is None else f"{what}: gradient {place}", tensor.dtype, error, gain, place, share)
         )
     rows = seed.transpose(0, 1).flatten(1)
-    reference = Rounded(rows.sum(1), samples * form.unit_roundoff * rows.abs().sum(1) / 2)
+    reference = total(Rounded.exact(rows), 1)
     found.append(
         Measured(f"{what}: gradient 2", leaves[2].grad.dtype, error_ratio(leaves[2].grad, reference, form), operand=2)
     )

@@ -204,6 +204,22 @@ def _batch_norm_gradient(
     return _normal_gradient(through, hat, scale, _BATCH), total(seed * hat, *_BATCH), total(seed, *_BATCH)
 
 
+def running_statistics(image: Tensor, mean: Tensor, variance: Tensor, momentum: float = 0.1) -> tuple[Rounded, Rounded]:
+    """Return what a training batch norm makes of its running mean and variance (torch.nn.BatchNorm2d, momentum).
+
+    Sums that were kept of an fp32 image have the error of n terms in any order; the variance is the unbiased one.
+    """
+    x, count = Rounded.exact(image), float(image.numel() // CHANNELS)
+    centred, _ = _statistics(x, _BATCH)
+    kept_mean = total(x, *_BATCH) / count
+    kept_variance = total(centred * centred, *_BATCH) / (count - 1)
+    old, new = Rounded.constant(1 - momentum), Rounded.constant(momentum)
+    return (
+        Rounded.exact(mean) * old + kept_mean * new,
+        Rounded.exact(variance) * old + kept_variance * new,
+    )
+
+
 def _running_image(kind: str, form: Format, rng: torch.Generator) -> tuple[Tensor, ...]:
     return *_image(kind, form, rng), plain(form, rng, CHANNELS), 0.5 + torch.rand(CHANNELS, generator=rng).double()
 

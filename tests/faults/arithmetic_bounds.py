@@ -283,6 +283,23 @@ def input_gradients_of_convolutions_are_a_hundredth_small() -> Iterator[None]:
 
 
 @fault("AMP-NUMERICS-020")
+def bias_gradients_of_convolutions_are_summed_in_16_bits() -> Iterator[None]:
+    """The bias gradient of a 16-bit convolution rounds its sum after every row of the output."""
+
+    def run(gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *args: Any) -> tuple[Any, ...]:
+        whole = _convolution_backward(gradient, x, weight, *args)
+        if x.dtype not in _LOW or whole[2] is None:
+            return whole
+        total = torch.zeros_like(whole[2])
+        for row in gradient.transpose(0, 1).flatten(1, -2).unbind(1):
+            total = (total.float() + row.float().sum(-1)).to(x.dtype)
+        return (*whole[:2], total)
+
+    with kernel("convolution_backward", run, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-020")
 def convolutions_of_groups_lose_precision_in_one_channel() -> Iterator[None]:
     """In 16-bit convolutions the last output channel has lost three bits."""
 
@@ -545,6 +562,20 @@ def batch_norm_keeps_16_bit_statistics() -> Iterator[None]:
 
 
 @fault("AMP-NUMERICS-062")
+def running_statistics_are_rounded() -> Iterator[None]:
+    """A training batch norm rounds its running mean to the region's type after each update; its result is right."""
+
+    def run(dtype: torch.dtype, x: Any, weight: Any, bias: Any, mean: Any, *rest: Any) -> Any:
+        result = torch.ops.aten.batch_norm.default(x, weight, bias, mean, *rest)
+        if mean is not None:
+            mean.copy_(_through(dtype, mean))
+        return result
+
+    with _in_region("batch_norm", run):
+        yield
+
+
+@fault("AMP-NUMERICS-062")
 def rms_norm_rounds_its_weight() -> Iterator[None]:
     """RMS norm rounds its weight to the region's type before it multiplies."""
 
@@ -553,6 +584,41 @@ def rms_norm_rounds_its_weight() -> Iterator[None]:
         return torch.ops.aten.rms_norm.default(x, shape, narrow, eps)
 
     with _in_region("rms_norm", run):
+        yield
+
+
+@contextlib.contextmanager
+def _group_norm_backward(change: Callable[..., tuple[torch.Tensor, ...]]) -> Iterator[None]:
+    """The backward of group norms, by its formula in fp32, with the gradients changed before they are rounded."""
+
+    def run(g: Any, x: Any, mean: Any, scale: Any, weight: Any, n: int, c: int, hw: int, groups: int, mask: Any) -> Any:
+        grouped = x.float().reshape(n, groups, -1)
+        hat = ((grouped - mean.float().reshape(n, groups, 1)) * scale.float().reshape(n, groups, 1)).reshape(n, c, hw)
+        wide = g.float().reshape(n, c, hw)
+        through, normal = (wide * weight.float().reshape(1, c, 1)).reshape(n, groups, -1), hat.reshape(n, groups, -1)
+        centred = through - through.mean(-1, True) - normal * (through * normal).mean(-1, True)
+        of_x = (centred * scale.float().reshape(n, groups, 1)).reshape(x.shape)
+        changed = change(of_x, (wide * hat).sum((0, 2)), wide.sum((0, 2)))
+        dtypes = (x.dtype, weight.dtype, weight.dtype)
+        return tuple(
+            one.to(dtype) if wanted else None for one, dtype, wanted in zip(changed, dtypes, mask, strict=True)
+        )
+
+    with kernel("native_group_norm_backward", run, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-063")
+def group_norm_gradients_are_a_hundredth_large() -> Iterator[None]:
+    """The gradient of a group norm's input is 1 % too large; those of weight and bias are right."""
+    with _group_norm_backward(lambda x, weight, bias: (x * 1.01, weight, bias)):
+        yield
+
+
+@fault("AMP-NUMERICS-063")
+def group_norm_bias_gradients_are_rounded() -> Iterator[None]:
+    """The gradient of a group norm's fp32 bias is rounded to bf16; those of input and weight are right."""
+    with _group_norm_backward(lambda x, weight, bias: (x, weight, _through(torch.bfloat16, bias))):
         yield
 
 
