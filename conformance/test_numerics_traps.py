@@ -74,7 +74,7 @@ def test_sums_are_wide_wherever_they_are_split(
     places = PLACES[:2] if op.startswith("conv") else PLACES
     lengths = LENGTHS[1:5:3] if case.level == "quick" else LENGTHS
     for length in lengths:
-        for order in ORDERS:
+        for order in ORDERS[: case.samples(quick=2, standard=3, full=3)]:
             left, right, expected = _trap(rng, 3, length, 5, order)
             _control(case, form, left, right, expected, f"{length} terms, {order}")
             for place in places:
@@ -212,7 +212,8 @@ def test_attention_points_at_one_key(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, layout: str, is_causal: bool
 ) -> None:
     heads = (2, 3)
-    for queries, keys in ((65, 65), (128, 128)) if is_causal else ((33, 67), (64, 64), (5, 257), (1, 31)):
+    shapes = ((65, 65), (128, 128)) if is_causal else ((33, 67), (64, 64), (5, 257), (1, 31))
+    for queries, keys in shapes[: case.samples(quick=1, standard=4, full=4)]:
         choices = torch.randint(0, keys, (*heads, queries), generator=rng)
         if is_causal:
             choices = torch.minimum(choices, torch.arange(queries))

@@ -80,14 +80,14 @@ class Job:
 def _side(case: Case, target: Target) -> int:
     """Return how many rows and columns the results have: some thousands on an accelerator, as its memory allows."""
     if target.device_type == "cpu":
-        return case.samples(quick=509, standard=1021, full=2039)
+        return case.samples(quick=389, standard=1021, full=2039)
     # A dozen matrices of that size, half of them in fp32, in an eighth of the memory; 8,192 fill any device.
     fits = int((int(target.probe["memory_bytes"] or 2**32) / 8 / 12 / 4) ** 0.5)
     return min(fits, case.samples(quick=1021, standard=4099, full=8191))
 
 
 def _jobs(case: Case, target: Target, form: Format, rng: torch.Generator) -> list[Job]:
-    side, depth = _side(case, target), case.samples(quick=128, standard=256, full=1024)
+    side, depth = _side(case, target), case.samples(quick=64, standard=256, full=1024)
     operands = tiled(rng, form, side, depth, side, target.device)
 
     def product(name: str, place: str) -> Job:
