@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from conformance.console import DIFFERENT, OK, UsageError, show, width
@@ -109,7 +109,9 @@ def _trace(arguments: argparse.Namespace) -> int:
         built = own.Builder(arguments.workload, own.load(arguments.workload)).build(target.device)
     except own.OwnError as error:
         raise UsageError(f"{arguments.workload}: {error}") from None
-    account = nonfinite.trace(
+    account = _trained(
+        nonfinite.trace,
+        arguments.workload,
         built.model,
         built.optimizer,
         built.loss,
@@ -121,6 +123,15 @@ def _trace(arguments: argparse.Namespace) -> int:
     )
     show("\n".join(_told(account, f"{arguments.workload} on {target.name}, autocast in {arguments.amp_dtype}")))
     return DIFFERENT if account.spoiled else OK
+
+
+def _trained(train: Callable[..., Any], name: str, *arguments: Any, **options: Any) -> Any:
+    """The account of the run; what the user's model raises under autocast is told in one line."""
+    try:
+        return train(*arguments, **options)
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [""])[0]
+        raise UsageError(f"{name}: the run raised {type(error).__name__}: {first}") from None
 
 
 def _told(account: Any, what: str) -> Iterator[str]:

@@ -29,6 +29,11 @@ def steep(device):
 
 def broken(device):
     return [1, 2]
+
+def raising(device):
+    def loss(output, target):
+        raise RuntimeError("no kernel for that")
+    return build(device, 1.0, loss)
 """
 
 
@@ -95,6 +100,7 @@ def test_bf16_has_no_scaler(capsys: pytest.CaptureFixture[str]) -> None:
         (["traced_models:buld"], "traced_models has no buld; did you mean build"),
         (["nowhere:build"], "nowhere cannot be imported"),
         (["traced_models:broken"], "the function returned a list; it must return a dict"),
+        (["traced_models:raising"], "traced_models:raising: the run raised RuntimeError: no kernel for that"),
         (["traced_models:build", "--steps", "0"], "--steps 0: a run has at least one iteration"),
         (["traced_models:build", "--scale", "0"], "--scale 0: a loss scale is a positive number"),
         (["traced_models:build", "--scale", "nan"], "--scale nan: a loss scale is a positive number"),

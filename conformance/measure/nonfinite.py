@@ -57,7 +57,8 @@ class Cause:
 
     `how` is "made" (by the op, of finite operands), "given" (it was in the batch or a weight before any op ran) or
     "meant" (a constant of the program). `phase` is forward, loss, scaling, backward or step. `module` is the path of
-    the innermost module, "" outside the model; `node` the autograd node in backward. `kind` is inf or NaN.
+    the innermost module, the class's name for the model itself and "" outside it; `node` the autograd node in
+    backward. `kind` is inf or NaN.
     """
 
     how: str
@@ -121,8 +122,9 @@ class Trace(TorchDispatchMode):
 
     def __enter__(self) -> Trace:
         for name, module in self._model.named_modules():
-            self._hooks.append(module.register_forward_pre_hook(self._entering(name)))
-            self._hooks.append(module.register_forward_hook(self._left(name), always_call=True))
+            named = name or type(module).__name__
+            self._hooks.append(module.register_forward_pre_hook(self._entering(named)))
+            self._hooks.append(module.register_forward_hook(self._left(named), always_call=True))
         super().__enter__()
         return self
 
