@@ -1,4 +1,4 @@
-"""Gradients of an LSTM and a transformer written out in float64, with or without the roundings of autocast's casts."""
+"""Gradients of a CNN, an LSTM and a transformer written out in float64, with or without autocast's roundings."""
 
 from __future__ import annotations
 
@@ -54,10 +54,28 @@ def _linear(p: Parameters, name: str, x: torch.Tensor, q: Rounding) -> torch.Ten
     return q(q(x) @ q(p[f"{name}.weight"]).T + q(p[f"{name}.bias"]))
 
 
+def _convolution(p: Parameters, name: str, x: torch.Tensor, q: Rounding) -> torch.Tensor:
+    """3 by 3, every second pixel, with a margin of zeros: a product with the patches, [rows, channels, side, side]."""
+    patches = torch.nn.functional.unfold(q(x), 3, padding=1, stride=2)
+    side = math.isqrt(patches.shape[2])
+    products = q(p[f"{name}.weight"]).flatten(1) @ patches
+    return q(products + q(p[f"{name}.bias"]).unsqueeze(1)).unflatten(2, (side, side))
+
+
+def _gelu(x: torch.Tensor, q: Rounding) -> torch.Tensor:
+    return q(x * (1 + torch.erf(x / math.sqrt(2))) / 2)
+
+
 def _norm(p: Parameters, name: str, x: torch.Tensor) -> torch.Tensor:
     centred = x - x.mean(-1, keepdim=True)
     deviation = (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
     return centred / deviation * p[f"{name}.weight"] + p[f"{name}.bias"]
+
+
+def _convolutional(p: Parameters, x: torch.Tensor, q: Rounding) -> torch.Tensor:
+    hidden = _gelu(_convolution(p, "1", x.view(-1, 1, 8, 8), q), q)
+    hidden = _gelu(_convolution(p, "3", hidden, q), q)
+    return _linear(p, "6", hidden.flatten(1), q)
 
 
 def _recurrent(p: Parameters, x: torch.Tensor, q: Rounding) -> torch.Tensor:
@@ -82,11 +100,10 @@ def _transformer(p: Parameters, x: torch.Tensor, q: Rounding) -> torch.Tensor:
     scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -math.inf)
     mixed = q((scores - scores.logsumexp(3, keepdim=True)).exp() @ value)
     state = state + _linear(p, "block.project", mixed.transpose(1, 2).flatten(2), q)
-    wide = _linear(p, "block.widen", _norm(p, "block.norm_2", state), q)
-    wide = q(wide * (1 + torch.erf(wide / math.sqrt(2))) / 2)
+    wide = _gelu(_linear(p, "block.widen", _norm(p, "block.norm_2", state), q), q)
     state = state + _linear(p, "block.narrow", wide, q)
     return _linear(p, "read", _norm(p, "norm", state), q).flatten(0, 1)
 
 
 # Without kinks: where a rounding takes a number across one, as that of ReLU, it changes a gradient by more than itself.
-FORWARDS: dict[str, Forward] = {"lstm": _recurrent, "transformer": _transformer}
+FORWARDS: dict[str, Forward] = {"cnn-smooth": _convolutional, "lstm": _recurrent, "transformer": _transformer}

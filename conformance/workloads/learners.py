@@ -120,6 +120,15 @@ def _convolutional() -> nn.Module:
     )
 
 
+def _smooth() -> nn.Module:
+    """A convolutional net without kinks: strides in the place of pools, GELU in that of ReLU."""
+    return nn.Sequential(
+        *(nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 16, 3, stride=2, padding=1), nn.GELU()),
+        *(nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.GELU()),
+        *(nn.Flatten(), nn.Linear(128, digits.CLASSES)),
+    )
+
+
 def _digits() -> Data:
     split = digits.split()
     return Data(split.train_images, split.train_labels, split.test_images, split.test_labels)
@@ -153,6 +162,7 @@ TASKS = {
             for offset in FAR.values()
         ),
         Task("cnn", _convolutional, _digits, rate=0.1, epochs=10, batches=22),
+        Task("cnn-smooth", _smooth, _digits, rate=0.1, epochs=10, batches=22),
         Task("lstm", Recurrent, _digits, rate=0.01, epochs=15, batches=22, adam=True),
         Task("transformer", Transformer, _characters, rate=0.01, epochs=10, batches=30, rows=16, adam=True),
     )
