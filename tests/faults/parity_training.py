@@ -320,6 +320,21 @@ def attention_sees_the_future() -> Iterator[None]:
 
 
 @fault("AMP-PARITY-018")
+def gradients_of_convolutions_miss_an_image() -> Iterator[None]:
+    """conv2d under autocast leaves the last image of a batch out of the gradient of its weight."""
+    right = F.conv2d
+
+    def conv2d(x: torch.Tensor, weight: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        if not torch.is_autocast_enabled("cpu") or len(x) < 2:
+            return right(x, weight, *args, **options)
+        parts = right(x[:-1], weight, *args, **options), right(x[-1:], weight.detach(), *args, **options)
+        return torch.cat(parts)
+
+    with replaced(F, "conv2d", conv2d):
+        yield
+
+
+@fault("AMP-PARITY-018")
 def transformers_run_in_fp32() -> Iterator[None]:
     """linear under autocast leaves its operands in fp32."""
 
