@@ -14,7 +14,7 @@ from conformance.harness.targets import Target
 from conformance.measure.precision import full_precision
 from conformance.oracles.float_formats import FORMATS, Format, rounded
 from conformance.oracles.sparse_products import sparse
-from conformance.workloads.products import BIASED, PLACES, PLAIN, Product, through
+from conformance.workloads.products import BIASED, PLACES, PLAIN, STORED, Product, through
 
 # How the same matrix may lie in memory.
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -119,6 +119,19 @@ def test_layouts(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.
             for shape in shapes:
                 product, layouts = PLAIN["functions"][name], (layout, other)
                 _exactly(case, target, FORMATS[amp_dtype], rng, name, product, shape, layouts, dtype=dtype)
+
+
+@contract("AMP-NUMERICS-040")
+def test_stored_products(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
+    form = FORMATS[amp_dtype]
+    for m, k, n in list(SHAPES.values())[: case.samples(quick=1, standard=5, full=len(SHAPES))]:
+        left, right, bias = _integers(rng, 60, m, k), sparse(rng, k, n, 8, 30), _integers(rng, 200, n)
+        operands = [source.to(target.device, amp_dtype) for source in (left, right.dense(), bias)]
+        for name, (product, biased) in STORED.items():
+            with full_precision(target.device_type), target.autocast(amp_dtype):
+                seen = product(operands[0], operands[1], operands[2])
+            expected = _stored(right.picked_by(left) + (bias if biased else 0), form)
+            case.identical(f"{name}, m k n {(m, k, n)}", _unsigned(seen), _unsigned(expected))
 
 
 @contract("AMP-NUMERICS-068", on=("cpu", "cuda", "xpu"))

@@ -226,21 +226,28 @@ def test_arithmetic(case: Case, target: Target, amp_dtype: torch.dtype, rng: tor
 
 
 @contract("AMP-NUMERICS-043", on=("cpu", "cuda", "xpu"))
-@pytest.mark.parametrize("op", ARITHMETIC)
 @pytest.mark.parametrize("number", [3.0, deep("standard", 0.1), deep("standard", -1 / 3), deep("standard", 2.0**-20)])
-def test_arithmetic_with_a_number(case: Case, target: Target, amp_dtype: torch.dtype, op: str, number: float) -> None:
-    form, (exact, _) = FORMATS[amp_dtype], ARITHMETIC[op]
-    source = tensor_of(range(2**16), form)
-    # torch takes the number in the type of the tensor or in fp32, op by op.
+def test_arithmetic_with_a_number(case: Case, target: Target, amp_dtype: torch.dtype, number: float) -> None:
+    for op in ARITHMETIC:
+        _with_a_number(case, target, FORMATS[amp_dtype], op, number)
+
+
+def _with_a_number(case: Case, target: Target, form: Format, op: str, number: float) -> None:
+    exact, source = ARITHMETIC[op][0], all_patterns(form)
+    # torch takes the number in the type of the tensor or in fp32, op by op, and CUDA divides by multiplying with the
+    # number's reciprocal (aten/src/ATen/native/cuda/BinaryDivTrueKernel.cu).
     ways = [rounded(torch.tensor(number, dtype=torch.float64), kind) for kind in (FP32, form)]
-    results = [rounded(rounded(exact(source.double(), way), FP32), form).to(form.dtype) for way in ways]
+    exacts = [exact(source.double(), way) for way in ways]
+    if op == "quotient":
+        exacts += [source.double() * rounded(1 / way, FP32) for way in ways]
+    results = [rounded(rounded(each, FP32), form).to(form.dtype) for each in exacts]
     for what, seen in (
         ("tensor first", exact(source.to(target.device), number)),
         ("in place", _in_place(op, source.to(target.device), number)),
     ):
         found = seen.cpu()
         fits = [(found.view(torch.int16) == way.view(torch.int16)) | (found.isnan() & way.isnan()) for way in results]
-        wrong = ~(fits[0] | fits[1])
+        wrong = ~torch.stack(fits).any(0)
         case.equal(f"{op} with {number:g}, {what}: dtype", seen.dtype, form.dtype)
         case.equal(f"{op} with {number:g}, {what}: wrong results for 65536 inputs", int(wrong.sum()), 0)
 
@@ -249,6 +256,35 @@ def _in_place(op: str, source: Tensor, number: float) -> Tensor:
     name = {"sum": "add_", "difference": "sub_", "product": "mul_", "quotient": "div_"}[op]
     changed: Tensor = getattr(source.clone(), name)(number)
     return changed
+
+
+# --- scaling ----------------------------------------------------------------------------------------------------
+
+
+@contract("AMP-NUMERICS-027")
+def test_unscaling_in_every_layout(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
+    values = all_patterns(FORMATS[amp_dtype]).float()
+    # Finite, and neither below the normal numbers of fp32 nor beyond them at the scale.
+    values = values[(values.abs() < 2.0**100) & ((values.abs() >= FP32.smallest_normal) | (values == 0))]
+    square = math.isqrt(len(values))
+    for exponent in (16, case.samples(quick=3, standard=24, full=24)):
+        scaled = (values.double() * 2.0**exponent).float().to(target.device)
+        # More than 65,536 elements, where kernels share the work; columns; every second element; many small ones.
+        gradients = [
+            scaled.repeat(5),
+            scaled[: square**2].view(square, square).t(),
+            torch.stack([scaled, -scaled], 1)[:, 0],
+            *scaled[:64].unbind(),
+        ]
+        expected = [gradient.cpu().double().mul(2.0**-exponent).float() for gradient in gradients]
+        parameters = [torch.nn.Parameter(torch.empty_like(gradient)) for gradient in gradients]
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient.clone(memory_format=torch.preserve_format)
+        scaler = torch.amp.GradScaler(target.device_type, init_scale=2.0**exponent)
+        scaler.scale(torch.ones((), device=target.device))
+        scaler.unscale_(torch.optim.SGD(parameters, lr=1.0))
+        for at, (parameter, wanted) in enumerate(zip(parameters, expected, strict=True)):
+            case.identical(f"gradient {at} of {len(gradients)} at 2^{exponent}, unscaled", parameter.grad, wanted)
 
 
 # --- on the fp32 list -------------------------------------------------------------------------------------------

@@ -72,7 +72,10 @@ def test_sums_are_wide_wherever_they_are_split(
     form = FORMATS[amp_dtype]
     # A convolution's weight gradient, summed over the batch, is a matter of AMP-NUMERICS-033.
     places = PLACES[:2] if op.startswith("conv") else PLACES
-    lengths = LENGTHS[1:5:3] if case.level == "quick" else LENGTHS
+    lengths: tuple[int, ...] = LENGTHS[1:5:3] if case.level == "quick" else LENGTHS
+    if op.startswith("conv"):
+        # More channels than 65,535 are beyond the grids of some kernels.
+        lengths = tuple(length for length in lengths if length < 2**16)
     for length in lengths:
         for order in ORDERS[: case.samples(quick=2, standard=3, full=3)]:
             left, right, expected = _trap(rng, 3, length, 5, order)
@@ -189,8 +192,9 @@ def test_convolutions_and_their_gradients(
 
 # --- attention --------------------------------------------------------------------------------------------------
 
-# One logit so far above the others that softmax is 1 and 0: exp(-512 / 4 * 2) is nothing in fp32.
-_HEAD, _PEAK = 16, 1024.0
+# One logit so far above the others that softmax is 1 and 0: exp(-2 * 256 / 4) is nothing in fp32. And not so far that
+# the rounding of a logit of 1024 times log2(e), which fused kernels subtract unrounded, shows in 1: it is 2^-14.
+_HEAD, _PEAK = 16, 256.0
 
 
 def _signatures(count: int) -> Tensor:

@@ -25,7 +25,6 @@ PLAIN: dict[str, dict[str, Product]] = {
         "linalg.matmul": lambda left, right, bias: torch.linalg.matmul(left, right),
         "F.linear": lambda left, right, bias: F.linear(left, right.t()),
         "linalg.multi_dot": lambda left, right, bias: torch.linalg.multi_dot([left, right]),
-        "chain_matmul": lambda left, right, bias: torch.chain_matmul(left, right),
         "inner": lambda left, right, bias: torch.inner(left, right.t()),
         "tensordot": lambda left, right, bias: torch.tensordot(left, right, dims=1),
         "einsum": lambda left, right, bias: torch.einsum("ik,kj->ij", left, right),
@@ -77,6 +76,26 @@ BIASED: dict[str, Product] = {
     "baddbmm": lambda left, right, bias: torch.baddbmm(bias.expand(1, 1, -1), left[None], right[None])[0],
     "addbmm": lambda left, right, bias: torch.addbmm(bias.expand(len(left), -1), left[None], right[None]),
 }
+
+
+# 16-bit operands without gradients: into a tensor that is there, or into what is added.
+STORED: dict[str, tuple[Product, bool]] = {
+    "mm, out=": (lambda left, right, bias: torch.mm(left, right, out=_room(left, right)), False),
+    "matmul, out=": (lambda left, right, bias: torch.matmul(left, right, out=_room(left, right)), False),
+    "bmm, out=": (lambda left, right, bias: torch.bmm(left[None], right[None], out=_room(left, right)[None])[0], False),
+    "addmm, out=": (lambda left, right, bias: torch.addmm(bias, left, right, out=_room(left, right)), True),
+    "addmm_": (lambda left, right, bias: bias.repeat(len(left), 1).addmm_(left, right), True),
+    "baddbmm_": (lambda left, right, bias: bias.repeat(1, len(left), 1).baddbmm_(left[None], right[None])[0], True),
+    "addbmm_": (lambda left, right, bias: bias.repeat(len(left), 1).addbmm_(left[None], right[None]), True),
+    "into columns": (
+        lambda left, right, bias: torch.mm(left, right, out=_room(right.t(), left.t()).t()),
+        False,
+    ),
+}
+
+
+def _room(left: Tensor, right: Tensor) -> Tensor:
+    return torch.full((len(left), right.shape[1]), 7.0, dtype=left.dtype, device=left.device)
 
 
 PLACES = ("result", "gradient of left", "gradient of right")
