@@ -103,6 +103,10 @@ def test_gradients_of_long_and_odd_products(case: Case, target: Target, rng: tor
             hold(case, f"{product.name}: gradient of {name}", of_operand)
 
 
+def _seen(found: list[Measured]) -> int:
+    return sum(one.share is not None for one in found)
+
+
 @contract("AMP-NUMERICS-014")
 @by_product
 def test_products_round_each_operand(case: Case, target: Target, rng: torch.Generator, product: Product) -> None:
@@ -112,6 +116,7 @@ def test_products_round_each_operand(case: Case, target: Target, rng: torch.Gene
             found = measure_product(
                 product, "plain", SHAPES["tiles"], form, rng, target.device, functools.partial(target.autocast, dtype)
             )
+        case.equal(f"{form.name}: results and gradients that a share is seen of", _seen(found), 3)
         share, where = bounded.worst(found, lambda one: one.share)
         case.at_most(
             f"{form.name}: share of an operand's rounding, distance from 1 ({where})", share, 1.0, "of the bound"

@@ -81,7 +81,7 @@ SHAPES = {
     "row": (1, 300, 65),
     "column": (65, 300, 1),
     "odd": (33, 65, 67),
-    "tiles": (32, 128, 32),
+    "tiles": (48, 64, 48),
 }
 KINDS = ("plain", "grid", "grid_same_sign", "wide", "cancelling", "near_overflow", "subnormal")
 LONGER = {"longer": (3, 16384, 2), "longest": (2, 65536, 2), "taller": (16384, 5, 3)}
@@ -175,7 +175,9 @@ def share_ratio(seen: Tensor, without: Tensor, reference: Rounded, form: Format,
 
     `without` is the float64 result had the operand not been rounded, `reference` that with it rounded. Where it was
     not, the share is 0, and the ratio 1 over the bound. Independent roundings of the result add `CONFIDENCE` standard
-    deviations (and `noise`, the relative error of a kernel that is not direct); the arithmetic, all of its bound.
+    deviations (and `noise`, the relative error of a kernel that is not direct). So does the arithmetic, twice: whatever
+    its errors e are, truncation too, their product with the effect of an operand's rounding is a sum over that
+    operand's independent roundings, whose deviation is at most |e| |B|_2, about twice sqrt(sum (e D)^2).
     """
     made = (reference.value - without).flatten()
     power = made.square().sum()
@@ -183,7 +185,8 @@ def share_ratio(seen: Tensor, without: Tensor, reference: Rounded, form: Format,
         return None
     off = ((seen.detach().cpu().double().flatten() - reference.value.flatten()) * made).sum().abs()
     size = half_spacing(reference.value.abs().flatten(), form) * ROUNDING + noise * reference.value.abs().flatten()
-    bound = CONFIDENCE * (size * made).square().sum().sqrt() + (ORDER * reference.error.flatten() * made.abs()).sum()
+    error = 2 * ORDER * reference.error.flatten()
+    bound = CONFIDENCE * ((size * made).square().sum().sqrt() + (error * made).square().sum().sqrt())
     return float(off / bound) if bound < power / 2 else None
 
 
