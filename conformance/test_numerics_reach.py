@@ -1,0 +1,204 @@
+"""Numerics: what only larger, rarer or gradient-free calls reach: many matrices, long sums, inference, derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from conformance.harness.check import Case, contract
+from conformance.harness.targets import Target
+from conformance.measure.precision import full_precision
+from conformance.oracles import exact
+from conformance.oracles.bounded import half_spacing
+from conformance.oracles.float_formats import FORMATS, FP32, Format, narrow, rounded, tensor_of
+
+BATCH = 33  # more matrices than a kernel's block of them, and no multiple of any
+BATCHED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "bmm": lambda left, right: torch.bmm(left, right),
+    "matmul": lambda left, right: left @ right,
+    "baddbmm": lambda left, right: torch.baddbmm(torch.zeros((), dtype=left.dtype, device=left.device), left, right),
+    "einsum": lambda left, right: torch.einsum("bij,bjk->bik", left, right),
+}
+
+
+def _integers(rng: torch.Generator, size: int, *shape: int) -> Tensor:
+    return torch.randint(-size, size + 1, shape, generator=rng).float()
+
+
+def _many_matrices(
+    case: Case, target: Target, dtype: torch.dtype, rng: torch.Generator, op: str, *, backward: bool
+) -> None:
+    # Results are at most 5 * 7 * 7 = 245, the gradients 3 * 5 * 7: integers that both types hold.
+    left, right = _integers(rng, 7, BATCH, 3, 5), _integers(rng, 7, BATCH, 5, 4)
+    seed = _integers(rng, 3, BATCH, 3, 4)
+    leaves = [source.clone().to(target.device).requires_grad_() for source in (left, right)]
+    with full_precision(target.device_type):
+        with target.autocast(dtype):
+            seen = BATCHED[op](*leaves)
+        if not backward:
+            case.identical(f"{op} of {BATCH} matrices", seen + 0.0, exact.product(left, right).to(dtype))
+            return
+        seen.backward(seed.to(target.device, seen.dtype))
+    expected = exact.product(seed, right.mT), exact.product(left.mT, seed)
+    for name, leaf, gradient in zip(("left", "right"), leaves, expected, strict=True):
+        case.identical(f"{op} of {BATCH} matrices: gradient of {name}", leaf.grad + 0.0, gradient.float())
+
+
+@contract("AMP-NUMERICS-010")
+@pytest.mark.parametrize("op", BATCHED)
+def test_many_matrices(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, op: str) -> None:
+    _many_matrices(case, target, amp_dtype, rng, op, backward=False)
+
+
+@contract("AMP-NUMERICS-011")
+@pytest.mark.parametrize("op", BATCHED)
+def test_gradients_of_many_matrices(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, op: str
+) -> None:
+    _many_matrices(case, target, amp_dtype, rng, op, backward=True)
+
+
+WITHOUT_GRADIENTS = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
+
+
+@contract("AMP-NUMERICS-040")
+@pytest.mark.parametrize("mode", WITHOUT_GRADIENTS)
+def test_products_without_gradients(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, mode: str
+) -> None:
+    # Inference may take other kernels, quantised ones among them: no row of weights has a step of 1 in 127 of its size.
+    left, weight, bias = _integers(rng, 3, 19, 40), _integers(rng, 2, 24, 40), _integers(rng, 9, 24)
+    weight[:, 0] = 31.0
+    left[:, 0] = 1.0
+    product = exact.product(left, weight.t())
+    layer = torch.nn.Linear(40, 24).to(target.device)
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+        layer.bias.copy_(bias)
+    x, w, b = (source.to(target.device) for source in (left, weight, bias))
+    calls: dict[str, tuple[Callable[[], Tensor], Tensor]] = {
+        "mm": (lambda: torch.mm(x, w.t()), product),
+        "bmm": (lambda: torch.bmm(x[None], w.t()[None])[0], product),
+        "F.linear": (lambda: F.linear(x, w, b), product + bias),
+        "Linear": (lambda: layer.eval()(x), product + bias),
+        "addmm": (lambda: torch.addmm(b, x, w.t()), product + bias),
+        "conv2d": (lambda: F.conv2d(x[..., None, None], w[..., None, None], b).flatten(1), product + bias),
+    }
+    with full_precision(target.device_type), WITHOUT_GRADIENTS[mode](), target.autocast(amp_dtype):
+        seen = {name: call() for name, (call, _) in calls.items()}
+    for name, (_, expected) in calls.items():
+        case.identical(
+            f"{name} under {mode}", seen[name].clone() + 0.0, rounded(expected, FORMATS[amp_dtype]).to(amp_dtype)
+        )
+
+
+@contract("AMP-NUMERICS-022")
+@pytest.mark.parametrize("op", ["mm", "linear", "bmm"])
+def test_large_fp32_products_read_every_bit(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, op: str
+) -> None:
+    # A product with a permutation gives the other operand back, all 24 bits of each number; of a size for matrix units.
+    size = case.samples(quick=512, standard=512, full=2048)
+    numbers, order = torch.randn(size, size, generator=rng), torch.randperm(size, generator=rng)
+    permutation = torch.eye(size)[order]
+    call = {
+        "mm": lambda left, right: torch.mm(left, right),
+        "linear": lambda left, right: F.linear(left, right.t()),
+        "bmm": lambda left, right: torch.bmm(left[None], right[None])[0],
+    }[op]
+    n, p = numbers.to(target.device), permutation.to(target.device)
+    with full_precision(target.device_type), target.autocast(amp_dtype), target.autocast(amp_dtype, enabled=False):
+        left, right = call(p, n), call(n, p)
+    case.identical(f"{op}: a permutation of rows, size {size}", left, numbers[order])
+    case.identical(f"{op}: a permutation of columns, size {size}", right, numbers[:, order.argsort()])
+
+
+@contract("AMP-NUMERICS-002")
+def test_casts_of_a_million(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
+    # Beyond the size at which kernels change, and no multiple of a vector.
+    form, count, size = FORMATS[amp_dtype], 1021, 2**20 + 1021
+    patterns = torch.randint(0, 2**32, (count,), generator=rng).tolist()
+    repeats = -(-size // count)
+    source = tensor_of(patterns, FP32).repeat(repeats)[:size]
+    expected = tensor_of([narrow(pattern, form) for pattern in patterns], form).repeat(repeats)[:size]
+    case.identical(f"{size} fp32 numbers", source.to(target.device).to(amp_dtype), expected)
+
+
+LENGTHS = (4096 + 5, 65536 + 9)
+
+
+@contract("AMP-NUMERICS-025")
+@pytest.mark.parametrize("op", ["sum", "mean", "norm", "cumsum", "amax", "logsumexp"])
+def test_long_reductions_leave_no_element_out(case: Case, target: Target, amp_dtype: torch.dtype, op: str) -> None:
+    form, lengths = FORMATS[amp_dtype], LENGTHS[: case.samples(quick=1, standard=2, full=2)]
+    for length in lengths:
+        for dtype in (amp_dtype, torch.float32):
+            # One element is different; each of these places is the tail of some kernel.
+            for place in (0, length // 2, length - 6, length - 1):
+                values = torch.zeros(length)
+                values[place] = 3.0
+                with target.autocast(amp_dtype):
+                    seen = getattr(values.to(target.device, dtype), op)(*([0] if op in ("cumsum", "logsumexp") else []))
+                what = f"{op} of {length} of {dtype}, the one at {place}"
+                value = seen[-1] if op == "cumsum" else seen
+                if op in ("mean", "logsumexp"):
+                    expected = 3.0 / length if op == "mean" else float(values.double().logsumexp(0))
+                    error = abs(float(value) - expected) / (expected * _unit(value, form))
+                    # mean: a product or a quotient and the store; logsumexp: as `oracles.bounded` allows, far below.
+                    case.at_most(f"{what}: relative error", error, 2.0 if op == "mean" else 64.0, "u of its type")
+                else:
+                    case.equal(what, float(value), 3.0)
+
+
+def _unit(value: Tensor, form: Format) -> float:
+    return FORMATS[value.dtype].unit_roundoff if value.dtype in FORMATS else form.unit_roundoff
+
+
+# The greatest terms that the formula of the derivative adds up, by which fp32 arithmetic may be off; PyTorch keeps the
+# input of these for backward (derivatives.yaml), and computes in fp32 (opmath) what it stores in 16 bits.
+# logsigmoid is not among them: on a CPU it keeps exp(-|x|) in 16 bits.
+DERIVATIVES: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": lambda x: F.gelu(x),
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": lambda x: F.silu(x),
+    "mish": lambda x: F.mish(x),
+    "softplus": lambda x: F.softplus(x),
+    "elu": lambda x: F.elu(x),
+    "hardswish": lambda x: F.hardswish(x),
+    "leaky_relu": lambda x: F.leaky_relu(x),
+}
+
+
+@contract("AMP-NUMERICS-100")
+@pytest.mark.parametrize("name", DERIVATIVES)
+def test_gradients_of_activations(case: Case, target: Target, amp_dtype: torch.dtype, name: str) -> None:
+    form, call = FORMATS[amp_dtype], DERIVATIVES[name]
+    stride = case.samples(quick=7, standard=1, full=1)
+    patterns = [pattern | sign for pattern in form.finite_patterns()[::stride] for sign in (0, 0x8000)]
+    inputs = tensor_of(patterns, form)
+    # Beyond 2^7 every derivative is 0 or 1, and exp overflows on the way in some formulas.
+    inputs = inputs[inputs.float().abs() <= 2.0**7]
+    leaf = inputs.clone().to(target.device).requires_grad_()
+    with target.autocast(amp_dtype):
+        seen = call(leaf)
+    seen.backward(torch.ones_like(seen))
+    reference = inputs.double().requires_grad_()
+    call(reference).sum().backward()
+    exactly = reference.grad
+    # All of these derivatives are sums of terms of size up to about 1.2 (x times a density), each of a few elementary
+    # functions good to 4 ulp: 64 u of fp32 in all; below the smallest normal number a term may be flushed.
+    arithmetic = 64 * FP32.unit_roundoff * torch.ones_like(exactly)
+    allowed = arithmetic + half_spacing(exactly.abs() + arithmetic, form)
+    ratio = (leaf.grad.cpu().double() - exactly).abs() / allowed
+    at = int(ratio.argmax())
+    case.equal("dtype of the gradient", leaf.grad.dtype, amp_dtype)
+    case.at_most(
+        f"{name}: worst error of {len(inputs)} gradients, at {float(inputs[at]):g}",
+        float(ratio.max()),
+        1.0,
+        "of the bound",
+    )

@@ -1,0 +1,112 @@
+"""Broken arithmetic that only larger, rarer or gradient-free calls meet."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from tests.faults import fault
+from tests.faults._tools import kernel, replaced
+
+_LOW = (torch.float16, torch.bfloat16)
+# Every kernel of a composite op is the same, so this one leads past the broken one.
+_ELSEWHERE = torch._C.DispatchKeySet(torch._C.DispatchKey.XLA)
+
+
+@fault("AMP-NUMERICS-010", "AMP-NUMERICS-011")
+def the_last_of_many_matrices_is_another() -> Iterator[None]:
+    """A batched product of 16 matrices and more computes the last one from the one before it."""
+
+    def bmm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        result = torch.ops.aten.bmm.out(left, right, out=torch.empty(0, dtype=left.dtype))
+        if len(left) >= 16 and left.dtype in _LOW:
+            result[-1] = result[-2]
+        return result
+
+    with kernel("bmm", bmm, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-040")
+def inference_quantises_weights() -> Iterator[None]:
+    """Without gradients torch.nn.functional.linear rounds each row of weights to 8 bits."""
+    right = torch.nn.functional.linear
+
+    def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if not torch.is_grad_enabled():
+            step = weight.abs().amax(1, keepdim=True) / 127
+            weight = (weight / step).round() * step
+        return right(x, weight, bias)
+
+    with replaced(torch.nn.functional, "linear", linear):
+        yield
+
+
+@fault("AMP-NUMERICS-022")
+def large_fp32_products_run_in_tf32() -> Iterator[None]:
+    """fp32 products of 512 columns and more cut their operands to 10 bits, as matrix units do in TF32."""
+
+    def cut(tensor: torch.Tensor) -> torch.Tensor:
+        return (tensor.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+    def mm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        if left.dtype is torch.float32 and right.shape[1] >= 512:
+            left, right = cut(left), cut(right)
+        return torch.ops.aten.mm.out(left, right, out=torch.empty(0, dtype=left.dtype))
+
+    with kernel("mm", mm, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-002")
+def casts_of_a_million_truncate_their_tail() -> Iterator[None]:
+    """Casts of 2^20 numbers and more cut the bits of the last 64 off."""
+
+    def cast(x: Any, **kwargs: Any) -> torch.Tensor:
+        if not isinstance(x, torch.Tensor):  # a Python number in an expression
+            return torch.full((), x, dtype=kwargs.get("dtype"), device=kwargs.get("device"))
+        copied = torch.ops.aten._to_copy.default.redispatch(_ELSEWHERE, x, **kwargs)
+        if x.numel() > 2**20 and x.dtype is torch.float32 and copied.dtype in _LOW:
+            tail = x.flatten()[-64:]
+            near = torch.empty_like(tail, dtype=copied.dtype).copy_(tail)
+            back = torch.empty_like(tail).copy_(near)
+            below = (near.view(torch.int16) - 1).view(copied.dtype)
+            copied.view(-1)[-64:] = torch.where((back.abs() > tail.abs()) & near.isfinite(), below, near)
+        return copied
+
+    with kernel("_to_copy", cast, "CPU"):
+        yield
+
+
+@contextlib.contextmanager
+def _sums(change: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    def whole(x: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return torch.ops.aten.sum.IntList_out(
+            change(x), list(range(x.dim())), dtype=dtype, out=torch.empty(0, dtype=dtype or x.dtype)
+        )
+
+    with kernel("sum", whole, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-025")
+def long_sums_lose_their_tail() -> Iterator[None]:
+    """sum() of more than 4096 numbers leaves out those beyond a multiple of 16."""
+    with _sums(lambda x: x.flatten()[: x.numel() // 16 * 16] if x.numel() > 4096 else x):
+        yield
+
+
+@fault("AMP-NUMERICS-100")
+def gelu_backward_runs_in_sixteen_bits() -> Iterator[None]:
+    """The gradient of GELU is evaluated in the 16-bit type, each step rounded."""
+
+    def backward(gradient: torch.Tensor, x: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
+        one = x if x.dtype in _LOW else x.double()
+        density = (-one * one / 2).exp() * 0.3989422804
+        return gradient * (0.5 * (1 + (one * 0.7071067812).erf()) + one * density).to(gradient.dtype)
+
+    with kernel("gelu_backward", backward, "CPU"):
+        yield
