@@ -168,3 +168,46 @@ def test_fp32_operands_are_read_in_full(case: Case, target: Target, op: str) -> 
     with full_precision(target.device_type):
         seen = bits_read(_on(target, op), FP32, 24)
     case.equal(f"{op}: bits of the left and the right fp32 operand that take part", list(seen), [24, 24])
+
+
+# What stands where in (1, 2, 5, 16) queries and (1, 2, 33, 16) keys and values, and which rows of the result it is in.
+SPOILED = {
+    "nan-key": ("key", float("nan"), slice(None)),
+    "nan-value": ("value", float("nan"), slice(None)),
+    "inf-value": ("value", float("inf"), slice(None)),
+    "inf-query": ("query", float("inf"), slice(3, 4)),
+    "nan-query": ("query", float("nan"), slice(3, 4)),
+}
+
+
+@contract("AMP-NUMERICS-094")
+@pytest.mark.parametrize("what", SPOILED)
+def test_attention_hands_on_what_is_not_finite(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, what: str
+) -> None:
+    name, value, rows = SPOILED[what]
+    sources = {part: torch.randn(1, 2, 5 if part == "query" else 33, 16, generator=rng) for part in _PARTS}
+    # Logits of both signs in each row, so that an infinite query is not a row that is masked throughout.
+    sources["key"][:, :, 0, 5], sources["key"][:, :, 1, 5] = 1.0, -1.0
+    sources[name][0, 0, 3, 5] = value
+    leaves = [sources[part].to(target.device).requires_grad_() for part in _PARTS]
+    with full_precision(target.device_type):
+        with target.autocast(amp_dtype):
+            seen = F.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2])
+        seen.float().sum().backward()
+    finite = seen.detach().cpu().isfinite()
+    untouched = torch.ones_like(finite[0, 0])
+    untouched[rows] = False
+    case.true(
+        "the other head and the other rows are finite", bool((finite[0, 1]).all() and finite[0, 0][untouched].all())
+    )
+    hidden = bool(finite[0, 0][rows].all(-1).any())
+    if name == "query":
+        case.note(f"a row whose query holds {value} comes out finite", hidden)
+    else:
+        case.equal("rows that come out finite although it is in them", hidden, False)
+    gradients = [bool(leaf.grad.isfinite().all()) for leaf in leaves]
+    case.true("a gradient is not finite, so that the scaler sees it", not all(gradients), gradients)
+
+
+_PARTS = ("query", "key", "value")

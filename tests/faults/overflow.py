@@ -101,3 +101,30 @@ def every_fourth_step_is_taken_for_an_overflow() -> Iterator[None]:
 
     with replaced(torch, "_amp_foreach_non_finite_check_and_unscale_", unscale):
         yield
+
+
+@fault("AMP-NUMERICS-094")
+def attention_hides_nan() -> Iterator[None]:
+    """scaled_dot_product_attention replaces NaN and infinity of its operands by zero."""
+    right = torch.nn.functional.scaled_dot_product_attention
+
+    def attend(*operands: torch.Tensor, **options: object) -> torch.Tensor:
+        return right(*(torch.nan_to_num(operand, 0.0, 0.0, 0.0) for operand in operands), **options)
+
+    with replaced(torch.nn.functional, "scaled_dot_product_attention", attend):
+        yield
+
+
+@fault("AMP-NUMERICS-094")
+def attention_gradients_hide_nan() -> Iterator[None]:
+    """The gradients of attention have zeros where they are not finite."""
+    right = torch.nn.functional.scaled_dot_product_attention
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        operands = [operand.clone() for operand in (query, key, value)]
+        for operand in operands:
+            operand.register_hook(lambda gradient: torch.nan_to_num(gradient, 0.0, 0.0, 0.0))
+        return right(*operands)
+
+    with replaced(torch.nn.functional, "scaled_dot_product_attention", attend):
+        yield
