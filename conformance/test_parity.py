@@ -6,7 +6,7 @@ import functools
 import math
 import statistics
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -372,6 +372,18 @@ def test_no_step_is_skipped_once_calibrated(
     case.equal("scale at the end", scales[-1], INITIAL_SCALE / 2**settled)
 
 
+@contextmanager
+def _without_atomics() -> Iterator[None]:
+    """On ROCm, where products may be added up with atomics unless torch is asked for deterministic algorithms."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    if torch.version.hip is not None:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
 @contract("AMP-PARITY-016")
 def test_the_same_run_gives_the_same_bits(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
@@ -381,7 +393,8 @@ def test_the_same_run_gives_the_same_bits(
     # In turn and without seeding anything: a number that AMP draws is another one for the second run.
     for number in range(case.samples(quick=2, standard=6, full=50)):
         steps = zip(works, scalers, strict=True)
-        one, other = (train_step(work, number, _region(target, amp_dtype), scaler) for work, scaler in steps)
+        with _without_atomics():
+            one, other = (train_step(work, number, _region(target, amp_dtype), scaler) for work, scaler in steps)
         case.identical(f"loss of step {number}", other, one)
         case.equal(f"loss scale after step {number}", scalers[1].get_scale(), scalers[0].get_scale())
         first, second = (dict(work.model.named_parameters()) for work in works)
