@@ -539,3 +539,45 @@ def einsum_drops_the_last_term() -> Iterator[None]:
 
     with _in_region("bmm", run):
         yield
+
+
+@fault("AMP-NUMERICS-027")
+def unscaling_leaves_the_end_of_long_gradients() -> Iterator[None]:
+    """Gradients of more than 65,536 elements are unscaled up to there."""
+    op = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_
+
+    def run(gradients: list[torch.Tensor], found: torch.Tensor, inverse: torch.Tensor) -> None:
+        for gradient in gradients:
+            found.fill_(float(bool(found) or not bool(gradient.isfinite().all())))
+            gradient.reshape(-1)[: 2**16].mul_(inverse) if gradient.is_contiguous() else gradient.mul_(inverse)
+
+    with kernel(op.default.name().removeprefix("aten::"), run, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-040")
+def products_into_a_tensor_keep_its_last_row() -> Iterator[None]:
+    """mm with out= does not write the last row of 16-bit results."""
+
+    def run(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        result = torch.ops.aten.addmm.default(torch.zeros((), dtype=a.dtype), a, b)
+        out.resize_(result.shape)
+        if a.dtype in _LOW and len(result) > 1:
+            out[:-1] = result[:-1]
+            return out
+        return out.copy_(result)
+
+    with kernel("mm.out", run, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-045", level="standard")
+def exp_in_place_truncates() -> Iterator[None]:
+    """exp_ rounds to 16 bits towards zero."""
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        wide = torch.exp(x.float())
+        return x.copy_(_truncated(wide, x.dtype) if x.dtype in _LOW else wide)
+
+    with kernel("exp_", run, "CPU"):
+        yield
