@@ -96,6 +96,25 @@ def test_products_without_gradients(
         )
 
 
+@contract("AMP-NUMERICS-040")
+@pytest.mark.parametrize(("beta", "alpha"), [(1, 1), (0.5, 1), (1, 2), (-2, 0.5), (0, 1)], ids=str)
+def test_factors_of_what_is_added(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, beta: float, alpha: float
+) -> None:
+    left, right, added = (2 * _integers(rng, 3, *shape) for shape in ((2, 7, 9), (2, 9, 5), (2, 7, 5)))
+    expected = beta * added.double() + alpha * exact.product(left, right)
+    if beta == 0:
+        added = torch.full_like(added, torch.nan)  # which is then not looked at (torch.addmm docstring)
+    a, x, y = (source.to(target.device) for source in (added, left, right))
+    with full_precision(target.device_type), target.autocast(amp_dtype):
+        seen = {
+            "addmm": torch.addmm(a[0], x[0], y[0], beta=beta, alpha=alpha),
+            "baddbmm": torch.baddbmm(a, x, y, beta=beta, alpha=alpha),
+        }
+    case.identical(f"addmm, beta {beta}, alpha {alpha}", seen["addmm"] + 0.0, expected[0].to(amp_dtype))
+    case.identical(f"baddbmm, beta {beta}, alpha {alpha}", seen["baddbmm"] + 0.0, expected.to(amp_dtype))
+
+
 @contract("AMP-NUMERICS-022")
 @pytest.mark.parametrize("op", ["mm", "linear", "bmm"])
 def test_large_fp32_products_read_every_bit(

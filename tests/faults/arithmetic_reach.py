@@ -45,6 +45,22 @@ def inference_quantises_weights() -> Iterator[None]:
         yield
 
 
+@fault("AMP-NUMERICS-040")
+def the_factor_of_what_is_added_is_ignored() -> Iterator[None]:
+    """16-bit addmm takes its beta for 1."""
+
+    def addmm(
+        added: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, beta: float = 1, alpha: float = 1
+    ) -> Any:
+        beta = 1 if left.dtype in _LOW else beta
+        return torch.ops.aten.addmm.out(
+            added, left, right, beta=beta, alpha=alpha, out=torch.empty(0, dtype=left.dtype)
+        )
+
+    with kernel("addmm", addmm, "CPU"):
+        yield
+
+
 @fault("AMP-NUMERICS-022")
 def large_fp32_products_run_in_tf32() -> Iterator[None]:
     """fp32 products of 512 columns and more cut their operands to 10 bits, as matrix units do in TF32."""
