@@ -48,8 +48,11 @@ def by_loss() -> pytest.MarkDecorator:
 
 
 def dtypes(case: Case, target: Target) -> list[torch.dtype]:
-    """The amp dtypes that the run judges and the target has."""
-    return [dtype for dtype in case.amp_dtypes if target.supports(dtype)]
+    """The amp dtypes that the run judges and the target has; without any the case is unsupported."""
+    found = [dtype for dtype in case.amp_dtypes if target.supports(dtype)]
+    if not found:
+        case.unsupported("the device has none of the amp dtypes of this run")
+    return found
 
 
 def is_listed(op: Op, target: Target) -> bool:
