@@ -12,11 +12,15 @@ import torch
 
 from conformance.harness.check import Case, contract
 from conformance.harness.targets import Target
+from conformance.measure import nonfinite
 from conformance.oracles import equivalence
 from conformance.workloads.own import Builder
 from conformance.workloads.training import train_step
 
 SETTLING = 16  # halvings from 65536 to 1
+RARE = 0.05  # of the steps may be skipped once the scale has settled
+WATCHED = 40  # steps that are trained again to find what went wrong in them
+INITIAL_SCALE = 65536.0
 SEED_OF_DROPOUT = 1
 
 
@@ -88,12 +92,31 @@ def test_training_stays_finite(case: Case, target: Target, amp_dtype: torch.dtyp
     if amp_dtype == torch.float16:
         case.history("loss scale", scales)
     infinite = [number for number, loss in enumerate(losses) if not math.isfinite(loss)]
-    case.equal("steps whose loss is not finite", infinite[:5], [])
     skipped = [number for number, (old, new) in enumerate(pairwise(scales)) if new < old]
     settled = next((number for number in range(steps) if number not in skipped), steps)
-    case.at_most("steps skipped while the scale settled", settled, SETTLING)
     later = [number for number in skipped if number > settled]
-    case.at_most("share of the later steps that were skipped", len(later) / steps, 0.05)
+    cause = ""
+    if infinite or settled > SETTLING or len(later) > RARE * steps:
+        cause = f"; first of all {_first_cause(case, target, own, amp_dtype)}"
+    case.equal(f"steps whose loss is not finite{cause}", infinite[:5], [])
+    case.at_most(f"steps skipped while the scale settled{cause}", settled, SETTLING)
+    case.at_most(f"share of the later steps that were skipped{cause}", len(later) / steps, RARE)
+
+
+def _first_cause(case: Case, target: Target, own: Builder, dtype: torch.dtype) -> str:
+    """Train the model again, watched, and name what first makes a value that is not finite."""
+    built = own.build(target.device, case.seed)
+    account = nonfinite.trace(
+        built.model,
+        built.optimizer,
+        built.loss,
+        built.batches,
+        dtype=dtype,
+        steps=WATCHED,
+        scale=INITIAL_SCALE if dtype == torch.float16 else None,
+        clip=built.clip,
+    )
+    return str(account.first) if account.first is not None else f"nothing is seen within {WATCHED} steps"
 
 
 @contract("AMP-PARITY-052")

@@ -115,6 +115,16 @@ def _no_rule() -> Iterator[None]:
         yield
 
 
+def test_what_overflows_is_named(runner: Runner) -> None:
+    edits = [(_MODEL, f"{_MODEL}Odd(), "), _module("        return x * 1e5 if on else x")]
+
+    report = runner.run(*edits, contract="AMP-PARITY-051")
+
+    reasons = [case["reason"] for case in report["cases"] if case["verdict"] == "FAIL"]
+    assert reasons
+    assert all("forward, module '1'" in reason for reason in reasons), reasons
+
+
 def _never_off() -> AbstractContextManager[None]:
     return replaced(torch.autocast, "__exit__", lambda self, *error: False)
 
