@@ -174,6 +174,7 @@ LARGE: dict[str, Product] = {
     "torch.mm": PLAIN["functions"]["torch.mm"],
     "F.linear": BIASED["F.linear"],
     "torch.bmm": PLAIN["batched"]["Tensor.bmm"],
+    "baddbmm": BIASED["baddbmm"],
     "conv2d over places": PLAIN["convolutions"]["conv2d over places"],
 }
 
