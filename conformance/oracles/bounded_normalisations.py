@@ -43,6 +43,17 @@ def _softmax(store: Store, x: Rounded) -> Rounded:
     return powers / kept(powers, -1)
 
 
+def _softmax_of_columns(store: Store, x: Rounded) -> Rounded:
+    """The CPU's kernel writes the exponentials down in the result, in its type (vec_softmax, SoftMaxKernel.cpp)."""
+    powers = store(_shifted(x).exp())
+    return powers / store(kept(powers, -1))
+
+
+def _softmax_of_columns_gradient(store: Store, seed: Rounded, x: Rounded) -> tuple[Rounded]:
+    p = store(_softmax_of_columns(store, x))
+    return (either(p * (seed - store(kept(seed * p, -1))), p * seed - p * kept(p * seed, -1)),)
+
+
 def _softmax_gradient(store: Store, seed: Rounded, x: Rounded) -> tuple[Rounded]:
     """p (g - sum(gp)), from the p that the forward wrote down."""
     p = store(_softmax(store, x))
@@ -262,6 +273,25 @@ NORMALISATIONS: dict[str, Op] = {
         Op(
             "log_softmax",
             lambda x: x.log_softmax(-1),
+            _logits,
+            _log_softmax,
+            _log_softmax_gradient,
+            ("flat", "apart", "large", "plain"),
+            "log_softmax",
+        ),
+        # Another kernel: the classes are not what lies side by side, as in images.
+        Op(
+            "softmax of columns",
+            lambda x: x.t().contiguous().softmax(0).t(),
+            _logits,
+            _softmax_of_columns,
+            _softmax_of_columns_gradient,
+            ("flat", "large", "plain"),
+            "softmax",
+        ),
+        Op(
+            "log_softmax of columns",
+            lambda x: x.t().contiguous().log_softmax(0).t(),
             _logits,
             _log_softmax,
             _log_softmax_gradient,
