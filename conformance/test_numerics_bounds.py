@@ -190,6 +190,8 @@ def test_convolutions_of_every_layout(
                 some = measure_convolution(convolution, kind, FORMATS[dtype], rng, target.device, region)
                 case.equal(f"{some[0].what}: dtype", some[0].dtype, dtype)
                 found += some
+    share, where = bounded.worst(found, lambda one: one.share)
+    case.at_most(f"share of an operand's rounding, distance from 1 ({where})", share, 1.0, "of the bound")
     for operand, name in (
         (None, "result"),
         (0, "gradient of the input"),
@@ -197,8 +199,6 @@ def test_convolutions_of_every_layout(
         (2, "gradient of the bias"),
     ):
         hold(case, f"{convolution.name}: {name}", [one for one in found if one.operand == operand])
-    share, where = bounded.worst(found, lambda one: one.share)
-    case.at_most(f"share of an operand's rounding, distance from 1 ({where})", share, 1.0, "of the bound")
 
 
 @contract("AMP-NUMERICS-067")
