@@ -78,7 +78,7 @@ def runs(
     for dtype in dtypes(case, target):
         for form in formats(op, target, dtype, is_loss=is_loss):
             for kind in kinds:
-                for _ in range(case.samples(quick=1, standard=3, full=40)):
+                for _ in range(case.samples(quick=1, standard=3, full=25)):
                     region = functools.partial(target.autocast, dtype)
                     found = bounded.measure(op, kind, form, rng, target.device, region, backward=backward)
                     _type_of_result(case, target, op, form, found[0])
