@@ -60,6 +60,10 @@ class Measured:
         return max(self.error, self.gain, self.share or 0.0)
 
 
+_SLACK = 1 + 2.0**-40
+"""What float64 may lose of a bound, which a tie meets exactly."""
+
+
 def half_spacing(size: Tensor, form: Format) -> Tensor:
     """Return half the distance of neighbours of `form` at float64 magnitudes: what rounding to nearest may cost."""
     _, exponent = torch.frexp(size)
@@ -82,7 +86,7 @@ def error_ratio(seen: Tensor, reference: Rounded, form: Format | None = None) ->
     """
     form = form or FORMATS[seen.dtype]
     there, value = seen.detach().cpu().double(), reference.value.detach()
-    bound = allowed(reference, form)
+    bound = allowed(reference, form) * _SLACK
     over = torch.isinf(there) & (value.abs() + bound >= form.overflow) & (there.sign() == value.sign())
     # inf - inf; and 0 of 0 is no error.
     right = (there == value) | (there.isnan() & value.isnan()) | over
@@ -111,7 +115,7 @@ def gain_ratio(seen: Tensor, reference: Rounded, form: Format | None = None, noi
         size = torch.zeros_like(kinds).index_add(0, member, size)
         bound = bound + torch.minimum(CONFIDENCE * size.square().sum().sqrt(), size.sum() / ROUNDING)
     off = ((there - value) * value).sum().abs()
-    return float(off / bound) if off else 0.0
+    return float(off / (bound * _SLACK)) if off else 0.0
 
 
 def judged(what: str, seen: Tensor, reference: Rounded, operand: int | None = None) -> Measured:

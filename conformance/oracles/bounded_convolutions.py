@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from conformance.oracles import exact
 from conformance.oracles.bounded import (
     CONFIDENCE,
+    ORDER,
     ROUNDING,
     Measured,
     Region,
@@ -178,12 +179,24 @@ def measure_convolution(
         found.append(
             Measured(what if place is None else f"{what}: gradient {place}", tensor.dtype, error, gain, place, share)
         )
-    rows = seed.transpose(0, 1).flatten(1)
-    reference = total(Rounded.exact(rows), 1)
+    reference = _bias_gradient(seed, form, in_16_bits=convolution.options.get("dilation", 1) > 1)
     found.append(
         Measured(f"{what}: gradient 2", leaves[2].grad.dtype, error_ratio(leaves[2].grad, reference, form), operand=2)
     )
     return found
+
+
+def _bias_gradient(seed: Tensor, form: Format, *, in_16_bits: bool) -> Rounded:
+    """Return the sum of the incoming gradient by channel.
+
+    `in_16_bits`: dilated convolutions add the samples' sums up in the type of the tensor, with a rounding of the sum
+    and one of the addition each (aten/src/ATen/native/NaiveDilatedConvolution.cpp).
+    """
+    reference = total(Rounded.exact(seed.transpose(0, 1).flatten(1)), 1)
+    if not in_16_bits:
+        return reference
+    partial = seed.flatten(2).sum(2).abs().sum(0)
+    return Rounded(reference.value, reference.error + 2 * len(seed) * half_spacing(partial, form) / ORDER)
 
 
 def _shares(
