@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -177,6 +179,66 @@ def _unit(value: Tensor, form: Format) -> float:
     return FORMATS[value.dtype].unit_roundoff if value.dtype in FORMATS else form.unit_roundoff
 
 
+STEP = 128.0
+"""By how much the logit of each key is above that of the one before it: e^-104 is nothing in fp32, so that softmax is 1
+for the last key that is seen."""
+
+
+def _climbing(queries: int, keys: int, scale: float) -> tuple[Tensor, Tensor]:
+    """Return queries, all alike, and keys whose logits climb by STEP; a place is written to base 16, for 16 bits."""
+    places = torch.arange(keys).float()
+    query, key = torch.zeros(1, 2, queries, 16), torch.zeros(1, 2, keys, 16)
+    query[..., 0], query[..., 1] = STEP / scale * 16, STEP / scale
+    key[..., 0], key[..., 1] = places // 16, places % 16
+    return query, key
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Queries, keys, the options of attention, and the last key that each query sees."""
+
+    queries: int
+    keys: int
+    options: Callable[[], dict[str, Any]]
+    last: Callable[[int], int]
+
+
+def _every_third_hidden() -> Tensor:
+    """A mask (true: seen) that hides every third key, and the last ten."""
+    mask = torch.arange(261) % 3 != 0
+    mask[-10:] = False
+    return mask.expand(7, 261)
+
+
+ATTENTIONS = {
+    "causal": Seen(261, 261, lambda: {"is_causal": True}, lambda query: query),
+    # The mask of a rectangle begins at its upper left corner (scaled_dot_product_attention docstring).
+    "causal, fewer queries": Seen(37, 261, lambda: {"is_causal": True}, lambda query: query),
+    "causal, scale": Seen(65, 65, lambda: {"is_causal": True, "scale": 8.0}, lambda query: query),
+    "scale": Seen(7, 261, lambda: {"scale": 0.0625}, lambda query: 260),
+    "mask": Seen(7, 261, lambda: {"attn_mask": _every_third_hidden()}, lambda query: 250),
+}
+
+
+@contract("AMP-NUMERICS-048")
+@pytest.mark.parametrize("name", ATTENTIONS, ids=lambda name: name.replace(", ", "-").replace(" ", "_"))
+def test_attention_sees_what_it_is_told_to(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, name: str
+) -> None:
+    seen = ATTENTIONS[name]
+    options = {
+        key: value.to(target.device) if isinstance(value, Tensor) else value for key, value in seen.options().items()
+    }
+    query, key = _climbing(seen.queries, seen.keys, options.get("scale", 0.25))
+    value = torch.randint(1, 200, (1, 2, seen.keys, 16), generator=rng).float()
+    parts = [part.to(target.device) for part in (query, key, value)]
+    with full_precision(target.device_type), target.autocast(amp_dtype):
+        result = F.scaled_dot_product_attention(*parts, **options)
+    last = torch.tensor([seen.last(query) for query in range(seen.queries)])
+    what = f"{name}: {seen.queries} queries, {seen.keys} keys, the value of the last key seen"
+    case.identical(what, result, value[:, :, last].to(amp_dtype))
+
+
 # The greatest terms that the formula of the derivative adds up, by which fp32 arithmetic may be off; PyTorch keeps the
 # input of these for backward (derivatives.yaml), and computes in fp32 (opmath) what it stores in 16 bits.
 # logsigmoid is not among them: on a CPU it keeps exp(-|x|) in 16 bits.
@@ -221,3 +283,32 @@ def test_gradients_of_activations(case: Case, target: Target, amp_dtype: torch.d
         1.0,
         "of the bound",
     )
+
+
+# Derivatives by the result, which PyTorch keeps for these (derivatives.yaml): the one that was rounded to 16 bits.
+# sigmoid is not among them: a CPU computes what vectors leave over of an fp16 tensor step by step in fp16.
+BY_RESULT: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": lambda y: 1 - y * y,
+    "exp": lambda y: y,
+    "sqrt": lambda y: 0.5 / y,
+}
+
+
+@contract("AMP-NUMERICS-100")
+@pytest.mark.parametrize("name", BY_RESULT)
+def test_gradients_by_the_result(case: Case, target: Target, amp_dtype: torch.dtype, name: str) -> None:
+    form = FORMATS[amp_dtype]
+    patterns = form.finite_patterns()[:: case.samples(quick=7, standard=1, full=1)]
+    inputs = tensor_of([pattern | sign for pattern in patterns for sign in (0, 0x8000)], form)
+    # Roots of normal numbers; exponentials that neither overflow nor come near what may be flushed.
+    size = inputs.float().abs()
+    inputs = inputs[(inputs > 0) & (size > 2.0**-14)] if name == "sqrt" else inputs[size <= 8]
+    leaf = inputs.clone().to(target.device).requires_grad_()
+    seen = getattr(torch, name)(leaf)
+    seen.backward(torch.ones_like(seen))
+    exactly = BY_RESULT[name](seen.detach().cpu().double())
+    # Three roundings of numbers up to 1 or of the result's size, or of what it is the inverse of.
+    arithmetic = 4 * FP32.unit_roundoff * exactly.abs().clamp_min(1)
+    allowed = arithmetic + half_spacing(exactly.abs() + arithmetic, form)
+    ratio = float(((leaf.grad.cpu().double() - exactly).abs() / allowed).max())
+    case.at_most(f"{name}: worst error of {len(inputs)} gradients", ratio, 1.0, "of the bound")
