@@ -190,6 +190,8 @@ def _climbing(queries: int, keys: int, scale: float) -> tuple[Tensor, Tensor]:
     query, key = torch.zeros(1, 2, queries, 16), torch.zeros(1, 2, keys, 16)
     query[..., 0], query[..., 1] = STEP / scale * 16, STEP / scale
     key[..., 0], key[..., 1] = places // 16, places % 16
+    # All below zero, so that no finite number may stand for what is masked.
+    query[..., 2], key[..., 2] = -STEP / scale * 16, float(keys // 16 + 1)
     return query, key
 
 
