@@ -14,6 +14,8 @@ from conformance.report import document, fingerprint, text
 
 _DTYPES = ("fp16", "bf16")
 _CAUSES_SHOWN = 5
+_INITIAL_SCALE = 65536.0
+_LARGEST_SCALE = (2 - 2.0**-23) * 2.0**127
 
 
 def add_commands(commands: Any) -> None:
@@ -42,7 +44,7 @@ def add_commands(commands: Any) -> None:
     command.add_argument("--amp-dtype", choices=_DTYPES, default="fp16", help="autocast's dtype (default fp16)")
     command.add_argument("--device", metavar="D", help="where to train (default: the accelerator, else cpu)")
     command.add_argument(
-        "--scale", type=float, default=65536.0, metavar="S", help="the loss scale to begin with, fp16 only (65536)"
+        "--scale", type=float, metavar="S", help="the loss scale to begin with, fp16 only (default 65536)"
     )
     command.set_defaults(run=_trace)
 
@@ -96,8 +98,11 @@ def _target(name: str) -> Any:
 def _trace(arguments: argparse.Namespace) -> int:
     if arguments.steps < 1:
         raise UsageError(f"--steps {arguments.steps}: a run has at least one iteration")
-    if not 0 < arguments.scale < math.inf:
-        raise UsageError(f"--scale {arguments.scale:g}: a loss scale is a positive number")
+    if arguments.scale is not None and arguments.amp_dtype == "bf16":
+        raise UsageError("--scale is of fp16: bf16 is trained without a scaler")
+    scale = _INITIAL_SCALE if arguments.scale is None else arguments.scale
+    if not 0 < scale <= _LARGEST_SCALE:
+        raise UsageError(f"--scale {scale:g}: a loss scale is a positive number of fp32")
     target = _target(arguments.device or _first_device())
     import torch
 
@@ -118,7 +123,7 @@ def _trace(arguments: argparse.Namespace) -> int:
         built.batches,
         dtype=dtype,
         steps=arguments.steps,
-        scale=arguments.scale if arguments.amp_dtype == "fp16" else None,
+        scale=scale if arguments.amp_dtype == "fp16" else None,
         clip=built.clip,
     )
     show("\n".join(_told(account, f"{arguments.workload} on {target.name}, autocast in {arguments.amp_dtype}")))

@@ -18,30 +18,33 @@ def _step(target: Target, work: Workload, dtype: torch.dtype | None, number: int
     train_step(work, number, lambda: nullcontext() if dtype is None else target.autocast(dtype), scaler)
 
 
-def _growth(case: Case, target: Target, own: Builder, dtype: torch.dtype | None) -> list[int]:
-    """Bytes alive after each step, less those after the second; the first two make state and workspaces."""
+def _growth(case: Case, target: Target, own: Builder, dtype: torch.dtype | None) -> int:
+    """Bytes that a third pass over the batches leaves alive beyond a second; the first makes the optimizer's state."""
     work = own.build(target.device, case.seed).workload()
     # A scale of 1: a step that is skipped at first makes the optimizer's state later.
     scaler = torch.amp.GradScaler(target.device_type, init_scale=1.0, enabled=dtype == torch.float16)
+    batches = min(len(work.batches), case.samples(quick=3, standard=8, full=64))
     alive = []
     with LiveStorages() as live:
-        for number in range(case.samples(quick=6, standard=12, full=50)):
-            _step(target, work, dtype, number, scaler)
+        for _ in range(3):
+            for number in range(batches):
+                _step(target, work, dtype, number, scaler)
             alive.append(live.live_bytes)
-    return [now - alive[1] for now in alive[2:]]
+    return alive[2] - alive[1]
 
 
 @contract("AMP-MEMORY-020")
 def test_steps_leave_nothing_alive(case: Case, target: Target, amp_dtype: torch.dtype, own: Builder) -> None:
+    if words := own.raises(target.device, lambda: target.autocast(amp_dtype)):
+        case.untestable(words)
     low, full = (_growth(case, target, own, dtype) for dtype in (amp_dtype, None))
-    case.note("bytes gained over the steps, fp32 (control)", full[-1], "bytes")
-    # Against fp32, since an optimizer may keep a history of its own.
-    beyond = [amp - fp32 for amp, fp32 in zip(low, full, strict=True)]
-    case.equal("bytes that AMP gains beyond fp32, step by step", beyond, [0] * len(beyond))
+    case.at_most(f"bytes that a further pass over the batches leaves alive with AMP ({full} in fp32)", low, 0, "bytes")
 
 
 @contract("AMP-MEMORY-021")
 def test_what_is_kept_for_backward(case: Case, target: Target, amp_dtype: torch.dtype, own: Builder) -> None:
+    if words := own.raises(target.device, lambda: target.autocast(amp_dtype)):
+        case.untestable(words)
     for name, dtype in (("fp32", None), ("AMP", amp_dtype)):
         work = own.build(target.device, case.seed).workload()
         inputs, expected = work.batch(0)

@@ -112,11 +112,22 @@ def test_fake_targets_alone_are_refused(suite: Toy) -> None:
         ([("x, y = torch.randn(8, 4).to(device)", "x, y = torch.randn(8, 4).to('meta')")], "of batch 0 is on meta"),
         ([("torch.nn.Linear(4, 2)", "torch.nn.Linear(4, 2).half()")], "is float16; AMP trains float32 weights"),
         ([("SGD(model.parameters()", "SGD([torch.zeros(1)]")], "the optimizer steps none of the model's parameters"),
-        ([("torch.randn(8, 4)", "torch.full((8, 4), float('nan'))")], "the loss of the first batch is nan in fp32"),
-        ([("torch.nn.functional.cross_entropy", "lambda a, b: a")], "the loss is a shape (8, 2)"),
+        ([("torch.randn(8, 4)", "torch.full((8, 4), float('nan'))")], "the loss is nan with batch 0, in fp32"),
+        ([("torch.nn.functional.cross_entropy", "lambda a, b: a")], "the loss has the shape (8, 2)"),
         ([("torch.nn.functional.cross_entropy", "lambda a, b: a.detach().sum()")], "the loss has no gradient"),
         ([("torch.nn.functional.cross_entropy", "lambda a, b: (a * 0).sum().sqrt()")], "of weight is not finite"),
-        ([("torch.randn(8, 4)", "torch.randn(8, 5)")], "the first forward pass in fp32 raised RuntimeError"),
+        ([("torch.randn(8, 4)", "torch.randn(8, 5)")], "the forward pass raised RuntimeError"),
+        ([('"batches": [(x, y)]', '"batches": [(x, y, y)]')], "batch 0 has 3 parts, not two"),
+        ([('"batches": [(x, y)]', '"batches": (1 / 0 for _ in range(3))')], "the batches raised ZeroDivisionError"),
+        ([('"batches": [(x, y)]', '"batches": [(x, y), (x / 0, y)]')], "the loss is nan with batch 1, in fp32"),
+        ([('"batches": [(x, y)]', '"batches": [(x, y), (x[:, :3], y)]')], "the forward pass raised RuntimeError"),
+        ([("SGD(model.parameters(), lr=0.1)", "LBFGS(model.parameters())")], "optimizer.step() raised TypeError"),
+        ([("torch.nn.Linear(4, 2)", "torch.nn.LazyLinear(2)")], "weight of the model is not initialised"),
+        (
+            [("def build(device):", "KEPT = torch.nn.Linear(4, 2)\ndef build(device):"),
+             ("model = torch.nn.Linear(4, 2)", "model = KEPT")],
+            "two calls give models that share weights (weight)",
+        ),
         (
             [("model = ", "model = torch.nn.init.normal_; g = torch.Generator(); g.seed(); model = "),
              ("    x, y", "    torch.nn.init.normal_(model.weight, generator=g)\n    x, y")],
@@ -144,6 +155,25 @@ def test_a_name_that_names_nothing_is_refused(suite: Toy, name: str) -> None:
 
     assert outcome.status == 4
     assert "module:function" in outcome.output
+
+
+def test_sparse_gradients_can_be_judged(suite: Toy) -> None:
+    _write(
+        suite,
+        ("torch.nn.Linear(4, 2)", "torch.nn.EmbeddingBag(9, 2, sparse=True, mode='sum')"),
+        ("torch.randn(8, 4)", "torch.randint(0, 9, (8, 4))"),
+    )
+    suite.checks(_CHECK.replace("2)", "1)"))
+
+    assert suite.run("--workload", "mine.py:build", "--device", "cpu").status == 0
+
+
+def test_a_file_finds_its_neighbours_and_hides_no_module(suite: Toy) -> None:
+    (suite.path / "models").mkdir()
+    (suite.path / "models" / "helper.py").write_text("import torch, random\nassert random.random() < 1\n")
+    _write(suite, ("import torch", "import torch, helper"), name="models/random.py")
+
+    assert suite.run("--workload", "models/random.py:build", "--device", "cpu").status == 0
 
 
 def test_a_module_is_found_from_where_the_run_starts(suite: Toy) -> None:

@@ -16,11 +16,15 @@ from conformance.oracles.op_policy import listings, resolved
 
 @dataclass(frozen=True)
 class Lowered:
-    """One call of an op on the lower-precision list: its number, its name, and the type that it returned."""
+    """One call of an op on the lower-precision list: its number, its name, the type that it returned and that promised.
+
+    What is promised is the type of the innermost region; outside any, nothing (None).
+    """
 
     number: int
     name: str
     dtype: torch.dtype
+    promised: torch.dtype | None
 
     def __str__(self) -> str:
         return f"call {self.number}, {self.name}: {str(self.dtype).removeprefix('torch.')}"
@@ -30,9 +34,9 @@ class ListedCalls(TorchFunctionMode):
     """Record each call from Python of an op on the lower-precision list of `device_type`.
 
     `inside` are those made where autocast was on for the device, `outside` those where it was off (the program may
-    switch it off for a part of its own). A call whose floating inputs are all float64, or on another device, is left
-    out: autocast does not touch it ("Op Eligibility" of the AMP op reference). What a Python function of torch calls
-    in its body is not seen.
+    switch it off for a part of its own) on float32. A call whose floating inputs are all float64, or on another device,
+    is left out: autocast does not touch it ("Op Eligibility" of the AMP op reference). What a Python function of torch
+    calls in its body is not seen.
     """
 
     def __init__(self, device_type: str) -> None:
@@ -48,14 +52,17 @@ class ListedCalls(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "").split(".")[0]
         self._calls += 1
-        if name in _lowered(self._device_type) and any(map(self._eligible, tree_leaves((args, kwargs)))):
-            on = torch.is_autocast_enabled(self._device_type)
-            calls = self.inside if on else self.outside
-            calls += [
-                Lowered(self._calls, name, leaf.dtype)
+        eligible = [leaf.dtype for leaf in tree_leaves((args, kwargs)) if self._eligible(leaf)]
+        if name not in _lowered(self._device_type) or not eligible:
+            return result
+        on = torch.is_autocast_enabled(self._device_type)
+        if on or set(eligible) == {torch.float32}:
+            promised = torch.get_autocast_dtype(self._device_type) if on else None
+            (self.inside if on else self.outside).extend(
+                Lowered(self._calls, name, leaf.dtype, promised)
                 for leaf in tree_leaves(result)
                 if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
-            ]
+            )
         return result
 
     def _eligible(self, value: Any) -> bool:

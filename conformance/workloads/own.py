@@ -17,6 +17,7 @@ import itertools
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -48,7 +49,8 @@ class Called(torch.nn.Module):
     def forward(self, inputs: Any) -> Any:
         if isinstance(inputs, Mapping):
             return self.model(**inputs)
-        return self.model(*inputs) if isinstance(inputs, (tuple, list)) else self.model(inputs)
+        # Not a named tuple, such as a PackedSequence: that is one input.
+        return self.model(*inputs) if type(inputs) in (tuple, list) else self.model(inputs)
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,18 @@ class Builder:
         torch.manual_seed(seed)
         random.seed(seed)
         return build(self.function, device)
+
+    def raises(self, device: torch.device, region: Callable[[], AbstractContextManager[object]]) -> str:
+        """Try the first batch in `region`, forward and backward; return what it raises in one line, or nothing."""
+        work = self.build(device).workload()
+        inputs, target = work.batch(0)
+        try:
+            with region():
+                loss = work.loss(work.model(inputs), target)
+            loss.backward()
+        except Exception as error:
+            return f"the model raises in the region, which AMP-REGION-100 judges: {_told(error)}"
+        return ""
 
 
 def load(name: str, folder: Path | None = None) -> Function:
@@ -117,11 +131,15 @@ def _module(place: str, folder: Path) -> ModuleType:
 def _file(path: Path) -> ModuleType:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path.name}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    # Under a name of its own: a file may be called as a module that torch needs.
+    name = f"workload_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 
@@ -159,6 +177,8 @@ def _check_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer, 
     if not trained:
         raise OwnError("the model has no parameters that require a gradient")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if torch.nn.parameter.is_lazy(tensor):
+            raise OwnError(f"{name} of the model is not initialised: pass a batch through its lazy modules first")
         if not _is_on(tensor, device):
             raise OwnError(f"{name} of the model is on {tensor.device}, not on {device}, which the function was given")
     for name, weight in trained.items():
@@ -173,9 +193,11 @@ def _batches(given: Any, device: torch.device) -> Iterator[tuple[Any, Any]]:
     if not isinstance(given, Iterable):
         raise OwnError(f"batches is a {type(given).__name__}, not pairs of inputs and target")
     number = -1
-    for number, batch in enumerate(itertools.islice(given, MOST_BATCHES)):
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+    for number, batch in enumerate(_drawn(given)):
+        if not isinstance(batch, (tuple, list)):
             raise OwnError(f"batch {number} is a {type(batch).__name__}, not a pair of inputs and target")
+        if len(batch) != 2:
+            raise OwnError(f"batch {number} has {len(batch)} parts, not two: inputs and target")
         for tensor in tree_leaves(batch):
             if isinstance(tensor, torch.Tensor) and not _is_on(tensor, device):
                 raise OwnError(
@@ -186,14 +208,26 @@ def _batches(given: Any, device: torch.device) -> Iterator[tuple[Any, Any]]:
         raise OwnError("batches is empty")
 
 
-def probe(builder: Builder, device: torch.device) -> None:
-    """Build twice and run one step in fp32; raises OwnError for what no AMP could train.
+def _drawn(given: Iterable[Any]) -> Iterator[Any]:
+    """The first batches; what drawing them raises is the user's."""
+    try:
+        yield from itertools.islice(given, MOST_BATCHES)
+    except (OwnError, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise OwnError(f"drawing the batches raised {_told(error)}") from None
 
-    Both builds must agree, as runs are compared that start alike; the loss must be a finite scalar, and so its
-    gradients.
+
+def probe(builder: Builder, device: torch.device) -> None:
+    """Build twice and train one pass over the batches in fp32; raises OwnError for what no AMP could train.
+
+    Both builds must agree, as runs are compared that start alike, and share nothing; the loss must be a finite scalar,
+    and so its gradients.
     """
     first, second = builder.build(device), builder.build(device)
     for (name, ours), theirs in zip(first.model.named_parameters(), second.model.parameters(), strict=False):
+        if ours is theirs or ours.untyped_storage().data_ptr() == theirs.untyped_storage().data_ptr():
+            raise OwnError(f"two calls give models that share weights ({name}); build a new model in each call")
         if not _same(ours, theirs):
             raise OwnError(
                 f"two calls with the same seed give other weights ({name}); draw them from torch's global generator, "
@@ -204,31 +238,41 @@ def probe(builder: Builder, device: torch.device) -> None:
             "two calls with the same seed give other batches; draw and shuffle with torch's global generator, which "
             "is seeded before each call"
         )
-    _step(first)
+    for number in range(len(first.batches)):
+        _step(first, number)
 
 
-def _step(own: Own) -> None:
+def _step(own: Own, number: int) -> None:
+    """One step in fp32, on the batch of that number."""
     work = own.workload()
-    inputs, target = work.batch(0)
+    inputs, target = work.batch(number)
+    where = f"batch {number}, in fp32 and before AMP has any part in it"
+    work.optimizer.zero_grad()
     try:
         loss = work.loss(work.model(inputs), target)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise OwnError(f"the first forward pass in fp32 raised {_told(error)}") from None
+        raise OwnError(f"the forward pass raised {_told(error)} (with {where})") from None
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
-        seen = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-        what = "has no gradient" if isinstance(loss, torch.Tensor) and loss.numel() == 1 else f"is a {seen}"
+        seen = f"has the shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"is a {type(loss).__name__}"
+        what = "has no gradient" if isinstance(loss, torch.Tensor) and loss.numel() == 1 else seen
         raise OwnError(f"the loss {what}; it must be one number that depends on the model's parameters")
     if not bool(loss.isfinite()):
-        raise OwnError(f"the loss of the first batch is {loss.item()} in fp32, before AMP has any part in it")
+        raise OwnError(f"the loss is {loss.item()} with {where}")
     try:
         loss.backward()
     except RuntimeError as error:
-        raise OwnError(f"the first backward pass in fp32 raised {_told(error)}") from None
+        raise OwnError(f"the backward pass raised {_told(error)} (with {where})") from None
     for name, weight in own.model.named_parameters():
-        if weight.grad is not None and not bool(weight.grad.isfinite().all()):
-            raise OwnError(f"the gradient of {name} is not finite in fp32, before AMP has any part in it")
+        if weight.grad is not None and not bool(_dense(weight.grad).isfinite().all()):
+            raise OwnError(f"the gradient of {name} is not finite with {where}")
+    if own.clip is not None:
+        torch.nn.utils.clip_grad_norm_(own.model.parameters(), own.clip)
+    try:
+        work.optimizer.step()
+    except Exception as error:
+        raise OwnError(f"optimizer.step() raised {_told(error)} (with {where})") from None
 
 
 def _same(ours: Any, theirs: Any) -> bool:
@@ -238,7 +282,11 @@ def _same(ours: Any, theirs: Any) -> bool:
 
 def _equal(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     """Whether both hold the same numbers, NaN counting as one."""
-    return torch.equal(ours.nan_to_num(), theirs.nan_to_num())
+    return torch.equal(_dense(ours).nan_to_num(), _dense(theirs).nan_to_num())
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
 def _is_on(tensor: torch.Tensor, device: torch.device) -> bool:

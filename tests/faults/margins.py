@@ -42,7 +42,7 @@ def _ratio(larger: float, smaller: float) -> float:
     """The quotient; infinite where the bound is zero or has the other sign, or where no number was measured."""
     if larger != larger or smaller != smaller:
         return float("inf")
-    if smaller == 0 or larger / smaller < 0:
+    if smaller == 0 or larger == 0 or larger / smaller < 0:
         return float("inf")
     return larger / smaller if smaller > 0 else smaller / larger
 
