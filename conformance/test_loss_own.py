@@ -11,6 +11,7 @@ import torch
 
 from conformance.harness.check import Case, contract
 from conformance.harness.targets import Target
+from conformance.oracles.dtype_stream import DtypeStream
 from conformance.oracles.float_formats import FORMATS
 from conformance.workloads.own import Builder
 
@@ -28,10 +29,15 @@ def test_the_loss_is_fp32(case: Case, target: Target, amp_dtype: torch.dtype, ow
             with target.autocast(amp_dtype):
                 output = work.model(inputs)
                 losses = []
+                wide_output = widened(output)
                 # The same loss function in the same region, on the output as it is and widened.
-                for given in (output, widened(output)):
+                for given in (output, wide_output):
                     torch.manual_seed(case.seed)
                     losses.append(work.loss(given, expected))
+            with DtypeStream() as stream:
+                work.loss(wide_output, expected)
+            narrowed = [str(op) for op in stream.ops if {torch.float16, torch.bfloat16} & set(op.outputs)]
+            case.equal("ops of the loss that give 16 bits of a fp32 output, outside any region", narrowed[:3], [])
             leaves = list(tensors(output))
             found, narrow = found + len(leaves), narrow + sum(leaf.dtype == amp_dtype for leaf in leaves)
             case.equal("the loss is fp32, or wider", losses[0].dtype in WIDE, True)
@@ -45,19 +51,19 @@ def test_the_loss_is_fp32(case: Case, target: Target, amp_dtype: torch.dtype, ow
     case.at_most("largest difference to the loss of the output in fp32, relative", worst / unit, 0.1, "u")
 
 
-def tensors(output: Any) -> Iterator[torch.Tensor]:
+def tensors(output: Any, within: tuple[int, ...] = ()) -> Iterator[torch.Tensor]:
     """Yield the tensors in an output: in tuples, lists, mappings, dataclasses and other objects that hold them."""
     if isinstance(output, torch.Tensor):
         yield output
-    for part in _parts(output).values():
-        yield from tensors(part)
+    for part in _parts(output, within).values():
+        yield from tensors(part, (*within, id(output)))
 
 
-def widened(output: Any) -> Any:
+def widened(output: Any, within: tuple[int, ...] = ()) -> Any:
     """Return the output with every 16-bit tensor in it as float32, and nothing else changed."""
     if isinstance(output, torch.Tensor):
         return output.float() if output.dtype in (torch.float16, torch.bfloat16) else output
-    parts = {key: widened(part) for key, part in _parts(output).items()}
+    parts = {key: widened(part, (*within, id(output))) for key, part in _parts(output, within).items()}
     if not parts:
         return output
     if isinstance(output, tuple):
@@ -73,7 +79,10 @@ def widened(output: Any) -> Any:
     return made
 
 
-def _parts(output: Any) -> dict[Any, Any]:
+def _parts(output: Any, within: tuple[int, ...]) -> dict[Any, Any]:
+    """What an object is made of; nothing where it is one of those `within` which it lies, by their ids."""
+    if id(output) in within:
+        return {}
     if isinstance(output, (tuple, list)):
         return dict(enumerate(output))
     if isinstance(output, Mapping) and not dataclasses.is_dataclass(output):

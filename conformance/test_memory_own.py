@@ -38,7 +38,11 @@ def test_steps_leave_nothing_alive(case: Case, target: Target, amp_dtype: torch.
     if words := own.raises(target.device, lambda: target.autocast(amp_dtype)):
         case.untestable(words)
     low, full = (_growth(case, target, own, dtype) for dtype in (amp_dtype, None))
-    case.at_most(f"bytes that a further pass over the batches leaves alive with AMP ({full} in fp32)", low, 0, "bytes")
+    case.at_most(
+        "bytes that a further pass over the batches leaves alive with AMP, beyond fp32", low - full, 0, "bytes"
+    )
+    if full > 0:
+        case.inconclusive(f"a further pass leaves {full} bytes alive in fp32 too: the model or its loss keeps them")
 
 
 @contract("AMP-MEMORY-021")

@@ -17,6 +17,7 @@ from conformance.measure.summation import (
     NEAREST_EVEN,
     SIDE,
     TERMS,
+    Irregular,
     Product,
     Swamping,
     bits_read,
@@ -82,8 +83,13 @@ def test_the_implied_bound(case: Case, target: Target, rng: torch.Generator, op:
         if found.bits is None or found.at_least or found.rounding != NEAREST_EVEN or block > 1:
             continue
         for terms in lengths:
-            with full_precision(target.device_type):
-                worst, where = _worst_share(_on(target, op), dtype, terms, found.bits, rng)
+            try:
+                with full_precision(target.device_type):
+                    worst, where = _worst_share(_on(target, op), dtype, terms, found.bits, rng)
+            except Irregular as irregular:
+                # Another algorithm than a sum, which the bound is not about; AMP-NUMERICS-012 holds there.
+                case.note(f"{dtype}, {op} over {terms} terms: no order of summation", str(irregular))
+                continue
             case.at_most(f"{dtype}, {op} over {terms} terms: error over the bound, {where}", worst, 1.0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -160,19 +161,20 @@ def test_long_reductions_leave_no_element_out(case: Case, target: Target, amp_dt
         for dtype in (amp_dtype, torch.float32):
             # One element is different; each of these places is the tail of some kernel.
             for place in (0, length // 2, length - 6, length - 1):
+                # exp(30) outweighs all the ones that zeros give, so that logsumexp is 30.
+                large = 30.0 if op == "logsumexp" else 3.0
                 values = torch.zeros(length)
-                values[place] = 3.0
+                values[place] = large
                 with target.autocast(amp_dtype):
                     seen = getattr(values.to(target.device, dtype), op)(*([0] if op in ("cumsum", "logsumexp") else []))
                 what = f"{op} of {length} of {dtype}, the one at {place}"
                 value = seen[-1] if op == "cumsum" else seen
-                if op in ("mean", "logsumexp"):
-                    expected = 3.0 / length if op == "mean" else float(values.double().logsumexp(0))
-                    error = abs(float(value) - expected) / (expected * _unit(value, form))
-                    # mean: a product or a quotient and the store; logsumexp: as `oracles.bounded` allows, far below.
-                    case.at_most(f"{what}: relative error", error, 2.0 if op == "mean" else 64.0, "u of its type")
+                if op == "mean":
+                    error = abs(float(value) * length / large - 1) / _unit(value, form)
+                    # A product or a quotient, and the store.
+                    case.at_most(f"{what}: relative error", error, 2.0, "u of its type")
                 else:
-                    case.equal(what, float(value), 3.0)
+                    case.equal(what, float(value), large)
 
 
 def _unit(value: Tensor, form: Format) -> float:
@@ -232,46 +234,73 @@ def test_attention_sees_what_it_is_told_to(
         key: value.to(target.device) if isinstance(value, Tensor) else value for key, value in seen.options().items()
     }
     query, key = _climbing(seen.queries, seen.keys, options.get("scale", 0.25))
-    value = torch.randint(1, 200, (1, 2, seen.keys, 16), generator=rng).float()
+    # Powers of two, so that another key's value is twice or half as large at least, wherever it is not the same.
+    value = 2.0 ** torch.randint(0, 8, (1, 2, seen.keys, 16), generator=rng)
     parts = [part.to(target.device) for part in (query, key, value)]
     with full_precision(target.device_type), target.autocast(amp_dtype):
         result = F.scaled_dot_product_attention(*parts, **options)
     last = torch.tensor([seen.last(query) for query in range(seen.queries)])
-    what = f"{name}: {seen.queries} queries, {seen.keys} keys, the value of the last key seen"
-    case.identical(what, result, value[:, :, last].to(amp_dtype))
+    # A kernel that evaluates 2^fma(logit, log2 e, -maximum) with the product of the maximum rounded is off by 2^-24 of
+    # a logit of 34,816, which is 2^-9, in the exponent; the sum that divides is off alike, or not.
+    error = (result.cpu().double() / value[:, :, last] - 1).abs().max()
+    what = f"{name}: {seen.queries} queries, {seen.keys} keys, the value of the last key seen, relative error"
+    case.equal("dtype", result.dtype, amp_dtype)
+    case.at_most(what, float(error), 2.0**-6)
 
 
-# The greatest terms that the formula of the derivative adds up, by which fp32 arithmetic may be off; PyTorch keeps the
-# input of these for backward (derivatives.yaml), and computes in fp32 (opmath) what it stores in 16 bits.
-# logsigmoid is not among them: on a CPU it keeps exp(-|x|) in 16 bits.
-DERIVATIVES: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": lambda x: F.gelu(x),
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "silu": lambda x: F.silu(x),
-    "mish": lambda x: F.mish(x),
-    "softplus": lambda x: F.softplus(x),
-    "elu": lambda x: F.elu(x),
-    "hardswish": lambda x: F.hardswish(x),
-    "leaky_relu": lambda x: F.leaky_relu(x),
+def _sigmoid(x: Tensor) -> Tensor:
+    return 1 / (1 + torch.exp(-x))
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    inner, slope = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3), math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x**2)
+    return 0.5 * (1 + inner.tanh()) + 0.5 * x * (1 - inner.tanh() ** 2) * slope
+
+
+def _mish(x: Tensor) -> Tensor:
+    inner = torch.log1p(torch.exp(x)).tanh()
+    return inner + x * (1 - inner**2) * _sigmoid(x)
+
+
+# Each activation with its derivative, written out (float64). PyTorch keeps the input of these for backward
+# (derivatives.yaml), and computes in fp32 (opmath) what it stores in 16 bits. logsigmoid is not among them: on a CPU it
+# keeps exp(-|x|) in 16 bits.
+DERIVATIVES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "gelu": (
+        lambda x: F.gelu(x),
+        lambda x: 0.5 * torch.erfc(-x / math.sqrt(2)) + x * torch.exp(-x * x / 2) / math.sqrt(2 * math.pi),
+    ),
+    "gelu_tanh": (lambda x: F.gelu(x, approximate="tanh"), _gelu_tanh),
+    "silu": (lambda x: F.silu(x), lambda x: _sigmoid(x) * (1 + x * (1 - _sigmoid(x)))),
+    "mish": (lambda x: F.mish(x), _mish),
+    "softplus": (lambda x: F.softplus(x), lambda x: torch.where(x > 20, torch.ones_like(x), _sigmoid(x))),
+    "elu": (lambda x: F.elu(x), lambda x: torch.where(x > 0, torch.ones_like(x), torch.exp(x))),
+    "hardswish": (
+        lambda x: F.hardswish(x),
+        lambda x: torch.where(x <= -3, torch.zeros_like(x), torch.where(x < 3, x / 3 + 0.5, torch.ones_like(x))),
+    ),
+    "leaky_relu": (
+        lambda x: F.leaky_relu(x),
+        lambda x: torch.where(x > 0, torch.ones_like(x), 0.01 * torch.ones_like(x)),
+    ),
 }
 
 
-@contract("AMP-NUMERICS-100")
+@contract("AMP-NUMERICS-100", on=("cpu", "cuda", "xpu"))
 @pytest.mark.parametrize("name", DERIVATIVES)
 def test_gradients_of_activations(case: Case, target: Target, amp_dtype: torch.dtype, name: str) -> None:
-    form, call = FORMATS[amp_dtype], DERIVATIVES[name]
+    form, (call, derivative) = FORMATS[amp_dtype], DERIVATIVES[name]
     stride = case.samples(quick=7, standard=1, full=1)
     patterns = [pattern | sign for pattern in form.finite_patterns()[::stride] for sign in (0, 0x8000)]
     inputs = tensor_of(patterns, form)
     # Beyond 2^7 every derivative is 0 or 1, and exp overflows on the way in some formulas.
     inputs = inputs[inputs.float().abs() <= 2.0**7]
+    inputs = inputs[inputs.float().abs() != 3.0]  # hard swish has no derivative there
     leaf = inputs.clone().to(target.device).requires_grad_()
     with target.autocast(amp_dtype):
         seen = call(leaf)
     seen.backward(torch.ones_like(seen))
-    reference = inputs.double().requires_grad_()
-    call(reference).sum().backward()
-    exactly = reference.grad
+    exactly = derivative(inputs.double())
     # All of these derivatives are sums of terms of size up to about 1.2 (x times a density), each of a few elementary
     # functions good to 4 ulp: 64 u of fp32 in all; below the smallest normal number a term may be flushed.
     arithmetic = 64 * FP32.unit_roundoff * torch.ones_like(exactly)
@@ -296,7 +325,7 @@ BY_RESULT: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@contract("AMP-NUMERICS-100")
+@contract("AMP-NUMERICS-100", on=("cpu", "cuda", "xpu"))
 @pytest.mark.parametrize("name", BY_RESULT)
 def test_gradients_by_the_result(case: Case, target: Target, amp_dtype: torch.dtype, name: str) -> None:
     form = FORMATS[amp_dtype]
@@ -314,3 +343,14 @@ def test_gradients_by_the_result(case: Case, target: Target, amp_dtype: torch.dt
     allowed = arithmetic + half_spacing(exactly.abs() + arithmetic, form)
     ratio = float(((leaf.grad.cpu().double() - exactly).abs() / allowed).max())
     case.at_most(f"{name}: worst error of {len(inputs)} gradients", ratio, 1.0, "of the bound")
+
+
+@contract("AMP-NUMERICS-045", on=("cpu", "cuda", "xpu"))
+@pytest.mark.parametrize("name", ["erf", "gelu", "elu", "selu", "silu", "mish", "tanh", "asinh", "atan", "expm1"])
+def test_odd_functions_keep_the_sign(case: Case, target: Target, amp_dtype: torch.dtype, name: str) -> None:
+    # Near zero some of these are good to an absolute error only, which leaves the sign to this.
+    form = FORMATS[amp_dtype]
+    inputs = tensor_of([pattern | sign for pattern in form.finite_patterns() for sign in (0, 0x8000)], form)
+    seen = getattr(F if hasattr(F, name) else torch, name)(inputs.to(target.device)).cpu().float()
+    wrong = inputs[seen.sign() * inputs.float().sign() < 0]
+    case.equal(f"{name}: inputs of {len(inputs)} whose result has the other sign", wrong[:3].tolist(), [])

@@ -108,7 +108,7 @@ def _holds(case: Case, target: Target, dtype: torch.dtype, ops: tuple[str, ...])
             case.equal(f"{op}, {layout}: wrong results for 65536 inputs", _wrong(seen, op, form), "none")
 
 
-@contract("AMP-NUMERICS-044")
+@contract("AMP-NUMERICS-044", on=("cpu", "cuda", "xpu"))
 @pytest.mark.parametrize("family", EXACT)
 def test_exact_functions(case: Case, target: Target, amp_dtype: torch.dtype, family: str) -> None:
     _holds(case, target, amp_dtype, EXACT[family])

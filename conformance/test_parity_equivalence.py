@@ -221,6 +221,10 @@ def _tell(case: Case, target: Target, dtype: torch.dtype, fault: str, *, broken:
     task, factor = _control(dtype, fault)
     for name in LOSSES if not broken else LOSSES[:1]:
         found = _compared(case, target, task, dtype, name, fault if broken else "", factor)
+        if broken and found.outcome == "undecided":
+            case.inconclusive(
+                f"{name}: {found.pairs} pairs do not tell the faulty run apart; about {found.needed} would"
+            )
         if broken:
             case.at_least(f"{name}: nearest end of the interval (control)", found.nearest, found.margin)
             case.note(f"{name}: nearest end of the interval", found.nearest / found.margin, "margins")

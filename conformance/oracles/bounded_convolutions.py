@@ -55,8 +55,11 @@ class Convolution:
 
     @property
     def winograd(self) -> bool:
-        """Whether a library may go through Winograd's transform: taps of 3 side by side, at every place."""
-        return set(self.weight[2:]) == {3} and not {"stride", "dilation"} & self.options.keys()
+        """Whether a library may go through Winograd's transform: taps of 3 or 5 a side, side by side.
+
+        cuDNN's takes both (CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD_NONFUSED), MIOpen's strides as well.
+        """
+        return set(self.weight[2:]) in ({3}, {5}) and "dilation" not in self.options
 
     def expected(self, image: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         reference = exact.transposed_convolution if self.transposed else exact.convolution

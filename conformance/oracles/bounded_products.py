@@ -235,7 +235,7 @@ def measure_product(
         sizes = seed.abs().sum(0) if product.bias == "row" else seed.abs()
         exactly = product.bias == "full" or is_exact_in_any_order(seed, (0,))
         error = torch.zeros_like(rows) if exactly else seed.shape[0] * FP32.unit_roundoff * sizes / ORDER
-        found.append(_judged(f"{what}: gradient 2", leaves[2].grad, Rounded(rows, error), form, 2))
+        found.append(_judged(f"{what}: gradient 2", leaves[2].grad, Rounded(rows, error), form, 2, gain=plain))
     return found
 
 
