@@ -229,3 +229,13 @@ def test_a_module_that_a_checkpoint_computes_again_is_named(use_reentrant: bool)
 
     assert account.first is not None
     assert (account.first.module, account.first.phase, account.first.op) == ("inner.root", "backward", "div")
+
+
+def test_what_is_overwritten_is_no_operand() -> None:
+    large = torch.full((3,), 1e30)
+    with Trace(nn.Identity()) as watch:
+        torch.mul(large, 1e36, out=torch.full((3,), math.nan))
+
+    found = watch.earliest()
+    assert found is not None
+    assert (found.how, found.op) == ("made", "mul")

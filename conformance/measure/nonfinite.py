@@ -12,6 +12,7 @@ which is how fp16 overflows, and nothing in forward), prints the forward call's 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -161,7 +162,8 @@ class Trace(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         # Looked at only if the result is bad; what an op writes in place would be gone by then.
-        before = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and _floating(leaf)]
+        read = args, {name: value for name, value in kwargs.items() if name not in _outputs(func)}
+        before = [leaf for leaf in tree_leaves(read) if isinstance(leaf, torch.Tensor) and _floating(leaf)]
         looked = [Operand.of(leaf) for leaf in before] if func._schema.is_mutable else None
         results = func(*args, **kwargs)
         if not func.overloadpacket.__name__.startswith(_UNWRITTEN):
@@ -330,6 +332,16 @@ def _magnitudes(tensor: torch.Tensor) -> torch.Tensor:
 def _largest(tensor: torch.Tensor) -> float:
     """The largest magnitude; NaN where one element is."""
     return float(_magnitudes(tensor).amax())
+
+
+@functools.cache
+def _outputs(func: Any) -> frozenset[str]:
+    """The names of the arguments that an op only writes (`out=`): what is in them before is no operand."""
+    return frozenset(
+        argument.name
+        for argument in func._schema.arguments
+        if argument.kwarg_only and argument.alias_info is not None and argument.alias_info.is_write
+    )
 
 
 def _storage(tensor: torch.Tensor) -> int:
