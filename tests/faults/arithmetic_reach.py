@@ -126,3 +126,61 @@ def gelu_backward_runs_in_sixteen_bits() -> Iterator[None]:
 
     with kernel("gelu_backward", backward, "CPU"):
         yield
+
+
+def _attention(
+    **changes: Callable[[torch.Tensor, torch.Tensor, dict[str, Any]], Any],
+) -> contextlib.AbstractContextManager[None]:
+    """Attention with some of its options worked out anew from query, key and the options that were given."""
+    right = torch.nn.functional.scaled_dot_product_attention
+
+    def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
+        given = {"attn_mask": None, "is_causal": False, "scale": None, **options}
+        return right(
+            query, key, value, **{**options, **{name: change(query, key, given) for name, change in changes.items()}}
+        )
+
+    return replaced(torch.nn.functional, "scaled_dot_product_attention", attention)
+
+
+@fault("AMP-NUMERICS-048")
+def attention_ignores_its_scale() -> Iterator[None]:
+    """Attention divides by the root of the size of a head, whatever scale is given."""
+    with _attention(scale=lambda query, key, given: None):
+        yield
+
+
+@fault("AMP-NUMERICS-048")
+def causal_masks_end_at_the_lower_right() -> Iterator[None]:
+    """The causal mask of fewer queries than keys lets the last query see every key."""
+
+    def mask(query: torch.Tensor, key: torch.Tensor, given: dict[str, Any]) -> Any:
+        queries, keys = query.shape[-2], key.shape[-2]
+        if not given["is_causal"] or queries == keys:
+            return given["attn_mask"]
+        return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+
+    with _attention(
+        attn_mask=mask,
+        is_causal=lambda query, key, given: given["is_causal"] and query.shape[-2] == key.shape[-2],
+    ):
+        yield
+
+
+@fault("AMP-NUMERICS-100")
+def tanh_backward_runs_in_sixteen_bits() -> Iterator[None]:
+    """The gradient of tanh is evaluated in the 16-bit type, each step rounded."""
+    with kernel("tanh_backward", lambda gradient, result: gradient * (1 - result * result), "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-045")
+def erf_turns_small_numbers_round() -> Iterator[None]:
+    """erf of 16-bit numbers below 2^-23 has the sign of its input turned round."""
+
+    def erf(x: torch.Tensor) -> torch.Tensor:
+        result = torch.ops.aten.erf.out(x, out=torch.empty(0, dtype=x.dtype))
+        return torch.where((x.abs() < 2.0**-23) & torch.tensor(x.dtype in _LOW), -x, result)
+
+    with kernel("erf", erf, "CPU"):
+        yield
