@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from conformance.oracles.cast_trace import CastTrace
-from conformance.oracles.op_policy import Listing, listings, resolved, run_dtype, sets_dtype
+from conformance.oracles.op_policy import Listing, eligible, listings, resolved, run_dtype, sets_dtype
 
 # Functions without a policy of their own that do nothing but call one listed op.
 _CALLS = {"nll_loss_nd": "nll_loss", "__rmatmul__": "matmul"}
@@ -59,10 +59,10 @@ class HandCast(TorchFunctionMode):
             return func(*args, **keywords)
         if sets_dtype(listing):
             return self._asking_for_fp32(func, args, keywords)
-        eligible = [leaf.dtype for leaf in tree_leaves((args, keywords)) if self._eligible(leaf)]
-        if not eligible:
+        found = [leaf.dtype for leaf in tree_leaves((args, keywords)) if eligible(leaf, self._device_type)]
+        if not found:
             return func(*args, **keywords)
-        to = run_dtype(listing.policy, eligible, self._amp_dtype)
+        to = run_dtype(listing.policy, found, self._amp_dtype)
         values = [*args, *keywords.values()]
         # Inside a list the tensors are cast in their order, whatever the order of the inputs.
         for index in reversed(range(len(values))) if self._last_first else range(len(values)):
@@ -72,20 +72,12 @@ class HandCast(TorchFunctionMode):
     def _asking_for_fp32(self, func: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """What autocast does for an op that takes a dtype: none is given, and the first input is eligible."""
         given = keywords.get("dtype") is not None or any(isinstance(value, torch.dtype) for value in args)
-        if given or not self._eligible(args[0] if args else next(iter(keywords.values()))):
+        if given or not eligible(args[0] if args else next(iter(keywords.values())), self._device_type):
             return func(*args, **keywords)
         return func(*args, **{**keywords, "dtype": torch.float32})
 
-    def _eligible(self, value: Any) -> bool:
-        return (
-            isinstance(value, torch.Tensor)
-            and value.is_floating_point()
-            and value.dtype != torch.float64
-            and value.device.type == self._device_type
-        )
-
     def _cast(self, to: torch.dtype, value: Any) -> Any:
-        if not self._eligible(value) or value.dtype == to:
+        if not eligible(value, self._device_type) or value.dtype == to:
             return value
         cached = value.requires_grad and value.is_leaf and not value._is_view() and to == self._amp_dtype
         if not cached or value.dtype != torch.float32:

@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from conformance.oracles.op_policy import listings, resolved
+from conformance.oracles.op_policy import eligible, listings, resolved
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ class ListedCalls(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "").split(".")[0]
         self._calls += 1
-        eligible = [leaf.dtype for leaf in tree_leaves((args, kwargs)) if self._eligible(leaf)]
-        if name not in _lowered(self._device_type) or not eligible:
+        found = [leaf.dtype for leaf in tree_leaves((args, kwargs)) if eligible(leaf, self._device_type)]
+        if name not in _lowered(self._device_type) or not found:
             return result
         on = torch.is_autocast_enabled(self._device_type)
-        if on or set(eligible) == {torch.float32}:
+        if on or set(found) == {torch.float32}:
             promised = torch.get_autocast_dtype(self._device_type) if on else None
             (self.inside if on else self.outside).extend(
                 Lowered(self._calls, name, leaf.dtype, promised)
@@ -64,14 +64,6 @@ class ListedCalls(TorchFunctionMode):
                 if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
             )
         return result
-
-    def _eligible(self, value: Any) -> bool:
-        return (
-            isinstance(value, torch.Tensor)
-            and value.is_floating_point()
-            and value.dtype != torch.float64
-            and value.device.type == self._device_type
-        )
 
 
 @functools.cache

@@ -85,6 +85,16 @@ def run_dtype(policy: str, dtypes: Iterable[torch.dtype], amp_dtype: torch.dtype
     return functools.reduce(torch.promote_types, dtypes)
 
 
+def eligible(value: Any, device_type: str) -> bool:
+    """Whether autocast on `device_type` may cast an argument: floating and not float64 ("Op Eligibility")."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.is_floating_point()
+        and value.dtype != torch.float64
+        and value.device.type == device_type
+    )
+
+
 @functools.cache
 def _tables() -> dict[str, Any]:
     return read_toml(fixture("op_lists.toml"))
