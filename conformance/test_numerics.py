@@ -29,6 +29,7 @@ from conformance.oracles.float_formats import (
     tensor_of,
     widen,
 )
+from conformance.workloads.products import integers
 
 # --- casts ------------------------------------------------------------------------------------------------------
 
@@ -280,10 +281,6 @@ def _run(target: Target, dtype: torch.dtype, product: Product, *operands: Tensor
         return product.call(*operands)
 
 
-def _integers(rng: torch.Generator, size: int, *shape: int) -> Tensor:
-    return torch.randint(-size, size + 1, shape, generator=rng).float()
-
-
 def _cancelling_integers(
     rng: torch.Generator, product: Product, shape: tuple[int, int, int]
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -295,16 +292,16 @@ def _cancelling_integers(
     """
     (*batch, m, k), (*_, n), bias = product.operands(*shape)
     half = (k - 1) // 2
-    x, y = _integers(rng, 100, *batch, m, half), _integers(rng, 100, *batch, half, n)
+    x, y = integers(rng, 100, *batch, m, half), integers(rng, 100, *batch, half, n)
     rest = k - 2 * half
     if half:
         place = torch.randint(0, half, (*batch, m, 1), generator=rng)
         other = x.scatter_add(-1, place, torch.ones(place.shape))
         x, y = torch.cat([x, other], -1), torch.cat([y, -y], -2)
-    left = torch.cat([x, _integers(rng, 5, *batch, m, rest)], -1)
-    right = torch.cat([y, _integers(rng, 5, *batch, rest, n)], -2)
+    left = torch.cat([x, integers(rng, 5, *batch, m, rest)], -1)
+    right = torch.cat([y, integers(rng, 5, *batch, rest, n)], -2)
     order = torch.randperm(k, generator=rng)
-    return left[..., order], right[..., order, :], _integers(rng, 20, *bias)
+    return left[..., order], right[..., order, :], integers(rng, 20, *bias)
 
 
 @contract("AMP-NUMERICS-010")
@@ -328,10 +325,10 @@ def test_integer_gradients_are_exact(
 ) -> None:
     product = PRODUCTS[op]
     for shape in SHAPES:
-        sources = [_integers(rng, 3, *size) for size in product.operands(*shape)]
+        sources = [integers(rng, 3, *size) for size in product.operands(*shape)]
         left, right, bias = _leaves(target, *sources)
         seen = _run(target, amp_dtype, product, left, right, bias)
-        seed = _integers(rng, 1, *seen.shape)
+        seed = integers(rng, 1, *seen.shape)
         with full_precision(target.device_type):
             seen.backward(seed.to(target.device, amp_dtype))
         expected = {
@@ -633,8 +630,8 @@ def test_integer_convolutions_are_exact(
         else convolution.weight[1]
     )
     sources = [
-        _integers(rng, 255 // terms, *convolution.image),
-        _integers(rng, 1, *convolution.weight),
+        integers(rng, 255 // terms, *convolution.image),
+        integers(rng, 1, *convolution.weight),
         torch.zeros(convolution.channels),
     ]
     leaves = _leaves(target, *sources)

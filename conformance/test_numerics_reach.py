@@ -18,6 +18,7 @@ from conformance.measure.precision import full_precision
 from conformance.oracles import exact
 from conformance.oracles.bounded import half_spacing
 from conformance.oracles.float_formats import FORMATS, FP32, Format, narrow, rounded, tensor_of
+from conformance.workloads.products import integers
 
 BATCH = 33  # more matrices than a kernel's block of them, and no multiple of any
 BATCHED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -28,16 +29,12 @@ BATCHED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def _integers(rng: torch.Generator, size: int, *shape: int) -> Tensor:
-    return torch.randint(-size, size + 1, shape, generator=rng).float()
-
-
 def _many_matrices(
     case: Case, target: Target, dtype: torch.dtype, rng: torch.Generator, op: str, *, backward: bool
 ) -> None:
     # Results are at most 5 * 7 * 7 = 245, the gradients 3 * 5 * 7: integers that both types hold.
-    left, right = _integers(rng, 7, BATCH, 3, 5), _integers(rng, 7, BATCH, 5, 4)
-    seed = _integers(rng, 3, BATCH, 3, 4)
+    left, right = integers(rng, 7, BATCH, 3, 5), integers(rng, 7, BATCH, 5, 4)
+    seed = integers(rng, 3, BATCH, 3, 4)
     leaves = [source.clone().to(target.device).requires_grad_() for source in (left, right)]
     with full_precision(target.device_type):
         with target.autocast(dtype):
@@ -74,7 +71,7 @@ def test_products_without_gradients(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, mode: str
 ) -> None:
     # Inference may take other kernels, quantised ones among them: no row of weights has a step of 1 in 127 of its size.
-    left, weight, bias = _integers(rng, 3, 19, 40), _integers(rng, 2, 24, 40), _integers(rng, 9, 24)
+    left, weight, bias = integers(rng, 3, 19, 40), integers(rng, 2, 24, 40), integers(rng, 9, 24)
     weight[:, 0] = 31.0
     left[:, 0] = 1.0
     product = exact.product(left, weight.t())
@@ -104,7 +101,7 @@ def test_products_without_gradients(
 def test_factors_of_what_is_added(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, beta: float, alpha: float
 ) -> None:
-    left, right, added = (2 * _integers(rng, 3, *shape) for shape in ((2, 7, 9), (2, 9, 5), (2, 7, 5)))
+    left, right, added = (2 * integers(rng, 3, *shape) for shape in ((2, 7, 9), (2, 9, 5), (2, 7, 5)))
     expected = beta * added.double() + alpha * exact.product(left, right)
     if beta == 0:
         added = torch.full_like(added, torch.nan)  # which is then not looked at (torch.addmm docstring)

@@ -12,6 +12,11 @@ from torch import Tensor
 Product = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
+def integers(rng: torch.Generator, size: int, *shape: int) -> Tensor:
+    """Return a float32 CPU tensor of integers from -`size` to `size`."""
+    return torch.randint(-size, size + 1, shape, generator=rng).float()
+
+
 def _module_linear(left: Tensor, right: Tensor, bias: Tensor) -> Tensor:
     layer = torch.nn.Linear(*right.shape, device=left.device)
     return torch.func.functional_call(layer, {"weight": right.t(), "bias": bias}, (left,))
