@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import string
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
@@ -16,6 +17,8 @@ from conformance.report import fingerprint, scale_history
 
 if TYPE_CHECKING:
     import torch
+
+    from conformance.harness.measuring import Measurement
 
 Check = TypeVar("Check", bound=Callable[..., None])
 Result = TypeVar("Result")
@@ -60,6 +63,16 @@ def contract(
     return mark
 
 
+def timed(check: Check) -> Check:
+    """Say that a check takes times or peaks of memory, which needs the machine for itself.
+
+    Among xdist's workers its cases are UNTESTABLE. Else its case has a share of the chapter's deadline, a line of
+    progress, and hands its times to pytest-benchmark where that is installed.
+    """
+    marked: Check = pytest.mark.timed(check)
+    return marked
+
+
 def deep(level: str, *values: Any, id: str | None = None) -> Any:
     """A parameter set that is left out below `level`."""
     return pytest.param(*values, id=id, marks=pytest.mark.depth(level))
@@ -96,6 +109,7 @@ class Case:
         self.amp_dtypes = amp_dtypes  # those of the run that the check is about, for a check that tries them all
         self.evidence: list[Evidence] = []
         self.snippet: str | None = None
+        self.measurement: Measurement | None = None  # of a check that is `timed`
         self._substitutions = substitutions
 
     def equal(self, what: str, seen: Any, expected: Any) -> None:
@@ -175,6 +189,21 @@ class Case:
         """
         for section, rows in sections.items():
             self._judge(section, [[row, value] for row, value in rows.items()], None, None, fingerprint.UNIT, True)
+
+    @property
+    def allowance(self) -> float:
+        """Seconds that this case may still take; without end where nothing limits it."""
+        return math.inf if self.measurement is None else self.measurement.seconds_left
+
+    def progress(self, words: str) -> None:
+        """Show, while it goes on, how far a long measurement is."""
+        if self.measurement is not None:
+            self.measurement.show(f"{self.contract.id}: {words}")
+
+    def timings(self, seconds: Sequence[float], info: Mapping[str, Any]) -> None:
+        """Hand the times of the AMP arm, and what is known of them as JSON values, to pytest-benchmark; once a case."""
+        if self.measurement is not None:
+            self.measurement.publish(seconds, info)
 
     def samples(self, *, quick: int, standard: int, full: int) -> int:
         """The number of samples at the depth of this run."""

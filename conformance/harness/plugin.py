@@ -12,15 +12,16 @@ import threading
 import zlib
 from collections import Counter
 from collections.abc import Generator, Iterable
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from conformance.harness import benchmarks, measuring
 from conformance.harness import catalogue as catalogues
 from conformance.harness import options as options_module
-from conformance.harness.check import DEPTHS, Case, ContractViolation, Unsupported
+from conformance.harness.check import DEPTHS, Case, ContractViolation, Unsupported, Untestable
 from conformance.harness.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "contract(id, on, dtypes): the contract that a check asserts")
     config.addinivalue_line("markers", "per_target(name, values): values(target) parametrises the check on each target")
     config.addinivalue_line("markers", "depth(level): the case is left out below this --level")
+    config.addinivalue_line("markers", "timed: the check takes times or peaks of memory, on a machine of its own")
     options = options_module.read(config)
     _wait_without_spinning()
     options_module.require_packages()
@@ -75,6 +77,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.continue_on_collection_errors = True
     if _only_conformance(config):
         _quieten(config)
+    if benchmarks.present(config):
+        config.pluginmanager.register(benchmarks.Benchmarks(run, config), "conformance-benchmarks")
     config.add_cleanup(gc.unfreeze)
     if threading.current_thread() is threading.main_thread():
         before = signal.signal(signal.SIGTERM, functools.partial(_interrupt, run))
@@ -248,6 +252,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         if (mark := item.get_closest_marker("contract")) is not None and not _is_stand_in(item):
             run.collected.append((mark.args[0], _case_id(item), _target_name(item)))
     _refuse_repeated_ids(run)
+    run.deadlines.plan((_chapter_of(item), _parameters(item)["target"].device_type) for item in kept if _timed(item))
     # Stable: whatever order a plugin made is kept, but what needs an idle machine runs after all else.
     kept.sort(key=_lateness)
     items[:] = kept
@@ -292,7 +297,17 @@ def _left_out(item: pytest.Item, run: Run) -> str | None:
         return f"is about {', '.join(mark.kwargs['dtypes'])} only, which --amp-dtype leaves out"
     if (depth := _depth(item.iter_markers("depth"))) > run.depth:
         return f"needs --level {DEPTHS[depth]}"
-    return None
+    return benchmarks.left_out(item)
+
+
+def _timed(item: pytest.Item) -> bool:
+    return item.get_closest_marker("timed") is not None and not _is_stand_in(item)
+
+
+def _chapter_of(item: pytest.Item) -> str:
+    run, mark = item.config.stash[RUN], item.get_closest_marker("contract")
+    assert mark is not None
+    return run.catalogue.contracts[mark.args[0]].chapter
 
 
 def _parameters(item: pytest.Item) -> dict[str, Any]:
@@ -384,13 +399,32 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
         state.seed_everything(_seed(item))
         _require_dtype(item)
         target = _parameters(item).get("target")
-        with nullcontext() if target is None else target.current():
+        with nullcontext() if target is None else target.current(), _measuring(item):
             result = yield
         if leaks := before.leaks():
             raise ContractViolation(f"the case leaves state behind: {'; '.join(leaks)}")
         return result
     finally:
         before.restore()
+
+
+@contextmanager
+def _measuring(item: pytest.Item) -> Generator[None]:
+    """Give a timed check what it needs; raises Untestable among xdist's workers, Inconclusive past the deadline."""
+    if item.get_closest_marker("timed") is None:
+        yield
+        return
+    if _is_worker(item.config):
+        raise Untestable("times and peaks of memory are taken alone: run this chapter without -n")
+    run = item.config.stash[RUN]
+    progress = measuring.Progress(item.config)
+    item.stash[CASE].measurement = measuring.Measurement(
+        run.deadlines.begin(_chapter_of(item)), progress.show, functools.partial(benchmarks.publish, item)
+    )
+    try:
+        yield
+    finally:
+        progress.clear()
 
 
 def _require_dtype(item: pytest.Item) -> None:

@@ -17,6 +17,7 @@ from conformance.harness import catalogue as catalogues
 from conformance.harness import environment, options, state, targets, waivers
 from conformance.harness.catalogue import Catalogue, Contract
 from conformance.harness.check import DEPTHS
+from conformance.harness.measuring import Deadlines
 from conformance.harness.options import Options
 from conformance.harness.recorder import Recorder, ReportInUse
 from conformance.harness.targets import Target
@@ -49,6 +50,7 @@ class Run:
         self.depth = DEPTHS.index(options.level)
         self.interrupted = False  # by SIGTERM, also where something swallowed the exception
         self.own = own
+        self.deadlines = Deadlines(options.level)
         self.shallow: set[str] = set()  # contracts of which the level leaves out cases
         self._targets = run_targets
         self._waivers = excuses
@@ -125,6 +127,17 @@ class Run:
             if name != "target"
         }
         return {**short, "workload": self.options.workload} if own else short
+
+    def machine(self) -> dict[str, Any]:
+        """Describe the software and the devices of the run as pytest-benchmark stores them beside its times."""
+        return {
+            **{name: value for name, value in environment.environment().items() if name != "packages"},
+            "targets": [
+                {"target": target.name, **target.probe, **targets.clocks(target)}
+                for target in self._targets
+                if not target.is_fake
+            ],
+        }
 
     # The way of the data.
 

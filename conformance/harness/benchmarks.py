@@ -1,0 +1,92 @@
+"""pytest-benchmark, where it is installed: what the suite has timed appears there, beside what the machine is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from conformance.harness.run import Run
+
+_PLUGIN = "benchmark"  # pytest-benchmark's entry point
+# With one of these its users ask for its table; without, the table would follow every run of the suite.
+_ASKING = ("json", "save", "autosave", "compare", "histogram", "only", "verbose", "csv")
+# What a processor does at the moment makes two descriptions of one machine differ.
+_JITTER = ("hz_actual", "hz_actual_friendly")
+_TIMER: pytest.StashKey[Replay] = pytest.StashKey()
+
+
+def present(config: pytest.Config) -> bool:
+    """Whether pytest-benchmark takes part in this run; among xdist's workers it does not."""
+    return config.pluginmanager.has_plugin(_PLUGIN) and not hasattr(config, "workerinput")
+
+
+def left_out(item: pytest.Item) -> str | None:
+    """Say which option of pytest-benchmark leaves `item` out, or None."""
+    option = item.config.option
+    timed = item.get_closest_marker("timed") is not None
+    if getattr(option, "benchmark_only", False):
+        return None if timed else "takes no times, which is all that --benchmark-only leaves"
+    return (
+        "takes times, which --benchmark-skip leaves out" if timed and getattr(option, "benchmark_skip", False) else None
+    )
+
+
+class Replay:
+    """A timer that tells times taken before: each second call returns as much more as the next of them took."""
+
+    __name__ = "conformance"
+
+    def __init__(self) -> None:
+        self._readings: list[float] = []
+
+    def load(self, seconds: Sequence[float]) -> None:
+        """Tell `seconds` from now on, each as two readings."""
+        self._readings = [reading for taken in reversed(seconds) for reading in (taken, 0.0)]
+
+    def __call__(self) -> float:
+        return self._readings.pop()
+
+
+class Benchmarks:
+    """The hooks that make timed cases benchmarks."""
+
+    def __init__(self, run: Run, config: pytest.Config) -> None:
+        self._run = run
+        if not any(getattr(config.option, f"benchmark_{name}", None) for name in _ASKING):
+            # Read by pytest-benchmark when it is configured, which is after all other plugins.
+            config.option.benchmark_quiet = True
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Let each timed case ask for the fixture `benchmark`, with a timer that tells what the suite measured."""
+        for item in items:
+            names = getattr(item, "fixturenames", None)
+            if names is not None and item.get_closest_marker("timed") is not None and "benchmark" not in names:
+                item.fixturenames = [*names, "benchmark"]  # type: ignore[attr-defined]
+                item.stash[_TIMER] = Replay()
+                item.add_marker(pytest.mark.benchmark(timer=item.stash[_TIMER]))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:
+        """Name the devices, the driver and the torch that were timed."""
+        for name in _JITTER:
+            machine_info.get("cpu", {}).pop(name, None)
+        machine_info["conformance"] = self._run.machine()
+
+
+def publish(item: pytest.Item, seconds: Sequence[float], info: Mapping[str, Any]) -> None:
+    """Make `seconds` the rounds of the benchmark of `item`, with `info` as its extra_info."""
+    timer = item.stash.get(_TIMER, None)
+    if timer is None:
+        return
+    benchmark = item.funcargs["benchmark"]  # type: ignore[attr-defined]
+    benchmark.extra_info.update(info)
+    timer.load(seconds)
+    benchmark.pedantic(_told_before, rounds=len(seconds))
+
+
+def _told_before() -> None:
+    """What is benchmarked: nothing, as it has been timed already."""

@@ -1,0 +1,112 @@
+"""What a check that takes time gets from the run: an idle machine, a share of the deadline, a line of progress."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from conformance.harness.check import Inconclusive
+
+# Seconds that all timed cases of one chapter on one device may take together.
+DEADLINES = {
+    "accelerator": {"quick": 15.0, "standard": 75.0, "full": 600.0},
+    "cpu": {"quick": 2.0, "standard": 8.0, "full": 120.0},
+}
+_SPARSE = 15.0  # seconds between two lines of progress where lines cannot be overwritten
+
+Publish = Callable[[Sequence[float], Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one timed case was given: when it has to end, where its progress shows, who else wants its times."""
+
+    ends: float
+    show: Callable[[str], None]
+    publish: Publish
+    now: Callable[[], float] = time.monotonic
+
+    @property
+    def seconds_left(self) -> float:
+        return max(0.0, self.ends - self.now())
+
+
+class Deadlines:
+    """Shares the time of each chapter among its timed cases: what one leaves unused goes to those that follow."""
+
+    def __init__(self, level: str, now: Callable[[], float] = time.monotonic) -> None:
+        self._level = level
+        self._now = now
+        self._seconds: dict[str, float] = {}
+        self._left: Counter[str] = Counter()
+        self._ends: dict[str, float] = {}
+
+    def plan(self, cases: Iterable[tuple[str, str]]) -> None:
+        """Take in the timed cases of the run, each as its chapter and its device type."""
+        rows = list(cases)
+        self._left = Counter(chapter for chapter, _ in rows)
+        for chapter, device_type in set(rows):
+            kind = "cpu" if device_type == "cpu" else "accelerator"
+            self._seconds[chapter] = self._seconds.get(chapter, 0.0) + DEADLINES[kind][self._level]
+
+    def begin(self, chapter: str) -> float:
+        """Return when the next timed case of `chapter` has to end; raises Inconclusive where no time is left."""
+        now = self._now()
+        ends = self._ends.setdefault(chapter, now + self._seconds[chapter])
+        cases = max(1, self._left[chapter])
+        self._left[chapter] -= 1
+        if now >= ends:
+            seconds = self._seconds[chapter]
+            raise Inconclusive(
+                f"the {seconds:g} s that --level {self._level} gives the chapter {chapter} were spent before; "
+                "a deeper level has more, and --chapter or --contract leave fewer cases"
+            )
+        return now + (ends - now) / cases
+
+
+class Progress:
+    """One line on the terminal that says what is being measured; where lines stay, one now and then."""
+
+    def __init__(self, config: pytest.Config, now: Callable[[], float] = time.monotonic) -> None:
+        self._config = config
+        self._now = now
+        self._shown = now()
+        self._width = 0
+
+    def show(self, words: str) -> None:
+        """Show `words` while the case goes on."""
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is None or reporter.verbosity < 0:
+            return
+        if not reporter.isatty:
+            if self._now() - self._shown < _SPARSE:
+                return
+            self._shown = self._now()
+        with self._uncaptured():
+            if reporter.isatty:
+                if not self._width:
+                    reporter.ensure_newline()
+                line = words[: reporter._tw.fullwidth - 1]
+                reporter.rewrite(line, erase=True)
+                self._width = len(line)
+            else:
+                reporter.ensure_newline()
+                reporter.write_line(words)
+
+    def clear(self) -> None:
+        """Take the line away when its case has ended."""
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if self._width and reporter is not None:
+            with self._uncaptured():
+                reporter.rewrite("", erase=True)
+            self._width = 0
+
+    def _uncaptured(self) -> AbstractContextManager[None]:
+        capture = self._config.pluginmanager.get_plugin("capturemanager")
+        return nullcontext() if capture is None else capture.global_and_fixture_disabled()

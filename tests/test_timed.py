@@ -1,0 +1,111 @@
+"""Timed checks: alone on the machine, within the deadline of their chapter, and benchmarks where that is installed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from conformance.harness import measuring
+from conformance.harness.check import Inconclusive
+from tests.conftest import Toy
+
+CHECKS = """
+from conformance.harness.check import timed
+
+@contract("AMP-SPEED-001", on="cpu")
+@timed
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_time(case: Case, target: Target, size: str) -> None:
+    case.progress("1 of 3 pairs")
+    case.note("allowance", case.allowance, "s")
+    case.timings([0.25, 0.5, 1.0], {"ratio": 2.5, "interval": [2.0, 3.0]})
+
+@contract("AMP-SPEED-002")
+def test_count(case: Case) -> None:
+    case.equal("one", 1, 1)
+"""
+
+
+@pytest.fixture
+def timed(toy: Toy) -> Toy:
+    toy.contract("AMP-SPEED-001", level="should", authority="engineering")
+    toy.contract("AMP-SPEED-002")
+    toy.checks(CHECKS, "test_speed")
+    return toy
+
+
+def test_times_are_benchmarks(timed: Toy) -> None:
+    outcome = timed.run("--benchmark-json", "times.json")
+
+    assert outcome.status == 0
+    written = json.loads((timed.path / "times.json").read_text())
+    assert [each["stats"]["data"] for each in written["benchmarks"]] == [[0.25, 0.5, 1.0]] * 2
+    assert written["benchmarks"][0]["extra_info"] == {"ratio": 2.5, "interval": [2.0, 3.0]}
+    assert [each["target"] for each in written["machine_info"]["conformance"]["targets"]] == ["cpu"]
+    assert "hz_actual" not in written["machine_info"]["cpu"]
+
+
+def test_saved_times_are_compared(timed: Toy) -> None:
+    timed.run("--benchmark-save", "first")
+    outcome = timed.run("--benchmark-compare", "--benchmark-compare-fail", "median:5%")
+
+    assert outcome.status == 0
+    assert "Comparing against benchmarks from" in outcome.output
+    assert "machine_info is different" not in outcome.output
+
+
+def test_the_table_is_shown_to_who_asks(timed: Toy) -> None:
+    assert "Rounds" not in timed.run().output
+    assert "Rounds" in timed.run("--benchmark-verbose").output
+
+
+@pytest.mark.parametrize("option", ["--benchmark-disable", "-pno:benchmark"])
+def test_without_benchmarks_nothing_is_lost(timed: Toy, option: str) -> None:
+    outcome = timed.run(option)
+
+    assert outcome.status == 0
+    assert set(outcome.verdicts().values()) == {"PASS"}
+
+
+@pytest.mark.parametrize(("option", "left"), [("--benchmark-only", 2), ("--benchmark-skip", 1)])
+def test_selections_of_benchmarks_leave_the_others_out(timed: Toy, option: str, left: int) -> None:
+    outcome = timed.run(option)
+
+    assert outcome.status == 0
+    assert list(outcome.verdicts().values()) == ["PASS"] * left
+
+
+def test_among_workers_times_are_untestable(timed: Toy) -> None:
+    outcome = timed.run("-n", "1")
+
+    assert outcome.status == 0
+    verdicts = {case["id"]: (case["verdict"], case["reason"]) for case in outcome.report["cases"]}
+    reason = "times and peaks of memory are taken alone: run this chapter without -n"
+    assert verdicts["AMP-SPEED-001[time:device-small]"] == ("UNTESTABLE", reason)
+    assert verdicts["AMP-SPEED-002[count]"] == ("PASS", "")
+    assert "automatically disabled" not in outcome.output
+
+
+def test_the_deadline_is_shared(timed: Toy) -> None:
+    outcome = timed.run("--level", "standard")
+
+    first, second = (case["evidence"][0]["measured"] for case in outcome.report["cases"] if case["evidence"][0]["unit"])
+    seconds = measuring.DEADLINES["cpu"]["standard"]
+    assert first == pytest.approx(seconds / 2, rel=0.02)
+    assert second == pytest.approx(seconds, rel=0.02)  # the first left its half unused
+
+
+def test_past_the_deadline_cases_are_inconclusive() -> None:
+    now = [0.0]
+    deadlines = measuring.Deadlines("quick", now=lambda: now[0])
+    deadlines.plan([("speed", "cuda")] * 3 + [("memory", "cuda")])
+    seconds = measuring.DEADLINES["accelerator"]["quick"]
+
+    assert deadlines.begin("speed") == pytest.approx(seconds / 3)
+    now[0] = 0.9 * seconds
+    assert deadlines.begin("speed") == pytest.approx(0.95 * seconds)
+    now[0] = seconds
+    with pytest.raises(Inconclusive, match="were spent before"):
+        deadlines.begin("speed")
+    assert deadlines.begin("memory") == pytest.approx(2 * seconds)
