@@ -15,7 +15,7 @@ from conformance.version import __version__
 
 try:
     from conformance import arithmetic, live
-    from conformance.report import checklist, diff, document, explain, terminal
+    from conformance.report import checklist, diff, document, explain, speed, terminal
 except ModuleNotFoundError as missing:
     if missing.name != "tabulate":
         raise
@@ -23,7 +23,8 @@ except ModuleNotFoundError as missing:
     sys.exit(4)
 
 REGRESSION, OUT_OF_DATE = 1, 1
-_SUBJECTS = {"scale": explain.scale}
+# What `explain` tells: its story, and what a report without it lacks.
+_SUBJECTS = {"scale": (explain.scale, "history of a loss scale"), "speed": (speed.story, "speed-up")}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -79,9 +80,10 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser(
         "explain",
-        help="tell in plain sentences what happened to the loss scales in a run",
+        help="tell what happened to the loss scales in a run, or what its speed-ups come from",
         description="Tell what happened in a run. `explain scale REPORT` is the story of each loss scale: when it grew "
-        "and fell, which iterations were skipped, and where it settled.",
+        "and fell, which iterations were skipped, and where it settled. `explain speed REPORT` is how many times "
+        "faster AMP was than fp32, each with its interval and what explains it.",
     )
     command.add_argument("subject", nargs="?", metavar="SUBJECT", help=f"what to explain: {', '.join(_SUBJECTS)}")
     command.add_argument("report", nargs="?", metavar="REPORT", help="the report")
@@ -127,18 +129,19 @@ def _summary(arguments: argparse.Namespace) -> int:
 def _explain(arguments: argparse.Namespace) -> int:
     if arguments.subject not in _SUBJECTS:
         given = "no subject is given" if arguments.subject is None else f"unknown subject {arguments.subject!r}"
-        raise UsageError(f"{given}; there is: {', '.join(_SUBJECTS)} (explain scale REPORT)")
+        raise UsageError(f"{given}; there are: {', '.join(_SUBJECTS)} (explain scale REPORT)")
     if arguments.report is None:
         raise UsageError(f"no report is given (explain {arguments.subject} REPORT)")
     file = document.locate(arguments.report)
     report = document.read(file)
+    tell, lacking = _SUBJECTS[arguments.subject]
     try:
-        story = _SUBJECTS[arguments.subject](report, contracts=tuple(arguments.contract or ()), width=width())
+        story = tell(report, contracts=tuple(arguments.contract or ()), width=width())
     except document.ReportError as error:
         raise type(error)(f"{file}: {error}") from None
     if story is None:
         of = f" of {', '.join(arguments.contract)}" if arguments.contract else ""
-        raise UsageError(f"{file}: the report holds no history of a loss scale{of}")
+        raise UsageError(f"{file}: the report holds no {lacking}{of}")
     show(story)
     return OK
 

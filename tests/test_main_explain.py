@@ -105,8 +105,8 @@ def test_contracts_narrow_the_story(folder: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "no subject is given; there is: scale (explain scale REPORT)"),
-        (["weather", "report.json"], "unknown subject 'weather'; there is: scale (explain scale REPORT)"),
+        ([], "no subject is given; there are: scale, speed (explain scale REPORT)"),
+        (["weather", "report.json"], "unknown subject 'weather'; there are: scale, speed (explain scale REPORT)"),
         (["scale"], "no report is given (explain scale REPORT)"),
         (["scale", "absent.json"], "absent.json: there is no such file"),
         (["scale", "folder"], "folder/report.json: there is no such file"),

@@ -13,7 +13,7 @@ import pytest
 
 from conformance.harness.catalogue import Contract
 from conformance.harness.evidence import Evidence, plain
-from conformance.report import fingerprint, scale_history
+from conformance.report import fingerprint, scale_history, speed
 
 if TYPE_CHECKING:
     import torch
@@ -189,6 +189,15 @@ class Case:
         """
         for section, rows in sections.items():
             self._judge(section, [[row, value] for row, value in rows.items()], None, None, fingerprint.UNIT, True)
+
+    def speedup(self, key: str, figures: Mapping[str, Any]) -> None:
+        """Record by its figures how many times faster AMP is than a baseline; nothing is held against it.
+
+        `key` is `<subject>/<size>/<dtype>/<baseline>`, such as `matmul/compute/bf16/tf32`. `figures` are numbers and
+        texts: `ratio`, `low` and `high` at least, `diagnosis` in words. `python -m conformance explain speed` tells
+        them, `calibrate` makes expectations of them.
+        """
+        self._judge(key, [[name, value] for name, value in figures.items()], None, None, speed.UNIT, True)
 
     @property
     def allowance(self) -> float:

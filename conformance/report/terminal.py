@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from tabulate import SEPARATING_LINE, DataRow, Line, TableFormat, tabulate
 
 from conformance.harness.verdicts import Overall, Verdict
-from conformance.report import fingerprint, rollup, text
+from conformance.report import fingerprint, rollup, speed, text
 from conformance.report.values import Case, Contract, Report
 
 _SIGHTINGS_SHOWN = 3
@@ -81,7 +81,7 @@ def render(report: Report, *, short: bool, width: int, report_path: str, color: 
 
 def _long(report: Report, width: int, paint: Paint) -> Iterator[str]:
     yield _table(report, width)
-    yield _fingerprints(report, width)
+    yield _measured(report, width)
     yield from _failed(report, width, paint)
     yield from _errors(report, width, paint)
     yield _waived(report, width, paint)
@@ -95,11 +95,10 @@ def _long(report: Report, width: int, paint: Paint) -> Iterator[str]:
     yield _index(report, width, paint)
 
 
-def _fingerprints(report: Report, width: int) -> str:
-    """The numerics of each device in short; `python -m conformance fingerprint REPORT` tells all of it."""
-    return "\n".join(
-        text.wrap(fingerprint.brief(found), width, "", _MARGIN) for found in fingerprint.fingerprints(report).values()
-    )
+def _measured(report: Report, width: int) -> str:
+    """The numerics and the speed of each device in short; the commands fingerprint and explain tell all of it."""
+    lines = [*map(fingerprint.brief, fingerprint.fingerprints(report).values()), *speed.brief(report)]
+    return "\n".join(text.wrap(line, width, "", _MARGIN) for line in lines)
 
 
 def _index(report: Report, width: int, paint: Paint) -> str:

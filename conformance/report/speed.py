@@ -1,0 +1,140 @@
+"""The speed-ups of a report: AMP against fp32 on each device, each with its interval and what explains it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from conformance.report import text
+from conformance.report.document import WrongTypes
+from conformance.report.values import Case, Evidence, Report
+
+UNIT = "speed-up"
+"""The unit of evidence that is a speed-up. Its name is the key of the measurement, `subject/size/dtype/baseline`, such
+as `matmul/compute/bf16/tf32`; its value a list of pairs of figure and value: `ratio` (times of the baseline over those
+of AMP), `low` and `high` (the ends of its interval) at least, `diagnosis` (words) where there is one."""
+
+DIAGNOSIS = "diagnosis"
+_NEEDED = ("ratio", "low", "high")
+_HEADS = {"fp32": "TF32 off", "tf32": "TF32 on"}
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """One comparison of AMP with a baseline: how many times faster it was, between `low` and `high`."""
+
+    case: Case
+    subject: str
+    size: str
+    dtype: str
+    baseline: str
+    ratio: float
+    low: float
+    high: float
+    figures: Mapping[str, Any]
+
+    @property
+    def key(self) -> str:
+        """The name of the measurement, the same on every machine."""
+        return "/".join((self.subject, self.size, self.dtype, self.baseline))
+
+    @property
+    def diagnosis(self) -> str:
+        """What explains the ratio, in words; empty where nothing was said."""
+        return str(self.figures.get(DIAGNOSIS, ""))
+
+
+def speedups(report: Report) -> list[Speedup]:
+    """Return the speed-ups of a report in its order, each key once a target; raises WrongTypes for one that is none."""
+    found: dict[tuple[str, str], Speedup] = {}
+    for case in report.cases:
+        for evidence in case.evidence:
+            if evidence.unit == UNIT:
+                speedup = _speedup(case, evidence)
+                found.setdefault((case.target, speedup.key), speedup)
+    return list(found.values())
+
+
+def _speedup(case: Case, evidence: Evidence) -> Speedup:
+    where = f"the case {case.id}: {evidence.name!r} is no speed-up"
+    pairs = evidence.measured
+    if not isinstance(pairs, tuple) or not all(
+        isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in pairs
+    ):
+        raise WrongTypes(f"{where}: not pairs of a figure's name and its value")
+    figures = dict(pairs)
+    parts = evidence.name.split("/")
+    if len(parts) != 4 or not all(parts):
+        raise WrongTypes(f"{where}: its name does not read subject/size/dtype/baseline")
+    ratio, low, high = (_number(where, name, figures.get(name)) for name in _NEEDED)
+    if not low <= ratio <= high:
+        raise WrongTypes(f"{where}: the ratio {ratio:g} lies outside its interval")
+    subject, size, dtype, baseline = map(text.line, parts)
+    return Speedup(case, subject, size, dtype, baseline, ratio, low, high, figures)
+
+
+def _number(where: str, name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+        raise WrongTypes(f"{where}: {name} is {str(value)[:40]!r}, not a ratio")
+    return float(value)
+
+
+def brief(report: Report) -> list[str]:
+    """Return a line for each device: between which ratios its speed-ups lie, against which baseline."""
+    lines = []
+    for target, rows in _by_target(speedups(report)).items():
+        parts = []
+        for baseline in dict.fromkeys(row.baseline for row in rows):
+            some = [row for row in rows if row.baseline == baseline]
+            least, most = min(some, key=lambda row: row.ratio), max(some, key=lambda row: row.ratio)
+            parts.append(
+                f"{least.ratio:.2f} ({least.subject}, {least.size}) to {most.ratio:.2f} "
+                f"({most.subject}, {most.size}) times as fast as fp32 with {_HEADS.get(baseline, baseline)}"
+            )
+        lines.append(f"AMP on {target}: {'; '.join(parts)}; all of it: python -m conformance explain speed REPORT")
+    return lines
+
+
+def _by_target(rows: list[Speedup]) -> dict[str, list[Speedup]]:
+    targets: dict[str, list[Speedup]] = {}
+    for row in rows:
+        targets.setdefault(text.line(row.case.target), []).append(row)
+    return targets
+
+
+def story(report: Report, *, contracts: tuple[str, ...] = (), width: int = 100) -> str | None:
+    """Return a table of the speed-ups of each device and what explains each; None where the report holds none.
+
+    Raises document.ReportError for evidence that claims to be a speed-up and is none.
+    """
+    rows = [
+        row
+        for row in speedups(report)
+        if not contracts or any(fnmatchcase(row.case.contract, pattern) for pattern in contracts)
+    ]
+    return "\n\n".join(part for target, some in _by_target(rows).items() for part in _told(target, some, width)) or None
+
+
+def _told(target: str, rows: list[Speedup], width: int) -> Iterator[str]:
+    # The harness imports this module before it can say that a package is missing.
+    from tabulate import tabulate
+
+    title = f"Speed of AMP on {target}: time of fp32 over time of AMP, with its interval"
+    columns = list(dict.fromkeys((row.dtype, row.baseline) for row in rows))
+    heads = [f"{dtype}, {_HEADS.get(baseline, baseline)}" for dtype, baseline in columns]
+    cells: dict[tuple[str, str], dict[tuple[str, str], str]] = {}
+    for row in rows:
+        figure = f"{row.ratio:.2f} [{row.low:.2f}, {row.high:.2f}]"
+        cells.setdefault((row.subject, row.size), {})[row.dtype, row.baseline] = figure
+    body = [
+        [f"{subject}, {size}", *(found.get(column, "-") for column in columns)]
+        for (subject, size), found in cells.items()
+    ]
+    yield f"{title}\n{'-' * len(title)}\n" + tabulate(
+        body, headers=["", *heads], tablefmt="simple", disable_numparse=True
+    )
+    told = [text.wrap(f"{row.key}: {row.diagnosis}", width, "", "    ") for row in rows if row.diagnosis]
+    if told:
+        yield "\n".join(told)
