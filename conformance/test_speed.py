@@ -14,22 +14,20 @@ import torch
 from conformance.data import fixture, read_toml
 from conformance.harness.check import Case, SuiteError, contract, deep
 from conformance.harness.targets import Target, device_module
-from conformance.measure.operations import CountedOperations
-from conformance.measure.threads import one_thread
-from conformance.measure.timing import (
+from conformance.measure.clocks import (
     BrokenTiming,
     Clock,
-    Comparison,
-    Interval,
     Work,
-    ceiling,
     check_clock,
-    compare,
     device_clock,
-    rate,
     repeated,
     step_clock,
 )
+from conformance.measure.comparison import PLANS, Comparison, Plan, compare
+from conformance.measure.intervals import Interval
+from conformance.measure.operations import CountedOperations
+from conformance.measure.threads import one_thread
+from conformance.measure.timing import ceiling, rate
 from conformance.oracles.saved import blocks, execute, predict_casts, tensors
 from conformance.workloads.mlp import mlp
 from conformance.workloads.training import Workload, train_step
@@ -95,13 +93,7 @@ def _trip(case: Case, clock: Clock, work: Work) -> None:
 def _measure(case: Case, clock: Clock, baseline: Work, candidate: Work) -> Comparison:
     """Both arms in turn, at the depth of this run."""
     _trip(case, clock, candidate)
-    return compare(
-        clock,
-        baseline,
-        candidate,
-        pairs=case.samples(quick=10, standard=30, full=100),
-        budget=case.samples(quick=2, standard=6, full=60),
-    )
+    return compare(clock, baseline, candidate, PLANS[case.level])
 
 
 def _report(case: Case, target: Target, clock: Clock, seen: Comparison, operations: float) -> Interval:
@@ -246,8 +238,8 @@ def test_training_on_the_cpu(case: Case, target: Target, amp_dtype: torch.dtype,
 
 def _measure_small(case: Case, clock: Clock, baseline: Work, candidate: Work) -> Comparison:
     """Both arms in turn within a fraction of a second: a CPU's figures are for information."""
-    pairs = case.samples(quick=6, standard=12, full=50)
-    return compare(clock, baseline, candidate, pairs=pairs, budget=pairs / 12, warm_ups=2)
+    pairs = case.samples(quick=12, standard=16, full=50)
+    return compare(clock, baseline, candidate, Plan(12, pairs, width=0.1, budget=pairs / 12, warm_ups=2))
 
 
 @contract("AMP-SPEED-007")
@@ -262,7 +254,8 @@ def test_noise_floor(case: Case, target: Target, rng: torch.Generator, kind: str
     work = repeated(lambda: torch.matmul(a, a), 4)
     if target.device_type != "cpu":
         _trip(case, clock, work)
-    seen = compare(clock, work, work, pairs=case.samples(quick=10, standard=30, full=200), warm_ups=5)
+    pairs = case.samples(quick=12, standard=30, full=200)
+    seen = compare(clock, work, work, Plan(12, pairs, width=0.01, warm_ups=5))
     case.note(
         "ratio of two equal arms: low end, median, high end",
         [seen.speedup.low, seen.speedup.estimate, seen.speedup.high],

@@ -10,7 +10,8 @@ import torch
 
 from conformance.harness.check import Case, contract
 from conformance.harness.targets import Target, device_module
-from conformance.measure.timing import Work, compare, step_clock
+from conformance.measure.clocks import Work, step_clock
+from conformance.measure.comparison import Plan, compare
 from conformance.workloads.own import Builder
 from conformance.workloads.training import train_step
 
@@ -26,9 +27,13 @@ def test_step_against_fp32(case: Case, target: Target, amp_dtype: torch.dtype, o
         clock,
         _arm(case, target, own, None),
         _arm(case, target, own, amp_dtype),
-        pairs=case.samples(quick=6, standard=20, full=50),
-        budget=case.samples(quick=2, standard=10, full=60),
-        warm_ups=5,
+        Plan(
+            pilot=12,
+            most=case.samples(quick=12, standard=20, full=50),
+            width=0.05,
+            budget=case.samples(quick=2, standard=10, full=60),
+            warm_ups=5,
+        ),
     )
     for name, seconds in (("fp32", seen.baseline), ("AMP", seen.candidate)):
         case.note(f"{name}: median time of a step", statistics.median(seconds) * 1e3, "ms")

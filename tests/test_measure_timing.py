@@ -10,19 +10,10 @@ from itertools import count
 import pytest
 
 from conformance.data import fixture, read_toml
-from conformance.measure.timing import (
-    BrokenTiming,
-    EventClock,
-    HostClock,
-    ceiling,
-    check_clock,
-    compare,
-    device_clock,
-    median_ratio,
-    order_statistic,
-    rate,
-    repeated,
-)
+from conformance.measure.clocks import BrokenTiming, EventClock, HostClock, check_clock, device_clock, repeated
+from conformance.measure.comparison import Plan, compare
+from conformance.measure.intervals import median_ratio, order_statistic
+from conformance.measure.timing import ceiling, rate
 
 
 class FakeDevice:
@@ -97,14 +88,14 @@ def test_an_interval_decides_or_does_not(threshold: float, verdict: bool | None)
 
 def test_arms_alternate() -> None:
     device = FakeDevice()
-    compare(device, device.work(1, "A"), device.work(1, "B"), pairs=6)
-    assert device.order[4:] == "ABBAABBAABBA"
+    compare(device, device.work(1, "A"), device.work(1, "B"), Plan(6, 6, width=1))
+    assert device.order[4:].replace("BAAB", "ABBA") == "ABBA" * 3
 
 
 def test_a_budget_stops_after_six_pairs() -> None:
     device = FakeDevice()
-    seen = compare(device, device.work(1), device.work(1), pairs=30, budget=8.0, now=lambda: device.now)
-    assert len(seen.baseline) == 6
+    seen = compare(device, device.work(1), device.work(1), Plan(30, 30, width=0, budget=8.0), now=lambda: device.now)
+    assert len(seen.baseline) == 12
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -112,7 +103,7 @@ def test_equal_arms_raise_few_alarms(kind: str) -> None:
     alarms = 0
     for seed in range(300):
         device = FakeDevice(_noise(kind, seed))
-        speedup = compare(device, device.work(1.0), device.work(1.0), pairs=30).speedup
+        speedup = compare(device, device.work(1.0), device.work(1.0), Plan(60, 60, width=0)).speedup
         alarms += speedup.judge(0.98) is False
     assert alarms <= 3
 
@@ -122,7 +113,7 @@ def test_a_tenth_slower_is_found(kind: str) -> None:
     found = 0
     for seed in range(300):
         device = FakeDevice(_noise(kind, seed))
-        found += compare(device, device.work(1.0), device.work(1.1), pairs=30).speedup.judge(0.98) is False
+        found += compare(device, device.work(1.0), device.work(1.1), Plan(60, 60, width=0)).speedup.judge(0.98) is False
     assert found >= 297
 
 
@@ -131,7 +122,7 @@ def test_the_interval_covers_the_true_ratio(kind: str) -> None:
     covered = 0
     for seed in range(400):
         device = FakeDevice(_noise(kind, seed))
-        speedup = compare(device, device.work(1.5), device.work(1.0), pairs=30).speedup
+        speedup = compare(device, device.work(1.5), device.work(1.0), Plan(60, 60, width=0)).speedup
         covered += speedup.low <= 1.5 <= speedup.high
     # 95 % of 400, less three standard deviations of that count.
     assert covered >= 380 - 3 * math.sqrt(400 * 0.95 * 0.05)

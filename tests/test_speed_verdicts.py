@@ -21,7 +21,7 @@ from conformance.harness.check import (
     Unsupported,
     Untestable,
 )
-from conformance.measure.timing import HostClock
+from conformance.measure.clocks import HostClock
 
 
 @pytest.fixture(scope="module")
