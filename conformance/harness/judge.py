@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from conformance.harness import exhaustion
 from conformance.harness.check import (
     Case,
     ContractViolation,
@@ -49,7 +50,7 @@ def judge(case: Case, error: BaseException | None) -> Judgement:
         if case.evidence:
             return Judgement(Verdict.PASS, "")
         return Judgement(Verdict.ERROR, "the check recorded no evidence, so it cannot have checked anything")
-    if type(error).__name__ == "OutOfMemoryError":
+    if exhaustion.ran_out(error):
         return Judgement(Verdict.UNTESTABLE, f"the device has too little memory: {_first_line(error)}")
     verdict = next((verdict for kind, verdict in _ENDINGS if isinstance(error, kind)), None)
     if isinstance(error, NameError) and _raised_in_torch(error):

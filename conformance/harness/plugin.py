@@ -448,7 +448,7 @@ def pytest_runtest_makereport(
 
 def _conclude(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
     """Judge the case, put its record on the report, and give the report the outcome that pytest shows."""
-    from conformance.harness import judge
+    from conformance.harness import exhaustion, judge
 
     run = item.config.stash[RUN]
     case = item.stash.get(CASE, None)
@@ -461,6 +461,8 @@ def _conclude(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Tes
         judgement = judge.Judgement(Verdict.ERROR, "the check does not ask for `case`, so it can record nothing")
     else:
         judgement = judge.judge(case, error)
+    if error is not None and exhaustion.ran_out(error):
+        exhaustion.give_back(error)
     contract = item.get_closest_marker("contract").args[0]  # type: ignore[union-attr]
     waiver = run.waiver_for(contract, _case_id(item), _target_name(item))
     judgement = judge.excuse(judgement, waiver)

@@ -1,0 +1,40 @@
+"""Memory that ran out in the middle of a case: how it is told from a failure, and given back to the cases after it."""
+
+from __future__ import annotations
+
+import gc
+import re
+import traceback
+
+import torch
+
+# torch.OutOfMemoryError is raised for CUDA, ROCm and XPU; these devices' allocators raise a RuntimeError in words.
+_WORDS = re.compile(r"DefaultCPUAllocator: (can't allocate memory|not enough memory)|(MPS|MTIA) backend out of memory")
+
+
+def ran_out(error: BaseException | None) -> bool:
+    """Whether `error` says that a device or the host has no memory left."""
+    named = type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError)
+    return named or (isinstance(error, RuntimeError) and _WORDS.search(str(error)) is not None)
+
+
+def give_back(error: BaseException) -> None:
+    """Free what the frames of `error` hold, and what the allocators keep for later, so that the next case has it."""
+    # pytest keeps the last exception for post-mortem debuggers, and with it every tensor that its frames name.
+    chained: BaseException | None = error
+    while chained is not None:
+        traceback.clear_frames(chained.__traceback__)
+        for frame, _ in traceback.walk_tb(chained.__traceback__):
+            # Before Python 3.13 a frame whose locals were once asked for keeps a copy, which asking again renews.
+            frame.f_locals  # noqa: B018
+        chained = chained.__context__
+    gc.collect()
+    for device_type in ("cuda", "xpu", "mps"):
+        module = getattr(torch, device_type, None)
+        if module is not None and _in_use(module):
+            module.empty_cache()
+
+
+def _in_use(module: object) -> bool:
+    asked = getattr(module, "is_initialized", None) or getattr(module, "is_available", None)
+    return bool(asked and asked())
