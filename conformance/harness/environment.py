@@ -84,7 +84,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "os": f"{platform.system()} {platform.release()}",
         "machine": platform.machine(),
-        "cpu": _cpu(),
+        "cpu": cpu(),
         "driver": _driver(),
         "packages": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
     }
@@ -97,7 +97,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _cpu() -> str:
+def cpu() -> str:
+    """Return the processor's own name."""
     try:
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:

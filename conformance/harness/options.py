@@ -39,6 +39,7 @@ class Options:
     strict: bool
     baseline: Path | None
     workload: str | None
+    expectations: tuple[Path, ...]
 
 
 def add(parser: pytest.Parser) -> None:
@@ -103,6 +104,14 @@ def add(parser: pytest.Parser) -> None:
         help="judge AMP on a model, data and optimizer of your own, which this function builds; alone, unless "
         "--chapter or --contract say what else",
     )
+    group.addoption(
+        "--expectations",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="hold speed-ups against this TOML file as well, such as `python -m conformance calibrate` writes "
+        "(repeatable)",
+    )
     group.addoption("--list-contracts", action="store_true", help="print the catalogue of contracts and exit")
 
 
@@ -146,6 +155,7 @@ def read(config: pytest.Config) -> Options:
         strict=strict,
         baseline=None if option.baseline is None else here / option.baseline,
         workload=option.workload,
+        expectations=tuple(here / path for path in option.expectations),
     )
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from conformance.harness.catalogue import Contract
+    from conformance.harness.expectations import Expectations
     from conformance.harness.run import Run
     from conformance.harness.targets import Target
     from conformance.workloads.own import Builder
@@ -373,6 +374,12 @@ def rng(request: pytest.FixtureRequest) -> torch.Generator:
     import torch
 
     return torch.Generator().manual_seed(_seed(request.node))
+
+
+@pytest.fixture
+def expectations(request: pytest.FixtureRequest) -> Expectations:
+    """What speed-ups are held against."""
+    return request.config.stash[RUN].expectations
 
 
 @pytest.fixture

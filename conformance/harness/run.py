@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from conformance.harness import catalogue as catalogues
-from conformance.harness import environment, options, state, targets, waivers
+from conformance.harness import environment, expectations, options, state, targets, waivers
 from conformance.harness.catalogue import Catalogue, Contract
 from conformance.harness.check import DEPTHS
 from conformance.harness.measuring import Deadlines
@@ -39,6 +39,7 @@ class Run:
         excuses: tuple[Waiver, ...],
         baseline: document.Report | None,
         own: own_workloads.Builder | None,
+        expected: expectations.Expectations,
         pytest_options: dict[str, Any],
     ) -> None:
         self.options = options
@@ -50,6 +51,7 @@ class Run:
         self.depth = DEPTHS.index(options.level)
         self.interrupted = False  # by SIGTERM, also where something swallowed the exception
         self.own = own
+        self.expectations = expected
         self.deadlines = Deadlines(options.level)
         self.shallow: set[str] = set()  # contracts of which the level leaves out cases
         self._targets = run_targets
@@ -86,6 +88,7 @@ class Run:
             excuses,
             _baseline(asked),
             _own(asked, run_targets, config),
+            _expectations(asked, run_targets),
             {
                 "selection": _selection(config, asked),
                 "workers": _workers(config),
@@ -427,6 +430,22 @@ def _own(asked: Options, run_targets: tuple[Target, ...], config: pytest.Config)
     except own_workloads.OwnError as error:
         raise pytest.UsageError(f"--workload {asked.workload}: {error}") from None
     return builder
+
+
+def _expectations(asked: Options, run_targets: tuple[Target, ...]) -> expectations.Expectations:
+    """Read what speed-ups are held against; raises pytest.UsageError where the user's files judge no target."""
+    try:
+        found = expectations.load(asked.expectations)
+    except expectations.ExpectationsError as error:
+        raise pytest.UsageError(f"--expectations: {error}") from None
+    devices = [
+        (target.device_type, target.probe["name"], target.probe["capability"])
+        for target in run_targets
+        if not target.is_fake
+    ]
+    if (mismatch := found.mismatch(devices)) is not None:
+        raise pytest.UsageError(f"--expectations: {mismatch}")
+    return found
 
 
 def _fits(target: Target, kind: str) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from conformance.harness import environment
 from conformance.harness.check import Untestable
 
 
@@ -202,13 +203,17 @@ def _probe(target: Target) -> dict[str, Any]:
         else None
     )
     return {
-        "name": re.sub(r"\s+", " ", str(getattr(properties, "name", target.device_type))),
+        "name": re.sub(r"\s+", " ", str(getattr(properties, "name", None) or _own_name(target))),
         "amp_dtypes": [name for name, dtype in AMP_DTYPES.items() if _declares(target, dtype, properties)],
         "tensor_cores": _tensor_cores(target, properties),
         "memory_bytes": getattr(properties, "total_memory", None),
         "event_timing": target.device_type != "cpu" and hasattr(module, "Event"),
         "capability": capability or getattr(properties, "gcnArchName", None),
     }
+
+
+def _own_name(target: Target) -> str:
+    return environment.cpu() if target.device_type == "cpu" else target.device_type
 
 
 def _properties(module: ModuleType | None, index: int | None) -> Any:
