@@ -1,0 +1,133 @@
+"""Diagnoses: the figures of a measured speed-up, and in words what explains a disappointing one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+MOST = 0.5  # a part that is more than all others together
+SATURATED = 0.45  # of the ceiling: large products reach 0.5 to 0.9 of it ("maximum achievable matmul FLOPS" tables)
+ALIKE = 1.1  # a 16-bit rate no higher than this much of fp32's is no gain of other units
+
+BASELINES = {"fp32": "fp32, TF32 off", "tf32": "fp32, TF32 on"}
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was measured of one speed-up; None where it is not known.
+
+    `speedup` is baseline over AMP. `device_seconds` are those that the device works for the AMP arm, `step_seconds`
+    those that the host waits for it from idle to idle. Shares are parts of the device's time. `rows` is how often each
+    weight is used and `break_even` how often it has to be for AMP to win. `rate`, `baseline_rate` and `ceiling` are
+    operations a second, the first two measured.
+    """
+
+    baseline: str
+    speedup: float
+    step_seconds: float
+    device_seconds: float | None = None
+    cast_share: float | None = None
+    fp32_share: float | None = None
+    largest_fp32_op: str | None = None
+    rows: int | None = None
+    break_even: float | None = None
+    rate: float | None = None
+    baseline_rate: float | None = None
+    ceiling: float | None = None
+    clock_mhz: float | None = None
+    matrix_units: bool | None = None
+
+    @property
+    def host_share(self) -> float | None:
+        """The part of a step in which the device has nothing to do."""
+        if self.device_seconds is None or self.step_seconds <= 0:
+            return None
+        return max(0.0, 1 - self.device_seconds / self.step_seconds)
+
+    @property
+    def peak_share(self) -> float | None:
+        """The rate of the AMP arm as a part of the ceiling."""
+        return None if self.rate is None or not self.ceiling else self.rate / self.ceiling
+
+
+def words(figures: Figures) -> tuple[str, ...]:
+    """What explains the speed-up, the weightiest first; empty where nothing stands out."""
+    return tuple(_words(figures))
+
+
+def _words(figures: Figures) -> Iterator[str]:
+    if figures.matrix_units is False:
+        yield "no tensor cores"
+    host_bound = (figures.host_share or 0.0) >= MOST
+    if host_bound:
+        yield "host-bound"
+    eaten = _eaten(figures)
+    yield from eaten
+    too_small = figures.rows is not None and figures.break_even is not None and figures.rows < figures.break_even
+    if too_small:
+        yield "too small"
+    if figures.baseline == "tf32":
+        yield "TF32 baseline"
+    if not (host_bound or eaten or too_small) and _alike(figures):
+        yield "16-bit units not used"
+    elif not (host_bound or eaten) and (figures.peak_share or 0.0) >= SATURATED:
+        yield "bound by arithmetic"
+
+
+def _eaten(figures: Figures) -> list[str]:
+    """What takes most of the AMP arm, or turns its gain into a loss."""
+    found = []
+    if figures.largest_fp32_op is not None and _explains(figures.fp32_share, figures.speedup):
+        found.append(f"fp32 list op dominates ({figures.largest_fp32_op})")
+    if _explains(figures.cast_share, figures.speedup):
+        found.append("cast-bound")
+    return found
+
+
+def _explains(share: float | None, speedup: float) -> bool:
+    """Whether a part of the AMP arm is most of it, or whether without that part a loss would be none."""
+    if share is None:
+        return False
+    return share >= MOST or (speedup < 1 and share > 0 and speedup >= 1 - share)
+
+
+def _alike(figures: Figures) -> bool:
+    """Whether the 16-bit arm computes at the rate of plain fp32 where there are units for more."""
+    if figures.rate is None or figures.baseline_rate is None or not figures.matrix_units:
+        return False
+    return figures.baseline == "fp32" and figures.rate <= ALIKE * figures.baseline_rate
+
+
+def line(figures: Figures) -> str:
+    """All figures that are known, and the words, in one line."""
+    return f"{', '.join(_told(figures))}: {', '.join(words(figures)) or 'nothing stands out'}"
+
+
+def _told(figures: Figures) -> Iterator[str]:
+    if figures.device_seconds is not None:
+        yield f"device {_time(figures.device_seconds)}"
+    yield f"step {_time(figures.step_seconds)}"
+    for name, share, tail in (
+        ("host", figures.host_share, ""),
+        ("casts", figures.cast_share, ""),
+        ("fp32 list", figures.fp32_share, f" ({figures.largest_fp32_op})" if figures.largest_fp32_op else ""),
+    ):
+        yield f"{name} {'unknown' if share is None else f'{share:.0%}'}{tail}"
+    if figures.rows is not None:
+        known = "unknown" if figures.break_even is None else f"{figures.break_even:.0f}"
+        yield f"{figures.rows} rows a weight against a break-even of {known}"
+    if figures.rate is not None:
+        yield _rate(figures.rate, figures.ceiling)
+    if figures.clock_mhz is not None:
+        yield f"clock {figures.clock_mhz:.0f} MHz"
+    yield f"baseline {BASELINES[figures.baseline]}"
+
+
+def _rate(rate: float, ceiling: float | None) -> str:
+    if not ceiling:
+        return f"{rate / 1e12:.3g} TFLOP/s, ceiling unknown"
+    return f"{rate / 1e12:.3g} of at most {ceiling / 1e12:.3g} TFLOP/s ({rate / ceiling:.0%})"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
