@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from conformance.data import fixture, read_toml
 from conformance.harness.check import Case, SuiteError, contract, deep
 from conformance.harness.targets import Target, device_module
+from conformance.measure.ceilings import ceilings, rate
 from conformance.measure.clocks import (
     BrokenTiming,
     Clock,
@@ -27,7 +27,6 @@ from conformance.measure.comparison import PLANS, Comparison, Plan, compare
 from conformance.measure.intervals import Interval
 from conformance.measure.operations import CountedOperations
 from conformance.measure.threads import one_thread
-from conformance.measure.timing import ceiling, rate
 from conformance.oracles.saved import blocks, execute, predict_casts, tensors
 from conformance.workloads.mlp import mlp
 from conformance.workloads.training import Workload, train_step
@@ -114,16 +113,7 @@ def _report(case: Case, target: Target, clock: Clock, seen: Comparison, operatio
 
 
 def _ceiling(target: Target) -> float | None:
-    if target.device_type != "cuda" or torch.version.hip is not None:
-        return None
-    properties = torch.cuda.get_device_properties(target.device)
-    kilohertz = getattr(properties, "clock_rate", None)
-    return ceiling(
-        target.probe["capability"],
-        properties.multi_processor_count,
-        kilohertz * 1e3 if kilohertz else None,
-        read_toml(fixture("peaks.toml")),
-    )
+    return ceilings(target.device).low_flops
 
 
 def _judge(case: Case, speedup: Interval, threshold: float) -> None:

@@ -9,11 +9,9 @@ from itertools import count
 
 import pytest
 
-from conformance.data import fixture, read_toml
 from conformance.measure.clocks import BrokenTiming, EventClock, HostClock, check_clock, device_clock, repeated
 from conformance.measure.comparison import Plan, compare
 from conformance.measure.intervals import median_ratio, order_statistic
-from conformance.measure.timing import ceiling, rate
 
 
 class FakeDevice:
@@ -204,32 +202,6 @@ def test_each_device_gets_its_clock() -> None:
     assert device_clock("cpu", None).name.startswith("host")
     assert device_clock("mps", None).name.startswith("host")
     assert isinstance(device_clock("cuda", None), EventClock)
-
-
-def test_a_rate_above_the_ceiling_is_broken() -> None:
-    assert rate(1e12, 1.0, 2e12) == 1e12
-    with pytest.raises(BrokenTiming, match=r"3.0 TFLOP/s where the device can do 2.0 at most"):
-        rate(3e12, 1.0, 2e12)
-    with pytest.raises(BrokenTiming, match="no time"):
-        rate(1e12, 0.0, None)
-
-
-@pytest.mark.parametrize(
-    ("capability", "processors", "clock", "tera"),
-    [("7.0", 80, 1.53e9, 125.3), ("8.0", 108, 1.41e9, 311.9), ("9.0", 132, 1.83e9, 989.4)],
-)
-def test_ceilings_are_the_published_peaks(capability: str, processors: int, clock: float, tera: float) -> None:
-    table = read_toml(fixture("peaks.toml"))
-    assert ceiling(capability, processors, clock, table) == pytest.approx(tera * 1e12 * 1.02, rel=2e-3)
-    without_clock = ceiling(capability, processors, None, table)
-    assert without_clock is not None
-    assert without_clock > tera * 1e12
-
-
-def test_an_unknown_device_has_no_ceiling() -> None:
-    table = read_toml(fixture("peaks.toml"))
-    assert ceiling("99.0", 100, 1e9, table) is None
-    assert ceiling(None, None, None, table) is None
 
 
 def test_repeated_repeats() -> None:
