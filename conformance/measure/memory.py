@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -15,8 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-def _address(tensor: torch.Tensor) -> tuple[str, int]:
-    return str(tensor.device), tensor.untyped_storage().data_ptr()
+def _identity(tensor: torch.Tensor) -> int:
+    # The address of the storage's own record, which no other storage has while the tensor lives. That of its elements
+    # is zero for every tensor without any.
+    return int(tensor.untyped_storage()._cdata)
 
 
 class SavedForBackward:
@@ -28,15 +30,15 @@ class SavedForBackward:
 
     def __init__(self, exclude: Iterable[torch.Tensor] = ()) -> None:
         self._excluded = list(exclude)
-        self._known = {_address(tensor) for tensor in self._excluded}
-        self._kept: dict[tuple[str, int], torch.Tensor] = {}
+        self._known = {_identity(tensor) for tensor in self._excluded}
+        self._kept: dict[int, torch.Tensor] = {}
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda packed: packed)
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         # A detached alias: a saved output must not hold the graph that holds it.
         alias = tensor.detach()
-        if _address(tensor) not in self._known:
-            self._kept.setdefault(_address(tensor), alias)
+        if _identity(tensor) not in self._known:
+            self._kept.setdefault(_identity(tensor), alias)
         return alias
 
     def __enter__(self) -> SavedForBackward:
@@ -65,6 +67,19 @@ def bytes_by_dtype(storages: Iterable[tuple[torch.dtype, int]]) -> dict[str, int
     return dict(sorted(sums.items()))
 
 
+def without_bookkeeping(storages: Iterable[tuple[torch.dtype, int]]) -> list[tuple[torch.dtype, int]]:
+    """Leave out what a library keeps for itself: reserves, which are bytes, the states of random generators, nothing.
+
+    cuDNN's batch norm keeps its reserve as uint8, the fused attention kernels seed and offset as one integer each.
+    """
+    return [(dtype, nbytes) for dtype, nbytes in storages if nbytes and not _bookkeeping(dtype, nbytes)]
+
+
+def _bookkeeping(dtype: torch.dtype, nbytes: int) -> bool:
+    whole = not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool
+    return dtype is torch.uint8 or (whole and nbytes <= 16)
+
+
 class LiveStorages(TorchDispatchMode):
     """Knows every storage that an operation returned while it was entered, and which of them are still alive.
 
@@ -75,7 +90,7 @@ class LiveStorages(TorchDispatchMode):
     def __init__(self, exclude: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()
         self._excluded = [StorageWeakRef(tensor.untyped_storage()) for tensor in exclude]
-        self._seen: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._seen: dict[int, tuple[StorageWeakRef, tuple[torch.dtype, int]]] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -86,23 +101,46 @@ class LiveStorages(TorchDispatchMode):
                 storage = leaf.untyped_storage()
                 reference = StorageWeakRef(storage)
                 # The address of a storage isn't reused while a weak reference to it is held.
-                self._seen.setdefault(reference.cdata, (reference, storage.nbytes()))
+                self._seen.setdefault(reference.cdata, (reference, (leaf.dtype, storage.nbytes())))
         return result
 
-    def _alive(self) -> Iterator[int]:
+    @property
+    def storages(self) -> list[tuple[torch.dtype, int]]:
+        """One (dtype, bytes) for each storage seen that something still holds, in the order in which they were seen."""
         excluded = {reference.cdata for reference in self._excluded}
         self._seen = {key: seen for key, seen in self._seen.items() if not seen[0].expired()}
-        return (nbytes for key, (_, nbytes) in self._seen.items() if key not in excluded)
+        return [storage for key, (_, storage) in self._seen.items() if key not in excluded]
 
     @property
     def live_bytes(self) -> int:
         """Bytes of the storages seen that something still holds."""
-        return sum(self._alive())
+        return sum(nbytes for _, nbytes in self.storages)
 
     @property
     def live_storages(self) -> int:
         """How many of the storages seen something still holds."""
-        return sum(1 for _ in self._alive())
+        return len(self.storages)
+
+
+class PeakStorages(LiveStorages):
+    """Knows as well the most bytes that were alive after any operation: an allocator without rounding.
+
+    What a kernel takes and gives back inside one operation is not seen, so that every device and build counts alike.
+    """
+
+    peak_bytes = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        self.peak_bytes = max(self.peak_bytes, self.counted_bytes)
+        return result
+
+    @property
+    def counted_bytes(self) -> int:
+        """Bytes alive, without the bookkeeping of libraries."""
+        return sum(nbytes for _, nbytes in without_bookkeeping(self.storages))
 
 
 def tensor_bytes(tensors: Iterable[torch.Tensor]) -> dict[str, int]:

@@ -2,258 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import functools
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from conformance.data import fixture, read_toml
+from conformance.oracles.paper import Paper, Saved, Value
+from conformance.oracles.paper_ops import OPS
 
-LOW, FP32, KEEP = "lower precision", "fp32", "input's own"
-
-# torch's AMP op reference: the CUDA list (shared by the other accelerators) and, where it differs, the CPU list.
-_POLICY = {
-    "linear": LOW,
-    "conv2d": LOW,
-    "matmul": LOW,
-    "relu": KEEP,
-    "gelu": KEEP,
-    "max_pool2d": KEEP,
-    "softmax": FP32,
-    "mse_loss": FP32,
-    "cross_entropy": KEEP,
-    "flatten": KEEP,
-    "transpose": KEEP,
-}
-_POLICY_CPU = {"softmax": KEEP, "cross_entropy": FP32}
+__all__ = ["Block", "Saved", "Step"]
 
 
 @dataclass(frozen=True)
 class Step:
-    """One operation of a block: `out = op(*inputs)`, all of them names of tensors."""
+    """One operation of a block: `out = op(*inputs, **options)`, inputs and out being names of tensors."""
 
     op: str
     inputs: tuple[str, ...]
     out: str
+    options: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Block:
     """A straight-line program over named tensors; `inputs` and `parameters` map names to shapes.
 
-    `labels` names an input of class numbers, `classes` of them; `frozen` names parameters without a gradient, and
-    `differentiable` inputs with one.
+    `integers` maps inputs of class numbers, or of words, to how many there are; `frozen` names parameters without a
+    gradient, and `differentiable` inputs with one.
     """
 
     name: str
     inputs: dict[str, tuple[int, ...]]
     parameters: dict[str, tuple[int, ...]]
     steps: tuple[Step, ...]
-    classes: int = 0
+    integers: dict[str, int] = field(default_factory=dict)
     frozen: tuple[str, ...] = ()
     differentiable: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Saved:
-    """One storage that backward needs; role is `activation`, `weight copy` or `input copy`."""
-
-    role: str
-    dtype: torch.dtype
-    elements: int
-
-    @property
-    def nbytes(self) -> int:
-        return self.elements * self.dtype.itemsize
-
-
-@dataclass(frozen=True)
-class _Value:
-    """A tensor on paper: `storage` is shared by views, `leaf` is its role when it came from outside."""
-
-    storage: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    grad: bool
-    leaf: str = ""
-    role: str = "activation"
-
-    @property
-    def elements(self) -> int:
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
-
-
-class _Paper:
-    """One autocast region worked through by hand: which casts it makes, and what it saves."""
-
-    def __init__(self, device_type: str, amp_dtype: torch.dtype | None, cache: bool) -> None:
-        self.policy = _POLICY | (_POLICY_CPU if device_type == "cpu" else {})
-        self.amp_dtype = amp_dtype
-        self.cache = cache
-        self.copies: dict[str, _Value] = {}
-        self.saved: dict[str, Saved] = {}
-        self.casts = [0, 0]
-        self.fresh = 0
-
-    def new(self, shape: tuple[int, ...], dtype: torch.dtype, grad: bool, role: str = "activation") -> _Value:
-        self.fresh += 1
-        return _Value(f"#{self.fresh}", shape, dtype, grad, role=role)
-
-    def keep(self, value: _Value) -> None:
-        """Save `value`, unless it lives outside the graph anyway (parameters and inputs)."""
-        if not value.leaf:
-            self.saved[value.storage] = Saved(value.role, value.dtype, value.elements)
-
-    def cast(self, value: _Value, dtype: torch.dtype) -> _Value:
-        """A copy in `dtype`; the cache serves fp32 leaves that require a gradient, and nothing else."""
-        if value.dtype == dtype or not value.dtype.is_floating_point:
-            return value
-        cacheable = self.cache and bool(value.leaf) and value.grad and dtype == self.amp_dtype
-        if cacheable and value.storage in self.copies:
-            return self.copies[value.storage]
-        role = {"parameter": "weight copy", "input": "input copy"}.get(value.leaf, "activation")
-        copy = self.new(value.shape, dtype, value.grad, role)
-        self.casts[0] += 1
-        self.casts[1] += value.grad
-        if cacheable:
-            self.copies[value.storage] = copy
-        return copy
-
-    def arguments(self, op: str, values: list[_Value]) -> list[_Value]:
-        policy = self.policy[op]
-        if self.amp_dtype is None or policy == KEEP:
-            return values
-        return [self.cast(value, self.amp_dtype if policy == LOW else torch.float32) for value in values]
-
-
-def _linear(paper: _Paper, x: _Value, weight: _Value, bias: _Value | None = None) -> _Value:
-    # derivatives.yaml, addmm and mm: each factor is kept for the other one's gradient.
-    if weight.grad:
-        paper.keep(x)
-    if x.grad:
-        paper.keep(weight)
-    return paper.new((*x.shape[:-1], weight.shape[0]), x.dtype, x.grad or weight.grad)
-
-
-def _matmul(paper: _Paper, a: _Value, b: _Value) -> _Value:
-    if b.grad:
-        paper.keep(a)
-    if a.grad:
-        paper.keep(b)
-    return paper.new((*a.shape[:-1], b.shape[-1]), a.dtype, a.grad or b.grad)
-
-
-def _conv2d(paper: _Paper, x: _Value, weight: _Value, bias: _Value | None = None) -> _Value:
-    # derivatives.yaml, convolution: one formula for all three gradients, so input and weight are always kept.
-    paper.keep(x)
-    paper.keep(weight)
-    height, width = (x.shape[2] - weight.shape[2] + 1, x.shape[3] - weight.shape[3] + 1)
-    return paper.new((x.shape[0], weight.shape[0], height, width), x.dtype, True)
-
-
-def _saves_result(paper: _Paper, x: _Value) -> _Value:
-    result = paper.new(x.shape, x.dtype, x.grad)
-    paper.keep(result)
-    return result
-
-
-def _saves_input(paper: _Paper, x: _Value) -> _Value:
-    paper.keep(x)
-    return paper.new(x.shape, x.dtype, x.grad)
-
-
-def _max_pool2d(paper: _Paper, x: _Value) -> _Value:
-    shape = (*x.shape[:2], x.shape[2] // 2, x.shape[3] // 2)
-    paper.keep(x)
-    paper.keep(paper.new(shape, torch.int64, False))
-    return paper.new(shape, x.dtype, x.grad)
-
-
-def _mse_loss(paper: _Paper, x: _Value, target: _Value) -> _Value:
-    paper.keep(x)
-    paper.keep(target)
-    return paper.new((), x.dtype, x.grad)
-
-
-def _cross_entropy(paper: _Paper, x: _Value, target: _Value) -> _Value:
-    # log_softmax keeps its result, in the type of the logits (aten/src/ATen/native/LossNLL.cpp asks for that one);
-    # nll_loss, on every fp32 list, keeps it in fp32 and the total weight, one number.
-    chances = paper.new(x.shape, x.dtype, x.grad)
-    paper.keep(chances)
-    terms = chances if paper.amp_dtype is None else paper.cast(chances, torch.float32)
-    paper.keep(terms)
-    paper.keep(paper.new((), terms.dtype, False))
-    return paper.new((), terms.dtype, x.grad)
-
-
-def _flatten(paper: _Paper, x: _Value) -> _Value:
-    return replace(x, shape=(x.shape[0], x.elements // x.shape[0]))
-
-
-def _transpose(paper: _Paper, x: _Value) -> _Value:
-    return replace(x, shape=(*x.shape[:-2], x.shape[-1], x.shape[-2]))
-
-
-_RULES: dict[str, Callable[..., _Value]] = {
-    "linear": _linear,
-    "conv2d": _conv2d,
-    "matmul": _matmul,
-    "relu": _saves_result,
-    "softmax": _saves_result,
-    "gelu": _saves_input,
-    "max_pool2d": _max_pool2d,
-    "mse_loss": _mse_loss,
-    "cross_entropy": _cross_entropy,
-    "flatten": _flatten,
-    "transpose": _transpose,
-}
-
-_RUN: dict[str, Callable[..., torch.Tensor]] = {
-    "linear": lambda *tensors: torch.nn.functional.linear(*tensors),
-    "conv2d": lambda *tensors: torch.nn.functional.conv2d(*tensors),
-    "matmul": lambda a, b: torch.matmul(a, b),
-    "relu": lambda x: torch.nn.functional.relu(x),
-    "softmax": lambda x: torch.softmax(x, -1),
-    "gelu": lambda x: torch.nn.functional.gelu(x),
-    "max_pool2d": lambda x: torch.nn.functional.max_pool2d(x, 2),
-    "mse_loss": lambda x, target: torch.nn.functional.mse_loss(x, target),
-    "cross_entropy": lambda x, target: torch.nn.functional.cross_entropy(x, target),
-    "flatten": lambda x: x.flatten(1),
-    "transpose": lambda x: x.transpose(-2, -1),
-}
-
-
-def blocks() -> dict[str, Block]:
-    """The blocks of `fixtures/blocks.toml` by name."""
-    return {row["name"]: _block(row) for row in read_toml(fixture("blocks.toml"))["block"]}
+def blocks(name: str = "blocks.toml") -> dict[str, Block]:
+    """The blocks of `fixtures/blocks.toml`, or of another file of fixtures, by name."""
+    return {row["name"]: _block(row) for row in read_toml(fixture(name))["block"]}
 
 
 def chain(rows: int, width: int, layers: int) -> Block:
-    """Square Linear layers without bias and a ReLU between each two: `rows` x `width` throughout."""
+    """Square Linear layers without bias, a ReLU between each two, and a mean: `rows` x `width` throughout."""
     steps = []
     for layer in range(layers):
         steps.append(Step("linear", (f"r{layer - 1}" if layer else "x", f"w{layer}"), f"h{layer}"))
         if layer < layers - 1:
             steps.append(Step("relu", (f"h{layer}",), f"r{layer}"))
+    steps.append(Step("mean", (f"h{layers - 1}",), "loss"))
     weights: dict[str, tuple[int, ...]] = {f"w{layer}": (width, width) for layer in range(layers)}
     return Block("chain", {"x": (rows, width)}, weights, tuple(steps))
 
 
+# Functions of one tensor, by what they keep: their input, their result, nothing, a mask.
+UNARY = (
+    *("relu", "gelu", "silu", "elu", "selu", "leaky_relu", "hardswish", "hardtanh", "softplus", "mish", "glu"),
+    *("tanh", "sigmoid", "softmax", "log_softmax", "exp", "log1p", "sqrt", "rsqrt", "reciprocal", "pow", "square"),
+    *("sin", "acos", "cosh", "abs", "cumsum", "dropout"),
+)
+
+
+def after_linear(op: str) -> Block:
+    """`op` between two Linear layers, so that under autocast it is given a 16-bit activation and hands one on."""
+    steps = (Step("linear", ("x", "w"), "h"), Step(op, ("h",), "g"), Step("linear", ("g", "v"), "y"))
+    return Block(op, {"x": (15, 11)}, {"w": (16, 11), "v": (9, 8 if op == "glu" else 16)}, steps)
+
+
 def _block(row: dict[str, Any]) -> Block:
-    lines = [line.split() for line in row["steps"]]
     return Block(
         row["name"],
         {name: tuple(shape) for name, shape in row["inputs"].items()},
         {name: tuple(shape) for name, shape in row["parameters"].items()},
-        tuple(Step(op, tuple(inputs), out) for out, _, op, *inputs in lines),
-        row.get("classes", 0),
+        tuple(_step(line) for line in row["steps"]),
+        row.get("integers", {}),
         tuple(row.get("frozen", ())),
         tuple(row.get("differentiable", ())),
     )
+
+
+def _step(line: str) -> Step:
+    out, _, op, *words = line.split()
+    options = dict(word.split("=") for word in words if "=" in word)
+    inputs = tuple(word for word in words if "=" not in word)
+    return Step(op, inputs, out, {name: int(value) for name, value in options.items()})
 
 
 def predict(block: Block, device_type: str, amp_dtype: torch.dtype | None, *, cache: bool = True) -> list[Saved]:
@@ -262,37 +99,94 @@ def predict(block: Block, device_type: str, amp_dtype: torch.dtype | None, *, ca
     From torch's AMP op reference (which op casts to what), the remark in aten/src/ATen/autocast_mode.h that casts
     come before autograd, so that backward keeps the cast tensors, and derivatives.yaml (what an op keeps).
     """
-    return list(_work_through(block, device_type, amp_dtype, cache).saved.values())
+    return list(work_through(block, device_type, amp_dtype, cache=cache).saved.values())
 
 
 def predict_casts(
     block: Block, device_type: str, amp_dtype: torch.dtype | None, *, cache: bool = True
 ) -> tuple[int, int]:
     """How many casts `block` makes forward, and backward: one for each gradient of what was cast."""
-    forward, backward = _work_through(block, device_type, amp_dtype, cache).casts
+    forward, backward = work_through(block, device_type, amp_dtype, cache=cache).casts
     return forward, backward
 
 
-def _work_through(block: Block, device_type: str, amp_dtype: torch.dtype | None, cache: bool) -> _Paper:
-    paper = _Paper(device_type, amp_dtype, cache)
-    values: dict[str, _Value] = {}
+def work_through(
+    block: Block,
+    device_type: str,
+    amp_dtype: torch.dtype | None,
+    *,
+    cache: bool = True,
+    after_step: Callable[[Paper, int, dict[str, Value]], None] = lambda paper, number, values: None,
+) -> Paper:
+    """Go through `block` by hand; `after_step` sees the paper and the named values behind each of its steps.
+
+    A value is dropped after its last use, as in `execute`.
+    """
+    paper = Paper(device_type, amp_dtype, cache)
+    values: dict[str, Value] = {}
     for name, shape in block.inputs.items():
-        dtype = torch.int64 if block.classes and name == "labels" else torch.float32
-        values[name] = _Value(name, shape, dtype, name in block.differentiable, leaf="input")
+        dtype = torch.int64 if name in block.integers else torch.float32
+        values[name] = Value(name, shape, dtype, name in block.differentiable, leaf="input")
     for name, shape in block.parameters.items():
-        values[name] = _Value(name, shape, torch.float32, name not in block.frozen, leaf="parameter")
-    for step in block.steps:
+        values[name] = Value(name, shape, torch.float32, name not in block.frozen, leaf="parameter")
+    last = _last_uses(block)
+    for number, step in enumerate(block.steps):
         arguments = paper.arguments(step.op, [values[name] for name in step.inputs])
-        values[step.out] = _RULES[step.op](paper, *arguments)
+        paper.calls.append((step.op, tuple(arguments), step.options))
+        values[step.out] = OPS[step.op].rule(paper, *arguments, **step.options)
+        _drop(values, step.inputs, last, number)
+        after_step(paper, number, values)
     return paper
+
+
+# Operations of which a device has kernels that keep different things, by what it is given.
+_KERNELS = ("scaled_dot_product_attention", "dropout", "batch_norm", "layer_norm", "group_norm")
+
+
+def unforeseen(paper: Paper, device: torch.device, keeps: Callable[..., list[tuple[torch.dtype, int]]]) -> str | None:
+    """Name the first operation of which `device` has a kernel that keeps what no rule here knows; None where all are.
+
+    Each is run outside of any region, on operands of the types that the region would hand it: what it keeps then is
+    the kernel's affair and not autocast's. `keeps(run, tensors)` runs it and returns what was kept.
+    """
+    for op, values, options in dict.fromkeys(_hashed(call) for call in paper.calls if call[0] in _KERNELS):
+        alone = Paper(paper.device_type, None, cache=True)
+        leaves = [replace(value, storage=f"x{number}", leaf="input") for number, value in enumerate(values)]
+        OPS[op].rule(alone, *leaves, **dict(options))
+        tensors = [torch.ones(value.shape, dtype=value.dtype, device=device) for value in values]
+        for tensor, value in zip(tensors, values, strict=True):
+            tensor.requires_grad_(value.grad)
+        kept = keeps(functools.partial(OPS[op].run, **dict(options)), tensors)
+        if _counted(kept) != _counted((item.dtype, item.nbytes) for item in alone.saved.values()):
+            return op
+    return None
+
+
+def _hashed(call: tuple[str, tuple[Value, ...], dict[str, int]]) -> tuple[str, tuple[Value, ...], tuple[Any, ...]]:
+    op, values, options = call
+    return op, values, tuple(options.items())
+
+
+def _counted(storages: Iterable[tuple[torch.dtype, int]]) -> list[tuple[str, int]]:
+    return sorted((str(dtype), nbytes) for dtype, nbytes in storages)
+
+
+def _last_uses(block: Block) -> dict[str, int]:
+    return {name: number for number, step in enumerate(block.steps) for name in step.inputs}
+
+
+def _drop(values: dict[str, Any], names: Collection[str], last: dict[str, int], number: int) -> None:
+    for name in names:
+        if last[name] == number:
+            values.pop(name, None)
 
 
 def tensors(block: Block, device: torch.device, generator: torch.Generator) -> dict[str, torch.Tensor]:
     """Leaves for `block`: fp32 inputs and parameters, drawn on the CPU so that every device gets the same."""
     drawn: dict[str, torch.Tensor] = {}
     for name, shape in block.inputs.items():
-        if block.classes and name == "labels":
-            drawn[name] = torch.randint(0, block.classes, shape, generator=generator).to(device)
+        if name in block.integers:
+            drawn[name] = torch.randint(0, block.integers[name], shape, generator=generator).to(device)
         else:
             drawn[name] = torch.randn(shape, generator=generator).to(device)
             drawn[name].requires_grad_(name in block.differentiable)
@@ -307,11 +201,9 @@ def execute(block: Block, leaves: dict[str, torch.Tensor]) -> torch.Tensor:
 
     An intermediate result is dropped after its last use, as it is where each overwrites the one before.
     """
-    last_use = {name: number for number, step in enumerate(block.steps) for name in step.inputs}
+    last = _last_uses(block)
     values: dict[str, torch.Tensor] = dict(leaves)
     for number, step in enumerate(block.steps):
-        values[step.out] = _RUN[step.op](*(values[name] for name in step.inputs))
-        for name in step.inputs:
-            if last_use[name] == number:
-                values.pop(name, None)
+        values[step.out] = OPS[step.op].run(*(values[name] for name in step.inputs), **step.options)
+        _drop(values, step.inputs, last, number)
     return values[block.steps[-1].out]

@@ -1,0 +1,171 @@
+"""Memory of whole steps: what operations and networks keep, what is alive at each point of a step, and its peak."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+import pytest
+import torch
+
+from conformance.harness.check import Case, contract, deep
+from conformance.harness.targets import DTYPE_NAMES, Target
+from conformance.measure.memory import PeakStorages, SavedForBackward, bytes_by_dtype, without_bookkeeping
+from conformance.measure.threads import one_thread
+from conformance.oracles.saved import (
+    UNARY,
+    Block,
+    after_linear,
+    blocks,
+    chain,
+    execute,
+    predict,
+    tensors,
+    unforeseen,
+    work_through,
+)
+from conformance.oracles.step_bytes import StepBytes, step_bytes
+
+BLOCKS = blocks()
+SEVERAL = [name.removeprefix("op-") for name in BLOCKS if name.startswith("op-")]
+MODELS = ("residual", "transformer", "language", "lstm", "upsampler")
+# rows, width and layers of a chain: activations outweigh the copies, are as heavy, and are lighter.
+REGIMES = {"saves": (96, 16, 6), "even": (32, 16, 4), "costs": (8, 32, 4)}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+def _region(target: Target, dtype: torch.dtype | None, cache: bool | None = None) -> AbstractContextManager[None]:
+    return nullcontext() if dtype is None else target.autocast(dtype, cache_enabled=cache)
+
+
+def _kept(run: Callable[..., torch.Tensor], operands: list[torch.Tensor]) -> list[tuple[torch.dtype, int]]:
+    with SavedForBackward(operands) as saved:
+        run(*operands)
+    return without_bookkeeping(saved.storages)
+
+
+def _foreseen(case: Case, target: Target, block: Block, dtype: torch.dtype | None) -> None:
+    """End the case where a kernel of the device keeps, in fp32 or by hand too, what its rule does not know."""
+    op = unforeseen(work_through(block, target.device_type, dtype), target.device, _kept)
+    if op is not None:
+        case.unsupported(f"on {target.probe['name']} {op} keeps other tensors for backward, without autocast as well")
+
+
+def _sizes(storages: list[tuple[torch.dtype, int]]) -> list[str]:
+    return sorted(f"{dtype} {nbytes}" for dtype, nbytes in storages)
+
+
+def _keeps_what_is_predicted(
+    case: Case, target: Target, block: Block, dtype: torch.dtype | None, rng: torch.Generator, cache: bool = True
+) -> None:
+    leaves = tensors(block, target.device, rng)
+    with SavedForBackward(leaves.values()) as saved, _region(target, dtype, cache):
+        execute(block, leaves)
+    seen = without_bookkeeping(saved.storages)
+    predicted = [(item.dtype, item.nbytes) for item in predict(block, target.device_type, dtype, cache=cache)]
+    arm = "fp32" if dtype is None else DTYPE_NAMES[dtype] + ("" if cache else ", no cache")
+    case.equal(f"{arm}: bytes by dtype", bytes_by_dtype(seen), bytes_by_dtype(predicted))
+    case.equal(f"{arm}: every storage", _sizes(seen), _sizes(predicted))
+
+
+def _dtypes(case: Case, target: Target) -> list[torch.dtype]:
+    found = [dtype for dtype in case.amp_dtypes if target.supports(dtype)]
+    if not found:
+        case.unsupported(f"{target.name} computes natively in none of {case.amp_dtypes}")
+    return found
+
+
+@contract("AMP-MEMORY-014")
+@pytest.mark.parametrize("op", [*UNARY, *SEVERAL])
+def test_operation_keeps_what_its_list_says(case: Case, target: Target, rng: torch.Generator, op: str) -> None:
+    block = BLOCKS.get(f"op-{op}") or after_linear(op)
+    for dtype in _dtypes(case, target):
+        _foreseen(case, target, block, dtype)
+        _keeps_what_is_predicted(case, target, block, dtype, rng)
+        _keeps_what_is_predicted(case, target, block, dtype, rng, cache=False)
+    # The control: outside of a region the same rules hold, with nothing cast.
+    _keeps_what_is_predicted(case, target, block, None, rng)
+
+
+@contract("AMP-MEMORY-015")
+@pytest.mark.parametrize("model", MODELS)
+def test_network_keeps_what_its_operations_do(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, model: str
+) -> None:
+    block = BLOCKS[model]
+    _foreseen(case, target, block, amp_dtype)
+    _keeps_what_is_predicted(case, target, block, amp_dtype, rng)
+    full = sum(item.nbytes for item in predict(block, target.device_type, None))
+    low = sum(item.nbytes for item in predict(block, target.device_type, amp_dtype))
+    case.note("bytes kept under AMP against fp32", round(low / full, 4))
+
+
+def _measured(
+    case: Case, target: Target, block: Block, dtype: torch.dtype | None, rng: torch.Generator, cache: bool = True
+) -> tuple[StepBytes, StepBytes]:
+    """What a step of `block` holds, and what is predicted; low and high of what is measured are the peak."""
+    leaves = tensors(block, target.device, rng)
+    with PeakStorages(leaves.values()) as live:
+        with _region(target, dtype, cache):
+            loss = execute(block, leaves)
+            in_region = live.counted_bytes
+        after_region = live.counted_bytes
+        loss.backward()
+        target.synchronize()
+        del loss
+        gradients = live.counted_bytes
+    seen = StepBytes(in_region, after_region, gradients, live.peak_bytes, live.peak_bytes)
+    return seen, step_bytes(block, target.device_type, dtype, cache=cache)
+
+
+def _block(name: str) -> Block:
+    return chain(*REGIMES[name]) if name in REGIMES else BLOCKS[name]
+
+
+@contract("AMP-MEMORY-016")
+@pytest.mark.parametrize("cache", [True, deep("standard", False)], ids=["cache", "no-cache"])
+@pytest.mark.parametrize("model", ["mlp", *MODELS])
+def test_bytes_alive_at_each_point(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, model: str, cache: bool
+) -> None:
+    block = BLOCKS[model]
+    for arm, dtype in (("AMP", amp_dtype), ("fp32", None)):
+        _foreseen(case, target, block, dtype)
+        seen, predicted = _measured(case, target, block, dtype, rng, cache)
+        case.equal(f"{arm}: at the end of the forward pass, in the region", seen.in_region, predicted.in_region)
+        case.equal(f"{arm}: after the region", seen.after_region, predicted.after_region)
+        case.equal(f"{arm}: after backward", seen.gradients, predicted.gradients)
+
+
+@contract("AMP-MEMORY-017")
+@pytest.mark.parametrize("model", ["mlp", *MODELS, *REGIMES])
+def test_peak_of_live_bytes(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, model: str
+) -> None:
+    block = _block(model)
+    for arm, dtype in (("AMP", amp_dtype), ("fp32", None)):
+        _foreseen(case, target, block, dtype)
+        seen, predicted = _measured(case, target, block, dtype, rng)
+        case.between(f"{arm}: peak of a step", seen.high, predicted.low, predicted.high, "bytes")
+
+
+@contract("AMP-MEMORY-018")
+@pytest.mark.parametrize("regime", REGIMES)
+def test_gain_of_a_chain(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, regime: str) -> None:
+    rows, width, layers = REGIMES[regime]
+    (full, _), (low, _) = (
+        _measured(case, target, chain(rows, width, layers), dtype, rng) for dtype in (None, amp_dtype)
+    )
+    # fp32 keeps a ReLU's result for each layer but the last, in four bytes; AMP in two, beside a copy of the input and
+    # one of each weight in two bytes. The mean is of four bytes and of two.
+    gain = 2 * rows * width * (layers - 2) - 2 * width * width * layers + 2
+    case.equal("bytes that AMP saves at the end of the forward pass", full.in_region - low.in_region, gain)
+    case.equal("what that is", {True: "saves", False: "costs"}[gain > 2] if abs(gain) > 2 else "even", regime)
+    case.note("bytes that AMP saves at the peak", full.high - low.high, "bytes")
+    case.note("fp32: peak of a step", full.high, "bytes")
+    case.note("AMP: peak of a step", low.high, "bytes")
