@@ -80,7 +80,7 @@ class Benchmarks:
 def publish(item: pytest.Item, seconds: Sequence[float], info: Mapping[str, Any]) -> None:
     """Make `seconds` the rounds of the benchmark of `item`, with `info` as its extra_info."""
     timer = item.stash.get(_TIMER, None)
-    if timer is None:
+    if timer is None or not seconds:
         return
     benchmark = item.funcargs["benchmark"]  # type: ignore[attr-defined]
     benchmark.extra_info.update(info)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -90,6 +91,48 @@ def linear_runs_twice() -> Iterator[None]:
         return torch.nn.functional.linear(*low)
 
     yield from _linear(work)
+
+
+@fault("AMP-SPEED-050")
+def linear_takes_a_half_more() -> Iterator[None]:
+    """linear multiplies half of its rows once more."""
+
+    def work(dtype: torch.dtype, x: torch.Tensor, *others: torch.Tensor | None) -> torch.Tensor:
+        low = [None if t is None else t.to(dtype) for t in (x, *others)]
+        with torch.no_grad():
+            for _ in range(2):  # of a whole step, forward and backward, forward is a third
+                torch.nn.functional.linear(low[0][: len(x) * 3 // 4], *low[1:])  # type: ignore[index]
+        return torch.nn.functional.linear(*low)
+
+    yield from _linear(work)
+
+
+@fault("AMP-SPEED-050")
+def regions_sleep() -> Iterator[None]:
+    """Leaving a region waits for a millisecond."""
+    right = torch.autocast.__exit__
+
+    def leave(self: torch.autocast, *error: Any) -> Any:
+        time.sleep(0.001)
+        return right(self, *error)
+
+    with replaced(torch.autocast, "__exit__", leave):
+        yield
+
+
+@fault("AMP-SPEED-050")
+def regions_try_a_product() -> Iterator[None]:
+    """Entering a region multiplies two matrices first, to see whether the device is fast."""
+    right = torch.autocast.__enter__
+    trial = torch.ones(96, 96)
+
+    def enter(self: torch.autocast) -> Any:
+        for _ in range(10):
+            trial @ trial
+        return right(self)
+
+    with replaced(torch.autocast, "__enter__", enter):
+        yield
 
 
 @fault("AMP-SPEED-008")

@@ -1,0 +1,137 @@
+"""Speed beside casts by hand: what a region adds to the time of the casts and operations that it stands for."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from conformance.harness.check import Case, contract, deep, timed
+from conformance.harness.targets import Target, device_module
+from conformance.measure.clocks import Clock, Work, device_clock, repeated, step_clock
+from conformance.measure.comparison import PLANS, Comparison, compare
+from conformance.measure.intervals import Interval, noise_floor
+from conformance.measure.processor import ProcessorClock, voluntary_waits
+from conformance.measure.threads import one_thread
+
+F = torch.nn.functional
+# The least slow-down that the chapter sets out to find (docs/measuring.md); a processor's own time is counted coarser.
+ALLOWED = {"accelerator": 1.10, "cpu": 1.25}
+SHORTEST = 1e-3  # seconds of one timed run, in which what surrounds it is lost
+SIZE = {"accelerator": 4096, "cpu": 96}
+
+# Leaves, and what is computed of them.
+Program = tuple[list[torch.Tensor], Callable[..., torch.Tensor]]
+
+
+def _leaves(device: torch.device, rng: torch.Generator, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    return [torch.randn(shape, generator=rng).div(shape[-1] ** 0.5).to(device).requires_grad_() for shape in shapes]
+
+
+def _linear(device: torch.device, size: int, rng: torch.Generator) -> Program:
+    return _leaves(device, rng, (size, size), (size, size), (size,)), F.linear
+
+
+def _matmul(device: torch.device, size: int, rng: torch.Generator) -> Program:
+    return _leaves(device, rng, (size, size), (size, size)), torch.matmul
+
+
+def _conv2d(device: torch.device, size: int, rng: torch.Generator) -> Program:
+    channels, side = max(8, size // 32), max(16, size // 16)
+    shapes = ((8, channels, side, side), (channels, channels, 3, 3))
+    return _leaves(device, rng, *shapes), lambda x, weight: F.conv2d(x, weight, padding=1)
+
+
+def _layers(device: torch.device, size: int, rng: torch.Generator) -> Program:
+    """Three layers, the weight of one of which is used twice: its cast is cached."""
+
+    def forward(x: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        return F.linear(F.relu(F.linear(F.relu(F.linear(x, first)), second)), second)
+
+    return _leaves(device, rng, (size, size), (size, size), (size, size)), forward
+
+
+PROGRAMS: dict[str, Callable[[torch.device, int, torch.Generator], Program]] = {
+    "linear": _linear,
+    "matmul": _matmul,
+    "conv2d": _conv2d,
+    "layers": _layers,
+}
+
+
+@contract("AMP-SPEED-050")
+@timed
+@pytest.mark.parametrize("program", ["linear", deep("standard", "matmul"), deep("standard", "conv2d"), "layers"])
+def test_a_region_takes_the_time_of_its_casts(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, program: str
+) -> None:
+    kind = "cpu" if target.device_type == "cpu" else "accelerator"
+    clock = _clock(target)
+    case.note("clock", clock.name)
+    leaves, function = PROGRAMS[program](target.device, SIZE[kind], rng)
+    with one_thread():
+        region, by_hand = _arms(target, amp_dtype, leaves, function)
+        times = max(1, math.ceil(SHORTEST / min(clock.seconds(by_hand) for _ in range(3))))
+        seen, slowdown = _compare(case, clock, repeated(by_hand, times), repeated(region, times), ALLOWED[kind])
+        waits = [voluntary_waits(arm) for arm in (region, by_hand)] if kind == "cpu" else [None]
+    case.timings(seen.candidate, {"contract": case.contract.id, "program": program, "times by hand": slowdown.estimate})
+    if None not in waits:
+        case.equal("waits in the region and by hand", waits, [0, 0])
+    _judge(case, slowdown, ALLOWED[kind])
+
+
+def _clock(target: Target) -> Clock:
+    """The device's own time; on a processor its account of this process, which on Windows moves in steps of 16 ms."""
+    if target.device_type == "cpu":
+        return step_clock("cpu", None) if sys.platform == "win32" else ProcessorClock()
+    return device_clock(target.device_type, device_module(target.device_type))
+
+
+def _arms(
+    target: Target, dtype: torch.dtype, leaves: list[torch.Tensor], function: Callable[..., torch.Tensor]
+) -> tuple[Work, Work]:
+    """Forward and backward in a region, and the same with each leaf cast once by hand."""
+
+    def backward(result: torch.Tensor) -> None:
+        for leaf in leaves:
+            leaf.grad = None
+        result.backward(torch.ones_like(result))
+
+    def region() -> None:
+        with target.autocast(dtype):
+            result = function(*leaves)
+        backward(result)
+
+    def by_hand() -> None:
+        backward(function(*(leaf.to(dtype) for leaf in leaves)))
+
+    return region, by_hand
+
+
+def _compare(case: Case, clock: Clock, by_hand: Work, region: Work, allowed: float) -> tuple[Comparison, Interval]:
+    """How many times as long the region takes, no finer than two equal arms differ."""
+    # The interval, and the noise floor on either side, which is as wide at most, have to fit between 1 and the limit.
+    plan = replace(PLANS["full"], width=(allowed - 1) / 2, budget=case.allowance / 2, warm_ups=5)
+    floor = noise_floor(compare(clock, by_hand, by_hand, plan).speedup)
+    seen = compare(clock, region, by_hand, replace(plan, budget=case.allowance))
+    slowdown = seen.speedup.widened(floor)
+    case.note("noise floor: how far two equal arms differ", math.exp(floor) - 1, "of their ratio")
+    case.note("pairs", len(seen.candidate))
+    case.note("times as long as by hand: low end, median, high end", [slowdown.low, slowdown.estimate, slowdown.high])
+    return Comparison(seen.candidate, seen.baseline, seen.stopped), slowdown
+
+
+def _judge(case: Case, slowdown: Interval, allowed: float) -> None:
+    if slowdown.high <= allowed:
+        case.at_most("high end of the time in a region over that by hand", slowdown.high, allowed)
+    elif slowdown.low > allowed:
+        case.at_most("low end of the time in a region over that by hand", slowdown.low, allowed)
+    else:
+        case.inconclusive(
+            f"the region takes {slowdown.estimate:.3g} times as long as its casts by hand, in "
+            f"[{slowdown.low:.3g}, {slowdown.high:.3g}], and {allowed:g} is inside"
+        )
