@@ -164,17 +164,18 @@ class Watch:
         return "; ".join(reasons) or None
 
     def facts(self) -> dict[str, Any]:
-        """The conditions as far as they are known, for the evidence."""
+        """The conditions as far as they are known, numbers and texts by name, for the evidence."""
         first, last = self._samples[0], self._samples[-1]
         listed, ticks = self._processes(), self._ticks()
         clocks = [one.hertz / MHZ for one in self._samples[1:] if one.hertz is not None]
         facts = {
-            "clock before, MHz": None if first.hertz is None else first.hertz / MHZ,
-            "clock after, MHz": None if last.hertz is None else last.hertz / MHZ,
-            "clock, lowest and highest seen, MHz": [min(clocks), max(clocks)] if len(clocks) > 1 else None,
-            "temperature before, C": first.celsius,
-            "temperature after, C": last.celsius,
-            "power after, W": last.watts,
+            "clock before MHz": None if first.hertz is None else first.hertz / MHZ,
+            "clock after MHz": None if last.hertz is None else last.hertz / MHZ,
+            "lowest clock MHz": min(clocks, default=None),
+            "highest clock MHz": max(clocks, default=None),
+            "temperature before C": first.celsius,
+            "temperature after C": last.celsius,
+            "power after W": last.watts,
             "clocks held down by": self._held_down() or None,
             "share of time slowed by heat": _share(self._gone("slowed_by_heat"), self._elapsed),
             "share of time at the power cap": _share(self._gone("slowed_by_power"), self._elapsed),
