@@ -62,15 +62,23 @@ def test_the_story_is_a_table_and_its_reasons() -> None:
 
     assert story is not None
     lines = story.splitlines()
-    assert lines[0] == "Speed of AMP on cpu: time of fp32 over time of AMP, with its interval"
-    assert "bf16, TF32 off" in lines[2]
-    assert "bf16, TF32 on" in lines[2]
+    assert lines[0] == "Speed of AMP on cpu: how many times as fast as fp32, with its interval"
+    assert "bf16 over fp32 with TF32 off" in lines[2]
+    assert "bf16 over fp32 with TF32 on" in lines[2]
     assert any(
         "matmul, compute" in line and "2.50 [2.25, 2.75]" in line and "1.50 [1.40, 1.60]" in line for line in lines
     )
     assert any("step-mlp, small" in line and "0.80 [0.70, 0.90]" in line and line.endswith("-") for line in lines)
     assert "step-mlp/small/bf16/fp32: host-bound" in lines
     assert not any(line.startswith("matmul/compute/bf16/tf32") for line in lines)  # nothing was said of it
+
+
+def test_without_tf32_the_baseline_is_fp32() -> None:
+    story = speed.story(_report({"matmul/compute/bf16/fp32": FIGURES}))
+
+    assert story is not None
+    assert "bf16 over fp32" in story
+    assert "TF32" not in story
 
 
 def test_the_summary_has_a_line_for_each_device() -> None:

@@ -85,16 +85,22 @@ def brief(report: Report) -> list[str]:
     """Return a line for each device: between which ratios its speed-ups lie, against which baseline."""
     lines = []
     for target, rows in _by_target(speedups(report)).items():
-        parts = []
-        for baseline in dict.fromkeys(row.baseline for row in rows):
+        parts, named = [], _baselines(rows)
+        for baseline in named:
             some = [row for row in rows if row.baseline == baseline]
             least, most = min(some, key=lambda row: row.ratio), max(some, key=lambda row: row.ratio)
             parts.append(
                 f"{least.ratio:.2f} ({least.subject}, {least.size}) to {most.ratio:.2f} "
-                f"({most.subject}, {most.size}) times as fast as fp32 with {_HEADS.get(baseline, baseline)}"
+                f"({most.subject}, {most.size}) times as fast as {named[baseline]}"
             )
         lines.append(f"AMP on {target}: {'; '.join(parts)}; all of it: python -m conformance explain speed REPORT")
     return lines
+
+
+def _baselines(rows: list[Speedup]) -> dict[str, str]:
+    """Name the baselines; where there is but fp32, the device knows no TF32."""
+    found = list(dict.fromkeys(row.baseline for row in rows))
+    return {one: "fp32" if found == ["fp32"] else f"fp32 with {_HEADS.get(one, one)}" for one in found}
 
 
 def _by_target(rows: list[Speedup]) -> dict[str, list[Speedup]]:
@@ -121,9 +127,10 @@ def _told(target: str, rows: list[Speedup], width: int) -> Iterator[str]:
     # The harness imports this module before it can say that a package is missing.
     from tabulate import tabulate
 
-    title = f"Speed of AMP on {target}: time of fp32 over time of AMP, with its interval"
+    title = f"Speed of AMP on {target}: how many times as fast as fp32, with its interval"
     columns = list(dict.fromkeys((row.dtype, row.baseline) for row in rows))
-    heads = [f"{dtype}, {_HEADS.get(baseline, baseline)}" for dtype, baseline in columns]
+    named = _baselines(rows)
+    heads = [f"{dtype} over {named[baseline]}" for dtype, baseline in columns]
     cells: dict[tuple[str, str], dict[tuple[str, str], str]] = {}
     for row in rows:
         figure = f"{row.ratio:.2f} [{row.low:.2f}, {row.high:.2f}]"
