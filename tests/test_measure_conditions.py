@@ -76,9 +76,9 @@ def test_a_card_in_order_spoils_nothing(answers: dict[Any, Any]) -> None:
 
     assert watch.spoiled() is None
     facts = watch.facts()
-    assert facts["clock before MHz"] == facts["clock after MHz"] == 1410
-    assert facts["temperature after C"] == 60
-    assert facts["power after W"] == 250
+    assert facts["clock before, MHz"] == facts["clock after, MHz"] == 1410
+    assert facts["temperature after, C"] == 60
+    assert facts["power after, W"] == 250
     assert facts["share of time slowed by heat"] == 0
     assert facts["other processes on the device"] == 0
     assert "clocks held down by" not in facts
@@ -137,7 +137,7 @@ def test_samples_between_runs_add_clocks(answers: dict[Any, Any]) -> None:
             answers["ClockInfo", 1] = clock
             watch.sample()
 
-    assert [watch.facts()[f"{end} clock MHz"] for end in ("lowest", "highest")] == [900, 1400]
+    assert [watch.facts()[f"{end} clock, MHz"] for end in ("lowest", "highest")] == [900, 1400]
 
 
 @pytest.mark.parametrize(
@@ -258,8 +258,8 @@ def test_an_amd_device_is_asked_through_torch(monkeypatch: pytest.MonkeyPatch, k
     watch = _watch()
 
     assert watch.spoiled() is None  # the other one holds no memory of the device
-    assert watch.facts()["clock after MHz"] == 2100
-    assert watch.facts()["power after W"] == 600
+    assert watch.facts()["clock after, MHz"] == 2100
+    assert watch.facts()["power after, W"] == 600
     monkeypatch.setattr(torch.cuda, "list_gpu_processes", lambda device: listing.replace("0.000 MB", "9.000 MB"))
     assert _watch().spoiled() == "1 other process had the device open"
 

@@ -169,13 +169,13 @@ class Watch:
         listed, ticks = self._processes(), self._ticks()
         clocks = [one.hertz / MHZ for one in self._samples[1:] if one.hertz is not None]
         facts = {
-            "clock before MHz": None if first.hertz is None else first.hertz / MHZ,
-            "clock after MHz": None if last.hertz is None else last.hertz / MHZ,
-            "lowest clock MHz": min(clocks, default=None),
-            "highest clock MHz": max(clocks, default=None),
-            "temperature before C": first.celsius,
-            "temperature after C": last.celsius,
-            "power after W": last.watts,
+            "clock before, MHz": None if first.hertz is None else first.hertz / MHZ,
+            "clock after, MHz": None if last.hertz is None else last.hertz / MHZ,
+            "lowest clock, MHz": min(clocks, default=None),
+            "highest clock, MHz": max(clocks, default=None),
+            "temperature before, C": first.celsius,
+            "temperature after, C": last.celsius,
+            "power after, W": last.watts,
             "clocks held down by": self._held_down() or None,
             "share of time slowed by heat": _share(self._gone("slowed_by_heat"), self._elapsed),
             "share of time at the power cap": _share(self._gone("slowed_by_power"), self._elapsed),
