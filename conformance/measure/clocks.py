@@ -9,6 +9,10 @@ from typing import Any, Protocol
 
 Work = Callable[[], object]
 
+_FIRST_CYCLES = 200_000  # of the delay in front of the first run: about 0.1 ms
+_LONGEST_DELAY = 0.05  # seconds
+_MOST_MISSES = 6
+
 
 class BrokenTiming(RuntimeError):
     """A clock showed what cannot be: it does not wait for the work, or the work outran the hardware."""
@@ -41,25 +45,63 @@ class HostClock:
 
 
 class EventClock:
-    """Time between two events on the device's stream (CUDA, ROCm, XPU): what the device worked."""
+    """Time between two events on the device's current stream (CUDA, ROCm, XPU): what the device worked.
+
+    The events are put behind a delay that the device spins away while the host queues the work, so that the time in
+    which the device waits for launches does not count. `hidden` says whether that held in the last run: it does not
+    where the work waits for the device itself, or where the device module has no such delay.
+    """
 
     name = "device events"
+    resolution = 1e-6  # cudaEventElapsedTime documents 0.5 us, hipEventElapsedTime 1 us
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, now: Callable[[], float] = time.perf_counter) -> None:
         self._module = module
+        self._now = now
+        self._cycles = _FIRST_CYCLES if callable(getattr(module, "_sleep", None)) else 0
+        self._missed = 0
+        self.hidden = False
 
     def seconds(self, work: Work) -> float:
-        start, end = (self._module.Event(enable_timing=True) for _ in range(2))
+        queued, start, end = (self._module.Event(enable_timing=True) for _ in range(3))
         self._module.synchronize()
+        queued.record()
+        self._delay()
         start.record()
+        before = self._now()
         work()
+        launching = self._now() - before
         end.record()
+        # Launches are hidden if the device still spun when the last of them was queued.
+        self.hidden = bool(self._cycles) and not start.query()
         self._module.synchronize()
+        if self._cycles and not self.hidden:
+            self._lengthen(launching, float(queued.elapsed_time(start)) / 1000)
         return float(start.elapsed_time(end)) / 1000  # elapsed_time is in milliseconds
+
+    def _delay(self) -> None:
+        if not self._cycles:
+            return
+        try:
+            self._module._sleep(self._cycles)
+        except (AttributeError, NotImplementedError, RuntimeError):  # not public, so a build may lack it
+            self._cycles = 0
+
+    def _lengthen(self, launching: float, delay: float) -> None:
+        """Let the next delay last twice as long as the launches took; none any more after some that were in vain."""
+        self._missed += 1
+        wanted = min(2 * launching, _LONGEST_DELAY)
+        # What a cycle takes differs: the clock's at that moment, or a fixed one (Sleep.cu: wall_clock64 on gfx11).
+        growth = max(2.0, wanted / delay) if delay > 0 else 2.0
+        self._cycles = 0 if self._missed > _MOST_MISSES or delay > _LONGEST_DELAY else int(self._cycles * growth)
 
 
 def device_clock(device_type: str, module: ModuleType | None) -> Clock:
-    """The finest clock of a device: events where its module has them, else the host's."""
+    """The finest clock of a device: events where the device stamps them, else the host's.
+
+    MPS stamps its events on the host, in a listener's thread once it is told (aten/src/ATen/mps/MPSEvent.mm), which is
+    no finer than the host's own clock and not safer.
+    """
     if device_type in ("cuda", "xpu"):
         return EventClock(module)
     return step_clock(device_type, module)
@@ -81,15 +123,39 @@ def repeated(work: Work, times: int) -> Work:
     return run
 
 
-def check_clock(clock: Clock, work: Work, *, tries: int = 5) -> float:
-    """How many times longer four times the work takes; raises BrokenTiming below 2: the clock does not wait.
+def check_clock(
+    clock: Clock,
+    work: Work,
+    *,
+    read: Callable[[], object] | None = None,
+    tries: int = 5,
+    now: Callable[[], float] = time.perf_counter,
+) -> float:
+    """How many times longer four times the work takes; raises BrokenTiming where the clock cannot be right.
 
-    A clock that only sees the launch, or that stands still, shows no such growth. The least of several tries is taken
-    for both, as disturbances only add time.
+    Below 2 it stands still or does not see the work. A clock that sees launches only grows with them all the same, so
+    `read`, where given, has to bring a value to the host that `work` computes, which cannot arrive before the work is
+    done: the clock then has to tell at least half, and at most twice, what passes on the host's clock until it does.
+    Give it with work that keeps the device busy for longer than the host needs to queue it. The least of several
+    tries, in turn, is taken for each time, as disturbances only add to it.
     """
-    once = min(clock.seconds(work) for _ in range(tries))
-    fourfold = min(clock.seconds(repeated(work, 4)) for _ in range(tries))
+    times: dict[str, list[float]] = {"once": [], "fourfold": [], "in hand": []}
+    for _ in range(tries):
+        times["once"].append(clock.seconds(work))
+        times["fourfold"].append(clock.seconds(repeated(work, 4)))
+        if read is not None:
+            read()
+            start = now()
+            work()
+            read()
+            times["in hand"].append(now() - start)
+    once, fourfold = min(times["once"]), min(times["fourfold"])
     growth = fourfold / once if once > 0 else 0.0
     if growth < 2:
         raise BrokenTiming(f"four times the work took {growth:.2f} times as long: {clock.name} does not wait for it")
+    if read is not None and not 0.5 <= once / min(times["in hand"]) <= 2:
+        raise BrokenTiming(
+            f"{clock.name} tells {once * 1e3:.3g} ms for work whose result is in hand after "
+            f"{min(times['in hand']) * 1e3:.3g} ms: it does not wait for it, or counts in another unit"
+        )
     return growth

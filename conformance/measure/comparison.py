@@ -1,4 +1,4 @@
-"""Comparisons: two arms timed in turn until their ratio is known well enough, or time is up."""
+"""Comparisons: two arms timed in pairs of drawn order, until their ratio is known well enough or time is up."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from conformance.measure.clocks import Clock, Work
-from conformance.measure.intervals import Interval, median_interval
-
-FEWEST_PAIRS = 12  # six blocks: the least for which [smallest, largest] covers a median with 95 %
+from conformance.measure.clocks import BrokenTiming, Clock, Work
+from conformance.measure.intervals import CONFIDENCE, Interval, median_ratio, order_statistic
 
 
 @dataclass(frozen=True)
 class Plan:
     """How long to measure: pairs of the pilot and at most, the wanted width of the interval, seconds, warm-up runs.
 
-    `width` is high end over low end, less 1. `warm_ups` bounds the runs of each arm that precede the pilot.
+    `width` is high end over low end, less 1. `warm_ups` bounds the runs of each arm that precede the pilot, and
+    `budget` the seconds of everything. Raises ValueError where `most` pairs are too few for an interval.
     """
 
     pilot: int
@@ -29,11 +28,31 @@ class Plan:
     budget: float = math.inf
     warm_ups: int = 20
 
+    def __post_init__(self) -> None:
+        order_statistic(self.most, self.confidence)
 
+    @property
+    def looks(self) -> tuple[int, ...]:
+        """Numbers of pairs after which the interval is looked at: the pilot's, twice that and so on, and the most."""
+        doubled = [self.pilot * 2**i for i in range(self.most.bit_length()) if self.pilot * 2**i < self.most]
+        return (*doubled, self.most)
+
+    @property
+    def confidence(self) -> float:
+        """The confidence of the interval at each look, so that all of them together err no more often than allowed.
+
+        A stop that depends on what was seen picks among the looks; that none of them errs has at least the probability
+        of 1 less the sum of their errors (Bonferroni's inequality), so no rule of stopping spoils the coverage.
+        """
+        return 1 - (1 - CONFIDENCE) / len(self.looks)
+
+
+# Two equal arms of width w have a floor of w at most where their interval covers 1, so that a difference of 2 w is
+# found: one of 10 % at standard (2 log 1.04 < log 1.1), one of 20 % at quick, one of 5 % at full.
 PLANS = {
-    "quick": Plan(pilot=12, most=20, width=0.10, budget=2.0, warm_ups=5),
-    "standard": Plan(pilot=20, most=120, width=0.05, budget=6.0, warm_ups=20),
-    "full": Plan(pilot=40, most=400, width=0.02, budget=60.0, warm_ups=50),
+    "quick": Plan(pilot=9, most=18, width=0.09, budget=2.0, warm_ups=5),
+    "standard": Plan(pilot=10, most=160, width=0.04, budget=6.0, warm_ups=20),
+    "full": Plan(pilot=12, most=768, width=0.02, budget=60.0, warm_ups=50),
 }
 
 
@@ -49,32 +68,52 @@ class Progress:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Seconds of both arms in the order in which they were taken, two of each a block; `stopped` says why it ended."""
+    """Seconds of both arms, pair by pair, and why no more were taken: the "width" is reached, "most", or the "budget".
+
+    `confidence` is that of the interval at the look at which it stopped; above CONFIDENCE it is one of several looks.
+    `resolution` is the finest difference in seconds that the clock tells.
+    """
 
     baseline: tuple[float, ...]
     candidate: tuple[float, ...]
-    stopped: str = "width"
-
-    @property
-    def ratios(self) -> list[float]:
-        """Logarithms of baseline over candidate, one for each block of two pairs."""
-        logs = [math.log(a / b) for a, b in zip(self.baseline, self.candidate, strict=True)]
-        return [(logs[i] + logs[i + 1]) / 2 for i in range(0, len(logs) - 1, 2)]
+    stopped: str = "most"
+    confidence: float = CONFIDENCE
+    resolution: float = 0.0
 
     @property
     def speedup(self) -> Interval:
-        """How many times faster the candidate is."""
-        return median_interval(self.ratios)
+        """How many times faster the candidate is, widened by what the clock cannot resolve."""
+        seen = median_ratio(self.baseline, self.candidate, self.confidence)
+        if self.confidence > CONFIDENCE:
+            seen = replace(seen, coverage=CONFIDENCE)
+        if not self.resolution or not self.baseline:
+            return seen
+        # Each time may be off by one step of the clock, in the worst case both in opposite directions.
+        return seen.widened(sum(math.log1p(self.resolution / min(arm)) for arm in (self.baseline, self.candidate)))
 
 
-def warm_up(clock: Clock, work: Work, *, most: int, steady: float = 0.1) -> None:
-    """Run `work` until two runs in a row differ by less than `steady`, relative; at most `most` runs."""
-    before = clock.seconds(work)
-    for _ in range(most):
-        now = clock.seconds(work)
-        if abs(now - before) <= steady * before:
-            return
-        before = now
+def warm_up(clock: Clock, work: Work, *, most: int, steady: float = 0.05) -> float:
+    """Run `work` until two runs in a row are not faster than all before them by `steady`; return the fastest's seconds.
+
+    Warming up makes runs faster: libraries load, kernels are chosen and compiled, clocks rise. What makes them slower
+    later, heat, meets both arms of a pair alike. At most `most` runs, one at least.
+    """
+    fastest, idle = seconds(clock, work), 0
+    for _ in range(most - 1):
+        taken = seconds(clock, work)
+        idle = 0 if taken < fastest * (1 - steady) else idle + 1
+        fastest = min(fastest, taken)
+        if idle == 2:
+            break
+    return fastest
+
+
+def seconds(clock: Clock, work: Work) -> float:
+    """The seconds of one run; raises BrokenTiming where the clock tells none, or fewer."""
+    taken = clock.seconds(work)
+    if not 0 < taken < math.inf:
+        raise BrokenTiming(f"{clock.name} tells {taken} s for a run")
+    return taken
 
 
 @contextmanager
@@ -89,6 +128,27 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
+@dataclass
+class _Pairs:
+    """Takes pairs: both arms once, in an order that a fair coin says."""
+
+    clock: Clock
+    arms: tuple[Work, Work]
+    before: Callable[[], object]
+    coin: random.Random
+    taken: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
+
+    def take(self) -> None:
+        for arm in (0, 1) if self.coin.random() < 0.5 else (1, 0):
+            self.before()
+            self.taken[arm].append(seconds(self.clock, self.arms[arm]))
+
+    def comparison(self, stopped: str, confidence: float) -> Comparison:
+        baseline, candidate = map(tuple, self.taken)
+        resolution = getattr(self.clock, "resolution", 0.0)
+        return Comparison(baseline, candidate, stopped, confidence, resolution)
+
+
 def compare(
     clock: Clock,
     baseline: Work,
@@ -98,38 +158,45 @@ def compare(
     before: Callable[[], object] | None = None,
     progress: Callable[[Progress], object] | None = None,
     now: Callable[[], float] = time.monotonic,
-    seed: int = 0,
+    seed: int | str = 0,
 ) -> Comparison:
-    """Time both arms in turn, in blocks ABBA or BAAB as a coin falls, after warming both up.
+    """Time both arms in pairs, after warming both up, until the interval is as narrow as the plan wants.
 
-    Blocks are taken until the plan's width is expected to be reached, its number of pairs is, or its budget is spent.
-    `before` runs untimed before every timed run (a Flush).
+    The order within each pair is drawn by a fair coin, from `seed`. Were it fixed, say ABBA, noise with a rhythm of its
+    own could favour one arm throughout; so, whatever the noise, each ratio lies above the true one as often as below
+    it, independently of all others, as long as the noise does not know which arm runs. That is all that an
+    order-statistic interval needs to be exact. The interval is looked at after as many pairs as `plan.looks` says;
+    the seconds that are left decide when to stop else, and those know nothing of the ratio either.
+
+    `before` runs untimed before every timed run (a Flush); `progress` is told after every pair.
     """
-    coin = random.Random(seed)
-    arms: dict[str, tuple[Work, list[float]]] = {"A": (baseline, []), "B": (candidate, [])}
+    pairs = _Pairs(clock, (baseline, candidate), before or (lambda: None), random.Random(seed))
+    start = now()
     with _no_collection():
-        warm_up(clock, baseline, most=plan.warm_ups)
-        warm_up(clock, candidate, most=plan.warm_ups)
-        start = now()
-        stopped = "most"
-        for done in range(0, plan.most, 2):
-            if done >= FEWEST_PAIRS and now() - start > plan.budget:
-                stopped = "budget"
-                break
-            for arm in coin.choice(("ABBA", "BAAB")):
-                if before is not None:
-                    before()
-                work, seconds = arms[arm]
-                seconds.append(clock.seconds(work))
+        pace = sum(warm_up(clock, arm, most=plan.warm_ups) for arm in pairs.arms)
+        warm = now()
+        for done in range(plan.most):
+            if now() - start + pace > plan.budget:
+                return pairs.comparison("budget", plan.confidence)
+            pairs.take()
+            pace = (now() - warm) / (done + 1)
+            reached = done + 1 in plan.looks and _narrow(pairs.comparison("width", plan.confidence), plan)
             if progress is not None:
-                seen = Comparison(tuple(arms["A"][1]), tuple(arms["B"][1]))
-                elapsed = now() - start
-                progress(
-                    Progress(
-                        done + 2,
-                        plan.most,
-                        seen.speedup if done + 2 >= FEWEST_PAIRS else None,
-                        min(plan.budget - elapsed, elapsed / (done + 2) * (plan.most - done - 2)),
-                    )
-                )
-    return Comparison(tuple(arms["A"][1]), tuple(arms["B"][1]), stopped)
+                progress(_progress(pairs.comparison("", plan.confidence), plan, now() - start))
+            if reached:
+                return pairs.comparison("width", plan.confidence)
+    return pairs.comparison("most", plan.confidence)
+
+
+def _narrow(seen: Comparison, plan: Plan) -> bool:
+    return seen.speedup.width <= math.log1p(plan.width)
+
+
+def _progress(seen: Comparison, plan: Plan, elapsed: float) -> Progress:
+    """How far it is to the look at which, as it seems, the interval will be narrow enough."""
+    done, interval = len(seen.baseline), seen.speedup
+    # An interval of a median narrows with the root of the number of pairs.
+    wanted = done * (interval.width / math.log1p(plan.width)) ** 2 if interval.low > 0 else plan.pilot
+    planned = next((look for look in plan.looks if look >= max(done, wanted)), plan.most)
+    left = elapsed / done * (planned - done)
+    return Progress(done, planned, interval if interval.low > 0 else None, min(left, max(0.0, plan.budget - elapsed)))

@@ -7,12 +7,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-CONFIDENCE = 0.95
+CONFIDENCE = 0.99  # two equal arms are told apart in one measurement of a hundred at most
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A median ratio with a confidence interval; `coverage` is the interval's exact confidence."""
+    """A median ratio with a confidence interval that covers the true one with a probability of at least `coverage`."""
 
     estimate: float
     low: float
@@ -29,10 +29,19 @@ class Interval:
         """The interval with both ends moved outwards by a noise floor, which is in logarithmic units."""
         return Interval(self.estimate, self.low * math.exp(-floor), self.high * math.exp(floor), self.coverage)
 
+    @property
+    def width(self) -> float:
+        """High end over low end, in logarithmic units; infinite where there were too few samples for two ends."""
+        return math.log(self.high) - math.log(self.low) if self.low > 0 else math.inf
+
 
 def noise_floor(equal: Interval) -> float:
-    """The largest difference, in logarithmic units, that two equal arms may have shown in an A/A run."""
-    return max(abs(math.log(equal.low)), abs(math.log(equal.high)))
+    """The largest difference, in logarithmic units, that two equal arms may have shown in an A/A run.
+
+    It is the end of their interval that lies further from 1: what the machine scatters and what it is biased by both
+    count. Infinite where the A/A run took too few samples.
+    """
+    return max(-math.log(equal.low), math.log(equal.high), 0.0) if equal.low > 0 else math.inf
 
 
 def order_statistic(samples: int, confidence: float = CONFIDENCE) -> tuple[int, float]:
@@ -49,19 +58,21 @@ def order_statistic(samples: int, confidence: float = CONFIDENCE) -> tuple[int, 
             break
         best = (k, 1 - 2 * below)
     if best is None:
-        raise ValueError(f"{samples} samples are too few for an interval of {confidence:.0%}")
+        raise ValueError(f"{samples} samples are too few for an interval of {confidence:.1%}")
     return best
 
 
-def median_interval(logs: Sequence[float]) -> Interval:
-    """Median of ratios, given as logarithms, with its order-statistic interval."""
-    ordered = sorted(logs)
-    k, coverage = order_statistic(len(ordered))
-    return Interval(
-        math.exp(statistics.median(ordered)), math.exp(ordered[k - 1]), math.exp(ordered[len(ordered) - k]), coverage
-    )
+def median_ratio(
+    numerators: Sequence[float], denominators: Sequence[float], confidence: float = CONFIDENCE
+) -> Interval:
+    """Median of the ratios of pairs, through their logarithms, with its order-statistic interval.
 
-
-def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Interval:
-    """Median of the ratios of pairs, through their logarithms, with its order-statistic interval."""
-    return median_interval([math.log(a / b) for a, b in zip(numerators, denominators, strict=True)])
+    Too few pairs for `confidence` exclude nothing: the interval is [0, inf]; without any the estimate is NaN.
+    """
+    logs = sorted(math.log(a / b) for a, b in zip(numerators, denominators, strict=True))
+    estimate = math.exp(statistics.median(logs)) if logs else math.nan
+    try:
+        k, coverage = order_statistic(len(logs), confidence)
+    except ValueError:
+        return Interval(estimate, 0.0, math.inf, 1.0)
+    return Interval(estimate, math.exp(logs[k - 1]), math.exp(logs[len(logs) - k]), coverage)
