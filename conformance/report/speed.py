@@ -85,7 +85,7 @@ def brief(report: Report) -> list[str]:
     """Return a line for each device: between which ratios its speed-ups lie, against which baseline."""
     lines = []
     for target, rows in _by_target(speedups(report)).items():
-        parts, named = [], _baselines(rows)
+        parts, named = [], _baselines(report, target, rows)
         for baseline in named:
             some = [row for row in rows if row.baseline == baseline]
             least, most = min(some, key=lambda row: row.ratio), max(some, key=lambda row: row.ratio)
@@ -97,10 +97,11 @@ def brief(report: Report) -> list[str]:
     return lines
 
 
-def _baselines(rows: list[Speedup]) -> dict[str, str]:
-    """Name the baselines; where there is but fp32, the device knows no TF32."""
-    found = list(dict.fromkeys(row.baseline for row in rows))
-    return {one: "fp32" if found == ["fp32"] else f"fp32 with {_HEADS.get(one, one)}" for one in found}
+def _baselines(report: Report, target: str, rows: list[Speedup]) -> dict[str, str]:
+    """Name the baselines; only on CUDA devices is there a TF32 that could be on or off."""
+    cuda = any(text.line(one.name) == target and one.device_type == "cuda" for one in report.header.targets)
+    found = dict.fromkeys(row.baseline for row in rows)
+    return {one: f"fp32 with {_HEADS.get(one, one)}" if cuda or one != "fp32" else "fp32" for one in found}
 
 
 def _by_target(rows: list[Speedup]) -> dict[str, list[Speedup]]:
@@ -120,16 +121,22 @@ def story(report: Report, *, contracts: tuple[str, ...] = (), width: int = 100) 
         for row in speedups(report)
         if not contracts or any(fnmatchcase(row.case.contract, pattern) for pattern in contracts)
     ]
-    return "\n\n".join(part for target, some in _by_target(rows).items() for part in _told(target, some, width)) or None
+    return (
+        "\n\n".join(
+            part
+            for target, some in _by_target(rows).items()
+            for part in _told(target, some, _baselines(report, target, some), width)
+        )
+        or None
+    )
 
 
-def _told(target: str, rows: list[Speedup], width: int) -> Iterator[str]:
+def _told(target: str, rows: list[Speedup], named: Mapping[str, str], width: int) -> Iterator[str]:
     # The harness imports this module before it can say that a package is missing.
     from tabulate import tabulate
 
     title = f"Speed of AMP on {target}: how many times as fast as fp32, with its interval"
     columns = list(dict.fromkeys((row.dtype, row.baseline) for row in rows))
-    named = _baselines(rows)
     heads = [f"{dtype} over {named[baseline]}" for dtype, baseline in columns]
     cells: dict[tuple[str, str], dict[tuple[str, str], str]] = {}
     for row in rows:
