@@ -1,0 +1,177 @@
+"""Runs checks of the suite on a simulated card, case by case, as the plugin would on a real one."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+import itertools
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from conformance.harness import catalogue, expectations, judge, targets
+from conformance.harness.check import DEPTHS, Case
+from conformance.harness.evidence import Evidence
+from conformance.harness.measuring import DEADLINES, Measurement
+from conformance.measure import clocks, comparison
+from tests.simulated_card import Card, Disturbance, jitter
+from tests.simulated_gpu import TARGET, Simulation, simulated
+
+_catalogue = functools.cache(catalogue.load)
+NOISE = 0.01  # a steady card's kernels differ by about a per cent from one run to the next
+_REAL = ("real", "accelerator", "cuda")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a case on a simulated card came to."""
+
+    contract: str
+    name: str
+    verdict: str
+    reason: str
+    evidence: tuple[Evidence, ...]
+
+    def __str__(self) -> str:
+        return f"{self.contract}[{self.name}] {self.verdict} {self.reason}"
+
+
+@contextlib.contextmanager
+def machine(card: Card, *disturbances: Disturbance, noise: float = NOISE, seed: int = 0) -> Iterator[Simulation]:
+    """The card, with its noise and what else disturbs it; the clocks of the suite go by its time."""
+    with contextlib.ExitStack() as stack:
+        simulation = stack.enter_context(simulated(card))
+        now = simulation.timeline.now
+        simulation.timeline.disturbances = [jitter(noise, seed), *disturbances]
+        for function in (clocks.HostClock.__init__, clocks.EventClock.__init__, clocks.check_clock, comparison.compare):
+            stack.enter_context(_given(function, "now", now))
+        yield simulation
+
+
+@contextlib.contextmanager
+def _given(function: Any, name: str, value: Any) -> Iterator[None]:
+    """Give a parameter of a function another default."""
+    parameters = inspect.signature(function).parameters
+    if parameters[name].kind is inspect.Parameter.KEYWORD_ONLY:
+        with mock.patch.dict(function.__kwdefaults__, {name: value}):
+            yield
+        return
+    optional = [key for key, each in parameters.items() if each.default is not each.empty]
+    before = function.__defaults__
+    function.__defaults__ = tuple(value if key == name else old for key, old in zip(optional, before, strict=True))
+    try:
+        yield
+    finally:
+        function.__defaults__ = before
+
+
+@pytest.fixture(autouse=True)
+def markers(pytestconfig: pytest.Config) -> None:
+    """The marks of the checks, which the plugin registers where the suite itself runs."""
+    for name in ("contract", "depth", "per_target", "timed"):
+        pytestconfig.addinivalue_line("markers", f"{name}: of the suite")
+
+
+def checks(module: str) -> dict[str, Callable[..., None]]:
+    """The checks of `conformance.<module>` that a GPU runs, by name, without those of a user's workload."""
+    found = importlib.import_module(f"conformance.{module}")
+    return {
+        name: check
+        for name, check in vars(found).items()
+        if name.startswith("test_")
+        and "own" not in inspect.signature(check).parameters
+        and (mark := _mark(check, "contract"))
+        and set(mark.kwargs["on"]) & set(_REAL)
+    }
+
+
+def _mark(check: Any, name: str) -> Any:
+    return next((mark for mark in getattr(check, "pytestmark", []) if mark.name == name), None)
+
+
+def parameters(check: Any, level: str = "quick", dtypes: tuple[str, ...] = ("fp16", "bf16")) -> list[dict[str, Any]]:
+    """The sets of parameters that a check has at that level, each with an `id`."""
+    axes: list[list[tuple[str, dict[str, Any]]]] = []
+    for mark in getattr(check, "pytestmark", []):
+        if mark.name == "parametrize":
+            names = mark.args[0].split(",") if isinstance(mark.args[0], str) else list(mark.args[0])
+            rows = [_row([name.strip() for name in names], given, level) for given in mark.args[1]]
+            ids = mark.kwargs.get("ids")
+            named = [(ids[number] if ids and not callable(ids) else None, row) for number, row in enumerate(rows)]
+            axes.append([(given or row[0], row[1]) for given, row in named if row is not None])
+    if "amp_dtype" in inspect.signature(check).parameters:
+        mark = _mark(check, "contract")
+        axes.append([(d, {"amp_dtype": targets.AMP_DTYPES[d]}) for d in dtypes if d in mark.kwargs["dtypes"]])
+    cases = []
+    for combination in itertools.product(*axes):
+        merged: dict[str, Any] = {}
+        for _, row in combination:
+            merged |= row
+        cases.append({**merged, "id": "-".join([_short(check), *(name for name, _ in combination)])})
+    return cases
+
+
+def cases(module: str, level: str = "quick", dtypes: tuple[str, ...] = ("fp16", "bf16")) -> Iterator[tuple[Any, Any]]:
+    """All cases of the module's checks at that level: a check and its parameters."""
+    for check in checks(module).values():
+        for given in parameters(check, level, dtypes):
+            yield check, given
+
+
+def _short(check: Any) -> str:
+    return str(check.__name__).removeprefix("test_")
+
+
+def _row(names: list[str], given: Any, level: str) -> tuple[str, dict[str, Any]] | None:
+    """One set of parameters, None where it is deeper than `level`."""
+    values = given
+    name = None
+    if hasattr(given, "marks"):
+        depth = next((mark.args[0] for mark in given.marks if mark.name == "depth"), "quick")
+        if DEPTHS.index(depth) > DEPTHS.index(level):
+            return None
+        values, name = given.values, given.id
+        values = values[0] if len(names) == 1 else values
+    row = {names[0]: values} if len(names) == 1 else dict(zip(names, values, strict=True))
+    return name or "-".join(str(value) for value in row.values()), row
+
+
+def run(
+    check: Any,
+    given: dict[str, Any],
+    simulation: Simulation,
+    *,
+    level: str = "quick",
+    expected: expectations.Expectations | None = None,
+) -> Outcome:
+    """Run one case of a check in the simulation that is in force."""
+    contract = _catalogue().contracts[_mark(check, "contract").args[0]]
+    given = dict(given)
+    name = given.pop("id")
+    case = Case(contract, level=level, seed=0, substitutions={"device": "cuda:0", "amp_dtype": "torch.float16"})
+    now = simulation.timeline.now
+    case.measurement = Measurement(now() + DEADLINES["accelerator"][level], lambda words: None, lambda *_: None, now)
+    offered = {
+        "case": case,
+        "target": TARGET,
+        "rng": torch.Generator().manual_seed(zlib.crc32(name.encode())),
+        "expectations": expected or expectations.Expectations((), ()),
+        **given,
+    }
+    error: BaseException | None = None
+    torch.manual_seed(0)
+    try:
+        if "amp_dtype" in given and not TARGET.supports(given["amp_dtype"]):
+            case.unsupported("the device lacks that type")
+        check(**{key: offered[key] for key in inspect.signature(check).parameters})
+    except Exception as raised:
+        error = raised
+    judged = judge.judge(case, error)
+    return Outcome(contract.id, name, judged.verdict.value, judged.detail or judged.reason, tuple(case.evidence))
