@@ -14,7 +14,7 @@ from conformance.console import OK, USAGE, UsageError, colour, show, width, writ
 from conformance.version import __version__
 
 try:
-    from conformance import arithmetic, live
+    from conformance import arithmetic, calibration, live
     from conformance.report import checklist, diff, document, explain, speed, terminal
 except ModuleNotFoundError as missing:
     if missing.name != "tabulate":
@@ -60,7 +60,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"amp-conformance {__version__}")
     commands = parser.add_subparsers(
-        dest="command", required=True, metavar="diff|checklist|summary|explain|catalogue|surface|ops|fingerprint|trace"
+        dest="command",
+        required=True,
+        metavar="diff|checklist|summary|explain|catalogue|surface|ops|fingerprint|trace|calibrate",
     )
 
     command = commands.add_parser("diff", help="compare two reports; exit status 1 where something regressed")
@@ -97,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
 
     live.add_commands(commands)
     arithmetic.add_commands(commands)
+    calibration.add_commands(commands)
     return parser
 
 

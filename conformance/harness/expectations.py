@@ -7,7 +7,7 @@ import difflib
 import itertools
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ LARGEST_FACTOR = 64.0
 
 _PUBLISHED = {"id", "device_type", "names", "how", "source", "date", "expires", "ratio"}
 _CALIBRATED = _PUBLISHED | {"torch", "driver", "reports"}
-_OPTIONAL = {"unless", "capability"}
+_OPTIONAL = {"unless", "capability", "reached"}
 _RATIO = {"keys", "at_least"}
 _RATIO_OPTIONAL = {"source", "seen", "noise", "pairs"}
 _TEXTS = {"id", "device_type", "source", "torch", "driver"}
@@ -77,6 +77,7 @@ class DeviceClass:
     torch: str | None = None
     driver: str | None = None
     reports: tuple[str, ...] = ()
+    reached: Mapping[str, float] = field(default_factory=dict)  # TFLOP/s by mode; nothing is judged by it
 
     def fits(self, device_type: str, name: str, capability: str | None) -> bool:
         """Whether a device is of this class."""
@@ -202,6 +203,7 @@ def _device_class(where: str, row: dict[str, Any]) -> DeviceClass:
         raise ExpectationsError(f"{where}: reports: {bad[:70]!r} is no SHA-256 of a report (64 hexadecimal digits)")
     if row["device_type"] == "cuda" and "capability" not in row:
         raise ExpectationsError(f"{where}: the key 'capability' is missing, such as [\"9.0\"]; a name alone misleads")
+    _check_reached(where, row.get("reached", {}))
     fields: dict[str, Any] = {key: tuple(row.get(key, ())) for key in _LISTS}
     fields |= {key: value for key, value in row.items() if key not in _LISTS and key != "ratio"}
     return DeviceClass(**fields, expectations=_expectations(where, row))
@@ -260,6 +262,12 @@ def _check_numbers(where: str, row: dict[str, Any]) -> None:
         raise ExpectationsError(f"{where}: noise must be a number from 0 to 10, the logarithm of a ratio")
     if type(row.get("pairs", 1)) is not int or not 1 <= row.get("pairs", 1) <= 10**9:
         raise ExpectationsError(f"{where}: pairs must be a count")
+
+
+def _check_reached(where: str, rates: Any) -> None:
+    modes = (*_DTYPES, *BASELINES)
+    if not isinstance(rates, dict) or not all(mode in modes and _number(rate, 0, 1e9) for mode, rate in rates.items()):
+        raise ExpectationsError(f"{where}: reached must be a table of TFLOP/s by mode ({', '.join(modes)})")
 
 
 def _number(value: Any, low: float, high: float) -> bool:

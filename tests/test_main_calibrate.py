@@ -1,0 +1,313 @@
+"""`python -m conformance calibrate`: what it makes of reports, by which machines it is then judged, what it refuses."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import math
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance import calibration
+from conformance.__main__ import main
+from conformance.harness import expectations, waivers
+from conformance.report import document, speed
+from tests import reports
+
+NAME = "NVIDIA H100 80GB HBM3"
+DEVICE = ("cuda", NAME, "9.0")
+TODAY = datetime.date(2026, 12, 1)
+KEY = "matmul/compute/bf16/fp32"
+FIGURES = {"low": 9.8, "ratio": 10.0, "high": 10.2, "noise": 0.01, "pairs": 40, "AMP TFLOP/s": 700.0}
+FIGURES |= {"baseline TFLOP/s": 52.0}
+
+
+@pytest.fixture(autouse=True)
+def _today(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waivers, "today", lambda: TODAY)
+
+
+def _figures(**changes: Any) -> dict[str, Any]:
+    return FIGURES | changes
+
+
+def _raw(rows: dict[str, dict[str, Any]], **changes: Any) -> dict[str, Any]:
+    """The sample of a conformant run, as if on a GPU, with these speed-ups."""
+    raw = reports.raw("conformant")
+    raw["header"]["started"] = changes.pop("started", "2026-11-30T12:00:00+00:00")
+    raw["header"]["environment"] |= {"torch": "2.13.0", "driver": "580.65"} | changes.pop("environment", {})
+    target = next(target for target in raw["header"]["targets"] if not target["fake"])
+    place = target["name"]
+    target |= {"name": "cuda:0", "device_type": "cuda"}
+    target["probe"] |= {"name": NAME, "capability": "9.0"} | changes.pop("probe", {})
+    for case in raw["cases"]:
+        case["target"] = "cuda:0" if case["target"] == place else case["target"]
+    case = next(case for case in raw["cases"] if case["target"] == "cuda:0")
+    common = {"relation": None, "bound": None, "unit": speed.UNIT, "holds": True}
+    case["evidence"] += [
+        {"name": key, "measured": [list(pair) for pair in figures.items()], **common} for key, figures in rows.items()
+    ]
+    assert not changes
+    return raw
+
+
+def _report(folder: Path, rows: dict[str, dict[str, Any]], name: str = "report.json", **changes: Any) -> str:
+    path = folder / name
+    path.write_text(json.dumps(_raw(rows, **changes)))
+    return str(path)
+
+
+def _calibrated(folder: Path, *arguments: str) -> expectations.DeviceClass:
+    output = folder / "fleet.toml"
+    assert main(["calibrate", *arguments, "-o", str(output)]) == 0
+    found = expectations.load([output], today=TODAY).of(*DEVICE, TODAY)
+    assert found is not None
+    return found
+
+
+def test_a_report_becomes_expectations_with_their_provenance(tmp_path: Path) -> None:
+    path = _report(tmp_path, {KEY: FIGURES, "lstm/launch/fp16/fp32": _figures(low=0.5, ratio=0.6, high=0.7)})
+
+    found = _calibrated(tmp_path, path)
+
+    expected = found.expected(KEY)
+    assert expected is not None
+    assert expected.factor == pytest.approx(9.8 * 9.8 / 10.0, rel=1e-5)
+    assert (expected.how, expected.date, expected.expires) == (
+        "calibrated",
+        datetime.date(2026, 11, 30),
+        datetime.date(2027, 11, 30),
+    )
+    assert found.expected("lstm/launch/fp16/fp32").factor == pytest.approx(0.25 / 0.6, rel=1e-5)  # type: ignore[union-attr]
+    assert (found.torch, found.driver) == ("2.13.0", "580.65")
+    assert found.reports == (hashlib.sha256(Path(path).read_bytes()).hexdigest(),)
+    assert found.reached == {"bf16": 700, "fp32": 52, "fp16": 700}
+    assert found.id.startswith("nvidia-h100-80gb-hbm3-calibrated")
+
+
+def test_the_page_goes_to_standard_output_and_the_account_beside_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = _report(tmp_path, {KEY: FIGURES, "bmm/compute/bf16/fp32": _figures(spoiled="the machine is busy")})
+
+    assert main(["calibrate", path]) == 0
+
+    seen = capsys.readouterr()
+    (tmp_path / "fleet.toml").write_text(seen.out)
+    assert len(expectations.read(tmp_path / "fleet.toml")[0].expectations) == 1
+    assert f"{NAME}: 1 expectation from 1 report, to 2027-11-30" in seen.err
+    assert "left out: bmm/compute/bf16/fp32: the measurement was spoiled: the machine is busy" in seen.err
+    assert "one machine does not show how machines differ" in seen.err
+
+
+def test_of_several_machines_the_least_counts(tmp_path: Path) -> None:
+    paths = [
+        _report(tmp_path, {KEY: FIGURES}, "a.json"),
+        _report(tmp_path, {KEY: _figures(low=9.0, ratio=9.1, high=9.2)}, "b.json", environment={"torch": "2.14.0"}),
+        _report(tmp_path, {KEY: _figures(low=11.0, ratio=11.5, high=12.0)}, "c.json"),
+    ]
+
+    found = _calibrated(tmp_path, *paths)
+
+    assert found.expected(KEY).factor == pytest.approx(81 / 9.1, rel=1e-5)  # type: ignore[union-attr]
+    assert len(found.reports) == 3
+    assert found.torch == "2.13.0, 2.14.0"
+
+
+def test_devices_of_other_names_become_classes_of_their_own(tmp_path: Path) -> None:
+    paths = [
+        _report(tmp_path, {KEY: FIGURES}, "a.json"),
+        _report(
+            tmp_path,
+            {KEY: _figures(low=3, ratio=3.1, high=3.2)},
+            "b.json",
+            probe={"name": 'X[1]* "\\ ü', "capability": "9.9"},
+        ),
+    ]
+
+    assert _calibrated(tmp_path, *paths).expected(KEY).factor > 9  # type: ignore[union-attr]
+
+    both = expectations.load([tmp_path / "fleet.toml"], today=TODAY)
+    other = both.of("cuda", 'X[1]* "\\ ü', "9.9", TODAY)
+    assert other is not None
+    assert 2.8 < other.expected(KEY).factor < 3  # type: ignore[union-attr]
+    assert both.of("cuda", 'X1 "\\ ü', "9.9", TODAY) is None
+
+
+def test_margin_and_validity_are_the_users(tmp_path: Path) -> None:
+    path = _report(tmp_path, {KEY: FIGURES})
+
+    found = _calibrated(tmp_path, path, "--margin", "0.1", "--valid-days", "30")
+
+    assert found.expected(KEY).factor == pytest.approx(0.9 * 9.8 * 9.8 / 10, rel=1e-5)  # type: ignore[union-attr]
+    assert found.expires == datetime.date(2026, 12, 30)
+
+
+def test_the_machine_that_was_measured_passes_and_one_that_lost_a_tenth_fails(tmp_path: Path) -> None:
+    """By the rule of the checks, over many measurements with an interval of 2 % to either side."""
+    rng = random.Random(1)
+    verdicts = {1.0: [], 0.9: []}  # type: dict[float, list[str]]
+    for _ in range(200):
+        # A 95 % interval of half-width 0.02 belongs to medians that scatter by 0.02 / 1.96.
+        middle = math.log(10) + rng.gauss(0, 0.02 / 1.96)
+        row = _figures(low=math.exp(middle - 0.02), ratio=math.exp(middle), high=math.exp(middle + 0.02))
+        report = document.parse(_raw({KEY: row}))
+        factor = calibration._factor(speed.speedups(report)[0], 0.0).at_least
+        for loss, found in verdicts.items():
+            again = math.log(10 * loss) + rng.gauss(0, 0.02 / 1.96)
+            low, high = math.exp(again - 0.02), math.exp(again + 0.02)
+            found.append("PASS" if low >= factor else "FAIL" if high < factor else "INCONCLUSIVE")
+
+    assert verdicts[1.0].count("FAIL") == 0
+    assert verdicts[1.0].count("PASS") >= 180
+    assert verdicts[0.9].count("FAIL") >= 195
+    assert verdicts[0.9].count("PASS") == 0
+
+
+REFUSED = [
+    ([], "no such file"),
+    (["--margin", "1"], "--margin 1"),
+    (["--margin", "-0.1"], "--margin -0.1"),
+    (["--margin", "nan"], "--margin nan"),
+    (["--valid-days", "0"], "--valid-days 0"),
+    (["--valid-days", "99999999"], "--valid-days 99999999"),
+    (["--level", "full"], "a report is measured already"),
+    (["--device", "cuda:0"], "a report is measured already"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), REFUSED)
+def test_wrong_options_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
+) -> None:
+    path = _report(tmp_path, {KEY: FIGURES}) if options else str(tmp_path / "absent.json")
+
+    assert main(["calibrate", path, *options]) == 4
+
+    seen = capsys.readouterr()
+    assert words in seen.err
+    assert seen.err.count("\n") == 1
+    assert seen.out == ""
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ({}, "no speed-up of an accelerator"),
+        ({"matmul/compute/fp8/fp32": FIGURES}, "no measurement that this suite knows"),
+        ({KEY: _figures(spoiled="the device was slowed down by heat")}, "slowed down by heat"),
+        ({KEY: FIGURES | {"batch halved": 2}}, "too little memory"),
+        ({KEY: _figures(low=500.0, ratio=501.0, high=502.0)}, "more than any device reaches"),
+        ({KEY: _figures(low=11.0)}, "outside its interval"),
+        ({KEY: _figures(low=-1.0)}, "not a ratio"),
+    ],
+)
+def test_a_report_without_use_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: dict[str, Any], words: str
+) -> None:
+    assert main(["calibrate", _report(tmp_path, rows)]) == 4
+
+    assert words in capsys.readouterr().err
+
+
+def test_a_machine_in_doubt_is_no_measure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    raw = _raw({KEY: FIGURES})
+    raw["footer"] = None
+    (tmp_path / "cut.json").write_text(json.dumps(raw))
+
+    assert main(["calibrate", str(tmp_path / "cut.json")]) == 4
+    assert "did not end" in capsys.readouterr().err
+
+    path = _report(tmp_path, {KEY: FIGURES})
+    assert main(["calibrate", path, path]) == 4
+    assert "no second machine" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("verdict", "words"), [("FAIL", "failed on cuda:0"), ("ERROR", "broke on cuda:0")])
+def test_a_failed_speed_case_is_no_measure(verdict: str, words: str) -> None:
+    raw = _raw({KEY: FIGURES})
+    case = next(case for case in raw["cases"] if case["target"] == "cuda:0")
+    case["verdict"] = verdict
+    contract = next(one for one in raw["header"]["contracts"] if one["id"] == case["contract"])
+    assert calibration._unfit(document.parse(raw)) is None  # of another chapter
+    contract["chapter"] = "speed"
+
+    assert words in str(calibration._unfit(document.parse(raw)))
+
+
+def test_an_old_report_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = _report(tmp_path, {KEY: FIGURES}, started="2024-01-01T00:00:00+00:00")
+
+    assert main(["calibrate", path]) == 4
+
+    assert "ended on 2024-12-31 already" in capsys.readouterr().err
+
+
+def test_the_report_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = _report(tmp_path, {KEY: FIGURES})
+    before = Path(path).read_bytes()
+
+    assert main(["calibrate", path, "-o", path]) == 4
+
+    assert "is a report itself" in capsys.readouterr().err
+    assert Path(path).read_bytes() == before
+
+
+def test_a_machine_without_accelerator_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", "--device", "cpu"]) == 4
+    assert "speed-ups of a CPU are not judged" in capsys.readouterr().err
+
+
+def test_without_a_report_the_chapter_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands = []
+
+    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        assert options["stdout"] is sys.stderr
+        folder = Path(command[command.index("--report") + 1])
+        folder.mkdir()
+        _report(folder, {KEY: FIGURES})
+        return subprocess.CompletedProcess(command, 1)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    arguments = ["--device", "cuda:0", "--level", "full", "--folder", str(tmp_path / "run"), "-o", str(tmp_path / "x")]
+
+    assert main(["calibrate", *arguments]) == 0
+
+    (command,) = commands
+    assert command[command.index("--chapter") + 1] == "speed"
+    assert command[command.index("--level") + 1] == "full"
+    assert command[command.index("--device") + 1] == "cuda:0"
+    assert expectations.read(tmp_path / "x")[0].how == "calibrated"
+
+
+@pytest.mark.parametrize("status", [2, 3, 4, 5])
+def test_a_run_that_came_to_nothing_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: int
+) -> None:
+    ended: subprocess.CompletedProcess[str] = subprocess.CompletedProcess([], status)
+    monkeypatch.setattr(subprocess, "run", lambda command, **options: ended)
+
+    assert main(["calibrate", "--device", "cuda:0", "-o", str(tmp_path / "x")]) == 4
+
+    assert f"ended with status {status}" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_run_is_one_that_pytest_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real run of a small chapter with the same command line, from a folder that is not the checkout."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(calibration, "_CHAPTER", "api")
+
+    found = calibration._run(["cpu"], "quick", "run")
+
+    assert isinstance(found, Path)
+    assert document.read(found).footer is not None
