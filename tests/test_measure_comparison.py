@@ -107,9 +107,31 @@ def test_every_look_of_the_plans_has_an_interval(level: str) -> None:
 
 def test_what_the_clock_cannot_resolve_widens_the_interval() -> None:
     machine = Machine()
-    machine.resolution = 0.01  # type: ignore[attr-defined]
+    machine.resolution = 0.001  # type: ignore[attr-defined]
     speedup = compare(machine, machine.work(1.0), machine.work(0.5), PLAN).speedup
-    assert (speedup.low, speedup.high) == pytest.approx((2 / 1.01 / 1.02, 2 * 1.01 * 1.02))
+    assert (speedup.low, speedup.high) == pytest.approx((2 / 1.001 / 1.002, 2 * 1.001 * 1.002))
+
+
+def test_runs_that_the_clock_hardly_tells_are_repeated() -> None:
+    class Coarse(Machine):
+        resolution = 0.5
+
+        def seconds(self, work: Callable[[], object]) -> float:
+            return round(super().seconds(work) / 0.5) * 0.5
+
+    machine = Coarse()
+    seen = compare(machine, machine.work(0.4, "A"), machine.work(0.2, "B"), PLAN)
+    assert seen.calls == 100  # of one step of the clock, which is all that it told of the shorter arm
+    assert seen.speedup.estimate == pytest.approx(2.0, rel=0.05)
+    assert 1.8 < seen.speedup.low <= 2 <= seen.speedup.high < 2.2
+    assert {len(run) % 100 for run in machine.order[2:].replace("AB", "A B").replace("BA", "B A").split()} == {0}
+
+
+def test_a_clock_of_some_resolution_that_stands_still_is_broken() -> None:
+    machine = Machine()
+    machine.resolution = 0.5  # type: ignore[attr-defined]
+    with pytest.raises(BrokenTiming, match=r"simulated tells 0.0 s"):
+        compare(machine, lambda: None, lambda: None, PLAN)
 
 
 def test_one_look_has_an_exact_coverage_and_several_have_a_bound() -> None:

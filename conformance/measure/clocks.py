@@ -7,11 +7,15 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Protocol
 
+import torch
+
 Work = Callable[[], object]
 
 _FIRST_CYCLES = 200_000  # of the delay in front of the first run: about 0.1 ms
 _LONGEST_DELAY = 0.05  # seconds
 _MOST_MISSES = 6
+# Seconds, as cudaEventElapsedTime and hipEventElapsedTime document them; SYCL leaves it open, so the coarser one.
+_RESOLUTION = {"cuda": 0.5e-6, "hip": 1e-6, "xpu": 1e-6}
 
 
 class BrokenTiming(RuntimeError):
@@ -53,9 +57,11 @@ class EventClock:
     """
 
     name = "device events"
-    resolution = 1e-6  # cudaEventElapsedTime documents 0.5 us, hipEventElapsedTime 1 us
 
-    def __init__(self, module: Any, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, module: Any, now: Callable[[], float] = time.perf_counter, resolution: float = _RESOLUTION["cuda"]
+    ) -> None:
+        self.resolution = resolution
         self._module = module
         self._now = now
         self._cycles = _FIRST_CYCLES if callable(getattr(module, "_sleep", None)) else 0
@@ -103,7 +109,7 @@ def device_clock(device_type: str, module: ModuleType | None) -> Clock:
     no finer than the host's own clock and not safer.
     """
     if device_type in ("cuda", "xpu"):
-        return EventClock(module)
+        return EventClock(module, resolution=_RESOLUTION["hip" if torch.version.hip else device_type])
     return step_clock(device_type, module)
 
 

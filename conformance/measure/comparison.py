@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from conformance.measure.clocks import BrokenTiming, Clock, Work
+from conformance.measure.clocks import BrokenTiming, Clock, Work, repeated
 from conformance.measure.intervals import CONFIDENCE, Interval, median_ratio, order_statistic
 
 
@@ -47,6 +47,8 @@ class Plan:
         return 1 - (1 - CONFIDENCE) / len(self.looks)
 
 
+_STEPS = 100  # of the clock's resolution that a run has to last, so that its reading is off by 1 % at most
+
 # Two equal arms of width w have a floor of w at most where their interval covers 1, so that a difference of 2 w is
 # found: one of 10 % at standard (2 log 1.04 < log 1.1), one of 20 % at quick, one of 5 % at full.
 PLANS = {
@@ -71,7 +73,8 @@ class Comparison:
     """Seconds of both arms, pair by pair, and why no more were taken: the "width" is reached, "most", or the "budget".
 
     `confidence` is that of the interval at the look at which it stopped; above CONFIDENCE it is one of several looks.
-    `resolution` is the finest difference in seconds that the clock tells.
+    A run was `calls` calls of the work, by which its seconds are divided, as is `resolution`, the finest difference
+    that the clock tells.
     """
 
     baseline: tuple[float, ...]
@@ -79,6 +82,7 @@ class Comparison:
     stopped: str = "most"
     confidence: float = CONFIDENCE
     resolution: float = 0.0
+    calls: int = 1
 
     @property
     def speedup(self) -> Interval:
@@ -92,28 +96,35 @@ class Comparison:
         return seen.widened(sum(math.log1p(self.resolution / min(arm)) for arm in (self.baseline, self.candidate)))
 
 
+def resolution(clock: Clock) -> float:
+    """The finest difference in seconds that a clock tells; 0 where it is too fine to matter."""
+    return float(getattr(clock, "resolution", 0.0))
+
+
+def seconds(clock: Clock, work: Work, least: float = 0.0) -> float:
+    """The seconds of one run, `least` where the clock tells less; raises BrokenTiming where that is none, or fewer."""
+    taken = max(clock.seconds(work), least)
+    if not 0 < taken < math.inf:
+        raise BrokenTiming(f"{clock.name} tells {taken} s for a run")
+    return taken
+
+
 def warm_up(clock: Clock, work: Work, *, most: int, steady: float = 0.05) -> float:
     """Run `work` until two runs in a row are not faster than all before them by `steady`; return the fastest's seconds.
 
     Warming up makes runs faster: libraries load, kernels are chosen and compiled, clocks rise. What makes them slower
-    later, heat, meets both arms of a pair alike. At most `most` runs, one at least.
+    later, heat, meets both arms of a pair alike. At most `most` runs, one at least; one too short for the clock's
+    resolution counts as long as that.
     """
-    fastest, idle = seconds(clock, work), 0
+    least = resolution(clock)
+    fastest, idle = seconds(clock, work, least), 0
     for _ in range(most - 1):
-        taken = seconds(clock, work)
+        taken = seconds(clock, work, least)
         idle = 0 if taken < fastest * (1 - steady) else idle + 1
         fastest = min(fastest, taken)
         if idle == 2:
             break
     return fastest
-
-
-def seconds(clock: Clock, work: Work) -> float:
-    """The seconds of one run; raises BrokenTiming where the clock tells none, or fewer."""
-    taken = clock.seconds(work)
-    if not 0 < taken < math.inf:
-        raise BrokenTiming(f"{clock.name} tells {taken} s for a run")
-    return taken
 
 
 @contextmanager
@@ -136,17 +147,25 @@ class _Pairs:
     arms: tuple[Work, Work]
     before: Callable[[], object]
     coin: random.Random
+    calls: int = 1
     taken: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
+
+    def warm_up(self, most: int) -> float:
+        """Warm both arms up, and lengthen runs that the clock hardly tells; return the seconds of a pair."""
+        fastest = [warm_up(self.clock, arm, most=most) for arm in self.arms]
+        self.calls = max(1, math.ceil(_STEPS * resolution(self.clock) / min(fastest)))
+        if self.calls > 1:
+            self.arms = repeated(self.arms[0], self.calls), repeated(self.arms[1], self.calls)
+        return sum(fastest) * self.calls
 
     def take(self) -> None:
         for arm in (0, 1) if self.coin.random() < 0.5 else (1, 0):
             self.before()
-            self.taken[arm].append(seconds(self.clock, self.arms[arm]))
+            self.taken[arm].append(seconds(self.clock, self.arms[arm]) / self.calls)
 
     def comparison(self, stopped: str, confidence: float) -> Comparison:
         baseline, candidate = map(tuple, self.taken)
-        resolution = getattr(self.clock, "resolution", 0.0)
-        return Comparison(baseline, candidate, stopped, confidence, resolution)
+        return Comparison(baseline, candidate, stopped, confidence, resolution(self.clock) / self.calls, self.calls)
 
 
 def compare(
@@ -168,12 +187,13 @@ def compare(
     order-statistic interval needs to be exact. The interval is looked at after as many pairs as `plan.looks` says;
     the seconds that are left decide when to stop else, and those know nothing of the ratio either.
 
-    `before` runs untimed before every timed run (a Flush); `progress` is told after every pair.
+    `before` runs untimed before every timed run (a Flush); `progress` is told after every pair. Raises BrokenTiming
+    where the clock tells no time.
     """
     pairs = _Pairs(clock, (baseline, candidate), before or (lambda: None), random.Random(seed))
     start = now()
     with _no_collection():
-        pace = sum(warm_up(clock, arm, most=plan.warm_ups) for arm in pairs.arms)
+        pace = pairs.warm_up(plan.warm_ups)
         warm = now()
         for done in range(plan.most):
             if now() - start + pace > plan.budget:
@@ -189,7 +209,8 @@ def compare(
 
 
 def _narrow(seen: Comparison, plan: Plan) -> bool:
-    return seen.speedup.width <= math.log1p(plan.width)
+    # Without what the clock cannot resolve, which more pairs do not change.
+    return replace(seen, resolution=0.0).speedup.width <= math.log1p(plan.width)
 
 
 def _progress(seen: Comparison, plan: Plan, elapsed: float) -> Progress:
