@@ -96,12 +96,12 @@ class LiveStorages(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
+        for leaf in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided:
                 storage = leaf.untyped_storage()
-                reference = StorageWeakRef(storage)
                 # The address of a storage isn't reused while a weak reference to it is held.
-                self._seen.setdefault(reference.cdata, (reference, (leaf.dtype, storage.nbytes())))
+                if storage._cdata not in self._seen:
+                    self._seen[storage._cdata] = StorageWeakRef(storage), (leaf.dtype, storage.nbytes())
         return result
 
     @property
