@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import importlib
 import inspect
 import itertools
@@ -52,6 +53,9 @@ def machine(card: Card, *disturbances: Disturbance, noise: float = NOISE, seed: 
         simulation.timeline.disturbances = [jitter(noise, seed), *disturbances]
         for function in (clocks.HostClock.__init__, clocks.EventClock.__init__, clocks.check_clock, comparison.compare):
             stack.enter_context(_given(function, "now", now))
+        # Checks collect garbage, which takes long with all of torch's modules in memory.
+        gc.freeze()
+        stack.callback(gc.unfreeze)
         yield simulation
 
 

@@ -15,7 +15,8 @@ import contextlib
 import functools
 import importlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -24,7 +25,6 @@ import torch
 import torch._dynamo  # its import looks for calls that a mode would catch
 import torch._meta_registrations
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
 from conformance.harness import targets
@@ -97,6 +97,26 @@ class SimulatedStorage:
         return getattr(self._storage, name)
 
 
+def _flat(given: Any) -> list[Any]:
+    """The leaves of lists and dictionaries in each other."""
+    if isinstance(given, tuple | list):
+        return [leaf for each in given for leaf in _flat(each)]
+    return [leaf for each in given.values() for leaf in _flat(each)] if isinstance(given, dict) else [given]
+
+
+def _mapped(function: Callable[[Any], Any], given: Any) -> Any:
+    """The same lists and dictionaries with `function` of each leaf."""
+    if isinstance(given, tuple | list):
+        return type(given)([_mapped(function, each) for each in given])
+    if isinstance(given, dict):
+        return {name: _mapped(function, each) for name, each in given.items()}
+    return function(given)
+
+
+def _ours(given: Any) -> list[SimulatedTensor]:
+    return [leaf for leaf in _flat(given) if isinstance(leaf, SimulatedTensor)]
+
+
 def _reveal() -> None:
     for reference in _STATE.hidden:
         if (tensor := reference()) is not None:
@@ -124,8 +144,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if name == "_to_copy" and target is not None and torch.device(target).type == "cpu":
         simulation.timeline.wait()
         return _on_the_cpu(args[0], kwargs.get("dtype"))
-    leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    ours = [leaf for leaf in leaves if isinstance(leaf, SimulatedTensor)]
+    ours = _ours((args, kwargs))
     if name == "copy_" and not isinstance(args[0], SimulatedTensor):
         simulation.timeline.wait()
         return args[0]
@@ -141,7 +160,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             _hide(tensor)
     else:
         result = _wrapped(func, args, kwargs, place, known, simulation)
-        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, SimulatedTensor)]
+        outputs = _ours(result)
         if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in ours):
             for tensor in outputs:
                 _hide(tensor)
@@ -151,10 +170,19 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _wrapped(func: Any, args: Any, kwargs: dict[str, Any], place: torch.device, known: Any, simulation: Any) -> Any:
-    inner_args, inner_kwargs = tree_map(_inner, (args, kwargs))
-    if inner_kwargs.get("device") is not None:
-        inner_kwargs["device"] = META
-    inner_kwargs.pop("generator", None)
+    """What the operation returns, on the card or beside it; its form is remembered, as meta kernels are slow."""
+    key = repr((func, _mapped(_form, (args, kwargs))))
+    form = _FORMS.get(key)
+    if form is None:
+        inner_args, inner_kwargs = _mapped(_inner, (args, kwargs))
+        if inner_kwargs.get("device") is not None:
+            inner_kwargs["device"] = META
+        inner_kwargs.pop("generator", None)
+        made = func(*inner_args, **inner_kwargs)
+        if not _is_view(made, args, kwargs):
+            _FORMS[key] = _mapped(_form, made)
+    else:
+        made = _mapped(_formed, form)
 
     def wrap(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
@@ -163,7 +191,35 @@ def _wrapped(func: Any, args: Any, kwargs: dict[str, Any], place: torch.device, 
             simulation.memory.take(leaf.untyped_storage())
         return SimulatedTensor(leaf, place, known)
 
-    return tree_map(wrap, func(*inner_args, **inner_kwargs))
+    return _mapped(wrap, made)
+
+
+@dataclass(frozen=True)
+class _Form:
+    """All that an operation without data can know of a tensor."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+_FORMS: dict[str, Any] = {}
+
+
+def _form(leaf: Any) -> Any:
+    return _Form(tuple(leaf.shape), leaf.stride(), leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _formed(leaf: Any) -> Any:
+    if isinstance(leaf, _Form):
+        return torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype, device=META)
+    return leaf
+
+
+def _is_view(made: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    before = {tensor.elem.untyped_storage()._cdata for tensor in _ours((args, kwargs))}
+    after = [leaf.untyped_storage()._cdata for leaf in _flat(made) if isinstance(leaf, torch.Tensor)]
+    return len(set(after)) < len(after) or bool(before & set(after))
 
 
 def _inner(leaf: Any) -> Any:
@@ -178,7 +234,7 @@ def _mutated(func: Any, args: Any, kwargs: dict[str, Any]) -> list[SimulatedTens
     for position, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = args[position] if position < len(args) else kwargs.get(argument.name)
-            found += [leaf for leaf in tree_leaves(given) if isinstance(leaf, SimulatedTensor)]
+            found += _ours(given)
     return found
 
 
@@ -253,7 +309,7 @@ def _known(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> float | N
     if name in ("full", "full_like", "fill_", "new_full"):
         given = args[2] if name == "new_full" else args[1]
         return None if isinstance(given, torch.Tensor) else float(given)
-    operands = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+    operands = [leaf for leaf in _flat(args) if isinstance(leaf, torch.Tensor)]
     values = [_value(operand) for operand in operands]
     if not values or any(value is None for value in values) or name.startswith("_foreach"):
         return None
@@ -268,7 +324,7 @@ def _known(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> float | N
     if torch.Tag.pointwise in func.tags and not func._schema.is_mutable:
         with contextlib.suppress(RuntimeError, TypeError, NotImplementedError):
             small = iter(values)
-            point = tree_map(
+            point = _mapped(
                 lambda leaf: torch.tensor(next(small), dtype=leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf,
                 args,
             )
@@ -317,8 +373,8 @@ def _called(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     before = _STATE.window
     nodes = []
     if torch.is_autocast_enabled("cuda") and getattr(func, "__name__", "") not in _UNLISTED:
-        for leaf in tree_leaves((args, kwargs)):
-            if isinstance(leaf, SimulatedTensor) and leaf.requires_grad and leaf.is_leaf:
+        for leaf in _ours((args, kwargs)):
+            if leaf.requires_grad and leaf.is_leaf:
                 nodes.append(_accumulator(leaf))
         _STATE.window = True
     try:
@@ -346,11 +402,9 @@ def _made(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     asked = None if device is None else torch.device(device)
     if asked is not None and asked.type not in ("cuda", "cpu"):
         return _called(func, args, kwargs)
-    here = next((leaf.place for leaf in tree_leaves(args) if isinstance(leaf, SimulatedTensor)), CPU)
-    place = asked or here
-    if any(isinstance(leaf, SimulatedTensor) for leaf in tree_leaves(args)):
+    if _ours(args):
         return _called(func, args, kwargs)
-    if place.type == "cpu":
+    if asked is None or asked.type == "cpu":
         return _made_on_the_cpu(func, name, args, kwargs)
     if name == "tensor" or (name == "arange" and kwargs.get("dtype") is None):
         return _adopted(func(*args, **{**kwargs, "device": CPU, "requires_grad": False}), kwargs)
