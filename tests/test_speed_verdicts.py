@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib
 import random
 from collections.abc import Callable, Iterator
@@ -12,24 +13,26 @@ from typing import Any
 import pytest
 import torch
 
+from conformance import contests
+from conformance.contests import Contest, Contests
+from conformance.data import fixture
 from conformance.harness.catalogue import load
-from conformance.harness.check import (
-    Case,
-    ContractViolation,
-    Inconclusive,
-    SuiteError,
-    Unsupported,
-    Untestable,
-)
+from conformance.harness.check import Case, ContractViolation, Inconclusive, SuiteError, Unsupported, Untestable
+from conformance.harness.expectations import Expectation, Expectations, read
+from conformance.measure import ceilings, profile
 from conformance.measure.clocks import HostClock
+
+H100 = {"name": "NVIDIA H100 80GB HBM3", "capability": "9.0", "tensor_cores": True}
+CARD = {"name": "Somebody's Card", "capability": "9.9", "tensor_cores": True}
+EXPECTED = Expectations((), read(fixture("expectations.toml")))
 
 
 @pytest.fixture(scope="module")
-def speed(pytestconfig: pytest.Config) -> ModuleType:
-    """The chapter's module; its markers are made known here, as the suite's plugin is not loaded."""
-    for marker in ("contract", "depth"):
+def checks(pytestconfig: pytest.Config) -> dict[str, ModuleType]:
+    """The chapter's modules; their markers are made known here, as the suite's plugin is not loaded."""
+    for marker in ("contract", "depth", "timed"):
         pytestconfig.addinivalue_line("markers", f"{marker}: of the suite")
-    return importlib.import_module("conformance.test_speed")
+    return {name: importlib.import_module(f"conformance.test_speed_{name}") for name in ("operations", "steps")}
 
 
 class Device:
@@ -37,14 +40,21 @@ class Device:
 
     name = "told"
 
-    def __init__(self, fp32: float, amp: float, noise: float = 0.0) -> None:
+    def __init__(self, fp32: float, amp: float, noise: float = 0.0, memory: int | None = None) -> None:
         self.now = 0.0
         self.rng = random.Random(0)
         self.arms = tuple(self.work(seconds, noise) for seconds in (fp32, amp))
+        self.memory = memory
+        self.made: list[Any] = []
+        self.fails = 0  # how often memory runs out in the middle
 
-    def work(self, seconds: float, noise: float) -> Callable[[], None]:
-        def run() -> None:
+    def work(self, seconds: float, noise: float) -> Callable[[], torch.Tensor]:
+        def run() -> torch.Tensor:
+            if self.fails:
+                self.fails -= 1
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
             self.now += seconds * (1 + noise * self.rng.uniform(-1, 1))
+            return torch.ones(1)
 
         return run
 
@@ -54,115 +64,283 @@ class Device:
         return self.now - start
 
 
+class Calm:
+    """Conditions under which nothing happens, or what it is told."""
+
+    reason: str | None = None
+
+    def __init__(self, device: torch.device) -> None:
+        pass
+
+    def __enter__(self) -> Calm:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def sample(self) -> None:
+        pass
+
+    def spoiled(self) -> str | None:
+        return self.reason
+
+    def facts(self) -> dict[str, object]:
+        return {"clock after, MHz": 1755.0}
+
+
 @contextmanager
 def _no_modes(*_: object) -> Iterator[None]:
     yield
 
 
-def _case(contract: str) -> Case:
-    return Case(load().contracts[contract], level="quick", seed=0, substitutions={})
+def _case(contract: str, level: str = "quick") -> Case:
+    return Case(load().contracts[contract], level=level, seed=0, substitutions={})
 
 
-def _target(tensor_cores: bool = True) -> Any:
-    return SimpleNamespace(device_type="cuda", device=torch.device("cpu"), probe={"tensor_cores": tensor_cores})
+def _target(probe: dict[str, Any]) -> Any:
+    return SimpleNamespace(name="cuda:0", device_type="cuda", device=torch.device("cpu"), probe=probe)
 
 
 @pytest.fixture
-def judge(speed: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Case]:
-    """Run one of the two products checks on a made-up device, and return its case."""
-    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
-    monkeypatch.setattr(speed, "_tf32", _no_modes)
-    monkeypatch.setattr(speed, "device_module", lambda device_type: None)
+def device(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Device]:
+    """Put a made-up device in the place of the real one."""
 
-    def run(device: Any, *, ceiling: float | None = None, tensor_cores: bool = True) -> Case:
-        monkeypatch.setattr(speed, "device_clock", lambda device_type, module: device)
-        monkeypatch.setattr(speed, "_products", lambda *_: device.arms)
-        monkeypatch.setattr(speed, "_ceiling", lambda target: ceiling)
-        case = _case("AMP-SPEED-001")
-        speed.test_matmul_against_fp32(case, _target(tensor_cores), torch.float16, torch.Generator())
+    def install(*arguments: Any, ceiling: float | None = None, **options: Any) -> Device:
+        made = Device(*arguments, **options)
+
+        def arms(target: Any, contest: Contest, subject: Any) -> Any:
+            made.made.append(subject)
+            return made.arms
+
+        replaced: dict[Any, dict[str, Any]] = {
+            contests: {
+                "precision": _no_modes,
+                "device_module": lambda device_type: None,
+                "flush": lambda target: None,
+                "free_bytes": lambda target: made.memory,
+                "arms": arms,
+            },
+            contests.clocks: {"device_clock": lambda *_: made, "step_clock": lambda *_: made},
+            contests.conditions: {"Watch": Calm},
+            contests.ceilings: {
+                "ceilings": lambda device: ceilings.Ceilings(ceiling, ceiling, ceiling, None, "told"),
+                "published": lambda name: ceilings.UNKNOWN,
+            },
+            profile: {"observe": lambda *_: None},
+        }
+        for owner, names in replaced.items():
+            for name, value in names.items():
+                monkeypatch.setattr(owner, name, value)
+        # The real trial of a clock goes by the host's time as well.
+        monkeypatch.setattr(contests.clocks, "check_clock", _growth(contests.clocks.check_clock))
+        return made
+
+    return install
+
+
+def _growth(right: Callable[..., float]) -> Callable[..., float]:
+    return lambda clock, work, **_: right(clock, work)
+
+
+@pytest.fixture
+def judge(checks: dict[str, ModuleType]) -> Callable[..., Case]:
+    """Run the check of the large product against fp32, and return its case."""
+
+    def run(probe: dict[str, Any] = H100, level: str = "quick") -> Case:
+        case = _case("AMP-SPEED-001", level)
+        checks["operations"].test_matmul_against_fp32(case, _target(probe), torch.float16, Contests(), EXPECTED)
         return case
 
     return run
 
 
-def test_three_times_as_fast_passes(judge: Callable[..., Case]) -> None:
-    case = judge(Device(0.03, 0.01, noise=0.05))
-    names = [evidence.name for evidence in case.evidence]
-    assert "AMP: rate" in names
+def test_three_times_as_fast_passes(device: Callable[..., Device], judge: Callable[..., Case]) -> None:
+    device(0.03, 0.01, noise=0.01)
+    case = judge()
+    assert "matmul/compute/fp16/fp32" in [evidence.name for evidence in case.evidence]
+    assert case.evidence[-1].relation == ">="
     assert case.evidence[-1].measured == pytest.approx(3, rel=0.1)
 
 
 @pytest.mark.parametrize("amp", [0.03, 0.02, 0.0165, 0.06], ids=["equal", "1.5", "1.8", "half"])
-def test_too_slow_fails(judge: Callable[..., Case], amp: float) -> None:
-    with pytest.raises(ContractViolation, match="high end of the speed-up"):
-        judge(Device(0.03, amp, noise=0.02))
+def test_too_slow_fails(device: Callable[..., Device], judge: Callable[..., Case], amp: float) -> None:
+    device(0.03, amp, noise=0.01)
+    with pytest.raises(ContractViolation, match="high end of the ratio"):
+        judge()
 
 
-def test_a_ratio_at_the_threshold_is_inconclusive(judge: Callable[..., Case]) -> None:
+def test_a_ratio_at_the_threshold_is_inconclusive(device: Callable[..., Device], judge: Callable[..., Case]) -> None:
+    device(0.03, 0.015, noise=0.2)
     with pytest.raises(Inconclusive, match=r"and 2 is inside"):
-        judge(Device(0.03, 0.015, noise=0.2))
+        judge()
 
 
-def test_an_impossible_rate_breaks_the_suite(judge: Callable[..., Case]) -> None:
+def test_no_verdict_is_finer_than_equal_arms(
+    device: Callable[..., Device], judge: Callable[..., Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device(0.031, 0.015)
+    assert judge().evidence[-1].holds
+    monkeypatch.setattr(contests.intervals, "noise_floor", lambda equal: 0.05)
+    with pytest.raises(Inconclusive, match="and 2 is inside"):
+        judge()
+
+
+def test_a_spoiled_measurement_is_inconclusive(
+    device: Callable[..., Device], judge: Callable[..., Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device(0.03, 0.01, noise=0.01)
+    monkeypatch.setattr(Calm, "reason", "the device was slowed down by heat")
+    with pytest.raises(Inconclusive, match=r"matmul/compute/fp16/fp32: the device was slowed down by heat"):
+        judge()
+
+
+def test_an_impossible_rate_breaks_the_suite(device: Callable[..., Device], judge: Callable[..., Case]) -> None:
+    device(0.03, 0.01, ceiling=10e12)
     with pytest.raises(SuiteError, match=r"where the device can do 10.0 at most"):
-        judge(Device(0.03, 0.01), ceiling=10e12)
+        judge()
 
 
-def test_a_clock_that_does_not_wait_breaks_the_suite(judge: Callable[..., Case]) -> None:
+def test_a_clock_that_does_not_wait_breaks_the_suite(
+    device: Callable[..., Device], judge: Callable[..., Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device(0.03, 0.01)
     ticks = iter(range(10**6))
-    clock: Any = HostClock(lambda: None, now=lambda: next(ticks) * 1e-6)
-    clock.arms = (lambda: None, lambda: None)
+    clock = HostClock(lambda: None, now=lambda: next(ticks) * 1e-6)
+    monkeypatch.setattr(contests.clocks, "device_clock", lambda *_: clock)
     with pytest.raises(SuiteError, match="does not wait"):
-        judge(clock)
+        judge()
 
 
-def test_without_tensor_cores_nothing_is_promised(judge: Callable[..., Case]) -> None:
+def test_without_tensor_cores_nothing_is_promised(device: Callable[..., Device], judge: Callable[..., Case]) -> None:
+    device(0.03, 0.03)
     with pytest.raises(Unsupported, match="no tensor cores"):
-        judge(Device(0.03, 0.03), tensor_cores=False)
+        judge({**H100, "tensor_cores": False})
 
 
-def test_under_xdist_speed_is_untestable(judge: Callable[..., Case], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
-    with pytest.raises(Untestable, match="without -n"):
-        judge(Device(0.03, 0.01))
+def test_an_unknown_card_is_not_judged(device: Callable[..., Device], judge: Callable[..., Case]) -> None:
+    made = device(0.03, 0.03)
+    with pytest.raises(Unsupported, match=r"no expectations are known for Somebody's Card .* recorded, not judged"):
+        judge(CARD)
+    assert made.now == 0  # nor measured for nothing
 
 
-def test_a_training_step_is_judged_by_the_wall_clock(speed: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Device(0.03, 0.018, noise=0.02)
-    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
-    monkeypatch.setattr(speed, "_tf32", _no_modes)
-    monkeypatch.setattr(speed, "_ceiling", lambda target: None)
-    monkeypatch.setattr(speed, "step_clock", lambda device_type, module: device)
-    monkeypatch.setattr(speed, "_steps", lambda *_: device.arms)
-    arguments = (_target(), torch.bfloat16, torch.Generator())
-    speed.test_training_against_fp32(_case("AMP-SPEED-003"), *arguments)
-    speed.test_training_against_tf32(_case("AMP-SPEED-004"), *arguments)
+def test_an_operation_without_an_expectation_is_not_judged(
+    device: Callable[..., Device], checks: dict[str, ModuleType]
+) -> None:
+    device(0.03, 0.03)
+    case = _case("AMP-SPEED-031", "standard")
+    with pytest.raises(Unsupported, match="say nothing of this"):
+        checks["operations"].test_operations_as_expected(
+            case, _target(H100), torch.float16, Contests(), EXPECTED, "sdpa"
+        )
+
+
+def test_one_measurement_serves_all_contracts(device: Callable[..., Device], checks: dict[str, ModuleType]) -> None:
+    made, measured = device(0.03, 0.01, noise=0.01), Contests()
+    given = (_target(H100), torch.float16, measured)
+    checks["operations"].test_operations(_case("AMP-SPEED-030"), *given, "matmul", "compute", "fp32")
+    spent = made.now
+    checks["operations"].test_matmul_against_fp32(_case("AMP-SPEED-001"), *given, EXPECTED)
+    assert made.now == spent
+
+
+def test_a_batch_that_does_not_fit_is_halved(device: Callable[..., Device], checks: dict[str, ModuleType]) -> None:
+    made = device(0.03, 0.01, noise=0.01, memory=1 << 30)
+    whole = Contest("linear", "compute", torch.float16, "fp32").make("cuda").nbytes
+    assert whole > 1 << 30
+    given = (_target(H100), torch.float16, measured := Contests())
+    checks["operations"].test_operations(case := _case("AMP-SPEED-030"), *given, "linear", "compute", "fp32")
+    assert made.made[-1].nbytes <= 1 << 30
+    assert ["batch halved", 1] in case.evidence[-1].measured
+    with pytest.raises(Inconclusive, match=r"needs 1.0 GiB of memory, which the device does not have"):
+        checks["operations"].test_operations_as_expected(
+            _case("AMP-SPEED-031", "standard"), *given[:2], measured, EXPECTED, "linear"
+        )
+
+
+def test_memory_that_is_never_enough_is_told(device: Callable[..., Device], checks: dict[str, ModuleType]) -> None:
+    device(0.03, 0.01, memory=1 << 20)
+    with pytest.raises(Untestable, match=r"needs 1.3 GiB of memory, 0.1 GiB at .* and 0.0 GiB are free"):
+        checks["operations"].test_operations(
+            _case("AMP-SPEED-030"), _target(H100), torch.float16, Contests(), "matmul", "compute", "fp32"
+        )
+
+
+def test_memory_that_runs_out_in_the_middle_halves_the_batch(
+    device: Callable[..., Device], checks: dict[str, ModuleType]
+) -> None:
+    made = device(0.03, 0.01, noise=0.01, memory=1 << 40)
+    made.fails = 2
+    checks["operations"].test_operations(
+        case := _case("AMP-SPEED-030"), _target(H100), torch.float16, Contests(), "bmm", "compute", "fp32"
+    )
+    assert ["batch halved", 2] in case.evidence[-1].measured
+
+
+def test_a_training_step_is_judged_by_the_wall_clock(
+    device: Callable[..., Device], checks: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = device(0.03, 0.018, noise=0.01)
+    monkeypatch.setattr(contests.clocks, "device_clock", lambda *_: Device(1.0, 1.0))
+    given = (_target({**H100, "name": "NVIDIA A100-SXM4-80GB", "capability": "8.0"}), torch.bfloat16, Contests())
+    checks["steps"].test_training_against_fp32(_case("AMP-SPEED-003"), *given, EXPECTED)
+    checks["steps"].test_training_against_tf32(_case("AMP-SPEED-004"), *given, EXPECTED)
+    assert made.now > 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "reason"), [(1e-9, "no time is left for a pair"), (0.5, "too few for an interval")]
+)
+def test_too_few_pairs_decide_nothing(
+    device: Callable[..., Device],
+    checks: dict[str, ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    reason: str,
+) -> None:
+    made = device(0.03, 0.01, noise=0.01)
+    monkeypatch.setitem(contests.comparison.compare.__kwdefaults__, "now", lambda: made.now)
+    case = _case("AMP-SPEED-030")
+    case.measurement = SimpleNamespace(seconds_left=seconds, show=lambda words: None, publish=lambda *_: None)  # type: ignore[assignment]
+    with pytest.raises(Inconclusive, match=reason):
+        checks["operations"].test_operations(
+            case, _target(H100), torch.float16, Contests(), "matmul", "compute", "fp32"
+        )
 
 
 @pytest.mark.parametrize("on", [False, True])
-def test_tf32_is_switched_seen_and_put_back(speed: ModuleType, monkeypatch: pytest.MonkeyPatch, on: bool) -> None:
+def test_tf32_is_switched_seen_and_put_back(monkeypatch: pytest.MonkeyPatch, on: bool) -> None:
     flags = torch.backends.cuda.matmul
     before = flags.allow_tf32
-    monkeypatch.setattr(speed, "tf32_in_effect", lambda device: flags.allow_tf32)
-    with speed._tf32(_case("AMP-SPEED-001"), _target(), on):
+    monkeypatch.setattr(contests, "tf32_in_effect", lambda device: flags.allow_tf32)
+    with contests.precision(_case("AMP-SPEED-001"), _target(H100), "tf32" if on else "fp32"):
         assert flags.allow_tf32 is on
     assert flags.allow_tf32 is before
 
 
-def test_tf32_that_is_on_unnoticed_fails(speed: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed, "tf32_in_effect", lambda device: True)
+def test_tf32_that_is_on_unnoticed_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contests, "tf32_in_effect", lambda device: True)
     with (
         pytest.raises(ContractViolation, match="TF32 in effect"),
-        speed._tf32(_case("AMP-SPEED-001"), _target(), False),
+        contests.precision(_case("AMP-SPEED-001"), _target(H100), "fp32"),
     ):
         pass
 
 
-def test_a_device_without_tf32_is_unsupported(speed: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed, "tf32_in_effect", lambda device: False)
-    with pytest.raises(Unsupported, match="no TF32"), speed._tf32(_case("AMP-SPEED-002"), _target(), True):
+def test_a_device_without_tf32_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contests, "tf32_in_effect", lambda device: False)
+    with (
+        pytest.raises(Unsupported, match="no TF32"),
+        contests.precision(_case("AMP-SPEED-002"), _target(H100), "tf32"),
+    ):
         pass
 
 
-def test_products_on_a_cpu_are_not_tf32(speed: ModuleType) -> None:
-    assert not speed.tf32_in_effect(torch.device("cpu"))
+def test_products_on_a_cpu_are_not_tf32() -> None:
+    assert not contests.tf32_in_effect(torch.device("cpu"))
+
+
+def test_a_factor_is_told_with_its_source() -> None:
+    day = datetime.date(2026, 1, 1)
+    words = str(Expectation(2.0, "claim S1", day, "published", "nvidia-h100", day))
+    assert "claim S1" in words

@@ -9,7 +9,7 @@ MOST = 0.5  # a part that is more than all others together
 SATURATED = 0.45  # of the ceiling: large products reach 0.5 to 0.9 of it ("maximum achievable matmul FLOPS" tables)
 ALIKE = 1.1  # a 16-bit rate no higher than this much of fp32's is no gain of other units
 
-BASELINES = {"fp32": "fp32, TF32 off", "tf32": "fp32, TF32 on"}
+BASELINES = {"fp32": "fp32 with TF32 off", "tf32": "fp32 with TF32 on"}
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Figures:
     ceiling: float | None = None
     clock_mhz: float | None = None
     matrix_units: bool | None = None
+    has_tf32: bool = True  # whether the device has a TF32 that could be on or off
 
     @property
     def host_share(self) -> float | None:
@@ -68,9 +69,13 @@ def _words(figures: Figures) -> Iterator[str]:
         yield "too small"
     if figures.baseline == "tf32":
         yield "TF32 baseline"
-    if not (host_bound or eaten or too_small) and _alike(figures):
+    if host_bound or eaten:
+        return
+    if _slower(figures):
+        yield "16-bit kernels slower than fp32's"
+    elif not too_small and _alike(figures):
         yield "16-bit units not used"
-    elif not (host_bound or eaten) and (figures.peak_share or 0.0) >= SATURATED:
+    elif (figures.peak_share or 0.0) >= SATURATED:
         yield "bound by arithmetic"
 
 
@@ -89,6 +94,13 @@ def _explains(share: float | None, speedup: float) -> bool:
     if share is None:
         return False
     return share >= MOST or (speedup < 1 and share > 0 and speedup >= 1 - share)
+
+
+def _slower(figures: Figures) -> bool:
+    """Whether AMP would lose without its casts and without what it runs in fp32, so that its kernels are to blame."""
+    if figures.cast_share is None or figures.fp32_share is None:
+        return False
+    return figures.speedup < 1 - figures.cast_share - figures.fp32_share
 
 
 def _alike(figures: Figures) -> bool:
@@ -120,7 +132,7 @@ def _told(figures: Figures) -> Iterator[str]:
         yield _rate(figures.rate, figures.ceiling)
     if figures.clock_mhz is not None:
         yield f"clock {figures.clock_mhz:.0f} MHz"
-    yield f"baseline {BASELINES[figures.baseline]}"
+    yield f"baseline {BASELINES[figures.baseline] if figures.has_tf32 else 'fp32'}"
 
 
 def _rate(rate: float, ceiling: float | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,7 +82,7 @@ def summed(events: Collection[Any], where: str, fp32_ops: Collection[str]) -> Pr
     An event belongs to the outermost fp32-list op above it, else to the cast above it. Backward functions belong to
     the op whose forward call has their sequence number.
     """
-    taken: Counter[str] = Counter()
+    taken: dict[str, float] = defaultdict(float)
     casts = total = 0.0
     forward = _sequences(events, fp32_ops)
     for event in events:

@@ -51,42 +51,22 @@ class Operation:
         """Bytes of memory that are enough for either arm."""
         return self.elements * (FP32 + LOW) + 2 * self.results * FP32 + self.scratch + WORKSPACE
 
-    @property
-    def castable(self) -> bool:
-        """Whether the operands can be cast by hand as a region does it."""
-        return self.function is not None
-
     def arms(self, device: torch.device, region: Region) -> tuple[Work, Work]:
-        """The operation in fp32, and inside `region`, casts included, on the same operands."""
+        """The operation in fp32, and inside `region`, casts included, on the same operands; both return its result."""
         work = self._built(device)
 
-        def amp() -> None:
+        def amp() -> object:
             with region():
-                work()
+                return work()
 
         return work, amp
-
-    def arms_by_hand(self, device: torch.device, region: Region, dtype: torch.dtype) -> tuple[Work, Work]:
-        """The operation on operands cast by hand to `dtype`, each time, and inside `region`, on the same operands."""
-        function = self.function
-        assert function is not None
-        operands = self._operands(device)
-
-        def by_hand() -> None:
-            function(*(each.to(dtype) for each in operands))
-
-        def amp() -> None:
-            with region():
-                function(*operands)
-
-        return by_hand, amp
 
     def _built(self, device: torch.device) -> Work:
         if self.function is None:
             (length, batch, width), *_ = self.operands
             layer = torch.nn.LSTM(width, width, device=device).requires_grad_(False)
             sequence = torch.randn(length, batch, width, device=device)
-            return lambda: layer(sequence)
+            return lambda: layer(sequence)[0]
         function, operands = self.function, self._operands(device)
         return lambda: function(*operands)
 
@@ -109,8 +89,8 @@ def _matmul(at: Sizes) -> Operation:
     return Operation("matmul", ((n, n), (n, n)), n * n, flops, flops, torch.matmul, rows=n)
 
 
-def _linear(at: Sizes) -> Operation:
-    rows, inputs, outputs = at["rows"], at["inputs"], at["outputs"]
+def linear(rows: int, inputs: int, outputs: int) -> Operation:
+    """A Linear on `rows` rows."""
     flops = 2.0 * rows * inputs * outputs
     shapes = ((rows, inputs), (outputs, inputs), (outputs,))
     return Operation("linear", shapes, rows * outputs, flops, flops, F.linear, rows=rows)
@@ -173,7 +153,7 @@ def _lstm(at: Sizes) -> Operation:
 
 _MAKERS: Mapping[str, tuple[str, Callable[[Sizes], Operation]]] = {
     "matmul": ("matmul", _matmul),
-    "linear": ("linear", _linear),
+    "linear": ("linear", lambda at: linear(**at)),
     "bmm": ("bmm", _bmm),
     "conv-first": ("conv", _conv),
     "conv-last": ("conv", _conv_last),

@@ -49,31 +49,14 @@ class Step:
         return self.arm(device, nullcontext, scaled=False), self.arm(device, region, scaled=scaled)
 
     def arm(self, device: torch.device, region: Region, *, scaled: bool) -> Work:
-        """One step inside `region`, of a model and an optimizer of its own."""
+        """One step inside `region`, of a model and an optimizer of its own; it returns the loss."""
         work, numbers = self.make(device), count()
         scaler = torch.amp.GradScaler(device.type, enabled=scaled)
 
-        def step() -> None:
-            train_step(work, next(numbers), region, scaler)
+        def step() -> object:
+            return train_step(work, next(numbers), region, scaler)
 
         return step
-
-
-class _CastByHand(nn.Module):
-    """A Linear that casts its weight, its bias and its input itself, once each."""
-
-    def __init__(self, linear: nn.Linear, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.linear, self.dtype = linear, dtype
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(*(each.to(self.dtype) for each in (x, self.linear.weight, self.linear.bias)))
-
-
-def by_hand(work: Workload, dtype: torch.dtype) -> Workload:
-    """The perceptron with the casts of autocast written out: `dtype` in each Linear, fp32 in the loss."""
-    layers = [_CastByHand(layer, dtype) if isinstance(layer, nn.Linear) else layer for layer in work.model]
-    return replace(work, model=nn.Sequential(*layers), loss=lambda y, target: work.loss(y.float(), target))
 
 
 def _mlp(at: Mapping[str, Any]) -> Step:
@@ -159,7 +142,7 @@ def _cnn(at: Mapping[str, Any]) -> Step:
         ]
         last = 4 * (channels << (len(blocks) - 1))
         body += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(last, CLASSES, device=device)]
-        model = nn.Sequential(*body).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model = nn.Sequential(*body).to(memory_format=torch.channels_last)
         pixels = torch.randn(images, 3, side, side, device=device).to(memory_format=torch.channels_last)
         labels = torch.randint(CLASSES, (images,), device=device)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
