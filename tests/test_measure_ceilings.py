@@ -75,6 +75,25 @@ def test_the_formula_gives_the_published_peaks(
     assert ceilings(CUDA).low_flops == pytest.approx(tera * 1e12 * 1.02, rel=2e-3)
 
 
+def test_each_kind_of_work_has_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, card("NVIDIA H100 80GB HBM3", 9, 0, 132, clock_rate=1000000))
+    bound, peak = ceilings(CUDA), published("NVIDIA H100 80GB HBM3")
+    unit = 132 * 1e9 * 1.02
+
+    modes = ("fp16", "bf16", "tf32", "fp32")
+    assert [bound.flops(mode) for mode in modes] == pytest.approx([4096 * unit, 4096 * unit, 2048 * unit, 256 * unit])
+    assert [peak.flops(mode) for mode in modes] == pytest.approx([989.4e12, 989.4e12, 494.7e12, 67e12])
+    assert peak.bytes_per_second == pytest.approx(3.35e12)
+    assert bound.source == "132 processors of 9.0 at 1.000 GHz (the device's properties)"
+
+
+@pytest.mark.parametrize("name", ["NVIDIA RTX A6000", "NVIDIA TITAN RTX", "Quadro RTX 8000", "NVIDIA GeForce RTX 4090"])
+def test_boards_for_desks_have_the_widest_bound(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    install(monkeypatch, card(name, 8, 6, 84, clock_rate=1800000))
+
+    assert ceilings(CUDA).fp32_flops == pytest.approx(84 * 256 * 3.2e9 * 1.02)
+
+
 def test_a_card_that_tells_no_clock_has_a_wider_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, card("NVIDIA A100-SXM4-40GB", 8, 0, 108))
 
@@ -149,10 +168,12 @@ def test_names_that_contain_another_are_not_taken_for_it() -> None:
 
 
 def test_a_rate_above_the_ceiling_is_broken() -> None:
-    assert rate(1e12, 1.0, 2e12) == 1e12
+    assert rate(1e12, 0.5, 2.5e12) == 2e12
     assert rate(1e15, 1.0, None) == 1e15
     with pytest.raises(BrokenTiming, match=r"3.0 TFLOP/s where the device can do 2.0 at most"):
-        rate(3e12, 1.0, 2e12)
+        rate(6e12, 2.0, 2e12)
+    with pytest.raises(BrokenTiming, match=r"3.0 TB/s where"):
+        rate(6e12, 2.0, 2e12, "TB/s")
     for seconds in (0.0, -1.0, math.nan):
         with pytest.raises(BrokenTiming, match="no time"):
             rate(1e12, seconds, None)
