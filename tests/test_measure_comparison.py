@@ -79,6 +79,23 @@ def test_nothing_at_all_within_the_budget() -> None:
     assert seen.speedup.judge(1.0) is None
 
 
+@pytest.mark.parametrize(
+    ("pairs", "looks"),
+    [(1000.0, (10, 20, 40)), (40.5, (10, 20, 40)), (39.9, (10, 20, 39)), (20, (10, 20)), (19.9, (19,)), (8, (8,))],
+)
+def test_a_budget_for_fewer_pairs_divides_the_error_among_fewer_looks(pairs: float, looks: tuple[int, ...]) -> None:
+    assert PLAN.within(pairs).looks == looks
+    assert PLAN.within(pairs).confidence == pytest.approx(1 - (1 - CONFIDENCE) / len(looks))
+
+
+def test_a_budget_for_eight_pairs_gives_an_interval() -> None:
+    machine = Machine(scatter(random.Random(2)))
+    plan = replace(PLANS["full"], warm_ups=1, budget=20.0)
+    seen = compare(machine, machine.work(1.0), machine.work(1.0), plan, now=lambda: machine.now)
+    assert (len(seen.baseline), seen.stopped, seen.confidence) == (8, "budget", CONFIDENCE)
+    assert 0 < seen.speedup.low <= 1 <= seen.speedup.high < math.inf
+
+
 @pytest.mark.parametrize("told", [0.0, -1.0, math.nan, math.inf])
 def test_a_clock_that_tells_no_time_is_broken(told: float) -> None:
     class Clock:

@@ -13,7 +13,7 @@ from conformance.measure.comparison import PLANS, Comparison
 from tests.operating_characteristics import in_blocks, in_fixed_order, measured, simulate
 from tests.simulated_clocks import NOISES, Machine
 
-TRIALS = 200
+TRIALS = 150
 
 
 @pytest.mark.parametrize("noise", NOISES)

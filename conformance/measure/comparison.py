@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from conformance.measure.clocks import BrokenTiming, Clock, Work, repeated
 from conformance.measure.intervals import CONFIDENCE, Interval, median_ratio, order_statistic
 
+FEWEST_PAIRS = 8  # with which the extremes cover a median with 99 %: 1 - 2 / 2^8
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -45,6 +47,14 @@ class Plan:
         of 1 less the sum of their errors (Bonferroni's inequality), so no rule of stopping spoils the coverage.
         """
         return 1 - (1 - CONFIDENCE) / len(self.looks)
+
+    def within(self, pairs: float) -> Plan:
+        """The plan for a budget that affords that many pairs: with fewer looks, between which less is to be divided."""
+        if pairs >= self.most or pairs < FEWEST_PAIRS:
+            return self
+        # A second look pays only where it sees twice as much.
+        pilot = self.pilot if 2 * self.pilot <= pairs else int(pairs)
+        return replace(self, pilot=pilot, most=int(pairs))
 
 
 _STEPS = 100  # of the clock's resolution that a run has to last, so that its reading is off by 1 % at most
@@ -184,8 +194,8 @@ def compare(
     The order within each pair is drawn by a fair coin, from `seed`. Were it fixed, say ABBA, noise with a rhythm of its
     own could favour one arm throughout; so, whatever the noise, each ratio lies above the true one as often as below
     it, independently of all others, as long as the noise does not know which arm runs. That is all that an
-    order-statistic interval needs to be exact. The interval is looked at after as many pairs as `plan.looks` says;
-    the seconds that are left decide when to stop else, and those know nothing of the ratio either.
+    order-statistic interval needs to be exact. The interval is looked at after as many pairs as `plan.looks` says, as
+    far as the seconds that are left afford them; those know nothing of the ratio either.
 
     `before` runs untimed before every timed run (a Flush); `progress` is told after every pair. Raises BrokenTiming
     where the clock tells no time.
@@ -195,17 +205,19 @@ def compare(
     with _no_collection():
         pace = pairs.warm_up(plan.warm_ups)
         warm = now()
-        for done in range(plan.most):
+        affordable = plan.within((plan.budget - (warm - start)) / pace)
+        for done in range(affordable.most):
             if now() - start + pace > plan.budget:
-                return pairs.comparison("budget", plan.confidence)
+                return pairs.comparison("budget", affordable.confidence)
             pairs.take()
             pace = (now() - warm) / (done + 1)
-            reached = done + 1 in plan.looks and _narrow(pairs.comparison("width", plan.confidence), plan)
+            seen = pairs.comparison("width", affordable.confidence)
+            reached = done + 1 in affordable.looks and _narrow(seen, plan)
             if progress is not None:
-                progress(_progress(pairs.comparison("", plan.confidence), plan, now() - start))
+                progress(_progress(seen, affordable, now() - start))
             if reached:
-                return pairs.comparison("width", plan.confidence)
-    return pairs.comparison("most", plan.confidence)
+                return seen
+    return pairs.comparison("most" if affordable.most == plan.most else "budget", affordable.confidence)
 
 
 def _narrow(seen: Comparison, plan: Plan) -> bool:
