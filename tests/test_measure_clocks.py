@@ -114,6 +114,31 @@ def test_work_that_waits_for_the_device_ends_the_delays() -> None:
     assert max(card.delays) < 0.1
 
 
+def test_an_accident_of_the_host_does_not_lengthen_the_delay() -> None:
+    card = Card()
+    clock = EventClock(card, card.now)
+
+    def work(stall: float = 0.0) -> None:
+        card.queue(1e-6)
+        card.host += stall
+
+    for number in range(60):
+        clock.seconds(lambda: work(5e-3)) if number % 10 == 3 else clock.seconds(work)
+    assert clock.hidden
+    assert len(set(card.delays)) == 1
+
+
+def test_an_arm_with_more_launches_lengthens_the_delay_of_both() -> None:
+    card = Card()
+    clock = EventClock(card, card.now)
+    few, many = card.kernels(2, 1e-6), card.kernels(200, 1e-6)
+    for _ in range(6):
+        clock.seconds(few), clock.seconds(many)
+    assert clock.seconds(many) == pytest.approx(2e-4, rel=0.1)
+    assert clock.hidden
+    assert clock.seconds(few) == pytest.approx(2e-6, rel=0.1)
+
+
 @pytest.mark.parametrize("error", [RuntimeError("not compiled with CUDA"), AttributeError("_cuda_sleep")])
 def test_a_build_without_the_delay_is_timed_all_the_same(error: Exception) -> None:
     card = Card()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Protocol
@@ -13,7 +14,8 @@ Work = Callable[[], object]
 
 _FIRST_CYCLES = 200_000  # of the delay in front of the first run: about 0.1 ms
 _LONGEST_DELAY = 0.05  # seconds
-_MOST_MISSES = 6
+_MOST_LENGTHENINGS = 8
+_REMEMBERED = 8  # runs, of both arms
 # Seconds, as cudaEventElapsedTime and hipEventElapsedTime document them; SYCL leaves it open, so the coarser one.
 _RESOLUTION = {"cuda": 0.5e-6, "hip": 1e-6, "xpu": 1e-6}
 
@@ -65,7 +67,8 @@ class EventClock:
         self._module = module
         self._now = now
         self._cycles = _FIRST_CYCLES if callable(getattr(module, "_sleep", None)) else 0
-        self._missed = 0
+        self._launches: deque[float | None] = deque(maxlen=_REMEMBERED)  # of runs whose launches were not hidden
+        self._lengthened = 0
         self.hidden = False
 
     def seconds(self, work: Work) -> float:
@@ -81,8 +84,8 @@ class EventClock:
         # Launches are hidden if the device still spun when the last of them was queued.
         self.hidden = bool(self._cycles) and not start.query()
         self._module.synchronize()
-        if self._cycles and not self.hidden:
-            self._lengthen(launching, float(queued.elapsed_time(start)) / 1000)
+        if self._cycles:
+            self._adapt(None if self.hidden else launching, float(queued.elapsed_time(start)) / 1000)
         return float(start.elapsed_time(end)) / 1000  # elapsed_time is in milliseconds
 
     def _delay(self) -> None:
@@ -93,13 +96,22 @@ class EventClock:
         except (AttributeError, NotImplementedError, RuntimeError):  # not public, so a build may lack it
             self._cycles = 0
 
-    def _lengthen(self, launching: float, delay: float) -> None:
-        """Let the next delay last twice as long as the launches took; none any more after some that were in vain."""
-        self._missed += 1
-        wanted = min(2 * launching, _LONGEST_DELAY)
+    def _adapt(self, launching: float | None, delay: float) -> None:
+        """Have later delays last twice as long as launches take, where that is seen twice; none if that is too long.
+
+        Once may be an accident of the host. Work that waits for the device takes longer with every delay.
+        """
+        self._launches.append(launching)
+        missed = [each for each in self._launches if each is not None]
+        if len(missed) < 2:
+            return
+        self._launches.clear()
+        self._lengthened += 1
+        wanted = 2 * min(missed)
         # What a cycle takes differs: the clock's at that moment, or a fixed one (Sleep.cu: wall_clock64 on gfx11).
         growth = max(2.0, wanted / delay) if delay > 0 else 2.0
-        self._cycles = 0 if self._missed > _MOST_MISSES or delay > _LONGEST_DELAY else int(self._cycles * growth)
+        vain = wanted > _LONGEST_DELAY or self._lengthened > _MOST_LENGTHENINGS
+        self._cycles = 0 if vain else int(self._cycles * growth)
 
 
 def device_clock(device_type: str, module: ModuleType | None) -> Clock:
