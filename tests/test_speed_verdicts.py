@@ -299,6 +299,7 @@ def test_too_few_pairs_decide_nothing(
     reason: str,
 ) -> None:
     made = device(0.03, 0.01, noise=0.01)
+    assert contests.comparison.compare.__kwdefaults__ is not None
     monkeypatch.setitem(contests.comparison.compare.__kwdefaults__, "now", lambda: made.now)
     case = _case("AMP-SPEED-030")
     case.measurement = SimpleNamespace(seconds_left=seconds, show=lambda words: None, publish=lambda *_: None)  # type: ignore[assignment]

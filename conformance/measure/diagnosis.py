@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 MOST = 0.5  # a part that is more than all others together
+SHORT = 2e-5  # seconds: some launches of a kernel, each of which takes the host and the device 2 to 5 µs on CUDA
 SATURATED = 0.45  # of the ceiling: large products reach 0.5 to 0.9 of it ("maximum achievable matmul FLOPS" tables)
 ALIKE = 1.1  # a 16-bit rate no higher than this much of fp32's is no gain of other units
 
@@ -64,7 +65,7 @@ def _words(figures: Figures) -> Iterator[str]:
         yield "host-bound"
     eaten = _eaten(figures)
     yield from eaten
-    too_small = figures.rows is not None and figures.break_even is not None and figures.rows < figures.break_even
+    too_small = _too_small(figures)
     if too_small:
         yield "too small"
     if figures.baseline == "tf32":
@@ -77,6 +78,13 @@ def _words(figures: Figures) -> Iterator[str]:
         yield "16-bit units not used"
     elif (figures.peak_share or 0.0) >= SATURATED:
         yield "bound by arithmetic"
+
+
+def _too_small(figures: Figures) -> bool:
+    """Whether weights are used too seldom for their casts to pay, or the device is done as soon as it is started."""
+    if figures.rows is not None and figures.break_even is not None and figures.rows < figures.break_even:
+        return True
+    return figures.device_seconds is not None and figures.device_seconds < SHORT
 
 
 def _eaten(figures: Figures) -> list[str]:

@@ -67,8 +67,10 @@ def _profiler(device_type: str) -> Any:
         # Starting Kineto takes a second, and on a CPU it has nothing to add.
         return torch.autograd.profiler.profile(use_kineto=False)
     activity = torch.profiler.ProfilerActivity
-    kinds = [activity.CPU, getattr(activity, {"cuda": "CUDA", "xpu": "XPU"}.get(device_type, "PrivateUse1"))]
-    return torch.profiler.profile(activities=kinds)
+    device = getattr(activity, {"cuda": "CUDA", "xpu": "XPU"}.get(device_type, "PrivateUse1"))
+    if device not in torch.profiler.supported_activities():
+        raise NotImplementedError(f"this torch has no profiler for {device_type}")
+    return torch.profiler.profile(activities=[activity.CPU, device])
 
 
 def _wait(device_type: str) -> None:
