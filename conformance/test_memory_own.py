@@ -9,7 +9,8 @@ from torch.utils._pytree import tree_leaves
 
 from conformance.harness.check import Case, contract
 from conformance.harness.targets import Target, device_module
-from conformance.measure.memory import LiveStorages, SavedForBackward, bytes_by_dtype, counts_peaks, peak_above_start
+from conformance.measure.allocator import Allocator, peak_above_start
+from conformance.measure.memory import LiveStorages, SavedForBackward, bytes_by_dtype
 from conformance.workloads.own import Builder
 from conformance.workloads.training import Workload, train_step
 
@@ -67,12 +68,12 @@ def test_what_is_kept_for_backward(case: Case, target: Target, amp_dtype: torch.
 
 def _peak(target: Target, work: Workload, dtype: torch.dtype | None) -> int | None:
     """Peak of allocated bytes of a step above its start; None where the device does not count them."""
-    module = device_module(target.device_type)
-    if target.device_type == "cpu" or not counts_peaks(module):
+    allocator = Allocator.of(device_module(target.device_type), target.device)
+    if target.device_type == "cpu" or allocator is None or not allocator.counts_peaks:
         return None
     scaler = torch.amp.GradScaler(target.device_type, enabled=dtype == torch.float16)
 
     def step() -> None:
         _step(target, work, dtype, 0, scaler)
 
-    return peak_above_start(module, target.device, step, work.model.parameters())
+    return peak_above_start(allocator, step, work.model.parameters())

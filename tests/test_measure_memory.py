@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import pytest
 import torch
 
 from conformance.measure.memory import (
     LiveStorages,
+    PeakStorages,
     SavedForBackward,
     bytes_by_dtype,
-    counts_peaks,
-    peak_above_start,
-    peak_bounds,
     state_tensors,
     tensor_bytes,
+    without_bookkeeping,
 )
-from conformance.oracles.saved import blocks, chain, execute, predict, tensors
 
 
 def test_saved_bytes_are_counted_once_per_storage() -> None:
@@ -80,90 +75,19 @@ def test_optimizer_state_is_weighed_without_its_counters() -> None:
     assert tensor_bytes(state_tensors(optimizer)) == {"float32": 2 * 6 * 5 * 4}
 
 
-class FakeAllocator:
-    """A device module that counts bytes; `step` allocates and frees."""
-
-    def __init__(self) -> None:
-        self.allocated = self.peak = 1000
-
-    def take(self, nbytes: int) -> None:
-        self.allocated += nbytes
-        self.peak = max(self.peak, self.allocated)
-
-    def synchronize(self) -> None:
-        pass
-
-    def reset_peak_memory_stats(self, device: object) -> None:
-        self.peak = self.allocated
-
-    def memory_allocated(self, device: object) -> int:
-        return self.allocated
-
-    def max_memory_allocated(self, device: object) -> int:
-        return self.peak
+def test_the_most_bytes_alive_are_kept_in_mind() -> None:
+    with PeakStorages() as live:
+        a = torch.zeros(10)
+        b = a + 1
+        del b
+        a.add_(1)
+    assert (live.peak_bytes, live.counted_bytes) == (80, 40)
 
 
-def test_the_peak_is_that_of_the_second_step() -> None:
-    allocator = FakeAllocator()
-    workspace = iter([512, 0])
-
-    def step() -> None:
-        allocator.take(next(workspace))
-        allocator.take(300)
-        allocator.take(-300)
-
-    assert counts_peaks(allocator)  # type: ignore[arg-type]
-    assert peak_above_start(allocator, torch.device("cpu"), step, []) == 300
-    assert not counts_peaks(None)
-
-
-def _peak(mode: LiveStorages, work: Callable[[], None]) -> int:
-    """The most bytes alive after any operation of `work`: an allocator without rounding."""
-    seen = [0]
-    dispatch = mode.__torch_dispatch__
-
-    class Watch(LiveStorages):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            result = dispatch(func, types, args, kwargs)
-            seen[0] = max(seen[0], mode.live_bytes)
-            return result
-
-    with Watch():
-        work()
-    return seen[0]
-
-
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize(("rows", "width", "layers"), [(256, 64, 16), (16, 128, 3)], ids=["activations", "weights"])
-def test_the_peak_lies_within_its_bounds(rows: int, width: int, layers: int, dtype: torch.dtype | None) -> None:
-    block = chain(rows, width, layers)
-    leaves = tensors(block, torch.device("cpu"), torch.Generator().manual_seed(0))
-
-    def step() -> None:
-        with torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
-            result = execute(block, leaves)
-        result.float().sum().backward()
-
-    kept = sum(item.nbytes for item in predict(block, "cpu", dtype))
-    weights = layers * width * width
-    bounds = peak_bounds(kept, 4 * weights, 0 if dtype is None else 2 * weights, 4 * rows * width)
-    seen = _peak(LiveStorages(leaves.values()), step)
-    assert bounds.low <= seen <= bounds.high - (1 << 21)
-
-
-def test_every_block_runs_and_is_predicted() -> None:
-    for block in blocks().values():
-        leaves = tensors(block, torch.device("cpu"), torch.Generator().manual_seed(0))
-        with SavedForBackward(leaves.values()) as saved:
-            execute(block, leaves)
-        assert sorted(nbytes for _, nbytes in saved.storages) == sorted(
-            item.nbytes for item in predict(block, "cpu", None)
-        )
-
-
-def test_accelerators_keep_the_softmax_in_fp32() -> None:
-    block = blocks()["attention"]
-    cuda = predict(block, "cuda", torch.float16)
-    # The fp32 probabilities for softmax, their 16-bit copy for the product that follows.
-    assert sorted(item.dtype.itemsize for item in cuda if item.elements == 2 * 17 * 17) == [2, 4]
-    assert [item.dtype.itemsize for item in predict(block, "cpu", torch.float16) if item.elements == 2 * 17 * 17] == [2]
+def test_what_libraries_keep_for_themselves_is_left_out() -> None:
+    storages = [(torch.uint8, 1 << 20), (torch.int64, 8), (torch.int64, 24), (torch.bool, 8), (torch.float16, 0)]
+    assert without_bookkeeping([*storages, (torch.float32, 4)]) == [
+        (torch.int64, 24),
+        (torch.bool, 8),
+        (torch.float32, 4),
+    ]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from types import ModuleType
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -156,52 +153,3 @@ def state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
         for value in state.values()
         if isinstance(value, torch.Tensor) and value.shape == parameter.shape
     ]
-
-
-def counts_peaks(module: ModuleType | None) -> bool:
-    """Whether a device's module (`torch.cuda`) keeps a peak of allocated bytes that can be reset."""
-    needed = ("memory_allocated", "max_memory_allocated", "reset_peak_memory_stats", "synchronize")
-    return all(hasattr(module, name) for name in needed)
-
-
-def peak_above_start(
-    module: Any, device: torch.device, step: Callable[[], None], leaves: Iterable[torch.Tensor]
-) -> int:
-    """Peak of allocated bytes during `step` above what was allocated before it.
-
-    `step` runs once beforehand, so that the libraries' workspaces are made; the gradients of `leaves` are dropped
-    before the measured run, which makes its own.
-    """
-    step()
-    for leaf in leaves:
-        leaf.grad = None
-    # Garbage of earlier work that is collected during the step would be missing from the peak.
-    gc.collect()
-    module.synchronize()
-    module.reset_peak_memory_stats(device)
-    start = int(module.memory_allocated(device))
-    step()
-    module.synchronize()
-    return int(module.max_memory_allocated(device)) - start
-
-
-@dataclass(frozen=True)
-class PeakBounds:
-    """Between which figures, in bytes, the peak of one training step above its start must lie."""
-
-    low: int
-    high: int
-
-
-ROUNDING = 1 << 21  # the CUDA allocator hands out blocks of up to 2 MiB for small requests
-
-
-def peak_bounds(saved: int, parameters: int, low_weights: int, largest: int) -> PeakBounds:
-    """Closed form for the peak of a forward and backward pass above the bytes that were allocated before it.
-
-    `saved` are the bytes kept for backward, all alive at the end of the forward pass: the low end. The high end adds
-    gradients of `parameters` bytes, the 16-bit copies of `low_weights` bytes that the region's cache holds and their
-    16-bit gradients, three tensors of the `largest` size in flight (a gradient, its successor, and the workspace of a
-    transposition or a cast), and the allocator's rounding.
-    """
-    return PeakBounds(saved, saved + parameters + 2 * low_weights + 3 * largest + ROUNDING)

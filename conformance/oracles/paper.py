@@ -14,7 +14,10 @@ LOW, FP32, WIDEST, KEEP = "lower_precision", "fp32", "widest", "input's own"
 
 # cross_entropy is on the CPU list under the name of its ATen op. The other lists name it, but register log_softmax and
 # nll_loss alone, of which it is made (aten/src/ATen/native/LossNLL.cpp): its rule here makes their casts.
-_NAMES = {"cpu": {"cross_entropy": "cross_entropy_loss"}}
+_NAMES = {
+    "cpu": {"cross_entropy": "cross_entropy_loss"},
+    **dict.fromkeys(("cuda", "xpu"), {"square": "pow"}),  # which is what it calls
+}
 _PARTS = {"cuda": ("cross_entropy",), "xpu": ("cross_entropy",)}
 
 

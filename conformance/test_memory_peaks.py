@@ -1,0 +1,184 @@
+"""Memory by the device's own counters: peaks against the closed form, growth, fragmentation, and the counters."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import AbstractContextManager, nullcontext
+
+import pytest
+import torch
+
+from conformance.harness.check import Case, contract, deep, timed
+from conformance.harness.targets import Target, device_module
+from conformance.measure.allocator import WORKSPACES, Allocator, peak_above_start
+from conformance.measure.memory import PeakStorages
+from conformance.oracles.saved import Block, chain, execute, tensors
+from conformance.oracles.step_bytes import step_bytes
+from conformance.workloads.mlp import mlp
+from conformance.workloads.training import train_step
+
+# Rows, width and layers of a chain of Linear layers, the smaller first: activations weigh more, or weights do.
+SIZES = {
+    "activations": ((512, 256, 12), (2048, 512, 16), (8192, 1024, 16)),
+    "weights": ((64, 1024, 4), (256, 4096, 4)),
+}
+BLOCK_BYTES = 5_000_001  # odd, so that a count rounded up is told from one that is not
+
+
+@pytest.fixture(autouse=True)
+def _collected() -> None:
+    """What earlier cases left to the garbage collector must not go while this one counts."""
+    gc.collect()
+
+
+def _allocator(case: Case, target: Target) -> Allocator:
+    found = Allocator.of(device_module(target.device_type), target.device)
+    if found is None or not found.counts_peaks:
+        case.unsupported(f"torch keeps no peak of allocated bytes on {target.device_type}")
+    assert found is not None
+    return found
+
+
+def _region(target: Target, dtype: torch.dtype | None) -> AbstractContextManager[None]:
+    return nullcontext() if dtype is None else target.autocast(dtype)
+
+
+@contract("AMP-MEMORY-019", on="accelerator")
+@timed
+def test_peak_statistics_count_and_reset(case: Case, target: Target) -> None:
+    allocator = _allocator(case, target)
+    case.note("bytes are those asked for, not rounded up", allocator.exact)
+    allocator.reset()
+    start = allocator.in_use()
+    block = torch.zeros(BLOCK_BYTES, dtype=torch.uint8, device=target.device)
+    high = BLOCK_BYTES + allocator.slack([BLOCK_BYTES])
+    case.between("bytes in use with a block", allocator.in_use() - start, BLOCK_BYTES, high, "bytes")
+    del block
+    case.equal("bytes in use once it is gone, above the start", allocator.in_use() - start, 0)
+    case.between("peak above the start", allocator.peak() - start, BLOCK_BYTES, high, "bytes")
+    allocator.reset()
+    case.equal("peak above the start, after a reset", allocator.peak() - start, 0)
+    small = torch.zeros(BLOCK_BYTES // 4, dtype=torch.uint8, device=target.device)
+    high = small.nbytes + allocator.slack([small.nbytes])
+    case.between("peak with a smaller block", allocator.peak() - start, small.nbytes, high, "bytes")
+
+
+@contract("AMP-MEMORY-013", on="accelerator")
+@timed
+@pytest.mark.parametrize("shape", ["activations", deep("standard", "weights")])
+def test_peak_follows_the_closed_form(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, shape: str
+) -> None:
+    allocator = _allocator(case, target)
+    sizes = SIZES[shape][: case.samples(quick=2, standard=3, full=3)]
+    for number, (rows, width, layers) in enumerate(sizes):
+        block = chain(rows, width, layers)
+        needed, free = _needed(block, target), allocator.free()
+        if free is not None and free < needed:
+            words = f"{rows} x {width} x {layers} needs {needed} bytes, {free} are free"
+            if number == 0:
+                case.untestable(words)
+            case.note("larger sizes are left out", words)
+            return
+        case.progress(f"peak memory, {rows} x {width} x {layers}")
+        peaks = {}
+        for arm, dtype in (("fp32", None), ("AMP", amp_dtype)):
+            predicted = step_bytes(block, target.device_type, dtype)
+            peaks[arm] = _peak(allocator, target, block, dtype, rng)
+            high = predicted.high + WORKSPACES + allocator.slack(_large(layers))
+            case.between(f"{arm}, {rows} x {width} x {layers}: peak", peaks[arm], predicted.low, high, "bytes")
+        case.note("bytes that AMP saves at the peak", peaks["fp32"] - peaks["AMP"], "bytes")
+
+
+def _needed(block: Block, target: Target) -> int:
+    weights = sum(4 * torch.Size(shape).numel() for shape in (*block.parameters.values(), *block.inputs.values()))
+    return weights + step_bytes(block, target.device_type, None).high + 2 * WORKSPACES
+
+
+def _large(layers: int) -> list[int]:
+    """As many storages as are alive at once: for each layer an activation, a copy and a gradient, some in flight."""
+    return [1 << 20] * (3 * layers + 8)
+
+
+def _peak(allocator: Allocator, target: Target, block: Block, dtype: torch.dtype | None, rng: torch.Generator) -> int:
+    leaves = tensors(block, target.device, rng)
+
+    def step() -> None:
+        with _region(target, dtype):
+            loss = execute(block, leaves)
+        loss.backward()
+
+    return peak_above_start(allocator, step, leaves.values())
+
+
+@contract("AMP-MEMORY-037", on="accelerator")
+@timed
+def test_allocator_agrees_with_the_storages(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
+) -> None:
+    allocator = _allocator(case, target)
+    block = chain(1024, 1024, 8)
+    leaves = tensors(block, target.device, rng)
+    for warm in (True, False):
+        for leaf in leaves.values():
+            leaf.grad = None
+        gc.collect()
+        allocator.reset()
+        start = allocator.in_use()
+        seen: list[tuple[str, int, list[int]]] = []
+        with PeakStorages(leaves.values()) as live:
+            with target.autocast(amp_dtype):
+                loss = execute(block, leaves)
+                seen.append(("in the region", allocator.in_use() - start, [size for _, size in live.storages]))
+            seen.append(("after the region", allocator.in_use() - start, [size for _, size in live.storages]))
+            loss.backward()
+            del loss
+            seen.append(("after backward", allocator.in_use() - start, [size for _, size in live.storages]))
+        if warm:
+            continue  # libraries make what they keep in the first run
+        for where, counted, storages in seen:
+            # A library's own small state may come late: less than one weight's copy, of 2 MiB.
+            high = sum(storages) + allocator.slack(storages) + (1 << 20)
+            case.between(f"bytes that the allocator counts {where}", counted, sum(storages), high, "bytes")
+        case.at_least("the allocator's peak", allocator.peak() - start, live.peak_bytes, "bytes")
+
+
+@contract("AMP-MEMORY-010", on="accelerator")
+@timed
+def test_allocator_does_not_grow(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
+    allocator = Allocator.of(device_module(target.device_type), target.device)
+    if allocator is None:
+        case.unsupported(f"torch counts no allocated bytes on {target.device_type}")
+    assert allocator is not None
+    work = mlp(target.device, rng)
+    scaler = torch.amp.GradScaler(target.device_type)
+    seen = []
+    for step in range(case.samples(quick=8, standard=50, full=200)):
+        train_step(work, step, lambda: target.autocast(amp_dtype), scaler)
+        work.optimizer.zero_grad(set_to_none=True)
+        seen.append(allocator.in_use())
+    # The first steps make the optimizer's state and the libraries' workspaces.
+    case.equal("growth after each step from the fourth on", [now - seen[3] for now in seen[4:]], [0] * len(seen[4:]))
+
+
+@contract("AMP-MEMORY-033", on="accelerator")
+@timed
+def test_fragmentation(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
+    allocator = _allocator(case, target)
+    if not allocator.scatter():
+        case.unsupported(f"torch tells no statistics of the allocator on {target.device_type}")
+    module = device_module(target.device_type)
+    for arm, dtype in (("fp32", None), ("AMP", amp_dtype)):
+        empty = getattr(module, "empty_cache", None)
+        if empty is not None:
+            empty()
+        allocator.reset()
+        # Batches of changing size leave holes behind.
+        for rows in (512, 1024, 768, 2048, 640, 1536):
+            _peak(allocator, target, chain(rows, 512, 8), dtype, rng)
+        found = allocator.scatter()
+        for name, value in found.items():
+            case.note(f"{arm}: {name}", value)
+        reserved, allocated = (found.get(f"{kind}_bytes.all.peak", 0) for kind in ("reserved", "allocated"))
+        if allocated:
+            case.note(f"{arm}: reserved against allocated at the peak", round(reserved / allocated, 3))
