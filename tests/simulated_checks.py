@@ -159,7 +159,9 @@ def run(
     contract = _catalogue().contracts[_mark(check, "contract").args[0]]
     given = dict(given)
     name = given.pop("id")
-    case = Case(contract, level=level, seed=0, substitutions={"device": "cuda:0", "amp_dtype": "torch.float16"})
+    substitutions = {"device": "cuda:0", "amp_dtype": "torch.float16"}
+    types = tuple(targets.AMP_DTYPES.values())
+    case = Case(contract, level=level, seed=0, substitutions=substitutions, amp_dtypes=types)
     now = simulation.timeline.now
     case.measurement = Measurement(now() + DEADLINES["accelerator"][level], lambda words: None, lambda *_: None, now)
     offered = {

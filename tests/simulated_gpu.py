@@ -25,10 +25,12 @@ import torch
 import torch._dynamo  # its import looks for calls that a mode would catch
 import torch._meta_registrations
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from conformance.harness import targets
 from conformance.harness.targets import Target
+from tests.faults._tools import kernel
 from tests.simulated_card import Card, Simulation, touched_bytes
 from tests.simulated_cuda import accelerator, cuda
 
@@ -39,10 +41,11 @@ WORKSPACE = 32 << 20  # cuBLAS: bytes taken once, with the first product (torch'
 _FACTORIES = {"empty", "zeros", "ones", "full", "rand", "randn", "randint", "arange", "empty_strided", "tensor"}
 _CONSTANTS = {"zeros": 0.0, "zeros_like": 0.0, "new_zeros": 0.0, "zero_": 0.0, "ones": 1.0, "ones_like": 1.0}
 _RESHAPES = {"t", "view", "_unsafe_view", "expand", "reshape", "detach", "alias", "clone", "_to_copy", "unsqueeze"}
-_UNLISTED = {"batch_norm"}  # on no list of autocast, and asks for the device to choose cuDNN
+# On no list of autocast, and asking for the device: to choose cuDNN, or to make it the current one.
+_UNLISTED = {"batch_norm", "contiguous", "__getitem__", "__setitem__", "float", "half", "bfloat16", "double", "tolist"}
 
 
-_STATE: SimpleNamespace = SimpleNamespace(now=None, window=False, hidden=[])
+_STATE: SimpleNamespace = SimpleNamespace(now=None, window=False, meta=False, hidden=[])
 
 
 class SimulatedTensor(torch.Tensor):
@@ -50,13 +53,13 @@ class SimulatedTensor(torch.Tensor):
 
     elem: torch.Tensor
     place: torch.device
-    hidden: bool
+    hidden: str
     value: float | None
 
     @staticmethod
     def __new__(cls, elem: torch.Tensor, place: torch.device = CUDA, value: float | None = None) -> SimulatedTensor:
         made = torch.Tensor._make_subclass(cls, elem, False, dispatch_device=True, device_for_backend_keys=CUDA)
-        made.elem, made.place, made.hidden, made.value = elem, place, False, value
+        made.elem, made.place, made.hidden, made.value = elem, place, "", value
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -65,6 +68,10 @@ class SimulatedTensor(torch.Tensor):
     is_cuda = property(lambda self: self.place.type == "cuda")
     is_cpu = property(lambda self: self.place.type == "cpu")
     is_meta = property(lambda self: False)
+
+    def is_hidden(self) -> bool:
+        """Whether autograd is what asks now: it records a result before it marks it as one that requires a gradient."""
+        return self.hidden == "changed" or (self.hidden == "made" and not self.requires_grad)
 
     def untyped_storage(self) -> Any:
         return SimulatedStorage(super().untyped_storage(), self.place)
@@ -78,7 +85,7 @@ class SimulatedTensor(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default:
-            return CUDA if _STATE.window and not args[0].hidden else META
+            return CUDA if _STATE.window and not args[0].is_hidden() else META
         with torch._C.DisableTorchFunction():
             return _run(func, args, kwargs or {})
 
@@ -120,13 +127,13 @@ def _ours(given: Any) -> list[SimulatedTensor]:
 def _reveal() -> None:
     for reference in _STATE.hidden:
         if (tensor := reference()) is not None:
-            tensor.hidden = False
+            tensor.hidden = ""
     _STATE.hidden = []
 
 
-def _hide(tensor: SimulatedTensor) -> None:
-    """Answer "meta" for this tensor until the next operation: autograd is about to ask."""
-    tensor.hidden = True
+def _hide(tensor: SimulatedTensor, how: str) -> None:
+    """Answer "meta" for this tensor, which was `made` or `changed`, until the next operation: autograd may ask."""
+    tensor.hidden = how
     _STATE.hidden.append(weakref.ref(tensor))
 
 
@@ -157,13 +164,17 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         for tensor in mutated:
             if not name.startswith("_amp_"):  # no gradient is infinite here, so a scaler's numbers stay as they are
                 tensor.value = known
-            _hide(tensor)
+            _hide(tensor, "changed")
+        if name == "_amp_foreach_non_finite_check_and_unscale_":
+            for gradient in args[0]:
+                gradient.value = None if None in (gradient.value, args[2].value) else gradient.value * args[2].value
     else:
         result = _wrapped(func, args, kwargs, place, known, simulation)
         outputs = _ours(result)
         if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in ours):
+            how = "changed" if _is_view(result, args, kwargs) else "made"  # a view requires what its base does at once
             for tensor in outputs:
-                _hide(tensor)
+                _hide(tensor, how)
     if place.type == "cuda" and not simulation.paused:
         _account(simulation, func, name, args, kwargs, ours, outputs, result)
     return result
@@ -211,14 +222,25 @@ def _form(leaf: Any) -> Any:
 
 
 def _formed(leaf: Any) -> Any:
-    if isinstance(leaf, _Form):
+    if not isinstance(leaf, _Form):
+        return leaf
+    with torch._C.DisableTorchFunction(), _plain_meta():
         return torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype, device=META)
-    return leaf
+
+
+@contextlib.contextmanager
+def _plain_meta() -> Iterator[None]:
+    """What is made on "meta" meanwhile is a meta tensor, and nothing of the card."""
+    before, _STATE.meta = _STATE.meta, True
+    try:
+        yield
+    finally:
+        _STATE.meta = before
 
 
 def _is_view(made: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     before = {tensor.elem.untyped_storage()._cdata for tensor in _ours((args, kwargs))}
-    after = [leaf.untyped_storage()._cdata for leaf in _flat(made) if isinstance(leaf, torch.Tensor)]
+    after = [getattr(leaf, "elem", leaf).untyped_storage()._cdata for leaf in _flat(made) if torch.is_tensor(leaf)]
     return len(set(after)) < len(after) or bool(before & set(after))
 
 
@@ -309,6 +331,8 @@ def _known(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> float | N
     if name in ("full", "full_like", "fill_", "new_full"):
         given = args[2] if name == "new_full" else args[1]
         return None if isinstance(given, torch.Tensor) else float(given)
+    if name == "copy_":
+        return _value(args[1])
     operands = [leaf for leaf in _flat(args) if isinstance(leaf, torch.Tensor)]
     values = [_value(operand) for operand in operands]
     if not values or any(value is None for value in values) or name.startswith("_foreach"):
@@ -335,7 +359,7 @@ def _known(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> float | N
 def _value(tensor: torch.Tensor) -> float | None:
     if isinstance(tensor, SimulatedTensor):
         return tensor.value
-    return float(tensor) if tensor.numel() == 1 else None
+    return float(tensor) if tensor.numel() == 1 and not tensor.is_meta else None
 
 
 def _product(left: float, right: float, length: int, dtype: torch.dtype) -> float:
@@ -360,11 +384,28 @@ class _Calls(TorchFunctionMode):
             return _to(func, name, args, kwargs)
         if name == "scaled_dot_product_attention":
             return _attention(*args, **kwargs)
+        if name == "dropout" and (args[2] if len(args) > 2 else kwargs["train"]):
+            # The fused kernel, which torch takes on CUDA only.
+            return _called(torch.native_dropout, (args[0], args[1] if len(args) > 1 else kwargs["p"], True), {})[0]
         if name in ("lstm", "_cudnn_rnn_flatten_weight"):
             return _lstm(*args) if name == "lstm" else None
         if kwargs.get("device") is not None or name in _FACTORIES:
             return _made(func, name, args, kwargs)
         return _called(func, args, kwargs)
+
+
+class _Factories(TorchDispatchMode):
+    """Puts on the card what torch's own code makes there, in backward formulas for instance, of no tensor."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        device = kwargs.get("device")
+        if device is None or device.type == "cpu" or _STATE.meta or any(map(torch.is_tensor, _flat(args))):
+            return func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            elem = func(*args, **{**kwargs, "device": META})
+            name = func.overloadpacket.__name__
+            return _placed(elem, CUDA, float(args[1]) if name == "full" else _CONSTANTS.get(name))
 
 
 def _called(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -401,15 +442,15 @@ def _made(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     device = kwargs.get("device")
     asked = None if device is None else torch.device(device)
     if asked is not None and asked.type not in ("cuda", "cpu"):
-        return _called(func, args, kwargs)
+        with _plain_meta():
+            return _called(func, args, kwargs)
     if _ours(args):
         return _called(func, args, kwargs)
     if asked is None or asked.type == "cpu":
         return _made_on_the_cpu(func, name, args, kwargs)
     if name == "tensor" or (name == "arange" and kwargs.get("dtype") is None):
         return _adopted(func(*args, **{**kwargs, "device": CPU, "requires_grad": False}), kwargs)
-    plain = {key: value for key, value in kwargs.items() if key not in ("generator", "requires_grad", "pin_memory")}
-    elem = func(*args, **{**plain, "device": META})
+    elem = _without_data(func, args, kwargs)
     value = _CONSTANTS.get(name)
     if name == "full":
         value = float(args[1] if len(args) > 1 else kwargs["fill_value"])
@@ -418,12 +459,17 @@ def _made(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
 
 def _made_on_the_cpu(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     if name in _FACTORIES - {"tensor", "arange"}:
-        plain = {key: value for key, value in kwargs.items() if key not in ("generator", "requires_grad", "device")}
         with contextlib.suppress(RuntimeError, TypeError):
-            elem = func(*args, **{**plain, "device": META})
+            elem = _without_data(func, args, kwargs)
             if elem.numel() > LARGE:
                 return _placed(elem, CPU, _CONSTANTS.get(name), bool(kwargs.get("requires_grad")))
     return _called(func, args, kwargs)
+
+
+def _without_data(func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor:
+    plain = {key: value for key, value in kwargs.items() if key not in ("generator", "requires_grad", "pin_memory")}
+    with _plain_meta():
+        return func(*args, **{**plain, "device": META})
 
 
 def _placed(elem: torch.Tensor, place: torch.device, value: float | None, requires_grad: bool = False) -> Any:
@@ -437,7 +483,7 @@ def _placed(elem: torch.Tensor, place: torch.device, value: float | None, requir
 
 def _adopted(real: torch.Tensor, kwargs: dict[str, Any]) -> Any:
     value = float(real) if real.numel() == 1 else None
-    return _placed(real.detach().to(META), CUDA, value, bool(kwargs.get("requires_grad")))
+    return _placed(_formed(_form(real)), CUDA, value, bool(kwargs.get("requires_grad")))
 
 
 def _to(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -460,7 +506,7 @@ def _to(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         if not isinstance(tensor, SimulatedTensor):
             moved = _adopted(tensor.detach(), {})
         else:
-            moved = _placed(torch.empty_like(tensor.elem), CUDA, tensor.value)
+            moved = _placed(_formed(_form(tensor.elem)), CUDA, tensor.value)
         moved.requires_grad_(tensor.requires_grad and tensor.is_floating_point() and torch.is_grad_enabled())
         return moved if dtype is None else _called(torch.Tensor.to, (moved, dtype), {})
     if wanted.type == "cpu" and isinstance(tensor, SimulatedTensor):
@@ -526,7 +572,7 @@ def _patches(simulation: Simulation) -> Iterator[Any]:
             yield mock.patch.object(owner, name, value, create=True)
     yield mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", _never)
     # Functions written in Python run as they are, so that each call inside them comes to the mode by itself.
-    for path in ("torch.nn.functional", "torch.functional", "torch._tensor", "torch.nn.init"):
+    for path in ("torch.nn.functional", "torch.functional", "torch._tensor", "torch.nn.init", "torch.autograd"):
         module = importlib.import_module(path)
         for name in _OVERRIDE_CHECKS:
             if hasattr(module, name):
@@ -536,6 +582,18 @@ def _patches(simulation: Simulation) -> Iterator[Any]:
     optimizers = importlib.import_module("torch.optim.optimizer")
     types = [*optimizers._foreach_supported_types, SimulatedTensor]
     yield mock.patch.object(optimizers, "_foreach_supported_types", types)
+
+
+# With a kernel of CUDA's own and, for devices without one, a composition, which a torch without CUDA would take.
+_FUSED = ("silu_backward", "mish_backward", "_fused_rms_norm")
+
+
+def _kernels() -> Iterator[Any]:
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    for op in _FUSED:
+        name = f"aten::{op}"
+        if has(name, "CompositeImplicitAutograd") and not has(name, "CUDA"):
+            yield kernel(op, _never, "CUDA")  # it is registered, not called
 
 
 TARGET = Target("cuda:0", "cuda", 0, is_fake=False)
@@ -549,9 +607,12 @@ def simulated(card: Card) -> Iterator[Simulation]:
     with contextlib.ExitStack() as stack:
         for patch in _patches(simulation):
             stack.enter_context(patch)
+        for registration in _kernels():
+            stack.enter_context(registration)
         targets._probe.cache_clear()
         stack.callback(targets._probe.cache_clear)
         stack.enter_context(_Calls())
+        stack.enter_context(_Factories())
         _STATE.now, _STATE.window = simulation, False
         try:
             yield simulation
