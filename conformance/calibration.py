@@ -6,6 +6,7 @@ import argparse
 import datetime
 import hashlib
 import json
+import math
 import re
 import statistics
 import subprocess
@@ -243,19 +244,20 @@ def _unusable(row: Speedup, keys: Sequence[str], largest: float) -> str | None:
 
 
 def _factor(row: Speedup, margin: float) -> _Factor:
-    """The least that a machine like this one reaches.
+    """The low end of what was measured, less what two measurements of one machine differ by.
 
-    Its own ratio lies within the interval, and another measurement of it is as far from that again at most: so the low
-    end, less the distance from the median to it once more, in logarithms. The interval has the noise floor in it.
+    In logarithms the interval reaches down by its own half-width and the noise floor, and the difference of two such
+    medians has sqrt(2) times that half-width. What is judged has its own interval and floor below its median again.
     """
-    at_least = row.low * (row.low / row.ratio) * (1 - margin)
-    noise, pairs = row.figures.get(_NOISE, 0.0), row.figures.get(_PAIRS, 1)
+    noise, pairs = row.figures.get(_NOISE), row.figures.get(_PAIRS)
+    noise = float(noise) if isinstance(noise, (int, float)) and 0 <= noise <= 10 else 0.0
+    half_width = max(math.log(row.ratio / row.low) - noise, 0.0)
     return _Factor(
         row.key,
-        at_least,
+        row.low * math.exp(-math.sqrt(2) * half_width) * (1 - margin),
         (row.low, row.ratio, row.high),
-        float(noise) if isinstance(noise, (int, float)) else 0.0,
-        pairs if isinstance(pairs, int) and pairs > 0 else 1,
+        noise,
+        pairs if type(pairs) is int and pairs > 0 else 1,
     )
 
 
@@ -269,7 +271,9 @@ def _name(target: Target) -> str:
 def _page(classes: Sequence[_Class], last: datetime.date, margin: float) -> Iterator[str]:
     """The expectations file, line by line."""
     yield "# Written by `python -m conformance calibrate`: the low end of what machines of a kind were seen to reach,"
-    yield "# less the distance of median and low end" + (f", and a margin of {margin:.3g}." if margin else ".")
+    yield "# less what two measurements of one machine differ by" + (
+        f", and a margin of {margin:.3g}." if margin else "."
+    )
     yield "# Judge a machine by it: pytest conformance --gpu --expectations FILE"
     for one in classes:
         environments = [source.report.header.environment for source in one.sources]

@@ -1,0 +1,75 @@
+"""A fleet of simulated cards: calibrated by one machine, machines in order pass, and those that lost speed fail."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from conformance.__main__ import main
+from conformance.harness import expectations
+from conformance.measure import conditions
+from conformance.report import speed
+from tests import reports
+from tests.simulated_card import H100, Disturbance, slower
+from tests.simulated_checks import Outcome, checks, machine, parameters, run
+from tests.simulated_checks import markers as markers  # a fixture
+
+KEY = "matmul/compute/bf16/fp32"
+NOTHING = expectations.Expectations((), ())
+
+
+@pytest.fixture(autouse=True)
+def _idle_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine that runs the tests may be busy; the simulated one is not."""
+    monkeypatch.setattr(conditions, "_thread", lambda: (0.0, 0))
+    monkeypatch.setattr(conditions, "_machine", lambda: (0.0, 0.0))
+
+
+def _run(check: str, case: str, expected: expectations.Expectations, seed: int, *disturbances: Disturbance) -> Outcome:
+    # Imported late: the marks of the checks are registered by a fixture.
+    from conformance.contests import Contests
+
+    found = checks("test_speed_operations")[check]
+    given = next(one for one in parameters(found, "standard", ("bf16",)) if one["id"] == case)
+    with machine(H100, *disturbances, seed=seed) as simulation:
+        return run(found, {"measured": Contests(), **given}, simulation, level="standard", expected=expected)
+
+
+def _judged(expected: expectations.Expectations, seed: int, *disturbances: Disturbance) -> Outcome:
+    return _run("test_matmul_against_fp32", "matmul_against_fp32-bf16", expected, seed, *disturbances)
+
+
+def _report(folder: Path, outcome: Outcome) -> str:
+    """The sample of a conformant run, as if on the simulated card, with what the outcome measured."""
+    raw = reports.raw("conformant")
+    target = next(target for target in raw["header"]["targets"] if not target["fake"])
+    case = next(case for case in raw["cases"] if case["target"] == target["name"])
+    case["target"] = "cuda:0"
+    raw["header"]["targets"].append(
+        {**target, "name": "cuda:0", "device_type": "cuda", "probe": {"name": H100.name, "capability": "9.0"}}
+    )
+    case["evidence"] += [
+        {key: getattr(one, key) for key in ("name", "measured", "relation", "bound", "unit", "holds")}
+        for one in outcome.evidence
+        if one.unit == speed.UNIT
+    ]
+    raw["header"]["started"] = "2026-11-21T12:00:00+00:00"
+    path = folder / "report.json"
+    path.write_text(json.dumps(raw))
+    return str(path)
+
+
+def test_a_fleet_is_judged_by_its_own_machine(tmp_path: Path) -> None:
+    measured = _run("test_operations", "operations-matmul-compute-fp32-bf16", NOTHING, 1)
+    fleet = tmp_path / "fleet.toml"
+
+    assert main(["calibrate", _report(tmp_path, measured), "-o", str(fleet)]) == 0
+
+    expected = expectations.load([fleet])
+    assert [_judged(expected, seed).verdict for seed in (2, 3)] == ["PASS", "PASS"]
+    lost = _judged(expected, 4, slower(1.3, lambda kernel: kernel.low))
+    assert (lost.verdict, "calibrated" in str(lost.evidence)) == ("FAIL", True)
+    # By the published factor alone nobody would have noticed.
+    assert _judged(expectations.load(), 4, slower(1.3, lambda kernel: kernel.low)).verdict == "PASS"
