@@ -137,10 +137,11 @@ def test_runs_that_the_clock_hardly_tells_are_repeated() -> None:
             return round(super().seconds(work) / 0.5) * 0.5
 
     machine = Coarse()
-    seen = compare(machine, machine.work(0.4, "A"), machine.work(0.2, "B"), PLAN)
-    assert seen.calls == 100  # of one step of the clock, which is all that it told of the shorter arm
+    seen = compare(machine, machine.work(0.8, "A"), machine.work(0.4, "B"), PLAN)
+    assert seen.calls == 100  # of one step of the clock, which is what it told of the shorter arm
+    assert (seen.baseline[0], seen.candidate[0]) == pytest.approx((0.8, 0.4), rel=0.02)
     assert seen.speedup.estimate == pytest.approx(2.0, rel=0.05)
-    assert 1.8 < seen.speedup.low <= 2 <= seen.speedup.high < 2.2
+    assert 1.9 < seen.speedup.low <= 2 <= seen.speedup.high < 2.1
     assert {len(run) % 100 for run in machine.order[2:].replace("AB", "A B").replace("BA", "B A").split()} == {0}
 
 
@@ -163,10 +164,19 @@ def test_progress_is_told_after_every_pair() -> None:
     plan = replace(PLAN, width=0.05, budget=1000.0)
     compare(machine, machine.work(1.0), machine.work(1.0), plan, progress=told.append, now=lambda: machine.now)
     assert [each.done for each in told] == list(range(1, len(told) + 1))
-    assert all(each.done <= each.planned <= 40 and each.seconds_left >= 0 for each in told)
+    assert all(each.done <= each.planned <= 40 and 0 <= each.seconds_left <= 80 for each in told)
     assert told[0].interval is None
     assert told[-1].interval is not None
     assert told[-1].planned == told[-1].done
+
+
+def test_no_more_time_is_left_than_the_budget_has() -> None:
+    machine, told = Machine(scatter(random.Random(3))), list[Progress]()
+    plan = replace(PLAN, budget=60.0)
+    compare(machine, machine.work(1.0), machine.work(1.0), plan, progress=told.append, now=lambda: machine.now)
+    spent = [2 + 2 * each.done for each in told]
+    assert all(each.seconds_left <= 60 - taken + 2 for each, taken in zip(told, spent, strict=True))
+    assert told[-1].planned <= 30
 
 
 def test_the_garbage_collector_rests_meanwhile() -> None:

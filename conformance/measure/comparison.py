@@ -214,7 +214,7 @@ def compare(
             seen = pairs.comparison("width", affordable.confidence)
             reached = done + 1 in affordable.looks and _narrow(seen, plan)
             if progress is not None:
-                progress(_progress(seen, affordable, now() - start))
+                progress(_progress(seen, affordable, now() - start, pace))
             if reached:
                 return seen
     return pairs.comparison("most" if affordable.most == plan.most else "budget", affordable.confidence)
@@ -225,11 +225,13 @@ def _narrow(seen: Comparison, plan: Plan) -> bool:
     return replace(seen, resolution=0.0).speedup.width <= math.log1p(plan.width)
 
 
-def _progress(seen: Comparison, plan: Plan, elapsed: float) -> Progress:
+def _progress(seen: Comparison, plan: Plan, elapsed: float, pace: float) -> Progress:
     """How far it is to the look at which, as it seems, the interval will be narrow enough."""
-    done, interval = len(seen.baseline), seen.speedup
-    # An interval of a median narrows with the root of the number of pairs.
-    wanted = done * (interval.width / math.log1p(plan.width)) ** 2 if interval.low > 0 else plan.pilot
-    planned = next((look for look in plan.looks if look >= max(done, wanted)), plan.most)
-    left = elapsed / done * (planned - done)
-    return Progress(done, planned, interval if interval.low > 0 else None, min(left, max(0.0, plan.budget - elapsed)))
+    done, interval, width = len(seen.baseline), seen.speedup, math.log1p(plan.width)
+    planned = plan.looks[0] if done <= plan.looks[0] else plan.most
+    if interval.low > 0 and width > 0:
+        # An interval of a median narrows with the root of the number of pairs.
+        wanted = max(done, done * (interval.width / width) ** 2)
+        planned = next((look for look in plan.looks if look >= wanted), plan.most)
+    left = min(pace * (planned - done), max(0.0, plan.budget - elapsed))
+    return Progress(done, planned, interval if interval.low > 0 else None, left)
