@@ -105,17 +105,26 @@ def test_a_class_counts_on_its_first_and_last_day_only(tmp_path: Path) -> None:
     expectations = load([_file(tmp_path, GOOD)], today=TODAY)
     device = ("cuda", "NVIDIA H100 PCIe", "9.0")
     days = [datetime.date(2025, 12, 31), datetime.date(2026, 1, 1), datetime.date(2027, 12, 31)]
-    after = datetime.date(2030, 1, 1)
+    after = datetime.date(2028, 1, 1)
 
-    assert [(expectations.of(*device, day) or expectations).__class__.__name__ for day in days] == [
-        "Expectations",
-        "DeviceClass",
-        "DeviceClass",
-    ]
-    assert expectations.of(*device, after) is None
+    found = [expectations.of(*device, day) for day in (*days, after)]
+    assert ["ours" in one.id if one else None for one in found] == [None, True, True, False]
     assert "ended on 2027-12-31" in expectations.why_none(*device, after)
     assert "begin on 2026-01-01" in expectations.why_none(*device, days[0])
-    assert "NVIDIA X (cuda, 9.9)" in expectations.why_none("cuda", "NVIDIA X", "9.9", TODAY)
+    assert "no expectations are known for NVIDIA X (cuda, 9.9)" in expectations.why_none(
+        "cuda", "NVIDIA X", "9.9", TODAY
+    )
+    for day in days[1:]:  # and is read on these
+        load([tmp_path / "ours.toml"], today=day)
+
+
+def test_a_device_without_capability_goes_by_its_name(tmp_path: Path) -> None:
+    text = GOOD.replace('"cuda"', '"xpu"').replace('capability = ["9.0"]\n', "")
+    expectations = load([_file(tmp_path, text)], today=TODAY)
+
+    assert expectations.of("xpu", "NVIDIA H100 of another make", None, TODAY) is not None
+    assert expectations.of("xpu", "NVIDIA H100 of another make", "7.0", TODAY) is not None
+    assert expectations.of("cuda", "NVIDIA H100 of another make", None, TODAY) is None
 
 
 def test_the_users_factor_goes_before_the_suites(tmp_path: Path) -> None:
@@ -182,6 +191,12 @@ BAD = [
     (GOOD + "seen = [5.0, 4.0, 6.0]", "must rise"),
     (GOOD + "seen = [3.0, 4.0, 6.0]", "must rise"),
     (GOOD + "seen = [4.0, nan, 6.0]", "seen must be three numbers"),
+    (GOOD.replace("[[class.ratio]]", "reached = 3\n[[class.ratio]]"), "reached must be a table"),
+    (GOOD.replace("[[class.ratio]]", "reached = { fp8 = 3 }\n[[class.ratio]]"), "reached must be a table"),
+    (GOOD.replace("[[class.ratio]]", "reached = { fp16 = nan }\n[[class.ratio]]"), "reached must be a table"),
+    (GOOD.replace("[[class.ratio]]", "reached = { fp16 = true }\n[[class.ratio]]"), "reached must be a table"),
+    (GOOD + "noise = 11.0", "noise must be"),
+    (GOOD + "pairs = true", "pairs must be"),
     (GOOD + "noise = -0.1", "noise must be"),
     (GOOD + "pairs = 0", "pairs must be"),
     (GOOD + "pairs = 2.5", "pairs must be"),

@@ -178,6 +178,14 @@ def test_a_process_that_came_meanwhile_is_seen(answers: dict[Any, Any]) -> None:
     assert watch.facts()["other processes on the device"] == 1
 
 
+@pytest.mark.parametrize("function", ["ComputeRunningProcesses", "CurrentClocksEventReasons", "ProcessUtilization"])
+def test_a_package_newer_than_the_driver_spoils_nothing(answers: dict[Any, Any], function: str) -> None:
+    """nvidia-ml-py raises NVMLLibraryMismatchError, which is no NVMLError."""
+    answers[function] = Exception("pyNVML version does not match the NVML lib version")
+
+    assert _watch().spoiled() is None
+
+
 def test_a_driver_that_tells_nothing_spoils_nothing(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> None:
     install(monkeypatch, card("NVIDIA A100-SXM4-40GB", 8, 0, 108), {})
 
