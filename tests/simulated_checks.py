@@ -9,7 +9,7 @@ import importlib
 import inspect
 import itertools
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -17,15 +17,17 @@ from unittest import mock
 import pytest
 import torch
 
+from conformance.contests import Contests
 from conformance.harness import catalogue, expectations, judge, targets
 from conformance.harness.check import DEPTHS, Case
 from conformance.harness.evidence import Evidence
 from conformance.harness.measuring import DEADLINES, Measurement
-from conformance.measure import clocks, comparison
+from conformance.measure import ceilings, clocks, comparison, conditions, profile
 from tests.simulated_card import Card, Disturbance, jitter
 from tests.simulated_gpu import TARGET, Simulation, simulated
 
 _catalogue = functools.cache(catalogue.load)
+_shipped = functools.cache(expectations.load)
 NOISE = 0.01  # a steady card's kernels differ by about a per cent from one run to the next
 _REAL = ("real", "accelerator", "cuda")
 
@@ -53,10 +55,42 @@ def machine(card: Card, *disturbances: Disturbance, noise: float = NOISE, seed: 
         simulation.timeline.disturbances = [jitter(noise, seed), *disturbances]
         for function in (clocks.HostClock.__init__, clocks.EventClock.__init__, clocks.check_clock, comparison.compare):
             stack.enter_context(_given(function, "now", now))
+        for patch in _quiet(simulation):
+            stack.enter_context(patch)
         # Checks collect garbage, which takes long with all of torch's modules in memory.
         gc.freeze()
         stack.callback(gc.unfreeze)
         yield simulation
+
+
+def _quiet(simulation: Simulation) -> Iterator[Any]:
+    """What would look at this machine in place of the card's: its processors, its driver, and torch's profiler."""
+    idle = conditions._Processor(0.0, 0, 0.0, 0.0)
+    yield mock.patch.object(conditions._Processor, "read", classmethod(lambda cls: idle))
+    for module in (conditions, ceilings):
+        yield mock.patch.object(module, "nvml", return_value=None)
+    yield mock.patch.object(profile, "observe", functools.partial(_observed, simulation))
+
+
+def _observed(
+    simulation: Simulation, work: Callable[[], object], device_type: str, fp32_ops: Collection[str]
+) -> profile.Profile | None:
+    """A profile of the work by the kernels that the card ran."""
+    timeline = simulation.timeline
+    timeline.keep, timeline.kernels = True, []
+    try:
+        work()
+    finally:
+        timeline.keep = False
+    ops: dict[str, float] = {}
+    casts = total = 0.0
+    for kernel in timeline.kernels:
+        name = kernel.op.strip("_").removeprefix("native_").removesuffix("_data").removesuffix("_backward")
+        total += kernel.seconds
+        casts += kernel.seconds * (kernel.op == "_to_copy")
+        if name in fp32_ops:
+            ops[name] = ops.get(name, 0.0) + kernel.seconds
+    return profile.Profile(total, casts, ops) if total else None
 
 
 @contextlib.contextmanager
@@ -154,8 +188,9 @@ def run(
     *,
     level: str = "quick",
     expected: expectations.Expectations | None = None,
+    measured: Contests | None = None,
 ) -> Outcome:
-    """Run one case of a check in the simulation that is in force."""
+    """Run one case of a check in the simulation that is in force, judged by what the suite expects if nothing else."""
     contract = _catalogue().contracts[_mark(check, "contract").args[0]]
     given = dict(given)
     name = given.pop("id")
@@ -168,7 +203,8 @@ def run(
         "case": case,
         "target": TARGET,
         "rng": torch.Generator().manual_seed(zlib.crc32(name.encode())),
-        "expectations": expected or expectations.Expectations((), ()),
+        "expectations": expected or _shipped(),
+        "measured": measured or Contests(),
         **given,
     }
     error: BaseException | None = None

@@ -345,6 +345,13 @@ def _known(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> float | N
         return values[0] * operands[0].numel()
     if name in ("mm", "bmm"):
         return _product(values[0] or 0.0, values[1] or 0.0, operands[0].shape[-1], operands[0].dtype)
+    if name == "convolution" and args[2] is None and not any(args[4]):
+        return _product(
+            values[0] or 0.0, values[1] or 0.0, operands[1].numel() // operands[1].shape[0], operands[0].dtype, True
+        )
+    if name == "convolution" and not any(args[4]):  # without padding every window is whole
+        window = operands[1].numel() // operands[1].shape[0]
+        return _product(values[0] or 0.0, values[1] or 0.0, window, operands[0].dtype, convolution=True)
     if torch.Tag.pointwise in func.tags and not func._schema.is_mutable:
         with contextlib.suppress(RuntimeError, TypeError, NotImplementedError):
             small = iter(values)
@@ -362,9 +369,9 @@ def _value(tensor: torch.Tensor) -> float | None:
     return float(tensor) if tensor.numel() == 1 and not tensor.is_meta else None
 
 
-def _product(left: float, right: float, length: int, dtype: torch.dtype) -> float:
+def _product(left: float, right: float, length: int, dtype: torch.dtype, convolution: bool = False) -> float:
     """A sum of equal products, of operands that TF32 rounds to 10 bits of fraction where it is in effect."""
-    if dtype is torch.float32 and _tf32(_STATE.now, convolution=False):
+    if dtype is torch.float32 and _tf32(_STATE.now, convolution):
         left, right = (float(torch.tensor(side * (1 + 2.0**-30)).mul(2**10).round() / 2**10) for side in (left, right))
     return left * right * length
 
@@ -489,7 +496,7 @@ def _adopted(real: torch.Tensor, kwargs: dict[str, Any]) -> Any:
 def _to(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     """Tensor.to, .cuda and .cpu: between the CPU and the card, and between dtypes."""
     tensor, *rest = args
-    device, dtype, others = kwargs.pop("device", None), kwargs.pop("dtype", None), []
+    device, dtype = kwargs.pop("device", None), kwargs.pop("dtype", None)
     for given in rest if name == "to" else []:
         if isinstance(given, torch.dtype):
             dtype = given
@@ -497,11 +504,9 @@ def _to(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
             device = given
         elif isinstance(given, torch.Tensor):
             device, dtype = given.device, given.dtype
-        else:
-            others.append(given)
     wanted = torch.device({"cuda": CUDA, "cpu": CPU}.get(name) or device or tensor.device)
     if wanted.type == tensor.device.type:
-        return _called(torch.Tensor.to, (tensor, dtype or tensor.dtype, *others), kwargs)
+        return _called(torch.Tensor.to, (tensor, dtype or tensor.dtype), kwargs)
     if wanted.type == "cuda":
         if not isinstance(tensor, SimulatedTensor):
             moved = _adopted(tensor.detach(), {})
@@ -550,8 +555,56 @@ def _registered(op: str, key: str) -> bool:
     return has(op, key) and not falls(op, key)
 
 
-def _lstm(*args: Any) -> Any:
-    raise NotImplementedError("LSTM is not simulated")
+class _Recurrence(torch.autograd.Function):
+    """An LSTM as cuDNN runs it: one kernel forward, one for the inputs' gradients, one for the weights'."""
+
+    @staticmethod
+    def forward(ctx: Any, sequence: Any, hidden: Any, cell: Any, *weights: Any) -> Any:
+        width = weights[1].shape[-1]
+        steps, rows = sequence.shape[0], sequence.shape[1]
+        result = torch.empty(steps, rows, width, dtype=sequence.dtype, device=sequence.device)
+        last = [torch.empty_like(state) for state in (hidden, cell)]
+        reserve = torch.empty(steps, rows, 5 * width, dtype=sequence.dtype, device=sequence.device)
+        ctx.save_for_backward(sequence, hidden, cell, *weights, result, reserve)
+        _recur(sequence, weights, [sequence, *weights, result, reserve])
+        return result, *last
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        *operands, result, reserve = ctx.saved_tensors
+        sequence, _, _, *weights = operands
+        made = [torch.empty_like(operand) for operand in operands]
+        for _ in range(2):
+            _recur(sequence, weights, [*operands, result, reserve, *made])
+        return tuple(made)
+
+
+def _recur(sequence: Any, weights: Any, touched: list[Any]) -> None:
+    simulation: Simulation = _STATE.now
+    arithmetic = str(sequence.dtype).removeprefix("torch.")
+    if arithmetic == "float32" and _tf32(simulation, convolution=True):
+        arithmetic = "tf32"
+    flops = 2.0 * sequence.shape[0] * sequence.shape[1] * sum(weight.numel() for weight in weights if weight.dim() == 2)
+    simulation.timeline.launch("_cudnn_rnn", arithmetic, flops, touched_bytes([each.elem for each in touched]))
+
+
+def _lstm(sequence: Any, states: Any, weights: Any, biases: bool, layers: int, *_: Any) -> Any:
+    """nn.LSTM, whose operands autocast casts on every call, its weights too (#42385)."""
+    each = 2 + 2 * biases
+    if len(weights) != layers * each:
+        raise NotImplementedError("an LSTM of one direction, without projections, is simulated")
+    operands = [*states, *weights]
+    if torch.is_autocast_enabled("cuda") and _registered("aten::_cudnn_rnn", "AutocastCUDA"):
+        dtype = torch.get_autocast_dtype("cuda")
+        operands = [_called(torch.Tensor.to, (operand, dtype), {}) for operand in operands]
+        sequence = _called(torch.Tensor.to, (sequence, dtype), {})
+    hidden, cell, *weights = operands
+    last = []
+    for layer in range(layers):
+        states = [state[layer : layer + 1] for state in (hidden, cell)]
+        sequence, *ends = _Recurrence.apply(sequence, *states, *weights[layer * each : (layer + 1) * each])
+        last.append(ends)
+    return sequence, *(torch.cat([ends[which] for ends in last]) for which in (0, 1))
 
 
 def _never(*_: Any) -> bool:
