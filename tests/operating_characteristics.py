@@ -10,10 +10,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from tabulate import tabulate
 
+from conformance.measure.clocks import repeated, step_clock
 from conformance.measure.comparison import PLANS, Comparison, Plan, compare
 from conformance.measure.intervals import CONFIDENCE, Interval, noise_floor
+from conformance.measure.threads import one_thread
 from tests.simulated_clocks import NOISES, Machine
 
 SLOWER = 1.1  # the candidate that has to be found takes 10 % longer
@@ -55,6 +58,28 @@ def simulate(noise: str, trials: int, plan: Plan) -> Characteristics:
             seen.pairs.append(len(taken.baseline))
             seen.widths.append(interval.width)
     return seen
+
+
+def here(trials: int, plan: Plan) -> str:
+    """The same on the processor of this machine, as busy as it is: ten products against ten, and against eleven."""
+    factor = torch.randn(96, 96, generator=torch.Generator().manual_seed(0))
+    ten, eleven = (repeated(lambda: torch.matmul(factor, factor), times) for times in (10, 11))
+    clock = step_clock("cpu", None)
+    told_apart, covered, equal, slower = 0, 0, Counter[str](), Counter[str]()
+    with one_thread():
+        for trial in range(trials):
+            floor, same, longer = (
+                compare(clock, ten, other, plan, seed=f"{name} {trial}").speedup
+                for name, other in (("floor", ten), ("equal", ten), ("slower", eleven))
+            )
+            told_apart += not same.low <= 1 <= same.high
+            covered += longer.low <= 10 / 11 <= longer.high
+            equal[_VERDICTS[same.widened(noise_floor(floor)).judge(1.0)]] += 1
+            slower[_VERDICTS[longer.widened(noise_floor(floor)).judge(1.0)]] += 1
+    return (
+        f"{trials} measurements: {told_apart} of equal arms told apart; equal arms {dict(equal)}; "
+        f"10 % slower {dict(slower)}, {covered} intervals of which hold 10/11"
+    )
 
 
 def in_blocks(noise: str, seed: str, pairs: int) -> Interval:
@@ -116,7 +141,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--trials", type=int, default=1000, help="measurements of each kind (default: 1000)")
     parser.add_argument("--level", choices=PLANS, default="standard", help="whose plan (default: standard)")
     parser.add_argument("--write", action="store_true", help=f"into {_PAGE.name}, in the place of the table there")
+    parser.add_argument("--here", action="store_true", help="measure on this machine's processor instead")
     arguments = parser.parse_args(argv)
+    if arguments.here:
+        print(here(arguments.trials, PLANS[arguments.level]))
+        return
     text = table(arguments.trials, PLANS[arguments.level])
     if not arguments.write:
         print(text)

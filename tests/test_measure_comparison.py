@@ -171,12 +171,18 @@ def test_progress_is_told_after_every_pair() -> None:
 
 
 def test_no_more_time_is_left_than_the_budget_has() -> None:
-    machine, told = Machine(scatter(random.Random(3))), list[Progress]()
-    plan = replace(PLAN, budget=60.0)
-    compare(machine, machine.work(1.0), machine.work(1.0), plan, progress=told.append, now=lambda: machine.now)
-    spent = [2 + 2 * each.done for each in told]
-    assert all(each.seconds_left <= 60 - taken + 2 for each, taken in zip(told, spent, strict=True))
-    assert told[-1].planned <= 30
+    slowing = itertools.chain(itertools.repeat(1.0, 20), itertools.repeat(5.0))
+    machine, told = Machine(slowing), list[tuple[Progress, float]]()
+    compare(
+        machine,
+        machine.work(1.0),
+        machine.work(1.0),
+        replace(PLAN, budget=100.0, width=0.0, pilot=40),
+        progress=lambda each: told.append((each, 100.0 - machine.now)),
+        now=lambda: machine.now,
+    )
+    assert told[0][0].planned == 40
+    assert all(each.seconds_left <= left for each, left in told)
 
 
 def test_the_garbage_collector_rests_meanwhile() -> None:

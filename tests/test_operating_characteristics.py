@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conformance.measure.comparison import PLANS, Comparison
-from tests.operating_characteristics import in_blocks, in_fixed_order, measured, simulate
+from tests.operating_characteristics import here, in_blocks, in_fixed_order, measured, simulate
 from tests.simulated_clocks import NOISES, Machine
 
 TRIALS = 150
@@ -89,6 +89,11 @@ def test_pairs_that_are_too_few_for_their_confidence_would_be_noticed() -> None:
         speedup = Comparison(first, second, "most", 0.5).speedup
         covered += speedup.low <= 1 <= speedup.high
     assert covered < 0.9 * 200
+
+
+def test_measuring_here_is_told_in_a_line() -> None:
+    plan = replace(PLANS["quick"], most=9)
+    assert here(2, plan).startswith("2 measurements: ")
 
 
 def test_the_page_shows_every_kind_of_noise(root: Path) -> None:
