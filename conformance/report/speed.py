@@ -137,7 +137,7 @@ def _told(target: str, rows: list[Speedup], named: Mapping[str, str], width: int
 
     title = f"Speed of AMP on {target}: how many times as fast as fp32, with its interval"
     rows = sorted(rows, key=lambda row: (row.subject.startswith("step"), row.key))
-    columns = sorted({(row.dtype, row.baseline) for row in rows}, reverse=True)
+    columns = sorted({(row.dtype, row.baseline) for row in rows}, key=lambda column: (column[0] != "fp16", column))
     heads = [f"{dtype} over {named[baseline]}" for dtype, baseline in columns]
     cells: dict[tuple[str, str], dict[tuple[str, str], str]] = {}
     for row in rows:
