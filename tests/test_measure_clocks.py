@@ -7,6 +7,7 @@ from itertools import count
 from typing import Any
 
 import pytest
+import torch
 
 from conformance.measure.clocks import (
     BrokenTiming,
@@ -203,6 +204,20 @@ def test_a_value_in_hand_tells_whether_a_clock_waits(make: Callable[[Card], Any]
         return
     with pytest.raises(BrokenTiming, match="in hand after"):
         check_clock(clock, work, read=card.synchronize, now=card.now)
+
+
+def test_work_that_is_over_before_its_launch_is_no_alarm() -> None:
+    card = Card(launch=2e-5)
+    work = card.kernels(3, 1e-6)
+    assert check_clock(EventClock(card, card.now), work, read=card.synchronize, now=card.now) == pytest.approx(
+        4, rel=0.5
+    )
+
+
+@pytest.mark.parametrize("name", ["Event", "_sleep", "synchronize"])
+def test_torch_has_what_the_clock_of_events_calls(name: str) -> None:
+    assert callable(getattr(torch.cuda, name))
+    assert {"record", "query", "elapsed_time"} <= set(dir(torch.cuda.Event))
 
 
 class _Scaled:
