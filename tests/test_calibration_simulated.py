@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,7 +10,6 @@ import pytest
 
 from conformance.__main__ import main
 from conformance.harness import expectations
-from conformance.measure import conditions
 from conformance.report import speed
 from tests import reports
 from tests.simulated_card import H100, Disturbance, slower
@@ -18,13 +18,6 @@ from tests.simulated_checks import markers as markers  # a fixture
 
 KEY = "matmul/compute/bf16/fp32"
 NOTHING = expectations.Expectations((), ())
-
-
-@pytest.fixture(autouse=True)
-def _idle_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine that runs the tests may be busy; the simulated one is not."""
-    monkeypatch.setattr(conditions, "_thread", lambda: (0.0, 0))
-    monkeypatch.setattr(conditions, "_machine", lambda: (0.0, 0.0))
 
 
 def _run(check: str, case: str, expected: expectations.Expectations, seed: int, *disturbances: Disturbance) -> Outcome:
@@ -64,12 +57,35 @@ def _report(folder: Path, outcome: Outcome) -> str:
 def test_a_fleet_is_judged_by_its_own_machine(tmp_path: Path) -> None:
     measured = _run("test_operations", "operations-matmul-compute-fp32-bf16", NOTHING, 1)
     fleet = tmp_path / "fleet.toml"
+    (figures,) = (dict(one.measured) for one in measured.evidence if one.unit == speed.UNIT)
+    assert {"noise", "pairs", "AMP TFLOP/s", "baseline TFLOP/s"} <= set(figures)
 
     assert main(["calibrate", _report(tmp_path, measured), "-o", str(fleet)]) == 0
 
     expected = expectations.load([fleet])
+    (calibrated,) = expectations.read(fleet)
+    assert calibrated.reached == pytest.approx(
+        {"bf16": figures["AMP TFLOP/s"], "fp32": figures["baseline TFLOP/s"]}, 1e-3
+    )
     assert [_judged(expected, seed).verdict for seed in (2, 3)] == ["PASS", "PASS"]
     lost = _judged(expected, 4, slower(1.3, lambda kernel: kernel.low))
     assert (lost.verdict, "calibrated" in str(lost.evidence)) == ("FAIL", True)
     # By the published factor alone nobody would have noticed.
     assert _judged(expectations.load(), 4, slower(1.3, lambda kernel: kernel.low)).verdict == "PASS"
+
+
+def test_what_is_not_whole_is_said_under_the_names_that_calibrate_reads() -> None:
+    from conformance import calibration
+    from conformance.contests import Contests
+
+    held = Contests()
+    found = checks("test_speed_operations")["test_operations"]
+    given = next(one for one in parameters(found, "quick", ("bf16",)) if "compute" in one["id"])
+    with machine(H100) as simulation:
+        run(found, {"measured": held, **given}, simulation)
+    (measurement,) = held._measured.values()
+
+    told = dataclasses.replace(measurement, shrink=2, spoiled="the machine is busy").told()
+
+    assert (told[calibration._HALVED], told[calibration._SPOILED]) == (2, "the machine is busy")
+    assert {calibration._NOISE, calibration._PAIRS, *calibration._RATES} <= set(told)
