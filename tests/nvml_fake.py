@@ -32,8 +32,8 @@ def install(
 ) -> dict[Any, Any]:
     """Let torch.cuda have `properties`, and pynvml give `answers` by name of the function, with its arguments if any.
 
-    Returns the answers, to be changed while a test runs; an answer that is an exception is raised, one that is absent
-    is refused as not supported. Without answers there is no package.
+    Returns the answers, to be changed while a test runs; an answer that is an exception is raised, one that can be
+    called is, one that is absent is refused as not supported. Without answers there is no package.
     """
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.version, "hip", hip)
@@ -59,7 +59,7 @@ def install(
             found = answers.get((function, *arguments), answers.get(function, NVMLError("not supported")))
             if isinstance(found, Exception):
                 raise found
-            return found
+            return found(*arguments) if callable(found) else found
 
         return answer
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import types
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -24,10 +25,10 @@ class Kernel:
     """Counters of the kernel that a test advances, in place of those under /proc."""
 
     def __init__(self) -> None:
-        self.waited = 0.0
-        self.slices = 0
-        self.stolen = 0.0
-        self.total = 0.0
+        self.waited = 7.0
+        self.slices = 1000
+        self.stolen = 30.0
+        self.total = 5000.0
 
 
 @pytest.fixture
@@ -84,16 +85,17 @@ def test_a_card_in_order_spoils_nothing(answers: dict[Any, Any]) -> None:
     assert "clocks held down by" not in facts
 
 
-@pytest.mark.parametrize(("share", "spoils"), [(0.05, False), (0.5, True)])
+@pytest.mark.parametrize(("share", "spoils"), [(0.05, False), (0.15, False), (0.5, True)])
 def test_heat_spoils_by_the_share_of_the_time(answers: dict[Any, Any], share: float, spoils: bool) -> None:
     def heat() -> None:
         answers["ViolationStatus", 1] = types.SimpleNamespace(violationTime=5_000_000_000 + int(share * 1e9))
         answers["CurrentClocksEventReasons"] = 0x20  # a moment of it, which the counter says more of
 
-    watch = _watch(heat)
+    watch = _watch(heat, seconds=2.0)
+    share /= 2
 
     assert (watch.spoiled() is not None) == spoils
-    assert not spoils or watch.spoiled() == "the device was slowed down by heat for 50% of the time"
+    assert not spoils or watch.spoiled() == "the device was slowed down by heat for 25% of the time"
     assert watch.facts()["share of time slowed by heat"] == pytest.approx(share)
 
 
@@ -170,6 +172,23 @@ def test_another_process_spoils_if_it_computed(
     assert _watch().spoiled() == words
 
 
+def test_the_driver_is_asked_who_computed_since_the_measurement_began(answers: dict[Any, Any]) -> None:
+    asked: list[int] = []
+
+    def utilization(since: int) -> list[Any]:
+        asked.append(since)
+        return [*_busy(US), types.SimpleNamespace(pid=THEM, smUtil=0)]
+
+    answers["ComputeRunningProcesses"] = _processes(US, THEM)
+    answers["ProcessUtilization"] = utilization
+    before = time.time() * 1e6
+
+    assert _watch().spoiled() is None
+    assert before - 1 <= asked[0] <= time.time() * 1e6  # in microseconds, as NVML stamps its samples
+    answers["ProcessUtilization"] = lambda since: [types.SimpleNamespace(pid=THEM, smUtil=1)]
+    assert _watch().spoiled() == "1 other process computed on the device"
+
+
 def test_a_process_that_came_meanwhile_is_seen(answers: dict[Any, Any]) -> None:
     answers["ProcessUtilization"] = NVMLError("not found")
     watch = _watch(lambda: answers.update(ComputeRunningProcesses=_processes(US, THEM)))
@@ -206,7 +225,8 @@ def test_without_a_vendors_library_the_processor_is_watched(
 
 
 @pytest.mark.parametrize(
-    ("waited", "slices", "spoils"), [(0.05, 50, False), (0.5, 2, False), (0.5, 50, True), (5.0, 50, True)]
+    ("waited", "slices", "spoils"),
+    [(0.05, 50, False), (0.15, 50, False), (0.5, 2, False), (0.5, 3, True), (1.0, 50, True), (9.0, 50, True)],
 )
 def test_a_loaded_processor_spoils(
     monkeypatch: pytest.MonkeyPatch, kernel: Kernel, waited: float, slices: int, spoils: bool
@@ -215,19 +235,24 @@ def test_a_loaded_processor_spoils(
         kernel.waited += waited
         kernel.slices += slices
 
-    watch = _watch(load, torch.device("cpu"))
+    watch = _watch(load, torch.device("cpu"), seconds=2.0)
 
-    assert ("the machine is busy" in str(watch.spoiled())) == spoils
-    assert watch.facts()["share of time waiting for a processor"] == min(waited, 1.0)
+    share = min(waited / 2, 1)
+    words = f"the machine is busy: for {share:.0%} of the time the measurement waited for a processor"
+    assert watch.spoiled() == (words if spoils else None)
+    assert watch.facts()["share of time waiting for a processor"] == share
 
 
-@pytest.mark.parametrize(("stolen", "total", "spoils"), [(1, 4, False), (5, 400, False), (80, 400, True)])
+@pytest.mark.parametrize(("stolen", "total", "spoils"), [(2, 4, False), (3, 4, True), (5, 400, False), (80, 400, True)])
 def test_time_that_the_hypervisor_takes_spoils(kernel: Kernel, stolen: float, total: float, spoils: bool) -> None:
     def steal() -> None:
         kernel.stolen += stolen
         kernel.total += total
 
-    assert ("the machine is shared" in str(_watch(steal, torch.device("cpu")).spoiled())) == spoils
+    words = f"the machine is shared: its host took {stolen / total:.0%} of the processors' time"
+    watch = _watch(steal, torch.device("cpu"))
+    assert watch.spoiled() == (words if spoils else None)
+    assert watch.facts()["share of time stolen from the machine"] == stolen / total
 
 
 def test_a_system_without_proc_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,6 +265,20 @@ def test_a_system_without_proc_is_not_judged(monkeypatch: pytest.MonkeyPatch) ->
 
     assert watch.spoiled() is None
     assert not any("share" in name for name in watch.facts())
+
+
+def test_the_kernels_files_are_read_as_it_writes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """sched-stats.rst: nanoseconds of waiting are second, timeslices third; proc(5): what was stolen is eighth."""
+    files = {
+        "/proc/thread-self/schedstat": "812345678 250000000 7\n",
+        "/proc/stat": "cpu  1 2 3 4 5 6 7 80 1000 1000\ncpu0 9 9 9 9 9 9 9 9 9 9\n",
+    }
+    monkeypatch.setattr(Path, "read_text", lambda path: files[str(path)])
+
+    assert conditions._thread() == (0.25, 7)
+    assert conditions._machine() == (80, 108)  # guests' time is in the user's already
+    files["/proc/stat"] = "cpu 1 2 3 4\n"  # an old kernel
+    assert conditions._machine() == (None, 0.0)
 
 
 def test_the_kernels_own_counters_are_read() -> None:
