@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from conformance import baselines
+from conformance.harness import exhaustion
 from conformance.harness.check import DEPTHS, Case, SuiteError, deep
 from conformance.harness.expectations import OPERATION_SIZES, STEP_SIZES, DeviceClass, Expectation, Expectations
 from conformance.harness.targets import DTYPE_NAMES, Target, device_module
@@ -29,6 +31,9 @@ ALWAYS = ("matmul/compute", "step-mlp/compute")  # those of AMP-SPEED-001 to 004
 ROWS, WIDTH = (16, 64, 256, 1024, 4096), 4096  # of the Linear whose break-even is looked for
 SHRINKS = 3  # a subject that does not fit is halved that often at most: an eighth still shows what it is bound by
 SAMPLED = 10  # pairs between two looks at the device's clocks, which take the driver some time
+FEWEST_WARM_UPS = 3  # runs of each arm before the pilot: one, and two that are no faster
+LONG = 2e-3  # seconds, beside which the host's own hundred microseconds do not show
+WELL_ABOVE = 8  # times the break-even: from there on casts cost AMP an eighth of its gain at most
 FEW = 5  # runs whose median is good enough for a diagnosis
 
 # A CPU's figures are for information: enough pairs for an interval, in a fraction of a second.
@@ -37,6 +42,8 @@ CPU_PLANS = {
     "standard": comparison.Plan(pilot=9, most=9, width=1.0, budget=1.0, warm_ups=2),
     "full": comparison.Plan(pilot=12, most=96, width=0.1, budget=4.0, warm_ups=5),
 }
+
+LEAST_SECONDS = 0.3  # for nine pairs of what takes some milliseconds, on a busy machine
 
 # Only of these is it certain that fp32 without TF32 runs on the ordinary units: attention's fp32 kernels add up TF32
 # products (OpMultiplyAddFastF32 in aten/native/transformers/cuda/mem_eff_attention), convolutions have others.
@@ -161,6 +168,54 @@ def _tera(rate: float | None) -> float | None:
     return None if rate is None else rate / ceilings.TERA
 
 
+@dataclass(frozen=True)
+class _Bench:
+    """A subject set up on its target: its clocks, both arms, and what empties the cache before a run."""
+
+    target: Target
+    contest: Contest
+    subject: Subject
+    shrink: int
+    plan: comparison.Plan
+    on_device: clocks.Clock
+    by_host: clocks.Clock
+    baseline: Work
+    amp: Work
+    before: Callable[[], object] | None
+
+    @property
+    def clock(self) -> clocks.Clock:
+        """The clock of the ratio: whole steps are what the host waits for, operations what the device works."""
+        return self.by_host if self.contest.is_step else self.on_device
+
+    def affordable(self) -> bool:
+        """Whether the pilot's pairs, and as many runs to warm up as it takes, fit into the plan's budget.
+
+        Only of an accelerator's large sizes is that asked: all others are as small as they are useful.
+        """
+        if self.target.device_type == "cpu" or self.contest.size != "compute":
+            return True
+        self.baseline()  # which loads and compiles
+        self.amp()
+        pair = sum(comparison.seconds(self.clock, arm) for arm in (self.baseline, self.amp))
+        return pair * (self.plan.pilot + FEWEST_WARM_UPS) <= self.plan.budget
+
+
+def _bench(target: Target, contest: Contest, subject: Subject, shrink: int, plan: comparison.Plan) -> _Bench:
+    module = device_module(target.device_type)
+    return _Bench(
+        target,
+        contest,
+        subject,
+        shrink,
+        plan,
+        clocks.device_clock(target.device_type, module),
+        clocks.step_clock(target.device_type, module),
+        *arms(target, contest, subject),
+        None if contest.is_step else flush(target),
+    )
+
+
 class Contests:
     """The measurements of a module's cases, each taken once, and the noise floors that they are widened by."""
 
@@ -172,24 +227,29 @@ class Contests:
     def measure(self, case: Case, target: Target, contest: Contest) -> Measurement:
         """Measure a contest, or give what was measured before; ends the case where that cannot be done.
 
-        Where the subject needs more memory than is free its batch is halved, thrice at most.
+        Where the subject needs more memory than is free, or more time than is left, its batch is halved, thrice at
+        most.
         """
         known = self._measured.get((target.name, contest.key))
         if known is None:
-            known = self._measured[target.name, contest.key] = self._in_the_memory_there_is(case, target, contest)
+            known = self._measured[target.name, contest.key] = self._as_large_as_fits(case, target, contest)
         return known
 
-    def _in_the_memory_there_is(self, case: Case, target: Target, contest: Contest) -> Measurement:
+    def _as_large_as_fits(self, case: Case, target: Target, contest: Contest) -> Measurement:
+        plan = plan_of(case, target, contest)
         for shrink in range(SHRINKS + 1):
             subject = contest.make(target.device_type, shrink)
-            free = free_bytes(target)
-            if free is not None and subject.nbytes > free:
+            if not _fits(target, subject):
                 continue
             try:
-                return self._measured_now(case, target, contest, subject, shrink)
-            except torch.OutOfMemoryError:
-                pass  # what it held is given back below, when the exception is gone
-            release(target)
+                with baselines.precision(case, target, contest.baseline), broken_timing():
+                    _try(case, target, contest, bench := _bench(target, contest, subject, shrink, plan))
+                    if shrink == SHRINKS or bench.affordable():
+                        return self._measured_on(case, bench)
+            except Exception as error:
+                if not exhaustion.ran_out(error):
+                    raise
+                exhaustion.give_back(error)
         whole, least = (contest.make(target.device_type, shrink).nbytes for shrink in (0, SHRINKS))
         case.untestable(
             f"{contest.key} needs {_gib(whole)} of memory, {_gib(least)} at {2**SHRINKS} times less of a batch, "
@@ -197,80 +257,82 @@ class Contests:
         )
         raise AssertionError  # the case has ended
 
-    def _measured_now(self, case: Case, target: Target, contest: Contest, subject: Subject, shrink: int) -> Measurement:
-        module = device_module(target.device_type)
-        on_device = clocks.device_clock(target.device_type, module)
-        by_host = clocks.step_clock(target.device_type, module)
-        clock = by_host if contest.is_step else on_device
-        plan = plan_of(case, target)
-        with precision(case, target, contest.baseline):
-            baseline, amp = arms(target, contest, subject)
-            before = None if contest.is_step else flush(target)
-            _try(case, target, contest, amp)
-            self._trust(case, target, clock, contest, amp)
-            with conditions.Watch(target.device) as watch, broken_timing():
-                floor = self._floor(target, clock, contest, amp, plan, before)
-                progress = _shown(case, contest, watch)
-                seen = comparison.compare(clock, baseline, amp, plan, before=before, progress=progress)
-            if not seen.baseline:
-                case.inconclusive(f"{contest.key}: no time is left for a pair; a deeper level has more")
-            taken = profile.observe(amp, target.device_type, fp32_ops(target.device_type))
-            device = _device_seconds(target, contest, seen, taken, on_device, amp)
-            step_seconds = statistics.median(seen.candidate) if contest.is_step else _median(by_host, amp)
-        bounds = ceilings.ceilings(target.device)
-        rates = [_rate(contest, subject, arm, bounds, mode) for arm, mode in _modes(contest, seen)]
-        speedup = seen.speedup.widened(floor)
+    def _measured_on(self, case: Case, bench: _Bench) -> Measurement:
+        contest, clock = bench.contest, bench.clock
+        self._trust(case, bench)
+        with conditions.Watch(bench.target.device) as watch:
+            floor = self._floor(bench)
+            progress = _shown(case, contest, watch)
+            seen = comparison.compare(
+                clock, bench.baseline, bench.amp, bench.plan, before=bench.before, progress=progress
+            )
+        if not seen.baseline:
+            case.inconclusive(f"{contest.key}: no time is left for a pair; a deeper level has more")
         facts = watch.facts()
-        figures = diagnosis.Figures(
-            baseline=contest.baseline,
-            speedup=speedup.estimate,
-            step_seconds=step_seconds,
-            device_seconds=device,
-            cast_share=taken.cast_share if taken else None,
-            fp32_share=taken.fp32_share if taken else None,
-            largest_fp32_op=taken.largest_fp32_op if taken else None,
-            rows=subject.rows,
-            break_even=break_even(target, contest, bounds),
-            rate=rates[1],
-            baseline_rate=rates[0],
-            ceiling=peaks(target, bounds).low_flops,
-            clock_mhz=clock_mhz(facts),
-            matrix_units=None if target.device_type == "cpu" else bool(target.probe["tensor_cores"]),
-            has_tf32=_has_tf32_flags(target),
+        figures = _figures(bench, seen, facts)
+        return Measurement(
+            contest, clock.name, seen, seen.speedup.widened(floor), floor, figures, watch.spoiled(), facts, bench.shrink
         )
-        return Measurement(contest, clock.name, seen, speedup, floor, figures, watch.spoiled(), facts, shrink)
 
-    def _trust(self, case: Case, target: Target, clock: clocks.Clock, contest: Contest, work: Work) -> None:
+    def _trust(self, case: Case, bench: _Bench) -> None:
         """Try each clock once, on work that takes long enough; one that does not wait breaks the suite."""
-        if target.device_type == "cpu" or contest.size in ("launch", "small"):
-            return
-        if (target.name, clock.name) in self._trusted:
+        place = (bench.target.name, bench.clock.name)
+        if bench.target.device_type == "cpu" or bench.contest.size != "compute" or place in self._trusted:
             return
         held: list[Any] = []
 
         def kept() -> None:
-            held[:] = [work()]
+            held[:] = [bench.amp()]
 
-        with broken_timing():
-            growth = clocks.check_clock(clock, kept, read=lambda: held[0].flatten()[0].item(), tries=3)
-        case.note(f"{clock.name}: growth of the time with four times the work", growth)
-        self._trusted.add((target.name, clock.name))
+        def read() -> None:
+            held[0][(0,) * held[0].ndim].item()
 
-    def _floor(
-        self,
-        target: Target,
-        clock: clocks.Clock,
-        contest: Contest,
-        work: Work,
-        plan: comparison.Plan,
-        before: Callable[[], object] | None,
-    ) -> float:
+        kept()
+        # What the host needs to queue the work and to read its result must not show beside it.
+        short = comparison.seconds(bench.clock, kept) < LONG
+        growth = clocks.check_clock(bench.clock, clocks.repeated(kept, 4 if short else 1), read=read, tries=3)
+        case.note(f"{bench.clock.name}: growth of the time with four times the work", growth)
+        self._trusted.add(place)
+
+    def _floor(self, bench: _Bench) -> float:
         """The noise floor of this clock at this size: what two equal arms differ by, measured once."""
-        place = (target.name, clock.name, contest.size)
+        place = (bench.target.name, bench.clock.name, bench.contest.size)
         if place not in self._floors:
-            equal = comparison.compare(clock, work, work, replace(plan, budget=plan.budget / 4), before=before)
-            self._floors[place] = intervals.noise_floor(equal.speedup)
+            equal = comparison.compare(bench.clock, bench.amp, bench.amp, bench.plan, before=bench.before)
+            found = intervals.noise_floor(equal.speedup)
+            if not math.isfinite(found):
+                return found  # there was no time for it; the next one may have more
+            self._floors[place] = found
         return self._floors[place]
+
+
+def _figures(bench: _Bench, seen: comparison.Comparison, facts: dict[str, Any]) -> diagnosis.Figures:
+    """What explains a comparison: where the time of the AMP arm went, and what the device could do."""
+    target, contest = bench.target, bench.contest
+    taken = profile.observe(bench.amp, target.device_type, fp32_ops(target.device_type))
+    bounds = ceilings.ceilings(target.device)
+    modes = (contest.baseline, DTYPE_NAMES[contest.dtype])
+    slow, fast = (
+        _rate(contest, bench.subject, statistics.median(seconds), bounds, mode)
+        for seconds, mode in zip((seen.baseline, seen.candidate), modes, strict=True)
+    )
+    return diagnosis.Figures(
+        baseline=contest.baseline,
+        speedup=seen.speedup.estimate,
+        step_seconds=statistics.median(seen.candidate) if contest.is_step else _median(bench.by_host, bench.amp),
+        device_seconds=_device_seconds(bench, seen, taken),
+        cast_share=taken.cast_share if taken else None,
+        fp32_share=taken.fp32_share if taken else None,
+        largest_fp32_op=taken.largest_fp32_op if taken else None,
+        rows=bench.subject.rows,
+        break_even=break_even(target, contest, bounds),
+        rate=fast,
+        baseline_rate=slow,
+        ceiling=peaks(target, bounds).low_flops,
+        clock_mhz=clock_mhz(facts),
+        matrix_units=None if target.device_type == "cpu" else bool(target.probe["tensor_cores"]),
+        has_tf32=baselines.has_tf32_flags(target),
+    )
 
 
 def arms(target: Target, contest: Contest, subject: Subject) -> tuple[Work, Work]:
@@ -284,23 +346,27 @@ def arms(target: Target, contest: Contest, subject: Subject) -> tuple[Work, Work
     return subject.arms(target.device, region)
 
 
-def _try(case: Case, target: Target, contest: Contest, amp: Work) -> None:
+def _try(case: Case, target: Target, contest: Contest, bench: _Bench) -> None:
     """End the case where a CPU has no kernel for the type: oneDNN's of fp16 need AVX512_FP16 or AMX."""
     if target.device_type != "cpu":
         return
     try:
-        amp()
+        bench.amp()
     except RuntimeError as error:
-        case.unsupported(
-            f"torch has no {contest.subject} in {contest.dtype} for this CPU: {str(error).splitlines()[0]}"
-        )
+        reason = str(error).splitlines()[0]
+        case.unsupported(f"torch has no {contest.subject} in {contest.dtype} for this CPU: {reason}")
 
 
-def plan_of(case: Case, target: Target) -> comparison.Plan:
-    """How long to measure at this level, within what is left to the case."""
+def plan_of(case: Case, target: Target, contest: Contest | None = None) -> comparison.Plan:
+    """How long to measure at this level, within what is left to the case.
+
+    Those that decide most may take more than their share of the chapter's time, on a device on which that is short.
+    """
     plan = (CPU_PLANS if target.device_type == "cpu" else comparison.PLANS)[case.level]
+    favoured = contest is not None and f"{contest.subject}/{contest.size}" in ALWAYS
+    least = case.samples(quick=1, standard=3, full=20) if favoured else LEAST_SECONDS
     # Building, warming up, profiling and the noise floor take as long again.
-    return replace(plan, budget=min(plan.budget, case.allowance / 2))
+    return replace(plan, budget=min(plan.budget, max(least, case.allowance / 2)))
 
 
 def flush(target: Target) -> Callable[[], object] | None:
@@ -326,36 +392,21 @@ def _median(clock: clocks.Clock, work: Work) -> float:
     return statistics.median(clock.seconds(work) for _ in range(FEW))
 
 
-def _device_seconds(
-    target: Target,
-    contest: Contest,
-    seen: comparison.Comparison,
-    taken: profile.Profile | None,
-    clock: clocks.Clock,
-    amp: Work,
-) -> float | None:
+def _device_seconds(bench: _Bench, seen: comparison.Comparison, taken: profile.Profile | None) -> float | None:
     """How long the device works for the AMP arm; None where host and device are one."""
-    if target.device_type == "cpu":
+    if bench.target.device_type == "cpu":
         return None
-    if not contest.is_step:
+    if not bench.contest.is_step:
         return statistics.median(seen.candidate)
     # A step waits for the device in its middle, so that events around it see the host's pauses as well.
-    return taken.total if taken is not None and taken.where == "device" else _median(clock, amp)
+    return taken.total if taken is not None and taken.where == "device" else _median(bench.on_device, bench.amp)
 
 
-def _modes(contest: Contest, seen: comparison.Comparison) -> list[tuple[tuple[float, ...], str]]:
-    return [(seen.baseline, contest.baseline), (seen.candidate, DTYPE_NAMES[contest.dtype])]
-
-
-def _rate(
-    contest: Contest, subject: Subject, seconds: tuple[float, ...], bounds: ceilings.Ceilings, mode: str
-) -> float:
-    """Operations a second, as defined; work that outran the hardware breaks the suite."""
-    median = statistics.median(seconds)
+def _rate(contest: Contest, subject: Subject, seconds: float, bounds: ceilings.Ceilings, mode: str) -> float:
+    """Operations a second, as defined; raises BrokenTiming for work that outran the hardware."""
     bound = bounds.flops(mode if contest.subject in _ORDINARY else "low")
-    with broken_timing():
-        ceilings.rate(subject.least_flops, median, bound)
-    return subject.flops / median
+    ceilings.rate(subject.least_flops, seconds, bound)
+    return subject.flops / seconds
 
 
 @contextmanager
@@ -403,59 +454,26 @@ def free_bytes(target: Target) -> int | None:
     tell = getattr(module, "mem_get_info", None)
     if target.device_type == "cpu" or tell is None:
         return None
-    cached = int(module.memory_reserved(target.device)) - int(module.memory_allocated(target.device))  # type: ignore[union-attr]
-    return int(tell(target.device)[0]) + cached
+    try:
+        free = int(tell(target.device)[0])
+    except RuntimeError:  # a driver that does not tell
+        return None
+    held: Any = module
+    return free + int(held.memory_reserved(target.device)) - int(held.memory_allocated(target.device))
 
 
-def release(target: Target) -> None:
-    """Give what failed work held back to the device."""
-    gc.collect()
-    empty = getattr(device_module(target.device_type), "empty_cache", None)
-    if target.device_type != "cpu" and empty is not None:
-        empty()
+def _fits(target: Target, subject: Subject) -> bool:
+    """Whether there is memory enough for the subject, after a second look."""
+    for _ in range(2):
+        free = free_bytes(target)
+        if free is None or subject.nbytes <= free:
+            return True
+        gc.collect()  # models and their optimizers hold each other
+    return False
 
 
 def _gib(nbytes: int | None) -> str:
     return "an unknown amount" if nbytes is None else f"{nbytes / 2**30:.1f} GiB"
-
-
-@contextmanager
-def precision(case: Case, target: Target, baseline: str) -> Iterator[None]:
-    """TF32 in fp32 products and convolutions on or off, as the baseline is named, and seen to be so.
-
-    On other devices than CUDA's there is only off.
-    """
-    on = baseline == "tf32"
-    if not _has_tf32_flags(target):
-        if on:
-            case.unsupported("TF32 is a mode of CUDA devices")
-        yield
-        return
-    flags = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    before = [flag.allow_tf32 for flag in flags]
-    try:
-        for flag in flags:
-            flag.allow_tf32 = on
-        seen = tf32_in_effect(target.device)
-        if on and not seen:
-            case.unsupported("the device has no TF32")
-        case.equal("TF32 in effect in the fp32 arm, as seen in a product", seen, on)
-        yield
-    finally:
-        for flag, value in zip(flags, before, strict=True):
-            flag.allow_tf32 = value
-
-
-def _has_tf32_flags(target: Target) -> bool:
-    return target.device_type == "cuda" and torch.version.hip is None
-
-
-def tf32_in_effect(device: torch.device) -> bool:
-    """Whether products read 10 bits of mantissa only: 1 + 2^-13 is then 1."""
-    # Large enough that a library has no reason to prefer the ordinary units where TF32 is allowed.
-    factor = torch.full((1024, 1024), 1 + 2.0**-13, device=device)
-    ones = torch.ones(1024, 1024, device=device)
-    return bool((torch.matmul(factor, ones) == 1024).all())
 
 
 def record(case: Case, measurement: Measurement) -> None:
@@ -515,11 +533,10 @@ def _judged(case: Case, target: Target, seen: Measurement, wanted: Expectation) 
     case.note(f"{key}: expected", str(wanted))
     if seen.spoiled is not None:
         return f"{key}: {seen.spoiled}"
-    if seen.shrink:
-        needed = _gib(seen.contest.make(target.device_type).nbytes)
+    if seen.shrink and not _still_large(seen.figures):
         return (
-            f"{key} needs {needed} of memory, which the device does not have; "
-            f"at a batch {2**seen.shrink} times smaller it was recorded, not judged"
+            f"{key} fitted only at a batch {2**seen.shrink} times smaller, for want of memory or time; there, near the "
+            "break-even, it was recorded and not judged"
         )
     verdict = seen.speedup.judge(wanted.factor)
     if verdict is None:
@@ -531,13 +548,21 @@ def _judged(case: Case, target: Target, seen: Measurement, wanted: Expectation) 
     return None
 
 
+def _still_large(figures: diagnosis.Figures) -> bool:
+    """Whether a batch that was halved is large enough for what is expected of large ones."""
+    if figures.rows is None or figures.break_even is None:
+        return False
+    return figures.rows >= WELL_ABOVE * figures.break_even
+
+
 def equal_arms(case: Case, target: Target, kind: str) -> None:
     """Record how far two equal arms differ, on the clock of the device or of whole steps."""
     subject = "matmul" if kind == "device" else "step-mlp"
     contest = Contest(subject, "middle" if kind == "device" else "small", torch.float16, "fp32")
     module = device_module(target.device_type)
     clock = (clocks.device_clock if kind == "device" else clocks.step_clock)(target.device_type, module)
-    plan = plan_of(case, target)
+    pairs = case.samples(quick=10, standard=30, full=200)
+    plan = replace(plan_of(case, target), pilot=pairs, most=pairs)
     work, _ = arms(target, contest, contest.make(target.device_type))
     with conditions.Watch(target.device) as watch, broken_timing():
         seen = comparison.compare(clock, work, work, plan, before=flush(target) if kind == "device" else None)
@@ -558,7 +583,7 @@ def sweep(case: Case, target: Target, dtype: torch.dtype, baseline: str) -> None
     contest = Contest("linear", "compute", dtype, baseline)
     bounds = ceilings.ceilings(target.device)
     ratios: dict[int, intervals.Interval] = {}
-    with precision(case, target, baseline), broken_timing():
+    with baselines.precision(case, target, baseline), broken_timing():
         before = flush(target)
         for rows in ROWS:
             case.progress(f"break-even of a Linear: {rows} rows")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -41,6 +42,7 @@ GOOD = Figures(
         ({"rows": 16, "rate": 1e12}, ("too small",)),
         ({"device_seconds": 8e-6, "step_seconds": 1e-5, "rate": 1e12}, ("too small",)),
         ({"device_seconds": 8e-6, "step_seconds": 4e-5, "rate": 1e12}, ("host-bound", "too small")),
+        ({"break_even": math.inf, "rate": 1e13}, ("16-bit units no faster than the baseline's",)),
         ({"speedup": 1.0, "rate": 5.7e13}, ("16-bit units not used",)),
         ({"speedup": 0.5, "rate": 2.8e13}, ("16-bit kernels slower than fp32's",)),
         ({"speedup": 4.0, "rate": 2.2e14}, ()),
@@ -62,9 +64,13 @@ def test_what_is_unknown_is_said_to_be() -> None:
     told = line(Figures(baseline="fp32", speedup=1.0, step_seconds=2e-5, rows=8, rate=1e9, has_tf32=False))
 
     assert told == (
-        "step 20 µs, host unknown, casts unknown, fp32 list unknown, 8 rows a weight against a break-even of unknown, "
+        "step 20 µs, host unknown, casts unknown, fp32 list unknown, 8 rows a weight against an unknown break-even, "
         "0.001 TFLOP/s, ceiling unknown, baseline fp32: nothing stands out"
     )
+
+
+def test_without_a_break_even_none_is_told() -> None:
+    assert "8192 rows a weight against no break-even" in line(replace(GOOD, break_even=math.inf))
 
 
 def test_the_device_cannot_work_longer_than_the_step() -> None:

@@ -6,14 +6,14 @@ import datetime
 import importlib
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from conformance import contests
+from conformance import baselines, contests
 from conformance.contests import Contest, Contests
 from conformance.data import fixture
 from conformance.harness.catalogue import load
@@ -114,7 +114,6 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Device]:
 
         replaced: dict[Any, dict[str, Any]] = {
             contests: {
-                "precision": _no_modes,
                 "device_module": lambda device_type: None,
                 "flush": lambda target: None,
                 "free_bytes": lambda target: made.memory,
@@ -122,6 +121,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Device]:
             },
             contests.clocks: {"device_clock": lambda *_: made, "step_clock": lambda *_: made},
             contests.conditions: {"Watch": Calm},
+            baselines: {"precision": _no_modes},
             contests.ceilings: {
                 "ceilings": lambda device: ceilings.Ceilings(ceiling, ceiling, ceiling, None, "told"),
                 "published": lambda name: ceilings.UNKNOWN,
@@ -252,10 +252,30 @@ def test_a_batch_that_does_not_fit_is_halved(device: Callable[..., Device], chec
     checks["operations"].test_operations(case := _case("AMP-SPEED-030"), *given, "linear", "compute", "fp32")
     assert made.made[-1].nbytes <= 1 << 30
     assert ["batch halved", 1] in case.evidence[-1].measured
-    with pytest.raises(Inconclusive, match=r"needs 1.0 GiB of memory, which the device does not have"):
+    with pytest.raises(Inconclusive, match=r"fitted only at a batch 2 times smaller"):
         checks["operations"].test_operations_as_expected(
             _case("AMP-SPEED-031", "standard"), *given[:2], measured, EXPECTED, "linear"
         )
+
+
+def test_a_halved_batch_well_above_the_break_even_is_judged(
+    device: Callable[..., Device], judge: Callable[..., Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device(0.03, 0.01, noise=0.01, memory=1 << 30)
+    for rows, verdict in ((4096 / 8, True), (4096 / 8 + 1, False)):
+        monkeypatch.setattr(contests, "break_even", lambda *_, rows=rows: rows)
+        with nullcontext() if verdict else pytest.raises(Inconclusive, match="near the break-even"):
+            assert judge().evidence[-1].relation == ">="
+
+
+def test_a_slow_device_gets_a_smaller_batch(device: Callable[..., Device], checks: dict[str, ModuleType]) -> None:
+    """Half a second for both arms is more than a quick run has for twelve of them."""
+    made = device(0.4, 0.1, noise=0.01)
+    checks["operations"].test_operations(
+        case := _case("AMP-SPEED-030"), _target(H100), torch.float16, Contests(), "bmm", "compute", "fp32"
+    )
+    assert [subject.operands[0][0] for subject in made.made] == [64, 32, 16, 8]
+    assert ["batch halved", 3] in case.evidence[-1].measured
 
 
 def test_memory_that_is_never_enough_is_told(device: Callable[..., Device], checks: dict[str, ModuleType]) -> None:
@@ -289,7 +309,7 @@ def test_a_training_step_is_judged_by_the_wall_clock(
 
 
 @pytest.mark.parametrize(
-    ("seconds", "reason"), [(1e-9, "no time is left for a pair"), (0.5, "too few for an interval")]
+    ("seconds", "reason"), [(1e-9, "no time is left for a pair|too few"), (0.5, "too few for an interval")]
 )
 def test_too_few_pairs_decide_nothing(
     device: Callable[..., Device],
@@ -304,41 +324,43 @@ def test_too_few_pairs_decide_nothing(
     case = _case("AMP-SPEED-030")
     case.measurement = SimpleNamespace(seconds_left=seconds, show=lambda words: None, publish=lambda *_: None)  # type: ignore[assignment]
     with pytest.raises(Inconclusive, match=reason):
-        checks["operations"].test_operations(
-            case, _target(H100), torch.float16, Contests(), "matmul", "compute", "fp32"
-        )
+        checks["operations"].test_operations(case, _target(H100), torch.float16, Contests(), "bmm", "compute", "fp32")
 
 
 @pytest.mark.parametrize("on", [False, True])
 def test_tf32_is_switched_seen_and_put_back(monkeypatch: pytest.MonkeyPatch, on: bool) -> None:
     flags = torch.backends.cuda.matmul
     before = flags.allow_tf32
-    monkeypatch.setattr(contests, "tf32_in_effect", lambda device: flags.allow_tf32)
-    with contests.precision(_case("AMP-SPEED-001"), _target(H100), "tf32" if on else "fp32"):
+    monkeypatch.setattr(baselines, "tf32_in_effect", lambda device: flags.allow_tf32)
+    monkeypatch.setattr(baselines, "tf32_convolves", lambda device: torch.backends.cudnn.allow_tf32)
+    with baselines.precision(_case("AMP-SPEED-001"), _target(H100), "tf32" if on else "fp32"):
         assert flags.allow_tf32 is on
     assert flags.allow_tf32 is before
 
 
-def test_tf32_that_is_on_unnoticed_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contests, "tf32_in_effect", lambda device: True)
+@pytest.mark.parametrize(("product", "convolution"), [(True, False), (False, True)])
+def test_tf32_that_is_on_unnoticed_fails(monkeypatch: pytest.MonkeyPatch, product: bool, convolution: bool) -> None:
+    monkeypatch.setattr(baselines, "tf32_in_effect", lambda device: product)
+    monkeypatch.setattr(baselines, "tf32_convolves", lambda device: convolution)
     with (
         pytest.raises(ContractViolation, match="TF32 in effect"),
-        contests.precision(_case("AMP-SPEED-001"), _target(H100), "fp32"),
+        baselines.precision(_case("AMP-SPEED-001"), _target(H100), "fp32"),
     ):
         pass
 
 
 def test_a_device_without_tf32_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contests, "tf32_in_effect", lambda device: False)
+    monkeypatch.setattr(baselines, "tf32_in_effect", lambda device: False)
     with (
         pytest.raises(Unsupported, match="no TF32"),
-        contests.precision(_case("AMP-SPEED-002"), _target(H100), "tf32"),
+        baselines.precision(_case("AMP-SPEED-002"), _target(H100), "tf32"),
     ):
         pass
 
 
 def test_products_on_a_cpu_are_not_tf32() -> None:
-    assert not contests.tf32_in_effect(torch.device("cpu"))
+    assert not baselines.tf32_in_effect(torch.device("cpu"))
+    assert not baselines.tf32_convolves(torch.device("cpu"))
 
 
 def test_a_factor_is_told_with_its_source() -> None:

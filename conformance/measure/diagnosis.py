@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 MOST = 0.5  # a part that is more than all others together
+LEAST = 0.1  # a part below this explains nothing
 SHORT = 2e-5  # seconds: some launches of a kernel, each of which takes the host and the device 2 to 5 µs on CUDA
 SATURATED = 0.45  # of the ceiling: large products reach 0.5 to 0.9 of it ("maximum achievable matmul FLOPS" tables)
 ALIKE = 1.1  # a 16-bit rate no higher than this much of fp32's is no gain of other units
@@ -60,6 +62,8 @@ def words(figures: Figures) -> tuple[str, ...]:
 def _words(figures: Figures) -> Iterator[str]:
     if figures.matrix_units is False:
         yield "no tensor cores"
+    elif figures.break_even is not None and math.isinf(figures.break_even):
+        yield "16-bit units no faster than the baseline's"
     host_bound = (figures.host_share or 0.0) >= MOST
     if host_bound:
         yield "host-bound"
@@ -82,7 +86,7 @@ def _words(figures: Figures) -> Iterator[str]:
 
 def _too_small(figures: Figures) -> bool:
     """Whether weights are used too seldom for their casts to pay, or the device is done as soon as it is started."""
-    if figures.rows is not None and figures.break_even is not None and figures.rows < figures.break_even:
+    if figures.rows is not None and figures.break_even is not None and figures.rows < figures.break_even < math.inf:
         return True
     return figures.device_seconds is not None and figures.device_seconds < SHORT
 
@@ -101,7 +105,7 @@ def _explains(share: float | None, speedup: float) -> bool:
     """Whether a part of the AMP arm is most of it, or whether without that part a loss would be none."""
     if share is None:
         return False
-    return share >= MOST or (speedup < 1 and share > 0 and speedup >= 1 - share)
+    return share >= MOST or (share >= LEAST and 1 - share <= speedup < 1)
 
 
 def _slower(figures: Figures) -> bool:
@@ -114,6 +118,8 @@ def _slower(figures: Figures) -> bool:
 def _alike(figures: Figures) -> bool:
     """Whether the 16-bit arm computes at the rate of plain fp32 where there are units for more."""
     if figures.rate is None or figures.baseline_rate is None or not figures.matrix_units:
+        return False
+    if figures.break_even is not None and math.isinf(figures.break_even):
         return False
     return figures.baseline == "fp32" and figures.rate <= ALIKE * figures.baseline_rate
 
@@ -134,13 +140,18 @@ def _told(figures: Figures) -> Iterator[str]:
     ):
         yield f"{name} {'unknown' if share is None else f'{share:.0%}'}{tail}"
     if figures.rows is not None:
-        known = "unknown" if figures.break_even is None else f"{figures.break_even:.0f}"
-        yield f"{figures.rows} rows a weight against a break-even of {known}"
+        yield f"{figures.rows} rows a weight against {_break_even(figures.break_even)}"
     if figures.rate is not None:
         yield _rate(figures.rate, figures.ceiling)
     if figures.clock_mhz is not None:
         yield f"clock {figures.clock_mhz:.0f} MHz"
     yield f"baseline {BASELINES[figures.baseline] if figures.has_tf32 else 'fp32'}"
+
+
+def _break_even(rows: float | None) -> str:
+    if rows is None:
+        return "an unknown break-even"
+    return f"a break-even of {rows:.0f}" if math.isfinite(rows) else "no break-even"
 
 
 def _rate(rate: float, ceiling: float | None) -> str:

@@ -184,4 +184,4 @@ def sizes(device_type: str, name: str, size: str) -> dict[str, Any]:
 def shrunk(at: dict[str, Any], times: int) -> dict[str, Any]:
     """The sizes with what multiplies the memory, the first of rows, batch, images or size, halved that many times."""
     batch = next(name for name in ("rows", "batch", "images", "size") if name in at)
-    return {**at, batch: max(1, at[batch] >> times)}
+    return {**at, batch: max(2, at[batch] >> times) if times else at[batch]}  # batch norm needs two
