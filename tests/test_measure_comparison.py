@@ -225,6 +225,15 @@ def test_warming_up_ends_when_runs_no_longer_get_faster() -> None:
     assert stuck.order == "x" * 20
 
 
+def test_warming_up_leaves_half_of_the_budget() -> None:
+    machine = Machine(0.93**number for number in itertools.count())
+    plan = replace(PLANS["standard"], budget=10.0, width=0.5)
+    seen = compare(machine, machine.work(1.0, "A"), machine.work(1.0, "B"), plan, now=lambda: machine.now)
+    assert machine.order.startswith("A" * 6 + "B")  # the first arm spent half, so the second has one run
+    assert machine.now <= 10.0
+    assert seen.stopped == "budget"
+
+
 def test_a_slow_run_does_not_prolong_warming_up() -> None:
     machine = Machine(itertools.chain((1.0, 9.0), itertools.repeat(1.0)))
     warm_up(machine, machine.work(1.0, "x"), most=50)

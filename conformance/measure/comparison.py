@@ -119,21 +119,28 @@ def seconds(clock: Clock, work: Work, least: float = 0.0) -> float:
     return taken
 
 
-def warm_up(clock: Clock, work: Work, *, most: int, steady: float = 0.05) -> float:
+def warm_up(
+    clock: Clock,
+    work: Work,
+    *,
+    most: int,
+    steady: float = 0.05,
+    late: Callable[[], bool] = lambda: False,
+) -> float:
     """Run `work` until two runs in a row are not faster than all before them by `steady`; return the fastest's seconds.
 
     Warming up makes runs faster: libraries load, kernels are chosen and compiled, clocks rise. What makes them slower
-    later, heat, meets both arms of a pair alike. At most `most` runs, one at least; one too short for the clock's
-    resolution counts as long as that.
+    later, heat, meets both arms of a pair alike. It ends after `most` runs, or where it is `late`, but not before the
+    first; one too short for the clock's resolution counts as long as that.
     """
     least = resolution(clock)
     fastest, idle = seconds(clock, work, least), 0
     for _ in range(most - 1):
+        if late() or idle == 2:
+            break
         taken = seconds(clock, work, least)
         idle = 0 if taken < fastest * (1 - steady) else idle + 1
         fastest = min(fastest, taken)
-        if idle == 2:
-            break
     return fastest
 
 
@@ -160,9 +167,9 @@ class _Pairs:
     calls: int = 1
     taken: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
 
-    def warm_up(self, most: int) -> float:
+    def warm_up(self, most: int, late: Callable[[], bool]) -> float:
         """Warm both arms up, and lengthen runs that the clock hardly tells; return the seconds of a pair."""
-        fastest = [warm_up(self.clock, arm, most=most) for arm in self.arms]
+        fastest = [warm_up(self.clock, arm, most=most, late=late) for arm in self.arms]
         self.calls = max(1, math.ceil(_STEPS * resolution(self.clock) / min(fastest)))
         if self.calls > 1:
             self.arms = repeated(self.arms[0], self.calls), repeated(self.arms[1], self.calls)
@@ -203,7 +210,7 @@ def compare(
     pairs = _Pairs(clock, (baseline, candidate), before or (lambda: None), random.Random(seed))
     start = now()
     with _no_collection():
-        pace = pairs.warm_up(plan.warm_ups)
+        pace = pairs.warm_up(plan.warm_ups, lambda: now() - start > plan.budget / 2)
         warm = now()
         affordable = plan.within((plan.budget - (warm - start)) / pace)
         for done in range(affordable.most):
