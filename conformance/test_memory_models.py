@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +30,11 @@ from conformance.oracles.step_bytes import StepBytes, step_bytes
 BLOCKS = blocks()
 SEVERAL = [name.removeprefix("op-") for name in BLOCKS if name.startswith("op-")]
 MODELS = ("residual", "transformer", "language", "lstm", "upsampler")
+# Those that a quick run tries: one of each kind.
+QUICK = {
+    *("relu", "gelu", "tanh", "softmax", "log_softmax", "pow", "dropout", "mm", "conv1d", "layer_norm", "batch_norm"),
+    *("embedding", "cat", "mul", "nll_loss", "residual", "transformer", "saves", "costs"),
+}
 # rows, width and layers of a chain: activations outweigh the copies, are as heavy, and are lighter.
 REGIMES = {"saves": (96, 16, 6), "even": (32, 16, 4), "costs": (8, 32, 4)}
 
@@ -37,6 +43,10 @@ REGIMES = {"saves": (96, 16, 6), "even": (32, 16, 4), "costs": (8, 32, 4)}
 def _one_thread() -> Iterator[None]:
     with one_thread():
         yield
+
+
+def _by_depth(*names: str) -> list[Any]:
+    return [name if name in QUICK else deep("standard", name) for name in names]
 
 
 def _region(target: Target, dtype: torch.dtype | None, cache: bool | None = None) -> AbstractContextManager[None]:
@@ -81,7 +91,7 @@ def _dtypes(case: Case, target: Target) -> list[torch.dtype]:
 
 
 @contract("AMP-MEMORY-014")
-@pytest.mark.parametrize("op", [*UNARY, *SEVERAL])
+@pytest.mark.parametrize("op", _by_depth(*UNARY, *SEVERAL))
 def test_operation_keeps_what_its_list_says(case: Case, target: Target, rng: torch.Generator, op: str) -> None:
     block = BLOCKS.get(f"op-{op}") or after_linear(op)
     for dtype in _dtypes(case, target):
@@ -129,7 +139,7 @@ def _block(name: str) -> Block:
 
 @contract("AMP-MEMORY-016")
 @pytest.mark.parametrize("cache", [True, deep("standard", False)], ids=["cache", "no-cache"])
-@pytest.mark.parametrize("model", ["mlp", *MODELS])
+@pytest.mark.parametrize("model", _by_depth("mlp", *MODELS))
 def test_bytes_alive_at_each_point(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, model: str, cache: bool
 ) -> None:
@@ -143,7 +153,7 @@ def test_bytes_alive_at_each_point(
 
 
 @contract("AMP-MEMORY-017")
-@pytest.mark.parametrize("model", ["mlp", *MODELS, *REGIMES])
+@pytest.mark.parametrize("model", _by_depth("mlp", *MODELS, *REGIMES))
 def test_peak_of_live_bytes(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, model: str
 ) -> None:
