@@ -262,9 +262,9 @@ class Contests:
         self._trust(case, bench)
         with conditions.Watch(bench.target.device) as watch:
             floor = self._floor(bench)
-            progress = _shown(case, contest, watch)
+            progress, seed = _shown(case, contest, watch), f"{case.seed} {contest.key}"
             seen = comparison.compare(
-                clock, bench.baseline, bench.amp, bench.plan, before=bench.before, progress=progress
+                clock, bench.baseline, bench.amp, bench.plan, before=bench.before, progress=progress, seed=seed
             )
         if not seen.baseline:
             case.inconclusive(f"{contest.key}: no time is left for a pair; a deeper level has more")
