@@ -173,7 +173,7 @@ def _sources(paths: Sequence[Path]) -> list[_Source]:
         if any(source.digest == other.digest for other in found):
             raise UsageError(f"{path}: the same report twice is no second machine")
         if (why := _unfit(source.report)) is not None:
-            raise UsageError(f"{path}: {why}")
+            raise UsageError(f"{path}: {text.line(why)}")
         found.append(source)
     return found
 
@@ -204,7 +204,7 @@ def _classes(sources: Sequence[_Source], keys: Sequence[str], largest: float, ma
         raise UsageError("no speed-up of an accelerator was measured: run pytest conformance --gpu --chapter speed")
     for one in found:
         if not one.factors:
-            raise UsageError(f"nothing measured on {_name(one.target)} is of use: {one.unused[0]}")
+            raise UsageError(text.line(f"nothing measured on {_name(one.target)} is of use: {one.unused[0]}"))
     return found
 
 
@@ -313,9 +313,9 @@ def _joined(words: Iterator[str]) -> str:
 
 
 def _quoted(words: str) -> str:
-    """A basic string of TOML: as in JSON, but no half of a character, and DEL escaped."""
-    whole = words.encode("utf-8", errors="replace").decode("utf-8")
-    return json.dumps(whole, ensure_ascii=False).replace("\x7f", "\\u007f")
+    """A basic string of TOML: as in JSON, but no half of a character, and nothing that a terminal would obey."""
+    whole = json.dumps(words.encode("utf-8", errors="replace").decode("utf-8"), ensure_ascii=False)
+    return "".join(one if one.isprintable() else f"\\U{ord(one):08x}" for one in whole)
 
 
 def _told(classes: Sequence[_Class], last: datetime.date) -> Iterator[str]:

@@ -149,6 +149,21 @@ def test_devices_of_other_names_become_classes_of_their_own(tmp_path: Path) -> N
     assert both.of("cuda", 'X1 "\\ ü', "9.9", TODAY) is None
 
 
+def test_what_a_terminal_would_obey_is_written_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "X\x1b[2J\x7f\x9b\u202e"
+    figures = _figures(spoiled="\x1b]0;gone\x07")
+    path = _report(tmp_path, {KEY: FIGURES, "bmm/compute/bf16/fp32": figures}, probe={"name": name})
+
+    assert main(["calibrate", path]) == 0
+    seen = capsys.readouterr()
+    assert all(one.isprintable() or one == "\n" for one in seen.out + seen.err)
+    (tmp_path / "fleet.toml").write_text(seen.out)
+    assert expectations.read(tmp_path / "fleet.toml")[0].fits("cuda", name, "9.0")
+
+    assert main(["calibrate", _report(tmp_path, {KEY: figures}, probe={"name": name})]) == 4
+    assert all(one.isprintable() or one == "\n" for one in capsys.readouterr().err)
+
+
 def test_margin_and_validity_are_the_users(tmp_path: Path) -> None:
     path = _report(tmp_path, {KEY: FIGURES})
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from conformance.data import fixture, read_toml
 from conformance.harness.waivers import today as date_of_today
+from conformance.report import text
 
 OPERATIONS = ("matmul", "linear", "bmm", "conv-first", "conv-last", "sdpa", "lstm")
 STEPS = ("step-mlp", "step-cnn", "step-transformer", "step-lstm")
@@ -121,7 +122,7 @@ class Expectations:
                 return f"the expectations of {one.id} ended on {one.expires}"
             if one.date > today:
                 return f"the expectations of {one.id} begin on {one.date}; is this machine's clock right?"
-        return f"no expectations are known for {_words(device_type, name, capability)}"
+        return text.line(f"no expectations are known for {_words(device_type, name, capability)}")
 
     def mismatch(self, devices: Iterable[tuple[str, str, str | None]]) -> str | None:
         """Why the user's files can judge none of `devices` (type, name, capability), in one line; None where they can.
@@ -133,7 +134,7 @@ class Expectations:
             return None
         here = "; ".join(_words(*device) for device in devices) or "no real device"
         patterns = ", ".join(dict.fromkeys(pattern for one in self.named for pattern in one.names))
-        return f"these expectations are for {patterns}, and this run is on {here}"
+        return text.line(f"these expectations are for {patterns}, and this run is on {here}")
 
     def _fitting(self, device_type: str, name: str, capability: str | None) -> list[DeviceClass]:
         return [one for one in (*self.named, *self.shipped) if one.fits(device_type, name, capability)]
@@ -224,7 +225,7 @@ def _expectations(where: str, device_class: dict[str, Any]) -> dict[str, Expecta
         _check_numbers(place, row)
         expectation = Expectation(
             factor=float(row["at_least"]),
-            source=" ".join(source.split()),
+            source=text.line(source),
             date=device_class["date"],
             how=device_class["how"],
             device_class=device_class["id"],
