@@ -96,6 +96,18 @@ def test_measuring_here_is_told_in_a_line() -> None:
     assert here(2, plan).startswith("2 measurements: ")
 
 
+@pytest.mark.parametrize("level", PLANS)
+def test_the_page_tells_the_plans(root: Path, level: str) -> None:
+    page = (root / "docs" / "measuring.md").read_text(encoding="utf-8")
+    row = next(line for line in page.splitlines() if line.startswith(f"| {level} |"))
+    _, _, looks, width, budget, confidence, _ = (cell.strip() for cell in row.split("|"))
+    plan = PLANS[level]
+    assert tuple(int(look) for look in looks.split(", ")) == plan.looks
+    assert width == f"{plan.width:.0%}".replace("%", " %")
+    assert float(budget) == plan.budget
+    assert confidence == f"{plan.confidence * 100:.4g} %"
+
+
 def test_the_page_shows_every_kind_of_noise(root: Path) -> None:
     page = (root / "docs" / "measuring.md").read_text(encoding="utf-8")
     table = page.partition("<!-- simulated -->")[2].partition("<!-- end of simulated -->")[0]
