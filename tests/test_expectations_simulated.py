@@ -1,4 +1,4 @@
-"""A fleet of simulated cards: calibrated by one machine, machines in order pass, and those that lost speed fail."""
+"""Expectations on simulated cards: the suite's own on cards that reach half of their peaks, and a fleet's on itself."""
 
 from __future__ import annotations
 
@@ -12,21 +12,37 @@ from conformance.__main__ import main
 from conformance.harness import expectations
 from conformance.report import speed
 from tests import reports
-from tests.simulated_card import H100, Disturbance, slower
+from tests.simulated_card import GIB, H100, T4, Card, Disturbance, slower
 from tests.simulated_checks import Outcome, checks, machine, parameters, run
 from tests.simulated_checks import markers as markers  # a fixture
 
 KEY = "matmul/compute/bf16/fp32"
+# Cards with little power for their peaks, or little bandwidth for their casts: the hardest of their classes.
+A100 = Card(
+    *("NVIDIA A100-PCIE-40GB", (8, 0), 108, 1.41e9, 39 * GIB, 40 << 20, 0.8 * 1.555e12, 1.8e13, 0.6 * 156e12),
+    *(0.6 * 312e12,),
+)
+A10 = Card(
+    *("NVIDIA A10", (8, 6), 72, 1.695e9, 22 * GIB, 6 << 20, 0.8 * 6e11, 0.55 * 3.12e13, 0.55 * 62.5e12, 0.5 * 125e12)
+)
+L4 = Card("NVIDIA L4", (8, 9), 58, 2.04e9, 22 * GIB, 48 << 20, 0.8 * 3e11, 0.55 * 3.03e13, 0.5 * 60e12, 0.5 * 121e12)
 NOTHING = expectations.Expectations((), ())
 
 
-def _run(check: str, case: str, expected: expectations.Expectations, seed: int, *disturbances: Disturbance) -> Outcome:
+def _run(
+    check: str,
+    case: str,
+    expected: expectations.Expectations,
+    seed: int,
+    *disturbances: Disturbance,
+    card: Card = H100,
+) -> Outcome:
     # Imported late: the marks of the checks are registered by a fixture.
     from conformance.contests import Contests
 
     found = checks("test_speed_operations")[check]
-    given = next(one for one in parameters(found, "standard", ("bf16",)) if one["id"] == case)
-    with machine(H100, *disturbances, seed=seed) as simulation:
+    given = next(one for one in parameters(found, "standard", ("fp16", "bf16")) if one["id"] == case)
+    with machine(card, *disturbances, seed=seed) as simulation:
         return run(found, {"measured": Contests(), **given}, simulation, level="standard", expected=expected)
 
 
@@ -52,6 +68,19 @@ def _report(folder: Path, outcome: Outcome) -> str:
     path = folder / "report.json"
     path.write_text(json.dumps(raw))
     return str(path)
+
+
+@pytest.mark.parametrize("subject", ["matmul", "linear"])
+@pytest.mark.parametrize("card", [H100, A100, A10, L4, T4], ids=lambda card: card.name)
+def test_the_suites_own_factors_hold_on_the_cards_that_they_are_for(card: Card, subject: str) -> None:
+    case = f"operations_as_expected-{subject}-fp16"
+
+    def judged(*disturbances: Disturbance) -> str:
+        return _run("test_operations_as_expected", case, expectations.load(), 1, *disturbances, card=card).verdict
+
+    assert judged() == "PASS"
+    # All of the gain lost: AMP takes at least as long as fp32.
+    assert judged(slower(card.low / card.fp32, lambda kernel: kernel.low)) == "FAIL"
 
 
 def test_a_fleet_is_judged_by_its_own_machine(tmp_path: Path) -> None:
