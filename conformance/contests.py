@@ -36,14 +36,13 @@ LONG = 2e-3  # seconds, beside which the host's own hundred microseconds do not 
 WELL_ABOVE = 8  # times the break-even: from there on casts cost AMP an eighth of its gain at most
 FEW = 5  # runs whose median is good enough for a diagnosis
 
-# A CPU's figures are for information: enough pairs for an interval, in a fraction of a second.
+# A CPU's figures are for information: enough pairs that some interruptions don't show, in a fraction of a second.
 CPU_PLANS = {
-    "quick": comparison.Plan(pilot=9, most=9, width=1.0, budget=1.0, warm_ups=2),
-    "standard": comparison.Plan(pilot=9, most=9, width=1.0, budget=1.0, warm_ups=2),
-    "full": comparison.Plan(pilot=12, most=96, width=0.1, budget=4.0, warm_ups=5),
+    "quick": comparison.Plan(pilot=20, most=20, width=1.0, budget=1.0, warm_ups=3),
+    "standard": comparison.Plan(pilot=20, most=40, width=0.2, budget=1.0, warm_ups=3),
+    "full": comparison.Plan(pilot=20, most=160, width=0.05, budget=4.0, warm_ups=5),
 }
-
-LEAST_SECONDS = 0.3  # for nine pairs of what takes some milliseconds, on a busy machine
+LEAST_SECONDS = 0.3  # for twenty pairs of what takes some milliseconds
 
 # Only of these is it certain that fp32 without TF32 runs on the ordinary units: attention's fp32 kernels add up TF32
 # products (OpMultiplyAddFastF32 in aten/native/transformers/cuda/mem_eff_attention), convolutions have others.
@@ -393,13 +392,13 @@ def _median(clock: clocks.Clock, work: Work) -> float:
 
 
 def _device_seconds(bench: _Bench, seen: comparison.Comparison, taken: profile.Profile | None) -> float | None:
-    """How long the device works for the AMP arm; None where host and device are one."""
-    if bench.target.device_type == "cpu":
+    """How long the device works for the AMP arm; None where no clock or profile tells it from the host's time."""
+    if taken is not None and taken.where == "device" and bench.contest.is_step:
+        # A step waits for the device in its middle, so that events around it would see the host's pauses as well.
+        return taken.total
+    if bench.target.device_type == "cpu" or bench.on_device.name == bench.by_host.name:
         return None
-    if not bench.contest.is_step:
-        return statistics.median(seen.candidate)
-    # A step waits for the device in its middle, so that events around it see the host's pauses as well.
-    return taken.total if taken is not None and taken.where == "device" else _median(bench.on_device, bench.amp)
+    return _median(bench.on_device, bench.amp) if bench.contest.is_step else statistics.median(seen.candidate)
 
 
 def _rate(contest: Contest, subject: Subject, seconds: float, bounds: ceilings.Ceilings, mode: str) -> float:

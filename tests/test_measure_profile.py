@@ -61,6 +61,17 @@ def test_backward_belongs_to_the_op_of_its_number() -> None:
     assert seen.fp32_ops == {"layer_norm": pytest.approx(50e-6)}
 
 
+def test_a_sum_in_backward_is_not_the_lists() -> None:
+    events = Events()
+    events.call("aten::addmm", number=3)
+    events.call("aten::sum", events.call(f"{BACKWARD}AddmmBackward0", number=3), kernel=10)
+
+    seen = summed(events, "device", {"sum"})
+
+    assert seen is not None
+    assert seen.fp32_ops == {}
+
+
 def test_a_call_that_records_nothing_does_not_own_the_next_ones_number() -> None:
     events = Events()
     events.call("aten::softmax", number=8)  # of a tensor without a gradient

@@ -10,7 +10,7 @@ MOST = 0.5  # a part that is more than all others together
 LEAST = 0.1  # a part below this explains nothing
 SHORT = 2e-5  # seconds: some launches of a kernel, each of which takes the host and the device 2 to 5 µs on CUDA
 SATURATED = 0.45  # of the ceiling: large products reach 0.5 to 0.9 of it ("maximum achievable matmul FLOPS" tables)
-ALIKE = 1.1  # a 16-bit rate no higher than this much of fp32's is no gain of other units
+ALIKE = 1.1  # rates that differ by less are alike
 
 BASELINES = {"fp32": "fp32 with TF32 off", "tf32": "fp32 with TF32 on"}
 
@@ -77,7 +77,7 @@ def _words(figures: Figures) -> Iterator[str]:
     if host_bound or eaten:
         return
     if _slower(figures):
-        yield "16-bit kernels slower than fp32's"
+        yield "16-bit kernels slower than the baseline's"
     elif not too_small and _alike(figures):
         yield "16-bit units not used"
     elif (figures.peak_share or 0.0) >= SATURATED:
@@ -112,7 +112,7 @@ def _slower(figures: Figures) -> bool:
     """Whether AMP would lose without its casts and without what it runs in fp32, so that its kernels are to blame."""
     if figures.cast_share is None or figures.fp32_share is None:
         return False
-    return figures.speedup < 1 - figures.cast_share - figures.fp32_share
+    return ALIKE * figures.speedup < 1 - figures.cast_share - figures.fp32_share
 
 
 def _alike(figures: Figures) -> bool:

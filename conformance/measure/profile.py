@@ -93,8 +93,12 @@ def summed(events: Collection[Any], where: str, fp32_ops: Collection[str]) -> Pr
             continue
         total += seconds
         chain = list(_ancestors(event))
-        op = next((name for each in reversed(chain) if (name := _bare(each.name)) in fp32_ops), None)
-        op = op or next((forward[each.sequence_nr] for each in chain if _is_backward(each, forward)), None)
+        function = next((each for each in chain if each.name.startswith(_BACKWARD)), None)
+        if function is not None:
+            # Backward runs outside of the region: its own sums and norms are not those of the list.
+            op = forward.get(function.sequence_nr)
+        else:
+            op = next((name for each in reversed(chain) if (name := _bare(each.name)) in fp32_ops), None)
         if op is not None:
             taken[op] += seconds
         elif any(each.name == CAST for each in chain):
@@ -115,10 +119,6 @@ def _sequences(events: Collection[Any], fp32_ops: Collection[str]) -> dict[int, 
         else:
             found[event.sequence_nr] = op
     return found
-
-
-def _is_backward(event: Any, forward: dict[int, str]) -> bool:
-    return event.name.startswith(_BACKWARD) and event.sequence_nr in forward
 
 
 def _ancestors(event: Any) -> Any:
