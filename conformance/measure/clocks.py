@@ -12,9 +12,10 @@ import torch
 
 Work = Callable[[], object]
 
+_EVENTS = "device events"
 _FIRST_CYCLES = 200_000  # of the delay in front of the first run: about 0.1 ms
 _LONGEST_DELAY = 0.05  # seconds
-_MOST_LENGTHENINGS = 8
+_MOST_LENGTHENINGS = 8  # till then 16 runs were not hidden
 _REMEMBERED = 8  # runs, of both arms
 # Seconds, as cudaEventElapsedTime and hipEventElapsedTime document them; SYCL leaves it open, so the coarser one.
 _RESOLUTION = {"cuda": 0.5e-6, "hip": 1e-6, "xpu": 1e-6}
@@ -58,8 +59,6 @@ class EventClock:
     where the work waits for the device itself, or where the device module has no such delay.
     """
 
-    name = "device events"
-
     def __init__(
         self, module: Any, now: Callable[[], float] = time.perf_counter, resolution: float = _RESOLUTION["cuda"]
     ) -> None:
@@ -70,6 +69,7 @@ class EventClock:
         self._launches: deque[float | None] = deque(maxlen=_REMEMBERED)  # of runs whose launches were not hidden
         self._lengthened = 0
         self.hidden = False
+        self.name = "device events, launches hidden" if self._cycles else _EVENTS
 
     def seconds(self, work: Work) -> float:
         queued, start, end = (self._module.Event(enable_timing=True) for _ in range(3))
@@ -95,11 +95,13 @@ class EventClock:
             self._module._sleep(self._cycles)
         except (AttributeError, NotImplementedError, RuntimeError):  # not public, so a build may lack it
             self._cycles = 0
+            self.name = _EVENTS
 
     def _adapt(self, launching: float | None, delay: float) -> None:
-        """Have later delays last twice as long as launches take, where that is seen twice; none if that is too long.
+        """Have later delays last twice as long as launches take, where that is seen twice; none where it is in vain.
 
-        Once may be an accident of the host. Work that waits for the device takes longer with every delay.
+        Once may be an accident of the host, and first runs load libraries. Work that waits for the device takes longer
+        with every delay.
         """
         self._launches.append(launching)
         missed = [each for each in self._launches if each is not None]
@@ -108,10 +110,12 @@ class EventClock:
         self._launches.clear()
         self._lengthened += 1
         wanted = 2 * min(missed)
-        # What a cycle takes differs: the clock's at that moment, or a fixed one (Sleep.cu: wall_clock64 on gfx11).
-        growth = max(2.0, wanted / delay) if delay > 0 else 2.0
-        vain = wanted > _LONGEST_DELAY or self._lengthened > _MOST_LENGTHENINGS
-        self._cycles = 0 if vain else int(self._cycles * growth)
+        if self._lengthened > _MOST_LENGTHENINGS:
+            self._cycles = 0
+            self.name = _EVENTS
+        elif wanted <= _LONGEST_DELAY:
+            # What a cycle takes differs: the clock's at that moment, or a fixed one (Sleep.cu: wall_clock64 on gfx11).
+            self._cycles = int(self._cycles * (max(2.0, wanted / delay) if delay > 0 else 2.0))
 
 
 def device_clock(device_type: str, module: ModuleType | None) -> Clock:
