@@ -16,7 +16,8 @@ import pytest
 
 from conformance import calibration
 from conformance.__main__ import main
-from conformance.harness import expectations, waivers
+from conformance.data import read_toml
+from conformance.harness import expectations, targets
 from conformance.report import document, speed
 from tests import reports
 
@@ -31,7 +32,7 @@ FACTOR = 9.8 * (9.8 / 10 * math.exp(0.01)) ** math.sqrt(2)
 
 @pytest.fixture(autouse=True)
 def _today(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waivers, "today", lambda: TODAY)
+    monkeypatch.setattr(expectations, "date_of_today", lambda: TODAY)
 
 
 def _figures(**changes: Any) -> dict[str, Any]:
@@ -113,6 +114,35 @@ def test_the_page_goes_to_standard_output_and_the_account_beside_it(
     assert f"{NAME}: 1 expectation from 1 report, to 2027-11-30" in seen.err
     assert "left out: bmm/compute/bf16/fp32: the measurement was spoiled: the machine is busy" in seen.err
     assert "one machine does not show how machines differ" in seen.err
+    assert f"fails a machine whose ratio is {1 - FACTOR / 10.2:.1%} less than the one measured" in seen.err
+    assert "what two measurements of one machine differ by.\n" in seen.out
+
+
+@pytest.mark.parametrize(
+    ("figures", "kept"),
+    [
+        ({}, (0.01, 40)),
+        ({"noise": 10.0, "pairs": 1}, (10.0, 1)),
+        ({"noise": "loud", "pairs": "many"}, (0.0, 1)),
+        ({"noise": -1.0, "pairs": 0}, (0.0, 1)),
+        ({"noise": 11.0, "pairs": 2.5}, (0.0, 1)),
+    ],
+)
+def test_what_the_factor_is_made_of_is_kept(tmp_path: Path, figures: dict[str, Any], kept: tuple[float, int]) -> None:
+    _calibrated(tmp_path, _report(tmp_path, {KEY: FIGURES | figures}))
+
+    (row,) = read_toml(tmp_path / "fleet.toml")["class"][0]["ratio"]
+    assert row["seen"] == [9.8, 10.0, 10.2]
+    assert (row["noise"], row["pairs"]) == kept
+
+
+def test_what_a_cpu_reached_is_expected_of_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    raw = _raw({KEY: FIGURES})
+    next(target for target in raw["header"]["targets"] if target["name"] == "cuda:0")["device_type"] = "cpu"
+    (tmp_path / "report.json").write_text(json.dumps(raw))
+
+    assert main(["calibrate", str(tmp_path / "report.json")]) == 4
+    assert "no speed-up of an accelerator was measured" in capsys.readouterr().err
 
 
 def test_of_several_machines_the_least_counts(tmp_path: Path) -> None:
@@ -171,6 +201,9 @@ def test_margin_and_validity_are_the_users(tmp_path: Path) -> None:
 
     assert _factor(found, KEY) == pytest.approx(0.9 * FACTOR, rel=1e-5)
     assert found.expires == datetime.date(2026, 12, 30)
+    assert "a margin of 0.1." in (tmp_path / "fleet.toml").read_text()
+    assert _calibrated(tmp_path, path, "--valid-days", "1").expires == TODAY  # its last day
+    assert _calibrated(tmp_path, path, "--valid-days", "3650").expires == datetime.date(2036, 11, 27)
 
 
 def test_the_machine_that_was_measured_passes_and_one_that_lost_a_tenth_fails(tmp_path: Path) -> None:
@@ -283,13 +316,22 @@ def test_the_report_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFix
     assert Path(path).read_bytes() == before
 
 
-def test_a_machine_without_accelerator_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_machine_without_accelerator_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["calibrate", "--device", "cpu"]) == 4
     assert "speed-ups of a CPU are not judged" in capsys.readouterr().err
+    assert main(["calibrate", "--device", " FAKE:cuda"]) == 4
+    assert "name an accelerator" in capsys.readouterr().err
+    monkeypatch.setattr(targets, "accelerator", lambda: None)
+    assert main(["calibrate"]) == 4
+    assert "this machine has no accelerator" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("status", [0, 1])
+@pytest.mark.parametrize(("given", "named"), [(["--device", "cuda:1"], ["--device", "cuda:1"]), ([], ["--gpu"])])
 def test_without_a_report_the_chapter_is_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], named: list[str], status: int
 ) -> None:
     commands = []
 
@@ -299,17 +341,18 @@ def test_without_a_report_the_chapter_is_run(
         folder = Path(command[command.index("--report") + 1])
         folder.mkdir()
         _report(folder, {KEY: FIGURES})
-        return subprocess.CompletedProcess(command, 1)
+        return subprocess.CompletedProcess(command, status)
 
     monkeypatch.setattr(subprocess, "run", run)
-    arguments = ["--device", "cuda:0", "--level", "full", "--folder", str(tmp_path / "run"), "-o", str(tmp_path / "x")]
+    monkeypatch.setattr(targets, "accelerator", lambda: "cuda")
+    arguments = ["--level", "full", "--folder", str(tmp_path / "run"), "-o", str(tmp_path / "x")]
 
-    assert main(["calibrate", *arguments]) == 0
+    assert main(["calibrate", *given, *arguments]) == 0
 
     (command,) = commands
     assert command[command.index("--chapter") + 1] == "speed"
     assert command[command.index("--level") + 1] == "full"
-    assert command[command.index("--device") + 1] == "cuda:0"
+    assert command[-len(named) :] == named
     assert expectations.read(tmp_path / "x")[0].how == "calibrated"
 
 
