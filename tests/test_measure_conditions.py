@@ -52,8 +52,8 @@ def _processes(*pids: int) -> list[Any]:
     return [types.SimpleNamespace(pid=pid) for pid in pids]
 
 
-def _busy(*pids: int) -> list[Any]:
-    return [types.SimpleNamespace(pid=pid, smUtil=40) for pid in pids]
+def _used(percents: dict[int, int]) -> list[Any]:
+    return [types.SimpleNamespace(pid=pid, smUtil=percent) for pid, percent in percents.items()]
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> dict[Any, Any]:
         ("ViolationStatus", 1): types.SimpleNamespace(violationTime=5_000_000_000),
         ("ViolationStatus", 0): types.SimpleNamespace(violationTime=0),
         "ComputeRunningProcesses": _processes(US),
-        "ProcessUtilization": _busy(US),
+        "ProcessUtilization": _used({US: 90}),
     }
     return install(monkeypatch, card("NVIDIA A100-SXM4-40GB", 8, 0, 108), answers)
 
@@ -142,32 +142,40 @@ def test_samples_between_runs_add_clocks(answers: dict[Any, Any]) -> None:
     assert [watch.facts()[f"{end} clock, MHz"] for end in ("lowest", "highest")] == [900, 1400]
 
 
+USED = "other processes used the device for {} of the time"
+
+
 @pytest.mark.parametrize(
-    ("listed", "busy", "words"),
+    ("listed", "used", "words"),
     [
-        ((US,), (US,), None),
-        ((US, THEM), (US,), None),  # another one holds the device and does nothing
-        ((US, THEM), (US, THEM), "1 other process computed on the device"),
-        ((US, THEM), (THEM,), "1 other process computed on the device"),
-        ((US, THEM, ALIEN), (US, THEM, ALIEN), "2 other processes computed on the device"),
+        ((US,), {US: 90}, None),
+        ((US, THEM), {US: 90}, None),  # another one holds the device and does nothing
+        ((US, THEM), {US: 90, THEM: 5}, None),  # a desktop, redrawn now and then
+        ((US,), {US: 90, THEM: 15}, USED.format("15%")),  # one that draws is not among those that compute
+        ((US, THEM), {US: 60, THEM: 40}, USED.format("40%")),
+        ((US, THEM), {THEM: 40}, USED.format("40%")),
+        ((US, THEM, ALIEN), {US: 60, THEM: 7, ALIEN: 8}, USED.format("15%")),
         ((US, THEM), None, "1 other process had the device open"),
         ((US, THEM, ALIEN), None, "2 other processes had the device open"),
         ((US,), None, None),
-        # Process ids of the host, seen from a container: one of them is ours.
-        ((ALIEN,), (ALIEN,), None),
-        ((ALIEN, THEM), (ALIEN,), None),
-        ((ALIEN, THEM), (ALIEN, THEM), "1 other process computed on the device"),
+        # Process ids of the host, seen from a container: one of them is ours, the busiest.
+        ((ALIEN,), {ALIEN: 90}, None),
+        ((ALIEN, THEM), {ALIEN: 90}, None),
+        ((ALIEN, THEM), {ALIEN: 90, THEM: 5}, None),
+        ((ALIEN, THEM), {THEM: 20, ALIEN: 80}, USED.format("20%")),
         ((ALIEN, THEM), None, "1 other process had the device open"),
-        ((), (), None),
+        ((), {}, None),
+        ((), {ALIEN: 90}, None),
+        ((), None, None),
         (None, None, None),
     ],
 )
-def test_another_process_spoils_if_it_computed(
-    answers: dict[Any, Any], listed: tuple[int, ...] | None, busy: tuple[int, ...] | None, words: str | None
+def test_another_process_spoils_if_it_used_the_device(
+    answers: dict[Any, Any], listed: tuple[int, ...] | None, used: dict[int, int] | None, words: str | None
 ) -> None:
     refused = NVMLError("no permission")
     answers["ComputeRunningProcesses"] = refused if listed is None else _processes(*listed)
-    answers["ProcessUtilization"] = refused if busy is None else _busy(*busy)
+    answers["ProcessUtilization"] = refused if used is None else _used(used)
 
     assert _watch().spoiled() == words
 
@@ -177,16 +185,17 @@ def test_the_driver_is_asked_who_computed_since_the_measurement_began(answers: d
 
     def utilization(since: int) -> list[Any]:
         asked.append(since)
-        return [*_busy(US), types.SimpleNamespace(pid=THEM, smUtil=0)]
+        return [*_used({US: 90, THEM: 30}), *_used({THEM: 10})]
 
     answers["ComputeRunningProcesses"] = _processes(US, THEM)
     answers["ProcessUtilization"] = utilization
     before = time.time() * 1e6
 
-    assert _watch().spoiled() is None
+    watch = _watch()
+
     assert before - 1 <= asked[0] <= time.time() * 1e6  # in microseconds, as NVML stamps its samples
-    answers["ProcessUtilization"] = lambda since: [types.SimpleNamespace(pid=THEM, smUtil=1)]
-    assert _watch().spoiled() == "1 other process computed on the device"
+    assert watch.spoiled() == USED.format("20%")
+    assert watch.facts()["share of the device that they used"] == pytest.approx(0.2)
 
 
 def test_a_process_that_came_meanwhile_is_seen(answers: dict[Any, Any]) -> None:

@@ -136,7 +136,7 @@ class Watch:
         self._elapsed = 0.0
         self._known: Nvml | None = None
         self._samples: list[_Device] = []
-        self._busy: frozenset[int] | None = None
+        self._used: dict[int, float] | None = None
 
     def __enter__(self) -> Watch:
         self._known = nvml(self._device)
@@ -152,7 +152,7 @@ class Watch:
         self._elapsed = max(self._now() - self._start, 1e-9)
         self._processor.append(_Processor.read())
         self.sample()
-        self._busy = self._busy_processes()
+        self._used = self._shares()
 
     def sample(self) -> None:
         """Read the device now; call it between timed runs, never inside one."""
@@ -166,7 +166,7 @@ class Watch:
     def facts(self) -> dict[str, Any]:
         """The conditions as far as they are known, numbers and texts by name, for the evidence."""
         first, last = self._samples[0], self._samples[-1]
-        listed, ticks = self._processes(), self._ticks()
+        used, ticks = self._used_by_others(), self._ticks()
         clocks = [one.hertz / MHZ for one in self._samples[1:] if one.hertz is not None]
         facts = {
             "clock before, MHz": None if first.hertz is None else first.hertz / MHZ,
@@ -179,7 +179,8 @@ class Watch:
             "clocks held down by": self._held_down() or None,
             "share of time slowed by heat": _share(self._gone("slowed_by_heat"), self._elapsed),
             "share of time at the power cap": _share(self._gone("slowed_by_power"), self._elapsed),
-            "other processes on the device": self._foreign(listed, listed),
+            "other processes on the device": self._foreign(),
+            "share of the device that they used": None if used is None else round(min(used, 1.0), 4),
             "share of time waiting for a processor": _share(self._waited(), self._elapsed),
             "share of time stolen from the machine": None if ticks is None else _share(*ticks),
             "load average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
@@ -218,29 +219,42 @@ class Watch:
         listed = [one.processes for one in (self._samples[0], self._samples[-1]) if one.processes is not None]
         return frozenset[int]().union(*listed) if listed else None
 
-    def _foreign(self, processes: frozenset[int] | None, always: frozenset[int] | None) -> int | None:
-        """How many of `processes` are other ones, where this one is `always` listed.
+    def _foreign(self) -> int | None:
+        """How many other processes had the device open.
 
         In a container the driver gives the process ids of the host: then ours is one of those that are not ours.
         """
-        if processes is None or always is None:
-            return None
-        if os.getpid() in always:
-            return len(processes - {os.getpid()})
-        return max(len(processes) - 1, 0)
+        listed = self._processes()
+        return None if listed is None else len(listed - {os.getpid()}) - (bool(listed) and os.getpid() not in listed)
 
-    def _busy_processes(self) -> frozenset[int] | None:
-        """The processes that computed on the device since the measurement began; None where the driver cannot tell."""
+    def _shares(self) -> dict[int, float] | None:
+        """The share of the processors' time that each process used since the beginning; None where nobody tells.
+
+        A process that did nothing may be absent.
+        """
         samples = None if self._known is None else self._known.ask("ProcessUtilization", self._since)
-        return None if samples is None else frozenset(one.pid for one in samples if one.smUtil > 0)
+        if samples is None:
+            return None
+        percents: dict[int, list[int]] = {}
+        for one in samples:
+            percents.setdefault(one.pid, []).append(one.smUtil)
+        return {pid: sum(seen) / len(seen) / 100 for pid, seen in percents.items()}
+
+    def _used_by_others(self) -> float | None:
+        """The share of the processors' time that other processes used; None where nobody tells."""
+        if self._used is None:
+            return None
+        if os.getpid() in (self._processes() or ()):
+            return sum(share for pid, share in self._used.items() if pid != os.getpid())
+        # Of ids that are not ours, ours is the one that is busiest: it is measuring.
+        return sum(sorted(self._used.values())[:-1])
 
     def _others(self) -> Iterable[str]:
-        listed = self._processes()
-        present, computing = self._foreign(listed, listed), self._foreign(self._busy, listed)
-        if computing:
-            yield f"{_processes(computing)} computed on the device"
-        elif present and computing is None:
-            yield f"{_processes(present)} had the device open"
+        used, foreign = self._used_by_others(), self._foreign()
+        if used is not None and used > DISTURBED:
+            yield f"other processes used the device for {min(used, 1):.0%} of the time"
+        elif used is None and foreign:
+            yield f"{foreign} other process{'es' if foreign > 1 else ''} had the device open"
 
     # --- the processor ---
 
@@ -267,7 +281,3 @@ class Watch:
 
 def _share(part: float | None, whole: float) -> float | None:
     return None if part is None or whole <= 0 else round(min(part / whole, 1.0), 4)
-
-
-def _processes(count: int) -> str:
-    return f"{count} other process{'es' if count > 1 else ''}"
