@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from conformance.harness.check import Case, contract
-from conformance.harness.targets import Target
-from conformance.measure.clocks import Work
+from conformance.harness.targets import Target, device_module
+from conformance.measure.clocks import EventClock, Work
 from conformance.measure.operations import CountedOperations
 from conformance.measure.threads import one_thread
 from conformance.oracles.saved import blocks, execute, predict_casts, tensors
@@ -19,6 +19,7 @@ from conformance.workloads.mlp import mlp
 from conformance.workloads.training import train_step
 
 BLOCKS = blocks()
+TRIES = 8  # of a host that may be busy itself; the clock's delay grows from one to the next
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +101,33 @@ def test_the_host_waits_once_a_step(
             stage()
         reads[name] = seen.reads
     case.equal("values read back by stage", reads, {name: int(name == "step") for name in stages})
+
+
+def _runs_ahead(target: Target, work: Work) -> bool:
+    """Whether the host can queue all of `work` while the device is still held up by what was queued before."""
+    clock = EventClock(device_module(target.device_type))
+    for _ in range(TRIES):
+        clock.seconds(work)
+        if clock.hidden:
+            return True
+    return False
+
+
+@contract("AMP-SPEED-009", on="accelerator")
+def test_the_host_runs_ahead(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
+    # Waits that read no value, such as synchronize, no count of operations sees.
+    if not callable(getattr(device_module(target.device_type), "_sleep", None)):
+        case.unsupported(f"torch has nothing that holds a {target.device_type} device up")
+    inputs, *weights = (torch.randn(64, 64, generator=rng).to(target.device).requires_grad_() for _ in range(3))
+
+    def step(dtype: torch.dtype | None) -> None:
+        with nullcontext() if dtype is None else target.autocast(dtype):
+            result = torch.nn.functional.linear(torch.nn.functional.linear(inputs, weights[0]).relu(), weights[1])
+        result.backward(torch.ones_like(result))
+
+    if not _runs_ahead(target, lambda: step(None)):
+        case.untestable("the host does not run ahead of this device in fp32 either")
+    case.equal("the host runs ahead in a region as in fp32", _runs_ahead(target, lambda: step(amp_dtype)), True)
 
 
 @contract("AMP-SPEED-010")

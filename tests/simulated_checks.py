@@ -163,6 +163,11 @@ def cases(module: str, level: str = "quick", dtypes: tuple[str, ...] = ("fp16", 
             yield check, given
 
 
+def case_of(module: str, name: str, level: str = "quick") -> tuple[Any, Any]:
+    """The case with that name, without "test_": a check and its parameters."""
+    return next((check, given) for check, given in cases(module, level) if given["id"] == name)
+
+
 def _short(check: Any) -> str:
     return str(check.__name__).removeprefix("test_")
 

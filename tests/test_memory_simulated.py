@@ -2,18 +2,129 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
 import pytest
+import torch
 
-from tests.simulated_card import H100, T4, Card
-from tests.simulated_checks import cases, machine, markers, run  # noqa: F401  (markers: a fixture)
+from tests import faults
+from tests.faults._tools import dropped, replaced
+from tests.simulated_card import GIB, H100, T4, Card, Simulation
+from tests.simulated_checks import Outcome, cases, machine, run
+from tests.simulated_checks import markers as markers  # a fixture
+from tests.simulated_gpu import CUDA
 
-MODULES = ("test_memory",)
+MODULES = ("test_memory", "test_memory_models", "test_memory_steps", "test_memory_peaks")
+ROOM = ("AMP-MEMORY-013", "AMP-MEMORY-035", "AMP-MEMORY-037")
+"""Contracts that need more memory than a small card has."""
+
+# Faults of torch's Python code, which break it for every device.
+SHARED = (
+    *("a_tensor_is_leaked_each_step", "losses_keep_their_graphs", "cache_is_off"),
+    *("scaler_holds_its_optimizers", "optimizer_state_holds_16_bit_weights", "parameters_become_16_bit"),
+    *("checkpoint_stores_everything", "no_grad_records_a_graph", "backward_keeps_the_graph", "cache_switch_is_ignored"),
+    *("copies_outlive_the_region", "copies_outlive_an_exception", "inner_regions_free_the_copies"),
+    *("disabled_region_is_enabled", "clipping_keeps_its_norms", "accumulated_gradients_are_kept"),
+    *("unscaling_copies_gradients", "failed_losses_are_kept", "backward_keeps_its_seed"),
+)
+
+Fault = Callable[[Simulation], contextlib.AbstractContextManager[Any]]
 
 
-@pytest.mark.parametrize("card", [H100, T4], ids=lambda card: card.name)
-def test_clean_cards_pass(card: Card) -> None:
-    for module in MODULES:
+def outcomes(
+    card: Card, contracts: tuple[str, ...] = (), fault: Fault | None = None, modules: tuple[str, ...] = MODULES
+) -> list[Outcome]:
+    """Run the chapter, or the cases of some contracts, on a card, broken or not."""
+    seen = []
+    for module in modules:
         for check, given in cases(module, dtypes=("fp16",)):
-            with machine(card) as simulation:
-                outcome = run(check, given, simulation)
-            assert outcome.verdict == "PASS", outcome
+            mark = next(mark for mark in check.pytestmark if mark.name == "contract")
+            if contracts and mark.args[0] not in contracts:
+                continue
+            with machine(card) as simulation, fault(simulation) if fault else contextlib.nullcontext():
+                seen.append(run(check, given, simulation))
+    return seen
+
+
+@pytest.mark.parametrize(("card", "modules"), [(H100, MODULES), (T4, MODULES[-1:])], ids=["H100", "T4"])
+def test_clean_cards_pass(card: Card, modules: tuple[str, ...]) -> None:
+    for outcome in outcomes(card, modules=modules):
+        assert outcome.verdict == "PASS", outcome
+
+
+def test_a_card_without_room_says_how_much_it_needs() -> None:
+    small = replace(T4, memory_bytes=GIB // 16)
+    verdicts = {(seen.verdict, seen.contract) for seen in outcomes(small, ROOM)}
+    assert "FAIL" not in {verdict for verdict, _ in verdicts}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_faults_of_every_device_fail_on_a_gpu(name: str) -> None:
+    fault = faults.load()[name]
+    seen = outcomes(H100, fault.contracts, lambda simulation: fault.applied())
+    assert {outcome.contract for outcome in seen if outcome.verdict == "FAIL"}, [str(outcome) for outcome in seen]
+
+
+@contextlib.contextmanager
+def _leaking(simulation: Simulation) -> Iterator[None]:
+    """The driver keeps a block of each step, which no tensor knows of."""
+    right = torch.amp.GradScaler.update
+    kept = []
+
+    def update(self: torch.amp.GradScaler, new_scale: Any = None) -> None:
+        right(self, new_scale)
+        kept.append(torch.empty(1024, dtype=torch.uint8, device="meta"))
+        simulation.memory.take(kept[-1].untyped_storage())
+
+    with replaced(torch.amp.GradScaler, "update", update):
+        yield
+
+
+@contextlib.contextmanager
+def _stuck(simulation: Simulation) -> Iterator[None]:
+    """Resetting the peak does nothing."""
+    simulation.peaks_are_stuck = True
+    torch.empty(3 * GIB, dtype=torch.uint8, device=CUDA)
+    yield
+
+
+@contextlib.contextmanager
+def _wide(simulation: Simulation) -> Iterator[None]:
+    """The allocator hands out twice what is asked for."""
+    right = simulation.memory.take
+
+    def take(storage: torch.UntypedStorage) -> None:
+        right(storage)
+        if storage.nbytes() >= 1 << 20:
+            shadow = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta").untyped_storage()
+            shadows.append(shadow)
+            right(shadow)
+
+    shadows: list[Any] = []
+    with replaced(simulation.memory, "take", take):
+        yield
+
+
+# What is broken, and the contracts of which one has to fail.
+CUDA_FAULTS: dict[str, tuple[Fault, tuple[str, ...]]] = {
+    "activations of linear in fp32": (lambda _: dropped("linear", "AutocastCUDA"), ("AMP-MEMORY-001",)),
+    "activations of linear in fp32, halves": (lambda _: dropped("linear", "AutocastCUDA"), ("AMP-MEMORY-003",)),
+    "activations of conv2d in fp32": (lambda _: dropped("conv2d", "AutocastCUDA"), ("AMP-MEMORY-001",)),
+    "softmax in 16 bit": (lambda _: dropped("softmax.int", "AutocastCUDA"), ("AMP-MEMORY-001",)),
+    "mse_loss in 16 bit": (lambda _: dropped("mse_loss", "AutocastCUDA"), ("AMP-MEMORY-001",)),
+    "nll_loss in 16 bit": (lambda _: dropped("nll_loss", "AutocastCUDA"), ("AMP-MEMORY-015",)),
+    "a block of the driver leaks each step": (_leaking, ("AMP-MEMORY-010",)),
+    "peaks are not reset": (_stuck, ("AMP-MEMORY-019",)),
+    "peaks are not reset, closed form": (_stuck, ("AMP-MEMORY-013",)),
+    "blocks of twice the size": (_wide, ("AMP-MEMORY-019",)),
+}
+
+
+@pytest.mark.parametrize("name", CUDA_FAULTS)
+def test_faults_of_a_gpu_fail(name: str) -> None:
+    fault, contracts = CUDA_FAULTS[name]
+    seen = outcomes(H100, contracts, fault)
+    assert {outcome.contract for outcome in seen if outcome.verdict == "FAIL"}, [str(outcome) for outcome in seen]
