@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,18 +11,20 @@ import torch
 
 from conformance.harness.check import Case, contract, deep, timed
 from conformance.harness.targets import Target, device_module
-from conformance.measure.clocks import Clock, Work, device_clock, repeated, step_clock
+from conformance.measure.clocks import Clock, Work, device_clock, repeated
 from conformance.measure.comparison import PLANS, Comparison, compare
 from conformance.measure.intervals import Interval, noise_floor
-from conformance.measure.processor import ProcessorClock, voluntary_waits
 from conformance.measure.threads import one_thread
+from conformance.measure.waits import voluntary_waits
 
 F = torch.nn.functional
 # The least slow-down that the chapter sets out to find (docs/measuring.md); a processor's own time is counted coarser.
 ALLOWED = {"accelerator": 1.10, "cpu": 1.25}
 SHORTEST = 1e-3  # seconds of one timed run, in which what surrounds it is lost
 RUNS = 8  # whose waits are counted
-SIZE = {"accelerator": 4096, "cpu": 96}
+# Of a processor the first at which a run is as long as that: entering and leaving a region takes the host 3 to 60 µs,
+# as the version of torch has it, which is no part of the claim.
+SIZES = {"accelerator": (4096,), "cpu": (96, 192, 384, 768)}
 
 # Leaves, and what is computed of them.
 Program = tuple[list[torch.Tensor], Callable[..., torch.Tensor]]
@@ -71,12 +72,15 @@ def test_a_region_takes_the_time_of_its_casts(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, program: str
 ) -> None:
     kind = "cpu" if target.device_type == "cpu" else "accelerator"
-    clock = _clock(target)
+    clock = device_clock(target.device_type, device_module(target.device_type))
     case.note("clock", clock.name)
-    leaves, function = PROGRAMS[program](target.device, SIZE[kind], rng)
     with one_thread():
-        region, by_hand = _arms(target, amp_dtype, leaves, function)
-        times = max(1, math.ceil(SHORTEST / min(clock.seconds(by_hand) for _ in range(3))))
+        for size in SIZES[kind]:
+            region, by_hand = _arms(target, amp_dtype, *PROGRAMS[program](target.device, size, rng))
+            once = min(clock.seconds(by_hand) for _ in range(3))
+            if once >= SHORTEST:
+                break
+        times = max(1, math.ceil(SHORTEST / once))
         seen, slowdown = _compare(case, clock, repeated(by_hand, times), repeated(region, times), ALLOWED[kind])
         waits = [voluntary_waits(region) for _ in range(RUNS)] if kind == "cpu" else [None]
     case.timings(seen.candidate, {"contract": case.contract.id, "program": program, "times by hand": slowdown.estimate})
@@ -84,13 +88,6 @@ def test_a_region_takes_the_time_of_its_casts(
         # A wait for a page of memory may happen in any run, one that is in the region's path happens in each.
         case.at_most(f"runs of {RUNS} in which the region waits", sum(wait > 0 for wait in told), RUNS // 2)
     _judge(case, seen, slowdown, ALLOWED[kind])
-
-
-def _clock(target: Target) -> Clock:
-    """The device's own time; on a processor its account of this process, which on Windows moves in steps of 16 ms."""
-    if target.device_type == "cpu":
-        return step_clock("cpu", None) if sys.platform == "win32" else ProcessorClock()
-    return device_clock(target.device_type, device_module(target.device_type))
 
 
 def _arms(

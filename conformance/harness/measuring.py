@@ -16,7 +16,7 @@ from conformance.harness.check import Inconclusive
 # Seconds that all timed cases of one chapter on one device may take together.
 DEADLINES = {
     "accelerator": {"quick": 15.0, "standard": 75.0, "full": 600.0},
-    "cpu": {"quick": 5.0, "standard": 20.0, "full": 180.0},
+    "cpu": {"quick": 8.0, "standard": 40.0, "full": 240.0},
 }
 _SPARSE = 15.0  # seconds between two lines of progress where lines cannot be overwritten
 

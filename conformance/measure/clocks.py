@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -48,6 +49,23 @@ class HostClock:
         start = self._now()
         work()
         self._synchronize()
+        return self._now() - start
+
+
+class ProcessorClock:
+    """Time that the threads of this process computed: what the work took, however busy the machine is.
+
+    Waiting is not in it (measure/waits.py counts how often this thread did).
+    """
+
+    name = "processor time of this process"
+
+    def __init__(self, now: Callable[[], float] = time.process_time) -> None:
+        self._now = now
+
+    def seconds(self, work: Work) -> float:
+        start = self._now()
+        work()
         return self._now() - start
 
 
@@ -119,11 +137,13 @@ class EventClock:
 
 
 def device_clock(device_type: str, module: ModuleType | None) -> Clock:
-    """The finest clock of a device: events where the device stamps them, else the host's.
+    """The finest clock of a device: events where the device stamps them, a CPU's own account, else the host's.
 
     MPS stamps its events on the host, in a listener's thread once it is told (aten/src/ATen/mps/MPSEvent.mm), which is
     no finer than the host's own clock and not safer.
     """
+    if device_type == "cpu" and sys.platform != "win32":  # Windows counts in steps of 16 ms
+        return ProcessorClock()
     if device_type in ("cuda", "xpu"):
         return EventClock(module, resolution=_RESOLUTION["hip" if torch.version.hip else device_type])
     return step_clock(device_type, module)

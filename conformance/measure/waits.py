@@ -1,9 +1,9 @@
-"""How a wait of the host for a CUDA device is noticed: by torch's own debug mode, which raises at each."""
+"""How waiting is noticed: of the host for a CUDA device by torch's debug mode, of a thread by the kernel's count."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -20,3 +20,18 @@ def raising_at_waits() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode(before)
+
+
+def voluntary_waits(work: Callable[[], object]) -> int | None:
+    """How often this thread gave the processor up of itself during `work`, by sleeping or waiting; None if not told.
+
+    The kernel's ru_nvcsw of the thread; being interrupted for another process counts as ru_nivcsw, and not here.
+    """
+    try:
+        import resource
+
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw  # Linux alone tells it by thread
+    except (ImportError, AttributeError):
+        return None
+    work()
+    return int(resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before)
