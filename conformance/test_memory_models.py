@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from conformance.harness.check import Case, contract, deep
 from conformance.harness.targets import DTYPE_NAMES, Target
-from conformance.measure.memory import PeakStorages, SavedForBackward, bytes_by_dtype, without_bookkeeping
+from conformance.measure.memory import PeakStorages, SavedForBackward, bytes_by_dtype, kept_by, without_bookkeeping
 from conformance.measure.threads import one_thread
 from conformance.oracles.saved import (
     UNARY,
@@ -53,15 +53,9 @@ def _region(target: Target, dtype: torch.dtype | None, cache: bool | None = None
     return nullcontext() if dtype is None else target.autocast(dtype, cache_enabled=cache)
 
 
-def _kept(run: Callable[..., torch.Tensor], operands: list[torch.Tensor]) -> list[tuple[torch.dtype, int]]:
-    with SavedForBackward(operands) as saved:
-        run(*operands)
-    return without_bookkeeping(saved.storages)
-
-
 def _foreseen(case: Case, target: Target, block: Block, dtype: torch.dtype | None) -> None:
     """End the case where a kernel of the device keeps, in fp32 or by hand too, what its rule does not know."""
-    op = unforeseen(work_through(block, target.device_type, dtype), target.device, _kept)
+    op = unforeseen(work_through(block, target.device_type, dtype), target.device, kept_by)
     if op is not None:
         case.unsupported(f"on {target.probe['name']} {op} keeps other tensors for backward, without autocast as well")
 

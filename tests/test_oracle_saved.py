@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
-from conformance.measure.memory import PeakStorages, SavedForBackward, without_bookkeeping
+from conformance.measure.memory import PeakStorages, SavedForBackward, kept_by, without_bookkeeping
 from conformance.oracles import hand_cast
 from conformance.oracles.paper import Paper, Value
 from conformance.oracles.saved import (
@@ -31,12 +29,6 @@ CPU = torch.device("cpu")
 
 def _leaves(block: Block) -> dict[str, torch.Tensor]:
     return tensors(block, CPU, torch.Generator().manual_seed(0))
-
-
-def _kept(run: Callable[..., torch.Tensor], operands: list[torch.Tensor]) -> list[tuple[torch.dtype, int]]:
-    with SavedForBackward(operands) as saved:
-        run(*operands)
-    return without_bookkeeping(saved.storages)
 
 
 @pytest.mark.parametrize("name", BLOCKS)
@@ -77,9 +69,9 @@ def test_accelerators_keep_the_softmax_in_fp32() -> None:
 
 def test_a_kernel_that_keeps_something_else_is_named() -> None:
     block = BLOCKS["transformer"]
-    assert unforeseen(work_through(block, "cpu", torch.bfloat16), CPU, _kept) is None
+    assert unforeseen(work_through(block, "cpu", torch.bfloat16), CPU, kept_by) is None
     # A GPU keeps dropout's mask as bool, the CPU as noise of the input's type.
-    assert unforeseen(work_through(block, "cuda", torch.bfloat16), CPU, _kept) == "dropout"
+    assert unforeseen(work_through(block, "cuda", torch.bfloat16), CPU, kept_by) == "dropout"
 
 
 def test_the_recipe_of_the_forum_costs_what_was_reported() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -54,6 +54,13 @@ class SavedForBackward:
     def total(self) -> int:
         """Bytes in all."""
         return sum(nbytes for _, nbytes in self.storages)
+
+
+def kept_by(run: Callable[..., torch.Tensor], operands: list[torch.Tensor]) -> list[tuple[torch.dtype, int]]:
+    """One (dtype, bytes) for each storage, but for the operands, that `run(*operands)` keeps for backward."""
+    with SavedForBackward(operands) as saved:
+        run(*operands)
+    return without_bookkeeping(saved.storages)
 
 
 def bytes_by_dtype(storages: Iterable[tuple[torch.dtype, int]]) -> dict[str, int]:

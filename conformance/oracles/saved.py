@@ -74,6 +74,15 @@ def after_linear(op: str) -> Block:
     return Block(op, {"x": (15, 11)}, {"w": (16, 11), "v": (9, 8 if op == "glu" else 16)}, steps)
 
 
+def resized(block: Block, sizes: dict[int, int]) -> Block:
+    """`block` with each dimension of inputs and parameters that `sizes` names in its new size."""
+
+    def shapes(old: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(sizes.get(size, size) for size in shape) for name, shape in old.items()}
+
+    return replace(block, inputs=shapes(block.inputs), parameters=shapes(block.parameters))
+
+
 def _block(row: dict[str, Any]) -> Block:
     return Block(
         row["name"],
@@ -139,7 +148,7 @@ def work_through(
     return paper
 
 
-# Operations of which a device has kernels that keep different things, by what it is given.
+# Operations of which the CPU has several kernels, which keep different things. Of other devices' kernels less is known.
 _KERNELS = ("scaled_dot_product_attention", "dropout", "batch_norm", "layer_norm", "group_norm")
 
 
@@ -149,7 +158,8 @@ def unforeseen(paper: Paper, device: torch.device, keeps: Callable[..., list[tup
     Each is run outside of any region, on operands of the types that the region would hand it: what it keeps then is
     the kernel's affair and not autocast's. `keeps(run, tensors)` runs it and returns what was kept.
     """
-    for op, values, options in dict.fromkeys(_hashed(call) for call in paper.calls if call[0] in _KERNELS):
+    asked = [call for call in paper.calls if device.type != "cpu" or call[0] in _KERNELS]
+    for op, values, options in dict.fromkeys(_hashed(*call) for call in asked):
         alone = Paper(paper.device_type, None, cache=True)
         leaves = [replace(value, storage=f"x{number}", leaf="input") for number, value in enumerate(values)]
         OPS[op].rule(alone, *leaves, **dict(options))
@@ -162,9 +172,12 @@ def unforeseen(paper: Paper, device: torch.device, keeps: Callable[..., list[tup
     return None
 
 
-def _hashed(call: tuple[str, tuple[Value, ...], dict[str, int]]) -> tuple[str, tuple[Value, ...], tuple[Any, ...]]:
-    op, values, options = call
-    return op, values, tuple(options.items())
+def _hashed(
+    op: str, values: tuple[Value, ...], options: dict[str, int]
+) -> tuple[str, tuple[Any, ...], tuple[Any, ...]]:
+    # The same operation on operands of the same kind is asked once, whatever they are called.
+    kinds = tuple(replace(value, storage="", leaf="", role="") for value in values)
+    return op, kinds, tuple(options.items())
 
 
 def _counted(storages: Iterable[tuple[torch.dtype, int]]) -> list[tuple[str, int]]:
