@@ -41,7 +41,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 
 def _watch(during: Callable[[], object] = lambda: None, device: torch.device = CUDA, seconds: float = 1.0) -> Watch:
     """A watch over `during`, which takes `seconds` on its clock."""
-    times: Iterator[float] = (seconds * number for number in count())
+    times: Iterator[float] = (seconds * number for number in count(5))
     watch = Watch(device, now=lambda: next(times))
     with watch:
         during()
