@@ -39,8 +39,8 @@ FEW = 5  # runs whose median is good enough for a diagnosis
 # A CPU's figures are for information: enough pairs that some interruptions don't show, in a fraction of a second.
 CPU_PLANS = {
     "quick": comparison.Plan(pilot=20, most=20, width=1.0, budget=1.0, warm_ups=3),
-    "standard": comparison.Plan(pilot=20, most=40, width=0.2, budget=1.0, warm_ups=3),
-    "full": comparison.Plan(pilot=20, most=160, width=0.05, budget=4.0, warm_ups=5),
+    "standard": comparison.Plan(pilot=20, most=40, width=0.2, budget=0.5, warm_ups=3),
+    "full": comparison.Plan(pilot=20, most=160, width=0.05, budget=3.0, warm_ups=5),
 }
 LEAST_SECONDS = 0.3  # for twenty pairs of what takes some milliseconds
 

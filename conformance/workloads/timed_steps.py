@@ -157,7 +157,7 @@ def _cnn(at: Mapping[str, Any]) -> Step:
         images * (3 * flops - spared),
         images * (3 * least - spared),
         weights,
-        images * (side // 32) ** 2,  # positions of the last stage, which has most of the weights
+        images * (side // 4 >> len(blocks) - 1) ** 2,  # positions of the last stage, which has most of the weights
         1,
         images * 2 * written,  # what a convolution wrote for batch norm, and what that wrote for the next
         make,
