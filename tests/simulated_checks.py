@@ -57,10 +57,18 @@ def machine(card: Card, *disturbances: Disturbance, noise: float = NOISE, seed: 
             stack.enter_context(_given(function, "now", now))
         for patch in _quiet(simulation):
             stack.enter_context(patch)
+        stack.callback(_reset)
         # Checks collect garbage, which takes long with all of torch's modules in memory.
         gc.freeze()
         stack.callback(gc.unfreeze)
         yield simulation
+
+
+def _reset() -> None:
+    """Put back what a fault may have left of autocast's state."""
+    torch.set_autocast_cache_enabled(True)
+    torch.set_autocast_enabled("cuda", False)
+    torch.clear_autocast_cache()
 
 
 def _quiet(simulation: Simulation) -> Iterator[Any]:
