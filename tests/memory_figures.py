@@ -58,7 +58,7 @@ running operation makes and one more of the largest of them.
 By the storages that operations return, each followed by a weak reference until nothing holds it
 (`conformance/measure/memory.py`): exact, on every device, without the device's allocator, and blind to what a kernel
 takes and gives back inside of one operation. Kept bytes are told by `torch.autograd.graph.saved_tensors_hooks`. On an
-accelerator the allocator's `requested_bytes` come on top, where the workspaces of libraries (up to 64 MiB) are allowed
+accelerator the allocator's `requested_bytes` come on top, where the workspaces of libraries (up to 108 MiB) are allowed
 for. Left out of the count: what libraries reserve for themselves (uint8) and states of random generators.
 
 Where a device has a kernel that keeps other tensors than the formula says, in fp32 and outside of regions too

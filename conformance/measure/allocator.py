@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-WORKSPACES = 64 << 20
-"""Bytes that libraries may take in a step: cuBLAS and cuBLASLt up to 32 MiB each (Hopper; note on CUDA semantics)."""
+WORKSPACES = (76 + 32) << 20
+"""Bytes that libraries may take in a step: hipBLASLt 76 MiB or cuBLASLt 32 MiB (aten/src/ATen/cuda, their workspace
+sizes), and cuBLAS or rocBLAS another 32 MiB (note on CUDA semantics, cuBLAS workspaces: Hopper)."""
 
 _SMALL = 1 << 20  # a block may be that much larger than what was asked for (c10, CUDACachingAllocator: kSmallSize)
 _PROBE = 1000  # bytes, no multiple of any allocator's granularity
