@@ -1,0 +1,49 @@
+"""The whole way of a run on a simulated card: `pytest conformance --gpu`, from the accelerator found to the verdict."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.simulated_card import H100, slower
+from tests.simulated_checks import machine
+
+CONTRACTS = ("AMP-SPEED-001", "AMP-SPEED-009", "AMP-SPEED-030", "AMP-MEMORY-013", "AMP-MEMORY-019")
+
+
+def verdicts(pytester: pytest.Pytester, root: Path) -> tuple[int, dict[str, set[str]]]:
+    """Exit status of a quick run, and the verdicts of the cases of each contract."""
+    report = pytester.path / "report"
+    chosen = [argument for contract in CONTRACTS for argument in ("--contract", contract)]
+    result = pytester.runpytest_inprocess(
+        *(
+            str(root / "conformance"),
+            "-p",
+            "no:cacheprovider",
+            "--rootdir",
+            str(root),
+            "-c",
+            str(root / "pyproject.toml"),
+        ),
+        *("--gpu", "--level", "quick", "--report", str(report), *chosen),
+    )
+    cases = json.loads((report / "report.json").read_text())["cases"]
+    return int(result.ret), {id: {case["verdict"] for case in cases if case["contract"] == id} for id in CONTRACTS}
+
+
+def test_a_clean_card_conforms(pytester: pytest.Pytester, root: Path) -> None:
+    with machine(H100):
+        status, seen = verdicts(pytester, root)
+    assert seen == {id: {"PASS"} for id in CONTRACTS}
+    assert status == 0
+
+
+def test_a_slow_card_with_stuck_counters_does_not(pytester: pytest.Pytester, root: Path) -> None:
+    with machine(H100, slower(8, lambda kernel: kernel.low)) as simulation:
+        simulation.peaks_are_stuck = True
+        status, seen = verdicts(pytester, root)
+    assert (seen["AMP-SPEED-001"], seen["AMP-MEMORY-019"]) == ({"FAIL"}, {"FAIL"})
+    assert seen["AMP-SPEED-009"] == {"PASS"}
+    assert status == 1
