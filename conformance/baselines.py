@@ -25,6 +25,7 @@ def precision(case: Case, target: Target, baseline: str) -> Iterator[None]:
         return
     flags = (torch.backends.cuda.matmul, torch.backends.cudnn)
     before = [flag.allow_tf32 for flag in flags]
+    named = torch.get_float32_matmul_precision()
     try:
         for flag in flags:
             flag.allow_tf32 = on
@@ -38,6 +39,9 @@ def precision(case: Case, target: Target, baseline: str) -> Iterator[None]:
     finally:
         for flag, value in zip(flags, before, strict=True):
             flag.allow_tf32 = value
+        # The flag knows two of its three values: "medium" has come back as "high".
+        if torch.get_float32_matmul_precision() != named:
+            torch.set_float32_matmul_precision(named)
 
 
 def has_tf32_flags(target: Target) -> bool:

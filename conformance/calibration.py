@@ -27,7 +27,6 @@ _LEVELS = ("quick", "standard", "full")
 _YEAR = 365
 _MOST_DAYS = 3650
 _CHAPTER = "speed"
-_NOT_JUDGED = "speed-ups of a CPU are not judged"
 # Evidence of a speed-up beside its ratio and interval, as conformance/contests.py names it.
 _NOISE, _PAIRS, _SPOILED, _HALVED = "noise", "pairs", "spoiled", "batch halved"
 _RATES = {"AMP TFLOP/s": "dtype", "baseline TFLOP/s": "baseline"}
@@ -72,7 +71,7 @@ def add_commands(commands: Any) -> None:
     command = commands.add_parser(
         "calibrate",
         help="measure this machine's speed-ups and write the expectations that machines like it are judged by",
-        description="Without REPORT: run the speed chapter on this machine's accelerator and write an expectations "
+        description="Without REPORT: run the speed chapter on this machine and write an expectations "
         "file of what it reached. With reports: write it from these, one for each machine of a kind; the least that "
         "any of them reached counts. Judge by it with pytest conformance --expectations FILE. Exit status: 0 written; "
         "4 nothing that could be written, with the reason.",
@@ -80,7 +79,10 @@ def add_commands(commands: Any) -> None:
     command.add_argument("reports", nargs="*", metavar="REPORT", help="a report that holds the speed chapter")
     command.add_argument("-o", "--output", metavar="FILE", help="write to FILE (default: standard output)")
     command.add_argument(
-        "--device", action="append", metavar="D", help="measure on this device (default: the accelerator)"
+        "--device",
+        action="append",
+        metavar="D",
+        help="measure on this device (default: the accelerator, else the CPU)",
     )
     command.add_argument("--level", choices=_LEVELS, help="depth of the run (default standard)")
     command.add_argument("--folder", metavar="DIR", help="where the run puts its report")
@@ -110,8 +112,8 @@ def _calibrate(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--output {output} is a report itself; name another file")
     if not paths:
         for device in arguments.device or ():
-            if device.strip().lower().startswith(("cpu", "fake")):
-                raise UsageError(f"--device {device}: {_NOT_JUDGED}; name an accelerator")
+            if device.strip().lower().startswith("fake"):
+                raise UsageError(f"--device {device}: nothing computes on a fake device; name a real one")
         ran = _run(arguments.device or (), arguments.level or "standard", arguments.folder)
         if isinstance(ran, int):
             return ran
@@ -148,13 +150,12 @@ def _run(devices: Sequence[str], level: str, folder: str | None) -> Path | int:
     if not devices:
         from conformance.harness import targets
 
-        if targets.accelerator() is None:
-            raise UsageError(f"this machine has no accelerator, and {_NOT_JUDGED}; name a report of one that has")
+        devices = (targets.accelerator() or "cpu",)
     now = datetime.datetime.now(datetime.timezone.utc)
     report = Path(folder or Path("conformance-reports", f"calibration-{now:%Y%m%dT%H%M%S}"))
     command = [sys.executable, "-m", "pytest", str(_PACKAGE), "-p", "no:cacheprovider"]
     command += ["--chapter", _CHAPTER, "--level", level, "--report", str(report.resolve())]
-    command += [word for device in devices for word in ("--device", device)] or ["--gpu"]
+    command += [word for device in devices for word in ("--device", device)]
     status = subprocess.run(command, stdout=sys.stderr, check=False).returncode
     if status not in (0, 1):
         print(f"calibrate: the run of the speed chapter ended with status {status}", file=sys.stderr)
@@ -196,12 +197,14 @@ def _classes(sources: Sequence[_Source], keys: Sequence[str], largest: float, ma
         targets = {target.name: target for target in source.report.header.targets if not target.fake}
         for row in speed.speedups(source.report):
             target = targets.get(row.case.target)
-            if target is not None and target.device_type != "cpu":
+            if target is not None:
                 identity = (target.device_type, _name(target), str(target.probe.get("capability")))
                 measured.setdefault(identity, []).append((source, target, row))
     found = [_class(rows, keys, largest, margin) for rows in measured.values()]
     if not found:
-        raise UsageError("no speed-up of an accelerator was measured: run pytest conformance --gpu --chapter speed")
+        raise UsageError(
+            "no speed-up was measured: run pytest conformance --chapter speed, with --gpu where there is one"
+        )
     for one in found:
         if not one.factors:
             raise UsageError(text.line(f"nothing measured on {_name(one.target)} is of use: {one.unused[0]}"))
@@ -274,7 +277,7 @@ def _page(classes: Sequence[_Class], last: datetime.date, margin: float) -> Iter
     yield "# less what two measurements of one machine differ by" + (
         f", and a margin of {margin:.3g}." if margin else "."
     )
-    yield "# Judge a machine by it: pytest conformance --gpu --expectations FILE"
+    yield "# Judge a machine by it: pytest conformance --expectations FILE, on the same device and --level."
     for one in classes:
         environments = [source.report.header.environment for source in one.sources]
         levels = _joined(source.report.header.options.level for source in one.sources)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,6 +36,7 @@ LONG = 2e-3  # seconds, beside which the host's own hundred microseconds do not 
 WELL_ABOVE = 8  # times the break-even: from there on casts cost AMP an eighth of its gain at most
 FEW = 5  # runs whose median is good enough for a diagnosis
 
+CPU_SIZES = {False: ("middle", "compute"), True: ("small", "compute")}  # of operations, and of steps
 # A CPU's figures are for information: enough pairs that some interruptions don't show, in a fraction of a second.
 CPU_PLANS = {
     "quick": comparison.Plan(pilot=20, most=20, width=1.0, budget=1.0, warm_ups=3),
@@ -105,6 +106,15 @@ def measured_at(level: str, subject: str, dtype: torch.dtype) -> list[Contest]:
         for size in sizes_of(subject)
         for baseline in BASELINES
         if DEPTHS.index(depth(subject, size, baseline)) <= DEPTHS.index(level)
+    ]
+
+
+def measured_on_a_cpu(level: str, subjects: Sequence[str], dtype: torch.dtype) -> list[Contest]:
+    """All contests that a run at `level` measures on a CPU: of the first subject alone at quick, small ones mostly."""
+    return [
+        Contest(subject, size, dtype, "fp32")
+        for subject in (subjects[:1] if level == "quick" else subjects)
+        for size in (CPU_SIZES[subject in STEPS] if level == "full" else CPU_SIZES[subject in STEPS][:1])
     ]
 
 
@@ -269,8 +279,9 @@ class Contests:
             case.inconclusive(f"{contest.key}: no time is left for a pair; a deeper level has more")
         facts = watch.facts()
         figures = _figures(bench, seen, facts)
+        spoiled = watch.spoiled(waiting=not isinstance(clock, clocks.ProcessorClock))
         return Measurement(
-            contest, clock.name, seen, seen.speedup.widened(floor), floor, figures, watch.spoiled(), facts, bench.shrink
+            contest, clock.name, seen, seen.speedup.widened(floor), floor, figures, spoiled, facts, bench.shrink
         )
 
     def _trust(self, case: Case, bench: _Bench) -> None:
@@ -495,7 +506,7 @@ def tell(case: Case, measurement: Measurement) -> None:
 
 def device_class(case: Case, target: Target, expectations: Expectations) -> DeviceClass:
     """What is expected of the target; ends the case where nothing is."""
-    if not target.probe["tensor_cores"]:
+    if target.device_type != "cpu" and not target.probe["tensor_cores"]:
         case.unsupported("the device has no tensor cores, and nothing is promised without them")
     device = (target.device_type, str(target.probe["name"]), target.probe["capability"])
     found = expectations.of(*device, today())

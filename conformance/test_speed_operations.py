@@ -84,6 +84,15 @@ def test_operations_on_the_cpu(
     contests.record(case, measured.measure(case, target, Contest(subject, size, amp_dtype, "fp32")))
 
 
+@contract("AMP-SPEED-031", on="cpu")
+@timed
+def test_operations_on_the_cpu_as_expected(
+    case: Case, target: Target, amp_dtype: torch.dtype, measured: Contests, expectations: Expectations
+) -> None:
+    candidates = contests.measured_on_a_cpu(case.level, OPERATIONS, amp_dtype)
+    contests.judge(case, target, measured, expectations, candidates)
+
+
 @contract("AMP-SPEED-007")
 @timed
 @pytest.mark.parametrize("kind", ["device", deep("standard", "step")])

@@ -75,3 +75,12 @@ def test_steps_on_the_cpu(
     case: Case, target: Target, amp_dtype: torch.dtype, measured: Contests, subject: str, size: str
 ) -> None:
     contests.record(case, measured.measure(case, target, Contest(subject, size, amp_dtype, "fp32")))
+
+
+@contract("AMP-SPEED-041", on="cpu")
+@timed
+def test_steps_on_the_cpu_as_expected(
+    case: Case, target: Target, amp_dtype: torch.dtype, measured: Contests, expectations: Expectations
+) -> None:
+    candidates = contests.measured_on_a_cpu(case.level, STEPS, amp_dtype)
+    contests.judge(case, target, measured, expectations, candidates)

@@ -136,13 +136,18 @@ def test_what_the_factor_is_made_of_is_kept(tmp_path: Path, figures: dict[str, A
     assert (row["noise"], row["pairs"]) == kept
 
 
-def test_what_a_cpu_reached_is_expected_of_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    raw = _raw({KEY: FIGURES})
-    next(target for target in raw["header"]["targets"] if target["name"] == "cuda:0")["device_type"] = "cpu"
+def test_a_cpu_is_a_device_too(tmp_path: Path) -> None:
+    key = "matmul/middle/bf16/fp32"
+    raw = _raw({key: FIGURES})
+    target = next(target for target in raw["header"]["targets"] if target["name"] == "cuda:0")
+    target["device_type"], target["probe"]["capability"] = "cpu", None
     (tmp_path / "report.json").write_text(json.dumps(raw))
 
-    assert main(["calibrate", str(tmp_path / "report.json")]) == 4
-    assert "no speed-up of an accelerator was measured" in capsys.readouterr().err
+    _calibrated(tmp_path, str(tmp_path / "report.json"))
+
+    (found,) = expectations.read(tmp_path / "fleet.toml")
+    assert found.device_type == "cpu"
+    assert found.expected(key) is not None
 
 
 def test_of_several_machines_the_least_counts(tmp_path: Path) -> None:
@@ -256,7 +261,7 @@ def test_wrong_options_are_told(
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ({}, "no speed-up of an accelerator"),
+        ({}, "no speed-up was measured"),
         ({"matmul/compute/fp8/fp32": FIGURES}, "no measurement that this suite knows"),
         ({KEY: _figures(spoiled="the device was slowed down by heat")}, "slowed down by heat"),
         ({KEY: FIGURES | {"batch halved": 2}}, "too little memory"),
@@ -316,22 +321,24 @@ def test_the_report_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFix
     assert Path(path).read_bytes() == before
 
 
-def test_a_machine_without_accelerator_is_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["calibrate", "--device", "cpu"]) == 4
-    assert "speed-ups of a CPU are not judged" in capsys.readouterr().err
+def test_fake_devices_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["calibrate", "--device", " FAKE:cuda"]) == 4
-    assert "name an accelerator" in capsys.readouterr().err
-    monkeypatch.setattr(targets, "accelerator", lambda: None)
-    assert main(["calibrate"]) == 4
-    assert "this machine has no accelerator" in capsys.readouterr().err
+    assert "nothing computes on a fake device" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("status", [0, 1])
-@pytest.mark.parametrize(("given", "named"), [(["--device", "cuda:1"], ["--device", "cuda:1"]), ([], ["--gpu"])])
+@pytest.mark.parametrize(
+    ("given", "accelerator", "named"),
+    [(["--device", "cuda:1"], "cuda", "cuda:1"), ([], "cuda", "cuda"), ([], None, "cpu")],
+    ids=["named", "found", "none"],
+)
 def test_without_a_report_the_chapter_is_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], named: list[str], status: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: list[str],
+    accelerator: str | None,
+    named: str,
+    status: int,
 ) -> None:
     commands = []
 
@@ -344,7 +351,7 @@ def test_without_a_report_the_chapter_is_run(
         return subprocess.CompletedProcess(command, status)
 
     monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(targets, "accelerator", lambda: "cuda")
+    monkeypatch.setattr(targets, "accelerator", lambda: accelerator)
     arguments = ["--level", "full", "--folder", str(tmp_path / "run"), "-o", str(tmp_path / "x")]
 
     assert main(["calibrate", *given, *arguments]) == 0
@@ -352,7 +359,7 @@ def test_without_a_report_the_chapter_is_run(
     (command,) = commands
     assert command[command.index("--chapter") + 1] == "speed"
     assert command[command.index("--level") + 1] == "full"
-    assert command[-len(named) :] == named
+    assert command[-2:] == ["--device", named]
     assert expectations.read(tmp_path / "x")[0].how == "calibrated"
 
 

@@ -249,6 +249,7 @@ def test_a_loaded_processor_spoils(
     share = min(waited / 2, 1)
     words = f"the machine is busy: for {share:.0%} of the time the measurement waited for a processor"
     assert watch.spoiled() == (words if spoils else None)
+    assert watch.spoiled(waiting=False) is None  # to a clock that does not count it
     assert watch.facts()["share of time waiting for a processor"] == share
 
 

@@ -81,7 +81,7 @@ class Calm:
     def sample(self) -> None:
         pass
 
-    def spoiled(self) -> str | None:
+    def spoiled(self, *, waiting: bool) -> str | None:
         return self.reason
 
     def facts(self) -> dict[str, object]:
@@ -336,6 +336,21 @@ def test_tf32_is_switched_seen_and_put_back(monkeypatch: pytest.MonkeyPatch, on:
     with baselines.precision(_case("AMP-SPEED-001"), _target(H100), "tf32" if on else "fp32"):
         assert flags.allow_tf32 is on
     assert flags.allow_tf32 is before
+
+
+@pytest.mark.parametrize("named", ["highest", "high", "medium"])
+def test_the_precision_of_products_is_put_back(monkeypatch: pytest.MonkeyPatch, named: str) -> None:
+    before = torch.get_float32_matmul_precision()
+    monkeypatch.setattr(baselines, "tf32_in_effect", lambda device: torch.backends.cuda.matmul.allow_tf32)
+    monkeypatch.setattr(baselines, "tf32_convolves", lambda device: torch.backends.cudnn.allow_tf32)
+    try:
+        torch.set_float32_matmul_precision(named)
+        for baseline in ("fp32", "tf32"):
+            with baselines.precision(_case("AMP-SPEED-001"), _target(H100), baseline):
+                pass
+            assert torch.get_float32_matmul_precision() == named
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.parametrize(("product", "convolution"), [(True, False), (False, True)])

@@ -158,9 +158,12 @@ class Watch:
         """Read the device now; call it between timed runs, never inside one."""
         self._samples.append(_Device.read(self._device, self._known))
 
-    def spoiled(self) -> str | None:
-        """Why nothing can be concluded from what was measured, in words; None where nothing speaks against it."""
-        reasons = [*self._heat(), *self._others(), *self._load()]
+    def spoiled(self, *, waiting: bool = True) -> str | None:
+        """Why nothing can be concluded from what was measured, in words; None where nothing speaks against it.
+
+        `waiting` says whether the clock counts the time in which the process waits for a processor.
+        """
+        reasons = [*self._heat(), *self._others(), *(self._load() if waiting else ())]
         return "; ".join(reasons) or None
 
     def facts(self) -> dict[str, Any]:

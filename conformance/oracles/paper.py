@@ -16,7 +16,7 @@ LOW, FP32, WIDEST, KEEP = "lower_precision", "fp32", "widest", "input's own"
 # nll_loss alone, of which it is made (aten/src/ATen/native/LossNLL.cpp): its rule here makes their casts.
 _NAMES = {
     "cpu": {"cross_entropy": "cross_entropy_loss"},
-    **dict.fromkeys(("cuda", "xpu"), {"square": "pow"}),  # which is what it calls
+    **{key: {"square": "pow"} for key in ("cuda", "xpu")},  # which is what it calls
 }
 _PARTS = {"cuda": ("cross_entropy",), "xpu": ("cross_entropy",)}
 
