@@ -385,7 +385,8 @@ class _Calls(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
-        if name == "__get__" or _STATE.now is None:
+        # Where a Function in Python records its results, autograd's question for the device comes by this way.
+        if name == "__get__" or func is torch.ops.prim.device.default or _STATE.now is None:
             return func(*args, **kwargs)
         if name in ("to", "cuda", "cpu") and args and isinstance(args[0], torch.Tensor):
             return _to(func, name, args, kwargs)
