@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from conformance import contests
+from conformance import contests, rulings
 from conformance.contests import Contest, Contests
 from conformance.harness.check import Case, contract, deep, timed
 from conformance.harness.expectations import Expectations
@@ -33,7 +33,7 @@ def measured() -> Contests:
 def test_matmul_against_fp32(
     case: Case, target: Target, amp_dtype: torch.dtype, measured: Contests, expectations: Expectations
 ) -> None:
-    contests.judge(case, target, measured, expectations, [Contest("matmul", "compute", amp_dtype, "fp32")])
+    rulings.judge(case, target, measured, expectations, [Contest("matmul", "compute", amp_dtype, "fp32")])
 
 
 @contract("AMP-SPEED-002", on="accelerator")
@@ -41,7 +41,7 @@ def test_matmul_against_fp32(
 def test_matmul_against_tf32(
     case: Case, target: Target, amp_dtype: torch.dtype, measured: Contests, expectations: Expectations
 ) -> None:
-    contests.judge(case, target, measured, expectations, [Contest("matmul", "compute", amp_dtype, "tf32")])
+    rulings.judge(case, target, measured, expectations, [Contest("matmul", "compute", amp_dtype, "tf32")])
 
 
 @contract("AMP-SPEED-030", on="accelerator")
@@ -50,7 +50,7 @@ def test_matmul_against_tf32(
 def test_operations(
     case: Case, target: Target, amp_dtype: torch.dtype, measured: Contests, subject: str, size: str, baseline: str
 ) -> None:
-    contests.record(case, measured.measure(case, target, Contest(subject, size, amp_dtype, baseline)))
+    rulings.record(case, measured.measure(case, target, Contest(subject, size, amp_dtype, baseline)))
 
 
 @contract("AMP-SPEED-031", on="accelerator")
@@ -64,7 +64,7 @@ def test_operations_as_expected(
     expectations: Expectations,
     subject: str,
 ) -> None:
-    contests.judge(case, target, measured, expectations, contests.measured_at(case.level, subject, amp_dtype))
+    rulings.judge(case, target, measured, expectations, contests.measured_at(case.level, subject, amp_dtype))
 
 
 @contract("AMP-SPEED-032", on="accelerator")
@@ -81,7 +81,7 @@ def test_break_even(case: Case, target: Target, amp_dtype: torch.dtype, baseline
 def test_operations_on_the_cpu(
     case: Case, target: Target, amp_dtype: torch.dtype, measured: Contests, subject: str, size: str
 ) -> None:
-    contests.record(case, measured.measure(case, target, Contest(subject, size, amp_dtype, "fp32")))
+    rulings.record(case, measured.measure(case, target, Contest(subject, size, amp_dtype, "fp32")))
 
 
 @contract("AMP-SPEED-031", on="cpu")
@@ -90,7 +90,7 @@ def test_operations_on_the_cpu_as_expected(
     case: Case, target: Target, amp_dtype: torch.dtype, measured: Contests, expectations: Expectations
 ) -> None:
     candidates = contests.measured_on_a_cpu(case.level, OPERATIONS, amp_dtype)
-    contests.judge(case, target, measured, expectations, candidates)
+    rulings.judge(case, target, measured, expectations, candidates)
 
 
 @contract("AMP-SPEED-007")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from conformance import contests
+from conformance import contests, rulings
 from conformance.contests import Contest, Contests
 from conformance.harness.check import Case, contract, deep, timed
 from conformance.harness.expectations import Expectations
@@ -33,7 +33,7 @@ def measured() -> Contests:
 def test_training_against_fp32(
     case: Case, target: Target, amp_dtype: torch.dtype, measured: Contests, expectations: Expectations
 ) -> None:
-    contests.judge(case, target, measured, expectations, [Contest("step-mlp", "compute", amp_dtype, "fp32")])
+    rulings.judge(case, target, measured, expectations, [Contest("step-mlp", "compute", amp_dtype, "fp32")])
 
 
 @contract("AMP-SPEED-004", on="accelerator")
@@ -41,7 +41,7 @@ def test_training_against_fp32(
 def test_training_against_tf32(
     case: Case, target: Target, amp_dtype: torch.dtype, measured: Contests, expectations: Expectations
 ) -> None:
-    contests.judge(case, target, measured, expectations, [Contest("step-mlp", "compute", amp_dtype, "tf32")])
+    rulings.judge(case, target, measured, expectations, [Contest("step-mlp", "compute", amp_dtype, "tf32")])
 
 
 @contract("AMP-SPEED-040", on="accelerator")
@@ -50,7 +50,7 @@ def test_training_against_tf32(
 def test_steps(
     case: Case, target: Target, amp_dtype: torch.dtype, measured: Contests, subject: str, size: str, baseline: str
 ) -> None:
-    contests.record(case, measured.measure(case, target, Contest(subject, size, amp_dtype, baseline)))
+    rulings.record(case, measured.measure(case, target, Contest(subject, size, amp_dtype, baseline)))
 
 
 @contract("AMP-SPEED-041", on="accelerator")
@@ -64,7 +64,7 @@ def test_steps_as_expected(
     expectations: Expectations,
     subject: str,
 ) -> None:
-    contests.judge(case, target, measured, expectations, contests.measured_at(case.level, subject, amp_dtype))
+    rulings.judge(case, target, measured, expectations, contests.measured_at(case.level, subject, amp_dtype))
 
 
 @contract("AMP-SPEED-006", on="cpu")
@@ -74,7 +74,7 @@ def test_steps_as_expected(
 def test_steps_on_the_cpu(
     case: Case, target: Target, amp_dtype: torch.dtype, measured: Contests, subject: str, size: str
 ) -> None:
-    contests.record(case, measured.measure(case, target, Contest(subject, size, amp_dtype, "fp32")))
+    rulings.record(case, measured.measure(case, target, Contest(subject, size, amp_dtype, "fp32")))
 
 
 @contract("AMP-SPEED-041", on="cpu")
@@ -83,4 +83,4 @@ def test_steps_on_the_cpu_as_expected(
     case: Case, target: Target, amp_dtype: torch.dtype, measured: Contests, expectations: Expectations
 ) -> None:
     candidates = contests.measured_on_a_cpu(case.level, STEPS, amp_dtype)
-    contests.judge(case, target, measured, expectations, candidates)
+    rulings.judge(case, target, measured, expectations, candidates)

@@ -35,10 +35,10 @@ NOTHING = expectations.Expectations((), ())
 def _today(monkeypatch: pytest.MonkeyPatch, markers: None) -> None:
     """A day on which what is tried is in force."""
     # Imported late: the marks of the checks are registered by a fixture.
-    from conformance import contests
+    from conformance import rulings
 
     monkeypatch.setattr(expectations, "date_of_today", lambda: TODAY)
-    monkeypatch.setattr(contests, "today", lambda: TODAY)
+    monkeypatch.setattr(rulings, "today", lambda: TODAY)
 
 
 def _run(
