@@ -119,11 +119,19 @@ def test_the_host_runs_ahead(case: Case, target: Target, amp_dtype: torch.dtype,
     if not callable(getattr(device_module(target.device_type), "_sleep", None)):
         case.unsupported(f"torch has nothing that holds a {target.device_type} device up")
     inputs, *weights = (torch.randn(64, 64, generator=rng).to(target.device).requires_grad_() for _ in range(3))
+    optimizer = torch.optim.SGD(weights, lr=0.1)
+    scaler = torch.amp.GradScaler(target.device_type)
 
     def step(dtype: torch.dtype | None) -> None:
         with nullcontext() if dtype is None else target.autocast(dtype):
             result = torch.nn.functional.linear(torch.nn.functional.linear(inputs, weights[0]).relu(), weights[1])
-        result.backward(torch.ones_like(result))
+        if dtype is None:
+            result.sum().backward()
+            return
+        # All of a scaler's work but step, which waits to learn of overflows.
+        scaler.scale(result.float().sum()).backward()
+        scaler.unscale_(optimizer)
+        scaler.update()
 
     if not _runs_ahead(target, lambda: step(None)):
         case.untestable("the host does not run ahead of this device in fp32 either")

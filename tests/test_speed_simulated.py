@@ -89,6 +89,16 @@ def waits_at_the_end_of_a_region(simulation: Simulation) -> contextlib.AbstractC
     return replaced(torch.autocast, "__exit__", leaving)
 
 
+def update_waits(simulation: Simulation) -> contextlib.AbstractContextManager[Any]:
+    right = torch.amp.GradScaler.update
+
+    def update(self: torch.amp.GradScaler, new_scale: Any = None) -> None:
+        right(self, new_scale)
+        torch.cuda.synchronize()
+
+    return replaced(torch.amp.GradScaler, "update", update)
+
+
 def reads_at_the_end_of_a_region(simulation: Simulation) -> contextlib.AbstractContextManager[Any]:
     leave = torch.autocast.__exit__
 
@@ -258,6 +268,7 @@ FAULTS: dict[str, tuple[Fault, tuple[str, str], str]] = {
     "a region waits when it is left": (waits_at_the_end_of_a_region, AHEAD, "FAIL"),
     "a region reads a value when it is left, seen by its wait": (reads_at_the_end_of_a_region, AHEAD, "FAIL"),
     "a region reads a value when it is left": (reads_at_the_end_of_a_region, WAITS, "FAIL"),
+    "update waits": (update_waits, AHEAD, "FAIL"),
     "scale reads the loss": (torch_broken("scale_reads_the_loss"), WAITS, "FAIL"),
     "update reads the scale": (torch_broken("update_reads_the_scale"), WAITS, "FAIL"),
     "unscale_ reads what it found": (torch_broken("unscale_reads_what_it_found"), CLIPPED, "FAIL"),
