@@ -31,8 +31,12 @@ def test_after(case: Case) -> None:
         "torch.empty(1 << 60, dtype=torch.uint8)",
         'raise RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)")',
         'raise MemoryError("no memory")',
+        'raise RuntimeError("CUDA error: out of memory")',
+        'raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")',
+        'raise RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED")',
+        'raise RuntimeError("level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)")',
     ],
-    ids=["accelerator", "cpu", "mps", "host"],
+    ids=["accelerator", "cpu", "mps", "host", "driver", "cublas", "cudnn", "xpu"],
 )
 def test_the_next_case_runs(toy: Toy, raises: str) -> None:
     toy.contract("AMP-SPEED-001")

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from conformance.harness import plugin
@@ -74,14 +75,40 @@ def test_workers(toy: Toy, root: Path) -> None:
     assert spread["footer"]["contracts"] == expected.report["footer"]["contracts"]
 
 
-def test_speed_and_memory_run_last(toy: Toy) -> None:
-    """Only modules of the suite itself have a chapter, so the order is read off the plugin's own key."""
+class Item:
+    """What the plugin's order looks at; only modules of the suite itself have a chapter."""
 
-    class Item:
-        def __init__(self, name: str) -> None:
-            self.path = plugin.PACKAGE / name
+    def __init__(self, name: str, line: int = 1, index: int = 0, timed: bool = False) -> None:
+        self.path = plugin.PACKAGE / name
+        self.location = (name, line, "")
+        self.callspec = SimpleNamespace(indices={"size": index}, params={})
+        self.name = f"{name}:{line}:{index}"
+        self._timed = timed
 
+    def get_closest_marker(self, name: str) -> object:
+        return self if self._timed and name == "timed" else None
+
+
+def _ordered(items: list[Item]) -> list[str]:
+    return [item.name for item in sorted(items, key=plugin._lateness)]  # type: ignore[arg-type]
+
+
+def test_speed_and_memory_run_last() -> None:
     names = ["test_speed.py", "test_cast.py", "test_memory.py", "test_api.py"]
-    ordered = sorted(names, key=lambda name: plugin._lateness(Item(name)))  # type: ignore[arg-type]
 
-    assert ordered == ["test_cast.py", "test_api.py", "test_memory.py", "test_speed.py"]
+    ordered = _ordered([Item(name) for name in names])
+
+    assert ordered == [f"{name}:1:0" for name in ("test_cast.py", "test_api.py", "test_memory.py", "test_speed.py")]
+
+
+def test_what_shares_a_deadline_runs_in_the_order_of_the_files() -> None:
+    places = [
+        ("test_speed_steps.py", 9, 0),
+        ("test_speed.py", 20, 1),
+        ("test_speed.py", 20, 0),
+        ("test_speed.py", 5, 0),
+    ]
+
+    ordered = _ordered([Item(*place, timed=True) for place in places])
+
+    assert ordered == ["test_speed.py:5:0", "test_speed.py:20:0", "test_speed.py:20:1", "test_speed_steps.py:9:0"]

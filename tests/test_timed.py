@@ -46,6 +46,14 @@ def test_times_are_benchmarks(timed: Toy) -> None:
     assert "hz_actual" not in written["machine_info"]["cpu"]
 
 
+def test_a_case_without_times_is_no_benchmark(timed: Toy) -> None:
+    timed.checks(CHECKS.replace("case.timings", "(lambda *_: None)"), "test_speed")
+    outcome = timed.run("--benchmark-json", "times.json")
+
+    assert outcome.status == 0
+    assert "not used at all" not in outcome.output
+
+
 def test_saved_times_are_compared(timed: Toy) -> None:
     timed.run("--benchmark-save", "first")
     outcome = timed.run("--benchmark-compare", "--benchmark-compare-fail", "median:5%")
@@ -92,8 +100,8 @@ def test_the_deadline_is_shared(timed: Toy) -> None:
 
     first, second = (case["evidence"][0]["measured"] for case in outcome.report["cases"] if case["evidence"][0]["unit"])
     seconds = measuring.DEADLINES["cpu"]["standard"]
-    assert first == pytest.approx(seconds / 2, rel=0.02)
-    assert second == pytest.approx(seconds, rel=0.02)  # the first left its half unused
+    assert first == pytest.approx(seconds / 2, rel=0.1)
+    assert second == pytest.approx(seconds, rel=0.1)  # the first left its half unused
 
 
 def test_past_the_deadline_cases_are_inconclusive() -> None:

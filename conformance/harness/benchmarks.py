@@ -40,10 +40,12 @@ class Replay:
     __name__ = "conformance"
 
     def __init__(self) -> None:
+        self.used = False
         self._readings: list[float] = []
 
     def load(self, seconds: Sequence[float]) -> None:
         """Tell `seconds` from now on, each as two readings."""
+        self.used = True
         self._readings = [reading for taken in reversed(seconds) for reading in (taken, 0.0)]
 
     def __call__(self) -> float:
@@ -68,6 +70,13 @@ class Benchmarks:
                 item.fixturenames = [*names, "benchmark"]  # type: ignore[attr-defined]
                 item.stash[_TIMER] = Replay()
                 item.add_marker(pytest.mark.benchmark(timer=item.stash[_TIMER]))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
+        """Say of a case that handed no times over, as its verdict needs none, that it was no benchmark."""
+        timer, benchmark = item.stash.get(_TIMER, None), getattr(item, "funcargs", {}).get("benchmark")
+        if timer is not None and not timer.used and benchmark is not None:
+            benchmark.skipped = True
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:

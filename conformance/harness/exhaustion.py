@@ -8,8 +8,13 @@ import traceback
 
 import torch
 
-# torch.OutOfMemoryError is raised for CUDA, ROCm and XPU; these devices' allocators raise a RuntimeError in words.
-_WORDS = re.compile(r"DefaultCPUAllocator: (can't allocate memory|not enough memory)|(MPS|MTIA) backend out of memory")
+# The allocators of CUDA, ROCm and XPU raise torch.OutOfMemoryError; other allocators, and drivers and libraries where
+# they allocate by themselves, a RuntimeError in words.
+_WORDS = re.compile(
+    r"DefaultCPUAllocator: (can't allocate memory|not enough memory)|(MPS|MTIA) backend out of memory"
+    r"|(CUDA|HIP) error: out of memory|(CUBLAS|CUDNN|HIPBLAS|CUSOLVER)_STATUS_(ALLOC_FAILED|NOT_ENOUGH_WORKSPACE)"
+    r"|(miopenStatus|MIOPEN_STATUS_)AllocFailed|UR_RESULT_ERROR_OUT_OF_(DEVICE|HOST)_MEMORY|std::bad_alloc"
+)
 
 
 def ran_out(error: BaseException | None) -> bool:

@@ -254,7 +254,8 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
             run.collected.append((mark.args[0], _case_id(item), _target_name(item)))
     _refuse_repeated_ids(run)
     run.deadlines.plan((_chapter_of(item), _parameters(item)["target"].device_type) for item in kept if _timed(item))
-    # Stable: whatever order a plugin made is kept, but what needs an idle machine runs after all else.
+    # Stable: whatever order a plugin made is kept, but what needs an idle machine runs after all else, and what shares
+    # a deadline in the order of the files, so that each run divides it alike.
     kept.sort(key=_lateness)
     items[:] = kept
     if dropped:
@@ -280,9 +281,15 @@ def _refuse_repeated_ids(run: Run) -> None:
         raise pytest.UsageError(f"two cases have the id {repeated[0]}: give the checks or their parameters other names")
 
 
-def _lateness(item: pytest.Item) -> int:
+def _lateness(item: pytest.Item) -> tuple[Any, ...]:
     chapter = _chapter(item.path)
-    return _LAST.index(chapter) + 1 if item.path.parent == PACKAGE and chapter in _LAST else 0
+    if item.path.parent != PACKAGE or chapter not in _LAST:
+        return (0,)
+    if not _timed(item):
+        return (_LAST.index(chapter) + 1,)
+    callspec = getattr(item, "callspec", None)
+    indices = () if callspec is None else tuple(callspec.indices.values())
+    return (_LAST.index(chapter) + 1, item.path.name, item.location[1], indices)
 
 
 def _left_out(item: pytest.Item, run: Run) -> str | None:
