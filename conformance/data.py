@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import sys
 from pathlib import Path
@@ -25,9 +26,14 @@ def fixture(name: str) -> Path:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Parse the TOML file at `path`; raises OSError and tomllib.TOMLDecodeError (a ValueError)."""
+    """Parse the TOML file at `path`; raises OSError and tomllib.TOMLDecodeError (a ValueError).
+
+    A pipe or a device, which may never end, is refused as an OSError.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "not a regular file")
     with path.open("rb") as stream:
-        return tomllib.load(stream)
+        return tomllib.loads(stream.read().decode("utf-8-sig"))
 
 
 def in_force(torch_version: str, since: str | None = None, until: str | None = None) -> bool:

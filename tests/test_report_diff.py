@@ -35,7 +35,7 @@ def _of(verdicts: dict[str, str], **levels: str) -> Report:
         ("PASS", "WAIVED", diff.Kind.REGRESSED, True),
         ("PASS", "UNSUPPORTED", diff.Kind.REGRESSED, True),
         ("PASS", "UNTESTABLE", diff.Kind.REGRESSED, True),
-        ("PASS", "INCONCLUSIVE", diff.Kind.REGRESSED, True),
+        ("PASS", "INCONCLUSIVE", diff.Kind.UNDECIDED, False),
         ("PASS", "not reached", diff.Kind.GONE, True),
         ("FAIL", "not reached", diff.Kind.GONE, False),
         ("FAIL", "PASS", diff.Kind.FIXED, False),
@@ -155,11 +155,12 @@ def test_sections_stand_in_their_order() -> None:
 def test_regression_is_shown_with_what_was_seen() -> None:
     shown = _render(reports.sample("conformant"), reports.sample("failing"))
 
-    assert "Regressed: passed there, does not pass here (4 contracts and 5 cases)" in shown
+    assert "Regressed: passed there, does not pass here (3 contracts and 4 cases)" in shown
+    assert "Undecided: passed there, and here the measurement cannot tell (1 contract and 1 case)" in shown
     assert "AMP-SCALE-002  The loss scale is halved after a step with an inf" in shown
     assert "AMP-SCALE-002[halving:device-inf]: PASS -> FAIL, new scale: 65536 (required: exactly 32768)" in shown
     assert "Changed otherwise (1 contract and 1 case)" in shown
-    assert shown.endswith("REGRESSION: passed there, not here: 4 contracts and 5 cases.")
+    assert shown.endswith("REGRESSION: passed there, not here: 3 contracts and 4 cases.")
 
 
 def test_information_is_marked() -> None:

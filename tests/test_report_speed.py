@@ -10,7 +10,7 @@ import pytest
 
 from conformance.__main__ import main
 from conformance.harness.check import Case
-from conformance.report import document, speed, terminal
+from conformance.report import diff, document, speed, terminal
 from conformance.report.values import Report
 from tests import reports
 from tests.test_case import _CONTRACT
@@ -87,9 +87,42 @@ def test_the_summary_has_a_line_for_each_device() -> None:
     page = terminal.render(_report(), short=False, width=200, report_path="report.json")
 
     assert (
-        "AMP on cpu: 0.80 (step-mlp, small) to 2.50 (matmul, compute) times as fast as fp32; "
-        "1.50 (matmul, compute) to 1.50 (matmul, compute) times as fast as fp32 with TF32 on"
+        "AMP on cpu: 0.80 (step-mlp, small, bf16) to 2.50 (matmul, compute, bf16) times as fast as fp32; "
+        "1.50 (matmul, compute, bf16) to 1.50 (matmul, compute, bf16) times as fast as fp32 with TF32 on"
     ) in page
+
+
+@pytest.mark.parametrize(
+    ("figures", "doubt"),
+    [
+        ({"spoiled": "the machine is busy"}, "the machine is busy"),
+        ({"low": 1.0, "high": 3.0}, "the interval is too wide to say anything"),
+    ],
+    ids=["spoiled", "wide"],
+)
+def test_a_ratio_in_doubt_is_marked_and_not_explained(figures: dict[str, Any], doubt: str) -> None:
+    key = "matmul/compute/bf16/fp32"
+    report = _report({key: FIGURES | figures})
+    story = speed.story(report)
+
+    assert story is not None
+    assert "] ?" in story
+    assert f"? {key}: {doubt}" in story
+    assert "cast-bound" not in story
+    assert speed.brief(report) == [f"AMP on cpu: no speed-up can be told, as {doubt}"]
+
+
+def test_what_an_upgrade_did_to_speed_is_told() -> None:
+    key = "matmul/compute/bf16/fp32"
+    old, new = _report(), _report(KEYS | {key: FIGURES | {"ratio": 1.5, "low": 1.4, "high": 1.6}})
+
+    assert speed.differences(old, old) == []
+    assert speed.differences(old, new) == [f"{key} on cpu: 2.50 [2.25, 2.75] -> 1.50 [1.40, 1.60]"]
+    shown = diff.render(old, new, names=("old", "new"))
+    assert "Speed-ups: what differs by more than the intervals (1 measurement)" in shown
+    assert shown.endswith(
+        "NO REGRESSION: every contract and every case has the same verdict. 1 speed-up differs, above."
+    )
 
 
 def test_stories_are_of_the_contracts_that_are_named() -> None:

@@ -18,7 +18,9 @@ DEADLINES = {
     "accelerator": {"quick": 15.0, "standard": 75.0, "full": 600.0},
     "cpu": {"quick": 8.0, "standard": 40.0, "full": 240.0},
 }
-_SPARSE = 15.0  # seconds between two lines of progress where lines cannot be overwritten
+_SPARSE, _OFTEN = 15.0, 0.2  # seconds between two lines of progress, and two states of a line that is overwritten
+# Of VT100 terminals: keep the place of the cursor, go back to it, erase what stands right of it.
+_SAVE, _RESTORE, _ERASE = "\x1b7", "\x1b8", "\x1b[K"
 
 Publish = Callable[[Sequence[float], Mapping[str, Any]], None]
 
@@ -71,41 +73,43 @@ class Deadlines:
 
 
 class Progress:
-    """One line on the terminal that says what is being measured; where lines stay, one now and then."""
+    """What is being measured, on the terminal: after the dots, where it leaves no trace, or as a line now and then."""
 
     def __init__(self, config: pytest.Config, now: Callable[[], float] = time.monotonic) -> None:
         self._config = config
         self._now = now
         self._shown = now()
-        self._width = 0
+        self._there = False
 
     def show(self, words: str) -> None:
         """Show `words` while the case goes on."""
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
         if reporter is None or reporter.verbosity < 0:
             return
-        if not reporter.isatty:
-            if self._now() - self._shown < _SPARSE:
-                return
-            self._shown = self._now()
+        if self._now() - self._shown < (_OFTEN if reporter.isatty else _SPARSE):
+            return
+        self._shown = self._now()
         with self._uncaptured():
-            if reporter.isatty:
-                if not self._width:
-                    reporter.ensure_newline()
-                line = words[: reporter._tw.fullwidth - 1]
-                reporter.rewrite(line, erase=True)
-                self._width = len(line)
-            else:
+            if not reporter.isatty:
                 reporter.ensure_newline()
                 reporter.write_line(words)
+                return
+            room = reporter._tw.fullwidth - reporter._tw.width_of_current_line - 2
+            self._write(reporter, f"{_SAVE} {words[: max(room, 0)]}{_ERASE}{_RESTORE}")
+            self._there = True
 
     def clear(self) -> None:
-        """Take the line away when its case has ended."""
+        """Take away what stands after the dots when its case has ended."""
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
-        if self._width and reporter is not None:
+        if self._there and reporter is not None:
             with self._uncaptured():
-                reporter.rewrite("", erase=True)
-            self._width = 0
+                self._write(reporter, _ERASE)
+            self._there = False
+
+    def _write(self, reporter: pytest.TerminalReporter, words: str) -> None:
+        # Past pytest's writer, which counts what it writes to know where its line ends.
+        reporter._tw._file.write(words)
+        reporter._tw._file.flush()
 
     def _uncaptured(self) -> AbstractContextManager[None]:
         capture = self._config.pluginmanager.get_plugin("capturemanager")

@@ -116,6 +116,8 @@ def _only_conformance(config: pytest.Config) -> bool:
 def _quieten(config: pytest.Config) -> None:
     """Leave the account of failures to the suite's own summary, unless the user asked for pytest's."""
     option = config.option
+    if not hasattr(option, "tbstyle"):  # -p no:terminal
+        return
     if option.tbstyle == "auto":
         option.tbstyle = "no"
     if option.reportchars == "fE":

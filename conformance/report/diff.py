@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from conformance.harness.verdicts import Verdict
-from conformance.report import fingerprint, rollup, text
+from conformance.report import fingerprint, rollup, speed, text
 from conformance.report.values import Report
 
 _CASES_SHOWN = 3
@@ -21,6 +21,7 @@ class Kind(Enum):
     """How a contract or case differs; members stand in the order in which they are shown."""
 
     REGRESSED = "Regressed: passed there, does not pass here"
+    UNDECIDED = "Undecided: passed there, and here the measurement cannot tell"
     GONE = "Gone: judged there, not judged here"
     FIXED = "Fixed: did not hold there, passes here"
     NEW = "New: judged here only"
@@ -53,7 +54,10 @@ class Around:
 
 @dataclass(frozen=True)
 class Regressions:
-    """Ids of contracts and cases that passed there and do not pass (`regressed`) or are not there (`gone`) now."""
+    """Ids of contracts and cases that passed there and do not pass (`regressed`) or are not there (`gone`) now.
+
+    What could not be told this time is neither: the run that it belongs to is INCONCLUSIVE by itself.
+    """
 
     regressed: tuple[str, ...]
     gone: tuple[str, ...]
@@ -70,7 +74,7 @@ def regressions(old: Report, new: Report) -> Regressions:
         if change.old is Verdict.PASS and old.contracts[change.contract].level != "info"
     ]
     return Regressions(
-        tuple(change.id for change in passed if change.new is not None),
+        tuple(change.id for change in passed if change.kind is Kind.REGRESSED),
         tuple(change.id for change in passed if change.new is None),
     )
 
@@ -100,7 +104,7 @@ def _kind(old: Verdict | None, new: Verdict | None) -> Kind | None:
     if old is None:
         return Kind.NEW
     if old is Verdict.PASS:
-        return Kind.REGRESSED
+        return Kind.UNDECIDED if new is Verdict.INCONCLUSIVE else Kind.REGRESSED
     return Kind.FIXED if new is Verdict.PASS and old in _BROKEN else Kind.CHANGED
 
 
@@ -146,7 +150,8 @@ def _plain(value: Any) -> str:
 
 def render(old: Report, new: Report, *, names: tuple[str, str], width: int = 100) -> str:
     """Return the comparison in lines of at most `width`; `names` are what the reader calls the two reports."""
-    sections = [_runs(old, new, names), _surroundings(old, new, width), _arithmetic(old, new, width)]
+    sections = [_runs(old, new, names), _surroundings(old, new, width)]
+    sections += [_arithmetic(old, new, width), _speed(old, new, width)]
     found = changes(old, new)
     sections += [_section(kind, [c for c in found if c.kind is kind], old, new, width) for kind in Kind]
     return "\n\n".join(section for section in [*sections, _conclusion(old, new, found)] if section)
@@ -179,6 +184,15 @@ def _arithmetic(old: Report, new: Report, width: int) -> str:
     several = len({row.target for row in found}) > 1
     rows += [text.wrap(f"{row.target}, {row}" if several else str(row), width, _MARGIN, _MARGIN * 3) for row in found]
     return "\n".join(rows)
+
+
+def _speed(old: Report, new: Report, width: int) -> str:
+    """Which speed-ups changed by more than their intervals: no verdict, and what an upgrade is asked for."""
+    found = speed.differences(old, new)
+    if not found:
+        return ""
+    rows = [_heading(f"Speed-ups: what differs by more than the intervals ({text.count(len(found), 'measurement')})")]
+    return "\n".join([*rows, *(text.wrap(row, width, _MARGIN, _MARGIN * 3) for row in found)])
 
 
 def _heading(title: str) -> str:
@@ -232,8 +246,12 @@ def _seen(change: Change, new: Report) -> str:
 
 
 def _conclusion(old: Report, new: Report, found: list[Change]) -> str:
-    rows = len(fingerprint.differences(old, new))
-    return _judgement(old, new, found) + f" The arithmetic differs in {text.count(rows, 'row')}, above." * bool(rows)
+    rows, ratios = len(fingerprint.differences(old, new)), len(speed.differences(old, new))
+    return (
+        _judgement(old, new, found)
+        + f" The arithmetic differs in {text.count(rows, 'row')}, above." * bool(rows)
+        + f" {text.count(ratios, 'speed-up')} differ{'s' * (ratios == 1)}, above." * bool(ratios)
+    )
 
 
 def _judgement(old: Report, new: Report, found: list[Change]) -> str:

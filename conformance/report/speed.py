@@ -16,7 +16,8 @@ UNIT = "speed-up"
 as `matmul/compute/bf16/tf32`; its value a list of pairs of figure and value: `ratio` (times of the baseline over those
 of AMP), `low` and `high` (the ends of its interval) at least, `diagnosis` (words) where there is one."""
 
-DIAGNOSIS = "diagnosis"
+DIAGNOSIS, SPOILED = "diagnosis", "spoiled"
+WIDE = 2.0  # high end over low end: a ratio that may as well be half of what it is
 _NEEDED = ("ratio", "low", "high")
 _HEADS = {"fp32": "TF32 off", "tf32": "TF32 on"}
 
@@ -41,9 +42,21 @@ class Speedup:
         return "/".join((self.subject, self.size, self.dtype, self.baseline))
 
     @property
+    def interval(self) -> str:
+        """The ratio with its interval, as a reader sees it."""
+        return f"{self.ratio:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+    @property
+    def doubt(self) -> str:
+        """Why the ratio says little: what spoiled it, or how wide its interval is; empty where it is good."""
+        if spoiled := self.figures.get(SPOILED):
+            return text.line(str(spoiled))
+        return "" if self.high < WIDE * self.low else "the interval is too wide to say anything"
+
+    @property
     def diagnosis(self) -> str:
-        """What explains the ratio, in words; empty where nothing was said."""
-        return str(self.figures.get(DIAGNOSIS, ""))
+        """What explains the ratio, in words; empty where nothing was said, or where the ratio is in doubt."""
+        return "" if self.doubt else text.line(str(self.figures.get(DIAGNOSIS, "")))
 
 
 def speedups(report: Report) -> list[Speedup]:
@@ -81,19 +94,38 @@ def _number(where: str, name: str, value: object) -> float:
     return float(value)
 
 
+def differences(old: Report, new: Report) -> list[str]:
+    """Return a line for each speed-up whose interval has no number in common with that of the older report."""
+    there, here = ({(_slot(report, row), row.key): row for row in speedups(report)} for report in (old, new))
+    return [
+        f"{key} on {row.case.target}: {there[slot, key].interval} -> {row.interval}"
+        for (slot, key), row in here.items()
+        if (slot, key) in there and (row.high < there[slot, key].low or there[slot, key].high < row.low)
+    ]
+
+
+def _slot(report: Report, row: Speedup) -> str:
+    return next((target.slot for target in report.header.targets if target.name == row.case.target), row.case.target)
+
+
 def brief(report: Report) -> list[str]:
     """Return a line for each device: between which ratios its speed-ups lie, against which baseline."""
     lines = []
-    for target, rows in _by_target(speedups(report)).items():
+    for target, every in _by_target(speedups(report)).items():
+        rows = [row for row in every if not row.doubt]
+        if not rows:
+            lines.append(f"AMP on {target}: no speed-up can be told, as {every[0].doubt}")
+            continue
         parts, named = [], _baselines(report, target, rows)
         for baseline in named:
             some = [row for row in rows if row.baseline == baseline]
             least, most = min(some, key=lambda row: row.ratio), max(some, key=lambda row: row.ratio)
             parts.append(
-                f"{least.ratio:.2f} ({least.subject}, {least.size}) to {most.ratio:.2f} "
-                f"({most.subject}, {most.size}) times as fast as {named[baseline]}"
+                f"{least.ratio:.2f} ({least.subject}, {least.size}, {least.dtype}) to {most.ratio:.2f} "
+                f"({most.subject}, {most.size}, {most.dtype}) times as fast as {named[baseline]}"
             )
-        lines.append(f"AMP on {target}: {'; '.join(parts)}; all of it: python -m conformance explain speed REPORT")
+        left = f" ({len(every) - len(rows)} more in doubt)" if len(rows) < len(every) else ""
+        lines.append(f"AMP on {target}: {'; '.join(parts)}{left}; see python -m conformance explain speed REPORT")
     return lines
 
 
@@ -141,8 +173,7 @@ def _told(target: str, rows: list[Speedup], named: Mapping[str, str], width: int
     heads = [f"{dtype} over {named[baseline]}" for dtype, baseline in columns]
     cells: dict[tuple[str, str], dict[tuple[str, str], str]] = {}
     for row in rows:
-        figure = f"{row.ratio:.2f} [{row.low:.2f}, {row.high:.2f}]"
-        cells.setdefault((row.subject, row.size), {})[row.dtype, row.baseline] = figure
+        cells.setdefault((row.subject, row.size), {})[row.dtype, row.baseline] = row.interval + " ?" * bool(row.doubt)
     body = [
         [f"{subject}, {size}", *(found.get(column, "-") for column in columns)]
         for (subject, size), found in cells.items()
@@ -153,3 +184,9 @@ def _told(target: str, rows: list[Speedup], named: Mapping[str, str], width: int
     told = [text.wrap(f"{row.key}: {row.diagnosis}", width, "", "    ") for row in rows if row.diagnosis]
     if told:
         yield "\n".join(told)
+    doubts: dict[str, list[str]] = {}
+    for row in rows:
+        if row.doubt:
+            doubts.setdefault(row.doubt, []).append(row.key)
+    if doubts:
+        yield "\n".join(text.wrap(f"? {', '.join(keys)}: {doubt}", width, "", "    ") for doubt, keys in doubts.items())

@@ -409,7 +409,10 @@ def _because(report: Report, overall: Overall) -> Iterator[str]:
     if overall is Overall.INCONCLUSIVE:
         yield f"{text.count(counted[Verdict.INCONCLUSIVE], 'contract')} COULD NOT BE JUDGED, so this is no pass"
     so_far = " so far" if overall is Overall.INCOMPLETE else ""
-    yield f"{counted[Verdict.PASS]} of {text.count(len(judged), 'contract')} hold{so_far}"
+    if judged:
+        yield f"{counted[Verdict.PASS]} of {text.count(len(judged), 'contract')} hold{so_far}"
+    else:
+        yield "nothing was judged"
     for verdict in (Verdict.WAIVED, Verdict.UNSUPPORTED, Verdict.UNTESTABLE, Verdict.INCONCLUSIVE):
         if counted[verdict]:
             yield f"{counted[verdict]} {verdict.value.lower()}"

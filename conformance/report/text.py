@@ -67,6 +67,10 @@ def _value(measured: Any) -> str:
         return "none"
     if isinstance(measured, tuple):
         more = f", ... {len(measured)} in all" if len(measured) > _ITEMS else ""
+        if measured and all(
+            isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) for item in measured
+        ):
+            return ", ".join(f"{name} {_value(found)}" for name, found in measured[:_ITEMS]) + more
         return f"[{', '.join(_value(item) for item in measured[:_ITEMS])}{more}]"
     return str(measured)
 
