@@ -19,6 +19,7 @@ from conformance.workloads.mlp import mlp
 from conformance.workloads.training import train_step
 
 BLOCKS = blocks()
+TIED = [name for name in BLOCKS if name.startswith("tied-")]
 TRIES = 8  # of a host that may be busy itself; the clock's delay grows from one to the next
 
 
@@ -50,7 +51,7 @@ def _judge_casts(case: Case, target: Target, block: str, dtype: torch.dtype, rng
 
 @contract("AMP-SPEED-008")
 @pytest.mark.parametrize("cache", [True, False], ids=["cache", "no-cache"])
-@pytest.mark.parametrize("block", ["linear", "mse", "conv", "tied", "frozen"])
+@pytest.mark.parametrize("block", ["linear", "mse", "conv", "tied", "frozen", *TIED])
 def test_casts_follow_the_policy(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, block: str, cache: bool
 ) -> None:

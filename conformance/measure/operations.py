@@ -5,28 +5,38 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 CAST = "_to_copy"
-READ = "_local_scalar_dense"  # what .item() comes down to: the host waits for the device
+# What .item() comes down to, and operations whose result has a shape or a truth that the host has to know: it waits.
+READS = {"_local_scalar_dense", "nonzero", "_unique2", "unique_dim", "unique_consecutive", "masked_select", "equal"}
 
 # Operations that move no element: views, and marks for the profiler.
 _FREE = {"detach", "t", "transpose", "view", "_unsafe_view", "expand", "alias", "as_strided", "unsqueeze", "squeeze"}
 
 
 class CountedOperations(TorchDispatchMode):
-    """Counts, while it is entered, the operations below autograd and autocast by their names in aten."""
+    """Counts, while it is entered, the operations below autograd and autocast by their names in aten.
 
-    def __init__(self) -> None:
+    With `least` only those that take a tensor of at least so many elements.
+    """
+
+    def __init__(self, least: int = 0) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter()
+        self._least = least
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func.namespace == "aten":
+        if func.namespace == "aten" and (not self._least or self._large((args, kwargs))):
             self.counts[func.overloadpacket.__name__] += 1
         return func(*args, **(kwargs or {}))
+
+    def _large(self, arguments: Any) -> bool:
+        return any(isinstance(leaf, torch.Tensor) and leaf.numel() >= self._least for leaf in tree_leaves(arguments))
 
     @property
     def casts(self) -> int:
@@ -36,7 +46,7 @@ class CountedOperations(TorchDispatchMode):
     @property
     def reads(self) -> int:
         """Values that the host read back from a tensor, waiting for the device."""
-        return self.counts[READ]
+        return sum(self.counts[name] for name in READS)
 
     @property
     def work(self) -> dict[str, int]:

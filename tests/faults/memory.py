@@ -256,3 +256,18 @@ def no_grad_records_a_graph() -> Iterator[None]:
 
     with replaced(torch.autocast, "__enter__", entering):
         yield
+
+
+@fault("AMP-MEMORY-050")
+def step_keeps_gradients_for_a_rollback() -> Iterator[None]:
+    """step clones the gradients and lets go of them in update."""
+    right = torch.amp.GradScaler.step
+    kept: list[torch.Tensor] = []
+
+    def step(self: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        kept[:] = [weight.grad.clone() for weight in weights if weight.grad is not None]
+        return right(self, optimizer, *args, **kwargs)
+
+    with replaced(torch.amp.GradScaler, "step", step):
+        yield

@@ -140,3 +140,93 @@ def loss_is_not_cast() -> Iterator[None]:
     """mse_loss is taken off the fp32 list."""
     with dropped("mse_loss", "AutocastCPU"):
         yield
+
+
+def _multiplying(name: str, factor: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """unscale_ passes over the gradients in two ways in place of one."""
+    right = getattr(torch, name)
+
+    def twice(gradients: list[torch.Tensor], found: torch.Tensor, inverse: torch.Tensor) -> None:
+        right(gradients, found, factor(inverse))
+        right(gradients, found, inverse / factor(inverse))
+
+    with replaced(torch, name, twice):
+        yield
+
+
+@fault("AMP-SPEED-051")
+def unscale_passes_twice() -> Iterator[None]:
+    """unscale_ multiplies by the square root of the reciprocal scale, twice."""
+    yield from _multiplying("_amp_foreach_non_finite_check_and_unscale_", torch.sqrt)
+
+
+@fault("AMP-SPEED-051")
+def unscale_goes_tensor_by_tensor() -> Iterator[None]:
+    """unscale_ calls its kernel for one gradient at a time."""
+    right = torch._amp_foreach_non_finite_check_and_unscale_
+
+    def single(gradients: list[torch.Tensor], found: torch.Tensor, inverse: torch.Tensor) -> None:
+        for gradient in gradients:
+            right([gradient], found, inverse)
+
+    with replaced(torch, "_amp_foreach_non_finite_check_and_unscale_", single):
+        yield
+
+
+@fault("AMP-SPEED-051")
+def step_looks_at_the_weights() -> Iterator[None]:
+    """step sums up every parameter after the update, to see whether it is finite."""
+    right = torch.amp.GradScaler.step
+
+    def step(self: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        result = right(self, optimizer, *args, **kwargs)
+        for group in optimizer.param_groups:
+            for weight in group["params"]:
+                weight.detach().sum()
+        return result
+
+    with replaced(torch.amp.GradScaler, "step", step):
+        yield
+
+
+@fault("AMP-SPEED-051")
+def scale_multiplies_by_halves() -> Iterator[None]:
+    """scale multiplies the loss by the square root of the scale, twice."""
+    right = torch.amp.GradScaler.scale
+
+    def scale(self: torch.amp.GradScaler, outputs: Any) -> Any:
+        if not isinstance(outputs, torch.Tensor):
+            return right(self, outputs)
+        right(self, outputs.detach())
+        return right(self, outputs)
+
+    with replaced(torch.amp.GradScaler, "scale", scale):
+        yield
+
+
+@fault("AMP-SPEED-009")
+def update_counts_infinities() -> Iterator[None]:
+    """update asks which of the flags are set, which only the host can do."""
+    right = torch.amp.GradScaler.update
+
+    def update(self: torch.amp.GradScaler, new_scale: Any = None) -> None:
+        if self._scale is not None:
+            self._scale.nonzero()
+        right(self, new_scale)
+
+    with replaced(torch.amp.GradScaler, "update", update):
+        yield
+
+
+@fault("AMP-SPEED-008")
+def convolutions_have_no_cache() -> Iterator[None]:
+    """conv2d casts its weight at each use."""
+
+    def convolved(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *args: Any) -> torch.Tensor:
+        dtype = torch.get_autocast_dtype("cpu")
+        with torch.autocast("cpu", enabled=False):
+            low = [None if t is None else t.to(dtype) for t in (x, weight, bias)]
+            return torch.conv2d(*low, *args)
+
+    with kernel("conv2d", convolved, "AutocastCPU"):
+        yield
