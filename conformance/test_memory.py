@@ -12,16 +12,16 @@ import torch
 
 from conformance.harness.check import Case, contract, deep
 from conformance.harness.targets import Target
+from conformance.kept import keeps_what_is_predicted, sizes
 from conformance.measure.memory import (
     LiveStorages,
     SavedForBackward,
     bytes_by_dtype,
-    kept_by,
     state_tensors,
     tensor_bytes,
 )
 from conformance.measure.threads import one_thread
-from conformance.oracles.saved import Saved, blocks, execute, predict, tensors, unforeseen, work_through
+from conformance.oracles.saved import Saved, blocks, execute, predict, tensors
 from conformance.workloads.mlp import mlp
 from conformance.workloads.training import Workload, train_step
 
@@ -64,10 +64,6 @@ def _pairs(saved: list[Saved]) -> list[tuple[torch.dtype, int]]:
     return [(item.dtype, item.nbytes) for item in saved]
 
 
-def _sizes(storages: list[tuple[torch.dtype, int]]) -> list[str]:
-    return sorted(f"{dtype} {nbytes}" for dtype, nbytes in storages)
-
-
 def _copies(block: str, target: Target, dtype: torch.dtype) -> int:
     """Bytes of the 16-bit copies of weights and inputs among what the policy predicts to be kept."""
     predicted = predict(BLOCKS[block], target.device_type, dtype)
@@ -79,13 +75,7 @@ def _copies(block: str, target: Target, dtype: torch.dtype) -> int:
 def test_saved_bytes_follow_the_policy(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, block: str
 ) -> None:
-    op = unforeseen(work_through(BLOCKS[block], target.device_type, amp_dtype), target.device, kept_by)
-    if op is not None:
-        case.unsupported(f"on {target.probe['name']} {op} keeps other tensors for backward, without autocast as well")
-    saved = _saved(target, block, rng, amp_dtype).storages
-    predicted = _pairs(predict(BLOCKS[block], target.device_type, amp_dtype))
-    case.equal("bytes by dtype", bytes_by_dtype(saved), bytes_by_dtype(predicted))
-    case.equal("every storage", _sizes(saved), _sizes(predicted))
+    keeps_what_is_predicted(case, target, BLOCKS[block], amp_dtype, rng)
 
 
 @contract("AMP-MEMORY-002")
@@ -99,7 +89,7 @@ def test_fp32_keeps_fp32(
     inner = nullcontext() if where == "outside" else target.autocast(amp_dtype, enabled=False)
     with around, inner:
         saved = _saved(target, block, rng, None, backward=False).storages
-    case.equal("every storage", _sizes(saved), _sizes(predicted))
+    case.equal("every storage", sizes(saved), sizes(predicted))
     case.equal("dtypes", sorted(bytes_by_dtype(saved)), ["float32"])
 
 

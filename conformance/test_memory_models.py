@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
 import torch
 
 from conformance.harness.check import Case, contract, deep
-from conformance.harness.targets import DTYPE_NAMES, Target
-from conformance.measure.memory import PeakStorages, SavedForBackward, bytes_by_dtype, kept_by, without_bookkeeping
+from conformance.harness.targets import Target
+from conformance.kept import held, keeps_what_is_predicted, step_as_predicted
 from conformance.measure.threads import one_thread
-from conformance.oracles.saved import (
-    UNARY,
-    Block,
-    after_linear,
-    blocks,
-    chain,
-    execute,
-    predict,
-    tensors,
-    unforeseen,
-    work_through,
-)
-from conformance.oracles.step_bytes import StepBytes, step_bytes
+from conformance.oracles.saved import UNARY, Block, after_linear, blocks, chain, predict, tensors
 
 BLOCKS = blocks()
 SEVERAL = [name.removeprefix("op-") for name in BLOCKS if name.startswith("op-")]
@@ -49,34 +36,6 @@ def _by_depth(*names: str) -> list[Any]:
     return [name if name in QUICK else deep("standard", name) for name in names]
 
 
-def _region(target: Target, dtype: torch.dtype | None, cache: bool | None = None) -> AbstractContextManager[None]:
-    return nullcontext() if dtype is None else target.autocast(dtype, cache_enabled=cache)
-
-
-def _foreseen(case: Case, target: Target, block: Block, dtype: torch.dtype | None) -> None:
-    """End the case where a kernel of the device keeps, in fp32 or by hand too, what its rule does not know."""
-    op = unforeseen(work_through(block, target.device_type, dtype), target.device, kept_by)
-    if op is not None:
-        case.unsupported(f"on {target.probe['name']} {op} keeps other tensors for backward, without autocast as well")
-
-
-def _sizes(storages: list[tuple[torch.dtype, int]]) -> list[str]:
-    return sorted(f"{dtype} {nbytes}" for dtype, nbytes in storages)
-
-
-def _keeps_what_is_predicted(
-    case: Case, target: Target, block: Block, dtype: torch.dtype | None, rng: torch.Generator, cache: bool = True
-) -> None:
-    leaves = tensors(block, target.device, rng)
-    with SavedForBackward(leaves.values()) as saved, _region(target, dtype, cache):
-        execute(block, leaves)
-    seen = without_bookkeeping(saved.storages)
-    predicted = [(item.dtype, item.nbytes) for item in predict(block, target.device_type, dtype, cache=cache)]
-    arm = "fp32" if dtype is None else DTYPE_NAMES[dtype] + ("" if cache else ", no cache")
-    case.equal(f"{arm}: bytes by dtype", bytes_by_dtype(seen), bytes_by_dtype(predicted))
-    case.equal(f"{arm}: every storage", _sizes(seen), _sizes(predicted))
-
-
 def _dtypes(case: Case, target: Target) -> list[torch.dtype]:
     found = [dtype for dtype in case.amp_dtypes if target.supports(dtype)]
     if not found:
@@ -89,11 +48,10 @@ def _dtypes(case: Case, target: Target) -> list[torch.dtype]:
 def test_operation_keeps_what_its_list_says(case: Case, target: Target, rng: torch.Generator, op: str) -> None:
     block = BLOCKS.get(f"op-{op}") or after_linear(op)
     for dtype in _dtypes(case, target):
-        _foreseen(case, target, block, dtype)
-        _keeps_what_is_predicted(case, target, block, dtype, rng)
-        _keeps_what_is_predicted(case, target, block, dtype, rng, cache=False)
+        keeps_what_is_predicted(case, target, block, dtype, rng)
+        keeps_what_is_predicted(case, target, block, dtype, rng, cache=False)
     # The control: outside of a region the same rules hold, with nothing cast.
-    _keeps_what_is_predicted(case, target, block, None, rng)
+    keeps_what_is_predicted(case, target, block, None, rng)
 
 
 @contract("AMP-MEMORY-015")
@@ -102,29 +60,10 @@ def test_network_keeps_what_its_operations_do(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, model: str
 ) -> None:
     block = BLOCKS[model]
-    _foreseen(case, target, block, amp_dtype)
-    _keeps_what_is_predicted(case, target, block, amp_dtype, rng)
+    keeps_what_is_predicted(case, target, block, amp_dtype, rng)
     full = sum(item.nbytes for item in predict(block, target.device_type, None))
     low = sum(item.nbytes for item in predict(block, target.device_type, amp_dtype))
     case.note("bytes kept under AMP against fp32", round(low / full, 4))
-
-
-def _measured(
-    case: Case, target: Target, block: Block, dtype: torch.dtype | None, rng: torch.Generator, cache: bool = True
-) -> tuple[StepBytes, StepBytes]:
-    """What a step of `block` holds, and what is predicted; low and high of what is measured are the peak."""
-    leaves = tensors(block, target.device, rng)
-    with PeakStorages(leaves.values()) as live:
-        with _region(target, dtype, cache):
-            loss = execute(block, leaves)
-            in_region = live.counted_bytes
-        after_region = live.counted_bytes
-        loss.backward()
-        target.synchronize()
-        del loss
-        gradients = live.counted_bytes
-    seen = StepBytes(in_region, after_region, gradients, live.peak_bytes, live.peak_bytes)
-    return seen, step_bytes(block, target.device_type, dtype, cache=cache)
 
 
 def _block(name: str) -> Block:
@@ -139,8 +78,7 @@ def test_bytes_alive_at_each_point(
 ) -> None:
     block = BLOCKS[model]
     for arm, dtype in (("AMP", amp_dtype), ("fp32", None)):
-        _foreseen(case, target, block, dtype)
-        seen, predicted = _measured(case, target, block, dtype, rng, cache)
+        seen, predicted = step_as_predicted(case, target, block, dtype, rng, cache=cache)
         case.equal(f"{arm}: at the end of the forward pass, in the region", seen.in_region, predicted.in_region)
         case.equal(f"{arm}: after the region", seen.after_region, predicted.after_region)
         case.equal(f"{arm}: after backward", seen.gradients, predicted.gradients)
@@ -153,8 +91,7 @@ def test_peak_of_live_bytes(
 ) -> None:
     block = _block(model)
     for arm, dtype in (("AMP", amp_dtype), ("fp32", None)):
-        _foreseen(case, target, block, dtype)
-        seen, predicted = _measured(case, target, block, dtype, rng)
+        seen, predicted = step_as_predicted(case, target, block, dtype, rng)
         case.between(f"{arm}: peak of a step", seen.high, predicted.low, predicted.high, "bytes")
 
 
@@ -162,9 +99,8 @@ def test_peak_of_live_bytes(
 @pytest.mark.parametrize("regime", REGIMES)
 def test_gain_of_a_chain(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, regime: str) -> None:
     rows, width, layers = REGIMES[regime]
-    (full, _), (low, _) = (
-        _measured(case, target, chain(rows, width, layers), dtype, rng) for dtype in (None, amp_dtype)
-    )
+    block = chain(rows, width, layers)
+    full, low = (held(target, block, dtype, tensors(block, target.device, rng)) for dtype in (None, amp_dtype))
     # fp32 keeps a ReLU's result for each layer but the last, in four bytes; AMP in two, beside a copy of the input and
     # one of each weight in two bytes. The mean is of four bytes and of two.
     gain = 2 * rows * width * (layers - 2) - 2 * width * width * layers + 2

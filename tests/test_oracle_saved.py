@@ -7,6 +7,7 @@ import torch
 
 from conformance.measure.memory import PeakStorages, SavedForBackward, kept_by, without_bookkeeping
 from conformance.oracles import hand_cast
+from conformance.oracles.kernels import ByHand, Stray, strays
 from conformance.oracles.paper import Paper, Value
 from conformance.oracles.saved import (
     UNARY,
@@ -18,7 +19,6 @@ from conformance.oracles.saved import (
     execute,
     predict,
     tensors,
-    unforeseen,
     work_through,
 )
 from conformance.oracles.step_bytes import step_bytes
@@ -69,9 +69,19 @@ def test_accelerators_keep_the_softmax_in_fp32() -> None:
 
 def test_a_kernel_that_keeps_something_else_is_named() -> None:
     block = BLOCKS["transformer"]
-    assert unforeseen(work_through(block, "cpu", torch.bfloat16), CPU, kept_by) is None
+    assert strays(work_through(block, "cpu", torch.bfloat16), CPU, kept_by) == []
     # A GPU keeps dropout's mask as bool, the CPU as noise of the input's type.
-    assert unforeseen(work_through(block, "cuda", torch.bfloat16), CPU, kept_by) == "dropout"
+    assert strays(work_through(block, "cuda", torch.bfloat16), CPU, kept_by) == [Stray("dropout", None)]
+
+
+@pytest.mark.parametrize("cache", [True, False], ids=["cache", "no-cache"])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_casts_by_hand_keep_what_is_predicted(name: str, cache: bool) -> None:
+    leaves, by_hand = _leaves(BLOCKS[name]), ByHand("cpu", torch.bfloat16, cache)
+    with SavedForBackward(leaves.values()) as saved:
+        by_hand.execute(BLOCKS[name], leaves)
+    predicted = [(item.dtype, item.nbytes) for item in predict(BLOCKS[name], "cpu", torch.bfloat16, cache=cache)]
+    assert sorted(map(str, without_bookkeeping(saved.storages))) == sorted(map(str, predicted))
 
 
 def test_the_recipe_of_the_forum_costs_what_was_reported() -> None:

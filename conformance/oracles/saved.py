@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -138,57 +137,23 @@ def work_through(
         values[name] = Value(name, shape, dtype, name in block.differentiable, leaf="input")
     for name, shape in block.parameters.items():
         values[name] = Value(name, shape, torch.float32, name not in block.frozen, leaf="parameter")
-    last = _last_uses(block)
+    last = last_uses(block)
     for number, step in enumerate(block.steps):
         arguments = paper.arguments(step.op, [values[name] for name in step.inputs])
         paper.calls.append((step.op, tuple(arguments), step.options))
         values[step.out] = OPS[step.op].rule(paper, *arguments, **step.options)
-        _drop(values, step.inputs, last, number)
+        drop(values, step.inputs, last, number)
         after_step(paper, number, values)
     return paper
 
 
-# Operations of which the CPU has several kernels, which keep different things. Of other devices' kernels less is known.
-_KERNELS = ("scaled_dot_product_attention", "dropout", "batch_norm", "layer_norm", "group_norm")
-
-
-def unforeseen(paper: Paper, device: torch.device, keeps: Callable[..., list[tuple[torch.dtype, int]]]) -> str | None:
-    """Name the first operation of which `device` has a kernel that keeps what no rule here knows; None where all are.
-
-    Each is run outside of any region, on operands of the types that the region would hand it: what it keeps then is
-    the kernel's affair and not autocast's. `keeps(run, tensors)` runs it and returns what was kept.
-    """
-    asked = [call for call in paper.calls if device.type != "cpu" or call[0] in _KERNELS]
-    for op, values, options in dict.fromkeys(_hashed(*call) for call in asked):
-        alone = Paper(paper.device_type, None, cache=True)
-        leaves = [replace(value, storage=f"x{number}", leaf="input") for number, value in enumerate(values)]
-        OPS[op].rule(alone, *leaves, **dict(options))
-        tensors = [torch.ones(value.shape, dtype=value.dtype, device=device) for value in values]
-        for tensor, value in zip(tensors, values, strict=True):
-            tensor.requires_grad_(value.grad)
-        kept = keeps(functools.partial(OPS[op].run, **dict(options)), tensors)
-        if _counted(kept) != _counted((item.dtype, item.nbytes) for item in alone.saved.values()):
-            return op
-    return None
-
-
-def _hashed(
-    op: str, values: tuple[Value, ...], options: dict[str, int]
-) -> tuple[str, tuple[Any, ...], tuple[Any, ...]]:
-    # The same operation on operands of the same kind is asked once, whatever they are called.
-    kinds = tuple(replace(value, storage="", leaf="", role="") for value in values)
-    return op, kinds, tuple(options.items())
-
-
-def _counted(storages: Iterable[tuple[torch.dtype, int]]) -> list[tuple[str, int]]:
-    return sorted((str(dtype), nbytes) for dtype, nbytes in storages)
-
-
-def _last_uses(block: Block) -> dict[str, int]:
+def last_uses(block: Block) -> dict[str, int]:
+    """The number of the step that uses each value last."""
     return {name: number for number, step in enumerate(block.steps) for name in step.inputs}
 
 
-def _drop(values: dict[str, Any], names: Collection[str], last: dict[str, int], number: int) -> None:
+def drop(values: dict[str, Any], names: Collection[str], last: dict[str, int], number: int) -> None:
+    """Forget those of `values` that nothing uses after the step with that number."""
     for name in names:
         if last[name] == number:
             values.pop(name, None)
@@ -214,9 +179,9 @@ def execute(block: Block, leaves: dict[str, torch.Tensor]) -> torch.Tensor:
 
     An intermediate result is dropped after its last use, as it is where each overwrites the one before.
     """
-    last = _last_uses(block)
+    last = last_uses(block)
     values: dict[str, torch.Tensor] = dict(leaves)
     for number, step in enumerate(block.steps):
         values[step.out] = OPS[step.op].run(*(values[name] for name in step.inputs), **step.options)
-        _drop(values, step.inputs, last, number)
+        drop(values, step.inputs, last, number)
     return values[block.steps[-1].out]
