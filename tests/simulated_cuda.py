@@ -114,7 +114,7 @@ def cuda(simulation: Simulation) -> dict[str, Any]:
         "max_memory_reserved": lambda device=None: memory.reserved,
         "reset_peak_memory_stats": lambda device=None: None if simulation.peaks_are_stuck else memory.reset_peak(),
         "memory_stats": lambda device=None: memory.statistics(),
-        "mem_get_info": lambda device=None: (memory.total - memory.allocated, memory.total),
+        "mem_get_info": lambda device=None: (memory.total - memory.reserved, memory.total),
         "empty_cache": lambda: None,
         "ipc_collect": lambda: None,
         "utilization": _no_library,

@@ -24,6 +24,7 @@ from unittest import mock
 import torch
 import torch._dynamo  # its import looks for calls that a mode would catch
 import torch._meta_registrations
+from torch.nn.attention import SDPBackend
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -146,7 +147,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         simulation.timeline.wait()
         return _number(args[0])
     if name == "_fused_sdp_choice":
-        return 0
+        return int(SDPBackend.EFFICIENT_ATTENTION if args[0].dtype is torch.float32 else SDPBackend.FLASH_ATTENTION)
     target = kwargs.get("device")
     if name == "_to_copy" and target is not None and torch.device(target).type == "cpu":
         simulation.timeline.wait()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from conformance.measure.allocator import Allocator
 from tests import faults
 from tests.faults._tools import dropped, replaced
 from tests.simulated_card import GIB, H100, T4, Card, Simulation
@@ -29,6 +30,7 @@ SHARED = (
     *("copies_outlive_the_region", "copies_outlive_an_exception", "inner_regions_free_the_copies"),
     *("disabled_region_is_enabled", "clipping_keeps_its_norms", "accumulated_gradients_are_kept"),
     *("unscaling_copies_gradients", "failed_losses_are_kept", "backward_keeps_its_seed"),
+    *("attention_widens_16_bit", "gelu_widens_16_bit"),
 )
 
 Fault = Callable[[Simulation], contextlib.AbstractContextManager[Any]]
@@ -66,6 +68,16 @@ def test_faults_of_every_device_fail_on_a_gpu(name: str) -> None:
     fault = faults.load()[name]
     seen = outcomes(H100, fault.contracts, lambda simulation: fault.applied())
     assert {outcome.contract for outcome in seen if outcome.verdict == "FAIL"}, [str(outcome) for outcome in seen]
+
+
+def test_free_bytes_are_what_the_card_has_left() -> None:
+    with machine(T4) as simulation:
+        allocator = Allocator(torch.cuda, CUDA)
+        large = torch.empty(GIB, dtype=torch.uint8, device=CUDA)
+        small = torch.empty(GIB // 4, dtype=torch.uint8, device=CUDA)
+        del large
+        assert simulation.memory.reserved >= small.nbytes + GIB
+        assert allocator.free() == T4.memory_bytes - small.nbytes
 
 
 @contextlib.contextmanager
