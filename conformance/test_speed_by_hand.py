@@ -83,7 +83,10 @@ def test_a_region_takes_the_time_of_its_casts(
         times = max(1, math.ceil(SHORTEST / once))
         seen, slowdown = _compare(case, clock, repeated(by_hand, times), repeated(region, times), ALLOWED[kind])
         waits = [voluntary_waits(region) for _ in range(RUNS)] if kind == "cpu" else [None]
-    case.timings(seen.candidate, {"contract": case.contract.id, "program": program, "times by hand": slowdown.estimate})
+    case.timings(
+        [seconds / times for seconds in seen.candidate],
+        {"program": program, "size": size, "times as long as by hand": slowdown.estimate},
+    )
     if (told := [wait for wait in waits if wait is not None]) != []:
         # A wait for a page of memory may happen in any run, one that is in the region's path happens in each.
         case.at_most(f"runs of {RUNS} in which the region waits", sum(wait > 0 for wait in told), RUNS // 2)
@@ -133,8 +136,12 @@ def _judge(case: Case, seen: Comparison, slowdown: Interval, allowed: float) -> 
         return
     fastest = min(seen.candidate, default=math.inf) / min(seen.baseline, default=math.inf)
     if not fastest <= allowed:
+        known = 0 < slowdown.low <= slowdown.high < math.inf
         case.inconclusive(
             f"the region takes {slowdown.estimate:.3g} times as long as its casts by hand, in "
             f"[{slowdown.low:.3g}, {slowdown.high:.3g}], and {allowed:g} is inside"
+            if known
+            else f"in the time that the case had there were {len(seen.candidate)} pairs and as many of equal arms, too "
+            "few for an interval: the machine is busy, or the level too shallow for it"
         )
     case.at_most("fastest run in a region over the fastest by hand, where the interval cannot tell", fastest, allowed)
