@@ -20,6 +20,7 @@ from conformance.measure.waits import voluntary_waits
 F = torch.nn.functional
 # The least slow-down that the chapter sets out to find (docs/measuring.md); a processor's own time is counted coarser.
 ALLOWED = {"accelerator": 1.10, "cpu": 1.25}
+LONGEST = 1.0  # seconds of a comparison, which a machine in order mostly has done in a tenth
 SHORTEST = 1e-3  # seconds of one timed run, in which what surrounds it is lost
 RUNS = 8  # whose waits are counted
 # Of a processor the first at which a run is as long as that: entering and leaving a region takes the host 3 to 60 µs,
@@ -117,9 +118,9 @@ def _arms(
 def _compare(case: Case, clock: Clock, by_hand: Work, region: Work, allowed: float) -> tuple[Comparison, Interval]:
     """How many times as long the region takes, no finer than two equal arms differ."""
     # The interval, and the noise floor on either side, which is as wide at most, have to fit between 1 and the limit.
-    plan = replace(PLANS["full"], width=(allowed - 1) / 2, budget=case.allowance / 2, warm_ups=5)
+    plan = replace(PLANS["full"], width=(allowed - 1) / 2, budget=min(LONGEST, case.allowance / 2), warm_ups=5)
     floor = noise_floor(compare(clock, by_hand, by_hand, plan).speedup)
-    seen = compare(clock, region, by_hand, replace(plan, budget=case.allowance))
+    seen = compare(clock, region, by_hand, replace(plan, budget=min(LONGEST, case.allowance)))
     slowdown = seen.speedup.widened(floor)
     case.note("noise floor: how far two equal arms differ", math.exp(floor) - 1, "of their ratio")
     case.note("pairs", len(seen.candidate))
