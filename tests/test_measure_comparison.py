@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from conformance.measure.clocks import BrokenTiming
-from conformance.measure.comparison import PLANS, Comparison, Plan, Progress, compare, warm_up
+from conformance.measure.comparison import PLANS, Comparison, Plan, Progress, compare, drifted, warm_up
 from conformance.measure.intervals import CONFIDENCE, median_ratio, order_statistic
 from tests.simulated_clocks import Cached, Machine, scatter
 
@@ -285,3 +285,28 @@ def test_over_all_orders_no_rule_of_stopping_spoils_the_coverage(stop: str) -> N
                 break
         missed += misses
     assert missed / 2**plan.most <= 1 - CONFIDENCE
+
+
+def _ratios(logs: list[float]) -> Comparison:
+    return Comparison(tuple(math.exp(log) for log in logs), (1.0,) * len(logs))
+
+
+def test_a_ratio_that_changes_is_told() -> None:
+    """Fifty runs until one arm is warm; one that slows down by 3 % in the middle."""
+    noise = random.Random(3)
+    warming = [0.5 * (number < 50) + noise.gauss(0, 0.05) for number in range(100)]
+    slowing = [0.03 * (number > 80) + noise.gauss(0, 0.02) for number in range(160)]
+
+    assert "went from 1.6" in str(drifted(_ratios(warming)))
+    assert drifted(_ratios(slowing)) is not None
+    assert drifted(_ratios(warming[40:59])) is None  # too few to tell
+
+
+def test_a_ratio_that_stays_is_not_called_drifting() -> None:
+    noise = random.Random(4)
+    told = sum(
+        drifted(_ratios([noise.gauss(0, 0.05) for _ in range(size)])) is not None
+        for size in (20, 40, 160)
+        for _ in range(400)
+    )
+    assert told <= 4  # of 1200, at one in a thousand

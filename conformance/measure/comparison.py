@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import random
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -104,6 +105,29 @@ class Comparison:
             return seen
         # Each time may be off by one step of the clock, in the worst case both in opposite directions.
         return seen.widened(sum(math.log1p(self.resolution / min(arm)) for arm in (self.baseline, self.candidate)))
+
+
+# Of a rank sum, in standard deviations: equal halves are as far apart in one measurement of a thousand.
+_APART = 3.3
+
+
+def drifted(seen: Comparison) -> str | None:
+    """In words that the ratio was another in the second half of the pairs than in the first; None where it was not.
+
+    One arm that warms up or slows down meanwhile makes the ratio of neither half that of the other, and an interval of
+    all pairs one of neither. Wilcoxon's rank sum of the halves' ratios; fewer than 20 pairs tell nothing.
+    """
+    logs = [math.log(a / b) for a, b in zip(seen.baseline, seen.candidate, strict=True)]
+    half = len(logs) // 2
+    if half < 10:
+        return None
+    first, last = logs[:half], logs[-half:]
+    above = sum((a > b) + (a == b) / 2 for a in first for b in last)
+    spread = math.sqrt(half * half * (2 * half + 1) / 12)
+    if abs(above - half * half / 2) <= _APART * spread:
+        return None
+    before, after = (math.exp(statistics.median(part)) for part in (first, last))
+    return f"the ratio went from {before:.3g} in the first half of the pairs to {after:.3g} in the second"
 
 
 def resolution(clock: Clock) -> float:
