@@ -107,6 +107,37 @@ def held(
     return StepBytes(in_region, after_region, gradients, live.peak_bytes, live.peak_bytes)
 
 
+OPTIMIZERS: dict[str, Callable[[list[torch.Tensor]], torch.optim.Optimizer]] = {
+    "momentum": lambda weights: torch.optim.SGD(weights, lr=1e-3, momentum=0.9, foreach=False),
+    "adam": lambda weights: torch.optim.Adam(weights, lr=1e-3, foreach=False),
+}
+"""The optimizers of `oracles.step_bytes.UPDATES`."""
+
+SCALARS = 512
+"""Bytes that a scaler and an optimizer's counters may take: 256 of the former (AMP-MEMORY-036), 4 for each weight."""
+
+
+class Training:
+    """Whole steps of `block`: forward pass, backward, scaler and optimizer; gradients are dropped at the end."""
+
+    def __init__(
+        self, target: Target, block: Block, dtype: torch.dtype | None, leaves: dict[str, torch.Tensor], optimizer: str
+    ) -> None:
+        self._target, self._block, self._dtype, self._leaves = target, block, dtype, leaves
+        self._optimizer = OPTIMIZERS[optimizer]([leaf for leaf in leaves.values() if leaf.requires_grad])
+        # With a scale of 1 no first step overflows, which would leave the optimizer without its state.
+        self._scaler = torch.amp.GradScaler(target.device_type, init_scale=1.0, enabled=dtype is not None)
+
+    def step(self) -> None:
+        """One step."""
+        with region(self._target, self._dtype):
+            loss = execute(self._block, self._leaves)
+        self._scaler.scale(loss).backward()
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        self._optimizer.zero_grad(set_to_none=True)
+
+
 def _unforeseen(case: Case, target: Target, block: Block, dtype: torch.dtype | None) -> str:
     """Say which kernel keeps what its rule does not know, if any; fails the case where it wastes memory in 16 bit."""
     found = strays(work_through(block, target.device_type, dtype), target.device, kept_by)

@@ -10,9 +10,11 @@ import torch
 
 from conformance.harness.check import Case, contract, deep
 from conformance.harness.targets import Target
-from conformance.kept import held, keeps_what_is_predicted, step_as_predicted
+from conformance.kept import SCALARS, Training, held, keeps_what_is_predicted, step_as_predicted
+from conformance.measure.memory import PeakStorages
 from conformance.measure.threads import one_thread
 from conformance.oracles.saved import UNARY, Block, after_linear, blocks, chain, predict, tensors
+from conformance.oracles.step_bytes import UPDATES, whole_step
 
 BLOCKS = blocks()
 SEVERAL = [name.removeprefix("op-") for name in BLOCKS if name.startswith("op-")]
@@ -93,6 +95,28 @@ def test_peak_of_live_bytes(
     for arm, dtype in (("AMP", amp_dtype), ("fp32", None)):
         seen, predicted = step_as_predicted(case, target, block, dtype, rng)
         case.between(f"{arm}: peak of a step", seen.high, predicted.low, predicted.high, "bytes")
+
+
+@contract("AMP-MEMORY-017")
+@pytest.mark.parametrize("regime", ["costs", deep("standard", "saves")])
+@pytest.mark.parametrize("optimizer", UPDATES)
+def test_peak_of_a_step_with_its_optimizer(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, optimizer: str, regime: str
+) -> None:
+    block = chain(*REGIMES[regime])
+    for arm, dtype in (("AMP", amp_dtype), ("fp32", None)):
+        predicted = whole_step(block, target.device_type, dtype, UPDATES[optimizer])
+        leaves = tensors(block, target.device, rng)
+        with PeakStorages(leaves.values()) as live:
+            training = Training(target, block, dtype, leaves, optimizer)
+            training.step()
+            state = live.counted_bytes
+            live.peak_bytes = 0
+            training.step()
+        most = predicted.state + SCALARS
+        case.between(f"{arm}: the optimizer's state", state, predicted.state, most, "bytes")
+        low, high = predicted.state + predicted.low, most + predicted.high
+        case.between(f"{arm}: peak of a second step", live.peak_bytes, low, high, "bytes")
 
 
 @contract("AMP-MEMORY-018")

@@ -51,18 +51,23 @@ With P elements of weights, P_low of them fed to lower-precision operations, and
 keeps in 16 bit and in fp32, that is 4P(2 + k) + 4A in fp32 and 4P(2 + k) + 2P_low + 2A_low + 4A_32 under AMP, k being
 the optimizer's moments: **AMP saves memory where A_low exceeds P_low**, and costs memory below; a copy of an fp32 input
 counts among P_low. The peak lies between what is alive between two operations, and that plus the gradients which the
-running operation makes and one more of the largest of them.
+running operation makes and one more of the largest of them. Where an optimizer steps, its state of 4Pk bytes lies below
+all of that, and the peak of a step is the larger of that one and of the gradients with what the optimizer makes of the
+weight at hand: nothing for SGD with momentum, three more of the largest weight for Adam (`foreach=False`).
 
 ## How bytes are observed
 
 By the storages that operations return, each followed by a weak reference until nothing holds it
 (`conformance/measure/memory.py`): exact, on every device, without the device's allocator, and blind to what a kernel
 takes and gives back inside of one operation. Kept bytes are told by `torch.autograd.graph.saved_tensors_hooks`. On an
-accelerator the allocator's `requested_bytes` come on top, where the workspaces of libraries (up to 108 MiB) are allowed
-for. Left out of the count: what libraries reserve for themselves (uint8) and states of random generators.
+accelerator the allocator's `requested_bytes` come on top; allowed for is what one product of that size takes beside its
+tensors outside of any region, the workspaces of libraries (108 MiB at most). Left out of the count: what libraries
+reserve for themselves (uint8) and states of random generators.
 
-Where a device has a kernel that keeps other tensors than the formula says, in fp32 and outside of regions too
-(attention, dropout, normalisations are asked), the networks with it are UNSUPPORTED there.
+Each operation of an accelerator (of the CPU: attention, dropout, normalisations, of which it has several kernels) is
+run alone, outside of regions, before it is judged. Where it keeps other tensors than the formula says in fp32 too, the
+region has to hold what the same casts made by hand hold, and the case is UNSUPPORTED if it does. Where it does so in 16
+bit alone, more bytes or wider ones are a failure; only attention that is not fused in 16 bit may keep them.
 """
 
 _RECIPE = """## A published case

@@ -12,7 +12,7 @@ import torch
 
 from conformance.measure.allocator import Allocator
 from tests import faults
-from tests.faults._tools import dropped, replaced
+from tests.faults._tools import dropped, kernel, replaced
 from tests.simulated_card import GIB, H100, T4, Card, Simulation
 from tests.simulated_checks import Outcome, cases, machine, run
 from tests.simulated_checks import markers as markers  # a fixture
@@ -30,7 +30,7 @@ SHARED = (
     *("copies_outlive_the_region", "copies_outlive_an_exception", "inner_regions_free_the_copies"),
     *("disabled_region_is_enabled", "clipping_keeps_its_norms", "accumulated_gradients_are_kept"),
     *("unscaling_copies_gradients", "failed_losses_are_kept", "backward_keeps_its_seed"),
-    *("attention_widens_16_bit", "gelu_widens_16_bit"),
+    *("attention_widens_16_bit", "gelu_widens_16_bit", "gradients_are_copied_while_the_optimizer_works"),
 )
 
 Fault = Callable[[Simulation], contextlib.AbstractContextManager[Any]]
@@ -120,6 +120,41 @@ def _wide(simulation: Simulation) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _copied_twice(simulation: Simulation) -> Iterator[None]:
+    """Each use of a weight leaves a second 16-bit copy of it, until the region is left."""
+    second: list[torch.Tensor] = []
+    clear = torch.clear_autocast_cache
+
+    def clearing() -> None:
+        second.clear()
+        clear()
+
+    def copying(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        dtype = torch.get_autocast_dtype("cuda")
+        second.append(weight.detach().to(dtype))
+        return torch.nn.functional.linear(*(None if t is None else t.to(dtype) for t in (x, weight, bias)))
+
+    with kernel("linear", copying, "AutocastCUDA"), replaced(torch, "clear_autocast_cache", clearing):
+        yield
+    second.clear()
+
+
+@contextlib.contextmanager
+def _state_in_16_bit_too(simulation: Simulation) -> Iterator[None]:
+    """step leaves a 16-bit copy of each weight with its optimizer."""
+    right = torch.amp.GradScaler.step
+
+    def step(self: torch.amp.GradScaler, optimizer: Any, *args: Any, **options: Any) -> Any:
+        result = right(self, optimizer, *args, **options)
+        for group in optimizer.param_groups:
+            optimizer.low = [parameter.detach().half() for parameter in group["params"]]
+        return result
+
+    with replaced(torch.amp.GradScaler, "step", step):
+        yield
+
+
 # What is broken, and the contracts of which one has to fail.
 CUDA_FAULTS: dict[str, tuple[Fault, tuple[str, ...]]] = {
     "activations of linear in fp32": (lambda _: dropped("linear", "AutocastCUDA"), ("AMP-MEMORY-001",)),
@@ -131,6 +166,10 @@ CUDA_FAULTS: dict[str, tuple[Fault, tuple[str, ...]]] = {
     "a block of the driver leaks each step": (_leaking, ("AMP-MEMORY-010",)),
     "peaks are not reset": (_stuck, ("AMP-MEMORY-019",)),
     "peaks are not reset, closed form": (_stuck, ("AMP-MEMORY-013",)),
+    "activations in fp32, peak": (lambda _: dropped("linear", "AutocastCUDA"), ("AMP-MEMORY-013",)),
+    "weights copied twice, peak": (_copied_twice, ("AMP-MEMORY-013",)),
+    "weights copied twice, points": (_copied_twice, ("AMP-MEMORY-016",)),
+    "optimizer state in 16 bit too": (_state_in_16_bit_too, ("AMP-MEMORY-013",)),
     "blocks of twice the size": (_wide, ("AMP-MEMORY-019",)),
 }
 

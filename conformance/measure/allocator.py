@@ -25,7 +25,7 @@ class Allocator:
     """
 
     def __init__(self, module: Any, device: torch.device) -> None:
-        self._module, self._device = module, device
+        self._module, self.device = module, device
         self._stat = ""
         before = self._stats().get("requested_bytes.all.current")
         probe = torch.empty(_PROBE, dtype=torch.uint8, device=device)
@@ -60,7 +60,7 @@ class Allocator:
         if self._stat:
             return int(self._stats()[f"{self._stat}.current"])
         if hasattr(self._module, "memory_allocated"):
-            return int(self._module.memory_allocated(self._device))
+            return int(self._module.memory_allocated(self.device))
         return int(self._module.current_allocated_memory())
 
     def peak(self) -> int:
@@ -68,12 +68,12 @@ class Allocator:
         self._module.synchronize()
         if self._stat:
             return int(self._stats()[f"{self._stat}.peak"])
-        return int(self._module.max_memory_allocated(self._device))
+        return int(self._module.max_memory_allocated(self.device))
 
     def reset(self) -> None:
         """Forget the peak."""
         self._module.synchronize()
-        self._module.reset_peak_memory_stats(self._device)
+        self._module.reset_peak_memory_stats(self.device)
 
     def free(self) -> int | None:
         """Bytes that can still be had, those that the allocator keeps for later included; None where nobody tells."""
@@ -81,7 +81,7 @@ class Allocator:
         if asked is None:
             return None
         try:
-            free = int(asked(self._device)[0])
+            free = int(asked(self.device)[0])
         except RuntimeError:  # a driver that does not tell (XPU on some systems)
             return None
         stats = self._stats()
@@ -94,7 +94,7 @@ class Allocator:
 
     def _stats(self) -> dict[str, Any]:
         asked = getattr(self._module, "memory_stats", None)
-        return {} if asked is None else dict(asked(self._device))
+        return {} if asked is None else dict(asked(self.device))
 
 
 _SCATTER = (
@@ -105,6 +105,16 @@ _SCATTER = (
     "num_alloc_retries",
     "num_ooms",
 )
+
+
+def workspace(allocator: Allocator, left: torch.Tensor, right: torch.Tensor) -> int:
+    """Bytes that the product of two matrices takes while it runs, beside operands and result."""
+    torch.mm(left, right)  # what a library keeps from its first product on is no part of it
+    allocator.reset()
+    result = torch.mm(left, right)
+    taken = allocator.peak() - allocator.in_use()
+    del result
+    return taken
 
 
 def peak_above_start(allocator: Allocator, step: Callable[[], None], leaves: Iterable[torch.Tensor]) -> int:

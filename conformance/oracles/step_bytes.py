@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 
@@ -38,6 +39,39 @@ class _Peak:
 
     def during(self, alive: int) -> None:
         self.high = max(self.high, alive)
+
+
+@dataclass(frozen=True)
+class Update:
+    """What an optimizer holds: `moments` tensors of state for each weight, `working` ones for the weight at hand.
+
+    The single-tensor forms (`foreach=False`), which go from weight to weight: SGD with momentum changes all in place;
+    Adam makes the root of a second moment, and the same divided, while that of the weight before is still named
+    (torch/optim/adam.py, _single_tensor_adam: denom).
+    """
+
+    moments: int
+    working: int
+
+
+UPDATES = {"momentum": Update(1, 0), "adam": Update(2, 3)}
+
+
+@dataclass(frozen=True)
+class WholeStep:
+    """Bytes of a step with its optimizer: the state, which lives from the first step on, and the peak above it."""
+
+    state: int
+    low: int
+    high: int
+
+
+def whole_step(block: Block, device_type: str, amp_dtype: torch.dtype | None, update: Update) -> WholeStep:
+    """A step whose gradients are dropped at its end; while the optimizer works, they and its `working` are alive."""
+    step = step_bytes(block, device_type, amp_dtype)
+    weights = [4 * math.prod(shape) for name, shape in block.parameters.items() if name not in block.frozen]
+    updating = step.gradients + update.working * max(weights)
+    return WholeStep(update.moments * sum(weights), max(step.low, step.gradients), max(step.high, updating))
 
 
 def step_bytes(block: Block, device_type: str, amp_dtype: torch.dtype | None, *, cache: bool = True) -> StepBytes:

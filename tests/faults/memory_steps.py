@@ -312,6 +312,21 @@ def backward_of_gelu_works_in_float64() -> Iterator[None]:
         yield
 
 
+@fault("AMP-MEMORY-017")
+def gradients_are_copied_while_the_optimizer_works() -> Iterator[None]:
+    """step keeps a copy of every gradient until the optimizer is done: only the peak of a whole step shows it."""
+    right = torch.amp.GradScaler._maybe_opt_step
+
+    def maybe(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **options: Any) -> Any:
+        copies = [p.grad.clone() for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        result = right(self, optimizer, *args, **options)
+        del copies
+        return result
+
+    with replaced(torch.amp.GradScaler, "_maybe_opt_step", maybe):
+        yield
+
+
 @fault("AMP-MEMORY-018", "AMP-MEMORY-006")
 def linear_runs_in_fp32() -> Iterator[None]:
     """linear is on no list: AMP saves nothing where it must."""
