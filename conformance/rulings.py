@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from conformance.contests import Contest, Contests, Measurement
-from conformance.harness.check import Case
+from conformance.contests import Contest, Contests, Measurement, matrix_units
+from conformance.harness.check import Case, Inconclusive, Unsupported, Untestable
 from conformance.harness.expectations import DeviceClass, Expectation, Expectations
 from conformance.harness.targets import Target
 from conformance.harness.waivers import today
@@ -16,29 +16,39 @@ WELL_ABOVE = 8  # times the break-even: from there on casts cost AMP an eighth o
 
 
 def record(case: Case, measurement: Measurement) -> None:
-    """Put a measurement into the evidence, and hand its times to pytest-benchmark."""
-    tell(case, measurement)
+    """Put a measurement into the evidence, and hand its times to pytest-benchmark.
+
+    Ends the case where there was no time for an interval.
+    """
+    if (reason := tell(case, measurement)) is not None:
+        case.inconclusive(reason)
     case.timings(measurement.comparison.candidate, {"key": measurement.contest.key, **measurement.told()})
 
 
-def tell(case: Case, measurement: Measurement) -> None:
-    """Put a measurement into the evidence; ends the case where there was no time for an interval."""
+def tell(case: Case, measurement: Measurement) -> str | None:
+    """Put a measurement into the evidence; returns why there is no interval, where there is none."""
     speedup, key = measurement.speedup, measurement.contest.key
-    if not 0 < speedup.low <= speedup.high < math.inf:
-        case.note(f"{key}: ratio of the medians", speedup.estimate)
-        case.inconclusive(
-            f"{key}: in the time that is left to it there were {len(measurement.comparison.baseline)} pairs, "
-            "too few for an interval; a deeper level has more time, --contract leaves fewer cases"
-        )
-    case.speedup(key, measurement.told())
+    if measurement.has_interval:
+        case.speedup(key, measurement.told())
+        return None
+    case.note(f"{key}: ratio of the medians", speedup.estimate)
+    pairs = len(measurement.comparison.baseline)
+    missing = (
+        f"there were {pairs} pairs, too few for an interval"
+        if math.isfinite(measurement.floor)
+        else f"two equal arms had too few pairs for a noise floor, without which {pairs} pairs of this decide nothing"
+    )
+    return (
+        f"{key}: in the time that is left to it {missing}; a deeper level has more time, --contract leaves fewer cases"
+    )
 
 
 def device_class(case: Case, target: Target, expectations: Expectations) -> DeviceClass:
     """What is expected of the target; ends the case where nothing is."""
-    if target.device_type != "cpu" and not target.probe["tensor_cores"]:
-        case.unsupported("the device has no tensor cores, and nothing is promised without them")
     device = (target.device_type, str(target.probe["name"]), target.probe["capability"])
     found = expectations.of(*device, today())
+    if found is None and matrix_units(target) is False:
+        case.unsupported("the device has no tensor cores, and nothing is promised without them")
     if found is None:
         case.unsupported(f"{expectations.why_none(*device, today())}: its speed-ups are recorded, not judged")
     assert found is not None
@@ -56,22 +66,29 @@ def judge(
     expected = [(contest, wanted) for contest in candidates if (wanted := known.expected(contest.key)) is not None]
     if not expected:
         case.unsupported(f"the expectations for {known.id} say nothing of this: its speed-ups are recorded, not judged")
-    undecided = [
-        reason
-        for contest, wanted in expected
-        if (reason := _judged(case, contests.measure(case, target, contest), wanted)) is not None
-    ]
-    if undecided:
-        case.inconclusive("; ".join(undecided))
+    undecided: dict[type[Exception], list[str]] = {}
+    for contest, wanted in expected:
+        try:
+            seen = contests.measure(case, target, contest)
+        except (Inconclusive, Untestable, Unsupported) as ended:
+            undecided.setdefault(type(ended), []).append(str(ended))
+            continue
+        if (reason := _judged(case, seen, wanted)) is not None:
+            undecided.setdefault(Inconclusive, []).append(reason)
+    for ending in (Inconclusive, Untestable, Unsupported):  # the weightiest that there was
+        if ending in undecided:
+            raise ending("; ".join(reason for reasons in undecided.values() for reason in reasons))
 
 
 def _judged(case: Case, seen: Measurement, wanted: Expectation) -> str | None:
     """Hold one measurement against what is expected; raises where it misses, returns why it decides nothing."""
     key = seen.contest.key
-    tell(case, seen)
+    missing = tell(case, seen)
     case.note(f"{key}: expected", str(wanted))
     if seen.spoiled is not None:
         return f"{key}: {seen.spoiled}"
+    if missing is not None:
+        return missing
     if seen.shrink and not _still_large(seen.figures):
         return (
             f"{key} fitted only at a batch {2**seen.shrink} times smaller, for want of memory or time; there, near the "

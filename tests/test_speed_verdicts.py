@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime
 import importlib
+import math
 import random
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import ModuleType, SimpleNamespace
@@ -214,7 +216,26 @@ def test_a_clock_that_does_not_wait_breaks_the_suite(
 def test_without_tensor_cores_nothing_is_promised(device: Callable[..., Device], judge: Callable[..., Case]) -> None:
     device(0.03, 0.03)
     with pytest.raises(Unsupported, match="no tensor cores"):
-        judge({**H100, "tensor_cores": False})
+        judge({**CARD, "tensor_cores": False})
+
+
+def test_what_was_calibrated_is_judged_without_tensor_cores(
+    device: Callable[..., Device], checks: dict[str, ModuleType]
+) -> None:
+    day = datetime.date(2026, 1, 1)
+    wanted = Expectation(0.9, "our Macs", day, "calibrated", "mac", datetime.date(2999, 1, 1))
+    key = "matmul/compute/fp16/fp32"
+    of_mine = SimpleNamespace(id="mac", expected=lambda asked: wanted if asked == key else None)
+    mine: Any = SimpleNamespace(of=lambda *_: of_mine)
+    target = _target({"name": "mps", "capability": None, "tensor_cores": False})
+    target.device_type = "mps"
+    for amp, verdict in ((0.03, nullcontext()), (0.04, pytest.raises(ContractViolation, match="high end"))):
+        device(0.03, amp)
+        with verdict:
+            checks["operations"].test_matmul_against_fp32(
+                case := _case("AMP-SPEED-001"), target, torch.float16, Contests(), mine
+            )
+        assert "no tensor cores" not in str(case.evidence)  # nobody asked for them
 
 
 def test_an_unknown_card_is_not_judged(device: Callable[..., Device], judge: Callable[..., Case]) -> None:
@@ -233,6 +254,85 @@ def test_an_operation_without_an_expectation_is_not_judged(
         checks["operations"].test_operations_as_expected(
             case, _target(H100), torch.float16, Contests(), EXPECTED, "sdpa"
         )
+
+
+@pytest.mark.parametrize("ending", [Untestable, Unsupported, Inconclusive])
+def test_a_failure_counts_before_what_decides_nothing(
+    device: Callable[..., Device],
+    checks: dict[str, ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
+    ending: type[Exception],
+) -> None:
+    device(0.03, 0.03)
+    measure = Contests.measure
+
+    def measured(self: Contests, case: Case, target: Any, contest: Contest) -> Any:
+        if contest.subject == "step-cnn" and contest.baseline == "fp32":
+            raise ending("there is none of this")
+        return measure(self, case, target, contest)
+
+    monkeypatch.setattr(Contests, "measure", measured)
+    day = datetime.date(2026, 1, 1)
+    wanted = Expectation(1.5, "ours", day, "calibrated", "ours", datetime.date(2999, 1, 1))
+    all_of_it = SimpleNamespace(id="ours", expected=lambda key: wanted)
+    arguments = (_target(H100), torch.float16, Contests(), SimpleNamespace(of=lambda *_: all_of_it), "step-cnn")
+    with pytest.raises(ContractViolation, match="step-cnn/compute/fp16/tf32"):
+        checks["steps"].test_steps_as_expected(_case("AMP-SPEED-041", "standard"), *arguments)
+    wanted = Expectation(0.5, "ours", day, "calibrated", "ours", datetime.date(2999, 1, 1))
+    with pytest.raises(ending, match="there is none of this"):
+        checks["steps"].test_steps_as_expected(_case("AMP-SPEED-041", "standard"), *arguments)
+
+
+def test_a_noise_floor_without_end_is_named(
+    device: Callable[..., Device], judge: Callable[..., Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device(0.03, 0.01)
+    monkeypatch.setattr(contests.intervals, "noise_floor", lambda equal: math.inf)
+    with pytest.raises(Inconclusive, match="too few pairs for a noise floor"):
+        judge()
+
+
+def test_what_was_spoiled_is_measured_once_more(
+    device: Callable[..., Device], checks: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, given = device(0.03, 0.01), (_target(H100), torch.float16, Contests())
+    monkeypatch.setattr(Calm, "reason", "slowed down by heat")
+    check = checks["operations"].test_matmul_against_fp32
+    spent = []
+    for _ in range(3):
+        with pytest.raises(Inconclusive, match="by heat"):
+            check(_case("AMP-SPEED-001"), *given, EXPECTED)
+        spent.append(made.now)
+    assert spent[0] < spent[1] == spent[2]
+
+    given = (*given[:2], Contests())
+    with pytest.raises(Inconclusive, match="by heat"):
+        check(_case("AMP-SPEED-001"), *given, EXPECTED)
+    monkeypatch.setattr(Calm, "reason", None)
+    check(_case("AMP-SPEED-001"), *given, EXPECTED)
+
+
+def test_what_was_too_large_is_gone_before_less_is_tried(
+    device: Callable[..., Device], checks: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = device(0.4, 0.1, noise=0.01)
+    alive: list[Any] = []
+
+    def arms(target: Any, contest: Contest, subject: Any) -> Any:
+        assert [operands() for operands in alive] == [None] * len(alive)
+        operands = torch.ones(1)
+        alive.append(weakref.ref(operands))
+
+        def arm(work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+            return lambda: operands * work()
+
+        return tuple(map(arm, made.arms))
+
+    monkeypatch.setattr(contests, "arms", arms)
+    checks["operations"].test_operations(
+        _case("AMP-SPEED-030"), _target(H100), torch.float16, Contests(), "bmm", "compute", "fp32"
+    )
+    assert len(alive) == 4
 
 
 def test_one_measurement_serves_all_contracts(device: Callable[..., Device], checks: dict[str, ModuleType]) -> None:
@@ -366,9 +466,32 @@ def test_tf32_that_is_on_unnoticed_fails(monkeypatch: pytest.MonkeyPatch, produc
 
 def test_a_device_without_tf32_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baselines, "tf32_in_effect", lambda device: False)
+    monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
+
+    def ends(ending: type[Exception], words: str, probe: dict[str, Any]) -> None:
+        case = _case("AMP-SPEED-002")
+        with pytest.raises(ending, match=words), baselines.precision(case, _target(probe), "tf32"):
+            pass
+
+    ends(Unsupported, "the device has no TF32", {**CARD, "capability": "7.5"})
+    ends(Inconclusive, "allowed and not in effect", H100)
+    ends(Inconclusive, "allowed and not in effect", {**CARD, "capability": "12.0"})
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    ends(Unsupported, "NVIDIA_TF32_OVERRIDE", H100)
+
+
+@pytest.mark.parametrize("device_type", ["xpu", "mps", "cuda"])
+def test_a_mode_like_tf32_is_seen_on_every_accelerator(monkeypatch: pytest.MonkeyPatch, device_type: str) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    target = _target(CARD)
+    target.device_type = device_type
+    for seen, verdict in ((False, nullcontext()), (True, pytest.raises(ContractViolation, match="TF32 in effect"))):
+        monkeypatch.setattr(baselines, "tf32_in_effect", lambda device, seen=seen: seen)
+        with verdict, baselines.precision(_case("AMP-SPEED-001"), target, "fp32"):
+            pass
     with (
-        pytest.raises(Unsupported, match="no TF32"),
-        baselines.precision(_case("AMP-SPEED-002"), _target(H100), "tf32"),
+        pytest.raises(Unsupported, match="a mode of CUDA"),
+        baselines.precision(_case("AMP-SPEED-002"), target, "tf32"),
     ):
         pass
 
