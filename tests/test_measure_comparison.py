@@ -159,11 +159,13 @@ def test_one_look_has_an_exact_coverage_and_several_have_a_bound() -> None:
     assert compare(machine, *arms, replace(PLAN, pilot=40)).speedup.coverage == order_statistic(40)[1]
 
 
-def test_progress_is_told_after_every_pair() -> None:
+def test_progress_is_told_often_and_costs_little() -> None:
+    order_statistic.cache_clear()
     machine, told = Machine(scatter(random.Random(3))), list[Progress]()
     plan = replace(PLAN, width=0.05, budget=1000.0)
     compare(machine, machine.work(1.0), machine.work(1.0), plan, progress=told.append, now=lambda: machine.now)
-    assert [each.done for each in told] == list(range(1, len(told) + 1))
+    assert [each.done for each in told] == [*range(1, 11), *range(20, told[-1].done + 1, 10)]
+    assert order_statistic.cache_info().misses <= len(told) + len(plan.looks)
     assert all(each.done <= each.planned <= 40 and 0 <= each.seconds_left <= 80 for each in told)
     assert told[0].interval is None
     assert told[-1].interval is not None

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from conformance.measure.clocks import BrokenTiming, Clock, Work, repeated
 from conformance.measure.intervals import CONFIDENCE, Interval, median_ratio, order_statistic
 
+TOLD = 10  # pairs between two words of progress, which cost as much as some short runs
 FEWEST_PAIRS = 8  # with which the extremes cover a median with 99 %: 1 - 2 / 2^8
 
 
@@ -228,8 +229,8 @@ def compare(
     order-statistic interval needs to be exact. The interval is looked at after as many pairs as `plan.looks` says, as
     far as the seconds that are left afford them; those know nothing of the ratio either.
 
-    `before` runs untimed before every timed run (a Flush); `progress` is told after every pair. Raises BrokenTiming
-    where the clock tells no time.
+    `before` runs untimed before every timed run (a Flush); `progress` is told after each of the first ten pairs, after
+    every tenth, and at each look. Raises BrokenTiming where the clock tells no time.
     """
     pairs = _Pairs(clock, (baseline, candidate), before or (lambda: None), random.Random(seed))
     start = now()
@@ -237,16 +238,19 @@ def compare(
         pace = pairs.warm_up(plan.warm_ups, lambda: now() - start > plan.budget / 2)
         warm = now()
         affordable = plan.within((plan.budget - (warm - start)) / pace)
+        looks = affordable.looks
         for done in range(affordable.most):
             if now() - start + pace > plan.budget:
                 return pairs.comparison("budget", affordable.confidence)
             pairs.take()
             pace = (now() - warm) / (done + 1)
+            look = done + 1 in looks
+            if not look and (progress is None or (done >= TOLD and (done + 1) % TOLD)):
+                continue
             seen = pairs.comparison("width", affordable.confidence)
-            reached = done + 1 in affordable.looks and _narrow(seen, plan)
             if progress is not None:
                 progress(_progress(seen, affordable, now() - start, pace))
-            if reached:
+            if look and _narrow(seen, plan):
                 return seen
     return pairs.comparison("most" if affordable.most == plan.most else "budget", affordable.confidence)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Sequence
@@ -44,6 +45,7 @@ def noise_floor(equal: Interval) -> float:
     return max(-math.log(equal.low), math.log(equal.high), 0.0) if equal.low > 0 else math.inf
 
 
+@functools.cache
 def order_statistic(samples: int, confidence: float = CONFIDENCE) -> tuple[int, float]:
     """The largest k for which [k-th smallest, k-th largest] of `samples` values covers their median, and its coverage.
 
