@@ -7,19 +7,20 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from conformance import baselines
+from conformance import baselines, timing
 from conformance.harness import exhaustion
 from conformance.harness.check import DEPTHS, Case, SuiteError, deep
 from conformance.harness.expectations import OPERATION_SIZES, STEP_SIZES
 from conformance.harness.targets import DTYPE_NAMES, Target, device_module
-from conformance.measure import caches, ceilings, clocks, comparison, conditions, diagnosis, intervals, profile
+from conformance.measure import ceilings, clocks, comparison, diagnosis, intervals, profile
+from conformance.measure.allocator import Allocator
 from conformance.oracles.op_policy import BACKENDS, listings, resolved
-from conformance.workloads.timed_operations import Operation, linear, operation
+from conformance.workloads.timed_operations import Operation, operation
 from conformance.workloads.timed_steps import STEPS, Step, step
 
 Subject = Operation | Step
@@ -27,9 +28,7 @@ Work = clocks.Work
 
 BASELINES = ("fp32", "tf32")
 ALWAYS = ("matmul/compute", "step-mlp/compute")  # those of AMP-SPEED-001 to 004, which every level measures
-ROWS, WIDTH = (16, 64, 256, 1024, 4096), 4096  # of the Linear whose break-even is looked for
 SHRINKS = 3  # a subject that does not fit is halved that often at most: an eighth still shows what it is bound by
-SAMPLED = 10  # pairs between two looks at the device's clocks, which take the driver some time
 FEWEST_WARM_UPS = 3  # runs of each arm before the pilot: one, and two that are no faster
 LONG = 2e-3  # seconds, beside which the host's own hundred microseconds do not show
 FEW = 5  # runs whose median is good enough for a diagnosis
@@ -224,7 +223,7 @@ def _bench(target: Target, contest: Contest, subject: Subject, shrink: int, plan
         clocks.device_clock(target.device_type, module),
         clocks.step_clock(target.device_type, module),
         *arms(target, contest, subject),
-        None if contest.is_step else flush(target),
+        None if contest.is_step else timing.flush(target),
     )
 
 
@@ -233,7 +232,7 @@ class Contests:
 
     def __init__(self) -> None:
         self._measured: dict[tuple[str, str], Measurement] = {}
-        self._floors: dict[tuple[str, str, str], float] = {}
+        self._floors: dict[tuple[str, str, str, str], float] = {}
         self._trusted: set[tuple[str, str]] = set()
         self._repeated: set[tuple[str, str]] = set()
 
@@ -285,20 +284,22 @@ class Contests:
     def _measured_on(self, case: Case, bench: _Bench) -> Measurement:
         contest, clock = bench.contest, bench.clock
         self._trust(case, bench)
-        with conditions.Watch(bench.target.device) as watch:
-            floor = self._floor(bench)
-            progress, seed = _shown(case, contest, watch), f"{case.seed} {contest.key}"
-            seen = comparison.compare(
-                clock, bench.baseline, bench.amp, bench.plan, before=bench.before, progress=progress, seed=seed
-            )
+        taken = timing.take(
+            case,
+            bench.target,
+            clock,
+            (bench.baseline, bench.amp),
+            bench.plan,
+            name=contest.key,
+            before=bench.before,
+            floor=lambda: self._floor(case, bench),
+        )
+        seen = taken.comparison
         if not seen.baseline:
             case.inconclusive(f"{contest.key}: no time is left for a pair; a deeper level has more")
-        facts = watch.facts()
-        figures = _figures(bench, seen, facts)
-        reasons = (watch.spoiled(waiting=not isinstance(clock, clocks.ProcessorClock)), comparison.drifted(seen))
-        spoiled = "; ".join(reason for reason in reasons if reason is not None) or None
+        figures = _figures(bench, seen, taken.facts)
         return Measurement(
-            contest, clock.name, seen, seen.speedup.widened(floor), floor, figures, spoiled, facts, bench.shrink
+            contest, clock.name, seen, taken.speedup, taken.floor, figures, taken.spoiled, taken.facts, bench.shrink
         )
 
     def _trust(self, case: Case, bench: _Bench) -> None:
@@ -321,12 +322,16 @@ class Contests:
         case.note(f"{bench.clock.name}: growth of the time with four times the work", growth)
         self._trusted.add(place)
 
-    def _floor(self, bench: _Bench) -> float:
-        """The noise floor of this clock at this size: what two equal arms differ by, measured once."""
-        place = (bench.target.name, bench.clock.name, bench.contest.size)
+    def _floor(self, case: Case, bench: _Bench) -> float:
+        """The noise floor: what two equal arms of that size differ by, measured once.
+
+        On an accelerator of each subject by itself; of a CPU, whose figures are for information, the first one's.
+        """
+        contest = bench.contest
+        subject = "" if bench.target.device_type == "cpu" else contest.subject
+        place = (bench.target.name, bench.clock.name, contest.size, subject)
         if place not in self._floors:
-            equal = comparison.compare(bench.clock, bench.amp, bench.amp, bench.plan, before=bench.before)
-            found = intervals.noise_floor(equal.speedup)
+            found = timing.noise_floor(case, bench.clock, bench.amp, bench.plan, name=contest.key, before=bench.before)
             if not math.isfinite(found):
                 return found  # there was no time for it; the next one may have more
             self._floors[place] = found
@@ -398,26 +403,7 @@ def plan_of(case: Case, target: Target, contest: Contest | None = None) -> compa
     favoured = contest is not None and f"{contest.subject}/{contest.size}" in ALWAYS
     least = case.samples(quick=1, standard=3, full=20) if favoured else LEAST_SECONDS
     # Building, warming up, profiling and the noise floor take as long again.
-    return replace(plan, budget=min(plan.budget, max(least, case.allowance / 2)))
-
-
-def flush(target: Target) -> Callable[[], object] | None:
-    """What empties the last-level cache before a run; nothing on a CPU, where the caches belong to all its work."""
-    if target.device_type == "cpu":
-        return None
-    return caches.Flush(target.device, caches.last_level_bytes(target.device)[0])
-
-
-def _shown(case: Case, contest: Contest, watch: conditions.Watch) -> Callable[[comparison.Progress], object]:
-    def show(now: comparison.Progress) -> None:
-        if now.done % SAMPLED == 0:
-            watch.sample()
-        known = now.interval
-        ratio = f", ratio {known.estimate:.3g} in [{known.low:.3g}, {known.high:.3g}]" if known else ""
-        left = f", {now.seconds_left:.0f} s left" if math.isfinite(now.seconds_left) else ""
-        case.progress(f"{contest.key}: {now.done} of {now.planned} pairs{ratio}{left}")
-
-    return show
+    return timing.within(plan, max(least, case.allowance / 2))
 
 
 def _median(clock: clocks.Clock, work: Work) -> float:
@@ -482,16 +468,8 @@ def fp32_ops(device_type: str) -> frozenset[str]:
 
 def free_bytes(target: Target) -> int | None:
     """Memory that a subject could take on the target; None where the device does not tell."""
-    module = device_module(target.device_type)
-    tell = getattr(module, "mem_get_info", None)
-    if target.device_type == "cpu" or tell is None:
-        return None
-    try:
-        free = int(tell(target.device)[0])
-    except RuntimeError:  # a driver that does not tell
-        return None
-    held: Any = module
-    return free + int(held.memory_reserved(target.device)) - int(held.memory_allocated(target.device))
+    counters = None if target.device_type == "cpu" else Allocator.of(device_module(target.device_type), target.device)
+    return None if counters is None else counters.free()
 
 
 def _fits(target: Target, subject: Subject) -> bool:
@@ -506,48 +484,3 @@ def _fits(target: Target, subject: Subject) -> bool:
 
 def _gib(nbytes: int | None) -> str:
     return "an unknown amount" if nbytes is None else f"{nbytes / 2**30:.1f} GiB"
-
-
-def equal_arms(case: Case, target: Target, kind: str) -> None:
-    """Record how far two equal arms differ, on the clock of the device or of whole steps."""
-    subject = "matmul" if kind == "device" else "step-mlp"
-    contest = Contest(subject, "middle" if kind == "device" else "small", torch.float16, "fp32")
-    module = device_module(target.device_type)
-    clock = (clocks.device_clock if kind == "device" else clocks.step_clock)(target.device_type, module)
-    pairs = case.samples(quick=10, standard=30, full=200)
-    plan = replace(plan_of(case, target), pilot=pairs, most=pairs)
-    work, _ = arms(target, contest, contest.make(target.device_type))
-    with conditions.Watch(target.device) as watch, broken_timing():
-        seen = comparison.compare(clock, work, work, plan, before=flush(target) if kind == "device" else None)
-    speedup = seen.speedup
-    case.note("clock", clock.name)
-    case.note("pairs", len(seen.baseline))
-    case.note("ratio of two equal arms: low end, median, high end", [speedup.low, speedup.estimate, speedup.high])
-    case.note("confidence of the interval", speedup.coverage)
-    for name, value in watch.facts().items():
-        case.note(name, value)
-    case.timings(seen.candidate, {"low": speedup.low, "ratio": speedup.estimate, "high": speedup.high})
-
-
-def sweep(case: Case, target: Target, dtype: torch.dtype, baseline: str) -> None:
-    """Record from how many rows on a Linear of width 4096 is faster under AMP, and what its rates predict."""
-    clock = clocks.device_clock(target.device_type, device_module(target.device_type))
-    plan = replace(comparison.PLANS["quick"], budget=min(2.0, case.allowance / (2 * len(ROWS))))
-    contest = Contest("linear", "compute", dtype, baseline)
-    bounds = ceilings.ceilings(target.device)
-    ratios: dict[int, intervals.Interval] = {}
-    with baselines.precision(case, target, baseline), broken_timing():
-        before = flush(target)
-        for rows in ROWS:
-            case.progress(f"break-even of a Linear: {rows} rows")
-            ratios[rows] = comparison.compare(
-                clock, *arms(target, contest, linear(rows, WIDTH, WIDTH)), plan, before=before
-            ).speedup
-    for rows, ratio in ratios.items():
-        case.note(f"{rows} rows: low end, median, high end of the ratio", [ratio.low, ratio.estimate, ratio.high])
-    won = [rows for rows, ratio in ratios.items() if ratio.low >= 1]
-    lost = [rows for rows, ratio in ratios.items() if ratio.high < 1]
-    case.note("AMP is faster from this many rows on, of those tried", min(won, default="none"))
-    case.note("AMP is slower up to this many rows, of those tried", max(lost, default="none"))
-    predicted = break_even(target, contest, bounds)
-    case.note("break-even as the device's rates predict it", "unknown" if predicted is None else predicted, "rows")

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 
-from conformance import contests, rulings
+from conformance import baselines, contests, rulings, timing
 from conformance.contests import Contest, Contests
 from conformance.harness.check import Case, contract, deep, timed
 from conformance.harness.expectations import Expectations
-from conformance.harness.targets import Target
+from conformance.harness.targets import Target, device_module
+from conformance.measure import ceilings, clocks, comparison, intervals
 from conformance.measure.threads import one_thread
-from conformance.workloads.timed_operations import OPERATIONS
+from conformance.workloads.timed_operations import OPERATIONS, linear
+
+ROWS, WIDTH = (16, 64, 256, 1024, 4096), 4096  # of the Linear whose break-even is looked for
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +75,27 @@ def test_operations_as_expected(
 @timed
 @pytest.mark.parametrize("baseline", [deep("standard", "fp32"), deep("full", "tf32")])
 def test_break_even(case: Case, target: Target, amp_dtype: torch.dtype, baseline: str) -> None:
-    contests.sweep(case, target, amp_dtype, baseline)
+    clock = clocks.device_clock(target.device_type, device_module(target.device_type))
+    # Each number of rows is timed twice: against fp32, and against itself for the noise floor.
+    plan = timing.within(comparison.PLANS["quick"], case.allowance / (4 * len(ROWS)))
+    contest = Contest("linear", "compute", amp_dtype, baseline)
+    ratios: dict[int, intervals.Interval] = {}
+    with baselines.precision(case, target, baseline), contests.broken_timing():
+        before = timing.flush(target)
+        for rows in ROWS:
+            arms = contests.arms(target, contest, linear(rows, WIDTH, WIDTH))
+            name = f"break-even of a Linear, {rows} rows"
+            taken = timing.take(case, target, clock, arms, plan, name=name, before=before)
+            if taken.spoiled is not None:
+                case.note(f"{rows} rows: spoiled", taken.spoiled)
+            ratios[rows] = ratio = taken.speedup
+            case.note(f"{rows} rows: low end, median, high end of the ratio", [ratio.low, ratio.estimate, ratio.high])
+    won = [rows for rows, ratio in ratios.items() if ratio.low >= 1]
+    lost = [rows for rows, ratio in ratios.items() if ratio.high < 1]
+    case.note("AMP is faster from this many rows on, of those tried", min(won, default="none"))
+    case.note("AMP is slower up to this many rows, of those tried", max(lost, default="none"))
+    predicted = contests.break_even(target, contest, ceilings.ceilings(target.device))
+    case.note("break-even as the device's rates predict it", "unknown" if predicted is None else predicted, "rows")
 
 
 @contract("AMP-SPEED-005", on="cpu")
@@ -97,4 +121,24 @@ def test_operations_on_the_cpu_as_expected(
 @timed
 @pytest.mark.parametrize("kind", ["device", deep("standard", "step")])
 def test_noise_floor(case: Case, target: Target, kind: str) -> None:
-    contests.equal_arms(case, target, kind)
+    on_device = kind == "device"
+    contest = Contest(*(("matmul", "middle") if on_device else ("step-mlp", "small")), torch.float16, "fp32")
+    make = clocks.device_clock if on_device else clocks.step_clock
+    clock = make(target.device_type, device_module(target.device_type))
+    pairs = case.samples(quick=10, standard=30, full=200)
+    plan = replace(contests.plan_of(case, target), pilot=pairs, most=pairs)
+    work, _ = contests.arms(target, contest, contest.make(target.device_type))
+    before = timing.flush(target) if on_device else None
+    with contests.broken_timing():
+        name = "two equal arms"
+        taken = timing.take(case, target, clock, (work, work), plan, name=name, before=before, floor=lambda: 0.0)
+    speedup = taken.speedup
+    case.note("clock", clock.name)
+    case.note("pairs", len(taken.comparison.baseline))
+    case.note("ratio of two equal arms: low end, median, high end", [speedup.low, speedup.estimate, speedup.high])
+    case.note("confidence of the interval", speedup.coverage)
+    for fact, value in taken.facts.items():
+        case.note(fact, value)
+    if taken.spoiled is not None:
+        case.note("spoiled", taken.spoiled)
+    case.timings(taken.comparison.candidate, {"low": speedup.low, "ratio": speedup.estimate, "high": speedup.high})

@@ -21,7 +21,7 @@ from conformance.data import fixture
 from conformance.harness.catalogue import load
 from conformance.harness.check import Case, ContractViolation, Inconclusive, SuiteError, Unsupported, Untestable
 from conformance.harness.expectations import Expectation, Expectations, read
-from conformance.measure import ceilings, profile
+from conformance.measure import ceilings, conditions, profile
 from conformance.measure.clocks import HostClock
 
 H100 = {"name": "NVIDIA H100 80GB HBM3", "capability": "9.0", "tensor_cores": True}
@@ -117,12 +117,12 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Device]:
         replaced: dict[Any, dict[str, Any]] = {
             contests: {
                 "device_module": lambda device_type: None,
-                "flush": lambda target: None,
                 "free_bytes": lambda target: made.memory,
                 "arms": arms,
             },
+            contests.timing: {"flush": lambda target: None},
             contests.clocks: {"device_clock": lambda *_: made, "step_clock": lambda *_: made},
-            contests.conditions: {"Watch": Calm},
+            conditions: {"Watch": Calm},
             baselines: {"precision": _no_modes},
             contests.ceilings: {
                 "ceilings": lambda device: ceilings.Ceilings(ceiling, ceiling, ceiling, None, "told"),
@@ -505,3 +505,26 @@ def test_a_factor_is_told_with_its_source() -> None:
     day = datetime.date(2026, 1, 1)
     words = str(Expectation(2.0, "claim S1", day, "published", "nvidia-h100", day))
     assert "claim S1" in words
+
+
+@pytest.mark.parametrize("name", ["break_even", "noise_floor"])
+def test_every_timing_is_watched_shown_and_no_finer_than_equal_arms(
+    device: Callable[..., Device], checks: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    device(0.003, 0.001, noise=0.01)
+    monkeypatch.setattr(Calm, "reason", "the device was slowed down by heat")
+    shown: list[str] = []
+    case = _case({"break_even": "AMP-SPEED-032", "noise_floor": "AMP-SPEED-007"}[name])
+    case.measurement = SimpleNamespace(seconds_left=60.0, show=shown.append, publish=lambda *_: None)  # type: ignore[assignment]
+    check = getattr(checks["operations"], f"test_{name}")
+    if name == "break_even":
+        check(case, _target(H100), torch.float16, "fp32")
+        kept = [evidence.measured for evidence in case.evidence if "of the ratio" in evidence.name]
+        monkeypatch.setattr(contests.intervals, "noise_floor", lambda equal: 1.0)
+        check(wide := _case("AMP-SPEED-032"), _target(H100), torch.float16, "fp32")
+        wider = [evidence.measured for evidence in wide.evidence if "of the ratio" in evidence.name]
+        assert all(more[0] < 0.5 * less[0] and more[2] > 2 * less[2] for more, less in zip(wider, kept, strict=True))
+    else:
+        check(case, _target(H100), "device")
+    assert any("slowed down by heat" in str(evidence.measured) for evidence in case.evidence)
+    assert any("pairs, ratio " in words for words in shown)

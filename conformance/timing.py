@@ -1,0 +1,93 @@
+"""Timings: two arms timed under watch, with what two equal arms differ by in their ratio."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from conformance.harness.check import Case
+from conformance.harness.targets import Target
+from conformance.measure import caches, clocks, comparison, conditions, intervals
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A comparison, the noise floor of its clock, why it decides nothing, if so, and under what conditions it was."""
+
+    comparison: comparison.Comparison
+    floor: float
+    spoiled: str | None
+    facts: dict[str, object]
+
+    @property
+    def speedup(self) -> intervals.Interval:
+        """How many times faster the candidate is, no finer than two equal arms differ."""
+        return self.comparison.speedup.widened(self.floor)
+
+
+def take(
+    case: Case,
+    target: Target,
+    clock: clocks.Clock,
+    arms: tuple[clocks.Work, clocks.Work],
+    plan: comparison.Plan,
+    *,
+    name: str,
+    before: Callable[[], object] | None = None,
+    floor: Callable[[], float] | None = None,
+) -> Timing:
+    """Time a baseline and a candidate in turn, and show how far it is; `name` says of what.
+
+    `floor` tells the noise floor where it is known from elsewhere; else the candidate is timed against itself, for as
+    long as the plan says once more.
+    """
+    with conditions.Watch(target.device) as watch:
+
+        def show(now: comparison.Progress) -> None:
+            if now.done % comparison.TOLD == 0:  # a look takes the driver some time
+                watch.sample()
+            case.progress(f"{name}: {_words(now)}")
+
+        found = noise_floor(case, clock, arms[1], plan, name=name, before=before) if floor is None else floor()
+        seed = f"{case.seed} {name}"
+        seen = comparison.compare(clock, *arms, plan, before=before, progress=show, seed=seed)
+    # A clock of the processor's own time does not count the time in which others had it.
+    spoiled = watch.spoiled(waiting=not isinstance(clock, clocks.ProcessorClock))
+    return Timing(seen, found, spoiled, watch.facts())
+
+
+def noise_floor(
+    case: Case,
+    clock: clocks.Clock,
+    work: clocks.Work,
+    plan: comparison.Plan,
+    *,
+    name: str,
+    before: Callable[[], object] | None = None,
+) -> float:
+    """What two equal arms differ by, in logarithmic units; infinite where there was no time to tell."""
+
+    def show(now: comparison.Progress) -> None:
+        case.progress(f"{name}, both arms equal: {_words(now)}")
+
+    return intervals.noise_floor(comparison.compare(clock, work, work, plan, before=before, progress=show).speedup)
+
+
+def _words(now: comparison.Progress) -> str:
+    known = now.interval
+    ratio = f", ratio {known.estimate:.3g} in [{known.low:.3g}, {known.high:.3g}]" if known else ""
+    left = f", {now.seconds_left:.0f} s left" if math.isfinite(now.seconds_left) else ""
+    return f"{now.done} of {now.planned} pairs{ratio}{left}"
+
+
+def flush(target: Target) -> Callable[[], object] | None:
+    """What empties the last-level cache before a run; nothing on a CPU, where the caches belong to all its work."""
+    if target.device_type == "cpu":
+        return None
+    return caches.Flush(target.device, caches.last_level_bytes(target.device)[0])
+
+
+def within(plan: comparison.Plan, seconds: float) -> comparison.Plan:
+    """The plan, in that many seconds at most."""
+    return replace(plan, budget=min(plan.budget, seconds))
