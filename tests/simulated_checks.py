@@ -9,7 +9,7 @@ import importlib
 import inspect
 import itertools
 import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -21,7 +21,7 @@ from conformance.contests import Contests
 from conformance.harness import catalogue, expectations, judge, targets
 from conformance.harness.check import DEPTHS, Case
 from conformance.harness.evidence import Evidence
-from conformance.harness.measuring import DEADLINES, Measurement
+from conformance.harness.measuring import DEADLINES, Deadlines, Measurement
 from conformance.measure import ceilings, clocks, comparison, conditions, profile
 from tests.simulated_card import Card, Disturbance, jitter
 from tests.simulated_gpu import TARGET, Simulation, simulated
@@ -171,6 +171,30 @@ def cases(module: str, level: str = "quick", dtypes: tuple[str, ...] = ("fp16", 
             yield check, given
 
 
+def whole(
+    card: Card, chosen: Sequence[tuple[Any, Any]], level: str, *disturbances: Disturbance, timed: int | None = None
+) -> list[Outcome]:
+    """Run those cases one after another on one card, which share the deadline of their chapter as in a run.
+
+    `timed` is among how many it is shared, where the run has more cases than are chosen.
+    """
+    measured = Contests()
+    with machine(card, *disturbances) as simulation:
+        deadlines = Deadlines(level, simulation.timeline.now)
+        waiting = [
+            _catalogue().contracts[_mark(check, "contract").args[0]].chapter
+            for check, _ in chosen
+            if _mark(check, "timed")
+        ]
+        deadlines.plan(
+            (chapter, "cuda") for chapter in [*waiting, *waiting[:1] * ((timed or len(waiting)) - len(waiting))]
+        )
+        return [
+            run(check, given, simulation, level=level, measured=measured, deadlines=deadlines)
+            for check, given in chosen
+        ]
+
+
 def case_of(module: str, name: str, level: str = "quick") -> tuple[Any, Any]:
     """The case with that name, without "test_": a check and its parameters."""
     return next((check, given) for check, given in cases(module, level) if given["id"] == name)
@@ -202,8 +226,12 @@ def run(
     level: str = "quick",
     expected: expectations.Expectations | None = None,
     measured: Contests | None = None,
+    deadlines: Deadlines | None = None,
 ) -> Outcome:
-    """Run one case of a check in the simulation that is in force, judged by what the suite expects if nothing else."""
+    """Run one case of a check in the simulation that is in force, judged by what the suite expects if nothing else.
+
+    It has its share of `deadlines`; without any, all that the level gives its chapter.
+    """
     contract = _catalogue().contracts[_mark(check, "contract").args[0]]
     given = dict(given)
     name = given.pop("id")
@@ -211,7 +239,6 @@ def run(
     types = tuple(targets.AMP_DTYPES.values())
     case = Case(contract, level=level, seed=0, substitutions=substitutions, amp_dtypes=types)
     now = simulation.timeline.now
-    case.measurement = Measurement(now() + DEADLINES["accelerator"][level], lambda words: None, lambda *_: None, now)
     offered = {
         "case": case,
         "target": TARGET,
@@ -225,6 +252,10 @@ def run(
     try:
         if "amp_dtype" in given and not TARGET.supports(given["amp_dtype"]):
             case.unsupported("the device lacks that type")
+        ends = now() + DEADLINES["accelerator"][level]
+        if deadlines is not None and _mark(check, "timed"):
+            ends = deadlines.begin(contract.chapter)
+        case.measurement = Measurement(ends, lambda words: None, lambda *_: None, now)
         check(**{key: offered[key] for key in inspect.signature(check).parameters})
     except Exception as raised:
         error = raised

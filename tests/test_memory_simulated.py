@@ -18,7 +18,7 @@ from tests.simulated_checks import Outcome, cases, machine, run
 from tests.simulated_checks import markers as markers  # a fixture
 from tests.simulated_gpu import CUDA
 
-MODULES = ("test_memory", "test_memory_models", "test_memory_steps", "test_memory_peaks")
+MODULES = ("test_memory", "test_memory_models", "test_memory_steps", "test_memory_scaler", "test_memory_peaks")
 ROOM = ("AMP-MEMORY-013", "AMP-MEMORY-035", "AMP-MEMORY-037")
 """Contracts that need more memory than a small card has."""
 
