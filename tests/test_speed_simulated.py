@@ -13,7 +13,7 @@ import torch
 from conformance.contests import Contests
 from conformance.harness import expectations
 from conformance.harness.waivers import today
-from conformance.measure import caches
+from conformance.measure import caches, conditions
 from tests import faults
 from tests.faults._tools import dropped, kernel, replaced
 from tests.simulated_card import (
@@ -237,6 +237,12 @@ def test_noise_decides_nothing_wrongly(name: str) -> None:
     for factor in (1.3, 2.0):
         assert verdict(NOISES[name], slower(factor, lambda kernel: kernel.low)) == "FAIL"
     assert verdict(NOISES[name], slower(1.15, lambda kernel: kernel.low)) != "PASS"
+
+
+def test_casts_by_hand_are_timed_under_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conditions.Watch, "spoiled", lambda self, **_: "the device was slowed down by heat")
+    outcome = judged(LINEAR)
+    assert (outcome.verdict, outcome.reason) == ("INCONCLUSIVE", "the device was slowed down by heat")
 
 
 def test_no_arm_finds_its_operands_in_the_cache() -> None:
