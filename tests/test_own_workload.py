@@ -68,6 +68,17 @@ def test_the_documented_example_holds(runner: Runner, root: Path) -> None:
     assert set(report["footer"]["contracts"]) == set(re.findall(r"^\| (AMP-\S+) \|", page, re.MULTILINE))
 
 
+def test_a_speedup_is_explained(runner: Runner) -> None:
+    report = runner.run(contract="AMP-SPEED-020")
+
+    told = [dict(row["measured"]) for case in report["cases"] for row in case["evidence"] if row["unit"] == "speed-up"]
+    assert told
+    for figures in told:
+        assert figures["noise"] >= 0
+        assert figures["low"] <= figures["ratio"] <= figures["high"]
+        assert re.match(r"step .*, casts \d+%, fp32 list \d+%.*, baseline fp32: ", figures["diagnosis"])
+
+
 _HEAD = "import torch\n\n\ndef build"
 _MODEL = "model = torch.nn.Sequential("
 _LOSS = '"loss": torch.nn.functional.cross_entropy'
