@@ -14,6 +14,9 @@ from conformance.oracles.kernels import ByHand, strays
 from conformance.oracles.saved import Block, execute, predict, tensors, work_through
 from conformance.oracles.step_bytes import StepBytes, step_bytes
 
+RANDOM_STATES = 8192
+"""Bytes that checkpointing may store of random generators: 5056 of the CPU's (a Mersenne twister), 16 of a GPU's."""
+
 Storages = list[tuple[torch.dtype, int]]
 Forward = Callable[[dict[str, torch.Tensor]], torch.Tensor]
 

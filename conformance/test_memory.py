@@ -12,7 +12,7 @@ import torch
 
 from conformance.harness.check import Case, contract, deep
 from conformance.harness.targets import Target
-from conformance.kept import keeps_what_is_predicted, sizes
+from conformance.kept import RANDOM_STATES, keeps_what_is_predicted, sizes
 from conformance.measure.memory import (
     LiveStorages,
     SavedForBackward,
@@ -33,6 +33,7 @@ OPTIMIZERS = {
     "adamw": (lambda p: torch.optim.AdamW(p, amsgrad=True), 3),
     "rmsprop": (lambda p: torch.optim.RMSprop(p), 1),
 }
+ELEMENTS = 128 * 256 + 256 + 256 * 256 + 256 + 256 * 10 + 10  # of the perceptron that is trained
 
 
 @pytest.fixture(autouse=True)
@@ -116,15 +117,14 @@ def test_masters_keep_their_bytes(
     make, copies = OPTIMIZERS[name]
     work = mlp(target.device, rng)
     work = Workload(work.model, make(work.model.parameters()), work.loss, work.batches)
-    elements = 128 * 256 + 256 + 256 * 256 + 256 + 256 * 10 + 10
     scaler = torch.amp.GradScaler(target.device_type, enabled=amp_dtype == torch.float16)
     for step in range(2):
         train_step(work, step, lambda: target.autocast(amp_dtype), scaler)
     parameters = list(work.model.parameters())
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    case.equal("parameters", tensor_bytes(parameters), {"float32": 4 * elements})
-    case.equal("gradients", tensor_bytes(gradients), {"float32": 4 * elements})
-    expected = {"float32": 4 * elements * copies} if copies else {}
+    case.equal("parameters", tensor_bytes(parameters), {"float32": 4 * ELEMENTS})
+    case.equal("gradients", tensor_bytes(gradients), {"float32": 4 * ELEMENTS})
+    expected = {"float32": 4 * ELEMENTS * copies} if copies else {}
     case.equal("optimizer state", tensor_bytes(state_tensors(work.optimizer)), expected)
 
 
@@ -290,9 +290,8 @@ def test_live_bytes_do_not_grow(
 ) -> None:
     steps = case.samples(quick=8, standard=50 if style == "plain" else 20, full=200)
     alive = _after_each_step(target, amp_dtype, rng, style, steps)
-    elements = 128 * 256 + 256 + 256 * 256 + 256 + 256 * 10 + 10
     # Adam: two moments and a step counter for each of six parameters; the scaler: an fp32 scale, an int32 tracker.
-    case.equal("bytes alive after the first step", alive[0], 2 * 4 * elements + 6 * 4 + 8)
+    case.equal("bytes alive after the first step", alive[0], 2 * 4 * ELEMENTS + 6 * 4 + 8)
     case.equal("growth after each later step", [nbytes - alive[0] for nbytes in alive[1:]], [0] * (len(alive) - 1))
 
 
@@ -335,9 +334,5 @@ def test_checkpoint_keeps_its_input(case: Case, target: Target, amp_dtype: torch
     output = results["plain"].numel() * 2
     predicted = sum(item.nbytes for item in predict(BLOCKS["attention"], target.device_type, amp_dtype))
     case.equal("bytes alive after the plain segment (control)", kept["plain"], predicted + output)
-    case.at_most("bytes alive after the checkpointed segment", kept["checkpointed"], output + _RANDOM_STATE, "bytes")
+    case.at_most("bytes alive after the checkpointed segment", kept["checkpointed"], output + RANDOM_STATES, "bytes")
     case.identical("output of the checkpointed segment", results["checkpointed"], results["plain"])
-
-
-# Checkpointing stores the random state of the CPU: 5056 bytes of the Mersenne twister, some more for other devices.
-_RANDOM_STATE = 8192

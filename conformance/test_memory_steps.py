@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from conformance.harness.check import Case, contract, deep
 from conformance.harness.exhaustion import ran_out
 from conformance.harness.targets import Target
+from conformance.kept import RANDOM_STATES
 from conformance.measure.memory import LiveStorages, PeakStorages
 from conformance.measure.threads import one_thread
 from conformance.oracles.saved import blocks, execute, tensors
@@ -219,18 +220,14 @@ def test_checkpointed_network_keeps_its_loss(
         loss.backward()
         gradients[arm] = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
         if arm == "plain":
-            case.at_least("plain: bytes alive after the region (control)", after, _RANDOM_STATES + 1, "bytes")
+            case.at_least("plain: bytes alive after the region (control)", after, RANDOM_STATES + 1, "bytes")
         else:
-            case.between("checkpointed: bytes alive after the region", after, 4, 4 + _RANDOM_STATES, "bytes")
+            case.between("checkpointed: bytes alive after the region", after, 4, 4 + RANDOM_STATES, "bytes")
     case.equal("leaves with a gradient", sorted(gradients["checkpointed"]), sorted(gradients["plain"]))
     if target.device_type != "cpu" and model != "mlp":
         return  # backward of attention, convolutions and embeddings adds up in no fixed order there
     for name, gradient in gradients["plain"].items():
         case.identical(f"gradient of {name}", gradients["checkpointed"][name], gradient)
-
-
-# What checkpointing stores of random generators: 5056 bytes of the CPU's (a Mersenne twister), 16 of a GPU's.
-_RANDOM_STATES = 8192
 
 
 def _exhausted(device: torch.device) -> None:
