@@ -19,9 +19,9 @@ import torch
 
 from conformance.contests import Contests
 from conformance.harness import catalogue, expectations, judge, targets
-from conformance.harness.check import DEPTHS, Case
+from conformance.harness.check import DEPTHS, Allotment, Case
 from conformance.harness.evidence import Evidence
-from conformance.harness.measuring import DEADLINES, Deadlines, Measurement
+from conformance.harness.measuring import DEADLINES, Deadlines
 from conformance.measure import ceilings, clocks, comparison, conditions, profile
 from tests.simulated_card import Card, Disturbance, jitter
 from tests.simulated_gpu import TARGET, Simulation, simulated
@@ -255,7 +255,7 @@ def run(
         ends = now() + DEADLINES["accelerator"][level]
         if deadlines is not None and _mark(check, "timed"):
             ends = deadlines.begin(contract.chapter)
-        case.measurement = Measurement(ends, lambda words: None, lambda *_: None, now)
+        case.allotment = Allotment(ends, lambda words: None, lambda *_: None, now)
         check(**{key: offered[key] for key in inspect.signature(check).parameters})
     except Exception as raised:
         error = raised

@@ -292,6 +292,15 @@ def test_a_noise_floor_without_end_is_named(
         judge()
 
 
+def test_a_ratio_that_changes_meanwhile_is_inconclusive(
+    device: Callable[..., Device], judge: Callable[..., Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device(0.03, 0.01, noise=0.01)
+    monkeypatch.setattr(contests.comparison, "drifted", lambda seen, told: f"the ratio went from {told.low} to 1")
+    with pytest.raises(Inconclusive, match=r"fp16/fp32: the ratio went from 2\.\d+ to 1"):
+        judge()
+
+
 def test_what_was_spoiled_is_measured_once_more(
     device: Callable[..., Device], checks: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,7 +389,7 @@ def test_a_slow_device_gets_a_smaller_batch(device: Callable[..., Device], check
 
 def test_memory_that_is_never_enough_is_told(device: Callable[..., Device], checks: dict[str, ModuleType]) -> None:
     device(0.03, 0.01, memory=1 << 20)
-    with pytest.raises(Untestable, match=r"needs 1.3 GiB of memory, 0.1 GiB at .* and 0.0 GiB are free"):
+    with pytest.raises(Untestable, match=r"needs 1.4 GiB of memory, 0.1 GiB at .* and 0.0 GiB are free"):
         checks["operations"].test_operations(
             _case("AMP-SPEED-030"), _target(H100), torch.float16, Contests(), "matmul", "compute", "fp32"
         )
@@ -422,7 +431,7 @@ def test_too_few_pairs_decide_nothing(
     assert contests.comparison.compare.__kwdefaults__ is not None
     monkeypatch.setitem(contests.comparison.compare.__kwdefaults__, "now", lambda: made.now)
     case = _case("AMP-SPEED-030")
-    case.measurement = SimpleNamespace(seconds_left=seconds, show=lambda words: None, publish=lambda *_: None)  # type: ignore[assignment]
+    case.allotment = SimpleNamespace(seconds_left=seconds, show=lambda words: None, publish=lambda *_: None)  # type: ignore[assignment]
     with pytest.raises(Inconclusive, match=reason):
         checks["operations"].test_operations(case, _target(H100), torch.float16, Contests(), "bmm", "compute", "fp32")
 
@@ -515,7 +524,7 @@ def test_every_timing_is_watched_shown_and_no_finer_than_equal_arms(
     monkeypatch.setattr(Calm, "reason", "the device was slowed down by heat")
     shown: list[str] = []
     case = _case({"break_even": "AMP-SPEED-032", "noise_floor": "AMP-SPEED-007"}[name])
-    case.measurement = SimpleNamespace(seconds_left=60.0, show=shown.append, publish=lambda *_: None)  # type: ignore[assignment]
+    case.allotment = SimpleNamespace(seconds_left=60.0, show=shown.append, publish=lambda *_: None)  # type: ignore[assignment]
     check = getattr(checks["operations"], f"test_{name}")
     if name == "break_even":
         check(case, _target(H100), torch.float16, "fp32")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import re
 import string
+import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
@@ -17,8 +19,6 @@ from conformance.report import fingerprint, scale_history, speed
 
 if TYPE_CHECKING:
     import torch
-
-    from conformance.harness.measuring import Measurement
 
 Check = TypeVar("Check", bound=Callable[..., None])
 Result = TypeVar("Result")
@@ -91,6 +91,20 @@ def per_target(name: str, values: Callable[[Any], Iterable[Any]]) -> Callable[[C
     return mark
 
 
+@dataclass(frozen=True)
+class Allotment:
+    """What one timed case was given: when it has to end, where its progress shows, who else wants its times."""
+
+    ends: float
+    show: Callable[[str], None]
+    publish: Callable[[Sequence[float], Mapping[str, Any]], None]
+    now: Callable[[], float] = time.monotonic
+
+    @property
+    def seconds_left(self) -> float:
+        return max(0.0, self.ends - self.now())
+
+
 class Case:
     """One contract on one target with one set of parameters: collects evidence and judges it."""
 
@@ -109,7 +123,7 @@ class Case:
         self.amp_dtypes = amp_dtypes  # those of the run that the check is about, for a check that tries them all
         self.evidence: list[Evidence] = []
         self.snippet: str | None = None
-        self.measurement: Measurement | None = None  # of a check that is `timed`
+        self.allotment: Allotment | None = None  # of a check that is `timed`
         self._substitutions = substitutions
 
     def equal(self, what: str, seen: Any, expected: Any) -> None:
@@ -202,17 +216,17 @@ class Case:
     @property
     def allowance(self) -> float:
         """Seconds that this case may still take; without end where nothing limits it."""
-        return math.inf if self.measurement is None else self.measurement.seconds_left
+        return math.inf if self.allotment is None else self.allotment.seconds_left
 
     def progress(self, words: str) -> None:
         """Show, while it goes on, how far a long measurement is."""
-        if self.measurement is not None:
-            self.measurement.show(f"{self.contract.id}: {words}")
+        if self.allotment is not None:
+            self.allotment.show(f"{self.contract.id}: {words}")
 
     def timings(self, seconds: Sequence[float], info: Mapping[str, Any]) -> None:
         """Hand the times of the AMP arm, and what is known of them as JSON values, to pytest-benchmark; once a case."""
-        if self.measurement is not None:
-            self.measurement.publish(seconds, info)
+        if self.allotment is not None:
+            self.allotment.publish(seconds, info)
 
     def samples(self, *, quick: int, standard: int, full: int) -> int:
         """The number of samples at the depth of this run."""

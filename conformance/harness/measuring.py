@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
@@ -21,22 +19,6 @@ DEADLINES = {
 _SPARSE, _OFTEN = 15.0, 0.2  # seconds between two lines of progress, and two states of a line that is overwritten
 # Of VT100 terminals: keep the place of the cursor, go back to it, erase what stands right of it.
 _SAVE, _RESTORE, _ERASE = "\x1b7", "\x1b8", "\x1b[K"
-
-Publish = Callable[[Sequence[float], Mapping[str, Any]], None]
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """What one timed case was given: when it has to end, where its progress shows, who else wants its times."""
-
-    ends: float
-    show: Callable[[str], None]
-    publish: Publish
-    now: Callable[[], float] = time.monotonic
-
-    @property
-    def seconds_left(self) -> float:
-        return max(0.0, self.ends - self.now())
 
 
 class Deadlines:

@@ -21,7 +21,7 @@ import pytest
 from conformance.harness import benchmarks, measuring
 from conformance.harness import catalogue as catalogues
 from conformance.harness import options as options_module
-from conformance.harness.check import DEPTHS, Case, ContractViolation, Unsupported, Untestable
+from conformance.harness.check import DEPTHS, Allotment, Case, ContractViolation, Unsupported, Untestable
 from conformance.harness.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -434,7 +434,7 @@ def _measuring(item: pytest.Item) -> Generator[None]:
         raise Untestable("times and peaks of memory are taken alone: run this chapter without -n")
     run = item.config.stash[RUN]
     progress = measuring.Progress(item.config)
-    item.stash[CASE].measurement = measuring.Measurement(
+    item.stash[CASE].allotment = Allotment(
         run.deadlines.begin(_chapter_of(item)), progress.show, functools.partial(benchmarks.publish, item)
     )
     try:
