@@ -240,7 +240,7 @@ def _unusable(row: Speedup, keys: Sequence[str], largest: float) -> str | None:
     if row.figures.get(_SPOILED):
         return f"the measurement was spoiled: {row.figures[_SPOILED]}"
     if row.figures.get(_HALVED):
-        return "the device had too little memory for the whole of it"
+        return "its batch was halved, for want of memory or time"
     if row.high > largest:
         return f"a ratio of {row.high:.4g} is more than any device reaches"
     return None

@@ -53,8 +53,9 @@ def take(
         seed = f"{case.seed} {name}"
         seen = comparison.compare(clock, *arms, plan, before=before, progress=show, seed=seed)
     # A clock of the processor's own time does not count the time in which others had it.
-    spoiled = watch.spoiled(waiting=not isinstance(clock, clocks.ProcessorClock))
-    return Timing(seen, found, spoiled, watch.facts())
+    disturbed = watch.spoiled(waiting=not isinstance(clock, clocks.ProcessorClock))
+    drifted = comparison.drifted(seen, seen.speedup.widened(found))
+    return Timing(seen, found, "; ".join(filter(None, (disturbed, drifted))) or None, watch.facts())
 
 
 def noise_floor(

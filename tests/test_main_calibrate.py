@@ -264,7 +264,7 @@ def test_wrong_options_are_told(
         ({}, "no speed-up was measured"),
         ({"matmul/compute/fp8/fp32": FIGURES}, "no measurement that this suite knows"),
         ({KEY: _figures(spoiled="the device was slowed down by heat")}, "slowed down by heat"),
-        ({KEY: FIGURES | {"batch halved": 2}}, "too little memory"),
+        ({KEY: FIGURES | {"batch halved": 2}}, "for want of memory or time"),
         ({KEY: _figures(low=500.0, ratio=501.0, high=502.0)}, "more than any device reaches"),
         ({KEY: _figures(low=11.0)}, "outside its interval"),
         ({KEY: _figures(low=-1.0)}, "not a ratio"),

@@ -13,7 +13,7 @@ import pytest
 
 from conformance.measure.clocks import BrokenTiming
 from conformance.measure.comparison import PLANS, Comparison, Plan, Progress, compare, drifted, warm_up
-from conformance.measure.intervals import CONFIDENCE, median_ratio, order_statistic
+from conformance.measure.intervals import CONFIDENCE, Interval, median_ratio, order_statistic
 from tests.simulated_clocks import Cached, Machine, scatter
 
 PLAN = Plan(pilot=10, most=40, width=0.0, warm_ups=1)  # a width that is never reached
@@ -302,6 +302,8 @@ def test_a_ratio_that_changes_is_told() -> None:
     assert "went from 1.6" in str(drifted(_ratios(warming)))
     assert drifted(_ratios(slowing)) is not None
     assert drifted(_ratios(warming[40:59])) is None  # too few to tell
+    assert drifted(_ratios(warming), Interval(1.3, 0.9, 2.0, 0.99)) is None  # both halves are in what is judged by
+    assert drifted(_ratios(warming), Interval(1.3, 1.25, 1.35, 0.99)) is not None
 
 
 def test_a_ratio_that_stays_is_not_called_drifting() -> None:

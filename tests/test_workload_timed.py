@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from conformance.contests import Contest
 from conformance.harness.expectations import KEYS, OPERATION_SIZES, OPERATIONS, STEP_SIZES, STEPS
+from conformance.measure.allocator import WORKSPACES
 from conformance.measure.memory import LiveStorages
 from conformance.workloads import timed_operations, timed_steps
 from conformance.workloads.timed_operations import operation
@@ -132,3 +133,7 @@ def test_names_are_those_of_expectations() -> None:
             contest = Contest(subject, size, torch.float16, "fp32")
             assert contest.key in KEYS
             assert contest.make("cpu").size == contest.make("cuda").size == size
+
+
+def test_libraries_take_what_they_take_elsewhere() -> None:
+    assert timed_operations.WORKSPACE == WORKSPACES

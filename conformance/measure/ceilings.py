@@ -17,10 +17,6 @@ from conformance.measure.nvml import nvml
 
 TERA, GIGA = 1e12, 1e9
 
-# A convolution may run with fewer multiplications than the sum over its window has: Winograd's F(4x4, 3x3) takes 36
-# where 144 are counted (Lavin and Gray 2016, "Fast Algorithms for Convolutional Neural Networks", section 4).
-CONVOLUTION_SAVING = 4.0
-
 # Bytes that AMP moves for each weight in a training step beside the work itself, and FLOP that a row of the batch costs
 # for each weight: the weight is read in 4 bytes and written in 2, its gradient read in 2 and written in 4; unscaling
 # reads and writes 4. A product forward is 2 FLOP a weight and row, the two backward 4.
@@ -122,16 +118,16 @@ def _table() -> dict[str, Any]:
     return read_toml(fixture("peaks.toml"))
 
 
-def rate(amount: float, seconds: float, ceiling: float | None, unit: str = "TFLOP/s") -> float:
-    """FLOP or bytes a second; raises BrokenTiming above `ceiling`, which no such device can reach.
+def rate(amount: float, seconds: float, ceiling: float | None) -> float:
+    """FLOP a second; raises BrokenTiming above `ceiling`, which no such device can reach.
 
-    Of a convolution, give CONVOLUTION_SAVING times the ceiling. `unit` is for the words only: TFLOP/s or TB/s.
+    `amount` are those that no algorithm does without, as a convolution may save some of those that define it.
     """
     if not seconds > 0:
         raise BrokenTiming("the work took no time")
     seen = amount / seconds
     if ceiling is not None and seen > ceiling:
-        raise BrokenTiming(f"{seen / TERA:.1f} {unit} where the device can do {ceiling / TERA:.1f} at most")
+        raise BrokenTiming(f"{seen / TERA:.1f} TFLOP/s where the device can do {ceiling / TERA:.1f} at most")
     return seen
 
 

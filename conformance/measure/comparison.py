@@ -112,11 +112,12 @@ class Comparison:
 _APART = 3.3
 
 
-def drifted(seen: Comparison) -> str | None:
+def drifted(seen: Comparison, told: Interval | None = None) -> str | None:
     """In words that the ratio was another in the second half of the pairs than in the first; None where it was not.
 
     One arm that warms up or slows down meanwhile makes the ratio of neither half that of the other, and an interval of
-    all pairs one of neither. Wilcoxon's rank sum of the halves' ratios; fewer than 20 pairs tell nothing.
+    all pairs one of neither. Wilcoxon's rank sum of the halves' ratios; fewer than 20 pairs tell nothing. Where `told`,
+    the interval that is judged by, holds the ratio of either half, the change is none that could matter.
     """
     logs = [math.log(a / b) for a, b in zip(seen.baseline, seen.candidate, strict=True)]
     half = len(logs) // 2
@@ -128,6 +129,8 @@ def drifted(seen: Comparison) -> str | None:
     if abs(above - half * half / 2) <= _APART * spread:
         return None
     before, after = (math.exp(statistics.median(part)) for part in (first, last))
+    if told is not None and told.low <= min(before, after) <= max(before, after) <= told.high:
+        return None
     return f"the ratio went from {before:.3g} in the first half of the pairs to {after:.3g} in the second"
 
 

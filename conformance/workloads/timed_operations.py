@@ -17,7 +17,7 @@ Sizes = Mapping[str, int]
 Work = Callable[[], object]
 
 FP32, LOW = 4, 2  # bytes of an element in fp32 and in either AMP dtype
-WORKSPACE = 64 << 20  # bytes that libraries may take: cuBLAS 32 MiB twice on Hopper, others less
+WORKSPACE = 108 << 20  # bytes that libraries may take, as measure/allocator.py has them
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,9 @@ def _conv(at: Sizes) -> Operation:
         ((images, channels, side, side), (channels, channels, 3, 3)),
         positions * channels,
         flops,
-        flops / 9,  # Winograd's F(m x m, 3 x 3) multiplies (m + 2)²/m² times an output and channel, more than once
+        # Winograd's F(m x m, 3 x 3) multiplies (m + 2)²/m² times an output and channel, more than once (Lavin and Gray
+        # 2016, "Fast Algorithms for Convolutional Neural Networks").
+        flops / 9,
         _padded,
         rows=positions,
         scratch=positions * channels * 9 * FP32,  # columns of the images, for a library that multiplies matrices
