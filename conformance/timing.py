@@ -55,7 +55,8 @@ def take(
     # A clock of the processor's own time does not count the time in which others had it.
     disturbed = watch.spoiled(waiting=not isinstance(clock, clocks.ProcessorClock))
     drifted = comparison.drifted(seen, seen.speedup.widened(found))
-    return Timing(seen, found, "; ".join(filter(None, (disturbed, drifted))) or None, watch.facts())
+    facts = watch.facts() | (before.facts if isinstance(before, caches.Flush) else {})
+    return Timing(seen, found, "; ".join(filter(None, (disturbed, drifted))) or None, facts)
 
 
 def noise_floor(
@@ -86,7 +87,7 @@ def flush(target: Target) -> Callable[[], object] | None:
     """What empties the last-level cache before a run; nothing on a CPU, where the caches belong to all its work."""
     if target.device_type == "cpu":
         return None
-    return caches.Flush(target.device, caches.last_level_bytes(target.device)[0])
+    return caches.Flush(target.device, *caches.last_level_bytes(target.device))
 
 
 def within(plan: comparison.Plan, seconds: float) -> comparison.Plan:

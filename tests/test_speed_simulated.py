@@ -253,6 +253,11 @@ def test_no_arm_finds_its_operands_in_the_cache() -> None:
         times[name] = told(judged(middle, card=card, level="full"))["AMP ms"]
     with replaced(caches.Flush, "__call__", lambda self: None):
         times["warm"] = told(judged(middle, card=large, level="full"))["AMP ms"]
+    figures = told(judged(middle, card=large, level="full"))
+    assert (figures["last-level cache, MiB"], figures["cache as told by"]) == (
+        48,
+        "L2_cache_size of the device's properties",
+    )
     assert times["warm"] < 0.9 * times["cache"]
     assert times["cache"] == pytest.approx(times["no cache"], rel=0.05)
 

@@ -66,7 +66,8 @@ def _of_processors() -> tuple[int, str] | None:
 class Flush:
     """Reads and writes twice the bytes of the last-level cache when called, so that nothing else is left in it."""
 
-    def __init__(self, device: torch.device, nbytes: int) -> None:
+    def __init__(self, device: torch.device, nbytes: int, source: str = "") -> None:
+        self.facts = {"last-level cache, MiB": nbytes / 2**20, "cache as told by": source}
         self._buffer = torch.zeros(-(-2 * nbytes // 4), dtype=torch.int32, device=device)
 
     def __call__(self) -> None:
