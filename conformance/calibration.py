@@ -11,7 +11,8 @@ import re
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
@@ -62,6 +63,7 @@ class _Class:
     target: Target
     sources: tuple[_Source, ...]
     factors: tuple[_Factor, ...]
+    machines: Mapping[str, int]  # how many were measured, by key
     reached: dict[str, float]
     unused: tuple[str, ...]
 
@@ -213,6 +215,7 @@ def _classes(sources: Sequence[_Source], keys: Sequence[str], largest: float, ma
 
 def _class(rows: list[tuple[_Source, Target, Speedup]], keys: Sequence[str], largest: float, margin: float) -> _Class:
     factors: dict[str, _Factor] = {}
+    machines: Counter[str] = Counter()
     unused: dict[str, str] = {}
     reached: dict[str, float] = {}
     for _, _, row in rows:
@@ -220,6 +223,7 @@ def _class(rows: list[tuple[_Source, Target, Speedup]], keys: Sequence[str], lar
             unused[row.key] = f"{row.key}: {why}"
             continue
         factor = _factor(row, margin)
+        machines[row.key] += 1
         if row.key not in factors or factor.at_least < factors[row.key].at_least:
             factors[row.key] = factor
         for figure, place in _RATES.items():
@@ -230,7 +234,7 @@ def _class(rows: list[tuple[_Source, Target, Speedup]], keys: Sequence[str], lar
     order = [factors[key] for key in keys if key in factors]
     sources = {source.digest: source for source, _, _ in rows}
     left_out = [why for key, why in unused.items() if key not in factors]
-    return _Class(rows[0][1], tuple(sources.values()), tuple(order), reached, tuple(left_out))
+    return _Class(rows[0][1], tuple(sources.values()), tuple(order), machines, reached, tuple(left_out))
 
 
 def _unusable(row: Speedup, keys: Sequence[str], largest: float) -> str | None:
@@ -241,6 +245,8 @@ def _unusable(row: Speedup, keys: Sequence[str], largest: float) -> str | None:
         return f"the measurement was spoiled: {row.figures[_SPOILED]}"
     if row.figures.get(_HALVED):
         return "its batch was halved, for want of memory or time"
+    if row.high >= speed.WIDE * row.low:
+        return f"the interval [{row.low:.3g}, {row.high:.3g}] is too wide to judge others by"
     if row.high > largest:
         return f"a ratio of {row.high:.4g} is more than any device reaches"
     return None
@@ -329,7 +335,11 @@ def _told(classes: Sequence[_Class], last: datetime.date) -> Iterator[str]:
         # A machine fails where its whole interval, as wide as this one, lies below.
         found = statistics.median(1 - factor.at_least / factor.seen[2] for factor in one.factors)
         yield f"  fails a machine whose ratio is {found:.1%} less than the one measured (median of the expectations)"
-        if len(one.sources) == 1:
-            yield "  one machine does not show how machines differ: give a report of each of several, or a --margin"
+        if alone := sum(one.machines[factor.key] == 1 for factor in one.factors):
+            whole = "all" if alone == len(one.factors) else f"{alone} of {len(one.factors)}"
+            yield (
+                f"  {whole} rest on one machine, which does not show how machines differ: give a report of each of "
+                "several, or a --margin"
+            )
         for words in one.unused:
             yield f"  left out: {text.line(words)}"

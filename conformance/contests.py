@@ -390,7 +390,7 @@ def _try(case: Case, target: Target, contest: Contest, bench: _Bench) -> None:
     try:
         bench.amp()
     except RuntimeError as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0].split(". ")[0]
         case.unsupported(f"torch has no {contest.subject} in {contest.dtype} for this CPU: {reason}")
 
 

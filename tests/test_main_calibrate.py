@@ -24,7 +24,7 @@ from tests import reports
 NAME = "NVIDIA H100 80GB HBM3"
 DEVICE = ("cuda", NAME, "9.0")
 TODAY = datetime.date(2026, 12, 1)
-KEY = "matmul/compute/bf16/fp32"
+KEY, OTHER = "matmul/compute/bf16/fp32", "linear/compute/bf16/fp32"
 FIGURES = {"low": 9.8, "ratio": 10.0, "high": 10.2, "noise": 0.01, "pairs": 40, "AMP TFLOP/s": 700.0}
 FIGURES |= {"baseline TFLOP/s": 52.0}
 FACTOR = 9.8 * (9.8 / 10 * math.exp(0.01)) ** math.sqrt(2)
@@ -113,7 +113,7 @@ def test_the_page_goes_to_standard_output_and_the_account_beside_it(
     assert len(expectations.read(tmp_path / "fleet.toml")[0].expectations) == 1
     assert f"{NAME}: 1 expectation from 1 report, to 2027-11-30" in seen.err
     assert "left out: bmm/compute/bf16/fp32: the measurement was spoiled: the machine is busy" in seen.err
-    assert "one machine does not show how machines differ" in seen.err
+    assert "all rest on one machine, which does not show how machines differ" in seen.err
     assert f"fails a machine whose ratio is {1 - FACTOR / 10.2:.1%} less than the one measured" in seen.err
     assert "what two measurements of one machine differ by.\n" in seen.out
 
@@ -319,6 +319,23 @@ def test_the_report_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFix
 
     assert "is a report itself" in capsys.readouterr().err
     assert Path(path).read_bytes() == before
+
+
+def test_a_wide_interval_is_no_measure_for_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wide = _figures(low=4.0, ratio=8.0, high=10.0)
+    paths = []
+    for number, figures in enumerate(({KEY: FIGURES, OTHER: wide}, {KEY: FIGURES, OTHER: FIGURES})):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        paths.append(_report(folder, figures))
+
+    assert main(["calibrate", *paths, "-o", str(tmp_path / "fleet.toml")]) == 0
+
+    (found,) = expectations.read(tmp_path / "fleet.toml")
+    assert found.expected(OTHER) is not None  # of the other report
+    assert "1 of 2 rest on one machine" in capsys.readouterr().err
+    assert main(["calibrate", paths[0]]) == 0
+    assert f"{OTHER}: the interval [4, 10] is too wide to judge others by" in capsys.readouterr().err
 
 
 def test_fake_devices_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
