@@ -24,6 +24,7 @@ ALLOWED = {"accelerator": 1.10, "cpu": 1.25}
 LONGEST = 1.0  # seconds of a comparison, which a machine in order mostly has done in a tenth
 SHORTEST = 1e-3  # seconds of one timed run, in which what surrounds it is lost
 RUNS = 8  # whose waits are counted
+APART = 5  # pairs from which on arms without an overlap tell, where they are too few for an interval
 # The first at which a run is as long as that. On a processor entering and leaving a region takes 3 to 60 µs, as the
 # version of torch has it, which is no part of the claim; a device without fast units takes seconds for the largest.
 SIZES = {"accelerator": (1024, 2048, 4096), "cpu": (96, 192, 384, 768)}
@@ -140,6 +141,11 @@ def _judge(case: Case, seen: Comparison, slowdown: Interval, allowed: float) -> 
     if slowdown.high <= allowed:
         case.at_most("high end of the time in a region over that by hand", slowdown.high, allowed)
         return
+    if len(seen.candidate) >= APART:
+        # That all runs of one arm exceed all of the other by chance has a probability of 1 in (2 n choose n), 252 at 5.
+        least = min(seen.candidate) / max(seen.baseline)
+        if least > allowed:
+            case.at_most("fastest run in a region over the slowest by hand", least, allowed)
     fastest = min(seen.candidate, default=math.inf) / min(seen.baseline, default=math.inf)
     if not fastest <= allowed:
         known = 0 < slowdown.low <= slowdown.high < math.inf
