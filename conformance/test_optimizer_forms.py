@@ -231,6 +231,10 @@ def test_fp16_parameters(case: Case, target: Target, rng: torch.Generator, kind:
         case.raises("step()", ValueError, lambda: scaler.step(optimizer), match="FP16")
         case.equal("what the refusals change", departures(snapshot(optimizer), before), [])
         return
+    if still := elements_left(target, kind, torch.float16):
+        # State that a kernel never writes is whatever was in memory, in either run.
+        case.note("elements of 64 that the kernel leaves as they are (AMP-OPTIMIZER-047)", still)
+        return
     scaler = torch.amp.GradScaler(target.device_type, init_scale=2.0**8)
     for slope in clean:
         iterate(optimizer, slopes.loss(slope), scaler)
