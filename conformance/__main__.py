@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from conformance.console import OK, USAGE, UsageError, colour, show, width, write
+from conformance.commands.console import OK, USAGE, UsageError, colour, show, width, write
 from conformance.version import __version__
 
 try:
-    from conformance import arithmetic, calibration, live
+    from conformance.commands import arithmetic, calibration, live
     from conformance.report import checklist, diff, document, explain, speed, terminal
 except ModuleNotFoundError as missing:
     if missing.name != "tabulate":

@@ -12,7 +12,7 @@ import torch
 
 from conformance.harness.check import Case, contract, deep
 from conformance.harness.targets import Target
-from conformance.kept import RANDOM_STATES, keeps_what_is_predicted, sizes
+from conformance.judging.kept import RANDOM_STATES, keeps_what_is_predicted, sizes
 from conformance.measure.memory import (
     LiveStorages,
     SavedForBackward,

@@ -10,7 +10,7 @@ import torch
 
 from conformance.harness.check import Case, contract, deep
 from conformance.harness.targets import Target
-from conformance.kept import SCALARS, Training, held, keeps_what_is_predicted, step_as_predicted
+from conformance.judging.kept import SCALARS, Training, held, keeps_what_is_predicted, step_as_predicted
 from conformance.measure.memory import PeakStorages
 from conformance.measure.threads import one_thread
 from conformance.oracles.saved import UNARY, Block, after_linear, blocks, chain, predict, tensors

@@ -9,7 +9,7 @@ import torch
 
 from conformance.harness.check import Case, contract, deep, timed
 from conformance.harness.targets import Target, device_module
-from conformance.kept import SCALARS, Training, region
+from conformance.judging.kept import SCALARS, Training, region
 from conformance.measure.allocator import WORKSPACES, Allocator, peak_above_start, workspace
 from conformance.measure.memory import PeakStorages
 from conformance.oracles.saved import Block, blocks, chain, execute, resized, tensors

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from conformance.harness.check import Case, contract, deep
 from conformance.harness.exhaustion import ran_out
 from conformance.harness.targets import Target
-from conformance.kept import RANDOM_STATES
+from conformance.judging.kept import RANDOM_STATES
 from conformance.measure.memory import LiveStorages, PeakStorages
 from conformance.measure.threads import one_thread
 from conformance.oracles.saved import blocks, execute, tensors

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from conformance import timing
 from conformance.harness.check import Case, contract, deep, timed
 from conformance.harness.targets import Target, device_module
+from conformance.judging import timing
 from conformance.measure.clocks import Clock, Work, device_clock, repeated
 from conformance.measure.comparison import PLANS, Comparison
 from conformance.measure.intervals import Interval

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from conformance import baselines, contests, rulings, timing
-from conformance.contests import Contest, Contests
 from conformance.harness.check import Case, contract, deep, timed
 from conformance.harness.expectations import Expectations
 from conformance.harness.targets import Target, device_module
+from conformance.judging import baselines, contests, rulings, timing
+from conformance.judging.contests import Contest, Contests
 from conformance.measure import ceilings, clocks, comparison, intervals
 from conformance.measure.threads import one_thread
 from conformance.workloads.timed_operations import OPERATIONS, linear

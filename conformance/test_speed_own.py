@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import torch
 
-from conformance import timing
-from conformance.baselines import has_tf32_flags, tf32_in_effect
-from conformance.contests import broken_timing, clock_mhz, fp32_ops, matrix_units
 from conformance.harness.check import Case, contract, timed
 from conformance.harness.targets import DTYPE_NAMES, Target, device_module
+from conformance.judging import timing
+from conformance.judging.baselines import has_tf32_flags, tf32_in_effect
+from conformance.judging.contests import broken_timing, clock_mhz, fp32_ops, matrix_units
 from conformance.measure import diagnosis, profile
 from conformance.measure.clocks import Work, step_clock
 from conformance.measure.comparison import PLANS

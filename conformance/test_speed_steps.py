@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from conformance import contests, rulings
-from conformance.contests import Contest, Contests
 from conformance.harness.check import Case, contract, deep, timed
 from conformance.harness.expectations import Expectations
 from conformance.harness.targets import Target
+from conformance.judging import contests, rulings
+from conformance.judging.contests import Contest, Contests
 from conformance.measure.threads import one_thread
 from conformance.workloads.timed_steps import STEPS
 

@@ -17,11 +17,11 @@ from unittest import mock
 import pytest
 import torch
 
-from conformance.contests import Contests
 from conformance.harness import catalogue, expectations, judge, targets
 from conformance.harness.check import DEPTHS, Allotment, Case
 from conformance.harness.evidence import Evidence
 from conformance.harness.measuring import DEADLINES, Deadlines
+from conformance.judging.contests import Contests
 from conformance.measure import ceilings, clocks, comparison, conditions, profile
 from tests.simulated_card import Card, Disturbance, jitter
 from tests.simulated_gpu import TARGET, Simulation, simulated

@@ -35,7 +35,7 @@ NOTHING = expectations.Expectations((), ())
 def _today(monkeypatch: pytest.MonkeyPatch, markers: None) -> None:
     """A day on which what is tried is in force."""
     # Imported late: the marks of the checks are registered by a fixture.
-    from conformance import rulings
+    from conformance.judging import rulings
 
     monkeypatch.setattr(expectations, "date_of_today", lambda: TODAY)
     monkeypatch.setattr(rulings, "today", lambda: TODAY)
@@ -49,7 +49,7 @@ def _run(
     *disturbances: Disturbance,
     card: Card = H100,
 ) -> Outcome:
-    from conformance.contests import Contests
+    from conformance.judging.contests import Contests
 
     found = checks("test_speed_operations")[check]
     given = next(one for one in parameters(found, "standard", ("fp16", "bf16")) if one["id"] == case)
@@ -115,8 +115,8 @@ def test_a_fleet_is_judged_by_its_own_machine(tmp_path: Path) -> None:
 
 
 def test_what_is_not_whole_is_said_under_the_names_that_calibrate_reads() -> None:
-    from conformance import calibration
-    from conformance.contests import Contests
+    from conformance.commands import calibration
+    from conformance.judging.contests import Contests
 
     held = Contests()
     found = checks("test_speed_operations")["test_operations"]

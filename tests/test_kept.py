@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from conformance.harness import catalogue, targets
 from conformance.harness.check import Case, ContractViolation, Unsupported
-from conformance.kept import keeps_what_is_predicted, step_as_predicted
+from conformance.judging.kept import keeps_what_is_predicted, step_as_predicted
 from conformance.oracles.saved import blocks
 from tests import faults
 from tests.faults._tools import replaced

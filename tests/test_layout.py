@@ -20,6 +20,23 @@ _MAY = {
         "torch",
         "pytest",
     },
+    "judging": {
+        "conformance.judging",
+        "conformance.harness",
+        "conformance.oracles",
+        "conformance.workloads",
+        "conformance.measure",
+        "torch",
+    },
+    "commands": {
+        "conformance.commands",
+        "conformance.report",
+        "conformance.harness",
+        "conformance.oracles",
+        "conformance.workloads",
+        "conformance.measure",
+        "torch",
+    },
     "oracles": {"conformance.oracles", "conformance.data", "torch"},
     "workloads": {"conformance.workloads", "conformance.data", "torch"},
     "measure": {"conformance.measure", "conformance.data", "torch"},
@@ -47,6 +64,16 @@ def test_imports_keep_to_the_design(root: Path, folder: str) -> None:
     }
 
     assert strange == set()
+
+
+def test_only_modules_of_checks_know_what_the_checks_share(root: Path) -> None:
+    knowing = {
+        path.relative_to(root / "conformance").parts[0]
+        for path in (root / "conformance").rglob("*.py")
+        if any(name.startswith("conformance.judging") for name in _imports(path))
+    }
+
+    assert {name for name in knowing if not name.startswith("test_")} == {"judging"}
 
 
 def test_reports_are_read_without_torch_and_pytest(root: Path) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from conformance import calibration
 from conformance.__main__ import main
+from conformance.commands import calibration
 from conformance.data import read_toml
 from conformance.harness import expectations, targets
 from conformance.report import document, speed

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from conformance.contests import fp32_ops
+from conformance.judging.contests import fp32_ops
 from conformance.measure import profile
 from conformance.measure.profile import CAST, observe, summed
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from conformance.contests import Contests
 from conformance.harness import expectations
 from conformance.harness.waivers import today
+from conformance.judging.contests import Contests
 from conformance.measure import caches, conditions
 from tests import faults
 from tests.faults._tools import dropped, kernel, replaced

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import torch
 
-from conformance import baselines, contests
-from conformance.contests import Contest, Contests
 from conformance.data import fixture
 from conformance.harness.catalogue import load
 from conformance.harness.check import Case, ContractViolation, Inconclusive, SuiteError, Unsupported, Untestable
 from conformance.harness.expectations import Expectation, Expectations, read
+from conformance.judging import baselines, contests
+from conformance.judging.contests import Contest, Contests
 from conformance.measure import ceilings, conditions, profile
 from conformance.measure.clocks import HostClock
 

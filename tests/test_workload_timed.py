@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from conformance.contests import Contest
 from conformance.harness.expectations import KEYS, OPERATION_SIZES, OPERATIONS, STEP_SIZES, STEPS
+from conformance.judging.contests import Contest
 from conformance.measure.allocator import WORKSPACES
 from conformance.measure.memory import LiveStorages
 from conformance.workloads import timed_operations, timed_steps

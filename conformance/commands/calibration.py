@@ -18,17 +18,17 @@ from glob import escape
 from pathlib import Path
 from typing import Any
 
-from conformance.console import OK, USAGE, UsageError, show, write
+from conformance.commands.console import OK, USAGE, UsageError, show, write
 from conformance.report import document, speed, text
 from conformance.report.speed import Speedup
 from conformance.report.values import Report, Target
 
-_PACKAGE = Path(__file__).resolve().parent
+_PACKAGE = Path(__file__).resolve().parent.parent
 _LEVELS = ("quick", "standard", "full")
 _YEAR = 365
 _MOST_DAYS = 3650
 _CHAPTER = "speed"
-# Evidence of a speed-up beside its ratio and interval, as conformance/contests.py names it.
+# Evidence of a speed-up beside its ratio and interval, as conformance/judging/contests.py names it.
 _NOISE, _PAIRS, _SPOILED, _HALVED = "noise", "pairs", "spoiled", "batch halved"
 _RATES = {"AMP TFLOP/s": "dtype", "baseline TFLOP/s": "baseline"}
 

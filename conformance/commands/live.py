@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from conformance.console import DIFFERENT, OK, UsageError, show, width, write
+from conformance.commands.console import DIFFERENT, OK, UsageError, show, width, write
 from conformance.harness import requirements
 from conformance.report import ops, surface, surface_diff
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from conformance.contests import Contest, Contests, Measurement, matrix_units
 from conformance.harness.check import Case, Inconclusive, Unsupported, Untestable
 from conformance.harness.expectations import DeviceClass, Expectation, Expectations
 from conformance.harness.targets import Target
 from conformance.harness.waivers import today
+from conformance.judging.contests import Contest, Contests, Measurement, matrix_units
 from conformance.measure import diagnosis
 
 WELL_ABOVE = 8  # times the break-even: from there on casts cost AMP an eighth of its gain at most

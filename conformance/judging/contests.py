@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from conformance import baselines, timing
 from conformance.harness import exhaustion
 from conformance.harness.check import DEPTHS, Case, SuiteError, deep
 from conformance.harness.expectations import OPERATION_SIZES, STEP_SIZES
 from conformance.harness.targets import DTYPE_NAMES, Target, device_module
+from conformance.judging import baselines, timing
 from conformance.measure import ceilings, clocks, comparison, diagnosis, intervals, profile
 from conformance.measure.allocator import Allocator
 from conformance.oracles.op_policy import BACKENDS, listings, resolved

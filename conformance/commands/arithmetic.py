@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from conformance.console import DIFFERENT, OK, UsageError, show, width
+from conformance.commands.console import DIFFERENT, OK, UsageError, show, width
 from conformance.harness import requirements
 from conformance.report import document, fingerprint, text
 

@@ -1,0 +1,1 @@
+"""The commands of `python -m conformance` that do more than show a report."""

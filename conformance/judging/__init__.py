@@ -1,0 +1,1 @@
+"""What the checks of a chapter share: from a measurement, through its evidence, to a verdict."""
