@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -95,6 +96,24 @@ def test_among_workers_times_are_untestable(timed: Toy) -> None:
     assert verdicts["AMP-SPEED-001[time:device-small]"] == ("UNTESTABLE", reason)
     assert verdicts["AMP-SPEED-002[count]"] == ("PASS", "")
     assert "automatically disabled" not in outcome.output
+
+
+@pytest.mark.parametrize("watch", ["settrace", "setprofile"])
+def test_under_a_profiler_times_are_untestable(timed: Toy, watch: str) -> None:
+    set_watch = getattr(sys, watch)
+    before = getattr(sys, watch.replace("set", "get"))()
+    set_watch(lambda *_: None)
+    try:
+        outcome = timed.run()
+    finally:
+        set_watch(before)
+
+    assert outcome.status == 0
+    verdicts = {case["id"]: (case["verdict"], case["reason"]) for case in outcome.report["cases"]}
+    verdict, reason = verdicts["AMP-SPEED-001[time:device-small]"]
+    assert verdict == "UNTESTABLE"
+    assert "profiler, debugger or coverage tool" in reason
+    assert verdicts["AMP-SPEED-002[count]"] == ("PASS", "")
 
 
 def test_the_deadline_is_shared(timed: Toy) -> None:

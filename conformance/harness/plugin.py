@@ -426,12 +426,14 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @contextmanager
 def _measuring(item: pytest.Item) -> Generator[None]:
-    """Give a timed check what it needs; raises Untestable among xdist's workers, Inconclusive past the deadline."""
+    """Give a timed check what it needs; raises Untestable where it cannot be had, Inconclusive past the deadline."""
     if item.get_closest_marker("timed") is None:
         yield
         return
     if _is_worker(item.config):
         raise Untestable("times and peaks of memory are taken alone: run this chapter without -n")
+    if sys.gettrace() is not None or sys.getprofile() is not None:
+        raise Untestable("a profiler, debugger or coverage tool watches each call, and would be timed: run without it")
     run = item.config.stash[RUN]
     progress = measuring.Progress(item.config)
     item.stash[CASE].allotment = Allotment(
