@@ -15,7 +15,7 @@ from conformance.version import __version__
 
 try:
     from conformance.commands import arithmetic, calibration, live
-    from conformance.report import checklist, diff, document, explain, speed, terminal
+    from conformance.report import checklist, diff, document, excuses, explain, speed, terminal
 except ModuleNotFoundError as missing:
     if missing.name != "tabulate":
         raise
@@ -24,7 +24,11 @@ except ModuleNotFoundError as missing:
 
 REGRESSION, OUT_OF_DATE = 1, 1
 # What `explain` tells: its story, and what a report without it lacks.
-_SUBJECTS = {"scale": (explain.scale, "history of a loss scale"), "speed": (speed.story, "speed-up")}
+_SUBJECTS = {
+    "scale": (explain.scale, "history of a loss scale"),
+    "speed": (speed.story, "speed-up"),
+    "waivers": (excuses.story, "case that was waived"),
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -82,10 +86,11 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser(
         "explain",
-        help="tell what happened to the loss scales in a run, or what its speed-ups come from",
+        help="tell what became of the loss scales in a run, what its speed-ups come from, or what was waived and why",
         description="Tell what happened in a run. `explain scale REPORT` is the story of each loss scale: when it grew "
         "and fell, which iterations were skipped, and where it settled. `explain speed REPORT` is how many times "
-        "faster AMP was than fp32, each with its interval and what explains it.",
+        "faster AMP was than fp32, each with its interval and what explains it. `explain waivers REPORT` is every "
+        "contract that does not hold and was excused: what was seen, why it is excused, by whom and until when.",
     )
     command.add_argument("subject", nargs="?", metavar="SUBJECT", help=f"what to explain: {', '.join(_SUBJECTS)}")
     command.add_argument("report", nargs="?", metavar="REPORT", help="the report")

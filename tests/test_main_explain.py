@@ -12,7 +12,7 @@ import pytest
 
 from conformance.__main__ import main
 from conformance.harness.check import Case
-from conformance.report import document, explain, scale_history
+from conformance.report import document, excuses, explain, scale_history
 from conformance.report.scale_history import UNIT
 from tests import reports
 from tests.test_case import _CONTRACT
@@ -105,8 +105,11 @@ def test_contracts_narrow_the_story(folder: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "no subject is given; there are: scale, speed (explain scale REPORT)"),
-        (["weather", "report.json"], "unknown subject 'weather'; there are: scale, speed (explain scale REPORT)"),
+        ([], "no subject is given; there are: scale, speed, waivers (explain scale REPORT)"),
+        (
+            ["weather", "report.json"],
+            "unknown subject 'weather'; there are: scale, speed, waivers (explain scale REPORT)",
+        ),
         (["scale"], "no report is given (explain scale REPORT)"),
         (["scale", "absent.json"], "absent.json: there is no such file"),
         (["scale", "folder"], "folder/report.json: there is no such file"),
@@ -203,3 +206,28 @@ def test_explain_needs_no_torch(folder: Path) -> None:
 
     assert run.returncode == 0, run.stderr
     assert "2 loss scales" in run.stdout
+
+
+def test_waivers_are_told_in_full(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(reports.path("conformant"))
+
+    assert _run("explain", "waivers", path) == 0
+
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.startswith("1 case waived: each fails, and a written excuse says so AMP-MEMORY-001 ")
+    assert "seen bytes kept under autocast: 131072 B (required: at most 65536 B)" in shown
+    assert "excuse On the CPU the input is kept in float32 as well, because" in shown
+    assert "given by amp-conformance maintainers, until 2027-12-31" in shown
+    assert "read on https://github.com/pytorch/pytorch" in shown
+    assert _run("explain", "waivers", path, "--contract", "AMP-LOSS-*") == 4
+    assert "the report holds no case that was waived of AMP-LOSS-*" in capsys.readouterr().err
+
+
+def test_waivers_of_a_run_that_did_not_end_are_told_without_their_owner() -> None:
+    raw = reports.raw("conformant")
+    raw["footer"] = None
+    story = excuses.story(document.parse(raw))
+
+    assert story is not None
+    assert "given by  not known: the run did not end" in story
+    assert "read on" not in story

@@ -167,3 +167,15 @@ def test_texts_of_a_report_are_no_markup(where: str) -> None:
 )
 def test_markdown_escapes(plain: str, escaped: str) -> None:
     assert text.markdown(plain) == escaped
+
+
+def test_verdict_of_a_few_cases_does_not_hide_the_others() -> None:
+    whole = reports.raw("conformant")
+    whole["footer"] = None
+    cases = [case for case in whole["cases"] if case["contract"] == "AMP-LOSS-001"]
+    cases[1].update(verdict="UNSUPPORTED", reason="no such unit")
+    page = checklist.render(document.parse(whole))
+
+    assert f"**UNSUPPORTED in 1 of {len(cases)} cases, PASS in {len(cases) - 1}** (" in page
+    assert f"- UNSUPPORTED: {cases[1]['id']}".replace("[", "\\[").split(":dev")[0] in page
+    assert "In part only, because other cases of the same contract pass: 1 of the 1 UNSUPPORTED." in page

@@ -133,10 +133,9 @@ def test_errors_of_the_suite_are_apart_from_failures() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("conformant", "Waived: 1 contract known not to hold"),
-        ("conformant", "1 case: On the CPU the input is kept in float32 as well, because"),
-        ("conformant", "seen: bytes kept under autocast: 131072 B (required: at most 65536 B)"),
-        ("conformant", "amp-conformance maintainers, until 2027-12-31, https://github.com/pytorch/pytorch"),
+        ("conformant", "Waived: 1 contract known not to hold (1 case)"),
+        ("conformant", "by amp-conformance maintainers, until 2027-12-31: AMP-MEMORY-001 1 "),
+        ("conformant", "why, and what was seen: python -m conformance explain waivers REPORT"),
         ("narrowed", "Unsupported: 1 case ------------------- 1 case: the device has no bf16 AMP-BF16-001"),
         ("untestable", "could not be tested, which under --gpu fails a must: the device has too little memory"),
         ("untestable", "For information: facts that differ, which count for no verdict"),
@@ -216,7 +215,35 @@ def test_short_form_has_one_line_for_each_failure(line: str) -> None:
 
 
 def test_short_form_names_what_was_waived() -> None:
-    assert "WAIVED AMP-MEMORY-001  On the CPU the input" in _render(reports.sample("conformant"), short=True)
+    title = reports.sample("conformant").contracts["AMP-MEMORY-001"].title
+    assert f"WAIVED AMP-MEMORY-001  1 case: {title}" in _render(reports.sample("conformant"), short=True, width=120)
+
+
+def test_each_waived_contract_is_one_line_however_much_its_waiver_says() -> None:
+    whole = reports.raw("conformant")
+    model = next(case for case in whole["cases"] if case["verdict"] == "WAIVED")
+    whole["footer"] = None
+    model["waiver"] = "word " * 500
+    whole["cases"] += [
+        {**model, "id": f"AMP-MEMORY-001[other:device-{number}]", "waiver": f"reason {number}"} for number in range(40)
+    ]
+    lines = _render(document.parse(whole), width=80).splitlines()
+
+    start = lines.index("Waived: 1 contract known not to hold (41 cases)")
+    assert lines[start + 2].startswith("  AMP-MEMORY-001  41  ")
+    assert len(lines[start + 2]) <= 80
+    assert lines[start + 3].startswith("  why, and what was seen")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "said"), [("UNSUPPORTED", "; 1 unsupported (1 of them in part)"), ("PASS", "hold; 1 w")]
+)
+def test_verdict_of_some_cases_alone_is_told_apart(verdict: str, said: str) -> None:
+    whole = reports.raw("conformant")
+    whole["footer"] = None
+    next(case for case in whole["cases"] if case["contract"] == "AMP-LOSS-001")["verdict"] = verdict
+
+    assert said in _render(document.parse(whole)).replace(" so far", "")
 
 
 @pytest.mark.parametrize("name", reports.NAMES)

@@ -57,6 +57,8 @@ def _summary(report: Report, digest: str | None) -> Iterator[str]:
     all_verdicts = list(rollup.verdicts(report).values())
     rows.append(["**all**", len(all_verdicts), *_tally(all_verdicts)])
     yield _table(["chapter", "contracts", *(verdict.value for verdict in Verdict), "not reached"], rows)
+    if partly := _partly(report):
+        yield f"In part only, because other cases of the same contract pass: {partly}. Section 2 says how many."
     yield (
         "A contract is one promise about AMP; its verdict is the worst of its cases. Facts for information only "
         "are listed and never count. FAIL: it does not hold. WAIVED: it does not hold, and a written excuse says "
@@ -68,6 +70,16 @@ def _summary(report: Report, digest: str | None) -> Iterator[str]:
         yield "What makes the machine not conformant:\n\n" + "\n".join(failing)
     if digest:
         yield f"This document was made from the report with the SHA-256 `{digest}`."
+
+
+def _partly(report: Report) -> str:
+    """Of how many contracts of each verdict some cases pass; empty where verdicts are those of all cases."""
+    verdicts = rollup.verdicts(report)
+    counted = Counter(verdicts[id] for id, cases in report.cases_of.items() if rollup.in_part(cases))
+    every = list(verdicts.values())
+    return ", ".join(
+        f"{counted[verdict]} of the {every.count(verdict)} {verdict.value}" for verdict in Verdict if counted[verdict]
+    )
 
 
 def _tally(verdicts: list[Verdict | None]) -> list[int]:
@@ -135,11 +147,10 @@ def _contracts(report: Report) -> Iterator[str]:
 def _contract(report: Report, contract: Contract) -> Iterator[str]:
     cases = report.cases_of[contract.id]
     yield f"#### {text.markdown(contract.id)}: {text.markdown(contract.title)}"
-    verdict = f"**{verdict_word(report, contract)}**"
     targets = text.some(list(dict.fromkeys(case.target for case in cases)), 6)
     ran = f"{text.count(len(cases), 'case')} on {text.markdown(targets)}" if cases else "no case"
     source = f"{contract.authority}: {text.markdown(contract.source)}"
-    yield f"{verdict} ({ran}; {contract.level}, {source})"
+    yield f"**{_words(report, contract)}** ({ran}; {contract.level}, {source})"
     yield text.markdown(contract.statement)
     if rows := _measurements(cases):
         yield _table(["measured", "value", "required", "times"], rows[:_ROWS_SHOWN])
@@ -150,14 +161,18 @@ def _contract(report: Report, contract: Contract) -> Iterator[str]:
         yield "\n".join(remarks)
 
 
-def verdict_word(report: Report, contract: Contract) -> str:
-    """Return the word for what a contract came to; one for information is recorded, not passed."""
-    verdict = rollup.contract_verdict(report.cases_of[contract.id])
-    if verdict is None:
-        return "NOT REACHED"
-    if contract.level == "info" and verdict is Verdict.PASS:
-        return "RECORDED"
-    return verdict.value
+def _words(report: Report, contract: Contract) -> str:
+    """What a contract came to: its verdict, which is the worst of its cases, and in how many of them if not in all."""
+    cases = report.cases_of[contract.id]
+    counted = Counter(case.verdict for case in cases)
+    # A fact for information is recorded, not passed.
+    words = {Verdict.PASS: "RECORDED" if contract.level == "info" else Verdict.PASS.value}
+    found = [(words.get(verdict, verdict.value), counted[verdict]) for verdict in reversed(Verdict) if counted[verdict]]
+    if len(found) < 2:
+        return found[0][0] if found else "NOT REACHED"
+    (worst, number), *others = found
+    rest = ", ".join(f"{word} in {count}" for word, count in others)
+    return f"{worst} in {number} of {text.count(len(cases), 'case')}, {rest}"
 
 
 def _measurements(cases: list[Case]) -> list[list[str]]:

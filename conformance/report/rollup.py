@@ -25,6 +25,12 @@ def verdicts(report: Report) -> dict[str, Verdict | None]:
     return {id: contract_verdict(cases) for id, cases in report.cases_of.items()}
 
 
+def in_part(cases: Iterable[Case]) -> bool:
+    """Whether some of a contract's `cases` pass and others do not."""
+    verdicts = {case.verdict for case in cases}
+    return Verdict.PASS in verdicts and len(verdicts) > 1
+
+
 def totals(report: Report) -> dict[Verdict, int]:
     """Count the cases of each verdict."""
     counted = Counter(case.verdict for case in report.cases)

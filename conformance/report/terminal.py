@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from tabulate import SEPARATING_LINE, DataRow, Line, TableFormat, tabulate
 
 from conformance.harness.verdicts import Overall, Verdict
-from conformance.report import fingerprint, rollup, speed, text
+from conformance.report import excuses, fingerprint, rollup, speed, text
 from conformance.report.values import Case, Contract, Report
 
 _SIGHTINGS_SHOWN = 3
@@ -125,7 +125,7 @@ def _short(report: Report, width: int) -> Iterator[str]:
         for id, cases in rollup.failing(report).items()
     ]
     rows += [
-        text.wrap(cases[0].waiver or "no reason is given", width, f"WAIVED {id}  ", _MARGIN)
+        text.cut(f"WAIVED {id}  ", f"{text.count(len(cases), 'case')}: {report.contracts[id].title}", width)
         for id, cases in _with(report, Verdict.WAIVED).items()
     ]
     footer = report.footer
@@ -280,21 +280,14 @@ def _with(report: Report, verdict: Verdict) -> dict[str, list[Case]]:
 
 
 def _waived(report: Report, width: int, paint: Paint) -> str:
+    """A line for each contract: a clean torch has some thirty, whose reasons would hide everything else."""
     waived = _with(report, Verdict.WAIVED)
     if not waived:
         return ""
-    rows = [_heading(f"Waived: {text.count(len(waived), 'contract')} known not to hold", paint)]
-    for id, cases in waived.items():
-        rows.append(text.wrap(report.contracts[id].title, width, f"{id}  ", _MARGIN))
-        for reason in dict.fromkeys(case.waiver or "no reason is given" for case in cases):
-            under = [case for case in cases if (case.waiver or "no reason is given") == reason]
-            rows.append(text.wrap(f"{text.count(len(under), 'case')}: {reason}", width, _MARGIN))
-            rows.append(text.wrap(f"seen: {_what(under[0])}", width, _MARGIN))
-    for waiver in report.footer.waivers if report.footer else ():
-        if waiver.state == "used":
-            words = f"waiver of {waiver.contract}: {waiver.owner}, until {waiver.expires}, {waiver.link}"
-            rows.append(text.wrap(words, width, _MARGIN))
-    return "\n".join(rows)
+    number = sum(map(len, waived.values()))
+    heading = f"Waived: {text.count(len(waived), 'contract')} known not to hold ({text.count(number, 'case')})"
+    more = "why, and what was seen: python -m conformance explain waivers REPORT"
+    return "\n".join([_heading(heading, paint), *excuses.brief(report, width), text.wrap(more, width, _MARGIN)])
 
 
 def _facts_that_failed(report: Report, width: int, paint: Paint) -> str:
@@ -415,7 +408,8 @@ def _because(report: Report, overall: Overall) -> Iterator[str]:
         yield "nothing was judged"
     for verdict in (Verdict.WAIVED, Verdict.UNSUPPORTED, Verdict.UNTESTABLE, Verdict.INCONCLUSIVE):
         if counted[verdict]:
-            yield f"{counted[verdict]} {verdict.value.lower()}"
+            partly = sum(rollup.in_part(report.cases_of[id]) for id, found in judged.items() if found is verdict)
+            yield f"{counted[verdict]} {verdict.value.lower()}" + f" ({partly} of them in part)" * bool(partly)
     if counted[None]:
         yield f"{counted[None]} not reached"
     if facts := len(verdicts) - len(judged):

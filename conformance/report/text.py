@@ -42,6 +42,12 @@ def wrap(text: str, width: int, first: str = "", rest: str | None = None) -> str
     )
 
 
+def cut(first: str, text: str, width: int) -> str:
+    """Return `first` and `text` in one line of at most `width`, cut at a word where it is too long."""
+    words, room = line(text), max(width - len(first), 20)
+    return first + (words if len(words) <= room else f"{words[: room - 3].rsplit(' ', 1)[0]}...")
+
+
 def indent(text: str, margin: str) -> str:
     """Put `margin` before every line of `text`, a program or a traceback."""
     return "\n".join(f"{margin}{row}".rstrip() for row in clean(text).strip("\n").split("\n"))
