@@ -15,7 +15,7 @@ from conformance.report.values import Report
 from tests import reports
 from tests.test_case import _CONTRACT
 
-FIGURES = {"ratio": 2.5, "low": 2.25, "high": 2.75, "diagnosis": "cast-bound: 40 % of the device's time is casts"}
+FIGURES = {"ratio": 2.5, "low": 2.25, "high": 2.75, "diagnosis": "step 36.3 µs, casts 60%: cast-bound"}
 KEYS = {
     "matmul/compute/bf16/fp32": FIGURES,
     "matmul/compute/bf16/tf32": FIGURES | {"ratio": 1.5, "low": 1.4, "high": 1.6, "diagnosis": ""},
@@ -69,8 +69,33 @@ def test_the_story_is_a_table_and_its_reasons() -> None:
         "matmul, compute" in line and "2.50 [2.25, 2.75]" in line and "1.50 [1.40, 1.60]" in line for line in lines
     )
     assert any("step-mlp, small" in line and "0.80 [0.70, 0.90]" in line and line.endswith("-") for line in lines)
-    assert "step-mlp/small/bf16/fp32: host-bound" in lines
-    assert not any(line.startswith("matmul/compute/bf16/tf32") for line in lines)  # nothing was said of it
+    assert lines[lines.index("cast-bound") + 1] == "  matmul/compute/bf16/fp32: step 36.3 µs, casts 60%"
+    assert lines[lines.index("host-bound") + 1] == "  step-mlp/small/bf16/fp32"
+    assert not any("matmul/compute/bf16/tf32" in line for line in lines)  # nothing was said of it
+
+
+def test_what_the_device_does_not_tell_is_said_once() -> None:
+    unknown = "Not known on cpu, and left out: what the host takes of a step"
+    every = {"host share": 0.1, "ceiling TFLOP/s": 990.0, "break-even rows": 72}
+    without, known = (speed.story(_report({"a/b/bf16/fp32": FIGURES | more})) for more in ({}, every))
+
+    assert without is not None
+    assert without.count(unknown) == 1
+    assert known is not None
+    assert "Not known" not in known
+
+
+def test_doubts_that_differ_in_numbers_alone_are_said_once() -> None:
+    keys = {
+        f"{subject}/small/bf16/fp32": FIGURES | {"spoiled": f"busy for {share}% of 1.5 s"}
+        for subject, share in (("a", 37), ("b", 40.5), ("c", 9))
+    }
+    keys["d/small/bf16/fp32"] = FIGURES | {"spoiled": "too hot"}
+    story = speed.story(_report(keys))
+
+    assert story is not None
+    assert "? a/small/bf16/fp32: busy for 37% of 1.5 s; likewise b/small/bf16/fp32, c/small/bf16/fp32" in story
+    assert "? d/small/bf16/fp32: too hot" in story
 
 
 def test_on_cuda_the_mode_of_the_baseline_is_named() -> None:

@@ -125,7 +125,7 @@ def _alike(figures: Figures) -> bool:
 
 
 def line(figures: Figures) -> str:
-    """All figures that are known, and the words, in one line."""
+    """All figures that are known, and the words, in one line; `report.speed` takes it apart at the last colon."""
     return f"{', '.join(_told(figures))}: {', '.join(words(figures)) or 'nothing stands out'}"
 
 
@@ -133,30 +133,33 @@ def _told(figures: Figures) -> Iterator[str]:
     if figures.device_seconds is not None:
         yield f"device {_time(figures.device_seconds)}"
     yield f"step {_time(figures.step_seconds)}"
+    listed = f" ({figures.largest_fp32_op})" if figures.largest_fp32_op else ""
     for name, share, tail in (
         ("host", figures.host_share, ""),
         ("casts", figures.cast_share, ""),
-        ("fp32 list", figures.fp32_share, f" ({figures.largest_fp32_op})" if figures.largest_fp32_op else ""),
+        ("fp32 list", figures.fp32_share, listed),
     ):
-        yield f"{name} {'unknown' if share is None else f'{share:.0%}'}{tail}"
+        if share is not None:
+            yield f"{name} {share:.0%}{tail}"
     if figures.rows is not None:
-        yield f"{figures.rows} rows a weight against {_break_even(figures.break_even)}"
+        yield f"{figures.rows} rows a weight{_break_even(figures.break_even)}"
     if figures.rate is not None:
         yield _rate(figures.rate, figures.ceiling)
     if figures.clock_mhz is not None:
         yield f"clock {figures.clock_mhz:.0f} MHz"
-    yield f"baseline {BASELINES[figures.baseline] if figures.has_tf32 else 'fp32'}"
+    if figures.has_tf32:
+        yield f"baseline {BASELINES[figures.baseline]}"
 
 
 def _break_even(rows: float | None) -> str:
     if rows is None:
-        return "an unknown break-even"
-    return f"a break-even of {rows:.0f}" if math.isfinite(rows) else "no break-even"
+        return ""
+    return f" against a break-even of {rows:.0f}" if math.isfinite(rows) else " against no break-even"
 
 
 def _rate(rate: float, ceiling: float | None) -> str:
     if not ceiling:
-        return f"{rate / 1e12:.3g} TFLOP/s, ceiling unknown"
+        return f"{rate / 1e12:.3g} TFLOP/s"
     return f"{rate / 1e12:.3g} of at most {ceiling / 1e12:.3g} TFLOP/s ({rate / ceiling:.0%})"
 
 

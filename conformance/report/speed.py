@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -19,6 +20,13 @@ of AMP), `low` and `high` (the ends of its interval) at least, `diagnosis` (word
 DIAGNOSIS, SPOILED = "diagnosis", "spoiled"
 WIDE = 2.0  # high end over low end: a ratio that may as well be half of what it is
 _NEEDED = ("ratio", "low", "high")
+# Figures that some devices do not have: their name in the evidence, what it is, and why it is not there.
+_UNKNOWN = (
+    ("host share", "what the host takes of a step", "no clock of its own tells the device's time from the host's"),
+    ("ceiling TFLOP/s", "the highest rate", "no peak of the device is published or can be derived"),
+    ("break-even rows", "the rows a weight from which AMP wins", "it follows from the highest rates"),
+)
+_NUMBER = re.compile(r"\d[\d.]*")
 _HEADS = {"fp32": "TF32 off", "tf32": "TF32 on"}
 
 
@@ -181,12 +189,29 @@ def _told(target: str, rows: list[Speedup], named: Mapping[str, str], width: int
     yield f"{title}\n{'-' * len(title)}\n" + tabulate(
         body, headers=["", *heads], tablefmt="simple", disable_numparse=True
     )
-    told = [text.wrap(f"{row.key}: {row.diagnosis}", width, "", "    ") for row in rows if row.diagnosis]
-    if told:
-        yield "\n".join(told)
-    doubts: dict[str, list[str]] = {}
+    yield from _reasons({row.key: row.diagnosis for row in rows if row.diagnosis}, width)
+    if doubts := list(_doubts(rows, width)):
+        yield "\n".join(doubts)
+    if unknown := [f"{what} ({why})" for name, what, why in _UNKNOWN if not any(name in row.figures for row in rows)]:
+        yield text.wrap(f"Not known on {target}, and left out: {'; '.join(unknown)}.", width, "", "    ")
+
+
+def _doubts(rows: list[Speedup], width: int) -> Iterator[str]:
+    """Why ratios are in doubt, once for those whose reasons differ in their numbers alone."""
+    doubts: dict[str, list[Speedup]] = {}
     for row in rows:
         if row.doubt:
-            doubts.setdefault(row.doubt, []).append(row.key)
-    if doubts:
-        yield "\n".join(text.wrap(f"? {', '.join(keys)}: {doubt}", width, "", "    ") for doubt, keys in doubts.items())
+            doubts.setdefault(_NUMBER.sub("", row.doubt), []).append(row)
+    for first, *others in doubts.values():
+        likewise = f"; likewise {', '.join(row.key for row in others)}" if others else ""
+        yield text.wrap(f"? {first.key}: {first.doubt}{likewise}", width, "", "    ")
+
+
+def _reasons(told: Mapping[str, str], width: int) -> Iterator[str]:
+    """The figures of each measurement, below the words that explain them."""
+    groups: dict[str, list[str]] = {}
+    for key, diagnosis in told.items():
+        figures, colon, words = diagnosis.rpartition(": ")
+        groups.setdefault(words, []).append(f"{key}{colon}{figures}")
+    for words, rows in groups.items():
+        yield "\n".join([text.wrap(words, width), *(text.wrap(row, width, "  ", "      ") for row in rows)])
