@@ -87,7 +87,7 @@ def test_shipped_factors_are_the_claims() -> None:
     assert t4 is not None
     assert [h100.expected(key).factor for key in ("matmul/compute/fp16/fp32", "matmul/compute/fp16/tf32")] == [2, 1]  # type: ignore[union-attr]
     assert h100.expected("step-cnn/compute/bf16/fp32").factor == 1.5  # type: ignore[union-attr]
-    assert "S2" in str(h100.expected("step-cnn/compute/bf16/fp32"))
+    assert "AMP recipe of the PyTorch tutorials" in str(h100.expected("step-cnn/compute/bf16/fp32"))
     assert h100.expected("matmul/launch/fp16/fp32") is None
     assert l4.expected("step-cnn/compute/bf16/fp32") is None
     assert t4.expected("matmul/compute/bf16/fp32") is None

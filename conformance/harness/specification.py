@@ -16,7 +16,8 @@ def render(catalogue: Catalogue) -> str:
     parts = [
         "# The contracts",
         f"{len(contracts)} contracts in {len(catalogue.chapters)} chapters: {counted}. This page is written by\n"
-        "`python -m conformance catalogue -o docs/contracts.md` from `conformance/contracts/*.toml`.",
+        "`python -m conformance catalogue -o docs/contracts.md` from `conformance/contracts/*.toml`.\n"
+        "Short names of sources are spelled out in [Sources](sources.md).",
         *(_chapter(chapter) for chapter in catalogue.chapters),
     ]
     return "\n\n".join(parts) + "\n"
