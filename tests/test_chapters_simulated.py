@@ -10,7 +10,7 @@ from tests.simulated_card import GTX_1660, H100, MIG_1G, RTX_4090, T4, Card, slo
 from tests.simulated_checks import Outcome, cases, whole
 from tests.simulated_checks import markers as markers  # a fixture
 
-MODULES = ("test_speed", "test_speed_operations", "test_speed_steps", "test_speed_by_hand")
+MODULES = ("test_speed", "test_speed_by_hand", "test_speed_contests")
 
 
 def chapter(level: str, *dtypes: str) -> list[tuple[Any, Any]]:

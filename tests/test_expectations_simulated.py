@@ -51,7 +51,7 @@ def _run(
 ) -> Outcome:
     from conformance.judging.contests import Contests
 
-    found = checks("test_speed_operations")[check]
+    found = checks("test_speed_contests")[check]
     given = next(one for one in parameters(found, "standard", ("fp16", "bf16")) if one["id"] == case)
     with machine(card, *disturbances, seed=seed) as simulation:
         return run(found, {"measured": Contests(), **given}, simulation, level="standard", expected=expected)
@@ -119,7 +119,7 @@ def test_what_is_not_whole_is_said_under_the_names_that_calibrate_reads() -> Non
     from conformance.judging.contests import Contests
 
     held = Contests()
-    found = checks("test_speed_operations")["test_operations"]
+    found = checks("test_speed_contests")["test_operations"]
     given = next(one for one in parameters(found, "quick", ("bf16",)) if "compute" in one["id"])
     with machine(H100) as simulation:
         run(found, {"measured": held, **given}, simulation)

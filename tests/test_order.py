@@ -103,7 +103,7 @@ def test_speed_and_memory_run_last() -> None:
 
 def test_what_shares_a_deadline_runs_in_the_order_of_the_files() -> None:
     places = [
-        ("test_speed_steps.py", 9, 0),
+        ("test_speed_contests.py", 9, 0),
         ("test_speed.py", 20, 1),
         ("test_speed.py", 20, 0),
         ("test_speed.py", 5, 0),
@@ -111,4 +111,4 @@ def test_what_shares_a_deadline_runs_in_the_order_of_the_files() -> None:
 
     ordered = _ordered([Item(*place, timed=True) for place in places])
 
-    assert ordered == ["test_speed.py:5:0", "test_speed.py:20:0", "test_speed.py:20:1", "test_speed_steps.py:9:0"]
+    assert ordered == ["test_speed.py:5:0", "test_speed.py:20:0", "test_speed.py:20:1", "test_speed_contests.py:9:0"]

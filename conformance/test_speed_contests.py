@@ -1,4 +1,4 @@
-"""Speed of single operations: AMP against fp32 with TF32 off and on, from bound by launches to bound by arithmetic."""
+"""Speed of AMP against fp32, with TF32 off and on: operations, launch-bound to compute-bound, and training steps."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from conformance.judging.contests import Contest, Contests
 from conformance.measure import ceilings, clocks, comparison, intervals
 from conformance.measure.threads import one_thread
 from conformance.workloads.timed_operations import OPERATIONS, linear
+from conformance.workloads.timed_steps import STEPS
 
 ROWS, WIDTH = (16, 64, 256, 1024, 4096), 4096  # of the Linear whose break-even is looked for
 
@@ -29,6 +30,8 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def measured() -> Contests:
     """What the cases of this module have measured: several contracts speak of one measurement."""
+    # The first optimizer imports modules for some seconds, which are no case's.
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     return Contests()
 
 
@@ -142,3 +145,61 @@ def test_noise_floor(case: Case, target: Target, kind: str) -> None:
     if taken.spoiled is not None:
         case.note("spoiled", taken.spoiled)
     case.timings(taken.comparison.candidate, {"low": speedup.low, "ratio": speedup.estimate, "high": speedup.high})
+
+
+@contract("AMP-SPEED-003", on="accelerator")
+@timed
+def test_training_against_fp32(
+    case: Case, target: Target, amp_dtype: torch.dtype, measured: Contests, expectations: Expectations
+) -> None:
+    rulings.judge(case, target, measured, expectations, [Contest("step-mlp", "compute", amp_dtype, "fp32")])
+
+
+@contract("AMP-SPEED-004", on="accelerator")
+@timed
+def test_training_against_tf32(
+    case: Case, target: Target, amp_dtype: torch.dtype, measured: Contests, expectations: Expectations
+) -> None:
+    rulings.judge(case, target, measured, expectations, [Contest("step-mlp", "compute", amp_dtype, "tf32")])
+
+
+@contract("AMP-SPEED-040", on="accelerator")
+@timed
+@pytest.mark.parametrize(("subject", "size", "baseline"), contests.matrix(STEPS))
+def test_steps(
+    case: Case, target: Target, amp_dtype: torch.dtype, measured: Contests, subject: str, size: str, baseline: str
+) -> None:
+    rulings.record(case, measured.measure(case, target, Contest(subject, size, amp_dtype, baseline)))
+
+
+@contract("AMP-SPEED-041", on="accelerator")
+@timed
+@pytest.mark.parametrize("subject", [deep("standard", subject) for subject in STEPS])
+def test_steps_as_expected(
+    case: Case,
+    target: Target,
+    amp_dtype: torch.dtype,
+    measured: Contests,
+    expectations: Expectations,
+    subject: str,
+) -> None:
+    rulings.judge(case, target, measured, expectations, contests.measured_at(case.level, subject, amp_dtype))
+
+
+@contract("AMP-SPEED-006", on="cpu")
+@timed
+@pytest.mark.parametrize("size", ["small", deep("full", "compute")])
+@pytest.mark.parametrize("subject", ["step-mlp", *(deep("standard", subject) for subject in STEPS[1:])])
+def test_steps_on_the_cpu(
+    case: Case, target: Target, amp_dtype: torch.dtype, measured: Contests, subject: str, size: str
+) -> None:
+    rulings.record(case, measured.measure(case, target, Contest(subject, size, amp_dtype, "fp32")))
+
+
+@contract("AMP-SPEED-041", on="cpu")
+@timed
+def test_steps_on_the_cpu_as_expected(
+    case: Case, target: Target, amp_dtype: torch.dtype, measured: Contests, expectations: Expectations
+) -> None:
+    candidates = contests.measured_on_a_cpu(case.level, STEPS, amp_dtype)
+    rulings.judge(case, target, measured, expectations, candidates)
