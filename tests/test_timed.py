@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from conformance.harness import measuring
-from conformance.harness.check import Inconclusive
+from conformance.harness.catalogue import load
+from conformance.harness.check import Allotment, Case, Inconclusive
 from tests.conftest import Toy
 
 CHECKS = """
@@ -138,3 +141,27 @@ def test_past_the_deadline_cases_are_inconclusive() -> None:
     with pytest.raises(Inconclusive, match="were spent before"):
         deadlines.begin("speed")
     assert deadlines.begin("memory") == pytest.approx(2 * seconds)
+
+
+@pytest.mark.parametrize(
+    ("told", "waited"), [("7000000000 2500000000 40\n", 2.5), ("0 0 1\n", 0.0), ("", 0.0), (None, 0.0)]
+)
+def test_waiting_for_a_processor_takes_nobody_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: str | None, waited: float
+) -> None:
+    schedstat = tmp_path / "schedstat"
+    if told is not None:
+        schedstat.write_text(told)
+    monkeypatch.setattr(measuring, "Path", lambda _: schedstat)
+    monkeypatch.setattr(measuring.time, "monotonic", lambda: 100.0)
+    assert measuring.attended() == pytest.approx(100.0 - waited)
+
+
+def test_a_case_counts_its_time_as_its_deadline_does() -> None:
+    case = Case(load().contracts["AMP-SPEED-050"], level="quick", seed=0, substitutions={})
+    assert case.now is time.monotonic
+    deadlines = measuring.Deadlines("quick")
+    deadlines.plan([("speed", "cpu")])
+    case.allotment = Allotment(deadlines.begin("speed"), lambda words: None, lambda *_: None, deadlines.now)
+    assert case.now is measuring.attended
+    assert 0 < case.allowance <= measuring.DEADLINES["cpu"]["quick"]

@@ -218,6 +218,11 @@ class Case:
         """Seconds that this case may still take; without end where nothing limits it."""
         return math.inf if self.allotment is None else self.allotment.seconds_left
 
+    @property
+    def now(self) -> Callable[[], float]:
+        """The clock, in seconds, by which the time that a case has is counted."""
+        return time.monotonic if self.allotment is None else self.allotment.now
+
     def progress(self, words: str) -> None:
         """Show, while it goes on, how far a long measurement is."""
         if self.allotment is not None:

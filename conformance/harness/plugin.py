@@ -437,7 +437,10 @@ def _measuring(item: pytest.Item) -> Generator[None]:
     run = item.config.stash[RUN]
     progress = measuring.Progress(item.config)
     item.stash[CASE].allotment = Allotment(
-        run.deadlines.begin(_chapter_of(item)), progress.show, functools.partial(benchmarks.publish, item)
+        run.deadlines.begin(_chapter_of(item)),
+        progress.show,
+        functools.partial(benchmarks.publish, item),
+        run.deadlines.now,
     )
     try:
         yield

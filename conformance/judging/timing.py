@@ -51,7 +51,7 @@ def take(
 
         found = noise_floor(case, clock, arms[1], plan, name=name, before=before) if floor is None else floor()
         seed = f"{case.seed} {name}"
-        seen = comparison.compare(clock, *arms, plan, before=before, progress=show, seed=seed)
+        seen = comparison.compare(clock, *arms, plan, before=before, progress=show, now=case.now, seed=seed)
     # A clock of the processor's own time does not count the time in which others had it.
     disturbed = watch.spoiled(waiting=not isinstance(clock, clocks.ProcessorClock))
     drifted = comparison.drifted(seen, seen.speedup.widened(found))
@@ -73,7 +73,8 @@ def noise_floor(
     def show(now: comparison.Progress) -> None:
         case.progress(f"{name}, both arms equal: {_words(now)}")
 
-    return intervals.noise_floor(comparison.compare(clock, work, work, plan, before=before, progress=show).speedup)
+    seen = comparison.compare(clock, work, work, plan, before=before, progress=show, now=case.now)
+    return intervals.noise_floor(seen.speedup)
 
 
 def _words(now: comparison.Progress) -> str:
