@@ -13,8 +13,20 @@ CAST = "_to_copy"
 # What .item() comes down to, and operations whose result has a shape or a truth that the host has to know: it waits.
 READS = {"_local_scalar_dense", "nonzero", "_unique2", "unique_dim", "unique_consecutive", "masked_select", "equal"}
 
-# Operations that move no element: views, and marks for the profiler.
-_FREE = {"detach", "t", "transpose", "view", "_unsafe_view", "expand", "alias", "as_strided", "unsqueeze", "squeeze"}
+# Operations that move no element: views, marks for the profiler, questions about types.
+_FREE = {
+    "promote_types",
+    "detach",
+    "t",
+    "transpose",
+    "view",
+    "_unsafe_view",
+    "expand",
+    "alias",
+    "as_strided",
+    "unsqueeze",
+    "squeeze",
+}
 
 
 class CountedOperations(TorchDispatchMode):

@@ -201,3 +201,87 @@ def convolutions_have_no_cache() -> Iterator[None]:
 
     with kernel("conv2d", convolved, "AutocastCPU"):
         yield
+
+
+def _casting_at_each_use(op: str, run: Callable[..., Any]) -> Iterator[None]:
+    def uncached(*operands: Any) -> Any:
+        dtype = torch.get_autocast_dtype("cpu")
+        low = [t.to(dtype) if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in operands]
+        with torch.autocast("cpu", enabled=False):
+            return run(*low)
+
+    with kernel(op, uncached, "AutocastCPU"):
+        yield
+
+
+@fault("AMP-SPEED-052", "AMP-SPEED-008")
+def prelu_has_no_cache() -> Iterator[None]:
+    """prelu casts its weight at each use."""
+    yield from _casting_at_each_use("prelu", torch.prelu)
+
+
+@fault("AMP-SPEED-052", "AMP-SPEED-008")
+def transposed_convolutions_have_no_cache() -> Iterator[None]:
+    """conv_transpose1d casts its weight at each use."""
+    yield from _casting_at_each_use("conv_transpose1d", torch.conv_transpose1d)
+
+
+@fault("AMP-SPEED-008")
+def recurrent_layers_have_no_cache() -> Iterator[None]:
+    """The fused LSTM of the CPU casts its weights at each call."""
+    yield from _casting_at_each_use("mkldnn_rnn_layer", torch.mkldnn_rnn_layer)
+
+
+@fault("AMP-SPEED-008")
+def recurrent_layers_stay_in_fp32() -> Iterator[None]:
+    """LSTM runs in fp32 in a region, and hands on 16 bit."""
+    right = torch.nn.LSTM.forward
+
+    def wide(self: torch.nn.LSTM, x: torch.Tensor, state: Any = None) -> Any:
+        if not torch.is_autocast_enabled("cpu"):
+            return right(self, x, state)
+        dtype = torch.get_autocast_dtype("cpu")
+        with torch.autocast("cpu", enabled=False):
+            result, hidden = right(self, x.float(), state)
+        return result.to(dtype), tuple(part.to(dtype) for part in hidden)
+
+    with replaced(torch.nn.LSTM, "forward", wide):
+        yield
+
+
+@fault("AMP-SPEED-052")
+def attention_copies_its_operands() -> Iterator[None]:
+    """Fused attention takes a copy of each operand first."""
+
+    def copying(*operands: torch.Tensor, **options: Any) -> torch.Tensor:
+        low = [t.to(torch.get_autocast_dtype("cpu")).clone() for t in operands]
+        with torch.autocast("cpu", enabled=False):
+            return torch.nn.functional.scaled_dot_product_attention(*low, **options)
+
+    with kernel("scaled_dot_product_attention", copying, "AutocastCPU"):
+        yield
+
+
+@fault("AMP-SPEED-052", level="standard")
+def cumprod_runs_twice() -> Iterator[None]:
+    """cumprod, on the fp32 list, computes its result twice."""
+
+    def twice(x: torch.Tensor, dim: int, **options: Any) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            torch.cumprod(x.float(), dim, **options)
+            return torch.cumprod(x.float(), dim, **options)
+
+    with kernel("cumprod", twice, "AutocastCPU"):
+        yield
+
+
+@fault("AMP-SPEED-052", level="standard")
+def lerp_is_widened_and_narrowed() -> Iterator[None]:
+    """lerp, on no list, goes through fp32."""
+
+    def wide(x: torch.Tensor, end: torch.Tensor, weight: float) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return torch.lerp(x.float(), end.float(), weight).to(x.dtype)
+
+    with kernel("lerp.Scalar", wide, "AutocastCPU"):
+        yield
