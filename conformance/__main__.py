@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from conformance.commands.console import OK, USAGE, UsageError, colour, show, width, write
+from conformance.commands.console import DIFFERENT, OK, USAGE, UsageError, colour, show, width, write
 from conformance.version import __version__
 
 try:
     from conformance.commands import arithmetic, calibration, live
-    from conformance.report import checklist, diff, document, excuses, explain, speed, terminal
+    from conformance.report import checklist, diff, document, excuses, explain, rollup, speed, terminal, text
 except ModuleNotFoundError as missing:
     if missing.name != "tabulate":
         raise
@@ -23,6 +23,7 @@ except ModuleNotFoundError as missing:
     sys.exit(4)
 
 REGRESSION, OUT_OF_DATE = 1, 1
+_SHOWN = 20  # contradictions of a report, which has as many as it has cases where it was written by somebody else
 # What `explain` tells: its story, and what a report without it lacks.
 _SUBJECTS = {
     "scale": (explain.scale, "history of a loss scale"),
@@ -66,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         dest="command",
         required=True,
-        metavar="diff|checklist|summary|explain|catalogue|surface|ops|fingerprint|trace|calibrate",
+        metavar="diff|checklist|summary|verify|explain|catalogue|surface|ops|fingerprint|trace|calibrate",
     )
 
     command = commands.add_parser("diff", help="compare two reports; exit status 1 where something regressed")
@@ -83,6 +84,17 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("report", metavar="REPORT", help="the report")
     command.add_argument("-q", "--quiet", action="store_true", help="one line for each contract that failed")
     command.set_defaults(run=_summary)
+
+    command = commands.add_parser(
+        "verify",
+        help="hold a report against itself; exit status 1 where it contradicts itself or was changed",
+        description="Hold a report against itself: evidence against its bounds, verdicts against evidence, counts and "
+        "the footer against the records, the digest against all of it. Every other command refuses a report that does "
+        "not hold. A forger who computes the digest anew and contradicts nothing is not found out: for that, run the "
+        "suite again, or compare the file's SHA-256 with that of the checklist that was signed.",
+    )
+    command.add_argument("report", metavar="REPORT", help="the report")
+    command.set_defaults(run=_verify)
 
     command = commands.add_parser(
         "explain",
@@ -125,6 +137,25 @@ def _checklist(arguments: argparse.Namespace) -> int:
     if output.exists() and output.samefile(file):
         raise UsageError(f"--output {output} is the report itself; name another file")
     return write(output, page)
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    file = document.locate(arguments.report)
+    report, problems = document.examine(file)
+    for problem in problems[:_SHOWN]:
+        show(text.wrap(problem, width(), "- ", "  "))
+    if problems:
+        more = f" ({len(problems) - _SHOWN} more)" if len(problems) > _SHOWN else ""
+        show(text.line(f"NOT SOUND: {file} contradicts itself, or was changed after the run{more}"))
+        return DIFFERENT
+    sealed = "its digest is that of what the run wrote"
+    if not (report.footer and report.footer.digest):
+        why = "" if report.footer else ", as the run did not end"
+        sealed = f"it has no digest{why}: figures that contradict nothing may have been changed"
+    counted = f"{text.count(len(report.cases), 'case')} of {text.count(len(report.contracts), 'contract')}"
+    show(text.wrap(f"{file}: {counted}; verdicts follow from evidence, counts from records; {sealed}", width()))
+    show(f"SOUND: a report of a run that is {rollup.overall(report).value}")
+    return OK
 
 
 def _summary(arguments: argparse.Namespace) -> int:

@@ -49,7 +49,7 @@ WRONG_FORM = [
     ("cases/0/duration_s", -1, document.WrongTypes, "-1 is no count and no duration"),
     ("cases/0/evidence/0/relation", "~", document.WrongTypes, "cases[0].evidence[0].relation: must be one of =="),
     ("cases/0/evidence/0/measured", {"a": 1}, document.WrongTypes, "cases[0].evidence[0].measured: must be a text"),
-    ("cases/0/reason", "x" * 100 + "\x1b", None, ""),
+    ("cases/0/node", "x" * 100 + "\x1b", None, ""),
     ("footer", {}, document.WrongTypes, "footer: the key 'finished' is missing"),
     ("footer/waivers/0/state", "fine", document.WrongTypes, "must be one of used, expired"),
     ("footer/waivers/0/expires", "2027-12-31 or so", document.WrongTypes, "'2027-12-31 or so' is no ISO 8601 date"),
@@ -75,7 +75,7 @@ FALSE_CLAIMS = [
     ("footer/overall", "NOT CONFORMANT", "the footer says NOT CONFORMANT, the records come to CONFORMANT"),
     ("footer/interrupted", True, "the footer says CONFORMANT, the records come to INCOMPLETE"),
     ("footer/problems", ["one"], "the records come to NOT CONFORMANT"),
-    ("footer/waivers/0/state", "expired", "the records come to NOT CONFORMANT"),
+    ("footer/waivers/0/state", "expired", "is WAIVED, and no waiver of the footer excuses it"),
     ("cases/0/evidence/0/holds", False, "passes although its 'dtype of the loss' does not hold"),
 ]
 

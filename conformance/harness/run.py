@@ -23,7 +23,7 @@ from conformance.harness.recorder import Recorder, ReportInUse
 from conformance.harness.targets import Target
 from conformance.harness.verdicts import Overall, Verdict
 from conformance.harness.waivers import Waiver
-from conformance.report import diff, document, rollup, terminal
+from conformance.report import consistency, diff, document, rollup, terminal
 from conformance.workloads import own as own_workloads
 
 
@@ -74,6 +74,10 @@ class Run:
             excuses = () if asked.strict else _excuses(asked, catalogue)
         except (catalogues.CatalogueError, waivers.WaiverError) as error:
             raise pytest.UsageError(str(error)) from None
+        if (unlike := state.unlike_a_new_process()) is not None:
+            raise pytest.UsageError(
+                f"torch has been set up before the run, by a plugin, a conftest.py or the like ({unlike}): run without it"
+            )
         selected = {
             id: contract
             for id, contract in options.select(catalogue, asked).items()
@@ -239,6 +243,7 @@ class Run:
             }
         footer["overall"] = rollup.overall(document.parse(whole)).value
         footer["exit_status"] = self._exit_status(footer, pytest_status)
+        footer["digest"] = consistency.digest(whole)
         self._recorder.finish(footer)
         self._report = document.parse(whole)
         (self._folder / "summary.txt").write_text(self.summary(short=False, width=100) + "\n", encoding="utf-8")

@@ -124,6 +124,7 @@ def _mapping(key_hint: Any, value_hint: Any) -> Decoder:
 
 def _object(cls: Any) -> Decoder:
     decoders = {name: _decoder(hint) for name, hint in get_type_hints(cls).items()}
+    needed = [field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING]
 
     def build(value: Any, where: str) -> Any:
         if not isinstance(value, dict):
@@ -131,9 +132,9 @@ def _object(cls: Any) -> Decoder:
         prefix = f"{where}." if where else ""
         if unknown := sorted(set(value) - set(decoders)):
             raise UnknownKey(where, f"unknown key {unknown[0]!r}; allowed: {', '.join(decoders)}")
-        if missing := [name for name in decoders if name not in value]:
+        if missing := [name for name in needed if name not in value]:
             raise Mismatch(where, f"the key {missing[0]!r} is missing")
-        return cls(**{name: decoder(value[name], f"{prefix}{name}") for name, decoder in decoders.items()})
+        return cls(**{name: decoders[name](item, f"{prefix}{name}") for name, item in value.items()})
 
     return build
 

@@ -170,7 +170,10 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Footer:
-    """What was known when the run ended; a report without one is of a run that did not end."""
+    """What was known when the run ended; a report without one is of a run that did not end.
+
+    `digest` is that of the whole report (consistency.digest), None in those of suites that wrote none.
+    """
 
     finished: str
     duration_s: float
@@ -182,6 +185,7 @@ class Footer:
     waivers: tuple[Waiver, ...]
     problems: tuple[str, ...]
     baseline: Baseline | None
+    digest: str | None = None
 
 
 @dataclass(frozen=True)
