@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -64,3 +66,39 @@ def test_failed_case_is_cleaned_up_after(toy: Toy) -> None:
     )
 
     assert toy.run().verdicts() == {"AMP-API-001[a]": "FAIL", "AMP-API-001[b]": "PASS"}
+
+
+# What user code sets, and what the run says of it.
+_SET_BEFORE = {
+    "torch.set_default_dtype(torch.float64)": "the default dtype: torch.float64, not torch.float32",
+    "torch.set_default_device('meta')": "the default device: meta, not cpu",
+    "torch.set_grad_enabled(False)": "gradients are recorded: False, not True",
+    "torch.use_deterministic_algorithms(True)": "operations without a deterministic form are refused: True, not False",
+}
+
+
+@pytest.mark.parametrize("statement", _SET_BEFORE)
+def test_what_was_set_before_the_run_is_refused_in_one_line(toy: Toy, statement: str) -> None:
+    toy.contract("AMP-API-001")
+    toy.checks("@contract('AMP-API-001')\ndef test_a(case: Case) -> None:\n    case.note('x', 1)\n")
+    (toy.path / "conftest.py").write_text(f"import torch\n{statement}\n")
+    with state.kept():
+        outcome = toy.run()
+
+    assert outcome.status == 4
+    assert _SET_BEFORE[statement] in outcome.output
+    assert outcome.report == {}
+
+
+@pytest.mark.parametrize(
+    ("setter", "arguments"),
+    [
+        (torch.set_autocast_cache_enabled, (False,)),
+        (torch.set_autocast_enabled, ("cpu", True)),
+        (torch.set_float32_matmul_precision, ("high",)),
+    ],
+)
+def test_what_amp_sets_or_reads_is_left_to_the_checks(setter: Callable[..., None], arguments: tuple[object]) -> None:
+    with state.kept():
+        setter(*arguments)
+        assert state.unlike_a_new_process() is None

@@ -76,7 +76,7 @@ class Run:
             raise pytest.UsageError(str(error)) from None
         if (unlike := state.unlike_a_new_process()) is not None:
             raise pytest.UsageError(
-                f"torch has been set up before the run, by a plugin, a conftest.py or the like ({unlike}): run without it"
+                f"torch was set up before the run, by a plugin, a conftest.py or the like ({unlike}): run without that"
             )
         selected = {
             id: contract

@@ -104,6 +104,23 @@ def _readable(flag: _Flag) -> bool:
     return True
 
 
+def unlike_a_new_process() -> str | None:
+    """In one line what was set before the run, by a plugin, a conftest.py or the like, under which no check holds.
+
+    They are settings of what is computed at all, which checks rely on and AMP has no part in. Those that AMP sets or
+    reads are left as they were found: checks look at them.
+    """
+    wanted = {
+        "the default dtype": (torch.get_default_dtype(), torch.float32),
+        "the default device": (torch.get_default_device().type, "cpu"),
+        "gradients are recorded": (torch.is_grad_enabled(), True),
+        "inference mode": (torch.is_inference_mode_enabled(), False),
+        "operations without a deterministic form are refused": (_deterministic() == (True, False), False),
+    }
+    found = [f"{name}: {seen}, not {needed}" for name, (seen, needed) in wanted.items() if seen != needed]
+    return "; ".join(found) or None
+
+
 def _hooks() -> dict[str, int]:
     """Count the process-wide hooks and modes; these can be compared, not put back."""
     module = torch.nn.modules.module
