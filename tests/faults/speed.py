@@ -285,3 +285,42 @@ def lerp_is_widened_and_narrowed() -> Iterator[None]:
 
     with kernel("lerp.Scalar", wide, "AutocastCPU"):
         yield
+
+
+def _above(elements: int, work: Callable[..., torch.Tensor]) -> Iterator[None]:
+    """linear does `work` where its result has more elements."""
+    right = torch.ops.aten.linear.default
+
+    def sized(dtype: torch.dtype, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if x[..., 0].numel() * weight.shape[0] > elements:
+            return work(dtype, x, weight, bias)
+        low = [None if t is None else t.to(dtype) for t in (x, weight, bias)]
+        result: torch.Tensor = right(*low)
+        return result
+
+    yield from _linear(sized)
+
+
+@fault("AMP-SPEED-053")
+def huge_linear_is_computed_in_fp32() -> Iterator[None]:
+    """linear whose result has more than 2^26 elements multiplies in fp32 and hands on 16 bit."""
+
+    def wide(dtype: torch.dtype, *operands: torch.Tensor | None) -> torch.Tensor:
+        return torch.nn.functional.linear(*(None if t is None else t.float() for t in operands)).to(dtype)
+
+    yield from _above(1 << 26, wide)
+
+
+@fault("AMP-SPEED-053")
+def losses_of_huge_tensors_stay_in_16_bit() -> Iterator[None]:
+    """l1_loss of more than 2^24 elements takes its input as it comes."""
+    right = torch.nn.functional.l1_loss
+
+    def narrow(x: torch.Tensor, target: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        if x.numel() <= 1 << 24:
+            return right(x, target, *args, **options)
+        with torch.autocast("cpu", enabled=False):
+            return right(x, target.to(x.dtype), *args, **options)
+
+    with replaced(torch.nn.functional, "l1_loss", narrow):
+        yield
