@@ -102,3 +102,16 @@ def test_what_amp_sets_or_reads_is_left_to_the_checks(setter: Callable[..., None
     with state.kept():
         setter(*arguments)
         assert state.unlike_a_new_process() is None
+
+
+def test_a_thread_that_flushes_subnormal_numbers_is_noticed() -> None:
+    if not torch.set_flush_denormal(True):
+        pytest.skip("torch cannot set it on this processor")
+    try:
+        said = state.unlike_a_new_process()
+    finally:
+        torch.set_flush_denormal(False)
+
+    assert said is not None
+    assert "torch.set_flush_denormal" in said
+    assert state.unlike_a_new_process() is None

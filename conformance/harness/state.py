@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -104,6 +105,12 @@ def _readable(flag: _Flag) -> bool:
     return True
 
 
+def _keeps_subnormal_numbers() -> bool:
+    """Whether the processor does, in Python's own arithmetic too, in which the expected answers are worked out."""
+    smallest = sys.float_info.min
+    return smallest / 2 > 0.0
+
+
 def unlike_a_new_process() -> str | None:
     """In one line what was set before the run, by a plugin, a conftest.py or the like, under which no check holds.
 
@@ -116,6 +123,10 @@ def unlike_a_new_process() -> str | None:
         "gradients are recorded": (torch.is_grad_enabled(), True),
         "inference mode": (torch.is_inference_mode_enabled(), False),
         "operations without a deterministic form are refused": (_deterministic() == (True, False), False),
+        "this thread keeps subnormal numbers (torch.set_flush_denormal, or a library built with -ffast-math)": (
+            _keeps_subnormal_numbers(),
+            True,
+        ),
     }
     found = [f"{name}: {seen}, not {needed}" for name, (seen, needed) in wanted.items() if seen != needed]
     return "; ".join(found) or None
