@@ -196,6 +196,9 @@ class Op:
     wide: tuple[int, ...] = ()
     composed: bool = False
     """Made of many ops, so that its gradients in a 16-bit type have no bound: too much is written down on the way."""
+    narrows: bool = False
+    """Its backward casts the incoming gradient to the operand's type and adds up in that, so that the gradient of a
+    16-bit operand has no bound where the op is listed as fp32."""
 
 
 def operands(op: Op, kind: str, form: Format, generator: torch.Generator) -> list[Tensor]:
@@ -231,7 +234,8 @@ def measure(
     store = stored_in(out)
     what = f"{op.name} of {form.name}, {kind.replace('_', ' ')}"
     found = [judged(what, seen, op.formula(store, *exact))]
-    if not backward or op.gradient is None or (op.composed and out is not FP32):
+    unbounded = (op.composed and out is not FP32) or (op.narrows and out is not form)
+    if not backward or op.gradient is None or unbounded:
         return found
     seed = torch.randn(seen.shape, generator=generator).double()
     # Where nothing cancels in the forward, nothing does in the backward.

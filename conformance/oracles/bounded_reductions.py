@@ -284,6 +284,9 @@ REDUCTIONS: dict[str, Op] = {
             _cumsum_gradient,
             ("off_grid", "plain"),
             "cumsum",
+            # tools/autograd/derivatives.yaml: cumsum_backward(grad.to(self.scalar_type()), dim); CUDA scans in the
+            # type of what it scans (aten/src/ATen/native/cuda/ScanUtils.cuh).
+            narrows=True,
         ),
         Op(
             "prod of all",

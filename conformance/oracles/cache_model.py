@@ -18,8 +18,9 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 LOW = (torch.float16, torch.bfloat16)
 # What is used of a weight: itself, or a tensor that is made of it for the use; none of the latter is cached.
 FORMS = ("itself", "t()", "view(4, 4)", "* 1", "detach()")
-# `linear` runs in the region's type, `mse_loss` in float32, `cat` in the widest of its types.
-OPS = ("linear", "mse_loss", "cat")
+# `linear` runs in the region's type, `mse_loss` in float32, those of WIDEST in the widest of their types: a CPU lists
+# `cat`, CUDA and XPU list `tensordot` (fixtures/op_lists.toml).
+WIDEST = ("cat", "tensordot")
 UPDATES = ("add_", "copy_", "data", "optimizer")
 MODES = ("enable_grad", "no_grad", "inference_mode")
 
@@ -55,13 +56,17 @@ class Step:
     setting: Setting = Setting(torch.bfloat16)
     choice: int = 0
 
-    def lines(self, device: str) -> list[str]:
-        """The step in Python on tensors of `device`, a device type; those that end a block have none."""
+    def lines(self, device: str, partner: torch.dtype | None = None) -> list[str]:
+        """The step in Python on tensors of `device`, a device type; those that end a block have none.
+
+        `partner` is the type of the other tensor of a use, by default the weight's.
+        """
         name = f"w{self.weight}"
         if self.op == "use":
-            other = f"torch.ones(4, 4, device={device!r}, dtype={name}.dtype)"
+            other = f"torch.ones(4, 4, device={device!r}, dtype={partner or f'{name}.dtype'})"
             used = called(self.weight, self.form)
-            return [f"torch.cat([{used}, {other}])" if self.function == "cat" else f"{self.function}({other}, {used})"]
+            spelt = {"cat": f"torch.cat([{used}, {other}])", "tensordot": f"torch.tensordot({used}, {other}, 1)"}
+            return [spelt.get(self.function, f"{self.function}({other}, {used})")]
         if self.op == "enter":
             given = self.setting
             where = ("cpu" if device == "xpu" else "xpu") if given.elsewhere else device
@@ -78,8 +83,9 @@ class Step:
         }
         return [line.replace("NAME", name) for line in lines.get(self.op, [])]
 
-    def __str__(self) -> str:
-        return "; ".join(self.lines("cpu")) or f"the block's end ({self.op})"
+    def told(self, device: str, partner: torch.dtype) -> str:
+        """The step in one line of a message."""
+        return "; ".join(self.lines(device, partner)) or f"the block's end ({self.op})"
 
 
 _UPDATE_LINES = {
@@ -184,7 +190,7 @@ class CacheModel:
         if step.op != "use" or step.function == "mse_loss":
             return True
         weight, here = self.weights[step.weight], self._places[-1]
-        if step.function == "cat":
+        if step.function in WIDEST:
             # The widest of two types is not defined where one is the 16-bit type that is not the region's.
             return weight.dtype not in LOW or weight.dtype is here.dtype or not here.enabled
         kept = self.kept.get(weight.identity)
@@ -212,7 +218,7 @@ class CacheModel:
         name, other = called(step.weight, step.form), self.partner(step)
         if not here.enabled or weight.dtype is torch.float64:
             return Use((), weight.dtype, weight.content, grad)
-        dtype = {"linear": here.dtype, "mse_loss": torch.float32, "cat": torch.float32}[step.function]
+        dtype = here.dtype if step.function == "linear" else torch.float32
         casts = [("x", dtype)] if other != dtype else []
         if weight.dtype == dtype:
             return Use(tuple(casts), dtype, weight.content, grad)
@@ -224,9 +230,9 @@ class CacheModel:
         return Use(tuple(sorted([*casts, (name, dtype)], key=str)), dtype, weight.content, grad)
 
     def partner(self, step: Step) -> torch.dtype:
-        """The type of the other tensor of a use: the weight's own, but for `cat` in a region, where it is wider."""
+        """The type of the other tensor of a use: the weight's own, but for WIDEST in a region, where it is wider."""
         weight = self.weights[step.weight]
-        wider = step.function == "cat" and self._places[-1].enabled and weight.dtype in LOW
+        wider = step.function in WIDEST and self._places[-1].enabled and weight.dtype in LOW
         return torch.float32 if wider else weight.dtype
 
     def _enter(self, setting: Setting) -> None:
@@ -255,12 +261,12 @@ _OPS = ("use",) * 12 + ("enter",) * 4 + ("leave",) * 3 + ("freeze", "clear", "ra
 def drawn(
     generator: random.Random,
     weights: int,
+    functions: Sequence[str],
     *,
     modes: bool = False,
-    functions: Sequence[str] = OPS,
     length: int = 24,
 ) -> list[Step]:
-    """Draw up to `length` steps over so many weights, with or without grad modes."""
+    """Draw up to `length` steps over so many weights, used in `functions`, with or without grad modes."""
     ops = _OPS + (("mode",) * 4 if modes else ())
     main = generator.choice(LOW)
 

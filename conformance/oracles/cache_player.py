@@ -90,9 +90,10 @@ class CachePlayer:
             if step.op in ("leave", "raise") and lines[-1].endswith(":"):
                 lines.append("    " * model.depth + "pass")
             indent = "    " * model.depth
+            partner = model.partner(step)
             use = model.take(step)
             casts = "" if use is None else f"  # casts {_listed(use.casts)}"
-            lines += [f"{indent}{line}{casts}" for line in step.lines(self._device.type)]
+            lines += [f"{indent}{line}{casts}" for line in step.lines(self._device.type, partner)]
         return "\n".join([*lines, "    " * model.depth + "pass"] if lines[-1].endswith(":") else lines)
 
     def _spelt(self, number: int) -> str:
@@ -145,9 +146,15 @@ class _Play:
 
     def _all(self) -> str | None:
         for number, step in enumerate(self._steps):
-            if self._model.legal(step) and (found := self._take(number, step)):
-                return f"at step {number}, {step}: {found}"
+            if not self._model.legal(step):
+                continue
+            told = f"at step {number}, {self._told(step)}"
+            if found := self._take(told, step):
+                return f"{told}: {found}"
         return None
+
+    def _told(self, step: Step) -> str:
+        return step.told(self._player._device.type, self._model.partner(step))
 
     def _closed(self) -> str | None:
         while self._open:
@@ -156,12 +163,12 @@ class _Play:
         found = self._held()
         return f"after the last region: {found}" if found else None
 
-    def _take(self, number: int, step: Step) -> str | None:
+    def _take(self, told: str, step: Step) -> str | None:
         if step.op == "use":
             partner = self._model.partner(step)
             use = self._model.take(step)
             assert use is not None
-            return self._use(number, step, use, self._player.other(step.function, partner)) or self._held()
+            return self._use(told, step, use, self._player.other(step.function, partner)) or self._held()
         self._do(step)
         self._model.take(step)
         weight = self._model.weights[step.weight]
@@ -178,7 +185,7 @@ class _Play:
             return None
         return f"casts to {alive} are held, not to {promised}"
 
-    def _use(self, number: int, step: Step, use: Use, other: torch.Tensor) -> str | None:
+    def _use(self, told: str, step: Step, use: Use, other: torch.Tensor) -> str | None:
         weight = self._weights[step.weight]
         formed = {
             "itself": lambda: weight,
@@ -205,7 +212,7 @@ class _Play:
             return f"its result is in {output.dtype}, not in {use.dtype}"
         with torch.inference_mode(False):
             identity = self._model.weights[step.weight].identity
-            kept = (f"at step {number}, {step}", step, use, identity, output.detach().clone(), other)
+            kept = (told, step, use, identity, output.detach().clone(), other)
             self._outputs.append(kept)
         if output.requires_grad and step.function == "linear":
             return self._wrong_gradient(step, weight, output, other)
@@ -289,4 +296,5 @@ _CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "linear": lambda other, weight: torch.nn.functional.linear(other, weight),
     "mse_loss": lambda other, weight: torch.nn.functional.mse_loss(weight, other),
     "cat": lambda other, weight: torch.cat([weight, other]),
+    "tensordot": lambda other, weight: torch.tensordot(weight, other, 1),
 }
