@@ -78,6 +78,7 @@ def test_without_a_delay_launches_count_as_device_time() -> None:
     clock = EventClock(card, card.now)
     assert clock.seconds(card.kernels(100, 1e-6)) == pytest.approx(1e-3, rel=0.05)
     assert not clock.hidden
+    assert (clock.runs, clock.exposed) == (1, 1)
 
 
 def test_behind_a_delay_only_the_device_counts() -> None:
@@ -88,6 +89,10 @@ def test_behind_a_delay_only_the_device_counts() -> None:
     assert clock.hidden
     assert seen[-1] == pytest.approx(1e-4, rel=0.05)
     assert max(card.delays) < 0.01
+    exposed = clock.exposed
+    assert clock.runs == 4 > exposed
+    clock.seconds(work)
+    assert (clock.runs, clock.exposed) == (5, exposed)
 
 
 @pytest.mark.parametrize("cycle", [1e-10, 1e-8, 1e-7])

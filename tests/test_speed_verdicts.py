@@ -6,6 +6,7 @@ import datetime
 import importlib
 import math
 import random
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -17,7 +18,15 @@ import torch
 
 from conformance.data import fixture
 from conformance.harness.catalogue import load
-from conformance.harness.check import Case, ContractViolation, Inconclusive, SuiteError, Unsupported, Untestable
+from conformance.harness.check import (
+    Allotment,
+    Case,
+    ContractViolation,
+    Inconclusive,
+    SuiteError,
+    Unsupported,
+    Untestable,
+)
 from conformance.harness.expectations import Expectation, Expectations, read
 from conformance.judging import baselines, contests
 from conformance.judging.contests import Contest, Contests
@@ -30,11 +39,11 @@ EXPECTED = Expectations((), read(fixture("expectations.toml")))
 
 
 @pytest.fixture(scope="module")
-def checks(pytestconfig: pytest.Config) -> dict[str, ModuleType]:
-    """The chapter's modules; their markers are made known here, as the suite's plugin is not loaded."""
+def checks(pytestconfig: pytest.Config) -> ModuleType:
+    """The module of the checks; its markers are made known here, as the suite's plugin is not loaded."""
     for marker in ("contract", "depth", "timed"):
         pytestconfig.addinivalue_line("markers", f"{marker}: of the suite")
-    return {name: importlib.import_module(f"conformance.test_speed_{name}") for name in ("operations", "steps")}
+    return importlib.import_module("conformance.test_speed_contests")
 
 
 class Device:
@@ -145,12 +154,12 @@ def _growth(right: Callable[..., float]) -> Callable[..., float]:
 
 
 @pytest.fixture
-def judge(checks: dict[str, ModuleType]) -> Callable[..., Case]:
+def judge(checks: ModuleType) -> Callable[..., Case]:
     """Run the check of the large product against fp32, and return its case."""
 
     def run(probe: dict[str, Any] = H100, level: str = "quick") -> Case:
         case = _case("AMP-SPEED-001", level)
-        checks["operations"].test_matmul_against_fp32(case, _target(probe), torch.float16, Contests(), EXPECTED)
+        checks.test_matmul_against_fp32(case, _target(probe), torch.float16, Contests(), EXPECTED)
         return case
 
     return run
@@ -219,9 +228,7 @@ def test_without_tensor_cores_nothing_is_promised(device: Callable[..., Device],
         judge({**CARD, "tensor_cores": False})
 
 
-def test_what_was_calibrated_is_judged_without_tensor_cores(
-    device: Callable[..., Device], checks: dict[str, ModuleType]
-) -> None:
+def test_what_was_calibrated_is_judged_without_tensor_cores(device: Callable[..., Device], checks: ModuleType) -> None:
     day = datetime.date(2026, 1, 1)
     wanted = Expectation(0.9, "our Macs", day, "calibrated", "mac", datetime.date(2999, 1, 1))
     key = "matmul/compute/fp16/fp32"
@@ -232,9 +239,7 @@ def test_what_was_calibrated_is_judged_without_tensor_cores(
     for amp, verdict in ((0.03, nullcontext()), (0.04, pytest.raises(ContractViolation, match="high end"))):
         device(0.03, amp)
         with verdict:
-            checks["operations"].test_matmul_against_fp32(
-                case := _case("AMP-SPEED-001"), target, torch.float16, Contests(), mine
-            )
+            checks.test_matmul_against_fp32(case := _case("AMP-SPEED-001"), target, torch.float16, Contests(), mine)
         assert "no tensor cores" not in str(case.evidence)  # nobody asked for them
 
 
@@ -245,21 +250,17 @@ def test_an_unknown_card_is_not_judged(device: Callable[..., Device], judge: Cal
     assert made.now == 0  # nor measured for nothing
 
 
-def test_an_operation_without_an_expectation_is_not_judged(
-    device: Callable[..., Device], checks: dict[str, ModuleType]
-) -> None:
+def test_an_operation_without_an_expectation_is_not_judged(device: Callable[..., Device], checks: ModuleType) -> None:
     device(0.03, 0.03)
     case = _case("AMP-SPEED-031", "standard")
     with pytest.raises(Unsupported, match="say nothing of this"):
-        checks["operations"].test_operations_as_expected(
-            case, _target(H100), torch.float16, Contests(), EXPECTED, "sdpa"
-        )
+        checks.test_operations_as_expected(case, _target(H100), torch.float16, Contests(), EXPECTED, "sdpa")
 
 
 @pytest.mark.parametrize("ending", [Untestable, Unsupported, Inconclusive])
 def test_a_failure_counts_before_what_decides_nothing(
     device: Callable[..., Device],
-    checks: dict[str, ModuleType],
+    checks: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     ending: type[Exception],
 ) -> None:
@@ -277,10 +278,10 @@ def test_a_failure_counts_before_what_decides_nothing(
     all_of_it = SimpleNamespace(id="ours", expected=lambda key: wanted)
     arguments = (_target(H100), torch.float16, Contests(), SimpleNamespace(of=lambda *_: all_of_it), "step-cnn")
     with pytest.raises(ContractViolation, match="step-cnn/compute/fp16/tf32"):
-        checks["steps"].test_steps_as_expected(_case("AMP-SPEED-041", "standard"), *arguments)
+        checks.test_steps_as_expected(_case("AMP-SPEED-041", "standard"), *arguments)
     wanted = Expectation(0.5, "ours", day, "calibrated", "ours", datetime.date(2999, 1, 1))
     with pytest.raises(ending, match="there is none of this"):
-        checks["steps"].test_steps_as_expected(_case("AMP-SPEED-041", "standard"), *arguments)
+        checks.test_steps_as_expected(_case("AMP-SPEED-041", "standard"), *arguments)
 
 
 def test_a_noise_floor_without_end_is_named(
@@ -302,11 +303,11 @@ def test_a_ratio_that_changes_meanwhile_is_inconclusive(
 
 
 def test_what_was_spoiled_is_measured_once_more(
-    device: Callable[..., Device], checks: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
+    device: Callable[..., Device], checks: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, given = device(0.03, 0.01), (_target(H100), torch.float16, Contests())
     monkeypatch.setattr(Calm, "reason", "slowed down by heat")
-    check = checks["operations"].test_matmul_against_fp32
+    check = checks.test_matmul_against_fp32
     spent = []
     for _ in range(3):
         with pytest.raises(Inconclusive, match="by heat"):
@@ -322,7 +323,7 @@ def test_what_was_spoiled_is_measured_once_more(
 
 
 def test_what_was_too_large_is_gone_before_less_is_tried(
-    device: Callable[..., Device], checks: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
+    device: Callable[..., Device], checks: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = device(0.4, 0.1, noise=0.01)
     alive: list[Any] = []
@@ -338,33 +339,29 @@ def test_what_was_too_large_is_gone_before_less_is_tried(
         return tuple(map(arm, made.arms))
 
     monkeypatch.setattr(contests, "arms", arms)
-    checks["operations"].test_operations(
-        _case("AMP-SPEED-030"), _target(H100), torch.float16, Contests(), "bmm", "compute", "fp32"
-    )
+    checks.test_operations(_case("AMP-SPEED-030"), _target(H100), torch.float16, Contests(), "bmm", "compute", "fp32")
     assert len(alive) == 4
 
 
-def test_one_measurement_serves_all_contracts(device: Callable[..., Device], checks: dict[str, ModuleType]) -> None:
+def test_one_measurement_serves_all_contracts(device: Callable[..., Device], checks: ModuleType) -> None:
     made, measured = device(0.03, 0.01, noise=0.01), Contests()
     given = (_target(H100), torch.float16, measured)
-    checks["operations"].test_operations(_case("AMP-SPEED-030"), *given, "matmul", "compute", "fp32")
+    checks.test_operations(_case("AMP-SPEED-030"), *given, "matmul", "compute", "fp32")
     spent = made.now
-    checks["operations"].test_matmul_against_fp32(_case("AMP-SPEED-001"), *given, EXPECTED)
+    checks.test_matmul_against_fp32(_case("AMP-SPEED-001"), *given, EXPECTED)
     assert made.now == spent
 
 
-def test_a_batch_that_does_not_fit_is_halved(device: Callable[..., Device], checks: dict[str, ModuleType]) -> None:
+def test_a_batch_that_does_not_fit_is_halved(device: Callable[..., Device], checks: ModuleType) -> None:
     made = device(0.03, 0.01, noise=0.01, memory=1 << 30)
     whole = Contest("linear", "compute", torch.float16, "fp32").make("cuda").nbytes
     assert whole > 1 << 30
     given = (_target(H100), torch.float16, measured := Contests())
-    checks["operations"].test_operations(case := _case("AMP-SPEED-030"), *given, "linear", "compute", "fp32")
+    checks.test_operations(case := _case("AMP-SPEED-030"), *given, "linear", "compute", "fp32")
     assert made.made[-1].nbytes <= 1 << 30
     assert ["batch halved", 1] in case.evidence[-1].measured
     with pytest.raises(Inconclusive, match=r"fitted only at a batch 2 times smaller"):
-        checks["operations"].test_operations_as_expected(
-            _case("AMP-SPEED-031", "standard"), *given[:2], measured, EXPECTED, "linear"
-        )
+        checks.test_operations_as_expected(_case("AMP-SPEED-031", "standard"), *given[:2], measured, EXPECTED, "linear")
 
 
 def test_a_halved_batch_well_above_the_break_even_is_judged(
@@ -377,43 +374,41 @@ def test_a_halved_batch_well_above_the_break_even_is_judged(
             assert judge().evidence[-1].relation == ">="
 
 
-def test_a_slow_device_gets_a_smaller_batch(device: Callable[..., Device], checks: dict[str, ModuleType]) -> None:
+def test_a_slow_device_gets_a_smaller_batch(device: Callable[..., Device], checks: ModuleType) -> None:
     """Half a second for both arms is more than a quick run has for twelve of them."""
     made = device(0.4, 0.1, noise=0.01)
-    checks["operations"].test_operations(
+    checks.test_operations(
         case := _case("AMP-SPEED-030"), _target(H100), torch.float16, Contests(), "bmm", "compute", "fp32"
     )
     assert [subject.operands[0][0] for subject in made.made] == [64, 32, 16, 8]
     assert ["batch halved", 3] in case.evidence[-1].measured
 
 
-def test_memory_that_is_never_enough_is_told(device: Callable[..., Device], checks: dict[str, ModuleType]) -> None:
+def test_memory_that_is_never_enough_is_told(device: Callable[..., Device], checks: ModuleType) -> None:
     device(0.03, 0.01, memory=1 << 20)
     with pytest.raises(Untestable, match=r"needs 1.4 GiB of memory, 0.1 GiB at .* and 0.0 GiB are free"):
-        checks["operations"].test_operations(
+        checks.test_operations(
             _case("AMP-SPEED-030"), _target(H100), torch.float16, Contests(), "matmul", "compute", "fp32"
         )
 
 
-def test_memory_that_runs_out_in_the_middle_halves_the_batch(
-    device: Callable[..., Device], checks: dict[str, ModuleType]
-) -> None:
+def test_memory_that_runs_out_in_the_middle_halves_the_batch(device: Callable[..., Device], checks: ModuleType) -> None:
     made = device(0.03, 0.01, noise=0.01, memory=1 << 40)
     made.fails = 2
-    checks["operations"].test_operations(
+    checks.test_operations(
         case := _case("AMP-SPEED-030"), _target(H100), torch.float16, Contests(), "bmm", "compute", "fp32"
     )
     assert ["batch halved", 2] in case.evidence[-1].measured
 
 
 def test_a_training_step_is_judged_by_the_wall_clock(
-    device: Callable[..., Device], checks: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
+    device: Callable[..., Device], checks: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = device(0.03, 0.018, noise=0.01)
     monkeypatch.setattr(contests.clocks, "device_clock", lambda *_: Device(1.0, 1.0))
     given = (_target({**H100, "name": "NVIDIA A100-SXM4-80GB", "capability": "8.0"}), torch.bfloat16, Contests())
-    checks["steps"].test_training_against_fp32(_case("AMP-SPEED-003"), *given, EXPECTED)
-    checks["steps"].test_training_against_tf32(_case("AMP-SPEED-004"), *given, EXPECTED)
+    checks.test_training_against_fp32(_case("AMP-SPEED-003"), *given, EXPECTED)
+    checks.test_training_against_tf32(_case("AMP-SPEED-004"), *given, EXPECTED)
     assert made.now > 0
 
 
@@ -422,18 +417,16 @@ def test_a_training_step_is_judged_by_the_wall_clock(
 )
 def test_too_few_pairs_decide_nothing(
     device: Callable[..., Device],
-    checks: dict[str, ModuleType],
+    checks: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     seconds: float,
     reason: str,
 ) -> None:
     made = device(0.03, 0.01, noise=0.01)
-    assert contests.comparison.compare.__kwdefaults__ is not None
-    monkeypatch.setitem(contests.comparison.compare.__kwdefaults__, "now", lambda: made.now)
     case = _case("AMP-SPEED-030")
-    case.allotment = SimpleNamespace(seconds_left=seconds, show=lambda words: None, publish=lambda *_: None)  # type: ignore[assignment]
+    case.allotment = Allotment(made.now + seconds, lambda words: None, lambda *_: None, lambda: made.now)
     with pytest.raises(Inconclusive, match=reason):
-        checks["operations"].test_operations(case, _target(H100), torch.float16, Contests(), "bmm", "compute", "fp32")
+        checks.test_operations(case, _target(H100), torch.float16, Contests(), "bmm", "compute", "fp32")
 
 
 @pytest.mark.parametrize("on", [False, True])
@@ -518,14 +511,14 @@ def test_a_factor_is_told_with_its_source() -> None:
 
 @pytest.mark.parametrize("name", ["break_even", "noise_floor"])
 def test_every_timing_is_watched_shown_and_no_finer_than_equal_arms(
-    device: Callable[..., Device], checks: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, name: str
+    device: Callable[..., Device], checks: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     device(0.003, 0.001, noise=0.01)
     monkeypatch.setattr(Calm, "reason", "the device was slowed down by heat")
     shown: list[str] = []
     case = _case({"break_even": "AMP-SPEED-032", "noise_floor": "AMP-SPEED-007"}[name])
-    case.allotment = SimpleNamespace(seconds_left=60.0, show=shown.append, publish=lambda *_: None)  # type: ignore[assignment]
-    check = getattr(checks["operations"], f"test_{name}")
+    case.allotment = Allotment(time.monotonic() + 60.0, shown.append, lambda *_: None)
+    check = getattr(checks, f"test_{name}")
     if name == "break_even":
         check(case, _target(H100), torch.float16, "fp32")
         kept = [evidence.measured for evidence in case.evidence if "of the ratio" in evidence.name]

@@ -42,6 +42,7 @@ def take(
     `floor` tells the noise floor where it is known from elsewhere; else the candidate is timed against itself, for as
     long as the plan says once more.
     """
+    before_it = _runs(clock)
     with conditions.Watch(target.device) as watch:
 
         def show(now: comparison.Progress) -> None:
@@ -52,11 +53,27 @@ def take(
         found = noise_floor(case, clock, arms[1], plan, name=name, before=before) if floor is None else floor()
         seed = f"{case.seed} {name}"
         seen = comparison.compare(clock, *arms, plan, before=before, progress=show, now=case.now, seed=seed)
-    # A clock of the processor's own time does not count the time in which others had it.
-    disturbed = watch.spoiled(waiting=not isinstance(clock, clocks.ProcessorClock))
+    disturbed = watch.spoiled(waiting=_counts_waiting(clock, *before_it))
     drifted = comparison.drifted(seen, seen.speedup.widened(found))
     facts = watch.facts() | (before.facts if isinstance(before, caches.Flush) else {})
     return Timing(seen, found, "; ".join(filter(None, (disturbed, drifted))) or None, facts)
+
+
+def _runs(clock: clocks.Clock) -> tuple[int, int]:
+    """How many runs a clock of the device has timed, and how many of them the host may have held up."""
+    return (clock.runs, clock.exposed) if isinstance(clock, clocks.EventClock) else (0, 0)
+
+
+def _counts_waiting(clock: clocks.Clock, runs: int, exposed: int) -> bool:
+    """Whether a clock has counted time, since it had told so many runs, in which others had the processor.
+
+    That of the processor's own time does not; nor does the device's where all was queued before it began, but for as
+    few runs as tell nothing.
+    """
+    if isinstance(clock, clocks.EventClock):
+        later, late = (now - then for now, then in zip(_runs(clock), (runs, exposed), strict=True))
+        return late > conditions.DISTURBED * later
+    return not isinstance(clock, clocks.ProcessorClock)
 
 
 def noise_floor(

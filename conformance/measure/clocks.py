@@ -87,6 +87,7 @@ class EventClock:
         self._launches: deque[float | None] = deque(maxlen=_REMEMBERED)  # of runs whose launches were not hidden
         self._lengthened = 0
         self.hidden = False
+        self.runs = self.exposed = 0
         self.name = "device events, launches hidden" if self._cycles else _EVENTS
 
     def seconds(self, work: Work) -> float:
@@ -101,6 +102,8 @@ class EventClock:
         end.record()
         # Launches are hidden if the device still spun when the last of them was queued.
         self.hidden = bool(self._cycles) and not start.query()
+        self.runs += 1
+        self.exposed += not self.hidden
         self._module.synchronize()
         if self._cycles:
             self._adapt(None if self.hidden else launching, float(queued.elapsed_time(start)) / 1000)
