@@ -23,6 +23,11 @@ def gradients(parameters: Iterable[torch.Tensor]) -> dict[str, Any]:
     return dict(_flat({"gradient": [parameter.grad for parameter in parameters]}, ""))
 
 
+def on_host(copied: Mapping[str, Any]) -> dict[str, Any]:
+    """Move the tensors of a snapshot to the CPU, for runs that may keep the same numbers on different devices."""
+    return {place: value.cpu() if isinstance(value, torch.Tensor) else value for place, value in copied.items()}
+
+
 def departures(seen: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
     """Say where two snapshots differ in dtype, shape, bits (NaNs are equal), value, or in what they hold at all.
 
@@ -67,5 +72,5 @@ def _flat(value: Any, place: str) -> Iterator[tuple[str, Any]]:
 def _brief(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         shown = value.flatten()[:3].tolist()
-        return f"{str(value.dtype).removeprefix('torch.')}{tuple(value.shape)} {shown}"
+        return f"{str(value.dtype).removeprefix('torch.')}{tuple(value.shape)} {shown} on {value.device}"
     return repr(value)
