@@ -265,8 +265,12 @@ def _by_hand(row: Composite, target: Target, amp_dtype: torch.dtype, rng: torch.
 
 
 def _check_composite(case: Case, target: Target, amp_dtype: torch.dtype, row: Composite, rng: torch.Generator) -> None:
-    if row.needs is not None and not getattr(torch.backends, row.needs).is_available():
-        case.unsupported(f"this build has no {row.needs}")
+    if row.needs is not None:
+        library = getattr(torch.backends, row.needs)
+        if not (library.is_available() and library.enabled):
+            case.unsupported(
+                f"this build has no {row.needs}, or it is switched off (torch.backends.{row.needs}.enabled)"
+            )
     unit = torch.finfo(amp_dtype).eps / 2
     for given in (torch.float32, amp_dtype):
         words = {"amp": amp_dtype, "float32": torch.float32, "given": given}

@@ -73,6 +73,7 @@ _SET_BEFORE = {
     "torch.set_default_dtype(torch.float64)": "the default dtype: torch.float64, not torch.float32",
     "torch.set_default_device('meta')": "the default device: meta, not cpu",
     "torch.set_grad_enabled(False)": "gradients are recorded: False, not True",
+    "torch.autograd.set_detect_anomaly(True)": "anomaly detection: True, not False",
     "torch.use_deterministic_algorithms(True)": "operations without a deterministic form are refused: True, not False",
 }
 

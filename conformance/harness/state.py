@@ -121,6 +121,7 @@ def unlike_a_new_process() -> str | None:
         "the default dtype": (torch.get_default_dtype(), torch.float32),
         "the default device": (torch.get_default_device().type, "cpu"),
         "gradients are recorded": (torch.is_grad_enabled(), True),
+        "anomaly detection": (torch.is_anomaly_enabled(), False),
         "inference mode": (torch.is_inference_mode_enabled(), False),
         "operations without a deterministic form are refused": (_deterministic() == (True, False), False),
         "this thread keeps subnormal numbers (torch.set_flush_denormal, or a library built with -ffast-math)": (
