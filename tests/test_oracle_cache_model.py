@@ -96,14 +96,15 @@ def test_every_update_changes_the_numbers(change: int) -> None:
 
 def test_a_program_can_be_read_and_run() -> None:
     script = player().script([LEAVE, ENTER, USE, Step("use", form="t()"), LEAVE, Step("clear")])
+    other = "torch.ones(4, 4, device='cpu', dtype=torch.float32)"
 
     assert script.splitlines() == [
         "import torch",
         "from torch.nn.functional import linear, mse_loss",
         "w0 = torch.ones(4, 4, device='cpu', dtype=torch.float32).requires_grad_(True)",
         "with torch.autocast('cpu', dtype=torch.bfloat16, enabled=True):",
-        "    linear(torch.ones(4, 4, device='cpu', dtype=torch.float32), w0)  # casts w0 to bfloat16, x to bfloat16",
-        "    linear(torch.ones(4, 4, device='cpu', dtype=torch.float32), w0.t())  # casts w0.t() to bfloat16, x to bfloat16",
+        f"    linear({other}, w0)  # casts w0 to bfloat16, x to bfloat16",
+        f"    linear({other}, w0.t())  # casts w0.t() to bfloat16, x to bfloat16",
         "torch.clear_autocast_cache()",
     ]
     exec(script, {})
