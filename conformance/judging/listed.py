@@ -11,7 +11,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from conformance.harness.targets import Target
-from conformance.oracles.hand_cast import HandCast
+from conformance.oracles.hand_cast import HandCast, casts_last_first
 from conformance.oracles.op_policy import BACKENDS, listings
 from conformance.oracles.op_samples import SAMPLES, Inputs
 
@@ -39,14 +39,16 @@ def side_by_side(
     """
     backend = target.device_type if target.device_type in BACKENDS else "cuda"
     given = _GIVEN[policy](amp_dtype)
+    region = partial(target.autocast, amp_dtype)
+    order = casts_last_first(target.device, region)
     for listing in listings(backend, policy):
         for wanted in (True, False):
             make = partial(_leaves, listing.sample, Inputs(given, target.device, seed), wanted)
             try:
-                by_hand = measure(partial(HandCast, target.device_type, amp_dtype), make())
+                by_hand = measure(partial(HandCast, target.device_type, amp_dtype, last_first=order), make())
             except (RuntimeError, NotImplementedError):
                 continue
-            yield listing.sample, measure(partial(target.autocast, amp_dtype), make()), by_hand
+            yield listing.sample, measure(region, make()), by_hand
             break
 
 

@@ -29,7 +29,7 @@ class SavedForBackward:
         self._excluded = list(exclude)
         self._known = {_identity(tensor) for tensor in self._excluded}
         self._kept: dict[int, torch.Tensor] = {}
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda packed: packed)
+        self._hooks: list[torch.autograd.graph.saved_tensors_hooks] = []
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         # A detached alias: a saved output must not hold the graph that holds it.
@@ -39,11 +39,13 @@ class SavedForBackward:
         return alias
 
     def __enter__(self) -> SavedForBackward:
-        self._hooks.__enter__()
+        self._hooks.append(torch.autograd.graph.saved_tensors_hooks(self._pack, lambda packed: packed))
+        self._hooks[-1].__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._hooks.__exit__(*error)
+        # Not kept: they hold the counter, which would then go only when the garbage collector comes.
+        self._hooks.pop().__exit__(*error)
 
     @property
     def storages(self) -> list[tuple[torch.dtype, int]]:

@@ -271,3 +271,55 @@ def step_keeps_gradients_for_a_rollback() -> Iterator[None]:
 
     with replaced(torch.amp.GradScaler, "step", step):
         yield
+
+
+class _Recomputing(torch.autograd.Function):
+    """Runs an operation in 16 bit, keeps its operands in fp32, and runs it again in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., torch.Tensor], *operands: torch.Tensor) -> torch.Tensor:
+        ctx.run, ctx.dtype = run, torch.get_autocast_dtype("cpu")
+        ctx.save_for_backward(*(operand.float() for operand in operands))
+        with torch.autocast("cpu", enabled=False):
+            return run(*(operand.to(ctx.dtype) for operand in operands))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        low = [operand.to(ctx.dtype).requires_grad_() for operand in ctx.saved_tensors]
+        with torch.enable_grad():
+            result = ctx.run(*low)
+        found = torch.autograd.grad(result, low, gradients)
+        return None, *(gradient.float() for gradient in found)
+
+
+def _recomputing(op: str, run: Callable[..., torch.Tensor]) -> Iterator[None]:
+    with kernel(op, lambda *operands: _Recomputing.apply(run, *operands), "AutocastCPU"):
+        yield
+
+
+@fault("AMP-MEMORY-051", "AMP-SPEED-052")
+def prelu_keeps_fp32() -> Iterator[None]:
+    """prelu keeps its operands in fp32 and computes them again."""
+    yield from _recomputing("prelu", torch.prelu)
+
+
+@fault("AMP-MEMORY-051", "AMP-SPEED-052")
+def tbc_convolutions_keep_fp32() -> Iterator[None]:
+    """conv_tbc keeps its operands in fp32 and computes them again."""
+    yield from _recomputing("conv_tbc", torch.conv_tbc)
+
+
+@fault("AMP-MEMORY-051")
+def vecdot_hides_a_copy() -> Iterator[None]:
+    """linalg_vecdot leaves fp32 copies of its operands in the metadata of its node, where no hook looks."""
+
+    def hiding(x: torch.Tensor, y: torch.Tensor, *, dim: int = -1) -> torch.Tensor:
+        dtype = torch.get_autocast_dtype("cpu")
+        with torch.autocast("cpu", enabled=False):
+            result = torch.linalg.vecdot(x.to(dtype), y.to(dtype), dim=dim)
+        if result.grad_fn is not None:
+            result.grad_fn.metadata["operands"] = x.detach().clone(), y.detach().clone()
+        return result
+
+    with kernel("linalg_vecdot", hiding, "AutocastCPU"):
+        yield
