@@ -134,7 +134,7 @@ def _checklist(arguments: argparse.Namespace) -> int:
         show(page.rstrip("\n"))
         return OK
     output = Path(arguments.output)
-    if output.exists() and output.samefile(file):
+    if os.path.exists(output) and output.samefile(file):
         raise UsageError(f"--output {output} is the report itself; name another file")
     return write(output, page)
 
@@ -199,8 +199,10 @@ def _catalogue(arguments: argparse.Namespace) -> int:
 
 
 def _compare(path: Path, page: str) -> int:
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise UsageError(f"--check {path} is not a regular file")
     try:
-        current = path.read_text(encoding="utf-8")
+        current = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise UsageError(f"--check {path} cannot be read: {error.strerror or error}") from None
     if current == page:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import sys
 from pathlib import Path
@@ -30,7 +31,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
     A pipe or a device, which may never end, is refused as an OSError.
     """
-    if path.exists() and not path.is_file() and not path.is_dir():
+    if os.path.exists(path) and not path.is_file() and not path.is_dir():
         raise OSError(errno.EINVAL, "not a regular file")
     with path.open("rb") as stream:
         return tomllib.loads(stream.read().decode("utf-8-sig"))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -116,6 +118,14 @@ def test_folder_stands_for_its_report(tmp_path: Path, capsys: pytest.CaptureFixt
         ),
         (["checklist", "good.json", "-o", "."], "--output . cannot be written: Is a directory"),
         (["summary", "two\nlines.json"], "conformance summary: two lines.json: there is no such file"),
+        (["verify", "text.txt"], "conformance verify: text.txt: not a JSON document"),
+        (["verify", os.devnull], f"conformance verify: {os.devnull}: not a regular file"),
+        (["verify", "text.txt/report.json"], "conformance verify: text.txt/report.json: there is no such file"),
+        (["verify", "x" * 300], "cannot be read: File name too long"),
+        (["checklist", "good.json", "-o", "x" * 300], "cannot be written: File name too long"),
+        (["catalogue", "--check", "x" * 300], "cannot be read: File name too long"),
+        (["catalogue", "--check", os.devnull], f"--check {os.devnull} is not a regular file"),
+        (["catalogue", "--check", "."], "--check . is not a regular file"),
     ],
 )
 def test_bad_input_gets_one_line(
@@ -235,6 +245,32 @@ def test_catalogue_page_is_written_and_held_against_the_catalogue(
 
 def test_catalogue_page_of_the_docs_is_up_to_date() -> None:
     assert _run("catalogue", "--check", str(ROOT / "docs" / "contracts.md")) == 0
+
+
+def test_file_that_is_no_text_is_a_catalogue_out_of_date(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "page.md").write_bytes(b"\xff\x00")
+
+    assert _run("catalogue", "--check", str(tmp_path / "page.md")) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["report.json", ""])
+def test_folder_that_is_locked_gets_one_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(_path("conformant"), tmp_path / "report.json")
+    real = os.stat
+
+    def locked(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        if str(path).endswith("report.json"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, *arguments, **options)
+
+    # Permission bits do not bind root, as whom tests may run.
+    monkeypatch.setattr(os, "stat", locked)
+
+    assert _run("summary", str(tmp_path / name)) == 4
+    assert "report.json: cannot be read: Permission denied" in capsys.readouterr().err
 
 
 def test_catalogue_page_that_is_missing_gets_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import datetime
 import hashlib
 import json
 import math
+import os
 import re
 import statistics
 import subprocess
@@ -110,7 +111,9 @@ def _calibrate(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--valid-days {arguments.valid_days}: from 1 to {_MOST_DAYS}")
     output = None if arguments.output is None else Path(arguments.output)
     paths = list(map(document.locate, arguments.reports))
-    if output is not None and any(path.exists() and output.exists() and output.samefile(path) for path in paths):
+    if output is not None and any(
+        os.path.exists(path) and os.path.exists(output) and output.samefile(path) for path in paths
+    ):
         raise UsageError(f"--output {output} is a report itself; name another file")
     if not paths:
         for device in arguments.device or ():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import os
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -161,7 +162,7 @@ def read(config: pytest.Config) -> Options:
 
 def _report_folder(path: Path) -> Path:
     """Accept a folder that is absent, empty, or holds an earlier report of ours and nothing else."""
-    nearest = next(parent for parent in (path, *path.parents) if parent.exists())
+    nearest = next(parent for parent in (path, *path.parents) if os.path.exists(parent))
     if not nearest.is_dir():
         raise pytest.UsageError(f"--report: {nearest} is not a folder")
     if not _writable(nearest):

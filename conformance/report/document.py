@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import stat
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -93,8 +95,8 @@ def examine(path: str | Path) -> tuple[Report, list[str]]:
 
 def locate(path: str | Path) -> Path:
     """Return the file that `path` names: itself, or the report in that folder."""
-    path = Path(path)
-    return path / FILE if path.is_dir() else path
+    # Path.is_dir raises below a folder that is locked, and for a name that is too long.
+    return Path(path) / FILE if os.path.isdir(path) else Path(path)
 
 
 def parse(document: Any) -> Report:
@@ -127,14 +129,15 @@ def load(file: Path, what: str, at_most: int) -> Any:
 
     Raises MissingReport, TooLarge and NotJSON.
     """
-    if not file.exists():
-        raise MissingReport("there is no such file")
     try:
-        if not file.is_file():
+        found = file.stat()
+        if not stat.S_ISREG(found.st_mode):
             raise MissingReport("not a regular file")
-        if (size := file.stat().st_size) > MAX_BYTES:
-            raise TooLarge(f"{size} bytes, and {what} has at most {at_most}")
+        if found.st_size > at_most:
+            raise TooLarge(f"{found.st_size} bytes, and {what} has at most {at_most}")
         text = file.read_bytes().decode("utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        raise MissingReport("there is no such file") from None
     except OSError as error:
         raise MissingReport(f"cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
