@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from conformance.harness import catalogue
+from conformance.report import consistency
+from tests import reports
 
 PAGES = [
     path.relative_to(Path(__file__).resolve().parent.parent).as_posix()
@@ -32,3 +37,21 @@ def test_sources_of_contracts_can_be_found_by_a_stranger(root: Path) -> None:
 
     assert {pair for pair in named if not all(word in page for word in pair)} == set()
     assert [id for id, source in sources.items() if re.search(r"source material|\bclaims? S\d", source, re.I)] == []
+
+
+def test_every_page_is_reached_from_the_first(root: Path) -> None:
+    first = (root / "README.md").read_text(encoding="utf-8")
+
+    assert [page for page in PAGES if page != "README.md" and f"({page})" not in first] == []
+
+
+def test_digest_is_computed_as_the_page_says(root: Path, tmp_path: Path) -> None:
+    report = reports.raw("conformant")
+    report["footer"]["digest"] = consistency.digest(report)
+    (tmp_path / "report.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
+    page = (root / "docs" / "reports.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+
+    found = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+
+    assert found.stdout == "True\n"
