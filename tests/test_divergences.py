@@ -24,9 +24,10 @@ _SECTION = re.compile(
     r"```python\n(?P<snippet>.*?)```\n\n```text\n(?P<output>.*?)```$",
     re.DOTALL | re.MULTILINE,
 )
-# Each snippet in a child of one process that has torch loaded: it is slow to import, and snippets leave state behind.
+# Each snippet in a child of one process that has torch loaded, and what an optimizer imports of it: it is slow to
+# import, and snippets leave state behind.
 _RUN = """
-import json, os, sys, torch, torch._subclasses.fake_tensor, traceback
+import json, os, sys, torch, torch._dynamo, torch._subclasses.fake_tensor, traceback
 printed = {}
 for title, snippet in json.load(sys.stdin).items():
     reader, writer = os.pipe()

@@ -19,8 +19,6 @@ from tests.faults._tools import dropped, kernel, replaced
 from tests.simulated_card import (
     GTX_1660,
     H100,
-    MIG_1G,
-    RTX_4090,
     T4,
     Card,
     Disturbance,
@@ -207,18 +205,15 @@ NOISES: dict[str, Disturbance] = {
 }
 
 
-@pytest.mark.parametrize("card", [H100, RTX_4090, T4, GTX_1660, MIG_1G], ids=lambda card: card.name)
-def test_clean_cards_are_not_blamed(card: Card) -> None:
-    steps = card in (H100, MIG_1G)
+def test_a_slow_card_is_not_blamed() -> None:
+    """With all the time of the chapter for each case; in test_chapters_simulated other cards share it out."""
     measured = Contests()
     for check, given in (case for module in (CONTESTS, BY_HAND, COUNTED) for case in cases(module, dtypes=("fp16",))):
-        if check.__name__.startswith(("test_training", "test_steps")) and not steps:
+        if check.__name__.startswith(("test_training", "test_steps")):
             continue
-        with machine(card) as simulation:
+        with machine(GTX_1660) as simulation:
             outcome = run(check, given, simulation, measured=measured)
         assert outcome.verdict in ("PASS", "UNSUPPORTED", "UNTESTABLE"), outcome
-        if card is H100:
-            assert outcome.verdict == "PASS" or outcome.contract == "AMP-SPEED-004", outcome
 
 
 @pytest.mark.parametrize("name", NOISES)
