@@ -403,7 +403,7 @@ def _because(report: Report, overall: Overall) -> Iterator[str]:
         yield f"{text.count(counted[Verdict.INCONCLUSIVE], 'contract')} COULD NOT BE JUDGED, so this is no pass"
     so_far = " so far" if overall is Overall.INCOMPLETE else ""
     if judged:
-        yield f"{counted[Verdict.PASS]} of {text.count(len(judged), 'contract')} hold{so_far}"
+        yield f"{counted[Verdict.PASS]} of {text.count(len(judged), 'contract')} hold{'s' * (len(judged) == 1)}{so_far}"
     else:
         yield "nothing was judged"
     for verdict in (Verdict.WAIVED, Verdict.UNSUPPORTED, Verdict.UNTESTABLE, Verdict.INCONCLUSIVE):
