@@ -37,6 +37,18 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(stream.read().decode("utf-8-sig"))
 
 
+def read_users_toml(path: Path, kind: type[Exception]) -> dict[str, Any]:
+    """Parse the TOML file at `path` that a user named; raises `kind` in one line where that cannot be done."""
+    try:
+        return read_toml(path)
+    except OSError as error:
+        raise kind(f"{path}: cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise kind(f"{path}: not TOML: {error}") from None
+    except RecursionError:
+        raise kind(f"{path}: not TOML that can be read: nested too deeply") from None
+
+
 def in_force(torch_version: str, since: str | None = None, until: str | None = None) -> bool:
     """Whether a row that holds from torch `since` on, and until before torch `until`, holds for `torch_version`.
 

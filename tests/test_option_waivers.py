@@ -148,7 +148,16 @@ def test_bad_waiver_file_is_refused(toy: Toy, keys: dict[str, str | None], said:
     assert not (toy.path / "report").exists()
 
 
-@pytest.mark.parametrize(("text", "said"), [(None, "cannot be read"), ("[[waiver", "not TOML"), ("x = 1", "'x'")])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "cannot be read"),
+        ("[[waiver", "not TOML"),
+        ("x = 1", "'x'"),
+        ("x = " + "[" * 4000 + "]" * 4000, "not TOML that can be read: nested too deeply"),
+    ],
+    ids=["missing", "broken", "unknown", "nested"],
+)
 def test_file_that_is_no_waiver_file_is_refused(toy: Toy, text: str | None, said: str) -> None:
     _suite(toy)
     if text is not None:

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from conformance.data import fixture, read_toml
+from conformance.data import fixture, read_users_toml
 from conformance.harness.waivers import today as date_of_today
 from conformance.report import text
 
@@ -166,14 +166,7 @@ def _in_force(path: Path, classes: tuple[DeviceClass, ...], today: datetime.date
 
 def read(path: Path) -> tuple[DeviceClass, ...]:
     """Read the expectations file at `path`; raises ExpectationsError in one line."""
-    try:
-        table = read_toml(path)
-    except OSError as error:
-        raise ExpectationsError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except ValueError as error:
-        raise ExpectationsError(f"{path}: not TOML: {error}") from None
-    except RecursionError:
-        raise ExpectationsError(f"{path}: not TOML that can be read: nested too deeply") from None
+    table = read_users_toml(path, ExpectationsError)
     if unknown := sorted(set(table) - {"class"}):
         raise ExpectationsError(f"{path}: unknown key {unknown[0]!r}; an expectations file holds [[class]] tables only")
     rows = table.get("class")

@@ -12,7 +12,7 @@ from typing import Any
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
-from conformance.data import fixture, read_toml
+from conformance.data import fixture, read_users_toml
 
 _REQUIRED = {"contract", "cases", "reason", "owner", "link", "expires"}
 _OPTIONAL = {"torch", "target"}
@@ -82,12 +82,7 @@ def _waiver(where: str, row: dict[str, Any], known: Iterable[str]) -> Waiver:
 
 def read(path: Path, known: Iterable[str]) -> tuple[Waiver, ...]:
     """Read the waiver file at `path` for the `known` contract ids; raises WaiverError in one line."""
-    try:
-        table = read_toml(path)
-    except OSError as error:
-        raise WaiverError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except ValueError as error:
-        raise WaiverError(f"{path}: not TOML: {error}") from None
+    table = read_users_toml(path, WaiverError)
     rows = table.get("waiver", [])
     if unknown := sorted(set(table) - {"waiver"}):
         raise WaiverError(f"{path}: unknown key {unknown[0]!r}; a waiver file holds [[waiver]] tables only")
