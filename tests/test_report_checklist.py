@@ -179,3 +179,13 @@ def test_verdict_of_a_few_cases_does_not_hide_the_others() -> None:
     assert f"**UNSUPPORTED in 1 of {len(cases)} cases, PASS in {len(cases) - 1}** (" in page
     assert f"- UNSUPPORTED: {cases[1]['id']}".replace("[", "\\[").split(":dev")[0] in page
     assert "In part only, because other cases of the same contract pass: 1 of the 1 UNSUPPORTED." in page
+
+
+def test_waivers_that_were_not_called_upon_are_named_in_one_sentence() -> None:
+    whole = reports.raw("failing")
+    idle = next(waiver for waiver in whole["footer"]["waivers"] if waiver["state"] == "idle")
+    page = checklist.render(document.parse(whole))
+
+    assert f"Not called upon in this run: 1 waiver, of {text.markdown(idle['contract'])}." in page
+    assert text.markdown(idle["reason"]) not in page
+    assert "NO LONGER NEEDED" in page

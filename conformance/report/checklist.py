@@ -24,7 +24,6 @@ _MEANING = {
 }
 _STATES = {
     "used": "in force, and needed",
-    "idle": "not called upon in this run",
     "expired": "EXPIRED: it no longer excuses anything",
     "unmatched": "MATCHES NO CASE: it must be removed",
     "unneeded": "NO LONGER NEEDED: a case that it names passes",
@@ -249,8 +248,12 @@ def _waivers(report: Report) -> Iterator[str]:
     yield f"Excused although it does not hold: {excused}."
     if waived and not waivers:
         yield "The run did not end, so only the reasons are known: they stand with the contracts above."
-    for waiver in sorted(waivers, key=lambda waiver: list(_STATES).index(waiver.state)):
+    called_upon = [waiver for waiver in waivers if waiver.state in _STATES]
+    for waiver in sorted(called_upon, key=lambda waiver: list(_STATES).index(waiver.state)):
         yield _waiver(waiver)
+    if idle := [waiver.contract for waiver in waivers if waiver.state == "idle"]:
+        of = text.markdown(", ".join(dict.fromkeys(idle)))
+        yield f"Not called upon in this run: {text.count(len(idle), 'waiver')}, of {of}."
 
 
 def _waiver(waiver: Waiver) -> str:
