@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
@@ -20,10 +19,11 @@ from conformance.measure.memory import (
     state_tensors,
     tensor_bytes,
 )
-from conformance.measure.threads import one_thread
 from conformance.oracles.saved import Saved, blocks, execute, predict, tensors
 from conformance.workloads.mlp import mlp
 from conformance.workloads.training import Workload, train_step
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 BLOCKS = blocks()
 OPTIMIZERS = {
@@ -34,12 +34,6 @@ OPTIMIZERS = {
     "rmsprop": (lambda p: torch.optim.RMSprop(p), 1),
 }
 ELEMENTS = 128 * 256 + 256 + 256 * 256 + 256 + 256 * 10 + 10  # of the perceptron that is trained
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def _saved(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -14,13 +13,8 @@ from conformance.harness.targets import Target
 from conformance.judging.kept import sizes
 from conformance.judging.listed import Arm, backward, run, side_by_side, tensors_of
 from conformance.measure.memory import PeakStorages, SavedForBackward, without_bookkeeping
-from conformance.measure.threads import one_thread
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def _held(uses: int, arm: Arm, call: partial[Any]) -> tuple[dict[str, object], dict[str, int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,9 +11,10 @@ from conformance.harness.check import Case, contract, deep
 from conformance.harness.targets import Target
 from conformance.judging.kept import SCALARS, Training, held, keeps_what_is_predicted, step_as_predicted
 from conformance.measure.memory import PeakStorages
-from conformance.measure.threads import one_thread
 from conformance.oracles.saved import UNARY, Block, after_linear, blocks, chain, predict, tensors
 from conformance.oracles.step_bytes import UPDATES, whole_step
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 BLOCKS = blocks()
 SEVERAL = [name.removeprefix("op-") for name in BLOCKS if name.startswith("op-")]
@@ -26,12 +26,6 @@ QUICK = {
 }
 # rows, width and layers of a chain: activations outweigh the copies, are as heavy, and are lighter.
 REGIMES = {"saves": (96, 16, 6), "even": (32, 16, 4), "costs": (8, 32, 4)}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def _by_depth(*names: str) -> list[Any]:

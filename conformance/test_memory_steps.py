@@ -15,18 +15,13 @@ from conformance.harness.exhaustion import ran_out
 from conformance.harness.targets import Target
 from conformance.judging.kept import RANDOM_STATES
 from conformance.measure.memory import LiveStorages, PeakStorages
-from conformance.measure.threads import one_thread
 from conformance.oracles.saved import blocks, execute, tensors
 from conformance.workloads.nets import Net, net
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 BLOCKS = blocks()
 IMPOSSIBLE = 1 << 60  # bytes: more than any address space that torch allocates from
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture

@@ -16,12 +16,13 @@ import torch
 from conformance.harness.check import Case, contract, deep
 from conformance.harness.targets import Target
 from conformance.measure.precision import full_precision
-from conformance.measure.threads import one_thread
 from conformance.oracles.training import Exact, ExactAdam, exact_step
 from conformance.workloads import mlp as p2
 from conformance.workloads.linear import linear
 from conformance.workloads.mlp import mlp
 from conformance.workloads.training import Region, Workload, train, train_step
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 INITIAL_SCALE = 65536.0
 # As long as the losses are not small, the spreads of independent roundings are those of gradients. Later the gradient
@@ -43,12 +44,6 @@ def _p2(device: torch.device, generator: torch.Generator, *, lr: float = LR) -> 
 
 
 PROGRAMS: dict[str, Callable[..., Workload]] = {"P1": linear, "P2": _p2}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @dataclass(frozen=True)

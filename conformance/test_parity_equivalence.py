@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import pytest
@@ -14,11 +14,12 @@ import torch
 from conformance.harness.check import Case, contract, deep
 from conformance.harness.targets import Target
 from conformance.measure.precision import full_precision
-from conformance.measure.threads import one_thread
 from conformance.oracles import equivalence
 from conformance.oracles.equivalence import Equivalence
 from conformance.workloads import characters, learners
 from conformance.workloads.learners import TASKS, Loss, Run
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 # Pairs of the first look and of the second, which is taken only where the first decides nothing; fp32 seeds that the
 # margin and the envelope are made of: twice the pairs, as MLPerf's reference convergence points are.
@@ -45,12 +46,6 @@ FLOORS = {"test accuracy, %": 100 / 355}
 
 # What oneDNN says where the processor has no instruction for a type.
 _LACKING = "could not create a primitive"
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def _bf16_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -14,10 +14,11 @@ import torch
 from conformance.harness.check import Case, contract, deep
 from conformance.harness.targets import Target
 from conformance.measure.precision import full_precision
-from conformance.measure.threads import one_thread
 from conformance.oracles.model_steps import FORWARDS, gradients
 from conformance.workloads import characters
 from conformance.workloads.learners import TASKS, batches, begin, learn
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 # So that no gradient of these models overflows or is lost in fp16.
 SCALE = 1024.0
@@ -27,12 +28,6 @@ SLOPE = 1.0  # u; independent roundings all but cancel along the gradient, and 1
 
 # What oneDNN says where the processor has no instruction for a type.
 _LACKING = "could not create a primitive"
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @contract("AMP-PARITY-018")

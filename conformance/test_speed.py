@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -13,10 +12,11 @@ from conformance.harness.check import Case, contract
 from conformance.harness.targets import Target, device_module
 from conformance.measure.clocks import EventClock, Work
 from conformance.measure.operations import CountedOperations
-from conformance.measure.threads import one_thread
 from conformance.oracles.saved import blocks, execute, predict_casts, tensors
 from conformance.workloads.mlp import mlp
 from conformance.workloads.training import train_step
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 BLOCKS = blocks()
 EVERYWHERE = ("linear", "mse", "conv", "tied", "frozen")
@@ -24,12 +24,6 @@ EVERYWHERE = ("linear", "mse", "conv", "tied", "frozen")
 MIXED = ("op-mul", "op-add", "transformer", "language", "lstm")
 TIED = [name for name in BLOCKS if name.startswith("tied-")]
 TRIES = 8  # of a host that may be busy itself; the clock's delay grows from one to the next
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def _counted(

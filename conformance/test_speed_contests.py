@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -14,17 +13,12 @@ from conformance.harness.targets import Target, device_module
 from conformance.judging import baselines, contests, rulings, timing
 from conformance.judging.contests import Contest, Contests
 from conformance.measure import ceilings, clocks, comparison, intervals
-from conformance.measure.threads import one_thread
 from conformance.workloads.timed_operations import OPERATIONS, linear
 from conformance.workloads.timed_steps import STEPS
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ROWS, WIDTH = (16, 64, 256, 1024, 4096), 4096  # of the Linear whose break-even is looked for
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")

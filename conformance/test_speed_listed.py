@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -14,17 +13,12 @@ from conformance.harness.check import Case, contract, deep
 from conformance.harness.targets import DTYPE_NAMES, Target
 from conformance.judging.listed import Arm, backward, run, side_by_side
 from conformance.measure.operations import CountedOperations
-from conformance.measure.threads import one_thread
 from conformance.oracles.parameter_casts import MODULES
 from conformance.oracles.weight_casts import WeightCasts
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CALLS = 3  # of a module in one region
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def _operations(uses: int, arm: Arm, call: partial[Any]) -> dict[str, dict[str, int]]:

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -383,6 +383,15 @@ def rng(request: pytest.FixtureRequest) -> torch.Generator:
     import torch
 
     return torch.Generator().manual_seed(_seed(request.node))
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """One thread for torch's CPU operations, for checks whose work is too small to share."""
+    from conformance.measure import threads
+
+    with threads.one_thread():
+        yield
 
 
 @pytest.fixture
