@@ -344,3 +344,79 @@ def copies_made_without_gradients_stay() -> Iterator[None]:
     ):
         yield
     torch.clear_autocast_cache()
+
+
+def _leaking(owner: Any, name: str, keep: Callable[..., Any]) -> Iterator[None]:
+    """`name` keeps, for ever, what `keep` returns of its arguments."""
+    right, kept = getattr(owner, name), []
+
+    def wrapped(*args: Any, **options: Any) -> Any:
+        kept.append(keep(*args, **options))
+        return right(*args, **options)
+
+    with replaced(owner, name, wrapped):
+        yield
+
+
+@fault("AMP-MEMORY-052")
+def state_dict_keeps_a_tensor() -> Iterator[None]:
+    """Each state_dict leaves a tensor."""
+    yield from _leaking(torch.amp.GradScaler, "state_dict", lambda scaler: torch.empty(64))
+
+
+@fault("AMP-MEMORY-052")
+def lists_of_losses_are_kept() -> Iterator[None]:
+    """scale keeps the losses that come in a list."""
+    yield from _leaking(
+        torch.amp.GradScaler, "scale", lambda scaler, outputs: None if torch.is_tensor(outputs) else outputs
+    )
+
+
+@fault("AMP-MEMORY-052")
+def update_notes_numbers() -> Iterator[None]:
+    """update notes the time of each call: no tensor, one number a step."""
+    yield from _leaking(torch.amp.GradScaler, "update", lambda scaler, new_scale=None: 1e9 * id(object()))
+
+
+@fault("AMP-MEMORY-052")
+def regions_register_themselves() -> Iterator[None]:
+    """Each region that is entered is kept."""
+    yield from _leaking(torch.autocast, "__enter__", lambda region: region)
+
+
+@fault("AMP-MEMORY-052")
+def decorators_keep_their_arguments() -> Iterator[None]:
+    """A decorated function keeps the arguments of its last call."""
+    right = torch.autocast.__call__
+
+    def keeping(self: torch.autocast, function: Callable[..., Any]) -> Any:
+        decorated = right(self, function)
+
+        def call(*args: Any, **options: Any) -> Any:
+            vars(call)["last"] = args
+            return decorated(*args, **options)
+
+        return call
+
+    with replaced(torch.autocast, "__call__", keeping):
+        yield
+
+
+@fault("AMP-MEMORY-052")
+def custom_functions_keep_their_inputs() -> Iterator[None]:
+    """custom_fwd keeps the inputs on the context, for as long as the graph lives."""
+    right = torch.amp.custom_fwd
+
+    def keeping(forward: Any = None, **options: Any) -> Any:
+        decorated = right(forward, **options)
+        if forward is None:
+            return decorated
+
+        def call(ctx: Any, *args: Any) -> Any:
+            ctx.inputs = args
+            return decorated(ctx, *args)
+
+        return call
+
+    with replaced(torch.amp, "custom_fwd", keeping):
+        yield
