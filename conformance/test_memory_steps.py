@@ -269,6 +269,7 @@ def test_a_step_that_ran_out_leaves_nothing(
         expected = live.live_bytes
         with FAILURES[where](target, work):
             case.true("the failed step ran out of memory (control)", _runs_out(target, amp_dtype, work, scaler))
+        _let_backward_end(target)
         gradients = sum(p.grad.nbytes for p in work.model.parameters() if p.grad is not None)
         # The scale and tracker are made where the failed step came to scale its loss.
         left = live.live_bytes - expected - gradients - (8 if where == "backward" else 0)
@@ -282,6 +283,14 @@ def test_a_step_that_ran_out_leaves_nothing(
             case.true("the loss of the next step is finite", bool(again.isfinite()))
     case.equal("autocast after the failed step", torch.is_autocast_enabled(target.device_type), False)
     case.equal("loss scale after the failed step", scaler.get_scale(), 65536.0)
+
+
+def _let_backward_end(target: Target) -> None:
+    """Wait for a backward that failed: autograd's thread for a device tells of it before it lets go of its tensors.
+
+    It takes its next task when it has (Engine::thread_main, torch/csrc/autograd/engine.cpp).
+    """
+    torch.ones((), device=target.device, requires_grad=True).backward()
 
 
 def _runs_out(target: Target, dtype: torch.dtype, work: Net, scaler: torch.amp.GradScaler) -> bool:
