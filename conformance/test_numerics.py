@@ -18,6 +18,7 @@ from conformance.harness.check import Case, contract, deep
 from conformance.harness.targets import Target
 from conformance.measure.precision import full_precision
 from conformance.oracles import error_bounds, exact
+from conformance.oracles.bounded_convolutions import Convolution
 from conformance.oracles.float_formats import (
     FORMATS,
     FP16,
@@ -564,49 +565,20 @@ def test_results_beyond_the_range(case: Case, target: Target, amp_dtype: torch.d
 # --- convolution and attention ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Convolution:
-    """A convolution of `image` with `weight` (shapes) and a bias."""
-
-    call: Callable[..., Tensor]
-    image: tuple[int, ...]
-    weight: tuple[int, ...]
-    options: dict[str, int]
-    transposed: bool = False
-
-    @property
-    def taps(self) -> int:
-        """How many partial results a kernel that goes through columns adds up in the output's type."""
-        return math.prod(self.weight[2:])
-
-    @property
-    def channels(self) -> int:
-        """Output channels, the length of the bias."""
-        return self.weight[1] * self.options.get("groups", 1) if self.transposed else self.weight[0]
-
-    @property
-    def winograd(self) -> bool:
-        """Whether a GPU's library may go through Winograd's transform: 3 x 3 taps side by side, at every place."""
-        return self.weight[2:] == (3, 3) and not {"stride", "dilation"} & self.options.keys()
-
-    def expected(self, image: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        reference = exact.transposed_convolution if self.transposed else exact.convolution
-        return reference(image, weight, bias, **self.options)
-
-
 CONVOLUTIONS = {
-    "conv1d": Convolution(F.conv1d, (4, 9, 45), (8, 9, 3), {"padding": 1}),
-    "conv2d": Convolution(F.conv2d, (3, 9, 15, 13), (10, 9, 3, 3), {"padding": 1}),
-    "pointwise": Convolution(F.conv2d, (3, 33, 9, 11), (17, 33, 1, 1), {}),
-    "strided": Convolution(F.conv2d, (3, 6, 17, 15), (8, 6, 5, 3), {"stride": 2, "padding": 2}),
-    "grouped": Convolution(F.conv2d, (3, 12, 15, 13), (8, 6, 3, 3), {"groups": 2, "dilation": 2, "padding": 2}),
-    "depthwise": Convolution(F.conv2d, (3, 16, 15, 13), (16, 1, 3, 3), {"groups": 16, "padding": 1}),
-    "conv3d": Convolution(F.conv3d, (2, 4, 7, 8, 9), (6, 4, 3, 2, 3), {"padding": 1}),
-    "transposed1d": Convolution(F.conv_transpose1d, (4, 9, 33), (9, 8, 3), {"stride": 2}, transposed=True),
-    "transposed2d": Convolution(
-        F.conv_transpose2d, (3, 9, 9, 11), (9, 8, 3, 3), {"stride": 2, "padding": 1}, transposed=True
-    ),
-    "transposed3d": Convolution(F.conv_transpose3d, (2, 4, 5, 6, 5), (4, 5, 3, 2, 3), {}, transposed=True),
+    one.name: one
+    for one in (
+        Convolution("conv1d", F.conv1d, (4, 9, 45), (8, 9, 3), {"padding": 1}),
+        Convolution("conv2d", F.conv2d, (3, 9, 15, 13), (10, 9, 3, 3), {"padding": 1}),
+        Convolution("pointwise", F.conv2d, (3, 33, 9, 11), (17, 33, 1, 1)),
+        Convolution("strided", F.conv2d, (3, 6, 17, 15), (8, 6, 5, 3), {"stride": 2, "padding": 2}),
+        Convolution("grouped", F.conv2d, (3, 12, 15, 13), (8, 6, 3, 3), {"groups": 2, "dilation": 2, "padding": 2}),
+        Convolution("depthwise", F.conv2d, (3, 16, 15, 13), (16, 1, 3, 3), {"groups": 16, "padding": 1}),
+        Convolution("conv3d", F.conv3d, (2, 4, 7, 8, 9), (6, 4, 3, 2, 3), {"padding": 1}),
+        Convolution("transposed1d", F.conv_transpose1d, (4, 9, 33), (9, 8, 3), {"stride": 2}, True),
+        Convolution("transposed2d", F.conv_transpose2d, (3, 9, 9, 11), (9, 8, 3, 3), {"stride": 2, "padding": 1}, True),
+        Convolution("transposed3d", F.conv_transpose3d, (2, 4, 5, 6, 5), (4, 5, 3, 2, 3), transposed=True),
+    )
 }
 # The ones that no kernel computes through Winograd's or Fourier's transform, which are not exact on integers.
 DIRECT_CONVOLUTIONS = ("pointwise", "strided", "grouped", "depthwise", "transposed1d", "transposed2d")

@@ -47,10 +47,12 @@ class Convolution:
 
     @property
     def taps(self) -> int:
+        """How many partial results a kernel that goes through columns adds up in the output's type."""
         return math.prod(self.weight[2:])
 
     @property
     def channels(self) -> int:
+        """Output channels, the length of the bias."""
         return self.weight[1] * self.options.get("groups", 1) if self.transposed else self.weight[0]
 
     @property
