@@ -137,10 +137,11 @@ CONTRADICTIONS = [
     ("footer/waivers/0/matched", 0, "is said to be used and to match 0 cases, and names 1"),
     ("footer/waivers/0/matched", 9, "is said to be used and to match 9 cases, and names 1"),
     ("footer/waivers/0/cases/0", "*:other-device*", "to match 1 cases, and names 0"),
-    ("footer/waivers/0/expires", "2020-01-01", "is said to be used, and had expired on 2020-01-01"),
+    ("footer/waivers/0/expires", "2020-01-01", "is said to be used, and ends on 2020-01-01; the run was on 2026-"),
     ("footer/waivers/0/reason", "because", "is WAIVED, and no waiver of the footer excuses it"),
     ("footer/waivers/0/contract", "AMP-LOSS-001", "is said to be used, and none of its cases is WAIVED"),
     ("footer/waivers", [], "is WAIVED, and no waiver of the footer excuses it"),
+    ("footer/waivers/0/state", "idle", "is WAIVED, and no waiver of the footer excuses it"),
 ]
 
 
@@ -181,6 +182,15 @@ def test_what_python_takes_for_equal_is_no_contradiction(relation: str, measured
     ]
 
     assert list(consistency.contradictions(document.parse(json.loads(json.dumps(raw))))) == []
+
+
+def test_waiver_that_ends_at_midnight_during_the_run_is_no_contradiction() -> None:
+    raw = reports.raw("conformant")
+    raw["header"]["started"], raw["footer"]["finished"] = "2026-11-20T23:59:00+00:00", "2026-11-21T00:01:00+00:00"
+    raw["footer"]["waivers"][0] |= {"expires": "2026-11-20", "state": "expired"}
+    raw["footer"] |= {"overall": "NOT CONFORMANT", "exit_status": 1}
+
+    assert list(consistency.contradictions(document.parse(raw))) == []
 
 
 def test_verify_says_what_it_rests_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,7 +75,7 @@ FALSE_CLAIMS = [
     ("footer/overall", "NOT CONFORMANT", "the footer says NOT CONFORMANT, the records come to CONFORMANT"),
     ("footer/interrupted", True, "the footer says CONFORMANT, the records come to INCOMPLETE"),
     ("footer/problems", ["one"], "the records come to NOT CONFORMANT"),
-    ("footer/waivers/0/state", "expired", "is WAIVED, and no waiver of the footer excuses it"),
+    ("footer/waivers/0/state", "expired", "is said to be expired, and ends on 2027-12-31; the run was on"),
     ("cases/0/evidence/0/holds", False, "passes although its 'dtype of the loss' does not hold"),
 ]
 

@@ -151,11 +151,13 @@ def _of_waivers(report: Report, footer: Footer) -> Iterator[str]:
         for state, verdict in (("used", Verdict.WAIVED), ("unneeded", Verdict.PASS)):
             if waiver.state == state and verdict not in verdicts:
                 yield f"{what} is said to be {state}, and none of its cases is {verdict.value}"
-        if waiver.state != "expired" and waiver.expires < report.header.started[:10]:
-            yield f"{what} is said to be {waiver.state}, and had expired on {waiver.expires}"
+        # A waiver may end during the run, at midnight.
+        begun, ended = report.header.started[:10], footer.finished[:10]
+        if waiver.expires >= ended if waiver.state == "expired" else waiver.expires < begun:
+            yield f"{what} is said to be {waiver.state}, and ends on {waiver.expires}; the run was on {begun}"
     for case in report.cases:
         if case.verdict is Verdict.WAIVED and not any(
-            case in cases and waiver.reason == case.waiver and waiver.state in ("used", "unneeded")
+            case in cases and waiver.reason == case.waiver and waiver.state not in ("idle", "unmatched")
             for waiver, cases in named
             if waiver.contract == case.contract
         ):
