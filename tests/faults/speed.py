@@ -262,7 +262,7 @@ def attention_copies_its_operands() -> Iterator[None]:
         yield
 
 
-@fault("AMP-SPEED-052", level="standard")
+@fault("AMP-SPEED-052", level="full")
 def cumprod_runs_twice() -> Iterator[None]:
     """cumprod, on the fp32 list, computes its result twice."""
 
@@ -275,7 +275,7 @@ def cumprod_runs_twice() -> Iterator[None]:
         yield
 
 
-@fault("AMP-SPEED-052", level="standard")
+@fault("AMP-SPEED-052", level="full")
 def lerp_is_widened_and_narrowed() -> Iterator[None]:
     """lerp, on no list, goes through fp32."""
 
