@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from conformance.harness.targets import Target
 from conformance.oracles.hand_cast import HandCast, casts_last_first
-from conformance.oracles.op_policy import BACKENDS, listings
+from conformance.oracles.op_policy import BACKENDS, composite, listings
 from conformance.oracles.op_samples import SAMPLES, Inputs
 
 # The types of the operands, of which each but those on no list is one that the policy casts.
@@ -34,14 +34,17 @@ def side_by_side(
     """Yield the name of each operation on that list of the target, and what is measured of it in a region and by hand.
 
     `measure` is given an arm, which it enters, and a call on new leaves of types that the list casts. Casts by hand are
-    those of the op lists and of the rule of the weight cache. Left out is what runs by hand on leaves neither with
-    gradients nor without: the device has no such kernel.
+    those of the op lists and of the rule of the weight cache. Left out is what has no cast of its own, as it is made
+    of other listed operations (`cross_entropy` on CUDA), and what runs by hand on leaves neither with gradients nor
+    without: the device has no such kernel.
     """
     backend = target.device_type if target.device_type in BACKENDS else "cuda"
     given = _GIVEN[policy](amp_dtype)
     region = partial(target.autocast, amp_dtype)
     order = casts_last_first(target.device, region)
     for listing in listings(backend, policy):
+        if composite(listing):
+            continue
         for wanted in (True, False):
             make = partial(_leaves, listing.sample, Inputs(given, target.device, seed), wanted)
             try:
