@@ -11,7 +11,7 @@ import torch
 from conformance.harness.check import Case, contract
 from conformance.harness.targets import Target, device_module
 from conformance.measure.clocks import EventClock, Work
-from conformance.measure.operations import CountedOperations
+from conformance.measure.operations import CountedOperations, HostReads
 from conformance.oracles.saved import blocks, execute, predict_casts, tensors
 from conformance.workloads.mlp import mlp
 from conformance.workloads.training import train_step
@@ -86,7 +86,7 @@ def test_the_host_waits_once_a_step(
             torch.nn.utils.clip_grad_norm_(work.model.parameters(), clip)
 
     loss: list[torch.Tensor] = []
-    reads = {}
+    reads, calls = {}, {}
     stages: dict[str, Work] = {
         "forward": forward,
         "scale and backward": lambda: scaler.scale(loss[0]).backward(),
@@ -95,10 +95,12 @@ def test_the_host_waits_once_a_step(
         "update": lambda: scaler.update(),
     }
     for name, stage in stages.items():
-        with CountedOperations() as seen:
+        with CountedOperations() as seen, HostReads() as told:
             stage()
         reads[name] = seen.reads
+        calls[name] = sum(told.counts.values())
     case.equal("values read back by stage", reads, {name: int(name == "step") for name in stages})
+    case.equal("calls that tell the host a value, by stage", calls, {name: int(name == "step") for name in stages})
 
 
 def _runs_ahead(target: Target, work: Work) -> bool:

@@ -49,11 +49,16 @@ def test_the_scaler_passes_once_over_the_gradients(
         case.equal(
             "operations of unscale_ on gradients", _counted(lambda: scaler.unscale_(optimizer), LARGE), {UNSCALE: 1}
         )
-        clipped = _counted(norm)
+        clipped, passes = _counted(norm), _counted(norm, weights[0].numel())
     stepped = _counted(lambda: scaler.step(optimizer), LARGE)
     case.equal("operations of update", _counted(scaler.update), {UPDATE: 1})
     if clip:
         case.equal("operations of clipping", clipped, _counted(norm))
+        # torch.nn.utils.clip_grad_norm_: a norm of each gradient and a product, of all at once where foreach allows.
+        together = {"_foreach_mul_": 1, "_foreach_norm": 1}
+        one_by_one = {"linalg_vector_norm": parameters, "mul_": parameters}
+        forms = together if "_foreach_norm" in passes else one_by_one
+        case.equal("operations of clipping on gradients", passes, forms)
     unscaled = {} if clip else {UNSCALE: 1}
     expected = {**_counted(optimizer.step, LARGE), **unscaled}
     case.equal("operations of step on parameters and gradients", stepped, dict(sorted(expected.items())))

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -64,3 +65,33 @@ class CountedOperations(TorchDispatchMode):
     def work(self) -> dict[str, int]:
         """Counts of what computes: neither views nor casts, sorted by name."""
         return {name: count for name, count in sorted(self.counts.items()) if name not in {*_FREE, CAST}}
+
+
+# Functions of Python that give the host what a tensor holds. Of a tensor of the CPU some look at its memory at once,
+# and nothing reaches the dispatcher.
+_TELLING = {
+    *("item", "tolist", "numpy", "cpu", "is_nonzero", "allclose", "equal", "nonzero", "unique"),
+    *("__bool__", "__int__", "__float__", "__complex__", "__index__", "__array__", "__contains__"),
+    *("__repr__", "__format__", "__reduce_ex__", "__deepcopy__"),
+}
+
+
+class HostReads(TorchFunctionMode):
+    """Counts, while it is entered, the calls in Python that give the host what a tensor holds, by name.
+
+    A copy to "cpu", called so, counts unless it does not block; outside of the mode's own thread nothing does.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        keywords = kwargs or {}
+        name = getattr(func, "__name__", "")
+        to_the_host = name == "to" and "cpu" in (*args[1:2], keywords.get("device"))
+        if name in _TELLING or (to_the_host and not keywords.get("non_blocking")):
+            self.counts[name] += 1
+        return func(*args, **keywords)

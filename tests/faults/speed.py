@@ -324,3 +324,71 @@ def losses_of_huge_tensors_stay_in_16_bit() -> Iterator[None]:
 
     with replaced(torch.nn.functional, "l1_loss", narrow):
         yield
+
+
+def _before(owner: Any, name: str, work: Callable[..., object]) -> Iterator[None]:
+    """Each call of `name` does `work` with its arguments first."""
+    right = getattr(owner, name)
+
+    def wrapped(*args: Any, **options: Any) -> Any:
+        work(*args, **options)
+        return right(*args, **options)
+
+    with replaced(owner, name, wrapped):
+        yield
+
+
+@fault("AMP-SPEED-054")
+def regions_search_a_growing_list() -> Iterator[None]:
+    """Entering a region goes through all regions that were entered before."""
+    before: list[int] = []
+
+    def search(region: torch.autocast) -> None:
+        for known in before:
+            if known == id(before):
+                break
+        before.append(id(region))
+
+    yield from _before(torch.autocast, "__enter__", search)
+
+
+@fault("AMP-SPEED-054")
+def update_sleeps() -> Iterator[None]:
+    """update waits for a millisecond."""
+    yield from _before(torch.amp.GradScaler, "update", lambda scaler, new_scale=None: time.sleep(0.001))
+
+
+@fault("AMP-SPEED-054")
+def update_polls() -> Iterator[None]:
+    """update looks at the clock until a millisecond has passed."""
+
+    def poll(scaler: torch.amp.GradScaler, new_scale: Any = None) -> None:
+        end = time.perf_counter() + 0.001
+        while time.perf_counter() < end:
+            pass
+
+    yield from _before(torch.amp.GradScaler, "update", poll)
+
+
+@fault("AMP-SPEED-009")
+def update_lists_the_scale() -> Iterator[None]:
+    """update looks at the scale by tolist, which on a CPU reaches no dispatcher."""
+    yield from _before(
+        torch.amp.GradScaler, "update", lambda scaler, new_scale=None: scaler._scale is None or scaler._scale.tolist()
+    )
+
+
+@fault("AMP-SPEED-009")
+def scale_copies_the_loss_to_the_host() -> Iterator[None]:
+    """scale takes the loss to the CPU, where a copy of what is there already is nothing."""
+    yield from _before(
+        torch.amp.GradScaler, "scale", lambda scaler, outputs: torch.is_tensor(outputs) and outputs.detach().to("cpu")
+    )
+
+
+@fault("AMP-SPEED-051")
+def clipping_takes_two_norms() -> Iterator[None]:
+    """clip_grad_norm_ takes the norm of each gradient twice, with a scaler and without."""
+    yield from _before(
+        torch.nn.utils, "clip_grad_norm_", lambda weights, *args, **options: [weight.grad.norm() for weight in weights]
+    )

@@ -1,0 +1,32 @@
+"""How much Python a call runs: its lines, as the interpreter tells a trace function (sys.settrace), not its time."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def lines_of(work: Callable[[], object]) -> int:
+    """Calls, lines and returns of Python in this thread during `work`, without what the garbage collector sets off.
+
+    The number is the same for the same way through the same code, however fast the machine.
+    """
+    seen = 0
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal seen
+        seen += 1
+        return trace
+
+    before, collecting = sys.gettrace(), gc.isenabled()
+    gc.disable()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+        if collecting:
+            gc.enable()
+    return seen
