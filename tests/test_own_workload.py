@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import torch
 
+from conformance.harness.measuring import DEADLINES
 from conformance.measure.threads import one_thread
 from tests.faults._tools import dropped, replaced
-from tests.faults.campaign import WITHOUT_COLLECTIONS
+from tests.faults.campaign import PLAIN, modules
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ class Runner:
             source = source.replace(old, new)
         (self.pytester.path / "mine.py").write_text(source)
         self.pytester.runpytest_inprocess(
-            str(self.root / "conformance"),
-            *("-p", "no:randomly", "-p", "no:cacheprovider", *WITHOUT_COLLECTIONS),
+            *modules((contract,)),
+            *("-p", "no:randomly", *PLAIN),
             *("--workload", "mine.py:build", "--device", "cpu", "--level", "quick", "--report", "report"),
             *(() if contract == "*" else ("--contract", contract)),
         )
@@ -68,7 +69,8 @@ def test_the_documented_example_holds(runner: Runner, root: Path) -> None:
     assert set(report["footer"]["contracts"]) == set(re.findall(r"^\| (AMP-\S+) \|", page, re.MULTILINE))
 
 
-def test_a_speedup_is_explained(runner: Runner) -> None:
+def test_a_speedup_is_explained(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DEADLINES["cpu"], "quick", 300.0)  # a busy machine takes longer for as many pairs
     report = runner.run(contract="AMP-SPEED-020")
 
     told = [dict(row["measured"]) for case in report["cases"] for row in case["evidence"] if row["unit"] == "speed-up"]
@@ -76,7 +78,7 @@ def test_a_speedup_is_explained(runner: Runner) -> None:
     for figures in told:
         assert figures["noise"] >= 0
         assert figures["low"] <= figures["ratio"] <= figures["high"]
-        assert re.match(r"step .*, casts \d+%, fp32 list \d+%.*, baseline fp32: ", figures["diagnosis"])
+        assert re.match(r"step .*, casts \d+%, fp32 list \d+%.*: ", figures["diagnosis"])
 
 
 _HEAD = "import torch\n\n\ndef build"

@@ -6,14 +6,17 @@ import contextlib
 import functools
 import io
 import json
+import os
+import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -21,11 +24,12 @@ from conformance.harness import catalogue, state
 from tests.faults import Fault
 from tests.faults._tools import replaced
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-
+CHECKS = Path(__file__).resolve().parent.parent.parent / "conformance"
 
 # pytest collects garbage five times at the end of a run, to warn of what a destructor raised: half of a short run.
 WITHOUT_COLLECTIONS = ("-p", "no:unraisableexception")
+# Plugins that are installed beside pytest, and asserts rewritten, would take more of a run than most faults.
+PLAIN = (*WITHOUT_COLLECTIONS, "-p", "no:cacheprovider", "--assert", "plain")
 # The same for every fault, so it is read once.
 _catalogue = functools.cache(catalogue.load)
 
@@ -53,31 +57,26 @@ class Caught:
         return [case for case in self.cases if case["contract"] == contract and case["verdict"] == "FAIL"]
 
 
-def run(fault: Fault, *, chapters: tuple[str, ...] | None = None) -> Caught:
-    """Run the contracts that speak of the fault, or all of `chapters` (none named: every one), on a broken torch."""
+def run(fault: Fault, *, chapters: tuple[str, ...] | None = None, until_caught: bool = False) -> Caught:
+    """Run the contracts that speak of the fault, or all of `chapters` (none named: every one), on a broken torch.
+
+    `until_caught` ends the run with the first failure.
+    """
+    places = modules(fault.contracts) if chapters is None else [str(CHECKS)]
     option, chosen = ("--contract", fault.contracts) if chapters is None else ("--chapter", chapters)
     asked = [argument for name in chosen for argument in (option, name)]
     output = io.StringIO()
     # A region that is broken leaks its state into this process, already in the smoke stage.
     whole = state.Snapshot()
     with tempfile.TemporaryDirectory() as folder:
-        arguments = [
-            str(ROOT / "conformance"),
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:randomly",
-            *WITHOUT_COLLECTIONS,
-            "--level",
-            fault.level,
-        ]
+        arguments = [*places, "-q", *PLAIN, "--level", fault.level, *(["--maxfail=1"] if until_caught else [])]
         try:
             with (
                 fault.applied(),
                 contextlib.redirect_stdout(output),
                 fresh_checks(),
                 replaced(catalogue, "load", _catalogue),
+                mock.patch.dict(os.environ, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1"),
             ):
                 status = int(pytest.main([*arguments, "--report", folder, *asked]))
         finally:
@@ -92,6 +91,20 @@ def run(fault: Fault, *, chapters: tuple[str, ...] | None = None) -> Caught:
         output.getvalue(),
         tuple(cases),
     )
+
+
+def modules(patterns: Collection[str]) -> list[str]:
+    """The modules that check a contract of those patterns."""
+    return [
+        str(path)
+        for path, contracts in _checked().items()
+        if any(fnmatchcase(contract, pattern) for contract in contracts for pattern in patterns)
+    ]
+
+
+@functools.cache
+def _checked() -> dict[Path, list[str]]:
+    return {path: re.findall(r'^@contract\("([^"]+)"', path.read_text(), re.M) for path in CHECKS.glob("test_*.py")}
 
 
 @contextlib.contextmanager
