@@ -1,0 +1,52 @@
+"""Building the emulated card, which needs a C++ compiler and the headers that come with torch."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+SOURCE = Path(__file__).parent / "card.cpp"
+
+
+def torch_folder() -> Path:
+    """Where torch is installed, without importing it."""
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def compiler() -> str | None:
+    """The C++ compiler of this machine, if it has one."""
+    return shutil.which(os.environ.get("CXX", "c++"))
+
+
+def library() -> Path:
+    """Return the card for the torch at hand, compiled where it has not been.
+
+    Raises FileNotFoundError without a compiler and CalledProcessError where the source does not compile.
+    """
+    home = torch_folder()
+    key = hashlib.sha256(SOURCE.read_bytes() + str(home).encode() + (home / "version.py").read_bytes()).hexdigest()[:16]
+    made = Path(tempfile.gettempdir()) / f"emulated-card-{key}.so"
+    if not made.exists():
+        with tempfile.TemporaryDirectory(dir=made.parent) as folder:
+            # Another process may be at it too: what is at its place is whole.
+            _compile(home, Path(folder) / made.name).replace(made)
+    return made
+
+
+def _compile(home: Path, to: Path) -> Path:
+    found = compiler()
+    if found is None:
+        raise FileNotFoundError("the emulated card is compiled, and there is no C++ compiler (c++, or what CXX names)")
+    headers = [f"-isystem{home / 'include'}", f"-isystem{home / 'include/torch/csrc/api/include'}"]
+    links = [f"-L{home / 'lib'}", "-Wl,--no-as-needed", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{home / 'lib'}"]
+    command = [found, "-shared", "-fPIC", "-std=c++20", "-O1", *headers, str(SOURCE), "-o", str(to), *links]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    return to
