@@ -119,9 +119,8 @@ def unlike_a_new_process() -> str | None:
     """
     wanted = {
         "the default dtype": (torch.get_default_dtype(), torch.float32),
-        "the default device": (torch.get_default_device().type, "cpu"),
-        # Fast paths and fused kernels are left out under one; so the default device works, though it is the CPU.
-        "torch function modes": (torch._C._len_torch_function_stack(), 0),
+        # Under one torch leaves out fast paths and fused kernels; a default device is one, though it be the CPU.
+        "function modes, such as torch.set_default_device enters": (torch._C._len_torch_function_stack(), 0),
         "gradients are recorded": (torch.is_grad_enabled(), True),
         "anomaly detection": (torch.is_anomaly_enabled(), False),
         "inference mode": (torch.is_inference_mode_enabled(), False),
