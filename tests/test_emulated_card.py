@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.emulated.build import compiler
+from tests.emulated.build import lacking
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="the emulated card needs a C++ compiler")
+pytestmark = pytest.mark.skipif(lacking() is not None, reason=f"no emulated card: {lacking()}")
 
 # The CPU's kernels stand behind the card's keys: these fail by what is wrong with the CPU's fused optimizers (waivers
 # name them on a CPU), and by CUDA graphs, which there are none of.

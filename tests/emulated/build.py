@@ -21,15 +21,22 @@ def torch_folder() -> Path:
     return Path(spec.origin).parent
 
 
-def compiler() -> str | None:
-    """The C++ compiler of this machine, if it has one."""
-    return shutil.which(os.environ.get("CXX", "c++"))
+def lacking() -> str | None:
+    """Say what the card lacks here, or None."""
+    if _compiler() is None:
+        return "it is compiled, and there is no C++ compiler (c++, or what CXX names)"
+    if (
+        not (torch_folder() / "lib" / "libtorch_cpu.so").exists()
+        or (torch_folder() / "lib" / "libc10_cuda.so").exists()
+    ):
+        return "it takes CUDA's place in a build of torch for the CPU on Linux, and this is another"
+    return None
 
 
 def library() -> Path:
     """Return the card for the torch at hand, compiled where it has not been.
 
-    Raises FileNotFoundError without a compiler and CalledProcessError where the source does not compile.
+    Raises CalledProcessError where the source does not compile.
     """
     home = torch_folder()
     key = hashlib.sha256(SOURCE.read_bytes() + str(home).encode() + (home / "version.py").read_bytes()).hexdigest()[:16]
@@ -41,12 +48,15 @@ def library() -> Path:
     return made
 
 
+def _compiler() -> str | None:
+    return shutil.which(os.environ.get("CXX", "c++"))
+
+
 def _compile(home: Path, to: Path) -> Path:
-    found = compiler()
-    if found is None:
-        raise FileNotFoundError("the emulated card is compiled, and there is no C++ compiler (c++, or what CXX names)")
+    compiler = _compiler()
+    assert compiler is not None
     headers = [f"-isystem{home / 'include'}", f"-isystem{home / 'include/torch/csrc/api/include'}"]
     links = [f"-L{home / 'lib'}", "-Wl,--no-as-needed", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{home / 'lib'}"]
-    command = [found, "-shared", "-fPIC", "-std=c++20", "-O1", *headers, str(SOURCE), "-o", str(to), *links]
+    command = [compiler, "-shared", "-fPIC", "-std=c++20", "-O1", *headers, str(SOURCE), "-o", str(to), *links]
     subprocess.run(command, check=True, capture_output=True, text=True)
     return to
