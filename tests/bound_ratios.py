@@ -8,6 +8,7 @@ as exact; one far below is what a bound over any order of summation leaves of su
 from __future__ import annotations
 
 import argparse
+import datetime
 import functools
 import platform
 import sys
@@ -243,7 +244,8 @@ def page(rows: list[tuple[Check, Worst]], seeds: int, seconds: float) -> str:
     top = max(ratio for _, worst in rows for ratio in worst.ratios)
     parts = [
         PREFACE,
-        f"- seeds: {seeds} per op and dtype; wall time {seconds:.0f} s on one thread",
+        f"- one run, ended on {datetime.date.today()}: {seeds} seeds per op and dtype (`--seeds {seeds}`)",
+        f"- wall time {seconds:.0f} s on one thread",
         f"- torch {torch.__version__} on {_processor()}, {torch.backends.cpu.get_cpu_capability()}",
         f"- worst ratio of all: {top:.6f}; false alarms: {sum(worst.alarms for _, worst in rows)}",
     ]
