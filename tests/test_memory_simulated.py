@@ -16,7 +16,7 @@ from tests.faults._tools import dropped, kernel, replaced
 from tests.simulated_card import GIB, H100, T4, Card, Simulation
 from tests.simulated_checks import Outcome, cases, machine, run
 from tests.simulated_checks import markers as markers  # a fixture
-from tests.simulated_gpu import CUDA
+from tests.simulated_tensor import CUDA
 
 MODULES = ("test_memory", "test_memory_models", "test_memory_steps", "test_memory_scaler", "test_memory_peaks")
 ROOM = ("AMP-MEMORY-013", "AMP-MEMORY-035", "AMP-MEMORY-037")
