@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,19 +10,14 @@ import torch
 from conformance.harness.check import Case, contract
 from conformance.harness.targets import Target
 from conformance.measure.lines import lines_of
-from conformance.measure.threads import one_thread
 from conformance.measure.waits import voluntary_waits
 from conformance.workloads.amp_uses import Uses
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 WARM_UPS, CALLS = 3, 3
 # What CPython runs in about a millisecond, at 50 ns a line; the longest use, with torch 2.6's wrappers, takes 3614.
 MOST = 20_000
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def _dtype(case: Case, target: Target) -> torch.dtype:

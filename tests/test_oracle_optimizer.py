@@ -90,7 +90,9 @@ def test_snapshot_is_a_copy_and_departures_name_the_place() -> None:
     assert "state/0/exp_avg: new" in found
     assert departures(after, snapshot(optimizer)) == []
     optimizer.state[parameter]["step"] += 1
-    assert departures(snapshot(optimizer), after) == ["state/0/step: float32() [2.0] on cpu in place of float32() [1.0] on cpu"]
+    assert departures(snapshot(optimizer), after) == [
+        "state/0/step: float32() [2.0] on cpu in place of float32() [1.0] on cpu"
+    ]
     assert departures({}, {str(place): place for place in range(9)})[-1] == "and 5 more"
     assert list(gradients([parameter, torch.nn.Parameter(torch.ones(1))]).values())[1] is None
 
