@@ -12,14 +12,18 @@ _CLOSED = (types.ModuleType, types.CodeType, types.FrameType, types.BuiltinFunct
 
 @contextlib.contextmanager
 def collected_apart() -> Iterator[None]:
-    """Leave all objects there are to no collector, so that collections inside see the new ones alone, and are quick."""
-    collecting = gc.isenabled()
+    """Leave all objects there are to no collector, so that collections inside see the new ones alone, and are quick.
+
+    Where some were frozen before, all stay so: there is no thawing of a part.
+    """
+    collecting, frozen = gc.isenabled(), gc.get_freeze_count()
     gc.disable()
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not frozen:
+            gc.unfreeze()
         if collecting:
             gc.enable()
 
