@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.harness import measuring, state
+from conformance.harness import measuring
 from tests.simulated_card import H100, slower
 from tests.simulated_checks import machine
 
@@ -16,12 +16,8 @@ CONTRACTS = ("AMP-SPEED-001", "AMP-SPEED-009", "AMP-SPEED-030", "AMP-MEMORY-013"
 
 @pytest.fixture(autouse=True)
 def _simulating(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The deadline counts real seconds, in which a machine that simulates gets less done than a card.
-
-    The card is a function mode, of which a run would say that it was entered before.
-    """
+    """The deadline counts real seconds, in which a machine that simulates gets less done than a card."""
     monkeypatch.setitem(measuring.DEADLINES["accelerator"], "quick", 300.0)
-    monkeypatch.setattr(state, "unlike_a_new_process", lambda: None)
 
 
 def verdicts(pytester: pytest.Pytester, root: Path) -> tuple[int, dict[str, set[str]]]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch.overrides import BaseTorchFunctionMode
 
 from conformance.harness import state
 from tests.conftest import Toy
@@ -71,7 +72,7 @@ def test_failed_case_is_cleaned_up_after(toy: Toy) -> None:
 # What user code sets, and what the run says of it.
 _SET_BEFORE = {
     "torch.set_default_dtype(torch.float64)": "the default dtype: torch.float64, not torch.float32",
-    "torch.device('cpu').__enter__()": "function modes, such as torch.set_default_device enters: 1, not 0",
+    "torch.device('cpu').__enter__()": "a default device (torch.set_default_device): True, not False",
     "torch.set_grad_enabled(False)": "gradients are recorded: False, not True",
     "torch.autograd.set_detect_anomaly(True)": "anomaly detection: True, not False",
     "torch.use_deterministic_algorithms(True)": "operations without a deterministic form are refused: True, not False",
@@ -91,6 +92,11 @@ def test_what_was_set_before_the_run_is_refused_in_one_line(toy: Toy, statement:
     assert outcome.status == 4
     assert _SET_BEFORE[statement] in outcome.output
     assert outcome.report == {}
+
+
+def test_other_function_modes_are_left_to_the_checks() -> None:
+    with BaseTorchFunctionMode():
+        assert state.unlike_a_new_process() is None
 
 
 @pytest.mark.parametrize(

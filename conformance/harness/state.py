@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 # Device types whose autocast state is compared; each has its own enabled flag and dtype.
 _DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps", "mtia", "maia")
@@ -111,6 +113,11 @@ def _keeps_subnormal_numbers() -> bool:
     return smallest / 2 > 0.0
 
 
+def _has_default_device() -> bool:
+    # torch 2.6 cannot name the default device once one has been set and put back; the mode is there while it is set.
+    return any(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
+
+
 def unlike_a_new_process() -> str | None:
     """In one line what was set before the run, by a plugin, a conftest.py or the like, under which no check holds.
 
@@ -119,8 +126,8 @@ def unlike_a_new_process() -> str | None:
     """
     wanted = {
         "the default dtype": (torch.get_default_dtype(), torch.float32),
-        # Under one torch leaves out fast paths and fused kernels; a default device is one, though it be the CPU.
-        "function modes, such as torch.set_default_device enters": (torch._C._len_torch_function_stack(), 0),
+        # Though it be the CPU: its function mode makes torch leave out fast paths and fused kernels.
+        "a default device (torch.set_default_device)": (_has_default_device(), False),
         "gradients are recorded": (torch.is_grad_enabled(), True),
         "anomaly detection": (torch.is_anomaly_enabled(), False),
         "inference mode": (torch.is_inference_mode_enabled(), False),
