@@ -161,6 +161,32 @@ def test_bias_in_every_spelling(case: Case, target: Target, amp_dtype: torch.dty
     case.equal("control: the same, rounded before the 1 is added", control, odd)
 
 
+# More rows, or more columns, than a tile or a block of them has, beside a sum of many blocks and little else.
+FAR: dict[str, tuple[int, int, int]] = {"rows": (1061, 515, 3), "columns": (3, 515, 1061)}
+FAR_OPS = {
+    **{name: PLAIN["functions"][name] for name in ("torch.mm", "torch.matmul")},
+    "bmm": PLAIN["batched"]["Tensor.bmm"],
+    **{name: BIASED[name] for name in ("F.linear", "torch.addmm", "baddbmm")},
+}
+
+
+@contract("AMP-NUMERICS-040")
+@pytest.mark.parametrize("side", FAR)
+def test_far_rows_and_columns(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, side: str
+) -> None:
+    form, (m, k, n) = FORMATS[amp_dtype], FAR[side]
+    m, n = (size * case.samples(quick=1, standard=2, full=17) if size > 1024 else size for size in (m, n))
+    left, right, bias = _integers(rng, 60, m, k), sparse(rng, k, n, 8, 30), _integers(rng, 200, n)
+    product = right.picked_by(left)
+    operands = [source.to(target.device, amp_dtype) for source in (left, right.dense(), bias)]
+    for name, op in FAR_OPS.items():
+        with full_precision(target.device_type), target.autocast(amp_dtype):
+            seen = op(*operands)
+        expected = _stored(product + (bias if name in BIASED else 0), form)
+        case.identical(f"{name}, m k n {(m, k, n)}", _unsigned(seen), _unsigned(expected))
+
+
 # --- large results ----------------------------------------------------------------------------------------------
 
 

@@ -20,7 +20,10 @@ from conformance.oracles.bounded import half_spacing
 from conformance.oracles.float_formats import FORMATS, FP32, Format, narrow, rounded, tensor_of
 from conformance.workloads.products import integers
 
-BATCH = 33  # more matrices than a kernel's block of them, and no multiple of any
+# Matrices, m, k, n: more matrices than a kernel's block of them, and no multiple of any; more than 8 bits count; and
+# more than 16 do, or a launch takes along its last axis (CUDA C++ Programming Guide, maximum z-dimension of a grid).
+SIZES = ((33, 3, 5, 4), (301, 2, 3, 2))
+MANY = (65_536 + 301, 2, 3, 2)
 BATCHED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "bmm": lambda left, right: torch.bmm(left, right),
     "matmul": lambda left, right: left @ right,
@@ -32,20 +35,23 @@ BATCHED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def _many_matrices(
     case: Case, target: Target, dtype: torch.dtype, rng: torch.Generator, op: str, *, backward: bool
 ) -> None:
-    # Results are at most 5 * 7 * 7 = 245, the gradients 3 * 5 * 7: integers that both types hold.
-    left, right = integers(rng, 7, BATCH, 3, 5), integers(rng, 7, BATCH, 5, 4)
-    seed = integers(rng, 3, BATCH, 3, 4)
-    leaves = [source.clone().to(target.device).requires_grad_() for source in (left, right)]
-    with full_precision(target.device_type):
-        with target.autocast(dtype):
-            seen = BATCHED[op](*leaves)
-        if not backward:
-            case.identical(f"{op} of {BATCH} matrices", seen + 0.0, exact.product(left, right).to(dtype))
-            return
-        seen.backward(seed.to(target.device, seen.dtype))
-    expected = exact.product(seed, right.mT), exact.product(left.mT, seed)
-    for name, leaf, gradient in zip(("left", "right"), leaves, expected, strict=True):
-        case.identical(f"{op} of {BATCH} matrices: gradient of {name}", leaf.grad + 0.0, gradient.float())
+    # What is batched in another spelling, or in the backward, is a bmm in the end.
+    many = case.level != "quick" or (op == "bmm" and not backward)
+    for batch, m, k, n in (*SIZES, MANY) if many else SIZES:
+        # Results are at most 5 * 7 * 7 = 245, the gradients 3 * 5 * 7: integers that both types hold.
+        left, right, seed = integers(rng, 7, batch, m, k), integers(rng, 7, batch, k, n), integers(rng, 3, batch, m, n)
+        leaves = [source.clone().to(target.device).requires_grad_() for source in (left, right)]
+        what = f"{op} of {batch} matrices"
+        with full_precision(target.device_type):
+            with target.autocast(dtype):
+                seen = BATCHED[op](*leaves)
+            if not backward:
+                case.identical(what, seen + 0.0, exact.product(left, right).to(dtype))
+                continue
+            seen.backward(seed.to(target.device, seen.dtype))
+        expected = exact.product(seed, right.mT), exact.product(left.mT, seed)
+        for name, leaf, gradient in zip(("left", "right"), leaves, expected, strict=True):
+            case.identical(f"{what}: gradient of {name}", leaf.grad + 0.0, gradient.float())
 
 
 @contract("AMP-NUMERICS-010")

@@ -30,6 +30,50 @@ def the_last_of_many_matrices_is_another() -> Iterator[None]:
         yield
 
 
+@fault("AMP-NUMERICS-010")
+def matrices_beyond_sixteen_bits_are_the_first() -> Iterator[None]:
+    """A batched product of more than 65535 matrices counts those of its second operand in 16 bits."""
+
+    def bmm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        if len(right) > 65535 and right.dtype in _LOW:
+            right = right[torch.arange(len(right)) % 65536]
+        return torch.ops.aten.bmm.out(left, right, out=torch.empty(0, dtype=left.dtype))
+
+    with kernel("bmm", bmm, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-010", "AMP-NUMERICS-011")
+def matrices_beyond_eight_bits_are_the_first() -> Iterator[None]:
+    """A batched product of more than 255 matrices counts those of its first operand in 8 bits."""
+
+    def bmm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        if len(left) > 255 and left.dtype in _LOW:
+            left = left[torch.arange(len(left)) % 256]
+        return torch.ops.aten.bmm.out(left, right, out=torch.empty(0, dtype=left.dtype))
+
+    with kernel("bmm", bmm, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-040")
+def columns_beyond_a_thousand_are_summed_in_halves() -> Iterator[None]:
+    """16-bit mm adds the two halves of the sum up in 16 bits in the columns from 1024 on."""
+
+    def mm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        result = torch.ops.aten.mm.out(left, right, out=torch.empty(0, dtype=left.dtype))
+        half = left.shape[1] // 2
+        if left.dtype in _LOW and right.shape[1] > 1024 and half > 0:
+            far = right[:, 1024:]
+            halves = [(left[:, :half], far[:half]), (left[:, half:], far[half:])]
+            first, second = (torch.ops.aten.mm.out(x, y, out=torch.empty(0, dtype=left.dtype)) for x, y in halves)
+            result[:, 1024:] = first + second
+        return result
+
+    with kernel("mm", mm, "CPU"):
+        yield
+
+
 @fault("AMP-NUMERICS-040")
 def inference_quantises_weights() -> Iterator[None]:
     """Without gradients torch.nn.functional.linear rounds each row of weights to 8 bits."""
