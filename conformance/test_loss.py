@@ -261,7 +261,7 @@ def check_gradient(
 def test_composite_of_float32(
     case: Case, loss: Loss, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
 ) -> None:
-    for program in programs(case, loss):
+    for program in programs(case, loss, every=True):
         call, control = telling(loss, program, rng, amp_dtype, torch.float32, torch.float32)
         there = call.to(target.device)
         for reduction in loss.reductions:
@@ -279,7 +279,7 @@ def test_composite_of_float32(
 def test_composite_of_16_bit_on_cpu(
     case: Case, loss: Loss, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
 ) -> None:
-    for program in programs(case, loss):
+    for program in programs(case, loss, every=True):
         call = draw(loss.name, program, rng).cast(amp_dtype).to(target.device)
         for reduction in loss.reductions:
             plain = evaluate(call, reduction)
@@ -294,7 +294,7 @@ def test_composite_of_16_bit_on_cpu(
 def test_composite_of_16_bit_is_told(
     case: Case, loss: Loss, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
 ) -> None:
-    for program in programs(case, loss):
+    for program in programs(case, loss, every=True):
         call, _ = telling(loss, program, rng, amp_dtype, amp_dtype, amp_dtype)
         there = call.to(target.device)
         for reduction in loss.reductions:
@@ -314,7 +314,7 @@ def test_module_equals_function(
     if loss.policy(target.device_type) in ("banned", "unlisted"):
         case.note("not called: on this device autocast makes of it", loss.policy(target.device_type))
         return
-    for program in programs(case, loss):
+    for program in programs(case, loss, every=True):
         call = draw(loss.name, program, rng).cast(amp_dtype).to(target.device)
         for reduction in loss.reductions:
             module = getattr(torch.nn, str(loss.module))(**call.options, reduction=reduction).to(target.device)

@@ -177,7 +177,7 @@ def test_far_rows_and_columns(
 ) -> None:
     form, (m, k, n) = FORMATS[amp_dtype], FAR[side]
     m, n = (size * case.samples(quick=1, standard=2, full=17) if size > 1024 else size for size in (m, n))
-    left, right, bias = _integers(rng, 60, m, k), sparse(rng, k, n, 8, 30), _integers(rng, 200, n)
+    left, right, bias = _integers(rng, 60, m, k), sparse(rng, k, n, 64, 30), _integers(rng, 200, n)
     product = right.picked_by(left)
     operands = [source.to(target.device, amp_dtype) for source in (left, right.dense(), bias)]
     for name, op in FAR_OPS.items():

@@ -161,3 +161,32 @@ def logits_stay_float32() -> Iterator[None]:
         for op in ("linear", "matmul", "addmm", "mm"):
             stack.enter_context(dropped(op, "AutocastCPU"))
         yield
+
+
+@fault("AMP-LOSS-009")
+def an_option_of_a_composite_loss_lowers_it() -> Iterator[None]:
+    """multilabel_soft_margin_loss with class weights is computed in bf16 in a region."""
+    right = functional.multilabel_soft_margin_loss
+
+    def lowered(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor | None = None, **rest: Any) -> torch.Tensor:
+        if weight is None or not torch.is_autocast_enabled("cpu"):
+            return right(x, y, weight, **rest)
+        return right(x.bfloat16(), y.bfloat16(), weight.bfloat16(), **rest).float()
+
+    with replaced(functional, "multilabel_soft_margin_loss", lowered):
+        yield
+
+
+@fault("AMP-LOSS-006")
+def an_option_of_a_listed_loss_lowers_it() -> Iterator[None]:
+    """poisson_nll_loss with another eps is computed in 16 bits and widened."""
+
+    @_without_autocast
+    def lowered(
+        x: torch.Tensor, y: torch.Tensor, log_input: bool, full: bool, eps: float, reduction: int
+    ) -> torch.Tensor:
+        x, y = (x, y) if eps != 1e-8 else (x.float(), y.float())
+        return torch.ops.aten.poisson_nll_loss(x, y, log_input, full, eps, reduction).float()
+
+    with kernel("poisson_nll_loss", lowered, "AutocastCPU"):
+        yield
