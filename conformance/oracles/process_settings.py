@@ -1,0 +1,107 @@
+"""What a process is set to beside autocast, from random generators to precision flags: read, never changed."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import random
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_PLAIN = (bool, int, float, str, tuple, list, type(None))
+# Attributes and functions of torch; what a version lacks or will not read is left out.
+_PUBLIC = (
+    "is_grad_enabled",
+    "is_inference_mode_enabled",
+    "is_anomaly_enabled",
+    "is_anomaly_check_nan_enabled",
+    "is_warn_always_enabled",
+    "get_default_dtype",
+    "get_deterministic_debug_mode",
+    "get_float32_matmul_precision",
+    "get_num_threads",
+    "initial_seed",
+    "_C._is_multithreading_enabled",
+    "_C._is_fwd_grad_enabled",
+    "_C._is_view_replay_enabled",
+    "_C._len_torch_dispatch_stack",
+    "_C._len_torch_function_stack",
+    "backends.cuda.flash_sdp_enabled",
+    "backends.cuda.math_sdp_enabled",
+    "backends.cuda.mem_efficient_sdp_enabled",
+    "backends.cuda.cudnn_sdp_enabled",
+    "backends.fp32_precision",
+    "backends.cuda.matmul.fp32_precision",
+    "backends.cudnn.fp32_precision",
+    "backends.cudnn.conv.fp32_precision",
+    "backends.cudnn.rnn.fp32_precision",
+    "backends.mkldnn.fp32_precision",
+    "backends.mkldnn.matmul.fp32_precision",
+    "backends.mkldnn.conv.fp32_precision",
+    "backends.mkldnn.rnn.fp32_precision",
+)
+
+
+def observe(device: torch.device) -> dict[str, Any]:
+    """Return by name what is set in this process and thread; `device` is that whose random generator is read too."""
+    return {name: read() for name, read in _readers(device.type).items()}
+
+
+def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Say what differs between two observations."""
+    return [f"{name}: {before[name]}, then {now[name]}" for name in before if before[name] != now[name]]
+
+
+def keeps_subnormals() -> bool:
+    """Whether this thread does, by arithmetic: torch.set_flush_denormal has no getter."""
+    return bool((torch.tensor([1e-40], dtype=torch.float32, device="cpu") * 1).view(torch.int32).item() != 0)
+
+
+@functools.cache
+def _readers(device_type: str) -> dict[str, Callable[[], Any]]:
+    """Return every reader that this torch has."""
+    readers: dict[str, Callable[[], Any]] = {
+        "torch's random numbers": lambda: _digest(torch.get_rng_state()),
+        "Python's random numbers": lambda: hash(random.getstate()),
+        "subnormal float32 numbers are kept": keeps_subnormals,
+        "device of new tensors": lambda: str(torch.empty(0).device),
+        "environment variables": lambda: hash(frozenset(os.environ.items())),  # a report is no place for them
+        "warning filters": lambda: hash(str(warnings.filters)),
+        "garbage collection": gc.isenabled,
+    }
+    if "numpy" in sys.modules:
+        generator = sys.modules["numpy"].random.get_state
+        readers["NumPy's random numbers"] = lambda: hash(tuple(map(bytes, generator()[1:2])) + generator()[2:])
+    if hasattr(module := torch.get_device_module(device_type), "get_rng_state"):
+        readers[f"random numbers of {device_type}"] = lambda: _digest(module.get_rng_state())
+    readers.update({f"torch.{path}": functools.partial(_value, path) for path in _PUBLIC})
+    # Whatever torch has both a getter and a setter for: precision flags, preferred libraries, debugging aids.
+    pairs = [name for name in dir(torch._C) if name.startswith("_get_") and hasattr(torch._C, f"_set_{name[5:]}")]
+    readers.update({f"torch._C.{name}": functools.partial(_value, f"_C.{name}") for name in pairs})
+    return {name: read for name, read in readers.items() if _readable(read)}
+
+
+def _digest(state: torch.Tensor) -> int:
+    return hash(bytes(state.tolist()))
+
+
+def _value(path: str) -> Any:
+    try:
+        found = functools.reduce(getattr, path.split("."), torch)
+        found = found() if callable(found) else found
+    except RuntimeError as error:  # a flag of one interface after the other, exclusive one was used
+        return str(error)
+    return found if isinstance(found, _PLAIN) else str(found)
+
+
+def _readable(read: Callable[[], Any]) -> bool:
+    try:
+        # What is another at each reading tells nothing.
+        return bool(read() == read())
+    except Exception:  # not of this version, or a getter with arguments
+        return False
