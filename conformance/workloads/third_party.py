@@ -5,7 +5,7 @@ All take the step p - g and keep what they were called with, so that what they w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -72,6 +72,42 @@ class TakesScaler(Ordinary):
             for parameter in self._moving():
                 parameter -= parameter.grad
         return self.answer
+
+
+class ActsAsOne:
+    """No torch.optim.Optimizer, but an object with the parameter groups, the step and the zero_grad of one."""
+
+    def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
+        self.param_groups = list(groups)
+
+    @torch.no_grad()
+    def step(self) -> str:
+        for parameter in self._parameters():
+            if parameter.grad is not None:
+                parameter -= parameter.grad
+        return "stepped"
+
+    def zero_grad(self) -> None:
+        for parameter in self._parameters():
+            parameter.grad = None
+
+    def _parameters(self) -> Iterator[Any]:
+        for group in self.param_groups:
+            yield from group["params"]
+
+
+class Wrapped:
+    """An object around an optimizer, as training libraries make them: its own step, all else the optimizer's."""
+
+    def __init__(self, parameters: Any) -> None:
+        self._optimizer = Ordinary(parameters)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+    def step(self) -> str:
+        self._optimizer.step()
+        return "stepped"
 
 
 def _total(flags: dict[torch.device, torch.Tensor]) -> float:
