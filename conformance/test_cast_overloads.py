@@ -406,6 +406,35 @@ def test_options(case: Case, target: Target, overload: str) -> None:
             _judge(case, twin, overload, f"{what} {how}", changed, amp_dtype)
 
 
+# What a policy decides by: types of which no other policy makes the same.
+_TELLING: dict[str, Callable[[torch.dtype], tuple[torch.dtype, ...]]] = {
+    "lower_precision": lambda amp_dtype: (torch.float32,),
+    "fp32": lambda amp_dtype: (amp_dtype,),
+    "fp32_set_dtype": lambda amp_dtype: (amp_dtype,),
+    "fp32_append_dtype": lambda amp_dtype: (amp_dtype,),
+    "widest": lambda amp_dtype: (torch.float32, amp_dtype),
+    "banned": lambda amp_dtype: (torch.float32,),
+}
+
+
+def _policies(target: Target) -> Iterator[Any]:
+    """The policies of a target's overloads that have options, at quick on real targets and fake CUDA."""
+    for policy in dict.fromkeys(overloads.known(target.device_type).values()):
+        yield deep("standard" if _is_copy(target) else "quick", policy)
+
+
+@contract("AMP-CAST-055", on=ANY)
+@per_target("policy", _policies)
+def test_options_together(case: Case, target: Target, policy: str) -> None:
+    (amp_dtype, *_) = _amp_dtypes(case, target)
+    for overload, own in overloads.known(target.device_type).items():
+        if own != policy or not overloads.built(overload):
+            continue
+        for place, call in enumerate(overloads.calls_with_options(target, overload, _TELLING[policy](amp_dtype))):
+            seen = _judge(case, target, overload, f"options {place}", call, amp_dtype)
+            _finished(case, target, seen)
+
+
 def _with_more(target: Target) -> Iterator[Any]:
     return (one for one in _callable(None)(target) if one in MORE)
 

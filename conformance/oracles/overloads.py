@@ -19,6 +19,7 @@ from conformance.data import fixture, in_force, read_toml
 from conformance.oracles.cast_trace import Cast, CastTrace, arguments, expected_casts
 from conformance.oracles.op_samples import Inputs
 from conformance.oracles.overload_calls import CALLS, MORE, call
+from conformance.oracles.overload_options import option_calls
 
 DISPATCH_KEYS = {
     "cuda": "AutocastCUDA",
@@ -328,6 +329,12 @@ def more_calls(target: Target, overload: str, dtypes: Sequence[torch.dtype]) -> 
     with mode_of(target):
         given = [make(Inputs(tuple(dtypes), target.device, 0, target.is_fake)) for make in MORE[overload]]
     return [partial(_own(overload), *args, **keywords) for args, keywords in given]
+
+
+def calls_with_options(target: Target, overload: str, dtypes: Sequence[torch.dtype]) -> list[partial[Any]]:
+    """Return calls of the overload whose options are not the defaults, several at once."""
+    with mode_of(target):
+        return option_calls(overload, lambda: Inputs(tuple(dtypes), target.device, 0, target.is_fake))
 
 
 def _arguments(call: partial[Any]) -> list[Any]:
