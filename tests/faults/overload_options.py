@@ -13,12 +13,6 @@ from tests.faults.overloads import Arguments, broken
 # The overload, its policy, the backend, the option and what the fault takes for usual.
 _FORGETTING: dict[str, tuple[str, str, str, str, Callable[[Any], bool]]] = {
     "groups": ("conv_transpose1d", "lower_precision", "cpu", "groups", lambda groups: groups == 1),
-        "conv_transpose3d.input",
-        "lower_precision",
-        "cuda",
-        "dilation",
-        lambda dilation: set(dilation) <= {1},
-    ),
     "stride_beside_valid": ("conv2d.padding", "lower_precision", "cpu", "stride", lambda stride: set(stride) <= {1}),
     "scale": ("scaled_dot_product_attention", "lower_precision", "cuda", "scale", lambda scale: scale is None),
     "interpolation": ("quantile", "fp32", "cpu", "interpolation", lambda how: how == "linear"),
