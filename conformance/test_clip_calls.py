@@ -7,9 +7,11 @@ import fractions
 import functools
 import importlib
 import inspect
+import itertools
 import math
+import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -124,9 +126,20 @@ def test_signature(case: Case, name: str) -> None:
     case.equal("name in torch.nn.utils.__all__", name in torch.nn.utils.__all__, True)
 
 
+def same_thresholds(threshold: float, device: torch.device) -> Iterator[Any]:
+    """The threshold, which every binary type holds exactly, in other types than float."""
+    yield from (fractions.Fraction(threshold), decimal.Decimal(threshold))
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        yield from (torch.tensor(threshold, dtype=dtype), torch.tensor([threshold], dtype=dtype, device=device))
+    numpy = sys.modules.get("numpy")  # torch imports it where it is installed
+    if numpy is not None:
+        yield from (kind(threshold) for kind in (numpy.float16, numpy.float32, numpy.float64))
+    if threshold.is_integer():
+        yield from (int(threshold), torch.tensor(int(threshold)), bool(threshold))
+
+
 @contract("AMP-CLIP-016")
 def test_thresholds_of_any_number_type(case: Case, target: Target) -> None:
-    threshold = 2.0
     utils = torch.nn.utils
     clips: dict[str, Callable[[Any, Any], Any]] = {
         "clip_grad_norm_": utils.clip_grad_norm_,
@@ -136,17 +149,18 @@ def test_thresholds_of_any_number_type(case: Case, target: Target) -> None:
         "clip_grad_value_": utils.clip_grad_value_,
         "clip_grad_value_ in a loop": functools.partial(utils.clip_grad_value_, foreach=False),
     }
-    kinds = (int(threshold), fractions.Fraction(4, 2), decimal.Decimal("2.0"), torch.tensor(2.0), torch.tensor([2.0]))
-    for name, clip in clips.items():
+    for threshold, (name, clip) in itertools.product((0.625, 1.0), clips.items()):
         plain = sloped(target.device)
         clip(plain, threshold)
-        for given in kinds:
+        for given in same_thresholds(threshold, target.device):
             parameters = sloped(target.device)
             clip(parameters, given)
             same = [torch.equal(ours, theirs) for ours, theirs in zip(held(parameters), held(plain), strict=True)]
             case.equal(f"gradients that {name} leaves with {given!r} as with {threshold}", same, [True] * len(SLOPES))
-    changed = [not torch.equal(now, then) for now, then in zip(held(plain), held(sloped(target.device)), strict=True)]
-    case.equal("control: clipping changed something", any(changed), True)
+        changed = [
+            not torch.equal(now, then) for now, then in zip(held(plain), held(sloped(target.device)), strict=True)
+        ]
+        case.equal(f"control: {name} with {threshold} changed something", any(changed), True)
 
 
 @contract("AMP-CLIP-017")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +15,9 @@ from conformance.oracles.region_stack import observe, product_in, telling_produc
 
 Tensors = tuple[torch.Tensor, ...]
 
+PROGRAMS = ("one", "nested", "siblings", "off")
 # The first trace of a process imports torch's tracing, about two seconds.
-PROGRAM = pytest.mark.parametrize("program", [deep("standard", name) for name in ("one", "nested", "siblings", "off")])
+PROGRAM = pytest.mark.parametrize("program", [deep("standard", name) for name in PROGRAMS])
 OTHER = {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}
 
 
@@ -99,6 +101,42 @@ def test_trace_keeps_regions(case: Case, target: Target, amp_dtype: torch.dtype,
         graph = traced(graph, *column(target))
     case.equal("regions and products in the trace", recorded(graph.graph), promised(tree))
     case.equal("state that tracing changed", observe().differences(before), [])
+
+
+def told(program: Callable[..., object], *arguments: torch.Tensor) -> list[tuple[Any, ...]]:
+    """What regions tell the tracer of torch.export while the program runs, as `recorded` has it; nothing is traced."""
+    from torch.fx.experimental.proxy_tensor import PreDispatchTorchFunctionMode
+
+    calls: list[tuple[Any, ...]] = []
+    opened: list[int] = []
+
+    class Listener(PreDispatchTorchFunctionMode):
+        def __init__(self) -> None:
+            """Without the tracer that the tracing mode is made for."""
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.amp.autocast_mode._enter_autocast:
+                opened.append(sum(call[0] == "enter" for call in calls))
+                calls.append(("enter", *args))
+            elif func is torch.amp.autocast_mode._exit_autocast:
+                calls.append(("exit", opened.pop()))
+            else:
+                calls.extend([("product",)] if func is torch.mm else [])
+                return func(*args, **(kwargs or {}))
+            return None
+
+    with Listener():
+        program(*arguments)
+    return calls
+
+
+@contract("AMP-REGION-090")
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_tracer_is_told_of_regions(case: Case, target: Target, program: str) -> None:
+    for dtype in case.amp_dtypes:
+        tree = regions(program, target.device_type, dtype)
+        seen = told(functools.partial(run, tree), *column(target))
+        case.equal(f"{dtype}: regions and products that the tracer is told of", seen, promised(tree))
 
 
 @contract("AMP-REGION-091")

@@ -432,3 +432,11 @@ def sparse_gradients_are_passed_over() -> Iterator[None]:
     new = "for p in parameters if p.grad is not None and not p.grad.is_sparse]"
     with edited(CLIP, old, new), edited(SHRINK, old, new):
         yield
+
+
+@fault("AMP-CLIP-016")
+def thresholds_of_other_types_are_rounded() -> Iterator[None]:
+    """clip_grad_value_ rounds a threshold that is no float to a whole number."""
+    old = "clip_value = float(clip_value)"
+    with edited(VALUE, old, f"{old} if isinstance(clip_value, float) else float(round(float(clip_value)))"):
+        yield

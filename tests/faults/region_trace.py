@@ -33,3 +33,11 @@ def tracing_swallows_exceptions() -> Iterator[None]:
     old, new = "mode.__torch_function__(torch.amp._exit_autocast, (), ())", "return"
     with edited(torch.autocast.__exit__, old, f"{new} {old}"):
         yield
+
+
+@fault("AMP-REGION-090")
+def tracer_hears_only_of_enabled_regions() -> Iterator[None]:
+    """A disabled region is not told to the tracer, so that what it runs is lowered in the exported program."""
+    old = "mode.__torch_function__(torch.amp._enter"
+    with edited(torch.autocast.__enter__, old, f"self._enabled and {old}"):
+        yield
