@@ -224,3 +224,18 @@ def erf_turns_small_numbers_round() -> Iterator[None]:
 
     with kernel("erf", erf, "CPU"):
         yield
+
+
+@fault("AMP-NUMERICS-063")
+def softmax_backward_rounds_before_it_subtracts() -> Iterator[None]:
+    """The backward of a 16-bit softmax rounds the probability times the sum to 16 bits, then subtracts it."""
+
+    def backward(seed: torch.Tensor, result: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
+        p, wide = result.float(), seed.float()
+        shared = p * (wide * p).sum(dim, keepdim=True)
+        if result.dtype in _LOW:
+            shared = shared.to(result.dtype).float()
+        return (wide * p - shared).to(dtype)
+
+    with kernel("_softmax_backward_data", backward, "CPU"):
+        yield
