@@ -7,6 +7,7 @@ import contextlib
 import functools
 import importlib.util
 import itertools
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -175,6 +176,58 @@ def test_cache_flag_of_backward(case: Case, target: Target) -> None:
             forward(ctx)
         backward(ctx)
         case.equal("cache flag in forward and in backward", told, [cached, cached])
+
+
+@contract("AMP-BACKWARD-066", on=("cuda", "fake:cuda"))
+def test_deprecated_decorators_in_every_state(case: Case, target: Target) -> None:
+    # torch.autocast("cuda") disables itself without CUDA, so backward on fake tensors is held to the new spelling's;
+    # a region that belongs to another device shows in the states of the others.
+    dtypes = judged(case, target)
+    told: list[Any] = []
+
+    def tell(ctx: Any, *tensors: torch.Tensor, named: torch.Tensor) -> object:
+        states = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cuda", "cpu", "xpu")]
+        told.append((states, [(tensor.dtype, tensor.device.type) for tensor in (*tensors, named)]))
+        return told
+
+    old, new, kind = torch.cuda.amp, torch.amp, {"device_type": "cuda"}
+    wrong: list[str] = []
+    with target.mode(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        given = [torch.ones(1, device=target.device, dtype=dtype) for dtype in (torch.float32, torch.float64)]
+        given += [torch.ones(1), torch.ones(1, device=target.device, dtype=torch.int64)]
+        named = torch.ones(1, device=target.device, dtype=dtypes[0])
+        for to in (None, torch.float32, *dtypes):
+            pairs = [
+                (new.custom_fwd(tell, cast_inputs=to, **kind), new.custom_bwd(tell, **kind)),
+                (old.custom_fwd(tell, cast_inputs=to), old.custom_bwd(tell)),
+                (old.custom_fwd(cast_inputs=to)(tell), old.custom_bwd(tell)),
+            ]
+            for ahead, behind in itertools.product(surroundings(dtypes), surroundings(dtypes)):
+                found = []
+                for forward, backward in pairs:
+                    told.clear()
+                    ctx = torch.autograd.function.FunctionCtx()
+                    with unlike_elsewhere(target, not behind.enabled, OTHER[dtypes[-1]]):
+                        with ahead.open(target):
+                            around = state(target)
+                            results = [forward(ctx, *given, named=named)]
+                            after = state(target)
+                        with behind.open(target):
+                            results.append(backward(ctx, *given, named=named))
+                    found.append((list(told), after, [result is told for result in results]))
+                cast = around[0] and to is not None
+                types = [to if cast else torch.float32, torch.float64, torch.float32, torch.int64]
+                types.append(to if cast else dtypes[0])
+                states, seen = found[-1][0][0]
+                absolute = states[0], [dtype for dtype, _ in seen], found[-1][1]
+                if (
+                    found[1] != found[0]
+                    or found[2] != found[0]
+                    or absolute != ((around[0] and not cast, around[1]), types, around)
+                ):
+                    wrong.append(f"forward in {ahead}, cast_inputs {to}, backward in {behind}: {found}")
+    case.equal("combinations that differ", wrong[:2], [])
 
 
 class Wrapped(list[Any]):
