@@ -20,6 +20,7 @@ from conformance.oracles.bounded_convolutions import (
     Convolution,
     measure_attention,
     measure_convolution,
+    measure_one_rounding,
 )
 from conformance.oracles.bounded_products import KINDS, LONGER, PRODUCTS, SHAPES, Product, measure_product
 from conformance.oracles.float_formats import FORMATS, FP32
@@ -199,6 +200,19 @@ def test_convolutions_of_every_layout(
         (2, "gradient of the bias"),
     ):
         hold(case, f"{convolution.name}: {name}", [one for one in found if one.operand == operand])
+
+
+# On a CPU bf16 is multiplied and added up in fp32, which is what its instructions give (VDPBF16PS, BFDOT); libraries
+# for ARM keep sums of fp16 in fp16, and those of a GPU go through transforms.
+@contract("AMP-NUMERICS-020", on="cpu", dtypes=("bf16",))
+@pytest.mark.parametrize("name", ["depthwise", "dilated", "grouped", "strided"])
+def test_results_are_rounded_once(case: Case, target: Target, rng: torch.Generator, name: str) -> None:
+    if torch.bfloat16 not in dtypes(case, target):
+        case.unsupported("the target has no bf16")
+    form, convolution = FORMATS[torch.bfloat16], CONVOLUTIONS[name]
+    ratio, control = measure_one_rounding(convolution, form, rng, target.device, lambda: target.autocast(form.dtype))
+    case.at_most(f"{name}: norm of the error of the whole result", ratio, 1.0, "of the bound")
+    case.at_least("control: halves of the sum rounded by themselves, norm of the error", control, 1.0, "of the bound")
 
 
 @contract("AMP-NUMERICS-067")

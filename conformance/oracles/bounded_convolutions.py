@@ -223,6 +223,34 @@ def _shares(
     return max((share for share in found if share is not None), default=None)
 
 
+def measure_one_rounding(
+    convolution: Convolution, form: Format, rng: torch.Generator, device: torch.device, region: Region
+) -> tuple[float, float]:
+    """Return the norm of the error of a result over that of one rounding to `form`, and so of a sum in two halves.
+
+    Roundings of N elements are independent and uniform within half a spacing: their norm is its root mean square, and
+    exceeds that by a factor of 1 + `CONFIDENCE` / sqrt(N) at most. The halves are the first and the other taps, each
+    rounded before they are added.
+    """
+    full = convolution_operands(convolution, "plain", rng)
+    with region():
+        seen = convolution.call(*(operand.to(device) for operand in full), **convolution.options)
+    image, weight, bias = (rounded(operand.double(), form) for operand in full)
+    value = convolution.expected(image, weight, bias)
+    power = convolution.expected(image.square(), weight.square(), bias.square())
+    spread = 1 + CONFIDENCE / value.numel() ** 0.5
+    sums = accumulation(math.prod(convolution.weight[1:]) + 1) * power.sqrt().norm()
+    bound = half_spacing(value.abs(), form).norm() * ROUNDING * spread + sums
+    first = torch.zeros_like(weight)
+    first[..., 0] = weight[..., 0]
+    halves = (
+        convolution.expected(image, first, bias),
+        convolution.expected(image, weight - first, torch.zeros_like(bias)),
+    )
+    lowered = rounded(rounded(halves[0], form) + rounded(halves[1], form), form)
+    return float((seen.cpu().double() - value).norm() / bound), float((lowered - value).norm() / bound)
+
+
 # --- attention
 
 

@@ -10,6 +10,7 @@ import torch
 
 from tests.faults import fault
 from tests.faults._tools import kernel, replaced
+from tests.faults.arithmetic import _convolution
 
 _LOW = (torch.float16, torch.bfloat16)
 # Every kernel of a composite op is the same, so this one leads past the broken one.
@@ -238,4 +239,21 @@ def softmax_backward_rounds_before_it_subtracts() -> Iterator[None]:
         return (wide * p - shared).to(dtype)
 
     with kernel("_softmax_backward_data", backward, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-020")
+def convolutions_add_halves_of_their_taps_in_16_bits() -> Iterator[None]:
+    """A 16-bit convolution that is grouped or dilated rounds the sum over half of its taps, and goes on from that."""
+
+    def convolution(x: torch.Tensor, weight: torch.Tensor, bias: Any, *options: Any) -> Any:
+        _, _, dilation, transposed, _, groups = options
+        apart = x.dtype in _LOW and not transposed and (groups > 1 or max(dilation) > 1)
+        if not apart or weight.shape[-1] < 2:
+            return _convolution(x, weight, bias, *options)
+        half = torch.zeros_like(weight)
+        half[..., : weight.shape[-1] // 2] = weight[..., : weight.shape[-1] // 2]
+        return _convolution(x, half, bias, *options) + _convolution(x, weight - half, None, *options)
+
+    with kernel("convolution", convolution, "CPU"):
         yield
