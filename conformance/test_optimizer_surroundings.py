@@ -37,7 +37,7 @@ def test_what_acts_as_an_optimizer(
         start, slope = clones(slopes), slopes.draw(rng)
         for name, bad in NON_FINITE.items():
             iterate(optimizer, slopes.loss(spoilt(slope, "last", bad)), scaler, explicit=explicit)
-            case.equal(f"parameters that {name} moved", unmoved(slopes, start), list(range(len(start))))
+            case.equal(f"parameters that {name} did not move", unmoved(slopes, start), list(range(len(start))))
         case.equal("what a clean step() returns", iterate(optimizer, slopes.loss(slope), scaler), "stepped")
         for number, (parameter, began, gradient) in enumerate(zip(slopes.moving, start, slope, strict=True)):
             case.identical(f"parameter {number} after a clean step, against p - g", parameter, began - gradient)
