@@ -185,49 +185,44 @@ def test_deprecated_decorators_in_every_state(case: Case, target: Target) -> Non
     dtypes = judged(case, target)
     told: list[Any] = []
 
-    def tell(ctx: Any, *tensors: torch.Tensor, named: torch.Tensor) -> object:
+    def tell(ctx: Any, *tensors: torch.Tensor) -> object:
         states = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cuda", "cpu", "xpu")]
-        told.append((states, [(tensor.dtype, tensor.device.type) for tensor in (*tensors, named)]))
+        told.append((states, [tensor.dtype for tensor in tensors]))
         return told
+
+    def passes(forward: Forward, backward: Forward, ahead: Around, behind: Around) -> list[Any]:
+        """What both passes tell, whether each returned its result, and forward's state around and after it."""
+        told.clear()
+        ctx = torch.autograd.function.FunctionCtx()
+        with unlike_elsewhere(target, not behind.enabled, OTHER[dtypes[-1]]):
+            with ahead.open(target):
+                found: list[Any] = [state(target), forward(ctx, *given) is told, state(target)]
+            with behind.open(target):
+                found.append(backward(ctx, *given) is told)
+        return [*found, *told]
 
     old, new, kind = torch.cuda.amp, torch.amp, {"device_type": "cuda"}
     wrong: list[str] = []
     with target.mode(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        given = [torch.ones(1, device=target.device, dtype=dtype) for dtype in (torch.float32, torch.float64)]
-        given += [torch.ones(1), torch.ones(1, device=target.device, dtype=torch.int64)]
-        named = torch.ones(1, device=target.device, dtype=dtypes[0])
+        types = [torch.float32, dtypes[0], torch.float64, torch.int64]
+        # The last is on the CPU, whose tensors are not cast.
+        given = [*(torch.ones(1, device=target.device, dtype=dtype) for dtype in types), torch.ones(1)]
         for to in (None, torch.float32, *dtypes):
-            pairs = [
-                (new.custom_fwd(tell, cast_inputs=to, **kind), new.custom_bwd(tell, **kind)),
-                (old.custom_fwd(tell, cast_inputs=to), old.custom_bwd(tell)),
-                (old.custom_fwd(cast_inputs=to)(tell), old.custom_bwd(tell)),
-            ]
+            successor = new.custom_fwd(tell, cast_inputs=to, **kind), new.custom_bwd(tell, **kind)
+            forms = old.custom_fwd(tell, cast_inputs=to), old.custom_fwd(cast_inputs=to)(tell)
             for ahead, behind in itertools.product(surroundings(dtypes), surroundings(dtypes)):
-                found = []
-                for forward, backward in pairs:
-                    told.clear()
-                    ctx = torch.autograd.function.FunctionCtx()
-                    with unlike_elsewhere(target, not behind.enabled, OTHER[dtypes[-1]]):
-                        with ahead.open(target):
-                            around = state(target)
-                            results = [forward(ctx, *given, named=named)]
-                            after = state(target)
-                        with behind.open(target):
-                            results.append(backward(ctx, *given, named=named))
-                    found.append((list(told), after, [result is told for result in results]))
-                cast = around[0] and to is not None
-                types = [to if cast else torch.float32, torch.float64, torch.float32, torch.int64]
-                types.append(to if cast else dtypes[0])
-                states, seen = found[-1][0][0]
-                absolute = states[0], [dtype for dtype, _ in seen], found[-1][1]
-                if (
-                    found[1] != found[0]
-                    or found[2] != found[0]
-                    or absolute != ((around[0] and not cast, around[1]), types, around)
-                ):
-                    wrong.append(f"forward in {ahead}, cast_inputs {to}, backward in {behind}: {found}")
-    case.equal("combinations that differ", wrong[:2], [])
+                expected = passes(*successor, ahead, behind)
+                enabled, around = expected[0]
+                casts = enabled and to is not None
+                seen = [to if casts else dtype for dtype in types[:2]] + [*types[2:], torch.float32]
+                for form in forms:
+                    found = passes(form, old.custom_bwd(tell), ahead, behind)
+                    states, arguments = found[4]
+                    forward = states[0], arguments
+                    if found != expected or forward != ((enabled and not casts, around), seen):
+                        wrong.append(f"forward in {ahead}, cast_inputs {to}, backward in {behind}: {found[4:]}")
+    case.equal("combinations that differ", wrong[:3], [])
 
 
 class Wrapped(list[Any]):
