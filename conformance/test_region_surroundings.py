@@ -100,7 +100,6 @@ def test_settings_of_the_process_stay(case: Case, target: Target, around: str) -
             compared("after an exception")
     if around == "nothing":
         torch.rand(1)
-        case.equal(
-            "control: settings that differ after a number is drawn", len(changes(before, observe(target.device))), 1
-        )
+        found = changes(before, observe(target.device))
+        case.at_least("control: settings that differ after a number is drawn", len(found), 1)
         case.equal("control: subnormal numbers are kept", keeps_subnormals(), True)
