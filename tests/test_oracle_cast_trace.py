@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 
+import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from conformance.oracles.cast_trace import Cast, CastTrace, arguments, expected_casts
@@ -64,10 +67,29 @@ def test_float64_and_integers_are_not_eligible() -> None:
     assert expected_casts(call, torch.float16) == []
 
 
-def test_fake_kernels_that_ask_the_driver_are_replaced() -> None:
-    with FakeTensorMode():
-        shapes = ((2, 4), (2, 3), (9, 4), (9, 3), (9,), (9,))
-        call = partial(torch.gru_cell, *(torch.empty(shape, device="cuda") for shape in shapes))
-        with CastTrace(call):
-            hidden = call()
-    assert (hidden.shape, hidden.dtype, hidden.device.type) == ((2, 3), torch.float32, "cuda")
+# With CUDA initialised as far as torch knows, which holds for the rest of the process, kernels of CUDA are missed.
+INITIALISED = """
+import contextlib, torch
+torch.cuda._lazy_init = lambda: None
+with contextlib.suppress(NotImplementedError, RuntimeError):
+    torch.empty(1, device="cuda")
+"""
+TRACED = """
+from functools import partial
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from conformance.oracles.cast_trace import CastTrace
+with FakeTensorMode():
+    shapes = ((2, 4), (2, 3), (9, 4), (9, 3), (9,), (9,))
+    call = partial(torch.gru_cell, *(torch.empty(shape, device="cuda") for shape in shapes))
+    with CastTrace(call):
+        hidden = call()
+assert (hidden.shape, hidden.dtype, hidden.device.type) == ((2, 3), torch.float32, "cuda")
+"""
+
+
+@pytest.mark.parametrize("before", ["", INITIALISED], ids=["new-process", "initialised"])
+def test_fake_kernels_that_ask_the_driver_are_replaced(before: str, root: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", before + TRACED], cwd=root, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr[-2000:]

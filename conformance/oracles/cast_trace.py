@@ -102,7 +102,11 @@ def _short(dtype: torch.dtype) -> str:
 
 
 # What fake kernels say that ask the driver which kernel the hardware would choose, where there is none.
-_HARDWARE = re.compile("NVIDIA driver|CUDA driver|not linked with support|not compiled with (CUDA|XPU)")
+# The last: what says so once something in the process has gone past the initialisation of a device that is not there.
+_HARDWARE = re.compile(
+    "NVIDIA driver|CUDA driver|not linked with support|not compiled with (CUDA|XPU)"
+    r"|Could not run 'aten::empty\S*' with arguments from the '(CUDA|XPU)' backend"
+)
 
 
 def _without_hardware(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> Any:
