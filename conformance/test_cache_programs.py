@@ -242,9 +242,9 @@ def test_nothing_survives_in_any_way(case: Case, target: Target, rng: torch.Gene
                 inside.add(len(casts.alive()))
 
         body = (Jump(1, "KeyboardInterrupt"),) if kind == "raises" else ()
-        source = Program((Open(0, way, Region(target.device_type), body),)).source
+        code = Program((Open(0, way, Region(target.device_type), body),)).code
         with contextlib.suppress(KeyboardInterrupt):
-            exec(source, {"torch": torch, "contextlib": contextlib, "functools": functools, "sys": sys, "see": see})
+            exec(code, {"torch": torch, "contextlib": contextlib, "functools": functools, "sys": sys, "see": see})
         if casts.alive():
             held[way] = len(casts.alive())
     case.note("ways to open a region", len(WAYS))

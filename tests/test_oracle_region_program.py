@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -42,7 +45,7 @@ def types(sights: list[Sight]) -> dict[str, torch.dtype | None]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_runs_its_body_once_and_in_the_region(player: Player, way: str) -> None:
-    sights = player.played(Program((Open(0, way, CPU, ()),)).source)
+    sights = player.played(Program((Open(0, way, CPU, ()),)).code)
 
     assert [sight.place for sight in sights] == ["in 0", "after 0", "end"]
     assert types(sights) == {"in 0": torch.bfloat16, "after 0": torch.float32, "end": torch.float32}
@@ -139,3 +142,16 @@ def test_everything_is_put_back() -> None:
     put_back(before)
 
     assert observe() == before
+
+
+def test_an_interrupt_that_is_caught_ends_no_process(root: Path) -> None:
+    script = """
+from conformance.oracles.region_program import Jump, Program
+try:
+    exec(Program((Jump(1, "KeyboardInterrupt"),)).code, {"see": print})
+except KeyboardInterrupt:
+    pass
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True)
+
+    assert (done.returncode, done.stderr) == (0, "")

@@ -129,6 +129,15 @@ class Program:
         made = [f"made = [{', '.join(map(call, self.shared))}]"] if self.shared else []
         return "\n".join([*made, *_lines(self.statements, _spelt), "see('end')"])
 
+    @property
+    def code(self) -> CodeType:
+        """The same, to execute: as text it would end the whole process.
+
+        Where a KeyboardInterrupt leaves text that `exec` was given, though it be caught, CPython ends its process by
+        SIGINT after all (run_eval_code_obj in Python/pythonrun.c).
+        """
+        return compile(self.source, "<program>", "exec")
+
     def script(self, device: str) -> str:
         """The program with all that it needs beside torch; `see` prints what the getters say."""
         threads = _IN_THREAD if "in_thread(" in self.source else ""
@@ -399,10 +408,10 @@ class Player:
 
     def departure(self, program: Program) -> str | None:
         """Run the program both ways; say where torch departs from the model, None where it does not."""
-        return parting(self.played(program.source), predicted(program, self.machine))
+        return parting(self.played(program.code), predicted(program, self.machine))
 
-    def played(self, source: str | CodeType, regions: Mapping[int, Region] | None = None) -> list[Sight]:
-        """Run the source of a program and return what is seen; the state is put back to the machine's base."""
+    def played(self, code: CodeType, regions: Mapping[int, Region] | None = None) -> list[Sight]:
+        """Run the code of a program and return what is seen; the state is put back to the machine's base."""
         sights: list[Sight] = []
 
         def see(place: str) -> None:
@@ -421,7 +430,7 @@ class Player:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                exec(source, names)
+                exec(code, names)
         except tuple(EXCEPTIONS.values()) as error:
             see(type(error).__name__)
         except Exception as error:
