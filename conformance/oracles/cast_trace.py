@@ -62,10 +62,6 @@ class CastTrace(TorchDispatchMode):
             self.casts.append(Cast(self._paths.get(id(args[0])), args[0].dtype, result.dtype, kept))
         return result
 
-    def of_arguments(self) -> Counter[str]:
-        """Count the casts of what the caller passed."""
-        return Counter(str(cast) for cast in self.casts if cast.argument is not None)
-
     def pairs(self) -> Counter[tuple[torch.dtype, torch.dtype]]:
         """Count all casts by their types alone."""
         return Counter((cast.source, cast.target) for cast in self.casts)
