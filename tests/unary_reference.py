@@ -54,10 +54,6 @@ class Op:
     also: Callable[[Fraction, Format], list[Number]] | None = None
 
 
-def _big(x: Number) -> Number:
-    return mpmath.mpf(x)
-
-
 def _twice(x: Fraction, form: Format) -> list[Number]:
     """rsqrt outside of vectors: the square root is rounded to 16 bits before it is inverted."""
     root = form.value(_nearest(mpmath.sqrt(_mpf(x)), form)) if x > 0 else 0.0
