@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import torch._dynamo  # noqa: F401  (an optimizer imports it, and its operators 
 
 import conformance.harness.run  # noqa: F401  (likewise)
 from conformance.harness import catalogue, waivers
+from tests import reports
 from tests.faults.campaign import WITHOUT_COLLECTIONS
 
 pytest_plugins = ("pytester",)
@@ -33,7 +33,7 @@ snippet = "print('$device', $amp_dtype, '{id}')"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run of the suite came to: exit status, what was printed, and the report."""
+    """What a run of the suite came to: exit status, what was printed, and the report with its cases spelled out."""
 
     status: int
     output: str
@@ -89,7 +89,7 @@ class Toy:
             *arguments,
         )
         path = self.path / report / "report.json"
-        read = json.loads(path.read_text()) if path.exists() else {}
+        read = reports.written(path) if path.exists() else {}
         return Outcome(int(result.ret), "\n".join(result.outlines + result.errlines), read)
 
 

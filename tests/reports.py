@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from conformance.report import document
+from conformance.report import document, layout
 from conformance.report.values import Report
 
 FOLDER = Path(__file__).resolve().parent.parent / "fixtures" / "reports"
@@ -34,6 +34,18 @@ def raw(name: str) -> dict[str, Any]:
     """Return the JSON of the sample `name`, a copy that may be changed."""
     loaded: dict[str, Any] = copy.deepcopy(json.loads(_text(name)))
     return loaded
+
+
+def written(path: Path) -> dict[str, Any]:
+    """Return the JSON of the report that a run wrote to `path`, its cases spelled out also where they are folded."""
+    whole: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if "cases" in whole:
+        return whole
+    spelled = layout.spelled_out(whole)
+    for case in spelled["cases"]:
+        case["evidence"] = list(map(vars, case["evidence"]))
+    plain: dict[str, Any] = json.loads(json.dumps(spelled))
+    return plain
 
 
 def changed(name: str, where: str, value: Any) -> dict[str, Any]:

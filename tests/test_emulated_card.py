@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests import reports
 from tests.emulated.build import lacking
 
 pytestmark = pytest.mark.skipif(lacking() is not None, reason=f"no emulated card: {lacking()}")
@@ -29,8 +29,7 @@ def report(tmp_path_factory: pytest.TempPathFactory, root: Path) -> dict[str, An
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=1200)
     written = folder / "report.json"
     assert written.exists(), (done.stdout + done.stderr)[-3000:]
-    read: dict[str, Any] = json.loads(written.read_text())
-    return read
+    return reports.written(written)
 
 
 def test_every_check_holds_on_the_card(report: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from conformance.harness import plugin
+from tests import reports
 from tests.conftest import Toy
 
 _CHECKS = (
@@ -68,7 +68,7 @@ def test_workers(toy: Toy, root: Path) -> None:
         check=False,
     )
 
-    spread = json.loads((toy.path / "spread" / "report.json").read_text())
+    spread = reports.written(toy.path / "spread" / "report.json")
     assert run.returncode == expected.status == 1
     assert _essence(spread) == _essence(expected.report)
     assert spread["header"]["options"]["workers"] == 2
