@@ -49,11 +49,16 @@ def written(path: Path) -> dict[str, Any]:
 
 
 def changed(name: str, where: str, value: Any) -> dict[str, Any]:
-    """Return the JSON of the sample `name` with `value` at the dotted path `where` (numbers index lists)."""
+    """Return the JSON of the sample `name` with `value` at the path `where`, as `put` puts it."""
     whole = raw(name)
+    put(whole, where, value)
+    return whole
+
+
+def put(whole: dict[str, Any], where: str, value: Any) -> None:
+    """Change the JSON `whole` to `value` at the path `where`, its parts divided by slashes (numbers index lists)."""
     *parents, last = (int(part) if part.lstrip("-").isdigit() else part for part in where.split("/"))
     holder: Any = whole
     for part in parents:
         holder = holder[part]
     holder[last] = value
-    return whole

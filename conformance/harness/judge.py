@@ -109,7 +109,7 @@ def record(
 
 def _short(value: Any) -> str:
     """Return a parameter as a reader knows it: what has an id or a name is that, and not all that it holds."""
-    names = (getattr(value, attribute, None) for attribute in ("id", "name", "__name__"))
+    names = (getattr(value, attribute, None) for attribute in ("__name__", "id", "name"))
     return next((name for name in names if isinstance(name, str)), str(plain(value)))
 
 

@@ -119,12 +119,12 @@ def _marked(name: str, marks: Marks) -> str:
     """Return `name` with the parameter written for each of its values that stands there as a word."""
     name = name.replace("$", "$$")
     for value, mark in marks:
-        if value in name:
-            done, *parts = name.split(value)
-            for part in parts:
-                inside = done.endswith("$") or _is_of_a_word(done[-1:]) or _is_of_a_word(part[:1])
-                done += (value if inside else mark) + part
-            name = done
+        at = name.find(value)
+        while at >= 0:
+            before, after = name[:at], name[at + len(value) :]
+            whole = not before.endswith("$") and not _is_of_a_word(before[-1:]) and not _is_of_a_word(after[:1])
+            name = f"{before}{mark if whole else value}{after}"
+            at = name.find(value, at + len(mark if whole else value))
     return name
 
 
