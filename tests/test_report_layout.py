@@ -125,6 +125,7 @@ def test_values_that_python_takes_for_equal_stay_apart(measured: Any, bound: Any
         ("[a:op-kind]", {"kind": "op", "op": "kind"}, "op and kind of op_kind, $op and $$kind"),
         ("[a:mm-mm]", {"op": "mm", "kind": "mm"}, "mmmm mm.mm bmm mm_ $mm mm"),
         ("[a:a:b]", {"op": "a:b"}, "a:b"),
+        ("[a:a$]", {"op": "a$"}, "a$ b"),
         ("[a[b]:c]]", {"op": "c]"}, "c]]"),
     ],
 )
