@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import os
 import tempfile
 import time
@@ -211,6 +212,7 @@ class Run:
         """Judge the run, write the footer and the summary; returns the exit status."""
         if self._recorder is None:
             return pytest_status
+        gc.freeze()  # else each collection of garbage looks through all of torch, which takes as long as the rest
         interrupted = self.interrupted or pytest_status == pytest.ExitCode.INTERRUPTED
         if pytest_status == pytest.ExitCode.INTERNAL_ERROR:
             self.broke("pytest ended with an internal error; what it printed above says where")

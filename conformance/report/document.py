@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from conformance.report import consistency, decode, layout
 from conformance.report.values import Footer, Report
 
-__all__ = ["SCHEMA", "Report", "ReportError", "decoded", "examine", "load", "locate", "parse", "read"]
+__all__ = ["SCHEMA", "Report", "ReportError", "decoded", "examine", "load", "locate", "parse", "read", "with_footer"]
 
 SCHEMA = "amp-conformance-report/2"
 FILE = "report.json"
