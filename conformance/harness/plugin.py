@@ -60,6 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "contract(id, on, dtypes): the contract that a check asserts")
     config.addinivalue_line("markers", "per_target(name, values): values(target) parametrises the check on each target")
     config.addinivalue_line("markers", "depth(level): the case is left out below this --level")
+    config.addinivalue_line("markers", "applies(absent): absent(target) says what the machine cannot have, or None")
     config.addinivalue_line("markers", "timed: the check takes times or peaks of memory, on a machine of its own")
     options = options_module.read(config)
     _wait_without_spinning()
@@ -245,13 +246,16 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     run = config.stash[RUN]
     kept, dropped = [], []
     for item in items:
-        reason = _left_out(item, run)
+        absent = _not_applicable(item)
+        reason = absent or _left_out(item, run)
         if reason is None:
             kept.append(item)
         else:
             dropped.append(item)
             if (mark := item.get_closest_marker("contract")) is not None:
                 run.reasons.setdefault(mark.args[0], reason)
+        if absent is not None:
+            run.not_applicable[_case_id(item)] = absent
         if (mark := item.get_closest_marker("contract")) is not None and not _is_stand_in(item):
             run.collected.append((mark.args[0], _case_id(item), _target_name(item)))
     _refuse_repeated_ids(run)
@@ -292,6 +296,15 @@ def _lateness(item: pytest.Item) -> tuple[Any, ...]:
     callspec = getattr(item, "callspec", None)
     indices = () if callspec is None else tuple(callspec.indices.values())
     return (_LAST.index(chapter) + 1, item.path.name, item.location[1], indices)
+
+
+def _not_applicable(item: pytest.Item) -> str | None:
+    """Say what a case needs that this machine cannot have, or None."""
+    mark = item.get_closest_marker("applies")
+    if mark is None or _is_stand_in(item):
+        return None
+    absent: str | None = mark.args[0](_parameters(item).get("target"))
+    return absent
 
 
 def _left_out(item: pytest.Item, run: Run) -> str | None:

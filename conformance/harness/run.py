@@ -47,6 +47,7 @@ class Run:
         self.contracts = contracts
         self.chapters = {contract.chapter for contract in contracts.values()}
         self.reasons: dict[str, str] = {}
+        self.not_applicable: dict[str, str] = {}  # cases that this machine cannot have, each with the reason
         self.collected: list[tuple[str, str, str]] = []
         self.depth = DEPTHS.index(options.level)
         self.interrupted = False  # by SIGTERM, also where something swallowed the exception
@@ -189,6 +190,7 @@ class Run:
         """Return what was collected, for another process."""
         return {
             "reasons": self.reasons,
+            "not_applicable": self.not_applicable,
             "collected": [list(row) for row in self.collected],
             "shallow": sorted(self.shallow),
         }
@@ -196,6 +198,7 @@ class Run:
     def merge(self, collection: dict[str, Any]) -> None:
         """Take over what an xdist worker collected; every worker collects the same."""
         self.reasons = collection["reasons"]
+        self.not_applicable = collection["not_applicable"]
         self.collected = [(row[0], row[1], row[2]) for row in collection["collected"]]
         self.shallow = set(collection["shallow"])
 
@@ -224,6 +227,7 @@ class Run:
             "interrupted": interrupted,
             "contracts": self._roll_up(interrupted),
             "totals": dict(Counter(record["verdict"] for record in self._records)),
+            "not_applicable": self.not_applicable,
             "waivers": states,
             "problems": self._problems,
             "baseline": None,
@@ -326,7 +330,14 @@ class Run:
     def _in_question(self, id: str) -> bool:
         """Whether a contract or case of the baseline is one that this run was asked for, or that no catalogue knows."""
         contract = id.split("[")[0]
+        if id in self.not_applicable or (contract == id and self._wholly_not_applicable(id)):
+            return False
         return contract in self.contracts or contract not in self.catalogue.contracts
+
+    def _wholly_not_applicable(self, contract: str) -> bool:
+        """Whether every collected case of a contract is one that this machine cannot have."""
+        ids = [row[1] for row in self.collected if row[0] == contract]
+        return bool(ids) and all(id in self.not_applicable for id in ids)
 
     def _why_not_reached(self, contract: str, interrupted: bool) -> str:
         if interrupted:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -172,7 +172,8 @@ class Baseline:
 class Footer:
     """What was known when the run ended; a report without one is of a run that did not end.
 
-    `digest` is that of the whole report (consistency.digest), None in those of suites that wrote none.
+    `not_applicable` holds, by id, the cases that need what the machine cannot have, each with the reason: they were not
+    run. `digest` is that of the whole report (consistency.digest), None in those of suites that wrote none.
     """
 
     finished: str
@@ -186,6 +187,7 @@ class Footer:
     problems: tuple[str, ...]
     baseline: Baseline | None
     digest: str | None = None
+    not_applicable: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
