@@ -47,7 +47,9 @@ class Outcome:
 
 
 @contextlib.contextmanager
-def machine(card: Card, *disturbances: Disturbance, noise: float = NOISE, seed: int = 0) -> Iterator[Simulation]:
+def machine(
+    card: Card | Simulation, *disturbances: Disturbance, noise: float = NOISE, seed: int = 0
+) -> Iterator[Simulation]:
     """The card, with its noise and what else disturbs it; the clocks of the suite go by its time."""
     with contextlib.ExitStack() as stack:
         simulation = stack.enter_context(simulated(card))
