@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from conformance.harness import benchmarks, measuring
+from conformance.harness import benchmarks, measuring, parallel
 from conformance.harness import catalogue as catalogues
 from conformance.harness import options as options_module
 from conformance.harness.check import DEPTHS, Allotment, Case, ContractViolation, Unsupported, Untestable
@@ -44,8 +44,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     options_module.add(parser)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     if not config.option.list_contracts:
+        if parallel.possible(config) and _only_conformance(config):
+            options = options_module.read(config)
+            parallel.engage(config, options, len(options_module.select(catalogues.load(), options)))
         return None
     catalogue = catalogues.load()
     for contract in options_module.named(catalogue, options_module.read(config)).values():
@@ -69,10 +73,12 @@ def pytest_configure(config: pytest.Config) -> None:
     from conformance.harness.run import Run
 
     run = config.stash[RUN] = Run.prepare(options, config)
-    if _is_worker(config):
-        config.pluginmanager.register(_Worker(run), "conformance-worker")
+    if parallel.is_worker(config):
+        config.pluginmanager.register(parallel.Worker(run), "conformance-worker")
     elif not config.option.collectonly:
         config.pluginmanager.register(_Controller(run), "conformance-controller")
+    if parallel.is_controller(config):
+        config.pluginmanager.register(parallel.Alone(), "conformance-alone")
     # Hypothesis keeps notes on the modules it sees; a run leaves nothing in the folder where it was started.
     os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(Path(tempfile.gettempdir(), "conformance-hypothesis")))
     # A chapter that this torch cannot even import must not keep the others from running.
@@ -127,7 +133,7 @@ def _quieten(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    return config.stash[RUN].heading()
+    return [*config.stash[RUN].heading(), parallel.heading(config)]
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -135,8 +141,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         _drop_log_capture(session.config)
     if session.config.pluginmanager.has_plugin("conformance-controller"):
         session.config.stash[RUN].begin()
-    elif _is_worker(session.config):
-        _share_processors(session.config.workerinput["workercount"])  # type: ignore[attr-defined]
 
 
 def _drop_log_capture(config: pytest.Config) -> None:
@@ -147,22 +151,14 @@ def _drop_log_capture(config: pytest.Config) -> None:
         config.pluginmanager.unregister(capture)
 
 
-def _share_processors(workers: int) -> None:
-    """Give each xdist worker its part of the threads; with more threads than processors each operation waits."""
-    import torch
-
-    torch.set_num_threads(max(1, torch.get_num_threads() // workers))
-
-
-def _is_worker(config: pytest.Config) -> bool:
-    return hasattr(config, "workerinput")
-
-
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave the modules of chapters that were not asked for unimported."""
+    """Leave the modules of chapters that were not asked for, or of which another process runs all, unimported."""
     if collection_path.parent != PACKAGE or not collection_path.name.startswith("test_"):
         return None
-    return True if _chapter(collection_path) not in config.stash[RUN].chapters else None
+    chapter = _chapter(collection_path)
+    if parallel.is_controller(config) and chapter not in _LAST:
+        return True
+    return True if chapter not in config.stash[RUN].chapters else None
 
 
 def _chapter(path: Path) -> str:
@@ -245,6 +241,7 @@ def _parametrize(metafunc: pytest.Metafunc, name: str, values: list[Any], ids: l
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     run = config.stash[RUN]
     kept, dropped = [], []
+    items[:] = [item for item in items if not parallel.elsewhere(config, _timed(item))]
     for item in items:
         absent = _not_applicable(item)
         reason = absent or _left_out(item, run)
@@ -270,15 +267,8 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
-    """Collect no garbage meanwhile, and never what lives as long as the run: with torch each time takes 0.3 s."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
+    with parallel.without_collections():
         return (yield)
-    finally:
-        gc.freeze()
-        if enabled:
-            gc.enable()
 
 
 def _refuse_repeated_ids(run: Run) -> None:
@@ -452,8 +442,6 @@ def _measuring(item: pytest.Item) -> Generator[None]:
     if item.get_closest_marker("timed") is None:
         yield
         return
-    if _is_worker(item.config):
-        raise Untestable("times and peaks of memory are taken alone: run this chapter without -n")
     if sys.gettrace() is not None or sys.getprofile() is not None:
         raise Untestable("a profiler, debugger or coverage tool watches each call, and would be timed: run without it")
     run = item.config.stash[RUN]
@@ -590,16 +578,6 @@ class _Controller:
         terminalreporter.ensure_newline()
         terminalreporter.write_line("")
         terminalreporter.write_line(text)
-
-
-class _Worker:
-    """The hooks of an xdist worker: it judges cases and tells the controller what it collected."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        session.config.workeroutput["conformance"] = self._run.collection()  # type: ignore[attr-defined]
 
 
 def _ours(nodeid: str) -> bool:

@@ -196,7 +196,7 @@ class Run:
         }
 
     def merge(self, collection: dict[str, Any]) -> None:
-        """Take over what an xdist worker collected; every worker collects the same."""
+        """Take over what an xdist worker collected; every worker collects the same, before this process does."""
         self.reasons = collection["reasons"]
         self.not_applicable = collection["not_applicable"]
         self.collected = [(row[0], row[1], row[2]) for row in collection["collected"]]
@@ -321,7 +321,9 @@ class Run:
         for id, records in cases.items():
             if records:
                 verdict = Verdict.worst(Verdict(record["verdict"]) for record in records)
-                reason = next((r["reason"] for r in records if r["verdict"] == verdict.value), "")
+                # Of several reasons that of the first id, so that the order of the cases makes no difference.
+                first = min((r for r in records if r["verdict"] == verdict.value), key=lambda record: record["id"])
+                reason = first["reason"]
                 rows[id] = {"verdict": verdict.value, "cases": len(records), "reason": reason}
             else:
                 rows[id] = {"verdict": None, "cases": 0, "reason": self._why_not_reached(id, interrupted)}
