@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import ast
-import json
-import os
-import subprocess
-import sys
+import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,12 +32,8 @@ def test_time(case: Case, target: Target) -> None:
     case.note("began", time.monotonic())
     case.true("an allowance", case.allowance > 0)
 """
-# Workers and controller are processes of their own: the toy suite and the number of processors are set there.
-_PLUGIN = """
-import pathlib
-from conformance.harness import catalogue, parallel, waivers
-catalogue.CONTRACTS = pathlib.Path(__file__).parent / "contracts"
-waivers.shipped = lambda known: ()
+_TWO_PROCESSORS = """
+from conformance.harness import parallel
 parallel.WORTHWHILE = {"quick": 2, "standard": 2, "full": 2}
 parallel.processors = lambda: 2
 """
@@ -50,28 +42,12 @@ Start = Callable[..., Outcome]
 
 
 @pytest.fixture
-def start(toy: Toy, root: Path) -> Start:
+def start(toy: Toy) -> Start:
     """Run the toy suite in a process of its own, on what it takes for a machine of two processors."""
     toy.contract("AMP-API-001")
     toy.contract("AMP-SPEED-001")
     toy.checks(_CHECKS)
-    (toy.path / "toyplugin.py").write_text(_PLUGIN)
-
-    def run(*arguments: str, report: str = "spread") -> Outcome:
-        given = ["-p", "toyplugin", "-p", "conformance.harness.plugin", "--pyargs", "--report", report, *arguments]
-        environment = {name: value for name, value in os.environ.items() if name != "PYTEST_XDIST_WORKER"}
-        ended = subprocess.run(
-            [sys.executable, "-m", "pytest", *given],
-            cwd=toy.path,
-            env={**environment, "PYTHONPATH": os.pathsep.join((str(toy.path), str(root)))},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        read = json.loads((toy.path / report / "report.json").read_text())
-        return Outcome(ended.returncode, ended.stdout + ended.stderr, read)
-
-    return run
+    return functools.partial(toy.spawn, _TWO_PROCESSORS)
 
 
 def _noted(outcome: Outcome, name: str) -> dict[str, Any]:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from conformance.harness.catalogue import Contract
     from conformance.harness.expectations import Expectations
     from conformance.harness.run import Run
+    from conformance.harness.state import Snapshot
     from conformance.harness.targets import Target
     from conformance.workloads.own import Builder
 
@@ -420,20 +421,30 @@ def _seed(item: pytest.Item) -> int:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     if item.get_closest_marker("contract") is None:
         return (yield)
-    from conformance.harness import state
+    from conformance.harness import lost_device, state
 
-    before = state.Snapshot()
+    before, run = state.Snapshot(), item.config.stash[RUN]
     try:
         state.seed_everything(_seed(item))
         _require_dtype(item)
         target = _parameters(item).get("target")
         with nullcontext() if target is None else target.current(), _measuring(item):
             result = yield
+        lost_device.settle(run.accelerators)
         if leaks := before.leaks():
             raise ContractViolation(f"the case leaves state behind: {'; '.join(leaks)}")
         return result
     finally:
+        _restore(before, run)
+
+
+def _restore(before: Snapshot, run: Run) -> None:
+    """Restore the state; a device that no longer works cannot be restored, and its own error says more."""
+    try:
         before.restore()
+    except RuntimeError:
+        if run.lost() is None:
+            raise
 
 
 @contextmanager
@@ -495,7 +506,12 @@ def _conclude(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Tes
     if error is not None and exhaustion.ran_out(error):
         exhaustion.give_back(error)
     contract = item.get_closest_marker("contract").args[0]  # type: ignore[union-attr]
-    waiver = run.waiver_for(contract, _case_id(item), _target_name(item))
+    if judgement.verdict in (Verdict.FAIL, Verdict.ERROR) and (lost := run.lost()) is not None:
+        judgement = judge.Judgement(Verdict.FAIL, f"{judgement.reason}; afterwards {lost}", judgement.detail)
+        report.lost_device = item.session.shouldstop = f"{lost}; the case that did it: {_case_id(item)}"  # type: ignore[attr-defined]
+        waiver = None
+    else:
+        waiver = run.waiver_for(contract, _case_id(item), _target_name(item))
     judgement = judge.excuse(judgement, waiver)
     entry = judge.record(
         id=_case_id(item),
@@ -552,6 +568,8 @@ class _Controller:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if (entry := getattr(report, "conformance", None)) is not None:
             self._run.add(entry)
+            if (lost := getattr(report, "lost_device", None)) is not None:
+                self._run.lose(lost)
         elif report.failed and _ours(report.nodeid):
             # A teardown that raised, or under xdist a worker process that died in the middle of a case.
             self._run.broke(f"{report.nodeid}: the {report.when} phase broke: {_last_line(report)}")
