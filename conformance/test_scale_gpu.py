@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from conformance.harness.check import Case, applies, contract
-from conformance.harness.targets import Target
+from conformance.harness.targets import Target, one_device_only, second
 from conformance.measure.precision import computes_in
 from conformance.measure.waits import raising_at_waits
 from conformance.oracles import grad_scaler as oracle
@@ -203,7 +203,7 @@ def test_streams(case: Case, target: Target) -> None:
     alone, spread = Problem(target, fused=False), Problem(target, fused=False)
     with target.current():
         side, other = module.Stream(), module.Stream()
-        for number, datum in enumerate(DATA):
+        for number, (datum, expected) in enumerate(zip(DATA, story(DATA), strict=True)):
             for problem in (alone, spread):
                 problem.datum.fill_(datum)
                 problem.optimizer.zero_grad()
@@ -217,9 +217,10 @@ def test_streams(case: Case, target: Target) -> None:
                 spread.scaler.unscale_(spread.optimizer)
             module.current_stream().wait_stream(other)
             spread.finish()
-            case.equal(
-                f"what iteration {number + 1} left, spread over streams", plainly(spread.seen()), plainly(alone.seen())
-            )
+            scale, tracker, _, unscaled, weight = expected
+            promised = plainly((scale, tracker, [unscaled], [weight]))
+            case.equal(f"what iteration {number + 1} left, on one stream", plainly(alone.seen()), promised)
+            case.equal(f"what iteration {number + 1} left, spread over streams", plainly(spread.seen()), promised)
 
 
 def plainly(seen: tuple[float, int, list[float], list[float]]) -> str:
@@ -299,17 +300,6 @@ def test_devices_on_paper(case: Case, self_scaling: bool) -> None:
                 gradients.append(made if place is None else PaperTensor(made, devices.device(place)))
             what = f"scale on device {home}, " + ("all finite" if spoil is None else f"{bad} in gradient {spoil}")
             judge_devices(case, devices.tensor(3.0, home), gradients, spoil, self_scaling, what)
-
-
-def one_device_only(target: Target) -> str | None:
-    """Say that the machine has no second device of the target's type, or None."""
-    count = torch.get_device_module(target.device_type).device_count()
-    return f"one {target.device_type} device only; this needs two" if count < 2 else None
-
-
-def second(target: Target) -> torch.device:
-    """Return another device of the target's type."""
-    return torch.device(target.device_type, (target.device.index + 1) % torch.cuda.device_count())
 
 
 @contract("AMP-SCALE-166", on="cuda")

@@ -14,7 +14,7 @@ import torch
 
 from conformance.harness import catalogue
 from conformance.harness.check import Case, ContractViolation
-from conformance.harness.targets import Target, resolve
+from conformance.harness.targets import Target, one_device_only, resolve
 from conformance.oracles.optimizer_table import kinds
 from tests.cuda_fake import FakeCuda, cuda  # noqa: F401  (a fixture)
 from tests.faults._tools import edited, replaced
@@ -63,6 +63,7 @@ CHECKS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "fused step, SGD": ("optimizer", "test_fused_step_waits_for_nothing", {"kind": FUSED["SGD"]}),
     "captured step, Adam": ("optimizer", "test_captured_step", {"kind": FUSED["Adam"]}),
     "captured step, SGD": ("optimizer", "test_captured_step", {"kind": FUSED["SGD"]}),
+    "fused steps of two devices": ("optimizer", "test_two_devices", {"kind": FUSED["Adam"], "spoil": (0, 2)}),
     "capturable skip": ("optimizer", "test_capturable_skip", {"kind": FUSED["AdamW"]}),
 }
 
@@ -85,7 +86,7 @@ def test_check_holds_on_stock_torch(name: str, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(("count", "absent"), [(1, "one cuda device only; this needs two"), (2, None)])
 def test_one_device_is_not_asked_for_two(count: int, absent: str | None) -> None:
     with replaced(torch.cuda, "device_count", lambda: count):
-        assert module("scale").one_device_only(Target("cuda:0", "cuda", 0, is_fake=False)) == absent
+        assert one_device_only(Target("cuda:0", "cuda", 0, is_fake=False)) == absent
 
 
 Breakage = Callable[[FakeCuda], contextlib.AbstractContextManager[Any]]
@@ -202,6 +203,7 @@ FAULTS: dict[str, tuple[str, Breakage]] = {
     "captured step counts on the host": ("captured step, Adam", _forgets("_foreach_add_")),
     "captured step is lost": ("captured step, SGD", _forgets("_fused_sgd_")),
     "capturable skip steps": ("capturable skip", _ignores_the_flag("_fused_adamw_")),
+    "fused steps of two devices ignore the flag": ("fused steps of two devices", _ignores_the_flag("_fused_adam_")),
     "one device's flag": ("two devices", _edited(Scaler._maybe_opt_step, _VERDICT, "if True:")),
     "the flag is lost": (
         "two devices, self-scaling",

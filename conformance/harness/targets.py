@@ -128,6 +128,18 @@ class Target:
         return made
 
 
+def one_device_only(target: Target) -> str | None:
+    """Say that the machine has no second device of the target's type, or return None."""
+    count = torch.get_device_module(target.device_type).device_count()
+    return f"one {target.device_type} device only; this needs two" if count < 2 else None
+
+
+def second(target: Target) -> torch.device:
+    """Return another device of the target's type."""
+    count = torch.get_device_module(target.device_type).device_count()
+    return torch.device(target.device_type, (target.device.index + 1) % count)
+
+
 def device_module(device_type: str) -> ModuleType | None:
     """Return torch's module of that device type (`torch.cuda`), or None where it has none."""
     try:

@@ -182,6 +182,7 @@ inline void compute(const c10::OperatorHandle& op, bool sparse, Stack* stack) {
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const auto& name = op.schema().name();
   const auto count = op.schema().arguments().size();
+  if (name == "aten::record_stream") return torch::jit::drop(*stack, count);  // no memory is given to another early
   if (name == "aten::_use_cudnn_ctc_loss" || name == "aten::_use_miopen_ctc_loss") {
     torch::jit::drop(*stack, count);
     stack->push_back(false);

@@ -5,22 +5,32 @@ Cases that take times or peaks of memory run on a simulated card in its place, w
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from tests.emulated.loading import load
-
-_card = load()
-
-import pytest  # noqa: E402
-
-from tests.emulated import cuda  # noqa: E402  (torch comes after the card)
+import pytest
 
 if TYPE_CHECKING:
     from tests.simulated_card import Simulation
 
-cuda.install(_card)
 _SIMULATION: pytest.StashKey[Simulation] = pytest.StashKey()
+importlib.import_module("tests.emulated.loading")  # before torch, which the next one imports
+importlib.import_module("tests.emulated.cuda").install()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fault", metavar="NAME", help="break torch by a fault of tests.emulated.faults or tests.faults")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if name := config.getoption("--fault"):
+        from tests.emulated.faults import applied
+
+        stack = contextlib.ExitStack()
+        stack.enter_context(applied(name))
+        config.add_cleanup(stack.close)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
