@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from conformance.harness import plugin
 from tests.conftest import Toy
 
@@ -48,12 +50,14 @@ class Item:
     def __init__(self, name: str, line: int = 1, index: int = 0, timed: bool = False) -> None:
         self.path = plugin.PACKAGE / name
         self.location = (name, line, "")
-        self.callspec = SimpleNamespace(indices={"size": index}, params={})
+        self.callspec = SimpleNamespace(indices={"size": index}, params={}, id=str(index))
         self.name = f"{name}:{line}:{index}"
-        self._timed = timed
+        self.stash = pytest.Stash()
+        contract = pytest.mark.contract("AMP-SPEED-001", on=("real",), dtypes=("fp16",))
+        self._marks = [contract.mark, *([pytest.mark.timed.mark] if timed else [])]
 
-    def get_closest_marker(self, name: str) -> object:
-        return self if self._timed and name == "timed" else None
+    def iter_markers(self) -> list[pytest.Mark]:
+        return self._marks
 
 
 def _ordered(items: list[Item]) -> list[str]:

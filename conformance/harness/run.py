@@ -7,6 +7,7 @@ import os
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,10 @@ class Run:
     def target_names(self) -> str:
         return ", ".join(target.name for target in self._targets)
 
-    def describe(self, parameters: dict[str, Any], own: bool) -> dict[str, Any]:
+    def chapter_of(self, contract: str) -> str:
+        return self.catalogue.contracts[contract].chapter
+
+    def describe(self, parameters: Mapping[str, Any], own: bool) -> dict[str, Any]:
         """Turn the parameters of a case into short names; the target has a field of its own.
 
         `own` says whether the case is about the user's workload, which is then named.
