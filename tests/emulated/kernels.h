@@ -158,6 +158,56 @@ inline void fused_step(const c10::OperatorHandle& op, const Arguments& given, St
   for (auto& [narrow, wide] : widened) narrow.copy_(wide);
 }
 
+// --- TF32: torch's notes "TensorFloat-32 (TF32) on Ampere (and later) devices"
+
+// Half of the last place of TF32's 10 bits, away from zero; infinities and NaNs stay.
+inline Tensor in_tf32(const Tensor& tensor) {
+  if (tensor.scalar_type() != at::kFloat) return tensor;
+  auto bits = tensor.contiguous().view(at::kInt);
+  return at::where(tensor.isfinite(), bits.add(0x1000).bitwise_and(~0x1fff).view(at::kFloat), tensor);
+}
+
+// Which operands cuBLAS and cuDNN read in TF32 where it is allowed, by operator.
+struct InTf32 {
+  bool (*allowed)();
+  std::vector<size_t> operands;
+};
+
+inline bool products_in_tf32() {
+  try {
+    return at::globalContext().allowTF32CuBLAS();
+  } catch (const c10::Error&) {  // flags of both interfaces were set, and contradict each other
+    return at::globalContext().float32MatmulPrecision() != at::Float32MatmulPrecision::HIGHEST;
+  }
+}
+
+inline bool convolutions_in_tf32() { return at::globalContext().userEnabledCuDNN() && at::globalContext().allowTF32CuDNN(); }
+
+inline void read_in_tf32(const std::string& name, size_t count, Stack* stack) {
+  static const std::unordered_map<std::string, InTf32> table = {
+      {"aten::mm", {products_in_tf32, {0, 1}}},
+      {"aten::bmm", {products_in_tf32, {0, 1}}},
+      {"aten::addmm", {products_in_tf32, {1, 2}}},
+      {"aten::addmm_", {products_in_tf32, {1, 2}}},
+      {"aten::baddbmm", {products_in_tf32, {1, 2}}},
+      {"aten::baddbmm_", {products_in_tf32, {1, 2}}},
+      {"aten::_slow_conv2d_forward", {convolutions_in_tf32, {0, 1}}},
+      {"aten::slow_conv_dilated2d", {convolutions_in_tf32, {0, 1}}},
+      {"aten::slow_conv_dilated3d", {convolutions_in_tf32, {0, 1}}},
+      {"aten::slow_conv3d_forward", {convolutions_in_tf32, {0, 1}}},
+      {"aten::slow_conv_transpose2d", {convolutions_in_tf32, {0, 1}}},
+      {"aten::slow_conv_transpose3d", {convolutions_in_tf32, {0, 1}}},
+      {"aten::convolution_backward", {convolutions_in_tf32, {0, 1, 2}}},
+      {"aten::_slow_conv2d_backward", {convolutions_in_tf32, {0, 1, 2}}},
+  };
+  auto found = table.find(name);
+  if (found == table.end() || !found->second.allowed()) return;
+  for (auto place : found->second.operands) {
+    auto& operand = (*stack)[stack->size() - count + place];
+    operand = in_tf32(operand.toTensor());
+  }
+}
+
 // --- Calls
 
 using Kernel = void (*)(const c10::OperatorHandle&, const Arguments&, Stack*);
@@ -188,6 +238,7 @@ inline void compute(const c10::OperatorHandle& op, bool sparse, Stack* stack) {
     stack->push_back(false);
     return;
   }
+  read_in_tf32(name, count, stack);
   if (auto kernel = adapted(name)) return kernel(op, Arguments(stack->end() - count, stack->end()), stack);
   auto found = written().find(name);
   if (found == written().end()) {
