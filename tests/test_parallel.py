@@ -152,6 +152,13 @@ def test_a_run_that_stops_at_a_failure_leaves_out_what_is_timed(start: Start) ->
     assert outcome.report["footer"]["contracts"]["AMP-SPEED-001"]["verdict"] is None
 
 
+def test_a_run_of_which_nothing_is_timed_ends_with_its_workers(start: Start) -> None:
+    outcome = start("-n", "2", "--contract", "AMP-API-001")
+
+    assert outcome.status == 1
+    assert len(outcome.verdicts()) == 6
+
+
 def test_only_the_chapters_that_run_last_take_times() -> None:
     """The controller imports the modules of these chapters alone."""
     found = {

@@ -91,7 +91,7 @@ class Alone:
         with without_collections(), _quiet(session.config):
             session.perform_collect()
         session.testscollected += collected
-        for item, following in zip(session.items, [*session.items[1:], None], strict=True):
+        for item, following in zip(session.items, [*session.items[1:], None], strict=False):
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if session.shouldfail:
                 raise session.Failed(session.shouldfail)
