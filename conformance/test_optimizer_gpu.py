@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import pytest
 import torch
 
-from conformance.harness.check import Case, applies, contract
+from conformance.harness.check import Case, applies, contract, needs
 from conformance.harness.targets import Target, one_device_only, second
 from conformance.measure.precision import computes_in
 from conformance.measure.waits import raising_at_waits
@@ -73,6 +73,7 @@ def test_fused_step_waits_for_nothing(case: Case, target: Target, rng: torch.Gen
 
 
 @contract("AMP-OPTIMIZER-091", on="cuda")
+@needs("graphs")
 @each(FUSED)
 def test_captured_step(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
     slopes = Slopes.make(kind.gradients, target.device, rng)

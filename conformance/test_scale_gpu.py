@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from conformance.harness.check import Case, applies, contract
+from conformance.harness.check import Case, applies, contract, needs
 from conformance.harness.targets import Target, one_device_only, second
 from conformance.measure.precision import computes_in
 from conformance.measure.waits import raising_at_waits
@@ -129,6 +129,7 @@ def test_an_ordinary_step_waits(case: Case, target: Target) -> None:
 
 
 @contract("AMP-SCALE-162", on="cuda", dtypes=("fp16",))
+@needs("graphs")
 def test_captured_backward(case: Case, target: Target) -> None:
     problem = Problem(target, fused=False)
     replay = captured(problem.backward, problem.optimizer)
@@ -147,6 +148,7 @@ def test_captured_backward(case: Case, target: Target) -> None:
 
 
 @contract("AMP-SCALE-163", on="cuda", dtypes=("fp16",))
+@needs("graphs")
 def test_captured_iteration(case: Case, target: Target) -> None:
     problem = Problem(target, fused=True)
 
@@ -196,10 +198,9 @@ def test_graphed_callables_refuse_the_cache(case: Case, target: Target) -> None:
 
 
 @contract("AMP-SCALE-165", on="accelerator", dtypes=("fp16",))
+@needs("streams")
 def test_streams(case: Case, target: Target) -> None:
     module = torch.get_device_module(target.device_type)
-    if not all(hasattr(module, name) for name in ("Stream", "stream", "current_stream")):
-        case.unsupported(f"torch.{target.device_type} has no streams")
     alone, spread = Problem(target, fused=False), Problem(target, fused=False)
     with target.current():
         side, other = module.Stream(), module.Stream()

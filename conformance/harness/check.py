@@ -105,6 +105,16 @@ def applies(absent: Callable[[Any], str | None]) -> Callable[[Check], Check]:
     return mark
 
 
+def needs(*capabilities: str) -> Callable[[Check], Check]:
+    """Say which capabilities (of targets.CAPABILITIES) a check is about: without one its cases are UNSUPPORTED."""
+
+    def mark(check: Check) -> Check:
+        marked: Check = pytest.mark.needs(*capabilities)(check)
+        return marked
+
+    return mark
+
+
 @dataclass(frozen=True)
 class Allotment:
     """What one timed case was given: when it has to end, where its progress shows, who else wants its times."""

@@ -28,6 +28,8 @@ class Facts:
     """Whether it is no case, but stands for those that the targets or dtypes of the run leave out."""
     timed: bool
     by_target: bool
+    needs: tuple[str, ...]
+    """The capabilities of a target that the check is about."""
     absent: Callable[[Any], str | None] | None
     """Says of a target what the machine cannot have for the case, or None."""
 
@@ -78,6 +80,7 @@ def _read(item: pytest.Item) -> Facts | None:
         stand_in=stand_in,
         timed="timed" in closest and not stand_in,
         by_target="per_target" in closest,
+        needs=tuple(name for mark in marks if mark.name == "needs" for name in mark.args),
         absent=closest["applies"].args[0] if "applies" in closest and not stand_in else None,
     )
 

@@ -66,6 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "contract(id, on, dtypes): the contract that a check asserts")
     config.addinivalue_line("markers", "per_target(name, values): values(target) parametrises the check on each target")
     config.addinivalue_line("markers", "depth(level): the case is left out below this --level")
+    config.addinivalue_line("markers", "needs(capabilities): what the target must be capable of, or UNSUPPORTED")
     config.addinivalue_line("markers", "applies(absent): absent(target) says what the machine cannot have, or None")
     config.addinivalue_line("markers", "timed: the check takes times or peaks of memory, on a machine of its own")
     options = options_module.read(config)
@@ -391,7 +392,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     before, run = state.Snapshot(), item.config.stash[RUN]
     try:
         state.seed_everything(_seed(item))
-        _require_dtype(found)
+        _require_capabilities(found)
         with nullcontext() if found.target is None else found.target.current(), _measuring(item, found):
             result = yield
         lost_device.settle(run.accelerators)
@@ -433,10 +434,15 @@ def _measuring(item: pytest.Item, found: Facts) -> Generator[None]:
         progress.clear()
 
 
-def _require_dtype(found: Facts) -> None:
+def _require_capabilities(found: Facts) -> None:
     target, dtype = found.target, found.parameters.get("amp_dtype")
-    if target is not None and dtype is not None and not target.supports(dtype):
+    if target is None:
+        return
+    if dtype is not None and not target.supports(dtype):
         raise Unsupported(f"{target.name} ({target.probe['name']}) does not compute natively in {dtype}")
+    for capability in found.needs:
+        if reason := target.lacks(capability):
+            raise Unsupported(f"{target.name} ({target.probe['name']}) lacks {capability}: {reason}")
 
 
 @pytest.hookimpl(wrapper=True)

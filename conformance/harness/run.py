@@ -161,7 +161,7 @@ class Run:
         return [
             f"conformance: {len(self.contracts)} contracts, level {self.options.level}, {dtypes}, "
             f"seed {self.options.seed}, torch {torch.__version__}",
-            *(f"target: {target.name}, {target.probe['name']}" for target in self._targets),
+            *(f"target: {target.name}, {target.probe['name']}{_lacking(target)}" for target in self._targets),
         ]
 
     def begin(self) -> None:
@@ -446,9 +446,15 @@ def _targets(asked: Options) -> tuple[Target, ...]:
         names = (f"{device_type}:0",)
     try:
         found = [targets.resolve(name) for name in names]
+        for target in found:
+            targets.declared(targets.device_module(target.device_type))
     except targets.TargetError as error:
         raise pytest.UsageError(f"--device: {error}") from None
     return tuple(dict.fromkeys(found))
+
+
+def _lacking(target: Target) -> str:
+    return f", which declares that it lacks {', '.join(target.probe['lacks'])}" if target.probe["lacks"] else ""
 
 
 def _own(asked: Options, run_targets: tuple[Target, ...], config: pytest.Config) -> own_workloads.Builder | None:

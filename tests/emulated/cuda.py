@@ -31,6 +31,12 @@ PROPERTIES = SimpleNamespace(
     is_integrated=False,
     is_multi_gpu_board=False,
 )
+# What the card cannot show, by names of conformance.harness.targets.CAPABILITIES; checks of these are UNSUPPORTED.
+LACKS = {
+    "copies that do not wait": "a copy is done when the call returns, so that nothing can come too early",
+    "pools of memory": "memory that is given back is not used again, so that nothing can lie in another's",
+    "child processes": "a process that is started by itself finds no card",
+}
 SYNC_DEBUG_MODES = ("default", "warn", "error")
 
 
@@ -156,6 +162,7 @@ def _between() -> dict[str, Any]:
 def install() -> None:
     """Put the functions in place, for as long as the process lives."""
     cuda = {
+        "amp_conformance_lacks": LACKS,
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "is_bf16_supported": lambda including_emulation=True: True,

@@ -86,11 +86,3 @@ def replicas_run_without_the_region() -> Iterator[None]:
         yield
     finally:
         module["parallel_apply"] = apply
-
-
-@_fault
-def fused_steps_see_the_flag_of_the_first_card() -> Iterator[None]:
-    """A fused optimizer is handed the flag of the first card."""
-    old = 'for t in optimizer_state["found_inf_per_device"].values()'
-    with edited(SCALER.step, old, 'for t in list(optimizer_state["found_inf_per_device"].values())[:1]'):
-        yield
