@@ -95,9 +95,7 @@ def _run(target: Target, task: str, dtype: torch.dtype | None, factor: float, se
 
 
 @functools.cache
-def _together(
-    target: Target, task: str, dtype: torch.dtype | None, fault: str, factor: float, first: int
-) -> list[Run]:
+def _together(target: Target, task: str, dtype: torch.dtype | None, fault: str, factor: float, first: int) -> list[Run]:
     """FIRST runs that nothing is promised of, in one stacked model: of fp32 to compare with, or of a broken AMP."""
     with full_precision(target.device_type):
         return learners.learn_together(

@@ -172,12 +172,19 @@ def sorted_tree(node: Tree) -> Tree:
     """Return the tree with its branches in the order of their first places: a + b is b + a."""
     if isinstance(node, int):
         return node
-    return tuple(sorted((sorted_tree(part) for part in node), key=first_place))
+    return tuple(sorted((sorted_tree(part) for part in node), key=_leftmost))
 
 
 def first_place(node: Tree) -> int:
     """Return the smallest place in a tree."""
-    return node if isinstance(node, int) else min(first_place(part) for part in node)
+    return _leftmost(sorted_tree(node))
+
+
+def _leftmost(node: Tree) -> int:
+    """The place at the left end of a tree, the smallest one if it is sorted."""
+    while isinstance(node, tuple):
+        node = node[0]
+    return node
 
 
 def running(parts: Sequence[Tree]) -> Tree:
@@ -480,7 +487,8 @@ def _exactly(result: torch.Tensor) -> list[float]:
 def patterns(result: torch.Tensor) -> list[int]:
     """Return the bits of every element, as signed integers."""
     whole = torch.int32 if result.dtype is torch.float32 else torch.int16
-    return [int(bits) for bits in result.cpu().contiguous().view(whole).flatten().tolist()]
+    found: list[int] = result.cpu().contiguous().view(whole).flatten().tolist()
+    return found
 
 
 def _number(bits: int, dtype: torch.dtype) -> float:

@@ -78,11 +78,18 @@ def acceptable(op: str, form: Format) -> tuple[torch.Tensor, torch.Tensor]:
     return low, low + width
 
 
+@functools.cache
+def _limits(op: str, form: Format) -> tuple[torch.Tensor, torch.Tensor]:
+    """The intervals of `acceptable`, with everything in those where any result will do."""
+    low, high = acceptable(op, form)
+    free = low > high
+    return low.masked_fill(free, -(2**15)), high.masked_fill(free, 2**15)
+
+
 def outside(seen: torch.Tensor, op: str, form: Format) -> torch.Tensor:
     """Return for each of the 65,536 results, in the order of the input patterns, whether it is unacceptable."""
-    low, high = acceptable(op, form)
-    found = ordinals(seen.cpu())
+    low, high = _limits(op, form)
+    seen = seen.cpu()
     nan = ordinal(form.infinity) + (1 << (form.fraction_bits - 1))
-    wrong = (found < low) | (found > high)
-    wrong = torch.where(seen.cpu().isnan(), low != nan, wrong | (low == nan))
-    return wrong & (low <= high)
+    found = ordinals(seen).masked_fill_(seen.isnan(), nan)
+    return (found < low) | (found > high)
