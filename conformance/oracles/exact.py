@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
@@ -27,6 +28,7 @@ def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return torch.cat([(part * right).sum(-2) for part in left.split(rows, -3)], -2)
 
 
+@functools.cache
 def sixteen_bit_sum(first: float, others: float, count: int, unit: float) -> float:
     """Return `first` plus `count` times `others` (all positive), rounded to a 16-bit type after each addition.
 
