@@ -27,7 +27,7 @@ from conformance.oracles.bounded import (
     half_spacing,
     total,
 )
-from conformance.oracles.bounded_products import long_product, share_ratio
+from conformance.oracles.bounded_products import share_ratio
 from conformance.oracles.error_bounds import accumulation
 from conformance.oracles.float_formats import Format, rounded
 from conformance.oracles.rounded import Rounded
@@ -349,17 +349,17 @@ def _attention_references(
     that normalise after the product round numbers in other proportions, hence 4 u in the place of 2.
     """
     unit, scale = 4 * form.unit_roundoff, query.shape[-1] ** -0.5
-    logits = long_product(query, key.mT) * scale
+    logits = exact.product(query, key.mT) * scale
     if mask is not None:
         logits = logits.masked_fill(~mask, float("-inf"))
     p = exact.softmax(logits)
     # Exponentials and sums in fp32: softmax_bound's factor; logits themselves are exact.
     spread = (logits.amax(-1, keepdim=True) - logits).masked_fill(p == 0, 0.0)
     loss = (logits.shape[-1] + 2 * spread + 12) * 2.0**-24 + unit
-    result, size = long_product(p, value), long_product(p * loss + 2 * floor, value.abs())
-    result_error = size + accumulation(logits.shape[-1]) * long_product(p, value.abs())
-    dp = long_product(seed, value.mT)
-    dp_size = long_product(seed.abs(), value.abs().mT)
+    result, size = exact.product(p, value), exact.product(p * loss + 2 * floor, value.abs())
+    result_error = size + accumulation(logits.shape[-1]) * exact.product(p, value.abs())
+    dp = exact.product(seed, value.mT)
+    dp_size = exact.product(seed.abs(), value.abs().mT)
     delta = (seed * result).sum(-1, keepdim=True)
     delta_error = (seed.abs() * (result_error + form.unit_roundoff * result.abs())).sum(-1, keepdim=True)
     ds = p * (dp - delta)
@@ -369,7 +369,7 @@ def _attention_references(
     grow = 1 + accumulation(max(logits.shape[-2:]))
     return [
         Rounded(result, result_error / 2),
-        Rounded(long_product(ds, key) * scale, long_product(ds_error * grow, key.abs()) * scale / 2),
-        Rounded(long_product(ds.mT, query) * scale, long_product(ds_error.mT * grow, query.abs()) * scale / 2),
-        Rounded(long_product(p.mT, seed), long_product(p_error.mT * grow, seed.abs()) / 2),
+        Rounded(exact.product(ds, key) * scale, exact.product(ds_error * grow, key.abs()) * scale / 2),
+        Rounded(exact.product(ds.mT, query) * scale, exact.product(ds_error.mT * grow, query.abs()) * scale / 2),
+        Rounded(exact.product(p.mT, seed), exact.product(p_error.mT * grow, seed.abs()) / 2),
     ]

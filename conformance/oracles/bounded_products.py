@@ -7,7 +7,6 @@ and one rounding; that the operands were rounded at all is measured by the share
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -32,13 +31,6 @@ from conformance.oracles.bounded_reductions import off_grid
 from conformance.oracles.error_bounds import accumulation, normwise_error
 from conformance.oracles.float_formats import FP32, Format, rounded
 from conformance.oracles.rounded import Rounded
-
-
-def long_product(left: Tensor, right: Tensor) -> Tensor:
-    """Return left @ right in float64, without a matrix product kernel, however long the sums are."""
-    if math.prod(left.shape) * right.shape[-1] > 2**22:
-        return exact.product(left, right)
-    return (left.double().unsqueeze(-1) * right.double().unsqueeze(-3)).sum(-2)
 
 
 @dataclass(frozen=True)
@@ -126,7 +118,7 @@ def product_operands(
         right[..., half : 2 * half, :] = -right[..., :half, :] * (1 + 2.0**-6)
         left[..., half : 2 * half] = left[..., :half]
     elif kind == "bias":
-        result = long_product(left, right)
+        result = exact.product(left, right)
         bias = -rounded(result, form) if product.bias == "full" else -rounded(result[..., 0, :], form)
     elif kind == "subnormal":
         # Half of the operands' exponents each, so that none of them is subnormal itself.
@@ -134,7 +126,7 @@ def product_operands(
         left, right, bias, seed = (x * tiny for x in (left, right, bias * tiny, seed))
     elif kind == "near_overflow":
         # Sums on the way stay below fp32's largest number, which is about bf16's own.
-        largest, size = (float(long_product(*pair).abs().max()) for pair in ((left, right), (left.abs(), right.abs())))
+        largest, size = (float(exact.product(*pair).abs().max()) for pair in ((left, right), (left.abs(), right.abs())))
         top = min(0.9 * form.largest / largest, 2.0**126 / size) ** 0.5
         left, right, bias = left * top, right * top, bias * top
     if kind != "subnormal":
@@ -160,8 +152,8 @@ def _product_reference(left: Tensor, right: Tensor, added: Tensor | None, form: 
 
     fp32 products are promised in IEEE arithmetic, not on matrix units: gamma_n (Higham 2002, section 3.1).
     """
-    value, terms = long_product(left, right), left.shape[-1]
-    size = long_product(left.abs(), right.abs())
+    value, terms = exact.product(left, right), left.shape[-1]
+    size = exact.product(left.abs(), right.abs())
     if added is not None:
         value, size, terms = value + added, size + added.abs(), terms + 1
     unit = lowest_bit(left) + lowest_bit(right)
@@ -212,9 +204,9 @@ def measure_product(
     found = [_judged(what, seen, _product_reference(left, right, added, form), form, gain=plain)]
     if form is not FP32 and plain:
         plus = 0 if added is None else added
-        others = [long_product(full[0], right) + plus, long_product(left, full[1]) + plus]
+        others = [exact.product(full[0], right) + plus, exact.product(left, full[1]) + plus]
         size = (
-            normwise_error(seen, long_product(full[0], full[1]) + (0 if added is None else full[2]))
+            normwise_error(seen, exact.product(full[0], full[1]) + (0 if added is None else full[2]))
             / form.unit_roundoff
             / 0.3
         )
@@ -227,7 +219,7 @@ def measure_product(
         leaf, reference = leaves[place], _product_reference(one, other, None, form)
         measured = _judged(f"{what}: gradient {place}", leaf.grad, reference, form, place, gain=plain)
         if form is not FP32 and plain:
-            without = long_product(seed, unrounded) if operand else long_product(unrounded, seed)
+            without = exact.product(seed, unrounded) if operand else exact.product(unrounded, seed)
             measured = replace(measured, share=share_ratio(leaf.grad, without, reference, form))
         found.append(measured)
     if added is not None:

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
 import torch
 
+_AT_ONCE = 2**17
+"""Products that are held in memory at one time."""
+
 
 def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Return `left @ right` in float64 for shapes (..., m, k) and (..., k, n).
 
-    One outer product after the other: no matrix product kernel takes part, so that a fault in one cannot hide in the
-    reference. Exact where every sum of products is an integer below 2^53.
+    Multiplications and sums of single elements: no matrix product kernel takes part, so that a fault in one cannot hide
+    in the reference. Exact where every sum of products is an integer below 2^53.
     """
-    outer = zip(left.double().unbind(-1), right.double().unbind(-2), strict=True)
-    total = torch.zeros((), dtype=torch.float64)
-    for column, row in outer:
-        total = total + column.unsqueeze(-1) * row.unsqueeze(-2)
-    return total
+    m, k, n = *left.shape[-2:], right.shape[-1]
+    if m > max(k, n):  # the longest dimension is the innermost, where torch's loops are fastest
+        return product(right.mT, left.mT).mT
+    left, right = left.double().unsqueeze(-1), right.double().unsqueeze(-3)
+    if left.numel() * n <= _AT_ONCE:
+        return (left * right).sum(-2)
+    rows = max(1, m * _AT_ONCE // (left.numel() * n))
+    return torch.cat([(part * right).sum(-2) for part in left.split(rows, -3)], -2)
 
 
+@functools.cache
 def sixteen_bit_sum(first: float, others: float, count: int, unit: float) -> float:
     """Return `first` plus `count` times `others` (all positive), rounded to a 16-bit type after each addition.
 

@@ -27,8 +27,11 @@ class Sparse:
 
     def picked_by(self, left: Tensor) -> Tensor:
         """Return `left` @ self for a `left` (m, height) of integers: each column adds up h columns of `left`."""
-        terms = (left[:, rows] * values for rows, values in zip(self.rows, self.values.to(left.dtype), strict=True))
-        return sum(terms, torch.zeros((), dtype=left.dtype))
+        # Rows of the transposed matrix lie in one piece of memory.
+        columns, result = left.t().contiguous(), torch.zeros(self.rows.shape[1], left.shape[0], dtype=left.dtype)
+        for rows, values in zip(self.rows, self.values.to(left.dtype), strict=True):
+            result += columns.index_select(0, rows) * values.unsqueeze(1)
+        return result.t()
 
     def spread(self, left: Tensor) -> Tensor:
         """Return `left` @ self' for a `left` (m, n) of integers: each column of `left` goes to h columns."""
