@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from conformance.harness import plugin
+from conformance.harness.catalogue import load
 from tests.conftest import Toy
 
 _CHECKS = (
@@ -78,15 +79,20 @@ def test_workers(toy: Toy, root: Path) -> None:
 class Item:
     """What the plugin's order looks at; only modules of the suite itself have a chapter."""
 
-    def __init__(self, name: str, line: int = 1, index: int = 0, timed: bool = False) -> None:
+    config = SimpleNamespace(stash={plugin.RUN: SimpleNamespace(catalogue=load())})
+
+    def __init__(
+        self, name: str, line: int = 1, index: int = 0, timed: bool = False, contract: str = "AMP-SPEED-001"
+    ) -> None:
         self.path = plugin.PACKAGE / name
         self.location = (name, line, "")
         self.callspec = SimpleNamespace(indices={"size": index}, params={})
         self.name = f"{name}:{line}:{index}"
+        self.args = (contract,)
         self._timed = timed
 
     def get_closest_marker(self, name: str) -> object:
-        return self if self._timed and name == "timed" else None
+        return self if self._timed and name in ("timed", "contract") else None
 
 
 def _ordered(items: list[Item]) -> list[str]:
@@ -112,3 +118,14 @@ def test_what_shares_a_deadline_runs_in_the_order_of_the_files() -> None:
     ordered = _ordered([Item(*place, timed=True) for place in places])
 
     assert ordered == ["test_speed.py:5:0", "test_speed.py:20:0", "test_speed.py:20:1", "test_speed_contests.py:9:0"]
+
+
+def test_what_is_judged_runs_before_information() -> None:
+    recorded, judged = "AMP-SPEED-030", "AMP-SPEED-031"
+    items = [
+        Item("test_speed.py", 5, timed=True, contract=recorded),
+        Item("test_speed.py", 20, timed=True, contract=judged),
+        Item("test_memory.py", 9, timed=True, contract=recorded),
+    ]
+
+    assert _ordered(items) == ["test_memory.py:9:0", "test_speed.py:20:0", "test_speed.py:5:0"]

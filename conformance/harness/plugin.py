@@ -259,9 +259,9 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         if (mark := item.get_closest_marker("contract")) is not None and not _is_stand_in(item):
             run.collected.append((mark.args[0], _case_id(item), _target_name(item)))
     _refuse_repeated_ids(run)
-    run.deadlines.plan((_chapter_of(item), _parameters(item)["target"].device_type) for item in kept if _timed(item))
+    run.deadlines.plan((_contract_of(item), _parameters(item)["target"].device_type) for item in kept if _timed(item))
     # Stable: whatever order a plugin made is kept, but what needs an idle machine runs after all else, and what shares
-    # a deadline in the order of the files, so that each run divides it alike.
+    # a deadline in the order of the files, so that each run divides it alike: what is judged before information.
     kept.sort(key=_lateness)
     items[:] = kept
     if dropped:
@@ -295,7 +295,7 @@ def _lateness(item: pytest.Item) -> tuple[Any, ...]:
         return (_LAST.index(chapter) + 1,)
     callspec = getattr(item, "callspec", None)
     indices = () if callspec is None else tuple(callspec.indices.values())
-    return (_LAST.index(chapter) + 1, item.path.name, item.location[1], indices)
+    return (_LAST.index(chapter) + 1, not _contract_of(item).judges, item.path.name, item.location[1], indices)
 
 
 def _not_applicable(item: pytest.Item) -> str | None:
@@ -327,10 +327,10 @@ def _timed(item: pytest.Item) -> bool:
     return item.get_closest_marker("timed") is not None and not _is_stand_in(item)
 
 
-def _chapter_of(item: pytest.Item) -> str:
+def _contract_of(item: pytest.Item) -> Contract:
     run, mark = item.config.stash[RUN], item.get_closest_marker("contract")
     assert mark is not None
-    return run.catalogue.contracts[mark.args[0]].chapter
+    return run.catalogue.contracts[mark.args[0]]
 
 
 def _parameters(item: pytest.Item) -> dict[str, Any]:
@@ -448,7 +448,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @contextmanager
 def _measuring(item: pytest.Item) -> Generator[None]:
-    """Give a timed check what it needs; raises Untestable where it cannot be had, Inconclusive past the deadline."""
+    """Give a timed check what it needs; raises where it cannot be had or the deadline has passed."""
     if item.get_closest_marker("timed") is None:
         yield
         return
@@ -459,7 +459,7 @@ def _measuring(item: pytest.Item) -> Generator[None]:
     run = item.config.stash[RUN]
     progress = measuring.Progress(item.config)
     item.stash[CASE].allotment = Allotment(
-        run.deadlines.begin(_chapter_of(item)),
+        run.deadlines.begin(_contract_of(item)),
         progress.show,
         functools.partial(benchmarks.publish, item),
         run.deadlines.now,
