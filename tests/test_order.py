@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,34 +41,6 @@ def test_random_order(toy: Toy) -> None:
     shuffled = toy.run(shuffled=True)
 
     assert _essence(shuffled.report) == _essence(expected.report)
-
-
-def test_workers(toy: Toy, root: Path) -> None:
-    """Under xdist the workers are processes of their own, so the toy suite is loaded there by a plugin."""
-    _suite(toy)
-    (toy.path / "toyplugin.py").write_text(
-        "import pathlib\n"
-        "from conformance.harness import catalogue, waivers\n"
-        "catalogue.CONTRACTS = pathlib.Path(__file__).parent / 'contracts'\n"
-        "waivers.shipped = lambda known: ()\n"
-    )
-    expected = toy.run()
-
-    arguments = "-p toyplugin -p conformance.harness.plugin -n 2 --report spread"
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", *arguments.split()],
-        cwd=toy.path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(toy.path), str(root)))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    spread = json.loads((toy.path / "spread" / "report.json").read_text())
-    assert run.returncode == expected.status == 1
-    assert _essence(spread) == _essence(expected.report)
-    assert spread["header"]["options"]["workers"] == 2
-    assert spread["footer"]["contracts"] == expected.report["footer"]["contracts"]
 
 
 class Item:

@@ -19,8 +19,14 @@ _TIMER: pytest.StashKey[Replay] = pytest.StashKey()
 
 
 def present(config: pytest.Config) -> bool:
-    """Whether pytest-benchmark takes part in this run; among xdist's workers it does not."""
-    return config.pluginmanager.has_plugin(_PLUGIN) and not hasattr(config, "workerinput")
+    """Whether pytest-benchmark takes part in this run; where xdist has workers it does not."""
+    alone = not hasattr(config, "workerinput") and getattr(config.option, "dist", "no") == "no"
+    return alone and config.pluginmanager.has_plugin(_PLUGIN)
+
+
+def asked(config: pytest.Config) -> bool:
+    """Whether the user asks for something of pytest-benchmark, which works in the process that was started alone."""
+    return any(getattr(config.option, f"benchmark_{name}", None) for name in (*_ASKING, "skip", "enable"))
 
 
 def left_out(item: pytest.Item) -> str | None:
@@ -57,7 +63,7 @@ class Benchmarks:
 
     def __init__(self, run: Run, config: pytest.Config) -> None:
         self._run = run
-        if not any(getattr(config.option, f"benchmark_{name}", None) for name in _ASKING):
+        if not asked(config):
             # Read by pytest-benchmark when it is configured, which is after all other plugins.
             config.option.benchmark_quiet = True
 

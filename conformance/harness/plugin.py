@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from conformance.harness import benchmarks, measuring
+from conformance.harness import benchmarks, measuring, parallel
 from conformance.harness import catalogue as catalogues
 from conformance.harness import options as options_module
 from conformance.harness.check import DEPTHS, Allotment, Case, ContractViolation, Unsupported, Untestable
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from conformance.harness.catalogue import Contract
     from conformance.harness.expectations import Expectations
     from conformance.harness.run import Run
+    from conformance.harness.state import Snapshot
     from conformance.harness.targets import Target
     from conformance.workloads.own import Builder
 
@@ -44,8 +45,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     options_module.add(parser)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     if not config.option.list_contracts:
+        if parallel.possible(config) and _only_conformance(config):
+            options = options_module.read(config)
+            parallel.engage(config, options, len(options_module.select(catalogues.load(), options)))
         return None
     catalogue = catalogues.load()
     for contract in options_module.named(catalogue, options_module.read(config)).values():
@@ -69,10 +74,12 @@ def pytest_configure(config: pytest.Config) -> None:
     from conformance.harness.run import Run
 
     run = config.stash[RUN] = Run.prepare(options, config)
-    if _is_worker(config):
-        config.pluginmanager.register(_Worker(run), "conformance-worker")
+    if parallel.is_worker(config):
+        config.pluginmanager.register(parallel.Worker(run), "conformance-worker")
     elif not config.option.collectonly:
         config.pluginmanager.register(_Controller(run), "conformance-controller")
+    if parallel.is_controller(config):
+        config.pluginmanager.register(parallel.Alone(), "conformance-alone")
     # Hypothesis keeps notes on the modules it sees; a run leaves nothing in the folder where it was started.
     os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(Path(tempfile.gettempdir(), "conformance-hypothesis")))
     # A chapter that this torch cannot even import must not keep the others from running.
@@ -127,7 +134,7 @@ def _quieten(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    return config.stash[RUN].heading()
+    return [*config.stash[RUN].heading(), parallel.heading(config)]
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -135,8 +142,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         _drop_log_capture(session.config)
     if session.config.pluginmanager.has_plugin("conformance-controller"):
         session.config.stash[RUN].begin()
-    elif _is_worker(session.config):
-        _share_processors(session.config.workerinput["workercount"])  # type: ignore[attr-defined]
 
 
 def _drop_log_capture(config: pytest.Config) -> None:
@@ -147,22 +152,14 @@ def _drop_log_capture(config: pytest.Config) -> None:
         config.pluginmanager.unregister(capture)
 
 
-def _share_processors(workers: int) -> None:
-    """Give each xdist worker its part of the threads; with more threads than processors each operation waits."""
-    import torch
-
-    torch.set_num_threads(max(1, torch.get_num_threads() // workers))
-
-
-def _is_worker(config: pytest.Config) -> bool:
-    return hasattr(config, "workerinput")
-
-
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave the modules of chapters that were not asked for unimported."""
+    """Leave the modules of chapters that were not asked for, or of which another process runs all, unimported."""
     if collection_path.parent != PACKAGE or not collection_path.name.startswith("test_"):
         return None
-    return True if _chapter(collection_path) not in config.stash[RUN].chapters else None
+    chapter = _chapter(collection_path)
+    if parallel.is_controller(config) and chapter not in _LAST:
+        return True
+    return True if chapter not in config.stash[RUN].chapters else None
 
 
 def _chapter(path: Path) -> str:
@@ -245,6 +242,7 @@ def _parametrize(metafunc: pytest.Metafunc, name: str, values: list[Any], ids: l
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     run = config.stash[RUN]
     kept, dropped = [], []
+    items[:] = [item for item in items if not parallel.elsewhere(config, _timed(item))]
     for item in items:
         absent = _not_applicable(item)
         reason = absent or _left_out(item, run)
@@ -270,15 +268,8 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
-    """Collect no garbage meanwhile, and never what lives as long as the run: with torch each time takes 0.3 s."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
+    with parallel.without_collections():
         return (yield)
-    finally:
-        gc.freeze()
-        if enabled:
-            gc.enable()
 
 
 def _refuse_repeated_ids(run: Run) -> None:
@@ -430,20 +421,30 @@ def _seed(item: pytest.Item) -> int:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     if item.get_closest_marker("contract") is None:
         return (yield)
-    from conformance.harness import state
+    from conformance.harness import lost_device, state
 
-    before = state.Snapshot()
+    before, run = state.Snapshot(), item.config.stash[RUN]
     try:
         state.seed_everything(_seed(item))
         _require_dtype(item)
         target = _parameters(item).get("target")
         with nullcontext() if target is None else target.current(), _measuring(item):
             result = yield
+        lost_device.settle(run.accelerators)
         if leaks := before.leaks():
             raise ContractViolation(f"the case leaves state behind: {'; '.join(leaks)}")
         return result
     finally:
+        _restore(before, run)
+
+
+def _restore(before: Snapshot, run: Run) -> None:
+    """Restore the state; a device that no longer works cannot be restored, and its own error says more."""
+    try:
         before.restore()
+    except RuntimeError:
+        if run.lost() is None:
+            raise
 
 
 @contextmanager
@@ -452,8 +453,6 @@ def _measuring(item: pytest.Item) -> Generator[None]:
     if item.get_closest_marker("timed") is None:
         yield
         return
-    if _is_worker(item.config):
-        raise Untestable("times and peaks of memory are taken alone: run this chapter without -n")
     if sys.gettrace() is not None or sys.getprofile() is not None:
         raise Untestable("a profiler, debugger or coverage tool watches each call, and would be timed: run without it")
     run = item.config.stash[RUN]
@@ -507,7 +506,12 @@ def _conclude(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Tes
     if error is not None and exhaustion.ran_out(error):
         exhaustion.give_back(error)
     contract = item.get_closest_marker("contract").args[0]  # type: ignore[union-attr]
-    waiver = run.waiver_for(contract, _case_id(item), _target_name(item))
+    if judgement.verdict in (Verdict.FAIL, Verdict.ERROR) and (lost := run.lost()) is not None:
+        judgement = judge.Judgement(Verdict.FAIL, f"{judgement.reason}; afterwards {lost}", judgement.detail)
+        report.lost_device = item.session.shouldstop = f"{lost}; the case that did it: {_case_id(item)}"  # type: ignore[attr-defined]
+        waiver = None
+    else:
+        waiver = run.waiver_for(contract, _case_id(item), _target_name(item))
     judgement = judge.excuse(judgement, waiver)
     entry = judge.record(
         id=_case_id(item),
@@ -564,6 +568,8 @@ class _Controller:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if (entry := getattr(report, "conformance", None)) is not None:
             self._run.add(entry)
+            if (lost := getattr(report, "lost_device", None)) is not None:
+                self._run.lose(lost)
         elif report.failed and _ours(report.nodeid):
             # A teardown that raised, or under xdist a worker process that died in the middle of a case.
             self._run.broke(f"{report.nodeid}: the {report.when} phase broke: {_last_line(report)}")
@@ -590,16 +596,6 @@ class _Controller:
         terminalreporter.ensure_newline()
         terminalreporter.write_line("")
         terminalreporter.write_line(text)
-
-
-class _Worker:
-    """The hooks of an xdist worker: it judges cases and tells the controller what it collected."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        session.config.workeroutput["conformance"] = self._run.collection()  # type: ignore[attr-defined]
 
 
 def _ours(nodeid: str) -> bool:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from conformance.harness import catalogue as catalogues
-from conformance.harness import environment, expectations, options, state, targets, waivers
+from conformance.harness import environment, expectations, lost_device, options, state, targets, waivers
 from conformance.harness.catalogue import Catalogue, Contract
 from conformance.harness.check import DEPTHS
 from conformance.harness.measuring import Deadlines
@@ -55,6 +55,7 @@ class Run:
         self.expectations = expected
         self.deadlines = Deadlines(options.level)
         self.shallow: set[str] = set()  # contracts of which the level leaves out cases
+        self.accelerators = lost_device.watched(run_targets)
         self._targets = run_targets
         self._waivers = excuses
         self._baseline = baseline
@@ -63,6 +64,7 @@ class Run:
         self._problems: list[str] = []
         self._broke = False
         self._smoke_failed = False
+        self._lost_a_device = False
         self._recorder: Recorder | None = None
         self._started = time.monotonic()
         self._folder = Path()
@@ -181,6 +183,16 @@ class Run:
         if self._recorder is not None:
             self._recorder.add(record)
 
+    def lost(self) -> str | None:
+        """Say which of the run's devices no longer works, or None."""
+        return lost_device.lost(self.accelerators)
+
+    def lose(self, problem: str) -> None:
+        """Note that a device died, after which nothing can be judged."""
+        if not self._lost_a_device:
+            self._problems.append(f"{problem}; nothing else was run")
+        self._lost_a_device = True
+
     def broke(self, problem: str) -> None:
         """Note that the suite itself failed."""
         self._problems.append(environment.redact(problem))
@@ -196,7 +208,7 @@ class Run:
         }
 
     def merge(self, collection: dict[str, Any]) -> None:
-        """Take over what an xdist worker collected; every worker collects the same."""
+        """Take over what an xdist worker collected; every worker collects the same, before this process does."""
         self.reasons = collection["reasons"]
         self.not_applicable = collection["not_applicable"]
         self.collected = [(row[0], row[1], row[2]) for row in collection["collected"]]
@@ -214,7 +226,8 @@ class Run:
         """Judge the run, write the footer and the summary; returns the exit status."""
         if self._recorder is None:
             return pytest_status
-        interrupted = self.interrupted or pytest_status == pytest.ExitCode.INTERRUPTED
+        stopped = pytest_status == pytest.ExitCode.INTERRUPTED and not self._lost_a_device
+        interrupted = self.interrupted or stopped
         if pytest_status == pytest.ExitCode.INTERNAL_ERROR:
             self.broke("pytest ended with an internal error; what it printed above says where")
         states = [self._waiver_state(waiver) for waiver in self._waivers]
@@ -238,7 +251,7 @@ class Run:
             "cases": self._records,
             "footer": footer,
         }
-        if self._baseline is not None and not interrupted:
+        if self._baseline is not None and not interrupted and not self._lost_a_device:
             found = diff.regressions(self._baseline, document.parse(whole))
             footer["baseline"] = {
                 "path": Path(self.options.baseline or "").name,
@@ -321,7 +334,9 @@ class Run:
         for id, records in cases.items():
             if records:
                 verdict = Verdict.worst(Verdict(record["verdict"]) for record in records)
-                reason = next((r["reason"] for r in records if r["verdict"] == verdict.value), "")
+                # Of several reasons that of the first id, so that the order of the cases makes no difference.
+                first = min((r for r in records if r["verdict"] == verdict.value), key=lambda record: record["id"])
+                reason = first["reason"]
                 rows[id] = {"verdict": verdict.value, "cases": len(records), "reason": reason}
             else:
                 rows[id] = {"verdict": None, "cases": 0, "reason": self._why_not_reached(id, interrupted)}
@@ -344,6 +359,8 @@ class Run:
             return "the run was interrupted before"
         if contract in self.reasons:
             return self.reasons[contract]
+        if self._lost_a_device:
+            return "a device stopped working before"
         if any(row[0] == contract for row in self.collected):
             return "left out by the selection of tests, or the run stopped before"
         return "none of its checks was collected"
