@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from conformance.harness import plugin
+from conformance.harness.catalogue import load
 from tests.conftest import Toy
 
 _CHECKS = (
@@ -47,14 +48,18 @@ def test_random_order(toy: Toy) -> None:
 class Item:
     """What the plugin's order looks at; only modules of the suite itself have a chapter."""
 
-    def __init__(self, name: str, line: int = 1, index: int = 0, timed: bool = False) -> None:
+    config = SimpleNamespace(stash={plugin.RUN: SimpleNamespace(catalogue=load())})
+
+    def __init__(
+        self, name: str, line: int = 1, index: int = 0, timed: bool = False, contract: str = "AMP-SPEED-001"
+    ) -> None:
         self.path = plugin.PACKAGE / name
         self.location = (name, line, "")
         self.callspec = SimpleNamespace(indices={"size": index}, params={}, id=str(index))
         self.name = f"{name}:{line}:{index}"
         self.stash = pytest.Stash()
-        contract = pytest.mark.contract("AMP-SPEED-001", on=("real",), dtypes=("fp16",))
-        self._marks = [contract.mark, *([pytest.mark.timed.mark] if timed else [])]
+        mark = pytest.mark.contract(contract, on=("real",), dtypes=("fp16",)).mark
+        self._marks = [mark, *([pytest.mark.timed.mark] if timed else [])]
 
     def iter_markers(self) -> list[pytest.Mark]:
         return self._marks
@@ -83,3 +88,14 @@ def test_what_shares_a_deadline_runs_in_the_order_of_the_files() -> None:
     ordered = _ordered([Item(*place, timed=True) for place in places])
 
     assert ordered == ["test_speed.py:5:0", "test_speed.py:20:0", "test_speed.py:20:1", "test_speed_contests.py:9:0"]
+
+
+def test_what_is_judged_runs_before_information() -> None:
+    recorded, judged = "AMP-SPEED-030", "AMP-SPEED-031"
+    items = [
+        Item("test_speed.py", 5, timed=True, contract=recorded),
+        Item("test_speed.py", 20, timed=True, contract=judged),
+        Item("test_memory.py", 9, timed=True, contract=recorded),
+    ]
+
+    assert _ordered(items) == ["test_memory.py:9:0", "test_speed.py:20:0", "test_speed.py:5:0"]

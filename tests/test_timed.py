@@ -11,7 +11,7 @@ import pytest
 
 from conformance.harness import measuring
 from conformance.harness.catalogue import load
-from conformance.harness.check import Allotment, Case, Inconclusive
+from conformance.harness.check import Allotment, Case, Inconclusive, Untestable
 from tests.conftest import Toy
 
 CHECKS = """
@@ -117,19 +117,37 @@ def test_the_deadline_is_shared(timed: Toy) -> None:
     assert second == pytest.approx(seconds, rel=0.1)  # the first left its half unused
 
 
+# A contract that is judged, one of information, and one of another chapter.
+JUDGED, RECORDED, OTHER = (load().contracts[id] for id in ("AMP-SPEED-001", "AMP-SPEED-030", "AMP-MEMORY-013"))
+
+
 def test_past_the_deadline_cases_are_inconclusive() -> None:
     now = [0.0]
     deadlines = measuring.Deadlines("quick", now=lambda: now[0])
-    deadlines.plan([("speed", "cuda")] * 3 + [("memory", "cuda")])
+    deadlines.plan([(JUDGED, "cuda")] * 3 + [(OTHER, "cuda")])
     seconds = measuring.DEADLINES["accelerator"]["quick"]
 
-    assert deadlines.begin("speed") == pytest.approx(seconds / 3)
+    assert deadlines.begin(JUDGED) == pytest.approx(seconds / 3)
     now[0] = 0.9 * seconds
-    assert deadlines.begin("speed") == pytest.approx(0.95 * seconds)
+    assert deadlines.begin(JUDGED) == pytest.approx(0.95 * seconds)
     now[0] = seconds
     with pytest.raises(Inconclusive, match="were spent before"):
-        deadlines.begin("speed")
-    assert deadlines.begin("memory") == pytest.approx(2 * seconds)
+        deadlines.begin(JUDGED)
+    assert deadlines.begin(OTHER) == pytest.approx(2 * seconds)
+
+
+def test_information_has_what_is_judged_leaves() -> None:
+    now = [0.0]
+    deadlines = measuring.Deadlines("quick", now=lambda: now[0])
+    deadlines.plan([(JUDGED, "cuda")] * 2 + [(RECORDED, "cuda")] * 100)
+    seconds = measuring.DEADLINES["accelerator"]["quick"]
+
+    assert deadlines.begin(JUDGED) == pytest.approx(seconds / 2)
+    assert deadlines.begin(RECORDED) == pytest.approx(seconds / 101)
+    assert deadlines.begin(JUDGED) == pytest.approx(seconds)
+    now[0] = seconds
+    with pytest.raises(Untestable, match="were spent before"):
+        deadlines.begin(RECORDED)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +168,7 @@ def test_a_case_counts_its_time_as_its_deadline_does() -> None:
     case = Case(load().contracts["AMP-SPEED-050"], level="quick", seed=0, substitutions={})
     assert case.now is time.monotonic
     deadlines = measuring.Deadlines("quick")
-    deadlines.plan([("speed", "cpu")])
-    case.allotment = Allotment(deadlines.begin("speed"), lambda words: None, lambda *_: None, deadlines.now)
+    deadlines.plan([(case.contract, "cpu")])
+    case.allotment = Allotment(deadlines.begin(case.contract), lambda words: None, lambda *_: None, deadlines.now)
     assert case.now is measuring.attended
     assert 0 < case.allowance <= measuring.DEADLINES["cpu"]["quick"]

@@ -267,9 +267,9 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         if not found.stand_in:
             run.collected.append((found.contract, found.id, found.target_name))
     _refuse_repeated_ids(run)
-    run.deadlines.plan((run.chapter_of(found.contract), found.target.device_type) for found in timed)
+    run.deadlines.plan((run.catalogue.contracts[found.contract], found.target.device_type) for found in timed)
     # Stable: whatever order a plugin made is kept, but what needs an idle machine runs after all else, and what shares
-    # a deadline in the order of the files, so that each run divides it alike.
+    # a deadline in the order of the files, so that each run divides it alike: what is judged before information.
     kept.sort(key=_lateness)
     items[:] = kept
     if dropped:
@@ -297,7 +297,8 @@ def _lateness(item: pytest.Item) -> tuple[Any, ...]:
         return (_LAST.index(chapter) + 1,)
     callspec = getattr(item, "callspec", None)
     indices = () if callspec is None else tuple(callspec.indices.values())
-    return (_LAST.index(chapter) + 1, item.path.name, item.location[1], indices)
+    judged = item.config.stash[RUN].catalogue.contracts[found.contract].judges
+    return (_LAST.index(chapter) + 1, not judged, item.path.name, item.location[1], indices)
 
 
 def _left_out(item: pytest.Item, found: Facts, run: Run) -> str | None:
@@ -414,7 +415,7 @@ def _restore(before: Snapshot, run: Run) -> None:
 
 @contextmanager
 def _measuring(item: pytest.Item, found: Facts) -> Generator[None]:
-    """Give a timed check what it needs; raises Untestable where it cannot be had, Inconclusive past the deadline."""
+    """Give a timed check what it needs; raises where it cannot be had or the deadline has passed."""
     if not found.timed:
         yield
         return
@@ -423,7 +424,7 @@ def _measuring(item: pytest.Item, found: Facts) -> Generator[None]:
     run = item.config.stash[RUN]
     progress = measuring.Progress(item.config)
     item.stash[CASE].allotment = Allotment(
-        run.deadlines.begin(run.chapter_of(found.contract)),
+        run.deadlines.begin(run.catalogue.contracts[found.contract]),
         progress.show,
         functools.partial(benchmarks.publish, item),
         run.deadlines.now,

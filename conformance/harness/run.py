@@ -127,9 +127,6 @@ class Run:
     def target_names(self) -> str:
         return ", ".join(target.name for target in self._targets)
 
-    def chapter_of(self, contract: str) -> str:
-        return self.catalogue.contracts[contract].chapter
-
     def describe(self, parameters: Mapping[str, Any], own: bool) -> dict[str, Any]:
         """Turn the parameters of a case into short names; the target has a field of its own.
 
