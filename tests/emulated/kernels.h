@@ -9,13 +9,11 @@
 #include <unordered_map>
 #include <vector>
 
+#include "attention.h"
 #include "lending.h"
 
 namespace emulated {
 
-using torch::jit::Stack;
-
-using Arguments = std::vector<IValue>;  // on the CPU
 using Written = std::function<std::vector<Tensor>(const Arguments&)>;
 
 inline Tensor operand(const Arguments& given, size_t place) {
@@ -221,6 +219,10 @@ inline Kernel adapted(const std::string& name) {
       {"aten::_fused_adamw_", fused_step},
       {"aten::_fused_sgd_", fused_step},
       {"aten::_fused_adagrad_", fused_step},
+      {"aten::_scaled_dot_product_flash_attention", flash},
+      {"aten::_scaled_dot_product_flash_attention_backward", flash_backward},
+      {"aten::_scaled_dot_product_efficient_attention", efficient},
+      {"aten::_scaled_dot_product_efficient_attention_backward", efficient_backward},
   };
   auto found = table.find(name);
   return found == table.end() ? nullptr : found->second;

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <ATen/SparseTensorImpl.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
 
 #include <functional>
 #include <unordered_map>
@@ -16,6 +17,9 @@ namespace emulated {
 
 using at::Tensor;
 using c10::IValue;
+using torch::jit::Stack;
+
+using Arguments = std::vector<IValue>;  // on the CPU
 
 inline at::SparseTensorImpl* sparse_impl(const Tensor& tensor) {
   return static_cast<at::SparseTensorImpl*>(tensor.unsafeGetTensorImpl());
