@@ -16,7 +16,7 @@ from conformance.harness import catalogue
 from conformance.harness.check import Case, ContractViolation, Untestable
 from conformance.harness.targets import resolve
 from conformance.oracles.optimizer_table import kinds
-from tests.cuda_fake import FakeCuda, cuda  # noqa: F401  (a fixture)
+from tests.cuda_fake import FakeCuda, Graph, cuda  # noqa: F401  (a fixture)
 from tests.faults._tools import edited, replaced
 
 Scaler = torch.amp.GradScaler
@@ -41,7 +41,8 @@ def run(check: Callable[..., None], **given: Any) -> Case:
     mark = next(mark for mark in check.pytestmark if mark.name == "contract")  # type: ignore[attr-defined]
     contract = catalogue.load().contracts[mark.args[0]]
     case = Case(contract, level="quick", seed=0, substitutions={"device": "cuda", "amp_dtype": "torch.float16"})
-    offered = {"target": CPU, "rng": torch.Generator().manual_seed(zlib.crc32(contract.id.encode())), **given}
+    rng = torch.Generator().manual_seed(zlib.crc32(contract.id.encode()))
+    offered = {"target": CPU, "amp_dtype": torch.bfloat16, "rng": rng, **given}
     wanted = set(inspect.signature(check).parameters) - {"case"}
     check(case, **{name: value for name, value in offered.items() if name in wanted})
     assert case.evidence
@@ -64,6 +65,14 @@ CHECKS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "captured step, Adam": ("optimizer", "test_captured_step", {"kind": FUSED["Adam"]}),
     "captured step, SGD": ("optimizer", "test_captured_step", {"kind": FUSED["SGD"]}),
     "capturable skip": ("optimizer", "test_capturable_skip", {"kind": FUSED["AdamW"]}),
+    "cast inside a graph": ("cache", "test_replays_cast_again", {"place": "inside"}),
+    "cast inside a graph, cached": ("cache", "test_replays_cast_again", {"place": "inside-cached"}),
+    "cast by a region around": ("cache", "test_replays_cast_again", {"place": "around"}),
+    "graphed callable": ("cache", "test_graphed_callables", {}),
+    "one pool": ("cache", "test_private_pools", {"shared": True}),
+    "two pools": ("cache", "test_private_pools", {"shared": False}),
+    "captured dropout": ("region", "test_captured_dropout", {"own": False}),
+    "captured dropout, own generator": ("region", "test_captured_dropout", {"own": True}),
 }
 
 
@@ -157,6 +166,69 @@ def _scale_is_frozen(fake: FakeCuda) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _cache_survives_regions(fake: FakeCuda) -> Iterator[None]:
+    clear = torch.clear_autocast_cache
+    with replaced(torch, "clear_autocast_cache", lambda: None):
+        try:
+            yield
+        finally:
+            clear()
+
+
+@contextlib.contextmanager
+def _cache_cannot_be_turned_off(fake: FakeCuda) -> Iterator[None]:
+    right = torch.set_autocast_cache_enabled
+    with replaced(torch, "set_autocast_cache_enabled", lambda enabled: right(True)):
+        yield
+
+
+@contextlib.contextmanager
+def _a_pool_gives_memory_twice(fake: FakeCuda) -> Iterator[None]:
+    """A graph in the pool of another overwrites what that one made."""
+    right = fake.graph.replay
+
+    def replay(self: Graph) -> None:
+        for each in [] if self.shared is None else self.shared.results:
+            each.detach().zero_()
+        right(self)
+
+    with replaced(fake.graph, "replay", replay):
+        yield
+
+
+@contextlib.contextmanager
+def _memory_of_graphs_is_given_away(fake: FakeCuda) -> Iterator[None]:
+    """What is allocated after a replay lies in the graph's memory."""
+    right, full = fake.graph.replay, torch.full
+    replayed: list[Graph] = []
+
+    def replay(self: Graph) -> None:
+        replayed.append(self)
+        right(self)
+
+    def allocated(size: Any, value: Any, **kwargs: Any) -> torch.Tensor:
+        for each in replayed[-1].results if replayed else []:
+            each.detach().fill_(value)
+        return full(size, value, **kwargs)
+
+    with replaced(fake.graph, "replay", replay), replaced(torch, "full", allocated):
+        yield
+
+
+@contextlib.contextmanager
+def _replays_leave_the_generator(fake: FakeCuda) -> Iterator[None]:
+    """A replay draws from the generators and does not advance them."""
+    right = fake.graph.replay
+
+    def replay(self: Graph) -> None:
+        with torch.random.fork_rng(devices=[]):
+            right(self)
+
+    with replaced(fake.graph, "replay", replay):
+        yield
+
+
 _PROTOCOL = 'if getattr(optimizer, "_step_supports_amp_scaling", False):'
 _VERDICT = 'if not sum(v.item() for v in optimizer_state["found_inf_per_device"].values()):'
 _FLAG = "optimizer.found_inf = found_inf  # type: ignore[attr-defined]"
@@ -207,6 +279,15 @@ FAULTS: dict[str, tuple[str, Breakage]] = {
         "two devices, self-scaling",
         _edited(Scaler.step, _FLAG, "optimizer.found_inf = found_inf * 0"),
     ),
+    "graph keeps the casts of its capture": ("cast inside a graph", _forgets("_to_copy")),
+    "cache survives the captured region": ("cast inside a graph, cached", _cache_survives_regions),
+    "cache is on where it was turned off": ("cast by a region around", _cache_cannot_be_turned_off),
+    "graphed callable keeps its casts": ("graphed callable", _forgets("_to_copy")),
+    "a pool gives memory twice": ("one pool", _a_pool_gives_memory_twice),
+    "memory of graphs is given away": ("two pools", _memory_of_graphs_is_given_away),
+    "replays draw what was captured": ("captured dropout", _forgets("bernoulli_")),
+    "replays leave the generator": ("captured dropout", _replays_leave_the_generator),
+    "an own generator is frozen": ("captured dropout, own generator", _forgets("bernoulli_")),
 }
 
 
@@ -225,7 +306,7 @@ def test_every_check_of_the_gpu_modules_fails_once() -> None:
     failing = {CHECKS[which][:2] for which, _ in FAULTS.values()}
     needing = {
         (chapter, name)
-        for chapter in ("scale", "optimizer")
+        for chapter in ("scale", "optimizer", "cache", "region")
         for name, check in vars(module(chapter)).items()
         if name.startswith("test_")
         for mark in check.pytestmark
