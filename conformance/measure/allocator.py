@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -95,6 +97,24 @@ class Allocator:
     def _stats(self) -> dict[str, Any]:
         asked = getattr(self._module, "memory_stats", None)
         return {} if asked is None else dict(asked(self.device))
+
+
+_MEMINFO = Path("/proc/meminfo")
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Bytes of memory that a process can still have on a device; None where nobody tells.
+
+    Of a CPU the kernel's own estimate (MemAvailable), which counts what it would give up of its caches.
+    """
+    if device.type != "cpu":
+        counters = Allocator.of(torch.get_device_module(device), device)
+        return None if counters is None else counters.free()
+    try:
+        found = re.search(r"^MemAvailable:\s+(\d+) kB$", _MEMINFO.read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found.group(1)) << 10 if found else None
 
 
 _SCATTER = (
