@@ -1,9 +1,10 @@
-"""Autocast's weight cache on a GPU: in CUDA graphs, over streams, and beside copies that do not wait."""
+"""Autocast's weight cache on a GPU: in CUDA graphs and over streams."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from conformance.harness.targets import Target
 from conformance.measure.precision import full_precision
 from conformance.oracles.exact import product
 from conformance.oracles.float_formats import FORMATS, Format, rounded
+from conformance.oracles.weight_casts import WeightCasts
 from conformance.workloads.graphs import recorded, warmed
 
 ROWS, WIDTH = 4, 8
@@ -45,9 +47,9 @@ class Layers:
     def second(self, between: Tensor) -> Tensor:
         return torch.mm(between, self.weights[1])
 
-    def backward(self, output: Tensor) -> Tensor:
-        """Return the gradient of the first matrix."""
-        (gradient,) = torch.autograd.grad(output, self.weights[0], self.seed.to(output.dtype))
+    def backward(self, *outputs: Tensor) -> Tensor:
+        """Return the gradient of the first matrix, of all outputs together."""
+        (gradient,) = torch.autograd.grad(outputs, self.weights[0], [self.seed.to(each.dtype) for each in outputs])
         return gradient
 
     def expected(self, form: Format) -> tuple[Tensor, Tensor, Tensor]:
@@ -153,3 +155,41 @@ def test_private_pools(case: Case, target: Target, amp_dtype: torch.dtype, rng: 
             same(case, f"result of the second graph, replay {number}", held["output"], output)
             left = sum(bool(other.isnan().all()) for other in others)
             case.equal(f"tensors allocated meanwhile that are as they were, replay {number}", left, len(others))
+
+
+# Streams
+
+
+def occupy(device: torch.device) -> None:
+    """Keep the current stream busy for some milliseconds, so that what does not wait for it comes too early."""
+    side = 16 if device.type == "cpu" else 2048
+    matrix = torch.ones(side, side, device=device)
+    for _ in range(16):
+        matrix = torch.mm(matrix, matrix) / side
+
+
+@contract("AMP-CACHE-056", on="accelerator")
+def test_casts_over_streams(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
+    module: Any = torch.get_device_module(target.device_type)
+    if not all(hasattr(module, name) for name in ("Stream", "stream", "current_stream")):
+        case.unsupported(f"torch.{target.device_type} has no streams")
+    layers, form, rounds = Layers(target.device, rng), FORMATS[amp_dtype], 3
+    with target.current(), full_precision(target.device_type):
+        casting, using = module.Stream(), module.Stream()
+        for number in range(1, rounds + 1):
+            layers.draw()
+            with target.autocast(amp_dtype), WeightCasts(layers.weights[0]) as casts:
+                casting.wait_stream(module.current_stream())
+                with module.stream(casting):
+                    occupy(target.device)
+                    seen = {"the stream of the cast": layers.first(layers.inputs)}
+                using.wait_stream(casting)
+                with module.stream(using):
+                    seen["the second stream"] = layers.first(layers.inputs)
+                module.current_stream().wait_stream(using)
+                seen["the current stream"] = layers.first(layers.inputs)
+            between, _, gradient = layers.expected(form)
+            case.equal(f"casts of the weight in round {number}", casts.count, 1)
+            for stream, result in seen.items():
+                same(case, f"result on {stream}, round {number}", result, between)
+            same(case, f"gradient of all three, round {number}", layers.backward(*seen.values()), 3 * gradient)

@@ -137,6 +137,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     }
     for name, value in replaced.items():
         monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self.clone())
     monkeypatch.setattr(torch.cuda.graphs, "graph_pool_handle", torch.cuda.graph_pool_handle)
     monkeypatch.setattr(torch, "get_device_module", lambda device: torch.cuda)
     return fake

@@ -71,6 +71,9 @@ CHECKS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "graphed callable": ("cache", "test_graphed_callables", {}),
     "one pool": ("cache", "test_private_pools", {"shared": True}),
     "two pools": ("cache", "test_private_pools", {"shared": False}),
+    "casts over streams": ("cache", "test_casts_over_streams", {}),
+    "copies on one stream": ("cast", "test_copies_that_do_not_wait", {"ahead": False}),
+    "copies on another stream": ("cast", "test_copies_that_do_not_wait", {"ahead": True}),
     "captured dropout": ("region", "test_captured_dropout", {"own": False}),
     "captured dropout, own generator": ("region", "test_captured_dropout", {"own": True}),
 }
@@ -229,6 +232,46 @@ def _replays_leave_the_generator(fake: FakeCuda) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _streams_see_an_older_cast(fake: FakeCuda) -> Iterator[None]:
+    """The second stream that is entered multiplies before the first has written the cast."""
+    right, streams = torch.mm, 0
+
+    @contextlib.contextmanager
+    def stream(made: Any) -> Iterator[None]:
+        nonlocal streams
+        streams += 1
+
+        def mm(left: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+            return right(left, other if streams % 2 else other * 0)
+
+        with replaced(torch, "mm", mm):
+            yield
+
+    with replaced(torch.cuda, "stream", stream):
+        yield
+
+
+def _copies(late: Callable[[torch.Tensor, list[torch.Tensor]], torch.Tensor]) -> Breakage:
+    """A copy that does not wait gives what `late` makes of its source and those of the copies before it."""
+
+    @contextlib.contextmanager
+    def broken(fake: FakeCuda) -> Iterator[None]:
+        right = torch.Tensor.to
+        before: list[torch.Tensor] = []
+
+        def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            if not kwargs.get("non_blocking"):
+                return right(self, *args, **kwargs)
+            before.append(self)
+            return late(self, before)
+
+        with replaced(torch.Tensor, "to", to):
+            yield
+
+    return broken
+
+
 _PROTOCOL = 'if getattr(optimizer, "_step_supports_amp_scaling", False):'
 _VERDICT = 'if not sum(v.item() for v in optimizer_state["found_inf_per_device"].values()):'
 _FLAG = "optimizer.found_inf = found_inf  # type: ignore[attr-defined]"
@@ -285,6 +328,10 @@ FAULTS: dict[str, tuple[str, Breakage]] = {
     "graphed callable keeps its casts": ("graphed callable", _forgets("_to_copy")),
     "a pool gives memory twice": ("one pool", _a_pool_gives_memory_twice),
     "memory of graphs is given away": ("two pools", _memory_of_graphs_is_given_away),
+    "cast of an earlier region": ("casts over streams", _cache_survives_regions),
+    "a stream does not wait for the cast": ("casts over streams", _streams_see_an_older_cast),
+    "the cast reads before the copy": ("copies on one stream", _copies(lambda host, before: torch.zeros_like(host))),
+    "memory of a copy is given to the next": ("copies on another stream", _copies(lambda host, before: before[0])),
     "replays draw what was captured": ("captured dropout", _forgets("bernoulli_")),
     "replays leave the generator": ("captured dropout", _replays_leave_the_generator),
     "an own generator is frozen": ("captured dropout, own generator", _forgets("bernoulli_")),
@@ -306,7 +353,7 @@ def test_every_check_of_the_gpu_modules_fails_once() -> None:
     failing = {CHECKS[which][:2] for which, _ in FAULTS.values()}
     needing = {
         (chapter, name)
-        for chapter in ("scale", "optimizer", "cache", "region")
+        for chapter in ("scale", "optimizer", "cache", "region", "cast")
         for name, check in vars(module(chapter)).items()
         if name.startswith("test_")
         for mark in check.pytestmark
