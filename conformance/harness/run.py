@@ -17,6 +17,7 @@ from conformance.harness import catalogue as catalogues
 from conformance.harness import environment, expectations, options, state, targets, waivers
 from conformance.harness.catalogue import Catalogue, Contract
 from conformance.harness.check import DEPTHS
+from conformance.harness.contradictions import contradictions
 from conformance.harness.measuring import Deadlines
 from conformance.harness.options import Options
 from conformance.harness.recorder import Recorder, ReportInUse
@@ -84,6 +85,8 @@ class Run:
             if contract.holds_for(torch.__version__)
         }
         run_targets = _targets(asked)
+        if (clash := contradictions(run_targets)) is not None:
+            raise pytest.UsageError(f"the settings of this process contradict each other: {clash}")
         return cls(
             asked,
             catalogue,
