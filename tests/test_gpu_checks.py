@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import os
+import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from conformance.harness import catalogue
 from conformance.harness.check import Case, ContractViolation, Untestable
-from conformance.harness.targets import resolve
+from conformance.harness.targets import Target, resolve
 from conformance.oracles.optimizer_table import kinds
 from tests.cuda_fake import FakeCuda, Graph, cuda  # noqa: F401  (a fixture)
 from tests.faults._tools import edited, replaced
@@ -74,6 +78,11 @@ CHECKS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "casts over streams": ("cache", "test_casts_over_streams", {}),
     "copies on one stream": ("cast", "test_copies_that_do_not_wait", {"ahead": False}),
     "copies on another stream": ("cast", "test_copies_that_do_not_wait", {"ahead": True}),
+    **{
+        f"flag {name}": ("numerics", "test_flags_of_precision", {"name": name})
+        for name in ("tf32-products", "tf32-convolutions", "fp16-accumulation", "fp16-reduction", "bf16-reduction")
+    },
+    "TF32 is overridden": ("numerics", "test_tf32_is_overridden", {"override": "0"}),
     "captured dropout": ("region", "test_captured_dropout", {"own": False}),
     "captured dropout, own generator": ("region", "test_captured_dropout", {"own": True}),
 }
@@ -272,6 +281,37 @@ def _copies(late: Callable[[torch.Tensor, list[torch.Tensor]], torch.Tensor]) ->
     return broken
 
 
+def _flag_sticks(owner: Any, flag: str, op: str) -> Breakage:
+    """An operation is as coarse as while the flag is on from the first time that it is."""
+
+    @contextlib.contextmanager
+    def broken(fake: FakeCuda) -> Iterator[None]:
+        right, been = getattr(torch.nn.functional if op == "conv2d" else torch, op), False
+
+        def coarse(left: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+            nonlocal been
+            been = been or getattr(owner, flag)
+            result = right(left, other)
+            return result.bfloat16().to(result.dtype) * (1 - 2.0**-6) if been else result
+
+        with replaced(torch.nn.functional if op == "conv2d" else torch, op, coarse):
+            yield
+
+    return broken
+
+
+@contextlib.contextmanager
+def _a_child_has_tf32(fake: FakeCuda) -> Iterator[None]:
+    """A process that is started multiplies in TF32 whatever its environment says."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "sitecustomize.py").write_text(
+            "import torch\nright = torch.matmul\n"
+            "torch.matmul = lambda left, other: right(left.bfloat16().float(), other)\n"
+        )
+        with mock.patch.dict(os.environ, PYTHONPATH=folder):
+            yield
+
+
 _PROTOCOL = 'if getattr(optimizer, "_step_supports_amp_scaling", False):'
 _VERDICT = 'if not sum(v.item() for v in optimizer_state["found_inf_per_device"].values()):'
 _FLAG = "optimizer.found_inf = found_inf  # type: ignore[attr-defined]"
@@ -332,6 +372,27 @@ FAULTS: dict[str, tuple[str, Breakage]] = {
     "a stream does not wait for the cast": ("casts over streams", _streams_see_an_older_cast),
     "the cast reads before the copy": ("copies on one stream", _copies(lambda host, before: torch.zeros_like(host))),
     "memory of a copy is given to the next": ("copies on another stream", _copies(lambda host, before: before[0])),
+    "TF32 stays in products": (
+        "flag tf32-products",
+        _flag_sticks(torch.backends.cuda.matmul, "allow_tf32", "matmul"),
+    ),
+    "TF32 stays in convolutions": (
+        "flag tf32-convolutions",
+        _flag_sticks(torch.backends.cudnn, "allow_tf32", "conv2d"),
+    ),
+    "fp16 accumulation stays": (
+        "flag fp16-accumulation",
+        _flag_sticks(torch.backends.cuda.matmul, "allow_fp16_accumulation", "mm"),
+    ),
+    "fp16 reductions stay": (
+        "flag fp16-reduction",
+        _flag_sticks(torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", "mm"),
+    ),
+    "bf16 reductions stay": (
+        "flag bf16-reduction",
+        _flag_sticks(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", "mm"),
+    ),
+    "TF32 in spite of the override": ("TF32 is overridden", _a_child_has_tf32),
     "replays draw what was captured": ("captured dropout", _forgets("bernoulli_")),
     "replays leave the generator": ("captured dropout", _replays_leave_the_generator),
     "an own generator is frozen": ("captured dropout, own generator", _forgets("bernoulli_")),
@@ -353,7 +414,7 @@ def test_every_check_of_the_gpu_modules_fails_once() -> None:
     failing = {CHECKS[which][:2] for which, _ in FAULTS.values()}
     needing = {
         (chapter, name)
-        for chapter in ("scale", "optimizer", "cache", "region", "cast")
+        for chapter in ("scale", "optimizer", "cache", "region", "cast", "numerics")
         for name, check in vars(module(chapter)).items()
         if name.startswith("test_")
         for mark in check.pytestmark
@@ -361,3 +422,26 @@ def test_every_check_of_the_gpu_modules_fails_once() -> None:
     }
 
     assert needing - failing == set()
+
+
+class _Ampere(Target):
+    """The CPU under the capability of a device with TF32."""
+
+    @property
+    def probe(self) -> Mapping[str, Any]:
+        return {**CPU.probe, "capability": "9.0"}
+
+
+@pytest.mark.usefixtures("cuda")
+def test_tf32_that_is_allowed_is_seen_on_a_device_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    check, target = module("numerics").test_flags_of_precision, _Ampere("cpu", "cpu", None, is_fake=False)
+    monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
+    right = torch.matmul
+
+    def product(left: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return right(left.bfloat16().float() if torch.backends.cuda.matmul.allow_tf32 else left, other)
+
+    with pytest.raises(ContractViolation, match="changes while it is on: 0"):
+        run(check, target=target, name="tf32-products")
+    monkeypatch.setattr(torch, "matmul", product)
+    run(check, target=target, name="tf32-products")
