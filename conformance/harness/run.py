@@ -24,6 +24,7 @@ from conformance.harness.recorder import Recorder, ReportInUse
 from conformance.harness.targets import Target
 from conformance.harness.verdicts import Overall, Verdict
 from conformance.harness.waivers import Waiver
+from conformance.measure.health import Watch
 from conformance.report import consistency, diff, document, rollup, terminal
 from conformance.workloads import own as own_workloads
 
@@ -64,6 +65,7 @@ class Run:
         self._broke = False
         self._smoke_failed = False
         self._recorder: Recorder | None = None
+        self._watches: list[Watch] = []
         self._started = time.monotonic()
         self._folder = Path()
 
@@ -169,8 +171,11 @@ class Run:
             raise pytest.UsageError(f"--report: {self._folder}: {error}") from None
         except OSError as error:
             raise pytest.UsageError(f"--report: {self._folder} cannot be written to: {error.strerror}") from None
-        for target in self._targets:
-            if not target.is_fake and (broken := targets.smoke(target)) is not None:
+        real = [target for target in self._targets if not target.is_fake]
+        watches = [Watch.begin(target.name, target.device) for target in real]
+        self._watches = [watch for watch in watches if watch is not None]
+        for target in real:
+            if (broken := targets.smoke(target)) is not None:
                 broken = environment.redact(broken)
                 self._smoke_failed = True
                 self._problems.append(f"smoke stage: {broken}; nothing else was run")
@@ -217,6 +222,9 @@ class Run:
         interrupted = self.interrupted or pytest_status == pytest.ExitCode.INTERRUPTED
         if pytest_status == pytest.ExitCode.INTERNAL_ERROR:
             self.broke("pytest ended with an internal error; what it printed above says where")
+        for watch in self._watches:
+            watch.finish()
+            self._problems += watch.problems()
         states = [self._waiver_state(waiver) for waiver in self._waivers]
         self._problems += [problem for state in states if (problem := _rotten(state)) is not None]
         footer: dict[str, Any] = {
@@ -231,6 +239,11 @@ class Run:
             "problems": self._problems,
             "baseline": None,
         }
+        if self._watches:
+            footer["health"] = [
+                {"target": one.name, "before": dict(one.before), "after": dict(one.after), "xids": list(one.xids)}
+                for one in self._watches
+            ]
         whole = {
             "schema": document.SCHEMA,
             "header": self._header_written,

@@ -169,9 +169,20 @@ class Baseline:
 
 
 @dataclass(frozen=True)
+class Health:
+    """What the driver of a device counted before the run and after it, and the critical errors (Xid) meanwhile."""
+
+    target: str
+    before: Mapping[str, int]
+    after: Mapping[str, int]
+    xids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Footer:
     """What was known when the run ended; a report without one is of a run that did not end.
 
+    `health` has a row for each device whose driver tells of it.
     `digest` is that of the whole report (consistency.digest), None in those of suites that wrote none.
     """
 
@@ -185,6 +196,7 @@ class Footer:
     waivers: tuple[Waiver, ...]
     problems: tuple[str, ...]
     baseline: Baseline | None
+    health: tuple[Health, ...] = ()
     digest: str | None = None
 
 
