@@ -10,7 +10,7 @@ import torch
 
 from conformance.harness.check import Case, contract, deep
 from conformance.harness.targets import Target
-from conformance.measure.allocator import free_bytes
+from conformance.measure.allocator import available_bytes
 from conformance.measure.precision import full_precision
 from conformance.test_numerics_reductions import dtypes, slug
 from conformance.workloads.huge import LIMIT, OPERATIONS, Operation, Setting
@@ -21,7 +21,7 @@ ROOM = 2 << 30
 
 def _ask_for_memory(case: Case, target: Target, operation: Operation, limit: int) -> None:
     """End the case where there is too little memory; what is free is shared by the workers of the run."""
-    free, needed = free_bytes(target.device), operation.width * limit + ROOM
+    free, needed = available_bytes(target.device), operation.width * limit + ROOM
     if free is None:
         case.untestable(f"{target.name} does not tell how much memory is free; {needed / 2**30:.0f} GiB are needed")
         return
