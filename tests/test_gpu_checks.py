@@ -54,6 +54,20 @@ def run(check: Callable[..., None], **given: Any) -> Case:
     return case
 
 
+# The flags of precision that this torch has, with the function of which the products are.
+_MATMUL = torch.backends.cuda.matmul
+FLAGS = {
+    name: (owner, flag, function)
+    for name, owner, flag, function in (
+        ("tf32-products", _MATMUL, "allow_tf32", "matmul"),
+        ("tf32-convolutions", torch.backends.cudnn, "allow_tf32", "conv2d"),
+        ("fp16-accumulation", _MATMUL, "allow_fp16_accumulation", "mm"),
+        ("fp16-reduction", _MATMUL, "allow_fp16_reduced_precision_reduction", "mm"),
+        ("bf16-reduction", _MATMUL, "allow_bf16_reduced_precision_reduction", "mm"),
+    )
+    if hasattr(owner, flag)
+}
+
 # The checks, by chapter, name and parameters.
 CHECKS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "nothing waits, one": ("scale", "test_nothing_waits", {"count": 1}),
@@ -78,10 +92,7 @@ CHECKS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "casts over streams": ("cache", "test_casts_over_streams", {}),
     "copies on one stream": ("cast", "test_copies_that_do_not_wait", {"ahead": False}),
     "copies on another stream": ("cast", "test_copies_that_do_not_wait", {"ahead": True}),
-    **{
-        f"flag {name}": ("numerics", "test_flags_of_precision", {"name": name})
-        for name in ("tf32-products", "tf32-convolutions", "fp16-accumulation", "fp16-reduction", "bf16-reduction")
-    },
+    **{f"flag {name}": ("numerics", "test_flags_of_precision", {"name": name}) for name in FLAGS},
     "TF32 is overridden": ("numerics", "test_tf32_is_overridden", {"override": "0"}),
     "captured dropout": ("region", "test_captured_dropout", {"own": False}),
     "captured dropout, own generator": ("region", "test_captured_dropout", {"own": True}),
@@ -372,26 +383,7 @@ FAULTS: dict[str, tuple[str, Breakage]] = {
     "a stream does not wait for the cast": ("casts over streams", _streams_see_an_older_cast),
     "the cast reads before the copy": ("copies on one stream", _copies(lambda host, before: torch.zeros_like(host))),
     "memory of a copy is given to the next": ("copies on another stream", _copies(lambda host, before: before[0])),
-    "TF32 stays in products": (
-        "flag tf32-products",
-        _flag_sticks(torch.backends.cuda.matmul, "allow_tf32", "matmul"),
-    ),
-    "TF32 stays in convolutions": (
-        "flag tf32-convolutions",
-        _flag_sticks(torch.backends.cudnn, "allow_tf32", "conv2d"),
-    ),
-    "fp16 accumulation stays": (
-        "flag fp16-accumulation",
-        _flag_sticks(torch.backends.cuda.matmul, "allow_fp16_accumulation", "mm"),
-    ),
-    "fp16 reductions stay": (
-        "flag fp16-reduction",
-        _flag_sticks(torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", "mm"),
-    ),
-    "bf16 reductions stay": (
-        "flag bf16-reduction",
-        _flag_sticks(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", "mm"),
-    ),
+    **{f"{name} stays": (f"flag {name}", _flag_sticks(*flag)) for name, flag in FLAGS.items()},
     "TF32 in spite of the override": ("TF32 is overridden", _a_child_has_tf32),
     "replays draw what was captured": ("captured dropout", _forgets("bernoulli_")),
     "replays leave the generator": ("captured dropout", _replays_leave_the_generator),

@@ -149,8 +149,8 @@ def attempts(
 
 def measured(tensors: list[Tensor], references: list[Rounded], what: str, form: Format) -> list[Measured]:
     """Measure the result and the three gradients of one backend."""
-    names = ("result", "gradient of query", "gradient of key", "gradient of value")
+    names = {None: "result", 0: "gradient of query", 1: "gradient of key", 2: "gradient of value"}
     return [
-        Measured(f"{what}: {name}", tensor.dtype, error_ratio(tensor, reference, form))
-        for name, tensor, reference in zip(names, tensors, references, strict=True)
+        Measured(f"{what}: {name}", tensor.dtype, error_ratio(tensor, reference, form), operand=operand)
+        for (operand, name), tensor, reference in zip(names.items(), tensors, references, strict=True)
     ]
