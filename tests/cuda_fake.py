@@ -125,7 +125,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     monkeypatch.setattr(Stream, "log", [], raising=False)
     replaced = {
         "CUDAGraph": graph,
-        "graph": lambda made, pool=None: made.capture(pool),
+        "graph": lambda made, pool=None, **options: made.capture(pool),
         "graph_pool_handle": lambda: None,
         "synchronize": lambda device=None: None,
         "Stream": Stream,
