@@ -23,7 +23,7 @@ from tabulate import tabulate
 
 from conformance.oracles import bounded
 from conformance.oracles.bounded import Measured, Op
-from conformance.oracles.bounded_attention import MASKS, LowLogits, Problem, attempts, measured
+from conformance.oracles.bounded_attention import BACKENDS, MASKS, LowLogits, Problem, attempt, measured
 from conformance.oracles.bounded_convolutions import (
     ATTENTIONS,
     CONVOLUTIONS,
@@ -160,8 +160,8 @@ def _attention(attention: Attention, form: Format, region: bounded.Region, rng: 
 def _far_below_zero(low: LowLogits, form: Format, region: bounded.Region, rng: torch.Generator) -> list[Measured]:
     problem = Problem.draw(low, form, rng)
     references = problem.references(form, form.smallest)
-    ran = attempts(problem, form, CPU, region)
-    return [one for name, seen in ran if seen is not None for one in measured(seen, references, name, form)]
+    ran = {name: attempt(problem, name, form, CPU, region) for name in BACKENDS}
+    return [one for name, seen in ran.items() if seen is not None for one in measured(seen, references, name, form)]
 
 
 @dataclass

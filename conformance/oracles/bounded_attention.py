@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,23 +127,19 @@ def _summed(gradient: Rounded, group: int, form: Format) -> Rounded:
     return Rounded(*(part.unflatten(1, (-1, group)).sum(2) for part in (gradient.value, error)))
 
 
-def attempts(
-    problem: Problem, form: Format, device: torch.device, region: Region
-) -> Iterator[tuple[str, list[Tensor] | None]]:
-    """Run the problem on each backend: its name with the result and three gradients, or None where it declines them."""
-    for name, backend in BACKENDS.items():
-        leaves = [part.float().to(device).requires_grad_() for part in (problem.query, problem.key, problem.value)]
-        try:
-            with warnings.catch_warnings(), sdpa_kernel(backend), region():
-                warnings.simplefilter("ignore")  # CUDA gives its reasons to decline as warnings
-                seen = F.scaled_dot_product_attention(*leaves, **problem.options(device, form.dtype))
-        except RuntimeError as error:
-            if not re.search("No (viable|available)", str(error)):
-                raise
-            yield name, None
-            continue
-        seen.backward(problem.seed.to(seen.dtype).to(device))
-        yield name, [seen, *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+def attempt(problem: Problem, backend: str, form: Format, device: torch.device, region: Region) -> list[Tensor] | None:
+    """Run the problem on one backend; return the result and three gradients, or None where it declines the inputs."""
+    leaves = [part.float().to(device).requires_grad_() for part in (problem.query, problem.key, problem.value)]
+    try:
+        with warnings.catch_warnings(), sdpa_kernel(BACKENDS[backend]), region():
+            warnings.simplefilter("ignore")  # CUDA gives its reasons to decline as warnings
+            seen = F.scaled_dot_product_attention(*leaves, **problem.options(device, form.dtype))
+    except RuntimeError as error:
+        if not re.search("No (viable|available)", str(error)):
+            raise
+        return None
+    seen.backward(problem.seed.to(seen.dtype).to(device))
+    return [seen, *(leaf.grad for leaf in leaves if leaf.grad is not None)]
 
 
 def measured(tensors: list[Tensor], references: list[Rounded], what: str, form: Format) -> list[Measured]:
