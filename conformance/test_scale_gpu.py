@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from conformance.harness.check import Case, contract
+from conformance.harness.check import Case, applies, contract
 from conformance.harness.targets import Target
 from conformance.measure.precision import computes_in
 from conformance.measure.waits import raising_at_waits
@@ -301,10 +301,22 @@ def test_devices_on_paper(case: Case, self_scaling: bool) -> None:
             judge_devices(case, devices.tensor(3.0, home), gradients, spoil, self_scaling, what)
 
 
+def one_device_only(target: Target) -> str | None:
+    """Say that the machine has no second device of the target's type, or None."""
+    count = torch.get_device_module(target.device_type).device_count()
+    return f"one {target.device_type} device only; this needs two" if count < 2 else None
+
+
+def second(target: Target) -> torch.device:
+    """Return another device of the target's type."""
+    return torch.device(target.device_type, (target.device.index + 1) % torch.cuda.device_count())
+
+
 @contract("AMP-SCALE-166", on="cuda")
+@applies(one_device_only)
 @pytest.mark.parametrize("self_scaling", [False, True], ids=["ordinary", "self-scaling"])
 def test_two_devices(case: Case, target: Target, self_scaling: bool) -> None:
-    other = second(case, target)
+    other = second(target)
     for home, (spoil, bad) in itertools.product((target.device, other), SPOILT[:4]):
         values = ([8.0, -4.0], [12.0], [16.0, 0.0, 2.0])
         gradients = [
@@ -313,14 +325,6 @@ def test_two_devices(case: Case, target: Target, self_scaling: bool) -> None:
         ]
         what = f"scale on {home}, " + ("all finite" if spoil is None else f"{bad} in gradient {spoil}")
         judge_devices(case, torch.tensor(3.0, device=home), gradients, spoil, self_scaling, what)
-
-
-def second(case: Case, target: Target) -> torch.device:
-    """Another device of the target's type, or the verdict that there is none."""
-    count = torch.cuda.device_count()
-    if count < 2:
-        case.untestable(f"one {target.device_type} device only; this needs two")
-    return torch.device(target.device_type, (target.device.index + 1) % count)
 
 
 @contract("AMP-SCALE-167")

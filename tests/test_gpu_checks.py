@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from conformance.harness import catalogue
-from conformance.harness.check import Case, ContractViolation, Untestable
+from conformance.harness.check import Case, ContractViolation
 from conformance.harness.targets import Target, resolve
 from conformance.oracles.optimizer_table import kinds
 from tests.cuda_fake import FakeCuda, Graph, cuda  # noqa: F401  (a fixture)
@@ -31,7 +31,7 @@ FUSED = {kind.optimizer: kind for kind in kinds(implementations=("fused",)) if k
 @pytest.fixture(autouse=True)
 def _markers(pytestconfig: pytest.Config) -> None:
     """The marks of the checks, which the plugin registers where the suite itself runs."""
-    for name in ("contract", "depth", "per_target"):
+    for name in ("contract", "applies", "depth", "per_target"):
         pytestconfig.addinivalue_line("markers", f"{name}: of the suite")
 
 
@@ -104,7 +104,7 @@ def run_named(name: str, monkeypatch: pytest.MonkeyPatch) -> Case:
     chapter, check, given = CHECKS[name]
     found = module(chapter)
     if check == "test_two_devices":
-        monkeypatch.setattr(found, "second", lambda case, target: torch.device("cpu"))
+        monkeypatch.setattr(found, "second", lambda target: torch.device("cpu"))
     return run(getattr(found, check), **given)
 
 
@@ -114,10 +114,10 @@ def test_check_holds_on_stock_torch(name: str, monkeypatch: pytest.MonkeyPatch) 
     run_named(name, monkeypatch)
 
 
-@pytest.mark.usefixtures("cuda")
-def test_two_devices_are_asked_for() -> None:
-    with pytest.raises(Untestable, match="needs two"):
-        run(module("scale").test_two_devices, self_scaling=False)
+@pytest.mark.parametrize(("count", "absent"), [(1, "one cuda device only; this needs two"), (2, None)])
+def test_one_device_is_not_asked_for_two(count: int, absent: str | None) -> None:
+    with replaced(torch.cuda, "device_count", lambda: count):
+        assert module("scale").one_device_only(Target("cuda:0", "cuda", 0, is_fake=False)) == absent
 
 
 Breakage = Callable[[FakeCuda], contextlib.AbstractContextManager[Any]]

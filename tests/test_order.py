@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from conformance.harness import plugin
 from tests.conftest import Toy
@@ -47,46 +44,20 @@ def test_random_order(toy: Toy) -> None:
     assert _essence(shuffled.report) == _essence(expected.report)
 
 
-def test_workers(toy: Toy, root: Path) -> None:
-    """Under xdist the workers are processes of their own, so the toy suite is loaded there by a plugin."""
-    _suite(toy)
-    (toy.path / "toyplugin.py").write_text(
-        "import pathlib\n"
-        "from conformance.harness import catalogue, waivers\n"
-        "catalogue.CONTRACTS = pathlib.Path(__file__).parent / 'contracts'\n"
-        "waivers.shipped = lambda known: ()\n"
-    )
-    expected = toy.run()
-
-    arguments = "-p toyplugin -p conformance.harness.plugin -n 2 --report spread"
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", *arguments.split()],
-        cwd=toy.path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(toy.path), str(root)))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    spread = json.loads((toy.path / "spread" / "report.json").read_text())
-    assert run.returncode == expected.status == 1
-    assert _essence(spread) == _essence(expected.report)
-    assert spread["header"]["options"]["workers"] == 2
-    assert spread["footer"]["contracts"] == expected.report["footer"]["contracts"]
-
-
 class Item:
     """What the plugin's order looks at; only modules of the suite itself have a chapter."""
 
     def __init__(self, name: str, line: int = 1, index: int = 0, timed: bool = False) -> None:
         self.path = plugin.PACKAGE / name
         self.location = (name, line, "")
-        self.callspec = SimpleNamespace(indices={"size": index}, params={})
+        self.callspec = SimpleNamespace(indices={"size": index}, params={}, id=str(index))
         self.name = f"{name}:{line}:{index}"
-        self._timed = timed
+        self.stash = pytest.Stash()
+        contract = pytest.mark.contract("AMP-SPEED-001", on=("real",), dtypes=("fp16",))
+        self._marks = [contract.mark, *([pytest.mark.timed.mark] if timed else [])]
 
-    def get_closest_marker(self, name: str) -> object:
-        return self if self._timed and name == "timed" else None
+    def iter_markers(self) -> list[pytest.Mark]:
+        return self._marks
 
 
 def _ordered(items: list[Item]) -> list[str]:

@@ -90,17 +90,6 @@ def test_selections_of_benchmarks_leave_the_others_out(timed: Toy, option: str, 
     assert list(outcome.verdicts().values()) == ["PASS"] * left
 
 
-def test_among_workers_times_are_untestable(timed: Toy) -> None:
-    outcome = timed.run("-n", "1")
-
-    assert outcome.status == 0
-    verdicts = {case["id"]: (case["verdict"], case["reason"]) for case in outcome.report["cases"]}
-    reason = "times and peaks of memory are taken alone: run this chapter without -n"
-    assert verdicts["AMP-SPEED-001[time:device-small]"] == ("UNTESTABLE", reason)
-    assert verdicts["AMP-SPEED-002[count]"] == ("PASS", "")
-    assert "automatically disabled" not in outcome.output
-
-
 @pytest.mark.parametrize("watch", ["settrace", "setprofile"])
 def test_under_a_profiler_times_are_untestable(timed: Toy, watch: str) -> None:
     set_watch = getattr(sys, watch)

@@ -91,6 +91,20 @@ def per_target(name: str, values: Callable[[Any], Iterable[Any]]) -> Callable[[C
     return mark
 
 
+def applies(absent: Callable[[Any], str | None]) -> Callable[[Check], Check]:
+    """Say on what a check cannot apply: `absent(target)` returns what the machine cannot have, or None.
+
+    `target` is None for a check without one. Such cases are not collected; the report lists them as not applicable
+    here. What is missing but could be there (a package, memory) is `case.untestable` instead.
+    """
+
+    def mark(check: Check) -> Check:
+        marked: Check = pytest.mark.applies.with_args(absent)(check)  # a callable alone would be decorated
+        return marked
+
+    return mark
+
+
 @dataclass(frozen=True)
 class Allotment:
     """What one timed case was given: when it has to end, where its progress shows, who else wants its times."""

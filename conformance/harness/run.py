@@ -7,6 +7,7 @@ import os
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from conformance.harness import catalogue as catalogues
-from conformance.harness import environment, expectations, options, state, targets, waivers
+from conformance.harness import environment, expectations, lost_device, options, state, targets, waivers
 from conformance.harness.catalogue import Catalogue, Contract
 from conformance.harness.check import DEPTHS
 from conformance.harness.contradictions import contradictions
@@ -49,6 +50,7 @@ class Run:
         self.contracts = contracts
         self.chapters = {contract.chapter for contract in contracts.values()}
         self.reasons: dict[str, str] = {}
+        self.not_applicable: dict[str, str] = {}  # cases that this machine cannot have, each with the reason
         self.collected: list[tuple[str, str, str]] = []
         self.depth = DEPTHS.index(options.level)
         self.interrupted = False  # by SIGTERM, also where something swallowed the exception
@@ -56,6 +58,7 @@ class Run:
         self.expectations = expected
         self.deadlines = Deadlines(options.level)
         self.shallow: set[str] = set()  # contracts of which the level leaves out cases
+        self.accelerators = lost_device.watched(run_targets)
         self._targets = run_targets
         self._waivers = excuses
         self._baseline = baseline
@@ -64,6 +67,7 @@ class Run:
         self._problems: list[str] = []
         self._broke = False
         self._smoke_failed = False
+        self._lost_a_device = False
         self._recorder: Recorder | None = None
         self._watches: list[Watch] = []
         self._started = time.monotonic()
@@ -128,7 +132,10 @@ class Run:
     def target_names(self) -> str:
         return ", ".join(target.name for target in self._targets)
 
-    def describe(self, parameters: dict[str, Any], own: bool) -> dict[str, Any]:
+    def chapter_of(self, contract: str) -> str:
+        return self.catalogue.contracts[contract].chapter
+
+    def describe(self, parameters: Mapping[str, Any], own: bool) -> dict[str, Any]:
         """Turn the parameters of a case into short names; the target has a field of its own.
 
         `own` says whether the case is about the user's workload, which is then named.
@@ -188,6 +195,16 @@ class Run:
         if self._recorder is not None:
             self._recorder.add(record)
 
+    def lost(self) -> str | None:
+        """Say which of the run's devices no longer works, or None."""
+        return lost_device.lost(self.accelerators)
+
+    def lose(self, problem: str) -> None:
+        """Note that a device died, after which nothing can be judged."""
+        if not self._lost_a_device:
+            self._problems.append(f"{problem}; nothing else was run")
+        self._lost_a_device = True
+
     def broke(self, problem: str) -> None:
         """Note that the suite itself failed."""
         self._problems.append(environment.redact(problem))
@@ -197,13 +214,15 @@ class Run:
         """Return what was collected, for another process."""
         return {
             "reasons": self.reasons,
+            "not_applicable": self.not_applicable,
             "collected": [list(row) for row in self.collected],
             "shallow": sorted(self.shallow),
         }
 
     def merge(self, collection: dict[str, Any]) -> None:
-        """Take over what an xdist worker collected; every worker collects the same."""
+        """Take over what an xdist worker collected; every worker collects the same, before this process does."""
         self.reasons = collection["reasons"]
+        self.not_applicable = collection["not_applicable"]
         self.collected = [(row[0], row[1], row[2]) for row in collection["collected"]]
         self.shallow = set(collection["shallow"])
 
@@ -219,7 +238,8 @@ class Run:
         """Judge the run, write the footer and the summary; returns the exit status."""
         if self._recorder is None:
             return pytest_status
-        interrupted = self.interrupted or pytest_status == pytest.ExitCode.INTERRUPTED
+        stopped = pytest_status == pytest.ExitCode.INTERRUPTED and not self._lost_a_device
+        interrupted = self.interrupted or stopped
         if pytest_status == pytest.ExitCode.INTERNAL_ERROR:
             self.broke("pytest ended with an internal error; what it printed above says where")
         for watch in self._watches:
@@ -235,6 +255,7 @@ class Run:
             "interrupted": interrupted,
             "contracts": self._roll_up(interrupted),
             "totals": dict(Counter(record["verdict"] for record in self._records)),
+            "not_applicable": self.not_applicable,
             "waivers": states,
             "problems": self._problems,
             "baseline": None,
@@ -250,7 +271,7 @@ class Run:
             "cases": self._records,
             "footer": footer,
         }
-        if self._baseline is not None and not interrupted:
+        if self._baseline is not None and not interrupted and not self._lost_a_device:
             found = diff.regressions(self._baseline, document.parse(whole))
             footer["baseline"] = {
                 "path": Path(self.options.baseline or "").name,
@@ -333,7 +354,9 @@ class Run:
         for id, records in cases.items():
             if records:
                 verdict = Verdict.worst(Verdict(record["verdict"]) for record in records)
-                reason = next((r["reason"] for r in records if r["verdict"] == verdict.value), "")
+                # Of several reasons that of the first id, so that the order of the cases makes no difference.
+                first = min((r for r in records if r["verdict"] == verdict.value), key=lambda record: record["id"])
+                reason = first["reason"]
                 rows[id] = {"verdict": verdict.value, "cases": len(records), "reason": reason}
             else:
                 rows[id] = {"verdict": None, "cases": 0, "reason": self._why_not_reached(id, interrupted)}
@@ -342,13 +365,22 @@ class Run:
     def _in_question(self, id: str) -> bool:
         """Whether a contract or case of the baseline is one that this run was asked for, or that no catalogue knows."""
         contract = id.split("[")[0]
+        if id in self.not_applicable or (contract == id and self._wholly_not_applicable(id)):
+            return False
         return contract in self.contracts or contract not in self.catalogue.contracts
+
+    def _wholly_not_applicable(self, contract: str) -> bool:
+        """Whether every collected case of a contract is one that this machine cannot have."""
+        ids = [row[1] for row in self.collected if row[0] == contract]
+        return bool(ids) and all(id in self.not_applicable for id in ids)
 
     def _why_not_reached(self, contract: str, interrupted: bool) -> str:
         if interrupted:
             return "the run was interrupted before"
         if contract in self.reasons:
             return self.reasons[contract]
+        if self._lost_a_device:
+            return "a device stopped working before"
         if any(row[0] == contract for row in self.collected):
             return "left out by the selection of tests, or the run stopped before"
         return "none of its checks was collected"

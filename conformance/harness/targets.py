@@ -270,7 +270,7 @@ def smoke(target: Target) -> str | None:
     No autocast region: that is what the contracts judge, each by its name.
     """
     steps = (
-        ("a matrix product", lambda: _smoke_product(target)),
+        ("a matrix product", lambda: known_sum(target)),
         ("a backward pass", lambda: _smoke_backward(target)),
         ("mixed precision", lambda: _smoke_dtypes(target)),
     )
@@ -286,7 +286,8 @@ def smoke(target: Target) -> str | None:
     return None
 
 
-def _smoke_product(target: Target) -> None:
+def known_sum(target: Target) -> None:
+    """Sum a product of matrices of ones on `target`; raises ArithmeticError where it is wrong, or what torch raises."""
     ones = torch.ones(4, 4, device=target.device)
     seen = torch.matmul(ones, ones).sum().item()
     if seen != 64.0:

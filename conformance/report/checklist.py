@@ -283,7 +283,7 @@ def _waiver(waiver: Waiver) -> str:
 
 def _not_run(report: Report) -> Iterator[str]:
     yield "## 4. What was not run, and why"
-    rows = [*_narrowed(report), *_missing(report), *_spoiled(report)]
+    rows = [*_narrowed(report), *_missing(report), *_not_applicable(report), *_spoiled(report)]
     yield "\n".join(f"- {row}" for row in rows) or "Everything was run."
 
 
@@ -307,6 +307,12 @@ def _missing(report: Report) -> Iterator[str]:
             reason = result.reason if result else "the run did not get that far"
             title = text.markdown(report.contracts[id].title)
             yield f"NOT REACHED: {text.markdown(id)}, {title}: {text.markdown(reason)}"
+
+
+def _not_applicable(report: Report) -> Iterator[str]:
+    for reason, contracts in rollup.not_applicable(report).items():
+        ids = ", ".join(dict.fromkeys(text.markdown(contract) for contract in contracts))
+        yield f"NOT APPLICABLE HERE: {text.markdown(reason)}: {text.count(len(contracts), 'case')} of {ids}"
 
 
 def _spoiled(report: Report) -> Iterator[str]:

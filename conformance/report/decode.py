@@ -124,7 +124,7 @@ def _mapping(key_hint: Any, value_hint: Any) -> Decoder:
 
 def _object(cls: Any) -> Decoder:
     decoders = {name: _decoder(hint) for name, hint in get_type_hints(cls).items()}
-    needed = [field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING]
+    needed = [field.name for field in dataclasses.fields(cls) if field.default is field.default_factory]  # both MISSING
 
     def build(value: Any, where: str) -> Any:
         if not isinstance(value, dict):
