@@ -128,6 +128,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
         "graph": lambda made, pool=None, **options: made.capture(pool),
         "graph_pool_handle": lambda: None,
         "synchronize": lambda device=None: None,
+        "_sleep": lambda cycles: None,
         "Stream": Stream,
         "current_stream": lambda: current,
         "stream": lambda stream: contextlib.nullcontext(),
