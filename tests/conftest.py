@@ -15,10 +15,16 @@ import pytest
 import torch._dynamo  # noqa: F401  (an optimizer imports it, and its operators cannot be registered twice)
 
 import conformance.harness.run  # noqa: F401  (likewise)
-from conformance.harness import catalogue, waivers
+from conformance.harness import catalogue, items, waivers
 from tests.faults.campaign import WITHOUT_COLLECTIONS
 
 pytest_plugins = ("pytester",)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Know the marks of the checks, which some tests import."""
+    items.register_marks(config)
+
 
 _CONTRACT = """
 [[contract]]

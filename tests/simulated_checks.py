@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-import pytest
 import torch
 
 from conformance.harness import catalogue, expectations, judge, targets
@@ -119,13 +118,6 @@ def _given(function: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         function.__defaults__ = before
-
-
-@pytest.fixture(autouse=True)
-def markers(pytestconfig: pytest.Config) -> None:
-    """The marks of the checks, which the plugin registers where the suite itself runs."""
-    for name in ("contract", "depth", "per_target", "timed"):
-        pytestconfig.addinivalue_line("markers", f"{name}: of the suite")
 
 
 def checks(module: str) -> dict[str, Callable[..., None]]:

@@ -73,6 +73,12 @@ def timed(check: Check) -> Check:
     return marked
 
 
+def alone(check: Check) -> Check:
+    """Say that a check needs most of the machine's memory: its cases run after all others, in one process."""
+    marked: Check = pytest.mark.alone(check)
+    return marked
+
+
 def deep(level: str, *values: Any, id: str | None = None) -> Any:
     """A parameter set that is left out below `level`."""
     return pytest.param(*values, id=id, marks=pytest.mark.depth(level))

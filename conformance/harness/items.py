@@ -10,6 +10,22 @@ import pytest
 
 from conformance.harness.check import DEPTHS
 
+_MARKS = (
+    "contract(id, on, dtypes): the contract that a check asserts",
+    "per_target(name, values): values(target) parametrises the check on each target",
+    "depth(level): the case is left out below this --level",
+    "needs(capabilities): what the target must be capable of, or UNSUPPORTED",
+    "applies(absent): absent(target) says what the machine cannot have, or None",
+    "timed: the check takes times or peaks of memory, on a machine of its own",
+    "alone: the check needs most of the memory, so that it runs after all others, in one process",
+)
+
+
+def register_marks(config: pytest.Config) -> None:
+    """Tell pytest the marks of the suite; it refuses others."""
+    for mark in _MARKS:
+        config.addinivalue_line("markers", mark)
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -27,6 +43,8 @@ class Facts:
     stand_in: bool
     """Whether it is no case, but stands for those that the targets or dtypes of the run leave out."""
     timed: bool
+    alone: bool
+    """Whether the case runs after all others, in one process; those that are timed do."""
     by_target: bool
     needs: tuple[str, ...]
     """The capabilities of a target that the check is about."""
@@ -79,6 +97,7 @@ def _read(item: pytest.Item) -> Facts | None:
         depth=depth(marks),
         stand_in=stand_in,
         timed="timed" in closest and not stand_in,
+        alone=("timed" in closest or "alone" in closest) and not stand_in,
         by_target="per_target" in closest,
         needs=tuple(name for mark in marks if mark.name == "needs" for name in mark.args),
         absent=closest["applies"].args[0] if "applies" in closest and not stand_in else None,

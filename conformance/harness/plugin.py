@@ -22,7 +22,7 @@ from conformance.harness import benchmarks, measuring, parallel
 from conformance.harness import catalogue as catalogues
 from conformance.harness import options as options_module
 from conformance.harness.check import DEPTHS, Allotment, Case, ContractViolation, Unsupported, Untestable
-from conformance.harness.items import Facts, depth, facts, of_case
+from conformance.harness.items import Facts, depth, facts, of_case, register_marks
 from conformance.harness.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -63,12 +63,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "contract(id, on, dtypes): the contract that a check asserts")
-    config.addinivalue_line("markers", "per_target(name, values): values(target) parametrises the check on each target")
-    config.addinivalue_line("markers", "depth(level): the case is left out below this --level")
-    config.addinivalue_line("markers", "needs(capabilities): what the target must be capable of, or UNSUPPORTED")
-    config.addinivalue_line("markers", "applies(absent): absent(target) says what the machine cannot have, or None")
-    config.addinivalue_line("markers", "timed: the check takes times or peaks of memory, on a machine of its own")
+    register_marks(config)
     options = options_module.read(config)
     _wait_without_spinning()
     options_module.require_packages()
@@ -81,7 +76,7 @@ def pytest_configure(config: pytest.Config) -> None:
     elif not config.option.collectonly:
         config.pluginmanager.register(_Controller(run), "conformance-controller")
     if parallel.is_controller(config):
-        config.pluginmanager.register(parallel.Alone(), "conformance-alone")
+        config.pluginmanager.register(parallel.Alone(run), "conformance-alone")
     # Hypothesis keeps notes on the modules it sees; a run leaves nothing in the folder where it was started.
     os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(Path(tempfile.gettempdir(), "conformance-hypothesis")))
     # A chapter that this torch cannot even import must not keep the others from running.
@@ -159,10 +154,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Leave the modules of chapters that were not asked for, or of which another process runs all, unimported."""
     if collection_path.parent != PACKAGE or not collection_path.name.startswith("test_"):
         return None
-    chapter = _chapter(collection_path)
-    if parallel.is_controller(config) and chapter not in _LAST:
+    run = config.stash[RUN]
+    if parallel.is_controller(config) and collection_path.name not in run.left_to_the_controller:
         return True
-    return True if chapter not in config.stash[RUN].chapters else None
+    return True if _chapter(collection_path) not in run.chapters else None
 
 
 def _chapter(path: Path) -> str:
@@ -252,7 +247,8 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         if found is None:
             kept.append(item)
             continue
-        if parallel.elsewhere(config, found.timed):
+        if parallel.elsewhere(config, found.alone):
+            run.left_to_the_controller.add(item.path.name)
             continue
         absent = None if found.absent is None else found.absent(found.target)
         reason = absent or _left_out(item, found, run)
@@ -289,16 +285,15 @@ def _refuse_repeated_ids(run: Run) -> None:
 
 
 def _lateness(item: pytest.Item) -> tuple[Any, ...]:
-    chapter = _chapter(item.path)
+    chapter, found = _chapter(item.path), facts(item)
     if item.path.parent != PACKAGE or chapter not in _LAST:
-        return (0,)
-    found = facts(item)
+        return (0 if found is None else int(found.alone),)
     if found is None or not found.timed:
-        return (_LAST.index(chapter) + 1,)
+        return (_LAST.index(chapter) + 2,)
     callspec = getattr(item, "callspec", None)
     indices = () if callspec is None else tuple(callspec.indices.values())
     judged = item.config.stash[RUN].catalogue.contracts[found.contract].judges
-    return (_LAST.index(chapter) + 1, not judged, item.path.name, item.location[1], indices)
+    return (_LAST.index(chapter) + 2, not judged, item.path.name, item.location[1], indices)
 
 
 def _left_out(item: pytest.Item, found: Facts, run: Run) -> str | None:

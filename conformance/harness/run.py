@@ -18,12 +18,14 @@ from conformance.harness import catalogue as catalogues
 from conformance.harness import environment, expectations, lost_device, options, state, targets, waivers
 from conformance.harness.catalogue import Catalogue, Contract
 from conformance.harness.check import DEPTHS
+from conformance.harness.contradictions import contradictions
 from conformance.harness.measuring import Deadlines
 from conformance.harness.options import Options
 from conformance.harness.recorder import Recorder, ReportInUse
 from conformance.harness.targets import Target
 from conformance.harness.verdicts import Overall, Verdict
 from conformance.harness.waivers import Waiver
+from conformance.measure.health import Watch
 from conformance.report import consistency, diff, document, rollup, terminal
 from conformance.workloads import own as own_workloads
 
@@ -49,6 +51,7 @@ class Run:
         self.chapters = {contract.chapter for contract in contracts.values()}
         self.reasons: dict[str, str] = {}
         self.not_applicable: dict[str, str] = {}  # cases that this machine cannot have, each with the reason
+        self.left_to_the_controller: set[str] = set()  # modules with cases that no worker runs
         self.collected: list[tuple[str, str, str]] = []
         self.depth = DEPTHS.index(options.level)
         self.interrupted = False  # by SIGTERM, also where something swallowed the exception
@@ -67,6 +70,7 @@ class Run:
         self._smoke_failed = False
         self._lost_a_device = False
         self._recorder: Recorder | None = None
+        self._watches: list[Watch] = []
         self._started = time.monotonic()
         self._folder = Path()
 
@@ -88,6 +92,8 @@ class Run:
             if contract.holds_for(torch.__version__)
         }
         run_targets = _targets(asked)
+        if (clash := contradictions(run_targets)) is not None:
+            raise pytest.UsageError(f"the settings of this process contradict each other: {clash}")
         return cls(
             asked,
             catalogue,
@@ -170,8 +176,11 @@ class Run:
             raise pytest.UsageError(f"--report: {self._folder}: {error}") from None
         except OSError as error:
             raise pytest.UsageError(f"--report: {self._folder} cannot be written to: {error.strerror}") from None
-        for target in self._targets:
-            if not target.is_fake and (broken := targets.smoke(target)) is not None:
+        real = [target for target in self._targets if not target.is_fake]
+        watches = [Watch.begin(target.name, target.device) for target in real]
+        self._watches = [watch for watch in watches if watch is not None]
+        for target in real:
+            if (broken := targets.smoke(target)) is not None:
                 broken = environment.redact(broken)
                 self._smoke_failed = True
                 self._problems.append(f"smoke stage: {broken}; nothing else was run")
@@ -204,6 +213,7 @@ class Run:
         return {
             "reasons": self.reasons,
             "not_applicable": self.not_applicable,
+            "left_to_the_controller": sorted(self.left_to_the_controller),
             "collected": [list(row) for row in self.collected],
             "shallow": sorted(self.shallow),
         }
@@ -212,6 +222,7 @@ class Run:
         """Take over what an xdist worker collected; every worker collects the same, before this process does."""
         self.reasons = collection["reasons"]
         self.not_applicable = collection["not_applicable"]
+        self.left_to_the_controller = set(collection["left_to_the_controller"])
         self.collected = [(row[0], row[1], row[2]) for row in collection["collected"]]
         self.shallow = set(collection["shallow"])
 
@@ -231,6 +242,9 @@ class Run:
         interrupted = self.interrupted or stopped
         if pytest_status == pytest.ExitCode.INTERNAL_ERROR:
             self.broke("pytest ended with an internal error; what it printed above says where")
+        for watch in self._watches:
+            watch.finish()
+            self._problems += watch.problems()
         states = [self._waiver_state(waiver) for waiver in self._waivers]
         self._problems += [problem for state in states if (problem := _rotten(state)) is not None]
         footer: dict[str, Any] = {
@@ -246,6 +260,11 @@ class Run:
             "problems": self._problems,
             "baseline": None,
         }
+        if self._watches:
+            footer["health"] = [
+                {"target": one.name, "before": dict(one.before), "after": dict(one.after), "xids": list(one.xids)}
+                for one in self._watches
+            ]
         whole = {
             "schema": document.SCHEMA,
             "header": self._header_written,
