@@ -459,10 +459,10 @@ def changed(target: Target, call: partial[Any], change: Callable[[torch.Tensor],
             return change(tensor)
         # Not every backend has what changes a fake tensor; the shape and strides are found without one.
         like = change(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"))
-        return torch.empty_strided(like.shape, like.stride(), dtype=tensor.dtype, device=tensor.device)
+        with mode_of(target):
+            return torch.empty_strided(like.shape, like.stride(), dtype=tensor.dtype, device=tensor.device)
 
-    with mode_of(target):
-        return _mapped(call, form)
+    return _mapped(call, form)
 
 
 def with_leaves(call: partial[Any]) -> tuple[partial[Any], list[torch.Tensor]]:
