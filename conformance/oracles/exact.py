@@ -18,7 +18,7 @@ def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     Multiplications and sums of single elements: no matrix product kernel takes part, so that a fault in one cannot hide
     in the reference. Exact where every sum of products is an integer below 2^53.
     """
-    m, k, n = *left.shape[-2:], right.shape[-1]
+    m, k, n = left.shape[-2], left.shape[-1], right.shape[-1]
     if m > max(k, n):  # the longest dimension is the innermost, where torch's loops are fastest
         return product(right.mT, left.mT).mT
     left, right = left.double().unsqueeze(-1), right.double().unsqueeze(-3)
