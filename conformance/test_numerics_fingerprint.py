@@ -138,8 +138,8 @@ def test_cancelling_sums_keep_the_implied_bound(case: Case, target: Target, rng:
         terms = left.shape[1]
         share = found.error(terms)
         case.note(f"{dtype}: implied share of n 2^-22", share / (terms * 2.0**-22))
-        exact_sum = exact.product(left, right)
-        error = share * exact.product(left.abs(), right.abs())
+        exact_sum, size = exact.product_and_size(left, right)
+        error = share * size
         bound = form.unit_roundoff * exact_sum.abs() + (1 + form.unit_roundoff) * error + form.smallest / 2
         for op in OPS:
             with full_precision(target.device_type):

@@ -170,21 +170,20 @@ def _branches(swamping: Swamping, size: int, group: list[int]) -> Iterator[Tree]
 
 def sorted_tree(node: Tree) -> Tree:
     """Return the tree with its branches in the order of their first places: a + b is b + a."""
-    if isinstance(node, int):
-        return node
-    return tuple(sorted((sorted_tree(part) for part in node), key=_leftmost))
+    return UNSWAMPED if node == UNSWAMPED else _sorted(node)[1]
 
 
 def first_place(node: Tree) -> int:
     """Return the smallest place in a tree."""
-    return _leftmost(sorted_tree(node))
+    return _sorted(node)[0]
 
 
-def _leftmost(node: Tree) -> int:
-    """The place at the left end of a tree, the smallest one if it is sorted."""
-    while isinstance(node, tuple):
-        node = node[0]
-    return node
+def _sorted(node: Tree) -> tuple[int, Tree]:
+    """The smallest place of a tree, and the tree sorted."""
+    if isinstance(node, int):
+        return node, node
+    parts = sorted(map(_sorted, node))  # no two have the same smallest place, so that trees are not compared
+    return parts[0][0], tuple(part for _, part in parts)
 
 
 def running(parts: Sequence[Tree]) -> Tree:

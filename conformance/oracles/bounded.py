@@ -117,9 +117,13 @@ def gain_ratio(seen: Tensor, reference: Rounded, form: Format | None = None, noi
     bound = (error * value.abs()).sum()
     if form is not FP32:
         # Equal significands are rounded alike: all that share one are a single rounding.
-        kinds, member = torch.frexp(value.abs())[0].unique(return_inverse=True)
-        size = (half_spacing(value.abs(), form) * ROUNDING + noise * value.abs()) * value.abs()
-        size = torch.zeros_like(kinds).index_add(0, member, size)
+        value_size = value.abs()
+        kinds, order = torch.frexp(value_size)[0].sort()
+        fresh = kinds[1:] != kinds[:-1]
+        size = (half_spacing(value_size, form) * ROUNDING + noise * value_size) * value_size
+        if not bool(fresh.all()):
+            member = torch.cat([fresh.new_zeros(1), fresh]).cumsum(0)
+            size = torch.zeros_like(kinds).index_add(0, member, size[order])
         bound = bound + torch.minimum(CONFIDENCE * size.square().sum().sqrt(), size.sum() / ROUNDING)
     off = ((there - value) * value).sum().abs()
     return float(off / (bound * _SLACK)) if off else 0.0

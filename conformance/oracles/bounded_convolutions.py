@@ -370,8 +370,7 @@ def attention_references(
     loss = (logits.shape[-1] + 2 * spread + 12 + 4 * abs(shift)) * 2.0**-24 + unit
     result, size = exact.product(p, value), exact.product(p * loss + 2 * floor, value.abs())
     result_error = size + accumulation(logits.shape[-1]) * exact.product(p, value.abs())
-    dp = exact.product(seed, value.mT)
-    dp_size = exact.product(seed.abs(), value.abs().mT)
+    dp, dp_size = exact.product_and_size(seed, value.mT)
     delta = (seed * result).sum(-1, keepdim=True)
     delta_error = (seed.abs() * (result_error + form.unit_roundoff * result.abs())).sum(-1, keepdim=True)
     ds = p * (dp - delta)

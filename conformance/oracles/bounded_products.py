@@ -126,7 +126,7 @@ def product_operands(
         left, right, bias, seed = (x * tiny for x in (left, right, bias * tiny, seed))
     elif kind == "near_overflow":
         # Sums on the way stay below fp32's largest number, which is about bf16's own.
-        largest, size = (float(exact.product(*pair).abs().max()) for pair in ((left, right), (left.abs(), right.abs())))
+        largest, size = (float(part.abs().max()) for part in exact.product_and_size(left, right))
         top = min(0.9 * form.largest / largest, 2.0**126 / size) ** 0.5
         left, right, bias = left * top, right * top, bias * top
     if kind != "subnormal":
@@ -136,8 +136,8 @@ def product_operands(
 
 def _normal(matrix: Tensor, form: Format) -> Tensor:
     """Keep every number but zero out of the subnormal range, which matrix units may flush (MI200's do)."""
-    size = torch.where(matrix == 0, matrix.abs(), matrix.abs().clamp_min(2 * form.smallest_normal))
-    return size.copysign(matrix)
+    size = matrix.abs().clamp_min_(2 * form.smallest_normal).masked_fill_(matrix == 0, 0.0)
+    return size.copysign_(matrix)
 
 
 def _scaled(matrix: Tensor, rng: torch.Generator, dim: int) -> Tensor:
@@ -152,8 +152,7 @@ def _product_reference(left: Tensor, right: Tensor, added: Tensor | None, form: 
 
     fp32 products are promised in IEEE arithmetic, not on matrix units: gamma_n (Higham 2002, section 3.1).
     """
-    value, terms = exact.product(left, right), left.shape[-1]
-    size = exact.product(left.abs(), right.abs())
+    (value, size), terms = exact.product_and_size(left, right), left.shape[-1]
     if added is not None:
         value, size, terms = value + added, size + added.abs(), terms + 1
     unit = lowest_bit(left) + lowest_bit(right)
@@ -191,9 +190,13 @@ def measure_product(
     device: torch.device,
     region: Region,
     *,
+    result: bool = True,
     backward: bool = True,
 ) -> list[Measured]:
-    """Run a product of fp32 operands in `region`, where it is promised to compute in `form`, forward and backward."""
+    """Run a product of fp32 operands in `region`, where it is promised to compute in `form`, forward and backward.
+
+    `result` and `backward` say which of the two is measured.
+    """
     full = product_operands(product, kind, shape, form, rng)
     left, right, bias, seed = (rounded(operand, form) for operand in full)
     leaves = [operand.float().to(device).requires_grad_() for operand in full[:3]]
@@ -201,16 +204,7 @@ def measure_product(
         seen = product.call(*leaves)
     what = f"{product.name} {'x'.join(map(str, shape))}, {kind.replace('_', ' ')}"
     added, plain = None if product.bias == "none" else bias, kind == "plain"
-    found = [_judged(what, seen, _product_reference(left, right, added, form), form, gain=plain)]
-    if form is not FP32 and plain:
-        plus = 0 if added is None else added
-        others = [exact.product(full[0], right) + plus, exact.product(left, full[1]) + plus]
-        size = (
-            normwise_error(seen, exact.product(full[0], full[1]) + (0 if added is None else full[2]))
-            / form.unit_roundoff
-            / 0.3
-        )
-        found[0] = replace(found[0], share=_worst_share(seen, others, left, right, added, form), size=size)
+    found = [_result(what, seen, full, (left, right, added), form, plain=plain)] if result else []
     if not backward:
         return found
     seen.backward(seed.to(seen.dtype).to(device))
@@ -231,12 +225,26 @@ def measure_product(
     return found
 
 
-def _worst_share(
-    seen: Tensor, others: list[Tensor], left: Tensor, right: Tensor, added: Tensor | None, form: Format
-) -> float | None:
+def _result(
+    what: str,
+    seen: Tensor,
+    full: tuple[Tensor, Tensor, Tensor, Tensor],
+    narrow: tuple[Tensor, Tensor, Tensor | None],
+    form: Format,
+    *,
+    plain: bool,
+) -> Measured:
+    """Measure the result of `narrow`, which `full` was rounded to."""
+    left, right, added = narrow
     reference = _product_reference(left, right, added, form)
-    shares = [share_ratio(seen, other, reference, form) for other in others]
-    return max((share for share in shares if share is not None), default=None)
+    measured = _judged(what, seen, reference, form, gain=plain)
+    if form is FP32 or not plain:
+        return measured
+    plus, whole = (0, 0) if added is None else (added, full[2])
+    others = [exact.product(full[0], right) + plus, exact.product(left, full[1]) + plus]
+    shares = [share for other in others if (share := share_ratio(seen, other, reference, form)) is not None]
+    size = normwise_error(seen, exact.product(full[0], full[1]) + whole) / form.unit_roundoff / 0.3
+    return replace(measured, share=max(shares, default=None), size=size)
 
 
 def _judged(

@@ -28,9 +28,10 @@ class Sparse:
     def picked_by(self, left: Tensor) -> Tensor:
         """Return `left` @ self for a `left` (m, height) of integers: each column adds up h columns of `left`."""
         # Rows of the transposed matrix lie in one piece of memory.
-        columns, result = left.t().contiguous(), torch.zeros(self.rows.shape[1], left.shape[0], dtype=left.dtype)
-        for rows, values in zip(self.rows, self.values.to(left.dtype), strict=True):
-            result += columns.index_select(0, rows) * values.unsqueeze(1)
+        columns, values = left.t().contiguous(), self.values.to(left.dtype).unsqueeze(2)
+        result = columns.index_select(0, self.rows[0]) * values[0]
+        for rows, factors in zip(self.rows[1:], values[1:], strict=True):
+            result += columns.index_select(0, rows) * factors
         return result.t()
 
     def spread(self, left: Tensor) -> Tensor:

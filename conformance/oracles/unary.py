@@ -30,9 +30,10 @@ def pattern(ordinal: int) -> int:
 
 
 def ordinals(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the ordinals of a 16-bit floating tensor, as int32 on its own device; those of NaNs say nothing."""
-    bits = tensor.contiguous().view(torch.int16).int()
-    return torch.where(bits < 0, -1 - (bits & 0x7FFF), bits)
+    """Return the ordinals of a 16-bit floating tensor, as int16 on its own device; those of NaNs say nothing."""
+    bits = tensor.contiguous().view(torch.int16)
+    # -1 - size is the size with all its bits turned and the sign set.
+    return bits ^ (bits >> 15 & 0x7FFF)
 
 
 def encode(intervals: Intervals) -> str:
@@ -54,9 +55,7 @@ def _decode(text: str) -> tuple[torch.Tensor, torch.Tensor]:
     quarters = planes.view(4, 2**16).to(torch.int16)
     # Differences wrap around at 16 bits, and so do int16 sums.
     low, width = (quarters[at] | quarters[at + 1] << 8 for at in (0, 2))
-    for step in (2**power for power in range(16)):
-        low = torch.cat([low[:step], low[step:] + low[:-step]])
-    return low.int(), width.int()
+    return low.cumsum(0, dtype=torch.int16).int(), width.int()
 
 
 @functools.cache
@@ -82,10 +81,10 @@ def acceptable(op: str, form: Format) -> tuple[torch.Tensor, torch.Tensor]:
 
 @functools.cache
 def _limits(op: str, form: Format) -> tuple[torch.Tensor, torch.Tensor]:
-    """The intervals of `acceptable`, with everything in those where any result will do."""
+    """The intervals of `acceptable` as int16, with everything in those where any result will do."""
     low, high = acceptable(op, form)
     free = low > high
-    return low.masked_fill(free, -(2**15)), high.masked_fill(free, 2**15)
+    return low.masked_fill(free, -(2**15)).short(), high.masked_fill(free, 2**15 - 1).short()
 
 
 def outside(seen: torch.Tensor, op: str, form: Format) -> torch.Tensor:
