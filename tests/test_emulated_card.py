@@ -5,7 +5,6 @@ The whole suite runs on it too, in CI (tox -e emulated).
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import reports
 from tests.conftest import Outcome
 from tests.emulated.build import lacking
 
@@ -47,7 +47,7 @@ def start(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Start:
         )
         written = folder / "report.json"
         assert written.exists(), (done.stdout + done.stderr)[-3000:]
-        return Outcome(done.returncode, done.stdout, json.loads(written.read_text()))
+        return Outcome(done.returncode, done.stdout, reports.written(written))
 
     return run
 

@@ -26,7 +26,7 @@ from conformance.harness.targets import Target
 from conformance.harness.verdicts import Overall, Verdict
 from conformance.harness.waivers import Waiver
 from conformance.measure.health import Watch
-from conformance.report import consistency, diff, document, rollup, terminal
+from conformance.report import consistency, diff, document, layout, rollup, terminal
 from conformance.workloads import own as own_workloads
 
 
@@ -245,7 +245,10 @@ class Run:
         for watch in self._watches:
             watch.finish()
             self._problems += watch.problems()
-        states = [self._waiver_state(waiver) for waiver in self._waivers]
+        records: dict[str, list[dict[str, Any]]] = {id: [] for id in self.contracts}
+        for record in self._records:
+            records[record["contract"]].append(record)
+        states = [self._waiver_state(waiver, records.get(waiver.contract, [])) for waiver in self._waivers]
         self._problems += [problem for state in states if (problem := _rotten(state)) is not None]
         footer: dict[str, Any] = {
             "finished": _now(),
@@ -253,7 +256,7 @@ class Run:
             "overall": Overall.INCOMPLETE.value,
             "exit_status": 0,
             "interrupted": interrupted,
-            "contracts": self._roll_up(interrupted),
+            "contracts": self._roll_up(records, interrupted),
             "totals": dict(Counter(record["verdict"] for record in self._records)),
             "not_applicable": self.not_applicable,
             "waivers": states,
@@ -271,18 +274,20 @@ class Run:
             "cases": self._records,
             "footer": footer,
         }
+        report = document.parse(whole)
         if self._baseline is not None and not interrupted and not self._lost_a_device:
-            found = diff.regressions(self._baseline, document.parse(whole))
+            found = diff.regressions(self._baseline, report)
             footer["baseline"] = {
                 "path": Path(self.options.baseline or "").name,
                 "regressed": [id for id in found.regressed if self._in_question(id)],
                 "gone": [id for id in found.gone if self._in_question(id)],
             }
-        footer["overall"] = rollup.overall(document.parse(whole)).value
+        footer["overall"] = rollup.overall(document.with_footer(report, footer)).value
         footer["exit_status"] = self._exit_status(footer, pytest_status)
-        footer["digest"] = consistency.digest(whole)
-        self._recorder.finish(footer)
-        self._report = document.parse(whole)
+        folded = layout.folded(whole)
+        footer["digest"] = consistency.digest(folded)
+        self._recorder.finish(folded)
+        self._report = document.with_footer(report, footer)
         (self._folder / "summary.txt").write_text(self.summary(short=False, width=100) + "\n", encoding="utf-8")
         return int(footer["exit_status"])
 
@@ -338,26 +343,21 @@ class Run:
                     "source": contract.source,
                     "failure": contract.failure,
                     "next_step": contract.next_step,
-                    "snippet": contract.snippet,
                 }
                 for contract in self.contracts.values()
             ],
         }
         return self._header_written
 
-    def _roll_up(self, interrupted: bool) -> dict[str, Any]:
+    def _roll_up(self, records: dict[str, list[dict[str, Any]]], interrupted: bool) -> dict[str, Any]:
         """Return the verdict of every contract, or why it has none."""
-        cases: dict[str, list[dict[str, Any]]] = {id: [] for id in self.contracts}
-        for record in self._records:
-            cases[record["contract"]].append(record)
         rows = {}
-        for id, records in cases.items():
-            if records:
-                verdict = Verdict.worst(Verdict(record["verdict"]) for record in records)
+        for id, cases in records.items():
+            if cases:
+                verdict = Verdict.worst(Verdict(case["verdict"]) for case in cases)
                 # Of several reasons that of the first id, so that the order of the cases makes no difference.
-                first = min((r for r in records if r["verdict"] == verdict.value), key=lambda record: record["id"])
-                reason = first["reason"]
-                rows[id] = {"verdict": verdict.value, "cases": len(records), "reason": reason}
+                first = min((case for case in cases if case["verdict"] == verdict.value), key=lambda case: case["id"])
+                rows[id] = {"verdict": verdict.value, "cases": len(cases), "reason": first["reason"]}
             else:
                 rows[id] = {"verdict": None, "cases": 0, "reason": self._why_not_reached(id, interrupted)}
         return rows
@@ -385,8 +385,8 @@ class Run:
             return "left out by the selection of tests, or the run stopped before"
         return "none of its checks was collected"
 
-    def _waiver_state(self, waiver: Waiver) -> dict[str, Any]:
-        """Say what became of a waiver in this run."""
+    def _waiver_state(self, waiver: Waiver, records: list[dict[str, Any]]) -> dict[str, Any]:
+        """Say what became of a waiver in this run, from the `records` of its contract."""
         applies = {target.name: waiver.in_conditions(torch.__version__, target.name) for target in self._targets} | {
             "host": waiver.in_conditions(torch.__version__, "host")
         }
@@ -394,7 +394,7 @@ class Run:
         named = [row for row in collected if waiver.names(row[0], row[1])]
         ran = [
             record["verdict"]
-            for record in self._records
+            for record in records
             if waiver.names(record["contract"], record["id"]) and applies[record["target"]]
         ]
         # A case that the selection or the level left out may be the one that is named.

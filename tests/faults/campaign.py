@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import json
 import os
 import re
 import sys
@@ -22,6 +21,7 @@ import pytest
 
 from conformance.harness import catalogue, state
 from conformance.oracles.fake_mode import fake_mode
+from tests import reports
 from tests.faults import Fault
 from tests.faults._tools import replaced
 
@@ -83,7 +83,7 @@ def run(fault: Fault, *, chapters: tuple[str, ...] | None = None, until_caught: 
         finally:
             whole.restore()
         path = Path(folder) / "report.json"
-        cases = json.loads(path.read_text())["cases"] if path.exists() else []
+        cases = reports.written(path)["cases"] if path.exists() else []
     return Caught(
         fault,
         status,
