@@ -13,6 +13,7 @@ from conformance.harness.check import Case, contract
 from conformance.harness.targets import Target
 from conformance.oracles.dtype_stream import DtypeStream
 from conformance.oracles.loss_reference import gradient_bound, reference, reference_gradient
+from conformance.oracles.overloads import mode_of
 from conformance.workloads.losses import Call, Loss, Program, draw, losses
 
 TABLE = losses()
@@ -144,7 +145,7 @@ def test_dtype(case: Case, loss: Loss, target: Target, amp_dtype: torch.dtype, r
         call = draw(loss.name, program, rng)
         for first, rest in ((amp_dtype, amp_dtype), (amp_dtype, torch.float32), (torch.float32, amp_dtype)):
             cast = call.cast(first, rest)
-            with target.mode():
+            with mode_of(target):
                 there = placed(cast, target)
                 for reduction in loss.reductions:
                     with target.autocast(amp_dtype):
@@ -403,7 +404,7 @@ def test_no_op_computes_in_16_bit(
             case.note(f"{program.id}: not run", "fake tensors cannot run it")
             continue
         call = draw(loss.name, program, rng).cast(amp_dtype)
-        with target.mode():
+        with mode_of(target):
             there = placed(call, target)
             for reduction in loss.reductions:
                 with target.autocast(amp_dtype), DtypeStream() as stream:

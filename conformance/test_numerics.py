@@ -16,6 +16,7 @@ from torch import Tensor
 from conformance.data import fixture, read_toml
 from conformance.harness.check import Case, contract, deep
 from conformance.harness.targets import Target
+from conformance.judging.attention import by_kernel, compare
 from conformance.measure.precision import full_precision
 from conformance.oracles import error_bounds, exact
 from conformance.oracles.bounded_convolutions import Convolution
@@ -25,11 +26,10 @@ from conformance.oracles.float_formats import (
     FP32,
     Format,
     midpoints,
-    narrow,
     rounded,
     tensor_of,
-    widen,
 )
+from conformance.oracles.float_patterns import all_patterns, narrowed, widened
 from conformance.workloads.products import integers
 
 # --- casts ------------------------------------------------------------------------------------------------------
@@ -71,13 +71,7 @@ def _bits(number: float) -> int:
 
 def _cast(patterns: Sequence[int], form: Format) -> tuple[Tensor, Tensor]:
     """Return fp32 numbers of these patterns and what integer arithmetic makes of them in `form`."""
-    return tensor_of(patterns, FP32), tensor_of([narrow(pattern, form) for pattern in patterns], form)
-
-
-@functools.cache
-def _widened(form: Format) -> Tensor:
-    """Return all 65536 patterns of `form` as fp32 numbers."""
-    return tensor_of([widen(pattern, form) for pattern in range(2**16)], FP32)
+    return tensor_of(patterns, FP32), narrowed(torch.tensor(patterns, dtype=torch.int64), form)
 
 
 def _hand_written(case: Case, target: Target, dtype: torch.dtype, way: str, group: str) -> None:
@@ -147,15 +141,17 @@ def test_casts_keep_infinity_nan_and_signed_zero(case: Case, target: Target, amp
 @pytest.mark.parametrize("way", ["to", "strided", "copy_"])
 def test_widening_is_exact(case: Case, target: Target, amp_dtype: torch.dtype, way: str) -> None:
     form = FORMATS[amp_dtype]
-    seen = CASTS[way](tensor_of(range(2**16), form).to(target.device), torch.float32)
-    case.identical(f"{way}: all 65536 patterns in fp32", seen, _widened(form))
+    seen = CASTS[way](all_patterns(form).to(target.device), torch.float32)
+    patterns = widened(form)
+    expected = torch.where(patterns >= 2**31, patterns - 2**32, patterns).to(torch.int32).view(torch.float32)
+    case.identical(f"{way}: all 65536 patterns in fp32", seen, expected)
 
 
 @contract("AMP-NUMERICS-006")
 def test_round_trip_is_exact(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
     form = FORMATS[amp_dtype]
-    narrowed = tensor_of(range(2**16), form).to(target.device)
-    case.identical("all 65536 patterns there and back", narrowed.float().to(amp_dtype), tensor_of(range(2**16), form))
+    numbers = all_patterns(form)
+    case.identical("all 65536 patterns there and back", numbers.to(target.device).float().to(amp_dtype), numbers)
 
 
 @contract("AMP-NUMERICS-007")
@@ -517,16 +513,25 @@ def test_long_gradient_sums_are_not_swamped(case: Case, target: Target, amp_dtyp
 
 
 @contract("AMP-NUMERICS-016")
-def test_attention_over_many_keys_is_not_swamped(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
+def test_attention_over_many_keys_is_not_swamped(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
+) -> None:
     form, keys = FORMATS[amp_dtype], 4096
     query, key = torch.zeros(1, 2, 3, 16), torch.zeros(1, 2, keys, 16)
     value = torch.ones(1, 2, keys, 16)
     value[:, :, 0] = 16 / form.unit_roundoff
     mean = (16 / form.unit_roundoff + keys - 1) / keys
-    with full_precision(target.device_type), target.autocast(amp_dtype):
-        seen = F.scaled_dot_product_attention(*(part.to(target.device) for part in (query, key, value)))
-    worst = float((seen.cpu().double() / mean - 1).abs().max())
-    case.at_most("mean of one large and many small values: relative error", worst / form.unit_roundoff, 2.0, "u")
+
+    def run() -> float:
+        with full_precision(target.device_type), target.autocast(amp_dtype):
+            seen = F.scaled_dot_product_attention(*(part.to(target.device) for part in (query, key, value)))
+        return float((seen.cpu().double() / mean - 1).abs().max()) / form.unit_roundoff
+
+    worst = by_kernel(case, target, rng, run)
+    what = "mean of one large and many small values: relative error"
+    compare(case, what, worst, "u")
+    for kernel, error in worst.items():
+        case.at_most(f"{kernel}: {what}", error, 2.0, "u")
 
 
 @contract("AMP-NUMERICS-017")
@@ -658,25 +663,41 @@ def test_attention_runs_in_sixteen_bits(
     queries, keys, is_causal = ATTENTION[shape]
     form = FORMATS[amp_dtype]
     sources = _gaussians(rng, queries, keys, keys)
-    leaves = _leaves(target, *sources)
-    with full_precision(target.device_type):
-        with target.autocast(amp_dtype):
-            seen = F.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], is_causal=is_causal)
-        seed = torch.randn(seen.shape, generator=rng)
-        seen.backward(seed.to(target.device, seen.dtype))
+    seed = torch.randn(queries, generator=rng)
+
+    def run() -> list[Tensor]:
+        leaves = _leaves(target, *sources)
+        with full_precision(target.device_type):
+            with target.autocast(amp_dtype):
+                seen = F.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], is_causal=is_causal)
+            seen.backward(seed.to(target.device, seen.dtype))
+        return [seen.detach(), *(leaf.grad for leaf in leaves)]
+
+    ran = by_kernel(case, target, rng, run)
     references = [source.double().requires_grad_() for source in sources]
     expected = exact.attention(*references, is_causal=is_causal)
     expected.backward(seed.double())
-    case.equal("dtype", seen.dtype, amp_dtype)
-    _window(case, "attention", seen, expected, error_bounds.attention_window(form), form.unit_roundoff)
-    window = error_bounds.attention_window(form, stages=2)
-    for name, leaf, reference in zip(("query", "key", "value"), leaves, references, strict=True):
-        _window(case, f"gradient of the {name}", leaf.grad, reference.grad, window, form.unit_roundoff)
+    expectations = [expected.detach(), *(reference.grad for reference in references)]
+    windows = [error_bounds.attention_window(form), *[error_bounds.attention_window(form, stages=2)] * 3]
+    names = ("attention", "gradient of the query", "gradient of the key", "gradient of the value")
+    for place, name in enumerate(names):
+        errors = {kernel: _in_units(tensors[place], expectations[place], form) for kernel, tensors in ran.items()}
+        compare(case, f"{name}: normwise error", errors, "u")
+    for kernel, tensors in ran.items():
+        case.equal(f"{kernel}: dtype", tensors[0].dtype, amp_dtype)
+        for name, tensor, reference, window in zip(names, tensors, expectations, windows, strict=True):
+            _window(case, f"{kernel}: {name}", tensor, reference, window, form.unit_roundoff)
+
+
+def _in_units(seen: Tensor, expected: Tensor, form: Format) -> float:
+    return error_bounds.normwise_error(seen, expected) / form.unit_roundoff
 
 
 @contract("AMP-NUMERICS-021")
 @pytest.mark.parametrize("operand", ["query", "key", "value"])
-def test_attention_rounds_its_operands(case: Case, target: Target, amp_dtype: torch.dtype, operand: str) -> None:
+def test_attention_rounds_its_operands(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, operand: str
+) -> None:
     # As in the products: numbers just above 1 round to 1, and less as many ones they are exactly nothing.
     unit = FORMATS[amp_dtype].unit_roundoff
     above = 1 + 0.9 * unit
@@ -688,9 +709,14 @@ def test_attention_rounds_its_operands(case: Case, target: Target, amp_dtype: to
         # A logit of 1/u times (1 - 1): both keys weigh the same, unless the 1 was not rounded.
         differing, factor = torch.tensor([above, -1.0]), torch.full((2,), 1 / unit)
         query[..., :2], key[..., 0, :2] = (differing, factor) if operand == "query" else (factor, differing)
-    with full_precision(target.device_type), target.autocast(amp_dtype):
-        seen = F.scaled_dot_product_attention(*(part.to(target.device) for part in (query, key, value)))
-    case.equal(f"{operand} just above 1: results", seen.cpu().double().unique().tolist(), [0.0])
+
+    def run() -> list[float]:
+        with full_precision(target.device_type), target.autocast(amp_dtype):
+            seen = F.scaled_dot_product_attention(*(part.to(target.device) for part in (query, key, value)))
+        return [float(result) for result in seen.cpu().double().unique()]
+
+    for kernel, results in by_kernel(case, target, rng, run).items():
+        case.equal(f"{kernel}: {operand} just above 1: results", results, [0.0])
 
 
 # --- what fp32 is kept for --------------------------------------------------------------------------------------
@@ -1041,7 +1067,7 @@ def test_convolution_sums_across_the_batch(case: Case, target: Target, amp_dtype
 
 @contract("AMP-NUMERICS-033")
 def test_transposed_convolution_sums_overlaps(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
-    form, side = FORMATS[amp_dtype], 32
+    form, side = FORMATS[amp_dtype], case.samples(quick=16, standard=16, full=32)
     image = torch.ones(1, 1, side, side)
     image[0, 0, 0, 0] = 1 / form.unit_roundoff
     with full_precision(target.device_type), target.autocast(amp_dtype):

@@ -10,6 +10,7 @@ import torch
 
 from conformance.harness.check import Case, contract, deep
 from conformance.harness.targets import Target
+from conformance.judging.attention import by_kernel, compare
 from conformance.measure.precision import full_precision
 from conformance.oracles import bounded
 from conformance.oracles.bounded import Measured
@@ -82,7 +83,9 @@ def _products(case: Case, target: Target, rng: torch.Generator, product: Product
                     continue
                 region = functools.partial(target.autocast, dtype)
                 form = FORMATS[dtype]
-                found += measure_product(product, kind, shape, form, rng, target.device, region, backward=backward)
+                found += measure_product(
+                    product, kind, shape, form, rng, target.device, region, result=not backward, backward=backward
+                )
     return found
 
 
@@ -218,12 +221,21 @@ def test_results_are_rounded_once(case: Case, target: Target, rng: torch.Generat
 @contract("AMP-NUMERICS-067")
 @by_attention
 def test_logits_are_not_rounded(case: Case, target: Target, rng: torch.Generator, attention: Attention) -> None:
-    found = []
-    with full_precision(target.device_type):
-        for dtype in dtypes(case, target):
-            for _ in range(case.samples(quick=1, standard=3, full=20)):
-                region = functools.partial(target.autocast, dtype)
-                flushes = dtype is torch.float16 and not keeps_subnormals(target, dtype)
-                found += measure_attention(attention, FORMATS[dtype], rng, target.device, region, flushes=flushes)
-    for operand, name in ((None, "result"), (0, "gradient of query"), (1, "gradient of key"), (2, "gradient of value")):
-        hold(case, f"{attention.name}: {name}", [one for one in found if one.operand == operand])
+    def run() -> list[Measured]:
+        found = []
+        with full_precision(target.device_type):
+            for dtype in dtypes(case, target):
+                for _ in range(case.samples(quick=1, standard=3, full=20)):
+                    region = functools.partial(target.autocast, dtype)
+                    flushes = dtype is torch.float16 and not keeps_subnormals(target, dtype)
+                    found += measure_attention(attention, FORMATS[dtype], rng, target.device, region, flushes=flushes)
+        return found
+
+    ran = by_kernel(case, target, rng, run)
+    names = {None: "result", 0: "gradient of query", 1: "gradient of key", 2: "gradient of value"}
+    for operand, name in names.items():
+        errors = {kernel: max(one.error for one in found if one.operand == operand) for kernel, found in ran.items()}
+        compare(case, f"{attention.name}: {name}: worst error", errors, "of the bound")
+    for kernel, found in ran.items():
+        for operand, name in names.items():
+            hold(case, f"{kernel}, {attention.name}: {name}", [one for one in found if one.operand == operand])

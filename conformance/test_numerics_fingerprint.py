@@ -11,6 +11,7 @@ from torch import Tensor
 
 from conformance.harness.check import Case, contract
 from conformance.harness.targets import Target
+from conformance.judging.attention import by_kernel
 from conformance.measure import fingerprint
 from conformance.measure.precision import full_precision
 from conformance.measure.summation import (
@@ -137,8 +138,8 @@ def test_cancelling_sums_keep_the_implied_bound(case: Case, target: Target, rng:
         terms = left.shape[1]
         share = found.error(terms)
         case.note(f"{dtype}: implied share of n 2^-22", share / (terms * 2.0**-22))
-        exact_sum = exact.product(left, right)
-        error = share * exact.product(left.abs(), right.abs())
+        exact_sum, size = exact.product_and_size(left, right)
+        error = share * size
         bound = form.unit_roundoff * exact_sum.abs() + (1 + form.unit_roundoff) * error + form.smallest / 2
         for op in OPS:
             with full_precision(target.device_type):
@@ -196,24 +197,28 @@ def test_attention_hands_on_what_is_not_finite(
     # Logits of both signs in each row, so that an infinite query is not a row that is masked throughout.
     sources["key"][:, :, 0, 5], sources["key"][:, :, 1, 5] = 1.0, -1.0
     sources[name][0, 0, 3, 5] = value
-    leaves = [sources[part].to(target.device).requires_grad_() for part in _PARTS]
-    with full_precision(target.device_type):
-        with target.autocast(amp_dtype):
-            seen = F.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2])
-        seen.float().sum().backward()
-    finite = seen.detach().cpu().isfinite()
-    untouched = torch.ones_like(finite[0, 0])
-    untouched[rows] = False
-    case.true(
-        "the other head and the other rows are finite", bool((finite[0, 1]).all() and finite[0, 0][untouched].all())
-    )
-    hidden = bool(finite[0, 0][rows].all(-1).any())
-    if name == "query":
-        case.note(f"a row whose query holds {value} comes out finite", hidden)
-    else:
-        case.equal("rows that come out finite although it is in them", hidden, False)
-    gradients = [bool(leaf.grad.isfinite().all()) for leaf in leaves]
-    case.true("a gradient is not finite, so that the scaler sees it", not all(gradients), gradients)
+
+    def run() -> tuple[Tensor, list[bool]]:
+        leaves = [sources[part].to(target.device).requires_grad_() for part in _PARTS]
+        with full_precision(target.device_type):
+            with target.autocast(amp_dtype):
+                seen = F.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2])
+            seen.float().sum().backward()
+        finite = [bool(leaf.grad.isfinite().all()) for leaf in leaves if leaf.grad is not None]
+        return seen.detach().cpu().isfinite(), finite
+
+    ran = by_kernel(case, target, rng, run)
+    for kernel, (finite, gradients) in ran.items():
+        untouched = torch.ones_like(finite[0, 0])
+        untouched[rows] = False
+        whole = bool((finite[0, 1]).all() and finite[0, 0][untouched].all())
+        case.true(f"{kernel}: the other head and the other rows are finite", whole)
+        hidden = bool(finite[0, 0][rows].all(-1).any())
+        if name == "query":
+            case.note(f"{kernel}: a row whose query holds {value} comes out finite", hidden)
+        else:
+            case.equal(f"{kernel}: rows that come out finite although it is in them", hidden, False)
+        case.true(f"{kernel}: a gradient is not finite, so that the scaler sees it", not all(gradients), gradients)
 
 
 _PARTS = ("query", "key", "value")

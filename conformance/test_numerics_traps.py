@@ -12,6 +12,7 @@ from torch import Tensor
 
 from conformance.harness.check import Case, contract
 from conformance.harness.targets import Target
+from conformance.judging.attention import by_kernel
 from conformance.measure.precision import full_precision
 from conformance.oracles import exact
 from conformance.oracles.float_formats import FORMATS, Format, rounded
@@ -236,24 +237,27 @@ def test_attention_points_at_one_key(
         signs = _signatures(keys)
         query, key = _PEAK * signs[choices], signs.expand(*heads, -1, -1)
         value = torch.randint(1, 200, (*heads, keys, _HEAD), generator=rng).float()
-        leaves = [part.clone().to(target.device).requires_grad_() for part in (query, key, value)]
-        with full_precision(target.device_type):
-            with target.autocast(amp_dtype):
-                placed = [ATTENTION_LAYOUTS[layout](leaf) for leaf in leaves]
-                seen = F.scaled_dot_product_attention(placed[0], placed[1], placed[2], is_causal=is_causal)
-            seed = torch.randint(-3, 4, tuple(seen.shape), generator=rng).float()
-            seen.backward(seed.to(target.device, seen.dtype))
+        seed = torch.randint(-3, 4, (*heads, queries, _HEAD), generator=rng).float()
+
+        def run(sources: tuple[Tensor, ...] = (query, key, value), seed: Tensor = seed) -> list[Tensor]:
+            leaves = [source.clone().to(target.device).requires_grad_() for source in sources]
+            with full_precision(target.device_type):
+                with target.autocast(amp_dtype):
+                    placed = [ATTENTION_LAYOUTS[layout](leaf) for leaf in leaves]
+                    seen = F.scaled_dot_product_attention(placed[0], placed[1], placed[2], is_causal=is_causal)
+                seen.backward(seed.to(target.device, seen.dtype))
+            return [seen.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+        ran = by_kernel(case, target, rng, run)
         index = choices.unsqueeze(-1).expand(-1, -1, -1, _HEAD)
-        what = f"{queries} queries, {keys} keys"
-        case.identical(f"{what}: each result is one value", seen, value.gather(2, index).to(amp_dtype))
-        reached = torch.zeros_like(value).scatter_add(2, index, seed)
-        case.identical(
-            f"{what}: gradient of the values",
-            leaves[2].grad + 0.0,
-            rounded(reached.double(), FORMATS[amp_dtype]).float(),
-        )
-        for name, leaf in (("queries", leaves[0]), ("keys", leaves[1])):
-            case.equal(f"{what}: largest gradient of the {name}", float(leaf.grad.abs().max()), 0.0)
+        expected = value.gather(2, index).to(amp_dtype)
+        reached = rounded(torch.zeros_like(value).scatter_add(2, index, seed).double(), FORMATS[amp_dtype]).float()
+        for kernel, (seen, of_queries, of_keys, of_values) in ran.items():
+            what = f"{kernel}: {queries} queries, {keys} keys"
+            case.identical(f"{what}: each result is one value", seen, expected)
+            case.identical(f"{what}: gradient of the values", of_values + 0.0, reached)
+            for name, gradient in (("queries", of_queries), ("keys", of_keys)):
+                case.equal(f"{what}: largest gradient of the {name}", float(gradient.abs().max()), 0.0)
 
 
 # --- batches ----------------------------------------------------------------------------------------------------

@@ -14,9 +14,10 @@ import torch
 from conformance.harness.check import Case, contract, deep
 from conformance.harness.targets import Target
 from conformance.measure.precision import full_precision
-from conformance.oracles.model_steps import FORWARDS, gradients
+from conformance.oracles.model_steps import FORWARDS, Rounding, gradients
+from conformance.oracles.paper import KEEP, policy_of
 from conformance.workloads import characters
-from conformance.workloads.learners import TASKS, batches, begin, learn
+from conformance.workloads.learners import TASKS, Recurrent, batches, begin, learn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -73,8 +74,8 @@ def _observed(case: Case, target: Target, dtype: torch.dtype, rng: torch.Generat
     data = task.data().to(target.device)
     images = _tempting(data.inputs) if name == "lstm" else data.inputs
     optimizer = torch.optim.Adam(model.parameters(), lr=task.rate)
-    scale = SCALE if dtype == torch.float16 else 1.0
-    scaler = torch.amp.GradScaler(target.device_type, init_scale=SCALE, enabled=dtype == torch.float16)
+    rounding = _rounding(case, target, dtype, model, images)
+    scaler = torch.amp.GradScaler(target.device_type, init_scale=SCALE, enabled=rounding.scale != 1.0)
     steps = case.samples(quick=1, standard=3, full=5)
     for _, batch in zip(range(steps), batches(task, len(images), target.device, generator), strict=False):
         inputs, labels = images[batch], data.labels[batch]
@@ -82,7 +83,7 @@ def _observed(case: Case, target: Target, dtype: torch.dtype, rng: torch.Generat
             _tempt(model)
         parameters = dict(model.named_parameters())
         exact = gradients(FORWARDS[name], parameters, inputs, labels)
-        rounded = gradients(FORWARDS[name], parameters, inputs, labels, dtype, scale)
+        rounded = gradients(FORWARDS[name], parameters, inputs, labels, rounding)
         optimizer.zero_grad()
         with full_precision(target.device_type), _possible(case):
             with nullcontext() if fault == "fp32" else target.autocast(dtype):
@@ -93,6 +94,20 @@ def _observed(case: Case, target: Target, dtype: torch.dtype, rng: torch.Generat
         scaler.step(optimizer)
         scaler.update()
     return found
+
+
+def _rounding(case: Case, target: Target, dtype: torch.dtype, model: torch.nn.Module, images: torch.Tensor) -> Rounding:
+    """The types in which a region computes on the target; in float16 with a loss scale."""
+    recurrent = dtype
+    if isinstance(model, Recurrent):
+        with torch.no_grad(), _possible(case), target.autocast(dtype):
+            seen = model.lstm(images[:1].unflatten(1, (8, 8)))[0].dtype
+        case.note("type of the recurrent layer", str(seen))
+        # Whatever the region's type is, in float16 where cuDNN runs it (aten/src/ATen/cudnn/AutocastRNN.cpp).
+        recurrent = torch.float16 if seen is torch.float16 and target.device_type == "cuda" else dtype
+    # On no list it is composed of log_softmax, which is given 16 bits (aten/src/ATen/native/LossNLL.cpp).
+    loss = dtype if policy_of("cross_entropy", target.device_type) == KEEP else None
+    return Rounding(dtype, recurrent, loss, SCALE if torch.float16 in (dtype, recurrent) else 1.0)
 
 
 def _tempt(model: torch.nn.Module) -> None:
@@ -152,11 +167,15 @@ def _ratio(seen: torch.Tensor, exact: torch.Tensor, rounded: torch.Tensor) -> fl
 
 
 def _slope(found: Found, dtype: torch.dtype) -> float:
-    """The mean of the errors along the exact gradient, relative to it, over parameters of two dimensions or more."""
+    """The mean of the errors along the exact gradient, relative to it, over parameters of two dimensions or more.
+
+    Beyond those of sound 16-bit arithmetic, which are no independent ones where a loss keeps log-probabilities in 16
+    bits: at the beginning all are near one number, and are rounded alike.
+    """
     slopes = [
-        ((seen - exact) * exact).sum().item() / exact.square().sum().item()
+        ((seen - rounded) * exact).sum().item() / exact.square().sum().item()
         for step in found
-        for seen, exact, _ in step.values()
+        for seen, exact, rounded in step.values()
         if exact.dim() > 1
     ]
     return statistics.fmean(slopes) / (torch.finfo(dtype).eps / 2)

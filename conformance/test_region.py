@@ -16,7 +16,7 @@ from typing import TypeVar
 import pytest
 import torch
 
-from conformance.harness.check import Case, contract, deep
+from conformance.harness.check import Case, applies, contract, deep
 from conformance.harness.targets import Target
 from conformance.oracles.autocast_devices import DeviceType, device_types
 from conformance.oracles.region_stack import (
@@ -825,11 +825,17 @@ def test_device_type_without_autocast(case: Case, device: DeviceType) -> None:
     is_in_force(case, "after the error", before)
 
 
+def cuda_is_there(_: None) -> str | None:
+    """Say that the machine has CUDA, or a stand-in for it, or None."""
+    if torch.cuda.is_available() or importlib.util.find_spec("torch_xla") is not None:
+        return "CUDA, or torch_xla in its place, is available; this is about machines without"
+    return None
+
+
 @contract("AMP-REGION-055")
+@applies(cuda_is_there)
 @pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16], ids=["default", "fp16", "bf16"])
 def test_cuda_without_cuda(case: Case, dtype: torch.dtype | None) -> None:
-    if torch.cuda.is_available() or importlib.util.find_spec("torch_xla") is not None:
-        case.unsupported("this machine has CUDA, or torch_xla stands in for it")
     before = observe()
     instance = case.warns(
         "torch.autocast('cuda')",

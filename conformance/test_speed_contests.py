@@ -21,9 +21,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 ROWS, WIDTH = (16, 64, 256, 1024, 4096), 4096  # of the Linear whose break-even is looked for
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def measured() -> Contests:
-    """What the cases of this module have measured: several contracts speak of one measurement."""
+    """What the cases have measured: several contracts speak of one measurement."""
     # The first optimizer imports modules for some seconds, which are no case's.
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     return Contests()

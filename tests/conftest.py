@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +14,17 @@ import pytest
 import torch._dynamo  # noqa: F401  (an optimizer imports it, and its operators cannot be registered twice)
 
 import conformance.harness.run  # noqa: F401  (likewise)
-from conformance.harness import catalogue, waivers
+from conformance.harness import catalogue, items, waivers
 from tests import reports
 from tests.faults.campaign import WITHOUT_COLLECTIONS
 
 pytest_plugins = ("pytester",)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Know the marks of the checks, which some tests import."""
+    items.register_marks(config)
+
 
 _CONTRACT = """
 [[contract]]
@@ -28,6 +37,15 @@ source = "the toy suite"
 failure = "The usual cause of {id}."
 next_step = "The next step for {id}."
 snippet = "print('$device', $amp_dtype, '{id}')"
+"""
+
+
+# Processes of their own know nothing of the toy suite but what a plugin puts in place.
+_SPAWNED = """
+import pathlib
+from conformance.harness import catalogue, waivers
+catalogue.CONTRACTS = pathlib.Path(__file__).parent / "contracts"
+waivers.shipped = lambda known: ()
 """
 
 
@@ -91,6 +109,23 @@ class Toy:
         path = self.path / report / "report.json"
         read = reports.written(path) if path.exists() else {}
         return Outcome(int(result.ret), "\n".join(result.outlines + result.errlines), read)
+
+    def spawn(self, plugin: str, *arguments: str, report: str = "report") -> Outcome:
+        """Run the toy suite in a process of its own, and its workers, each after the source `plugin`."""
+        (self.path / "toyplugin.py").write_text(_SPAWNED + plugin)
+        given = ["-p", "toyplugin", "-p", "conformance.harness.plugin", "--pyargs", "--report", report, *arguments]
+        environment = {name: value for name, value in os.environ.items() if name != "PYTEST_XDIST_WORKER"}
+        root = Path(__file__).resolve().parent.parent
+        ended = subprocess.run(
+            [sys.executable, "-m", "pytest", *given],
+            cwd=self.path,
+            env={**environment, "PYTHONPATH": os.pathsep.join((str(self.path), str(root)))},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        read = reports.written(self.path / report / "report.json")
+        return Outcome(ended.returncode, ended.stdout + ended.stderr, read)
 
 
 @pytest.fixture

@@ -275,5 +275,7 @@ class Simulation:
         self.workspace: torch.Tensor | None = None
         self.tf32_is_stuck = False
         """Whether fp32 products run in TF32 whatever the flags say."""
+        self.profiling = 0.0
+        """Seconds that the host takes to start a profiler and to read what it saw."""
         self.peaks_are_stuck = False
         """Whether a reset of the peak does nothing."""

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-import pytest
 import torch
 
 from conformance.harness import catalogue, expectations, judge, targets
@@ -47,7 +46,9 @@ class Outcome:
 
 
 @contextlib.contextmanager
-def machine(card: Card, *disturbances: Disturbance, noise: float = NOISE, seed: int = 0) -> Iterator[Simulation]:
+def machine(
+    card: Card | Simulation, *disturbances: Disturbance, noise: float = NOISE, seed: int = 0
+) -> Iterator[Simulation]:
     """The card, with its noise and what else disturbs it; the clocks of the suite go by its time."""
     with contextlib.ExitStack() as stack:
         simulation = stack.enter_context(simulated(card))
@@ -85,6 +86,7 @@ def _observed(
 ) -> profile.Profile | None:
     """A profile of the work by the kernels that the card ran."""
     timeline = simulation.timeline
+    timeline.spend(simulation.profiling)
     timeline.keep, timeline.kernels = True, []
     try:
         work()
@@ -116,13 +118,6 @@ def _given(function: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         function.__defaults__ = before
-
-
-@pytest.fixture(autouse=True)
-def markers(pytestconfig: pytest.Config) -> None:
-    """The marks of the checks, which the plugin registers where the suite itself runs."""
-    for name in ("contract", "depth", "per_target", "timed"):
-        pytestconfig.addinivalue_line("markers", f"{name}: of the suite")
 
 
 def checks(module: str) -> dict[str, Callable[..., None]]:
@@ -172,27 +167,32 @@ def cases(module: str, level: str = "quick", dtypes: tuple[str, ...] = ("fp16", 
 
 
 def whole(
-    card: Card, chosen: Sequence[tuple[Any, Any]], level: str, *disturbances: Disturbance, timed: int | None = None
+    card: Card,
+    chosen: Sequence[tuple[Any, Any]],
+    level: str,
+    *disturbances: Disturbance,
+    planned: Sequence[tuple[Any, Any]] | None = None,
+    profiling: float = 0.0,
 ) -> list[Outcome]:
     """Run those cases one after another on one card, which share the deadline of their chapter as in a run.
 
-    `timed` is among how many it is shared, where the run has more cases than are chosen.
+    `planned` are those among which it is shared, where the run has more cases than are chosen.
     """
     measured = Contests()
     with machine(card, *disturbances) as simulation:
+        simulation.profiling = profiling
         deadlines = Deadlines(level, simulation.timeline.now)
-        waiting = [
-            _catalogue().contracts[_mark(check, "contract").args[0]].chapter
-            for check, _ in chosen
-            if _mark(check, "timed")
-        ]
-        deadlines.plan(
-            (chapter, "cuda") for chapter in [*waiting, *waiting[:1] * ((timed or len(waiting)) - len(waiting))]
-        )
+        ordered = sorted(chosen, key=lambda row: bool(_mark(row[0], "timed")) and not contract_of(row[0]).judges)
+        deadlines.plan((contract_of(check), "cuda") for check, _ in planned or chosen if _mark(check, "timed"))
         return [
             run(check, given, simulation, level=level, measured=measured, deadlines=deadlines)
-            for check, given in chosen
+            for check, given in ordered
         ]
+
+
+def contract_of(check: Any) -> catalogue.Contract:
+    """The contract that a check asserts."""
+    return _catalogue().contracts[_mark(check, "contract").args[0]]
 
 
 def case_of(module: str, name: str, level: str = "quick") -> tuple[Any, Any]:
@@ -254,7 +254,7 @@ def run(
             case.unsupported("the device lacks that type")
         ends = now() + DEADLINES["accelerator"][level]
         if deadlines is not None and _mark(check, "timed"):
-            ends = deadlines.begin(contract.chapter)
+            ends = deadlines.begin(contract)
         case.allotment = Allotment(ends, lambda words: None, lambda *_: None, now)
         check(**{key: offered[key] for key in inspect.signature(check).parameters})
     except Exception as raised:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 
 import pytest
 import torch
 
-from conformance.oracles.model_steps import FORWARDS, gradients
+from conformance.oracles.model_steps import FORWARDS, Rounding, gradients
 from conformance.workloads.learners import TASKS, batches, begin
 
 CPU = torch.device("cpu")
@@ -40,7 +41,7 @@ def test_rounded_gradients_are_some_units_off(name: str, dtype: torch.dtype) -> 
     model, inputs, labels = _problem(name)
     parameters = dict(model.named_parameters())
     exact = gradients(FORWARDS[name], parameters, inputs, labels)
-    rounded = gradients(FORWARDS[name], parameters, inputs, labels, dtype, 1024.0)
+    rounded = gradients(FORWARDS[name], parameters, inputs, labels, Rounding(dtype, dtype, scale=1024.0))
 
     unit = torch.finfo(dtype).eps / 2
     for key, gradient in exact.items():
@@ -52,11 +53,27 @@ def test_a_gradient_below_the_smallest_number_is_lost_without_a_scale() -> None:
     model, inputs, labels = _problem("lstm")
     parameters = dict(model.named_parameters())
 
-    def faint(p: dict[str, torch.Tensor], x: torch.Tensor, q: object) -> torch.Tensor:
-        return FORWARDS["lstm"](p, x, q) * 2.0**-24  # type: ignore[arg-type]
+    def faint(p: Mapping[str, torch.Tensor], x: torch.Tensor, q: Rounding) -> torch.Tensor:
+        return FORWARDS["lstm"](p, x, q) * 2.0**-24
 
-    lost = gradients(faint, parameters, inputs, labels, torch.float16)  # type: ignore[arg-type]
-    kept = gradients(faint, parameters, inputs, labels, torch.float16, 2.0**24)  # type: ignore[arg-type]
+    half = torch.float16
+    lost = gradients(faint, parameters, inputs, labels, Rounding(half, half))
+    kept = gradients(faint, parameters, inputs, labels, Rounding(half, half, scale=2.0**24))
 
     assert lost["lstm.weight_hh_l0"].abs().max() == 0
     assert kept["lstm.weight_hh_l0"].abs().max() > 0
+
+
+def test_a_loss_of_sixteen_bit_logits_takes_probabilities_from_rounded_logarithms() -> None:
+    """-log 3 is -1.0986, in bfloat16 -141/128, of which the exponential is 0.33235, in bfloat16 170/512."""
+    logits, labels = torch.zeros(1, 3), torch.zeros(1, dtype=torch.long)
+
+    def forward(p: Mapping[str, torch.Tensor], x: torch.Tensor, q: Rounding) -> torch.Tensor:
+        return q(p["logits"])
+
+    wide, narrow = (
+        gradients(forward, {"logits": logits}, logits, labels, Rounding(torch.bfloat16, loss=loss))["logits"]
+        for loss in (None, torch.bfloat16)
+    )
+    assert wide.tolist() == [[-171 / 256, 171 / 512, 171 / 512]]
+    assert narrow.tolist() == [[-171 / 256, 170 / 512, 170 / 512]]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from conformance.harness import plugin
-from tests import reports
+from conformance.harness.catalogue import load
 from tests.conftest import Toy
 
 _CHECKS = (
@@ -47,46 +45,24 @@ def test_random_order(toy: Toy) -> None:
     assert _essence(shuffled.report) == _essence(expected.report)
 
 
-def test_workers(toy: Toy, root: Path) -> None:
-    """Under xdist the workers are processes of their own, so the toy suite is loaded there by a plugin."""
-    _suite(toy)
-    (toy.path / "toyplugin.py").write_text(
-        "import pathlib\n"
-        "from conformance.harness import catalogue, waivers\n"
-        "catalogue.CONTRACTS = pathlib.Path(__file__).parent / 'contracts'\n"
-        "waivers.shipped = lambda known: ()\n"
-    )
-    expected = toy.run()
-
-    arguments = "-p toyplugin -p conformance.harness.plugin -n 2 --report spread"
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", *arguments.split()],
-        cwd=toy.path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(toy.path), str(root)))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    spread = reports.written(toy.path / "spread" / "report.json")
-    assert run.returncode == expected.status == 1
-    assert _essence(spread) == _essence(expected.report)
-    assert spread["header"]["options"]["workers"] == 2
-    assert spread["footer"]["contracts"] == expected.report["footer"]["contracts"]
-
-
 class Item:
     """What the plugin's order looks at; only modules of the suite itself have a chapter."""
 
-    def __init__(self, name: str, line: int = 1, index: int = 0, timed: bool = False) -> None:
+    config = SimpleNamespace(stash={plugin.RUN: SimpleNamespace(catalogue=load())})
+
+    def __init__(
+        self, name: str, line: int = 1, index: int = 0, timed: bool = False, contract: str = "AMP-SPEED-001"
+    ) -> None:
         self.path = plugin.PACKAGE / name
         self.location = (name, line, "")
-        self.callspec = SimpleNamespace(indices={"size": index}, params={})
+        self.callspec = SimpleNamespace(indices={"size": index}, params={}, id=str(index))
         self.name = f"{name}:{line}:{index}"
-        self._timed = timed
+        self.stash = pytest.Stash()
+        mark = pytest.mark.contract(contract, on=("real",), dtypes=("fp16",)).mark
+        self._marks = [mark, *([pytest.mark.timed.mark] if timed else [])]
 
-    def get_closest_marker(self, name: str) -> object:
-        return self if self._timed and name == "timed" else None
+    def iter_markers(self) -> list[pytest.Mark]:
+        return self._marks
 
 
 def _ordered(items: list[Item]) -> list[str]:
@@ -112,3 +88,14 @@ def test_what_shares_a_deadline_runs_in_the_order_of_the_files() -> None:
     ordered = _ordered([Item(*place, timed=True) for place in places])
 
     assert ordered == ["test_speed.py:5:0", "test_speed.py:20:0", "test_speed.py:20:1", "test_speed_contests.py:9:0"]
+
+
+def test_what_is_judged_runs_before_information() -> None:
+    recorded, judged = "AMP-SPEED-030", "AMP-SPEED-031"
+    items = [
+        Item("test_speed.py", 5, timed=True, contract=recorded),
+        Item("test_speed.py", 20, timed=True, contract=judged),
+        Item("test_memory.py", 9, timed=True, contract=recorded),
+    ]
+
+    assert _ordered(items) == ["test_memory.py:9:0", "test_speed.py:20:0", "test_speed.py:5:0"]

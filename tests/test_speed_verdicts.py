@@ -39,10 +39,8 @@ EXPECTED = Expectations((), read(fixture("expectations.toml")))
 
 
 @pytest.fixture(scope="module")
-def checks(pytestconfig: pytest.Config) -> ModuleType:
-    """The module of the checks; its markers are made known here, as the suite's plugin is not loaded."""
-    for marker in ("contract", "depth", "timed"):
-        pytestconfig.addinivalue_line("markers", f"{marker}: of the suite")
+def checks() -> ModuleType:
+    """The module of the checks."""
     return importlib.import_module("conformance.test_speed_contests")
 
 

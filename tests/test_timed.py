@@ -11,7 +11,7 @@ import pytest
 
 from conformance.harness import measuring
 from conformance.harness.catalogue import load
-from conformance.harness.check import Allotment, Case, Inconclusive
+from conformance.harness.check import Allotment, Case, Inconclusive, Untestable
 from tests.conftest import Toy
 
 CHECKS = """
@@ -90,17 +90,6 @@ def test_selections_of_benchmarks_leave_the_others_out(timed: Toy, option: str, 
     assert list(outcome.verdicts().values()) == ["PASS"] * left
 
 
-def test_among_workers_times_are_untestable(timed: Toy) -> None:
-    outcome = timed.run("-n", "1")
-
-    assert outcome.status == 0
-    verdicts = {case["id"]: (case["verdict"], case["reason"]) for case in outcome.report["cases"]}
-    reason = "times and peaks of memory are taken alone: run this chapter without -n"
-    assert verdicts["AMP-SPEED-001[time:device-small]"] == ("UNTESTABLE", reason)
-    assert verdicts["AMP-SPEED-002[count]"] == ("PASS", "")
-    assert "automatically disabled" not in outcome.output
-
-
 @pytest.mark.parametrize("watch", ["settrace", "setprofile"])
 def test_under_a_profiler_times_are_untestable(timed: Toy, watch: str) -> None:
     set_watch = getattr(sys, watch)
@@ -128,19 +117,37 @@ def test_the_deadline_is_shared(timed: Toy) -> None:
     assert second == pytest.approx(seconds, rel=0.1)  # the first left its half unused
 
 
+# A contract that is judged, one of information, and one of another chapter.
+JUDGED, RECORDED, OTHER = (load().contracts[id] for id in ("AMP-SPEED-001", "AMP-SPEED-030", "AMP-MEMORY-013"))
+
+
 def test_past_the_deadline_cases_are_inconclusive() -> None:
     now = [0.0]
     deadlines = measuring.Deadlines("quick", now=lambda: now[0])
-    deadlines.plan([("speed", "cuda")] * 3 + [("memory", "cuda")])
+    deadlines.plan([(JUDGED, "cuda")] * 3 + [(OTHER, "cuda")])
     seconds = measuring.DEADLINES["accelerator"]["quick"]
 
-    assert deadlines.begin("speed") == pytest.approx(seconds / 3)
+    assert deadlines.begin(JUDGED) == pytest.approx(seconds / 3)
     now[0] = 0.9 * seconds
-    assert deadlines.begin("speed") == pytest.approx(0.95 * seconds)
+    assert deadlines.begin(JUDGED) == pytest.approx(0.95 * seconds)
     now[0] = seconds
     with pytest.raises(Inconclusive, match="were spent before"):
-        deadlines.begin("speed")
-    assert deadlines.begin("memory") == pytest.approx(2 * seconds)
+        deadlines.begin(JUDGED)
+    assert deadlines.begin(OTHER) == pytest.approx(2 * seconds)
+
+
+def test_information_has_what_is_judged_leaves() -> None:
+    now = [0.0]
+    deadlines = measuring.Deadlines("quick", now=lambda: now[0])
+    deadlines.plan([(JUDGED, "cuda")] * 2 + [(RECORDED, "cuda")] * 100)
+    seconds = measuring.DEADLINES["accelerator"]["quick"]
+
+    assert deadlines.begin(JUDGED) == pytest.approx(seconds / 2)
+    assert deadlines.begin(RECORDED) == pytest.approx(seconds / 101)
+    assert deadlines.begin(JUDGED) == pytest.approx(seconds)
+    now[0] = seconds
+    with pytest.raises(Untestable, match="were spent before"):
+        deadlines.begin(RECORDED)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +168,7 @@ def test_a_case_counts_its_time_as_its_deadline_does() -> None:
     case = Case(load().contracts["AMP-SPEED-050"], level="quick", seed=0, substitutions={})
     assert case.now is time.monotonic
     deadlines = measuring.Deadlines("quick")
-    deadlines.plan([("speed", "cpu")])
-    case.allotment = Allotment(deadlines.begin("speed"), lambda words: None, lambda *_: None, deadlines.now)
+    deadlines.plan([(case.contract, "cpu")])
+    case.allotment = Allotment(deadlines.begin(case.contract), lambda words: None, lambda *_: None, deadlines.now)
     assert case.now is measuring.attended
     assert 0 < case.allowance <= measuring.DEADLINES["cpu"]["quick"]

@@ -19,19 +19,26 @@ _TIMER: pytest.StashKey[Replay] = pytest.StashKey()
 
 
 def present(config: pytest.Config) -> bool:
-    """Whether pytest-benchmark takes part in this run; among xdist's workers it does not."""
-    return config.pluginmanager.has_plugin(_PLUGIN) and not hasattr(config, "workerinput")
+    """Whether pytest-benchmark takes part in this run; where xdist has workers it does not."""
+    alone = not hasattr(config, "workerinput") and getattr(config.option, "dist", "no") == "no"
+    return alone and config.pluginmanager.has_plugin(_PLUGIN)
+
+
+def asked(config: pytest.Config) -> bool:
+    """Whether the user asks for something of pytest-benchmark, which works in the process that was started alone."""
+    return any(getattr(config.option, f"benchmark_{name}", None) for name in (*_ASKING, "skip", "enable"))
 
 
 def left_out(item: pytest.Item) -> str | None:
     """Say which option of pytest-benchmark leaves `item` out, or None."""
     option = item.config.option
+    only, skip = getattr(option, "benchmark_only", False), getattr(option, "benchmark_skip", False)
+    if not (only or skip):
+        return None
     timed = item.get_closest_marker("timed") is not None
-    if getattr(option, "benchmark_only", False):
+    if only:
         return None if timed else "takes no times, which is all that --benchmark-only leaves"
-    return (
-        "takes times, which --benchmark-skip leaves out" if timed and getattr(option, "benchmark_skip", False) else None
-    )
+    return "takes times, which --benchmark-skip leaves out" if timed else None
 
 
 class Replay:
@@ -57,7 +64,7 @@ class Benchmarks:
 
     def __init__(self, run: Run, config: pytest.Config) -> None:
         self._run = run
-        if not any(getattr(config.option, f"benchmark_{name}", None) for name in _ASKING):
+        if not asked(config):
             # Read by pytest-benchmark when it is configured, which is after all other plugins.
             config.option.benchmark_quiet = True
 

@@ -67,6 +67,11 @@ class Contract:
     needs: str | None = None
     """What the user has to hand over for it to be judged: a workload (--workload)."""
 
+    @property
+    def judges(self) -> bool:
+        """Whether its cases are judged: those of level info record facts about the machine."""
+        return self.level != "info"
+
     def holds_for(self, torch_version: str) -> bool:
         """Whether the contract is in force on `torch_version` (`since` inclusive, `until` exclusive)."""
         return in_force(torch_version, self.since, self.until)

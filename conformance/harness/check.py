@@ -73,6 +73,12 @@ def timed(check: Check) -> Check:
     return marked
 
 
+def alone(check: Check) -> Check:
+    """Say that a check needs most of the machine's memory: its cases run after all others, in one process."""
+    marked: Check = pytest.mark.alone(check)
+    return marked
+
+
 def deep(level: str, *values: Any, id: str | None = None) -> Any:
     """A parameter set that is left out below `level`."""
     return pytest.param(*values, id=id, marks=pytest.mark.depth(level))
@@ -86,6 +92,30 @@ def per_target(name: str, values: Callable[[Any], Iterable[Any]]) -> Callable[[C
 
     def mark(check: Check) -> Check:
         marked: Check = pytest.mark.per_target(name, values)(check)
+        return marked
+
+    return mark
+
+
+def applies(absent: Callable[[Any], str | None]) -> Callable[[Check], Check]:
+    """Say on what a check cannot apply: `absent(target)` returns what the machine cannot have, or None.
+
+    `target` is None for a check without one. Such cases are not collected; the report lists them as not applicable
+    here. What is missing but could be there (a package, memory) is `case.untestable` instead.
+    """
+
+    def mark(check: Check) -> Check:
+        marked: Check = pytest.mark.applies.with_args(absent)(check)  # a callable alone would be decorated
+        return marked
+
+    return mark
+
+
+def needs(*capabilities: str) -> Callable[[Check], Check]:
+    """Say which capabilities (of targets.CAPABILITIES) a check is about: without one its cases are UNSUPPORTED."""
+
+    def mark(check: Check) -> Check:
+        marked: Check = pytest.mark.needs(*capabilities)(check)
         return marked
 
     return mark
@@ -284,7 +314,10 @@ def _difference(seen: torch.Tensor, expected: torch.Tensor) -> str | None:
         return f"shape {tuple(seen.shape)} in place of {tuple(expected.shape)}"
     ours, theirs = seen.detach().to_dense().cpu(), expected.detach().to_dense().cpu()
     # Comparing integers, not floats: -0.0 is not 0.0, and flush-to-zero modes cannot hide a subnormal.
-    equal = _bits(ours) == _bits(theirs)
+    our_bits, their_bits = _bits(ours), _bits(theirs)
+    if torch.equal(our_bits, their_bits):
+        return None
+    equal = our_bits == their_bits
     if ours.is_complex():
         equal = equal.all(-1)
     if ours.is_floating_point() or ours.is_complex():

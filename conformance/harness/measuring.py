@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from conformance.harness.check import Inconclusive
+from conformance.harness.catalogue import Contract
+from conformance.harness.check import Inconclusive, Untestable
 
 # Seconds that all timed cases of one chapter on one device may take together.
 DEADLINES = {
@@ -36,36 +37,41 @@ def attended() -> float:
 
 
 class Deadlines:
-    """Shares the time of each chapter among its timed cases: what one leaves unused goes to those that follow."""
+    """Shares the time of each chapter among its timed cases: what one leaves unused goes to those that follow.
+
+    A case that is judged shares it with those that are judged; one of information takes its part of what they leave.
+    """
 
     def __init__(self, level: str, now: Callable[[], float] = attended) -> None:
         self.now = now
         self._level = level
         self._seconds: dict[str, float] = {}
-        self._left: Counter[str] = Counter()
+        self._left: Counter[tuple[str, bool]] = Counter()
         self._ends: dict[str, float] = {}
 
-    def plan(self, cases: Iterable[tuple[str, str]]) -> None:
-        """Take in the timed cases of the run, each as its chapter and its device type."""
+    def plan(self, cases: Iterable[tuple[Contract, str]]) -> None:
+        """Take in the timed cases of the run, each as its contract and its device type."""
         rows = list(cases)
-        self._left = Counter(chapter for chapter, _ in rows)
-        for chapter, device_type in set(rows):
+        self._left = Counter((contract.chapter, contract.judges) for contract, _ in rows)
+        for chapter, device_type in {(contract.chapter, device_type) for contract, device_type in rows}:
             kind = "cpu" if device_type == "cpu" else "accelerator"
             self._seconds[chapter] = self._seconds.get(chapter, 0.0) + DEADLINES[kind][self._level]
 
-    def begin(self, chapter: str) -> float:
-        """Return when the next timed case of `chapter` has to end; raises Inconclusive where no time is left."""
-        now = self.now()
+    def begin(self, contract: Contract) -> float:
+        """Return when the next timed case of `contract` has to end.
+
+        Where no time is left it raises Inconclusive, or, where nothing would be judged, Untestable.
+        """
+        now, chapter = self.now(), contract.chapter
         ends = self._ends.setdefault(chapter, now + self._seconds[chapter])
-        cases = max(1, self._left[chapter])
-        self._left[chapter] -= 1
+        cases = self._left[chapter, True] + (0 if contract.judges else self._left[chapter, False])
+        self._left[chapter, contract.judges] -= 1
         if now >= ends:
-            seconds = self._seconds[chapter]
-            raise Inconclusive(
-                f"the {seconds:g} s that --level {self._level} gives the chapter {chapter} were spent before; "
-                "a deeper level has more, and --chapter or --contract leave fewer cases"
+            raise (Inconclusive if contract.judges else Untestable)(
+                f"the {self._seconds[chapter]:g} s that --level {self._level} gives the chapter {chapter} were spent "
+                "before; a deeper level has more, and --chapter or --contract leave fewer cases"
             )
-        return now + (ends - now) / cases
+        return now + (ends - now) / max(1, cases)
 
 
 class Progress:

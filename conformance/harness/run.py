@@ -8,6 +8,7 @@ import os
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,17 @@ import pytest
 import torch
 
 from conformance.harness import catalogue as catalogues
-from conformance.harness import environment, expectations, options, state, targets, waivers
+from conformance.harness import environment, expectations, lost_device, options, state, targets, waivers
 from conformance.harness.catalogue import Catalogue, Contract
 from conformance.harness.check import DEPTHS
+from conformance.harness.contradictions import contradictions
 from conformance.harness.measuring import Deadlines
 from conformance.harness.options import Options
 from conformance.harness.recorder import Recorder, ReportInUse
 from conformance.harness.targets import Target
 from conformance.harness.verdicts import Overall, Verdict
 from conformance.harness.waivers import Waiver
+from conformance.measure.health import Watch
 from conformance.report import consistency, diff, document, layout, rollup, terminal
 from conformance.workloads import own as own_workloads
 
@@ -48,6 +51,8 @@ class Run:
         self.contracts = contracts
         self.chapters = {contract.chapter for contract in contracts.values()}
         self.reasons: dict[str, str] = {}
+        self.not_applicable: dict[str, str] = {}  # cases that this machine cannot have, each with the reason
+        self.left_to_the_controller: set[str] = set()  # modules with cases that no worker runs
         self.collected: list[tuple[str, str, str]] = []
         self.depth = DEPTHS.index(options.level)
         self.interrupted = False  # by SIGTERM, also where something swallowed the exception
@@ -55,6 +60,7 @@ class Run:
         self.expectations = expected
         self.deadlines = Deadlines(options.level)
         self.shallow: set[str] = set()  # contracts of which the level leaves out cases
+        self.accelerators = lost_device.watched(run_targets)
         self._targets = run_targets
         self._waivers = excuses
         self._baseline = baseline
@@ -63,7 +69,9 @@ class Run:
         self._problems: list[str] = []
         self._broke = False
         self._smoke_failed = False
+        self._lost_a_device = False
         self._recorder: Recorder | None = None
+        self._watches: list[Watch] = []
         self._started = time.monotonic()
         self._folder = Path()
 
@@ -85,6 +93,8 @@ class Run:
             if contract.holds_for(torch.__version__)
         }
         run_targets = _targets(asked)
+        if (clash := contradictions(run_targets)) is not None:
+            raise pytest.UsageError(f"the settings of this process contradict each other: {clash}")
         return cls(
             asked,
             catalogue,
@@ -124,7 +134,7 @@ class Run:
     def target_names(self) -> str:
         return ", ".join(target.name for target in self._targets)
 
-    def describe(self, parameters: dict[str, Any], own: bool) -> dict[str, Any]:
+    def describe(self, parameters: Mapping[str, Any], own: bool) -> dict[str, Any]:
         """Turn the parameters of a case into short names; the target has a field of its own.
 
         `own` says whether the case is about the user's workload, which is then named.
@@ -155,7 +165,7 @@ class Run:
         return [
             f"conformance: {len(self.contracts)} contracts, level {self.options.level}, {dtypes}, "
             f"seed {self.options.seed}, torch {torch.__version__}",
-            *(f"target: {target.name}, {target.probe['name']}" for target in self._targets),
+            *(f"target: {target.name}, {target.probe['name']}{_lacking(target)}" for target in self._targets),
         ]
 
     def begin(self) -> None:
@@ -167,8 +177,11 @@ class Run:
             raise pytest.UsageError(f"--report: {self._folder}: {error}") from None
         except OSError as error:
             raise pytest.UsageError(f"--report: {self._folder} cannot be written to: {error.strerror}") from None
-        for target in self._targets:
-            if not target.is_fake and (broken := targets.smoke(target)) is not None:
+        real = [target for target in self._targets if not target.is_fake]
+        watches = [Watch.begin(target.name, target.device) for target in real]
+        self._watches = [watch for watch in watches if watch is not None]
+        for target in real:
+            if (broken := targets.smoke(target)) is not None:
                 broken = environment.redact(broken)
                 self._smoke_failed = True
                 self._problems.append(f"smoke stage: {broken}; nothing else was run")
@@ -181,6 +194,16 @@ class Run:
         if self._recorder is not None:
             self._recorder.add(record)
 
+    def lost(self) -> str | None:
+        """Say which of the run's devices no longer works, or None."""
+        return lost_device.lost(self.accelerators)
+
+    def lose(self, problem: str) -> None:
+        """Note that a device died, after which nothing can be judged."""
+        if not self._lost_a_device:
+            self._problems.append(f"{problem}; nothing else was run")
+        self._lost_a_device = True
+
     def broke(self, problem: str) -> None:
         """Note that the suite itself failed."""
         self._problems.append(environment.redact(problem))
@@ -190,13 +213,17 @@ class Run:
         """Return what was collected, for another process."""
         return {
             "reasons": self.reasons,
+            "not_applicable": self.not_applicable,
+            "left_to_the_controller": sorted(self.left_to_the_controller),
             "collected": [list(row) for row in self.collected],
             "shallow": sorted(self.shallow),
         }
 
     def merge(self, collection: dict[str, Any]) -> None:
-        """Take over what an xdist worker collected; every worker collects the same."""
+        """Take over what an xdist worker collected; every worker collects the same, before this process does."""
         self.reasons = collection["reasons"]
+        self.not_applicable = collection["not_applicable"]
+        self.left_to_the_controller = set(collection["left_to_the_controller"])
         self.collected = [(row[0], row[1], row[2]) for row in collection["collected"]]
         self.shallow = set(collection["shallow"])
 
@@ -213,9 +240,13 @@ class Run:
         if self._recorder is None:
             return pytest_status
         gc.freeze()  # else each collection of garbage looks through all of torch, which takes as long as the rest
-        interrupted = self.interrupted or pytest_status == pytest.ExitCode.INTERRUPTED
+        stopped = pytest_status == pytest.ExitCode.INTERRUPTED and not self._lost_a_device
+        interrupted = self.interrupted or stopped
         if pytest_status == pytest.ExitCode.INTERNAL_ERROR:
             self.broke("pytest ended with an internal error; what it printed above says where")
+        for watch in self._watches:
+            watch.finish()
+            self._problems += watch.problems()
         records: dict[str, list[dict[str, Any]]] = {id: [] for id in self.contracts}
         for record in self._records:
             records[record["contract"]].append(record)
@@ -229,10 +260,16 @@ class Run:
             "interrupted": interrupted,
             "contracts": self._roll_up(records, interrupted),
             "totals": dict(Counter(record["verdict"] for record in self._records)),
+            "not_applicable": self.not_applicable,
             "waivers": states,
             "problems": self._problems,
             "baseline": None,
         }
+        if self._watches:
+            footer["health"] = [
+                {"target": one.name, "before": dict(one.before), "after": dict(one.after), "xids": list(one.xids)}
+                for one in self._watches
+            ]
         whole = {
             "schema": document.SCHEMA,
             "header": self._header_written,
@@ -240,7 +277,7 @@ class Run:
             "footer": footer,
         }
         report = document.parse(whole)
-        if self._baseline is not None and not interrupted:
+        if self._baseline is not None and not interrupted and not self._lost_a_device:
             found = diff.regressions(self._baseline, report)
             footer["baseline"] = {
                 "path": Path(self.options.baseline or "").name,
@@ -320,8 +357,9 @@ class Run:
         for id, cases in records.items():
             if cases:
                 verdict = Verdict.worst(Verdict(case["verdict"]) for case in cases)
-                reason = next((case["reason"] for case in cases if case["verdict"] == verdict.value), "")
-                rows[id] = {"verdict": verdict.value, "cases": len(cases), "reason": reason}
+                # Of several reasons that of the first id, so that the order of the cases makes no difference.
+                first = min((case for case in cases if case["verdict"] == verdict.value), key=lambda case: case["id"])
+                rows[id] = {"verdict": verdict.value, "cases": len(cases), "reason": first["reason"]}
             else:
                 rows[id] = {"verdict": None, "cases": 0, "reason": self._why_not_reached(id, interrupted)}
         return rows
@@ -329,13 +367,22 @@ class Run:
     def _in_question(self, id: str) -> bool:
         """Whether a contract or case of the baseline is one that this run was asked for, or that no catalogue knows."""
         contract = id.split("[")[0]
+        if id in self.not_applicable or (contract == id and self._wholly_not_applicable(id)):
+            return False
         return contract in self.contracts or contract not in self.catalogue.contracts
+
+    def _wholly_not_applicable(self, contract: str) -> bool:
+        """Whether every collected case of a contract is one that this machine cannot have."""
+        ids = [row[1] for row in self.collected if row[0] == contract]
+        return bool(ids) and all(id in self.not_applicable for id in ids)
 
     def _why_not_reached(self, contract: str, interrupted: bool) -> str:
         if interrupted:
             return "the run was interrupted before"
         if contract in self.reasons:
             return self.reasons[contract]
+        if self._lost_a_device:
+            return "a device stopped working before"
         if any(row[0] == contract for row in self.collected):
             return "left out by the selection of tests, or the run stopped before"
         return "none of its checks was collected"
@@ -417,9 +464,15 @@ def _targets(asked: Options) -> tuple[Target, ...]:
         names = (f"{device_type}:0",)
     try:
         found = [targets.resolve(name) for name in names]
+        for target in found:
+            targets.declared(targets.device_module(target.device_type))
     except targets.TargetError as error:
         raise pytest.UsageError(f"--device: {error}") from None
     return tuple(dict.fromkeys(found))
+
+
+def _lacking(target: Target) -> str:
+    return f", which declares that it lacks {', '.join(target.probe['lacks'])}" if target.probe["lacks"] else ""
 
 
 def _own(asked: Options, run_targets: tuple[Target, ...], config: pytest.Config) -> own_workloads.Builder | None:

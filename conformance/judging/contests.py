@@ -236,8 +236,10 @@ class Contests:
         self._trusted: set[tuple[str, str]] = set()
         self._repeated: set[tuple[str, str]] = set()
 
-    def measure(self, case: Case, target: Target, contest: Contest) -> Measurement:
+    def measure(self, case: Case, target: Target, contest: Contest, among: int = 1) -> Measurement:
         """Measure a contest, or give what was measured before; ends the case where that cannot be done.
+
+        The time that is left to the case is for so many contests as it is `among`.
 
         Where the subject needs more memory than is free, or more time than is left, its batch is halved, thrice at
         most. One that was spoiled, or had no time for an interval, is repeated once, when it is asked for again: that
@@ -249,11 +251,11 @@ class Contests:
             self._repeated.add(place)
             known = None
         if known is None:
-            known = self._measured[place] = self._as_large_as_fits(case, target, contest)
+            plan = plan_of(case, target, contest, among)
+            known = self._measured[place] = self._as_large_as_fits(case, target, contest, plan)
         return known
 
-    def _as_large_as_fits(self, case: Case, target: Target, contest: Contest) -> Measurement:
-        plan = plan_of(case, target, contest)
+    def _as_large_as_fits(self, case: Case, target: Target, contest: Contest, plan: comparison.Plan) -> Measurement:
         for shrink in range(SHRINKS + 1):
             subject = contest.make(target.device_type, shrink)
             if not _fits(target, subject):
@@ -394,8 +396,8 @@ def _try(case: Case, target: Target, contest: Contest, bench: _Bench) -> None:
         case.unsupported(f"torch has no {contest.subject} in {contest.dtype} for this CPU: {reason}")
 
 
-def plan_of(case: Case, target: Target, contest: Contest | None = None) -> comparison.Plan:
-    """How long to measure at this level, within what is left to the case.
+def plan_of(case: Case, target: Target, contest: Contest | None = None, among: int = 1) -> comparison.Plan:
+    """How long to measure at this level, within what is left to the case, which has so many to measure.
 
     Those that decide most may take more than their share of the chapter's time, on a device on which that is short.
     """
@@ -403,7 +405,7 @@ def plan_of(case: Case, target: Target, contest: Contest | None = None) -> compa
     favoured = contest is not None and f"{contest.subject}/{contest.size}" in ALWAYS
     least = case.samples(quick=1, standard=3, full=20) if favoured else LEAST_SECONDS
     # Building, warming up, profiling and the noise floor take as long again.
-    return timing.within(plan, max(least, case.allowance / 2))
+    return timing.within(plan, max(least, case.allowance / (2 * among)))
 
 
 def _median(clock: clocks.Clock, work: Work) -> float:

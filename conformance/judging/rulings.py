@@ -67,9 +67,9 @@ def judge(
     if not expected:
         case.unsupported(f"the expectations for {known.id} say nothing of this: its speed-ups are recorded, not judged")
     undecided: dict[type[Exception], list[str]] = {}
-    for contest, wanted in expected:
+    for place, (contest, wanted) in enumerate(expected):
         try:
-            seen = contests.measure(case, target, contest)
+            seen = contests.measure(case, target, contest, len(expected) - place)
         except (Inconclusive, Untestable, Unsupported) as ended:
             undecided.setdefault(type(ended), []).append(str(ended))
             continue

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 Parameters = Mapping[str, torch.Tensor]
-Rounding = Callable[[torch.Tensor], torch.Tensor]
-Forward = Callable[[Parameters, torch.Tensor, Rounding], torch.Tensor]
 
 
 class _Round(torch.autograd.Function):
@@ -26,27 +25,75 @@ class _Round(torch.autograd.Function):
         return (gradient * ctx.scale).to(ctx.dtype).double() / ctx.scale, None, None
 
 
+class _LogSoftmax(torch.autograd.Function):
+    """Log-probabilities that are kept in a dtype, from which the gradient takes the probabilities."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+        exact = x - x.logsumexp(1, keepdim=True)
+        kept = exact if dtype is None else exact.to(dtype).double()
+        ctx.save_for_backward(kept)
+        return kept
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (kept,) = ctx.saved_tensors
+        return gradient - kept.exp() * gradient.sum(1, keepdim=True), None
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Where a region rounds: to `dtype` what ops in lower precision take and give, and gradients, times `scale`.
+
+    `recurrent` is the type of recurrent layers, `loss` that in which the log-probabilities of the cross entropy are
+    kept. None: nothing is rounded there.
+    """
+
+    dtype: torch.dtype | None = None
+    recurrent: torch.dtype | None = None
+    loss: torch.dtype | None = None
+    scale: float = 1.0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._to(x, self.dtype)
+
+    def of_recurrence(self, x: torch.Tensor) -> torch.Tensor:
+        """Round as a recurrent layer does."""
+        return self._to(x, self.recurrent)
+
+    def log_softmax(self, logits: torch.Tensor) -> torch.Tensor:
+        """The log-probabilities of rows of logits."""
+        kept: torch.Tensor = _LogSoftmax.apply(logits, self.loss)
+        return self._to(kept, self.loss)
+
+    def _to(self, x: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+        if dtype is None:
+            return x
+        rounded: torch.Tensor = _Round.apply(x, dtype, self.scale)
+        return rounded
+
+
+Forward = Callable[[Parameters, torch.Tensor, Rounding], torch.Tensor]
+EXACT = Rounding()
+
+
 def gradients(
     forward: Forward,
     parameters: Parameters,
     inputs: torch.Tensor,
     labels: torch.Tensor,
-    dtype: torch.dtype | None = None,
-    scale: float = 1.0,
+    rounding: Rounding = EXACT,
 ) -> dict[str, torch.Tensor]:
     """The gradients of the mean cross entropy by the name of the parameter, float64, on the CPU.
 
-    `forward` is one of FORWARDS. With a `dtype` every input, weight, bias and result of an op that runs in lower
-    precision is rounded to it, and so is the gradient, times `scale`, that goes back through the same place; sums are
-    exact. What AMP's gradients differ from these by is only how it adds up, and where within fused ops it rounds.
+    `forward` is one of FORWARDS; sums are exact. What AMP's gradients differ from these by is only how it adds up, and
+    where within fused ops it rounds.
     """
     leaves = {name: value.detach().cpu().double().requires_grad_() for name, value in parameters.items()}
-    rounding: Rounding = (lambda x: x) if dtype is None else (lambda x: _Round.apply(x, dtype, scale))
     images = inputs.cpu()
     logits = forward(leaves, images.double() if images.is_floating_point() else images, rounding)
     target = labels.cpu().flatten()
-    logs = logits - logits.logsumexp(1, keepdim=True)
-    loss = -logs[torch.arange(len(target)), target].mean()
+    loss = -rounding.log_softmax(logits)[torch.arange(len(target)), target].mean()
     return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
 
 
@@ -80,13 +127,14 @@ def _convolutional(p: Parameters, x: torch.Tensor, q: Rounding) -> torch.Tensor:
 
 def _recurrent(p: Parameters, x: torch.Tensor, q: Rounding) -> torch.Tensor:
     """torch.nn.LSTM's formulas; the gates are not rounded, nor is the cell state, as within the fused kernels."""
-    inward, onward = (q(p[f"lstm.weight_{way}_l0"]) for way in ("ih", "hh"))
-    bias = q(p["lstm.bias_ih_l0"]) + q(p["lstm.bias_hh_l0"])
+    r = q.of_recurrence
+    inward, onward = (r(p[f"lstm.weight_{way}_l0"]) for way in ("ih", "hh"))
+    bias = r(p["lstm.bias_ih_l0"]) + r(p["lstm.bias_hh_l0"])
     hidden = cell = x.new_zeros(len(x), onward.shape[1])
-    for row in q(x.view(-1, 8, 8)).unbind(1):
+    for row in r(x.view(-1, 8, 8)).unbind(1):
         entry, forget, change, exit_ = (row @ inward.T + hidden @ onward.T + bias).chunk(4, 1)
         cell = forget.sigmoid() * cell + entry.sigmoid() * change.tanh()
-        hidden = q(exit_.sigmoid() * cell.tanh())
+        hidden = r(exit_.sigmoid() * cell.tanh())
     return _linear(p, "read", hidden, q)
 
 

@@ -109,4 +109,14 @@ def _holds(row: dict[str, str], version: str) -> bool:
 
 
 def _samples(name: str) -> list[str]:
-    return [sample for sample in SAMPLES if sample == name or sample.startswith(f"{name}.")]
+    return _samples_by_prefix().get(name, [])
+
+
+@functools.cache
+def _samples_by_prefix() -> dict[str, list[str]]:
+    """Return the samples of each name and of each part of a name that ends before a dot: of `norm` also `norm.dim`."""
+    found: dict[str, list[str]] = {}
+    for sample in SAMPLES:
+        for place in (*(at for at, letter in enumerate(sample) if letter == "."), len(sample)):
+            found.setdefault(sample[:place], []).append(sample)
+    return found

@@ -9,7 +9,7 @@ from typing import Any
 
 from conformance.harness.verdicts import Overall, Verdict
 from conformance.report import fingerprint, rollup, text
-from conformance.report.values import Case, Contract, Evidence, Report, Target, Waiver
+from conformance.report.values import Case, Contract, Evidence, Health, Report, Target, Waiver
 
 _ROWS_SHOWN = 8
 _CASES_SHOWN = 3
@@ -111,8 +111,20 @@ def _environment(report: Report) -> Iterator[str]:
     yield _table(["", ""], [[text.markdown(name), text.markdown(text.value(value))] for name, value in rows])
     for target in header.targets:
         yield _target(target)
+    for health in report.footer.health if report.footer else ():
+        yield from _health(health)
     for found in fingerprint.fingerprints(report).values():
         yield from _fingerprint(found)
+
+
+def _health(health: Health) -> Iterator[str]:
+    yield f"Health of **{text.markdown(health.target)}**, as its driver counts:"
+    names = dict.fromkeys([*health.before, *health.after])
+    rows = [
+        [text.markdown(name), *(counts.get(name, "-") for counts in (health.before, health.after))] for name in names
+    ]
+    rows.append(["critical errors (Xid) meanwhile", "", ", ".join(map(str, health.xids)) or "none"])
+    yield _table(["", "before the run", "after it"], rows)
 
 
 def _fingerprint(found: fingerprint.Fingerprint) -> Iterator[str]:
@@ -271,7 +283,7 @@ def _waiver(waiver: Waiver) -> str:
 
 def _not_run(report: Report) -> Iterator[str]:
     yield "## 4. What was not run, and why"
-    rows = [*_narrowed(report), *_missing(report), *_spoiled(report)]
+    rows = [*_narrowed(report), *_missing(report), *_not_applicable(report), *_spoiled(report)]
     yield "\n".join(f"- {row}" for row in rows) or "Everything was run."
 
 
@@ -295,6 +307,12 @@ def _missing(report: Report) -> Iterator[str]:
             reason = result.reason if result else "the run did not get that far"
             title = text.markdown(report.contracts[id].title)
             yield f"NOT REACHED: {text.markdown(id)}, {title}: {text.markdown(reason)}"
+
+
+def _not_applicable(report: Report) -> Iterator[str]:
+    for reason, contracts in rollup.not_applicable(report).items():
+        ids = ", ".join(dict.fromkeys(text.markdown(contract) for contract in contracts))
+        yield f"NOT APPLICABLE HERE: {text.markdown(reason)}: {text.count(len(contracts), 'case')} of {ids}"
 
 
 def _spoiled(report: Report) -> Iterator[str]:

@@ -155,9 +155,14 @@ def _mapping(key_hint: Any, value_hint: Any) -> Decoder:
     return mapping
 
 
+def _default(field: dataclasses.Field[Any]) -> Any:
+    """Return what stands for an absent key, or MISSING where it has to be there."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
 def _object(cls: Any) -> Decoder:
     hints = get_type_hints(cls)
-    fields = {field.name: (_decoder(hints[field.name]), field.default) for field in dataclasses.fields(cls)}
+    fields = {field.name: (_decoder(hints[field.name]), _default(field)) for field in dataclasses.fields(cls)}
     places = [(name, *field) for name, field in fields.items()]
 
     def build(value: Any) -> Any:
@@ -174,7 +179,7 @@ def _object(cls: Any) -> Decoder:
         found, at = [], ""
         try:
             for at, decoder, default in places:
-                found.append(decoder(value.get(at, default)))
+                found.append(decoder(value[at]) if at in value else default)
         except Mismatch as mismatch:
             raise mismatch.inside(at) from None
         return cls(*found)

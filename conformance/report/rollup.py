@@ -31,6 +31,14 @@ def in_part(cases: Iterable[Case]) -> bool:
     return Verdict.PASS in verdicts and len(verdicts) > 1
 
 
+def not_applicable(report: Report) -> dict[str, list[str]]:
+    """Return each reason why a case cannot exist on the machine, with the contract of every such case."""
+    found: dict[str, list[str]] = {}
+    for id, reason in (report.footer.not_applicable if report.footer else {}).items():
+        found.setdefault(reason, []).append(id.split("[")[0])
+    return found
+
+
 def totals(report: Report) -> dict[Verdict, int]:
     """Count the cases of each verdict."""
     counted = Counter(case.verdict for case in report.cases)

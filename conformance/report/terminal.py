@@ -89,6 +89,7 @@ def _long(report: Report, width: int, paint: Paint) -> Iterator[str]:
     yield _own_figures(report, width, paint)
     for verdict in (Verdict.INCONCLUSIVE, Verdict.UNTESTABLE, Verdict.UNSUPPORTED):
         yield _grouped(report, verdict, width, paint)
+    yield _not_applicable(report, width, paint)
     yield _not_reached(report, width, paint)
     yield _problems(report, width, paint)
     yield _baseline(report, width, paint)
@@ -337,6 +338,18 @@ def _grouped(report: Report, verdict: Verdict, width: int, paint: Paint) -> str:
         ids = list(dict.fromkeys(case.contract for case in cases))
         rows.append(text.wrap(f"{text.count(len(cases), 'case')}: {reason or 'no reason is given'}", width, _MARGIN))
         rows.append(text.wrap(text.some(ids, _NAMES_SHOWN), width, _MARGIN * 3))
+    return "\n".join(rows)
+
+
+def _not_applicable(report: Report, width: int, paint: Paint) -> str:
+    reasons = rollup.not_applicable(report)
+    if not reasons:
+        return ""
+    rows = [_heading(f"Not applicable here: {text.count(sum(map(len, reasons.values())), 'case')}", paint)]
+    for reason, contracts in reasons.items():
+        names = text.some(list(dict.fromkeys(contracts)), _NAMES_SHOWN)
+        rows.append(text.wrap(f"{text.count(len(contracts), 'case')}: {reason}", width, _MARGIN))
+        rows.append(text.wrap(names, width, _MARGIN * 3))
     return "\n".join(rows)
 
 

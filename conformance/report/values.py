@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -174,10 +174,22 @@ class Baseline:
 
 
 @dataclass(frozen=True)
+class Health:
+    """What the driver of a device counted before the run and after it, and the critical errors (Xid) meanwhile."""
+
+    target: str
+    before: Mapping[str, int]
+    after: Mapping[str, int]
+    xids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Footer:
     """What was known when the run ended; a report without one is of a run that did not end.
 
-    `digest` is that of the whole report (consistency.digest), None in those of suites that wrote none.
+    `health` has a row for each device whose driver tells of it. `not_applicable` holds, by id, the cases that need what
+    the machine cannot have, each with the reason: they were not run. `digest` is that of the whole report
+    (consistency.digest), None in those of suites that wrote none.
     """
 
     finished: str
@@ -190,7 +202,9 @@ class Footer:
     waivers: tuple[Waiver, ...]
     problems: tuple[str, ...]
     baseline: Baseline | None
+    health: tuple[Health, ...] = ()
     digest: str | None = None
+    not_applicable: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
