@@ -19,10 +19,12 @@ MEET = {
     "tanh_backward": ("AMP-NUMERICS-100",),
     "cudnn_rnn_in_float16": ("AMP-PARITY-018",),
     "cudnn_weights_in_one_buffer": ("AMP-MEMORY-052",),
+    "matrix_units_for_some_sizes": ("AMP-NUMERICS-092",),
     "log_softmax_in_float32": ("AMP-PARITY-018", "AMP-NUMERICS-063"),
 }
 CATCH = {
     "tanh_backward_of_fewer_bits": "AMP-NUMERICS-100",
+    "sums_of_few_bits_for_some_sizes": "AMP-NUMERICS-092",
     "gates_of_cudnn_rnn_miss_a_bias": "AMP-PARITY-018",
 }
 
