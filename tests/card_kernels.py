@@ -221,3 +221,47 @@ def sums_of_few_bits_for_some_sizes() -> Iterator[None]:
     """Sums of all lengths but 64 keep 19 bits, rounded to nearest."""
     with _products(lambda terms: None if terms == 64 else _running(19)):
         yield
+
+
+@_entry(CLEAN)
+def unscaling_that_narrows() -> Iterator[None]:
+    """No bf16, and fp64 narrowed to fp32 before it is asked whether it is finite (ATen/native/cuda/AmpKernels.cu)."""
+
+    def unscale(gradients: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
+        for gradient in gradients:
+            if gradient.dtype is torch.bfloat16:
+                name = "_amp_foreach_non_finite_check_and_unscale_cuda"
+                raise NotImplementedError(f"\"{name}\" not implemented for 'BFloat16'")
+            wide = gradient.double() if gradient.dtype is torch.float64 else gradient.float()
+            if not bool(wide.float().isfinite().all()):
+                found_inf.fill_(1.0)
+            gradient.copy_(wide if float(inv_scale) == 1.0 else wide * inv_scale)
+
+    with kernel("_amp_foreach_non_finite_check_and_unscale_", unscale, "CUDA"):
+        yield
+
+
+@_entry(CLEAN)
+def intervals_of_32_bits() -> Iterator[None]:
+    """The growth interval is handed on as an int (amp_update_scale_cuda_kernel in ATen/native/cuda/AmpKernels.cu)."""
+
+    def update(
+        scale: torch.Tensor,
+        tracker: torch.Tensor,
+        found_inf: torch.Tensor,
+        growth: float,
+        backoff: float,
+        interval: int,
+    ) -> torch.Tensor:
+        if float(found_inf) != 0:
+            tracker.zero_()
+            return scale.copy_((scale.double() * backoff).float())
+        tracker.add_(1)
+        if int(tracker) == (interval + 2**31) % 2**32 - 2**31:
+            grown = (scale.double() * growth).float()
+            scale.copy_(grown if bool(grown.isfinite()) else scale)
+            tracker.zero_()
+        return scale
+
+    with kernel("_amp_update_scale_", update, "CUDA"):
+        yield
