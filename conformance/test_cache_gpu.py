@@ -130,7 +130,7 @@ def test_graphed_callables(case: Case, target: Target, amp_dtype: torch.dtype, r
 
 
 @contract("AMP-CACHE-055", on="cuda")
-@needs("graphs")
+@needs("graphs", "pools of memory")
 @pytest.mark.parametrize("shared", [True, False], ids=["one-pool", "two-pools"])
 def test_private_pools(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, shared: bool) -> None:
     layers, form, held = Layers(target.device, rng), FORMATS[amp_dtype], {}

@@ -17,7 +17,7 @@ ROWS, WIDTH, ROUNDS = 512, 1024, 4
 
 
 @contract("AMP-CAST-077", on="accelerator")
-@needs("streams")
+@needs("streams", "copies that do not wait")
 @pytest.mark.parametrize("ahead", [False, True], ids=["same-stream", "another-stream"])
 def test_copies_that_do_not_wait(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, ahead: bool

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from conformance.harness.check import Case, contract, deep
+from conformance.harness.check import Case, contract, deep, needs
 from conformance.harness.targets import Target
 from conformance.measure.precision import full_precision
 from conformance.oracles.float_formats import FORMATS, rounded
@@ -107,6 +107,7 @@ PATIENCE = 300.0
 
 
 @contract("AMP-NUMERICS-104", on="cuda")
+@needs("child processes")
 @pytest.mark.parametrize("override", [deep("full", "0")])
 def test_tf32_is_overridden(case: Case, target: Target, override: str) -> None:
     if torch.version.hip is not None:
