@@ -17,6 +17,7 @@ import torch
 from conformance.harness.check import Case, contract
 from conformance.harness.targets import Target
 from conformance.oracles.hand_loop import Cube
+from conformance.oracles.overloads import mode_of
 
 OTHER = {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}
 Forward = Callable[..., Any]
@@ -203,7 +204,7 @@ def test_deprecated_decorators_in_every_state(case: Case, target: Target) -> Non
 
     old, new, kind = torch.cuda.amp, torch.amp, {"device_type": "cuda"}
     wrong: list[str] = []
-    with target.mode(), warnings.catch_warnings():
+    with mode_of(target), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         types = [torch.float32, dtypes[0], torch.float64, torch.int64]
         # The last is on the CPU, whose tensors are not cast.

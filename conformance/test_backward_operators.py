@@ -13,6 +13,7 @@ import torch
 
 from conformance.harness.check import Case, contract
 from conformance.harness.targets import Target
+from conformance.oracles.overloads import mode_of
 from conformance.test_backward_custom import OTHER, Around, integers, judged, state, surroundings, unlike_elsewhere
 
 # A namespace for each way of defining an operator.
@@ -126,7 +127,7 @@ def differences(teller: Teller, expected: list[Any], enabled: bool, product: tor
 def cast_in_regions(case: Case, way: str, target: Target, rng: torch.Generator) -> None:
     dtypes = judged(case, target)
     wrong: list[str] = []
-    with target.mode():
+    with mode_of(target):
         given = eligible(rng, target, dtypes)
         for to in (*dtypes, torch.float32):
             teller = Teller(target)
@@ -166,7 +167,7 @@ def test_operator_leaves_other_tensors(case: Case, way: str, target: Target, rng
     kinds = (torch.float64, torch.int64, torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128)
     elsewhere = "meta" if target.device_type == "cpu" else "cpu"
     wrong: list[str] = []
-    with target.mode():
+    with mode_of(target):
         x = torch.randn(3, generator=rng).to(target.device)
         strange = [torch.ones(3, device=elsewhere)] + [x.to(kind) for kind in kinds]
         for to in judged(case, target):
@@ -188,7 +189,7 @@ def test_operator_outside_of_its_regions(case: Case, way: str, target: Target, r
     dtypes = judged(case, target)
     other = "cpu" if target.device_type == "cuda" else "cuda"
     wrong: list[str] = []
-    with target.mode():
+    with mode_of(target):
         given = eligible(rng, target, dtypes)
         for kind, around in itertools.product((target.device_type, other, None), surroundings(dtypes)):
             ours = kind == target.device_type

@@ -19,6 +19,7 @@ from conformance.measure.memory import (
     state_tensors,
     tensor_bytes,
 )
+from conformance.measure.objects import collected_apart
 from conformance.oracles.saved import Saved, blocks, execute, predict, tensors
 from conformance.workloads.mlp import mlp
 from conformance.workloads.training import Workload, train_step
@@ -292,7 +293,7 @@ def test_live_bytes_do_not_grow(
 @contract("AMP-MEMORY-011")
 def test_scaler_lets_go(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
     scaler = torch.amp.GradScaler(target.device_type)
-    with LiveStorages() as live:
+    with collected_apart(), LiveStorages() as live:
         work = mlp(target.device, rng)
         for step in range(2):
             train_step(work, step, lambda: target.autocast(amp_dtype), scaler)

@@ -158,7 +158,7 @@ def _peak(allocator: Allocator, target: Target, block: Block, dtype: torch.dtype
 
 # Networks at the size of real ones: batch and image, or batch, length, width and hidden width, for small sizes.
 REAL = {
-    "residual": resized(BLOCKS["residual"], {4: 32, 16: 64, 32: 128}),
+    "residual": resized(BLOCKS["residual"], {2: 32, 8: 64, 16: 64, 32: 128}),
     "transformer": resized(BLOCKS["transformer"], {4: 8, 32: 512, 64: 1024, 256: 4096}),
 }
 

@@ -27,10 +27,8 @@ by_program = pytest.mark.parametrize("program", PROGRAMS)
 
 def twins(program: str, target: Target, rng: torch.Generator) -> tuple[Workload, Workload]:
     """Two workloads with the same initial weights and data."""
-    state = rng.get_state()
     first = PROGRAMS[program](target.device, rng)
-    rng.set_state(state)
-    return first, PROGRAMS[program](target.device, rng)
+    return first, copy.deepcopy(first)
 
 
 def steps(case: Case, program: str) -> int:

@@ -103,7 +103,7 @@ def test_an_overload_is_still_not_called_with_a_name() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the driver is there")
 def test_cudnn_still_asks_the_driver() -> None:
     target = resolve("fake:cuda")
-    with target.mode():
+    with overloads.mode_of(target):
         made = [torch.empty(shape, device="cuda") for shape in ((12, 4), (12, 3), (12,), (12,))]
         x, state = torch.empty(5, 2, 4, device="cuda"), torch.empty(1, 2, 3, device="cuda")
         call = partial(
@@ -201,7 +201,7 @@ def test_a_maia_region_ends() -> None:
     if "maia" not in FAKE_DEVICE_TYPES:
         pytest.skip("this torch has no autocast for MAIA")
     target: Target = resolve("fake:maia")
-    with target.mode():
+    with overloads.mode_of(target):
         x = torch.empty(2, 2, device=target.device)
         with target.autocast(torch.float16):
             inside = torch.mm(x, x).dtype

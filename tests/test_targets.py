@@ -10,6 +10,7 @@ import torch
 
 from conformance.harness import targets
 from conformance.harness.targets import Target
+from conformance.oracles.overloads import mode_of
 
 _CUDA = Target("cuda:0", "cuda", 0, is_fake=False)
 
@@ -78,7 +79,7 @@ def test_broken_kernel_does_not_pass_for_a_missing_capability(monkeypatch: pytes
 def test_fake_target_makes_fake_tensors_of_its_device_under_its_autocast() -> None:
     target = targets.resolve("fake:cuda")
 
-    with target.mode(), target.autocast(torch.bfloat16):
+    with mode_of(target), target.autocast(torch.bfloat16):
         ones = torch.ones(2, 2, device=target.device)
         product = torch.mm(ones, ones)
         state = (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"))

@@ -124,14 +124,6 @@ class Target:
             raise Untestable(f"this torch lacks what lets fake MAIA tensors reach autocast: {error}") from None
         return guard
 
-    def mode(self) -> contextlib.AbstractContextManager[Any]:
-        """The mode in which tensors of a fake target are made and used; null for a real one."""
-        if not self.is_fake:
-            return contextlib.nullcontext()
-        from torch._subclasses.fake_tensor import FakeTensorMode
-
-        return FakeTensorMode()
-
     def synchronize(self) -> None:
         """Wait until the device has done all its work."""
         if not self.is_fake and (module := device_module(self.device_type)) is not None:

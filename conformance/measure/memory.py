@@ -95,8 +95,14 @@ class LiveStorages(TorchDispatchMode):
 
     def __init__(self, exclude: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()
-        self._excluded = [StorageWeakRef(tensor.untyped_storage()) for tensor in exclude]
+        # The address of a storage isn't reused while a weak reference to it is held.
+        self._excluded = {ref.cdata: ref for ref in (StorageWeakRef(tensor.untyped_storage()) for tensor in exclude)}
         self._seen: dict[int, tuple[StorageWeakRef, tuple[torch.dtype, int]]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here is compiled; the guard against it imports the compiler, and takes time at each op."""
+        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -105,17 +111,17 @@ class LiveStorages(TorchDispatchMode):
         for leaf in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided:
                 storage = leaf.untyped_storage()
-                # The address of a storage isn't reused while a weak reference to it is held.
-                if storage._cdata not in self._seen:
-                    self._seen[storage._cdata] = StorageWeakRef(storage), (leaf.dtype, storage.nbytes())
+                address = storage._cdata
+                if address not in self._seen and address not in self._excluded:
+                    self._seen[address] = StorageWeakRef(storage), (leaf.dtype, storage.nbytes())
         return result
 
     @property
     def storages(self) -> list[tuple[torch.dtype, int]]:
         """One (dtype, bytes) for each storage seen that something still holds, in the order in which they were seen."""
-        excluded = {reference.cdata for reference in self._excluded}
-        self._seen = {key: seen for key, seen in self._seen.items() if not seen[0].expired()}
-        return [storage for key, (_, storage) in self._seen.items() if key not in excluded]
+        for address in [address for address, (reference, _) in self._seen.items() if reference.expired()]:
+            del self._seen[address]
+        return [storage for _, storage in self._seen.values()]
 
     @property
     def live_bytes(self) -> int:
