@@ -62,7 +62,7 @@ def random_search(case: Case, target: Target) -> partial[Search]:
         search,
         scalers(case, target),
         target.device,
-        length=case.samples(quick=12, standard=20, full=40),
+        length=case.samples(quick=20, standard=20, full=40),
         seed=case.seed if case.level == "full" else 0,
         without=lacks(target),
     )
@@ -70,7 +70,7 @@ def random_search(case: Case, target: Target) -> partial[Search]:
 
 @contract("AMP-SCALE-150")
 def test_histories(case: Case, target: Target) -> None:
-    count = case.samples(quick=12, standard=80, full=800)
+    count = case.samples(quick=16, standard=80, full=800)
     expect_agreement(case, random_search(case, target)(histories=count))
 
 

@@ -1,7 +1,7 @@
 """Gradients times a factor, on the bit patterns in integers: what the unscaling kernel of GradScaler promises.
 
-No floating-point instruction takes part for 16 and 32 bits, so that neither a conversion nor a flush-to-zero mode of
-the machine can be in the expectation as well. Python's floats multiply float64, whose products need 106 bits.
+No floating-point number of 16 or 32 bits takes part, so that neither a conversion nor a flush-to-zero mode of the
+machine can be in the expectation as well. Python's floats multiply float64, whose products need 106 bits.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def _round(numbers: _Numbers, form: Format) -> _Numbers:
     up = (cut > 0) & ((rest > half) | ((rest == half) & (kept % 2 == 1)))
     magnitude, exponent = kept + up, numbers.exponent + cut
     largest_exponent = form.bias - form.fraction_bits  # of the last bit of the largest numbers
-    over = exponent + _bit_length(magnitude) - precision > largest_exponent
-    infinite = numbers.infinite | ((magnitude > 0) & over)
+    over = magnitude >> (largest_exponent + precision - exponent).clamp(0, 62) > 0
+    infinite = numbers.infinite | over
     return _Numbers(numbers.sign, magnitude, exponent, infinite, numbers.nan)
 
 
@@ -118,9 +118,5 @@ def _encoded(numbers: _Numbers, form: Format) -> torch.Tensor:
 
 
 def _bit_length(magnitude: torch.Tensor) -> torch.Tensor:
-    rest, length = magnitude, torch.zeros_like(magnitude)
-    for step in (32, 16, 8, 4, 2, 1):
-        large = rest >> step > 0
-        length = length + large * step
-        rest = torch.where(large, rest >> step, rest)
-    return length + (rest > 0)
+    # Integers below 2^53 are normal float64 numbers, whose exponent no conversion and no flush-to-zero mode changes.
+    return torch.frexp(magnitude.double()).exponent.long()

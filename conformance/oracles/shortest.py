@@ -1,7 +1,7 @@
 """The shortest failing history: drawn from a seed, then shrunk step by step within a bounded number of attempts.
 
-What hypothesis does for the scaler's histories, for histories that run in tens of microseconds: on its way to the first
-example hypothesis reads the source of every module that is loaded, which takes longer than a thousand of these.
+For histories that run in tens of microseconds: on its way to the first example hypothesis reads the source of every
+module that is loaded, which takes longer than a thousand of these.
 """
 
 from __future__ import annotations
