@@ -250,10 +250,10 @@ class Run:
         for watch in self._watches:
             watch.finish()
             self._problems += watch.problems()
-        # Workers end their cases in any order.
-        places = {id: place for place, (_, id, _) in enumerate(self.collected)}
-        self._records.sort(key=lambda record: places.get(record["id"], len(places)))
-        self._cases.sort(key=lambda case: places.get(case.id, len(places)))
+        # Workers end their cases in any order, and a plugin may have shuffled them.
+        places = {id: place for place, id in enumerate(self.contracts)}
+        self._records.sort(key=lambda record: (places[record["contract"]], record["id"]))
+        self._cases.sort(key=lambda case: (places[case.contract], case.id))
         records: dict[str, list[dict[str, Any]]] = {id: [] for id in self.contracts}
         for record in self._records:
             records[record["contract"]].append(record)
