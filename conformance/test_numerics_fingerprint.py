@@ -28,6 +28,7 @@ from conformance.measure.summation import (
 )
 from conformance.measure.threads import one_thread
 from conformance.oracles import exact
+from conformance.oracles.error_bounds import accumulation
 from conformance.oracles.float_formats import FORMATS
 
 FP32 = torch.float32
@@ -78,20 +79,34 @@ def test_the_fingerprint_stays(case: Case, target: Target) -> None:
 def test_the_implied_bound(case: Case, target: Target, rng: torch.Generator, op: str) -> None:
     lengths = (33, TERMS, 257, 1024, 8192)[: case.samples(quick=2, standard=4, full=5)]
     for dtype in _dtypes(case, target):
-        found, block = fingerprint.accumulator_of(target.device, dtype)
-        case.note(f"{dtype}: accumulator", f"{found}, {block} added at once")
-        # Terms that are aligned to be added at once are cut before the sum is rounded.
-        if found.bits is None or found.at_least or found.rounding != NEAREST_EVEN or block > 1:
-            continue
+        plain = fingerprint.accumulator_of(_on(target, "mm"), target.device_type, dtype)
+        case.note(f"{dtype}: accumulator", f"{plain[0]}, {plain[1]} added at once")
         for terms in lengths:
+            found, block = plain
+            if _takes_other_units(target, dtype):
+                found, block = fingerprint.accumulator_of(_on(target, op), target.device_type, dtype, terms)
+                case.note(f"{dtype}, {op} over {terms} terms: accumulator", f"{found}, {block} added at once")
+            # Terms that are aligned to be added at once are cut before the sum is rounded.
+            if found.bits is None or found.at_least or found.rounding != NEAREST_EVEN or block > 1:
+                continue
+            # What is seen here may tighten the bound that a plain product implies, and never loosen it.
+            bits = max(found.bits, plain[0].bits or 0)
             try:
                 with full_precision(target.device_type):
-                    worst, where = _worst_share(_on(target, op), dtype, terms, found.bits, rng)
+                    worst, where = _worst_share(_on(target, op), dtype, terms, bits, rng)
             except Irregular as irregular:
                 # Another algorithm than a sum, which the bound is not about; AMP-NUMERICS-012 holds there.
                 case.note(f"{dtype}, {op} over {terms} terms: no order of summation", str(irregular))
                 continue
             case.at_most(f"{dtype}, {op} over {terms} terms: error over the bound, {where}", worst, 1.0)
+
+
+def _takes_other_units(target: Target, dtype: torch.dtype) -> bool:
+    """Whether a library may run a 16-bit product of other sizes on other units: those for matrices may truncate.
+
+    cuBLAS chooses by size and alignment; tensor cores round sums toward zero, ordinary units to nearest.
+    """
+    return dtype is not FP32 and bool(target.probe["tensor_cores"])
 
 
 def _worst_share(
@@ -136,12 +151,14 @@ def test_cancelling_sums_keep_the_implied_bound(case: Case, target: Target, rng:
             tensor.to(dtype) for tensor in _cancelling(rng, case.samples(quick=128, standard=500, full=4000))
         )
         terms = left.shape[1]
-        share = found.error(terms)
-        case.note(f"{dtype}: implied share of n 2^-22", share / (terms * 2.0**-22))
+        case.note(f"{dtype}: implied share of n 2^-22", found.error(terms) / accumulation(terms))
         exact_sum, size = exact.product_and_size(left, right)
-        error = share * size
-        bound = form.unit_roundoff * exact_sum.abs() + (1 + form.unit_roundoff) * error + form.smallest / 2
         for op in OPS:
+            share = found.error(terms)
+            if _takes_other_units(target, dtype):
+                own, _ = fingerprint.accumulator_of(_on(target, op), target.device_type, dtype, terms)
+                share = share if own == found.accumulator else accumulation(terms)
+            bound = form.unit_roundoff * exact_sum.abs() + (1 + form.unit_roundoff) * share * size + form.smallest / 2
             with full_precision(target.device_type):
                 seen = _on(target, op)(left, right).cpu().double()
             worst = float(((seen - exact_sum).abs() / bound).max())

@@ -42,7 +42,7 @@ def _many_matrices(
         # Results are at most 5 * 7 * 7 = 245, the gradients 3 * 5 * 7: integers that both types hold.
         left, right, seed = integers(rng, 7, batch, m, k), integers(rng, 7, batch, k, n), integers(rng, 3, batch, m, n)
         leaves = [source.clone().to(target.device).requires_grad_() for source in (left, right)]
-        what = f"{op} of {batch} matrices"
+        what = f"{op} of {batch} matrices" + ", more than a launch's last axis counts (65,535)" * (batch > 65_535)
         with full_precision(target.device_type):
             with target.autocast(dtype):
                 seen = BATCHED[op](*leaves)

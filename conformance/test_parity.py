@@ -267,8 +267,15 @@ def test_updates_are_adams(
     _judge(case, bool(fault), "worst error of an updated weight", worst, 1.0, "of what fp32 arithmetic allows")
 
 
+# Per cent of the learning rate. Small differences grow to one size within P2's first epoch, whatever they came of: fp32
+# runs whose initial weights were moved by 2^-8 or 2^-11 scatter by 0.08 (one standard deviation) as those of AMP do.
+PACES = {"P1": 0.2, "P2": 1.0}
+
+
 @contract("AMP-PARITY-005")
-@pytest.mark.parametrize(("program", "allowed"), [("P1", 0.2), deep("standard", "P2", 1.0, id="P2")], ids=["P1", None])
+@pytest.mark.parametrize(
+    ("program", "allowed"), [("P1", PACES["P1"]), deep("standard", "P2", PACES["P2"], id="P2")], ids=["P1", None]
+)
 def test_amp_keeps_the_pace(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, program: str, allowed: float
 ) -> None:

@@ -24,9 +24,9 @@ def mask(tensor: Tensor) -> Tensor:
 
 @contract("AMP-REGION-102", on="cuda")
 @needs("graphs")
-@pytest.mark.parametrize("own", [False, True], ids=["dropout", "own-generator"])
-def test_captured_dropout(case: Case, target: Target, amp_dtype: torch.dtype, own: bool) -> None:
-    generator = torch.Generator(device=target.device) if own else None
+@pytest.mark.parametrize("private", [False, True], ids=["dropout", "own-generator"])
+def test_captured_dropout(case: Case, target: Target, amp_dtype: torch.dtype, private: bool) -> None:
+    generator = torch.Generator(device=target.device) if private else None
     weight = torch.eye(SIDE, device=target.device, requires_grad=True)
     ones, held = torch.ones(SIDE, SIDE, device=target.device), {}
 

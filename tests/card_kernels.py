@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests.faults._tools import kernel
+from tests.simulated_products import add, cut, quantum_of
 
 Kernel: TypeAlias = Callable[[], contextlib.AbstractContextManager[None]]
 CLEAN: dict[str, Kernel] = {}
@@ -143,4 +144,124 @@ def log_softmax_in_float32() -> Iterator[None]:
         kernel("_log_softmax", forward, "CUDA"),
         kernel("_log_softmax_backward_data", backward, "CUDA"),
     ):
+        yield
+
+
+_LOW = (torch.float16, torch.bfloat16)
+Sum: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Of (m, k) and (k, n) in float64: their product as a unit sums it, before it is rounded to a type."""
+
+
+def _running(bits: int) -> Sum:
+    """A running sum of that many bits, rounded to nearest."""
+
+    def run(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros(left.shape[0], right.shape[1], dtype=torch.float64)
+        for column, row in zip(left.t(), right, strict=True):
+            total = add(total, torch.outer(column, row), bits, "nearest")
+        return total
+
+    return run
+
+
+def _volta(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Four products at a time are aligned with the running sum, cut toward zero at its place, and added."""
+    total = torch.zeros(left.shape[0], 1, right.shape[1], dtype=torch.float64)
+    for start in range(0, left.shape[1], 4):
+        block = left[:, start : start + 4, None] * right[None, start : start + 4]
+        terms = torch.cat([total, block], 1)
+        exact = cut(terms, quantum_of(terms.abs().amax(1, keepdim=True), 24), "zero").sum(1, keepdim=True)
+        total = cut(exact, quantum_of(exact, 24), "zero")
+    return total.squeeze(1)
+
+
+def _products(sum_of: Callable[[int], Sum | None]) -> contextlib.AbstractContextManager[Any]:
+    """16-bit mm, addmm and bmm whose sums over k terms a unit makes; None: that of the CPU."""
+
+    def multiplied(left: torch.Tensor, right: torch.Tensor, added: torch.Tensor | float = 0.0) -> torch.Tensor:
+        unit = sum_of(left.shape[1])
+        assert unit is not None
+        result = unit(left.cpu().double(), right.cpu().double())
+        return (result + added).float().to(left.dtype).to(left.device)
+
+    def mm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        if left.dtype not in _LOW or sum_of(left.shape[1]) is None:
+            return torch.ops.aten.mm.out(left, right, out=torch.empty(0, dtype=left.dtype, device=left.device))
+        return multiplied(left, right)
+
+    def bmm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        if left.dtype not in _LOW or sum_of(left.shape[2]) is None:
+            return torch.ops.aten.bmm.out(left, right, out=torch.empty(0, dtype=left.dtype, device=left.device))
+        return torch.stack([multiplied(x, y) for x, y in zip(left, right, strict=True)])
+
+    def addmm(added: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
+        if left.dtype not in _LOW or sum_of(left.shape[1]) is None or beta != 1 or alpha != 1:
+            out = torch.empty(0, dtype=left.dtype, device=left.device)
+            return torch.ops.aten.addmm.out(added, left, right, beta=beta, alpha=alpha, out=out)
+        return multiplied(left, right, added.cpu().double())
+
+    stack = contextlib.ExitStack()
+    for name, function in (("mm", mm), ("bmm", bmm), ("addmm", addmm)):
+        stack.enter_context(kernel(name, function, "CUDA"))
+    return stack
+
+
+@_entry(CLEAN)
+def matrix_units_for_some_sizes() -> Iterator[None]:
+    """Sums of 64 terms are rounded to nearest, on ordinary units; all others toward zero, on tensor cores.
+
+    cuBLAS chooses by size and alignment; tensor cores of Volta: M. Fasi, N. J. Higham, M. Mikaitis, S. Pranesh (2021).
+    """
+    with _products(lambda terms: None if terms == 64 else _volta):
+        yield
+
+
+@_entry(BROKEN)
+def sums_of_few_bits_for_some_sizes() -> Iterator[None]:
+    """Sums of all lengths but 64 keep 19 bits, rounded to nearest."""
+    with _products(lambda terms: None if terms == 64 else _running(19)):
+        yield
+
+
+@_entry(CLEAN)
+def unscaling_that_narrows() -> Iterator[None]:
+    """No bf16, and fp64 narrowed to fp32 before it is asked whether it is finite (ATen/native/cuda/AmpKernels.cu)."""
+
+    def unscale(gradients: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
+        for gradient in gradients:
+            if gradient.dtype is torch.bfloat16:
+                name = "_amp_foreach_non_finite_check_and_unscale_cuda"
+                raise NotImplementedError(f"\"{name}\" not implemented for 'BFloat16'")
+            wide = gradient.double() if gradient.dtype is torch.float64 else gradient.float()
+            if not bool(wide.float().isfinite().all()):
+                found_inf.fill_(1.0)
+            gradient.copy_(wide if float(inv_scale) == 1.0 else wide * inv_scale)
+
+    with kernel("_amp_foreach_non_finite_check_and_unscale_", unscale, "CUDA"):
+        yield
+
+
+@_entry(CLEAN)
+def intervals_of_32_bits() -> Iterator[None]:
+    """The growth interval is handed on as an int (amp_update_scale_cuda_kernel in ATen/native/cuda/AmpKernels.cu)."""
+
+    def update(
+        scale: torch.Tensor,
+        tracker: torch.Tensor,
+        found_inf: torch.Tensor,
+        growth: float,
+        backoff: float,
+        interval: int,
+    ) -> torch.Tensor:
+        if float(found_inf) != 0:
+            tracker.zero_()
+            return scale.copy_((scale.double() * backoff).float())
+        tracker.add_(1)
+        if int(tracker) == (interval + 2**31) % 2**32 - 2**31:
+            grown = (scale.double() * growth).float()
+            scale.copy_(grown if bool(grown.isfinite()) else scale)
+            tracker.zero_()
+        return scale
+
+    with kernel("_amp_update_scale_", update, "CUDA"):
         yield

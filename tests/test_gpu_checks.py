@@ -88,8 +88,8 @@ CHECKS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "copies on another stream": ("cast", "test_copies_that_do_not_wait", {"ahead": True}),
     **{f"flag {name}": ("numerics", "test_flags_of_precision", {"name": name}) for name in FLAGS},
     "TF32 is overridden": ("numerics", "test_tf32_is_overridden", {"override": "0"}),
-    "captured dropout": ("region", "test_captured_dropout", {"own": False}),
-    "captured dropout, own generator": ("region", "test_captured_dropout", {"own": True}),
+    "captured dropout": ("region", "test_captured_dropout", {"private": False}),
+    "captured dropout, own generator": ("region", "test_captured_dropout", {"private": True}),
 }
 
 

@@ -393,9 +393,14 @@ def _libraries(device: torch.device) -> Section:
     return {"instructions": device.type, "libraries": "torch does not say"}
 
 
-def accumulator_of(device: torch.device, dtype: torch.dtype) -> tuple[Accumulator, int]:
-    """The accumulator of matrix products with the flags off, and how many products are added at once."""
-    product = matrix_product(device)
-    with full_precision(device.type), one_thread():
-        order = _ordered(Swamping(product, dtype, TERMS))
-        return accumulator(product, dtype, TERMS, order.places[:4]), len(fused_block(order.tree))
+def accumulator_of(
+    product: Product, device_type: str, dtype: torch.dtype, terms: int = TERMS
+) -> tuple[Accumulator, int]:
+    """The accumulator of `product` over so many terms with the flags off, and how many products are added at once.
+
+    The latter is seen in sums of 64 terms at most.
+    """
+    with full_precision(device_type), one_thread():
+        order = _ordered(Swamping(product, dtype, terms, max(1, terms // TERMS)))
+        short = order if terms <= TERMS else _ordered(Swamping(product, dtype, TERMS))
+        return accumulator(product, dtype, terms, order.places[:4]), len(fused_block(short.tree))

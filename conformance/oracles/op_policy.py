@@ -82,7 +82,13 @@ def run_dtype(policy: str, dtypes: Iterable[torch.dtype], amp_dtype: torch.dtype
         return amp_dtype
     if policy == "fp32":
         return torch.float32
-    return functools.reduce(torch.promote_types, dtypes)
+    return functools.reduce(wider, dtypes)
+
+
+@functools.cache
+def wider(one: torch.dtype, other: torch.dtype) -> torch.dtype:
+    """Return the type that two are promoted to; kept, as the question goes through a fake mode at each call."""
+    return torch.promote_types(one, other)
 
 
 def eligible(value: Any, device_type: str) -> bool:

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from conformance.data import fixture, in_force, read_toml
 from conformance.oracles.cast_trace import Cast, CastTrace, arguments, expected_casts
 from conformance.oracles.fake_mode import fake_mode
+from conformance.oracles.op_policy import wider
 from conformance.oracles.op_samples import Inputs
 from conformance.oracles.overload_calls import CALLS, MORE, call
 from conformance.oracles.overload_options import option_calls
@@ -202,8 +203,9 @@ def promise(target: Target, policy: str, overload: str, call: partial[Any], amp_
     """Return what `policy` promises of a call: the casts of `predicted`, then what `by_hand` does without autocast."""
     if policy == "banned":
         return Promise([], None)
-    hand = run(target, by_hand(policy, overload, call, amp_dtype), None)
-    return Promise(predicted(policy, call, amp_dtype), hand)
+    with mode_of(target):
+        cast = by_hand(policy, overload, call, amp_dtype)
+    return Promise(predicted(policy, call, amp_dtype), run(target, cast, None))
 
 
 def difference(promised: Promise, seen: Seen) -> str | None:
@@ -499,7 +501,7 @@ def _casts(casts: Sequence[Cast]) -> str:
 
 def _widest(call: partial[Any], amp_dtype: torch.dtype) -> torch.dtype:
     eligible = (tensor.dtype for _, tensor in arguments(call) if _is_eligible(tensor))
-    return functools.reduce(torch.promote_types, eligible, amp_dtype)
+    return functools.reduce(wider, eligible, amp_dtype)
 
 
 def _is_eligible(tensor: torch.Tensor) -> bool:

@@ -71,6 +71,8 @@ inline Tensor summed(const Tensor& gradient, const Tensor& shared) {
 
 inline std::pair<Tensor, Tensor> attend(const Arguments& given, const Mask& mask, bool causal) {
   auto query = given[0].toTensor();
+  for (size_t place = 0; place < 3; place++)
+    TORCH_CHECK(given[place].toTensor().stride(-1) == 1, "Input tensor must have contiguous last dimension");
   auto key = repeated(given[1].toTensor(), query), value = repeated(given[2].toTensor(), query);
   const auto scale = given.back().toOptional<double>();
   auto [out, sums] = at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal, mask, scale);

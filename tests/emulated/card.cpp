@@ -131,7 +131,7 @@ void refuse(const std::string& name, const Call& call) {
                                 "\"_amp_foreach_non_finite_check_and_unscale_cuda\" not implemented for 'BFloat16'");
 }
 
-// Whether the host has to learn something of the device: a number, how many results there are, or memory.
+// Whether the host waits for the device: for a number, for how many results there are, or for a copy.
 bool waits(const std::string& name, const Call& call, const Arguments& given) {
   static const std::unordered_set<std::string> names = {
       "aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal", "aten::_unique2",
@@ -143,9 +143,9 @@ bool waits(const std::string& name, const Call& call, const Arguments& given) {
   return names.count(name) > 0;
 }
 
-void mind_the_wait() {
+void refuse_wait() {
   if (graph_in_capture) {
-    graph_in_capture->spoil();
+    graph_in_capture->fail();
     TORCH_CHECK(false, "CUDA error: operation not permitted when stream is capturing");
   }
   TORCH_CHECK(sync_mode != 2, "called a synchronizing CUDA operation");
@@ -226,7 +226,7 @@ void on_card(const c10::OperatorHandle& op, Stack* stack) {
   lend(schema, given, call, stack);
   refuse(schema.name(), call);
   const bool waiting = waits(schema.name(), call, given);
-  if (waiting) mind_the_wait();
+  if (waiting) refuse_wait();
   const bool sparse = call.any([](const Tensor& t) { return t.layout() == c10::kSparse; }) ||
       schema.name().find("sparse") != std::string::npos;
   const auto device = call.home();

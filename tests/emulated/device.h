@@ -1,8 +1,8 @@
 // The cards: how many there are, which one and which stream a thread uses, and when their work is done.
 //
-// Operations run when they are called. That the operations of different streams are not ordered on a card shows in two
-// ways all the same: memory that one stream uses, and another one has written without being waited for, loses what it
-// held; and each stream has a time at which a card would be done, which a delay (torch.cuda._sleep) moves.
+// Operations run when they are called. Streams are emulated in two ways: memory that a stream uses without having waited
+// for the stream that wrote or reads it is filled with NaN, and each stream has a time at which a card would be done,
+// which a delay (torch.cuda._sleep) moves.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -52,7 +52,7 @@ inline double now() {
 // 0: waits are allowed, 1: they warn, 2: they raise (torch.cuda.set_sync_debug_mode).
 inline int sync_mode = 0;
 
-// --- What happened before what
+// --- The order of operations: a vector clock for each stream, one for the host, and the last uses of each block
 
 // The last operation of each stream that is known to be done before what comes next, and when all of them are.
 struct Past {
@@ -134,7 +134,7 @@ class Schedule {
     return c10::Stream(c10::Stream::UNSAFE, card(device.index()), ++streams_);
   }
 
-  // Whether all operations are ordered by themselves: nothing has to be looked after.
+  // Whether one stream orders all operations.
   bool has_one_stream() const { return streams_ == 0 && cards() == 1; }
 
   // One operation of the device's current stream begins; it has to be followed by `use` of its memory and `end`.
@@ -147,7 +147,7 @@ class Schedule {
     return number;
   }
 
-  // Memory that is used out of order loses what it held.
+  // Memory that is used without having waited for its last use holds NaN from then on.
   void use(c10::Device device, uint64_t operation, const Memory& memory) {
     if (has_one_stream()) return;
     std::lock_guard<std::mutex> lock(mutex_);

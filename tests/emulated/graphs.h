@@ -14,14 +14,14 @@ namespace emulated {
 
 class Graph {
  public:
-  // Operators run while they are captured too, since their results have to have sizes; `end` undoes what they wrote.
+  // Operators run while they are captured, since their results need sizes; `end` restores the memory that they wrote.
   void begin() { generator_ = at::detail::getDefaultCPUGenerator().get_state(); }
 
   // An operator is about to be called on the CPU with what lies on the stack, on memory of the card.
   void before(const c10::OperatorHandle& op, const Call& call, const Memory& used, bool sparse, const Stack& stack) {
     TORCH_CHECK_NOT_IMPLEMENTED(!sparse, "the emulated card captures no sparse tensors");
     for (auto& [on_card, host] : call.tensors()) keep(on_card.storage());
-    // Numbers of the host are those of the moment; memory of the card is what it will be.
+    // Tensors of the host enter with their values at capture, tensors of the card with their memory.
     Stack arguments(stack.end() - op.schema().arguments().size(), stack.end());
     for (auto& argument : arguments)
       argument = changed(argument, [&](const Tensor& tensor) {
@@ -42,17 +42,17 @@ class Graph {
     }
   }
 
-  // The capture has failed; it has to be ended all the same.
-  void spoil() { spoilt_ = true; }
+  // The capture has failed: CUDA refuses to end it, and there is nothing to replay.
+  void fail() { failed_ = true; }
 
-  // Whether there is something to replay.
+  // Returns whether the capture has not failed.
   bool end() {
     for (auto& [key, saved] : kept_)
       std::memcpy(saved.storage.mutable_data(), saved.bytes.data(), std::min(saved.bytes.size(), saved.storage.nbytes()));
-    // What a graph computes is not there before it is replayed.
+    // Results of a graph are undefined before its first replay.
     for (auto& [key, storage] : made_) std::memset(storage.mutable_data(), 0xff, storage.nbytes());
     at::Generator(at::detail::getDefaultCPUGenerator()).set_state(generator_);
-    return !spoilt_;
+    return !failed_;
   }
 
   void replay() {
@@ -96,7 +96,7 @@ class Graph {
     old.copy_(made);
   }
 
-  bool spoilt_ = false;
+  bool failed_ = false;
   Tensor generator_;
   std::vector<Step> steps_;
   std::map<c10::StorageImpl*, Saved> kept_;         // memory from before the capture
