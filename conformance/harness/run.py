@@ -28,6 +28,7 @@ from conformance.harness.verdicts import Overall, Verdict
 from conformance.harness.waivers import Waiver
 from conformance.measure.health import Watch
 from conformance.report import consistency, diff, document, layout, rollup, terminal
+from conformance.report.values import Case
 from conformance.workloads import own as own_workloads
 
 
@@ -66,6 +67,7 @@ class Run:
         self._baseline = baseline
         self._pytest_options = pytest_options
         self._records: list[dict[str, Any]] = []
+        self._cases: list[Case] = []  # the records as the views have them
         self._problems: list[str] = []
         self._broke = False
         self._smoke_failed = False
@@ -191,6 +193,7 @@ class Run:
     def add(self, record: dict[str, Any]) -> None:
         """Take a case that has ended."""
         self._records.append(record)
+        self._cases.append(document.decoded(Case, record))
         if self._recorder is not None:
             self._recorder.add(record)
 
@@ -247,6 +250,10 @@ class Run:
         for watch in self._watches:
             watch.finish()
             self._problems += watch.problems()
+        # Workers end their cases in any order, and a plugin may have shuffled them.
+        places = {id: place for place, id in enumerate(self.contracts)}
+        self._records.sort(key=lambda record: (places[record["contract"]], record["id"]))
+        self._cases.sort(key=lambda case: (places[case.contract], case.id))
         records: dict[str, list[dict[str, Any]]] = {id: [] for id in self.contracts}
         for record in self._records:
             records[record["contract"]].append(record)
@@ -276,7 +283,7 @@ class Run:
             "cases": self._records,
             "footer": footer,
         }
-        report = document.parse(whole)
+        report = document.parse({**whole, "cases": self._cases})
         if self._baseline is not None and not interrupted and not self._lost_a_device:
             found = diff.regressions(self._baseline, report)
             footer["baseline"] = {
