@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from conformance.version import __version__
 
 try:
     from conformance.commands import arithmetic, calibration, live
-    from conformance.report import checklist, diff, document, excuses, explain, rollup, speed, terminal, text
+    from conformance.report import checklist, diff, document, excuses, explain, layout, rollup, speed, terminal, text
 except ModuleNotFoundError as missing:
     if missing.name != "tabulate":
         raise
@@ -67,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         dest="command",
         required=True,
-        metavar="diff|checklist|summary|verify|explain|catalogue|surface|ops|fingerprint|trace|calibrate",
+        metavar="diff|checklist|summary|cases|verify|explain|catalogue|surface|ops|fingerprint|trace|calibrate",
     )
 
     command = commands.add_parser("diff", help="compare two reports; exit status 1 where something regressed")
@@ -84,6 +85,10 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("report", metavar="REPORT", help="the report")
     command.add_argument("-q", "--quiet", action="store_true", help="one line for each contract that failed")
     command.set_defaults(run=_summary)
+
+    command = commands.add_parser("cases", help="write the cases of a report as JSON, a line for each")
+    command.add_argument("report", metavar="REPORT", help="the report")
+    command.set_defaults(run=_cases)
 
     command = commands.add_parser(
         "verify",
@@ -162,6 +167,12 @@ def _summary(arguments: argparse.Namespace) -> int:
     report = document.read(arguments.report)
     path = str(document.locate(arguments.report))
     show(terminal.render(report, short=arguments.quiet, width=width(), report_path=path, color=colour()))
+    return OK
+
+
+def _cases(arguments: argparse.Namespace) -> int:
+    for case in document.read(arguments.report).cases:
+        print(json.dumps(layout.as_json(case)))
     return OK
 
 

@@ -112,7 +112,7 @@ def all_of(case: Case, target: Target, whole: Iterator[tuple[Kind, list[Step]]],
     count = case.samples(quick=quick, standard=6 * quick, full=len(listed))
     chosen = random.Random(case.seed).sample(listed, min(count, len(listed)))
     with one_thread():
-        players = {kind: player_on(case, target, (kind,)) for kind, _ in listed}
+        players = {kind: player_on(case, target, (kind,)) for kind in dict(chosen)}
         for kind, steps in chosen:
             if found := players[kind].departure(steps):
                 wrong.append((found, players[kind].script(steps)))

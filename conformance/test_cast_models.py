@@ -30,6 +30,7 @@ from conformance.oracles.float_formats import FORMATS
 from conformance.oracles.hand_cast import HandCast, casts_last_first
 from conformance.oracles.op_policy import listings, run_dtype, sets_dtype
 from conformance.oracles.op_samples import SAMPLES, Inputs
+from conformance.oracles.overloads import mode_of
 from conformance.workloads.cast_models import Program, programs
 
 CUDA = ("fake:cuda", "cuda")
@@ -39,22 +40,16 @@ REAL = ("cpu", "cuda", "xpu")
 
 
 @functools.cache
-def _mode(target: Target) -> contextlib.AbstractContextManager[Any]:
-    """One mode for all cases of a target: making a fake mode formats the whole stack of its caller."""
-    return target.mode()
-
-
-@functools.cache
 def _last_first(target: Target) -> bool:
     """The order of casts does not depend on the values or the case, so it is read once."""
-    with _mode(target):
+    with mode_of(target):
         return casts_last_first(target.device, lambda: target.autocast(torch.bfloat16))
 
 
 @contextlib.contextmanager
 def _below(target: Target) -> Iterator[DtypeStream]:
     """Watch what runs below autocast; fake kernels that ask for hardware are answered without it."""
-    with CastTrace(partial(tuple)), DtypeStream() as stream:
+    with CastTrace(partial(tuple)) if target.is_fake else contextlib.nullcontext(), DtypeStream() as stream:
         yield stream
 
 
@@ -81,7 +76,7 @@ class Given:
     def run(self, *, by_hand: bool) -> Ran:
         """Run it in a region, or with the casts written in, on the same values each time."""
         target, amp_dtype = self.target, self.amp_dtype
-        with _mode(target), repeatable_convolutions(), _attention(target):
+        with mode_of(target), repeatable_convolutions(), _attention(target):
             weights, inputs = self._tensors()
             region = (
                 HandCast(target.device_type, amp_dtype, last_first=_last_first(target))
@@ -274,7 +269,7 @@ def _check_composite(case: Case, target: Target, amp_dtype: torch.dtype, row: Co
     unit = torch.finfo(amp_dtype).eps / 2
     for given in (torch.float32, amp_dtype):
         words = {"amp": amp_dtype, "float32": torch.float32, "given": given}
-        with _mode(target), _attention(target):
+        with mode_of(target), _attention(target):
             call = _made(row, target, rng, given)
             try:
                 with target.autocast(amp_dtype), _below(target) if target.is_fake else contextlib.nullcontext():
@@ -677,7 +672,7 @@ def _aliases() -> Iterator[Any]:
 def test_aliases(case: Case, target: Target, amp_dtype: torch.dtype, op: str, name: str, rng: torch.Generator) -> None:
     policy = _policy_of(op, target.device_type)
     given = torch.float32 if policy == "lower_precision" else amp_dtype
-    with _mode(target), repeatable_convolutions():
+    with mode_of(target), repeatable_convolutions():
         call = SAMPLES[op](Inputs([given], target.device, rng.initial_seed(), target.is_fake))
         with target.autocast(amp_dtype), _below(target):
             listed = call()

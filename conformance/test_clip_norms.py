@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from conformance.harness.check import Case, contract
-from conformance.harness.targets import Target
+from conformance.harness.check import Case, applies, contract
+from conformance.harness.targets import Target, one_device_only, second
 from conformance.measure.precision import computes_in
 from conformance.oracles.clip_reference import U, clamped, clipped, norm_bound, relative_distance, total_norm
 from conformance.workloads.gradients import LAYOUTS, holding
@@ -417,15 +417,26 @@ def test_devices_on_paper(case: Case, order: tuple[int, ...]) -> None:
             case.equal(f"gradients clipped by value, {what}", numbers(parameters), expected)
 
 
-@contract("AMP-CLIP-047", on="accelerator")
-def test_accelerator_and_cpu(case: Case, target: Target) -> None:
+def clips_over(case: Case, one: torch.device, other: torch.device) -> None:
+    """Clip gradients of which the first and the last lie on one device and the others on another, in both orders."""
     for (norm_type, exact), foreach in itertools.product(EXACT.items(), (None, False)):
-        for first, second in ((target.device, torch.device("cpu")), (torch.device("cpu"), target.device)):
-            devices = (first, second, second, first)
+        for first, then in ((one, other), (other, one)):
+            devices = (first, then, then, first)
             gradients = [each.to(device) for each, device in zip(marked(FOUR, 20, first), devices, strict=True)]
-            what = f"{first.type} and {second.type}, type {norm_type}, foreach={foreach}"
+            what = f"{first} and {then}, type {norm_type}, foreach={foreach}"
             norm = clips_exactly(case, what, gradients, norm_type, exact(20, 2), foreach)
             case.equal(f"device of the norm, {what}", norm.device, gradients[0].device)
+
+
+@contract("AMP-CLIP-047", on="accelerator")
+def test_accelerator_and_cpu(case: Case, target: Target) -> None:
+    clips_over(case, target.device, torch.device("cpu"))
+
+
+@contract("AMP-CLIP-047", on="cuda")
+@applies(one_device_only)
+def test_two_devices(case: Case, target: Target) -> None:
+    clips_over(case, target.device, second(target))
 
 
 # By value

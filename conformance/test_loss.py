@@ -12,7 +12,9 @@ from conformance.data import in_force
 from conformance.harness.check import Case, contract
 from conformance.harness.targets import Target
 from conformance.oracles.dtype_stream import DtypeStream
-from conformance.oracles.loss_reference import gradient_bound, reference, reference_gradient
+from conformance.oracles.loss_reference import gradient_bound, reference, reference_gradient, references
+from conformance.oracles.overloads import mode_of
+from conformance.oracles.rounded import Rounded
 from conformance.workloads.losses import Call, Loss, Program, draw, losses
 
 TABLE = losses()
@@ -52,17 +54,15 @@ def worst(seen: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -> float
     return float(ratio.max())
 
 
-def out_of_bounds(loss: Loss, program: Program, seen: Call, told: Call, to: torch.dtype | None) -> dict[str, float]:
-    """By reduction, how far the exact value for `told`, rounded to `to`, lies outside the bound of `seen`."""
+def out_of_bounds(
+    loss: Loss, program: Program, exact: dict[str, Rounded], told: Call, to: torch.dtype | None
+) -> dict[str, float]:
+    """By reduction, how far the exact value for `told`, rounded to `to`, lies outside the bound of `exact`."""
     found = {}
-    for reduction in loss.reductions:
-        if reduction in program.exact:
-            continue
-        exact = reference(loss.name, seen.arguments, seen.options, reduction)
-        other = reference(loss.name, told.arguments, told.options, reduction).value
-        if to is not None:
-            other = other.to(to).double()
-        found[reduction] = worst(other, exact.value, exact.error)
+    for reduction, other in references(loss.name, told.arguments, told.options, exact).items():
+        if reduction not in program.exact:
+            value = other.value if to is None else other.value.to(to).double()
+            found[reduction] = worst(value, exact[reduction].value, exact[reduction].error)
     return found
 
 
@@ -73,8 +73,8 @@ def telling(
     amp_dtype: torch.dtype,
     first: torch.dtype,
     rest: torch.dtype,
-) -> tuple[Call, dict[str, float]]:
-    """Draw data on which 16-bit evaluation is measurably wrong, and say how wrong.
+) -> tuple[Call, dict[str, Rounded], dict[str, float]]:
+    """Draw data on which 16-bit evaluation is measurably wrong; return the exact values by reduction, and how wrong.
 
     For 16-bit inputs the control is the best 16-bit evaluation there is, the exact value rounded once; for
     float32 ones it is the exact value for inputs that were rounded to 16 bit.
@@ -83,10 +83,11 @@ def telling(
         call = draw(loss.name, program, rng).cast(first, rest)
         lowered = call.cast(amp_dtype)
         single = first is torch.float32
-        control = out_of_bounds(loss, program, call, lowered if single else call, None if single else amp_dtype)
+        exact = references(loss.name, call.arguments, call.options, loss.reductions)
+        control = out_of_bounds(loss, program, exact, lowered if single else call, None if single else amp_dtype)
         if all(excess > TELLING for excess in control.values()):
             break
-    return call, control
+    return call, exact, control
 
 
 def check_value(
@@ -100,12 +101,11 @@ def check_value(
     rest: torch.dtype,
 ) -> None:
     for program in programs(case, loss):
-        call, control = telling(loss, program, rng, amp_dtype, first, rest)
+        call, exact_values, control = telling(loss, program, rng, amp_dtype, first, rest)
         there = call.to(target.device)
-        for reduction in loss.reductions:
+        for reduction, exact in exact_values.items():
             with target.autocast(amp_dtype):
                 seen = evaluate(there, reduction)
-            exact = reference(loss.name, call.arguments, call.options, reduction)
             what = f"{program.id}, {reduction}"
             case.equal(f"{what}: dtype", seen.dtype, torch.float32)
             case.equal(f"{what}: shape", tuple(seen.shape), tuple(exact.value.shape))
@@ -144,7 +144,7 @@ def test_dtype(case: Case, loss: Loss, target: Target, amp_dtype: torch.dtype, r
         call = draw(loss.name, program, rng)
         for first, rest in ((amp_dtype, amp_dtype), (amp_dtype, torch.float32), (torch.float32, amp_dtype)):
             cast = call.cast(first, rest)
-            with target.mode():
+            with mode_of(target):
                 there = placed(cast, target)
                 for reduction in loss.reductions:
                     with target.autocast(amp_dtype):
@@ -262,14 +262,13 @@ def test_composite_of_float32(
     case: Case, loss: Loss, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
 ) -> None:
     for program in programs(case, loss, every=True):
-        call, control = telling(loss, program, rng, amp_dtype, torch.float32, torch.float32)
+        call, exact_values, control = telling(loss, program, rng, amp_dtype, torch.float32, torch.float32)
         there = call.to(target.device)
-        for reduction in loss.reductions:
+        for reduction, exact in exact_values.items():
             with target.autocast(amp_dtype):
                 seen = evaluate(there, reduction)
             what = f"{program.id}, {reduction}"
             case.identical(f"{what}: against the region left out", seen, evaluate(there, reduction))
-            exact = reference(loss.name, call.arguments, call.options, reduction)
             case.at_most(f"{what}: error", worst(seen, exact.value, exact.error), 1.0, "float32 bounds")
             case.at_least(f"{what}: error of 16 bit", control[reduction], TELLING, "float32 bounds")
 
@@ -295,12 +294,11 @@ def test_composite_of_16_bit_is_told(
     case: Case, loss: Loss, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
 ) -> None:
     for program in programs(case, loss, every=True):
-        call, _ = telling(loss, program, rng, amp_dtype, amp_dtype, amp_dtype)
+        call, exact_values, _ = telling(loss, program, rng, amp_dtype, amp_dtype, amp_dtype)
         there = call.to(target.device)
-        for reduction in loss.reductions:
+        for reduction, exact in exact_values.items():
             with target.autocast(amp_dtype):
                 seen = evaluate(there, reduction)
-            exact = reference(loss.name, call.arguments, call.options, reduction)
             error = worst(seen, exact.value, exact.error)
             case.note(f"{program.id}, {reduction}: dtype", seen.dtype)
             case.note(f"{program.id}, {reduction}: error", error, "float32 bounds")
@@ -403,7 +401,7 @@ def test_no_op_computes_in_16_bit(
             case.note(f"{program.id}: not run", "fake tensors cannot run it")
             continue
         call = draw(loss.name, program, rng).cast(amp_dtype)
-        with target.mode():
+        with mode_of(target):
             there = placed(call, target)
             for reduction in loss.reductions:
                 with target.autocast(amp_dtype), DtypeStream() as stream:

@@ -69,7 +69,7 @@ def test_what_is_kept_for_backward(case: Case, target: Target, amp_dtype: torch.
 def _peak(target: Target, work: Workload, dtype: torch.dtype | None) -> int | None:
     """Peak of allocated bytes of a step above its start; None where the device does not count them."""
     allocator = Allocator.of(device_module(target.device_type), target.device)
-    if target.device_type == "cpu" or allocator is None or not allocator.counts_peaks:
+    if target.device_type == "cpu" or allocator is None or not allocator.counts_peaks or allocator.lacking:
         return None
     scaler = torch.amp.GradScaler(target.device_type, enabled=dtype == torch.float16)
 

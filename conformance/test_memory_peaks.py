@@ -39,6 +39,8 @@ def _allocator(case: Case, target: Target) -> Allocator:
     if found is None or not found.counts_peaks:
         case.unsupported(f"torch keeps no peak of allocated bytes on {target.device_type}")
     assert found is not None
+    if found.lacking:
+        case.unsupported(found.lacking)
     return found
 
 
@@ -221,6 +223,8 @@ def test_allocator_does_not_grow(case: Case, target: Target, amp_dtype: torch.dt
     if allocator is None:
         case.unsupported(f"torch counts no allocated bytes on {target.device_type}")
     assert allocator is not None
+    if allocator.lacking:
+        case.unsupported(allocator.lacking)
     work = mlp(target.device, rng)
     scaler = torch.amp.GradScaler(target.device_type)
     seen = []

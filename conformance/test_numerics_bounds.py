@@ -83,7 +83,9 @@ def _products(case: Case, target: Target, rng: torch.Generator, product: Product
                     continue
                 region = functools.partial(target.autocast, dtype)
                 form = FORMATS[dtype]
-                found += measure_product(product, kind, shape, form, rng, target.device, region, backward=backward)
+                found += measure_product(
+                    product, kind, shape, form, rng, target.device, region, result=not backward, backward=backward
+                )
     return found
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -14,7 +17,7 @@ from conformance.harness.targets import Target
 from conformance.measure.precision import full_precision
 from conformance.oracles import op_policy
 from conformance.oracles.float_formats import FORMATS, Format, rounded
-from conformance.oracles.sparse_products import sparse
+from conformance.oracles.sparse_products import Sparse, sparse
 from conformance.workloads.products import BIASED, PLACES, PLAIN, STORED, Product, through
 
 # How the same matrix may lie in memory.
@@ -51,14 +54,64 @@ def _integers(rng: torch.Generator, size: int, *shape: int) -> Tensor:
     return torch.randint(-size, size + 1, shape, generator=rng, dtype=torch.int32)
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """Integer operands of one shape, and what picking and adding columns makes of them in `form`, unsigned zeros."""
+
+    form: Format
+    left: Tensor
+    right: Sparse
+    bias: Tensor
+    seeds: Sparse
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """m, k and n."""
+        return self.left.shape[0], self.left.shape[1], len(self.bias)
+
+    @functools.cached_property
+    def _product(self) -> Tensor:
+        return self.right.picked_by(self.left)
+
+    @functools.cached_property
+    def plain(self) -> Tensor:
+        return _unsigned(_stored(self._product, self.form))
+
+    @functools.cached_property
+    def biased(self) -> Tensor:
+        return _unsigned(_stored(self._product + self.bias, self.form))
+
+    @functools.cached_property
+    def gradients(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Those of left, right and bias."""
+        seed = self.seeds.dense().int()
+        exact = self.right.spread(seed), self.seeds.picked_by(self.left.t()), seed.sum(0)
+        left, right, bias = (_unsigned(_stored(gradient, self.form)) for gradient in exact)
+        return left, right, bias
+
+
+def _drawn(rng: torch.Generator, form: Format, shapes: Iterable[tuple[int, int, int]], *, of: str = "") -> list[Drawn]:
+    """Draw operands, which are exact in `form`, once for all spellings (of one family) that are tried with them."""
+    # A convolution's kernels may add up in 16 bits outside of its inner products (AMP-NUMERICS-033): small integers.
+    size, entries = (4, 3) if "conv" in of else (60, 8)
+    return [
+        Drawn(
+            form,
+            _integers(rng, size, m, k),
+            sparse(rng, k, n, entries, size // 2),
+            _integers(rng, 200, n),
+            sparse(rng, m, n, entries, min(size // 2, 9)),
+        )
+        for m, k, n in shapes
+    ]
+
+
 def _exactly(
     case: Case,
     target: Target,
-    form: Format,
-    rng: torch.Generator,
+    drawn: Drawn,
     name: str,
     product: Product,
-    shape: tuple[int, int, int],
     layouts: tuple[str, str] = ("as it is", "as it is"),
     *,
     biased: bool = False,
@@ -68,49 +121,40 @@ def _exactly(
 
     Operands, of `dtype`, are exact in both types; results are rounded once where they exceed what 16 bits hold.
     """
-    m, k, n = shape
-    # A convolution's kernels may add up in 16 bits outside of its inner products (AMP-NUMERICS-033): small integers.
-    size, entries = (4, 3) if "conv" in name else (60, 8)
-    left, right, bias = _integers(rng, size, m, k), sparse(rng, k, n, entries, size // 2), _integers(rng, 200, n)
-    seeds = sparse(rng, m, n, entries, min(size // 2, 9))
-    leaves = [source.to(dtype).to(target.device).requires_grad_() for source in (left, right.dense(), bias)]
+    form, (m, _, n) = drawn.form, drawn.shape
+    sources = drawn.left, drawn.right.dense(), drawn.bias
+    leaves = [source.to(dtype).to(target.device).requires_grad_() for source in sources]
     placed = [LAYOUTS[layout](leaf) for layout, leaf in zip(layouts, leaves, strict=False)]
     with full_precision(target.device_type):
         with target.autocast(form.dtype):
             seen = product(placed[0], placed[1], leaves[2])
         # Some spellings give a part of the result only.
         rows, columns = seen.shape
-        seed = seeds.dense()[:rows, :columns]
+        seed = drawn.seeds.dense()[:rows, :columns]
         seen.backward(seed.to(target.device, seen.dtype))
     name += "" if dtype is torch.float32 else f" of {form.name}"
-    where = f"{name}, m k n {shape}" + (f", {' times '.join(layouts)}" if layouts != ("as it is", "as it is") else "")
-    added = bias if biased else torch.zeros_like(bias)
-    exact = (right.picked_by(left) + (added[:1] if columns < n else added))[:rows, :columns]
-    case.identical(where, _unsigned(seen), _unsigned(_stored(exact, form)))
+    where = f"{name}, m k n {drawn.shape}" + (
+        f", {' times '.join(layouts)}" if layouts != ("as it is", "as it is") else ""
+    )
+    expected = drawn.biased if biased else drawn.plain
+    case.identical(where, _unsigned(seen), expected[:rows, :columns])
     if (rows, columns) != (m, n):
         return
-    gradients = {
-        "left": (leaves[0], right.spread(seed.int())),
-        "right": (leaves[1], seeds.picked_by(left.t().contiguous())),
-    }
-    if biased:
-        gradients["what is added"] = (leaves[2], seed.sum(0))
-    for what, (leaf, gradient) in gradients.items():
-        expected = _stored(gradient, form).to(dtype)
-        case.identical(f"{where}: gradient of {what}", _unsigned(leaf.grad), _unsigned(expected))
+    operands = ("left", "right", "what is added") if biased else ("left", "right")
+    for operand, leaf, gradient in zip(operands, leaves, drawn.gradients, strict=False):
+        case.identical(f"{where}: gradient of {operand}", _unsigned(leaf.grad), gradient.to(dtype))
 
 
 @contract("AMP-NUMERICS-040")
 @pytest.mark.parametrize("family", PLAIN)
 def test_spellings(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, family: str) -> None:
-    shapes = case.samples(quick=1, standard=5, full=len(SHAPES))
+    shapes = list(SHAPES.values())[: case.samples(quick=1, standard=5, full=len(SHAPES))]
     # Where tensordot is listed for the widest type, which a CPU does not, fp32 operands stay fp32 in it and in inner,
     # which calls it (aten/src/ATen/native/Linear.cpp).
     wide = ("tensordot", "inner") if _widens("tensordot", target) else ()
-    for name, product in PLAIN[family].items():
-        dtype = amp_dtype if name in wide else torch.float32
-        for shape in list(SHAPES.values())[:shapes]:
-            _exactly(case, target, FORMATS[amp_dtype], rng, name, product, shape, dtype=dtype)
+    for drawn in _drawn(rng, FORMATS[amp_dtype], shapes, of=family):
+        for name, product in PLAIN[family].items():
+            _exactly(case, target, drawn, name, product, dtype=amp_dtype if name in wide else torch.float32)
 
 
 def _widens(op: str, target: Target) -> bool:
@@ -122,12 +166,11 @@ def _widens(op: str, target: Target) -> bool:
 def test_layouts(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, layout: str) -> None:
     shapes = list(SHAPES.values())[: case.samples(quick=1, standard=3, full=len(SHAPES))]
     others = ("as it is", layout) if case.level == "quick" else tuple(LAYOUTS)
+    draws = _drawn(rng, FORMATS[amp_dtype], shapes)
     # fp32 operands are packed by the cast; 16-bit ones arrive as they lie.
     for name, dtype in (("torch.matmul", amp_dtype), ("F.linear", amp_dtype), ("torch.matmul", torch.float32)):
-        for other in others:
-            for shape in shapes:
-                product, layouts = PLAIN["functions"][name], (layout, other)
-                _exactly(case, target, FORMATS[amp_dtype], rng, name, product, shape, layouts, dtype=dtype)
+        for other, drawn in itertools.product(others, draws):
+            _exactly(case, target, drawn, name, PLAIN["functions"][name], (layout, other), dtype=dtype)
 
 
 @contract("AMP-NUMERICS-040")
@@ -146,9 +189,9 @@ def test_stored_products(case: Case, target: Target, amp_dtype: torch.dtype, rng
 @contract("AMP-NUMERICS-068", on=("cpu", "cuda", "xpu"))
 def test_bias_in_every_spelling(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
     form = FORMATS[amp_dtype]
-    for name, product in BIASED.items():
-        for shape in list(SHAPES.values())[: case.samples(quick=1, standard=5, full=len(SHAPES))]:
-            _exactly(case, target, form, rng, name, product, shape, biased=True)
+    shapes = list(SHAPES.values())[: case.samples(quick=1, standard=5, full=len(SHAPES))]
+    for (name, product), drawn in itertools.product(BIASED.items(), _drawn(rng, form, shapes)):
+        _exactly(case, target, drawn, name, product, biased=True)
     # 2^p + 1, half way to the next 16-bit number, goes to 2^p alone and exactly to 2^p + 2 with 1 added.
     odd = 2.0 ** (form.fraction_bits + 1)
     left = torch.tensor([[odd, 1.0]]).expand(33, 2).to(target.device)

@@ -152,7 +152,7 @@ def test_cancelling_sums_keep_the_implied_bound(case: Case, target: Target, rng:
         )
         terms = left.shape[1]
         case.note(f"{dtype}: implied share of n 2^-22", found.error(terms) / accumulation(terms))
-        exact_sum, size = exact.product(left, right), exact.product(left.abs(), right.abs())
+        exact_sum, size = exact.product_and_size(left, right)
         for op in OPS:
             share = found.error(terms)
             if _takes_other_units(target, dtype):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 
 import pytest
 import torch
 
-from conformance.harness.check import Case, contract
-from conformance.harness.targets import Target
+from conformance.harness.check import Case, applies, contract, needs
+from conformance.harness.targets import Target, one_device_only, second
 from conformance.measure.precision import computes_in
 from conformance.measure.waits import raising_at_waits
 from conformance.oracles.optimizer_state import departures, snapshot
@@ -72,6 +73,7 @@ def test_fused_step_waits_for_nothing(case: Case, target: Target, rng: torch.Gen
 
 
 @contract("AMP-OPTIMIZER-091", on="cuda")
+@needs("graphs")
 @each(FUSED)
 def test_captured_step(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
     slopes = Slopes.make(kind.gradients, target.device, rng)
@@ -141,34 +143,58 @@ def test_several_dtypes(case: Case, target: Target, kind: Kind) -> None:
     if not kind.promised_on(target.device_type):
         case.unsupported(f"no fused {kind.optimizer} on {target.device_type}")
     dtypes = (torch.float32, torch.float64, torch.float32, torch.float64)
+    places = [(target.device, dtype) for dtype in dtypes]
+    decides_once(case, target, kind, places, ((), *((place,) for place in range(4))))
 
-    def gradients(spoil: int | None) -> list[torch.Tensor]:
+
+@contract("AMP-OPTIMIZER-069", on="cuda")
+@applies(one_device_only)
+@pytest.mark.parametrize("spoil", [(), (0,), (2,), (0, 2)], ids=["clean", "first", "second", "both"])
+@each(FUSED)
+def test_two_devices(case: Case, target: Target, kind: Kind, spoil: tuple[int, ...]) -> None:
+    if not kind.promised_on(target.device_type):
+        case.unsupported(f"no fused {kind.optimizer} on {target.device_type}")
+    other = second(target)
+    places = [(device, torch.float32) for device in (target.device, target.device, other, other)]
+    decides_once(case, target, kind, places, (spoil,))
+
+
+def decides_once(
+    case: Case,
+    target: Target,
+    kind: Kind,
+    places: Sequence[tuple[torch.device, torch.dtype]],
+    spoils: Iterable[tuple[int, ...]],
+) -> None:
+    """Step on gradients of those devices and dtypes, then skip a step in which some of them hold inf."""
+
+    def gradients(spoil: tuple[int, ...]) -> list[torch.Tensor]:
         made = [
-            torch.tensor([0.5, -1.25, 2.0 + n], dtype=dtype, device=target.device) for n, dtype in enumerate(dtypes)
+            torch.tensor([0.5, -1.25, 2.0 + n], dtype=dtype, device=device) for n, (device, dtype) in enumerate(places)
         ]
-        if spoil is not None:
-            made[spoil][1] = math.inf
+        for number in spoil:
+            made[number][1] = math.inf
         return made
 
-    for spoil in (None, 0, 1, 2, 3):
-        parameters, plain = holding(gradients(None)), holding(gradients(None))
+    for spoil in spoils:
+        parameters, plain = holding(gradients(())), holding(gradients(()))
         optimizer, control = kind.make(parameters), kind.make(plain)
         scaler = torch.amp.GradScaler(target.device_type, init_scale=1024.0)
         scaler.scale(torch.ones((), device=target.device))
         # A clean step first: then there is a state that a skip could touch.
         for scale, owners in ((1024.0, parameters), (1.0, plain)):
-            for owner, gradient in zip(owners, gradients(None), strict=True):
+            for owner, gradient in zip(owners, gradients(()), strict=True):
                 owner.grad = gradient * scale
         step(scaler, optimizer)
         control.step()
         case.equal("what differs from fp32 after a clean step", departures(snapshot(optimizer), snapshot(control)), [])
-        if spoil is None:
+        if not spoil:
             continue
         for owner, gradient in zip(parameters, gradients(spoil), strict=True):
             owner.grad = gradient * 1024.0
         before = snapshot(optimizer)
         step(scaler, optimizer)
-        what = f"what a step with inf in gradient {spoil}, {dtypes[spoil]}, changed"
+        what = f"what a step with inf in gradient {' and '.join(f'{n}, {places[n]}' for n in spoil)}, changed"
         case.equal(what, departures(snapshot(optimizer), before), [])
         case.equal("scale afterwards", scaler.get_scale(), 512.0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import statistics
 from collections.abc import Callable
@@ -17,7 +18,8 @@ from conformance.measure.precision import full_precision
 from conformance.oracles import equivalence
 from conformance.oracles.equivalence import Equivalence
 from conformance.workloads import characters, learners
-from conformance.workloads.learners import TASKS, Loss, Run
+from conformance.workloads.learners import TASKS, Run
+from conformance.workloads.stacked import cross_entropies
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -35,6 +37,8 @@ ACCURACY = {"mlp": 97.0, "cnn": 97.0, "lstm": 95.0}
 ENTROPY_SHARE = 0.8
 
 MODELS = [deep("standard", "mlp"), deep("full", "cnn"), deep("full", "lstm"), deep("full", "transformer")]
+# Tasks whose fp32 runs are judged as well, one by one (AMP-PARITY-011).
+JUDGED = ("mlp", "cnn", "lstm", "transformer")
 
 FIGURES: dict[str, Callable[[Run], float]] = {
     "log of the training loss of the last epoch": lambda run: run.curve[-1],
@@ -48,11 +52,11 @@ FLOORS = {"test accuracy, %": 100 / 355}
 _LACKING = "could not create a primitive"
 
 
-def _bf16_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Cross entropy with each of its ops in bf16, of which a region of CUDA would run logsumexp in fp32."""
+def _bf16_losses(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Cross entropies with each of their ops in bf16, of which a region of CUDA would run logsumexp in fp32."""
     with torch.autocast(output.device.type, enabled=False):
         logits = output.bfloat16()
-        return (logits.logsumexp(1) - logits.gather(1, target.unsqueeze(1)).squeeze(1)).mean()
+        return (logits.logsumexp(2) - logits.gather(2, target.unsqueeze(2)).squeeze(2)).mean(1)
 
 
 def _narrow(dtype: torch.dtype) -> Callable[[torch.nn.Module], None]:
@@ -64,30 +68,45 @@ def _narrow(dtype: torch.dtype) -> Callable[[torch.nn.Module], None]:
     return after_step
 
 
+def _region(target: Target, dtype: torch.dtype | None) -> AbstractContextManager[object]:
+    return nullcontext() if dtype is None else target.autocast(dtype)
+
+
+def _scaler(target: Target, dtype: torch.dtype | None, *, scales: bool = True) -> torch.amp.GradScaler | None:
+    """What the steps go through: nothing of AMP for fp32."""
+    if dtype is None:
+        return None
+    return torch.amp.GradScaler(target.device_type, enabled=scales and dtype == torch.float16)
+
+
 @functools.cache
-def _run(target: Target, task: str, dtype: torch.dtype | None, fault: str, factor: float, seed: int) -> Run:
+def _run(target: Target, task: str, dtype: torch.dtype | None, factor: float, seed: int) -> Run:
     """One run, of fp32 where there is no dtype; cached, as several checks ask for the same runs."""
-    scaler = None
-    if dtype is not None:
-        scaled = dtype == torch.float16 and fault != "no scaler"
-        scaler = torch.amp.GradScaler(target.device_type, enabled=scaled)
-
-    def region() -> AbstractContextManager[object]:
-        return nullcontext() if dtype is None else target.autocast(dtype)
-
-    loss: Loss = _bf16_loss if fault == "bf16 loss" else torch.nn.functional.cross_entropy
-    after_step = _narrow(dtype) if dtype is not None and fault == "16-bit weights" else lambda model: None
     # fp32 products are IEEE's and sums of 16-bit ones are fp32: the flags that change that are another matter.
     with full_precision(target.device_type):
         return learners.learn(
             TASKS[task],
             target.device,
             seed,
-            region,
-            scaler,
-            loss=loss,
+            lambda: _region(target, dtype),
+            _scaler(target, dtype),
             factor=factor,
-            after_step=after_step,
+        )
+
+
+@functools.cache
+def _together(target: Target, task: str, dtype: torch.dtype | None, fault: str, factor: float, first: int) -> list[Run]:
+    """FIRST runs that nothing is promised of, in one stacked model: of fp32 to compare with, or of a broken AMP."""
+    with full_precision(target.device_type):
+        return learners.learn_together(
+            TASKS[task],
+            target.device,
+            range(first, first + FIRST),
+            lambda: _region(target, dtype),
+            _scaler(target, dtype, scales=fault != "no scaler"),
+            losses=_bf16_losses if fault == "bf16 loss" else cross_entropies,
+            factor=factor,
+            after_step=_narrow(dtype) if dtype is not None and fault == "16-bit weights" else lambda model: None,
         )
 
 
@@ -97,7 +116,12 @@ def _runs(
     """The runs of the first `count` seeds, the same seeds for every arm."""
     first = 1_000 * case.seed
     try:
-        return [_run(target, task, dtype, fault, factor, first + number) for number in range(count)]
+        if fault or (dtype is None and task not in JUDGED):
+            stacks = (
+                _together(target, task, dtype, fault, factor, start) for start in range(first, first + count, FIRST)
+            )
+            return list(itertools.chain.from_iterable(stacks))
+        return [_run(target, task, dtype, factor, first + number) for number in range(count)]
     except characters.NoText as error:
         case.untestable(str(error))
         raise

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from conformance.harness.check import Case, contract
+from conformance.harness.check import Case, applies, contract
+from conformance.harness.targets import Target, one_device_only, second
 from conformance.oracles.region_stack import Setting, observe
 from conformance.oracles.stand_ins import (
     backend_module,
@@ -114,10 +115,12 @@ class Observer(torch.nn.Module):
         super().__init__()
         self.seen: list[tuple[Setting, bool]] = []
         self.threads: set[int] = set()
+        self.devices: set[torch.device] = set()
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         self.seen.append((setting("cuda"), torch.is_autocast_cache_enabled()))
         self.threads.add(threading.get_ident())
+        self.devices.add(inputs.device)
         return inputs
 
 
@@ -144,3 +147,21 @@ def test_data_parallel_workers(case: Case, dtype: torch.dtype, cache: bool, enab
         if enabled:
             case.equal(f"dtype in worker {number}", seen.dtype, dtype)
             case.equal(f"cache flag in worker {number}", seen_cache, cache)
+
+
+@contract("AMP-REGION-096", on="cuda")
+@applies(one_device_only)
+@pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
+@DTYPES
+def test_replicas_on_two_devices(case: Case, target: Target, dtype: torch.dtype, enabled: bool) -> None:
+    devices = [target.device, second(target)]
+    # The replicas share what it keeps.
+    observer = Observer()
+    replicated = torch.nn.DataParallel(observer, device_ids=devices)
+    with torch.autocast("cuda", dtype=dtype, enabled=enabled):
+        result = replicated(torch.tensor([[3.0], [5.0]], device=target.device))
+    case.equal("result, from both devices (control)", (result.device, result.tolist()), (devices[0], [[3.0], [5.0]]))
+    case.equal("devices that replicas ran on (control)", observer.devices, set(devices))
+    case.equal("enabled in each", [seen.enabled for seen, _ in observer.seen], [enabled] * 2)
+    if enabled:
+        case.equal("dtype in each", [seen.dtype for seen, _ in observer.seen], [dtype] * 2)

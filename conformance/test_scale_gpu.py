@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from conformance.harness.check import Case, applies, contract
-from conformance.harness.targets import Target
+from conformance.harness.check import Case, applies, contract, needs
+from conformance.harness.targets import Target, one_device_only, second
 from conformance.measure.precision import computes_in
 from conformance.measure.waits import raising_at_waits
 from conformance.oracles import grad_scaler as oracle
@@ -129,6 +129,7 @@ def test_an_ordinary_step_waits(case: Case, target: Target) -> None:
 
 
 @contract("AMP-SCALE-162", on="cuda", dtypes=("fp16",))
+@needs("graphs")
 def test_captured_backward(case: Case, target: Target) -> None:
     problem = Problem(target, fused=False)
     replay = captured(problem.backward, problem.optimizer)
@@ -147,6 +148,7 @@ def test_captured_backward(case: Case, target: Target) -> None:
 
 
 @contract("AMP-SCALE-163", on="cuda", dtypes=("fp16",))
+@needs("graphs")
 def test_captured_iteration(case: Case, target: Target) -> None:
     problem = Problem(target, fused=True)
 
@@ -196,14 +198,13 @@ def test_graphed_callables_refuse_the_cache(case: Case, target: Target) -> None:
 
 
 @contract("AMP-SCALE-165", on="accelerator", dtypes=("fp16",))
+@needs("streams")
 def test_streams(case: Case, target: Target) -> None:
     module = torch.get_device_module(target.device_type)
-    if not all(hasattr(module, name) for name in ("Stream", "stream", "current_stream")):
-        case.unsupported(f"torch.{target.device_type} has no streams")
     alone, spread = Problem(target, fused=False), Problem(target, fused=False)
     with target.current():
         side, other = module.Stream(), module.Stream()
-        for number, datum in enumerate(DATA):
+        for number, (datum, expected) in enumerate(zip(DATA, story(DATA), strict=True)):
             for problem in (alone, spread):
                 problem.datum.fill_(datum)
                 problem.optimizer.zero_grad()
@@ -217,9 +218,10 @@ def test_streams(case: Case, target: Target) -> None:
                 spread.scaler.unscale_(spread.optimizer)
             module.current_stream().wait_stream(other)
             spread.finish()
-            case.equal(
-                f"what iteration {number + 1} left, spread over streams", plainly(spread.seen()), plainly(alone.seen())
-            )
+            scale, tracker, _, unscaled, weight = expected
+            promised = plainly((scale, tracker, [unscaled], [weight]))
+            case.equal(f"what iteration {number + 1} left, on one stream", plainly(alone.seen()), promised)
+            case.equal(f"what iteration {number + 1} left, spread over streams", plainly(spread.seen()), promised)
 
 
 def plainly(seen: tuple[float, int, list[float], list[float]]) -> str:
@@ -299,17 +301,6 @@ def test_devices_on_paper(case: Case, self_scaling: bool) -> None:
                 gradients.append(made if place is None else PaperTensor(made, devices.device(place)))
             what = f"scale on device {home}, " + ("all finite" if spoil is None else f"{bad} in gradient {spoil}")
             judge_devices(case, devices.tensor(3.0, home), gradients, spoil, self_scaling, what)
-
-
-def one_device_only(target: Target) -> str | None:
-    """Say that the machine has no second device of the target's type, or None."""
-    count = torch.get_device_module(target.device_type).device_count()
-    return f"one {target.device_type} device only; this needs two" if count < 2 else None
-
-
-def second(target: Target) -> torch.device:
-    """Return another device of the target's type."""
-    return torch.device(target.device_type, (target.device.index + 1) % torch.cuda.device_count())
 
 
 @contract("AMP-SCALE-166", on="cuda")

@@ -23,6 +23,7 @@ from tabulate import tabulate
 
 from conformance.oracles import bounded
 from conformance.oracles.bounded import Measured, Op
+from conformance.oracles.bounded_attention import BACKENDS, MASKS, LowLogits, Problem, attempt, measured
 from conformance.oracles.bounded_convolutions import (
     ATTENTIONS,
     CONVOLUTIONS,
@@ -62,6 +63,7 @@ BOUNDS = {
     "products": "K 2^-22 (\\|A\\|\\|B\\|), 0 where no partial sum rounds; fp32: the same",
     "convolution": "norm of a slice: half a spacing, two more roundings of each of taps or samples, v / 64",
     "attention": "4 v sum p\\|v\\| and fp32's exponentials and sums",
+    "low": "that of attention, and four roundings of the size of the logit",
     "loss": "running error through torch.nn's formula; gradients 64 u of the largest",
 }
 SOURCES = {
@@ -128,6 +130,10 @@ def checks(form: Format) -> Iterator[Check]:
     for attention in ATTENTIONS.values():
         runs = (functools.partial(_attention, attention, form, region),)
         yield Check("attention", attention.name, form, BOUNDS["attention"], runs)
+    for mask in MASKS:
+        lows = (LowLogits(mask, 64, 64), LowLogits(mask, 64, 64, 2), LowLogits(mask, 192, 16))
+        runs = tuple(functools.partial(_far_below_zero, low, form, region) for low in lows)
+        yield Check("attention", f"far below zero, mask: {mask}", form, BOUNDS["low"], runs)
 
 
 def _product(
@@ -149,6 +155,13 @@ def _convolution(
 
 def _attention(attention: Attention, form: Format, region: bounded.Region, rng: torch.Generator) -> list[Measured]:
     return measure_attention(attention, form, rng, CPU, region)
+
+
+def _far_below_zero(low: LowLogits, form: Format, region: bounded.Region, rng: torch.Generator) -> list[Measured]:
+    problem = Problem.draw(low, form, rng)
+    references = problem.references(form, form.smallest)
+    ran = {name: attempt(problem, name, form, CPU, region) for name in BACKENDS}
+    return [one for name, seen in ran.items() if seen is not None for one in measured(seen, references, name, form)]
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -15,10 +14,17 @@ import pytest
 import torch._dynamo  # noqa: F401  (an optimizer imports it, and its operators cannot be registered twice)
 
 import conformance.harness.run  # noqa: F401  (likewise)
-from conformance.harness import catalogue, waivers
+from conformance.harness import catalogue, items, waivers
+from tests import reports
 from tests.faults.campaign import WITHOUT_COLLECTIONS
 
 pytest_plugins = ("pytester",)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Know the marks of the checks, which some tests import."""
+    items.register_marks(config)
+
 
 _CONTRACT = """
 [[contract]]
@@ -45,7 +51,7 @@ waivers.shipped = lambda known: ()
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run of the suite came to: exit status, what was printed, and the report."""
+    """What a run of the suite came to: exit status, what was printed, and the report with its cases spelled out."""
 
     status: int
     output: str
@@ -101,7 +107,7 @@ class Toy:
             *arguments,
         )
         path = self.path / report / "report.json"
-        read = json.loads(path.read_text()) if path.exists() else {}
+        read = reports.written(path) if path.exists() else {}
         return Outcome(int(result.ret), "\n".join(result.outlines + result.errlines), read)
 
     def spawn(self, plugin: str, *arguments: str, report: str = "report") -> Outcome:
@@ -118,7 +124,7 @@ class Toy:
             text=True,
             check=False,
         )
-        read = json.loads((self.path / report / "report.json").read_text())
+        read = reports.written(self.path / report / "report.json")
         return Outcome(ended.returncode, ended.stdout + ended.stderr, read)
 
 

@@ -41,17 +41,29 @@ class Graph:
 
     def __init__(self) -> None:
         self._recorder = _Recorder()
+        self.shared: Graph | None = None
 
     @contextlib.contextmanager
-    def capture(self) -> Iterator[None]:
-        made: set[int] = set()
+    def capture(self, shared: Graph | None) -> Iterator[None]:
+        self.shared = shared
         with self._recorder:
             yield
-        for _, _, _, results in self._recorder.calls:
-            made |= {each.untyped_storage().data_ptr() for each in results}
         with torch.no_grad():
             for tensor, value in self._recorder.before.values():
-                tensor.copy_(value)
+                with torch.autograd._unsafe_preserve_version_counter(tensor):  # as capturing ran nothing
+                    tensor.copy_(value)
+
+    @property
+    def results(self) -> list[torch.Tensor]:
+        """What its operations made, in the graph's memory."""
+        return [each for _, _, _, results in self._recorder.calls for each in results]
+
+    def pool(self) -> Graph:
+        """Its memory pool, of which the graph itself is the token."""
+        return self
+
+    def register_generator_state(self, generator: torch.Generator) -> None:
+        pass
 
     def replay(self) -> None:
         with torch.no_grad():
@@ -113,7 +125,10 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     monkeypatch.setattr(Stream, "log", [], raising=False)
     replaced = {
         "CUDAGraph": graph,
-        "graph": lambda made: made.capture(),
+        "graph": lambda made, pool=None, **options: made.capture(pool),
+        "graph_pool_handle": lambda: None,
+        "synchronize": lambda device=None: None,
+        "_sleep": lambda cycles: None,
         "Stream": Stream,
         "current_stream": lambda: current,
         "stream": lambda stream: contextlib.nullcontext(),
@@ -123,5 +138,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     }
     for name, value in replaced.items():
         monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self.clone())
+    monkeypatch.setattr(torch.cuda.graphs, "graph_pool_handle", torch.cuda.graph_pool_handle)
     monkeypatch.setattr(torch, "get_device_module", lambda device: torch.cuda)
     return fake

@@ -70,7 +70,14 @@ region has to hold what the same casts made by hand hold, and the case is UNSUPP
 bit alone, more bytes or wider ones are a failure; only attention that is not fused in 16 bit may keep them.
 """
 
-_RECIPE = """## A published case
+_RECIPE = """## Other allocators
+
+Expandable segments (`expandable_segments:True`) leave the counters as they are: torch's own allocator counts blocks,
+wherever they lie. Those of `backend:cudaMallocAsync` are the driver's, and there are none where caching is off
+(`PYTORCH_NO_CUDA_MEMORY_CACHING=1`) or an allocator is plugged in: the checks of peaks and growth are UNSUPPORTED then.
+The report has the variables, and `torch.cuda.get_allocator_backend` among the flags.
+
+## A published case
 
 discuss.pytorch.org/t/134442 reports the peak of torch's AMP recipe, three Linear layers of 4096 with 512 rows, on an
 RTX 3080: 826,428,416 bytes in fp32 and 925,018,112 under AMP, {reported:,} more. By the closed form the difference at

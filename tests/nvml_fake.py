@@ -49,6 +49,10 @@ def install(
         "PERF_POLICY_POWER": 0,
         "PERF_POLICY_THERMAL": 1,
         "PERF_POLICY_RELIABILITY": 5,
+        "MEMORY_ERROR_TYPE_CORRECTED": 0,
+        "MEMORY_ERROR_TYPE_UNCORRECTED": 1,
+        "VOLATILE_ECC": 0,
+        "PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR": 1,
     }
     for name, value in constants.items():
         setattr(library, f"NVML_{name}", value)
@@ -81,7 +85,32 @@ def install(
         "ViolationStatus",
         "ComputeRunningProcesses",
         "ProcessUtilization",
+        "TotalEccErrors",
+        "RemappedRows",
+        "RetiredPages",
     ):
         setattr(library, f"nvmlDeviceGet{function}", asked(function))
+    _give_events(library, answers)
     monkeypatch.setitem(sys.modules, "pynvml", library)
     return answers
+
+
+def _give_events(library: Any, answers: dict[Any, Any]) -> None:
+    """Let the library report the numbers of `answers["xids"]` as critical errors, to a set that they are kept in."""
+    registered: list[Any] = []
+
+    def register(handle: str, kinds: int, events: str) -> None:
+        assert (handle, kinds, events) == ("handle", 8, "events")
+        registered.append(events)
+
+    def wait(events: str, milliseconds: int) -> Any:
+        assert (registered, milliseconds) == ([events], 0)
+        if not answers.get("xids"):
+            raise NVMLError("timeout")
+        return types.SimpleNamespace(eventData=answers["xids"].pop(0))
+
+    library.nvmlEventTypeXidCriticalError = 8
+    library.nvmlEventSetCreate = lambda: "events"
+    library.nvmlDeviceRegisterEvents = register
+    library.nvmlEventSetWait_v2 = wait
+    library.nvmlEventSetFree = registered.remove

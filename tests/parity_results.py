@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests import reports
+
 ENDS, LEARNED, CURVES = "AMP-PARITY-010", "AMP-PARITY-011", "AMP-PARITY-012"
 CONTROLS = ("AMP-PARITY-013", "AMP-PARITY-014", "AMP-PARITY-015")
 _CASE = re.compile(r"\[(?P<check>\w+):device-(?:(?P<dtype>fp16|bf16)-)?(?P<what>[\w-]+)\]$")
@@ -85,9 +87,7 @@ def _curves(evidence: list[dict[str, Any]], arm: str) -> list[list[float]]:
 
 
 def main(source: Path, destination: Path) -> None:
-    text = json.dumps(
-        extract(json.loads(source.read_text(encoding="utf-8"))), indent=1, sort_keys=True, ensure_ascii=False
-    )
+    text = json.dumps(extract(reports.written(source)), indent=1, sort_keys=True, ensure_ascii=False)
     # A list of numbers on one line.
     text = re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda match: "[" + re.sub(r"\s+", " ", match[1]) + "]", text)
     destination.write_text(text + "\n", encoding="utf-8")

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from conformance.report import document
+from conformance.report import document, layout
 from conformance.report.values import Report
 
 FOLDER = Path(__file__).resolve().parent.parent / "fixtures" / "reports"
@@ -36,12 +36,29 @@ def raw(name: str) -> dict[str, Any]:
     return loaded
 
 
+def written(path: Path) -> dict[str, Any]:
+    """Return the JSON of the report that a run wrote to `path`, its cases spelled out also where they are folded."""
+    whole: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if "cases" in whole:
+        return whole
+    spelled = layout.spelled_out(whole)
+    for case in spelled["cases"]:
+        case["evidence"] = list(map(vars, case["evidence"]))
+    plain: dict[str, Any] = json.loads(json.dumps(spelled))
+    return plain
+
+
 def changed(name: str, where: str, value: Any) -> dict[str, Any]:
-    """Return the JSON of the sample `name` with `value` at the dotted path `where` (numbers index lists)."""
+    """Return the JSON of the sample `name` with `value` at the path `where`, as `put` puts it."""
     whole = raw(name)
+    put(whole, where, value)
+    return whole
+
+
+def put(whole: dict[str, Any], where: str, value: Any) -> None:
+    """Change the JSON `whole` to `value` at the path `where`, its parts divided by slashes (numbers index lists)."""
     *parents, last = (int(part) if part.lstrip("-").isdigit() else part for part in where.split("/"))
     holder: Any = whole
     for part in parents:
         holder = holder[part]
     holder[last] = value
-    return whole

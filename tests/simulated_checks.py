@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-import pytest
 import torch
 
 from conformance.harness import catalogue, expectations, judge, targets
@@ -47,7 +46,9 @@ class Outcome:
 
 
 @contextlib.contextmanager
-def machine(card: Card, *disturbances: Disturbance, noise: float = NOISE, seed: int = 0) -> Iterator[Simulation]:
+def machine(
+    card: Card | Simulation, *disturbances: Disturbance, noise: float = NOISE, seed: int = 0
+) -> Iterator[Simulation]:
     """The card, with its noise and what else disturbs it; the clocks of the suite go by its time."""
     with contextlib.ExitStack() as stack:
         simulation = stack.enter_context(simulated(card))
@@ -117,13 +118,6 @@ def _given(function: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         function.__defaults__ = before
-
-
-@pytest.fixture(autouse=True)
-def markers(pytestconfig: pytest.Config) -> None:
-    """The marks of the checks, which the plugin registers where the suite itself runs."""
-    for name in ("contract", "depth", "per_target", "timed"):
-        pytestconfig.addinivalue_line("markers", f"{name}: of the suite")
 
 
 def checks(module: str) -> dict[str, Callable[..., None]]:

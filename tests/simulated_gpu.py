@@ -322,9 +322,9 @@ TARGET = Target("cuda:0", "cuda", 0, is_fake=False)
 
 
 @contextlib.contextmanager
-def simulated(card: Card) -> Iterator[Simulation]:
-    """Put the card where torch looks for its GPU; the target to run on is `TARGET`."""
-    simulation = Simulation(card)
+def simulated(card: Card | Simulation) -> Iterator[Simulation]:
+    """Put the card, a new one or one in use, where torch looks for its GPU; the target to run on is `TARGET`."""
+    simulation = card if isinstance(card, Simulation) else Simulation(card)
     before = STATE.now, STATE.window
     with contextlib.ExitStack() as stack:
         for patch in _patches(simulation):

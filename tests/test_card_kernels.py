@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests import reports
 from tests.card_kernels import BROKEN, CLEAN
 from tests.emulated.build import lacking
 
@@ -40,7 +40,7 @@ def failures(folder: Path, root: Path, kernels: list[str], contracts: list[str])
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=600)
     written = folder / "report.json"
     assert written.exists(), (done.stdout + done.stderr)[-3000:]
-    read = json.loads(written.read_text())
+    read = reports.written(written)
     cases = read["cases"]
     assert {case["contract"] for case in cases} == set(contracts)
     rotten = {waiver["contract"] for waiver in read["footer"]["waivers"] if waiver["state"] not in ("used", "idle")}

@@ -25,9 +25,7 @@ def without_onednn() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("without_onednn")
-def test_an_lstm_without_onednn_is_unsupported(pytestconfig: pytest.Config) -> None:
-    for marker in ("contract", "depth", "per_target"):
-        pytestconfig.addinivalue_line("markers", f"{marker}: of the suite")
+def test_an_lstm_without_onednn_is_unsupported() -> None:
     checks = importlib.import_module("conformance.test_cast_models")
     case = Case(load().contracts["AMP-CAST-065"], level="quick", seed=0, substitutions={})
     target: Any = SimpleNamespace(name="cpu", device_type="cpu", device=torch.device("cpu"), is_fake=False)

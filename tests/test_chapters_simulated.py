@@ -8,7 +8,6 @@ import pytest
 
 from tests.simulated_card import GTX_1660, H100, MIG_1G, RTX_4090, T4, Card, slower
 from tests.simulated_checks import Outcome, cases, whole
-from tests.simulated_checks import markers as markers  # a fixture
 
 MODULES = ("test_speed", "test_speed_by_hand", "test_speed_contests")
 

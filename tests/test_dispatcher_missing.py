@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+from tests import reports
 
 _PRIVATE = (
     "_dispatch_get_registrations_for_dispatch_key",
@@ -40,7 +41,7 @@ def test_only_what_needs_the_private_functions_is_untestable(root: Path, tmp_pat
     run = subprocess.run(
         command, cwd=root, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(tmp_path)}
     )
-    cases = json.loads((tmp_path / "report" / "report.json").read_text())["cases"]
+    cases = reports.written(tmp_path / "report" / "report.json")["cases"]
     verdicts = {contract: {case["verdict"] for case in cases if case["contract"] == contract} for contract in contracts}
     on_maia = {case["verdict"] for case in cases if case["target"] == "fake:maia"}
 

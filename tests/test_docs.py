@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from conformance.harness import catalogue
-from conformance.report import consistency
+from conformance.report import consistency, layout
 from tests import reports
 
 PAGES = [
@@ -55,3 +55,16 @@ def test_digest_is_computed_as_the_page_says(root: Path, tmp_path: Path) -> None
     found = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
 
     assert found.stdout == "True\n"
+
+
+def test_example_of_a_check_says_what_the_page_says(root: Path) -> None:
+    page = (root / "docs" / "reports.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+
+    held, failed = layout.spelled_out({"checks": [json.loads(example)]})["cases"]
+
+    assert (held["id"], held["verdict"]) == ("AMP-CAST-001[lower_precision:device-fp16-mm]", "PASS")
+    assert held["parameters"] == {"amp_dtype": "fp16", "op": "mm"}
+    assert [found.name for found in held["evidence"]] == ["type of mm", "type of mm, in place", "error"]
+    assert str(failed["reason"]).startswith("error: 1.5 of the bound")
+    assert [found.holds for found in failed["evidence"]] == [True, True, False]

@@ -16,12 +16,6 @@ from conformance.oracles.tiled_products import checksums
 from tests.faults._tools import replaced
 
 
-@pytest.fixture(autouse=True)
-def _markers(pytestconfig: pytest.Config) -> None:
-    for name in ("contract", "depth", "per_target"):
-        pytestconfig.addinivalue_line("markers", f"{name}: of the suite")
-
-
 class Cuda:
     """A CPU that, inside a region, runs exp in fp32, as CUDA does, and rounds its result to `kept` before."""
 

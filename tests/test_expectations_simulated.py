@@ -15,7 +15,6 @@ from conformance.report import speed
 from tests import reports
 from tests.simulated_card import GIB, H100, T4, Card, Disturbance, slower
 from tests.simulated_checks import Outcome, checks, machine, parameters, run
-from tests.simulated_checks import markers as markers  # a fixture
 
 KEY = "matmul/compute/bf16/fp32"
 # Cards with little power for their peaks, or little bandwidth for their casts: the hardest of their classes.
@@ -32,7 +31,7 @@ NOTHING = expectations.Expectations((), ())
 
 
 @pytest.fixture(autouse=True)
-def _today(monkeypatch: pytest.MonkeyPatch, markers: None) -> None:
+def _today(monkeypatch: pytest.MonkeyPatch) -> None:
     """A day on which what is tried is in force."""
     # Imported late: the marks of the checks are registered by a fixture.
     from conformance.judging import rulings

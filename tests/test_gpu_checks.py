@@ -5,30 +5,27 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import os
+import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from conformance.harness import catalogue
 from conformance.harness.check import Case, ContractViolation
-from conformance.harness.targets import Target, resolve
+from conformance.harness.targets import Target, one_device_only, resolve
 from conformance.oracles.optimizer_table import kinds
-from tests.cuda_fake import FakeCuda, cuda  # noqa: F401  (a fixture)
+from tests.cuda_fake import FakeCuda, Graph, cuda  # noqa: F401  (a fixture)
 from tests.faults._tools import edited, replaced
 
 Scaler = torch.amp.GradScaler
 CPU = resolve("cpu")
 FUSED = {kind.optimizer: kind for kind in kinds(implementations=("fused",)) if kind.first}
-
-
-@pytest.fixture(autouse=True)
-def _markers(pytestconfig: pytest.Config) -> None:
-    """The marks of the checks, which the plugin registers where the suite itself runs."""
-    for name in ("contract", "applies", "depth", "per_target"):
-        pytestconfig.addinivalue_line("markers", f"{name}: of the suite")
 
 
 def module(chapter: str) -> Any:
@@ -41,13 +38,28 @@ def run(check: Callable[..., None], **given: Any) -> Case:
     mark = next(mark for mark in check.pytestmark if mark.name == "contract")  # type: ignore[attr-defined]
     contract = catalogue.load().contracts[mark.args[0]]
     case = Case(contract, level="quick", seed=0, substitutions={"device": "cuda", "amp_dtype": "torch.float16"})
-    offered = {"target": CPU, "rng": torch.Generator().manual_seed(zlib.crc32(contract.id.encode())), **given}
+    rng = torch.Generator().manual_seed(zlib.crc32(contract.id.encode()))
+    offered = {"target": CPU, "amp_dtype": torch.bfloat16, "rng": rng, **given}
     wanted = set(inspect.signature(check).parameters) - {"case"}
     check(case, **{name: value for name, value in offered.items() if name in wanted})
     assert case.evidence
     assert all(each.holds for each in case.evidence)
     return case
 
+
+# The flags of precision that this torch has, with the function of which the products are.
+_MATMUL = torch.backends.cuda.matmul
+FLAGS = {
+    name: (owner, flag, function)
+    for name, owner, flag, function in (
+        ("tf32-products", _MATMUL, "allow_tf32", "matmul"),
+        ("tf32-convolutions", torch.backends.cudnn, "allow_tf32", "conv2d"),
+        ("fp16-accumulation", _MATMUL, "allow_fp16_accumulation", "mm"),
+        ("fp16-reduction", _MATMUL, "allow_fp16_reduced_precision_reduction", "mm"),
+        ("bf16-reduction", _MATMUL, "allow_bf16_reduced_precision_reduction", "mm"),
+    )
+    if hasattr(owner, flag)
+}
 
 # The checks, by chapter, name and parameters.
 CHECKS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -63,7 +75,21 @@ CHECKS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "fused step, SGD": ("optimizer", "test_fused_step_waits_for_nothing", {"kind": FUSED["SGD"]}),
     "captured step, Adam": ("optimizer", "test_captured_step", {"kind": FUSED["Adam"]}),
     "captured step, SGD": ("optimizer", "test_captured_step", {"kind": FUSED["SGD"]}),
+    "fused steps of two devices": ("optimizer", "test_two_devices", {"kind": FUSED["Adam"], "spoil": (0, 2)}),
     "capturable skip": ("optimizer", "test_capturable_skip", {"kind": FUSED["AdamW"]}),
+    "cast inside a graph": ("cache", "test_replays_cast_again", {"place": "inside"}),
+    "cast inside a graph, cached": ("cache", "test_replays_cast_again", {"place": "inside-cached"}),
+    "cast by a region around": ("cache", "test_replays_cast_again", {"place": "around"}),
+    "graphed callable": ("cache", "test_graphed_callables", {}),
+    "one pool": ("cache", "test_private_pools", {"shared": True}),
+    "two pools": ("cache", "test_private_pools", {"shared": False}),
+    "casts over streams": ("cache", "test_casts_over_streams", {}),
+    "copies on one stream": ("cast", "test_copies_that_do_not_wait", {"ahead": False}),
+    "copies on another stream": ("cast", "test_copies_that_do_not_wait", {"ahead": True}),
+    **{f"flag {name}": ("numerics", "test_flags_of_precision", {"name": name}) for name in FLAGS},
+    "TF32 is overridden": ("numerics", "test_tf32_is_overridden", {"override": "0"}),
+    "captured dropout": ("region", "test_captured_dropout", {"private": False}),
+    "captured dropout, own generator": ("region", "test_captured_dropout", {"private": True}),
 }
 
 
@@ -85,7 +111,7 @@ def test_check_holds_on_stock_torch(name: str, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(("count", "absent"), [(1, "one cuda device only; this needs two"), (2, None)])
 def test_one_device_is_not_asked_for_two(count: int, absent: str | None) -> None:
     with replaced(torch.cuda, "device_count", lambda: count):
-        assert module("scale").one_device_only(Target("cuda:0", "cuda", 0, is_fake=False)) == absent
+        assert one_device_only(Target("cuda:0", "cuda", 0, is_fake=False)) == absent
 
 
 Breakage = Callable[[FakeCuda], contextlib.AbstractContextManager[Any]]
@@ -157,6 +183,140 @@ def _scale_is_frozen(fake: FakeCuda) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _cache_survives_regions(fake: FakeCuda) -> Iterator[None]:
+    clear = torch.clear_autocast_cache
+    with replaced(torch, "clear_autocast_cache", lambda: None):
+        try:
+            yield
+        finally:
+            clear()
+
+
+@contextlib.contextmanager
+def _cache_cannot_be_turned_off(fake: FakeCuda) -> Iterator[None]:
+    right = torch.set_autocast_cache_enabled
+    with replaced(torch, "set_autocast_cache_enabled", lambda enabled: right(True)):
+        yield
+
+
+@contextlib.contextmanager
+def _a_pool_gives_memory_twice(fake: FakeCuda) -> Iterator[None]:
+    """A graph in the pool of another overwrites what that one made."""
+    right = fake.graph.replay
+
+    def replay(self: Graph) -> None:
+        for each in [] if self.shared is None else self.shared.results:
+            each.detach().zero_()
+        right(self)
+
+    with replaced(fake.graph, "replay", replay):
+        yield
+
+
+@contextlib.contextmanager
+def _memory_of_graphs_is_given_away(fake: FakeCuda) -> Iterator[None]:
+    """What is allocated after a replay lies in the graph's memory."""
+    right, full = fake.graph.replay, torch.full
+    replayed: list[Graph] = []
+
+    def replay(self: Graph) -> None:
+        replayed.append(self)
+        right(self)
+
+    def allocated(size: Any, value: Any, **kwargs: Any) -> torch.Tensor:
+        for each in replayed[-1].results if replayed else []:
+            each.detach().fill_(value)
+        return full(size, value, **kwargs)
+
+    with replaced(fake.graph, "replay", replay), replaced(torch, "full", allocated):
+        yield
+
+
+@contextlib.contextmanager
+def _replays_leave_the_generator(fake: FakeCuda) -> Iterator[None]:
+    """A replay draws from the generators and does not advance them."""
+    right = fake.graph.replay
+
+    def replay(self: Graph) -> None:
+        with torch.random.fork_rng(devices=[]):
+            right(self)
+
+    with replaced(fake.graph, "replay", replay):
+        yield
+
+
+@contextlib.contextmanager
+def _streams_see_an_older_cast(fake: FakeCuda) -> Iterator[None]:
+    """The second stream that is entered multiplies before the first has written the cast."""
+    right, streams = torch.mm, 0
+
+    @contextlib.contextmanager
+    def stream(made: Any) -> Iterator[None]:
+        nonlocal streams
+        streams += 1
+
+        def mm(left: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+            return right(left, other if streams % 2 else other * 0)
+
+        with replaced(torch, "mm", mm):
+            yield
+
+    with replaced(torch.cuda, "stream", stream):
+        yield
+
+
+def _copies(late: Callable[[torch.Tensor, list[torch.Tensor]], torch.Tensor]) -> Breakage:
+    """A copy that does not wait gives what `late` makes of its source and those of the copies before it."""
+
+    @contextlib.contextmanager
+    def broken(fake: FakeCuda) -> Iterator[None]:
+        right = torch.Tensor.to
+        before: list[torch.Tensor] = []
+
+        def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            if not kwargs.get("non_blocking"):
+                return right(self, *args, **kwargs)
+            before.append(self)
+            return late(self, before)
+
+        with replaced(torch.Tensor, "to", to):
+            yield
+
+    return broken
+
+
+def _flag_sticks(owner: Any, flag: str, op: str) -> Breakage:
+    """An operation is as coarse as while the flag is on from the first time that it is."""
+
+    @contextlib.contextmanager
+    def broken(fake: FakeCuda) -> Iterator[None]:
+        right, been = getattr(torch.nn.functional if op == "conv2d" else torch, op), False
+
+        def coarse(left: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+            nonlocal been
+            been = been or getattr(owner, flag)
+            result = right(left, other)
+            return result.bfloat16().to(result.dtype) * (1 - 2.0**-6) if been else result
+
+        with replaced(torch.nn.functional if op == "conv2d" else torch, op, coarse):
+            yield
+
+    return broken
+
+
+@contextlib.contextmanager
+def _a_child_has_tf32(fake: FakeCuda) -> Iterator[None]:
+    """A process that is started multiplies in TF32 whatever its environment says."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "sitecustomize.py").write_text(
+            "import torch\nright = torch.matmul\n"
+            "torch.matmul = lambda left, other: right(left.bfloat16().float(), other)\n"
+        )
+        with mock.patch.dict(os.environ, PYTHONPATH=folder):
+            yield
+
+
 _PROTOCOL = 'if getattr(optimizer, "_step_supports_amp_scaling", False):'
 _VERDICT = 'if not sum(v.item() for v in optimizer_state["found_inf_per_device"].values()):'
 _FLAG = "optimizer.found_inf = found_inf  # type: ignore[attr-defined]"
@@ -202,11 +362,27 @@ FAULTS: dict[str, tuple[str, Breakage]] = {
     "captured step counts on the host": ("captured step, Adam", _forgets("_foreach_add_")),
     "captured step is lost": ("captured step, SGD", _forgets("_fused_sgd_")),
     "capturable skip steps": ("capturable skip", _ignores_the_flag("_fused_adamw_")),
+    "fused steps of two devices ignore the flag": ("fused steps of two devices", _ignores_the_flag("_fused_adam_")),
     "one device's flag": ("two devices", _edited(Scaler._maybe_opt_step, _VERDICT, "if True:")),
     "the flag is lost": (
         "two devices, self-scaling",
         _edited(Scaler.step, _FLAG, "optimizer.found_inf = found_inf * 0"),
     ),
+    "graph keeps the casts of its capture": ("cast inside a graph", _forgets("_to_copy")),
+    "cache survives the captured region": ("cast inside a graph, cached", _cache_survives_regions),
+    "cache is on where it was turned off": ("cast by a region around", _cache_cannot_be_turned_off),
+    "graphed callable keeps its casts": ("graphed callable", _forgets("_to_copy")),
+    "a pool gives memory twice": ("one pool", _a_pool_gives_memory_twice),
+    "memory of graphs is given away": ("two pools", _memory_of_graphs_is_given_away),
+    "cast of an earlier region": ("casts over streams", _cache_survives_regions),
+    "a stream does not wait for the cast": ("casts over streams", _streams_see_an_older_cast),
+    "the cast reads before the copy": ("copies on one stream", _copies(lambda host, before: torch.zeros_like(host))),
+    "memory of a copy is given to the next": ("copies on another stream", _copies(lambda host, before: before[0])),
+    **{f"{name} stays": (f"flag {name}", _flag_sticks(*flag)) for name, flag in FLAGS.items()},
+    "TF32 in spite of the override": ("TF32 is overridden", _a_child_has_tf32),
+    "replays draw what was captured": ("captured dropout", _forgets("bernoulli_")),
+    "replays leave the generator": ("captured dropout", _replays_leave_the_generator),
+    "an own generator is frozen": ("captured dropout, own generator", _forgets("bernoulli_")),
 }
 
 
@@ -225,7 +401,7 @@ def test_every_check_of_the_gpu_modules_fails_once() -> None:
     failing = {CHECKS[which][:2] for which, _ in FAULTS.values()}
     needing = {
         (chapter, name)
-        for chapter in ("scale", "optimizer")
+        for chapter in ("scale", "optimizer", "cache", "region", "cast", "numerics")
         for name, check in vars(module(chapter)).items()
         if name.startswith("test_")
         for mark in check.pytestmark
@@ -233,3 +409,26 @@ def test_every_check_of_the_gpu_modules_fails_once() -> None:
     }
 
     assert needing - failing == set()
+
+
+class _Ampere(Target):
+    """The CPU under the capability of a device with TF32."""
+
+    @property
+    def probe(self) -> Mapping[str, Any]:
+        return {**CPU.probe, "capability": "9.0"}
+
+
+@pytest.mark.usefixtures("cuda")
+def test_tf32_that_is_allowed_is_seen_on_a_device_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    check, target = module("numerics").test_flags_of_precision, _Ampere("cpu", "cpu", None, is_fake=False)
+    monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
+    right = torch.matmul
+
+    def product(left: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return right(left.bfloat16().float() if torch.backends.cuda.matmul.allow_tf32 else left, other)
+
+    with pytest.raises(ContractViolation, match="changes while it is on: 0"):
+        run(check, target=target, name="tf32-products")
+    monkeypatch.setattr(torch, "matmul", product)
+    run(check, target=target, name="tf32-products")

@@ -17,6 +17,7 @@ _MAY = {
         "conformance.data",
         "conformance.version",
         "conformance.workloads.own",
+        "conformance.measure.health",
         "conformance.measure.threads",
         "torch",
         "pytest",

@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import Outcome, Toy
 
-# The CPU in the place of an accelerator: what kills it is raised at once or, of an asynchronous kernel, at the next wait.
+# The CPU in the place of an accelerator. Errors of asynchronous kernels are raised at the next wait.
 _MORTAL = """
 from conformance.harness import lost_device, targets
 

@@ -189,6 +189,7 @@ def test_blocker_blocks(tmp_path: Path) -> None:
         (["diff", _path("conformant"), _path("failing")], 1),
         (["checklist", _path("failing")], 0),
         (["summary", _path("failing")], 0),
+        (["cases", _path("failing")], 0),
         (["summary", "absent.json"], 4),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,

@@ -75,7 +75,7 @@ def test_bytes_asked_for_are_read_where_they_are_told(monkeypatch: pytest.Monkey
     counters = Counters()
     exact = allocator(counters, monkeypatch)
     counters.take(700)
-    assert (exact.exact, exact.in_use(), exact.slack([700])) == (True, 1700, 0)
+    assert (exact.exact, exact.in_use(), exact.slack([700]), exact.lacking) == (True, 1700, 0, None)
 
 
 def test_rounded_bytes_are_read_where_they_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,6 +84,29 @@ def test_rounded_bytes_are_read_where_they_are_not(monkeypatch: pytest.MonkeyPat
     counters.take(700)
     assert (rounded.exact, rounded.in_use()) == (False, 1024 + 1024)
     assert rounded.slack([700, 1 << 20]) == 512 + 512 + (1 << 20)
+
+
+class Async(Counters):
+    """What torch.cuda offers over cudaMallocAsync."""
+
+    def get_allocator_backend(self) -> str:
+        return "cudaMallocAsync"
+
+
+class Uncached(Counters):
+    """What it offers where caching is off: nothing is counted."""
+
+    def take(self, nbytes: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("counters", "said"), [(Async(requested=False), "are the driver's"), (Uncached(), "counts no bytes")]
+)
+def test_counters_that_say_nothing_of_tensors_are_told(
+    monkeypatch: pytest.MonkeyPatch, counters: Counters, said: str
+) -> None:
+    assert said in (allocator(counters, monkeypatch).lacking or "")
 
 
 def test_the_peak_is_that_of_the_second_step(monkeypatch: pytest.MonkeyPatch) -> None:

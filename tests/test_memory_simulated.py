@@ -15,7 +15,6 @@ from tests import faults
 from tests.faults._tools import dropped, kernel, replaced
 from tests.simulated_card import GIB, H100, T4, Card, Simulation
 from tests.simulated_checks import Outcome, cases, machine, run
-from tests.simulated_checks import markers as markers  # a fixture
 from tests.simulated_tensor import CUDA
 
 MODULES = ("test_memory", "test_memory_models", "test_memory_steps", "test_memory_scaler", "test_memory_peaks")
@@ -179,3 +178,35 @@ def test_faults_of_a_gpu_fail(name: str) -> None:
     fault, contracts = CUDA_FAULTS[name]
     seen = outcomes(H100, contracts, fault)
     assert {outcome.contract for outcome in seen if outcome.verdict == "FAIL"}, [str(outcome) for outcome in seen]
+
+
+@contextlib.contextmanager
+def _cuda_malloc_async(simulation: Simulation) -> Iterator[None]:
+    """The driver's own allocator, whose frees are counted late: here never."""
+    right = simulation.memory.statistics
+    freed_late = {"get_allocator_backend": lambda: "cudaMallocAsync", "memory_allocated": lambda device=None: 1 << 30}
+    with contextlib.ExitStack() as stack:
+        for name, value in freed_late.items():
+            stack.enter_context(replaced(torch.cuda, name, value))
+        zeros = ("requested_bytes.all.current", "requested_bytes.all.peak")
+        stats = replaced(torch.cuda, "memory_stats", lambda device=None: {**right(), **dict.fromkeys(zeros, 0)})
+        stack.enter_context(stats)
+        yield
+
+
+@contextlib.contextmanager
+def _uncached(simulation: Simulation) -> Iterator[None]:
+    """PYTORCH_NO_CUDA_MEMORY_CACHING=1: every counter stays at zero."""
+    zeros = dict.fromkeys(simulation.memory.statistics(), 0)
+    with contextlib.ExitStack() as stack:
+        for name in ("memory_allocated", "max_memory_allocated"):
+            stack.enter_context(replaced(torch.cuda, name, lambda device=None: 0))
+        stack.enter_context(replaced(torch.cuda, "memory_stats", lambda device=None: zeros))
+        yield
+
+
+@pytest.mark.parametrize("allocator", [_cuda_malloc_async, _uncached])
+def test_allocators_that_do_not_count_tensors_are_unsupported(allocator: Fault) -> None:
+    seen = outcomes(H100, (), allocator, MODULES[-1:])
+
+    assert {outcome.verdict for outcome in seen} == {"UNSUPPORTED"}, [str(outcome) for outcome in seen]

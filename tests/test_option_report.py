@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import getpass
 import json
 import os
@@ -18,6 +19,7 @@ from conformance.harness.recorder import Recorder, ReportInUse
 from conformance.report import document
 from tests.conftest import Toy
 
+_WHOLE = {"schema": document.SCHEMA, "header": {"started": "now"}, "checks": [], "footer": {"overall": "CONFORMANT"}}
 _HOLDS = (
     "@contract('AMP-API-001')\ndef test_a(case: Case) -> None:\n    case.at_most('x', float('inf'), float('inf'))\n"
 )
@@ -37,9 +39,9 @@ def _suite(toy: Toy, body: str = _HOLDS) -> None:
 def test_real_report_fits_its_schema_and_its_reader(toy: Toy, schema: dict[str, object]) -> None:
     _suite(toy, _HOLDS + "@contract('AMP-API-001')\ndef test_b(case: Case) -> None:\n    case.equal('y', [1], 2)\n")
 
-    outcome = toy.run()
+    toy.run()
 
-    jsonschema.validate(outcome.report, schema)
+    jsonschema.validate(json.loads((toy.path / "report" / "report.json").read_text()), schema)
     read = document.read(toy.path / "report" / "report.json")
     assert read.footer is not None
     assert read.footer.overall.value == "NOT CONFORMANT"
@@ -52,18 +54,35 @@ def test_document_is_whole_after_every_record(tmp_path: Path) -> None:
     for number in range(3):
         recorder.add({"id": f"case {number}"})
         seen.append(json.loads(recorder.path.read_text()))
-    recorder.finish({"overall": "CONFORMANT"})
+    recorder.finish(_WHOLE)
 
     assert [len(document["cases"]) for document in seen] == [0, 1, 2, 3]
     assert all(document["footer"] is None for document in seen)
-    assert json.loads(recorder.path.read_text())["footer"] == {"overall": "CONFORMANT"}
+    assert json.loads(recorder.path.read_text()) == _WHOLE
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_report_that_cannot_be_finished_keeps_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, text: str, **_: object) -> int:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    recorder = Recorder(tmp_path, {})
+    recorder.add({"id": "case"})
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        recorder.finish(_WHOLE)
+
+    left = json.loads((tmp_path / "report.json").read_text())
+    assert (left["cases"], left["footer"]) == ([{"id": "case"}], None)
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
 
 
 def test_two_runs_cannot_write_one_report(tmp_path: Path) -> None:
     first = Recorder(tmp_path, {})
     with pytest.raises(ReportInUse):
         Recorder(tmp_path, {})
-    first.finish({})
+    first.finish(_WHOLE)
 
     Recorder(tmp_path, {}).close()
 

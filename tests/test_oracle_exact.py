@@ -27,6 +27,14 @@ def test_product(generator: torch.Generator, batch: tuple[int, ...]) -> None:
     assert torch.equal(exact.product(left, right), left @ right)
 
 
+@pytest.mark.parametrize(("m", "k", "n"), [(400, 3, 2), (2, 400, 3), (3, 2, 400), (70, 60, 50), (1, 1, 1), (0, 3, 2)])
+def test_products_of_every_shape(generator: torch.Generator, m: int, k: int, n: int) -> None:
+    """Those that are longest in each dimension, and one that is too large for one piece."""
+    left, right = _integers(generator, m, k), _integers(generator, k, n)
+
+    assert torch.equal(exact.product(left, right), left @ right)
+
+
 _CONVOLUTIONS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, int]]] = {
     "1d": ((2, 4, 11), (6, 4, 3), {"padding": 1}),
     "strided": ((2, 4, 9, 10), (6, 4, 3, 2), {"stride": 2, "padding": 2}),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from conformance.harness import plugin
 from conformance.harness.catalogue import load
 from tests.conftest import Toy
@@ -53,13 +55,14 @@ class Item:
     ) -> None:
         self.path = plugin.PACKAGE / name
         self.location = (name, line, "")
-        self.callspec = SimpleNamespace(indices={"size": index}, params={})
+        self.callspec = SimpleNamespace(indices={"size": index}, params={}, id=str(index))
         self.name = f"{name}:{line}:{index}"
-        self.args = (contract,)
-        self._timed = timed
+        self.stash = pytest.Stash()
+        mark = pytest.mark.contract(contract, on=("real",), dtypes=("fp16",)).mark
+        self._marks = [mark, *([pytest.mark.timed.mark] if timed else [])]
 
-    def get_closest_marker(self, name: str) -> object:
-        return self if self._timed and name in ("timed", "contract") else None
+    def iter_markers(self) -> list[pytest.Mark]:
+        return self._marks
 
 
 def _ordered(items: list[Item]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -16,6 +15,7 @@ import torch
 
 from conformance.harness.measuring import DEADLINES
 from conformance.measure.threads import one_thread
+from tests import reports
 from tests.faults._tools import dropped, replaced
 from tests.faults.campaign import PLAIN, modules
 
@@ -40,8 +40,7 @@ class Runner:
             *("--workload", "mine.py:build", "--device", "cpu", "--level", "quick", "--report", "report"),
             *(() if contract == "*" else ("--contract", contract)),
         )
-        report: dict[str, Any] = json.loads((self.pytester.path / "report" / "report.json").read_text())
-        return report
+        return reports.written(self.pytester.path / "report" / "report.json")
 
     def example(self) -> str:
         page = (self.root / "docs" / "own-workloads.md").read_text(encoding="utf-8")

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from conformance.harness import options, parallel, plugin
+from conformance.harness import options, parallel
 from tests.conftest import Outcome, Toy
 
 _CHECKS = """
 import os, time
-from conformance.harness.check import timed
+from conformance.harness.check import alone, timed
 
 @contract("AMP-API-001")
 @pytest.mark.parametrize("number", range(6))
@@ -24,6 +23,12 @@ def test_a(case: Case, target: Target, rng: torch.Generator, number: int) -> Non
     case.note("process", os.getpid())
     case.note("ended", time.monotonic())
     case.equal("number", number % 3 == 0, False)
+
+@contract("AMP-NUMERICS-001", on="cpu")
+@alone
+def test_large(case: Case, target: Target) -> None:
+    case.note("process", os.getpid())
+    case.note("began", time.monotonic())
 
 @contract("AMP-SPEED-001", on="cpu")
 @timed
@@ -45,6 +50,7 @@ Start = Callable[..., Outcome]
 def start(toy: Toy) -> Start:
     """Run the toy suite in a process of its own, on what it takes for a machine of two processors."""
     toy.contract("AMP-API-001")
+    toy.contract("AMP-NUMERICS-001")
     toy.contract("AMP-SPEED-001")
     toy.checks(_CHECKS)
     return functools.partial(toy.spawn, _TWO_PROCESSORS)
@@ -59,15 +65,16 @@ def _noted(outcome: Outcome, name: str) -> dict[str, Any]:
     }
 
 
-def test_workers_share_the_run_and_the_controller_runs_what_is_timed_last(start: Start) -> None:
+def test_workers_share_the_run_and_the_controller_runs_what_has_to_be_alone_last(start: Start) -> None:
     outcome = start()
     processes, ended = _noted(outcome, "process"), _noted(outcome, "ended")
-    (timed,) = _noted(outcome, "began").items()
+    began = _noted(outcome, "began")
 
     assert outcome.report["header"]["options"]["workers"] == 2
-    assert len({number for id, number in processes.items() if id != timed[0]}) == 2
-    assert processes[timed[0]] not in [number for id, number in processes.items() if id != timed[0]]
-    assert timed[1] > max(ended.values())
+    assert len(began) == 2
+    assert len({processes[id] for id in ended}) == 2
+    assert len({processes[id] for id in began} - {processes[id] for id in ended}) == 1
+    assert min(began.values()) > max(ended.values())
     assert "processes: 2, then one for what is timed" in outcome.output
     assert "automatically disabled" not in outcome.output
 
@@ -152,13 +159,8 @@ def test_a_run_that_stops_at_a_failure_leaves_out_what_is_timed(start: Start) ->
     assert outcome.report["footer"]["contracts"]["AMP-SPEED-001"]["verdict"] is None
 
 
-def test_only_the_chapters_that_run_last_take_times() -> None:
-    """The controller imports the modules of these chapters alone."""
-    found = {
-        path.name.removeprefix("test_").split("_")[0].removesuffix(".py")
-        for path in plugin.PACKAGE.glob("test_*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef) and "timed" in map(ast.unparse, node.decorator_list)
-    }
+def test_a_run_of_which_nothing_is_timed_ends_with_its_workers(start: Start) -> None:
+    outcome = start("-n", "2", "--contract", "AMP-API-001")
 
-    assert found == set(plugin._LAST)
+    assert (outcome.status, len(outcome.verdicts())) == (1, 6)
+    assert "INTERNALERROR" not in outcome.output

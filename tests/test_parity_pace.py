@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from conformance.workloads.training import train
-from tests.simulated_checks import markers as markers  # a fixture
 
 CPU = torch.device("cpu")
 STEPS = {"P1": (1, 4), "P2": (20, 60)}

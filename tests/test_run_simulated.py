@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from conformance.harness import measuring
+from tests import reports
 from tests.simulated_card import H100, slower
 from tests.simulated_checks import machine
 
@@ -36,7 +36,7 @@ def verdicts(pytester: pytest.Pytester, root: Path) -> tuple[int, dict[str, set[
         ),
         *("--gpu", "--level", "quick", "--report", str(report), *chosen),
     )
-    cases = json.loads((report / "report.json").read_text())["cases"]
+    cases = reports.written(report / "report.json")["cases"]
     return int(result.ret), {id: {case["verdict"] for case in cases if case["contract"] == id} for id in CONTRACTS}
 
 

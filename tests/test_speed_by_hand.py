@@ -20,10 +20,8 @@ MANY = 40  # pairs, enough for an interval
 
 
 @pytest.fixture
-def checks(pytestconfig: pytest.Config) -> ModuleType:
-    """The module of the check; its markers are made known here, as the suite's plugin is not loaded."""
-    for marker in ("contract", "depth", "timed"):
-        pytestconfig.addinivalue_line("markers", f"{marker}: of the suite")
+def checks() -> ModuleType:
+    """The module of the checks."""
     return importlib.import_module("conformance.test_speed_by_hand")
 
 

@@ -30,7 +30,6 @@ from tests.simulated_card import (
     slower,
 )
 from tests.simulated_checks import Outcome, case_of, cases, machine, run
-from tests.simulated_checks import markers as markers  # a fixture
 
 CONTESTS, BY_HAND = "test_speed_contests", "test_speed_by_hand"
 MATMUL = (CONTESTS, "matmul_against_fp32-bf16")

@@ -32,12 +32,13 @@ def asked(config: pytest.Config) -> bool:
 def left_out(item: pytest.Item) -> str | None:
     """Say which option of pytest-benchmark leaves `item` out, or None."""
     option = item.config.option
+    only, skip = getattr(option, "benchmark_only", False), getattr(option, "benchmark_skip", False)
+    if not (only or skip):
+        return None
     timed = item.get_closest_marker("timed") is not None
-    if getattr(option, "benchmark_only", False):
+    if only:
         return None if timed else "takes no times, which is all that --benchmark-only leaves"
-    return (
-        "takes times, which --benchmark-skip leaves out" if timed and getattr(option, "benchmark_skip", False) else None
-    )
+    return "takes times, which --benchmark-skip leaves out" if timed else None
 
 
 class Replay:

@@ -73,6 +73,12 @@ def timed(check: Check) -> Check:
     return marked
 
 
+def alone(check: Check) -> Check:
+    """Say that a check needs most of the machine's memory: its cases run after all others, in one process."""
+    marked: Check = pytest.mark.alone(check)
+    return marked
+
+
 def deep(level: str, *values: Any, id: str | None = None) -> Any:
     """A parameter set that is left out below `level`."""
     return pytest.param(*values, id=id, marks=pytest.mark.depth(level))
@@ -100,6 +106,16 @@ def applies(absent: Callable[[Any], str | None]) -> Callable[[Check], Check]:
 
     def mark(check: Check) -> Check:
         marked: Check = pytest.mark.applies.with_args(absent)(check)  # a callable alone would be decorated
+        return marked
+
+    return mark
+
+
+def needs(*capabilities: str) -> Callable[[Check], Check]:
+    """Say which capabilities (of targets.CAPABILITIES) a check is about: without one its cases are UNSUPPORTED."""
+
+    def mark(check: Check) -> Check:
+        marked: Check = pytest.mark.needs(*capabilities)(check)
         return marked
 
     return mark
@@ -147,8 +163,9 @@ class Case:
 
     def identical(self, what: str, seen: torch.Tensor, expected: torch.Tensor) -> None:
         """Both tensors have one dtype, one shape and the same bits; NaNs match NaNs of any payload."""
-        measured, holds = _difference(seen, expected)
-        self._judge(what, measured, "==", "the same dtype, shape and bits", "", holds)
+        promised = f"{expected.numel()} elements of {expected.dtype}"
+        difference = _difference(seen, expected)
+        self._judge(what, difference or promised, "identical", promised, "", difference is None)
 
     def at_most(self, what: str, measured: float, bound: float, unit: str = "") -> None:
         """`measured` <= `bound`; NaN never holds."""
@@ -285,29 +302,32 @@ def _first_line(error: BaseException) -> str:
     return lines[0] if lines else "(no message)"
 
 
-def _difference(seen: torch.Tensor, expected: torch.Tensor) -> tuple[str, bool]:
-    """Describe how `seen` differs from `expected` in dtype, shape or bits."""
+def _difference(seen: torch.Tensor, expected: torch.Tensor) -> str | None:
+    """Describe how `seen` differs from `expected` in dtype, shape or bits, or return None where it does not."""
     import torch
 
     if not isinstance(seen, torch.Tensor):
-        return f"{type(seen).__name__} in place of a tensor", False
+        return f"{type(seen).__name__} in place of a tensor"
     if seen.dtype != expected.dtype:
-        return f"{seen.dtype} in place of {expected.dtype}", False
+        return f"{seen.dtype} in place of {expected.dtype}"
     if seen.shape != expected.shape:
-        return f"shape {tuple(seen.shape)} in place of {tuple(expected.shape)}", False
+        return f"shape {tuple(seen.shape)} in place of {tuple(expected.shape)}"
     ours, theirs = seen.detach().to_dense().cpu(), expected.detach().to_dense().cpu()
     # Comparing integers, not floats: -0.0 is not 0.0, and flush-to-zero modes cannot hide a subnormal.
-    equal = _bits(ours) == _bits(theirs)
+    our_bits, their_bits = _bits(ours), _bits(theirs)
+    if torch.equal(our_bits, their_bits):
+        return None
+    equal = our_bits == their_bits
     if ours.is_complex():
         equal = equal.all(-1)
     if ours.is_floating_point() or ours.is_complex():
         equal = equal | (ours.isnan() & theirs.isnan())
     wrong = int((~equal).sum())
     if wrong == 0:
-        return f"identical, {equal.numel()} elements of {seen.dtype}", True
+        return None
     at = int((~equal).flatten().nonzero()[0])
     pair = f"{ours.flatten()[at].item()!r} in place of {theirs.flatten()[at].item()!r}"
-    return f"{wrong} of {equal.numel()} elements differ; the first, at {at}: {pair}", False
+    return f"{wrong} of {equal.numel()} elements differ; the first, at {at}: {pair}"
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

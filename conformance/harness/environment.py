@@ -24,11 +24,18 @@ _PACKAGES = ("numpy", "pytest", "pytest-xdist", "pytest-benchmark", "hypothesis"
 # Variables that change what AMP computes or how fast; values that could hold a path are left out by name.
 _VARIABLES = re.compile(
     r"^(CUDA_VISIBLE_DEVICES|CUDA_LAUNCH_BLOCKING|CUDA_MODULE_LOADING|CUBLAS_WORKSPACE_CONFIG|CUBLASLT_\w+"
-    r"|NVIDIA_TF32_OVERRIDE|TORCH_ALLOW_TF32_CUBLAS_OVERRIDE|PYTORCH_CUDA_ALLOC_CONF|PYTORCH_ALLOC_CONF"
+    r"|NVIDIA_TF32_OVERRIDE|TORCH_ALLOW_TF32_CUBLAS_OVERRIDE|PYTORCH_(CUDA_|HIP_)?ALLOC_CONF|DISABLE_ADDMM_CUDA_LT"
+    r"|TORCH_(CUBLAS|CUBLASLT|CUDNN|BLAS_PREFER|LINALG_PREFER)_\w+|CUDA_DEVICE_MAX_CONNECTIONS|HIPBLASLT_ALLOW_TF32"
     r"|PYTORCH_NO_CUDA_MEMORY_CACHING|PYTORCH_ENABLE_MPS_FALLBACK|HIP_VISIBLE_DEVICES|ROCBLAS_\w+"
     r"|MIOPEN_DEBUG_\w+|OMP_NUM_THREADS|OMP_WAIT_POLICY|KMP_BLOCKTIME|MKL_NUM_THREADS|ONEDNN_MAX_CPU_ISA|ONEDNN_DEFAULT_FPMATH_MODE"
     r"|DNNL_MAX_CPU_ISA|ATEN_CPU_CAPABILITY|MKL_CBWR|PYTHONHASHSEED|PYTEST_XDIST_WORKER_COUNT)$"
 )
+
+
+def _splits(dtype: str) -> bool:
+    """Whether products may add up parts of a sum apart (split-K), from torch 2.10 on."""
+    return bool(getattr(torch.backends.cuda.matmul, f"allow_{dtype}_reduced_precision_reduction_split_k"))
+
 
 _FLAGS = {
     "torch.backends.cuda.matmul.allow_tf32": lambda: torch.backends.cuda.matmul.allow_tf32,
@@ -41,9 +48,17 @@ _FLAGS = {
         lambda: torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
     ),
     "torch.backends.cuda.matmul.allow_fp16_accumulation": (lambda: torch.backends.cuda.matmul.allow_fp16_accumulation),
+    "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction_split_k": lambda: _splits("fp16"),
+    "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction_split_k": lambda: _splits("bf16"),
+    "torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed": (
+        lambda: torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+    ),
+    "torch.cuda.get_allocator_backend": lambda: torch.cuda.get_allocator_backend(),
+    "torch.backends.cudnn.enabled": lambda: torch.backends.cudnn.enabled,
     "torch.backends.cudnn.benchmark": lambda: torch.backends.cudnn.benchmark,
     "torch.backends.cudnn.deterministic": lambda: torch.backends.cudnn.deterministic,
     "torch.are_deterministic_algorithms_enabled": torch.are_deterministic_algorithms_enabled,
+    "torch.is_deterministic_algorithms_warn_only_enabled": torch.is_deterministic_algorithms_warn_only_enabled,
     "torch.get_num_threads": torch.get_num_threads,
     "torch.get_default_dtype": torch.get_default_dtype,
     "torch.backends.mkldnn.enabled": lambda: torch.backends.mkldnn.enabled,

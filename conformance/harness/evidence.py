@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 Scalar = str | int | float | bool | None
@@ -11,7 +11,10 @@ Scalar = str | int | float | bool | None
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was measured; `relation` and `bound` are None for a fact that nothing is held against."""
+    """What was measured; `relation` and `bound` are None for a fact that nothing is held against.
+
+    `measured` and `bound` are what `plain` makes of a value.
+    """
 
     name: str
     measured: Any
@@ -21,14 +24,14 @@ class Evidence:
     holds: bool
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return dict(vars(self))
 
     def __str__(self) -> str:
         unit = f" {self.unit}" if self.unit else ""
         if self.relation is None:
             return f"{self.name}: {_show(self.measured)}{unit}"
         sign = "" if self.holds else "NOT "
-        relation = {"in": "between"}.get(self.relation, self.relation)
+        relation = {"in": "between", "identical": "bit for bit"}.get(self.relation, self.relation)
         return f"{self.name}: {_show(self.measured)}{unit}, {sign}{relation} {_show(self.bound)}{unit}"
 
 

@@ -91,22 +91,28 @@ def record(
     waiver: Waiver | None,
     duration: float,
 ) -> dict[str, Any]:
-    """Return the case as the report holds it; the snippet only where it did not pass."""
+    """Return the case as the report holds it, spelled out; the node only where it did not pass."""
     failed = judgement.verdict in (Verdict.FAIL, Verdict.WAIVED)
     return {
         "id": id,
         "contract": contract,
-        "node": node,
+        "node": None if judgement.verdict is Verdict.PASS else node,
         "target": target,
-        "parameters": {name: str(plain(value)) for name, value in parameters.items()},
+        "parameters": {name: _short(value) for name, value in parameters.items()},
         "verdict": judgement.verdict.value,
         "reason": judgement.reason,
         "detail": judgement.detail,
         "evidence": [evidence.as_json() for evidence in case.evidence] if case else [],
         "snippet": case.reproduction if case and failed else None,
         "waiver": waiver.reason if waiver and judgement.verdict is Verdict.WAIVED else None,
-        "duration_s": round(duration, 6),
+        "duration_s": round(duration, 4),
     }
+
+
+def _short(value: Any) -> str:
+    """Return a parameter as a reader knows it: what has an id or a name is that, and not all that it holds."""
+    names = (getattr(value, attribute, None) for attribute in ("__name__", "id", "name"))
+    return next((name for name in names if isinstance(name, str)), str(plain(value)))
 
 
 def _raised_in_torch(error: BaseException) -> bool:

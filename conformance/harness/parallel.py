@@ -1,4 +1,4 @@
-"""Several processes for one run: pytest-xdist's workers run what may run side by side, the controller what is timed."""
+"""Several processes for one run: pytest-xdist's workers run what may run side by side, the controller all else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def is_worker(config: pytest.Config) -> bool:
 
 
 def is_controller(config: pytest.Config) -> bool:
-    """Whether this process hands its cases to workers; it runs the timed ones itself, when they have ended."""
+    """Whether this process gives cases to workers; it runs those that have to be alone when the workers have ended."""
     return not is_worker(config) and getattr(config.option, "dist", "no") != "no"
 
 
@@ -76,22 +76,27 @@ def _in_worker() -> bool:
     return "PYTEST_XDIST_WORKER" in os.environ
 
 
-def elsewhere(config: pytest.Config, timed: bool) -> bool:
-    """Whether another process of the run runs a case: the controller the timed ones, the workers all others."""
-    return (is_worker(config) and timed) or (is_controller(config) and not timed)
+def elsewhere(config: pytest.Config, alone: bool) -> bool:
+    """Whether another process of the run runs a case: the controller what has to be alone, the workers all else."""
+    return (is_worker(config) and alone) or (is_controller(config) and not alone)
 
 
 class Alone:
-    """The hooks of the controller that run the timed cases when the workers have ended."""
+    """The hooks of the controller that run what has to be alone when the workers have ended."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Iterator[None]:
         result = yield
+        if not self._run.left_to_the_controller:
+            return result
         collected = session.testscollected
         with without_collections(), _quiet(session.config):
             session.perform_collect()
         session.testscollected += collected
-        for item, following in zip(session.items, [*session.items[1:], None], strict=True):
+        for item, following in zip(session.items, [*session.items[1:], None], strict=False):
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if session.shouldfail:
                 raise session.Failed(session.shouldfail)

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from conformance.harness import benchmarks, measuring, parallel
 from conformance.harness import catalogue as catalogues
 from conformance.harness import options as options_module
 from conformance.harness.check import DEPTHS, Allotment, Case, ContractViolation, Unsupported, Untestable
+from conformance.harness.items import Facts, depth, facts, of_case, register_marks
 from conformance.harness.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -62,11 +63,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "contract(id, on, dtypes): the contract that a check asserts")
-    config.addinivalue_line("markers", "per_target(name, values): values(target) parametrises the check on each target")
-    config.addinivalue_line("markers", "depth(level): the case is left out below this --level")
-    config.addinivalue_line("markers", "applies(absent): absent(target) says what the machine cannot have, or None")
-    config.addinivalue_line("markers", "timed: the check takes times or peaks of memory, on a machine of its own")
+    register_marks(config)
     options = options_module.read(config)
     _wait_without_spinning()
     options_module.require_packages()
@@ -79,7 +76,7 @@ def pytest_configure(config: pytest.Config) -> None:
     elif not config.option.collectonly:
         config.pluginmanager.register(_Controller(run), "conformance-controller")
     if parallel.is_controller(config):
-        config.pluginmanager.register(parallel.Alone(), "conformance-alone")
+        config.pluginmanager.register(parallel.Alone(run), "conformance-alone")
     # Hypothesis keeps notes on the modules it sees; a run leaves nothing in the folder where it was started.
     os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(Path(tempfile.gettempdir(), "conformance-hypothesis")))
     # A chapter that this torch cannot even import must not keep the others from running.
@@ -140,6 +137,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 def pytest_sessionstart(session: pytest.Session) -> None:
     if _only_conformance(session.config):
         _drop_log_capture(session.config)
+        _leave_asserts_as_they_are(session.config)
     if session.config.pluginmanager.has_plugin("conformance-controller"):
         session.config.stash[RUN].begin()
 
@@ -156,15 +154,22 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Leave the modules of chapters that were not asked for, or of which another process runs all, unimported."""
     if collection_path.parent != PACKAGE or not collection_path.name.startswith("test_"):
         return None
-    chapter = _chapter(collection_path)
-    if parallel.is_controller(config) and chapter not in _LAST:
+    run = config.stash[RUN]
+    if parallel.is_controller(config) and collection_path.name not in run.left_to_the_controller:
         return True
-    return True if chapter not in config.stash[RUN].chapters else None
+    return True if _chapter(collection_path) not in run.chapters else None
 
 
 def _chapter(path: Path) -> str:
     """The chapter that a module of checks belongs to: `test_cast.py` and `test_cast_models.py` to "cast"."""
     return path.stem.removeprefix("test_").split("_")[0]
+
+
+def _leave_asserts_as_they_are(config: pytest.Config) -> None:
+    """Take pytest's rewriting of asserts away: checks judge by `case`, and compiling them anew takes a second."""
+    hook = getattr(config.pluginmanager, "rewrite_hook", None)
+    if hook in sys.meta_path:
+        sys.meta_path.remove(hook)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -201,7 +206,7 @@ def _parametrize_per_target(metafunc: pytest.Metafunc, run: Run, mark: pytest.Ma
         for value in values_of(target):
             plain, marks = (value.values[0], value.marks) if hasattr(value, "marks") else (value, ())
             made = pytest.param(target, plain, marks=marks, id=f"{run.slot(target)}-{plain}")
-            (sets if _depth(marks) <= run.depth else deeper).append(made)
+            (sets if depth(marks) <= run.depth else deeper).append(made)
     if deeper:
         run.shallow.add(mark.args[0])
     # Where all are left out, one stays, so that the reason can be told.
@@ -218,7 +223,7 @@ def _prune(mark: pytest.Mark, run: Run, contract: str) -> pytest.Mark:
         return mark
     names, values, *rest = mark.args
     values = list(values)
-    kept = [place for place, value in enumerate(values) if _depth(getattr(value, "marks", ())) <= run.depth] or [0]
+    kept = [place for place, value in enumerate(values) if depth(getattr(value, "marks", ())) <= run.depth] or [0]
     if len(kept) == len(values):
         return mark
     run.shallow.add(contract)
@@ -226,11 +231,6 @@ def _prune(mark: pytest.Mark, run: Run, contract: str) -> pytest.Mark:
     if isinstance(kwargs.get("ids"), (list, tuple)):
         kwargs["ids"] = [kwargs["ids"][place] for place in kept]
     return pytest.mark.parametrize(names, [values[place] for place in kept], *rest, **kwargs).mark
-
-
-def _depth(marks: Iterable[pytest.Mark | pytest.MarkDecorator]) -> int:
-    """Return the deepest level, counted from 0, that `marks` name."""
-    return max((DEPTHS.index(mark.args[0]) for mark in marks if mark.name == "depth"), default=0)
 
 
 def _parametrize(metafunc: pytest.Metafunc, name: str, values: list[Any], ids: list[str]) -> None:
@@ -241,23 +241,29 @@ def _parametrize(metafunc: pytest.Metafunc, name: str, values: list[Any], ids: l
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     run = config.stash[RUN]
-    kept, dropped = [], []
-    items[:] = [item for item in items if not parallel.elsewhere(config, _timed(item))]
+    kept, dropped, timed = [], [], []
     for item in items:
-        absent = _not_applicable(item)
-        reason = absent or _left_out(item, run)
+        found = facts(item)
+        if found is None:
+            kept.append(item)
+            continue
+        if parallel.elsewhere(config, found.alone):
+            run.left_to_the_controller.add(item.path.name)
+            continue
+        absent = None if found.absent is None else found.absent(found.target)
+        reason = absent or _left_out(item, found, run)
         if reason is None:
             kept.append(item)
+            timed += [found] if found.timed else []
         else:
             dropped.append(item)
-            if (mark := item.get_closest_marker("contract")) is not None:
-                run.reasons.setdefault(mark.args[0], reason)
+            run.reasons.setdefault(found.contract, reason)
         if absent is not None:
-            run.not_applicable[_case_id(item)] = absent
-        if (mark := item.get_closest_marker("contract")) is not None and not _is_stand_in(item):
-            run.collected.append((mark.args[0], _case_id(item), _target_name(item)))
+            run.not_applicable[found.id] = absent
+        if not found.stand_in:
+            run.collected.append((found.contract, found.id, found.target_name))
     _refuse_repeated_ids(run)
-    run.deadlines.plan((_contract_of(item), _parameters(item)["target"].device_type) for item in kept if _timed(item))
+    run.deadlines.plan((run.catalogue.contracts[found.contract], found.target.device_type) for found in timed)
     # Stable: whatever order a plugin made is kept, but what needs an idle machine runs after all else, and what shares
     # a deadline in the order of the files, so that each run divides it alike: what is judged before information.
     kept.sort(key=_lateness)
@@ -279,72 +285,28 @@ def _refuse_repeated_ids(run: Run) -> None:
 
 
 def _lateness(item: pytest.Item) -> tuple[Any, ...]:
-    chapter = _chapter(item.path)
+    chapter, found = _chapter(item.path), facts(item)
     if item.path.parent != PACKAGE or chapter not in _LAST:
-        return (0,)
-    if not _timed(item):
-        return (_LAST.index(chapter) + 1,)
+        return (0 if found is None else int(found.alone),)
+    if found is None or not found.timed:
+        return (_LAST.index(chapter) + 2,)
     callspec = getattr(item, "callspec", None)
     indices = () if callspec is None else tuple(callspec.indices.values())
-    return (_LAST.index(chapter) + 1, not _contract_of(item).judges, item.path.name, item.location[1], indices)
+    judged = item.config.stash[RUN].catalogue.contracts[found.contract].judges
+    return (_LAST.index(chapter) + 2, not judged, item.path.name, item.location[1], indices)
 
 
-def _not_applicable(item: pytest.Item) -> str | None:
-    """Say what a case needs that this machine cannot have, or None."""
-    mark = item.get_closest_marker("applies")
-    if mark is None or _is_stand_in(item):
-        return None
-    absent: str | None = mark.args[0](_parameters(item).get("target"))
-    return absent
-
-
-def _left_out(item: pytest.Item, run: Run) -> str | None:
+def _left_out(item: pytest.Item, found: Facts, run: Run) -> str | None:
     """Say why an item is no case of this run, or None where it is one."""
-    mark = item.get_closest_marker("contract")
-    if mark is None:
-        return None
-    if _parameters(item).get("target", "") is None:
-        if item.get_closest_marker("per_target") is not None and run.targets_for(mark.kwargs["on"]):
+    if found.parameters.get("target", "") is None:
+        if found.by_target and run.targets_for(found.kinds):
             return f"has nothing to try on {run.target_names()}"
-        return f"runs on {', '.join(mark.kwargs['on'])} only; this run has {run.target_names()}"
-    if not run.dtypes_for(mark.kwargs["dtypes"]):
-        return f"is about {', '.join(mark.kwargs['dtypes'])} only, which --amp-dtype leaves out"
-    if (depth := _depth(item.iter_markers("depth"))) > run.depth:
-        return f"needs --level {DEPTHS[depth]}"
+        return f"runs on {', '.join(found.kinds)} only; this run has {run.target_names()}"
+    if not run.dtypes_for(found.dtypes):
+        return f"is about {', '.join(found.dtypes)} only, which --amp-dtype leaves out"
+    if found.depth > run.depth:
+        return f"needs --level {DEPTHS[found.depth]}"
     return benchmarks.left_out(item)
-
-
-def _timed(item: pytest.Item) -> bool:
-    return item.get_closest_marker("timed") is not None and not _is_stand_in(item)
-
-
-def _contract_of(item: pytest.Item) -> Contract:
-    run, mark = item.config.stash[RUN], item.get_closest_marker("contract")
-    assert mark is not None
-    return run.catalogue.contracts[mark.args[0]]
-
-
-def _parameters(item: pytest.Item) -> dict[str, Any]:
-    callspec = getattr(item, "callspec", None)
-    return {} if callspec is None else dict(callspec.params)
-
-
-def _is_stand_in(item: pytest.Item) -> bool:
-    parameters = _parameters(item)
-    return any(name in parameters and parameters[name] is None for name in ("target", "amp_dtype"))
-
-
-def _case_id(item: pytest.Item) -> str:
-    mark = item.get_closest_marker("contract")
-    assert mark is not None
-    name = getattr(item, "originalname", item.name).removeprefix("test_")
-    callspec = getattr(item, "callspec", None)
-    return f"{mark.args[0]}[{name}:{callspec.id}]" if callspec else f"{mark.args[0]}[{name}]"
-
-
-def _target_name(item: pytest.Item) -> str:
-    target = _parameters(item).get("target")
-    return "host" if target is None else str(target.name)
 
 
 @pytest.fixture
@@ -365,17 +327,16 @@ def amp_dtype(request: pytest.FixtureRequest) -> torch.dtype:
 def case(request: pytest.FixtureRequest) -> Case:
     """The case: records the evidence and judges it."""
     item = request.node
-    run = request.config.stash[RUN]
-    mark = item.get_closest_marker("contract")
-    parameters = _parameters(item)
-    device = getattr(parameters.get("target"), "name", "cpu").removeprefix("fake:")
-    dtype = parameters.get("amp_dtype") or run.amp_dtype(run.dtypes_for(mark.kwargs["dtypes"])[0])
+    run, found = request.config.stash[RUN], of_case(item)
+    device = getattr(found.target, "name", "cpu").removeprefix("fake:")
+    dtypes = run.dtypes_for(found.dtypes)
+    dtype = found.parameters.get("amp_dtype") or run.amp_dtype(dtypes[0])
     made = Case(
-        run.catalogue.contracts[mark.args[0]],
+        run.catalogue.contracts[found.contract],
         level=run.options.level,
         seed=run.options.seed,
         substitutions={"device": device, "amp_dtype": str(dtype)},
-        amp_dtypes=tuple(run.amp_dtype(name) for name in run.dtypes_for(mark.kwargs["dtypes"])),
+        amp_dtypes=tuple(run.amp_dtype(name) for name in dtypes),
     )
     item.stash[CASE] = made
     return made
@@ -414,21 +375,21 @@ def own(request: pytest.FixtureRequest) -> Builder:
 
 def _seed(item: pytest.Item) -> int:
     seed = item.config.stash[RUN].options.seed
-    return zlib.crc32(f"{seed}/{_case_id(item)}".encode())
+    return zlib.crc32(f"{seed}/{of_case(item).id}".encode())
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    if item.get_closest_marker("contract") is None:
+    found = facts(item)
+    if found is None:
         return (yield)
     from conformance.harness import lost_device, state
 
     before, run = state.Snapshot(), item.config.stash[RUN]
     try:
         state.seed_everything(_seed(item))
-        _require_dtype(item)
-        target = _parameters(item).get("target")
-        with nullcontext() if target is None else target.current(), _measuring(item):
+        _require_capabilities(found)
+        with nullcontext() if found.target is None else found.target.current(), _measuring(item, found):
             result = yield
         lost_device.settle(run.accelerators)
         if leaks := before.leaks():
@@ -448,9 +409,9 @@ def _restore(before: Snapshot, run: Run) -> None:
 
 
 @contextmanager
-def _measuring(item: pytest.Item) -> Generator[None]:
+def _measuring(item: pytest.Item, found: Facts) -> Generator[None]:
     """Give a timed check what it needs; raises where it cannot be had or the deadline has passed."""
-    if item.get_closest_marker("timed") is None:
+    if not found.timed:
         yield
         return
     if sys.gettrace() is not None or sys.getprofile() is not None:
@@ -458,7 +419,7 @@ def _measuring(item: pytest.Item) -> Generator[None]:
     run = item.config.stash[RUN]
     progress = measuring.Progress(item.config)
     item.stash[CASE].allotment = Allotment(
-        run.deadlines.begin(_contract_of(item)),
+        run.deadlines.begin(run.catalogue.contracts[found.contract]),
         progress.show,
         functools.partial(benchmarks.publish, item),
         run.deadlines.now,
@@ -469,11 +430,15 @@ def _measuring(item: pytest.Item) -> Generator[None]:
         progress.clear()
 
 
-def _require_dtype(item: pytest.Item) -> None:
-    parameters = _parameters(item)
-    target, dtype = parameters.get("target"), parameters.get("amp_dtype")
-    if target is not None and dtype is not None and not target.supports(dtype):
+def _require_capabilities(found: Facts) -> None:
+    target, dtype = found.target, found.parameters.get("amp_dtype")
+    if target is None:
+        return
+    if dtype is not None and not target.supports(dtype):
         raise Unsupported(f"{target.name} ({target.probe['name']}) does not compute natively in {dtype}")
+    for capability in found.needs:
+        if reason := target.lacks(capability):
+            raise Unsupported(f"{target.name} ({target.probe['name']}) lacks {capability}: {reason}")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -481,14 +446,13 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if item.get_closest_marker("contract") is None:
-        return report
-    if call.when == "call" or (call.when == "setup" and call.excinfo is not None):
-        _conclude(item, call, report)
+    found = facts(item)
+    if found is not None and (call.when == "call" or (call.when == "setup" and call.excinfo is not None)):
+        _conclude(item, found, call, report)
     return report
 
 
-def _conclude(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
+def _conclude(item: pytest.Item, found: Facts, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
     """Judge the case, put its record on the report, and give the report the outcome that pytest shows."""
     from conformance.harness import exhaustion, judge
 
@@ -505,20 +469,19 @@ def _conclude(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Tes
         judgement = judge.judge(case, error)
     if error is not None and exhaustion.ran_out(error):
         exhaustion.give_back(error)
-    contract = item.get_closest_marker("contract").args[0]  # type: ignore[union-attr]
     if judgement.verdict in (Verdict.FAIL, Verdict.ERROR) and (lost := run.lost()) is not None:
         judgement = judge.Judgement(Verdict.FAIL, f"{judgement.reason}; afterwards {lost}", judgement.detail)
-        report.lost_device = item.session.shouldstop = f"{lost}; the case that did it: {_case_id(item)}"  # type: ignore[attr-defined]
+        report.lost_device = item.session.shouldstop = f"{lost}; the case that did it: {found.id}"  # type: ignore[attr-defined]
         waiver = None
     else:
-        waiver = run.waiver_for(contract, _case_id(item), _target_name(item))
+        waiver = run.waiver_for(found.contract, found.id, found.target_name)
     judgement = judge.excuse(judgement, waiver)
     entry = judge.record(
-        id=_case_id(item),
-        contract=contract,
+        id=found.id,
+        contract=found.contract,
         node=item.nodeid,
-        target=_target_name(item),
-        parameters=run.describe(_parameters(item), "own" in item.fixturenames),  # type: ignore[attr-defined]
+        target=found.target_name,
+        parameters=run.describe(found.parameters, "own" in item.fixturenames),  # type: ignore[attr-defined]
         case=case,
         judgement=judgement,
         waiver=waiver,
@@ -526,9 +489,9 @@ def _conclude(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Tes
     )
     report.conformance = entry  # type: ignore[attr-defined]
     # Onto the item, since a JUnit file takes its properties from the report of the teardown.
-    item.user_properties += [("contract", contract), ("case", entry["id"]), ("verdict", entry["verdict"])]
+    item.user_properties += [("contract", found.contract), ("case", entry["id"]), ("verdict", entry["verdict"])]
     report.user_properties = list(item.user_properties)
-    _show(report, judgement, run.catalogue.contracts[contract], str(item.path), waiver.reason if waiver else "")
+    _show(report, judgement, run.catalogue.contracts[found.contract], str(item.path), waiver.reason if waiver else "")
 
 
 def _show(report: pytest.TestReport, judgement: Any, contract: Contract, path: str, excuse: str) -> None:

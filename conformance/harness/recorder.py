@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-SCHEMA = "amp-conformance-report/1"
+from conformance.report import layout
+from conformance.report.document import SCHEMA
+
 _TAIL = b'\n],\n"footer": null}\n'
 
 
@@ -16,7 +19,7 @@ class ReportInUse(OSError):
 
 
 class Recorder:
-    """Writes the header at once, each case as it ends, and the footer last."""
+    """Writes the header at once and each case as it ends; at last the folded report takes the place of all that."""
 
     def __init__(self, folder: Path, header: dict[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -25,22 +28,27 @@ class Recorder:
         _lock(self._file)
         os.ftruncate(self._file, 0)
         head = {"schema": SCHEMA, "header": header}
-        start = json.dumps(head, allow_nan=False, indent=1).rstrip().removesuffix("}").rstrip().encode()
         self._end = 0
         self._first = True
-        self._write(start + b',\n"cases": [')
+        self._write(_encoded(head).removesuffix(b"}") + b',\n"cases": [')
 
     def add(self, record: dict[str, Any]) -> None:
         """Append one case."""
         comma = b"" if self._first else b","
         self._first = False
-        self._write(comma + b"\n" + json.dumps(record, allow_nan=False).encode())
+        self._write(comma + b"\n" + _encoded(record))
 
-    def finish(self, footer: dict[str, Any]) -> None:
-        """Write the footer: the report is complete."""
-        closing = b'\n],\n"footer": ' + json.dumps(footer, allow_nan=False, indent=1).encode() + b"}\n"
-        os.pwrite(self._file, closing, self._end)
-        self.close()
+    def finish(self, report: Mapping[str, Any]) -> None:
+        """Put the whole `report`, folded, in the place of what was written so far."""
+        whole = self.path.with_suffix(".whole")
+        try:
+            whole.write_text("".join(layout.written(report)), encoding="ascii")
+            os.replace(whole, self.path)
+        except OSError:
+            whole.unlink(missing_ok=True)
+            raise
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Leave the report as it stands."""
@@ -50,6 +58,13 @@ class Recorder:
         # One call writes the chunk and the closing brackets over the old ones: a reader sees either state.
         os.pwrite(self._file, chunk + _TAIL, self._end)
         self._end += len(chunk)
+
+
+_JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+
+
+def _encoded(value: Any) -> bytes:
+    return _JSON.encode(value).encode("ascii")
 
 
 def _lock(file: int) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import os
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,15 @@ from conformance.harness import catalogue as catalogues
 from conformance.harness import environment, expectations, lost_device, options, state, targets, waivers
 from conformance.harness.catalogue import Catalogue, Contract
 from conformance.harness.check import DEPTHS
+from conformance.harness.contradictions import contradictions
 from conformance.harness.measuring import Deadlines
 from conformance.harness.options import Options
 from conformance.harness.recorder import Recorder, ReportInUse
 from conformance.harness.targets import Target
 from conformance.harness.verdicts import Overall, Verdict
 from conformance.harness.waivers import Waiver
-from conformance.report import consistency, diff, document, rollup, terminal
+from conformance.measure.health import Watch
+from conformance.report import consistency, diff, document, layout, rollup, terminal
 from conformance.workloads import own as own_workloads
 
 
@@ -48,6 +52,7 @@ class Run:
         self.chapters = {contract.chapter for contract in contracts.values()}
         self.reasons: dict[str, str] = {}
         self.not_applicable: dict[str, str] = {}  # cases that this machine cannot have, each with the reason
+        self.left_to_the_controller: set[str] = set()  # modules with cases that no worker runs
         self.collected: list[tuple[str, str, str]] = []
         self.depth = DEPTHS.index(options.level)
         self.interrupted = False  # by SIGTERM, also where something swallowed the exception
@@ -66,6 +71,7 @@ class Run:
         self._smoke_failed = False
         self._lost_a_device = False
         self._recorder: Recorder | None = None
+        self._watches: list[Watch] = []
         self._started = time.monotonic()
         self._folder = Path()
 
@@ -87,6 +93,8 @@ class Run:
             if contract.holds_for(torch.__version__)
         }
         run_targets = _targets(asked)
+        if (clash := contradictions(run_targets)) is not None:
+            raise pytest.UsageError(f"the settings of this process contradict each other: {clash}")
         return cls(
             asked,
             catalogue,
@@ -126,7 +134,7 @@ class Run:
     def target_names(self) -> str:
         return ", ".join(target.name for target in self._targets)
 
-    def describe(self, parameters: dict[str, Any], own: bool) -> dict[str, Any]:
+    def describe(self, parameters: Mapping[str, Any], own: bool) -> dict[str, Any]:
         """Turn the parameters of a case into short names; the target has a field of its own.
 
         `own` says whether the case is about the user's workload, which is then named.
@@ -157,7 +165,7 @@ class Run:
         return [
             f"conformance: {len(self.contracts)} contracts, level {self.options.level}, {dtypes}, "
             f"seed {self.options.seed}, torch {torch.__version__}",
-            *(f"target: {target.name}, {target.probe['name']}" for target in self._targets),
+            *(f"target: {target.name}, {target.probe['name']}{_lacking(target)}" for target in self._targets),
         ]
 
     def begin(self) -> None:
@@ -169,8 +177,11 @@ class Run:
             raise pytest.UsageError(f"--report: {self._folder}: {error}") from None
         except OSError as error:
             raise pytest.UsageError(f"--report: {self._folder} cannot be written to: {error.strerror}") from None
-        for target in self._targets:
-            if not target.is_fake and (broken := targets.smoke(target)) is not None:
+        real = [target for target in self._targets if not target.is_fake]
+        watches = [Watch.begin(target.name, target.device) for target in real]
+        self._watches = [watch for watch in watches if watch is not None]
+        for target in real:
+            if (broken := targets.smoke(target)) is not None:
                 broken = environment.redact(broken)
                 self._smoke_failed = True
                 self._problems.append(f"smoke stage: {broken}; nothing else was run")
@@ -203,6 +214,7 @@ class Run:
         return {
             "reasons": self.reasons,
             "not_applicable": self.not_applicable,
+            "left_to_the_controller": sorted(self.left_to_the_controller),
             "collected": [list(row) for row in self.collected],
             "shallow": sorted(self.shallow),
         }
@@ -211,6 +223,7 @@ class Run:
         """Take over what an xdist worker collected; every worker collects the same, before this process does."""
         self.reasons = collection["reasons"]
         self.not_applicable = collection["not_applicable"]
+        self.left_to_the_controller = set(collection["left_to_the_controller"])
         self.collected = [(row[0], row[1], row[2]) for row in collection["collected"]]
         self.shallow = set(collection["shallow"])
 
@@ -226,11 +239,18 @@ class Run:
         """Judge the run, write the footer and the summary; returns the exit status."""
         if self._recorder is None:
             return pytest_status
+        gc.freeze()  # else each collection of garbage looks through all of torch, which takes as long as the rest
         stopped = pytest_status == pytest.ExitCode.INTERRUPTED and not self._lost_a_device
         interrupted = self.interrupted or stopped
         if pytest_status == pytest.ExitCode.INTERNAL_ERROR:
             self.broke("pytest ended with an internal error; what it printed above says where")
-        states = [self._waiver_state(waiver) for waiver in self._waivers]
+        for watch in self._watches:
+            watch.finish()
+            self._problems += watch.problems()
+        records: dict[str, list[dict[str, Any]]] = {id: [] for id in self.contracts}
+        for record in self._records:
+            records[record["contract"]].append(record)
+        states = [self._waiver_state(waiver, records.get(waiver.contract, [])) for waiver in self._waivers]
         self._problems += [problem for state in states if (problem := _rotten(state)) is not None]
         footer: dict[str, Any] = {
             "finished": _now(),
@@ -238,31 +258,38 @@ class Run:
             "overall": Overall.INCOMPLETE.value,
             "exit_status": 0,
             "interrupted": interrupted,
-            "contracts": self._roll_up(interrupted),
+            "contracts": self._roll_up(records, interrupted),
             "totals": dict(Counter(record["verdict"] for record in self._records)),
             "not_applicable": self.not_applicable,
             "waivers": states,
             "problems": self._problems,
             "baseline": None,
         }
+        if self._watches:
+            footer["health"] = [
+                {"target": one.name, "before": dict(one.before), "after": dict(one.after), "xids": list(one.xids)}
+                for one in self._watches
+            ]
         whole = {
             "schema": document.SCHEMA,
             "header": self._header_written,
             "cases": self._records,
             "footer": footer,
         }
+        report = document.parse(whole)
         if self._baseline is not None and not interrupted and not self._lost_a_device:
-            found = diff.regressions(self._baseline, document.parse(whole))
+            found = diff.regressions(self._baseline, report)
             footer["baseline"] = {
                 "path": Path(self.options.baseline or "").name,
                 "regressed": [id for id in found.regressed if self._in_question(id)],
                 "gone": [id for id in found.gone if self._in_question(id)],
             }
-        footer["overall"] = rollup.overall(document.parse(whole)).value
+        footer["overall"] = rollup.overall(document.with_footer(report, footer)).value
         footer["exit_status"] = self._exit_status(footer, pytest_status)
-        footer["digest"] = consistency.digest(whole)
-        self._recorder.finish(footer)
-        self._report = document.parse(whole)
+        folded = layout.folded(whole)
+        footer["digest"] = consistency.digest(folded)
+        self._recorder.finish(folded)
+        self._report = document.with_footer(report, footer)
         (self._folder / "summary.txt").write_text(self.summary(short=False, width=100) + "\n", encoding="utf-8")
         return int(footer["exit_status"])
 
@@ -318,26 +345,21 @@ class Run:
                     "source": contract.source,
                     "failure": contract.failure,
                     "next_step": contract.next_step,
-                    "snippet": contract.snippet,
                 }
                 for contract in self.contracts.values()
             ],
         }
         return self._header_written
 
-    def _roll_up(self, interrupted: bool) -> dict[str, Any]:
+    def _roll_up(self, records: dict[str, list[dict[str, Any]]], interrupted: bool) -> dict[str, Any]:
         """Return the verdict of every contract, or why it has none."""
-        cases: dict[str, list[dict[str, Any]]] = {id: [] for id in self.contracts}
-        for record in self._records:
-            cases[record["contract"]].append(record)
         rows = {}
-        for id, records in cases.items():
-            if records:
-                verdict = Verdict.worst(Verdict(record["verdict"]) for record in records)
+        for id, cases in records.items():
+            if cases:
+                verdict = Verdict.worst(Verdict(case["verdict"]) for case in cases)
                 # Of several reasons that of the first id, so that the order of the cases makes no difference.
-                first = min((r for r in records if r["verdict"] == verdict.value), key=lambda record: record["id"])
-                reason = first["reason"]
-                rows[id] = {"verdict": verdict.value, "cases": len(records), "reason": reason}
+                first = min((case for case in cases if case["verdict"] == verdict.value), key=lambda case: case["id"])
+                rows[id] = {"verdict": verdict.value, "cases": len(cases), "reason": first["reason"]}
             else:
                 rows[id] = {"verdict": None, "cases": 0, "reason": self._why_not_reached(id, interrupted)}
         return rows
@@ -365,8 +387,8 @@ class Run:
             return "left out by the selection of tests, or the run stopped before"
         return "none of its checks was collected"
 
-    def _waiver_state(self, waiver: Waiver) -> dict[str, Any]:
-        """Say what became of a waiver in this run."""
+    def _waiver_state(self, waiver: Waiver, records: list[dict[str, Any]]) -> dict[str, Any]:
+        """Say what became of a waiver in this run, from the `records` of its contract."""
         applies = {target.name: waiver.in_conditions(torch.__version__, target.name) for target in self._targets} | {
             "host": waiver.in_conditions(torch.__version__, "host")
         }
@@ -374,7 +396,7 @@ class Run:
         named = [row for row in collected if waiver.names(row[0], row[1])]
         ran = [
             record["verdict"]
-            for record in self._records
+            for record in records
             if waiver.names(record["contract"], record["id"]) and applies[record["target"]]
         ]
         # A case that the selection or the level left out may be the one that is named.
@@ -442,9 +464,15 @@ def _targets(asked: Options) -> tuple[Target, ...]:
         names = (f"{device_type}:0",)
     try:
         found = [targets.resolve(name) for name in names]
+        for target in found:
+            targets.declared(targets.device_module(target.device_type))
     except targets.TargetError as error:
         raise pytest.UsageError(f"--device: {error}") from None
     return tuple(dict.fromkeys(found))
+
+
+def _lacking(target: Target) -> str:
+    return f", which declares that it lacks {', '.join(target.probe['lacks'])}" if target.probe["lacks"] else ""
 
 
 def _own(asked: Options, run_targets: tuple[Target, ...], config: pytest.Config) -> own_workloads.Builder | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -60,8 +61,9 @@ def _deterministic() -> tuple[bool, bool]:
     return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
 
-def _flags() -> list[_Flag]:
-    """Return every flag that is compared; one that this torch lacks is left out."""
+@functools.cache
+def _flags() -> tuple[_Flag, ...]:
+    """Return every flag that is compared."""
     flags = [flag for device_type in _DEVICE_TYPES for flag in _autocast_flags(device_type)]
     flags += [
         _Flag("autocast cache enabled", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
@@ -95,16 +97,17 @@ def _flags() -> list[_Flag]:
         (torch.backends.mkldnn, "torch.backends.mkldnn", "enabled"),
     )
     flags += [_attribute(owner, f"{path}.{name}", name) for owner, path, name in attributes]
-    return [flag for flag in flags if _readable(flag)]
+    return tuple(flags)
 
 
-def _readable(flag: _Flag) -> bool:
-    try:
-        flag.read()
-    except (AttributeError, RuntimeError, AssertionError, ValueError):
+def _values() -> dict[_Flag, Any]:
+    """Return each flag with its value; one that cannot be read is left out."""
+    found: dict[_Flag, Any] = {}
+    for flag in _flags():
         # A flag of another torch version, or TF32 set through torch's newer, exclusive interface.
-        return False
-    return True
+        with contextlib.suppress(AttributeError, RuntimeError, AssertionError, ValueError):
+            found[flag] = flag.read()
+    return found
 
 
 def _keeps_subnormal_numbers() -> bool:
@@ -157,29 +160,27 @@ class Snapshot:
     """The state at one moment."""
 
     def __init__(self) -> None:
-        self._flags = _flags()
-        self._values = {flag.name: flag.read() for flag in self._flags}
+        self._values = _values()
         self._hooks = _hooks()
         self._random = random.getstate()
         self._generators = _generator_states()
 
     def leaks(self) -> list[str]:
         """Say what differs now from the snapshot; RNG states are left to `restore`, which always puts them back."""
-        found = [
-            f"{flag.name} was {self._values[flag.name]}, is {flag.read()}"
-            for flag in self._flags
-            if flag.read() != self._values[flag.name]
-        ]
+        found = [f"{flag.name} was {value}, is {now}" for flag, value, now in self._changed()]
         now = _hooks()
         return found + [
             f"{name} were {count}, are {now[name]}" for name, count in self._hooks.items() if now[name] != count
         ]
 
+    def _changed(self) -> list[tuple[_Flag, Any, Any]]:
+        """Return each flag that differs from the snapshot, with what it was and what it is."""
+        return [(flag, value, now) for flag, value in self._values.items() if (now := flag.read()) != value]
+
     def restore(self) -> None:
         """Put every flag and every random generator back."""
-        for flag in self._flags:
-            if flag.read() != self._values[flag.name]:
-                flag.write(self._values[flag.name])
+        for flag, value, _ in self._changed():
+            flag.write(value)
         if not torch.is_autocast_cache_enabled() or _nesting() == 0:
             torch.clear_autocast_cache()
         random.setstate(self._random)

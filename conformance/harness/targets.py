@@ -33,6 +33,18 @@ AMP_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 DTYPE_NAMES = {dtype: name for name, dtype in AMP_DTYPES.items()}
 
 
+# What a check may need of a device beyond an amp dtype, and which names of its module (torch.<device type>) that takes.
+# A device module that lacks one for another reason declares it: `amp_conformance_lacks`, a mapping from these names to
+# reasons.
+CAPABILITIES: Mapping[str, tuple[str, ...]] = {
+    "streams": ("Stream", "stream", "current_stream"),
+    "graphs": ("CUDAGraph", "graph"),
+    "copies that do not wait": (),
+    "pools of memory": (),
+    "child processes": (),
+}
+
+
 class TargetError(ValueError):
     """A target that was asked for does not exist on this machine, or cannot exist."""
 
@@ -54,12 +66,20 @@ class Target:
 
     @property
     def probe(self) -> Mapping[str, Any]:
-        """Facts probed on the device: amp_dtypes, tensor_cores, memory_bytes, event_timing, name, capability."""
+        """Facts of the device: amp_dtypes, tensor_cores, memory_bytes, event_timing, name, capability, lacks."""
         return _probe(self)
 
     def supports(self, dtype: torch.dtype) -> bool:
         """Whether the device computes natively in `dtype` under autocast; emulation counts as no."""
         return DTYPE_NAMES.get(dtype) in self.probe["amp_dtypes"]
+
+    def lacks(self, capability: str) -> str | None:
+        """Return why the device lacks one of CAPABILITIES, and None where it has it."""
+        module = device_module(self.device_type)
+        if reason := declared(module).get(capability):
+            return reason
+        missing = [name for name in CAPABILITIES[capability] if not hasattr(module, name)]
+        return f"torch.{self.device_type} has no {missing[0]}" if missing else None
 
     @contextlib.contextmanager
     def autocast(
@@ -128,6 +148,28 @@ class Target:
         return made
 
 
+def one_device_only(target: Target) -> str | None:
+    """Say that the machine has no second device of the target's type, or return None."""
+    count = torch.get_device_module(target.device_type).device_count()
+    return f"one {target.device_type} device only; this needs two" if count < 2 else None
+
+
+def second(target: Target) -> torch.device:
+    """Return another device of the target's type."""
+    count = torch.get_device_module(target.device_type).device_count()
+    return torch.device(target.device_type, (target.device.index + 1) % count)
+
+
+def declared(module: ModuleType | None) -> dict[str, str]:
+    """Return which of CAPABILITIES a device module declares to lack, and why; raises TargetError for other names."""
+    found = {str(name): str(reason) for name, reason in getattr(module, "amp_conformance_lacks", {}).items()}
+    if unknown := sorted(set(found) - set(CAPABILITIES)):
+        name = getattr(module, "__name__", "")
+        known = ", ".join(CAPABILITIES)
+        raise TargetError(f"{name} declares that it lacks {unknown[0]!r}, which is no capability; there are {known}")
+    return found
+
+
 def device_module(device_type: str) -> ModuleType | None:
     """Return torch's module of that device type (`torch.cuda`), or None where it has none."""
     try:
@@ -194,6 +236,7 @@ def _probe(target: Target) -> dict[str, Any]:
             "memory_bytes": None,
             "event_timing": False,
             "capability": None,
+            "lacks": [],
         }
     module = device_module(target.device_type)
     properties = _properties(module, target.index)
@@ -209,6 +252,7 @@ def _probe(target: Target) -> dict[str, Any]:
         "memory_bytes": getattr(properties, "total_memory", None),
         "event_timing": target.device_type != "cpu" and hasattr(module, "Event"),
         "capability": capability or getattr(properties, "gcnArchName", None),
+        "lacks": sorted(declared(module)),
     }
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -27,11 +29,12 @@ class Allocator:
     def __init__(self, module: Any, device: torch.device) -> None:
         self._module, self.device = module, device
         self._stat = ""
-        before = self._stats().get("requested_bytes.all.current")
+        before, counted = self._stats().get("requested_bytes.all.current"), self._counted()
         probe = torch.empty(_PROBE, dtype=torch.uint8, device=device)
         # An allocator that is not torch's own (cudaMallocAsync) leaves this counter at zero.
         if before is not None and self._stats()["requested_bytes.all.current"] - before == _PROBE:
             self._stat = "requested_bytes.all"
+        self._counts = counted is None or self._counted() != counted
         del probe
 
     @classmethod
@@ -39,6 +42,18 @@ class Allocator:
         """The counters of a device; None where it has none: `counts_peaks` says whether they tell peaks."""
         needed = ("memory_allocated", "current_allocated_memory")
         return cls(module, device) if any(hasattr(module, name) for name in needed) else None
+
+    @property
+    def lacking(self) -> str | None:
+        """Say why the counters tell nothing of tensors, and None where they do.
+
+        Expandable segments leave them as they are: c10's CUDACachingAllocator counts blocks, wherever they lie.
+        """
+        if self._backend() == "cudaMallocAsync":
+            return "the counters of cudaMallocAsync are the driver's, of blocks that are freed when the device comes by"
+        if not self._counts:
+            return "the allocator counts no bytes: caching is off (PYTORCH_NO_CUDA_MEMORY_CACHING), or it is pluggable"
+        return None
 
     @property
     def counts_peaks(self) -> bool:
@@ -92,9 +107,39 @@ class Allocator:
         stats = self._stats()
         return {name: int(stats[name]) for name in _SCATTER if name in stats}
 
+    def _backend(self) -> str:
+        """The name of the allocator that PYTORCH_CUDA_ALLOC_CONF chose, where torch has several."""
+        try:
+            return str(self._module.get_allocator_backend())
+        except AttributeError:  # no choice, or torch was built without CUDA
+            return "native"
+
+    def _counted(self) -> int | None:
+        """Bytes that tensors occupy, without waiting for the device; None where they are told another way."""
+        asked = getattr(self._module, "memory_allocated", None)
+        return None if asked is None else int(asked(self.device))
+
     def _stats(self) -> dict[str, Any]:
         asked = getattr(self._module, "memory_stats", None)
         return {} if asked is None else dict(asked(self.device))
+
+
+_MEMINFO = Path("/proc/meminfo")
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """Bytes of memory that a process can still have on a device; None where nobody tells.
+
+    Of a CPU the kernel's own estimate (MemAvailable), which counts what it would give up of its caches.
+    """
+    if device.type != "cpu":
+        counters = Allocator.of(torch.get_device_module(device), device)
+        return None if counters is None else counters.free()
+    try:
+        found = re.search(r"^MemAvailable:\s+(\d+) kB$", _MEMINFO.read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found.group(1)) << 10 if found else None
 
 
 _SCATTER = (

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 MHZ = 1e6
+_MOST_EVENTS = 1000
 
 
 class Nvml:
@@ -19,6 +20,7 @@ class Nvml:
     def __init__(self, library: Any, handle: Any) -> None:
         self._library = library
         self._handle = handle
+        self._events: Any = None
 
     def ask(self, function: str, *arguments: Any) -> Any:
         """What `nvmlDeviceGet<function>` of the device returns; None where it fails or is not there."""
@@ -32,6 +34,28 @@ class Nvml:
         """The clock now, or the highest there is, of `kind` (SM or MEM), in Hz."""
         megahertz = self.ask("MaxClockInfo" if highest else "ClockInfo", self.constant(f"CLOCK_{kind}"))
         return megahertz * MHZ if megahertz else None
+
+    def listen(self) -> None:
+        """Have critical errors (Xid) of the device kept from now on, where the driver reports them."""
+        kind = getattr(self._library, "nvmlEventTypeXidCriticalError", None)
+        events = _answer(self._library, "nvmlEventSetCreate")
+        if kind is not None and events is not None:
+            _answer(self._library, "nvmlDeviceRegisterEvents", self._handle, kind, events)
+            self._events = events
+
+    def heard(self) -> tuple[int, ...]:
+        """Return the numbers of the critical errors since `listen`, and listen no more."""
+        found: list[int] = []
+        # A wait of 0 ms fails where nothing is left; a set that is broken must not be asked for ever.
+        while self._events is not None and len(found) < _MOST_EVENTS:
+            event = _answer(self._library, "nvmlEventSetWait_v2", self._events, 0)
+            if event is None:
+                break
+            found.append(int(event.eventData))
+        if self._events is not None:
+            _answer(self._library, "nvmlEventSetFree", self._events)
+            self._events = None
+        return tuple(found)
 
 
 def _answer(library: Any, function: str, *arguments: Any) -> Any:

@@ -46,10 +46,10 @@ def sums(product: Product, dtype: torch.dtype, products: torch.Tensor) -> list[f
     A number of few bits is split into two factors that the dtype holds as normal numbers. Each row is an element of
     the diagonal of a (64, terms) by (terms, 64) product.
     """
-    significand, exponent = torch.frexp(products)
-    half = torch.div(exponent, 2, rounding_mode="floor")
-    ours = torch.ldexp(2 * significand, exponent - 1 - half).to(dtype)
-    theirs = torch.where(products == 0, 0.0, torch.ldexp(torch.ones_like(products), half)).to(dtype)
+    # Half the exponent of each, as a power of two; float64 has a bias of 1023.
+    exponent = (products.view(torch.int64) >> 52 & 0x7FF) - 1022
+    half = ((exponent >> 1) + 1023 << 52).view(torch.float64)
+    ours, theirs = (products / half).to(dtype), half.masked_fill_(products == 0, 0.0).to(dtype)
     found: list[float] = []
     for start in range(0, len(products), SIDE):
         left, right = (_padded(factor[start : start + SIDE]) for factor in (ours, theirs))
@@ -170,14 +170,20 @@ def _branches(swamping: Swamping, size: int, group: list[int]) -> Iterator[Tree]
 
 def sorted_tree(node: Tree) -> Tree:
     """Return the tree with its branches in the order of their first places: a + b is b + a."""
-    if isinstance(node, int):
-        return node
-    return tuple(sorted((sorted_tree(part) for part in node), key=first_place))
+    return UNSWAMPED if node == UNSWAMPED else _sorted(node)[1]
 
 
 def first_place(node: Tree) -> int:
     """Return the smallest place in a tree."""
-    return node if isinstance(node, int) else min(first_place(part) for part in node)
+    return _sorted(node)[0]
+
+
+def _sorted(node: Tree) -> tuple[int, Tree]:
+    """The smallest place of a tree, and the tree sorted."""
+    if isinstance(node, int):
+        return node, node
+    parts = sorted(map(_sorted, node))  # no two have the same smallest place, so that trees are not compared
+    return parts[0][0], tuple(part for _, part in parts)
 
 
 def running(parts: Sequence[Tree]) -> Tree:
@@ -230,29 +236,31 @@ _OUTER: dict[str, Callable[[Sequence[Tree]], Tree]] = {
 
 
 @cache
-def _names(count: int, step: int) -> dict[Tree, str]:
-    """What the common orders of `count` places are called; the simplest name where several fit."""
+def _name(found: Tree, count: int, step: int) -> str | None:
+    """What a sorted order of `count` places is called, the simplest name where several fit; None where it has none."""
+    return next((name for name, made in _named(count, step) if sorted_tree(made) == found), None)
+
+
+def _named(count: int, step: int) -> Iterator[tuple[str, Tree]]:
+    """The common orders of `count` places with their names, the simplest first."""
     places = list(range(count))
-    found: dict[Tree, str] = {}
-    for name, inner in _INNER.items():
-        found.setdefault(sorted_tree(inner(places)), name)
+    yield from ((name, inner(places)) for name, inner in _INNER.items())
     for parts in (parts for parts in (2, 4, 8, 16, 32) if parts < count):
         members = [places[at::parts] for at in range(parts)]
-        _add(found, f"{parts} interleaved partial sums", members, list(_INNER))
+        yield from _layouts(f"{parts} interleaved partial sums", members, list(_INNER))
     for length in range(2, count // 2 + 1):
         members = [places[at : at + length] for at in range(0, count, length)]
         inners = list(_INNER) if count % length == 0 else ["one running sum"]
-        _add(found, f"partial sums of {length * step}", members, inners)
-    return found
+        yield from _layouts(f"partial sums of {length * step}", members, inners)
 
 
-def _add(found: dict[Tree, str], layout: str, members: list[list[int]], inners: list[str]) -> None:
+def _layouts(layout: str, members: list[list[int]], inners: list[str]) -> Iterator[tuple[str, Tree]]:
     for inner in inners:
         each = "" if _INNER[inner] is running else f", each {inner}"
         sums_of = [_INNER[inner](part) for part in members]
         for outer, combine in _OUTER.items():
             if combine is not folded or len(members).bit_count() == 1:
-                found.setdefault(sorted_tree(combine(sums_of)), f"{layout}{each}, added {outer}")
+                yield f"{layout}{each}, added {outer}", combine(sums_of)
 
 
 def described(found: Tree, count: int, step: int = 1) -> str:
@@ -262,7 +270,7 @@ def described(found: Tree, count: int, step: int = 1) -> str:
     found = sorted_tree(found)
     if isinstance(found, tuple) and len(found) == count:
         return f"all {count * step} at once"
-    if (name := _names(count, step).get(found)) is not None:
+    if (name := _name(found, count, step)) is not None:
         return name
     return f"an order of its own (mark {zlib.crc32(repr(found).encode()) & 0xFFFF:04x})"
 
@@ -480,7 +488,8 @@ def _exactly(result: torch.Tensor) -> list[float]:
 def patterns(result: torch.Tensor) -> list[int]:
     """Return the bits of every element, as signed integers."""
     whole = torch.int32 if result.dtype is torch.float32 else torch.int16
-    return [int(bits) for bits in result.cpu().contiguous().view(whole).flatten().tolist()]
+    found: list[int] = result.cpu().contiguous().view(whole).flatten().tolist()
+    return found
 
 
 def _number(bits: int, dtype: torch.dtype) -> float:

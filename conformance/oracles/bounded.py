@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from conformance.oracles.float_formats import FORMATS, FP32, Format, rounded
+from conformance.oracles.float_formats import FORMATS, FP32, Format, binades, rounded
 from conformance.oracles.rounded import UNIT, Rounded
 
 Region = Callable[[], AbstractContextManager[object]]
@@ -65,10 +65,12 @@ _SLACK = 1 + 2.0**-40
 
 
 def half_spacing(size: Tensor, form: Format) -> Tensor:
-    """Return half the distance of neighbours of `form` at float64 magnitudes: what rounding to nearest may cost."""
-    _, exponent = torch.frexp(size)
-    place = (exponent - 1).clamp(min=form.min_exponent) - form.fraction_bits
-    return torch.ldexp(torch.full_like(size, 0.5), place)
+    """Return half the distance of neighbours of `form` at float64 magnitudes: what rounding to nearest may cost.
+
+    Zero, where a sum cancels, counts as a half.
+    """
+    half = binades(size).clamp_min_(form.smallest_normal).mul_(form.unit_roundoff)
+    return half.masked_fill_(size == 0, form.unit_roundoff / 2)
 
 
 def allowed(reference: Rounded, form: Format) -> Tensor:
@@ -87,11 +89,14 @@ def error_ratio(seen: Tensor, reference: Rounded, form: Format | None = None) ->
     form = form or FORMATS[seen.dtype]
     there, value = seen.detach().cpu().double(), reference.value.detach()
     bound = allowed(reference, form) * _SLACK
+    off = (there - value).abs_()
+    worst = float((off / bound).masked_fill_(off == 0, 0.0).max()) if off.numel() else 0.0
+    if math.isfinite(worst):
+        return worst
     over = torch.isinf(there) & (value.abs() + bound >= form.overflow) & (there.sign() == value.sign())
     # inf - inf; and 0 of 0 is no error.
     right = (there == value) | (there.isnan() & value.isnan()) | over
-    ratio = torch.where(right, torch.zeros_like(value), ((there - value).abs() / bound).nan_to_num(nan=math.inf))
-    return float(ratio.max()) if ratio.numel() else 0.0
+    return float((off / bound).nan_to_num_(nan=math.inf).masked_fill_(right, 0.0).max())
 
 
 def gain_ratio(seen: Tensor, reference: Rounded, form: Format | None = None, noise: float = 0.0) -> float:
@@ -102,17 +107,23 @@ def gain_ratio(seen: Tensor, reference: Rounded, form: Format | None = None, noi
     """
     form = form or FORMATS[seen.dtype]
     there, value = seen.detach().cpu().double().flatten(), reference.value.detach().flatten()
-    keep = value.isfinite() & there.isfinite()
-    there, value, error = there[keep], value[keep], ORDER * reference.error.flatten()[keep]
+    error = ORDER * reference.error.flatten()
+    if not bool((value + there).isfinite().all()):
+        keep = value.isfinite() & there.isfinite()
+        there, value, error = there[keep], value[keep], error[keep]
     power = value.square().sum()
     if not power:
         return 0.0
     bound = (error * value.abs()).sum()
     if form is not FP32:
         # Equal significands are rounded alike: all that share one are a single rounding.
-        kinds, member = torch.frexp(value.abs())[0].unique(return_inverse=True)
-        size = (half_spacing(value.abs(), form) * ROUNDING + noise * value.abs()) * value.abs()
-        size = torch.zeros_like(kinds).index_add(0, member, size)
+        value_size = value.abs()
+        kinds, order = torch.frexp(value_size)[0].sort()
+        fresh = kinds[1:] != kinds[:-1]
+        size = (half_spacing(value_size, form) * ROUNDING + noise * value_size) * value_size
+        if not bool(fresh.all()):
+            member = torch.cat([fresh.new_zeros(1), fresh]).cumsum(0)
+            size = torch.zeros_like(kinds).index_add(0, member, size[order])
         bound = bound + torch.minimum(CONFIDENCE * size.square().sum().sqrt(), size.sum() / ROUNDING)
     off = ((there - value) * value).sum().abs()
     return float(off / (bound * _SLACK)) if off else 0.0
@@ -123,14 +134,17 @@ def judged(what: str, seen: Tensor, reference: Rounded, operand: int | None = No
     return Measured(what, seen.dtype, error_ratio(seen, reference), gain_ratio(seen, reference), operand)
 
 
+_FRACTION = 2**52 - 1
+
+
 def lowest_bit(tensor: Tensor) -> int:
     """Return the exponent of the lowest bit of any element: all of them are multiples of 2 to that power."""
-    nonzero = tensor[tensor != 0].abs()
-    if not len(nonzero):
-        return 0
-    mantissa, exponent = torch.frexp(nonzero)
-    whole = torch.ldexp(mantissa, torch.tensor(53)).to(torch.int64)
-    return int(((whole & -whole).double().log2().to(torch.int64) + exponent.to(torch.int64) - 53).min())
+    bits = tensor.contiguous().view(torch.int64)
+    # Less one in the last place that is set; of a power of two no bit of the fraction is.
+    rest = (bits & (bits - 1)).view(torch.float64)
+    lowest = torch.where(bits & _FRACTION == 0, tensor, tensor - rest).abs()
+    smallest = float(lowest.masked_fill_(lowest == 0, math.inf).min()) if tensor.numel() else math.inf
+    return 0 if smallest == math.inf else math.frexp(smallest)[1] - 1
 
 
 def is_exact_in_any_order(terms: Tensor, dims: Sequence[int]) -> bool:

@@ -27,7 +27,7 @@ from conformance.oracles.bounded import (
     half_spacing,
     total,
 )
-from conformance.oracles.bounded_products import long_product, share_ratio
+from conformance.oracles.bounded_products import share_ratio
 from conformance.oracles.error_bounds import accumulation
 from conformance.oracles.float_formats import Format, rounded
 from conformance.oracles.rounded import Rounded
@@ -323,7 +323,7 @@ def measure_attention(
         )
     seed = rounded(torch.randn(seen.shape, generator=rng).double(), form)
     seen.backward(seed.to(seen.dtype).to(device))
-    found = _attention_references(
+    found = attention_references(
         query, key, value, mask, seed, form, form.smallest_normal if flushes else form.smallest
     )
     what = f"attention, {attention.name}"
@@ -339,27 +339,38 @@ def measure_attention(
     ]
 
 
-def _attention_references(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, seed: Tensor, form: Format, floor: float
+def attention_references(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    seed: Tensor,
+    form: Format,
+    floor: float,
+    *,
+    scale: float | None = None,
+    shift: float = 0.0,
 ) -> list[Rounded]:
     """Return result and gradients with what four 16-bit roundings on the way and the sums in fp32 may lose of each.
 
     P is rounded before it multiplies the values, dS before it multiplies keys and queries, the result before it goes
     into D = sum(dO O) (T. Dao, D. Fu, S. Ermon, A. Rudra, C. Re, FlashAttention, NeurIPS 2022, algorithm 4); kernels
     that normalise after the product round numbers in other proportions, hence 4 u in the place of 2.
+
+    `shift` is added to every logit, which changes no probability but the size of what fp32 holds: logit, maximum,
+    logarithm of the sum, and its product with log2 e, are rounded once each, to 2^-24 of their size.
     """
-    unit, scale = 4 * form.unit_roundoff, query.shape[-1] ** -0.5
-    logits = long_product(query, key.mT) * scale
+    unit, scale = 4 * form.unit_roundoff, query.shape[-1] ** -0.5 if scale is None else scale
+    logits = exact.product(query, key.mT) * scale
     if mask is not None:
         logits = logits.masked_fill(~mask, float("-inf"))
     p = exact.softmax(logits)
     # Exponentials and sums in fp32: softmax_bound's factor; logits themselves are exact.
     spread = (logits.amax(-1, keepdim=True) - logits).masked_fill(p == 0, 0.0)
-    loss = (logits.shape[-1] + 2 * spread + 12) * 2.0**-24 + unit
-    result, size = long_product(p, value), long_product(p * loss + 2 * floor, value.abs())
-    result_error = size + accumulation(logits.shape[-1]) * long_product(p, value.abs())
-    dp = long_product(seed, value.mT)
-    dp_size = long_product(seed.abs(), value.abs().mT)
+    loss = (logits.shape[-1] + 2 * spread + 12 + 4 * abs(shift)) * 2.0**-24 + unit
+    result, size = exact.product(p, value), exact.product(p * loss + 2 * floor, value.abs())
+    result_error = size + accumulation(logits.shape[-1]) * exact.product(p, value.abs())
+    dp, dp_size = exact.product_and_size(seed, value.mT)
     delta = (seed * result).sum(-1, keepdim=True)
     delta_error = (seed.abs() * (result_error + form.unit_roundoff * result.abs())).sum(-1, keepdim=True)
     ds = p * (dp - delta)
@@ -369,7 +380,7 @@ def _attention_references(
     grow = 1 + accumulation(max(logits.shape[-2:]))
     return [
         Rounded(result, result_error / 2),
-        Rounded(long_product(ds, key) * scale, long_product(ds_error * grow, key.abs()) * scale / 2),
-        Rounded(long_product(ds.mT, query) * scale, long_product(ds_error.mT * grow, query.abs()) * scale / 2),
-        Rounded(long_product(p.mT, seed), long_product(p_error.mT * grow, seed.abs()) / 2),
+        Rounded(exact.product(ds, key) * scale, exact.product(ds_error * grow, key.abs()) * scale / 2),
+        Rounded(exact.product(ds.mT, query) * scale, exact.product(ds_error.mT * grow, query.abs()) * scale / 2),
+        Rounded(exact.product(p.mT, seed), exact.product(p_error.mT * grow, seed.abs()) / 2),
     ]

@@ -7,7 +7,6 @@ and one rounding; that the operands were rounded at all is measured by the share
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -32,13 +31,6 @@ from conformance.oracles.bounded_reductions import off_grid
 from conformance.oracles.error_bounds import accumulation, normwise_error
 from conformance.oracles.float_formats import FP32, Format, rounded
 from conformance.oracles.rounded import Rounded
-
-
-def long_product(left: Tensor, right: Tensor) -> Tensor:
-    """Return left @ right in float64, without a matrix product kernel, however long the sums are."""
-    if math.prod(left.shape) * right.shape[-1] > 2**22:
-        return exact.product(left, right)
-    return (left.double().unsqueeze(-1) * right.double().unsqueeze(-3)).sum(-2)
 
 
 @dataclass(frozen=True)
@@ -126,7 +118,7 @@ def product_operands(
         right[..., half : 2 * half, :] = -right[..., :half, :] * (1 + 2.0**-6)
         left[..., half : 2 * half] = left[..., :half]
     elif kind == "bias":
-        result = long_product(left, right)
+        result = exact.product(left, right)
         bias = -rounded(result, form) if product.bias == "full" else -rounded(result[..., 0, :], form)
     elif kind == "subnormal":
         # Half of the operands' exponents each, so that none of them is subnormal itself.
@@ -134,7 +126,7 @@ def product_operands(
         left, right, bias, seed = (x * tiny for x in (left, right, bias * tiny, seed))
     elif kind == "near_overflow":
         # Sums on the way stay below fp32's largest number, which is about bf16's own.
-        largest, size = (float(long_product(*pair).abs().max()) for pair in ((left, right), (left.abs(), right.abs())))
+        largest, size = (float(part.abs().max()) for part in exact.product_and_size(left, right))
         top = min(0.9 * form.largest / largest, 2.0**126 / size) ** 0.5
         left, right, bias = left * top, right * top, bias * top
     if kind != "subnormal":
@@ -144,8 +136,8 @@ def product_operands(
 
 def _normal(matrix: Tensor, form: Format) -> Tensor:
     """Keep every number but zero out of the subnormal range, which matrix units may flush (MI200's do)."""
-    size = torch.where(matrix == 0, matrix.abs(), matrix.abs().clamp_min(2 * form.smallest_normal))
-    return size.copysign(matrix)
+    size = matrix.abs().clamp_min_(2 * form.smallest_normal).masked_fill_(matrix == 0, 0.0)
+    return size.copysign_(matrix)
 
 
 def _scaled(matrix: Tensor, rng: torch.Generator, dim: int) -> Tensor:
@@ -160,8 +152,7 @@ def _product_reference(left: Tensor, right: Tensor, added: Tensor | None, form: 
 
     fp32 products are promised in IEEE arithmetic, not on matrix units: gamma_n (Higham 2002, section 3.1).
     """
-    value, terms = long_product(left, right), left.shape[-1]
-    size = long_product(left.abs(), right.abs())
+    (value, size), terms = exact.product_and_size(left, right), left.shape[-1]
     if added is not None:
         value, size, terms = value + added, size + added.abs(), terms + 1
     unit = lowest_bit(left) + lowest_bit(right)
@@ -199,9 +190,13 @@ def measure_product(
     device: torch.device,
     region: Region,
     *,
+    result: bool = True,
     backward: bool = True,
 ) -> list[Measured]:
-    """Run a product of fp32 operands in `region`, where it is promised to compute in `form`, forward and backward."""
+    """Run a product of fp32 operands in `region`, where it is promised to compute in `form`, forward and backward.
+
+    `result` and `backward` say which of the two is measured.
+    """
     full = product_operands(product, kind, shape, form, rng)
     left, right, bias, seed = (rounded(operand, form) for operand in full)
     leaves = [operand.float().to(device).requires_grad_() for operand in full[:3]]
@@ -209,16 +204,7 @@ def measure_product(
         seen = product.call(*leaves)
     what = f"{product.name} {'x'.join(map(str, shape))}, {kind.replace('_', ' ')}"
     added, plain = None if product.bias == "none" else bias, kind == "plain"
-    found = [_judged(what, seen, _product_reference(left, right, added, form), form, gain=plain)]
-    if form is not FP32 and plain:
-        plus = 0 if added is None else added
-        others = [long_product(full[0], right) + plus, long_product(left, full[1]) + plus]
-        size = (
-            normwise_error(seen, long_product(full[0], full[1]) + (0 if added is None else full[2]))
-            / form.unit_roundoff
-            / 0.3
-        )
-        found[0] = replace(found[0], share=_worst_share(seen, others, left, right, added, form), size=size)
+    found = [_result(what, seen, full, (left, right, added), form, plain=plain)] if result else []
     if not backward:
         return found
     seen.backward(seed.to(seen.dtype).to(device))
@@ -227,7 +213,7 @@ def measure_product(
         leaf, reference = leaves[place], _product_reference(one, other, None, form)
         measured = _judged(f"{what}: gradient {place}", leaf.grad, reference, form, place, gain=plain)
         if form is not FP32 and plain:
-            without = long_product(seed, unrounded) if operand else long_product(unrounded, seed)
+            without = exact.product(seed, unrounded) if operand else exact.product(unrounded, seed)
             measured = replace(measured, share=share_ratio(leaf.grad, without, reference, form))
         found.append(measured)
     if added is not None:
@@ -239,12 +225,26 @@ def measure_product(
     return found
 
 
-def _worst_share(
-    seen: Tensor, others: list[Tensor], left: Tensor, right: Tensor, added: Tensor | None, form: Format
-) -> float | None:
+def _result(
+    what: str,
+    seen: Tensor,
+    full: tuple[Tensor, Tensor, Tensor, Tensor],
+    narrow: tuple[Tensor, Tensor, Tensor | None],
+    form: Format,
+    *,
+    plain: bool,
+) -> Measured:
+    """Measure the result of `narrow`, which `full` was rounded to."""
+    left, right, added = narrow
     reference = _product_reference(left, right, added, form)
-    shares = [share_ratio(seen, other, reference, form) for other in others]
-    return max((share for share in shares if share is not None), default=None)
+    measured = _judged(what, seen, reference, form, gain=plain)
+    if form is FP32 or not plain:
+        return measured
+    plus, whole = (0, 0) if added is None else (added, full[2])
+    others = [exact.product(full[0], right) + plus, exact.product(left, full[1]) + plus]
+    shares = [share for other in others if (share := share_ratio(seen, other, reference, form)) is not None]
+    size = normwise_error(seen, exact.product(full[0], full[1]) + whole) / form.unit_roundoff / 0.3
+    return replace(measured, share=max(shares, default=None), size=size)
 
 
 def _judged(

@@ -6,6 +6,7 @@ import contextlib
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -62,7 +63,7 @@ class CachePlayer:
         self.kinds = kinds
         self.uses = 0
         self.casts = 0
-        self._device = device
+        self.device = device
         self._region = region
         numbers = torch.arange(float(3 * SIDE)).reshape(3, SIDE) % 7 - 3
         # Small integers: products, sums and gradients of them are exact in every type.
@@ -71,6 +72,8 @@ class CachePlayer:
             dtype: (torch.arange(float(SIDE * SIDE)).reshape(SIDE, SIDE) % 5 - 2).to(device=device, dtype=dtype)
             for dtype in FLOATS
         }
+        # Of the sum of linear's result by its weight: in each row the sums of the features.
+        self.slopes = {dtype: features.sum(0).expand(SIDE, SIDE) for dtype, features in self._features.items()}
 
     def departure(self, steps: Sequence[Step]) -> str | None:
         """Play the steps; say at which torch first departs from the model, None where it does not."""
@@ -93,12 +96,12 @@ class CachePlayer:
             partner = model.partner(step)
             use = model.take(step)
             casts = "" if use is None else f"  # casts {_listed(use.casts)}"
-            lines += [f"{indent}{line}{casts}" for line in step.lines(self._device.type, partner)]
+            lines += [f"{indent}{line}{casts}" for line in step.lines(self.device.type, partner)]
         return "\n".join([*lines, "    " * model.depth + "pass"] if lines[-1].endswith(":") else lines)
 
     def _spelt(self, number: int) -> str:
         kind = self.kinds[number]
-        tensor = f"torch.ones(4, 4, device={self._device.type!r}, dtype={kind.dtype})"
+        tensor = f"torch.ones(4, 4, device={self.device.type!r}, dtype={kind.dtype})"
         if kind.view:
             tensor = tensor.replace("(4, 4", "(8, 4") + ".narrow(0, 0, 4)"
         if kind.parameter:
@@ -120,6 +123,19 @@ class CachePlayer:
         return (self._features if function == "linear" else self._square)[dtype]
 
 
+@dataclass(frozen=True)
+class Place:
+    """A step of a program, with the type of the tensor that it uses beside the weight, and how to name it."""
+
+    number: int
+    step: Step
+    device_type: str
+    partner: torch.dtype
+
+    def __str__(self) -> str:
+        return f"at step {self.number}, {self.step.told(self.device_type, self.partner)}"
+
+
 class _Play:
     def __init__(self, player: CachePlayer, steps: Sequence[Step]) -> None:
         self._player = player
@@ -131,7 +147,7 @@ class _Play:
             for weight, tensor in zip(self._model.weights, self._weights, strict=True)
         }
         self._open: list[AbstractContextManager[Any]] = []
-        self._outputs: list[tuple[str, Step, Use, int, torch.Tensor, torch.Tensor]] = []
+        self._outputs: list[tuple[Place, Use, int, torch.Tensor, torch.Tensor]] = []
         self._trace = NamedCasts()
 
     def run(self) -> str | None:
@@ -148,13 +164,10 @@ class _Play:
         for number, step in enumerate(self._steps):
             if not self._model.legal(step):
                 continue
-            told = f"at step {number}, {self._told(step)}"
-            if found := self._take(told, step):
-                return f"{told}: {found}"
+            place = Place(number, step, self._player.device.type, self._model.partner(step))
+            if found := self._take(place):
+                return f"{place}: {found}"
         return None
-
-    def _told(self, step: Step) -> str:
-        return step.told(self._player._device.type, self._model.partner(step))
 
     def _closed(self) -> str | None:
         while self._open:
@@ -163,12 +176,12 @@ class _Play:
         found = self._held()
         return f"after the last region: {found}" if found else None
 
-    def _take(self, told: str, step: Step) -> str | None:
+    def _take(self, place: Place) -> str | None:
+        step = place.step
         if step.op == "use":
-            partner = self._model.partner(step)
             use = self._model.take(step)
             assert use is not None
-            return self._use(told, step, use, self._player.other(step.function, partner)) or self._held()
+            return self._use(place, use, self._player.other(step.function, place.partner)) or self._held()
         self._do(step)
         self._model.take(step)
         weight = self._model.weights[step.weight]
@@ -181,11 +194,12 @@ class _Play:
     def _held(self) -> str | None:
         """Say what is wrong with the casts that are alive: those in the cache are, and no other."""
         alive, promised = self._trace.alive(), [kept.dtype for kept in self._model.kept.values()]
-        if sorted(map(str, alive)) == sorted(map(str, promised)):
+        if alive == promised or sorted(map(str, alive)) == sorted(map(str, promised)):
             return None
         return f"casts to {alive} are held, not to {promised}"
 
-    def _use(self, told: str, step: Step, use: Use, other: torch.Tensor) -> str | None:
+    def _use(self, place: Place, use: Use, other: torch.Tensor) -> str | None:
+        step = place.step
         weight = self._weights[step.weight]
         formed = {
             "itself": lambda: weight,
@@ -212,19 +226,17 @@ class _Play:
             return f"its result is in {output.dtype}, not in {use.dtype}"
         with torch.inference_mode(False):
             identity = self._model.weights[step.weight].identity
-            kept = (told, step, use, identity, output.detach().clone(), other)
-            self._outputs.append(kept)
+            self._outputs.append((place, use, identity, output.detach().clone(), other))
         if output.requires_grad and step.function == "linear":
-            return self._wrong_gradient(step, weight, output, other)
+            return self._wrong_gradient(step, weight, output, self._player.slopes[other.dtype])
         return None
 
     def _wrong_gradient(
-        self, step: Step, weight: torch.Tensor, output: torch.Tensor, other: torch.Tensor
+        self, step: Step, weight: torch.Tensor, output: torch.Tensor, slope: torch.Tensor
     ) -> str | None:
         output.backward(torch.ones_like(output))
         gradient, weight.grad = weight.grad, None
-        promised = other.sum(0).expand(SIDE, SIDE)
-        promised = (promised.t() if step.form == "t()" else promised).to(weight.dtype)
+        promised = (slope.t() if step.form == "t()" else slope).to(weight.dtype)
         if gradient is None:
             return "the gradient does not reach the weight"
         if gradient.dtype == promised.dtype and torch.equal(gradient, promised):
@@ -233,11 +245,12 @@ class _Play:
 
     def _wrong_value(self) -> str | None:
         """Compare each result with that of casts by hand, now that no region is open."""
-        for where, step, use, identity, output, other in self._outputs:
+        for place, use, identity, output, other in self._outputs:
             content = self._contents[identity, use.content].to(use.dtype)
-            by_hand = _CALLS[step.function](other.to(use.dtype), content.t() if step.form == "t()" else content)
+            transposed = content.t() if place.step.form == "t()" else content
+            by_hand = _CALLS[place.step.function](other.to(use.dtype), transposed)
             if output.dtype != by_hand.dtype or not torch.equal(output, by_hand):
-                return f"{where}: the result is {output.tolist()}, not {by_hand.tolist()}"
+                return f"{place}: the result is {output.tolist()}, not {by_hand.tolist()}"
         return None
 
     def _do(self, step: Step) -> None:

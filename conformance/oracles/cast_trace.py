@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -50,10 +50,12 @@ class CastTrace(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
+            return args[0].device
         try:
             result = func(*args, **kwargs)
         except (RuntimeError, AssertionError) as error:
-            fake = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch._subclasses.FakeTensor)]
+            fake = [leaf for leaf in tree_leaves(args) if isinstance(leaf, FakeTensor)]
             if not fake or _HARDWARE.search(str(error)) is None:
                 raise
             return _without_hardware(func, args, kwargs, fake[0].device)

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 CAST = "aten::_to_copy"
 # Ops that move or share data and compute nothing; gradients pass through them in any type.
@@ -34,19 +33,23 @@ class Op:
     @property
     def computes(self) -> bool:
         """Whether it does arithmetic on floating-point numbers, a change of type aside."""
-        namespace = self.name.split("::")[0]
-        return namespace != "prim" and self.name != CAST and self.name not in BOOKKEEPING and bool(self.inputs)
+        return self.name != CAST and self.name not in BOOKKEEPING and bool(self.inputs)
 
     def __str__(self) -> str:
         return f"{self.name.removeprefix('aten::')}({_short(self.inputs)}) -> {_short(self.outputs) or 'no float'}"
 
 
 class DtypeStream(TorchDispatchMode):
-    """Record the ops below autograd and autocast while the mode is entered.
+    """Record the ops below autograd and autocast while the mode is entered, but for questions about a tensor (prim).
 
     Autograd's worker threads inherit the mode from the thread that called backward, so the backward of an
     accelerator is seen too.
     """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here is compiled; the guard against it imports the compiler, and takes time at each op."""
+        return False
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +64,8 @@ class DtypeStream(TorchDispatchMode):
     ) -> Any:
         keywords = kwargs or {}
         result = func(*args, **keywords)
-        self.ops.append(Op(func._schema.name, _floating((args, keywords)), _floating(result)))
+        if func.namespace != "prim":
+            self.ops.append(Op(func._schema.name, _floating((*args, *keywords.values())), _floating((result,))))
         return result
 
     @property
@@ -72,7 +76,7 @@ class DtypeStream(TorchDispatchMode):
     @property
     def floating(self) -> list[Op]:
         """All ops that take or give floating-point numbers, moves of data and casts too, in their order."""
-        return [op for op in self.ops if not op.name.startswith("prim::") and (op.inputs or op.outputs)]
+        return [op for op in self.ops if op.inputs or op.outputs]
 
     def casts(self, source: torch.dtype, to: torch.dtype) -> int:
         """How many times a tensor was cast from one floating type to another."""
@@ -99,7 +103,12 @@ def _short(dtypes: Iterable[torch.dtype]) -> str:
     return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
 
-def _floating(values: object) -> tuple[torch.dtype, ...]:
-    return tuple(
-        leaf.dtype for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
-    )
+def _floating(values: Iterable[object]) -> tuple[torch.dtype, ...]:
+    found: list[torch.dtype] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if value.dtype.is_floating_point:
+                found.append(value.dtype)
+        elif isinstance(value, (list, tuple)):
+            found += _floating(value)
+    return tuple(found)

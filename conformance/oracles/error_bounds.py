@@ -12,7 +12,7 @@ import math
 
 import torch
 
-from conformance.oracles.exact import product, softmax
+from conformance.oracles.exact import product_and_size, softmax
 from conformance.oracles.float_formats import FP32, Format
 
 
@@ -35,7 +35,7 @@ def rounded_product_bound(
     result (Blanchard et al. 2020, section 3): u|C| + (1 + u) n 2^-22 |A||B|, plus half the smallest subnormal. A bias
     may be where the accumulation starts, or added after the rounding to 16 bits, which rounds once more.
     """
-    result, size, terms = product(left, right), product(left.abs(), right.abs()), left.shape[-1]
+    (result, size), terms = product_and_size(left, right), left.shape[-1]
     if bias is not None:
         size, terms = size + bias.double().abs(), terms + 1
     error = accumulation(terms) * size

@@ -2,25 +2,58 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+from collections.abc import Iterator
 
 import torch
+
+_AT_ONCE = 2**17
+"""Products that are held in memory at one time."""
+_FEW = 8
+"""Terms of a sum that are added one by one, as loops as short as that are slow inside torch."""
 
 
 def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Return `left @ right` in float64 for shapes (..., m, k) and (..., k, n).
 
-    One outer product after the other: no matrix product kernel takes part, so that a fault in one cannot hide in the
-    reference. Exact where every sum of products is an integer below 2^53.
+    Multiplications and sums of single elements: no matrix product kernel takes part, so that a fault in one cannot hide
+    in the reference. Exact where every sum of products is an integer below 2^53.
     """
-    outer = zip(left.double().unbind(-1), right.double().unbind(-2), strict=True)
-    total = torch.zeros((), dtype=torch.float64)
-    for column, row in outer:
-        total = total + column.unsqueeze(-1) * row.unsqueeze(-2)
-    return total
+    if left.shape[-1] <= _FEW:
+        columns, rows = left.double().unbind(-1), right.double().unbind(-2)
+        outer = (column.unsqueeze(-1) * row.unsqueeze(-2) for column, row in zip(columns, rows, strict=True))
+        return functools.reduce(torch.add, outer, torch.zeros((), dtype=torch.float64))
+    if left.shape[-2] > max(right.shape[-2:]):  # the longest dimension is the innermost, where torch is fastest
+        return product(right.mT, left.mT).mT
+    return _joined([terms.sum(-2) for terms in _terms(left, right)])
 
 
+def product_and_size(left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return `left @ right` and `|left| @ |right|`, without gradients, from the same products of elements."""
+    if left.shape[-2] > max(right.shape[-2:]):
+        value, size = product_and_size(right.mT, left.mT)
+        return value.mT, size.mT
+    parts = [(terms.sum(-2), terms.abs_().sum(-2)) for terms in _terms(left.detach(), right.detach())]
+    return _joined([value for value, _ in parts]), _joined([size for _, size in parts])
+
+
+def _terms(left: torch.Tensor, right: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The products of single elements, (..., rows, k, n), for some rows of `left` at a time."""
+    left, right = left.double().unsqueeze(-1), right.double().unsqueeze(-3)
+    count, rows = left.numel() * right.shape[-1], left.shape[-3]
+    if count <= _AT_ONCE:
+        yield left * right
+    else:
+        yield from (part * right for part in left.split(max(1, rows * _AT_ONCE // count), -3))
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -2)
+
+
+@functools.cache
 def sixteen_bit_sum(first: float, others: float, count: int, unit: float) -> float:
     """Return `first` plus `count` times `others` (all positive), rounded to a 16-bit type after each addition.
 

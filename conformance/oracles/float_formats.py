@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -153,9 +154,9 @@ def widen(pattern: int, form: Format) -> int:
 
 def tensor_of(patterns: Iterable[int], form: Format) -> torch.Tensor:
     """Return a CPU tensor of `form.dtype` that has these bit patterns, untouched by any cast of floats."""
-    half = 1 << (form.width - 1)
-    signed = [pattern - 2 * half if pattern >= half else pattern for pattern in patterns]
-    return torch.tensor(signed, dtype=torch.int64).to(form.storage).view(form.dtype)
+    numbers = torch.tensor(list(patterns), dtype=torch.int64)
+    # Less twice the sign bit, which two's complement counts as negative.
+    return (numbers - ((numbers >> (form.width - 1)) << form.width)).to(form.storage).view(form.dtype)
 
 
 def midpoints(form: Format, stride: int = 1) -> list[int]:
@@ -193,14 +194,25 @@ def _exponent(positive: Fraction) -> int:
     return guess if Fraction(2) ** guess <= positive else guess - 1
 
 
+def binades(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the greatest power of two that does not exceed the size of each float64 number; 0 for a subnormal one.
+
+    The number without its sign and fraction bits; infinity for what is not finite.
+    """
+    return (tensor.contiguous().view(torch.int64) & _FP64_EXPONENT).view(torch.float64)
+
+
+_FP64_EXPONENT = 0x7FF << 52
+
+
 def rounded(tensor: torch.Tensor, form: Format) -> torch.Tensor:
     """Round a float64 tensor to `form`, nearest and ties to even, and return it as float64.
 
-    Built from frexp, a rounding to integers and ldexp, so no cast to a narrow type takes part.
+    A float64 sum with 1.5 * 2^(52 - fraction bits) times a number's binade has its last bit where the number's last bit
+    in `form` is, so that IEEE addition rounds there; subtracting again is exact. No cast to a narrow type takes part.
     """
-    _, exponent = torch.frexp(tensor)
-    # frexp's significand lies in [0.5, 1), hence the 1.
-    place = (exponent - 1).clamp(min=form.min_exponent) - form.fraction_bits
-    result = torch.ldexp(torch.round(torch.ldexp(tensor, -place)), place)
-    result = torch.where(result.abs() > form.largest, torch.full_like(result, float("inf")).copysign(tensor), result)
-    return torch.where(torch.isfinite(tensor), result, tensor)
+    # Beyond 2^(bias + 1) everything is infinite, whatever the place.
+    places = binades(tensor).clamp(form.smallest_normal, 2.0 ** (form.bias + 1))
+    lift = places.mul_(1.5 * 2.0 ** (52 - form.fraction_bits))
+    result = ((tensor + lift) - lift).copysign_(tensor)
+    return torch.where(result.abs() > form.largest, result * math.inf, result)

@@ -6,6 +6,7 @@ the correctly rounded fp32 product. Nothing here calls torch: its faults cannot 
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Hashable, Sequence
@@ -39,13 +40,18 @@ def rounded(value: float, form: Format) -> float:
     """Return `value` rounded to `form`, to nearest with ties to even, overflowing to infinity (IEEE 754)."""
     if form is FP64 or value == 0.0 or not math.isfinite(value):
         return value
-    if abs(value) >= 2 * form.largest:  # also keeps ldexp within the range of a double
+    return _nearest(value, form.precision, form.smallest_exponent, form.largest)
+
+
+@functools.lru_cache(maxsize=2**14)  # histories multiply the same few numbers time and again
+def _nearest(value: float, precision: int, smallest_exponent: int, largest: float) -> float:
+    if abs(value) >= 2 * largest:  # also keeps ldexp within the range of a double
         return math.copysign(math.inf, value)
     _, exponent = math.frexp(value)
-    quantum = max(exponent - form.precision, form.smallest_exponent)
+    quantum = max(exponent - precision, smallest_exponent)
     # round() of a float is exact and goes to even on ties; ldexp by a power of two loses nothing here.
     magnitude = math.ldexp(round(math.ldexp(abs(value), -quantum)), quantum)
-    return math.copysign(math.inf if magnitude > form.largest else magnitude, value)
+    return math.copysign(math.inf if magnitude > largest else magnitude, value)
 
 
 def reciprocal(scale: float) -> float:

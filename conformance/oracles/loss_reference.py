@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,9 +42,16 @@ def reference(loss: str, arguments: Sequence[torch.Tensor], options: Mapping[str
     `arguments` are positional, `options` the keywords without `reduction`; tensors among them are exact.
     Source: the formulas of torch.nn's loss classes.
     """
+    return references(loss, arguments, options, (reduction,))[reduction]
+
+
+def references(
+    loss: str, arguments: Sequence[torch.Tensor], options: Mapping[str, object], reductions: Iterable[str]
+) -> dict[str, Rounded]:
+    """Evaluate `reference` for several reductions of the same terms."""
     terms = FORMULAS[loss](*arguments, **options)
-    result = terms.reduced(reduction)
-    return Rounded(result.value, ORDER * result.error)
+    results = {reduction: terms.reduced(reduction) for reduction in reductions}
+    return {reduction: Rounded(result.value, ORDER * result.error) for reduction, result in results.items()}
 
 
 def _plain(terms: Rounded) -> Terms:

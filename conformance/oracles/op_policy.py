@@ -82,7 +82,13 @@ def run_dtype(policy: str, dtypes: Iterable[torch.dtype], amp_dtype: torch.dtype
         return amp_dtype
     if policy == "fp32":
         return torch.float32
-    return functools.reduce(torch.promote_types, dtypes)
+    return functools.reduce(wider, dtypes)
+
+
+@functools.cache
+def wider(one: torch.dtype, other: torch.dtype) -> torch.dtype:
+    """Return the type that two are promoted to; kept, as the question goes through a fake mode at each call."""
+    return torch.promote_types(one, other)
 
 
 def eligible(value: Any, device_type: str) -> bool:
@@ -109,4 +115,14 @@ def _holds(row: dict[str, str], version: str) -> bool:
 
 
 def _samples(name: str) -> list[str]:
-    return [sample for sample in SAMPLES if sample == name or sample.startswith(f"{name}.")]
+    return _samples_by_prefix().get(name, [])
+
+
+@functools.cache
+def _samples_by_prefix() -> dict[str, list[str]]:
+    """Return the samples of each name and of each part of a name that ends before a dot: of `norm` also `norm.dim`."""
+    found: dict[str, list[str]] = {}
+    for sample in SAMPLES:
+        for place in (*(at for at, letter in enumerate(sample) if letter == "."), len(sample)):
+            found.setdefault(sample[:place], []).append(sample)
+    return found

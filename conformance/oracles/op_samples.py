@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -35,8 +36,9 @@ class Inputs:
     absolute: bool = False
     made: int = field(default=0, init=False)
 
-    def __post_init__(self) -> None:
-        self._generator = torch.Generator().manual_seed(self.seed)
+    @functools.cached_property
+    def _generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(self.seed)
 
     def f(self, *shape: int) -> torch.Tensor:
         """Standard normal values."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -15,12 +15,12 @@ def snapshot(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     Tensors are cloned, so that later in-place changes do not reach the copy.
     """
     parameters = [group["params"] for group in optimizer.param_groups]
-    return dict(_flat({"parameter": parameters, **optimizer.state_dict()}, ""))
+    return _flat({"parameter": parameters, **optimizer.state_dict()})
 
 
 def gradients(parameters: Iterable[torch.Tensor]) -> dict[str, Any]:
     """Copy the gradients of the parameters; None for a parameter without one."""
-    return dict(_flat({"gradient": [parameter.grad for parameter in parameters]}, ""))
+    return _flat({"gradient": [parameter.grad for parameter in parameters]})
 
 
 def on_host(copied: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,22 +51,27 @@ def same(seen: Any, expected: Any) -> bool:
         return torch.equal(seen, expected)
     # As integers: -0.0 is not 0.0, and no flush-to-zero mode can hide a subnormal.
     whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[seen.element_size()]
-    equal = seen.contiguous().view(whole) == expected.contiguous().view(whole)
-    return bool((equal | (seen.isnan() & expected.isnan())).all())
+    ours, theirs = seen.contiguous().view(whole), expected.contiguous().view(whole)
+    return torch.equal(ours, theirs) or bool(((ours == theirs) | (seen.isnan() & expected.isnan())).all())
 
 
-def _flat(value: Any, place: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for key, part in value.items():
-            yield from _flat(part, f"{place}/{key}" if place else str(key))
-    elif isinstance(value, (list, tuple)):
-        for index, part in enumerate(value):
-            yield from _flat(part, f"{place}/{index}")
-    elif isinstance(value, torch.Tensor):
-        dense = value.detach().to_dense() if value.is_sparse else value.detach()
-        yield place, dense.clone()
-    else:
-        yield place, value
+def _flat(whole: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy nested mappings and sequences into one mapping; a loop, as snapshots are taken some thousand times."""
+    found: dict[str, Any] = {}
+    left = [(str(key), part) for key, part in reversed(list(whole.items()))]
+    while left:
+        place, value = left.pop()
+        if isinstance(value, torch.Tensor):
+            found[place] = (value.detach().to_dense() if value.is_sparse else value.detach()).clone()
+        elif value is None or isinstance(value, (int, float, str)):
+            found[place] = value
+        elif isinstance(value, Mapping):
+            left += [(f"{place}/{key}", part) for key, part in reversed(list(value.items()))]
+        elif isinstance(value, (list, tuple)):
+            left += [(f"{place}/{index}", value[index]) for index in reversed(range(len(value)))]
+        else:
+            found[place] = value
+    return found
 
 
 def _brief(value: Any) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -124,8 +125,15 @@ def _entry(optimizer: str) -> dict[str, Any]:
     return entry
 
 
-def _signature(optimizer: str) -> Iterable[str]:
-    return inspect.signature(getattr(torch.optim, optimizer)).parameters
+def _signature(optimizer: str) -> frozenset[str]:
+    found = getattr(torch.optim, optimizer)
+    return _arguments(found, found.__init__)
+
+
+@functools.cache
+def _arguments(made: type, _: Callable[..., None]) -> frozenset[str]:
+    """The arguments of a class, as long as it has that constructor."""
+    return frozenset(inspect.signature(made).parameters)
 
 
 def _implementations(optimizer: str) -> tuple[str, ...]:

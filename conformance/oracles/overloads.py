@@ -17,6 +17,8 @@ from torch.utils._pytree import tree_leaves
 
 from conformance.data import fixture, in_force, read_toml
 from conformance.oracles.cast_trace import Cast, CastTrace, arguments, expected_casts
+from conformance.oracles.fake_mode import fake_mode
+from conformance.oracles.op_policy import wider
 from conformance.oracles.op_samples import Inputs
 from conformance.oracles.overload_calls import CALLS, MORE, call
 from conformance.oracles.overload_options import option_calls
@@ -70,7 +72,6 @@ class Target(Protocol):
     @property
     def is_fake(self) -> bool: ...
     def __hash__(self) -> int: ...
-    def mode(self) -> contextlib.AbstractContextManager[Any]: ...
     def autocast(self, dtype: torch.dtype, *, enabled: bool = True) -> contextlib.AbstractContextManager[None]: ...
 
 
@@ -202,8 +203,9 @@ def promise(target: Target, policy: str, overload: str, call: partial[Any], amp_
     """Return what `policy` promises of a call: the casts of `predicted`, then what `by_hand` does without autocast."""
     if policy == "banned":
         return Promise([], None)
-    hand = run(target, by_hand(policy, overload, call, amp_dtype), None)
-    return Promise(predicted(policy, call, amp_dtype), hand)
+    with mode_of(target):
+        cast = by_hand(policy, overload, call, amp_dtype)
+    return Promise(predicted(policy, call, amp_dtype), run(target, cast, None))
 
 
 def difference(promised: Promise, seen: Seen) -> str | None:
@@ -227,10 +229,9 @@ def _form(leaf: torch.Tensor) -> str:
     return f"{type_names([leaf.dtype])} of {tuple(leaf.shape)} with strides {strides}"
 
 
-@functools.cache
 def mode_of(target: Target) -> contextlib.AbstractContextManager[Any]:
-    """One mode for all calls on a target: making a fake mode formats the whole stack of its caller."""
-    return target.mode()
+    """Return the mode in which tensors of a fake target are made and used; null for a real one."""
+    return fake_mode() if target.is_fake else contextlib.nullcontext()
 
 
 def sample(target: Target, overload: str, dtypes: Sequence[torch.dtype], seed: int = 0) -> partial[Any]:
@@ -460,10 +461,10 @@ def changed(target: Target, call: partial[Any], change: Callable[[torch.Tensor],
             return change(tensor)
         # Not every backend has what changes a fake tensor; the shape and strides are found without one.
         like = change(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"))
-        return torch.empty_strided(like.shape, like.stride(), dtype=tensor.dtype, device=tensor.device)
+        with mode_of(target):
+            return torch.empty_strided(like.shape, like.stride(), dtype=tensor.dtype, device=tensor.device)
 
-    with mode_of(target):
-        return _mapped(call, form)
+    return _mapped(call, form)
 
 
 def with_leaves(call: partial[Any]) -> tuple[partial[Any], list[torch.Tensor]]:
@@ -500,7 +501,7 @@ def _casts(casts: Sequence[Cast]) -> str:
 
 def _widest(call: partial[Any], amp_dtype: torch.dtype) -> torch.dtype:
     eligible = (tensor.dtype for _, tensor in arguments(call) if _is_eligible(tensor))
-    return functools.reduce(torch.promote_types, eligible, amp_dtype)
+    return functools.reduce(wider, eligible, amp_dtype)
 
 
 def _is_eligible(tensor: torch.Tensor) -> bool:

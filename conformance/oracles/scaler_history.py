@@ -8,6 +8,7 @@ import dataclasses
 import math
 import pickle
 import warnings
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -190,27 +191,50 @@ class World:
         name, *arguments = call
         real, model = getattr(self, name)(*arguments)
         pairs: list[tuple[str, Any, Any]] = [("the call", _outcome(real), _outcome(model))]
-        seen, expected = self.real_state(), self.model_state()
+        seen, expected = self._said(self.scaler, real=True), self._said(self.model, real=False)
+        if not self._tensors_agree():
+            seen, expected = seen | self._real_tensors(), expected | self._model_tensors()
         pairs += [(what, seen[what], expected[what]) for what in expected]
         return [Difference(what, str(one), str(two)) for what, one, two in pairs if one != two]
 
-    def real_state(self) -> dict[str, Any]:
-        """Everything that can be seen from outside: the scaler, and each optimizer's tensors, calls and attributes."""
-        state: dict[str, Any] = _scaler_state(self.scaler, self.model.enabled, self.without)
+    def _said(self, scaler: Any, *, real: bool) -> dict[str, Any]:
+        """What a scaler says of itself, and the one that it was copied from, if there is one."""
+        state: dict[str, Any] = _scaler_state(scaler, self.model.enabled, self.without)
         if self.other is not None:
-            state["the other scaler"] = _scaler_state(self.other[0], self.other[1].enabled, self.without)
+            other, model = self.other
+            state["the other scaler"] = _scaler_state(other if real else model, model.enabled, self.without)
+        return state
+
+    def _tensors_agree(self) -> bool:
+        """Whether every number has the bits that the model has, and the rest is equal: far faster than in words.
+
+        False where a NaN has other bits as well: then the words decide.
+        """
+        each = zip(self.optimizers, self.parameters, self.expected, SLOTS, strict=True)
+        for optimizer, parameters, expected, slots in each:
+            if self._calls(optimizer.calls) != self._calls(expected.calls) or _left(optimizer):
+                return False
+            facts = zip(parameters, expected.parameters, expected.gradients, expected.layouts, slots, strict=True)
+            for parameter, values, gradient, layout, slot in facts:
+                if not _has_bits(parameter, values, slot.shape) or not _has_gradient(
+                    parameter.grad, gradient, layout, slot
+                ):
+                    return False
+        return True
+
+    def _real_tensors(self) -> dict[str, Any]:
+        """What can be seen of each optimizer: its tensors, calls and attributes."""
+        state: dict[str, Any] = {}
         for what, optimizer, parameters in zip(_SEEN, self.optimizers, self.parameters, strict=True):
             state[what[0]] = [repr(parameter.tolist()) for parameter in parameters]
             state[what[1]] = [_gradient(parameter.grad) for parameter in parameters]
             state[what[2]] = self._calls(optimizer.calls)
-            state[what[3]] = [name for name in ("grad_scale", "found_inf") if hasattr(optimizer, name)]
+            state[what[3]] = _left(optimizer)
         return state
 
-    def model_state(self) -> dict[str, Any]:
+    def _model_tensors(self) -> dict[str, Any]:
         """What the model says of the same."""
-        state: dict[str, Any] = _scaler_state(self.model, self.model.enabled, self.without)
-        if self.other is not None:
-            state["the other scaler"] = _scaler_state(self.other[1], self.other[1].enabled, self.without)
+        state: dict[str, Any] = {}
         for what, expected, slots in zip(_SEEN, self.expected, SLOTS, strict=True):
             parameters = zip(expected.parameters, slots, strict=True)
             gradients = zip(expected.gradients, expected.layouts, slots, strict=True)
@@ -551,14 +575,18 @@ def _outcome(call: Callable[[], Any]) -> str:
 def _scaler_state(scaler: Any, enabled: bool, without: frozenset[str]) -> dict[str, str]:
     """What a scaler, the real one or the model, says of itself."""
     real = not isinstance(scaler, GradScalerModel)
-    asked: dict[str, Callable[[], Any]] = {"get_scale()": lambda: scaler.get_scale()}
+    state = {"get_scale()": _told(lambda: scaler.get_scale())}
     if "is_enabled" not in without:
-        asked["is_enabled()"] = lambda: scaler.is_enabled() if real else scaler.enabled
+        state["is_enabled()"] = _told(lambda: scaler.is_enabled()) if real else repr(scaler.enabled)
     if "state" not in without:
-        asked["state_dict()"] = lambda: scaler.state_dict()
+        state["state_dict()"] = _told(lambda: scaler.state_dict())
     for name in _GETTERS if enabled and "getters" not in without else ():
-        asked[f"get_{name}()"] = partial(_got, scaler, f"get_{name}" if real else name)
-    return {what: _outcome(ask).removeprefix("returns ") for what, ask in asked.items()}
+        state[f"get_{name}()"] = _told(partial(_got, scaler, f"get_{name}" if real else name))
+    return state
+
+
+def _told(ask: Callable[[], Any]) -> str:
+    return _outcome(ask).removeprefix("returns ")
 
 
 _GETTERS = ("growth_factor", "backoff_factor", "growth_interval")
@@ -573,6 +601,29 @@ _SEEN = tuple(
     (f"parameters of {name}", f"gradients of {name}", f"calls of {name}.step", f"attributes left on {name}")
     for name in NAMES
 )
+
+
+def _left(optimizer: Any) -> list[str]:
+    """What a scaler has left on an optimizer that unscales by itself."""
+    return [name for name in ("grad_scale", "found_inf") if hasattr(optimizer, name)]
+
+
+def _has_bits(tensor: torch.Tensor, values: tuple[float, ...], shape: tuple[int, ...]) -> bool:
+    """Whether a tensor has that shape and those numbers, the sign of each zero too."""
+    if tensor.shape != shape:
+        return False
+    numbers = tensor.tolist()
+    if len(shape) != 1:
+        numbers = [number for row in numbers for number in row] if shape else [numbers]
+    return array("d", numbers).tobytes() == array("d", values).tobytes()
+
+
+def _has_gradient(seen: torch.Tensor | None, expected: Gradient | None, layout: str, slot: Slot) -> bool:
+    if seen is None or expected is None:
+        return seen is expected
+    if seen.is_sparse or layout in ("sparse", "duplicates"):
+        return _gradient(seen) == _of_model(expected, layout, slot)
+    return FORM_NAMES.get(seen.dtype) == expected.form.name and _has_bits(seen, expected.values, slot.shape)
 
 
 def _gradient(gradient: torch.Tensor | None) -> str | None:

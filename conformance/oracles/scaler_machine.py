@@ -1,4 +1,8 @@
-"""A hypothesis state machine over GradScaler calls, which looks for a history that departs from the model."""
+"""Random histories of GradScaler calls, and a search among them for one that departs from the model.
+
+The search draws by itself: on its way to the first history hypothesis reads the source of every module that is loaded,
+which takes longer than a hundred of these. For a framework's own tests there is a state machine of hypothesis as well.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,17 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import hypothesis
-import hypothesis.strategies as st
 import torch
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from conformance.oracles.grad_scaler import BF16, FP16, FP32, FP64, NewScale, Output, rounded
 from conformance.oracles.scaler_capabilities import Call
 from conformance.oracles.scaler_history import Departure, Factory, World, departure, quiet
 from conformance.oracles.scaler_optimizers import FUSED, LAYOUTS, PLAIN, SGD, SLOTS, Backward
+
+if TYPE_CHECKING:
+    from hypothesis.stateful import RuleBasedStateMachine
 
 # Calls that shrinking may play before it reports the shortest history found by then: a second or two on a CPU.
 SHRINK_CALLS = 6000
@@ -64,10 +68,6 @@ class Search:
 
 Calls: TypeAlias = tuple[Call, ...]
 Draw: TypeAlias = Callable[[random.Random], Calls]
-
-# Hypothesis draws one number for each rule, out of which the rule's calls are made: its cost is by the draw, and
-# what it would shrink are draws, while what is shrunk here are the calls themselves.
-_NUMBERS = st.integers(0, 2**24 - 1)
 
 
 @dataclass(frozen=True)
@@ -192,6 +192,35 @@ def rules(without: frozenset[str] = frozenset()) -> dict[str, Rule]:
     return {name: each for name, each in found.items() if each.needs not in without}
 
 
+class History:
+    """One history in the making: its settings, the calls so far, and the scaler and the model that play them."""
+
+    def __init__(
+        self, factory: Factory, device: torch.device, settings: dict[str, Any], without: frozenset[str], tally: Tally
+    ) -> None:
+        self._settings, self._tally = settings, tally
+        self._calls: list[Call] = []
+        self._world = World(factory, device, settings, without)
+        self._world.left_out = tally.left_out
+        tally.histories += 1
+        tally.states.add(self._world.abstract())
+
+    def play(self, name: str, calls: Calls) -> None:
+        """Play the calls of a rule; raises Departed at the first after which the scaler is not what the model says."""
+        tally, world = self._tally, self._world
+        tally.rules[name] += 1
+        for call in calls:
+            self._calls.append(call)
+            before = world.played
+            differences = world.play(call)
+            tally.steps += world.played - before
+            if differences:
+                found = Departure(tuple(self._calls), tuple(world.program), tuple(differences))
+                tally.departed(self._settings, found)
+                raise Departed(str(found))
+            tally.states.add(world.abstract())
+
+
 def machine(
     factory: Factory,
     device: torch.device,
@@ -199,40 +228,30 @@ def machine(
     without: frozenset[str] = frozenset(),
     enabled: bool = True,
     scales: Sequence[float] = SCALES,
-    tally: Tally | None = None,
 ) -> type[RuleBasedStateMachine]:
-    """Return a state machine that plays random histories on scalers of `factory`; it raises Departed at the first call
-    after which the scaler is not what the model says.
+    """Return a state machine of hypothesis that plays random histories on scalers of `factory`; it raises Departed at
+    the first call after which the scaler is not what the model says.
     """
-    counted = Tally() if tally is None else tally
+    from hypothesis import strategies
+    from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+    tally = Tally()
     drawn = settings_of(enabled, scales)
+    # One number for each rule, out of which the rule's calls are made: hypothesis' cost is by the draw.
+    numbers = strategies.integers(0, 2**24 - 1)
 
     def begin(self: Any, number: int) -> None:
-        counted.histories += 1
-        self.settings, self.calls = drawn(random.Random(number)), []
-        self.world = World(factory, device, self.settings, without)
-        self.world.left_out = counted.left_out
-        counted.states.add(self.world.abstract())
+        self.history = History(factory, device, drawn(random.Random(number)), without, tally)
 
     def rule_of(name: str, calls: Draw) -> Any:
         def play(self: Any, number: int) -> None:
-            counted.rules[name] += 1
-            for call in calls(random.Random(number)):
-                self.calls.append(call)
-                before = self.world.played
-                differences = self.world.play(call)
-                counted.steps += self.world.played - before
-                if differences:
-                    found = Departure(tuple(self.calls), tuple(self.world.program), tuple(differences))
-                    counted.departed(self.settings, found)
-                    raise Departed(str(found))
-                counted.states.add(self.world.abstract())
+            self.history.play(name, calls(random.Random(number)))
 
         play.__name__ = play.__qualname__ = name
-        return rule(number=_NUMBERS)(play)
+        return rule(number=numbers)(play)
 
     members = {name: rule_of(name, each.calls) for name, each in rules(without).items()}
-    members["begin"] = initialize(number=_NUMBERS)(begin)
+    members["begin"] = initialize(number=numbers)(begin)
     return type("ScalerMachine", (RuleBasedStateMachine,), members)
 
 
@@ -247,31 +266,21 @@ def search(
     enabled: bool = True,
     scales: Sequence[float] = SCALES,
 ) -> Search:
-    """Play random histories of up to `length` rules, the same for the same seed, until one departs from the model."""
-    tally = Tally()
-    made = machine(factory, device, without=without, enabled=enabled, scales=scales, tally=tally)
-    settings = hypothesis.settings(
-        max_examples=histories,
-        stateful_step_count=length,
-        derandomize=True,
-        deadline=None,
-        database=None,
-        # The first departure is shrunk below, call by call, in a bounded number of calls.
-        phases=[hypothesis.Phase.generate],
-        report_multiple_bugs=False,
-        suppress_health_check=list(hypothesis.HealthCheck),
-        verbosity=hypothesis.Verbosity.quiet,
-    )
-    try:
-        with quiet():
-            run_state_machine_as_test(hypothesis.seed(seed)(made), settings=settings)
-    except (Departed, hypothesis.errors.Flaky):
-        # Flaky: a departure that came and went, which is one all the same.
-        if tally.first is None:
-            raise
-    if tally.first is None:
-        return Search(dict(tally.rules), tally.steps, tally.histories, len(tally.states), None)
-    shortest = shrunk(factory, device, *tally.first, without)
+    """Play random histories of `length` rules, the same for the same seed, until one departs from the model."""
+    tally, source = Tally(), random.Random(seed)
+    drawn, table = settings_of(enabled, scales), rules(without)
+    with quiet():
+        try:
+            for _ in range(histories):
+                history = History(factory, device, drawn(source), without, tally)
+                # Some rules only, so that what others would undo has the time to show (Groce et al., Swarm testing,
+                # ISSTA 2012).
+                names = source.sample(list(table), source.randint(len(table) // 4, len(table)))
+                for name in source.choices(names, k=length):
+                    history.play(name, table[name].calls(source))
+        except Departed:
+            pass
+    shortest = None if tally.first is None else shrunk(factory, device, *tally.first, without)
     return Search(dict(tally.rules), tally.steps, tally.histories, len(tally.states), shortest)
 
 

@@ -27,8 +27,12 @@ class Sparse:
 
     def picked_by(self, left: Tensor) -> Tensor:
         """Return `left` @ self for a `left` (m, height) of integers: each column adds up h columns of `left`."""
-        terms = (left[:, rows] * values for rows, values in zip(self.rows, self.values.to(left.dtype), strict=True))
-        return sum(terms, torch.zeros((), dtype=left.dtype))
+        # Rows of the transposed matrix lie in one piece of memory.
+        columns, values = left.t().contiguous(), self.values.to(left.dtype).unsqueeze(2)
+        result = columns.index_select(0, self.rows[0]) * values[0]
+        for rows, factors in zip(self.rows[1:], values[1:], strict=True):
+            result += columns.index_select(0, rows) * factors
+        return result.t()
 
     def spread(self, left: Tensor) -> Tensor:
         """Return `left` @ self' for a `left` (m, n) of integers: each column of `left` goes to h columns."""

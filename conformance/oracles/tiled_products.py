@@ -53,4 +53,7 @@ def checksums(matrix: Tensor) -> Tensor:
     corners of a rectangle can cancel.
     """
     patterns = bits(matrix)
-    return torch.cat([patterns.sum(1, dtype=torch.int64), patterns.sum(0, dtype=torch.int64)])
+    # 65,536 numbers of 16 bits fit, in half the time.
+    wide = torch.int32 if patterns.dtype is torch.int16 and max(patterns.shape) <= 2**16 else torch.int64
+    patterns = patterns.to(wide)
+    return torch.cat([patterns.sum(1, dtype=wide), patterns.sum(0, dtype=wide)]).long()

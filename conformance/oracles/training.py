@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -33,12 +34,14 @@ def exact_step(
     *,
     scale: float = 1.0,
     masks: list[torch.Tensor] | None = None,
+    backward: bool = True,
 ) -> Exact:
     """Loss and gradients of Linear layers with a ReLU between each two, in float64, written out.
 
     Integer `target` [rows] means cross entropy, a floating one [rows, outputs] the mean squared error. `masks` says
     where each ReLU let its input pass in the run that is judged, as a kink is no rounding error; without it the exact
-    outputs decide. `scale` is the loss scale, which lifts the gradients out of the subnormal numbers.
+    outputs decide. `scale` is the loss scale, which lifts the gradients out of the subnormal numbers. Without
+    `backward` there are no gradients and no spreads of them.
 
     Spreads propagate variances to first order: each rounding to `dtype` (inputs, weights, biases, the product, its sum
     with the bias, each gradient) is an independent error of at most one unit roundoff u, whose variance is at most
@@ -57,7 +60,7 @@ def exact_step(
         w, b = _float64(weight), _float64(bias)
         kept.append((hidden, spread))
         output = hidden @ w.T + b
-        variance = spread @ w.square().T + hidden.square() @ noise.of(w).T + noise.of(b) + 2 * noise.of(output)
+        variance = noise.of_product(hidden, spread, w.T) + noise.of(b) + 2 * noise.of(output)
         outputs.append(output)
         variances.append(variance)
         if number < len(layers) - 1:
@@ -66,18 +69,21 @@ def exact_step(
     loss, loss_spread, slope, slope_variance = _loss(outputs[-1], variances[-1], target)
     gradients: list[torch.Tensor] = []
     gradient_variances: list[torch.Tensor] = []
-    for number in range(len(layers) - 1, -1, -1):
+    for number in reversed(range(len(layers) if backward else 0)):
         slope_variance = slope_variance + scaled.of(slope)
         hidden, spread = kept[number]
         weight_gradient = slope.T @ hidden
-        weight_variance = slope_variance.T @ hidden.square() + slope.square().T @ spread + scaled.of(weight_gradient)
+        if number:
+            weight_variance = slope_variance.T @ hidden.square() + slope.square().T @ spread
+        else:  # the inputs, whose spread is that of one rounding
+            weight_variance = noise.of_product(slope.T, slope_variance.T, hidden)
         bias_gradient = slope.sum(0)
         bias_variance = slope_variance.sum(0) + scaled.of(bias_gradient)
         gradients = [weight_gradient, bias_gradient, *gradients]
-        gradient_variances = [weight_variance, bias_variance, *gradient_variances]
+        gradient_variances = [weight_variance + scaled.of(weight_gradient), bias_variance, *gradient_variances]
         if number:
             w = _float64(layers[number][0])
-            slope_variance = (slope_variance @ w.square() + slope.square() @ noise.of(w)) * passed[number - 1]
+            slope_variance = noise.of_product(slope, slope_variance, w) * passed[number - 1]
             slope = (slope @ w) * passed[number - 1]
     return Exact(
         loss,
@@ -104,6 +110,14 @@ class _Noise:
 
     def of(self, values: torch.Tensor) -> torch.Tensor:
         return self.relative * values.square() + self.absolute
+
+    def of_product(self, values: torch.Tensor, variance: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        """Variance of `values @ factor`, where the values have a variance and the factor is rounded.
+
+        variance @ factor^2 + values^2 @ of(factor), in one product.
+        """
+        squares = values.square()
+        return (variance + self.relative * squares) @ factor.square() + self.absolute * squares.sum(1, keepdim=True)
 
 
 def _loss(
@@ -139,9 +153,8 @@ class ExactAdam:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     steps: int = 0
-    first: torch.Tensor | float = 0.0
-    second: torch.Tensor | float = 0.0
-    magnitude: torch.Tensor | float = 0.0
+    moments: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+    """Of the gradient, of its square and of its size."""
 
     def update(self, parameter: torch.Tensor, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The parameter after one step, and how far fp32 arithmetic may be from it, elementwise, float64.
@@ -154,11 +167,14 @@ class ExactAdam:
         unit = 2.0**-24
         first, second = self.betas
         self.steps += 1
-        self.first = first * self.first + (1 - first) * gradient
-        self.magnitude = first * self.magnitude + (1 - first) * gradient.abs()
-        self.second = second * self.second + (1 - second) * gradient.square()
-        root = (self.second / (1 - second**self.steps)).sqrt() + self.eps
-        rate = self.lr / (1 - first**self.steps) / root
-        updated = parameter * (1 - self.lr * self.decay) - rate * self.first
-        reach = 3 * unit * torch.maximum(parameter.abs(), updated.abs())
-        return updated, reach + (3 * self.steps + 8) * unit * rate * self.magnitude
+        if self.moments is None:
+            self.moments = torch.zeros_like(gradient), torch.zeros_like(gradient), torch.zeros_like(gradient)
+        mean, square, size = self.moments
+        mean.mul_(first).add_(gradient, alpha=1 - first)
+        square.mul_(second).add_(gradient.square(), alpha=1 - second)
+        size.mul_(first).add_(gradient.abs(), alpha=1 - first)
+        root = square.sqrt().div_(math.sqrt(1 - second**self.steps)).add_(self.eps)
+        rate = root.reciprocal_().mul_(self.lr / (1 - first**self.steps))
+        updated = (parameter * (1 - self.lr * self.decay)).sub_(rate * mean)
+        reach = torch.maximum(parameter.abs(), updated.abs()).mul_(3 * unit)
+        return updated, reach.add_(rate.mul_(size), alpha=(3 * self.steps + 8) * unit)

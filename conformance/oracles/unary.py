@@ -30,9 +30,10 @@ def pattern(ordinal: int) -> int:
 
 
 def ordinals(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the ordinals of a 16-bit floating tensor, as int32 on its own device; those of NaNs say nothing."""
-    bits = tensor.contiguous().view(torch.int16).int()
-    return torch.where(bits < 0, -1 - (bits & 0x7FFF), bits)
+    """Return the ordinals of a 16-bit floating tensor, as int16 on its own device; those of NaNs say nothing."""
+    bits = tensor.contiguous().view(torch.int16)
+    # -1 - size is the size with all its bits turned and the sign set.
+    return bits ^ (bits >> 15 & 0x7FFF)
 
 
 def encode(intervals: Intervals) -> str:
@@ -51,10 +52,10 @@ def encode(intervals: Intervals) -> str:
 def _decode(text: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the lower ends and the widths of 65,536 intervals, int32."""
     planes = torch.frombuffer(bytearray(zlib.decompress(base64.b64decode(text))), dtype=torch.uint8)
-    quarters = planes.view(4, 2**16).int()
-    signed = [(quarters[at] | quarters[at + 1] << 8).to(torch.int16).int() for at in (0, 2)]
-    # Differences wrap around at 16 bits.
-    return signed[0].cumsum(0).int().to(torch.int16).int(), signed[1]
+    quarters = planes.view(4, 2**16).to(torch.int16)
+    # Differences wrap around at 16 bits, and so do int16 sums.
+    low, width = (quarters[at] | quarters[at + 1] << 8 for at in (0, 2))
+    return low.cumsum(0, dtype=torch.int16).int(), width.int()
 
 
 @functools.cache
@@ -78,11 +79,18 @@ def acceptable(op: str, form: Format) -> tuple[torch.Tensor, torch.Tensor]:
     return low, low + width
 
 
+@functools.cache
+def _limits(op: str, form: Format) -> tuple[torch.Tensor, torch.Tensor]:
+    """The intervals of `acceptable` as int16, with everything in those where any result will do."""
+    low, high = acceptable(op, form)
+    free = low > high
+    return low.masked_fill(free, -(2**15)).short(), high.masked_fill(free, 2**15 - 1).short()
+
+
 def outside(seen: torch.Tensor, op: str, form: Format) -> torch.Tensor:
     """Return for each of the 65,536 results, in the order of the input patterns, whether it is unacceptable."""
-    low, high = acceptable(op, form)
-    found = ordinals(seen.cpu())
+    low, high = _limits(op, form)
+    seen = seen.cpu()
     nan = ordinal(form.infinity) + (1 << (form.fraction_bits - 1))
-    wrong = (found < low) | (found > high)
-    wrong = torch.where(seen.cpu().isnan(), low != nan, wrong | (low == nan))
-    return wrong & (low <= high)
+    found = ordinals(seen).masked_fill_(seen.isnan(), nan)
+    return (found < low) | (found > high)

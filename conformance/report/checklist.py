@@ -9,7 +9,7 @@ from typing import Any
 
 from conformance.harness.verdicts import Overall, Verdict
 from conformance.report import fingerprint, rollup, text
-from conformance.report.values import Case, Contract, Evidence, Report, Target, Waiver
+from conformance.report.values import Case, Contract, Evidence, Health, Report, Target, Waiver
 
 _ROWS_SHOWN = 8
 _CASES_SHOWN = 3
@@ -111,8 +111,20 @@ def _environment(report: Report) -> Iterator[str]:
     yield _table(["", ""], [[text.markdown(name), text.markdown(text.value(value))] for name, value in rows])
     for target in header.targets:
         yield _target(target)
+    for health in report.footer.health if report.footer else ():
+        yield from _health(health)
     for found in fingerprint.fingerprints(report).values():
         yield from _fingerprint(found)
+
+
+def _health(health: Health) -> Iterator[str]:
+    yield f"Health of **{text.markdown(health.target)}**, as its driver counts:"
+    names = dict.fromkeys([*health.before, *health.after])
+    rows = [
+        [text.markdown(name), *(counts.get(name, "-") for counts in (health.before, health.after))] for name in names
+    ]
+    rows.append(["critical errors (Xid) meanwhile", "", ", ".join(map(str, health.xids)) or "none"])
+    yield _table(["", "before the run", "after it"], rows)
 
 
 def _fingerprint(found: fingerprint.Fingerprint) -> Iterator[str]:

@@ -14,7 +14,6 @@ from conformance.report import rollup
 from conformance.report.values import Case, Evidence, Footer, Report, Waiver
 
 _NUMBERED = ("<=", ">=", "in")
-_SAME_BITS = "the same dtype, shape and bits"  # what `Case.identical` holds a tensor against
 _NOTHING = {"raises": "nothing was raised", "warns": "no warning"}
 # A case whose evidence does not hold has failed, is excused, or broke down afterwards.
 _BROKEN = (Verdict.FAIL, Verdict.WAIVED, Verdict.ERROR)
@@ -77,8 +76,8 @@ def _wrong(evidence: Evidence) -> str | None:
         return None if found is holds else _denial(evidence)
     if evidence.relation in _NOTHING:
         return _denial(evidence) if holds and measured == _NOTHING[evidence.relation] else None
-    if bound == _SAME_BITS:
-        return None if str(measured).startswith("identical, ") is holds else _denial(evidence)
+    if evidence.relation == "identical":
+        return None if (measured == bound) is holds else _denial(evidence)
     # NaN is not NaN, and objects that differ may read alike: what does not hold is believed.
     return _denial(evidence) if holds and not _alike(measured, bound) else None
 

@@ -13,7 +13,7 @@ from conformance.report.values import Case, Evidence, Options
 _MARKDOWN = re.compile(r"[\\`*\[\]|<>&~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
 _BLOCK_MARK = re.compile(r"^(#{1,6}(?= |$)|[-+=]+(?= |$)|\d+[.)](?= |$)|[-=]{3,}$)")
-_RELATIONS = {"==": "exactly", "<=": "at most", ">=": "at least"}
+_RELATIONS = {"==": "exactly", "<=": "at most", ">=": "at least", "identical": "bit for bit"}
 _ITEMS = 8
 
 

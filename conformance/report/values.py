@@ -77,7 +77,7 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Contract:
-    """One promise as the catalogue of that run stated it."""
+    """One promise as the catalogue of that run stated it; where all of its cases passed, without the advice."""
 
     id: str
     chapter: str
@@ -86,9 +86,8 @@ class Contract:
     level: Literal["must", "should", "info"]
     authority: Literal["documented", "registered", "engineering"]
     source: str
-    failure: str
-    next_step: str
-    snippet: str
+    failure: str = ""
+    next_step: str = ""
 
 
 @dataclass(frozen=True)
@@ -108,11 +107,14 @@ class Header:
 
 @dataclass(frozen=True)
 class Evidence:
-    """One measured number or fact; `relation` and `bound` are None where nothing was required of it."""
+    """One measured number or fact; `relation` and `bound` are None where nothing was required of it.
+
+    `identical` is said of tensors: every bit is as expected, and the bound says how many elements of which dtype.
+    """
 
     name: str
     measured: Measured
-    relation: Literal["==", "<=", ">=", "in", "raises", "warns", None]
+    relation: Literal["==", "identical", "<=", ">=", "in", "raises", "warns", None]
     bound: Measured
     unit: str
     holds: bool
@@ -120,11 +122,14 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Case:
-    """One contract on one target with one set of parameters, and what it came to."""
+    """One contract on one target with one set of parameters, and what it came to.
+
+    `node` (what pytest calls it), `detail`, `snippet` and `waiver` are None where it passed.
+    """
 
     id: str
     contract: str
-    node: str
+    node: str | None
     target: str
     parameters: Mapping[str, str]
     verdict: Verdict
@@ -169,11 +174,22 @@ class Baseline:
 
 
 @dataclass(frozen=True)
+class Health:
+    """What the driver of a device counted before the run and after it, and the critical errors (Xid) meanwhile."""
+
+    target: str
+    before: Mapping[str, int]
+    after: Mapping[str, int]
+    xids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Footer:
     """What was known when the run ended; a report without one is of a run that did not end.
 
-    `not_applicable` holds, by id, the cases that need what the machine cannot have, each with the reason: they were not
-    run. `digest` is that of the whole report (consistency.digest), None in those of suites that wrote none.
+    `health` has a row for each device whose driver tells of it. `not_applicable` holds, by id, the cases that need what
+    the machine cannot have, each with the reason: they were not run. `digest` is that of the whole report
+    (consistency.digest), None in those of suites that wrote none.
     """
 
     finished: str
@@ -186,6 +202,7 @@ class Footer:
     waivers: tuple[Waiver, ...]
     problems: tuple[str, ...]
     baseline: Baseline | None
+    health: tuple[Health, ...] = ()
     digest: str | None = None
     not_applicable: Mapping[str, str] = field(default_factory=dict)
 

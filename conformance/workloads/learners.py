@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from conformance.workloads import characters, digits
+from conformance.workloads.stacked import Stacked, cross_entropies
 from conformance.workloads.training import Region
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -227,16 +228,59 @@ def learn(
         optimizer.zero_grad()
         with region():
             value = loss(model(data.inputs[batch]), data.labels[batch])
-        if scaler is None:
-            (value * factor).backward()
-            optimizer.step()
-        else:
-            scaler.scale(value * factor).backward()
-            scaler.step(optimizer)
-            scaler.update()
+        _step(value * factor, optimizer, scaler)
         after_step(model)
         losses.append(value.detach())
-    return Run(_curve(torch.stack(losses).cpu().double().view(task.epochs, task.batches)), *_test(model, data, region))
+    with torch.no_grad(), region():
+        output = model(data.test_inputs)
+    curve = _curve(torch.stack(losses).cpu().double().view(task.epochs, task.batches))
+    return Run(curve, *_figures(output, data))
+
+
+def learn_together(
+    task: Task,
+    device: torch.device,
+    seeds: Sequence[int],
+    region: Region,
+    scaler: torch.amp.GradScaler | None,
+    *,
+    losses: Loss = cross_entropies,
+    factor: float = 1.0,
+    after_step: Callable[[nn.Module], None] = lambda model: None,
+) -> list[Run]:
+    """What `learn` gives for each of `seeds`, up to the rounding of the products: all of them in one stacked model.
+
+    For a task whose model is a perceptron and whose optimizer is SGD. A stack has one loss scale, so that all skip a
+    step that one skips. `losses` gives the loss of each model, [seeds].
+    """
+    models, generators = zip(*(begin(task, device, seed) for seed in seeds), strict=True)
+    model, data = Stacked(models), task.data().to(device)
+    rate = task.rate / factor
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=MOMENTUM)
+    orders = zip(*(batches(task, len(data.inputs), device, generator) for generator in generators), strict=True)
+    seen = []
+    for number, rows in enumerate(map(torch.stack, orders)):
+        optimizer.param_groups[0]["lr"] = rate * (1 - number / (task.epochs * task.batches))
+        optimizer.zero_grad()
+        with region():
+            values = losses(model(data.inputs[rows]), data.labels[rows])
+        _step((values * factor).sum(), optimizer, scaler)
+        after_step(model)
+        seen.append(values.detach())
+    with torch.no_grad(), region():
+        outputs = model(data.test_inputs.expand(len(seeds), *data.test_inputs.shape))
+    curves = torch.stack(seen, 1).cpu().double().view(len(seeds), task.epochs, task.batches)
+    return [Run(_curve(curve), *_figures(output, data)) for curve, output in zip(curves, outputs, strict=True)]
+
+
+def _step(value: torch.Tensor, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> None:
+    if scaler is None:
+        value.backward()
+        optimizer.step()
+    else:
+        scaler.scale(value).backward()
+        scaler.step(optimizer)
+        scaler.update()
 
 
 def batches(task: Task, count: int, device: torch.device, generator: torch.Generator) -> Iterator[torch.Tensor]:
@@ -250,9 +294,8 @@ def _curve(losses: torch.Tensor) -> list[float]:
     return [math.log(loss) if loss > 0 else math.nan for loss in losses.mean(1).tolist()]
 
 
-def _test(model: nn.Module, data: Data, region: Region) -> tuple[float, float]:
-    with torch.no_grad(), region():
-        output = model(data.test_inputs)
+def _figures(output: torch.Tensor, data: Data) -> tuple[float, float]:
+    """The cross entropy and the accuracy of what a model makes of the test rows."""
     # On the CPU: there are accelerators without float64.
     logits, labels = output.cpu().double(), data.test_labels.cpu()
     right = (logits.argmax(1) == labels).double().mean().item()

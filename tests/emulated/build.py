@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-SOURCE = Path(__file__).parent / "card.cpp"
+FOLDER = Path(__file__).parent
 
 
 def torch_folder() -> Path:
@@ -39,7 +39,8 @@ def library() -> Path:
     Raises CalledProcessError where the source does not compile.
     """
     home = torch_folder()
-    key = hashlib.sha256(SOURCE.read_bytes() + str(home).encode() + (home / "version.py").read_bytes()).hexdigest()[:16]
+    sources = b"".join(path.read_bytes() for path in sorted(FOLDER.glob("*.*")) if path.suffix in (".cpp", ".h"))
+    key = hashlib.sha256(sources + str(home).encode() + (home / "version.py").read_bytes()).hexdigest()[:16]
     made = Path(tempfile.gettempdir()) / f"emulated-card-{key}.so"
     if not made.exists():
         with tempfile.TemporaryDirectory(dir=made.parent) as folder:
@@ -57,6 +58,7 @@ def _compile(home: Path, to: Path) -> Path:
     assert compiler is not None
     headers = [f"-isystem{home / 'include'}", f"-isystem{home / 'include/torch/csrc/api/include'}"]
     links = [f"-L{home / 'lib'}", "-Wl,--no-as-needed", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{home / 'lib'}"]
-    command = [compiler, "-shared", "-fPIC", "-std=c++20", "-O1", *headers, str(SOURCE), "-o", str(to), *links]
+    source = str(FOLDER / "card.cpp")
+    command = [compiler, "-shared", "-fPIC", "-std=c++20", "-O1", *headers, source, "-o", str(to), *links]
     subprocess.run(command, check=True, capture_output=True, text=True)
     return to

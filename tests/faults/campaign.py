@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import json
 import os
 import re
 import sys
@@ -21,6 +20,8 @@ from unittest import mock
 import pytest
 
 from conformance.harness import catalogue, state
+from conformance.oracles.fake_mode import fake_mode
+from tests import reports
 from tests.faults import Fault
 from tests.faults._tools import replaced
 
@@ -82,7 +83,7 @@ def run(fault: Fault, *, chapters: tuple[str, ...] | None = None, until_caught: 
         finally:
             whole.restore()
         path = Path(folder) / "report.json"
-        cases = json.loads(path.read_text())["cases"] if path.exists() else []
+        cases = reports.written(path)["cases"] if path.exists() else []
     return Caught(
         fault,
         status,
@@ -109,16 +110,21 @@ def _checked() -> dict[Path, list[str]]:
 
 @contextlib.contextmanager
 def fresh_checks() -> Iterator[None]:
-    """Let a run import the checks anew, as a user's run would, with torch already broken; put back what was there."""
+    """Let a run begin as a user's would, with torch already broken: it imports the checks, and remembers no fake op.
+
+    What was imported before is put back at the end.
+    """
     before = _checks()
     for name in before:
         del sys.modules[name]
+    fake_mode.cache_clear()
     try:
         yield
     finally:
         for name in _checks():
             del sys.modules[name]
         sys.modules.update(before)
+        fake_mode.cache_clear()
 
 
 def _checks() -> dict[str, ModuleType]:
