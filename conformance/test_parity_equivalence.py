@@ -90,6 +90,7 @@ def _run(target: Target, task: str, dtype: torch.dtype | None, factor: float, se
             seed,
             lambda: _region(target, dtype),
             _scaler(target, dtype),
+            loss=torch.nn.functional.cross_entropy,  # as it is now, not when learners was imported
             factor=factor,
         )
 

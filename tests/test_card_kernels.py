@@ -20,8 +20,6 @@ MEET = {
     "cudnn_rnn_in_float16": ("AMP-PARITY-018",),
     "cudnn_weights_in_one_buffer": ("AMP-MEMORY-052",),
     "matrix_units_for_some_sizes": ("AMP-NUMERICS-092",),
-    "unscaling_that_narrows": ("AMP-SCALE-047", "AMP-SCALE-140", "AMP-SCALE-141"),
-    "intervals_of_32_bits": ("AMP-SCALE-148",),
     "log_softmax_in_float32": ("AMP-PARITY-018", "AMP-NUMERICS-063", "AMP-LOSS-003", "AMP-LOSS-007"),
 }
 CATCH = {
