@@ -24,6 +24,10 @@ def test_a(case: Case, target: Target, rng: torch.Generator, number: int) -> Non
     case.note("ended", time.monotonic())
     case.equal("number", number % 3 == 0, False)
 
+def test_of_somebody_else() -> None:
+    with open("somebody-else", "a") as stream:
+        stream.write("ran")
+
 @contract("AMP-NUMERICS-001", on="cpu")
 @alone
 def test_large(case: Case, target: Target) -> None:
@@ -54,6 +58,12 @@ def start(toy: Toy) -> Start:
     toy.contract("AMP-SPEED-001")
     toy.checks(_CHECKS)
     return functools.partial(toy.spawn, _TWO_PROCESSORS)
+
+
+def test_tests_without_a_contract_run_once(start: Start, toy: Toy) -> None:
+    start()
+
+    assert (toy.path / "somebody-else").read_text() == "ran"
 
 
 def _noted(outcome: Outcome, name: str) -> dict[str, Any]:

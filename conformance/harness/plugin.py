@@ -244,11 +244,11 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     kept, dropped, timed = [], [], []
     for item in items:
         found = facts(item)
+        if parallel.elsewhere(config, found is not None and found.alone):
+            run.left_to_the_controller.add(item.path.name)
+            continue
         if found is None:
             kept.append(item)
-            continue
-        if parallel.elsewhere(config, found.alone):
-            run.left_to_the_controller.add(item.path.name)
             continue
         absent = None if found.absent is None else found.absent(found.target)
         reason = absent or _left_out(item, found, run)
