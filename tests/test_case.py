@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from conformance.harness.catalogue import Contract
-from conformance.harness.check import Case, ContractViolation
+from conformance.harness.check import Case, ContractViolation, Unsupported
 
 _CONTRACT = Contract("AMP-API-001", "api", "T", "S", "must", "documented", "src", "f", "n", "print('$device')")
 
@@ -111,3 +111,25 @@ def test_snippet_is_filled_in_and_can_be_replaced(case: Case) -> None:
 def test_results_of_calls_are_handed_back(case: Case) -> None:
     assert str(case.raises("x", RuntimeError, _raise)) == "found dtype Half"
     assert case.warns("y", FutureWarning, _warn) == 3
+
+
+class _Float16Only:
+    name = "toy:0"
+
+    @staticmethod
+    def supports(dtype: torch.dtype) -> bool:
+        return dtype is torch.float16
+
+
+def test_missing_dtypes_make_a_case_unsupported() -> None:
+    target: Any = _Float16Only()
+    both = (torch.float16, torch.bfloat16)
+    case = Case(_CONTRACT, level="quick", seed=0, substitutions={}, amp_dtypes=both)
+
+    case.require(target, torch.float16)
+    assert case.supported(target) == (torch.float16,)
+    with pytest.raises(Unsupported, match=r"^toy:0 does not compute natively in torch\.bfloat16$"):
+        case.require(target, *both)
+    case.amp_dtypes = (torch.bfloat16,)
+    with pytest.raises(Unsupported, match="toy:0"):
+        case.supported(target)

@@ -20,6 +20,8 @@ from conformance.report import fingerprint, scale_history, speed
 if TYPE_CHECKING:
     import torch
 
+    from conformance.harness.targets import Target
+
 Check = TypeVar("Check", bound=Callable[..., None])
 Result = TypeVar("Result")
 
@@ -277,6 +279,18 @@ class Case:
         """The snippet that shows the failure with torch alone."""
         template = string.Template(self.snippet if self.snippet is not None else self.contract.snippet)
         return template.safe_substitute(self._substitutions).strip()
+
+    def supported(self, target: Target) -> tuple[torch.dtype, ...]:
+        """Return those of `amp_dtypes` that `target` computes in natively; without one, end the case as UNSUPPORTED."""
+        found = tuple(dtype for dtype in self.amp_dtypes if target.supports(dtype))
+        if not found:
+            self.require(target, *self.amp_dtypes)
+        return found
+
+    def require(self, target: Target, *dtypes: torch.dtype) -> None:
+        """End the case as UNSUPPORTED unless `target` computes natively in every one of `dtypes`."""
+        if missing := [str(dtype) for dtype in dtypes if not target.supports(dtype)]:
+            self.unsupported(f"{target.name} does not compute natively in {', '.join(missing)}")
 
     def unsupported(self, reason: str) -> None:
         """End the case: the target declares that it lacks this."""
