@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import tomllib
 
+from conformance.data import read_toml
 from tests.paths import ROOT
 
 SUITE = ROOT / "conformance"
@@ -143,7 +143,7 @@ def test_loads_without_torch(root: Path, imported: str) -> None:
 
 
 def test_no_folder_is_left_out_of_the_installation(root: Path) -> None:
-    declared = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    declared = read_toml(root / "pyproject.toml")["tool"]["setuptools"]["packages"]
     folders = {".".join(path.parent.relative_to(root).parts) for path in SUITE.rglob("__init__.py")}
 
     assert sorted(declared) == sorted({"amp_conformance.fixtures"} | {f"amp_{folder}" for folder in folders})
