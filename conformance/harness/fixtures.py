@@ -58,7 +58,7 @@ def rng(request: pytest.FixtureRequest) -> torch.Generator:
     """A generator on the CPU, seeded from --seed and the case, the same on every device."""
     import torch
 
-    return torch.Generator().manualseed_of(seed_of(request.node))
+    return torch.Generator().manual_seed(seed_of(request.node))
 
 
 @pytest.fixture
