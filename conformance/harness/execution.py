@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ..report.encode import encode_case
 from ..report.verdicts import Verdict
 from . import benchmarks, measuring
 from .check import Allotment, ContractViolation, Unsupported, Untestable
@@ -138,9 +139,9 @@ def _conclude(item: pytest.Item, found: Facts, call: pytest.CallInfo[None], repo
         waiver=waiver,
         duration=call.duration,
     )
-    report.conformance = entry  # type: ignore[attr-defined]
+    report.conformance = encode_case(entry)  # type: ignore[attr-defined]
     # Onto the item, since a JUnit file takes its properties from the report of the teardown.
-    item.user_properties += [("contract", found.contract), ("case", entry["id"]), ("verdict", entry["verdict"])]
+    item.user_properties += [("contract", found.contract), ("case", entry.id), ("verdict", entry.verdict.value)]
     report.user_properties = list(item.user_properties)
     _show(report, judgement, run.catalogue.contracts[found.contract], str(item.path), waiver.reason if waiver else "")
 

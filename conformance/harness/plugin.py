@@ -56,9 +56,9 @@ def pytest_configure(config: pytest.Config) -> None:
     _wait_without_spinning()
     options_module.require_packages()
     options_module.require_torch()
-    from .run import Run
+    from .session import prepare
 
-    run = config.stash[RUN] = Run.prepare(options, config)
+    run = config.stash[RUN] = prepare(options, config)
     if parallel.is_worker(config):
         config.pluginmanager.register(parallel.Worker(run), "conformance-worker")
     elif not config.option.collectonly:
@@ -113,7 +113,9 @@ def _quieten(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    return [*config.stash[RUN].heading(), parallel.heading(config)]
+    from .header import heading
+
+    return [*heading(config.stash[RUN]), parallel.heading(config)]
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -15,7 +15,7 @@ _CHECKS = (
     "@pytest.mark.parametrize('number', range(6))\n"
     "@contract('AMP-API-001')\n"
     "def test_a(case: Case, target: Target, rng: torch.Generator, number: int) -> None:\n"
-    "    case.note('drawn', torch.rand(2, generator=rng).tolist())\n"
+    "    case.note('random', torch.rand(2, generator=rng).tolist()); case.true('ran', True)\n"
     "    case.equal('number', number % 3 == 0, False)\n"
 )
 
