@@ -250,7 +250,7 @@ def _where(report: Report, contract: Contract, cases: list[Case]) -> str:
 def _command(report: Report, contract: Contract, own: str) -> str:
     """The command that runs the contract again under the same options."""
     options = report.header.options
-    words = [RUN, "--contract", contract.id]
+    words = [*RUN.split(), "--contract", contract.id]
     words += ["--workload", own] * bool(own)
     words += ["--gpu"] * options.gpu
     words += [word for device in options.devices for word in ("--device", device)]
