@@ -278,7 +278,7 @@ def _after_each_step(target: Target, amp_dtype: torch.dtype, rng: torch.Generato
     return alive
 
 
-@contract("AMP-MEMORY-010")
+@contract("AMP-MEMORY-030")
 @pytest.mark.parametrize("style", STYLES)
 def test_live_bytes_do_not_grow(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, style: str

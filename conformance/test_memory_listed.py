@@ -38,9 +38,7 @@ def _held(uses: int, arm: Arm, call: partial[Any]) -> tuple[dict[str, object], d
 @contract("AMP-MEMORY-051")
 @pytest.mark.parametrize("policy", ["lower_precision", deep("standard", "fp32"), deep("full", "unlisted")])
 def test_an_operation_takes_no_more_than_by_hand(case: Case, target: Target, rng: torch.Generator, policy: str) -> None:
-    dtypes = [dtype for dtype in case.amp_dtypes if target.supports(dtype)]
-    if not dtypes:
-        case.unsupported(f"{target.name} computes natively in none of {case.amp_dtypes}")
+    dtypes = case.supported(target)
     judged = 0
     measure = partial(_held, 2 if policy == "lower_precision" else 1)
     for dtype in dtypes[: case.samples(quick=1, standard=1, full=2)]:

@@ -32,18 +32,11 @@ def _by_depth(*names: str) -> list[Any]:
     return [name if name in QUICK else deep("standard", name) for name in names]
 
 
-def _dtypes(case: Case, target: Target) -> list[torch.dtype]:
-    found = [dtype for dtype in case.amp_dtypes if target.supports(dtype)]
-    if not found:
-        case.unsupported(f"{target.name} computes natively in none of {case.amp_dtypes}")
-    return found
-
-
 @contract("AMP-MEMORY-014")
 @pytest.mark.parametrize("op", _by_depth(*UNARY, *SEVERAL))
 def test_operation_keeps_what_its_list_says(case: Case, target: Target, rng: torch.Generator, op: str) -> None:
     block = BLOCKS.get(f"op-{op}") or after_linear(op)
-    for dtype in _dtypes(case, target):
+    for dtype in case.supported(target):
         keeps_what_is_predicted(case, target, block, dtype, rng)
         keeps_what_is_predicted(case, target, block, dtype, rng, cache=False)
     # The control: outside of a region the same rules hold, with nothing cast.

@@ -216,7 +216,7 @@ def test_allocator_agrees_with_the_storages(
         case.at_least("the allocator's peak", allocator.peak() - start, live.peak_bytes, "bytes")
 
 
-@contract("AMP-MEMORY-010", on="accelerator")
+@contract("AMP-MEMORY-030", on="accelerator")
 @timed
 def test_allocator_does_not_grow(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
     allocator = Allocator.of(device_module(target.device_type), target.device)

@@ -39,17 +39,10 @@ def _rises(use: Callable[[], object], counts: Callable[[], tuple[int, ...]]) -> 
 
 def _warmed(case: Case, target: Target) -> Uses:
     """The uses, each called twice: first calls may make what stays, such as a cache or a history of some steps."""
-    uses = Uses(target.device, _dtype(case, target))
+    uses = Uses(target.device, case.supported(target)[-1])
     for use in 2 * list(uses.all().values()):
         use()
     return uses
-
-
-def _dtype(case: Case, target: Target) -> torch.dtype:
-    found = [dtype for dtype in case.amp_dtypes if target.supports(dtype)]
-    if not found:
-        case.unsupported(f"{target.name} computes natively in none of {case.amp_dtypes}")
-    return found[-1]
 
 
 @contract("AMP-MEMORY-052")

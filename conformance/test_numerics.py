@@ -301,7 +301,7 @@ def _cancelling_integers(
     return left[..., order], right[..., order, :], integers(rng, 20, *bias)
 
 
-@contract("AMP-NUMERICS-010")
+@contract("AMP-NUMERICS-040")
 @pytest.mark.parametrize("op", PRODUCTS)
 def test_integer_products_are_exact(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, op: str
@@ -594,7 +594,7 @@ def _convolve(target: Target, dtype: torch.dtype, convolution: Convolution, *ope
         return convolution.call(*operands, **convolution.options)
 
 
-@contract("AMP-NUMERICS-019")
+@contract("AMP-NUMERICS-047")
 @pytest.mark.parametrize("name", DIRECT_CONVOLUTIONS)
 def test_integer_convolutions_are_exact(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, name: str

@@ -25,7 +25,7 @@ from conformance.oracles.bounded_convolutions import (
 )
 from conformance.oracles.bounded_products import KINDS, LONGER, PRODUCTS, SHAPES, Product, measure_product
 from conformance.oracles.float_formats import FORMATS, FP32
-from conformance.test_numerics_reductions import dtypes, hold, slug
+from conformance.test_numerics_reductions import hold, slug
 
 # What tells kernels apart in the least time: at quick only these, on four ops.
 _EVERYWHERE = (("odd", "wide"), ("odd", "subnormal"), ("tiles", "plain"))
@@ -77,7 +77,7 @@ def _plan(case: Case, product: Product, *, backward: bool) -> Iterator[tuple[str
 def _products(case: Case, target: Target, rng: torch.Generator, product: Product, *, backward: bool) -> list[Measured]:
     found = []
     with full_precision(target.device_type):
-        for dtype in dtypes(case, target):
+        for dtype in case.supported(target):
             for kind, shape in _plan(case, product, backward=backward):
                 if kind == "subnormal" and not keeps_subnormals(target, dtype):
                     continue
@@ -93,7 +93,7 @@ def _products(case: Case, target: Target, rng: torch.Generator, product: Product
 @by_product
 def test_long_and_odd_products(case: Case, target: Target, rng: torch.Generator, product: Product) -> None:
     found = _products(case, target, rng, product, backward=False)
-    case.equal("dtypes", sorted({str(one.dtype) for one in found}), sorted(map(str, dtypes(case, target))))
+    case.equal("dtypes", sorted({str(one.dtype) for one in found}), sorted(map(str, case.supported(target))))
     hold(case, product.name, found)
 
 
@@ -114,7 +114,7 @@ def _seen(found: list[Measured]) -> int:
 @contract("AMP-NUMERICS-014")
 @by_product
 def test_products_round_each_operand(case: Case, target: Target, rng: torch.Generator, product: Product) -> None:
-    for dtype in dtypes(case, target):
+    for dtype in case.supported(target):
         form = FORMATS[dtype]
         with full_precision(target.device_type):
             found = measure_product(
@@ -134,7 +134,7 @@ def test_products_round_each_operand(case: Case, target: Target, rng: torch.Gene
 def test_long_fp32_products(case: Case, target: Target, rng: torch.Generator, name: str) -> None:
     found = []
     with full_precision(target.device_type):
-        for dtype in dtypes(case, target):
+        for dtype in case.supported(target):
             for kind, shape in (("off_grid", "long"), ("wide", "tiles"), ("plain", "odd"), ("cancelling", "tiles")):
                 region = functools.partial(target.autocast, dtype, enabled=False)
                 with target.autocast(dtype):
@@ -150,7 +150,7 @@ def test_long_fp32_products(case: Case, target: Target, rng: torch.Generator, na
 def test_bias_is_added_before_the_rounding(case: Case, target: Target, rng: torch.Generator, name: str) -> None:
     found = []
     with full_precision(target.device_type):
-        for dtype in dtypes(case, target):
+        for dtype in case.supported(target):
             for shape in ("row", "odd", "tiles", "long"):
                 region = functools.partial(target.autocast, dtype)
                 found += measure_product(
@@ -188,7 +188,7 @@ def test_convolutions_of_every_layout(
     found = []
     kinds = ("plain", "wide", "same_sign")[: case.samples(quick=1, standard=3, full=3)]
     with full_precision(target.device_type):
-        for dtype in dtypes(case, target):
+        for dtype in case.supported(target):
             for kind in kinds * case.samples(quick=1, standard=1, full=5):
                 region = functools.partial(target.autocast, dtype)
                 some = measure_convolution(convolution, kind, FORMATS[dtype], rng, target.device, region)
@@ -210,8 +210,7 @@ def test_convolutions_of_every_layout(
 @contract("AMP-NUMERICS-020", on="cpu", dtypes=("bf16",))
 @pytest.mark.parametrize("name", ["depthwise", "dilated", "grouped", "strided"])
 def test_results_are_rounded_once(case: Case, target: Target, rng: torch.Generator, name: str) -> None:
-    if torch.bfloat16 not in dtypes(case, target):
-        case.unsupported("the target has no bf16")
+    case.require(target, torch.bfloat16)
     form, convolution = FORMATS[torch.bfloat16], CONVOLUTIONS[name]
     ratio, control = measure_one_rounding(convolution, form, rng, target.device, lambda: target.autocast(form.dtype))
     case.at_most(f"{name}: norm of the error of the whole result", ratio, 1.0, "of the bound")
@@ -224,7 +223,7 @@ def test_logits_are_not_rounded(case: Case, target: Target, rng: torch.Generator
     def run() -> list[Measured]:
         found = []
         with full_precision(target.device_type):
-            for dtype in dtypes(case, target):
+            for dtype in case.supported(target):
                 for _ in range(case.samples(quick=1, standard=3, full=20)):
                     region = functools.partial(target.autocast, dtype)
                     flushes = dtype is torch.float16 and not keeps_subnormals(target, dtype)

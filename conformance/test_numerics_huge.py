@@ -11,7 +11,7 @@ from conformance.harness.check import Case, alone, contract, deep
 from conformance.harness.targets import Target
 from conformance.measure.allocator import available_bytes
 from conformance.measure.precision import full_precision
-from conformance.test_numerics_reductions import dtypes, slug
+from conformance.test_numerics_reductions import slug
 from conformance.workloads.huge import LIMIT, OPERATIONS, Operation, Setting
 
 ROOM = 2 << 30
@@ -37,7 +37,7 @@ def test_many_elements(case: Case, target: Target, name: str) -> None:
 
 def judge(case: Case, target: Target, name: str, limit: int) -> None:
     """Hold one operation on tensors of more than `limit` elements to its numbers."""
-    operation, found = OPERATIONS[name], dtypes(case, target)
+    operation, found = OPERATIONS[name], case.supported(target)
     _ask_for_memory(case, target, operation, limit)
     # One type each: what is asked is where elements are found, in whatever type.
     dtype = found[list(OPERATIONS).index(name) % len(found)]

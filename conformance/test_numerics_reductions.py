@@ -47,14 +47,6 @@ def by_loss() -> pytest.MarkDecorator:
     return pytest.mark.parametrize("loss", list(dict.fromkeys(name.split(" ")[0] for name in LOSSES)))
 
 
-def dtypes(case: Case, target: Target) -> list[torch.dtype]:
-    """The amp dtypes that the run judges and the target has; without any the case is unsupported."""
-    found = [dtype for dtype in case.amp_dtypes if target.supports(dtype)]
-    if not found:
-        case.unsupported("the device has none of the amp dtypes of this run")
-    return found
-
-
 def is_listed(op: Op, target: Target) -> bool:
     """Whether autocast turns a 16-bit input of the op into an fp32 result on this target."""
     return any(one.name == op.policy for one in op_policy.listings(target.device_type, "fp32"))
@@ -75,7 +67,7 @@ def runs(
 ) -> Iterator[tuple[Format, list[Measured]]]:
     """Measure the op on the data of this depth, in regions of every amp dtype; yield the type of the operands too."""
     kinds = op.kinds[: case.samples(quick=1 if is_loss else 2, standard=9, full=9)]
-    for dtype in dtypes(case, target):
+    for dtype in case.supported(target):
         for form in formats(op, target, dtype, is_loss=is_loss):
             for kind in kinds:
                 for _ in range(case.samples(quick=1, standard=3, full=25)):
@@ -129,7 +121,7 @@ def test_normalisations_are_within_the_bound(case: Case, target: Target, rng: to
 def test_running_statistics_of_a_batch_norm(case: Case, target: Target, rng: torch.Generator) -> None:
     op = NORMALISATIONS["batch_norm of running statistics"]
     known = target.device_type in op_policy.BACKENDS
-    for dtype in dtypes(case, target):
+    for dtype in case.supported(target):
         for form in (FP32, FORMATS[dtype]) if known else (FP32,):
             image, weight, bias, mean, variance = bounded.operands(op, "plain", form, rng)
             running = mean.to(target.device, copy=True), variance.to(target.device, copy=True)
@@ -157,7 +149,7 @@ def test_losses_are_within_the_bound(case: Case, target: Target, rng: torch.Gene
 @by_name(KEPT_IN_FP32)
 def test_fp32_operands_stay_fp32(case: Case, target: Target, rng: torch.Generator, op: Op) -> None:
     found = []
-    for dtype in dtypes(case, target):
+    for dtype in case.supported(target):
         for kind in op.kinds:
             found += bounded.measure(
                 op, kind, FP32, rng, target.device, functools.partial(target.autocast, dtype), backward=False
@@ -172,7 +164,7 @@ def test_products_of_sixteen_bit_numbers_are_fp32(case: Case, target: Target, rn
     if not is_listed(op, target):
         case.note(f"prod on {target.device_type}", "not on the fp32 list")
         return
-    for dtype in dtypes(case, target):
+    for dtype in case.supported(target):
         form = FORMATS[dtype]
         found = bounded.measure(op, "off_grid", form, rng, target.device, functools.partial(target.autocast, dtype))
         hold(case, f"product of 74 numbers of {form.name}", found)
@@ -201,7 +193,7 @@ def test_special_values_survive(case: Case, target: Target, rng: torch.Generator
         # In the last element of the last row, where a kernel's tail is.
         first.flatten()[-1] = special
         expected = op.call(*(tensor.double() for tensor in (first, *rest)))
-        for dtype in dtypes(case, target):
+        for dtype in case.supported(target):
             with target.autocast(dtype):
                 seen = op.call(*(tensor.to(target.device) for tensor in (first, *rest)))
             for what, test in (("NaN", torch.isnan), ("infinite", torch.isinf)):

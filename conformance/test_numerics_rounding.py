@@ -92,8 +92,7 @@ def test_numbers_at_the_midpoints(case: Case, target: Target, amp_dtype: torch.d
 @contract("AMP-NUMERICS-042")
 def test_between_the_formats(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
     form = FORMATS[amp_dtype]
-    if not target.supports(_other(form).dtype):
-        case.unsupported(f"the device lacks {_other(form).name}")
+    case.require(target, _other(form).dtype)
     source = all_patterns(_other(form)).to(target.device)
     expected = narrowed(widened(_other(form)), form)
     for way in ("to", "method", "strided", "copy_", "copy_ across", "setitem", "type"):

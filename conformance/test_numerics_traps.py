@@ -120,7 +120,7 @@ def _control(case: Case, form: Format, left: Tensor, right: Tensor, expected: Te
 
 @dataclass(frozen=True)
 class Windows:
-    """A convolution that needs no transform: strided, dilated or of one place (AMP-NUMERICS-019)."""
+    """A convolution that needs no transform (Winograd, Fourier) and so is exact on integers: strided or dilated."""
 
     dims: int
     channels: int

@@ -359,8 +359,7 @@ def test_printed_dtypes(case: Case, target: Target, amp_dtype: torch.dtype, rng:
 def test_no_step_is_skipped_once_calibrated(
     case: Case, target: Target, rng: torch.Generator, program: str, steps: tuple[int, int, int]
 ) -> None:
-    if not target.supports(torch.float16):
-        case.unsupported("the target has no fp16")
+    case.require(target, torch.float16)
     work = PROGRAMS[program](target.device, rng)
     scaler = torch.amp.GradScaler(target.device_type)
     quick, standard, full = steps

@@ -262,8 +262,7 @@ def test_small_steps_need_master_weights(case: Case, target: Target, amp_dtype: 
 @contract("AMP-PARITY-014", dtypes=("fp16",))
 @pytest.mark.parametrize("broken", [deep("standard", False, id="sound"), deep("standard", True, id="no-scaler")])
 def test_small_gradients_need_the_scaler(case: Case, target: Target, broken: bool) -> None:
-    if not target.supports(torch.float16):
-        case.unsupported("the target has no fp16")
+    case.require(target, torch.float16)
     _tell(case, target, torch.float16, "no scaler", broken=broken)
 
 
