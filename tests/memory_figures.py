@@ -36,10 +36,10 @@ these figures on any device, AMP-MEMORY-013 and -037 on accelerators by the allo
 
 ## How bytes are predicted
 
-`conformance/oracles/paper.py` evaluates a network symbolically, operation by operation. The op reference gives the casts
-of each, the rule of the weight cache (fp32 leaves that require a gradient, one copy per region) the shared copies, and
-`derivatives.yaml` what each saves for backward. Nothing is measured, so that a fault of autocast cannot affect it. The
-bytes in addition to weights, optimizer state and inputs are then
+`conformance/oracles/paper.py` evaluates a network symbolically, operation by operation. The op reference gives the
+casts of each, the rule of the weight cache (fp32 leaves that require a gradient, one copy per region) the shared
+copies, and `derivatives.yaml` what each saves for backward. Nothing is measured, so that a fault of autocast cannot
+affect it. The bytes in addition to weights, optimizer state and inputs are then
 
 | when | what is alive |
 |---|---|
@@ -48,34 +48,34 @@ bytes in addition to weights, optimizer state and inputs are then
 | after backward | the fp32 gradients |
 
 With P elements of weights, P_low of them used by lower-precision operations, and A_low and A_32 elements saved for
-backward in 16 bits and in fp32, that is 4P(2 + k) + 4A in fp32 and 4P(2 + k) + 2P_low + 2A_low + 4A_32 under AMP, k being
-the optimizer's moments: **AMP saves memory where A_low exceeds P_low**, and costs memory below; a copy of an fp32 input
-counts among P_low. The peak lies between what is alive between two operations, and that plus the gradients which the
-running operation makes and one more of the largest of them. With an optimizer, its state of 4Pk bytes is added to all of
-that, and the peak of a step is the larger of that peak and of the gradients with the optimizer's temporaries for the
-weight being updated: none for SGD with momentum, three of the largest weight for Adam (`foreach=False`).
+backward in 16 bits and in fp32, that is 4P(2 + k) + 4A in fp32 and 4P(2 + k) + 2P_low + 2A_low + 4A_32 under AMP, k
+being the optimizer's moments: **AMP saves memory where A_low exceeds P_low**, and costs memory below; a copy of an fp32
+input counts among P_low. The peak lies between what is alive between two operations, and that plus the gradients which
+the running operation makes and one more of the largest of them. With an optimizer, its state of 4Pk bytes is added to
+all of that, and the peak of a step is the larger of that peak and of the gradients with the optimizer's temporaries for
+the weight being updated: none for SGD with momentum, three of the largest weight for Adam (`foreach=False`).
 
 ## How bytes are observed
 
-A weak reference follows each storage that an operation returns until nothing holds it (`conformance/measure/memory.py`).
-This is exact, on every device, independent of the device's allocator, and excludes what a kernel allocates and frees
-inside one operation. `torch.autograd.graph.saved_tensors_hooks` gives the bytes saved for backward. On an accelerator the
-allocator's `requested_bytes` are checked as well, with an allowance for what one matrix product of that size takes in
-addition to its tensors outside of any region, the workspaces of libraries (108 MiB at most). The count excludes what
-libraries reserve for themselves (uint8) and the states of random number generators.
+A weak reference follows each storage that an operation returns until nothing holds it
+(`conformance/measure/memory.py`). This is exact, on every device, independent of the device's allocator, and excludes
+what a kernel allocates and frees inside one operation. `torch.autograd.graph.saved_tensors_hooks` gives the bytes saved
+for backward. On an accelerator the allocator's `requested_bytes` are checked as well, with an allowance for what one
+matrix product of that size takes in addition to its tensors outside of any region, the workspaces of libraries (108 MiB
+at most). The count excludes what libraries reserve for themselves (uint8) and the states of random number generators.
 
-Each operation of an accelerator (on the CPU: attention, dropout and normalizations, which have several kernels) is first
-run alone, outside of regions. If it saves other tensors than the formula predicts in fp32 too, the region must hold the
-same as with manual casts, and the case is then UNSUPPORTED. If it does so in 16 bits alone, more bytes or wider ones are a
-failure; only attention that is not fused in 16 bits may save them.
+Each operation of an accelerator (on the CPU: attention, dropout and normalizations, which have several kernels) is
+first run alone, outside of regions. If it saves other tensors than the formula predicts in fp32 too, the region must
+hold the same as with manual casts, and the case is then UNSUPPORTED. If it does so in 16 bits alone, more bytes or
+wider ones are a failure; only attention that is not fused in 16 bits may save them.
 """
 
 _RECIPE = """## Other allocators
 
-Expandable segments (`expandable_segments:True`) do not affect the counters: torch's own allocator counts blocks wherever
-they are. The counters of `backend:cudaMallocAsync` are the driver's, and there are none if caching is off
-(`PYTORCH_NO_CUDA_MEMORY_CACHING=1`) or a pluggable allocator is used: the checks of peaks and growth are then UNSUPPORTED.
-The report has the variables, and `torch.cuda.get_allocator_backend` among the flags.
+Expandable segments (`expandable_segments:True`) do not affect the counters: torch's own allocator counts blocks
+wherever they are. The counters of `backend:cudaMallocAsync` are the driver's, and there are none if caching is off
+(`PYTORCH_NO_CUDA_MEMORY_CACHING=1`) or a pluggable allocator is used: the checks of peaks and growth are then
+UNSUPPORTED. The report has the variables, and `torch.cuda.get_allocator_backend` among the flags.
 
 ## A published case
 
