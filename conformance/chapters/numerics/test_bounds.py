@@ -24,8 +24,7 @@ from .bounds_convolution import (
 )
 from .bounds_matmul import KINDS, LONGER, PRODUCTS, SHAPES, Product, measure_product
 from .op_error import Measured
-from .support import by_kernel, compare
-from .test_reductions import hold, slug
+from .support import by_kernel, compare, hold, keeps_subnormals, slug
 
 # What tells kernels apart in the least time: at quick only these, on four ops.
 _EVERYWHERE = (("odd", "wide"), ("odd", "subnormal"), ("tiles", "plain"))
@@ -51,15 +50,6 @@ by_product = _by_name("product", PRODUCTS, QUICK)
 by_backward_product = _by_name("product", PRODUCTS, QUICK_BACKWARD)
 by_convolution = _by_name("convolution", CONVOLUTIONS, QUICK_CONVOLUTIONS)
 by_attention = pytest.mark.parametrize("attention", ATTENTIONS.values(), ids=map(slug, ATTENTIONS))
-
-
-def keeps_subnormals(target: Target, dtype: torch.dtype) -> bool:
-    """Whether products keep the subnormal numbers of the type.
-
-    Not MI200 (torch's notes on numerical accuracy), and not those of bf16, which are fp32's as well: x86's VDPBF16PS
-    takes them for zero (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2).
-    """
-    return dtype is torch.float16 and not str(target.probe["capability"]).startswith("gfx90a")
 
 
 def _plan(case: Case, product: Product, *, backward: bool) -> Iterator[tuple[str, tuple[int, int, int]]]:

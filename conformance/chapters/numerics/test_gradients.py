@@ -15,7 +15,7 @@ from .bounds_loss import LOSSES
 from .bounds_normalization import NORMALISATIONS
 from .bounds_reduction import REDUCTIONS
 from .op_error import Measured, Op, half_spacing
-from .test_reductions import TELLING, by_loss, by_name, formats, hold, is_listed, runs
+from .support import TELLING, by_loss, by_name, formats, hold, is_listed, runs
 
 DIFFERENTIABLE = {name: op for name, op in REDUCTIONS.items() if op.gradient is not None}
 OPERANDS = ("input", "weight", "bias")

@@ -12,7 +12,7 @@ from ...harness.targets import Target
 from ...measure.allocator import available_bytes
 from ...measure.precision import full_precision
 from .huge_tensors import LIMIT, OPERATIONS, Operation, Setting
-from .test_reductions import slug
+from .support import slug
 
 ROOM = 2 << 30
 """Bytes for the pieces in which operands are filled and results compared, and for workspaces."""

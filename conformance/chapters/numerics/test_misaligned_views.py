@@ -11,7 +11,7 @@ from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...measure.precision import full_precision
 from .misaligned_views import OPERATIONS, PLACEMENTS
-from .test_reductions import slug
+from .support import slug
 
 
 @contract("AMP-NUMERICS-105")
