@@ -1,4 +1,4 @@
-"""Every operation of the op reference, measured in a region and with its operands cast by hand."""
+"""Measure every listed op in a region and with manually cast operands."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 def side_by_side(
     target: Target, policy: str, amp_dtype: torch.dtype, seed: int, measure: Callable[[Arm, partial[Any]], T]
 ) -> Iterator[tuple[str, T, T]]:
-    """Yield the name of each operation on that list of the target, and what is measured of it in a region and by hand.
+    """Yield the name of each op on that list of the target, and its measurements in a region and with manual casts.
 
     `measure` is given an arm, which it enters, and a call on new leaves of types that the list casts. Casts by hand are
     those of the op lists and of the rule of the weight cache. Left out is what has no cast of its own, as it is made
@@ -72,7 +72,7 @@ def backward(results: list[torch.Tensor]) -> None:
 
 
 def tensors_of(values: Any) -> list[torch.Tensor]:
-    """The tensors in whatever holds them."""
+    """Return the tensors in whatever holds them."""
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 

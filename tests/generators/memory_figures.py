@@ -111,12 +111,12 @@ def points() -> Iterable[list[str]]:
     for name, block in WORKLOADS.items():
         for arm, dtype in ARMS.items():
             kept, seen = observed(block, dtype)
-            paper = step_bytes(block, "cpu", dtype)
+            symbolic = step_bytes(block, "cpu", dtype)
             pairs = (
                 (sum(item.nbytes for item in predict(block, "cpu", dtype)), kept),
-                (paper.in_region, seen.in_region),
-                (paper.after_region, seen.after_region),
-                (paper.gradients, seen.gradients),
+                (symbolic.in_region, seen.in_region),
+                (symbolic.after_region, seen.after_region),
+                (symbolic.gradients, seen.gradients),
             )
             yield [name, arm, *(f"{predicted:,} / {found:,}" for predicted, found in pairs)]
 
@@ -126,9 +126,9 @@ def peaks() -> Iterable[list[str]]:
     for name, block in WORKLOADS.items():
         most = {}
         for arm, dtype in ARMS.items():
-            paper, most[arm] = step_bytes(block, "cpu", dtype), observed(block, dtype)[1].high
+            symbolic, most[arm] = step_bytes(block, "cpu", dtype), observed(block, dtype)[1].high
             saving = f"{most['fp32'] - most['AMP']:,}" if arm == "AMP" else ""
-            yield [name, arm, f"{paper.low:,}", f"{most[arm]:,}", f"{paper.high:,}", saving]
+            yield [name, arm, f"{symbolic.low:,}", f"{most[arm]:,}", f"{symbolic.high:,}", saving]
 
 
 def page() -> str:

@@ -1,4 +1,4 @@
-"""Memory from step to step: nothing grows, nothing is copied twice, and evaluation and failed steps leave nothing."""
+"""Check that steps, evaluation and failed steps leak no memory, and that nothing is copied twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounding of whole tensors of bit patterns in integer arithmetic: `float_formats.narrow`, many at a time."""
+"""Bit patterns of 16-bit types as tensors, and their rounding in integer arithmetic (`formats.narrow`, vectorized)."""
 
 from __future__ import annotations
 

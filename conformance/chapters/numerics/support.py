@@ -74,7 +74,7 @@ def within_window(
 
 
 def keeps_subnormals(target: Target, dtype: torch.dtype) -> bool:
-    """Whether products keep the subnormal numbers of the type.
+    """Return whether products keep the subnormal numbers of the type.
 
     Not MI200 (torch's notes on numerical accuracy), and not those of bf16, which are fp32's as well: x86's VDPBF16PS
     takes them for zero (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2).
@@ -87,7 +87,7 @@ TELLING = 2.0
 
 
 def slug(name: str) -> str:
-    """A name as part of a case id."""
+    """Return a name as part of a case id."""
     return name.replace(" ", "_")
 
 
@@ -96,12 +96,12 @@ def by_name(table: dict[str, Op]) -> pytest.MarkDecorator:
 
 
 def by_loss() -> pytest.MarkDecorator:
-    """One case for each loss function, whatever its options."""
+    """Return one case for each loss function, whatever its options."""
     return pytest.mark.parametrize("loss", list(dict.fromkeys(name.split(" ")[0] for name in LOSSES)))
 
 
 def is_listed(op: Op, target: Target) -> bool:
-    """Whether autocast turns a 16-bit input of the op into an fp32 result on this target."""
+    """Return whether autocast turns a 16-bit input of the op into an fp32 result on this target."""
     return any(one.name == op.policy for one in op_policy.listings(target.device_type, "fp32"))
 
 

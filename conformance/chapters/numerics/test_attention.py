@@ -1,4 +1,4 @@
-"""Numerics of attention by backend: what its backward makes of logits far below zero."""
+"""Check attention: rounding error, rounding of operands, gradients of logits far below zero on each backend."""
 
 from __future__ import annotations
 

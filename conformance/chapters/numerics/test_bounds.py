@@ -1,4 +1,4 @@
-"""Numerics of products, convolutions and attention: sizes and data that tell kernels apart, both ways, bounded."""
+"""Check error bounds of products, convolutions and attention at sizes and on data that distinguish kernels."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ QUICK_CONVOLUTIONS = ("channels last", "not contiguous", "many channels", "group
 
 
 def _by_name(what: str, table: Mapping[str, object], quick: Sequence[str]) -> pytest.MarkDecorator:
-    """One case for each row of the table, those not named `quick` from standard on."""
+    """Return one case for each row of the table, those not named `quick` from standard on."""
     rows = [
         pytest.param(row, id=slug(name)) if name in quick else deep("standard", row, id=slug(name))
         for name, row in table.items()

@@ -1,4 +1,4 @@
-"""Numerics: products whose every element is known exactly, in every spelling, memory layout and size."""
+"""Check integer products exactly, for every way to call them, memory layout and size."""
 
 from __future__ import annotations
 

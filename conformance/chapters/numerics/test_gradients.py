@@ -1,4 +1,4 @@
-"""Numerics of gradients: what comes back of reductions, normalisations and losses, each operand's by itself."""
+"""Check error bounds of the gradients of reductions, normalizations and losses, operand by operand."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_gradients_of_reductions(case: Case, target: Target, rng: torch.Generato
 
 
 def _is_left_to_066(op: Op, target: Target, form: Format, one: Measured) -> bool:
-    """Whether it is a parameter's gradient of a layer norm that ran on a 16-bit tensor."""
+    """Return whether it is a parameter's gradient of a layer norm that ran on a 16-bit tensor."""
     return op.name == "layer_norm" and form is not FP32 and not is_listed(op, target) and one.operand != 0
 
 

@@ -1,4 +1,4 @@
-"""Numerics of tensors of more elements than a signed integer of 32 bits counts."""
+"""Check operations on tensors of more than 2^31 elements."""
 
 from __future__ import annotations
 

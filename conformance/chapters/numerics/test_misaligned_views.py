@@ -1,4 +1,4 @@
-"""Numerics of 16-bit views that lie where vector loads and matrix units do not want them."""
+"""Check operations on unaligned 16-bit views."""
 
 from __future__ import annotations
 

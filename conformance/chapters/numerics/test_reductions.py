@@ -1,4 +1,4 @@
-"""Numerics of reductions, normalisations and losses: derived bounds on the error of every element that comes out."""
+"""Check error bounds of reductions, normalizations and losses, element by element."""
 
 from __future__ import annotations
 

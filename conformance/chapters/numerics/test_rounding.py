@@ -1,4 +1,4 @@
-"""Numerics: every way in which a number is stored in 16 bits, and arithmetic on 16-bit tensors, rounded once."""
+"""Check that storing numbers in 16 bits and arithmetic on 16-bit tensors round once, to nearest."""
 
 from __future__ import annotations
 

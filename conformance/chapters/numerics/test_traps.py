@@ -1,4 +1,4 @@
-"""Numerics: long sums that only an accumulator wider than 16 bits gets right, wherever they are split."""
+"""Check long sums that need an accumulator wider than 16 bits, integer convolutions, and one-hot attention."""
 
 from __future__ import annotations
 

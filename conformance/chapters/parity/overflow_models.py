@@ -67,11 +67,11 @@ class Planted:
             return self.build().to(device)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """So slow that every iteration computes the same."""
+        """Return an optimizer with a learning rate so small that every iteration computes the same."""
         return torch.optim.SGD(model.parameters(), lr=1e-12)
 
     def batch(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Inputs (4, 8, 16) and a target of the same shape."""
+        """Return inputs (4, 8, 16) and a target of the same shape."""
         generator = torch.Generator().manual_seed(1)
         inputs = self.inputs * torch.randn(4, 8, WIDTH, generator=generator).clamp(-2, 2)
         target = torch.randn(4, 8, WIDTH, generator=generator)

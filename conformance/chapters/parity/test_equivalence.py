@@ -52,7 +52,7 @@ _LACKING = "could not create a primitive"
 
 
 def _bf16_losses(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Cross entropies with each of their ops in bf16, of which a region of CUDA would run logsumexp in fp32."""
+    """Return cross entropies with each of their ops in bf16, of which a region of CUDA would run logsumexp in fp32."""
     with torch.autocast(output.device.type, enabled=False):
         logits = output.bfloat16()
         return (logits.logsumexp(2) - logits.gather(2, target.unsqueeze(2)).squeeze(2)).mean(1)
@@ -72,7 +72,7 @@ def _region(target: Target, dtype: torch.dtype | None) -> AbstractContextManager
 
 
 def _scaler(target: Target, dtype: torch.dtype | None, *, scales: bool = True) -> torch.amp.GradScaler | None:
-    """What the steps go through: nothing of AMP for fp32."""
+    """Return what the steps go through: nothing of AMP for fp32."""
     if dtype is None:
         return None
     return torch.amp.GradScaler(target.device_type, enabled=scales and dtype == torch.float16)
@@ -80,7 +80,7 @@ def _scaler(target: Target, dtype: torch.dtype | None, *, scales: bool = True) -
 
 @functools.cache
 def _run(target: Target, task: str, dtype: torch.dtype | None, factor: float, seed: int) -> Run:
-    """One run, of fp32 where there is no dtype; cached, as several checks ask for the same runs."""
+    """Return one run, of fp32 where there is no dtype; cached, as several checks ask for the same runs."""
     # fp32 products are IEEE's and sums of 16-bit ones are fp32: the flags that change that are another matter.
     with full_precision(target.device_type):
         return models.learn(
@@ -113,7 +113,7 @@ def _together(target: Target, task: str, dtype: torch.dtype | None, fault: str, 
 def _runs(
     case: Case, target: Target, task: str, dtype: torch.dtype | None, count: int, fault: str = "", factor: float = 1.0
 ) -> list[Run]:
-    """The runs of the first `count` seeds, the same seeds for every arm."""
+    """Return the runs of the first `count` seeds, the same seeds for every arm."""
     first = 1_000 * case.seed
     try:
         if fault or (dtype is None and task not in JUDGED):
@@ -133,7 +133,7 @@ def _runs(
 
 
 def _fp32(case: Case, target: Target, task: str) -> list[Run]:
-    """The fp32 runs, which must be finite if they are to be compared with."""
+    """Return the fp32 runs, which must be finite if they are to be compared with."""
     runs = _runs(case, target, task, None, SEEDS)
     worst = max(abs(figure(run)) for run in runs for figure in FIGURES.values())
     case.true("fp32 training stays finite on this device (if not, it is not AMP that fails)", math.isfinite(worst))
@@ -143,7 +143,7 @@ def _fp32(case: Case, target: Target, task: str) -> list[Run]:
 def _compared(
     case: Case, target: Target, task: str, dtype: torch.dtype, name: str, fault: str = "", factor: float = 1.0
 ) -> Equivalence:
-    """AMP less fp32, in one figure, pair by pair; the margin is in the report beside it."""
+    """Return AMP less fp32, in one figure, pair by pair; the margin is in the report beside it."""
     figure, fp32 = FIGURES[name], _fp32(case, target, task)
     margin = equivalence_test.margin_of(list(map(figure, fp32)), FIRST, floor=FLOORS.get(name, 1e-6))
 

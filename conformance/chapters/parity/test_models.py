@@ -97,7 +97,7 @@ def _observed(case: Case, target: Target, dtype: torch.dtype, rng: torch.Generat
 
 
 def _rounding(case: Case, target: Target, dtype: torch.dtype, model: torch.nn.Module, images: torch.Tensor) -> Rounding:
-    """The types in which a region computes on the target; in float16 with a loss scale."""
+    """Return the types in which a region computes on the target; in float16 with a loss scale."""
     recurrent = dtype
     if isinstance(model, Recurrent):
         with torch.no_grad(), _possible(case), target.autocast(dtype):
@@ -122,7 +122,7 @@ def _tempt(model: torch.nn.Module) -> None:
 
 
 def _tempting(images: torch.Tensor) -> torch.Tensor:
-    """Images whose rows begin and end with a pixel of 1."""
+    """Return images whose rows begin and end with a pixel of 1."""
     rows = images.unflatten(1, (8, 8)).clone()
     rows[..., 0] = rows[..., -1] = 1.0
     return rows.flatten(1)
@@ -142,7 +142,7 @@ def _possible(case: Case) -> Iterator[None]:
 
 
 def _worst(found: Found) -> float:
-    """The largest error over its bound: FACTOR times that of sound arithmetic, and room for few elements.
+    """Return the largest error over its bound: FACTOR times that of sound arithmetic, and room for few elements.
 
     The norm of n independent errors scatters by 1/sqrt(2n) in its logarithm, the ratio of two by 1/sqrt(n): 4 of those.
     The gradient of a convolution's weight may be summed image by image in 16 bit, as torch's fp16 kernel for the CPU

@@ -139,7 +139,7 @@ def test_hand_written_casts_give_the_same_bits(
 
 
 def _step_by_hand(work: Workload, number: int, dtype: torch.dtype, scale: float) -> torch.Tensor:
-    """A training step with every cast, the loss scale and its removal written out."""
+    """Return a training step with every cast, the loss scale and its removal written out."""
     inputs, target = work.batch(number)
     work.optimizer.zero_grad()
     hidden = inputs.to(dtype)
@@ -296,13 +296,13 @@ def test_amp_keeps_the_pace(
 
 
 def _shift(losses: list[float], others: list[float], first: int, last: int) -> float:
-    """Mean of log(loss / other loss) over the steps from `first` to before `last`."""
+    """Return mean of log(loss / other loss) over the steps from `first` to before `last`."""
     pairs = zip(losses[first:last], others[first:last], strict=True)
     return statistics.fmean(math.log(loss / other) for loss, other in pairs)
 
 
 def _compact(losses: list[float]) -> list[float]:
-    """At most 40 of the losses, evenly spaced, the last one among them, to five figures."""
+    """Return at most 40 of the losses, evenly spaced, the last one among them, to five figures."""
     stride = -(-len(losses) // 40)
     return [float(f"{loss:.5g}") for loss in losses[::-1][::stride][::-1]]
 
@@ -330,14 +330,14 @@ def test_final_loss_is_within_the_seed_spread(case: Case, target: Target, amp_dt
 
 @functools.cache
 def _fp32_losses(target: Target, steps: int, runs: int, seed: int) -> list[list[float]]:
-    """Losses of fp32 runs, each with its own weights and data; the same for every 16-bit type."""
+    """Return losses of fp32 runs, each with its own weights and data; the same for every 16-bit type."""
     rng = torch.Generator().manual_seed(seed)
     drawn = [mlp(target.device, rng) for _ in range(runs)]
     return [train(work, steps, _region(target, None), _scaler(target, None)) for work in drawn]
 
 
 def _last_epoch(losses: list[float]) -> float:
-    """The mean loss of the last epoch."""
+    """Return the mean loss of the last epoch."""
     return statistics.fmean(losses[-p2.BATCHES :])
 
 
@@ -421,7 +421,7 @@ def test_dropout_is_that_of_fp32(
 
 
 def _dropped(target: Target, work: Workload, dtype: torch.dtype | None, steps: int, extra: bool) -> list[torch.Tensor]:
-    """What dropout leaves of the inputs, step by step, and what is drawn next, on the device and on the CPU.
+    """Return what dropout leaves of the inputs, step by step, and what is drawn next, on the device and on the CPU.
 
     It is the inputs that dropout acts on, which are fp32 in both arms: another type may be dropped otherwise.
     """

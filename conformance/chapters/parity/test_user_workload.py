@@ -52,7 +52,7 @@ def test_training_ends_at_the_same_loss(case: Case, target: Target, amp_dtype: t
 
     @functools.cache
     def learned(seed: int, dtype: torch.dtype | None) -> float:
-        """How far the loss falls from the first step to the last quarter of them."""
+        """Return how far the loss falls from the first step to the last quarter of them."""
         losses, _, _ = _train(target, own, case.seed + seed, dtype, steps)
         return losses[0] - statistics.fmean(losses[-steps // 4 :])
 

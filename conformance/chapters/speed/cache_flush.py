@@ -46,7 +46,7 @@ def _properties(device: torch.device) -> Any:
 
 
 def _of_processors() -> tuple[int, str] | None:
-    """The caches of the highest level of all processors that this process may run on, by Linux's own account."""
+    """Return the caches of the highest level of all processors that this process may run on, by Linux's own account."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     found: dict[tuple[int, str], int] = {}
     for number in allowed:

@@ -65,19 +65,19 @@ class Contest:
         return self.subject in STEPS
 
     def make(self, device_type: str, shrink: int = 0) -> Subject:
-        """The subject, its batch halved `shrink` times."""
+        """Return the subject, its batch halved `shrink` times."""
         if self.is_step:
             return step(self.subject, self.size, device_type, shrink)
         return operation(self.subject, self.size, device_type, shrink)
 
 
 def sizes_of(subject: str) -> tuple[str, ...]:
-    """The names of a subject's sizes on an accelerator, from the smallest."""
+    """Return the names of a subject's sizes on an accelerator, from the smallest."""
     return STEP_SIZES if subject in STEPS else OPERATION_SIZES
 
 
 def depth(subject: str, size: str, baseline: str) -> str:
-    """The level from which on a measurement is taken: first what decides most."""
+    """Return the level from which on a measurement is taken: first what decides most."""
     if f"{subject}/{size}" in ALWAYS:
         return "quick"
     # What is bound by launches cares for no unit, TF32's or other, so that one baseline tells all.
@@ -86,7 +86,7 @@ def depth(subject: str, size: str, baseline: str) -> str:
 
 
 def matrix(subjects: Iterable[str]) -> list[Any]:
-    """Parameter sets of subject, size and baseline, each left out below its level."""
+    """Return parameter sets of subject, size and baseline, each left out below its level."""
     return [
         deep(depth(subject, size, baseline), subject, size, baseline, id=f"{subject}-{size}-{baseline}")
         for subject in subjects
@@ -96,7 +96,7 @@ def matrix(subjects: Iterable[str]) -> list[Any]:
 
 
 def measured_at(level: str, subject: str, dtype: torch.dtype) -> list[Contest]:
-    """All contests of a subject that a run at `level` measures."""
+    """Return all contests of a subject that a run at `level` measures."""
     return [
         Contest(subject, size, dtype, baseline)
         for size in sizes_of(subject)
@@ -138,7 +138,7 @@ class Measurement:
         return diagnosis.line(self.figures)
 
     def told(self) -> dict[str, object]:
-        """The figures as the report has them."""
+        """Return the figures as the report has them."""
         figures = self.figures
         known = {
             "ratio": self.speedup.estimate,
@@ -199,7 +199,7 @@ class _Bench:
         return self.by_host if self.contest.is_step else self.on_device
 
     def affordable(self) -> bool:
-        """Whether the pilot's pairs, and as many runs to warm up as it takes, fit into the plan's budget.
+        """Return whether the pilot's pairs, and as many runs to warm up as it takes, fit into the plan's budget.
 
         Only of an accelerator's large sizes is that asked: all others are as small as they are useful.
         """
@@ -326,7 +326,7 @@ class Contests:
         self._trusted.add(place)
 
     def _floor(self, case: Case, bench: _Bench) -> float:
-        """The noise floor: what two equal arms of that size differ by, measured once.
+        """Return the noise floor: what two equal arms of that size differ by, measured once.
 
         On an accelerator of each subject by itself; of a CPU, whose figures are for information, the first one's.
         """
@@ -342,7 +342,7 @@ class Contests:
 
 
 def _figures(bench: _Bench, seen: paired_comparison.Comparison, facts: dict[str, Any]) -> diagnosis.Figures:
-    """What explains a comparison: where the time of the AMP arm went, and what the device could do."""
+    """Return what explains a comparison: where the time of the AMP arm went, and what the device could do."""
     target, contest = bench.target, bench.contest
     taken = profile.observe(bench.amp, target.device_type, fp32_ops(target.device_type))
     bounds = peak_rates.ceilings(target.device)
@@ -376,7 +376,7 @@ def matrix_units(target: Target) -> bool | None:
 
 
 def arms(target: Target, contest: Contest, subject: Subject) -> tuple[Work, Work]:
-    """The work of both arms on the target."""
+    """Return the work of both arms on the target."""
 
     def region() -> AbstractContextManager[None]:
         return target.autocast(contest.dtype)
@@ -398,7 +398,7 @@ def _try(case: Case, target: Target, contest: Contest, bench: _Bench) -> None:
 
 
 def plan_of(case: Case, target: Target, contest: Contest | None = None, among: int = 1) -> paired_comparison.Plan:
-    """How long to measure at this level, within what is left to the case, which has so many to measure.
+    """Return how long to measure at this level, within what is left to the case, which has so many to measure.
 
     Those that decide most may take more than their share of the chapter's time, on a device on which that is short.
     """
@@ -424,7 +424,7 @@ def _device_seconds(bench: _Bench, seen: paired_comparison.Comparison, taken: pr
 
 
 def _rate(contest: Contest, subject: Subject, seconds: float, bounds: peak_rates.Ceilings, mode: str) -> float:
-    """Operations a second, as defined; raises BrokenTiming for work that outran the hardware."""
+    """Return operations a second, as defined; raises BrokenTiming for work that outran the hardware."""
     bound = bounds.flops(mode if contest.subject in _ORDINARY else "low")
     peak_rates.rate(subject.least_flops, seconds, bound)
     return subject.flops / seconds
@@ -440,13 +440,13 @@ def broken_timing() -> Iterator[None]:
 
 
 def peaks(target: Target, bounds: peak_rates.Ceilings) -> peak_rates.Ceilings:
-    """The published rates of the device, or where its name is in no table, what it cannot exceed."""
+    """Return the published rates of the device, or where its name is in no table, what it cannot exceed."""
     found = peak_rates.published(str(target.probe["name"]))
     return bounds if found.low_flops is None else found
 
 
 def break_even(target: Target, contest: Contest, bounds: peak_rates.Ceilings) -> float | None:
-    """Rows per weight from which AMP can win, None where the device's rates are not known."""
+    """Return rows per weight from which AMP can win, None where the device's rates are not known."""
     known = peaks(target, bounds)
     slow, fast, bandwidth = known.flops(contest.baseline), known.low_flops, known.bytes_per_second
     if slow is None or fast is None or bandwidth is None:
@@ -457,26 +457,26 @@ def break_even(target: Target, contest: Contest, bounds: peak_rates.Ceilings) ->
 
 
 def clock_mhz(facts: dict[str, object]) -> float | None:
-    """The clock of the processors at the end of a measurement, where the conditions tell it."""
+    """Return the clock of the processors at the end of a measurement, where the conditions tell it."""
     found = facts.get("clock after, MHz")
     return float(found) if isinstance(found, (int, float)) else None
 
 
 def fp32_ops(device_type: str) -> frozenset[str]:
-    """The ops that autocast runs in fp32 on that device type, by the names that a profile shows."""
+    """Return the ops that autocast runs in fp32 on that device type, by the names that a profile shows."""
     backend = device_type if device_type in BACKENDS else "cuda"
     names = {listing.name for listing in listings(backend, "fp32")}
     return frozenset(names | {op for name in names for op in resolved(name)})
 
 
 def free_bytes(target: Target) -> int | None:
-    """Memory that a subject could take on the target; None where the device does not tell."""
+    """Return memory that a subject could take on the target; None where the device does not tell."""
     counters = None if target.device_type == "cpu" else Allocator.of(device_module(target.device_type), target.device)
     return None if counters is None else counters.free()
 
 
 def _fits(target: Target, subject: Subject) -> bool:
-    """Whether there is memory enough for the subject, after a second look."""
+    """Return whether there is memory enough for the subject, after a second look."""
     for _ in range(2):
         free = free_bytes(target)
         if free is None or subject.nbytes <= free:

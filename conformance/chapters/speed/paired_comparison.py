@@ -135,7 +135,7 @@ def drifted(seen: Comparison, told: Interval | None = None) -> str | None:
 
 
 def resolution(clock: Clock) -> float:
-    """The finest difference in seconds that a clock tells; 0 where it is too fine to matter."""
+    """Return the finest difference in seconds that a clock tells; 0 where it is too fine to matter."""
     return float(getattr(clock, "resolution", 0.0))
 
 
@@ -264,7 +264,7 @@ def _narrow(seen: Comparison, plan: Plan) -> bool:
 
 
 def _progress(seen: Comparison, plan: Plan, elapsed: float, pace: float) -> Progress:
-    """How far it is to the look at which, as it seems, the interval will be narrow enough."""
+    """Return how far it is to the look at which, as it seems, the interval will be narrow enough."""
     done, interval, width = len(seen.baseline), seen.speedup, math.log1p(plan.width)
     planned = plan.looks[0] if done <= plan.looks[0] else plan.most
     if interval.low > 0 and width > 0:

@@ -21,7 +21,7 @@ MOST = 20_000
 
 
 def _always_waits(work: Callable[[], object]) -> bool:
-    """Whether this thread gives its processor up in each of some calls, where the kernel tells."""
+    """Return whether this thread gives its processor up in each of some calls, where the kernel tells."""
     return all(voluntary_waits(work) for _ in range(CALLS))
 
 

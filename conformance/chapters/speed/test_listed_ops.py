@@ -66,7 +66,7 @@ def test_modules_cast_each_parameter_once(
 def _casts(
     target: Target, amp_dtype: torch.dtype, module: torch.nn.Module, inputs: list[torch.Tensor]
 ) -> dict[str, int] | None:
-    """How often each parameter is cast in `CALLS` calls; None where oneDNN has no such recurrent layer."""
+    """Return how often each parameter is cast in `CALLS` calls; None where oneDNN has no such recurrent layer."""
     with ExitStack() as stack:
         stack.enter_context(target.autocast(amp_dtype))
         casts = {name: stack.enter_context(WeightCasts(each)) for name, each in module.named_parameters()}

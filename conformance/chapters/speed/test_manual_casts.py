@@ -1,4 +1,4 @@
-"""Speed beside casts by hand: what a region adds to the time of the casts and operations that it stands for."""
+"""Check that a region takes no longer than the same operations with manual casts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _conv2d(device: torch.device, size: int, rng: torch.Generator) -> Program:
 
 
 def _layers(device: torch.device, size: int, rng: torch.Generator) -> Program:
-    """Three layers, the weight of one of which is used twice: its cast is cached."""
+    """Return three layers, the weight of one of which is used twice: its cast is cached."""
 
     def forward(x: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         return F.linear(F.relu(F.linear(F.relu(F.linear(x, first)), second)), second)
@@ -110,7 +110,7 @@ def _keep_pages() -> None:
 def _arms(
     target: Target, dtype: torch.dtype, leaves: list[torch.Tensor], function: Callable[..., torch.Tensor]
 ) -> tuple[Work, Work]:
-    """Forward and backward in a region, and the same with each leaf cast once by hand."""
+    """Return forward and backward in a region, and the same with each leaf cast once by hand."""
 
     def backward(result: torch.Tensor) -> None:
         for leaf in leaves:
@@ -144,7 +144,7 @@ def _compare(case: Case, target: Target, clock: Clock, by_hand: Work, region: Wo
 
 
 def _runs_that_wait(work: Work) -> int | None:
-    """In how many of some runs the thread waits; None where nobody tells."""
+    """Return in how many of some runs the thread blocks; None if the kernel does not count it."""
     waits = [voluntary_waits(work) for _ in range(RUNS)]
     return None if None in waits else sum(bool(wait) for wait in waits)
 

@@ -28,7 +28,7 @@ DEPTHS = {"tied": "quick", "op-losses": "quick", "lstm": "full", "transformer": 
 
 
 def _stream(target: Target, block: Block, dtype: torch.dtype) -> list[Op]:
-    """The operations and their types, forward and backward, on tensors without elements."""
+    """Return the operations and their types, forward and backward, on tensors without elements."""
 
     def step() -> None:
         with target.autocast(dtype):

@@ -104,7 +104,7 @@ def test_the_host_waits_once_a_step(
 
 
 def _runs_ahead(target: Target, work: Work) -> bool:
-    """Whether the host can queue all of `work` while the device is still held up by what was queued before."""
+    """Return whether the host can queue all of `work` while the device is still held up by what was queued before."""
     clock = EventClock(device_module(target.device_type))
     for _ in range(TRIES):
         clock.seconds(work)

@@ -67,7 +67,7 @@ def test_step_against_fp32(case: Case, target: Target, amp_dtype: torch.dtype, o
 
 
 def _diagnosed(target: Target, taken: timing.Timing, amp: Work, baseline: str) -> diagnosis.Figures:
-    """What explains the ratio; of a user's model nobody knows the operations and the rows of its weights."""
+    """Return what explains the ratio; of a user's model nobody knows the operations and the rows of its weights."""
     seen = profile.observe(amp, target.device_type, fp32_ops(target.device_type))
     return diagnosis.Figures(
         baseline=baseline,

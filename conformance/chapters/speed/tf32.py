@@ -67,12 +67,12 @@ def _end(case: Case, target: Target) -> None:
 
 
 def has_tf32_flags(target: Target) -> bool:
-    """Whether torch can switch TF32 on and off for the target: on CUDA devices of NVIDIA's."""
+    """Return whether torch can switch TF32 on and off for the target: on CUDA devices of NVIDIA's."""
     return target.device_type == "cuda" and torch.version.hip is None
 
 
 def tf32_in_effect(device: torch.device) -> bool:
-    """Whether products read 10 bits of mantissa only: 1 + 2^-13 is then 1."""
+    """Return whether products read 10 bits of mantissa only: 1 + 2^-13 is then 1."""
     # Large enough that a library has no reason to prefer the ordinary units where TF32 is allowed.
     factor = torch.full((1024, 1024), 1 + 2.0**-13, device=device)
     ones = torch.ones(1024, 1024, device=device)
@@ -80,7 +80,7 @@ def tf32_in_effect(device: torch.device) -> bool:
 
 
 def tf32_convolves(device: torch.device) -> bool:
-    """Whether convolutions read 10 bits of mantissa only."""
+    """Return whether convolutions read 10 bits of mantissa only."""
     images = torch.full((8, 1024, 16, 16), 1 + 2.0**-13, device=device)
     kernels = torch.ones(256, 1024, 1, 1, device=device)
     return bool((torch.nn.functional.conv2d(images, kernels) == 1024).all())

@@ -60,12 +60,12 @@ def take(
 
 
 def _runs(clock: clocks.Clock) -> tuple[int, int]:
-    """How many runs a clock of the device has timed, and how many of them the host may have held up."""
+    """Return how many runs a clock of the device has timed, and how many of them the host may have held up."""
     return (clock.runs, clock.exposed) if isinstance(clock, clocks.EventClock) else (0, 0)
 
 
 def _counts_waiting(clock: clocks.Clock, runs: int, exposed: int) -> bool:
-    """Whether a clock has counted time, since it had told so many runs, in which others had the processor.
+    """Return whether a clock has counted time, since it had told so many runs, in which others had the processor.
 
     That of the processor's own time does not; nor does the device's where all was queued before it began, but for as
     few runs as tell nothing.
@@ -85,7 +85,7 @@ def noise_floor(
     name: str,
     before: Callable[[], object] | None = None,
 ) -> float:
-    """What two equal arms differ by, in logarithmic units; infinite where there was no time to tell."""
+    """Return what two equal arms differ by, in logarithmic units; infinite where there was no time to tell."""
 
     def show(now: paired_comparison.Progress) -> None:
         case.progress(f"{name}, both arms equal: {_words(now)}")
@@ -109,5 +109,5 @@ def flush(target: Target) -> Callable[[], object] | None:
 
 
 def within(plan: paired_comparison.Plan, seconds: float) -> paired_comparison.Plan:
-    """The plan, in that many seconds at most."""
+    """Return the plan, in that many seconds at most."""
     return replace(plan, budget=min(plan.budget, seconds))

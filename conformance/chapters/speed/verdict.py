@@ -1,4 +1,4 @@
-"""Rulings: a measured speed-up told in the evidence, and held against what is expected of its class of device."""
+"""Record a measured speed-up as evidence, and judge it by the expectation for its device class."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def tell(case: Case, measurement: Measurement) -> str | None:
 
 
 def device_class(case: Case, target: Target, expectations: Expectations) -> DeviceClass:
-    """What is expected of the target; ends the case where nothing is."""
+    """Return what is expected of the target; ends the case where nothing is."""
     device = (target.device_type, str(target.probe["name"]), target.probe["capability"])
     found = expectations.of(*device, today())
     if found is None and matrix_units(target) is False:
@@ -105,7 +105,7 @@ def _judged(case: Case, seen: Measurement, wanted: Expectation) -> str | None:
 
 
 def _still_large(figures: diagnosis.Figures) -> bool:
-    """Whether a batch that was halved is large enough for what is expected of large ones."""
+    """Return whether a batch that was halved is large enough for what is expected of large ones."""
     if figures.rows is None or figures.break_even is None:
         return False
     return figures.rows >= WELL_ABOVE * figures.break_even
