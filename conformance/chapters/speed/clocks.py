@@ -1,4 +1,4 @@
-"""Clocks: how long work takes, on the device alone or as the host waits for it, and whether a clock can be believed."""
+"""Clocks for device time and host time, and the check that a clock can be trusted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Diagnoses: the figures of a measured speed-up, and in words what explains a disappointing one."""
+"""Figures of a measured speed-up, and the diagnosis of a low one."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-CONFIDENCE = 0.99  # two equal arms are told apart in one measurement of a hundred at most
+CONFIDENCE = 0.99  # two equal arms seem different in one measurement of a hundred at most
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def _machine() -> tuple[float | None, float]:
 
 @dataclass(frozen=True)
 class _Device:
-    """What a device tells of itself at one moment; None for what it does not tell."""
+    """A device's readings at one moment; None for what it does not report."""
 
     hertz: float | None = None
     celsius: float | None = None
@@ -103,7 +103,7 @@ def _violation(known: Nvml, policy: str) -> float | None:
 
 
 def _amd(device: torch.device) -> _Device:
-    """Return what torch tells of an AMD device through amdsmi, where that is installed."""
+    """Return torch's readings of an AMD device through amdsmi, if that is installed."""
     megahertz = _told(torch.cuda.clock_rate, device)
     listed = _told(torch.cuda.list_gpu_processes, device)
     processes = _PROCESS.findall(listed or "")
@@ -125,9 +125,9 @@ def _told(function: Callable[..., Any], device: torch.device) -> Any:
 class Watch:
     """Watches device and processor while something is measured: a context manager.
 
-    Afterwards `spoiled` says why the measurement tells nothing, and `facts` what the conditions were. Reading takes
+    Afterwards `invalid` gives the reason why the measurement is invalid, and `facts` the conditions. Reading takes
     place outside the measurement, at its beginning and end; `sample`, called between runs, adds clocks and reasons of
-    those moments. What a vendor's library does not tell is left out.
+    those moments. Readings that a vendor's library does not provide are left out.
     """
 
     def __init__(self, device: torch.device, *, now: Callable[[], float] = time.monotonic) -> None:
@@ -158,8 +158,8 @@ class Watch:
         """Read the device now; call it between timed runs, never inside one."""
         self._samples.append(_Device.read(self._device, self._known))
 
-    def spoiled(self, *, waiting: bool = True) -> str | None:
-        """Return why nothing can be concluded from what was measured, in words; None where nothing speaks against it.
+    def invalid(self, *, waiting: bool = True) -> str | None:
+        """Return why the measurement is invalid; None if it is valid.
 
         `waiting` says whether the clock counts the time in which the process waits for a processor.
         """
@@ -231,7 +231,7 @@ class Watch:
         return None if listed is None else len(listed - {os.getpid()}) - (bool(listed) and os.getpid() not in listed)
 
     def _shares(self) -> dict[int, float] | None:
-        """Return the share of the processors' time that each process used since the beginning; None where nobody tells.
+        """Return each process's share of the processors' time since the beginning; None if it is not reported.
 
         A process that did nothing may be absent.
         """
@@ -244,7 +244,7 @@ class Watch:
         return {pid: sum(seen) / len(seen) / 100 for pid, seen in percents.items()}
 
     def _used_by_others(self) -> float | None:
-        """Return the share of the processors' time that other processes used; None where nobody tells."""
+        """Return the share of the processors' time that other processes used; None if it is not reported."""
         if self._used is None:
             return None
         if os.getpid() in (self._processes() or ()):

@@ -1,4 +1,4 @@
-"""Modules of torch.nn, and which of their parameters a region casts, once each however often the module is called."""
+"""torch.nn modules and the parameters of each that a region casts, once, however often the module is called."""
 
 from __future__ import annotations
 

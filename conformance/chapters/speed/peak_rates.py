@@ -1,4 +1,4 @@
-"""Ceilings: rates that a device cannot exceed, rates that makers publish, and the batch at which AMP breaks even."""
+"""Upper bounds of a device's rates, published rates, and the batch at which AMP breaks even."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def _clock(device: torch.device, properties: Any) -> tuple[float, str]:
     """Return the highest clock of the processors, in Hz, and where it is from."""
     if not _for_desks(properties.name):
         known = nvml(device)
-        if known is not None and (told := known.clock("SM", highest=True)) is not None:
-            return told, "NVML"
+        if known is not None and (clock := known.clock("SM", highest=True)) is not None:
+            return clock, "NVML"
         # In kHz; torch has it from 2.9 on (cudaDeviceProp::clockRate, from CUDA 13 on the attribute of that name).
         if kilohertz := getattr(properties, "clock_rate", None):
             return kilohertz * 1e3, "the device's properties"

@@ -1,4 +1,4 @@
-"""Profiles: which share of a piece of work goes into casts, and into the ops that autocast runs in fp32."""
+"""Profile the share of casts, and of ops that autocast runs in fp32, in a piece of work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Speed of the host, counted: the Python that AMP runs does not grow from call to call, and nothing in it sleeps."""
+"""Check that AMP's Python work does not grow from call to call, and that nothing in it sleeps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST = 20_000
 
 
 def _always_waits(work: Callable[[], object]) -> bool:
-    """Return whether this thread gives its processor up in each of some calls, where the kernel tells."""
+    """Return whether this thread gives its processor up in each of some calls, if the kernel counts it."""
     return all(voluntary_waits(work) for _ in range(CALLS))
 
 

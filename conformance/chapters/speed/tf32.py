@@ -1,4 +1,4 @@
-"""Baselines: fp32 with TF32 off or on, switched for the time of a measurement and seen to be so."""
+"""Switch TF32 off or on for a measurement, and verify that it is in effect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AMPERE = 8  # the first capability with TF32 (CUDA C++ Programming Guide, comput
 
 @contextmanager
 def precision(case: Case, target: Target, baseline: str) -> Iterator[None]:
-    """TF32 in fp32 products and convolutions on or off, as the baseline is named, and seen to be so.
+    """Set TF32 for fp32 products and convolutions as the baseline requires, and verify it.
 
     On other devices than CUDA's there is only off, which on an accelerator is seen as well: ROCm's and XPU's libraries
     have a mode like it. Ends the case where TF32 is allowed and not in effect.

@@ -1,4 +1,4 @@
-"""What is timed, a training step at a time: a perceptron, a residual net, a transformer block and an LSTM."""
+"""Timed training steps: a perceptron, a residual network, a transformer block and an LSTM."""
 
 from __future__ import annotations
 
