@@ -56,7 +56,7 @@ class Task:
 class Run:
     """What one run came to: the log of the mean training loss of each epoch, and figures of the test rows.
 
-    `test_loss` is their mean cross entropy in nats, `accuracy` the per cent of them that were told right.
+    `test_loss` is their mean cross entropy in nats, `accuracy` the per cent of them classified correctly.
     """
 
     curve: list[float]

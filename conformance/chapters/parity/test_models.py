@@ -1,4 +1,4 @@
-"""Parity of a CNN, an LSTM and a transformer, step by step: gradients against the model written out in float64."""
+"""Check CNN, LSTM and transformer gradients step by step against float64 models."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 # So that no gradient of these models overflows or is lost in fp16.
 SCALE = 1024.0
-# As torch._dynamo.utils.same has it for 16 bit: the error against float64, over that of sound 16-bit arithmetic.
+# As in torch._dynamo.utils.same for 16 bits: the error against float64, over that of sound 16-bit arithmetic.
 FACTOR = 3.0
 SLOPE = 1.0  # u; independent roundings all but cancel along the gradient, and 1 % is 2.6 u of bf16 and 20 u of fp16
 
-# What oneDNN says where the processor has no instruction for a type.
+# oneDNN's message if the processor has no instruction for a type.
 _LACKING = "could not create a primitive"
 
 
