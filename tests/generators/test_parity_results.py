@@ -31,7 +31,10 @@ REPORT = {
             "ends:device-bf16-mlp",
             _seen("log loss: standard deviation over 16 fp32 seeds", 0.05),
             _seen("log loss: AMP minus fp32, pair by pair", [0.01, -0.01]),
-            _seen("log loss: mean difference, its standard deviation, power, pairs that would suffice", [0.0, 0.01, 1.0, 3]),
+            _seen(
+                "log loss: mean difference, its standard deviation, power, pairs that would suffice",
+                [0.0, 0.01, 1.0, 3],
+            ),
             _seen("log loss: farthest end of the interval of AMP minus fp32", 0.02, "<=", 0.04),
         ),
         _case("AMP-PARITY-011", "learn:device-bf16-mlp", _seen("mean test accuracy, AMP", 97.7, ">=", 97.0)),
