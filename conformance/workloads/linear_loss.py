@@ -1,4 +1,4 @@
-"""Parameters whose gradients are chosen: the loss is linear in them, so that its slopes are the gradients, exactly."""
+"""Parameters with exactly known gradients: the loss is linear in them, so that its slopes are the gradients."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Slopes:
         return cls(tuple(torch.nn.Parameter(value.to(device)) for value in values), gradients)
 
     def copy(self) -> Slopes:
-        """The same parameter values in new parameters without gradients."""
+        """Return the same parameter values in new parameters without gradients."""
         return Slopes(tuple(torch.nn.Parameter(each.detach().clone()) for each in self.parameters), self.gradients)
 
     def groups(self) -> list[dict[str, object]]:
-        """Two parameter groups; the first holds the first two parameters."""
+        """Return two parameter groups; the first holds the first two parameters."""
         return [{"params": list(self.parameters[:2])}, {"params": list(self.parameters[2:])}]
 
     @property

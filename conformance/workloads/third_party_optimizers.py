@@ -1,6 +1,6 @@
-"""Optimizers as third parties write them: one that knows nothing of scaling, and one for each protocol of GradScaler.
+"""Third-party optimizers: one without support for scaling, and one for each protocol of GradScaler.
 
-All take the step p - g and keep what they were called with, so that what they were handed can be compared.
+All take the step p - g and record their arguments, so that these can be compared.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 
 class Ordinary(torch.optim.Optimizer):
-    """An optimizer that knows nothing of scaling; `handed` names what of the scaler its step could see."""
+    """An optimizer without support for scaling; `handed` names the scaler attributes that its step could read."""
 
     answer: Any = None
 
