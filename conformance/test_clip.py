@@ -334,7 +334,7 @@ def test_mixed_dtypes(
 # The wrong order
 
 
-@contract("AMP-CLIP-020")
+@contract("AMP-CLIP-023")
 @NORMS
 @pytest.mark.parametrize("scale", [4.0, 65536.0], ids=["4", "65536"])
 def test_norm_before_unscale(case: Case, target: Target, rng: torch.Generator, norm_type: Any, scale: float) -> None:
@@ -351,7 +351,7 @@ def test_norm_before_unscale(case: Case, target: Target, rng: torch.Generator, n
     case.at_least("control: ratio to the norm of fp32", norms[0] / norms[1], scale / 2)
 
 
-@contract("AMP-CLIP-021")
+@contract("AMP-CLIP-024")
 @OPTIMIZERS
 @pytest.mark.parametrize("share", [0.25, 2.0], ids=["above-threshold", "below-threshold"])
 def test_gradients_clipped_before_unscale(
@@ -372,7 +372,7 @@ def test_gradients_clipped_before_unscale(
     case.between("how many times too small they are", seen / (scale / max(share, 1.0)), 0.999, 1.001)
 
 
-@contract("AMP-CLIP-022")
+@contract("AMP-CLIP-025")
 def test_values_clipped_before_unscale(case: Case, target: Target, rng: torch.Generator) -> None:
     slopes = workload(case, target, rng)
     slope = slopes.draw(rng)

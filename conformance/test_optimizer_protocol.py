@@ -19,15 +19,28 @@ from conformance.harness.check import Case, contract, deep
 from conformance.harness.targets import Target
 from conformance.oracles.optimizer_state import departures, gradients, snapshot
 from conformance.oracles.optimizer_table import Kind, kinds, present, takes_closure
-from conformance.test_optimizer import ALL, BOTH, PLAIN, ROUTES, build, clones, each, iterate, only, unmoved
+from conformance.test_optimizer import ALL, BOTH, NON_FINITE, PLAIN, ROUTES, build, clones, each, iterate, only, unmoved
 from conformance.workloads.slopes import Slopes, spoilt
-from conformance.workloads.third_party import Ordinary, SelfScaling, TakesScaler
+from conformance.workloads.third_party import Ordinary, SelfScaling, TakesScaler, answering, give, owning, parameters_of
 
 PROTOCOL = ("grad_scale", "found_inf")
+BY_ROUTE = pytest.mark.parametrize("explicit", ROUTES, ids=["step", "unscale-then-step"])
+BY_BAD = pytest.mark.parametrize("bad", NON_FINITE.values(), ids=list(NON_FINITE))
 
 
 def left_on(optimizer: Any) -> list[str]:
     return [name for name in PROTOCOL if hasattr(optimizer, name)]
+
+
+def started(target: Target, **settings: Any) -> torch.amp.GradScaler:
+    """Return a scaler whose first scale() has been called, so that its scale tensor exists."""
+    scaler = torch.amp.GradScaler(target.device_type, **settings)
+    scaler.scale(torch.ones((), device=target.device))
+    return scaler
+
+
+def tracker(scaler: torch.amp.GradScaler) -> int:
+    return int(scaler.state_dict()["_growth_tracker"])
 
 
 @contract("AMP-OPTIMIZER-002")
@@ -110,6 +123,58 @@ def test_preset_scale_after_unscale(case: Case, target: Target, rng: torch.Gener
     )
 
 
+@contract("AMP-OPTIMIZER-060")
+@pytest.mark.parametrize("value", [2.0, math.inf, -math.inf, math.nan], ids=["finite", "inf", "minus-inf", "nan"])
+def test_handed_scale_and_flag(case: Case, target: Target, value: float) -> None:
+    gradients = [torch.tensor([2.0, last], device=target.device) for last in (2.0, value)]
+    optimizer = owning(*gradients, kind=SelfScaling)
+    scaler = started(target, init_scale=48.0)
+    found = 0.0 if math.isfinite(value) else 1.0
+    case.equal("step() returns", scaler.step(optimizer), "stepped")
+    case.equal("scale and flag it was handed", optimizer.handed, [(48.0, found)])
+    case.equal("gradients it was handed, still scaled", gradients[0].tolist(), [2.0, 2.0])
+    left = [name for name in ("grad_scale", "found_inf") if hasattr(optimizer, name)]
+    case.equal("attributes left on the optimizer", left, [])
+    case.raises("step twice", RuntimeError, lambda: scaler.step(optimizer), match="already been called")
+    scaler.update()
+    case.equal("scale and tracker", (scaler.get_scale(), tracker(scaler)), (24.0, 0) if found else (48.0, 1))
+
+
+@contract("AMP-OPTIMIZER-060")
+@pytest.mark.parametrize("value", [96.0, math.inf, math.nan], ids=["finite", "inf", "nan"])
+def test_handed_no_scale_after_unscale(case: Case, target: Target, value: float) -> None:
+    gradients = [torch.tensor([96.0], device=target.device), torch.tensor([value], device=target.device)]
+    optimizer = owning(*gradients, kind=SelfScaling)
+    scaler = started(target, init_scale=48.0)
+    found = 0.0 if math.isfinite(value) else 1.0
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    case.equal("scale and flag it was handed", optimizer.handed, [(None, found)])
+    case.equal("gradients, unscaled once", gradients[0].tolist(), [2.0])
+    scaler.update()
+    case.equal("scale", scaler.get_scale(), 24.0 if found else 48.0)
+
+
+@contract("AMP-OPTIMIZER-060")
+def test_handed_flag_stands(case: Case, target: Target) -> None:
+    optimizer = owning(torch.tensor([math.inf], device=target.device), kind=SelfScaling)
+    scaler = started(target)
+    scaler.unscale_(optimizer)
+    give(optimizer, 1.0)
+    scaler.step(optimizer)
+    case.equal("scale and flag after the bad gradient was replaced", optimizer.handed, [(None, 1.0)])
+
+
+@contract("AMP-OPTIMIZER-064")
+def test_preset_scale_multiplies(case: Case, target: Target) -> None:
+    optimizer = owning(torch.ones(2, device=target.device), kind=SelfScaling)
+    scaler = started(target, init_scale=48.0)
+    optimizer.grad_scale = torch.tensor(4.0, device=target.device)
+    scaler.step(optimizer)
+    case.equal("scale and flag it was handed", optimizer.handed, [(192.0, 0.0)])
+    case.equal("the scaler's own scale", scaler.get_scale(), 48.0)
+
+
 class KeywordOnly(TakesScaler):
     """The older protocol with a keyword-only argument."""
 
@@ -166,6 +231,23 @@ def test_kwargs_are_not_the_older_protocol(case: Case, target: Target, rng: torc
         scaler.step(optimizer, own=1)
     case.equal("arguments, then scale and flag", optimizer.handed, [["own"], (65536.0, 0.0)])
     case.equal("warnings of the older protocol", [w for w in caught if w.category is FutureWarning], [])
+
+
+@contract("AMP-OPTIMIZER-067")
+@pytest.mark.parametrize("value", [96.0, math.inf], ids=["finite", "inf"])
+def test_handed_scaler(case: Case, target: Target, value: float) -> None:
+    optimizer = owning(torch.tensor([96.0, value], device=target.device), kind=TakesScaler)
+    scaler = started(target, init_scale=48.0)
+    answer = case.warns("step()", FutureWarning, lambda: scaler.step(optimizer), match="found_inf")
+    case.equal("step() returns", answer, "stepped")
+    found = 0.0 if math.isfinite(value) else 1.0
+    case.true("what its step got is the scaler", [handed for handed, _ in optimizer.handed] == [scaler])
+    case.equal(
+        "the flag that it asked the scaler for, twice", [flags for _, flags in optimizer.handed], [[found, found]]
+    )
+    case.equal("its gradient, unscaled", parameters_of(optimizer)[0].grad[0].item(), 2.0)
+    scaler.update()
+    case.equal("scale and tracker", (scaler.get_scale(), tracker(scaler)), (24.0, 0) if found else (48.0, 1))
 
 
 # A step that raises
@@ -238,7 +320,89 @@ def test_flags_of_several_devices(case: Case, target: Target, rng: torch.Generat
         case.equal(f"what a step changes where gradients on {devices} devices hold inf", changed, [])
 
 
+# Return values and arguments
+
+
+@contract("AMP-OPTIMIZER-040")
+@BY_ROUTE
+@pytest.mark.parametrize("answer", [0.0, 1.5, None, "loss"], ids=["zero", "float", "none", "text"])
+def test_return_value(case: Case, target: Target, explicit: bool, answer: Any) -> None:
+    for value, expected in ((1.0, answer), (math.inf, None)):
+        optimizer = owning(torch.tensor(value, device=target.device), kind=lambda p: answering(p, answer))
+        scaler = started(target)
+        if explicit:
+            scaler.unscale_(optimizer)
+        case.equal(f"step() with a gradient of {value}", scaler.step(optimizer), expected)
+
+
+@contract("AMP-OPTIMIZER-042")
+@BY_ROUTE
+def test_arguments(case: Case, target: Target, explicit: bool) -> None:
+    optimizer = owning(torch.ones((), device=target.device))
+    scaler = started(target)
+    if explicit:
+        scaler.unscale_(optimizer)
+    scaler.step(optimizer, 1, "two", three=3, four=None)
+    case.equal("what optimizer.step got", optimizer.calls, [((1, "two"), {"three": 3, "four": None})])
+
+
+# Several optimizers
+
+
+@contract("AMP-OPTIMIZER-050")
+@BY_BAD
+@pytest.mark.parametrize("dirty", [0, 1, 2])
+@BY_ROUTE
+def test_only_the_bad_optimizer_skips(case: Case, target: Target, bad: float, dirty: int, explicit: bool) -> None:
+    optimizers = [owning(torch.full((2,), 65536.0, device=target.device)) for _ in range(3)]
+    parameters_of(optimizers[dirty])[0].grad[1] = bad
+    scaler = started(target)
+    if explicit:
+        for optimizer in optimizers:
+            scaler.unscale_(optimizer)
+    for optimizer in optimizers:
+        scaler.step(optimizer)
+    case.equal("calls", [len(optimizer.calls) for optimizer in optimizers], [int(i != dirty) for i in range(3)])
+    seen = [parameters_of(optimizer)[0].tolist() for optimizer in optimizers]
+    case.equal("parameters", seen, [[0.0, 0.0] if i == dirty else [-1.0, -1.0] for i in range(3)])
+    scaler.update()
+    case.equal("scale", scaler.get_scale(), 32768.0)
+
+
+@contract("AMP-OPTIMIZER-050")
+@pytest.mark.parametrize("dirty", ["!.", ".!", "!!", "!!!"], ids=["first", "second", "both", "three"])
+def test_one_backoff(case: Case, target: Target, dirty: str) -> None:
+    optimizers = [owning(torch.ones(2, device=target.device)) for _ in dirty]
+    scaler = started(target, growth_interval=4)
+    for optimizer in optimizers:
+        give(optimizer, 1.0)
+        scaler.step(optimizer)
+    scaler.update()
+    for optimizer, letter in zip(optimizers, dirty, strict=True):
+        give(optimizer, math.inf if letter == "!" else 1.0)
+        scaler.step(optimizer)
+    case.equal("scale before update()", scaler.get_scale(), 65536.0)
+    scaler.update()
+    case.equal("scale after update()", scaler.get_scale(), 32768.0)
+    case.equal("growth tracker", tracker(scaler), 0)
+
+
 # Closures
+
+
+@contract("AMP-OPTIMIZER-082")
+def test_closure(case: Case, target: Target) -> None:
+    optimizer = owning(torch.full((), 65536.0, device=target.device))
+    scaler = started(target)
+    ran: list[int] = []
+    case.raises(
+        "step(closure=...)",
+        RuntimeError,
+        lambda: scaler.step(optimizer, closure=lambda: ran.append(1)),
+        match="[Cc]losure",
+    )
+    case.equal("calls of the optimizer and of the closure", (len(optimizer.calls), len(ran)), (0, 0))
+    case.equal("the gradient, still scaled", parameters_of(optimizer)[0].grad.item(), 65536.0)
 
 
 @contract("AMP-OPTIMIZER-082")
@@ -322,7 +486,7 @@ def test_what_hooks_see(case: Case, target: Target, rng: torch.Generator, kind: 
 
 
 @contract("AMP-OPTIMIZER-075")
-@pytest.mark.parametrize("explicit", ROUTES, ids=["step", "unscale-then-step"])
+@BY_ROUTE
 def test_hooks_may_change_gradients_and_arguments(
     case: Case, target: Target, rng: torch.Generator, explicit: bool
 ) -> None:

@@ -215,7 +215,7 @@ def test_overflowing_start(case: Case, target: Target, rng: torch.Generator) -> 
 
 
 @pytest.mark.parametrize("parts", [2, 4])
-@contract("AMP-RECIPE-008")
+@contract("AMP-RECIPE-023")
 def test_accumulation(case: Case, parts: int, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
     # Small integers, a batch and a number of parts that are powers of two: every number is exact in 16 bit, so
     # the parts must add up to the whole batch to the bit.
@@ -248,7 +248,7 @@ def test_accumulation(case: Case, parts: int, target: Target, amp_dtype: torch.d
     case.identical("weight, against the whole batch", weight, whole_weight)
 
 
-@contract("AMP-RECIPE-009")
+@contract("AMP-RECIPE-024")
 def test_gradient_penalty(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
     ours, inputs = small_model(target, rng), torch.randn(8, 16, generator=rng).to(target.device)
     theirs = copy.deepcopy(ours)
@@ -290,7 +290,7 @@ def test_gradient_penalty(case: Case, target: Target, amp_dtype: torch.dtype, rn
 
 
 @pytest.mark.parametrize("poisoned", [False, True], ids=["clean", "one-overflows"])
-@contract("AMP-RECIPE-010")
+@contract("AMP-RECIPE-025")
 def test_several_models(
     case: Case, poisoned: bool, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
 ) -> None:
@@ -356,7 +356,7 @@ def test_checkpointed_training(
     same_weights(case, "weights", ours.model, theirs.model)
 
 
-@contract("AMP-RECIPE-012", dtypes=("fp16",))
+@contract("AMP-RECIPE-039", dtypes=("fp16",))
 def test_save_and_resume(case: Case, target: Target, rng: torch.Generator) -> None:
     ours, theirs = twins("P4", target, rng)
     region = new_spelling(target.device_type).region

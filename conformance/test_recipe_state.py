@@ -222,7 +222,7 @@ def test_update_is_forgotten(case: Case, target: Target) -> None:
         case.equal(f"control, {dtype}: parameters that a step after update moves", sum(moved), 4)
 
 
-@contract("AMP-RECIPE-008")
+@contract("AMP-RECIPE-023")
 def test_accumulation_in_float32(case: Case, target: Target) -> None:
     # Each micro-batch has one row and the loss is a weighted sum, so each gradient is that row: exact in 16 bit.
     sizes = (1.0, 2.0**-9, 3 * 2.0**-12, -(2.0**-14), 5 * 2.0**-13)

@@ -5,7 +5,7 @@ All take the step p - g and keep what they were called with, so that what they w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -108,6 +108,34 @@ class Wrapped:
     def step(self) -> str:
         self._optimizer.step()
         return "stepped"
+
+
+def answering(parameters: Any, answer: Any) -> Ordinary:
+    """Return an `Ordinary` optimizer whose step returns `answer`."""
+    optimizer = Ordinary(parameters)
+    optimizer.answer = answer
+    return optimizer
+
+
+def owning(*gradients: torch.Tensor, kind: Callable[[Any], Any] = Ordinary) -> Any:
+    """Return a `kind` of optimizer over zero parameters, one for each of `gradients`, which is its .grad already."""
+    parameters = []
+    for gradient in gradients:
+        parameter = torch.zeros(gradient.shape, dtype=gradient.dtype, device=gradient.device, requires_grad=True)
+        parameter.grad = gradient
+        parameters.append(parameter)
+    return kind(parameters)
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """Return the parameters of every group, in order."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def give(optimizer: torch.optim.Optimizer, value: float) -> None:
+    """Give every parameter a gradient full of `value`, as backward would."""
+    for parameter in parameters_of(optimizer):
+        parameter.grad = torch.full_like(parameter, value)
 
 
 def _total(flags: dict[torch.device, torch.Tensor]) -> float:
