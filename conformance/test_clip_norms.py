@@ -13,7 +13,6 @@ import torch
 
 from conformance.harness.check import Case, applies, contract
 from conformance.harness.targets import Target, one_device_only, second
-from conformance.measure.precision import computes_in
 from conformance.oracles.clip_reference import U, clamped, clipped, norm_bound, relative_distance, total_norm
 from conformance.workloads.gradients import LAYOUTS, holding
 from conformance.workloads.paper_devices import PaperDevices, PaperTensor
@@ -127,8 +126,7 @@ def test_magnitudes(case: Case, target: Target, norm_type: float) -> None:
 @contract("AMP-CLIP-046")
 def test_norms_of_double_precision(case: Case, target: Target) -> None:
     """In fp64 the 2-norm has room beyond 2**64, where fp32 squares overflow."""
-    if not computes_in(target.device, torch.float64):
-        case.unsupported("no arithmetic in float64")
+    case.require_arithmetic(target, torch.float64)
     for (norm_type, norm), k in itertools.product(EXACT.items(), (40, 64, 200, 480)):
         for foreach in implementations(target):
             gradients = marked(FOUR, k, target.device, torch.float64)
@@ -145,7 +143,7 @@ def test_norms_of_several_dtypes(case: Case, target: Target) -> None:
     groups = [group for group in groups if set(group) <= {*fits, single}]
     with_double = [(double, single), (single, double), (single, brief, double)]
     for group in [*groups, *(each for each in with_double if set(each) <= {*fits, single, double})]:
-        if double in group and not computes_in(target.device, double):
+        if double in group and not target.computes_in(double):
             continue
         k = 40 if double in group else 6
         for (norm_type, norm), foreach in itertools.product(EXACT.items(), implementations(target)):
@@ -446,7 +444,7 @@ def test_two_devices(case: Case, target: Target) -> None:
 def test_values_of_several_dtypes(case: Case, target: Target) -> None:
     values = [0.0, 0.25, -0.5, 0.5, 0.75, -3.0, 1000.0, -1000.0]
     dtypes = [torch.float32, torch.float16, *([torch.bfloat16] if target.supports(torch.bfloat16) else [])]
-    if computes_in(target.device, torch.float64):
+    if target.computes_in(torch.float64):
         dtypes.append(torch.float64)
     for order, foreach in itertools.product((dtypes, dtypes[::-1]), implementations(target)):
         gradients = [torch.tensor(values, dtype=dtype, device=target.device) for dtype in order]

@@ -17,7 +17,6 @@ from conformance.oracles import grad_scaler as oracle
 from conformance.oracles.optimizer_state import departures, gradients, snapshot
 from conformance.oracles.optimizer_table import Kind
 from conformance.test_optimizer import ALL, ROUTES, build, clones, each, iterate, unmoved
-from conformance.test_scale import require
 from conformance.workloads.slopes import Slopes, spoilt
 
 U = 2.0**-24
@@ -185,7 +184,7 @@ def elements_left(target: Target, kind: Kind, dtype: torch.dtype) -> int:
 @each(lambda kind: kind.gradients != "sparse", variants="full")
 @DTYPES
 def test_other_dtypes(case: Case, target: Target, rng: torch.Generator, kind: Kind, dtype: torch.dtype) -> None:
-    require(case, target, dtype)
+    case.require_arithmetic(target, dtype)
     build(case, kind, Slopes.make(kind.gradients, target.device, rng))
     if still := elements_left(target, kind, dtype):
         # State that a kernel never writes is whatever was in memory, in either run.
@@ -319,7 +318,7 @@ def test_any_power_of_two(case: Case, target: Target, rng: torch.Generator, kind
 @each(lambda kind: kind.gradients != "sparse", variants=None)
 def test_any_other_scale(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
     """The bound of the gradients: one rounding of slope times scale, one of the reciprocal, one of the product."""
-    require(case, target, torch.float64)
+    case.require_arithmetic(target, torch.float64)
     start = Slopes.make(kind.gradients, target.device, rng)
     drawn = start.draw(rng)
     scales = (12345.678, 3.0, 65535.0, 0.1)

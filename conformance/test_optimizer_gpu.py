@@ -10,7 +10,6 @@ import torch
 
 from conformance.harness.check import Case, applies, contract, needs
 from conformance.harness.targets import Target, one_device_only, second
-from conformance.measure.precision import computes_in
 from conformance.measure.waits import raising_at_waits
 from conformance.oracles.optimizer_state import departures, snapshot
 from conformance.oracles.optimizer_table import Kind, kinds
@@ -138,8 +137,7 @@ def test_capturable_skip(case: Case, target: Target, rng: torch.Generator, kind:
 @contract("AMP-OPTIMIZER-093")
 @each(FUSED)
 def test_several_dtypes(case: Case, target: Target, kind: Kind) -> None:
-    if not computes_in(target.device, torch.float64):
-        case.unsupported("no arithmetic in float64")
+    case.require_arithmetic(target, torch.float64)
     if not kind.promised_on(target.device_type):
         case.unsupported(f"no fused {kind.optimizer} on {target.device_type}")
     dtypes = (torch.float32, torch.float64, torch.float32, torch.float64)

@@ -100,15 +100,6 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(*(tensor.detach().flatten().view(torch.uint8) for tensor in (one, other)))
 
 
-def require(case: Case, target: Target, *dtypes: torch.dtype) -> None:
-    """End the case as unsupported where the device has no tensors of a dtype (mps has no fp64)."""
-    for dtype in dtypes:
-        try:
-            torch.zeros(1, dtype=dtype, device=target.device)
-        except (RuntimeError, TypeError) as error:
-            case.unsupported(f"{target.device_type} has no {dtype} tensors: {error}")
-
-
 # Construction
 
 
@@ -277,7 +268,7 @@ SCALED = {
 @pytest.mark.parametrize("scale", [65536.0, deep("standard", 1.0), deep("standard", 2.0**-20)], ids="{:g}".format)
 def test_scaled_value(case: Case, target: Target, rng: torch.Generator, name: str, scale: float) -> None:
     dtype, shape, result = SCALED[name]
-    require(case, target, dtype)
+    case.require_arithmetic(target, dtype)
     values = torch.randn(shape, generator=rng).to(dtype)
     seen = started(target, init_scale=scale).scale(values.to(target.device, copy=True))
     # A power of two: exact in every one of these types, on which both dtypes and all devices agree.
@@ -436,7 +427,7 @@ def test_subnormal_results(case: Case, target: Target) -> None:
     "scale", [*ODD_SCALES[:3], *(deep("standard", scale) for scale in ODD_SCALES[3:])], ids="{:g}".format
 )
 def test_any_scale(case: Case, target: Target, rng: torch.Generator, scale: float) -> None:
-    require(case, target, torch.float64)
+    case.require_arithmetic(target, torch.float64)
     numbers = torch.cat(
         [torch.randn(200, generator=rng) * 1000, torch.tensor([0.0, -0.0, 3e38, 2.0**-126, 5 * 2.0**-149])]
     )
@@ -548,7 +539,7 @@ def test_frozen_since_backward(case: Case, target: Target, explicit: bool) -> No
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=["bf16", "fp32", "fp64"])
 @pytest.mark.parametrize("scale", [65536.0, 3.0], ids="{:g}".format)
 def test_dtypes(case: Case, target: Target, rng: torch.Generator, dtype: torch.dtype, scale: float) -> None:
-    require(case, target, dtype, torch.float64)
+    case.require_arithmetic(target, dtype, torch.float64)
     numbers = (torch.randn(67, generator=rng) * 1000).to(dtype)
     gradient = numbers.to(target.device, copy=True)
     started(target, init_scale=scale).unscale_(owning(gradient))
@@ -559,7 +550,7 @@ def test_dtypes(case: Case, target: Target, rng: torch.Generator, dtype: torch.d
 @pytest.mark.parametrize("narrow", [torch.float32, torch.bfloat16], ids=["wide", "with-bf16"])
 def test_mixed_dtypes(case: Case, target: Target, rng: torch.Generator, narrow: torch.dtype) -> None:
     dtypes = (torch.float32, narrow, torch.float64, torch.float32, narrow)
-    require(case, target, *dtypes)
+    case.require_arithmetic(target, *dtypes)
     numbers = [torch.randn(9, generator=rng).to(dtype) for dtype in dtypes]
     optimizer = owning(*((values * 1024).to(target.device, copy=True) for values in numbers))
     started(target, init_scale=1024.0).unscale_(optimizer)
@@ -640,7 +631,7 @@ def test_fp16_gradients(case: Case, target: Target, explicit: bool, place: int) 
 @contract("AMP-SCALE-028")
 @ROUTES
 def test_bf16_gradients(case: Case, target: Target, explicit: bool) -> None:
-    require(case, target, torch.bfloat16)
+    case.require_arithmetic(target, torch.bfloat16)
     optimizer = owning(*(torch.ones(2, dtype=torch.bfloat16, device=target.device) for _ in range(3)))
     scaler = started(target)
     if explicit:
@@ -699,7 +690,7 @@ def test_overflow_in_unscaling(case: Case, target: Target, scale: float) -> None
 @contract("AMP-SCALE-040")
 @pytest.mark.parametrize("scale", [65536.0, 65535.0, deep("standard", 0.1), deep("standard", 1.0)], ids="{:g}".format)
 def test_step_unscales(case: Case, target: Target, rng: torch.Generator, scale: float) -> None:
-    require(case, target, torch.float64)
+    case.require_arithmetic(target, torch.float64)
     numbers = torch.randn(19, generator=rng)
     optimizer = owning(
         numbers.to(target.device, copy=True), kind=lambda parameters: torch.optim.SGD(parameters, lr=1.0)
@@ -840,7 +831,7 @@ def test_skip_in_any_layout(case: Case, target: Target, bad: float, layout: str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=["bf16", "fp32", "fp64"])
 def test_skip_in_any_dtype(case: Case, target: Target, bad: float, dtype: torch.dtype) -> None:
     dtypes = dict.fromkeys((torch.float32, dtype, torch.float64))
-    require(case, target, *dtypes)
+    case.require_arithmetic(target, *dtypes)
     gradients = {kept: torch.ones(37, dtype=kept, device=target.device) for kept in dtypes}
     for place in (0, 18, 36):
         gradients[dtype].fill_(1.0)
@@ -903,7 +894,7 @@ def test_finite_extremes(case: Case, target: Target, explicit: bool, name: str) 
 @contract("AMP-SCALE-047")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=["bf16", "fp64"])
 def test_finite_extremes_of_other_dtypes(case: Case, target: Target, dtype: torch.dtype) -> None:
-    require(case, target, dtype)
+    case.require_arithmetic(target, dtype)
     largest = FORMS[dtype].largest
     optimizer = owning(torch.tensor([largest, -largest, 0.0], dtype=dtype, device=target.device))
     started(target).step(optimizer)
@@ -1078,7 +1069,7 @@ def test_update_with_a_float(case: Case, target: Target, new_scale: float) -> No
 @contract("AMP-SCALE-069")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=["fp32", "fp64", "fp16"])
 def test_update_with_a_tensor(case: Case, target: Target, dtype: torch.dtype) -> None:
-    require(case, target, dtype)
+    case.require_arithmetic(target, dtype)
     scaler = started(target)
     scaler.update(torch.tensor(1024.0, dtype=dtype, device=target.device))
     case.equal("get_scale()", scaler.get_scale(), 1024.0)

@@ -12,7 +12,6 @@ import torch
 
 from conformance.harness.check import Case, applies, contract, needs
 from conformance.harness.targets import Target, one_device_only, second
-from conformance.measure.precision import computes_in
 from conformance.measure.waits import raising_at_waits
 from conformance.oracles import grad_scaler as oracle
 from conformance.workloads.gradients import holding
@@ -349,8 +348,7 @@ def test_copies_for_devices_on_paper(case: Case) -> None:
 
 @contract("AMP-SCALE-168")
 def test_several_dtypes(case: Case, target: Target) -> None:
-    if not computes_in(target.device, torch.float64):
-        case.unsupported("no arithmetic in float64")
+    case.require_arithmetic(target, torch.float64)
     values = ([8.0, -4.0], [12.0], [16.0, 0.0, 2.0])
     for dtypes in itertools.product((torch.float32, torch.float64), repeat=3):
         for spoil, bad in SPOILT[:4]:

@@ -19,10 +19,7 @@ from conformance.oracles.scaler_optimizers import FUSED, PLAIN, SGD, Fused
 
 def scalers(case: Case, target: Target) -> Factory:
     """What makes the scalers; ends the case where the device has no fp64, in which the reciprocal is taken."""
-    try:
-        torch.zeros(1, dtype=torch.float64, device=target.device)
-    except (RuntimeError, TypeError) as error:
-        case.unsupported(f"{target.device_type} has no {torch.float64} tensors: {error}")
+    case.require_arithmetic(target, torch.float64)
     return lambda **settings: torch.amp.GradScaler(target.device_type, **settings)
 
 

@@ -17,7 +17,7 @@ from conformance.harness.targets import Target
 from conformance.oracles import exact_unscaling as exact
 from conformance.oracles import grad_scaler as oracle
 from conformance.oracles.optimizer_state import same
-from conformance.test_scale import FORMS, as_gradient, as_tensor, require
+from conformance.test_scale import FORMS, as_gradient, as_tensor
 
 KERNEL_GRADIENTS = {
     "ordinary": [1.0, -2.5, 1024.0, 3.0],
@@ -40,7 +40,7 @@ DTYPES = pytest.mark.parametrize(
     ids="{:g}".format,
 )
 def test_check_and_unscale(case: Case, target: Target, dtype: torch.dtype, factor: float) -> None:
-    require(case, target, dtype)
+    case.require_arithmetic(target, dtype)
     factor = oracle.rounded(factor, oracle.FP32)
     for name, values in KERNEL_GRADIENTS.items():
         numbers = torch.tensor(values, dtype=dtype)
@@ -58,7 +58,7 @@ def test_check_and_unscale(case: Case, target: Target, dtype: torch.dtype, facto
 @DTYPES
 @pytest.mark.parametrize("before", [0.0, 1.0], ids=["clear", "set"])
 def test_flag(case: Case, target: Target, dtype: torch.dtype, before: float) -> None:
-    require(case, target, dtype)
+    case.require_arithmetic(target, dtype)
     inverse = torch.tensor(0.5, device=target.device)
     largest = FORMS[dtype].largest
     for value, found in ((largest, before), (-largest, before), (math.inf, 1.0), (-math.inf, 1.0), (math.nan, 1.0)):
@@ -78,7 +78,7 @@ def test_flag(case: Case, target: Target, dtype: torch.dtype, before: float) -> 
     "scale", [65536.0, 3.0, 2.0**127, oracle.FP32.largest, oracle.FP32.smallest], ids="{:g}".format
 )
 def test_update_scale(case: Case, target: Target, scale: float) -> None:
-    require(case, target, torch.float64)  # the factors are doubles
+    case.require_arithmetic(target, torch.float64)  # the factors are doubles
     growths = (2.0, 1.5, 1.1) if case.level == "quick" else (2.0, 1.5, 1.1, 1 + 2**-30, 1e30)
     counts = ((0, 1), (0, 2), (1, 2), (1998, 2000), (1999, 2000))
     wrong = []
@@ -155,7 +155,7 @@ MORE_LENGTHS = [*LENGTHS, *around(256, 512, 2048, 4096, 32768, 131072)]
 @contract("AMP-SCALE-143")
 @DEEP_DTYPES
 def test_any_length(case: Case, target: Target, rng: torch.Generator, dtype: torch.dtype) -> None:
-    require(case, target, dtype)
+    case.require_arithmetic(target, dtype)
     lengths = LENGTHS if case.level == "quick" else MORE_LENGTHS
     numbers = finite_numbers(max(lengths) + 8, dtype, rng)
     store = numbers.to(target.device, copy=True)
@@ -185,7 +185,7 @@ def test_any_length(case: Case, target: Target, rng: torch.Generator, dtype: tor
 @contract("AMP-SCALE-143")
 @DEEP_DTYPES
 def test_every_place(case: Case, target: Target, rng: torch.Generator, dtype: torch.dtype) -> None:
-    require(case, target, dtype)
+    case.require_arithmetic(target, dtype)
     wrong, length = [], case.samples(quick=67, standard=515, full=4099)
     numbers = finite_numbers(length, dtype, rng)
     places = range(length)
@@ -221,7 +221,7 @@ MORE_FACTORS = (
 @contract("AMP-SCALE-144")
 @SIXTEEN_BIT
 def test_every_16_bit_number(case: Case, target: Target, dtype: torch.dtype) -> None:
-    require(case, target, dtype)
+    case.require_arithmetic(target, dtype)
     numbers = exact.every_number(dtype)
     finite = numbers[numbers.float().isfinite()]
     wrong = []
@@ -241,7 +241,7 @@ def test_every_16_bit_number(case: Case, target: Target, dtype: torch.dtype) -> 
 @contract("AMP-SCALE-144")
 @SIXTEEN_BIT
 def test_every_16_bit_inf_and_nan(case: Case, target: Target, dtype: torch.dtype) -> None:
-    require(case, target, dtype)
+    case.require_arithmetic(target, dtype)
     numbers = exact.every_number(dtype)
     bad = numbers[~numbers.float().isfinite()]
     wrong = []
@@ -277,7 +277,7 @@ def lists(count: int) -> list[tuple[str, list[int]]]:
 @contract("AMP-SCALE-145")
 @DEEP_DTYPES
 def test_lists(case: Case, target: Target, rng: torch.Generator, dtype: torch.dtype) -> None:
-    require(case, target, dtype)
+    case.require_arithmetic(target, dtype)
     wrong, tried = [], 0
     deep_counts = case.level == "full" or (case.level == "standard" and dtype == torch.float32)
     for number, count in enumerate(MORE_COUNTS if deep_counts else COUNTS):
@@ -323,7 +323,7 @@ def test_every_gradient_of_a_list(case: Case, target: Target) -> None:
 @contract("AMP-SCALE-145")
 @DTYPES
 def test_empty_gradients(case: Case, target: Target, dtype: torch.dtype) -> None:
-    require(case, target, dtype)
+    case.require_arithmetic(target, dtype)
     wrong = []
     for shapes in ([(0,)], [(0,)] * 500, [(0, 3), (3, 0), (2, 0, 2)], [(0,), (), (0,)], [(), (0,)]):
         gradients = [torch.full(shape, 6.0, dtype=dtype, device=target.device) for shape in shapes]
@@ -381,7 +381,7 @@ def strided(store: torch.Tensor, name: str) -> torch.Tensor:
 @contract("AMP-SCALE-146")
 @DTYPES
 def test_strides(case: Case, target: Target, rng: torch.Generator, dtype: torch.dtype) -> None:
-    require(case, target, dtype)
+    case.require_arithmetic(target, dtype)
     numbers = finite_numbers(240, dtype, rng)
     product = exact.unscaled(numbers, THIRD)
     wrong = []
@@ -408,7 +408,7 @@ def test_strides(case: Case, target: Target, rng: torch.Generator, dtype: torch.
 @contract("AMP-SCALE-146")
 @DTYPES
 def test_strides_in_one_list(case: Case, target: Target, rng: torch.Generator, dtype: torch.dtype) -> None:
-    require(case, target, dtype)
+    case.require_arithmetic(target, dtype)
     names = list(STRIDED)
     draw = random.Random(case.seed)
     wrong = []
@@ -443,7 +443,7 @@ def edges(dtype: torch.dtype) -> torch.Tensor:
 @contract("AMP-SCALE-147")
 @DTYPES
 def test_any_factor(case: Case, target: Target, dtype: torch.dtype) -> None:
-    require(case, target, dtype)
+    case.require_arithmetic(target, dtype)
     numbers, wrong = edges(dtype), []
     draw = random.Random(case.seed)
     drawn = [oracle.rounded(draw.uniform(-2, 2) * 2.0 ** draw.randint(-150, 126), oracle.FP32) for _ in range(8)]
@@ -466,7 +466,7 @@ def test_any_factor(case: Case, target: Target, dtype: torch.dtype) -> None:
 @contract("AMP-SCALE-147")
 @DTYPES
 def test_products_that_overflow(case: Case, target: Target, dtype: torch.dtype) -> None:
-    require(case, target, dtype)
+    case.require_arithmetic(target, dtype)
     largest = torch.tensor([FORMS[dtype].largest, 1.0, -FORMS[dtype].largest], dtype=dtype)
     if dtype == torch.float64:
         largest = torch.tensor([1e38, 1.0, -1e38], dtype=dtype)  # what is beyond fp32 is another contract's subject
@@ -509,7 +509,7 @@ INTERVALS = (1, 2, 3, 4, 1999, 2000, 2001, 2**31 - 1)
 
 @contract("AMP-SCALE-148")
 def test_interval_boundaries(case: Case, target: Target) -> None:
-    require(case, target, torch.float64)
+    case.require_arithmetic(target, torch.float64)
     counts = (0, 1, 2, 3, 1997, 1998, 1999, 2000, 2**31 - 3, 2**31 - 2)
     arguments = [
         (1024.0, count, found, 2.0, 0.5, interval)
@@ -522,7 +522,7 @@ def test_interval_boundaries(case: Case, target: Target) -> None:
 
 @contract("AMP-SCALE-148")
 def test_intervals_beyond_32_bits(case: Case, target: Target) -> None:
-    require(case, target, torch.float64)
+    case.require_arithmetic(target, torch.float64)
     arguments = [
         (8.0, count, 0.0, 2.0, 0.5, interval) for count in (0, 1) for interval in (2**32 + 1, 2**32 + 2, 2**40)
     ]
@@ -531,7 +531,7 @@ def test_intervals_beyond_32_bits(case: Case, target: Target) -> None:
 
 @contract("AMP-SCALE-148")
 def test_any_factors(case: Case, target: Target) -> None:
-    require(case, target, torch.float64)
+    case.require_arithmetic(target, torch.float64)
     draw = random.Random(case.seed)
     special = (0.0, oracle.FP32.smallest, 2.0**-126, 1.0, 2.0**127, oracle.FP32.largest, math.inf)
     growths = (1 + 2**-52, 1 + 2**-24, 1.1, 2.0, 1e30, sys.float_info.max)
@@ -550,7 +550,7 @@ def test_any_factors(case: Case, target: Target) -> None:
 
 @contract("AMP-SCALE-148")
 def test_any_flag_above_zero(case: Case, target: Target) -> None:
-    require(case, target, torch.float64)
+    case.require_arithmetic(target, torch.float64)
     # 2 is what two devices that both found an inf add up to; the smallest would be lost to a flush to zero.
     arguments = [
         (1024.0, 5, found, 2.0, 0.5, 6) for found in (-0.0, oracle.FP32.smallest, 0.5, 1.0, 2.0, 8.0, math.inf)
@@ -561,7 +561,7 @@ def test_any_flag_above_zero(case: Case, target: Target) -> None:
 @contract("AMP-SCALE-148")
 @pytest.mark.parametrize("pattern", ["!", ".", "..!", ".!", "......!"], ids=["inf", "clean", "d2", "d1", "d6"])
 def test_chains(case: Case, target: Target, pattern: str) -> None:
-    require(case, target, torch.float64)
+    case.require_arithmetic(target, torch.float64)
     wrong, chains = [], [(2.0, 0.5, 1), (2.0, 0.5, 3), (1.7, 0.3, 2), (1 + 2**-20, 0.999, 1)]
     for start, (growth, backoff, interval) in itertools.product((65536.0, 2.0**-140, 2.0**126, 3.0), chains):
         tensor = torch.tensor(start, device=target.device)
@@ -653,7 +653,7 @@ def test_functional_form(case: Case, target: Target, rng: torch.Generator) -> No
 
 @contract("AMP-SCALE-142")
 def test_functional_update(case: Case, target: Target) -> None:
-    require(case, target, torch.float64)
+    case.require_arithmetic(target, torch.float64)
     for found, expected in ((0.0, (1.5, 0)), (1.0, (0.75, 0))):
         scale, flag = torch.tensor(1.0, device=target.device), torch.tensor(found, device=target.device)
         tracker = torch.tensor(2, dtype=torch.int32, device=target.device)
