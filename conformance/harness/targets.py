@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from conformance.harness import environment
-from conformance.harness.check import Untestable
-from conformance.measure.precision import computes_in
+from ..measure.precision import computes_in
+from . import environment
+from .check import Untestable
 
 
 def _has_autocast(device_type: str) -> bool:
