@@ -17,7 +17,7 @@ from ...harness.targets import Target
 from ...oracles.numbers import unscaling as exact
 from ...oracles.optimizer_state import same
 from ...scaler import model as oracle
-from .test_scale import FORMS, as_gradient, as_tensor
+from .support import FORMS, as_gradient, as_tensor
 
 KERNEL_GRADIENTS = {
     "ordinary": [1.0, -2.5, 1024.0, 3.0],
