@@ -42,7 +42,7 @@ _MAY = {
     "conftest": {"harness"},
 }
 # Chapters whose check modules still share helpers; each leaves the list when it is split.
-_TO_SPLIT = {"backward", "numerics", "optimizer", "recipe", "scale"}
+_TO_SPLIT = {"backward", "numerics"}
 # Modules of a chapter that end cases, besides its checks and its support.py.
 _WITH_THE_HARNESS = {"speed": {"experiment", "timing", "tf32", "verdict"}}
 

@@ -17,7 +17,7 @@ from ...oracles.optimizer_state import departures, gradients, snapshot
 from ...scaler import model as oracle
 from ...workloads.linear_loss import Slopes, spoilt
 from .optimizer_configs import Kind
-from .test_optimizer import ALL, ROUTES, build, clones, each, iterate, unmoved
+from .support import ALL, ROUTES, build, clones, each, iterate, unmoved
 
 U = 2.0**-24
 

@@ -20,7 +20,7 @@ from ...workloads.linear_loss import Slopes
 from ...workloads.third_party_optimizers import Ordinary, SelfScaling
 from .optimizer_configs import Kind
 from .random_histories import Iteration, histories, simpler
-from .test_optimizer import ALL, build, each, only
+from .support import ALL, build, each, only
 
 INTERVAL = 2  # of growth: scales move both ways within a short history, by powers of two
 

@@ -19,7 +19,7 @@ from ...workloads.linear_loss import Slopes, spoilt
 from ...workloads.third_party_optimizers import ActsAsOne, Wrapped
 from .float64_updates import UPDATES, steps
 from .optimizer_configs import Kind
-from .test_optimizer import NON_FINITE, ROUTES, U, build, clones, each, iterate, unmoved
+from .support import NON_FINITE, ROUTES, U, build, clones, each, iterate, unmoved
 
 # What fp16's smallest number, 2**-24, is after the first loss scale, 65536, is divided out.
 SMALLEST = 2.0**-40

@@ -1,4 +1,4 @@
-"""Recipes: the patterns of the AMP examples, step by step against casts and scaling by hand and against float32."""
+"""Check the patterns of the AMP examples, step by step, against manual casts and scaling and against float32."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from ...oracles.float64_step import exact_step
 from ...oracles.manual_training import ByHand, Float32
 from . import recipes
 from .recipes import OUTLIER, Draw, Precision, Recipe, Step
+from .support import dtypes_of, normal, same
 
 
 class TorchAmp:
@@ -64,11 +65,6 @@ class TorchAmp:
         return torch.amp.GradScaler(self._kind, init_scale=init_scale, growth_interval=growth_interval)
 
 
-def normal(target: Target, seed: int) -> Draw:
-    generator = torch.Generator().manual_seed(seed)
-    return lambda *shape: (0.4 * torch.randn(shape, generator=generator)).to(target.device)
-
-
 def units(target: Target, seed: int) -> Draw:
     """Rows with one 1 or -1 and zeros: sums and products of a first step stay small whole numbers, which are exact."""
     generator = torch.Generator().manual_seed(seed)
@@ -82,13 +78,6 @@ def units(target: Target, seed: int) -> Draw:
         return rows.view(shape).to(target.device)
 
     return draw
-
-
-def same(seen: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether type, shape and bits agree; NaNs agree with NaNs."""
-    if seen.dtype != expected.dtype or seen.shape != expected.shape:
-        return False
-    return torch.equal(seen, expected) or bool(((seen == expected) | ((seen != seen) & (expected != expected))).all())
 
 
 def apart(seen: Step, expected: Step) -> list[str]:
@@ -105,13 +94,6 @@ def run(recipe: Recipe, amp: Precision, draw: Draw, steps: int) -> Iterator[Step
     torch.manual_seed(3)
     with repeatable_convolutions():
         yield from recipe(amp, draw, steps)
-
-
-def dtypes_of(case: Case, target: Target) -> tuple[torch.dtype, ...]:
-    """Both amp dtypes; of most recipes one at quick, by turns, as other contracts hold both by hand."""
-    found = case.supported(target)
-    number = int(case.contract.id[-3:])
-    return found if case.level != "quick" or number == 2 else (found[number % len(found)],)
 
 
 def held_by_hand(case: Case, target: Target, recipe: Recipe, *, exact: bool = True) -> dict[torch.dtype, list[Step]]:

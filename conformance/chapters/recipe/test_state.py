@@ -15,7 +15,7 @@ from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...oracles.manual_training import ByHand, HandScale
 from .recipes import FEATURES, HIDDEN, OUTPUTS, ROWS, Batches, batches, perceptron
-from .test_programs import dtypes_of, normal, same
+from .support import dtypes_of, normal, same
 
 INTERVAL, SCALE = 2, 2.0**8
 
