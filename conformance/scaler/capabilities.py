@@ -28,7 +28,7 @@ CAPABILITIES = {
     "no_gradients": "step() of an optimizer without gradients is refused",
     "pickles": "pickling between iterations, and its refusal within one",
     "return_values": "step() returns what optimizer.step() returns",
-    "self_scaling": "optimizers that unscale by themselves are handed grad_scale and found_inf",
+    "self_scaling": "optimizers that unscale by themselves get grad_scale and found_inf",
     "setters": "set_growth_factor(), set_backoff_factor() and set_growth_interval()",
     "sparse": "sparse gradients",
     "state": "state_dict() and load_state_dict()",

@@ -61,7 +61,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Departure:
+class Mismatch:
     """The calls up to the one after which the real scaler and the model differ, as a program, and in what."""
 
     calls: tuple[Call, ...]
@@ -321,12 +321,12 @@ class World:
             expected.keep(step.gradients)
             if not step.ran:
                 return None
-            handed = ""
+            received = ""
             flag = 0.0
             if which == FUSED:
-                scale, flag = step.handed if step.handed is not None else (None, None)  # type: ignore[assignment]
-                handed = f" with scale {scale} and flag {flag}"
-            expected.calls.append(f"step{arguments}{named}{handed}")
+                scale, flag = step.received if step.received is not None else (None, None)  # type: ignore[assignment]
+                received = f" with scale {scale} and flag {flag}"
+            expected.calls.append(f"step{arguments}{named}{received}")
             if not flag:
                 expected.subtract()
             return None if which == SGD else len(expected.calls)
@@ -531,13 +531,13 @@ Twin: TypeAlias = tuple[Callable[[], Any], Callable[[], Any]]
 """The same call on the real scaler and on the model."""
 
 
-def departure(
+def mismatch(
     factory: Factory,
     device: torch.device,
     settings: dict[str, Any],
     calls: Iterable[Call],
     without: frozenset[str] = frozenset(),
-) -> Departure | None:
+) -> Mismatch | None:
     """Play a history on a scaler of `factory` and on the model; return where they part, if they do."""
     with quiet():
         world = World(factory, device, settings, without)
@@ -545,7 +545,7 @@ def departure(
         for call in calls:
             played.append(call)
             if differences := world.play(call):
-                return Departure(tuple(played), tuple(world.program), tuple(differences))
+                return Mismatch(tuple(played), tuple(world.program), tuple(differences))
     return None
 
 

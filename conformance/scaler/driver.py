@@ -15,14 +15,14 @@ import torch
 
 from . import enumeration, state_machine
 from .capabilities import CAPABILITIES
-from .differential import Departure, Difference, Factory
+from .differential import Difference, Factory, Mismatch
 from .model import GradScalerModel
 from .optimizers import FUSED, PLAIN, SGD
 
 if TYPE_CHECKING:
     from hypothesis.stateful import RuleBasedStateMachine
 
-__all__ = ["CAPABILITIES", "Departure", "Difference", "Driven", "Factory", "GradScalerModel", "drive", "machine"]
+__all__ = ["CAPABILITIES", "Difference", "Driven", "Factory", "GradScalerModel", "Mismatch", "drive", "machine"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Driven:
 
     `rules` says how often each rule of the state machine was played, `steps` how many calls were compared with the
     model, in `histories` that reached `states` distinct states. `not_driven` are the capabilities that were switched
-    off, with what was not looked at because of it. `departure` is the shortest history found after which the scaler
+    off, with what was not looked at because of it. `mismatch` is the shortest history found after which the scaler
     is not what the model says, or None.
     """
 
@@ -40,19 +40,19 @@ class Driven:
     histories: int
     states: int
     not_driven: tuple[tuple[str, str], ...]
-    departure: Departure | None
+    mismatch: Mismatch | None
 
     def __str__(self) -> str:
-        """What was driven, what was not, and the departure, for a person to read."""
+        """What was driven, what was not, and the mismatch, for a person to read."""
         played = f"{self.steps} calls of {len(self.rules)} rules in {self.histories} histories, {self.states} states"
         left = [f"not driven: {name}: {what}" for name, what in self.not_driven]
-        found = "no departure from the model" if self.departure is None else f"departs:\n{self.departure}"
+        found = "no mismatch with the model" if self.mismatch is None else f"differs:\n{self.mismatch}"
         return "\n".join((played, *left, found))
 
     def check(self) -> None:
-        """Raise AssertionError with the history as a program where the scaler departed from the model."""
-        if self.departure is not None:
-            raise AssertionError(f"the scaler is not what GradScaler's documentation says after\n{self.departure}")
+        """Raise AssertionError with the history as a program where the scaler differs from the model."""
+        if self.mismatch is not None:
+            raise AssertionError(f"the scaler is not what GradScaler's documentation says after\n{self.mismatch}")
 
 
 def drive(
@@ -79,7 +79,7 @@ def drive(
     place = torch.device(device)
     searches = [enumeration.play(factory, place, _enumerated(lacking), lacking)]
     for enabled in (True, False) if "disabled" not in lacking else (True,):
-        if searches[-1].departure is None:
+        if searches[-1].mismatch is None:
             found = state_machine.search(
                 factory, place, histories=histories, length=length, seed=seed, without=lacking, enabled=enabled
             )
@@ -90,7 +90,7 @@ def drive(
         histories=sum(search.histories for search in searches),
         states=sum(search.states for search in searches),
         not_driven=tuple((name, CAPABILITIES[name]) for name in CAPABILITIES if name in lacking),
-        departure=searches[-1].departure,
+        mismatch=searches[-1].mismatch,
     )
 
 
@@ -100,7 +100,7 @@ def machine(
     """Return hypothesis' state machine over scalers of `factory`, for a framework that wants to run it by itself.
 
     `TestScaler = machine(factory).TestCase` in a test module is enough. The parameters are those of `drive`; a
-    departure raises an error whose message is the history as a program.
+    mismatch raises an error whose message is the history as a program.
     """
     return state_machine.machine(factory, torch.device(device), without=_checked(without), enabled=enabled)
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 
 from .capabilities import Call
-from .differential import Departure, Factory, World, quiet
+from .differential import Factory, Mismatch, World, quiet
 from .model import NewScale, Output
 from .optimizers import FUSED, PLAIN, SGD, SLOTS, Backward
 from .state_machine import EXTREMES, INF, NAN, SINGLE, Search, shrunk
@@ -200,7 +200,7 @@ def outputs() -> Iterator[History]:
 def play(
     factory: Factory, device: torch.device, histories: Iterable[History], without: frozenset[str] = frozenset()
 ) -> Search:
-    """Play the histories until one departs from the model; that one is shrunk."""
+    """Play the histories until one differs from the model; that one is shrunk."""
     counted: Counter[str] = Counter()
     states: set[tuple[Any, ...]] = set()
     steps = count = 0
@@ -212,7 +212,7 @@ def play(
                 differences = world.play(call)
                 states.add(world.abstract())
                 if differences:
-                    found = Departure(calls[:number], tuple(world.program), tuple(differences))
+                    found = Mismatch(calls[:number], tuple(world.program), tuple(differences))
                     shortest = shrunk(factory, device, settings, found, without)
                     return Search(dict(counted), steps + world.played, count, len(states), shortest)
             steps += world.played

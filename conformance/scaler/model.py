@@ -157,13 +157,13 @@ class _Progress:
 class Step:
     """What GradScaler.step() does: whether the optimizer ran, and the gradients that it found.
 
-    `handed` is the scale (None: the gradients are true ones) and the flag that an optimizer which unscales by
+    `received` is the scale (None: the gradients are true ones) and the flag that an optimizer which unscales by
     itself finds on itself.
     """
 
     ran: bool
     gradients: list[Gradient]
-    handed: tuple[float | None, float] | None = None
+    received: tuple[float | None, float] | None = None
 
 
 @dataclass

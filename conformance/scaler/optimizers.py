@@ -131,9 +131,9 @@ class Fused(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, *args: Any, **kwargs: Any) -> Any:
         scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        handed = None if scale is None else float(scale), None if found is None else float(found)
-        self.calls.append(f"step{args}{kwargs} with scale {handed[0]} and flag {handed[1]}")
-        if not handed[1]:
+        received = None if scale is None else float(scale), None if found is None else float(found)
+        self.calls.append(f"step{args}{kwargs} with scale {received[0]} and flag {received[1]}")
+        if not received[1]:
             subtract(self)
         return len(self.calls)
 

@@ -1,4 +1,4 @@
-"""Random histories of GradScaler calls, and a search among them for one that departs from the model.
+"""Random histories of GradScaler calls, and a search among them for one that differs from the model.
 
 The search draws by itself: on its way to the first history hypothesis reads the source of every module that is loaded,
 which takes longer than a hundred of these. For a framework's own tests there is a state machine of hypothesis as well.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from .capabilities import Call
-from .differential import Departure, Factory, World, departure, quiet
+from .differential import Factory, Mismatch, World, mismatch, quiet
 from .model import BF16, FP16, FP32, FP64, NewScale, Output, rounded
 from .optimizers import FUSED, LAYOUTS, PLAIN, SGD, SLOTS, Backward
 
@@ -41,18 +41,18 @@ class Departed(Exception):
 
 @dataclass
 class Tally:
-    """What a machine has done: rules and calls played, distinct states reached, the first history that departed."""
+    """What a machine has done: rules and calls played, distinct states reached, the first mismatch."""
 
     histories: int = 0
     steps: int = 0
     rules: Counter[str] = field(default_factory=Counter)
     states: set[tuple[Any, ...]] = field(default_factory=set)
     left_out: Counter[str] = field(default_factory=Counter)
-    first: tuple[dict[str, Any], Departure] | None = None
+    first: tuple[dict[str, Any], Mismatch] | None = None
 
-    def departed(self, settings: dict[str, Any], departure: Departure) -> None:
-        """Keep the first departure, with the settings of its scaler."""
-        self.first = self.first or (settings, departure)
+    def record(self, settings: dict[str, Any], mismatch: Mismatch) -> None:
+        """Keep the first mismatch, with the settings of its scaler."""
+        self.first = self.first or (settings, mismatch)
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Search:
     steps: int
     histories: int
     states: int
-    departure: Departure | None
+    mismatch: Mismatch | None
 
 
 Calls: TypeAlias = tuple[Call, ...]
@@ -215,8 +215,8 @@ class History:
             differences = world.play(call)
             tally.steps += world.played - before
             if differences:
-                found = Departure(tuple(self._calls), tuple(world.program), tuple(differences))
-                tally.departed(self._settings, found)
+                found = Mismatch(tuple(self._calls), tuple(world.program), tuple(differences))
+                tally.record(self._settings, found)
                 raise Departed(str(found))
             tally.states.add(world.abstract())
 
@@ -266,7 +266,7 @@ def search(
     enabled: bool = True,
     scales: Sequence[float] = SCALES,
 ) -> Search:
-    """Play random histories of `length` rules, the same for the same seed, until one departs from the model."""
+    """Play random histories of `length` rules, the same for the same seed, until one differs from the model."""
     tally, source = Tally(), random.Random(seed)
     drawn, table = settings_of(enabled, scales), rules(without)
     with quiet():
@@ -285,8 +285,8 @@ def search(
 
 
 def shrunk(
-    factory: Factory, device: torch.device, settings: dict[str, Any], found: Departure, without: frozenset[str]
-) -> Departure:
+    factory: Factory, device: torch.device, settings: dict[str, Any], found: Mismatch, without: frozenset[str]
+) -> Mismatch:
     """Return the shortest history that is found by leaving calls out of `found`, and by plainer gradients and settings.
 
     It is the same for the same history, and ends after SHRINK_CALLS calls in all.
@@ -294,16 +294,16 @@ def shrunk(
     budget = SHRINK_CALLS
     best = found
 
-    def departs(settings: dict[str, Any], calls: Calls) -> bool:
+    def differs(settings: dict[str, Any], calls: Calls) -> bool:
         nonlocal budget, best
         budget -= len(calls)
-        shorter = departure(factory, device, settings, calls, without) if budget >= 0 else None
+        shorter = mismatch(factory, device, settings, calls, without) if budget >= 0 else None
         best = shorter or best
         return shorter is not None
 
     # The end of a long history is mostly enough, with the call that it began with.
     kept = 4
-    while kept < len(found.calls) and not departs(settings, (found.calls[0], *found.calls[-kept:])):
+    while kept < len(found.calls) and not differs(settings, (found.calls[0], *found.calls[-kept:])):
         kept *= 2
     before: Calls = ()
     while best.calls != before:
@@ -311,14 +311,14 @@ def shrunk(
         for size in _halves(len(best.calls)):
             start = 0
             while start < len(best.calls):
-                if not departs(settings, best.calls[:start] + best.calls[start + size :]):
+                if not differs(settings, best.calls[:start] + best.calls[start + size :]):
                     start += size
         for name, plain in PLAIN_SETTINGS.items():
-            if settings[name] != plain and departs({**settings, name: plain}, best.calls):
+            if settings[name] != plain and differs({**settings, name: plain}, best.calls):
                 settings = {**settings, name: plain}
         for index in range(len(best.calls)):
             for call in _plainer(best.calls[index]) if index < len(best.calls) else ():
-                departs(settings, (*best.calls[:index], call, *best.calls[index + 1 :]))
+                differs(settings, (*best.calls[:index], call, *best.calls[index + 1 :]))
     return best
 
 

@@ -11,7 +11,7 @@ import torch
 
 from ...harness.check import Case, deep
 from ...harness.targets import Target
-from ...workloads.linear_loss import Slopes
+from ...workloads.linear_loss import LinearLoss
 
 NORMS = pytest.mark.parametrize(
     "norm_type",
@@ -31,9 +31,9 @@ OPTIMIZERS = pytest.mark.parametrize("fused", [False, True], ids=["for-loop", "f
 
 def workload(
     case: Case, target: Target, rng: torch.Generator, foreach: bool | None = None, *, fused: bool = False
-) -> Slopes:
+) -> LinearLoss:
     """Parameters with chosen gradients, or the verdict that this device has no foreach, or no fused, kernels."""
-    slopes = Slopes.make("dense", target.device, rng)
+    slopes = LinearLoss.make("dense", target.device, rng)
     if target.device_type not in ("cpu", "cuda") and (foreach or fused):
         trial = slopes.copy()
         try:
@@ -45,7 +45,7 @@ def workload(
     return slopes
 
 
-def backward(slopes: Slopes, slope: list[torch.Tensor], scaler: torch.amp.GradScaler | None = None) -> None:
+def backward(slopes: LinearLoss, slope: list[torch.Tensor], scaler: torch.amp.GradScaler | None = None) -> None:
     """Set the gradients to the slopes, times the scale if there is a scaler."""
     for parameter in slopes.parameters:
         parameter.grad = None
@@ -53,7 +53,7 @@ def backward(slopes: Slopes, slope: list[torch.Tensor], scaler: torch.amp.GradSc
     (loss if scaler is None else scaler.scale(loss)).backward()
 
 
-def made(slopes: Slopes, fused: bool = False, **options: Any) -> torch.optim.Optimizer:
+def made(slopes: LinearLoss, fused: bool = False, **options: Any) -> torch.optim.Optimizer:
     """Adam over the workload's parameters."""
     return torch.optim.Adam(slopes.groups(), lr=0.25, fused=fused, **options)
 
@@ -62,7 +62,7 @@ def scaler_for(target: Target, scale: float = 65536.0) -> torch.amp.GradScaler:
     return torch.amp.GradScaler(target.device_type, init_scale=scale)
 
 
-def grads(slopes: Slopes) -> list[torch.Tensor]:
+def grads(slopes: LinearLoss) -> list[torch.Tensor]:
     """Copies of the gradients of the moving parameters."""
     return [parameter.grad.detach().clone() for parameter in slopes.moving if parameter.grad is not None]
 

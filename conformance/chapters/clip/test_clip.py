@@ -11,7 +11,7 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
-from ...oracles.optimizer_state import departures, snapshot
+from ...oracles.optimizer_state import differences, snapshot
 from .reference import U, clamped, clipped, norm_bound, relative_distance, total_norm
 from .support import FOREACH, NORMS, all_identical, backward, grads, made, scaler_for, workload
 
@@ -167,7 +167,7 @@ def test_in_place(case: Case, target: Target, rng: torch.Generator, foreach: boo
     kept = [now is then for now, then in zip(after, tensors, strict=True)]
     case.equal("gradients that are the same tensors as before", kept, [True] * len(kept))
     case.equal("gradient of the parameter that had none", after[-1], None)
-    case.equal("what clipping changed in parameters and state", departures(snapshot(optimizer), before), [])
+    case.equal("what clipping changed in parameters and state", differences(snapshot(optimizer), before), [])
     case.equal("norm requires grad", norm.requires_grad, False)
     case.equal("gradients require grad", [one.requires_grad for one in after if one is not None], [False] * 4)
 

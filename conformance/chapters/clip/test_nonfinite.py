@@ -12,8 +12,8 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
-from ...oracles.optimizer_state import departures, snapshot
-from ...workloads.linear_loss import spoilt
+from ...oracles.optimizer_state import differences, snapshot
+from ...workloads.linear_loss import with_nonfinite
 from .reference import clipped
 from .support import FOREACH, NORMS, OPTIMIZERS, all_identical, backward, grads, made, scaler_for, workload
 
@@ -49,19 +49,19 @@ def test_bad_gradients_still_skip(
     scaler.update()
     for place in ("first", "last"):
         before, scale = snapshot(optimizer), scaler.get_scale()
-        backward(slopes, spoilt(clean, place, bad), scaler)
+        backward(slopes, with_nonfinite(clean, place, bad), scaler)
         scaler.unscale_(optimizer)
         clips[clip](slopes.parameters)
         answer = scaler.step(optimizer)
         scaler.update()
-        case.equal(f"what changed, bad value {place}", departures(snapshot(optimizer), before), [])
+        case.equal(f"what changed, bad value {place}", differences(snapshot(optimizer), before), [])
         case.equal("what step() returned", answer, None)
         case.equal("scale after update()", scaler.get_scale(), scale / 2)
     backward(slopes, clean, scaler)
     scaler.unscale_(optimizer)
     clips[clip](slopes.parameters)
     scaler.step(optimizer)
-    case.true("control: a clean step with the same clipping steps", bool(departures(snapshot(optimizer), before)))
+    case.true("control: a clean step with the same clipping steps", bool(differences(snapshot(optimizer), before)))
 
 
 @contract("AMP-CLIP-031")
@@ -74,7 +74,7 @@ def test_finite_after_clipping(case: Case, target: Target, rng: torch.Generator,
     scaler.step(optimizer)
     scaler.update()
     before = snapshot(optimizer)
-    backward(slopes, spoilt(clean, "last", math.inf), scaler)
+    backward(slopes, with_nonfinite(clean, "last", math.inf), scaler)
     scaler.unscale_(optimizer)
     torch.nn.utils.clip_grad_value_(slopes.parameters, 1.0)
     case.equal(
@@ -82,7 +82,7 @@ def test_finite_after_clipping(case: Case, target: Target, rng: torch.Generator,
     )
     scaler.step(optimizer)
     scaler.update()
-    case.equal("what the step changed all the same", departures(snapshot(optimizer), before), [])
+    case.equal("what the step changed all the same", differences(snapshot(optimizer), before), [])
     case.equal("scale after update()", scaler.get_scale(), 32768.0)
 
 
@@ -95,7 +95,7 @@ def test_error_if_nonfinite(
 ) -> None:
     slopes = workload(case, target, rng, foreach)
     optimizer, scaler = made(slopes), scaler_for(target)
-    backward(slopes, spoilt(slopes.draw(rng), "last", bad), scaler)
+    backward(slopes, with_nonfinite(slopes.draw(rng), "last", bad), scaler)
     scaler.unscale_(optimizer)
     before = grads(slopes)
     clip = functools.partial(torch.nn.utils.clip_grad_norm_, slopes.parameters, 1.0, norm_type, foreach=foreach)
@@ -117,7 +117,7 @@ def test_training_through_bad_gradients(case: Case, target: Target, rng: torch.G
     optimizer, control, scaler = made(slopes, fused), made(plain, fused), scaler_for(target)
     for bad in (None, math.inf, None, math.nan, -math.inf, None):
         slope = slopes.draw(rng)
-        backward(slopes, slope if bad is None else spoilt(slope, "first", bad), scaler)
+        backward(slopes, slope if bad is None else with_nonfinite(slope, "first", bad), scaler)
         scaler.unscale_(optimizer)
         torch.nn.utils.clip_grad_norm_(slopes.parameters, 1.0)
         scaler.step(optimizer)
@@ -126,7 +126,7 @@ def test_training_through_bad_gradients(case: Case, target: Target, rng: torch.G
             backward(plain, slope)
             torch.nn.utils.clip_grad_norm_(plain.parameters, 1.0)
             control.step()
-    case.equal("what differs from clipped fp32 training", departures(snapshot(optimizer), snapshot(control)), [])
+    case.equal("what differs from clipped fp32 training", differences(snapshot(optimizer), snapshot(control)), [])
     case.equal("scale after three skips", scaler.get_scale(), 8192.0)
 
 
@@ -138,7 +138,7 @@ def test_what_clipping_leaves_of_bad_gradients(
 ) -> None:
     slopes = workload(case, target, rng, foreach)
     optimizer, scaler = made(slopes), scaler_for(target)
-    slope = spoilt(slopes.draw(rng), "last", bad)
+    slope = with_nonfinite(slopes.draw(rng), "last", bad)
     backward(slopes, slope, scaler)
     scaler.unscale_(optimizer)
     torch.nn.utils.clip_grad_norm_(slopes.parameters, 1.0, foreach=foreach)

@@ -11,7 +11,7 @@ import torch
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
-from ...oracles.optimizer_state import departures, snapshot
+from ...oracles.optimizer_state import differences, snapshot
 from ...oracles.trace.counts import CountedOperations
 from .reference import U, clipped, norm_bound, relative_distance, total_norm
 from .support import FOREACH, OPTIMIZERS, all_identical, backward, grads, made, scaler_for, workload
@@ -40,7 +40,7 @@ def test_one_of_two_optimizers(case: Case, target: Target, rng: torch.Generator,
         control.step()
     scaler.update()
     for number, (optimizer, control) in enumerate(zip(optimizers, controls, strict=True)):
-        changed = departures(snapshot(optimizer), snapshot(control))
+        changed = differences(snapshot(optimizer), snapshot(control))
         case.equal(f"what differs from fp32 in optimizer {number}", changed, [])
 
 
@@ -59,7 +59,7 @@ def test_one_group(case: Case, target: Target, rng: torch.Generator, fused: bool
     all_identical(case, "gradient of the group that is not clipped", grads(slopes)[2:], slope[2:])
     scaler.step(optimizer)
     control.step()
-    case.equal("what differs from fp32", departures(snapshot(optimizer), snapshot(control)), [])
+    case.equal("what differs from fp32", differences(snapshot(optimizer), snapshot(control)), [])
 
 
 @contract("AMP-CLIP-070")
@@ -85,7 +85,7 @@ def test_whole_step(case: Case, target: Target, rng: torch.Generator, fused: boo
         scaler.step(optimizer)
         scaler.update()
         control.step()
-        changed = departures(snapshot(optimizer), snapshot(control))
+        changed = differences(snapshot(optimizer), snapshot(control))
         case.equal(f"what differs from fp32 after step {number + 1}", changed, [])
         all_identical(case, f"gradient after step {number + 1}", grads(slopes), grads(plain))
 
@@ -145,7 +145,7 @@ def test_accumulated(case: Case, target: Target, rng: torch.Generator, fused: bo
     all_identical(case, "clipped sum of gradients", grads(slopes), grads(plain))
     scaler.step(optimizer)
     control.step()
-    case.equal("what differs from fp32", departures(snapshot(optimizer), snapshot(control)), [])
+    case.equal("what differs from fp32", differences(snapshot(optimizer), snapshot(control)), [])
 
 
 @contract("AMP-CLIP-073")

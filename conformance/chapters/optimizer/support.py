@@ -11,7 +11,7 @@ import torch
 
 from ...harness.check import Case, deep
 from ...harness.targets import Target
-from ...workloads.linear_loss import Slopes
+from ...workloads.linear_loss import LinearLoss
 from .optimizer_configs import Kind, kinds
 
 U = 2.0**-24
@@ -27,7 +27,7 @@ FUSED = next(kind for kind in ALL if (kind.optimizer, kind.implementation) == ("
 ROUTES = (False, True)  # whether unscale_() is called before step()
 
 
-def each(
+def over_optimizers(
     chosen: Callable[[Kind], bool] = lambda kind: True,
     *,
     quick: tuple[str, ...] = ("SGD", "Adam"),
@@ -55,7 +55,7 @@ BAD = pytest.mark.parametrize(
 BOTH = pytest.mark.parametrize("kind", [PLAIN, FUSED], ids=["for-loop", "fused"])
 
 
-def build(case: Case, kind: Kind, slopes: Slopes, **changes: Any) -> torch.optim.Optimizer:
+def build(case: Case, kind: Kind, slopes: LinearLoss, **changes: Any) -> torch.optim.Optimizer:
     """The optimizer over the workload's parameters, or the verdict that this device (or the suite) lacks it."""
     device = slopes.parameters[0].device
     if not kind.promised_on(device.type):
@@ -94,12 +94,12 @@ def only(place: str, whole: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in whole.items() if key.startswith(place)}
 
 
-def unmoved(slopes: Slopes, before: Iterable[torch.Tensor]) -> list[int]:
+def unmoved(slopes: LinearLoss, before: Iterable[torch.Tensor]) -> list[int]:
     """Which moving parameters have no element that differs from the copies."""
     return [i for i, (now, then) in enumerate(zip(slopes.moving, before, strict=False)) if torch.equal(now, then)]
 
 
-def clones(slopes: Slopes) -> list[torch.Tensor]:
+def clones(slopes: LinearLoss) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in slopes.moving]
 
 

@@ -13,16 +13,18 @@ import torch
 from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...oracles.numbers import unscaling as exact
-from ...oracles.optimizer_state import departures, gradients, snapshot
+from ...oracles.optimizer_state import differences, gradients, snapshot
 from ...scaler import model as oracle
-from ...workloads.linear_loss import Slopes, spoilt
+from ...workloads.linear_loss import LinearLoss, with_nonfinite
 from .optimizer_configs import Kind
-from .support import ALL, ROUTES, build, clones, each, iterate, unmoved
+from .support import ALL, ROUTES, build, clones, iterate, over_optimizers, unmoved
 
 U = 2.0**-24
 
 
-def outcome(optimizer: Any, slopes: Slopes, steps: Sequence[Sequence[torch.Tensor]], scaler: Any = None) -> str | None:
+def outcome(
+    optimizer: Any, slopes: LinearLoss, steps: Sequence[Sequence[torch.Tensor]], scaler: Any = None
+) -> str | None:
     """Take the steps; return what was raised, in words, or None."""
     for step in steps:
         try:
@@ -36,7 +38,7 @@ def expect_same_as_without(
     case: Case, target: Target, rng: torch.Generator, kind: Kind, changes: Callable[[], dict[str, Any]]
 ) -> None:
     """With those arguments the scaler changes nothing: steps, or refusals, of a run without it; and skips skip."""
-    slopes = Slopes.make(kind.gradients, target.device, rng)
+    slopes = LinearLoss.make(kind.gradients, target.device, rng)
     build(case, kind, slopes.copy())
     twin = slopes.copy()
     try:
@@ -50,27 +52,27 @@ def expect_same_as_without(
         before = snapshot(optimizer)
         case.equal(
             "what a skipped first step raises",
-            outcome(optimizer, slopes, [spoilt(clean[0], "first", math.nan)], scaler),
+            outcome(optimizer, slopes, [with_nonfinite(clean[0], "first", math.nan)], scaler),
             None,
         )
-        case.equal("what it changes", departures(snapshot(optimizer), before), [])
+        case.equal("what it changes", differences(snapshot(optimizer), before), [])
     case.equal("what a step through the scaler raises", outcome(optimizer, slopes, clean, scaler), raised)
-    case.equal("what differs from a run without scaler", departures(snapshot(optimizer), snapshot(plain)), [])
+    case.equal("what differs from a run without scaler", differences(snapshot(optimizer), snapshot(plain)), [])
     if raised is None:
         before = snapshot(optimizer)
         for value in (math.inf, -math.inf, math.nan):
-            iterate(optimizer, slopes.loss(spoilt(clean[0], "last", value)), scaler)
-            case.equal(f"what a step skipped for {value} changes", departures(snapshot(optimizer), before), [])
+            iterate(optimizer, slopes.loss(with_nonfinite(clean[0], "last", value)), scaler)
+            case.equal(f"what a step skipped for {value} changes", differences(snapshot(optimizer), before), [])
 
 
 @contract("AMP-OPTIMIZER-023")
-@each(lambda kind: kind.accepts("capturable"), variants=None)
+@over_optimizers(lambda kind: kind.accepts("capturable"), variants=None)
 def test_capturable(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
     expect_same_as_without(case, target, rng, kind, lambda: {"capturable": True})
 
 
 @contract("AMP-OPTIMIZER-024")
-@each(
+@over_optimizers(
     lambda kind: kind.accepts("lr") and not (kind.optimizer in ("Adam", "AdamW") and kind.implementation == "foreach"),
     variants=None,
 )
@@ -78,7 +80,9 @@ def test_rate_in_a_tensor(case: Case, target: Target, rng: torch.Generator, kind
     expect_same_as_without(case, target, rng, kind, lambda: {"lr": torch.tensor(0.25)})
 
 
-def differentiated(kind: Kind, slopes: Slopes, steps: Sequence[Sequence[torch.Tensor]], scaler: Any) -> dict[str, Any]:
+def differentiated(
+    kind: Kind, slopes: LinearLoss, steps: Sequence[Sequence[torch.Tensor]], scaler: Any
+) -> dict[str, Any]:
     """Parameters after the steps, and the derivative of a function of them by the parameters before."""
     start = [parameter.detach().clone().requires_grad_() for parameter in slopes.moving]
     parameters = [parameter.clone() for parameter in start]
@@ -100,22 +104,22 @@ def differentiated(kind: Kind, slopes: Slopes, steps: Sequence[Sequence[torch.Te
 
 
 @contract("AMP-OPTIMIZER-025")
-@each(
+@over_optimizers(
     lambda kind: kind.accepts("differentiable") and kind.implementation == "for-loop" and kind.gradients != "sparse",
     variants="standard",
 )
 def test_differentiable(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    slopes = Slopes.make(kind.gradients, target.device, rng)
+    slopes = LinearLoss.make(kind.gradients, target.device, rng)
     build(case, kind, slopes.copy())
     clean = slopes.draw(rng)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
         plain = differentiated(kind, slopes, [clean], None)
         scaled = differentiated(kind, slopes, [clean], torch.amp.GradScaler(target.device_type))
-        skipping = [spoilt(clean, "first", math.nan), clean, spoilt(clean, "last", math.inf)]
+        skipping = [with_nonfinite(clean, "first", math.nan), clean, with_nonfinite(clean, "last", math.inf)]
         skipped = differentiated(kind, slopes, skipping, torch.amp.GradScaler(target.device_type))
-    case.equal("parameters and derivatives that differ from those without scaler", departures(scaled, plain), [])
-    case.equal("those that differ with a skipped step before and after", departures(skipped, plain), [])
+    case.equal("parameters and derivatives that differ from those without scaler", differences(scaled, plain), [])
+    case.equal("those that differ with a skipped step before and after", differences(skipped, plain), [])
     flat = [name for name, value in plain.items() if name.startswith("derivative") and not value.any()]
     case.equal("control: derivatives that are zero", flat, [])
 
@@ -128,7 +132,7 @@ def test_differentiable(case: Case, target: Target, rng: torch.Generator, kind: 
     "kind", [pytest.param(kind, id=kind.id) for kind in ALL if kind.gradients == "sparse" and not kind.fused]
 )
 def test_sparse_gradients(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    build(case, kind, Slopes.make("sparse", target.device, rng))
+    build(case, kind, LinearLoss.make("sparse", target.device, rng))
     drawn = torch.rand((9, 3), generator=rng).to(target.device), torch.rand((3, 2), generator=rng).to(target.device)
     # SparseAdam takes no dense gradients; the others step a dense weight beside the table of embeddings.
     used = 1 if kind.optimizer == "SparseAdam" else 2
@@ -143,26 +147,28 @@ def test_sparse_gradients(case: Case, target: Target, rng: torch.Generator, kind
 
     for bad in (None, math.inf, None, -math.inf, math.nan, None):
         slope = torch.randn((5, 3), generator=rng).to(target.device)
-        before, spoilt_slope = snapshot(optimizer), slope.clone()
+        before, bad_slope = snapshot(optimizer), slope.clone()
         if bad is None:
             iterate(plain, loss(runs[1], slope))
         else:
-            spoilt_slope[3, 1] = bad  # in one of three entries of row 4
-        iterate(optimizer, loss(runs[0], spoilt_slope), scaler)
+            bad_slope[3, 1] = bad  # in one of three entries of row 4
+        iterate(optimizer, loss(runs[0], bad_slope), scaler)
         case.equal("the table's gradient is sparse", runs[0][0].grad.is_sparse, True)
         seen, expected = snapshot(optimizer), before
         if bad is None:
             seen |= gradients(runs[0][:used])
             expected = snapshot(plain) | gradients(runs[1][:used])
         what = "a run without scaler" if bad is None else "before a skipped step"
-        case.equal(f"what differs from {what}", departures(seen, expected), [])
+        case.equal(f"what differs from {what}", differences(seen, expected), [])
 
 
 # Parameters of other dtypes
 
 
-def of_dtype(slopes: Slopes, dtype: torch.dtype) -> Slopes:
-    return Slopes(tuple(torch.nn.Parameter(each.detach().to(dtype)) for each in slopes.parameters), slopes.gradients)
+def of_dtype(slopes: LinearLoss, dtype: torch.dtype) -> LinearLoss:
+    return LinearLoss(
+        tuple(torch.nn.Parameter(each.detach().to(dtype)) for each in slopes.parameters), slopes.gradients
+    )
 
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=["bf16", "fp64"])
@@ -181,18 +187,18 @@ def elements_left(target: Target, kind: Kind, dtype: torch.dtype) -> int:
 
 
 @contract("AMP-OPTIMIZER-027")
-@each(lambda kind: kind.gradients != "sparse", variants="full")
+@over_optimizers(lambda kind: kind.gradients != "sparse", variants="full")
 @DTYPES
 def test_other_dtypes(case: Case, target: Target, rng: torch.Generator, kind: Kind, dtype: torch.dtype) -> None:
     case.require_arithmetic(target, dtype)
-    build(case, kind, Slopes.make(kind.gradients, target.device, rng))
+    build(case, kind, LinearLoss.make(kind.gradients, target.device, rng))
     if still := elements_left(target, kind, dtype):
         # State that a kernel never writes is whatever was in memory, in either run.
         case.untestable(
             f"the {kind.id} kernel leaves {still} of 64 elements of {dtype} as they are (AMP-OPTIMIZER-047)"
         )
     for explicit in ROUTES:
-        slopes = of_dtype(Slopes.make(kind.gradients, target.device, rng), dtype)
+        slopes = of_dtype(LinearLoss.make(kind.gradients, target.device, rng), dtype)
         twin = slopes.copy()
         optimizer, plain = kind.make(slopes.groups()), kind.make(twin.groups())
         scaler = torch.amp.GradScaler(target.device_type)
@@ -202,22 +208,22 @@ def test_other_dtypes(case: Case, target: Target, rng: torch.Generator, kind: Ki
             iterate(plain, twin.loss(slope))
             if number == 0:
                 before = snapshot(optimizer)
-                iterate(optimizer, slopes.loss(spoilt(slope, "last", math.inf)), scaler, explicit=explicit)
-                case.equal("what a skipped step changes", departures(snapshot(optimizer), before), [])
+                iterate(optimizer, slopes.loss(with_nonfinite(slope, "last", math.inf)), scaler, explicit=explicit)
+                case.equal("what a skipped step changes", differences(snapshot(optimizer), before), [])
         seen = {**snapshot(optimizer), **gradients(slopes.parameters)}
         expected = {**snapshot(plain), **gradients(twin.parameters)}
         case.equal(
-            "parameters, state and gradients that differ from a run without scaler", departures(seen, expected), []
+            "parameters, state and gradients that differ from a run without scaler", differences(seen, expected), []
         )
     counters = {str(value.dtype) for place, value in seen.items() if place.endswith("/step") and torch.is_tensor(value)}
     case.equal("dtypes of the step counters", sorted(counters | {"torch.float32"}), ["torch.float32"])
 
 
 @contract("AMP-OPTIMIZER-028", dtypes=("fp16",))
-@each(lambda kind: kind.gradients != "sparse", variants=None)
+@over_optimizers(lambda kind: kind.gradients != "sparse", variants=None)
 def test_fp16_parameters(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    build(case, kind, Slopes.make(kind.gradients, target.device, rng))
-    slopes = of_dtype(Slopes.make(kind.gradients, target.device, rng), torch.float16)
+    build(case, kind, LinearLoss.make(kind.gradients, target.device, rng))
+    slopes = of_dtype(LinearLoss.make(kind.gradients, target.device, rng), torch.float16)
     twin = slopes.copy()
     optimizer, plain = kind.make(slopes.groups()), kind.make(twin.groups())
     scaler = torch.amp.GradScaler(target.device_type, init_scale=2.0**8)
@@ -228,7 +234,7 @@ def test_fp16_parameters(case: Case, target: Target, rng: torch.Generator, kind:
     case.raises("unscale_()", ValueError, lambda: scaler.unscale_(optimizer), match="FP16")
     if not kind.scales_itself:
         case.raises("step()", ValueError, lambda: scaler.step(optimizer), match="FP16")
-        case.equal("what the refusals change", departures(snapshot(optimizer), before), [])
+        case.equal("what the refusals change", differences(snapshot(optimizer), before), [])
         return
     if still := elements_left(target, kind, torch.float16):
         # State that a kernel never writes is whatever was in memory, in either run.
@@ -238,27 +244,27 @@ def test_fp16_parameters(case: Case, target: Target, rng: torch.Generator, kind:
     for slope in clean:
         iterate(optimizer, slopes.loss(slope), scaler)
         iterate(plain, twin.loss(slope))
-    case.equal("what differs from a run without scaler", departures(snapshot(optimizer), snapshot(plain)), [])
+    case.equal("what differs from a run without scaler", differences(snapshot(optimizer), snapshot(plain)), [])
     before = snapshot(optimizer)
-    iterate(optimizer, slopes.loss(spoilt(clean[0], "last", math.inf)), scaler)
-    case.equal("what a skipped step changes", departures(snapshot(optimizer), before), [])
+    iterate(optimizer, slopes.loss(with_nonfinite(clean[0], "last", math.inf)), scaler)
+    case.equal("what a skipped step changes", differences(snapshot(optimizer), before), [])
 
 
 @contract("AMP-OPTIMIZER-047")
-@each(lambda kind: kind.gradients == "dense", variants=None)
+@over_optimizers(lambda kind: kind.gradients == "dense", variants=None)
 def test_bf16_steps(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
     expect_first_step(case, target, rng, kind, torch.bfloat16)
 
 
 @contract("AMP-OPTIMIZER-047", dtypes=("fp16",))
-@each(lambda kind: kind.scales_itself, variants=None)
+@over_optimizers(lambda kind: kind.scales_itself, variants=None)
 def test_fp16_steps(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
     expect_first_step(case, target, rng, kind, torch.float16)
 
 
 def expect_first_step(case: Case, target: Target, rng: torch.Generator, kind: Kind, dtype: torch.dtype) -> None:
     """The bound: a first step rounds the parameter at most twice, and its change in at most 32 operations."""
-    build(case, kind, Slopes.make(kind.gradients, target.device, rng))
+    build(case, kind, LinearLoss.make(kind.gradients, target.device, rng))
     unit = torch.finfo(dtype).eps / 2
     # Whole vectors of 16-bit numbers and what is left after them.
     values = [(1 + torch.rand(shape, generator=rng)).to(dtype) for shape in ((3, 2), (8, 9))]
@@ -292,11 +298,11 @@ EXPONENTS = range(-10, 25)
 
 
 @contract("AMP-OPTIMIZER-039")
-@each(variants="full")
+@over_optimizers(variants="full")
 def test_any_power_of_two(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
     """Exact: slopes of 24 significant bits within 2^±20 stay normal fp32 numbers at these scales, whichever of
     multiplying by the reciprocal and dividing by the scale an implementation does."""
-    start = Slopes.make(kind.gradients, target.device, rng)
+    start = LinearLoss.make(kind.gradients, target.device, rng)
     twin = start.copy()
     plain = build(case, kind, twin)
     slope = start.draw(rng)
@@ -309,17 +315,17 @@ def test_any_power_of_two(case: Case, target: Target, rng: torch.Generator, kind
         scaler = torch.amp.GradScaler(target.device_type, init_scale=2.0**exponent)
         optimizer = kind.make(slopes.groups())
         iterate(optimizer, slopes.loss(slope), scaler, explicit=number % 2 == 0)
-        found = departures({**snapshot(optimizer), **gradients(slopes.parameters)}, expected)
+        found = differences({**snapshot(optimizer), **gradients(slopes.parameters)}, expected)
         wrong += [f"2^{exponent}: {found}"] if found else []
     case.equal("scales whose step differs from the one without scaler", wrong[:3], [])
 
 
 @contract("AMP-OPTIMIZER-043")
-@each(lambda kind: kind.gradients != "sparse", variants=None)
+@over_optimizers(lambda kind: kind.gradients != "sparse", variants=None)
 def test_any_other_scale(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
     """The bound of the gradients: one rounding of slope times scale, one of the reciprocal, one of the product."""
     case.require_arithmetic(target, torch.float64)
-    start = Slopes.make(kind.gradients, target.device, rng)
+    start = LinearLoss.make(kind.gradients, target.device, rng)
     drawn = start.draw(rng)
     scales = (12345.678, 3.0, 65535.0, 0.1)
     for scale in scales[: case.samples(quick=1, standard=1, full=4)]:
@@ -341,7 +347,7 @@ def test_any_other_scale(case: Case, target: Target, rng: torch.Generator, kind:
                 for number, (parameter, product) in enumerate(zip(slopes.moving, products, strict=True)):
                     case.identical(f"gradient {number} ({what})", parameter.grad, product)
             plain.step()
-            changed = departures(snapshot(optimizer), snapshot(plain))
+            changed = differences(snapshot(optimizer), snapshot(plain))
             case.equal(f"what differs from a plain step on those gradients ({what})", changed, [])
             case.equal("control: parameters that did not move", unmoved(slopes, clones(start)), [])
 
@@ -353,9 +359,9 @@ COUNTS = (111, 31, *(count for count in (30, 36, 37, 48, 49, 64, 65, 110, 321)))
 
 
 @contract("AMP-OPTIMIZER-044")
-@each(lambda kind: kind.implementation in ("foreach", "fused") and kind.gradients == "dense", variants=None)
+@over_optimizers(lambda kind: kind.implementation in ("foreach", "fused") and kind.gradients == "dense", variants=None)
 def test_long_lists(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    build(case, kind, Slopes.make(kind.gradients, target.device, rng))
+    build(case, kind, LinearLoss.make(kind.gradients, target.device, rng))
     wrong: list[str] = []
     empty = 0 if _takes_empty(kind, target) else 5
     counts = COUNTS[: case.samples(quick=1, standard=2, full=len(COUNTS))]
@@ -377,14 +383,14 @@ def test_long_lists(case: Case, target: Target, rng: torch.Generator, kind: Kind
                 listed[bad].grad[-1] = math.nan
             scaler.step(optimizer)
             scaler.update()
-            if bad is not None and (found := departures(snapshot(optimizer), before)):
+            if bad is not None and (found := differences(snapshot(optimizer), before)):
                 wrong.append(f"NaN in parameter {bad} of {count}: {found}")
             if bad is None:
                 for parameter, slope in zip(alone, slopes, strict=True):
                     single = kind.make([parameter])
                     parameter.grad = slope.clone()
                     single.step()
-                found = departures(numbered(listed), numbered(alone))
+                found = differences(numbered(listed), numbered(alone))
                 wrong += [f"{count} parameters, against each alone: {found}"] if found else []
     case.equal("lists that step or skip otherwise than their parameters alone", wrong[:2], [])
 
@@ -404,16 +410,18 @@ def _takes_empty(kind: Kind, target: Target) -> bool:
 
 
 @contract("AMP-OPTIMIZER-045")
-@each(lambda kind: kind.implementation in ("foreach", "fused"), quick=("SGD", "Adam", "Adagrad"), variants=None)
+@over_optimizers(
+    lambda kind: kind.implementation in ("foreach", "fused"), quick=("SGD", "Adam", "Adagrad"), variants=None
+)
 @pytest.mark.parametrize("inner", [True, False], ids=["one-group-differs", "one-group-has-it"])
 def test_implementations_by_group(case: Case, target: Target, rng: torch.Generator, kind: Kind, inner: bool) -> None:
     flag = kind.implementation
 
-    def made(slopes: Slopes) -> Any:
+    def made(slopes: LinearLoss) -> Any:
         first, second = slopes.groups()
         return kind.make([first, {**second, flag: not inner}], **{flag: inner})
 
-    slopes = Slopes.make(kind.gradients, target.device, rng)
+    slopes = LinearLoss.make(kind.gradients, target.device, rng)
     build(case, kind, slopes.copy())
     twin = slopes.copy()
     optimizer, plain = made(slopes), made(twin)
@@ -423,9 +431,9 @@ def test_implementations_by_group(case: Case, target: Target, rng: torch.Generat
         iterate(optimizer, slopes.loss(slope), scaler, explicit=number == 1)
         iterate(plain, twin.loss(slope))
         before = snapshot(optimizer)
-        iterate(optimizer, slopes.loss(spoilt(slope, "last", math.inf)), scaler, explicit=number == 1)
-        case.equal("what a skipped step changes", departures(snapshot(optimizer), before), [])
-    case.equal("what differs from a run without scaler", departures(snapshot(optimizer), snapshot(plain)), [])
+        iterate(optimizer, slopes.loss(with_nonfinite(slope, "last", math.inf)), scaler, explicit=number == 1)
+        case.equal("what a skipped step changes", differences(snapshot(optimizer), before), [])
+    case.equal("what differs from a run without scaler", differences(snapshot(optimizer), snapshot(plain)), [])
 
 
 LAYOUTS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = {
@@ -442,10 +450,10 @@ LAYOUTS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch
 
 @contract("AMP-OPTIMIZER-046")
 @pytest.mark.parametrize("layout", LAYOUTS)
-@each(lambda kind: kind.implementation in ("foreach", "fused") and kind.gradients == "dense", variants=None)
+@over_optimizers(lambda kind: kind.implementation in ("foreach", "fused") and kind.gradients == "dense", variants=None)
 def test_layouts(case: Case, target: Target, rng: torch.Generator, kind: Kind, layout: str) -> None:
     """The bound: as for AMP-OPTIMIZER-033, whose steps it repeats on other strides."""
-    build(case, kind, Slopes.make(kind.gradients, target.device, rng))
+    build(case, kind, LinearLoss.make(kind.gradients, target.device, rng))
     place, placed = LAYOUTS[layout]
     numbers, slopes = 1 + torch.rand(96, generator=rng), [1 + torch.rand(96, generator=rng) for _ in range(2)]
     store = numbers.to(target.device, copy=True)

@@ -12,8 +12,8 @@ import torch
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
-from ...oracles.optimizer_state import departures, snapshot
-from ...workloads.linear_loss import Slopes, spoilt
+from ...oracles.optimizer_state import differences, snapshot
+from ...workloads.linear_loss import LinearLoss, with_nonfinite
 from ...workloads.third_party_optimizers import (
     Ordinary,
     SelfScaling,
@@ -21,7 +21,7 @@ from ...workloads.third_party_optimizers import (
     parameters_of,
 )
 from .optimizer_configs import Kind, present, takes_closure
-from .support import BAD, ROUTES, build, each, iterate, started
+from .support import BAD, ROUTES, build, iterate, over_optimizers, started
 
 
 @contract("AMP-OPTIMIZER-040")
@@ -29,7 +29,7 @@ from .support import BAD, ROUTES, build, each, iterate, started
 def test_return_value(case: Case, target: Target, rng: torch.Generator, maker: Callable[[Any], Ordinary]) -> None:
     for explicit in ROUTES:
         for answer in (None, 0.0, "a value", torch.ones(2)):
-            slopes = Slopes.make("dense", target.device, rng)
+            slopes = LinearLoss.make("dense", target.device, rng)
             optimizer, scaler = maker(slopes.groups()), torch.amp.GradScaler(target.device_type)
             optimizer.answer = answer
             seen = iterate(optimizer, slopes.loss(slopes.draw(rng)), scaler, explicit=explicit)
@@ -40,10 +40,10 @@ def test_return_value(case: Case, target: Target, rng: torch.Generator, maker: C
 @BAD
 def test_skip_returns_none(case: Case, target: Target, rng: torch.Generator, bad: float) -> None:
     for explicit in ROUTES:
-        slopes = Slopes.make("dense", target.device, rng)
+        slopes = LinearLoss.make("dense", target.device, rng)
         optimizer, scaler = Ordinary(slopes.groups()), torch.amp.GradScaler(target.device_type)
         optimizer.answer = "a value"
-        loss = slopes.loss(spoilt(slopes.draw(rng), "last", bad))
+        loss = slopes.loss(with_nonfinite(slopes.draw(rng), "last", bad))
         case.equal("what a skipped step() returns", iterate(optimizer, loss, scaler, explicit=explicit), None)
         case.equal("calls of optimizer.step()", len(optimizer.calls), 0)
 
@@ -54,7 +54,7 @@ def test_arguments_forwarded(
     case: Case, target: Target, rng: torch.Generator, maker: Callable[[Any], Ordinary]
 ) -> None:
     for enabled in (True, False):
-        slopes = Slopes.make("dense", target.device, rng)
+        slopes = LinearLoss.make("dense", target.device, rng)
         optimizer = maker(slopes.groups())
         scaler = torch.amp.GradScaler(target.device_type, enabled=enabled)
         scaler.scale(slopes.loss(slopes.draw(rng))).backward()
@@ -66,12 +66,12 @@ def test_arguments_forwarded(
 @contract("AMP-OPTIMIZER-082")
 def test_closures(case: Case, target: Target, rng: torch.Generator) -> None:
     for name in filter(takes_closure, present()):
-        slopes = Slopes.make("dense", target.device, rng)
+        slopes = LinearLoss.make("dense", target.device, rng)
         slope = slopes.draw(rng)
         optimizer = getattr(torch.optim, name)(list(slopes.parameters))
         scaler = torch.amp.GradScaler(target.device_type)
 
-        def closure(optimizer: Any = optimizer, slopes: Slopes = slopes, slope: Any = slope) -> torch.Tensor:
+        def closure(optimizer: Any = optimizer, slopes: LinearLoss = slopes, slope: Any = slope) -> torch.Tensor:
             optimizer.zero_grad()
             loss = slopes.loss(slope)
             loss.backward()
@@ -81,24 +81,24 @@ def test_closures(case: Case, target: Target, rng: torch.Generator) -> None:
         scaler.scale(slopes.loss(slope)).backward()
         step = functools.partial(scaler.step, optimizer, closure=closure)
         case.raises(f"{name} with a closure", RuntimeError, step, "[Cc]losure")
-        case.equal("what the refused step changed", departures(snapshot(optimizer), before), [])
+        case.equal("what the refused step changed", differences(snapshot(optimizer), before), [])
         off = torch.amp.GradScaler(target.device_type, enabled=False)
         loss = off.step(optimizer, closure=closure)
-        case.true("control: with a disabled scaler it steps", bool(departures(snapshot(optimizer), before)), loss)
+        case.true("control: with a disabled scaler it steps", bool(differences(snapshot(optimizer), before)), loss)
 
 
 @contract("AMP-OPTIMIZER-083")
 def test_skip_needs_no_closure(case: Case, target: Target, rng: torch.Generator) -> None:
     for name in filter(takes_closure, present()):
-        slopes = Slopes.make("dense", target.device, rng)
+        slopes = LinearLoss.make("dense", target.device, rng)
         optimizer, scaler = (
             getattr(torch.optim, name)(list(slopes.parameters)),
             torch.amp.GradScaler(target.device_type),
         )
         before = snapshot(optimizer)
-        bad = spoilt(slopes.draw(rng), "last", math.nan)
+        bad = with_nonfinite(slopes.draw(rng), "last", math.nan)
         case.equal("what the skipped step returns", iterate(optimizer, slopes.loss(bad), scaler), None)
-        case.equal(f"what a skipped step of {name} changed", departures(snapshot(optimizer), before), [])
+        case.equal(f"what a skipped step of {name} changed", differences(snapshot(optimizer), before), [])
 
 
 @contract("AMP-OPTIMIZER-082")
@@ -117,9 +117,9 @@ def test_closure(case: Case, target: Target) -> None:
 
 
 @contract("AMP-OPTIMIZER-082")
-@each(variants=None)
+@over_optimizers(variants=None)
 def test_closure_refused_by_every_optimizer(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    slopes = Slopes.make(kind.gradients, target.device, rng)
+    slopes = LinearLoss.make(kind.gradients, target.device, rng)
     twin = slopes.copy()
     optimizer, plain = build(case, kind, slopes), build(case, kind, twin)
     scaler = torch.amp.GradScaler(target.device_type)
@@ -129,7 +129,7 @@ def test_closure_refused_by_every_optimizer(case: Case, target: Target, rng: tor
     for closure in (None, lambda: torch.ones(())):
         step = functools.partial(scaler.step, optimizer, closure=closure)
         case.raises(f"step(closure={'None' if closure is None else 'a function'})", RuntimeError, step, "[Cc]losure")
-    case.equal("what the refusals changed", departures(snapshot(optimizer), before), [])
+    case.equal("what the refusals changed", differences(snapshot(optimizer), before), [])
     case.equal("what step() without one returns", scaler.step(optimizer), None)
     iterate(plain, twin.loss(slope))
-    case.equal("what then differs from fp32", departures(snapshot(optimizer), snapshot(plain)), [])
+    case.equal("what then differs from fp32", differences(snapshot(optimizer), snapshot(plain)), [])

@@ -10,24 +10,24 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
-from ...oracles.optimizer_state import departures, snapshot
-from ...workloads.linear_loss import Slopes, spoilt
+from ...oracles.optimizer_state import differences, snapshot
+from ...workloads.linear_loss import LinearLoss, with_nonfinite
 from ...workloads.third_party_optimizers import (
     Ordinary,
     SelfScaling,
 )
 from .optimizer_configs import Kind
-from .support import BAD, NON_FINITE, ROUTES, build, clones, each, iterate, unmoved
+from .support import BAD, NON_FINITE, ROUTES, build, clones, iterate, over_optimizers, unmoved
 
 
 @contract("AMP-OPTIMIZER-060")
-@each(lambda kind: kind.scales_itself, variants=None)
+@over_optimizers(lambda kind: kind.scales_itself, variants=None)
 @pytest.mark.parametrize("bad", [None, math.inf, deep("standard", math.nan)], ids=["clean", "inf", "nan"])
 def test_fused_is_handed_scale_and_flag(
     case: Case, target: Target, rng: torch.Generator, kind: Kind, bad: float | None
 ) -> None:
     for explicit in ROUTES:
-        slopes = Slopes.make(kind.gradients, target.device, rng)
+        slopes = LinearLoss.make(kind.gradients, target.device, rng)
         optimizer = build(case, kind, slopes)
         scaler = torch.amp.GradScaler(target.device_type, init_scale=2.0**12)
         seen: list[tuple[float | None, float]] = []
@@ -38,22 +38,22 @@ def test_fused_is_handed_scale_and_flag(
 
         optimizer.register_step_pre_hook(look)
         slope = slopes.draw(rng)
-        loss = slopes.loss(slope if bad is None else spoilt(slope, "last", bad))
+        loss = slopes.loss(slope if bad is None else with_nonfinite(slope, "last", bad))
         attributes = sorted(vars(optimizer))
         iterate(optimizer, loss, scaler, explicit=explicit)
         case.equal("times that step() ran", len(seen), 1)
-        case.equal(f"grad_scale handed (unscale_ called: {explicit})", seen[0][0], None if explicit else 4096.0)
-        case.equal("found_inf handed is above zero", seen[0][1] > 0, bad is not None)
+        case.equal(f"grad_scale received (unscale_ called: {explicit})", seen[0][0], None if explicit else 4096.0)
+        case.equal("found_inf received is above zero", seen[0][1] > 0, bad is not None)
         case.equal("attributes of the optimizer afterwards", sorted(vars(optimizer)), attributes)
 
 
 @contract("AMP-OPTIMIZER-061")
-@each(lambda kind: kind.fused)
+@over_optimizers(lambda kind: kind.fused)
 @pytest.mark.parametrize(
     "elements", [deep("standard", n) for n in (1, 8, 15, 16, 17, 33)] + [1001, deep("standard", 40_001)]
 )
 def test_fused_kernel_at_any_size(case: Case, target: Target, rng: torch.Generator, kind: Kind, elements: int) -> None:
-    build(case, kind, Slopes.make(kind.gradients, target.device, rng))
+    build(case, kind, LinearLoss.make(kind.gradients, target.device, rng))
     values = torch.rand(elements, generator=rng).to(target.device) + 1
     slope = torch.randn(elements, generator=rng).to(target.device)
     ours, theirs = torch.nn.Parameter(values.clone()), torch.nn.Parameter(values.clone())
@@ -66,11 +66,11 @@ def test_fused_kernel_at_any_size(case: Case, target: Target, rng: torch.Generat
         bad = slope.clone()
         bad[place] = math.inf
         iterate(optimizer, (ours * bad).sum(), scaler)
-        changed = departures(snapshot(optimizer), before)
+        changed = differences(snapshot(optimizer), before)
         case.equal(f"what a step skipped for inf at element {place} changed", changed, [])
         iterate(optimizer, (ours * slope).sum(), scaler)
         iterate(plain, (theirs * slope).sum())
-        case.equal("what differs from fp32 after a step", departures(snapshot(optimizer), snapshot(plain)), [])
+        case.equal("what differs from fp32 after a step", differences(snapshot(optimizer), snapshot(plain)), [])
         case.identical("gradient after it", ours.grad, slope)
 
 
@@ -78,16 +78,16 @@ def test_fused_kernel_at_any_size(case: Case, target: Target, rng: torch.Generat
 @BAD
 def test_self_scaling_third_party(case: Case, target: Target, rng: torch.Generator, bad: float) -> None:
     for explicit in ROUTES:
-        slopes = Slopes.make("dense", target.device, rng)
+        slopes = LinearLoss.make("dense", target.device, rng)
         optimizer, scaler = SelfScaling(slopes.groups()), torch.amp.GradScaler(target.device_type)
         start, slope = clones(slopes), slopes.draw(rng)
-        iterate(optimizer, slopes.loss(spoilt(slope, "first", bad)), scaler, explicit=explicit)
+        iterate(optimizer, slopes.loss(with_nonfinite(slope, "first", bad)), scaler, explicit=explicit)
         case.equal("parameters that moved in a skipped step", unmoved(slopes, start), list(range(len(start))))
         iterate(optimizer, slopes.loss(slope), scaler, explicit=explicit)
         for number, (parameter, began, gradient) in enumerate(zip(slopes.moving, start, slope, strict=True)):
             case.identical(f"parameter {number} after a clean step, against p - g", parameter, began - gradient)
-        handed = [(None if explicit else 65536.0, 1.0), (None if explicit else 32768.0, 0.0)]
-        case.equal("scale and flag that it was handed in each iteration", optimizer.handed, handed)
+        received = [(None if explicit else 65536.0, 1.0), (None if explicit else 32768.0, 0.0)]
+        case.equal("scale and flag that it received in each iteration", optimizer.received, received)
         left = [name for name in ("grad_scale", "found_inf") if hasattr(optimizer, name)]
         case.equal("what is left on it afterwards", left, [])
 
@@ -95,23 +95,23 @@ def test_self_scaling_third_party(case: Case, target: Target, rng: torch.Generat
 @contract("AMP-OPTIMIZER-063")
 def test_ordinary_third_party(case: Case, target: Target, rng: torch.Generator) -> None:
     for explicit in ROUTES:
-        slopes = Slopes.make("dense", target.device, rng)
+        slopes = LinearLoss.make("dense", target.device, rng)
         optimizer, scaler = Ordinary(slopes.groups()), torch.amp.GradScaler(target.device_type)
         start, slope = clones(slopes), slopes.draw(rng)
         attributes = sorted(vars(optimizer))
         for bad in NON_FINITE.values():
-            iterate(optimizer, slopes.loss(spoilt(slope, "last", bad)), scaler, explicit=explicit)
+            iterate(optimizer, slopes.loss(with_nonfinite(slope, "last", bad)), scaler, explicit=explicit)
         iterate(optimizer, slopes.loss(slope), scaler, explicit=explicit)
-        case.equal("what its step() could see of the scaler, once for each call", optimizer.handed, [[]])
+        case.equal("what its step() could see of the scaler, once for each call", optimizer.received, [[]])
         case.equal("its attributes afterwards", sorted(vars(optimizer)), attributes)
         for number, (parameter, began, gradient) in enumerate(zip(slopes.moving, start, slope, strict=True)):
             case.identical(f"parameter {number}, against p - g", parameter, began - gradient)
 
 
 @contract("AMP-OPTIMIZER-064")
-@each(lambda kind: kind.scales_itself, variants=None)
+@over_optimizers(lambda kind: kind.scales_itself, variants=None)
 def test_preset_scale_multiplies(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    slopes = Slopes.make(kind.gradients, target.device, rng)
+    slopes = LinearLoss.make(kind.gradients, target.device, rng)
     twin = slopes.copy()
     optimizer, plain = build(case, kind, slopes), build(case, kind, twin)
     scaler = torch.amp.GradScaler(target.device_type)
@@ -119,20 +119,20 @@ def test_preset_scale_multiplies(case: Case, target: Target, rng: torch.Generato
     optimizer.grad_scale = torch.tensor(8.0, device=target.device)
     iterate(optimizer, slopes.loss([part * 8 for part in slope]), scaler)
     iterate(plain, twin.loss(slope))
-    case.equal("what differs from fp32 on the gradient / 8", departures(snapshot(optimizer), snapshot(plain)), [])
+    case.equal("what differs from fp32 on the gradient / 8", differences(snapshot(optimizer), snapshot(plain)), [])
 
 
 @contract("AMP-OPTIMIZER-069")
-@each(lambda kind: kind.scales_itself, quick=(), variants=None)
+@over_optimizers(lambda kind: kind.scales_itself, quick=(), variants=None)
 def test_flags_of_several_devices(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
     for devices in (1, 2, 3):
-        slopes = Slopes.make(kind.gradients, target.device, rng)
+        slopes = LinearLoss.make(kind.gradients, target.device, rng)
         optimizer, scaler = build(case, kind, slopes), torch.amp.GradScaler(target.device_type)
         slope = slopes.draw(rng)
         iterate(optimizer, slopes.loss(slope), scaler)
         before = snapshot(optimizer)
         optimizer.zero_grad()
-        scaler.scale(slopes.loss(spoilt(slope, "last", math.inf))).backward()
+        scaler.scale(slopes.loss(with_nonfinite(slope, "last", math.inf))).backward()
         scaler.unscale_(optimizer)
         # What unscale_ records where parameters on further devices overflow as well: GradScaler adds the flags up.
         flags = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
@@ -140,5 +140,5 @@ def test_flags_of_several_devices(case: Case, target: Target, rng: torch.Generat
             flags[torch.device("meta", number)] = torch.ones((), device=target.device)
         scaler.step(optimizer)
         scaler.update()
-        changed = departures(snapshot(optimizer), before)
+        changed = differences(snapshot(optimizer), before)
         case.equal(f"what a step changes where gradients on {devices} devices hold inf", changed, [])

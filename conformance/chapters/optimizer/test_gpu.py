@@ -11,10 +11,10 @@ import torch
 from ...harness.check import Case, applies, contract, needs
 from ...harness.targets import Target, one_device_only, second
 from ...measure.waits import raising_at_waits
-from ...oracles.optimizer_state import departures, snapshot
+from ...oracles.optimizer_state import differences, snapshot
 from ...workloads.gradients import holding
 from ...workloads.graphs import captured
-from ...workloads.linear_loss import Slopes, spoilt
+from ...workloads.linear_loss import LinearLoss, with_nonfinite
 from .optimizer_configs import Kind, kinds
 
 FUSED = tuple(kind for kind in kinds(implementations=("fused",)) if kind.first and kind.scales_itself)
@@ -25,11 +25,11 @@ CAPTURABLE = tuple(
 )
 
 
-def each(chosen: tuple[Kind, ...]) -> pytest.MarkDecorator:
+def over_optimizers(chosen: tuple[Kind, ...]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("kind", [pytest.param(kind, id=kind.id) for kind in chosen])
 
 
-def build(case: Case, kind: Kind, slopes: Slopes) -> torch.optim.Optimizer:
+def build(case: Case, kind: Kind, slopes: LinearLoss) -> torch.optim.Optimizer:
     """The optimizer, capturable where it can be, or the verdict that this device lacks it."""
     flags = {"capturable": True} if kind.accepts("capturable") else {}
     if not kind.promised_on(slopes.parameters[0].device.type):
@@ -38,7 +38,7 @@ def build(case: Case, kind: Kind, slopes: Slopes) -> torch.optim.Optimizer:
 
 
 def iterate(
-    slopes: Slopes, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None, slope: list[torch.Tensor]
+    slopes: LinearLoss, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None, slope: list[torch.Tensor]
 ) -> None:
     """One iteration; without a scaler those of fp32 training."""
     optimizer.zero_grad()
@@ -53,37 +53,37 @@ def iterate(
 
 
 @contract("AMP-OPTIMIZER-090", on="cuda")
-@each(FUSED)
+@over_optimizers(FUSED)
 def test_fused_step_waits_for_nothing(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    slopes = Slopes.make(kind.gradients, target.device, rng)
+    slopes = LinearLoss.make(kind.gradients, target.device, rng)
     plain = slopes.copy()
     optimizer, control = build(case, kind, slopes), build(case, kind, plain)
     scaler = torch.amp.GradScaler(target.device_type, init_scale=1024.0)
     clean = slopes.draw(rng)
-    bad = spoilt(clean, "last", math.inf)
+    bad = with_nonfinite(clean, "last", math.inf)
     with raising_at_waits():
         for slope in (clean, bad, clean, bad):
             iterate(slopes, optimizer, scaler, slope)
         case.raises("control: get_scale waits", RuntimeError, scaler.get_scale, "synchroniz")
     for _ in range(2):
         iterate(plain, control, None, clean)
-    case.equal("what differs from two fp32 steps", departures(snapshot(optimizer), snapshot(control)), [])
+    case.equal("what differs from two fp32 steps", differences(snapshot(optimizer), snapshot(control)), [])
     case.equal("scale after two skips", scaler.get_scale(), 256.0)
 
 
 @contract("AMP-OPTIMIZER-091", on="cuda")
 @needs("graphs")
-@each(FUSED)
+@over_optimizers(FUSED)
 def test_captured_step(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    slopes = Slopes.make(kind.gradients, target.device, rng)
+    slopes = LinearLoss.make(kind.gradients, target.device, rng)
     eager = slopes.copy()
     draws = [slopes.draw(rng) for _ in range(4)]
     story = [
         draws[0],
         draws[1],
-        spoilt(draws[1], "first", math.nan),
+        with_nonfinite(draws[1], "first", math.nan),
         draws[2],
-        spoilt(draws[3], "last", -math.inf),
+        with_nonfinite(draws[3], "last", -math.inf),
         draws[3],
     ]
     static = [part.clone() for part in draws[0]]
@@ -102,40 +102,40 @@ def test_captured_step(case: Case, target: Target, rng: torch.Generator, kind: K
             place.copy_(part)
         replay()
         iterate(eager, optimizers[1], scalers[1], slope)
-        changed = departures(snapshot(optimizers[0]), snapshot(optimizers[1]))
+        changed = differences(snapshot(optimizers[0]), snapshot(optimizers[1]))
         case.equal(f"what differs from the run that is not captured, after replay {number + 1}", changed, [])
         states = [(one.get_scale(), one._get_growth_tracker()) for one in scalers]
         case.equal(f"scale and tracker after replay {number + 1}", states[0], states[1])
     start = slopes.copy()
     case.true(
-        "control: the parameters moved", bool(departures(snapshot(optimizers[0]), snapshot(build(case, kind, start))))
+        "control: the parameters moved", bool(differences(snapshot(optimizers[0]), snapshot(build(case, kind, start))))
     )
 
 
 @contract("AMP-OPTIMIZER-092", on="cuda")
-@each(CAPTURABLE)
+@over_optimizers(CAPTURABLE)
 def test_capturable_skip(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    slopes = Slopes.make(kind.gradients, target.device, rng)
+    slopes = LinearLoss.make(kind.gradients, target.device, rng)
     plain = slopes.copy()
     optimizer, control = build(case, kind, slopes), build(case, kind, plain)
     scaler = torch.amp.GradScaler(target.device_type)
     clean = slopes.draw(rng)
     parameters = [one.detach().clone() for one in slopes.parameters]
-    iterate(slopes, optimizer, scaler, spoilt(clean, "first", math.nan))
+    iterate(slopes, optimizer, scaler, with_nonfinite(clean, "first", math.nan))
     same = [torch.equal(now, then) for now, then in zip(slopes.parameters, parameters, strict=True)]
     case.equal("parameters that a skipped first step leaves as they were", same, [True] * len(same))
     for number, bad in enumerate((math.inf, -math.inf)):
         iterate(slopes, optimizer, scaler, clean)
         iterate(plain, control, None, clean)
-        changed = departures(snapshot(optimizer), snapshot(control))
+        changed = differences(snapshot(optimizer), snapshot(control))
         case.equal(f"what differs from fp32 after clean step {number + 1}", changed, [])
         before = snapshot(optimizer)
-        iterate(slopes, optimizer, scaler, spoilt(clean, "last", bad))
-        case.equal(f"what the skipped step after it changed ({bad})", departures(snapshot(optimizer), before), [])
+        iterate(slopes, optimizer, scaler, with_nonfinite(clean, "last", bad))
+        case.equal(f"what the skipped step after it changed ({bad})", differences(snapshot(optimizer), before), [])
 
 
 @contract("AMP-OPTIMIZER-093")
-@each(FUSED)
+@over_optimizers(FUSED)
 def test_several_dtypes(case: Case, target: Target, kind: Kind) -> None:
     case.require_arithmetic(target, torch.float64)
     if not kind.promised_on(target.device_type):
@@ -148,7 +148,7 @@ def test_several_dtypes(case: Case, target: Target, kind: Kind) -> None:
 @contract("AMP-OPTIMIZER-069", on="cuda")
 @applies(one_device_only)
 @pytest.mark.parametrize("spoil", [(), (0,), (2,), (0, 2)], ids=["clean", "first", "second", "both"])
-@each(FUSED)
+@over_optimizers(FUSED)
 def test_two_devices(case: Case, target: Target, kind: Kind, spoil: tuple[int, ...]) -> None:
     if not kind.promised_on(target.device_type):
         case.unsupported(f"no fused {kind.optimizer} on {target.device_type}")
@@ -185,7 +185,7 @@ def decides_once(
                 owner.grad = gradient * scale
         step(scaler, optimizer)
         control.step()
-        case.equal("what differs from fp32 after a clean step", departures(snapshot(optimizer), snapshot(control)), [])
+        case.equal("what differs from fp32 after a clean step", differences(snapshot(optimizer), snapshot(control)), [])
         if not spoil:
             continue
         for owner, gradient in zip(parameters, gradients(spoil), strict=True):
@@ -193,7 +193,7 @@ def decides_once(
         before = snapshot(optimizer)
         step(scaler, optimizer)
         what = f"what a step with inf in gradient {' and '.join(f'{n}, {places[n]}' for n in spoil)}, changed"
-        case.equal(what, departures(snapshot(optimizer), before), [])
+        case.equal(what, differences(snapshot(optimizer), before), [])
         case.equal("scale afterwards", scaler.get_scale(), 512.0)
 
 

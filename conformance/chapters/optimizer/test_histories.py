@@ -1,4 +1,4 @@
-"""Optimizers: random histories of clean and spoilt iterations, against runs that never saw the spoilt ones."""
+"""Check random histories of clean and non-finite iterations against runs on the clean iterations alone."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import torch
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
-from ...oracles.optimizer_state import departures, gradients, snapshot
+from ...oracles.optimizer_state import differences, gradients, snapshot
 from ...oracles.shrinking import shortest
 from ...scaler import model as oracle
-from ...workloads.linear_loss import Slopes
+from ...workloads.linear_loss import LinearLoss
 from ...workloads.third_party_optimizers import Ordinary, SelfScaling
 from .optimizer_configs import Kind
 from .random_histories import Iteration, histories, simpler
-from .support import ALL, build, each, only
+from .support import ALL, build, only, over_optimizers
 
 INTERVAL = 2  # of growth: scales move both ways within a short history, by powers of two
 
 
-def spoilt(slopes: Sequence[torch.Tensor], iteration: Iteration) -> list[torch.Tensor]:
+def with_nonfinite(slopes: Sequence[torch.Tensor], iteration: Iteration) -> list[torch.Tensor]:
     """Copies of the slopes with the iteration's bad numbers, none of them in the parameter that is left out."""
     copies = [slope.clone() for slope in slopes]
     for parameter, element, value in iteration.bad:
@@ -35,14 +35,14 @@ def spoilt(slopes: Sequence[torch.Tensor], iteration: Iteration) -> list[torch.T
     return copies
 
 
-def make(kind: Kind, slopes: Slopes) -> Any:
+def make(kind: Kind, slopes: LinearLoss) -> Any:
     return kind.make(slopes.groups())
 
 
 class Run:
     """An optimizer over a workload, with a scaler or without one, that is taken through a history."""
 
-    def __init__(self, optimizer: Any, slopes: Slopes, scaler: torch.amp.GradScaler | None) -> None:
+    def __init__(self, optimizer: Any, slopes: LinearLoss, scaler: torch.amp.GradScaler | None) -> None:
         self.optimizer, self.slopes, self.scaler = optimizer, slopes, scaler
 
     def prepare(self, iteration: Iteration, again: Callable[[], Any] | None) -> None:
@@ -91,7 +91,7 @@ def moved_scale(scale: float, tracker: int, iteration: Iteration, started: bool)
     return oracle.update_scale(scale, tracker, float(not iteration.clean), 2.0, 0.5, INTERVAL)
 
 
-def first_departure(history: Sequence[Iteration], start: Slopes, kind: Kind, device: torch.device) -> str | None:
+def first_departure(history: Sequence[Iteration], start: LinearLoss, kind: Kind, device: torch.device) -> str | None:
     """Run the history with a scaler, and its clean iterations without one; say where the two part, if they do."""
     scaled, plain = start.copy(), start.copy()
     scaler = torch.amp.GradScaler(device.type, growth_interval=INTERVAL)
@@ -102,7 +102,7 @@ def first_departure(history: Sequence[Iteration], start: Slopes, kind: Kind, dev
         for run in (ours, theirs):
             run.prepare(iteration, functools.partial(make, kind, run.slopes))
         before = snapshot(ours.optimizer)
-        ours.backward(iteration, spoilt(slopes, iteration))
+        ours.backward(iteration, with_nonfinite(slopes, iteration))
         theirs.backward(iteration, slopes)
         ours.step(iteration)
         seen = snapshot(ours.optimizer)
@@ -115,7 +115,7 @@ def first_departure(history: Sequence[Iteration], start: Slopes, kind: Kind, dev
             # A fused optimizer makes its state in a skipped first step; what there was must be as it was.
             expected = before
             seen = {place: value for place, value in seen.items() if place in before}
-        wrong = departures(seen, expected)
+        wrong = differences(seen, expected)
         state = moved_scale(*state, iteration, number > 0)
         if (scaler.get_scale(), scaler._get_growth_tracker()) != state:
             wrong.append(f"scale and tracker {scaler.get_scale()}, {scaler._get_growth_tracker()} in place of {state}")
@@ -125,9 +125,9 @@ def first_departure(history: Sequence[Iteration], start: Slopes, kind: Kind, dev
 
 
 @contract("AMP-OPTIMIZER-022")
-@each(variants="standard", fused="quick")
+@over_optimizers(variants="standard", fused="quick")
 def test_histories(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    start = Slopes.make(kind.gradients, target.device, rng)
+    start = LinearLoss.make(kind.gradients, target.device, rng)
     build(case, kind, start.copy())
     # Fused SGD takes memory that nobody set for the momentum of a skipped first step: a contract of its own.
     momentum = kind.fused and bool(kind.arguments.get("momentum"))
@@ -146,7 +146,7 @@ def test_histories(case: Case, target: Target, rng: torch.Generator, kind: Kind)
     found = shortest(draw, fails, count=count, seed=case.seed, simpler=simpler)
     case.note("iterations compared", sum(compared))
     case.equal(
-        "the shortest history found that departs from a run without its spoilt iterations",
+        "shortest history whose result differs from a run on its clean iterations alone",
         None if found is None else first_departure(found, start, kind, target.device),
         None,
     )
@@ -154,7 +154,7 @@ def test_histories(case: Case, target: Target, rng: torch.Generator, kind: Kind)
 
 # Several optimizers
 
-POOL: dict[str, Callable[[Slopes], Any]] = {
+POOL: dict[str, Callable[[LinearLoss], Any]] = {
     "Ordinary": lambda slopes: Ordinary(slopes.groups()),
     "SelfScaling": lambda slopes: SelfScaling(slopes.groups()),
     **{
@@ -165,7 +165,7 @@ POOL: dict[str, Callable[[Slopes], Any]] = {
 }
 
 
-def stand_alone(name: str, slopes: Slopes) -> Any:
+def stand_alone(name: str, slopes: LinearLoss) -> Any:
     """The optimizer that the fp32 run steps: a third party's takes the same step p - g without a scaler."""
     return POOL["Ordinary" if name == "SelfScaling" else name](slopes)
 
@@ -178,7 +178,7 @@ def test_histories_of_several(case: Case, target: Target, rng: torch.Generator, 
     wrong: list[str] = []
     for _ in range(case.samples(quick=2, standard=12, full=200)):
         names = [draw.choice(usable) for _ in range(number)]
-        starts = [Slopes.make("dense", target.device, rng) for _ in names]
+        starts = [LinearLoss.make("dense", target.device, rng) for _ in names]
         twins = [start.copy() for start in starts]
         ours = [POOL[name](start) for name, start in zip(names, starts, strict=True)]
         theirs = [stand_alone(name, twin) for name, twin in zip(names, twins, strict=True)]
@@ -196,7 +196,7 @@ def test_histories_of_several(case: Case, target: Target, rng: torch.Generator, 
             for at in range(number):
                 slopes = starts[at].draw(torch.Generator().manual_seed(iteration.seed + at))
                 Run(ours[at], starts[at], scaler).backward(
-                    iteration, spoilt(slopes, iteration) if dirty[at] else slopes
+                    iteration, with_nonfinite(slopes, iteration) if dirty[at] else slopes
                 )
                 Run(theirs[at], twins[at], None).backward(iteration, slopes)
             for at in order:
@@ -212,7 +212,7 @@ def test_histories_of_several(case: Case, target: Target, rng: torch.Generator, 
             state = oracle.update_scale(*state, float(checked), 2.0, 0.5, INTERVAL)
             for at in range(number):
                 still = dirty[at] or at == left_out
-                found = departures(
+                found = differences(
                     only("parameter/", snapshot(ours[at])),
                     only("parameter/", before[at] if still else snapshot(theirs[at])),
                 )

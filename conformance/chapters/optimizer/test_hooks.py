@@ -12,39 +12,39 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
-from ...workloads.linear_loss import Slopes, spoilt
+from ...workloads.linear_loss import LinearLoss, with_nonfinite
 from ...workloads.third_party_optimizers import (
     Ordinary,
 )
 from .optimizer_configs import Kind
-from .support import BOTH, BY_ROUTE, NON_FINITE, PROTOCOL, ROUTES, build, clones, each, iterate, left_on
+from .support import BOTH, BY_ROUTE, NON_FINITE, PROTOCOL, ROUTES, build, clones, iterate, left_on, over_optimizers
 
 
 @contract("AMP-OPTIMIZER-070")
-@each(lambda kind: not kind.fused, variants=None)
+@over_optimizers(lambda kind: not kind.fused, variants=None)
 def test_hooks_follow_the_step(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    slopes = Slopes.make(kind.gradients, target.device, rng)
+    slopes = LinearLoss.make(kind.gradients, target.device, rng)
     optimizer, scaler = build(case, kind, slopes), torch.amp.GradScaler(target.device_type)
     ran: list[str] = []
     optimizer.register_step_pre_hook(lambda *_: ran.append("pre"))
     optimizer.register_step_post_hook(lambda *_: ran.append("post"))
     slope = slopes.draw(rng)
     for bad in NON_FINITE.values():
-        iterate(optimizer, slopes.loss(spoilt(slope, "last", bad)), scaler)
+        iterate(optimizer, slopes.loss(with_nonfinite(slope, "last", bad)), scaler)
     case.equal("hooks that ran in three skipped steps", ran, [])
     iterate(optimizer, slopes.loss(slope), scaler)
     case.equal("hooks that ran in a clean step", ran, ["pre", "post"])
 
 
 @contract("AMP-OPTIMIZER-071")
-@each(lambda kind: kind.fused, variants=None)
+@over_optimizers(lambda kind: kind.fused, variants=None)
 def test_hooks_of_fused(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    slopes = Slopes.make(kind.gradients, target.device, rng)
+    slopes = LinearLoss.make(kind.gradients, target.device, rng)
     optimizer, scaler = build(case, kind, slopes), torch.amp.GradScaler(target.device_type)
     ran: list[str] = []
     optimizer.register_step_post_hook(lambda *_: ran.append("post"))
     slope = slopes.draw(rng)
-    iterate(optimizer, slopes.loss(spoilt(slope, "last", math.inf)), scaler)
+    iterate(optimizer, slopes.loss(with_nonfinite(slope, "last", math.inf)), scaler)
     case.note("post hooks that ran in a skipped step of a fused optimizer", len(ran))
 
 
@@ -68,15 +68,15 @@ ORDER = ["global pre", "own pre", "own post", "global post"]
 
 
 @contract("AMP-OPTIMIZER-074")
-@each(lambda kind: not kind.scales_itself, variants=None)
+@over_optimizers(lambda kind: not kind.scales_itself, variants=None)
 def test_global_hooks(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
     for explicit in ROUTES:
-        slopes = Slopes.make(kind.gradients, target.device, rng)
+        slopes = LinearLoss.make(kind.gradients, target.device, rng)
         optimizer, scaler = build(case, kind, slopes), torch.amp.GradScaler(target.device_type)
         ran: list[str] = []
         slope = slopes.draw(rng)
         with hooked(optimizer, ran):
-            iterate(optimizer, slopes.loss(spoilt(slope, "first", math.nan)), scaler, explicit=explicit)
+            iterate(optimizer, slopes.loss(with_nonfinite(slope, "first", math.nan)), scaler, explicit=explicit)
             case.equal("hooks that ran in a skipped step", ran, [])
             iterate(optimizer, slopes.loss(slope), scaler, explicit=explicit)
         case.equal("hooks that ran in a clean step", ran, ORDER)
@@ -86,11 +86,11 @@ def test_global_hooks(case: Case, target: Target, rng: torch.Generator, kind: Ki
 @BOTH
 def test_what_hooks_see(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
     for explicit in ROUTES:
-        slopes = Slopes.make("dense", target.device, rng)
+        slopes = LinearLoss.make("dense", target.device, rng)
         optimizer, scaler = build(case, kind, slopes), torch.amp.GradScaler(target.device_type)
         seen: list[tuple[str, float, list[str]]] = []
 
-        def look(when: str, slopes: Slopes = slopes, seen: Any = seen) -> Callable[..., None]:
+        def look(when: str, slopes: LinearLoss = slopes, seen: Any = seen) -> Callable[..., None]:
             first = slopes.moving[0]
             return lambda one, args, kwargs: seen.append((when, first.grad.flatten()[0].item(), left_on(one)))
 
@@ -111,7 +111,7 @@ def test_what_hooks_see(case: Case, target: Target, rng: torch.Generator, kind: 
 def test_hooks_may_change_gradients_and_arguments(
     case: Case, target: Target, rng: torch.Generator, explicit: bool
 ) -> None:
-    slopes = Slopes.make("dense", target.device, rng)
+    slopes = LinearLoss.make("dense", target.device, rng)
     optimizer, scaler = Ordinary(slopes.groups()), torch.amp.GradScaler(target.device_type)
 
     def halve(one: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:

@@ -11,20 +11,20 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
-from ...workloads.linear_loss import Slopes
+from ...workloads.linear_loss import LinearLoss
 from ...workloads.mlp import mlp
 from ...workloads.training import Workload, train_step
 from .optimizer_configs import Kind
-from .support import build, each, iterate
+from .support import build, iterate, over_optimizers
 
 
 @contract("AMP-OPTIMIZER-034")
-@each(lambda kind: kind.gradients != "sparse", variants=None)
+@over_optimizers(lambda kind: kind.gradients != "sparse", variants=None)
 def test_master_weights_and_state_are_fp32(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, kind: Kind
 ) -> None:
     layer = torch.nn.Linear(8, 4, bias=kind.gradients == "dense").to(target.device)
-    trial = Slopes.make(kind.gradients, target.device, rng)
+    trial = LinearLoss.make(kind.gradients, target.device, rng)
     build(case, kind, trial)
     optimizer, scaler = kind.make(layer.parameters()), torch.amp.GradScaler(target.device_type, init_scale=256.0)
     inputs = torch.randn(6, 8, generator=rng).to(target.device)

@@ -15,8 +15,8 @@ from torch.optim import lr_scheduler
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
-from ...oracles.optimizer_state import departures, gradients, snapshot
-from ...workloads.linear_loss import Slopes, spoilt
+from ...oracles.optimizer_state import differences, gradients, snapshot
+from ...workloads.linear_loss import LinearLoss, with_nonfinite
 from ...workloads.third_party_optimizers import (
     Ordinary,
     SelfScaling,
@@ -35,9 +35,9 @@ from .support import (
     ROUTES,
     build,
     clones,
-    each,
     iterate,
     left_on,
+    over_optimizers,
     started,
     tracker,
     unmoved,
@@ -45,7 +45,7 @@ from .support import (
 
 
 class Meddling(SelfScaling):
-    """Looks at the very tensors that it is handed, and overwrites them."""
+    """Looks at the very tensors that it is received, and overwrites them."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters)
@@ -64,16 +64,19 @@ class Meddling(SelfScaling):
 @contract("AMP-OPTIMIZER-065")
 def test_handed_tensors(case: Case, target: Target, rng: torch.Generator) -> None:
     for explicit in ROUTES:
-        slopes = Slopes.make("dense", target.device, rng)
+        slopes = LinearLoss.make("dense", target.device, rng)
         optimizer, scaler = Meddling(slopes.groups()), torch.amp.GradScaler(target.device_type, growth_interval=100)
         slope, expected = slopes.draw(rng), (65536.0, 0)
         for bad in (None, math.inf, None, math.nan, -math.inf, None):
             start = clones(slopes)
             iterate(
-                optimizer, slopes.loss(slope if bad is None else spoilt(slope, "last", bad)), scaler, explicit=explicit
+                optimizer,
+                slopes.loss(slope if bad is None else with_nonfinite(slope, "last", bad)),
+                scaler,
+                explicit=explicit,
             )
-            handed = optimizer.tensors[-1]
-            for name, tensor in handed.items():
+            received = optimizer.tensors[-1]
+            for name, tensor in received.items():
                 if name == "grad_scale" and explicit:
                     case.equal("grad_scale after unscale_()", tensor, None)
                     continue
@@ -81,14 +84,14 @@ def test_handed_tensors(case: Case, target: Target, rng: torch.Generator) -> Non
                 case.equal(f"{name}: kind of tensor", form, ("Tensor", torch.float32, 1, slopes.moving[0].device))
             expected = (expected[0] / 2, 0) if bad is not None else (expected[0], expected[1] + 1)
             state = scaler.get_scale(), scaler.state_dict()["_growth_tracker"]
-            case.equal("scale and tracker, whatever the optimizer wrote into what it was handed", state, expected)
+            case.equal("scale and tracker, after the optimizer overwrote the tensors that it received", state, expected)
             case.equal("parameters that moved", len(start) - len(unmoved(slopes, start)), 0 if bad is not None else 4)
 
 
 @contract("AMP-OPTIMIZER-066")
-@each(lambda kind: kind.scales_itself, variants=None)
+@over_optimizers(lambda kind: kind.scales_itself, variants=None)
 def test_preset_scale_after_unscale(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    slopes = Slopes.make(kind.gradients, target.device, rng)
+    slopes = LinearLoss.make(kind.gradients, target.device, rng)
     twin = slopes.copy()
     optimizer, plain = build(case, kind, slopes), build(case, kind, twin)
     scaler = torch.amp.GradScaler(target.device_type)
@@ -96,12 +99,12 @@ def test_preset_scale_after_unscale(case: Case, target: Target, rng: torch.Gener
     optimizer.grad_scale = torch.tensor(8.0, device=target.device)
     iterate(optimizer, slopes.loss([part * 8 for part in slope]), scaler, explicit=True)
     iterate(plain, twin.loss(slope))
-    case.equal("what differs from fp32 on the gradient / 8", departures(snapshot(optimizer), snapshot(plain)), [])
+    case.equal("what differs from fp32 on the gradient / 8", differences(snapshot(optimizer), snapshot(plain)), [])
     case.equal("what is left on it afterwards", left_on(optimizer), [])
     iterate(optimizer, slopes.loss(slope), scaler, explicit=True)
     iterate(plain, twin.loss(slope))
     case.equal(
-        "what differs in the next step, unscaled by nothing", departures(snapshot(optimizer), snapshot(plain)), []
+        "what differs in the next step, unscaled by nothing", differences(snapshot(optimizer), snapshot(plain)), []
     )
 
 
@@ -113,8 +116,8 @@ def test_handed_scale_and_flag(case: Case, target: Target, value: float) -> None
     scaler = started(target, init_scale=48.0)
     found = 0.0 if math.isfinite(value) else 1.0
     case.equal("step() returns", scaler.step(optimizer), "stepped")
-    case.equal("scale and flag it was handed", optimizer.handed, [(48.0, found)])
-    case.equal("gradients it was handed, still scaled", gradients[0].tolist(), [2.0, 2.0])
+    case.equal("scale and flag that it received", optimizer.received, [(48.0, found)])
+    case.equal("gradients it was received, still scaled", gradients[0].tolist(), [2.0, 2.0])
     left = [name for name in ("grad_scale", "found_inf") if hasattr(optimizer, name)]
     case.equal("attributes left on the optimizer", left, [])
     case.raises("step twice", RuntimeError, lambda: scaler.step(optimizer), match="already been called")
@@ -131,7 +134,7 @@ def test_handed_no_scale_after_unscale(case: Case, target: Target, value: float)
     found = 0.0 if math.isfinite(value) else 1.0
     scaler.unscale_(optimizer)
     scaler.step(optimizer)
-    case.equal("scale and flag it was handed", optimizer.handed, [(None, found)])
+    case.equal("scale and flag that it received", optimizer.received, [(None, found)])
     case.equal("gradients, unscaled once", gradients[0].tolist(), [2.0])
     scaler.update()
     case.equal("scale", scaler.get_scale(), 24.0 if found else 48.0)
@@ -144,7 +147,7 @@ def test_handed_flag_stands(case: Case, target: Target) -> None:
     scaler.unscale_(optimizer)
     give(optimizer, 1.0)
     scaler.step(optimizer)
-    case.equal("scale and flag after the bad gradient was replaced", optimizer.handed, [(None, 1.0)])
+    case.equal("scale and flag after the bad gradient was replaced", optimizer.received, [(None, 1.0)])
 
 
 @contract("AMP-OPTIMIZER-064")
@@ -153,7 +156,7 @@ def test_preset_scale_multiplies(case: Case, target: Target) -> None:
     scaler = started(target, init_scale=48.0)
     optimizer.grad_scale = torch.tensor(4.0, device=target.device)
     scaler.step(optimizer)
-    case.equal("scale and flag it was handed", optimizer.handed, [(192.0, 0.0)])
+    case.equal("scale and flag that it received", optimizer.received, [(192.0, 0.0)])
     case.equal("the scaler's own scale", scaler.get_scale(), 48.0)
 
 
@@ -168,7 +171,7 @@ class TakesAnything(SelfScaling):
     """Names no grad_scaler: its **kwargs must not be taken for the older protocol."""
 
     def step(self, closure: Any = None, **kwargs: Any) -> Any:
-        self.handed.append(sorted(kwargs))
+        self.received.append(sorted(kwargs))
         return super().step()
 
 
@@ -177,7 +180,7 @@ class TakesAnything(SelfScaling):
 @pytest.mark.parametrize("maker", [TakesScaler, KeywordOnly], ids=["argument", "keyword-only"])
 def test_older_protocol(case: Case, target: Target, rng: torch.Generator, maker: Any, scheduled: bool) -> None:
     for explicit in ROUTES:
-        slopes = Slopes.make("dense", target.device, rng)
+        slopes = LinearLoss.make("dense", target.device, rng)
         twin = slopes.copy()
         optimizer, plain = maker(slopes.groups()), Ordinary(twin.groups())
         if scheduled:  # it wraps the optimizer's step
@@ -189,7 +192,7 @@ def test_older_protocol(case: Case, target: Target, rng: torch.Generator, maker:
         scales = []
         for bad in (None, math.inf, None):
             slope = slopes.draw(rng)
-            loss = slopes.loss(slope if bad is None else spoilt(slope, "last", bad))
+            loss = slopes.loss(slope if bad is None else with_nonfinite(slope, "last", bad))
             call = functools.partial(iterate, optimizer, loss, scaler, explicit=explicit)
             answer = case.warns("the step", FutureWarning, call, match="found_inf")
             case.equal("what step() returns", answer, "stepped")
@@ -198,20 +201,20 @@ def test_older_protocol(case: Case, target: Target, rng: torch.Generator, maker:
                 iterate(plain, twin.loss(slope))
             for number, (ours, theirs) in enumerate(zip(slopes.parameters, twin.parameters, strict=True)):
                 case.identical(f"parameter {number}, against the optimizer that knows nothing", ours, theirs)
-        case.true("what it was handed is the scaler", [one for one, _ in optimizer.handed] == [scaler] * 3)
+        case.true("what it was received is the scaler", [one for one, _ in optimizer.received] == [scaler] * 3)
         case.equal("attributes that it could see", [names for names in seen if names], [])
         case.equal("scales", scales, [65536.0, 32768.0, 32768.0])
 
 
 @contract("AMP-OPTIMIZER-067")
 def test_kwargs_are_not_the_older_protocol(case: Case, target: Target, rng: torch.Generator) -> None:
-    slopes = Slopes.make("dense", target.device, rng)
+    slopes = LinearLoss.make("dense", target.device, rng)
     optimizer, scaler = TakesAnything(slopes.groups()), torch.amp.GradScaler(target.device_type)
     scaler.scale(slopes.loss(slopes.draw(rng))).backward()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         scaler.step(optimizer, own=1)
-    case.equal("arguments, then scale and flag", optimizer.handed, [["own"], (65536.0, 0.0)])
+    case.equal("arguments, then scale and flag", optimizer.received, [["own"], (65536.0, 0.0)])
     case.equal("warnings of the older protocol", [w for w in caught if w.category is FutureWarning], [])
 
 
@@ -223,9 +226,9 @@ def test_handed_scaler(case: Case, target: Target, value: float) -> None:
     answer = case.warns("step()", FutureWarning, lambda: scaler.step(optimizer), match="found_inf")
     case.equal("step() returns", answer, "stepped")
     found = 0.0 if math.isfinite(value) else 1.0
-    case.true("what its step got is the scaler", [handed for handed, _ in optimizer.handed] == [scaler])
+    case.true("what its step got is the scaler", [received for received, _ in optimizer.received] == [scaler])
     case.equal(
-        "the flag that it asked the scaler for, twice", [flags for _, flags in optimizer.handed], [[found, found]]
+        "the flag that it asked the scaler for, twice", [flags for _, flags in optimizer.received], [[found, found]]
     )
     case.equal("its gradient, unscaled", parameters_of(optimizer)[0].grad[0].item(), 2.0)
     scaler.update()
@@ -257,7 +260,7 @@ SCALING = [PLAIN, *(kind for kind in ALL if kind.scales_itself and kind.first)]
 @pytest.mark.parametrize("kind", SCALING, ids=[kind.id for kind in SCALING])
 def test_step_that_raised(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
     for explicit in ROUTES:
-        slopes = Slopes.make("dense", target.device, rng)
+        slopes = LinearLoss.make("dense", target.device, rng)
         twin = slopes.copy()
         optimizer, plain = build(case, kind, slopes), build(case, kind, twin)
         scaler = torch.amp.GradScaler(target.device_type)
@@ -271,7 +274,7 @@ def test_step_that_raised(case: Case, target: Target, rng: torch.Generator, kind
         iterate(plain, twin.loss(slope))
         seen = {**snapshot(optimizer), **gradients(slopes.parameters)}
         expected = {**snapshot(plain), **gradients(twin.parameters)}
-        case.equal("what differs from fp32 when the step is tried again", departures(seen, expected), [])
+        case.equal("what differs from fp32 when the step is tried again", differences(seen, expected), [])
 
 
 @contract("AMP-OPTIMIZER-040")

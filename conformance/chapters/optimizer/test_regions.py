@@ -14,29 +14,29 @@ import torch
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
-from ...oracles.optimizer_state import departures, gradients, snapshot
-from ...workloads.linear_loss import Slopes, spoilt
-from ...workloads.third_party_optimizers import ActsAsOne, Wrapped
+from ...oracles.optimizer_state import differences, gradients, snapshot
+from ...workloads.linear_loss import LinearLoss, with_nonfinite
+from ...workloads.third_party_optimizers import DuckTyped, Wrapped
 from .float64_updates import UPDATES, steps
 from .optimizer_configs import Kind
-from .support import NON_FINITE, ROUTES, U, build, clones, each, iterate, unmoved
+from .support import NON_FINITE, ROUTES, U, build, clones, iterate, over_optimizers, unmoved
 
 # What fp16's smallest number, 2**-24, is after the first loss scale, 65536, is divided out.
 SMALLEST = 2.0**-40
 
 
 @contract("AMP-OPTIMIZER-094")
-@pytest.mark.parametrize("maker", [ActsAsOne, Wrapped], ids=["alone", "around-another"])
+@pytest.mark.parametrize("maker", [DuckTyped, Wrapped], ids=["alone", "around-another"])
 def test_what_acts_as_an_optimizer(
     case: Case, target: Target, rng: torch.Generator, maker: Callable[[Iterable[Any]], Any]
 ) -> None:
     for explicit in ROUTES:
-        slopes = Slopes.make("dense", target.device, rng)
+        slopes = LinearLoss.make("dense", target.device, rng)
         optimizer, scaler = maker(slopes.groups()), torch.amp.GradScaler(target.device_type)
         case.true("control: it is no torch.optim.Optimizer", not isinstance(optimizer, torch.optim.Optimizer))
         start, slope = clones(slopes), slopes.draw(rng)
         for name, bad in NON_FINITE.items():
-            iterate(optimizer, slopes.loss(spoilt(slope, "last", bad)), scaler, explicit=explicit)
+            iterate(optimizer, slopes.loss(with_nonfinite(slope, "last", bad)), scaler, explicit=explicit)
             case.equal(f"parameters that {name} did not move", unmoved(slopes, start), list(range(len(start))))
         case.equal("what a clean step() returns", iterate(optimizer, slopes.loss(slope), scaler), "stepped")
         for number, (parameter, began, gradient) in enumerate(zip(slopes.moving, start, slope, strict=True)):
@@ -45,16 +45,16 @@ def test_what_acts_as_an_optimizer(
 
 
 @contract("AMP-OPTIMIZER-095")
-@each(lambda kind: kind.optimizer in UPDATES and kind.gradients == "dense", variants=None)
+@over_optimizers(lambda kind: kind.optimizer in UPDATES and kind.gradients == "dense", variants=None)
 def test_steps_inside_a_region(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
     for dtype, explicit in itertools.product(case.amp_dtypes, ROUTES):
-        slopes = Slopes.make(kind.gradients, target.device, rng)
+        slopes = LinearLoss.make(kind.gradients, target.device, rng)
         twin = slopes.copy()
         optimizer, plain = build(case, kind, slopes), build(case, kind, twin)
         scaler, outer = (torch.amp.GradScaler(target.device_type, init_scale=1000.0) for _ in range(2))
         for bad in (False, True, False):
             slope = slopes.draw(rng)
-            slope = spoilt(slope, "last", math.inf) if bad else slope
+            slope = with_nonfinite(slope, "last", math.inf) if bad else slope
             iterate(plain, twin.loss(slope), outer, explicit=explicit)
             optimizer.zero_grad()
             scaler.scale(slopes.loss(slope)).backward()
@@ -66,21 +66,21 @@ def test_steps_inside_a_region(case: Case, target: Target, rng: torch.Generator,
             what = f"{dtype}, unscale_ {'called' if explicit else 'not called'}"
             seen = {**snapshot(optimizer), **gradients(slopes.parameters)}
             expected = {**snapshot(plain), **gradients(twin.parameters)}
-            case.equal(f"{what}: what differs from the step outside the region", departures(seen, expected), [])
+            case.equal(f"{what}: what differs from the step outside the region", differences(seen, expected), [])
             case.equal(f"{what}: scale, against outside", scaler.get_scale(), outer.get_scale())
 
 
-def tiny(slopes: Slopes, rng: torch.Generator) -> list[torch.Tensor]:
-    """Slopes that fp16 holds, times 65536, as the last of its subnormal numbers."""
+def tiny(slopes: LinearLoss, rng: torch.Generator) -> list[torch.Tensor]:
+    """LinearLoss that fp16 holds, times 65536, as the last of its subnormal numbers."""
     return [
         torch.randint(1, 17, part.shape, generator=rng).to(part.device, torch.float32) * SMALLEST
         for part in slopes.draw(rng)
     ]
 
 
-def from_zero(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> tuple[Slopes, torch.optim.Optimizer]:
+def from_zero(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> tuple[LinearLoss, torch.optim.Optimizer]:
     """Parameters of zero, beside which no step is lost, and the optimizer without what would hide a small gradient."""
-    slopes = Slopes.make(kind.gradients, target.device, rng)
+    slopes = LinearLoss.make(kind.gradients, target.device, rng)
     with torch.no_grad():
         for parameter in slopes.parameters:
             parameter.zero_()
@@ -95,7 +95,7 @@ def bare(kind: Kind) -> Kind:
 
 
 @contract("AMP-OPTIMIZER-096")
-@each(lambda kind: kind.optimizer in UPDATES and kind.gradients == "dense")
+@over_optimizers(lambda kind: kind.optimizer in UPDATES and kind.gradients == "dense")
 def test_smallest_gradients_take_the_written_step(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
     """The bound is that of AMP-OPTIMIZER-032: it is relative, and no term of these steps leaves fp32's normal numbers:
     the smallest is the square of the smallest gradient, 2**-80, times 1 - beta."""
@@ -118,7 +118,9 @@ def test_smallest_gradients_take_the_written_step(case: Case, target: Target, rn
 
 
 @contract("AMP-OPTIMIZER-096")
-@each(lambda kind: kind.optimizer not in UPDATES and kind.gradients == "dense" and kind.listed, variants=None)
+@over_optimizers(
+    lambda kind: kind.optimizer not in UPDATES and kind.gradients == "dense" and kind.listed, variants=None
+)
 def test_smallest_gradients_move_every_optimizer(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
     slopes, optimizer = from_zero(case, target, rng, bare(kind))
     scaler = torch.amp.GradScaler(target.device_type)

@@ -14,8 +14,8 @@ from torch.optim import lr_scheduler
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
-from ...oracles.optimizer_state import departures, snapshot
-from ...workloads.linear_loss import Slopes, spoilt
+from ...oracles.optimizer_state import differences, snapshot
+from ...workloads.linear_loss import LinearLoss, with_nonfinite
 from .optimizer_configs import Kind
 from .support import BOTH, build, iterate
 
@@ -23,7 +23,7 @@ from .support import BOTH, build, iterate
 @contract("AMP-OPTIMIZER-072")
 @BOTH
 def test_scheduled_rates(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    slopes = Slopes.make("dense", target.device, rng)
+    slopes = LinearLoss.make("dense", target.device, rng)
     twin = slopes.copy()
     optimizer, plain = build(case, kind, slopes), build(case, kind, twin)
     schedules = [torch.optim.lr_scheduler.StepLR(one, step_size=1, gamma=0.5) for one in (optimizer, plain)]
@@ -39,19 +39,19 @@ def test_scheduled_rates(case: Case, target: Target, rng: torch.Generator, kind:
     complaints = [str(warning.message) for warning in caught if "lr_scheduler" in str(warning.message)]
     case.equal("warnings about the order of scheduler and optimizer", complaints, [])
     case.equal("rates after three clean steps", schedules[0].get_last_lr(), [kind.arguments["lr"] / 8] * 2)
-    case.equal("what differs from fp32", departures(snapshot(optimizer), snapshot(plain)), [])
+    case.equal("what differs from fp32", differences(snapshot(optimizer), snapshot(plain)), [])
 
 
 @contract("AMP-OPTIMIZER-073")
 @BOTH
 def test_scheduler_after_a_skip(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    slopes = Slopes.make("dense", target.device, rng)
+    slopes = LinearLoss.make("dense", target.device, rng)
     optimizer = build(case, kind, slopes)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
     scaler = torch.amp.GradScaler(target.device_type)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        iterate(optimizer, slopes.loss(spoilt(slopes.draw(rng), "last", math.inf)), scaler)
+        iterate(optimizer, slopes.loss(with_nonfinite(slopes.draw(rng), "last", math.inf)), scaler)
         schedule.step()
     complaints = [str(warning.message) for warning in caught if "lr_scheduler" in str(warning.message)]
     case.note("warnings when a scheduler steps after a skipped first step", len(complaints))
@@ -102,7 +102,7 @@ def schedulers() -> list[str]:
 )
 def test_schedulers(case: Case, target: Target, rng: torch.Generator, name: str, kind: Kind) -> None:
     """As users do it: the scheduler moves where the scale has not been lowered, that is, where a step was taken."""
-    slopes = Slopes.make("dense", target.device, rng)
+    slopes = LinearLoss.make("dense", target.device, rng)
     twin = slopes.copy()
     optimizer, plain = build(case, kind, slopes), build(case, kind, twin)
     with warnings.catch_warnings(record=True) as caught:
@@ -115,7 +115,7 @@ def test_schedulers(case: Case, target: Target, rng: torch.Generator, name: str,
             slope, before = slopes.draw(rng), scaler.get_scale()
             if bad is not None and kind.fused and optimizer.state == {}:
                 continue  # fused SGD and a skipped first step are another contract's subject
-            iterate(optimizer, slopes.loss(slope if bad is None else spoilt(slope, "last", bad)), scaler)
+            iterate(optimizer, slopes.loss(slope if bad is None else with_nonfinite(slope, "last", bad)), scaler)
             if scaler.get_scale() >= before:
                 schedules[0].step(**metric)
             if bad is None:
@@ -128,7 +128,7 @@ def test_schedulers(case: Case, target: Target, rng: torch.Generator, name: str,
     case.equal("rates after each iteration, against a run that never saw the bad ones", seen, expected)
     counted = [getattr(schedule, "last_epoch", None) for schedule in schedules]  # ChainedScheduler does not count
     case.equal("steps that the scheduler counts", counted[0], counted[1])
-    case.equal("what differs from that run", departures(snapshot(optimizer), snapshot(plain)), [])
+    case.equal("what differs from that run", differences(snapshot(optimizer), snapshot(plain)), [])
 
 
 @contract("AMP-OPTIMIZER-076")

@@ -9,8 +9,8 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
-from ...oracles.optimizer_state import departures, snapshot
-from ...workloads.linear_loss import Slopes, spoilt
+from ...oracles.optimizer_state import differences, snapshot
+from ...workloads.linear_loss import LinearLoss, with_nonfinite
 from ...workloads.third_party_optimizers import (
     give,
     owning,
@@ -25,7 +25,7 @@ from .support import BOTH, BY_ROUTE, FUSED, NON_FINITE, PLAIN, ROUTES, build, it
 def test_each_optimizer_decides_alone(case: Case, target: Target, rng: torch.Generator, dirty: tuple[int, ...]) -> None:
     chosen = [PLAIN, FUSED if FUSED.promised_on(target.device_type) else PLAIN, kind_of("Adagrad", "for-loop")]
     for explicit in ROUTES:
-        slopes = [Slopes.make("dense", target.device, rng) for _ in chosen]
+        slopes = [LinearLoss.make("dense", target.device, rng) for _ in chosen]
         twins = [workload.copy() for workload in slopes]
         optimizers = [kind.make(workload.groups()) for kind, workload in zip(chosen, slopes, strict=True)]
         plains = [kind.make(workload.groups()) for kind, workload in zip(chosen, twins, strict=True)]
@@ -34,7 +34,7 @@ def test_each_optimizer_decides_alone(case: Case, target: Target, rng: torch.Gen
         for workload, slope, optimizer in zip(twins, clean, plains, strict=True):
             iterate(optimizer, workload.loss(slope))
         for number, workload in enumerate(slopes):
-            slope = spoilt(clean[number], "last", math.inf) if number in dirty else clean[number]
+            slope = with_nonfinite(clean[number], "last", math.inf) if number in dirty else clean[number]
             scaler.scale(workload.loss(slope)).backward()
         before = [snapshot(optimizer) for optimizer in optimizers]
         for optimizer in optimizers:
@@ -49,14 +49,14 @@ def test_each_optimizer_decides_alone(case: Case, target: Target, rng: torch.Gen
             else:
                 seen, expected = snapshot(optimizer), snapshot(plain)
             verb = "skips" if number in dirty else "steps"
-            case.equal(f"optimizer {number} {verb}; what differs", departures(seen, expected), [])
+            case.equal(f"optimizer {number} {verb}; what differs", differences(seen, expected), [])
         case.equal("scale after the one update()", scaler.get_scale(), 2.0 ** (15 if dirty else 16))
 
 
 @contract("AMP-OPTIMIZER-051")
 @BOTH
 def test_foreign_inf_is_ignored(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    slopes = Slopes.make("dense", target.device, rng)
+    slopes = LinearLoss.make("dense", target.device, rng)
     twin = slopes.copy()
     optimizer, plain = build(case, kind, slopes), build(case, kind, twin)
     stranger = torch.nn.Parameter(torch.ones(3, device=target.device))
@@ -64,7 +64,7 @@ def test_foreign_inf_is_ignored(case: Case, target: Target, rng: torch.Generator
     slope = slopes.draw(rng)
     iterate(optimizer, slopes.loss(slope) + (stranger * math.inf).sum(), scaler)
     iterate(plain, twin.loss(slope))
-    case.equal("what differs from fp32", departures(snapshot(optimizer), snapshot(plain)), [])
+    case.equal("what differs from fp32", differences(snapshot(optimizer), snapshot(plain)), [])
     case.equal("gradient of the parameter that no optimizer owns", stranger.grad.tolist(), [math.inf] * 3)
     case.equal("scale", scaler.get_scale(), 65536.0)
 

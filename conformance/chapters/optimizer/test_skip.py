@@ -12,10 +12,10 @@ import torch
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
-from ...oracles.optimizer_state import departures, gradients, on_host, snapshot
-from ...workloads.linear_loss import Slopes, spoilt
+from ...oracles.optimizer_state import differences, gradients, on_host, snapshot
+from ...workloads.linear_loss import LinearLoss, with_nonfinite
 from .optimizer_configs import Kind
-from .support import ALL, BAD, NON_FINITE, ROUTES, build, clones, each, iterate, only, unmoved
+from .support import ALL, BAD, NON_FINITE, ROUTES, build, clones, iterate, only, over_optimizers, unmoved
 
 
 @contextlib.contextmanager
@@ -33,17 +33,17 @@ def uninitialised_memory_is_nan() -> Iterator[None]:
 
 
 @contract("AMP-OPTIMIZER-010")
-@each()
+@over_optimizers()
 @BAD
 def test_skip_keeps_parameters(case: Case, target: Target, rng: torch.Generator, kind: Kind, bad: float) -> None:
     for explicit in ROUTES:
         for place in ("first", "last"):
-            slopes = Slopes.make(kind.gradients, target.device, rng)
+            slopes = LinearLoss.make(kind.gradients, target.device, rng)
             optimizer, scaler = build(case, kind, slopes), torch.amp.GradScaler(target.device_type)
             before, clean = only("parameter/", snapshot(optimizer)), slopes.draw(rng)
-            iterate(optimizer, slopes.loss(spoilt(clean, place, bad)), scaler, explicit=explicit)
+            iterate(optimizer, slopes.loss(with_nonfinite(clean, place, bad)), scaler, explicit=explicit)
             route = f"bad value {place}, {'unscale_ first' if explicit else 'step alone'}"
-            changed = departures(only("parameter/", snapshot(optimizer)), before)
+            changed = differences(only("parameter/", snapshot(optimizer)), before)
             case.equal(f"parameters that the skipped first step changed ({route})", changed, [])
     copies = clones(slopes)
     iterate(optimizer, slopes.loss(clean), scaler)
@@ -51,35 +51,35 @@ def test_skip_keeps_parameters(case: Case, target: Target, rng: torch.Generator,
 
 
 @contract("AMP-OPTIMIZER-011")
-@each(quick=())
+@over_optimizers(quick=())
 @BAD
 def test_skip_keeps_state(case: Case, target: Target, rng: torch.Generator, kind: Kind, bad: float) -> None:
     for explicit in ROUTES:
         for place in ("first", "last"):
-            slopes = Slopes.make(kind.gradients, target.device, rng)
+            slopes = LinearLoss.make(kind.gradients, target.device, rng)
             optimizer, scaler = build(case, kind, slopes), torch.amp.GradScaler(target.device_type)
             start = snapshot(optimizer)
             clean = slopes.draw(rng)
             iterate(optimizer, slopes.loss(clean), scaler)
             before = snapshot(optimizer)
-            iterate(optimizer, slopes.loss(spoilt(slopes.draw(rng), place, bad)), scaler, explicit=explicit)
+            iterate(optimizer, slopes.loss(with_nonfinite(slopes.draw(rng), place, bad)), scaler, explicit=explicit)
             route = f"bad value {place}, {'unscale_ first' if explicit else 'step alone'}"
-            changed = departures(snapshot(optimizer), before)
+            changed = differences(snapshot(optimizer), before)
             case.equal(f"parameters and state that the skipped step changed ({route})", changed, [])
-    case.true("control: the good step before it changed something", bool(departures(before, start)))
+    case.true("control: the good step before it changed something", bool(differences(before, start)))
 
 
 @contract("AMP-OPTIMIZER-012")
-@each(lambda kind: kind.accepts("weight_decay") and kind.first)
+@over_optimizers(lambda kind: kind.accepts("weight_decay") and kind.first)
 def test_skip_applies_no_weight_decay(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    slopes = Slopes.make(kind.gradients, target.device, rng)
+    slopes = LinearLoss.make(kind.gradients, target.device, rng)
     optimizer = build(case, kind, slopes, weight_decay=0.125)
     scaler = torch.amp.GradScaler(target.device_type)
     nothing = [torch.zeros_like(slope) for slope in slopes.draw(rng)]
     for bad in NON_FINITE.values():
         copies = only("parameter/", snapshot(optimizer))
-        iterate(optimizer, slopes.loss(spoilt(nothing, "last", bad)), scaler)
-        changed = departures(only("parameter/", snapshot(optimizer)), copies)
+        iterate(optimizer, slopes.loss(with_nonfinite(nothing, "last", bad)), scaler)
+        changed = differences(only("parameter/", snapshot(optimizer)), copies)
         case.equal(f"parameters that decayed in a step skipped for {bad}", changed, [])
     before = clones(slopes)
     for _ in range(2):  # one step may only start the averages
@@ -88,44 +88,46 @@ def test_skip_applies_no_weight_decay(case: Case, target: Target, rng: torch.Gen
 
 
 @contract("AMP-OPTIMIZER-013")
-@each(lambda kind: not kind.fused, variants=None)
+@over_optimizers(lambda kind: not kind.fused, variants=None)
 def test_skipped_first_step_makes_no_state(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    slopes = Slopes.make(kind.gradients, target.device, rng)
+    slopes = LinearLoss.make(kind.gradients, target.device, rng)
     optimizer, scaler = build(case, kind, slopes), torch.amp.GradScaler(target.device_type)
     before = snapshot(optimizer)  # Adagrad has its state from the start
-    iterate(optimizer, slopes.loss(spoilt(slopes.draw(rng), "last", math.inf)), scaler)
-    case.equal("state after a skipped first step, against before it", departures(snapshot(optimizer), before), [])
+    iterate(optimizer, slopes.loss(with_nonfinite(slopes.draw(rng), "last", math.inf)), scaler)
+    case.equal("state after a skipped first step, against before it", differences(snapshot(optimizer), before), [])
 
 
 @contract("AMP-OPTIMIZER-014")
-@each(lambda kind: kind.fused, variants=None)
+@over_optimizers(lambda kind: kind.fused, variants=None)
 def test_skipped_first_step_of_fused(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    slopes = Slopes.make(kind.gradients, target.device, rng)
+    slopes = LinearLoss.make(kind.gradients, target.device, rng)
     optimizer, scaler = build(case, kind, slopes), torch.amp.GradScaler(target.device_type)
     before = snapshot(optimizer)
-    iterate(optimizer, slopes.loss(spoilt(slopes.draw(rng), "last", math.inf)), scaler)
+    iterate(optimizer, slopes.loss(with_nonfinite(slopes.draw(rng), "last", math.inf)), scaler)
     new = [key for key in only("state/", snapshot(optimizer)) if key not in before]
     case.note("entries of state that a skipped first step made", new)
 
 
 @contract("AMP-OPTIMIZER-022")
-@each()
+@over_optimizers()
 def test_step_after_a_skip(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
     for explicit in ROUTES:
-        first = Slopes.make(kind.gradients, target.device, rng)
+        first = LinearLoss.make(kind.gradients, target.device, rng)
         second = first.copy()
         skipping, straight = build(case, kind, first), build(case, kind, second)
         scalers = [torch.amp.GradScaler(target.device_type) for _ in range(2)]
         clean = [first.draw(rng) for _ in range(3)]
         for number, slope in enumerate(clean):
             for bad, place in zip(list(NON_FINITE.values())[:number], ("last", "first"), strict=False):
-                iterate(skipping, first.loss(spoilt(first.draw(rng), place, bad)), scalers[0], explicit=explicit)
+                iterate(
+                    skipping, first.loss(with_nonfinite(first.draw(rng), place, bad)), scalers[0], explicit=explicit
+                )
             iterate(skipping, first.loss(slope), scalers[0], explicit=explicit)
             iterate(straight, second.loss(slope), scalers[1], explicit=explicit)
             seen = {**snapshot(skipping), **gradients(first.parameters)}
             expected = {**snapshot(straight), **gradients(second.parameters)}
             what = f"what differs from a run without inf after step {number + 1}"
-            case.equal(f"{what} ({'unscale_ first' if explicit else 'step alone'})", departures(seen, expected), [])
+            case.equal(f"{what} ({'unscale_ first' if explicit else 'step alone'})", differences(seen, expected), [])
     case.equal("scale after three skips", scalers[0].get_scale(), 2.0**13)
 
 
@@ -134,64 +136,64 @@ def test_step_after_a_skip(case: Case, target: Target, rng: torch.Generator, kin
     "kind", [pytest.param(kind, id=kind.id) for kind in ALL if kind.first and kind.accepts("capturable")]
 )
 def test_capturable_step_after_a_skip(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    first = Slopes.make(kind.gradients, target.device, rng)
+    first = LinearLoss.make(kind.gradients, target.device, rng)
     second = first.copy()
     skipping, straight = build(case, kind, first, capturable=True), build(case, kind, second, capturable=True)
     scaler = torch.amp.GradScaler(target.device_type)
     for number in range(3):
         slope = first.draw(rng)
-        iterate(skipping, first.loss(spoilt(slope, "last", math.inf)), scaler)
+        iterate(skipping, first.loss(with_nonfinite(slope, "last", math.inf)), scaler)
         iterate(skipping, first.loss(slope), scaler)
         iterate(straight, second.loss(slope))
-        changed = departures(snapshot(skipping), snapshot(straight))
+        changed = differences(snapshot(skipping), snapshot(straight))
         case.equal(f"what differs from a run without inf after step {number + 1}", changed, [])
 
 
 @contract("AMP-OPTIMIZER-022")
-@each(quick=("SGD",))
+@over_optimizers(quick=("SGD",))
 def test_first_step_after_a_skip(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    first = Slopes.make(kind.gradients, target.device, rng)
+    first = LinearLoss.make(kind.gradients, target.device, rng)
     second = first.copy()
     skipping, straight = build(case, kind, first), build(case, kind, second)
     scaler = torch.amp.GradScaler(target.device_type)
     slope = first.draw(rng)
     with uninitialised_memory_is_nan():
         for bad in NON_FINITE.values():
-            iterate(skipping, first.loss(spoilt(slope, "last", bad)), scaler)
+            iterate(skipping, first.loss(with_nonfinite(slope, "last", bad)), scaler)
         for _ in range(2):
             iterate(skipping, first.loss(slope), scaler)
             iterate(straight, second.loss(slope))
-    changed = departures(snapshot(skipping), snapshot(straight))
+    changed = differences(snapshot(skipping), snapshot(straight))
     case.equal("what differs from a run without inf after two steps", changed, [])
 
 
 @contract("AMP-OPTIMIZER-022")
-@each()
+@over_optimizers()
 def test_resumed_from_checkpoint(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    slopes = Slopes.make(kind.gradients, target.device, rng)
+    slopes = LinearLoss.make(kind.gradients, target.device, rng)
     optimizer, scaler = build(case, kind, slopes), torch.amp.GradScaler(target.device_type)
     clean = slopes.draw(rng)
     iterate(optimizer, slopes.loss(clean), scaler)
-    iterate(optimizer, slopes.loss(spoilt(clean, "first", math.nan)), scaler)
+    iterate(optimizer, slopes.loss(with_nonfinite(clean, "first", math.nan)), scaler)
     saved = copy.deepcopy((optimizer.state_dict(), scaler.state_dict()))
     resumed = slopes.copy()
     again, scaler_again = build(case, kind, resumed), torch.amp.GradScaler(target.device_type)
     again.load_state_dict(saved[0])
     scaler_again.load_state_dict(saved[1])
-    for slope in (slopes.draw(rng), spoilt(clean, "last", math.inf), slopes.draw(rng)):
+    for slope in (slopes.draw(rng), with_nonfinite(clean, "last", math.inf), slopes.draw(rng)):
         iterate(optimizer, slopes.loss(slope), scaler)
         iterate(again, resumed.loss(slope), scaler_again)
     # load_state_dict moves the numbers of the state, but for `step`, to the parameter's device
     # (_process_value_according_to_param_policy in torch/optim/optimizer.py); NAdam makes its mu_product on the CPU.
     seen, expected = on_host(snapshot(again)), on_host(snapshot(optimizer))
-    case.equal("what differs from the run that went on", departures(seen, expected), [])
+    case.equal("what differs from the run that went on", differences(seen, expected), [])
     case.equal("state of the resumed scaler", scaler_again.state_dict(), scaler.state_dict())
 
 
 @contract("AMP-OPTIMIZER-077")
-@each(quick=("SGD", "Adam", "Adagrad"), variants=None)
+@over_optimizers(quick=("SGD", "Adam", "Adagrad"), variants=None)
 def test_step_counters(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    slopes = Slopes.make(kind.gradients, target.device, rng)
+    slopes = LinearLoss.make(kind.gradients, target.device, rng)
     optimizer, scaler = build(case, kind, slopes), torch.amp.GradScaler(target.device_type)
     taken = 0
     for bad in (math.inf, None, math.nan, math.nan, None, -math.inf, None, math.inf):
@@ -200,7 +202,7 @@ def test_step_counters(case: Case, target: Target, rng: torch.Generator, kind: K
             continue  # fused SGD takes uninitialised memory for momentum then: another contract
         iterate(
             optimizer,
-            slopes.loss(slope if bad is None else spoilt(slope, "last", bad)),
+            slopes.loss(slope if bad is None else with_nonfinite(slope, "last", bad)),
             scaler,
             explicit=bool(taken % 2),
         )

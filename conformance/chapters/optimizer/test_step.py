@@ -10,21 +10,21 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
-from ...oracles.optimizer_state import departures, gradients, snapshot
-from ...workloads.linear_loss import Slopes, spoilt
+from ...oracles.optimizer_state import differences, gradients, snapshot
+from ...workloads.linear_loss import LinearLoss, with_nonfinite
 from .float64_updates import UPDATES, steps
 from .optimizer_configs import Kind
-from .support import ALL, BOTH, ROUTES, U, build, clones, each, iterate, kind_of, unmoved
+from .support import ALL, BOTH, ROUTES, U, build, clones, iterate, kind_of, over_optimizers, unmoved
 
 
 @contract("AMP-OPTIMIZER-030")
-@each(quick=())
+@over_optimizers(quick=())
 @pytest.mark.parametrize("exponent", [16, *(deep("full", k) for k in (0, -8, 60))])
 def test_scaled_step_equals_unscaled(
     case: Case, target: Target, rng: torch.Generator, kind: Kind, exponent: int
 ) -> None:
     for explicit in ROUTES:
-        first = Slopes.make(kind.gradients, target.device, rng)
+        first = LinearLoss.make(kind.gradients, target.device, rng)
         second = first.copy()
         scaled, plain = build(case, kind, first), build(case, kind, second)
         scaler = torch.amp.GradScaler(target.device_type, init_scale=2.0**exponent)
@@ -36,15 +36,15 @@ def test_scaled_step_equals_unscaled(
             seen = {**snapshot(scaled), **gradients(first.parameters)}
             expected = {**snapshot(plain), **gradients(second.parameters)}
             what = f"what differs from fp32 after step {number + 1}"
-            case.equal(f"{what} ({'unscale_ first' if explicit else 'step alone'})", departures(seen, expected), [])
+            case.equal(f"{what} ({'unscale_ first' if explicit else 'step alone'})", differences(seen, expected), [])
     case.equal("control: parameters that did not move", unmoved(first, start), [])
 
 
 @contract("AMP-OPTIMIZER-031")
-@each(variants=None)
+@over_optimizers(variants=None)
 def test_gradients_end_unscaled(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
     for explicit in ROUTES:
-        slopes = Slopes.make(kind.gradients, target.device, rng)
+        slopes = LinearLoss.make(kind.gradients, target.device, rng)
         optimizer, scaler = build(case, kind, slopes), torch.amp.GradScaler(target.device_type)
         slope = slopes.draw(rng)
         expected = torch.autograd.grad(slopes.loss(slope), slopes.moving)
@@ -54,15 +54,15 @@ def test_gradients_end_unscaled(case: Case, target: Target, rng: torch.Generator
 
 
 @contract("AMP-OPTIMIZER-032")
-@each(lambda kind: kind.optimizer in UPDATES and kind.gradients == "dense")
+@over_optimizers(lambda kind: kind.optimizer in UPDATES and kind.gradients == "dense")
 def test_step_equals_written_algorithm(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
     """The bound: each of three steps rounds the parameter at most four times, relative to its own size, and its change
     in at most 16 operations; 1 - beta^t, in fp32 in some kernels, multiplies their rounding by 1 / (1 - beta)."""
-    slopes = Slopes.make(kind.gradients, target.device, rng)
+    slopes = LinearLoss.make(kind.gradients, target.device, rng)
     optimizer, scaler = build(case, kind, slopes), torch.amp.GradScaler(target.device_type)
     start = [parameter.flatten().tolist() for parameter in clones(slopes)]
     drawn = [slopes.draw(rng, positive=True) for _ in range(3)]
-    skipped = spoilt(drawn[0], "last", math.inf)
+    skipped = with_nonfinite(drawn[0], "last", math.inf)
     for slope in (drawn[0], skipped, *drawn[1:]):
         iterate(optimizer, slopes.loss(slope), scaler)
     amplified = 1 / (1 - max(kind.arguments.get("betas", (0.9, 0.999) if "Adam" in kind.optimizer else (0.0,))))
@@ -78,11 +78,11 @@ def test_step_equals_written_algorithm(case: Case, target: Target, rng: torch.Ge
 
 
 @contract("AMP-OPTIMIZER-033")
-@each(lambda kind: kind.accepts("foreach") and kind.first)
+@over_optimizers(lambda kind: kind.accepts("foreach") and kind.first)
 def test_implementations_agree(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
     """The bound: as for the written algorithm, with up to 32 operations and sums over at most 13 elements a step."""
-    slopes = Slopes.make(kind.gradients, target.device, rng)
-    reference = Slopes(tuple(torch.nn.Parameter(p.detach().cpu().double()) for p in slopes.parameters), "dense")
+    slopes = LinearLoss.make(kind.gradients, target.device, rng)
+    reference = LinearLoss(tuple(torch.nn.Parameter(p.detach().cpu().double()) for p in slopes.parameters), "dense")
     optimizer, scaler = build(case, kind, slopes), torch.amp.GradScaler(target.device_type)
     twin = next(one for one in ALL if (one.optimizer, one.implementation) == (kind.optimizer, "for-loop"))
     exact = twin.make(reference.groups())
@@ -104,9 +104,9 @@ def test_implementations_agree(case: Case, target: Target, rng: torch.Generator,
 
 
 @contract("AMP-OPTIMIZER-035")
-@each(variants=None)
+@over_optimizers(variants=None)
 def test_parameter_groups_and_missing_gradients(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    slopes = Slopes.make(kind.gradients, target.device, rng)
+    slopes = LinearLoss.make(kind.gradients, target.device, rng)
     alone = slopes.copy()
     build(case, kind, slopes.copy())
     rates = (0.25, 0.0625)
@@ -135,7 +135,7 @@ def test_parameter_groups_and_missing_gradients(case: Case, target: Target, rng:
 @contract("AMP-OPTIMIZER-036")
 @BOTH
 def test_added_parameter_group(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    slopes = Slopes.make("dense", target.device, rng)
+    slopes = LinearLoss.make("dense", target.device, rng)
     build(case, kind, slopes.copy())
     twin = slopes.copy()
     optimizer, plain = (kind.make(list(workload.parameters[:2])) for workload in (slopes, twin))
@@ -147,16 +147,16 @@ def test_added_parameter_group(case: Case, target: Target, rng: torch.Generator,
         if number == 0:
             optimizer.add_param_group({"params": list(slopes.parameters[2:])})
             plain.add_param_group({"params": list(twin.parameters[2:])})
-    case.equal("what differs from fp32", departures(snapshot(optimizer), snapshot(plain)), [])
+    case.equal("what differs from fp32", differences(snapshot(optimizer), snapshot(plain)), [])
     before = snapshot(optimizer)
-    iterate(optimizer, slopes.loss(spoilt(slope, "last", math.nan)), scaler)
-    case.equal("what NaN in the added group lets change", departures(snapshot(optimizer), before), [])
+    iterate(optimizer, slopes.loss(with_nonfinite(slope, "last", math.nan)), scaler)
+    case.equal("what NaN in the added group lets change", differences(snapshot(optimizer), before), [])
 
 
 @contract("AMP-OPTIMIZER-037")
-@each(variants=None)
+@over_optimizers(variants=None)
 def test_disabled_scaler(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    first = Slopes.make(kind.gradients, target.device, rng)
+    first = LinearLoss.make(kind.gradients, target.device, rng)
     second = first.copy()
     disabled, plain = build(case, kind, first), build(case, kind, second)
     scaler = torch.amp.GradScaler(target.device_type, enabled=False)
@@ -164,20 +164,20 @@ def test_disabled_scaler(case: Case, target: Target, rng: torch.Generator, kind:
         slope = first.draw(rng)
         iterate(disabled, first.loss(slope), scaler, explicit=True)
         iterate(plain, second.loss(slope))
-    case.equal("what differs from fp32", departures(snapshot(disabled), snapshot(plain)), [])
+    case.equal("what differs from fp32", differences(snapshot(disabled), snapshot(plain)), [])
 
 
 @contract("AMP-OPTIMIZER-080")
 @pytest.mark.parametrize("set_to_none", [True, False], ids=["none", "zeros"])
-@each(lambda kind: kind.gradients != "sparse", variants=None)
+@over_optimizers(lambda kind: kind.gradients != "sparse", variants=None)
 def test_zero_grad(case: Case, target: Target, rng: torch.Generator, kind: Kind, set_to_none: bool) -> None:
-    slopes = Slopes.make(kind.gradients, target.device, rng)
+    slopes = LinearLoss.make(kind.gradients, target.device, rng)
     twin = slopes.copy()
     optimizer, plain = build(case, kind, slopes), build(case, kind, twin)
     scaler = torch.amp.GradScaler(target.device_type)
     for bad in (None, math.inf, None, math.nan, None):
         slope = slopes.draw(rng)
-        scaler.scale(slopes.loss(slope if bad is None else spoilt(slope, "first", bad))).backward()
+        scaler.scale(slopes.loss(slope if bad is None else with_nonfinite(slope, "first", bad))).backward()
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad(set_to_none=set_to_none)
@@ -188,14 +188,14 @@ def test_zero_grad(case: Case, target: Target, rng: torch.Generator, kind: Kind,
         left = [None if p.grad is None else int(p.grad.count_nonzero()) for p in slopes.moving]
         expected = [None if set_to_none else 0] * len(left)
         case.equal("nonzero elements of the gradients after zero_grad()", left, expected)
-    case.equal("what differs from fp32", departures(snapshot(optimizer), snapshot(plain)), [])
+    case.equal("what differs from fp32", differences(snapshot(optimizer), snapshot(plain)), [])
 
 
 @contract("AMP-OPTIMIZER-081")
 @pytest.mark.parametrize("implementation", ["for-loop", "foreach", "fused"])
 def test_step_without_the_scaler(case: Case, target: Target, rng: torch.Generator, implementation: str) -> None:
     kind = kind_of("SGD", implementation, "plain")
-    slopes = Slopes.make("dense", target.device, rng)
+    slopes = LinearLoss.make("dense", target.device, rng)
     optimizer, scaler = build(case, kind, slopes), torch.amp.GradScaler(target.device_type, init_scale=2.0**10)
     start, slope = clones(slopes), slopes.draw(rng)
     scaler.scale(slopes.loss(slope)).backward()
@@ -205,6 +205,6 @@ def test_step_without_the_scaler(case: Case, target: Target, rng: torch.Generato
         error = float(((parameter.cpu().double() - wrong).abs() / (began.cpu().abs() + wrong.abs())).max())
         case.at_most(f"distance of parameter {number} from p - lr * scale * g", error, 2 * U, "relative")
     optimizer.zero_grad()
-    scaler.scale(slopes.loss(spoilt(slope, "last", math.inf))).backward()
+    scaler.scale(slopes.loss(with_nonfinite(slope, "last", math.inf))).backward()
     optimizer.step()
     case.equal("finite parameters after a direct step on inf", bool(slopes.moving[-1].isfinite().all()), False)

@@ -29,14 +29,14 @@ ROUTES = pytest.mark.parametrize("explicit", [False, True], ids=["step", "unscal
 
 
 def started(target: Target, **settings: Any) -> torch.amp.GradScaler:
-    """A scaler whose first scale() has been called, so that its scale tensor exists."""
+    """Return a scaler whose first scale() has been called, so that its scale tensor exists."""
     scaler = torch.amp.GradScaler(target.device_type, **settings)
     scaler.scale(torch.ones((), device=target.device))
     return scaler
 
 
 def iterate(scaler: torch.amp.GradScaler, *optimizers: torch.optim.Optimizer, value: float = 1.0) -> None:
-    """One whole iteration in which every gradient is `value`, already scaled."""
+    """Run one iteration in which every gradient is `value`, already scaled."""
     for optimizer in optimizers:
         give(optimizer, value)
         scaler.step(optimizer)
@@ -48,7 +48,7 @@ def tracker(scaler: torch.amp.GradScaler) -> int:
 
 
 def track(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, pattern: str) -> list[tuple[float, int]]:
-    """The scale and the tracker after each iteration of `pattern`: "." is clean, "!" overflows."""
+    """Return the scale and the tracker after each iteration of `pattern`: "." is clean, "!" overflows."""
     seen = []
     for letter in pattern:
         iterate(scaler, optimizer, value=math.inf if letter == "!" else 1.0)
@@ -65,7 +65,7 @@ def as_tensor(gradient: Gradient, like: torch.Tensor) -> torch.Tensor:
 
 
 def expected_unscaled(tensor: torch.Tensor, scale: float) -> torch.Tensor:
-    """What unscale_ makes of `tensor` by the exact model, on the CPU."""
+    """Return `tensor` as the exact model unscales it, on the CPU."""
     return as_tensor(oracle.unscaled(as_gradient(tensor), oracle.reciprocal(scale)), tensor)
 
 
@@ -77,7 +77,7 @@ def contiguous(numbers: torch.Tensor) -> torch.Tensor:
 
 
 LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    # each holds the 24 numbers it is given, in some layout, on their device
+    # 24 numbers in one layout each, on the device of the argument
     "vector": contiguous,
     "transposed": lambda numbers: numbers.reshape(4, 6).t().contiguous().t(),
     "every-other": lambda numbers: torch.stack([numbers, torch.full_like(numbers, 7.0)], 1).flatten()[::2],
@@ -88,7 +88,7 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def sparse(values: list[float], dtype: torch.dtype, target: Target, *, coalesced: bool) -> torch.Tensor:
-    """A sparse vector of 8 numbers; uncoalesced, every value is at index 2."""
+    """Return a sparse vector of 8 numbers; if not `coalesced`, every value is at index 2."""
     indices = [list(range(len(values)))] if coalesced else [[2] * len(values)]
     made = torch.sparse_coo_tensor(indices, torch.tensor(values, dtype=dtype), (8,), check_invariants=True)
     return (made.coalesce() if coalesced else made).to(target.device, copy=True)

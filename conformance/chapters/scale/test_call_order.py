@@ -65,8 +65,8 @@ UNSTARTED: dict[str, Callable[[torch.amp.GradScaler, Ordinary], Any]] = {
 }
 
 
-class Trusting(SelfScaling):
-    """An optimizer of the older protocol that takes the scaler and asks it nothing."""
+class IgnoresScaler(SelfScaling):
+    """An optimizer of the older protocol that ignores the scaler that it receives."""
 
     def step(self, grad_scaler: Any = None) -> Any:
         self.calls.append(((), {"grad_scaler": grad_scaler}))
@@ -81,7 +81,9 @@ def expect_unstarted(case: Case, target: Target, name: str, kind: Callable[[Any]
 
 
 @contract("AMP-SCALE-083")
-@pytest.mark.parametrize("kind", [Ordinary, SelfScaling, Trusting], ids=["ordinary", "self-scaling", "takes-scaler"])
+@pytest.mark.parametrize(
+    "kind", [Ordinary, SelfScaling, IgnoresScaler], ids=["ordinary", "self-scaling", "takes-scaler"]
+)
 def test_step_before_scale(case: Case, target: Target, kind: Callable[[Any], Any]) -> None:
     expect_unstarted(case, target, "step", kind)
 

@@ -17,7 +17,7 @@ from ...oracles.fake_hardware import cuda_that_says
 from ...workloads.third_party_optimizers import Ordinary, SelfScaling, owning, parameters_of
 from .support import SETTINGS, iterate, started, track, tracker
 
-# Construction
+# Settings and state tensors
 
 
 @contract("AMP-SCALE-001")
@@ -102,7 +102,7 @@ def test_cuda_scaler_without_cuda(case: Case) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.amp.GradScaler("cuda", enabled=False)
-    case.equal("warnings of a scaler that is disabled anyway", [str(warning.message) for warning in caught], [])
+    case.equal("warnings of a disabled scaler", [str(warning.message) for warning in caught], [])
 
 
 @contract("AMP-SCALE-107")
@@ -111,7 +111,7 @@ def test_cuda_scaler_where_cuda_is_there(case: Case) -> None:
         warnings.simplefilter("always")
         scaler = torch.amp.GradScaler("cuda", init_scale=48.0)
         case.equal("enabled", scaler.is_enabled(), True)
-        case.equal("enabled without a device named", torch.amp.GradScaler().is_enabled(), True)
+        case.equal("enabled with no device argument", torch.amp.GradScaler().is_enabled(), True)
         case.equal("enabled with enabled=False", torch.amp.GradScaler("cuda", enabled=False).is_enabled(), False)
     case.equal("warnings", [str(warning.message) for warning in caught], [])
     case.equal("its scale", scaler.get_scale(), 48.0)
@@ -140,7 +140,7 @@ def test_state_tensors(case: Case, target: Target, dtype: torch.dtype) -> None:
         case.equal(f"dtype of the {what}", tensor.dtype, expected)
         case.equal(f"shape of the {what}", tuple(tensor.shape), ())
         case.equal(f"device of the {what}", tensor.device, torch.ones((), device=target.device).device)
-    case.equal("a tracker that has not counted", scaler._growth_tracker.item(), 0)
+    case.equal("the tracker before the first iteration", scaler._growth_tracker.item(), 0)
 
 
 @contract("AMP-SCALE-008")
@@ -163,11 +163,11 @@ def test_state_tensors_under_other_defaults(case: Case, target: Target, kind: An
     case.equal("scale after one clean iteration", scaler.get_scale(), 96.0)
 
 
-# Other spellings
+# Deprecated classes
 
 
 def expect_same_scaler(case: Case, device: torch.device, old: Any, new: Any) -> None:
-    """Two scalers of equal settings say and do the same; `new` is torch.amp.GradScaler's."""
+    """Expect equal answers and iterations of two scalers with equal settings; `new` is a torch.amp.GradScaler."""
     case.equal("is_enabled()", old.is_enabled(), new.is_enabled())
     case.true("is a torch.amp.GradScaler", isinstance(old, torch.amp.GradScaler), type(old).__name__)
     case.equal("state_dict()", old.state_dict(), new.state_dict())
@@ -183,7 +183,7 @@ def expect_same_scaler(case: Case, device: torch.device, old: Any, new: Any) -> 
 
 def expect_old_spelling(case: Case, kind: Any, device: torch.device, device_type: str) -> None:
     with warnings.catch_warnings():
-        # The warnings are the subject of the api chapter.
+        # The warnings are checked by the api chapter.
         warnings.simplefilter("ignore")
         expect_same_scaler(case, device, kind(), torch.amp.GradScaler(device_type))
         named = {**SETTINGS, "growth_interval": 2}
@@ -200,7 +200,7 @@ def test_cpu_spelling(case: Case) -> None:
         warnings.simplefilter("ignore")
         scaler = torch.cpu.amp.GradScaler()
     scaler.scale(torch.ones(()))
-    scaler.update(torch.tensor(48.0))  # which asks for a tensor of the scaler's device
+    scaler.update(torch.tensor(48.0))  # requires a tensor on the scaler's device
     case.equal("the scale after update() with a tensor", scaler.get_scale(), 48.0)
 
 

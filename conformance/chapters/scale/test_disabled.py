@@ -22,7 +22,7 @@ def test_disabled_scale(case: Case, target: Target) -> None:
     scaler = disabled(target)
     loss = torch.tensor(1.5, device=target.device)
     for what, outputs in (("tensor", loss), ("list", [loss]), ("tuple", (loss, [loss])), ("text", "no tensor")):
-        case.true(f"scale() of a {what} returns the very object", scaler.scale(outputs) is outputs)
+        case.true(f"scale() of a {what} returns the same object", scaler.scale(outputs) is outputs)
     case.equal("the loss", loss.item(), 1.5)
 
 
@@ -32,7 +32,7 @@ def test_disabled_step(case: Case, target: Target) -> None:
     for value in (2.0, math.inf, math.nan):
         optimizer = owning(torch.tensor(value, device=target.device), kind=lambda p: answering(p, "answer"))
         case.equal("step() returns", scaler.step(optimizer, 1, closure=2), "answer")
-        case.equal("what optimizer.step got", optimizer.calls, [((1,), {"closure": 2})])
+        case.equal("arguments of optimizer.step", optimizer.calls, [((1,), {"closure": 2})])
         case.identical("the parameter", parameters_of(optimizer)[0], torch.tensor(-value))
         scaler.step(optimizer)
         case.equal("calls after a second step", len(optimizer.calls), 2)

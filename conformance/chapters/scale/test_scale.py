@@ -35,7 +35,7 @@ def test_scaled_value(case: Case, target: Target, rng: torch.Generator, name: st
     case.require_arithmetic(target, dtype)
     values = torch.randn(shape, generator=rng).to(dtype)
     seen = started(target, init_scale=scale).scale(values.to(target.device, copy=True))
-    # A power of two: exact in every one of these types, on which both dtypes and all devices agree.
+    # A power of two is exact in every one of these dtypes, so all devices agree.
     case.identical("outputs times the scale", seen, (values.double() * scale).to(result))
 
 
@@ -75,7 +75,7 @@ def flat(outputs: Any) -> Iterator[torch.Tensor]:
 
 
 def shape_of(outputs: Any) -> str:
-    """The containers of `outputs`, written out: (t, [t, t])."""
+    """Return the nesting of `outputs` as text, such as tuple[t, list[t, t]]."""
     if isinstance(outputs, torch.Tensor):
         return "t"
     inner = ", ".join(shape_of(output) for output in outputs)
@@ -124,7 +124,7 @@ def test_not_a_tensor(case: Case, target: Target, outputs: Any) -> None:
     scaler = torch.amp.GradScaler(target.device_type)
     case.raises("scale()", ValueError, lambda: scaler.scale(outputs), match="Tensor")
     nested = [torch.ones((), device=target.device), [outputs]]
-    case.raises("scale(), nested beside a tensor", ValueError, lambda: scaler.scale(nested), match="Tensor")
+    case.raises("scale(), nested next to a tensor", ValueError, lambda: scaler.scale(nested), match="Tensor")
 
 
 @contract("AMP-SCALE-014")

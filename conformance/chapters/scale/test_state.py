@@ -37,11 +37,11 @@ def test_state_dict(case: Case, target: Target, use: bool) -> None:
     types = {name: type(value).__name__ for name, value in state.items()}
     case.equal("types", types, {name: kind.__name__ for name, kind in STATE_KEYS.items()})
     state["scale"], state["_growth_tracker"] = 5.0, 5
-    case.equal("state once the returned dict is changed", scaler.state_dict(), expected)
+    case.equal("state after the returned dict was changed", scaler.state_dict(), expected)
 
 
 def expect_resumed(case: Case, target: Target, scaler: torch.amp.GradScaler) -> None:
-    """The scaler goes on from RESUMED: its very next calls, not only what it says about itself."""
+    """Expect that the scaler continues from RESUMED, in its next calls and not only in its getters."""
     case.equal("state_dict()", scaler.state_dict(), RESUMED)
     case.equal("get_scale()", scaler.get_scale(), 96.0)
     case.equal("a loss of 2, scaled", scaler.scale(torch.tensor(2.0, device=target.device)).item(), 192.0)
@@ -99,7 +99,7 @@ def test_resumed_run(case: Case, target: Target) -> None:
 def expect_duplicate(case: Case, target: Target, name: str, use: bool) -> None:
     original = torch.amp.GradScaler(target.device_type)
     if use:
-        # Not through load_state_dict: the scale that the scaler began with must differ from the present one.
+        # Not with load_state_dict: the initial scale must differ from the current one.
         settings = {"init_scale": 384.0, "growth_factor": 4.0, "backoff_factor": 0.25, "growth_interval": 3}
         original = started(target, **settings)
         track(original, owning(torch.ones((), device=target.device)), "!.")
@@ -112,7 +112,7 @@ def expect_duplicate(case: Case, target: Target, name: str, use: bool) -> None:
     expect_resumed(case, target, duplicate)
     case.equal("the original's state after the duplicate was used", original.state_dict(), RESUMED)
     if use:
-        original.update(48.0)  # which a scaler that has scaled nothing refuses
+        original.update(48.0)  # raises if the scale tensor does not exist
         case.equal("the original's scale after its next update(48.0)", original.get_scale(), 48.0)
 
 

@@ -16,7 +16,7 @@ from .support import FORMS, LAYOUTS, NON_FINITE, ROUTES, expected_unscaled, spar
 
 
 def expect_skip(case: Case, scaler: torch.amp.GradScaler, optimizer: Ordinary, what: str) -> None:
-    """The step is skipped: None, no call of the optimizer, parameters bit for bit the same."""
+    """Expect that step() skips: it returns None, does not call the optimizer and keeps the bits of the parameters."""
     before = [parameter.detach().clone() for parameter in parameters_of(optimizer)]
     answer = scaler.step(optimizer)
     case.equal(f"{what}: calls of optimizer.step", len(optimizer.calls), 0)
@@ -27,7 +27,7 @@ def expect_skip(case: Case, scaler: torch.amp.GradScaler, optimizer: Ordinary, w
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two contiguous tensors hold the same bytes."""
+    """Return whether two contiguous tensors hold the same bytes."""
     return torch.equal(*(tensor.detach().flatten().view(torch.uint8) for tensor in (one, other)))
 
 
@@ -45,8 +45,8 @@ def test_step_unscales(case: Case, target: Target, rng: torch.Generator, scale: 
     case.identical("parameters that were 0", parameters_of(optimizer)[0], -expected)
 
 
-class Counting(torch.amp.GradScaler):
-    """A scaler whose unscale_ notes the optimizers that it is called for."""
+class RecordingScaler(torch.amp.GradScaler):
+    """A scaler that records the optimizers for which unscale_ is called."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -59,7 +59,7 @@ class Counting(torch.amp.GradScaler):
 
 @contract("AMP-SCALE-040")
 def test_step_invokes_unscale(case: Case, target: Target) -> None:
-    scaler = Counting(target.device_type)
+    scaler = RecordingScaler(target.device_type)
     scaler.scale(torch.ones((), device=target.device))
     optimizer = owning(torch.full((2,), 65536.0, device=target.device))
     scaler.step(optimizer)
@@ -102,7 +102,7 @@ def test_skip_at_any_place(case: Case, target: Target, bad: float, size: int) ->
         expect_skip(case, started(target), owning(gradient), f"{bad} at {place} of {size}")
     control = owning(torch.ones(size, device=target.device))
     started(target).step(control)
-    case.equal("control: calls of optimizer.step when all is finite", len(control.calls), 1)
+    case.equal("control: calls of optimizer.step if all is finite", len(control.calls), 1)
 
 
 @contract("AMP-SCALE-043")
@@ -123,7 +123,7 @@ def test_skip_when_all_is_bad(case: Case, target: Target) -> None:
     # As many infs as -infs: their sum is NaN, their product finite after a comparison with zero.
     for values in ([math.inf, -math.inf], [math.nan] * 8, [math.inf] * 33, [-math.inf, math.nan, math.inf]):
         gradient = torch.tensor(values, device=target.device)
-        expect_skip(case, started(target), owning(gradient), f"{len(values)} bad gradients")
+        expect_skip(case, started(target), owning(gradient), f"{len(values)} non-finite elements")
 
 
 @contract("AMP-SCALE-044")
@@ -167,7 +167,7 @@ def test_skip_in_any_layout(case: Case, target: Target, bad: float, layout: str)
     padded = torch.tensor([[1.0, bad]] * 3, device=target.device)
     control = owning(padded[:, 0])
     started(target).step(control)
-    case.equal("control: calls of optimizer.step when only the gaps are bad", len(control.calls), 1)
+    case.equal("control: calls of optimizer.step if only the gaps are non-finite", len(control.calls), 1)
 
 
 @contract("AMP-SCALE-045")

@@ -23,7 +23,7 @@ ODD_SCALES = (3.0, 65535.0, 65537.0, 1000.0, 0.1, 1 + 2**-23, 12345.678, 2.0**10
 
 
 def fp16_numbers() -> torch.Tensor:
-    """Every finite fp16 number, as fp32."""
+    """Return every finite fp16 number, as fp32."""
     numbers = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.float16)
     return numbers[numbers.isfinite()].float()
 
@@ -31,7 +31,7 @@ def fp16_numbers() -> torch.Tensor:
 @contract("AMP-SCALE-020")
 @EXPONENTS
 def test_power_of_two_is_undone(case: Case, target: Target, exponent: int) -> None:
-    # 16 more bits of exponent are left below fp16's smallest, and 111 + 16 = 127 above its largest: all exact.
+    # fp32 has room for 2**111 times fp16's largest number and, unscaled, for its smallest: every product is exact.
     numbers = fp16_numbers()
     gradient = (numbers * 2.0**exponent).to(target.device, copy=True)
     started(target, init_scale=2.0**exponent).unscale_(owning(gradient))
@@ -95,7 +95,7 @@ def test_layouts(case: Case, target: Target, rng: torch.Generator, layout: str) 
     started(target).unscale_(owning(gradient))
     case.identical("gradient, scaled and unscaled", gradient, LAYOUTS[layout](numbers.flatten()))
     case.equal(
-        "elements of the storage beside it that changed",
+        "elements of the storage outside the gradient that changed",
         int((base.abs() < 7.0).sum()),
         int((gradient.abs() < 7.0).sum()),
     )
@@ -199,7 +199,7 @@ def test_unscale_touches_its_gradients_only(case: Case, target: Target, bad: flo
         parameters_of(mine)[0].fill_(2.5)
     scaler.unscale_(mine)
     case.identical("the optimizer's parameters", parameters_of(mine)[0], torch.tensor([2.5, 2.5]))
-    case.equal("the finite neighbour of the bad gradient", parameters_of(mine)[0].grad[0].item(), 2.0)
+    case.equal("the finite element next to the non-finite one", parameters_of(mine)[0].grad[0].item(), 2.0)
     case.identical("another optimizer's gradients", parameters_of(other)[0].grad, torch.tensor([3.0]))
     case.equal("calls of optimizer.step", (len(mine.calls), len(other.calls)), (0, 0))
     case.equal("the scale", scaler.get_scale(), 65536.0)
@@ -217,7 +217,7 @@ def test_sparse_gradients(case: Case, target: Target, coalesced: bool) -> None:
     expected = [1.0, -3.0, 0.0] if coalesced else [0.0, 0.0, -2.0]
     case.equal("the sparse gradient", first.grad.to_dense().tolist(), expected + [0.0] * 5)
     case.equal("still sparse", first.grad.is_sparse, True)
-    case.equal("the dense gradient beside it", parameters_of(optimizer)[1].grad.tolist(), [1.0, 1.0])
+    case.equal("the dense gradient of the same optimizer", parameters_of(optimizer)[1].grad.tolist(), [1.0, 1.0])
     scaler.step(optimizer)
     case.equal("parameters after the step", first.tolist(), [-value for value in expected + [0.0] * 5])
 
@@ -256,7 +256,7 @@ def test_unscale_reads_nothing_back(case: Case, target: Target) -> None:
     optimizer = owning(torch.full((2,), 65536.0, device=target.device))
     with CountedOperations() as operations:
         scaler.unscale_(optimizer)
-    case.equal("values that unscale_ reads back to the host", operations.reads, 0)
+    case.equal("values that unscale_ copies to the host", operations.reads, 0)
     case.true(
         "control: the trace saw the kernel",
         "_amp_foreach_non_finite_check_and_unscale_" in operations.work,
@@ -264,7 +264,7 @@ def test_unscale_reads_nothing_back(case: Case, target: Target) -> None:
     )
     with CountedOperations() as operations:
         scaler.get_scale()
-    case.equal("control: values that get_scale reads back", operations.reads, 1)
+    case.equal("control: values that get_scale copies to the host", operations.reads, 1)
 
 
 @contract("AMP-SCALE-029", on="cuda")
@@ -301,4 +301,4 @@ def test_fp16_sparse_gradients_are_added_first(case: Case, target: Target) -> No
         parameters_of(optimizer)[0].grad = sparse(values, torch.float16, target, coalesced=False)
         scaler = started(target)
         scaler.step(optimizer)
-        case.equal(f"the flag for {values} at one index", optimizer.handed, [(65536.0, found)])
+        case.equal(f"the flag for {values} at one index", optimizer.received, [(65536.0, found)])

@@ -15,7 +15,7 @@ from ...scaler import model as oracle
 from ...workloads.third_party_optimizers import give, owning, parameters_of
 from .support import NON_FINITE, iterate, started, track, tracker
 
-# update()
+# update() with one optimizer
 
 
 @contract("AMP-SCALE-060")
@@ -50,7 +50,7 @@ def test_growth(case: Case, target: Target, interval: int, factor: float) -> Non
     seen = [scale for scale, _ in track(scaler, optimizer, "." * (2 * interval))]
     once = oracle.rounded(1000.0 * factor, oracle.FP32)
     twice = oracle.rounded(once * factor, oracle.FP32)
-    # The update that ends the interval is the one that grows.
+    # The update() that ends the interval grows the scale.
     case.equal("scales", seen, [1000.0] * (interval - 1) + [once] * interval + [twice])
 
 
@@ -171,7 +171,7 @@ def test_update_keeps_a_copy(case: Case, target: Target) -> None:
     new_scale = torch.tensor(1024.0, device=target.device)
     scaler.update(new_scale)
     new_scale.fill_(5.0)
-    case.equal("the scale once the caller's tensor is overwritten", scaler.get_scale(), 1024.0)
+    case.equal("the scale after the caller's tensor was overwritten", scaler.get_scale(), 1024.0)
     iterate(scaler, owning(torch.ones((), device=target.device)), value=math.inf)
     case.equal("the scale after a skip", scaler.get_scale(), 512.0)
     case.equal("the caller's tensor after a skip", new_scale.item(), 5.0)
@@ -199,7 +199,7 @@ def test_update_with_a_scale_ends_the_iteration(case: Case, target: Target) -> N
     give(optimizer, math.inf)
     scaler.step(optimizer)
     scaler.update(256.0)
-    case.equal("the scale, though an inf had been found", scaler.get_scale(), 256.0)
+    case.equal("the scale, after an inf was found", scaler.get_scale(), 256.0)
     case.equal("the growth tracker", tracker(scaler), 2)
     case.equal("the next iteration, clean", track(scaler, optimizer, "."), [(256.0, 3)])
 
@@ -222,7 +222,7 @@ def test_update_with_no_sync(case: Case, target: Target, count: int) -> None:
         scaler.unscale_(optimizer)
     with CountedOperations() as operations:
         scaler.update()
-    case.equal("values that update() reads back to the host", operations.reads, 0)
+    case.equal("values that update() copies to the host", operations.reads, 0)
     case.true("control: the trace saw the kernel", "_amp_update_scale_" in operations.work, operations.work)
 
 

@@ -11,8 +11,8 @@ import torch
 from conformance.chapters.optimizer import optimizer_configs
 from conformance.chapters.optimizer.float64_updates import UPDATES, steps
 from conformance.chapters.optimizer.optimizer_configs import kinds, listed, present, reached, takes_closure
-from conformance.oracles.optimizer_state import departures, gradients, same, snapshot
-from conformance.workloads.linear_loss import Slopes, spoilt
+from conformance.oracles.optimizer_state import differences, gradients, same, snapshot
+from conformance.workloads.linear_loss import LinearLoss, with_nonfinite
 
 
 class Newcomer(torch.optim.SGD):
@@ -83,17 +83,17 @@ def test_snapshot_is_a_copy_and_departures_name_the_place() -> None:
     optimizer.step()
     after = snapshot(optimizer)
 
-    found = departures(after, before)
+    found = differences(after, before)
 
     assert before["parameter/0/0"].tolist() == [1.0, 1.0]
     assert any(line.startswith("parameter/0/0: float32(2,) [0.5") for line in found)
     assert "state/0/exp_avg: new" in found
-    assert departures(after, snapshot(optimizer)) == []
+    assert differences(after, snapshot(optimizer)) == []
     optimizer.state[parameter]["step"] += 1
-    assert departures(snapshot(optimizer), after) == [
+    assert differences(snapshot(optimizer), after) == [
         "state/0/step: float32() [2.0] on cpu in place of float32() [1.0] on cpu"
     ]
-    assert departures({}, {str(place): place for place in range(9)})[-1] == "and 5 more"
+    assert differences({}, {str(place): place for place in range(9)})[-1] == "and 5 more"
     assert list(gradients([parameter, torch.nn.Parameter(torch.ones(1))]).values())[1] is None
 
 
@@ -127,7 +127,7 @@ def test_written_algorithms_agree_with_torch_in_float64() -> None:
 
 @pytest.mark.parametrize("kind", ["dense", "matrices", "sparse"])
 def test_gradients_of_the_workload_are_its_slopes(kind: str) -> None:
-    slopes = Slopes.make(kind, torch.device("cpu"), torch.Generator().manual_seed(1))
+    slopes = LinearLoss.make(kind, torch.device("cpu"), torch.Generator().manual_seed(1))
     drawn = slopes.draw(torch.Generator().manual_seed(2))
 
     slopes.loss(drawn).backward()
@@ -145,6 +145,6 @@ def test_gradients_of_the_workload_are_its_slopes(kind: str) -> None:
 def test_spoilt_slopes_are_copies() -> None:
     drawn = [torch.ones(2), torch.ones(3)]
 
-    assert spoilt(drawn, "first", math.inf)[0].tolist() == [math.inf, 1.0]
-    assert spoilt(drawn, "last", -math.inf)[1].tolist() == [1.0, 1.0, -math.inf]
+    assert with_nonfinite(drawn, "first", math.inf)[0].tolist() == [math.inf, 1.0]
+    assert with_nonfinite(drawn, "last", -math.inf)[1].tolist() == [1.0, 1.0, -math.inf]
     assert drawn[0].tolist() == [1.0, 1.0]
