@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 import torch
 
-from conformance.chapters.optimizer.optimizer_configs import kinds
+from conformance.chapters.optimizer.optimizer_configs import configs
 from conformance.harness import catalogue
 from conformance.harness.check import Case, ContractViolation
 from conformance.harness.targets import Target, one_device_only, resolve
@@ -25,7 +25,7 @@ from tests.simulation.cuda_fake import FakeCuda, Graph, cuda  # noqa: F401  (a f
 
 Scaler = torch.amp.GradScaler
 CPU = resolve("cpu")
-FUSED = {kind.optimizer: kind for kind in kinds(implementations=("fused",)) if kind.first}
+FUSED = {kind.optimizer: kind for kind in configs(implementations=("fused",)) if kind.first}
 
 
 def module(chapter: str) -> Any:

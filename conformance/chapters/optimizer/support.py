@@ -12,31 +12,33 @@ import torch
 from ...harness.check import Case, deep
 from ...harness.targets import Target
 from ...workloads.linear_loss import LinearLoss
-from .optimizer_configs import Kind, kinds
+from .optimizer_configs import OptimizerConfig, configs
 
 U = 2.0**-24
 
 NON_FINITE = {"inf": math.inf, "minus-inf": -math.inf, "nan": math.nan}
 
-ALL = tuple(kinds(implementations=("for-loop", "foreach", "fused", "default")))
+ALL = tuple(configs(implementations=("for-loop", "foreach", "fused", "default")))
 
 PLAIN = next(kind for kind in ALL if (kind.optimizer, kind.implementation) == ("SGD", "for-loop"))
 
 FUSED = next(kind for kind in ALL if (kind.optimizer, kind.implementation) == ("Adam", "fused"))
 
-ROUTES = (False, True)  # whether unscale_() is called before step()
+ROUTES = (False, True)  # values of `explicit`: unscale_() is called before step()
 
 
 def over_optimizers(
-    chosen: Callable[[Kind], bool] = lambda kind: True,
+    chosen: Callable[[OptimizerConfig], bool] = lambda kind: True,
     *,
     quick: tuple[str, ...] = ("SGD", "Adam"),
     variants: str | None = "full",
     fused: str | None = None,
 ) -> pytest.MarkDecorator:
-    """Every optimizer that fits, in its first variant, those of `quick` (all, if empty) at every level; the other
-    variants, and the implementation that torch chooses by itself, from the level `variants` on (`fused`: of fused
-    ones from that level)."""
+    """Parametrise by every chosen optimizer.
+
+    The first variant of those in `quick` (of all, if empty) runs at every level, of the others from standard on. Other
+    variants, and torch's default implementation, run from the level `variants` on, fused ones from `fused` on.
+    """
     parameters = []
     for kind in filter(chosen, ALL):
         if kind.first and kind.implementation != "default":
@@ -55,8 +57,8 @@ BAD = pytest.mark.parametrize(
 BOTH = pytest.mark.parametrize("kind", [PLAIN, FUSED], ids=["for-loop", "fused"])
 
 
-def build(case: Case, kind: Kind, slopes: LinearLoss, **changes: Any) -> torch.optim.Optimizer:
-    """The optimizer over the workload's parameters, or the verdict that this device (or the suite) lacks it."""
+def build(case: Case, kind: OptimizerConfig, slopes: LinearLoss, **changes: Any) -> torch.optim.Optimizer:
+    """Return the optimizer over the loss's parameters; end the case if this device (or the suite) lacks it."""
     device = slopes.parameters[0].device
     if not kind.promised_on(device.type):
         trial = slopes.copy()
@@ -64,7 +66,9 @@ def build(case: Case, kind: Kind, slopes: LinearLoss, **changes: Any) -> torch.o
             iterate(kind.make(trial.groups(), **changes), trial.loss(trial.draw(torch.Generator())))
         except Exception as error:
             if not kind.listed:
-                case.untestable(f"torch.optim.{kind.optimizer} is new and its default step needs more: {error}")
+                case.untestable(
+                    f"torch.optim.{kind.optimizer} is not in the table and its default step raises: {error}"
+                )
             case.unsupported(f"no {kind.implementation} {kind.optimizer} on {device.type}: {error}")
     return kind.make(slopes.groups(), **changes)
 
@@ -76,7 +80,7 @@ def iterate(
     *,
     explicit: bool = False,
 ) -> Any:
-    """One iteration, with or without a scaler; returns what the step returned."""
+    """Run one iteration, with or without a scaler; return the result of the step."""
     optimizer.zero_grad()
     if scaler is None:
         loss.backward()
@@ -90,12 +94,12 @@ def iterate(
 
 
 def only(place: str, whole: dict[str, Any]) -> dict[str, Any]:
-    """The part of a snapshot whose places begin with `place`."""
+    """Return the part of a snapshot whose places begin with `place`."""
     return {key: value for key, value in whole.items() if key.startswith(place)}
 
 
 def unmoved(slopes: LinearLoss, before: Iterable[torch.Tensor]) -> list[int]:
-    """Which moving parameters have no element that differs from the copies."""
+    """Return the indices of the moving parameters that equal their copies."""
     return [i for i, (now, then) in enumerate(zip(slopes.moving, before, strict=False)) if torch.equal(now, then)]
 
 
@@ -103,7 +107,7 @@ def clones(slopes: LinearLoss) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in slopes.moving]
 
 
-def kind_of(optimizer: str, implementation: str, variant: str | None = None) -> Kind:
+def kind_of(optimizer: str, implementation: str, variant: str | None = None) -> OptimizerConfig:
     return next(
         kind
         for kind in ALL

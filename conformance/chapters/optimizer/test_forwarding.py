@@ -20,7 +20,7 @@ from ...workloads.third_party_optimizers import (
     owning,
     parameters_of,
 )
-from .optimizer_configs import Kind, present, takes_closure
+from .optimizer_configs import OptimizerConfig, present, takes_closure
 from .support import BAD, ROUTES, build, iterate, over_optimizers, started
 
 
@@ -33,7 +33,7 @@ def test_return_value(case: Case, target: Target, rng: torch.Generator, maker: C
             optimizer, scaler = maker(slopes.groups()), torch.amp.GradScaler(target.device_type)
             optimizer.answer = answer
             seen = iterate(optimizer, slopes.loss(slopes.draw(rng)), scaler, explicit=explicit)
-            case.true("step() returns the very object that optimizer.step() returned", seen is answer, seen)
+            case.true("step() returns the object that optimizer.step() returned", seen is answer, seen)
 
 
 @contract("AMP-OPTIMIZER-040")
@@ -44,7 +44,7 @@ def test_skip_returns_none(case: Case, target: Target, rng: torch.Generator, bad
         optimizer, scaler = Ordinary(slopes.groups()), torch.amp.GradScaler(target.device_type)
         optimizer.answer = "a value"
         loss = slopes.loss(with_nonfinite(slopes.draw(rng), "last", bad))
-        case.equal("what a skipped step() returns", iterate(optimizer, loss, scaler, explicit=explicit), None)
+        case.equal("result of a skipped step()", iterate(optimizer, loss, scaler, explicit=explicit), None)
         case.equal("calls of optimizer.step()", len(optimizer.calls), 0)
 
 
@@ -60,7 +60,7 @@ def test_arguments_forwarded(
         scaler.scale(slopes.loss(slopes.draw(rng))).backward()
         scaler.step(optimizer, 1, "two", third=3.0, fourth=None)
         expected = [((1, "two"), {"third": 3.0, "fourth": None})]
-        case.equal(f"what optimizer.step() was called with (enabled={enabled})", optimizer.calls, expected)
+        case.equal(f"arguments of optimizer.step() (enabled={enabled})", optimizer.calls, expected)
 
 
 @contract("AMP-OPTIMIZER-082")
@@ -81,7 +81,7 @@ def test_closures(case: Case, target: Target, rng: torch.Generator) -> None:
         scaler.scale(slopes.loss(slope)).backward()
         step = functools.partial(scaler.step, optimizer, closure=closure)
         case.raises(f"{name} with a closure", RuntimeError, step, "[Cc]losure")
-        case.equal("what the refused step changed", differences(snapshot(optimizer), before), [])
+        case.equal("differences after the rejected step", differences(snapshot(optimizer), before), [])
         off = torch.amp.GradScaler(target.device_type, enabled=False)
         loss = off.step(optimizer, closure=closure)
         case.true("control: with a disabled scaler it steps", bool(differences(snapshot(optimizer), before)), loss)
@@ -97,8 +97,8 @@ def test_skip_needs_no_closure(case: Case, target: Target, rng: torch.Generator)
         )
         before = snapshot(optimizer)
         bad = with_nonfinite(slopes.draw(rng), "last", math.nan)
-        case.equal("what the skipped step returns", iterate(optimizer, slopes.loss(bad), scaler), None)
-        case.equal(f"what a skipped step of {name} changed", differences(snapshot(optimizer), before), [])
+        case.equal("result of the skipped step", iterate(optimizer, slopes.loss(bad), scaler), None)
+        case.equal(f"differences after a skipped step of {name}", differences(snapshot(optimizer), before), [])
 
 
 @contract("AMP-OPTIMIZER-082")
@@ -118,7 +118,9 @@ def test_closure(case: Case, target: Target) -> None:
 
 @contract("AMP-OPTIMIZER-082")
 @over_optimizers(variants=None)
-def test_closure_refused_by_every_optimizer(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
+def test_closure_refused_by_every_optimizer(
+    case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig
+) -> None:
     slopes = LinearLoss.make(kind.gradients, target.device, rng)
     twin = slopes.copy()
     optimizer, plain = build(case, kind, slopes), build(case, kind, twin)
@@ -129,7 +131,7 @@ def test_closure_refused_by_every_optimizer(case: Case, target: Target, rng: tor
     for closure in (None, lambda: torch.ones(())):
         step = functools.partial(scaler.step, optimizer, closure=closure)
         case.raises(f"step(closure={'None' if closure is None else 'a function'})", RuntimeError, step, "[Cc]losure")
-    case.equal("what the refusals changed", differences(snapshot(optimizer), before), [])
-    case.equal("what step() without one returns", scaler.step(optimizer), None)
+    case.equal("differences after the rejected calls", differences(snapshot(optimizer), before), [])
+    case.equal("result of step() without a closure", scaler.step(optimizer), None)
     iterate(plain, twin.loss(slope))
-    case.equal("what then differs from fp32", differences(snapshot(optimizer), snapshot(plain)), [])
+    case.equal("differences from fp32 after it", differences(snapshot(optimizer), snapshot(plain)), [])

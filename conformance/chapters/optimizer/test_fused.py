@@ -16,7 +16,7 @@ from ...workloads.third_party_optimizers import (
     Ordinary,
     SelfScaling,
 )
-from .optimizer_configs import Kind
+from .optimizer_configs import OptimizerConfig
 from .support import BAD, NON_FINITE, ROUTES, build, clones, iterate, over_optimizers, unmoved
 
 
@@ -24,7 +24,7 @@ from .support import BAD, NON_FINITE, ROUTES, build, clones, iterate, over_optim
 @over_optimizers(lambda kind: kind.scales_itself, variants=None)
 @pytest.mark.parametrize("bad", [None, math.inf, deep("standard", math.nan)], ids=["clean", "inf", "nan"])
 def test_fused_is_handed_scale_and_flag(
-    case: Case, target: Target, rng: torch.Generator, kind: Kind, bad: float | None
+    case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig, bad: float | None
 ) -> None:
     for explicit in ROUTES:
         slopes = LinearLoss.make(kind.gradients, target.device, rng)
@@ -41,10 +41,10 @@ def test_fused_is_handed_scale_and_flag(
         loss = slopes.loss(slope if bad is None else with_nonfinite(slope, "last", bad))
         attributes = sorted(vars(optimizer))
         iterate(optimizer, loss, scaler, explicit=explicit)
-        case.equal("times that step() ran", len(seen), 1)
+        case.equal("calls of step()", len(seen), 1)
         case.equal(f"grad_scale received (unscale_ called: {explicit})", seen[0][0], None if explicit else 4096.0)
         case.equal("found_inf received is above zero", seen[0][1] > 0, bad is not None)
-        case.equal("attributes of the optimizer afterwards", sorted(vars(optimizer)), attributes)
+        case.equal("attributes of the optimizer after the step", sorted(vars(optimizer)), attributes)
 
 
 @contract("AMP-OPTIMIZER-061")
@@ -52,7 +52,9 @@ def test_fused_is_handed_scale_and_flag(
 @pytest.mark.parametrize(
     "elements", [deep("standard", n) for n in (1, 8, 15, 16, 17, 33)] + [1001, deep("standard", 40_001)]
 )
-def test_fused_kernel_at_any_size(case: Case, target: Target, rng: torch.Generator, kind: Kind, elements: int) -> None:
+def test_fused_kernel_at_any_size(
+    case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig, elements: int
+) -> None:
     build(case, kind, LinearLoss.make(kind.gradients, target.device, rng))
     values = torch.rand(elements, generator=rng).to(target.device) + 1
     slope = torch.randn(elements, generator=rng).to(target.device)
@@ -67,11 +69,11 @@ def test_fused_kernel_at_any_size(case: Case, target: Target, rng: torch.Generat
         bad[place] = math.inf
         iterate(optimizer, (ours * bad).sum(), scaler)
         changed = differences(snapshot(optimizer), before)
-        case.equal(f"what a step skipped for inf at element {place} changed", changed, [])
+        case.equal(f"differences after a step skipped for inf at element {place}", changed, [])
         iterate(optimizer, (ours * slope).sum(), scaler)
         iterate(plain, (theirs * slope).sum())
-        case.equal("what differs from fp32 after a step", differences(snapshot(optimizer), snapshot(plain)), [])
-        case.identical("gradient after it", ours.grad, slope)
+        case.equal("differences from fp32 after a step", differences(snapshot(optimizer), snapshot(plain)), [])
+        case.identical("gradient after the step", ours.grad, slope)
 
 
 @contract("AMP-OPTIMIZER-060")
@@ -89,7 +91,7 @@ def test_self_scaling_third_party(case: Case, target: Target, rng: torch.Generat
         received = [(None if explicit else 65536.0, 1.0), (None if explicit else 32768.0, 0.0)]
         case.equal("scale and flag that it received in each iteration", optimizer.received, received)
         left = [name for name in ("grad_scale", "found_inf") if hasattr(optimizer, name)]
-        case.equal("what is left on it afterwards", left, [])
+        case.equal("attributes left on the optimizer", left, [])
 
 
 @contract("AMP-OPTIMIZER-063")
@@ -102,15 +104,15 @@ def test_ordinary_third_party(case: Case, target: Target, rng: torch.Generator) 
         for bad in NON_FINITE.values():
             iterate(optimizer, slopes.loss(with_nonfinite(slope, "last", bad)), scaler, explicit=explicit)
         iterate(optimizer, slopes.loss(slope), scaler, explicit=explicit)
-        case.equal("what its step() could see of the scaler, once for each call", optimizer.received, [[]])
-        case.equal("its attributes afterwards", sorted(vars(optimizer)), attributes)
+        case.equal("which of grad_scale and found_inf its step() had, per call", optimizer.received, [[]])
+        case.equal("attributes of the optimizer after the steps", sorted(vars(optimizer)), attributes)
         for number, (parameter, began, gradient) in enumerate(zip(slopes.moving, start, slope, strict=True)):
             case.identical(f"parameter {number}, against p - g", parameter, began - gradient)
 
 
 @contract("AMP-OPTIMIZER-064")
 @over_optimizers(lambda kind: kind.scales_itself, variants=None)
-def test_preset_scale_multiplies(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
+def test_preset_scale_multiplies(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
     slopes = LinearLoss.make(kind.gradients, target.device, rng)
     twin = slopes.copy()
     optimizer, plain = build(case, kind, slopes), build(case, kind, twin)
@@ -119,12 +121,12 @@ def test_preset_scale_multiplies(case: Case, target: Target, rng: torch.Generato
     optimizer.grad_scale = torch.tensor(8.0, device=target.device)
     iterate(optimizer, slopes.loss([part * 8 for part in slope]), scaler)
     iterate(plain, twin.loss(slope))
-    case.equal("what differs from fp32 on the gradient / 8", differences(snapshot(optimizer), snapshot(plain)), [])
+    case.equal("differences from fp32 on the gradient / 8", differences(snapshot(optimizer), snapshot(plain)), [])
 
 
 @contract("AMP-OPTIMIZER-069")
 @over_optimizers(lambda kind: kind.scales_itself, quick=(), variants=None)
-def test_flags_of_several_devices(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
+def test_flags_of_several_devices(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
     for devices in (1, 2, 3):
         slopes = LinearLoss.make(kind.gradients, target.device, rng)
         optimizer, scaler = build(case, kind, slopes), torch.amp.GradScaler(target.device_type)
@@ -134,11 +136,11 @@ def test_flags_of_several_devices(case: Case, target: Target, rng: torch.Generat
         optimizer.zero_grad()
         scaler.scale(slopes.loss(with_nonfinite(slope, "last", math.inf))).backward()
         scaler.unscale_(optimizer)
-        # What unscale_ records where parameters on further devices overflow as well: GradScaler adds the flags up.
+        # As unscale_ records overflows on further devices; GradScaler adds the flags.
         flags = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
         for number in range(1, devices):
             flags[torch.device("meta", number)] = torch.ones((), device=target.device)
         scaler.step(optimizer)
         scaler.update()
         changed = differences(snapshot(optimizer), before)
-        case.equal(f"what a step changes where gradients on {devices} devices hold inf", changed, [])
+        case.equal(f"differences after a step with inf in gradients on {devices} devices", changed, [])

@@ -16,13 +16,13 @@ from ...workloads.linear_loss import LinearLoss, with_nonfinite
 from ...workloads.third_party_optimizers import (
     Ordinary,
 )
-from .optimizer_configs import Kind
+from .optimizer_configs import OptimizerConfig
 from .support import BOTH, BY_ROUTE, NON_FINITE, PROTOCOL, ROUTES, build, clones, iterate, left_on, over_optimizers
 
 
 @contract("AMP-OPTIMIZER-070")
 @over_optimizers(lambda kind: not kind.fused, variants=None)
-def test_hooks_follow_the_step(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
+def test_hooks_follow_the_step(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
     slopes = LinearLoss.make(kind.gradients, target.device, rng)
     optimizer, scaler = build(case, kind, slopes), torch.amp.GradScaler(target.device_type)
     ran: list[str] = []
@@ -38,7 +38,7 @@ def test_hooks_follow_the_step(case: Case, target: Target, rng: torch.Generator,
 
 @contract("AMP-OPTIMIZER-071")
 @over_optimizers(lambda kind: kind.fused, variants=None)
-def test_hooks_of_fused(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
+def test_hooks_of_fused(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
     slopes = LinearLoss.make(kind.gradients, target.device, rng)
     optimizer, scaler = build(case, kind, slopes), torch.amp.GradScaler(target.device_type)
     ran: list[str] = []
@@ -50,7 +50,7 @@ def test_hooks_of_fused(case: Case, target: Target, rng: torch.Generator, kind: 
 
 @contextmanager
 def hooked(optimizer: Any, ran: list[str]) -> Iterator[None]:
-    """Global hooks and the optimizer's own write their names."""
+    """Register global hooks and the optimizer's own, which append their names to `ran`."""
     handles = [
         register_optimizer_step_pre_hook(lambda *_: ran.append("global pre")),
         optimizer.register_step_pre_hook(lambda *_: ran.append("own pre")),
@@ -69,7 +69,7 @@ ORDER = ["global pre", "own pre", "own post", "global post"]
 
 @contract("AMP-OPTIMIZER-074")
 @over_optimizers(lambda kind: not kind.scales_itself, variants=None)
-def test_global_hooks(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
+def test_global_hooks(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
     for explicit in ROUTES:
         slopes = LinearLoss.make(kind.gradients, target.device, rng)
         optimizer, scaler = build(case, kind, slopes), torch.amp.GradScaler(target.device_type)
@@ -84,7 +84,7 @@ def test_global_hooks(case: Case, target: Target, rng: torch.Generator, kind: Ki
 
 @contract("AMP-OPTIMIZER-075")
 @BOTH
-def test_what_hooks_see(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
+def test_what_hooks_see(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
     for explicit in ROUTES:
         slopes = LinearLoss.make("dense", target.device, rng)
         optimizer, scaler = build(case, kind, slopes), torch.amp.GradScaler(target.device_type)
@@ -122,6 +122,6 @@ def test_hooks_may_change_gradients_and_arguments(
     optimizer.register_step_pre_hook(halve)
     start, slope = clones(slopes), slopes.draw(rng)
     iterate(optimizer, slopes.loss(slope), scaler, explicit=explicit)
-    case.equal("what step() got", optimizer.calls, [(("added",), {"named": 1})])
+    case.equal("arguments of step()", optimizer.calls, [(("added",), {"named": 1})])
     for number, (parameter, began, gradient) in enumerate(zip(slopes.moving, start, slope, strict=True)):
         case.identical(f"parameter {number}, against p - g / 2", parameter, began - gradient * 0.5)

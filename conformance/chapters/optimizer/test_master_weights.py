@@ -14,14 +14,14 @@ from ...harness.targets import Target
 from ...workloads.linear_loss import LinearLoss
 from ...workloads.mlp import mlp
 from ...workloads.training import Workload, train_step
-from .optimizer_configs import Kind
+from .optimizer_configs import OptimizerConfig
 from .support import build, iterate, over_optimizers
 
 
 @contract("AMP-OPTIMIZER-034")
 @over_optimizers(lambda kind: kind.gradients != "sparse", variants=None)
 def test_master_weights_and_state_are_fp32(
-    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, kind: Kind
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, kind: OptimizerConfig
 ) -> None:
     layer = torch.nn.Linear(8, 4, bias=kind.gradients == "dense").to(target.device)
     trial = LinearLoss.make(kind.gradients, target.device, rng)

@@ -26,7 +26,7 @@ from ...workloads.third_party_optimizers import (
     owning,
     parameters_of,
 )
-from .optimizer_configs import Kind
+from .optimizer_configs import OptimizerConfig
 from .support import (
     ALL,
     BY_ROUTE,
@@ -44,8 +44,8 @@ from .support import (
 )
 
 
-class Meddling(SelfScaling):
-    """Looks at the very tensors that it is received, and overwrites them."""
+class Overwriting(SelfScaling):
+    """Records the tensors that it receives, and overwrites them."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters)
@@ -65,7 +65,7 @@ class Meddling(SelfScaling):
 def test_handed_tensors(case: Case, target: Target, rng: torch.Generator) -> None:
     for explicit in ROUTES:
         slopes = LinearLoss.make("dense", target.device, rng)
-        optimizer, scaler = Meddling(slopes.groups()), torch.amp.GradScaler(target.device_type, growth_interval=100)
+        optimizer, scaler = Overwriting(slopes.groups()), torch.amp.GradScaler(target.device_type, growth_interval=100)
         slope, expected = slopes.draw(rng), (65536.0, 0)
         for bad in (None, math.inf, None, math.nan, -math.inf, None):
             start = clones(slopes)
@@ -81,7 +81,11 @@ def test_handed_tensors(case: Case, target: Target, rng: torch.Generator) -> Non
                     case.equal("grad_scale after unscale_()", tensor, None)
                     continue
                 form = type(tensor).__name__, tensor.dtype, tensor.numel(), tensor.device
-                case.equal(f"{name}: kind of tensor", form, ("Tensor", torch.float32, 1, slopes.moving[0].device))
+                case.equal(
+                    f"{name}: type, dtype, elements and device",
+                    form,
+                    ("Tensor", torch.float32, 1, slopes.moving[0].device),
+                )
             expected = (expected[0] / 2, 0) if bad is not None else (expected[0], expected[1] + 1)
             state = scaler.get_scale(), scaler.state_dict()["_growth_tracker"]
             case.equal("scale and tracker, after the optimizer overwrote the tensors that it received", state, expected)
@@ -90,7 +94,7 @@ def test_handed_tensors(case: Case, target: Target, rng: torch.Generator) -> Non
 
 @contract("AMP-OPTIMIZER-066")
 @over_optimizers(lambda kind: kind.scales_itself, variants=None)
-def test_preset_scale_after_unscale(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
+def test_preset_scale_after_unscale(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
     slopes = LinearLoss.make(kind.gradients, target.device, rng)
     twin = slopes.copy()
     optimizer, plain = build(case, kind, slopes), build(case, kind, twin)
@@ -99,12 +103,14 @@ def test_preset_scale_after_unscale(case: Case, target: Target, rng: torch.Gener
     optimizer.grad_scale = torch.tensor(8.0, device=target.device)
     iterate(optimizer, slopes.loss([part * 8 for part in slope]), scaler, explicit=True)
     iterate(plain, twin.loss(slope))
-    case.equal("what differs from fp32 on the gradient / 8", differences(snapshot(optimizer), snapshot(plain)), [])
-    case.equal("what is left on it afterwards", left_on(optimizer), [])
+    case.equal("differences from fp32 on the gradient / 8", differences(snapshot(optimizer), snapshot(plain)), [])
+    case.equal("attributes left on the optimizer", left_on(optimizer), [])
     iterate(optimizer, slopes.loss(slope), scaler, explicit=True)
     iterate(plain, twin.loss(slope))
     case.equal(
-        "what differs in the next step, unscaled by nothing", differences(snapshot(optimizer), snapshot(plain)), []
+        "differences from fp32 in the next step, without a preset",
+        differences(snapshot(optimizer), snapshot(plain)),
+        [],
     )
 
 
@@ -117,7 +123,7 @@ def test_handed_scale_and_flag(case: Case, target: Target, value: float) -> None
     found = 0.0 if math.isfinite(value) else 1.0
     case.equal("step() returns", scaler.step(optimizer), "stepped")
     case.equal("scale and flag that it received", optimizer.received, [(48.0, found)])
-    case.equal("gradients it was received, still scaled", gradients[0].tolist(), [2.0, 2.0])
+    case.equal("gradients that it received, still scaled", gradients[0].tolist(), [2.0, 2.0])
     left = [name for name in ("grad_scale", "found_inf") if hasattr(optimizer, name)]
     case.equal("attributes left on the optimizer", left, [])
     case.raises("step twice", RuntimeError, lambda: scaler.step(optimizer), match="already been called")
@@ -147,7 +153,7 @@ def test_handed_flag_stands(case: Case, target: Target) -> None:
     scaler.unscale_(optimizer)
     give(optimizer, 1.0)
     scaler.step(optimizer)
-    case.equal("scale and flag after the bad gradient was replaced", optimizer.received, [(None, 1.0)])
+    case.equal("scale and flag after the non-finite gradient was replaced", optimizer.received, [(None, 1.0)])
 
 
 @contract("AMP-OPTIMIZER-064")
@@ -161,14 +167,14 @@ def test_preset_scale_multiplies(case: Case, target: Target) -> None:
 
 
 class KeywordOnly(TakesScaler):
-    """The older protocol with a keyword-only argument."""
+    """An optimizer of the older protocol with a keyword-only argument."""
 
     def step(self, *, grad_scaler: Any = None) -> Any:
         return super().step(grad_scaler=grad_scaler)
 
 
 class TakesAnything(SelfScaling):
-    """Names no grad_scaler: its **kwargs must not be taken for the older protocol."""
+    """A self-scaling optimizer with **kwargs, which do not select the older protocol."""
 
     def step(self, closure: Any = None, **kwargs: Any) -> Any:
         self.received.append(sorted(kwargs))
@@ -183,7 +189,7 @@ def test_older_protocol(case: Case, target: Target, rng: torch.Generator, maker:
         slopes = LinearLoss.make("dense", target.device, rng)
         twin = slopes.copy()
         optimizer, plain = maker(slopes.groups()), Ordinary(twin.groups())
-        if scheduled:  # it wraps the optimizer's step
+        if scheduled:  # which wraps the optimizer's step
             optimizer.param_groups[0]["lr"] = optimizer.param_groups[1]["lr"] = 1.0
             lr_scheduler.StepLR(optimizer, 1)
         seen: list[list[str]] = []
@@ -195,14 +201,14 @@ def test_older_protocol(case: Case, target: Target, rng: torch.Generator, maker:
             loss = slopes.loss(slope if bad is None else with_nonfinite(slope, "last", bad))
             call = functools.partial(iterate, optimizer, loss, scaler, explicit=explicit)
             answer = case.warns("the step", FutureWarning, call, match="found_inf")
-            case.equal("what step() returns", answer, "stepped")
+            case.equal("result of step()", answer, "stepped")
             scales.append(scaler.get_scale())
             if bad is None:
                 iterate(plain, twin.loss(slope))
             for number, (ours, theirs) in enumerate(zip(slopes.parameters, twin.parameters, strict=True)):
-                case.identical(f"parameter {number}, against the optimizer that knows nothing", ours, theirs)
-        case.true("what it was received is the scaler", [one for one, _ in optimizer.received] == [scaler] * 3)
-        case.equal("attributes that it could see", [names for names in seen if names], [])
+                case.identical(f"parameter {number}, against an ordinary optimizer without a scaler", ours, theirs)
+        case.true("it received the scaler in each step", [one for one, _ in optimizer.received] == [scaler] * 3)
+        case.equal("attributes set during its steps", [names for names in seen if names], [])
         case.equal("scales", scales, [65536.0, 32768.0, 32768.0])
 
 
@@ -226,9 +232,9 @@ def test_handed_scaler(case: Case, target: Target, value: float) -> None:
     answer = case.warns("step()", FutureWarning, lambda: scaler.step(optimizer), match="found_inf")
     case.equal("step() returns", answer, "stepped")
     found = 0.0 if math.isfinite(value) else 1.0
-    case.true("what its step got is the scaler", [received for received, _ in optimizer.received] == [scaler])
+    case.true("its step received the scaler", [received for received, _ in optimizer.received] == [scaler])
     case.equal(
-        "the flag that it asked the scaler for, twice", [flags for _, flags in optimizer.received], [[found, found]]
+        "the flag that it read from the scaler, twice", [flags for _, flags in optimizer.received], [[found, found]]
     )
     case.equal("its gradient, unscaled", parameters_of(optimizer)[0].grad[0].item(), 2.0)
     scaler.update()
@@ -236,12 +242,12 @@ def test_handed_scaler(case: Case, target: Target, value: float) -> None:
 
 
 class Interrupted(Exception):
-    """What a step is interrupted with."""
+    """Raised to interrupt a step."""
 
 
 @contextmanager
 def interrupted(optimizer: Any) -> Iterator[None]:
-    """Have the next step raise before it does anything."""
+    """Make the next step raise before it does anything."""
 
     def refuse(*_: Any) -> None:
         raise Interrupted
@@ -258,7 +264,7 @@ SCALING = [PLAIN, *(kind for kind in ALL if kind.scales_itself and kind.first)]
 
 @contract("AMP-OPTIMIZER-068")
 @pytest.mark.parametrize("kind", SCALING, ids=[kind.id for kind in SCALING])
-def test_step_that_raised(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
+def test_step_that_raised(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
     for explicit in ROUTES:
         slopes = LinearLoss.make("dense", target.device, rng)
         twin = slopes.copy()
@@ -268,13 +274,13 @@ def test_step_that_raised(case: Case, target: Target, rng: torch.Generator, kind
         with interrupted(optimizer):
             call = functools.partial(iterate, optimizer, slopes.loss(slope), scaler, explicit=explicit)
             case.raises("the interrupted step", Interrupted, call)
-        case.equal("what is left on the optimizer", left_on(optimizer), [])
-        scaler.step(optimizer)  # another try with the same gradients
+        case.equal("attributes left on the optimizer", left_on(optimizer), [])
+        scaler.step(optimizer)  # retry with the same gradients
         scaler.update()
         iterate(plain, twin.loss(slope))
         seen = {**snapshot(optimizer), **gradients(slopes.parameters)}
         expected = {**snapshot(plain), **gradients(twin.parameters)}
-        case.equal("what differs from fp32 when the step is tried again", differences(seen, expected), [])
+        case.equal("differences from fp32 after the retry", differences(seen, expected), [])
 
 
 @contract("AMP-OPTIMIZER-040")
@@ -297,4 +303,4 @@ def test_arguments(case: Case, target: Target, explicit: bool) -> None:
     if explicit:
         scaler.unscale_(optimizer)
     scaler.step(optimizer, 1, "two", three=3, four=None)
-    case.equal("what optimizer.step got", optimizer.calls, [((1, "two"), {"three": 3, "four": None})])
+    case.equal("arguments of optimizer.step()", optimizer.calls, [((1, "two"), {"three": 3, "four": None})])

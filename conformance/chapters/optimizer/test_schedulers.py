@@ -16,13 +16,13 @@ from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from ...oracles.optimizer_state import differences, snapshot
 from ...workloads.linear_loss import LinearLoss, with_nonfinite
-from .optimizer_configs import Kind
+from .optimizer_configs import OptimizerConfig
 from .support import BOTH, build, iterate
 
 
 @contract("AMP-OPTIMIZER-072")
 @BOTH
-def test_scheduled_rates(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
+def test_scheduled_rates(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
     slopes = LinearLoss.make("dense", target.device, rng)
     twin = slopes.copy()
     optimizer, plain = build(case, kind, slopes), build(case, kind, twin)
@@ -38,13 +38,13 @@ def test_scheduled_rates(case: Case, target: Target, rng: torch.Generator, kind:
                 schedule.step()
     complaints = [str(warning.message) for warning in caught if "lr_scheduler" in str(warning.message)]
     case.equal("warnings about the order of scheduler and optimizer", complaints, [])
-    case.equal("rates after three clean steps", schedules[0].get_last_lr(), [kind.arguments["lr"] / 8] * 2)
-    case.equal("what differs from fp32", differences(snapshot(optimizer), snapshot(plain)), [])
+    case.equal("learning rates after three clean steps", schedules[0].get_last_lr(), [kind.arguments["lr"] / 8] * 2)
+    case.equal("differences from fp32", differences(snapshot(optimizer), snapshot(plain)), [])
 
 
 @contract("AMP-OPTIMIZER-073")
 @BOTH
-def test_scheduler_after_a_skip(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
+def test_scheduler_after_a_skip(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
     slopes = LinearLoss.make("dense", target.device, rng)
     optimizer = build(case, kind, slopes)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
@@ -55,7 +55,7 @@ def test_scheduler_after_a_skip(case: Case, target: Target, rng: torch.Generator
         schedule.step()
     complaints = [str(warning.message) for warning in caught if "lr_scheduler" in str(warning.message)]
     case.note("warnings when a scheduler steps after a skipped first step", len(complaints))
-    case.note("rate after it, of the first rate", schedule.get_last_lr()[0] / kind.arguments["lr"])
+    case.note("learning rate after it, relative to the first", schedule.get_last_lr()[0] / kind.arguments["lr"])
 
 
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
@@ -84,7 +84,7 @@ SHALLOW = ("StepLR", "OneCycleLR", "ReduceLROnPlateau")
 
 
 def schedulers() -> list[str]:
-    """The schedulers of this torch that are not abstract."""
+    """Return the names of the non-abstract schedulers of this torch."""
     return [
         name
         for name, value in vars(lr_scheduler).items()
@@ -100,8 +100,8 @@ def schedulers() -> list[str]:
 @pytest.mark.parametrize(
     "name", [*SHALLOW, *(deep("standard", name, id=name) for name in SCHEDULERS if name not in SHALLOW)]
 )
-def test_schedulers(case: Case, target: Target, rng: torch.Generator, name: str, kind: Kind) -> None:
-    """As users do it: the scheduler moves where the scale has not been lowered, that is, where a step was taken."""
+def test_schedulers(case: Case, target: Target, rng: torch.Generator, name: str, kind: OptimizerConfig) -> None:
+    """Step the scheduler only if the scale was not lowered, as users do: that is, if the step was taken."""
     slopes = LinearLoss.make("dense", target.device, rng)
     twin = slopes.copy()
     optimizer, plain = build(case, kind, slopes), build(case, kind, twin)
@@ -114,7 +114,7 @@ def test_schedulers(case: Case, target: Target, rng: torch.Generator, name: str,
         for bad in (math.nan, None, None, math.inf, None, None, -math.inf, None):
             slope, before = slopes.draw(rng), scaler.get_scale()
             if bad is not None and kind.fused and optimizer.state == {}:
-                continue  # fused SGD and a skipped first step are another contract's subject
+                continue  # AMP-OPTIMIZER-022: fused SGD uses uninitialised momentum after a skipped first step
             iterate(optimizer, slopes.loss(slope if bad is None else with_nonfinite(slope, "last", bad)), scaler)
             if scaler.get_scale() >= before:
                 schedules[0].step(**metric)
@@ -125,13 +125,13 @@ def test_schedulers(case: Case, target: Target, rng: torch.Generator, name: str,
             expected.append([group["lr"] for group in plain.param_groups])
     complaints = [str(warning.message) for warning in caught if "lr_scheduler" in str(warning.message)]
     case.equal("warnings about the order of scheduler and optimizer", complaints, [])
-    case.equal("rates after each iteration, against a run that never saw the bad ones", seen, expected)
+    case.equal("learning rates after each iteration, against a run on the clean ones", seen, expected)
     counted = [getattr(schedule, "last_epoch", None) for schedule in schedules]  # ChainedScheduler does not count
-    case.equal("steps that the scheduler counts", counted[0], counted[1])
-    case.equal("what differs from that run", differences(snapshot(optimizer), snapshot(plain)), [])
+    case.equal("steps that the scheduler counted", counted[0], counted[1])
+    case.equal("differences from that run", differences(snapshot(optimizer), snapshot(plain)), [])
 
 
 @contract("AMP-OPTIMIZER-076")
 def test_every_scheduler_is_known(case: Case) -> None:
     case.equal("schedulers of the table that this torch lacks", sorted(set(SCHEDULERS) - set(schedulers())), [])
-    case.note("schedulers that are not tried", sorted(set(schedulers()) - set(SCHEDULERS)))
+    case.note("schedulers that are not checked", sorted(set(schedulers()) - set(SCHEDULERS)))

@@ -16,7 +16,7 @@ from ...workloads.third_party_optimizers import (
     owning,
     parameters_of,
 )
-from .optimizer_configs import Kind
+from .optimizer_configs import OptimizerConfig
 from .support import BOTH, BY_ROUTE, FUSED, NON_FINITE, PLAIN, ROUTES, build, iterate, kind_of, only, started, tracker
 
 
@@ -49,23 +49,23 @@ def test_each_optimizer_decides_alone(case: Case, target: Target, rng: torch.Gen
             else:
                 seen, expected = snapshot(optimizer), snapshot(plain)
             verb = "skips" if number in dirty else "steps"
-            case.equal(f"optimizer {number} {verb}; what differs", differences(seen, expected), [])
+            case.equal(f"optimizer {number} {verb}; differences", differences(seen, expected), [])
         case.equal("scale after the one update()", scaler.get_scale(), 2.0 ** (15 if dirty else 16))
 
 
 @contract("AMP-OPTIMIZER-051")
 @BOTH
-def test_foreign_inf_is_ignored(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
+def test_foreign_inf_is_ignored(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
     slopes = LinearLoss.make("dense", target.device, rng)
     twin = slopes.copy()
     optimizer, plain = build(case, kind, slopes), build(case, kind, twin)
-    stranger = torch.nn.Parameter(torch.ones(3, device=target.device))
+    other = torch.nn.Parameter(torch.ones(3, device=target.device))
     scaler = torch.amp.GradScaler(target.device_type)
     slope = slopes.draw(rng)
-    iterate(optimizer, slopes.loss(slope) + (stranger * math.inf).sum(), scaler)
+    iterate(optimizer, slopes.loss(slope) + (other * math.inf).sum(), scaler)
     iterate(plain, twin.loss(slope))
-    case.equal("what differs from fp32", differences(snapshot(optimizer), snapshot(plain)), [])
-    case.equal("gradient of the parameter that no optimizer owns", stranger.grad.tolist(), [math.inf] * 3)
+    case.equal("differences from fp32", differences(snapshot(optimizer), snapshot(plain)), [])
+    case.equal("gradient of the parameter that no optimizer owns", other.grad.tolist(), [math.inf] * 3)
     case.equal("scale", scaler.get_scale(), 65536.0)
 
 
@@ -110,7 +110,7 @@ def test_one_backoff(case: Case, target: Target, dirty: str) -> None:
     case.equal("growth tracker", tracker(scaler), 0)
 
 
-ATTEMPTS = 100  # to get an optimizer where another one has been; nearly every one succeeds
+ATTEMPTS = 100  # to get the id() of a freed optimizer again; nearly every one succeeds
 
 
 @contract("AMP-OPTIMIZER-053")
@@ -128,23 +128,23 @@ def test_new_optimizer_in_the_place_of_another(case: Case, target: Target, call:
     getattr(scaler, call)(kept)
     parameter, optimizer = made()
     scaler.step(optimizer)
-    case.equal("control: parameters after the step of one made beside another", parameter.tolist(), [0.75, 0.75])
+    case.equal("control: parameters after the step of a second optimizer", parameter.tolist(), [0.75, 0.75])
     for attempt in range(ATTEMPTS):
         scaler.update(8.0)
-        _, gone = made()
-        getattr(scaler, call)(gone)
-        place = id(gone)
-        del gone
+        _, freed = made()
+        getattr(scaler, call)(freed)
+        place = id(freed)
+        del freed
         parameter, optimizer = made()
         if id(optimizer) == place:
-            case.note("attempts until a new optimizer was where one had been", attempt + 1)
+            case.note("attempts until an id() was reused", attempt + 1)
             break
     else:
-        case.untestable(f"none of {ATTEMPTS} new optimizers took the place of one that was gone")
+        case.untestable(f"could not reproduce id() reuse in {ATTEMPTS} attempts")
     raised = ""
     try:
         scaler.step(optimizer)
     except RuntimeError as error:
         raised = str(error)
-    case.equal("what the step of the new optimizer raises", raised, "")
+    case.equal("exception of the new optimizer's step", raised, "")
     case.equal("parameters after it", parameter.tolist(), [0.75, 0.75])

@@ -13,7 +13,7 @@ from ...harness.targets import Target
 from ...oracles.optimizer_state import differences, gradients, snapshot
 from ...workloads.linear_loss import LinearLoss, with_nonfinite
 from .float64_updates import UPDATES, steps
-from .optimizer_configs import Kind
+from .optimizer_configs import OptimizerConfig
 from .support import ALL, BOTH, ROUTES, U, build, clones, iterate, kind_of, over_optimizers, unmoved
 
 
@@ -21,7 +21,7 @@ from .support import ALL, BOTH, ROUTES, U, build, clones, iterate, kind_of, over
 @over_optimizers(quick=())
 @pytest.mark.parametrize("exponent", [16, *(deep("full", k) for k in (0, -8, 60))])
 def test_scaled_step_equals_unscaled(
-    case: Case, target: Target, rng: torch.Generator, kind: Kind, exponent: int
+    case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig, exponent: int
 ) -> None:
     for explicit in ROUTES:
         first = LinearLoss.make(kind.gradients, target.device, rng)
@@ -35,14 +35,14 @@ def test_scaled_step_equals_unscaled(
             iterate(plain, second.loss(slope))
             seen = {**snapshot(scaled), **gradients(first.parameters)}
             expected = {**snapshot(plain), **gradients(second.parameters)}
-            what = f"what differs from fp32 after step {number + 1}"
+            what = f"differences from fp32 after step {number + 1}"
             case.equal(f"{what} ({'unscale_ first' if explicit else 'step alone'})", differences(seen, expected), [])
     case.equal("control: parameters that did not move", unmoved(first, start), [])
 
 
 @contract("AMP-OPTIMIZER-031")
 @over_optimizers(variants=None)
-def test_gradients_end_unscaled(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
+def test_gradients_end_unscaled(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
     for explicit in ROUTES:
         slopes = LinearLoss.make(kind.gradients, target.device, rng)
         optimizer, scaler = build(case, kind, slopes), torch.amp.GradScaler(target.device_type)
@@ -50,14 +50,17 @@ def test_gradients_end_unscaled(case: Case, target: Target, rng: torch.Generator
         expected = torch.autograd.grad(slopes.loss(slope), slopes.moving)
         iterate(optimizer, slopes.loss(slope), scaler, explicit=explicit)
         for number, (parameter, gradient) in enumerate(zip(slopes.moving, expected, strict=True)):
-            case.identical(f"gradient {number} after step(), against the loss's own slope", parameter.grad, gradient)
+            case.identical(
+                f"gradient {number} after step(), against the gradient of the unscaled loss", parameter.grad, gradient
+            )
 
 
 @contract("AMP-OPTIMIZER-032")
 @over_optimizers(lambda kind: kind.optimizer in UPDATES and kind.gradients == "dense")
-def test_step_equals_written_algorithm(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    """The bound: each of three steps rounds the parameter at most four times, relative to its own size, and its change
-    in at most 16 operations; 1 - beta^t, in fp32 in some kernels, multiplies their rounding by 1 / (1 - beta)."""
+def test_step_equals_written_algorithm(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
+    """Bound the error: each of three steps rounds the parameter at most four times, relative to its own size, and its
+    change in at most 16 operations; 1 - beta^t, in fp32 in some kernels, multiplies their rounding by 1 / (1 - beta).
+    """
     slopes = LinearLoss.make(kind.gradients, target.device, rng)
     optimizer, scaler = build(case, kind, slopes), torch.amp.GradScaler(target.device_type)
     start = [parameter.flatten().tolist() for parameter in clones(slopes)]
@@ -79,8 +82,8 @@ def test_step_equals_written_algorithm(case: Case, target: Target, rng: torch.Ge
 
 @contract("AMP-OPTIMIZER-033")
 @over_optimizers(lambda kind: kind.accepts("foreach") and kind.first)
-def test_implementations_agree(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    """The bound: as for the written algorithm, with up to 32 operations and sums over at most 13 elements a step."""
+def test_implementations_agree(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
+    """Bound the error as for the documented algorithm, with up to 32 operations and sums of up to 13 elements."""
     slopes = LinearLoss.make(kind.gradients, target.device, rng)
     reference = LinearLoss(tuple(torch.nn.Parameter(p.detach().cpu().double()) for p in slopes.parameters), "dense")
     optimizer, scaler = build(case, kind, slopes), torch.amp.GradScaler(target.device_type)
@@ -105,7 +108,9 @@ def test_implementations_agree(case: Case, target: Target, rng: torch.Generator,
 
 @contract("AMP-OPTIMIZER-035")
 @over_optimizers(variants=None)
-def test_parameter_groups_and_missing_gradients(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
+def test_parameter_groups_and_missing_gradients(
+    case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig
+) -> None:
     slopes = LinearLoss.make(kind.gradients, target.device, rng)
     alone = slopes.copy()
     build(case, kind, slopes.copy())
@@ -129,12 +134,12 @@ def test_parameter_groups_and_missing_gradients(case: Case, target: Target, rng:
     case.equal("gradient of the parameter that the loss does not use", still.grad, None)
     made = {} if still not in optimizer.state else dict(optimizer.state[still])
     moved = {} if alone.parameters[-1] not in parts[1].state else dict(parts[1].state[alone.parameters[-1]])
-    case.equal("entries of state for it, against fp32", sorted(made), sorted(moved))
+    case.equal("state entries for it, against fp32", sorted(made), sorted(moved))
 
 
 @contract("AMP-OPTIMIZER-036")
 @BOTH
-def test_added_parameter_group(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
+def test_added_parameter_group(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
     slopes = LinearLoss.make("dense", target.device, rng)
     build(case, kind, slopes.copy())
     twin = slopes.copy()
@@ -147,15 +152,15 @@ def test_added_parameter_group(case: Case, target: Target, rng: torch.Generator,
         if number == 0:
             optimizer.add_param_group({"params": list(slopes.parameters[2:])})
             plain.add_param_group({"params": list(twin.parameters[2:])})
-    case.equal("what differs from fp32", differences(snapshot(optimizer), snapshot(plain)), [])
+    case.equal("differences from fp32", differences(snapshot(optimizer), snapshot(plain)), [])
     before = snapshot(optimizer)
     iterate(optimizer, slopes.loss(with_nonfinite(slope, "last", math.nan)), scaler)
-    case.equal("what NaN in the added group lets change", differences(snapshot(optimizer), before), [])
+    case.equal("differences after NaN in the added group", differences(snapshot(optimizer), before), [])
 
 
 @contract("AMP-OPTIMIZER-037")
 @over_optimizers(variants=None)
-def test_disabled_scaler(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
+def test_disabled_scaler(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
     first = LinearLoss.make(kind.gradients, target.device, rng)
     second = first.copy()
     disabled, plain = build(case, kind, first), build(case, kind, second)
@@ -164,13 +169,13 @@ def test_disabled_scaler(case: Case, target: Target, rng: torch.Generator, kind:
         slope = first.draw(rng)
         iterate(disabled, first.loss(slope), scaler, explicit=True)
         iterate(plain, second.loss(slope))
-    case.equal("what differs from fp32", differences(snapshot(disabled), snapshot(plain)), [])
+    case.equal("differences from fp32", differences(snapshot(disabled), snapshot(plain)), [])
 
 
 @contract("AMP-OPTIMIZER-080")
 @pytest.mark.parametrize("set_to_none", [True, False], ids=["none", "zeros"])
 @over_optimizers(lambda kind: kind.gradients != "sparse", variants=None)
-def test_zero_grad(case: Case, target: Target, rng: torch.Generator, kind: Kind, set_to_none: bool) -> None:
+def test_zero_grad(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig, set_to_none: bool) -> None:
     slopes = LinearLoss.make(kind.gradients, target.device, rng)
     twin = slopes.copy()
     optimizer, plain = build(case, kind, slopes), build(case, kind, twin)
@@ -188,7 +193,7 @@ def test_zero_grad(case: Case, target: Target, rng: torch.Generator, kind: Kind,
         left = [None if p.grad is None else int(p.grad.count_nonzero()) for p in slopes.moving]
         expected = [None if set_to_none else 0] * len(left)
         case.equal("nonzero elements of the gradients after zero_grad()", left, expected)
-    case.equal("what differs from fp32", differences(snapshot(optimizer), snapshot(plain)), [])
+    case.equal("differences from fp32", differences(snapshot(optimizer), snapshot(plain)), [])
 
 
 @contract("AMP-OPTIMIZER-081")

@@ -7,7 +7,7 @@ import inspect
 import torch
 
 from ...harness.check import Case, contract
-from .optimizer_configs import kinds, listed, present, reached, takes_closure
+from .optimizer_configs import configs, listed, present, reached, takes_closure
 
 
 @contract("AMP-OPTIMIZER-001")
@@ -15,7 +15,7 @@ def test_every_optimizer_is_known(case: Case) -> None:
     found = present()
     due = [name for name, since in listed().items() if reached(since)]
     case.equal("optimizers of the table that torch.optim lacks", [name for name in due if name not in found], [])
-    case.note("optimizers tried with default arguments, not in the table", [n for n in found if n not in listed()])
+    case.note("optimizers run with default arguments, not in the table", [n for n in found if n not in listed()])
     case.at_least("optimizers found", len(found), len(due))
 
 
@@ -23,13 +23,13 @@ def test_every_optimizer_is_known(case: Case) -> None:
 def test_forms_of_every_optimizer(case: Case) -> None:
     flags = ("foreach", "fused", "capturable", "differentiable")
     known = {"lr", "weight_decay", "maximize", "eps", "betas", "momentum", *flags}
-    every = list(kinds(implementations=("for-loop", "foreach", "fused", "default")))
+    every = list(configs(implementations=("for-loop", "foreach", "fused", "default")))
     case.note("optimizers", len(present()))
-    case.note("of them with a closure", [name for name in present() if takes_closure(name)])
+    case.note("optimizers that require a closure", [name for name in present() if takes_closure(name)])
     case.note("optimizers and implementations", len({(kind.optimizer, kind.implementation) for kind in every}))
-    case.note("with every set of arguments", len(every))
+    case.note("optimizers, implementations and sets of arguments", len(every))
     for flag in flags:
         takers = [name for name in present() if flag in inspect.signature(getattr(torch.optim, name)).parameters]
         case.note(f"optimizers that take {flag}", takers)
     own = {name for kind in every for name in inspect.signature(getattr(torch.optim, kind.optimizer)).parameters}
-    case.note("arguments that some optimizer has of its own", sorted(own - known - {"params"}))
+    case.note("arguments that are specific to one optimizer", sorted(own - known - {"params"}))

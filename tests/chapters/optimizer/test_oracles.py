@@ -10,7 +10,7 @@ import torch
 
 from conformance.chapters.optimizer import optimizer_configs
 from conformance.chapters.optimizer.float64_updates import UPDATES, steps
-from conformance.chapters.optimizer.optimizer_configs import kinds, listed, present, reached, takes_closure
+from conformance.chapters.optimizer.optimizer_configs import configs, listed, present, reached, takes_closure
 from conformance.oracles.optimizer_state import differences, gradients, same, snapshot
 from conformance.workloads.linear_loss import LinearLoss, with_nonfinite
 
@@ -20,7 +20,7 @@ class Newcomer(torch.optim.SGD):
 
 
 def test_table_covers_every_optimizer_and_implementation() -> None:
-    everything = list(kinds())
+    everything = list(configs())
 
     assert {kind.optimizer for kind in everything} == {name for name in present() if not takes_closure(name)}
     adams = {kind.implementation for kind in everything if kind.optimizer == "Adam"}
@@ -33,7 +33,7 @@ def test_table_covers_every_optimizer_and_implementation() -> None:
 def test_unlisted_optimizer_is_tried_with_default_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.optim, "Newcomer", Newcomer, raising=False)
 
-    new = [kind for kind in kinds() if kind.optimizer == "Newcomer"]
+    new = [kind for kind in configs() if kind.optimizer == "Newcomer"]
 
     assert [(kind.variant, kind.implementation, kind.listed) for kind in new] == [
         ("default", "for-loop", False),
@@ -45,7 +45,7 @@ def test_unlisted_optimizer_is_tried_with_default_arguments(monkeypatch: pytest.
 
 
 def test_implementation_flag_reaches_the_optimizer() -> None:
-    for kind in kinds(implementations=("foreach", "fused")):
+    for kind in configs(implementations=("foreach", "fused")):
         parameter = torch.nn.Parameter(torch.ones(2, 2))
         assert kind.make([parameter]).defaults[kind.implementation] is True, kind.id
 
@@ -55,7 +55,7 @@ def test_versions_compare_as_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert [reached(version) for version in ("", "2.6", "2.9", "2.13", "2.14", "3.0")] == [True] * 4 + [False] * 2
     assert listed()["Muon"] == "2.9"
-    assert optimizer_configs.Kind("Adagrad", "", "fused", {}).scales_itself  # type: ignore[arg-type]
+    assert optimizer_configs.OptimizerConfig("Adagrad", "", "fused", {}).scales_itself  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_written_algorithms_on_figures_worked_out_by_hand() -> None:
 
 
 def test_written_algorithms_agree_with_torch_in_float64() -> None:
-    for kind in (kind for kind in kinds(implementations=("for-loop",)) if kind.optimizer in UPDATES):
+    for kind in (kind for kind in configs(implementations=("for-loop",)) if kind.optimizer in UPDATES):
         parameter = torch.nn.Parameter(torch.tensor([1.5], dtype=torch.float64))
         optimizer = kind.make([parameter])
         drawn = [0.75, 1.25, 0.5]
