@@ -75,7 +75,7 @@ CHECKS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "fused step, SGD": ("optimizer", "test_fused_step_waits_for_nothing", {"kind": FUSED["SGD"]}),
     "captured step, Adam": ("optimizer", "test_captured_step", {"kind": FUSED["Adam"]}),
     "captured step, SGD": ("optimizer", "test_captured_step", {"kind": FUSED["SGD"]}),
-    "fused steps of two devices": ("optimizer", "test_two_devices", {"kind": FUSED["Adam"], "spoil": (0, 2)}),
+    "fused steps of two devices": ("optimizer", "test_two_devices", {"kind": FUSED["Adam"], "bad_indices": (0, 2)}),
     "capturable skip": ("optimizer", "test_capturable_skip", {"kind": FUSED["AdamW"]}),
     "cast inside a graph": ("cache", "test_replays_cast_again", {"place": "inside"}),
     "cast inside a graph, cached": ("cache", "test_replays_cast_again", {"place": "inside-cached"}),

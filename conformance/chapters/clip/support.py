@@ -32,14 +32,14 @@ OPTIMIZERS = pytest.mark.parametrize("fused", [False, True], ids=["for-loop", "f
 def workload(
     case: Case, target: Target, rng: torch.Generator, foreach: bool | None = None, *, fused: bool = False
 ) -> LinearLoss:
-    """Parameters with chosen gradients, or the verdict that this device has no foreach, or no fused, kernels."""
+    """Return parameters with chosen gradients; end the case if this device has no foreach, or no fused, kernels."""
     slopes = LinearLoss.make("dense", target.device, rng)
     if target.device_type not in ("cpu", "cuda") and (foreach or fused):
         trial = slopes.copy()
         try:
             backward(trial, trial.draw(rng))
             torch.nn.utils.clip_grad_norm_(trial.parameters, 1.0, foreach=foreach)
-            made(trial, fused).step()
+            adam_over(trial, fused).step()
         except RuntimeError as error:
             case.unsupported(str(error))
     return slopes
@@ -53,8 +53,8 @@ def backward(slopes: LinearLoss, slope: list[torch.Tensor], scaler: torch.amp.Gr
     (loss if scaler is None else scaler.scale(loss)).backward()
 
 
-def made(slopes: LinearLoss, fused: bool = False, **options: Any) -> torch.optim.Optimizer:
-    """Adam over the workload's parameters."""
+def adam_over(slopes: LinearLoss, fused: bool = False, **options: Any) -> torch.optim.Optimizer:
+    """Return Adam over the parameters."""
     return torch.optim.Adam(slopes.groups(), lr=0.25, fused=fused, **options)
 
 
@@ -63,7 +63,7 @@ def scaler_for(target: Target, scale: float = 65536.0) -> torch.amp.GradScaler:
 
 
 def grads(slopes: LinearLoss) -> list[torch.Tensor]:
-    """Copies of the gradients of the moving parameters."""
+    """Return copies of the gradients of the moving parameters."""
     return [parameter.grad.detach().clone() for parameter in slopes.moving if parameter.grad is not None]
 
 

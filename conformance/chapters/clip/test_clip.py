@@ -13,14 +13,14 @@ from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from ...oracles.optimizer_state import differences, snapshot
 from .reference import U, clamped, clipped, norm_bound, relative_distance, total_norm
-from .support import FOREACH, NORMS, all_identical, backward, grads, made, scaler_for, workload
+from .support import FOREACH, NORMS, adam_over, all_identical, backward, grads, scaler_for, workload
 
 NON_FINITE = {"inf": math.inf, "minus-inf": -math.inf, "nan": math.nan}
 
 SCALES = (2.0**16, 2.0**-4, 2.0**40)
 
 
-# After unscale_
+# By norm
 
 
 @contract("AMP-CLIP-001")
@@ -34,7 +34,7 @@ def test_clipped_as_in_fp32(
         plain = scaled.copy()
         slope = scaled.draw(rng)
         max_norm = total_norm(slope, float(norm_type)) / 4
-        optimizer, scaler = made(scaled), scaler_for(target, scale)
+        optimizer, scaler = adam_over(scaled), scaler_for(target, scale)
         backward(scaled, slope, scaler)
         backward(plain, slope)
         scaler.unscale_(optimizer)
@@ -56,7 +56,7 @@ def test_returned_norm(case: Case, target: Target, rng: torch.Generator, norm_ty
         slopes = workload(case, target, rng, foreach)
         slope = slopes.draw(rng)
         expected = total_norm(slope, float(norm_type))
-        optimizer, scaler = made(slopes), scaler_for(target, scale)
+        optimizer, scaler = adam_over(slopes), scaler_for(target, scale)
         for share in (0.25, 4.0):
             backward(slopes, slope, scaler)
             scaler.unscale_(optimizer)
@@ -81,7 +81,7 @@ def test_clipped_values(
     slopes = workload(case, target, rng, foreach)
     slope = slopes.draw(rng)
     norm = total_norm(slope, float(norm_type))
-    optimizer, scaler = made(slopes), scaler_for(target)
+    optimizer, scaler = adam_over(slopes), scaler_for(target)
     backward(slopes, slope, scaler)
     scaler.unscale_(optimizer)
     torch.nn.utils.clip_grad_norm_(slopes.parameters, share * norm, norm_type=norm_type, foreach=foreach)
@@ -102,7 +102,7 @@ def test_below_the_threshold(
     slopes = workload(case, target, rng, foreach)
     slope = slopes.draw(rng)
     norm = total_norm(slope, float(norm_type))
-    optimizer, scaler = made(slopes), scaler_for(target)
+    optimizer, scaler = adam_over(slopes), scaler_for(target)
     for max_norm in (1.001 * norm, 1000 * norm, math.inf):
         backward(slopes, slope, scaler)
         scaler.unscale_(optimizer)
@@ -125,7 +125,7 @@ def test_tiny_norms(case: Case, target: Target, rng: torch.Generator, foreach: b
     slope = slopes.draw(rng)
     slope = [part * (size / total_norm(slope, 2.0)) for part in slope]
     norm = total_norm(slope, 2.0)
-    optimizer, scaler = made(slopes), scaler_for(target, 2.0**40)
+    optimizer, scaler = adam_over(slopes), scaler_for(target, 2.0**40)
     backward(slopes, slope, scaler)
     scaler.unscale_(optimizer)
     torch.nn.utils.clip_grad_norm_(slopes.parameters, size, foreach=foreach)
@@ -156,7 +156,7 @@ def test_zero_gradients(
 @FOREACH
 def test_in_place(case: Case, target: Target, rng: torch.Generator, foreach: bool | None) -> None:
     slopes = workload(case, target, rng, foreach)
-    optimizer, scaler = made(slopes), scaler_for(target)
+    optimizer, scaler = adam_over(slopes), scaler_for(target)
     backward(slopes, slopes.draw(rng), scaler)
     before = snapshot(optimizer)
     tensors = [parameter.grad for parameter in slopes.parameters]
@@ -165,9 +165,9 @@ def test_in_place(case: Case, target: Target, rng: torch.Generator, foreach: boo
     torch.nn.utils.clip_grad_value_(slopes.parameters, 0.01, foreach=foreach)
     after = [parameter.grad for parameter in slopes.parameters]
     kept = [now is then for now, then in zip(after, tensors, strict=True)]
-    case.equal("gradients that are the same tensors as before", kept, [True] * len(kept))
-    case.equal("gradient of the parameter that had none", after[-1], None)
-    case.equal("what clipping changed in parameters and state", differences(snapshot(optimizer), before), [])
+    case.equal("gradients that are still the same tensors", kept, [True] * len(kept))
+    case.equal("gradient of the parameter without one", after[-1], None)
+    case.equal("differences in parameters and state after clipping", differences(snapshot(optimizer), before), [])
     case.equal("norm requires grad", norm.requires_grad, False)
     case.equal("gradients require grad", [one.requires_grad for one in after if one is not None], [False] * 4)
 
@@ -177,7 +177,7 @@ def test_in_place(case: Case, target: Target, rng: torch.Generator, foreach: boo
 def test_collections_of_parameters(case: Case, target: Target, rng: torch.Generator, form: str) -> None:
     slopes = workload(case, target, rng)
     slope = slopes.draw(rng)
-    optimizer, scaler = made(slopes), scaler_for(target)
+    optimizer, scaler = adam_over(slopes), scaler_for(target)
     forms: dict[str, Callable[[], Any]] = {
         "list": lambda: list(slopes.parameters),
         "tuple": lambda: tuple(slopes.parameters),
@@ -205,7 +205,7 @@ def test_collections_of_parameters(case: Case, target: Target, rng: torch.Genera
 def test_one_tensor(case: Case, target: Target, rng: torch.Generator, foreach: bool | None) -> None:
     slopes = workload(case, target, rng, foreach)
     slope = slopes.draw(rng)
-    optimizer, scaler = made(slopes), scaler_for(target)
+    optimizer, scaler = adam_over(slopes), scaler_for(target)
     backward(slopes, slope, scaler)
     scaler.unscale_(optimizer)
     norm = total_norm(slope[:1], 2.0)
@@ -271,7 +271,7 @@ def test_mixed_dtypes(
         case.at_most(f"error of a clipped {parameter.dtype} gradient", error, limit, "relative")
 
 
-# The norm apart from the clipping
+# get_total_norm and clip_grads_with_norm_
 
 
 @contract("AMP-CLIP-050")
@@ -281,7 +281,7 @@ def test_norm_then_clip(case: Case, target: Target, rng: torch.Generator, norm_t
     first = workload(case, target, rng, foreach)
     second = first.copy()
     slope = first.draw(rng)
-    scaler, optimizers = scaler_for(target), [made(one) for one in (first, second)]
+    scaler, optimizers = scaler_for(target), [adam_over(one) for one in (first, second)]
     for one, optimizer in zip((first, second), optimizers, strict=True):
         backward(one, slope, scaler)
         scaler.unscale_(optimizer)
@@ -306,7 +306,7 @@ def test_norm_of_ones_own(
     slopes = workload(case, target, rng, foreach)
     slope = slopes.draw(rng)
     norm = total_norm(slope, 2.0)
-    optimizer, scaler = made(slopes), scaler_for(target)
+    optimizer, scaler = adam_over(slopes), scaler_for(target)
     backward(slopes, slope, scaler)
     scaler.unscale_(optimizer)
     given = torch.tensor(factor * norm, device=target.device)
@@ -326,7 +326,7 @@ def test_clipped_by_value(case: Case, target: Target, rng: torch.Generator, fore
         slopes = workload(case, target, rng, foreach)
         slope = slopes.draw(rng)
         slope[0].view(-1)[:4] = torch.tensor([value, -value, 0.0, -0.0])
-        optimizer, scaler = made(slopes), scaler_for(target, scale)
+        optimizer, scaler = adam_over(slopes), scaler_for(target, scale)
         backward(slopes, slope, scaler)
         scaler.unscale_(optimizer)
         torch.nn.utils.clip_grad_value_(slopes.parameters, value, foreach=foreach)
@@ -340,7 +340,7 @@ def test_clipped_by_value(case: Case, target: Target, rng: torch.Generator, fore
 @FOREACH
 def test_bad_values(case: Case, target: Target, rng: torch.Generator, foreach: bool | None) -> None:
     slopes = workload(case, target, rng, foreach)
-    optimizer, scaler = made(slopes), scaler_for(target)
+    optimizer, scaler = adam_over(slopes), scaler_for(target)
     slope = slopes.draw(rng)
     slope[0].view(-1)[:3] = torch.tensor(list(NON_FINITE.values()))
     backward(slopes, slope, scaler)

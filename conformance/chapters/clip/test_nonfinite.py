@@ -15,7 +15,7 @@ from ...harness.targets import Target
 from ...oracles.optimizer_state import differences, snapshot
 from ...workloads.linear_loss import with_nonfinite
 from .reference import clipped
-from .support import FOREACH, NORMS, OPTIMIZERS, all_identical, backward, grads, made, scaler_for, workload
+from .support import FOREACH, NORMS, OPTIMIZERS, adam_over, all_identical, backward, grads, scaler_for, workload
 
 BAD = pytest.mark.parametrize(
     "bad",
@@ -42,7 +42,7 @@ def test_bad_gradients_still_skip(
         "value-for-loop": lambda given: torch.nn.utils.clip_grad_value_(given, 1.0, foreach=False),
     }
     slopes = workload(case, target, rng, fused=fused)
-    optimizer, scaler = made(slopes, fused, weight_decay=0.125), scaler_for(target)
+    optimizer, scaler = adam_over(slopes, fused, weight_decay=0.125), scaler_for(target)
     clean = slopes.draw(rng)
     backward(slopes, clean, scaler)
     scaler.step(optimizer)
@@ -54,8 +54,10 @@ def test_bad_gradients_still_skip(
         clips[clip](slopes.parameters)
         answer = scaler.step(optimizer)
         scaler.update()
-        case.equal(f"what changed, bad value {place}", differences(snapshot(optimizer), before), [])
-        case.equal("what step() returned", answer, None)
+        case.equal(
+            f"differences after the step, non-finite value {place}", differences(snapshot(optimizer), before), []
+        )
+        case.equal("result of step()", answer, None)
         case.equal("scale after update()", scaler.get_scale(), scale / 2)
     backward(slopes, clean, scaler)
     scaler.unscale_(optimizer)
@@ -68,7 +70,7 @@ def test_bad_gradients_still_skip(
 @OPTIMIZERS
 def test_finite_after_clipping(case: Case, target: Target, rng: torch.Generator, fused: bool) -> None:
     slopes = workload(case, target, rng, fused=fused)
-    optimizer, scaler = made(slopes, fused), scaler_for(target)
+    optimizer, scaler = adam_over(slopes, fused), scaler_for(target)
     clean = slopes.draw(rng)
     backward(slopes, clean, scaler)
     scaler.step(optimizer)
@@ -82,7 +84,7 @@ def test_finite_after_clipping(case: Case, target: Target, rng: torch.Generator,
     )
     scaler.step(optimizer)
     scaler.update()
-    case.equal("what the step changed all the same", differences(snapshot(optimizer), before), [])
+    case.equal("differences after the step", differences(snapshot(optimizer), before), [])
     case.equal("scale after update()", scaler.get_scale(), 32768.0)
 
 
@@ -94,7 +96,7 @@ def test_error_if_nonfinite(
     case: Case, target: Target, rng: torch.Generator, bad: float, norm_type: Any, foreach: bool | None
 ) -> None:
     slopes = workload(case, target, rng, foreach)
-    optimizer, scaler = made(slopes), scaler_for(target)
+    optimizer, scaler = adam_over(slopes), scaler_for(target)
     backward(slopes, with_nonfinite(slopes.draw(rng), "last", bad), scaler)
     scaler.unscale_(optimizer)
     before = grads(slopes)
@@ -114,7 +116,7 @@ def test_error_if_nonfinite(
 def test_training_through_bad_gradients(case: Case, target: Target, rng: torch.Generator, fused: bool) -> None:
     slopes = workload(case, target, rng, fused=fused)
     plain = slopes.copy()
-    optimizer, control, scaler = made(slopes, fused), made(plain, fused), scaler_for(target)
+    optimizer, control, scaler = adam_over(slopes, fused), adam_over(plain, fused), scaler_for(target)
     for bad in (None, math.inf, None, math.nan, -math.inf, None):
         slope = slopes.draw(rng)
         backward(slopes, slope if bad is None else with_nonfinite(slope, "first", bad), scaler)
@@ -126,7 +128,7 @@ def test_training_through_bad_gradients(case: Case, target: Target, rng: torch.G
             backward(plain, slope)
             torch.nn.utils.clip_grad_norm_(plain.parameters, 1.0)
             control.step()
-    case.equal("what differs from clipped fp32 training", differences(snapshot(optimizer), snapshot(control)), [])
+    case.equal("differences from clipped fp32 training", differences(snapshot(optimizer), snapshot(control)), [])
     case.equal("scale after three skips", scaler.get_scale(), 8192.0)
 
 
@@ -137,7 +139,7 @@ def test_what_clipping_leaves_of_bad_gradients(
     case: Case, target: Target, rng: torch.Generator, bad: float, foreach: bool | None
 ) -> None:
     slopes = workload(case, target, rng, foreach)
-    optimizer, scaler = made(slopes), scaler_for(target)
+    optimizer, scaler = adam_over(slopes), scaler_for(target)
     slope = with_nonfinite(slopes.draw(rng), "last", bad)
     backward(slopes, slope, scaler)
     scaler.unscale_(optimizer)

@@ -14,7 +14,7 @@ from ...harness.targets import Target
 from ...oracles.optimizer_state import differences, snapshot
 from ...oracles.trace.counts import CountedOperations
 from .reference import U, clipped, norm_bound, relative_distance, total_norm
-from .support import FOREACH, OPTIMIZERS, all_identical, backward, grads, made, scaler_for, workload
+from .support import FOREACH, OPTIMIZERS, adam_over, all_identical, backward, grads, scaler_for, workload
 
 
 @contract("AMP-CLIP-040")
@@ -23,17 +23,17 @@ from .support import FOREACH, OPTIMIZERS, all_identical, backward, grads, made, 
 def test_one_of_two_optimizers(case: Case, target: Target, rng: torch.Generator, fused: bool, clipped_one: int) -> None:
     slopes = [workload(case, target, rng, fused=fused) for _ in range(2)]
     twins = [one.copy() for one in slopes]
-    optimizers = [made(one, fused) for one in slopes]
-    controls = [made(one, fused) for one in twins]
+    optimizers = [adam_over(one, fused) for one in slopes]
+    controls = [adam_over(one, fused) for one in twins]
     scaler = scaler_for(target)
-    drawn = [one.draw(rng) for one in slopes]
-    for one, twin, slope in zip(slopes, twins, drawn, strict=True):
+    slopes_of_each = [one.draw(rng) for one in slopes]
+    for one, twin, slope in zip(slopes, twins, slopes_of_each, strict=True):
         backward(one, slope, scaler)
         backward(twin, slope)
     scaler.unscale_(optimizers[clipped_one])
     for parameters in (slopes[clipped_one].parameters, twins[clipped_one].parameters):
         torch.nn.utils.clip_grad_norm_(parameters, 0.5)
-    still_scaled = [part * 65536.0 for part in drawn[1 - clipped_one]]
+    still_scaled = [part * 65536.0 for part in slopes_of_each[1 - clipped_one]]
     all_identical(case, "other optimizer's gradient, still scaled", grads(slopes[1 - clipped_one]), still_scaled)
     for optimizer, control in zip(optimizers, controls, strict=True):
         scaler.step(optimizer)
@@ -41,7 +41,7 @@ def test_one_of_two_optimizers(case: Case, target: Target, rng: torch.Generator,
     scaler.update()
     for number, (optimizer, control) in enumerate(zip(optimizers, controls, strict=True)):
         changed = differences(snapshot(optimizer), snapshot(control))
-        case.equal(f"what differs from fp32 in optimizer {number}", changed, [])
+        case.equal(f"differences from fp32 in optimizer {number}", changed, [])
 
 
 @contract("AMP-CLIP-041")
@@ -49,7 +49,7 @@ def test_one_of_two_optimizers(case: Case, target: Target, rng: torch.Generator,
 def test_one_group(case: Case, target: Target, rng: torch.Generator, fused: bool) -> None:
     slopes = workload(case, target, rng, fused=fused)
     plain = slopes.copy()
-    optimizer, control, scaler = made(slopes, fused), made(plain, fused), scaler_for(target)
+    optimizer, control, scaler = adam_over(slopes, fused), adam_over(plain, fused), scaler_for(target)
     slope = slopes.draw(rng)
     backward(slopes, slope, scaler)
     backward(plain, slope)
@@ -59,7 +59,7 @@ def test_one_group(case: Case, target: Target, rng: torch.Generator, fused: bool
     all_identical(case, "gradient of the group that is not clipped", grads(slopes)[2:], slope[2:])
     scaler.step(optimizer)
     control.step()
-    case.equal("what differs from fp32", differences(snapshot(optimizer), snapshot(control)), [])
+    case.equal("differences from fp32", differences(snapshot(optimizer), snapshot(control)), [])
 
 
 @contract("AMP-CLIP-070")
@@ -69,7 +69,7 @@ def test_one_group(case: Case, target: Target, rng: torch.Generator, fused: bool
 def test_whole_step(case: Case, target: Target, rng: torch.Generator, fused: bool, clip: str, enabled: bool) -> None:
     slopes = workload(case, target, rng, fused=fused)
     plain = slopes.copy()
-    optimizer, control = made(slopes, fused), made(plain, fused)
+    optimizer, control = adam_over(slopes, fused), adam_over(plain, fused)
     scaler = torch.amp.GradScaler(target.device_type, enabled=enabled)
     clips: dict[str, Callable[[Any], Any]] = {
         "norm": lambda given: torch.nn.utils.clip_grad_norm_(given, 0.75),
@@ -86,14 +86,14 @@ def test_whole_step(case: Case, target: Target, rng: torch.Generator, fused: boo
         scaler.update()
         control.step()
         changed = differences(snapshot(optimizer), snapshot(control))
-        case.equal(f"what differs from fp32 after step {number + 1}", changed, [])
+        case.equal(f"differences from fp32 after step {number + 1}", changed, [])
         all_identical(case, f"gradient after step {number + 1}", grads(slopes), grads(plain))
 
 
 @contract("AMP-CLIP-071")
 @OPTIMIZERS
 def test_whole_amp_step(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, fused: bool) -> None:
-    """Small integers: in fp16 and bf16 alike every product, sum and scaled gradient of the layer is exact."""
+    """Use small integers, for which every product, sum and scaled gradient of the layer is exact in 16 bit."""
 
     def integers(reach: int, *shape: int) -> torch.Tensor:
         return torch.randint(-reach, reach + 1, shape, generator=rng).float().to(target.device)
@@ -134,7 +134,7 @@ def test_whole_amp_step(case: Case, target: Target, amp_dtype: torch.dtype, rng:
 def test_accumulated(case: Case, target: Target, rng: torch.Generator, fused: bool) -> None:
     slopes = workload(case, target, rng, fused=fused)
     plain = slopes.copy()
-    optimizer, control, scaler = made(slopes, fused), made(plain, fused), scaler_for(target)
+    optimizer, control, scaler = adam_over(slopes, fused), adam_over(plain, fused), scaler_for(target)
     parts = [slopes.draw(rng) for _ in range(3)]
     for part in parts:
         scaler.scale(slopes.loss(part)).backward()
@@ -145,7 +145,7 @@ def test_accumulated(case: Case, target: Target, rng: torch.Generator, fused: bo
     all_identical(case, "clipped sum of gradients", grads(slopes), grads(plain))
     scaler.step(optimizer)
     control.step()
-    case.equal("what differs from fp32", differences(snapshot(optimizer), snapshot(control)), [])
+    case.equal("differences from fp32", differences(snapshot(optimizer), snapshot(control)), [])
 
 
 @contract("AMP-CLIP-073")
@@ -169,16 +169,16 @@ def test_clipping_inside_a_region(
 @FOREACH
 def test_clipping_reads_nothing_back(case: Case, target: Target, rng: torch.Generator, foreach: bool | None) -> None:
     slopes = workload(case, target, rng, foreach)
-    optimizer, scaler = made(slopes), scaler_for(target)
+    optimizer, scaler = adam_over(slopes), scaler_for(target)
     backward(slopes, slopes.draw(rng), scaler)
     with CountedOperations() as operations:
         scaler.unscale_(optimizer)
         norm = torch.nn.utils.clip_grad_norm_(slopes.parameters, 0.5, foreach=foreach)
         torch.nn.utils.clip_grad_value_(slopes.parameters, 0.5, foreach=foreach)
-    case.equal("values read back to the host", operations.reads, 0)
+    case.equal("values copied to the host", operations.reads, 0)
     with operations:
         norm.item()
-    case.equal("control: with one read", operations.reads, 1)
+    case.equal("control: with one .item()", operations.reads, 1)
 
 
 @contract("AMP-CLIP-080")
