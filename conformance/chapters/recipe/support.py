@@ -1,4 +1,4 @@
-"""Helpers of the recipe checks: random and integer data, comparison of tensors, and small models."""
+"""Helpers of the recipe checks: random data, comparison of tensors and weights, and the dtypes of a check."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def normal(target: Target, seed: int) -> Draw:
 
 
 def same(seen: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether type, shape and bits agree; NaNs agree with NaNs."""
+    """Return whether dtype, shape and bits agree; NaNs agree with NaNs."""
     if seen.dtype != expected.dtype or seen.shape != expected.shape:
         return False
     return torch.equal(seen, expected) or bool(((seen == expected) | ((seen != seen) & (expected != expected))).all())
 
 
 def dtypes_of(case: Case, target: Target) -> tuple[torch.dtype, ...]:
-    """Both amp dtypes; of most recipes one at quick, by turns, as other contracts hold both by hand."""
+    """Return the amp dtypes to check: both, but at level quick one in turn, except for AMP-RECIPE-002."""
     found = case.supported(target)
     number = int(case.contract.id[-3:])
     return found if case.level != "quick" or number == 2 else (found[number % len(found)],)

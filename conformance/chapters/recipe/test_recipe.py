@@ -25,23 +25,23 @@ by_program = pytest.mark.parametrize("program", PROGRAMS)
 
 
 def twins(program: str, target: Target, rng: torch.Generator) -> tuple[Workload, Workload]:
-    """Two workloads with the same initial weights and data."""
+    """Return two workloads with the same initial weights and data."""
     first = PROGRAMS[program](target.device, rng)
     return first, copy.deepcopy(first)
 
 
 def steps(case: Case, program: str) -> int:
-    """As many as the source has at full depth (P1 100, P2 20 epochs of 20, P3 3 epochs); P1 and P2 are slow."""
+    """Return the number of steps: at level full those of the program (P1 100, P2 20 epochs of 20, P3 3 epochs)."""
     long = {"P1": 100, "P2": 400, "P3": 3, "P4": 60}[program]
     short = {"P1": 2, "P2": 3, "P3": 3, "P4": 8}[program]
     return case.samples(quick=short, standard=2 * short if program == "P4" else short, full=long)
 
 
 def loss_of_16_bit(work: Workload, target: Target, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
-    """The loss for the loop by hand: of its outputs cast to float32.
+    """Return the loss for the manual loop, of outputs cast to float32.
 
-    cross_entropy is such a loss on the CPU only (AMP-LOSS-017); elsewhere it alone is left to a region, so that
-    these contracts speak of all the rest.
+    cross_entropy is such a loss on the CPU only (AMP-LOSS-017); elsewhere it runs in a region, so that these contracts
+    check everything else.
     """
     if work.loss is not functional.cross_entropy or target.device_type == "cpu":
         return lambda outputs, labels: work.loss(outputs.float(), labels)
@@ -53,19 +53,19 @@ def loss_of_16_bit(work: Workload, target: Target, dtype: torch.dtype) -> Callab
     return in_a_region
 
 
-def by_hand(work: Workload, target: Target, count: int, dtype: torch.dtype, scale: HandScale) -> list[float]:
+def manual_losses(work: Workload, target: Target, count: int, dtype: torch.dtype, scale: HandScale) -> list[float]:
     batches = [work.batch(step) for step in range(count)]
     loss = loss_of_16_bit(work, target, dtype)
     return train_by_hand(work.model, work.optimizer, loss, batches, dtype, scale, work.clip)
 
 
-def hand_scale(dtype: torch.dtype) -> HandScale:
-    """fp16 is scaled, bf16 is not, as the source's programs do."""
+def manual_scale(dtype: torch.dtype) -> HandScale:
+    """Return the scale of the manual loop: fp16 is scaled, bf16 is not, as in the AMP examples."""
     return HandScale() if dtype is torch.float16 else HandScale(scale=None)
 
 
 def run(work: Workload, count: int, spelling: Spelling, dtype: torch.dtype) -> tuple[list[float], float]:
-    """Train as the source writes it: fp16 with a scaler, bf16 with the scaler off. The losses and the last scale."""
+    """Train fp16 with a scaler, bf16 with a disabled one; return the losses and the last scale."""
     scaler = spelling.scaler(enabled=dtype is torch.float16)
     losses = train(work, count, lambda: spelling.region(dtype, True), scaler)
     return losses, scaler.get_scale()
@@ -77,12 +77,12 @@ def test_loss_falls(case: Case, program: str, target: Target, amp_dtype: torch.d
     work = PROGRAMS[program](target.device, rng)
     del work.batches[case.samples(quick=2, standard=2, full=len(work.batches)) :]
     before = {name: parameter.detach().clone() for name, parameter in work.model.named_parameters()}
-    # Room for two steps that overflow at the first scale.
+    # Two more steps, which may overflow at the initial scale, and one.
     count = steps(case, program) + 3
     losses, scale = run(work, count + len(work.batches), new_spelling(target.device_type), amp_dtype)
     case.note("losses", [round(loss, 6) for loss in losses])
     case.note("last scale", scale)
-    # The first batch comes again after an epoch, so that equal data are compared.
+    # The first batch is repeated after an epoch, so that equal data are compared.
     again = max(step for step in range(len(losses)) if step % len(work.batches) == 0)
     case.at_most("loss of the first batch at its last visit", losses[again], losses[0] * (1 - 2.0**-7))
     moved = sum(bool((parameter != before[name]).any()) for name, parameter in work.model.named_parameters())
@@ -95,9 +95,9 @@ def test_equals_the_loop_by_hand(
     case: Case, program: str, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
 ) -> None:
     ours, theirs = twins(program, target, rng)
-    scale = hand_scale(amp_dtype)
+    scale = manual_scale(amp_dtype)
     losses, last = run(ours, steps(case, program), new_spelling(target.device_type), amp_dtype)
-    case.equal("losses", losses, by_hand(theirs, target, steps(case, program), amp_dtype, scale))
+    case.equal("losses", losses, manual_losses(theirs, target, steps(case, program), amp_dtype, scale))
     same_weights(case, "weights", ours.model, theirs.model)
     case.equal("last scale", last, 1.0 if scale.scale is None else scale.scale)
 
@@ -150,19 +150,19 @@ def test_overflowing_start(case: Case, target: Target, rng: torch.Generator) -> 
     for step in range(count):
         losses.append(train_step(ours, step, lambda: region(torch.float16, True), scaler).item())
         scales.append(scaler.get_scale())
-    hand = HandScale(scale=start, growth_interval=interval)
+    manual = HandScale(scale=start, growth_interval=interval)
     expected, expected_scales = [], []
     loss = loss_of_16_bit(theirs, target, torch.float16)
     for step in range(count):
         batch = [theirs.batch(step)]
-        expected += train_by_hand(theirs.model, theirs.optimizer, loss, batch, torch.float16, hand)
-        expected_scales.append(hand.scale)
+        expected += train_by_hand(theirs.model, theirs.optimizer, loss, batch, torch.float16, manual)
+        expected_scales.append(manual.scale)
     case.equal("losses", losses, expected)
     case.equal("scale after each step", scales, expected_scales)
     case.history("loss scale", [start, *scales])
     same_weights(case, "weights", ours.model, theirs.model)
-    case.at_least("skipped steps", sum(hand.skipped), 3)
-    case.at_least("steps taken", count - sum(hand.skipped), 3)
+    case.at_least("skipped steps", sum(manual.skipped), 3)
+    case.at_least("steps taken", count - sum(manual.skipped), 3)
     case.at_least("growths", sum(later > earlier for earlier, later in itertools.pairwise(scales)), 1)
 
 
@@ -239,14 +239,14 @@ def test_autocast_alone(case: Case, target: Target, amp_dtype: torch.dtype, rng:
         loss.backward()
         ours.optimizer.step()
         losses.append(loss.item())
-    case.equal("losses", losses, by_hand(theirs, target, steps(case, "P4"), amp_dtype, HandScale(scale=None)))
+    case.equal("losses", losses, manual_losses(theirs, target, steps(case, "P4"), amp_dtype, HandScale(scale=None)))
     same_weights(case, "weights", ours.model, theirs.model)
 
 
 @by_program
 @contract("AMP-RECIPE-014")
 def test_scaler_alone(case: Case, program: str, target: Target, rng: torch.Generator) -> None:
-    # 65536 is a power of two, and no float32 gradient here comes near the ends of its range.
+    # 65536 is a power of two, and the float32 gradients here neither overflow nor underflow.
     ours, theirs = twins(program, target, rng)
     count = steps(case, program)
     losses = train(ours, count, contextlib.nullcontext, torch.amp.GradScaler(target.device_type))
@@ -255,7 +255,7 @@ def test_scaler_alone(case: Case, program: str, target: Target, rng: torch.Gener
 
 
 def plain_losses(work: Workload, count: int) -> list[float]:
-    """Train in float32 with nothing of torch.amp."""
+    """Train in float32 without torch.amp; return the losses."""
     losses = []
     for step in range(count):
         inputs, target = work.batch(step)
@@ -331,9 +331,9 @@ def test_types_during_a_program(
         case.equal(f"step {step}: loss", loss.dtype, torch.float32)
         products = [op for op in stream.computing if op.name in ("aten::mm", "aten::addmm")]
         types = {str(dtype) for op in products for dtype in op.inputs + op.outputs}
-        case.equal(f"step {step}: types of the matrix products", sorted(types), [str(amp_dtype)])
+        case.equal(f"step {step}: dtypes of the matrix products", sorted(types), [str(amp_dtype)])
         layers = sum(isinstance(layer, torch.nn.Linear) for layer in work.model)
-        # Forward, the weight's gradient, and, but for the first layer, the input's.
+        # Forward, the weight's gradient, and, except for the first layer, the input's.
         case.equal(f"step {step}: matrix products", len(products), 3 * layers - 1)
     for name, dtype in outputs.items():
         case.equal(f"output of {name}", dtype, amp_dtype)
@@ -349,14 +349,14 @@ def test_types_during_a_program(
 @contract("AMP-RECIPE-020")
 def test_close_to_float32(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
     ours, theirs = twins("P3", target, rng)
-    # At this scale no fp16 gradient of this problem overflows, so that both runs take every step.
+    # At this scale no fp16 gradient of P3 overflows, so both runs take every step.
     scaler = torch.amp.GradScaler(target.device_type, init_scale=1024.0, enabled=amp_dtype is torch.float16)
     losses = train(ours, 3, lambda: torch.autocast(target.device_type, dtype=amp_dtype), scaler)
     expected = plain_losses(theirs, 3)
     bounds = difference_bounds(ours, theirs, expected, {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}[amp_dtype])
     for epoch, (seen, exact, bound) in enumerate(zip(losses, expected, bounds, strict=True)):
         case.at_most(f"epoch {epoch}: difference of the losses", abs(seen - exact), bound)
-        case.note(f"epoch {epoch}: the float32 loss, beside that bound", exact)
+        case.note(f"epoch {epoch}: the float32 loss", exact)
 
 
 def difference_bounds(ours: Workload, theirs: Workload, losses: list[float], unit: float) -> list[float]:
@@ -375,7 +375,7 @@ def difference_bounds(ours: Workload, theirs: Workload, losses: list[float], uni
     reach = max(
         float(parameter.detach().abs().max()) for work in (ours, theirs) for parameter in work.model.parameters()
     )
-    # Gradient descent moves monotonically between the start and the solution; twice the end's reach covers both.
+    # Gradient descent is monotonic between the start and the solution; twice the final magnitude bounds both.
     rounding = 4.1 * unit * float((design.abs().sum(1) * 2 * reach).norm())
     drift, bounds = 0.0, []
     for loss in losses:

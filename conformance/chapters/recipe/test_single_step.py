@@ -54,14 +54,14 @@ def test_device_type_in_the_old_spelling(case: Case) -> None:
             warnings.simplefilter("ignore", FutureWarning)
             case.raises(f"torch.{name}.amp.autocast(device_type=...)", TypeError, printed, "device_type")
     with torch.autocast(device_type="cpu", dtype=torch.bfloat16):
-        case.equal("control: torch.autocast takes it", torch.is_autocast_enabled("cpu"), True)
+        case.equal("control: torch.autocast accepts it", torch.is_autocast_enabled("cpu"), True)
 
 
 @pytest.mark.parametrize("parts", [2, 4])
 @contract("AMP-RECIPE-023")
 def test_accumulation(case: Case, parts: int, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
-    # Small integers, a batch and a number of parts that are powers of two: every number is exact in 16 bit, so
-    # the parts must add up to the whole batch to the bit.
+    # Small integers, and powers of two as sizes of the batch and its parts: every number is exact in 16 bit, so the
+    # parts must add up to the whole batch bit for bit.
     def integers(*shape: int) -> torch.Tensor:
         return torch.randint(-1, 2, shape, generator=rng).float().to(target.device)
 
@@ -125,11 +125,11 @@ def test_gradient_penalty(case: Case, target: Target, amp_dtype: torch.dtype, rn
                 parameter -= 0.125 * (parameter.grad * (1.0 / scale))
         return loss.detach(), norm.detach()
 
-    seen, forgotten = by_autocast()
+    seen, not_unscaled = by_autocast()
     expected, norm = written_out()
     case.identical("loss with the penalty", seen, expected)
     same_weights(case, "weights", ours, theirs)
-    case.at_least("control: the norm where unscaling is forgotten", forgotten, 512 * float(norm))
+    case.at_least("control: the norm without unscaling", not_unscaled, 512 * float(norm))
 
 
 @pytest.mark.parametrize("poisoned", [False, True], ids=["clean", "one-overflows"])
@@ -229,11 +229,11 @@ def test_step_past_the_scaler(case: Case, target: Target, amp_dtype: torch.dtype
         return float(torch.stack([part.norm() for part in change]).norm())
 
     right, wrong = moved(directly=False)[0], moved(directly=True)[0]
-    # Adding a step to a float32 weight and taking the difference rounds each to 2^-24 of the weight.
-    case.between("control: the step past the scaler is larger by", size(wrong) / size(right), 1000.0, 1050.0)
+    # Adding a step to a float32 weight and subtracting again rounds each to 2^-24 of the weight.
+    case.between("control: optimizer.step() alone moves farther by", size(wrong) / size(right), 1000.0, 1050.0)
     skipped, halved = moved(directly=False, poison=True)
     poisoned, kept = moved(directly=True, poison=True)
     case.equal("change of the weights after an overflow", size(skipped), 0.0)
     case.equal("scale after an overflow", halved, scale / 2)
-    case.equal("control: finite past the scaler", bool(torch.isfinite(poisoned[-1]).all()), False)
-    case.equal("control: scale past the scaler", kept, scale)
+    case.equal("control: finite after optimizer.step() alone", bool(torch.isfinite(poisoned[-1]).all()), False)
+    case.equal("control: scale after optimizer.step() alone", kept, scale)
