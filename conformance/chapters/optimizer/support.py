@@ -93,6 +93,15 @@ def iterate(
     return answer
 
 
+def twins(
+    case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig
+) -> tuple[LinearLoss, LinearLoss, torch.optim.Optimizer, torch.optim.Optimizer]:
+    """Return two linear losses with equal random parameters, and an optimizer over each."""
+    slopes = LinearLoss.make(kind.gradients, target.device, rng)
+    twin = slopes.copy()
+    return slopes, twin, build(case, kind, slopes), build(case, kind, twin)
+
+
 def only(place: str, whole: dict[str, Any]) -> dict[str, Any]:
     """Return the part of a snapshot whose places begin with `place`."""
     return {key: value for key, value in whole.items() if key.startswith(place)}

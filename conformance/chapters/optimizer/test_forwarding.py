@@ -21,7 +21,7 @@ from ...workloads.third_party_optimizers import (
     parameters_of,
 )
 from .optimizer_configs import OptimizerConfig, present, takes_closure
-from .support import BAD, ROUTES, build, iterate, over_optimizers, started
+from .support import BAD, ROUTES, iterate, over_optimizers, started, twins
 
 
 @contract("AMP-OPTIMIZER-040")
@@ -121,9 +121,7 @@ def test_closure(case: Case, target: Target) -> None:
 def test_closure_refused_by_every_optimizer(
     case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig
 ) -> None:
-    slopes = LinearLoss.make(kind.gradients, target.device, rng)
-    twin = slopes.copy()
-    optimizer, plain = build(case, kind, slopes), build(case, kind, twin)
+    slopes, twin, optimizer, plain = twins(case, target, rng, kind)
     scaler = torch.amp.GradScaler(target.device_type)
     slope = slopes.draw(rng)
     before = snapshot(optimizer)

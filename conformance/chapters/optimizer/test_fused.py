@@ -17,7 +17,7 @@ from ...workloads.third_party_optimizers import (
     SelfScaling,
 )
 from .optimizer_configs import OptimizerConfig
-from .support import BAD, NON_FINITE, ROUTES, build, clones, iterate, over_optimizers, unmoved
+from .support import BAD, NON_FINITE, ROUTES, build, clones, iterate, left_on, over_optimizers, twins, unmoved
 
 
 @contract("AMP-OPTIMIZER-060")
@@ -110,18 +110,34 @@ def test_ordinary_third_party(case: Case, target: Target, rng: torch.Generator) 
             case.identical(f"parameter {number}, against p - g", parameter, began - gradient)
 
 
-@contract("AMP-OPTIMIZER-064")
-@over_optimizers(lambda kind: kind.scales_itself, variants=None)
-def test_preset_scale_multiplies(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
-    slopes = LinearLoss.make(kind.gradients, target.device, rng)
-    twin = slopes.copy()
-    optimizer, plain = build(case, kind, slopes), build(case, kind, twin)
+def expect_preset_scale(
+    case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig, *, explicit: bool
+) -> None:
+    """Expect a step on the gradient / 8 with a preset grad_scale of 8, and no preset in the next step."""
+    slopes, twin, optimizer, plain = twins(case, target, rng, kind)
     scaler = torch.amp.GradScaler(target.device_type)
     slope = slopes.draw(rng)
     optimizer.grad_scale = torch.tensor(8.0, device=target.device)
-    iterate(optimizer, slopes.loss([part * 8 for part in slope]), scaler)
+    iterate(optimizer, slopes.loss([part * 8 for part in slope]), scaler, explicit=explicit)
     iterate(plain, twin.loss(slope))
     case.equal("differences from fp32 on the gradient / 8", differences(snapshot(optimizer), snapshot(plain)), [])
+    case.equal("attributes left on the optimizer", left_on(optimizer), [])
+    iterate(optimizer, slopes.loss(slope), scaler, explicit=explicit)
+    iterate(plain, twin.loss(slope))
+    changed = differences(snapshot(optimizer), snapshot(plain))
+    case.equal("differences from fp32 in the next step, without a preset", changed, [])
+
+
+@contract("AMP-OPTIMIZER-064")
+@over_optimizers(lambda kind: kind.scales_itself, variants=None)
+def test_preset_scale_multiplies(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
+    expect_preset_scale(case, target, rng, kind, explicit=False)
+
+
+@contract("AMP-OPTIMIZER-066")
+@over_optimizers(lambda kind: kind.scales_itself, variants=None)
+def test_preset_scale_after_unscale(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
+    expect_preset_scale(case, target, rng, kind, explicit=True)
 
 
 @contract("AMP-OPTIMIZER-069")

@@ -33,13 +33,12 @@ from .support import (
     PLAIN,
     PROTOCOL,
     ROUTES,
-    build,
     clones,
     iterate,
     left_on,
-    over_optimizers,
     started,
     tracker,
+    twins,
     unmoved,
 )
 
@@ -90,28 +89,6 @@ def test_handed_tensors(case: Case, target: Target, rng: torch.Generator) -> Non
             state = scaler.get_scale(), scaler.state_dict()["_growth_tracker"]
             case.equal("scale and tracker, after the optimizer overwrote the tensors that it received", state, expected)
             case.equal("parameters that moved", len(start) - len(unmoved(slopes, start)), 0 if bad is not None else 4)
-
-
-@contract("AMP-OPTIMIZER-066")
-@over_optimizers(lambda kind: kind.scales_itself, variants=None)
-def test_preset_scale_after_unscale(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
-    slopes = LinearLoss.make(kind.gradients, target.device, rng)
-    twin = slopes.copy()
-    optimizer, plain = build(case, kind, slopes), build(case, kind, twin)
-    scaler = torch.amp.GradScaler(target.device_type)
-    slope = slopes.draw(rng)
-    optimizer.grad_scale = torch.tensor(8.0, device=target.device)
-    iterate(optimizer, slopes.loss([part * 8 for part in slope]), scaler, explicit=True)
-    iterate(plain, twin.loss(slope))
-    case.equal("differences from fp32 on the gradient / 8", differences(snapshot(optimizer), snapshot(plain)), [])
-    case.equal("attributes left on the optimizer", left_on(optimizer), [])
-    iterate(optimizer, slopes.loss(slope), scaler, explicit=True)
-    iterate(plain, twin.loss(slope))
-    case.equal(
-        "differences from fp32 in the next step, without a preset",
-        differences(snapshot(optimizer), snapshot(plain)),
-        [],
-    )
 
 
 @contract("AMP-OPTIMIZER-060")
@@ -266,9 +243,7 @@ SCALING = [PLAIN, *(kind for kind in ALL if kind.scales_itself and kind.first)]
 @pytest.mark.parametrize("kind", SCALING, ids=[kind.id for kind in SCALING])
 def test_step_that_raised(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
     for explicit in ROUTES:
-        slopes = LinearLoss.make("dense", target.device, rng)
-        twin = slopes.copy()
-        optimizer, plain = build(case, kind, slopes), build(case, kind, twin)
+        slopes, twin, optimizer, plain = twins(case, target, rng, kind)
         scaler = torch.amp.GradScaler(target.device_type)
         slope = slopes.draw(rng)
         with interrupted(optimizer):

@@ -19,7 +19,7 @@ from ...workloads.linear_loss import LinearLoss, with_nonfinite
 from ...workloads.third_party_optimizers import DuckTyped, Wrapped
 from .float64_updates import UPDATES, steps
 from .optimizer_configs import OptimizerConfig
-from .support import NON_FINITE, ROUTES, U, build, clones, iterate, over_optimizers, unmoved
+from .support import NON_FINITE, ROUTES, U, build, clones, iterate, over_optimizers, twins, unmoved
 
 # fp16's smallest number, 2**-24, divided by the initial loss scale, 65536.
 SMALLEST = 2.0**-40
@@ -48,9 +48,7 @@ def test_what_acts_as_an_optimizer(
 @over_optimizers(lambda kind: kind.optimizer in UPDATES and kind.gradients == "dense", variants=None)
 def test_steps_inside_a_region(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
     for dtype, explicit in itertools.product(case.amp_dtypes, ROUTES):
-        slopes = LinearLoss.make(kind.gradients, target.device, rng)
-        twin = slopes.copy()
-        optimizer, plain = build(case, kind, slopes), build(case, kind, twin)
+        slopes, twin, optimizer, plain = twins(case, target, rng, kind)
         scaler, outer = (torch.amp.GradScaler(target.device_type, init_scale=1000.0) for _ in range(2))
         for bad in (False, True, False):
             slope = slopes.draw(rng)
@@ -106,13 +104,13 @@ def test_smallest_gradients_take_the_written_step(
     kind = bare(kind)
     slopes, optimizer = from_zero(case, target, rng, kind)
     scaler = torch.amp.GradScaler(target.device_type)
-    drawn = [tiny(slopes, rng) for _ in range(3)]
-    for slope in drawn:
+    gradients_by_step = [tiny(slopes, rng) for _ in range(3)]
+    for slope in gradients_by_step:
         iterate(optimizer, slopes.loss(slope), scaler)
     amplified = 1 / (1 - max(kind.arguments.get("betas", (0.9, 0.999) if "Adam" in kind.optimizer else (0.0,))))
     worst = 0.0
     for number, parameter in enumerate(slopes.moving):
-        histories = zip(*(slope[number].flatten().tolist() for slope in drawn), strict=True)
+        histories = zip(*(slope[number].flatten().tolist() for slope in gradients_by_step), strict=True)
         for seen, history in zip(parameter.flatten().tolist(), histories, strict=True):
             path = [0.0, *steps(kind.optimizer, 0.0, history, kind.arguments)]
             travelled = sum(abs(b - a) for a, b in itertools.pairwise(path))

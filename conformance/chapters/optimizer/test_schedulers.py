@@ -17,15 +17,13 @@ from ...harness.targets import Target
 from ...oracles.optimizer_state import differences, snapshot
 from ...workloads.linear_loss import LinearLoss, with_nonfinite
 from .optimizer_configs import OptimizerConfig
-from .support import BOTH, build, iterate
+from .support import BOTH, build, iterate, twins
 
 
 @contract("AMP-OPTIMIZER-072")
 @BOTH
 def test_scheduled_rates(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
-    slopes = LinearLoss.make("dense", target.device, rng)
-    twin = slopes.copy()
-    optimizer, plain = build(case, kind, slopes), build(case, kind, twin)
+    slopes, twin, optimizer, plain = twins(case, target, rng, kind)
     schedules = [torch.optim.lr_scheduler.StepLR(one, step_size=1, gamma=0.5) for one in (optimizer, plain)]
     scaler = torch.amp.GradScaler(target.device_type)
     with warnings.catch_warnings(record=True) as caught:
@@ -102,9 +100,7 @@ def schedulers() -> list[str]:
 )
 def test_schedulers(case: Case, target: Target, rng: torch.Generator, name: str, kind: OptimizerConfig) -> None:
     """Step the scheduler only if the scale was not lowered, as users do: that is, if the step was taken."""
-    slopes = LinearLoss.make("dense", target.device, rng)
-    twin = slopes.copy()
-    optimizer, plain = build(case, kind, slopes), build(case, kind, twin)
+    slopes, twin, optimizer, plain = twins(case, target, rng, kind)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         schedules = [SCHEDULERS[name](one) for one in (optimizer, plain)]

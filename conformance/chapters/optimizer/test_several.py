@@ -17,7 +17,20 @@ from ...workloads.third_party_optimizers import (
     parameters_of,
 )
 from .optimizer_configs import OptimizerConfig
-from .support import BOTH, BY_ROUTE, FUSED, NON_FINITE, PLAIN, ROUTES, build, iterate, kind_of, only, started, tracker
+from .support import (
+    BOTH,
+    BY_ROUTE,
+    FUSED,
+    NON_FINITE,
+    PLAIN,
+    ROUTES,
+    iterate,
+    kind_of,
+    only,
+    started,
+    tracker,
+    twins,
+)
 
 
 @contract("AMP-OPTIMIZER-050")
@@ -56,9 +69,7 @@ def test_each_optimizer_decides_alone(case: Case, target: Target, rng: torch.Gen
 @contract("AMP-OPTIMIZER-051")
 @BOTH
 def test_foreign_inf_is_ignored(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
-    slopes = LinearLoss.make("dense", target.device, rng)
-    twin = slopes.copy()
-    optimizer, plain = build(case, kind, slopes), build(case, kind, twin)
+    slopes, twin, optimizer, plain = twins(case, target, rng, kind)
     other = torch.nn.Parameter(torch.ones(3, device=target.device))
     scaler = torch.amp.GradScaler(target.device_type)
     slope = slopes.draw(rng)

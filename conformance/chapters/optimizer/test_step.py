@@ -14,7 +14,7 @@ from ...oracles.optimizer_state import differences, gradients, snapshot
 from ...workloads.linear_loss import LinearLoss, with_nonfinite
 from .float64_updates import UPDATES, steps
 from .optimizer_configs import OptimizerConfig
-from .support import ALL, BOTH, ROUTES, U, build, clones, iterate, kind_of, over_optimizers, unmoved
+from .support import ALL, BOTH, ROUTES, U, build, clones, iterate, kind_of, over_optimizers, twins, unmoved
 
 
 @contract("AMP-OPTIMIZER-030")
@@ -64,14 +64,14 @@ def test_step_equals_written_algorithm(case: Case, target: Target, rng: torch.Ge
     slopes = LinearLoss.make(kind.gradients, target.device, rng)
     optimizer, scaler = build(case, kind, slopes), torch.amp.GradScaler(target.device_type)
     start = [parameter.flatten().tolist() for parameter in clones(slopes)]
-    drawn = [slopes.draw(rng, positive=True) for _ in range(3)]
-    skipped = with_nonfinite(drawn[0], "last", math.inf)
-    for slope in (drawn[0], skipped, *drawn[1:]):
+    gradients_by_step = [slopes.draw(rng, positive=True) for _ in range(3)]
+    skipped = with_nonfinite(gradients_by_step[0], "last", math.inf)
+    for slope in (gradients_by_step[0], skipped, *gradients_by_step[1:]):
         iterate(optimizer, slopes.loss(slope), scaler)
     amplified = 1 / (1 - max(kind.arguments.get("betas", (0.9, 0.999) if "Adam" in kind.optimizer else (0.0,))))
     worst = 0.0
     for number, parameter in enumerate(slopes.moving):
-        histories = zip(*(slope[number].flatten().tolist() for slope in drawn), strict=True)
+        histories = zip(*(slope[number].flatten().tolist() for slope in gradients_by_step), strict=True)
         for seen, began, history in zip(parameter.flatten().tolist(), start[number], histories, strict=True):
             path = [began, *steps(kind.optimizer, began, history, kind.arguments)]
             travelled = sum(abs(b - a) for a, b in itertools.pairwise(path))
@@ -176,9 +176,7 @@ def test_disabled_scaler(case: Case, target: Target, rng: torch.Generator, kind:
 @pytest.mark.parametrize("set_to_none", [True, False], ids=["none", "zeros"])
 @over_optimizers(lambda kind: kind.gradients != "sparse", variants=None)
 def test_zero_grad(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig, set_to_none: bool) -> None:
-    slopes = LinearLoss.make(kind.gradients, target.device, rng)
-    twin = slopes.copy()
-    optimizer, plain = build(case, kind, slopes), build(case, kind, twin)
+    slopes, twin, optimizer, plain = twins(case, target, rng, kind)
     scaler = torch.amp.GradScaler(target.device_type)
     for bad in (None, math.inf, None, math.nan, None):
         slope = slopes.draw(rng)
