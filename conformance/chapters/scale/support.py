@@ -104,3 +104,11 @@ DUPLICATES: dict[str, Callable[[Any], Any]] = {
     "pickle": lambda scaler: pickle.loads(pickle.dumps(scaler)),
     "deepcopy": copy.deepcopy,
 }
+
+
+def raises_error(call: Callable[..., object], *arguments: Any) -> bool:
+    try:
+        call(*arguments)
+    except (RuntimeError, TypeError):
+        return True
+    return False
