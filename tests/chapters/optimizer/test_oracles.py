@@ -118,22 +118,24 @@ def test_written_algorithms_agree_with_torch_in_float64() -> None:
     for kind in (kind for kind in configs(implementations=("for-loop",)) if kind.optimizer in UPDATES):
         parameter = torch.nn.Parameter(torch.tensor([1.5], dtype=torch.float64))
         optimizer = kind.make([parameter])
-        drawn = [0.75, 1.25, 0.5]
-        for gradient in drawn:
+        chosen = [0.75, 1.25, 0.5]
+        for gradient in chosen:
             parameter.grad = torch.tensor([gradient], dtype=torch.float64)
             optimizer.step()
-        assert steps(kind.optimizer, 1.5, drawn, kind.arguments)[-1] == pytest.approx(parameter.item(), rel=1e-14), kind
+        assert steps(kind.optimizer, 1.5, chosen, kind.arguments)[-1] == pytest.approx(parameter.item(), rel=1e-14), (
+            kind
+        )
 
 
 @pytest.mark.parametrize("kind", ["dense", "matrices", "sparse"])
 def test_gradients_of_the_workload_are_its_slopes(kind: str) -> None:
     slopes = LinearLoss.make(kind, torch.device("cpu"), torch.Generator().manual_seed(1))
-    drawn = slopes.draw(torch.Generator().manual_seed(2))
+    chosen = slopes.draw(torch.Generator().manual_seed(2))
 
-    slopes.loss(drawn).backward()
+    slopes.loss(chosen).backward()
 
     assert slopes.parameters[-1].grad is None
-    for parameter, slope in zip(slopes.moving, drawn, strict=True):
+    for parameter, slope in zip(slopes.moving, chosen, strict=True):
         expected = slope
         if kind == "sparse":
             expected = torch.zeros_like(parameter).index_add_(0, torch.tensor([3, 0, 3, 1]), slope)
@@ -143,8 +145,8 @@ def test_gradients_of_the_workload_are_its_slopes(kind: str) -> None:
 
 
 def test_spoilt_slopes_are_copies() -> None:
-    drawn = [torch.ones(2), torch.ones(3)]
+    chosen = [torch.ones(2), torch.ones(3)]
 
-    assert with_nonfinite(drawn, "first", math.inf)[0].tolist() == [math.inf, 1.0]
-    assert with_nonfinite(drawn, "last", -math.inf)[1].tolist() == [1.0, 1.0, -math.inf]
-    assert drawn[0].tolist() == [1.0, 1.0]
+    assert with_nonfinite(chosen, "first", math.inf)[0].tolist() == [math.inf, 1.0]
+    assert with_nonfinite(chosen, "last", -math.inf)[1].tolist() == [1.0, 1.0, -math.inf]
+    assert chosen[0].tolist() == [1.0, 1.0]
