@@ -396,7 +396,7 @@ def test_a_run_that_came_to_nothing_writes_nothing(
 def test_the_run_is_one_that_pytest_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real run of a small chapter with the same command line, from a folder that is not the checkout."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(calibration, "_CHAPTER", "api")
+    monkeypatch.setattr(calibrate, "_CHAPTER", "api")
 
     found = calibrate._run(["cpu"], "quick", "run")
 
