@@ -295,7 +295,7 @@ def test_gradients_add_up_in_float32(case: Case, target: Target, amp_dtype: torc
 
 
 @by_chain
-@contract("AMP-BACKWARD-013")
+@contract("AMP-BACKWARD-041")
 def test_autograd_grad(case: Case, chain: Chain, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
     leaves = chain.leaves(normal(rng), target.device)
     with repeatable_convolutions():
@@ -307,7 +307,7 @@ def test_autograd_grad(case: Case, chain: Chain, target: Target, amp_dtype: torc
         same_gradients(case, "grad against backward", dict(zip(leaves, found, strict=True)), gradients(leaves))
 
 
-@contract("AMP-BACKWARD-014")
+@contract("AMP-BACKWARD-045")
 def test_double_backward(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
     chain = next(chain for chain in CHAINS if chain.name == "to-loss")
     leaves = chain.leaves(normal(rng), target.device)
@@ -421,7 +421,7 @@ around_backward = pytest.mark.parametrize("around", ["outside", "other-dtype", "
 
 
 @around_backward
-@contract("AMP-BACKWARD-017")
+@contract("AMP-BACKWARD-028")
 def test_custom_function(case: Case, around: str, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
     left, right = operands(target, rng)
     function = decorated(target.device_type)
@@ -441,7 +441,7 @@ def test_custom_function(case: Case, around: str, target: Target, amp_dtype: tor
 
 
 @around_backward
-@contract("AMP-BACKWARD-018")
+@contract("AMP-BACKWARD-028")
 def test_custom_function_outside(
     case: Case, around: str, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
 ) -> None:
@@ -457,7 +457,7 @@ def test_custom_function_outside(
     case.identical("gradient of the right operand", right.grad, left.detach().T.mm(gradient))
 
 
-@contract("AMP-BACKWARD-018")
+@contract("AMP-BACKWARD-028")
 def test_custom_function_in_a_region_of_another_device(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
 ) -> None:
@@ -496,7 +496,7 @@ def test_cast_inputs(
     case.identical("gradient of the right operand", right.grad, cast_left.T.mm(gradient).to(from_))
 
 
-@contract("AMP-BACKWARD-020")
+@contract("AMP-BACKWARD-030")
 def test_cast_inputs_reach(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
     def floats(dtype: torch.dtype) -> torch.Tensor:
         return torch.randn(4, generator=rng).to(target.device).to(dtype)
@@ -563,7 +563,7 @@ def test_device_type_of_a_custom_function(case: Case, name: str) -> None:
     case.equal("control: both spellings", decorator(device_type="cpu")(nothing).__wrapped__, nothing)
 
 
-@contract("AMP-BACKWARD-023")
+@contract("AMP-BACKWARD-066")
 def test_deprecated_custom_fwd(case: Case) -> None:
     # Both names of the old module mean CUDA; its autocast state can be set where CUDA is missing.
     seen: list[tuple[bool, torch.dtype, torch.dtype]] = []
@@ -592,7 +592,7 @@ def test_deprecated_custom_fwd(case: Case) -> None:
 
 
 @pytest.mark.parametrize("cast", [False, True], ids=["current-state", "cast-inputs"])
-@contract("AMP-BACKWARD-024", on="cuda")
+@contract("AMP-BACKWARD-066", on="cuda")
 def test_deprecated_custom_function(
     case: Case, cast: bool, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
 ) -> None:
@@ -678,7 +678,7 @@ def segment_and_input(target: Target, rng: torch.Generator) -> tuple[Segment, to
 
 @both_kinds
 @around_backward
-@contract("AMP-BACKWARD-025")
+@contract("AMP-BACKWARD-054")
 def test_checkpoint(
     case: Case, reentrant: bool, around: str, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
 ) -> None:
@@ -696,7 +696,7 @@ def test_checkpoint(
 
 
 @both_kinds
-@contract("AMP-BACKWARD-026")
+@contract("AMP-BACKWARD-059")
 def test_checkpoint_keeps_dropout(
     case: Case, reentrant: bool, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
 ) -> None:
@@ -715,7 +715,7 @@ def test_checkpoint_keeps_dropout(
 
 
 @both_kinds
-@contract("AMP-BACKWARD-027")
+@contract("AMP-BACKWARD-054")
 def test_checkpoint_in_a_disabled_subregion(
     case: Case, reentrant: bool, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
 ) -> None:

@@ -321,7 +321,7 @@ def test_new_weight_at_an_old_address(
     case.equal("weights that were given another one's cast", wrong, [])
 
 
-@contract("AMP-CACHE-014")
+@contract("AMP-CACHE-015")
 @pytest.mark.parametrize("leave", ["normally", "by an exception", "by clearing"])
 def test_nothing_survives(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, leave: str) -> None:
     weight, features = weight_of(target, rng), features_of(target, rng)

@@ -505,7 +505,7 @@ def test_native_promotion_of_lists(
             case.equal(f"type of {op} of {type_names(dtypes)}", seen.dtype, expected)
 
 
-@contract("AMP-CAST-016", on=CUDA_OR_CPU)
+@contract("AMP-CAST-052", on=CUDA_OR_CPU)
 @pytest.mark.parametrize("op", list(IN_PLACE))
 def test_in_place(case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator) -> None:
     with mode_of(target):
@@ -517,7 +517,7 @@ def test_in_place(case: Case, target: Target, amp_dtype: torch.dtype, op: str, r
             _check_left_alone(case, target, amp_dtype, IN_PLACE[op], [dtype], rng)
 
 
-@contract("AMP-CAST-017", on=CUDA_OR_CPU)
+@contract("AMP-CAST-052", on=CUDA_OR_CPU)
 @pytest.mark.parametrize("op", list(OUT))
 def test_out_argument(case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator) -> None:
     with mode_of(target):
@@ -542,7 +542,7 @@ def test_explicit_dtype(case: Case, target: Target, amp_dtype: torch.dtype, op: 
             case.equal(f"type of the result of {given} with dtype={asked}", seen.dtype, asked)
 
 
-@contract("AMP-CAST-019", on=CUDA)
+@contract("AMP-CAST-044", on=CUDA)
 @pytest.mark.parametrize(
     "op", _chosen("cuda", None, _is_single, "mm", "linear", "conv2d", "exp", "sum", "softmax", "layer_norm", "addcmul")
 )
@@ -551,7 +551,7 @@ def test_cuda_float64(case: Case, target: Target, amp_dtype: torch.dtype, op: Li
         _check_left_alone(case, target, amp_dtype, SAMPLES[op.sample], [torch.float64], rng, repeatable(op.name))
 
 
-@contract("AMP-CAST-019", on="cpu")
+@contract("AMP-CAST-044", on="cpu")
 @pytest.mark.parametrize(
     "op",
     _chosen(
@@ -562,7 +562,7 @@ def test_cpu_float64(case: Case, target: Target, amp_dtype: torch.dtype, op: Lis
     _check_left_alone(case, target, amp_dtype, SAMPLES[op.sample], [torch.float64], rng, repeatable(op.name))
 
 
-@contract("AMP-CAST-020", on=CUDA_OR_CPU)
+@contract("AMP-CAST-044", on=CUDA_OR_CPU)
 @pytest.mark.parametrize(
     "op", ["sum", "prod", "cumsum", "pow.scalar", "exp", "matmul", "mm", "linear", "addcmul", "cat"]
 )
@@ -812,7 +812,7 @@ def test_optional_input_widens(
             case.equal(f"type of {op} of {type_names([amp_dtype])} with a bias of {bias_dtype}", seen.dtype, expected)
 
 
-@contract("AMP-CAST-030", on=("cpu", "cuda"))
+@contract("AMP-CAST-046", on=("cpu", "cuda"))
 @pytest.mark.parametrize("op", ["linear", "mm", "conv2d", "addmm", "mse_loss", "prod"])
 def test_gradient_passes_the_cast(
     case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator

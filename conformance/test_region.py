@@ -418,29 +418,6 @@ def test_defaults(case: Case, target: Target) -> None:
         runs_in(case, "in a region with no arguments", target, default)
 
 
-def default_dtype(case: Case, device: DeviceType) -> None:
-    seen = {"this thread": torch.get_autocast_dtype(device.type)}
-    seen["a new thread"] = in_new_thread(lambda: torch.get_autocast_dtype(device.type))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with torch.autocast(device.type):
-            seen["a region with no dtype"] = torch.get_autocast_dtype(device.type)
-    for where, dtype in seen.items():
-        case.equal(f"autocast dtype for {device.type} in {where}", dtype, device.dtype)
-
-
-@contract("AMP-REGION-021")
-@pytest.mark.parametrize("device", [device for device in AVAILABLE if device.documented], ids=str)
-def test_documented_default_dtype(case: Case, device: DeviceType) -> None:
-    default_dtype(case, device)
-
-
-@contract("AMP-REGION-022")
-@pytest.mark.parametrize("device", [device for device in AVAILABLE if not device.documented], ids=str)
-def test_registered_default_dtype(case: Case, device: DeviceType) -> None:
-    default_dtype(case, device)
-
-
 @contract("AMP-REGION-023")
 def test_dtype_none_takes_what_is_set(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
     before = torch.get_autocast_dtype(target.device_type)
@@ -683,7 +660,7 @@ def steps(target: Target, rng: torch.Generator, length: int) -> Iterator[tuple[s
             opened.pop().__exit__(None, None, None)
 
 
-@contract("AMP-REGION-036")
+@contract("AMP-REGION-037")
 def test_nested_regions_are_a_stack(case: Case, target: Target, rng: torch.Generator) -> None:
     length, wrong = case.samples(quick=40, standard=120, full=5000), []
     before = observe()
