@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from conformance.commands.console import DIFFERENT, OK, USAGE, UsageError, colour, show, width, write
-from conformance.version import __version__
+from .commands.console import DIFFERENT, OK, USAGE, UsageError, colour, show, width, write
+from .version import __version__
 
 try:
-    from conformance.commands import arithmetic, calibration, live
-    from conformance.report import checklist, diff, document, excuses, explain, layout, rollup, speed, terminal, text
+    from .commands import arithmetic, calibration, live
+    from .report import checklist, diff, document, excuses, explain, layout, rollup, speed, terminal, text
 except ModuleNotFoundError as missing:
     if missing.name != "tabulate":
         raise
@@ -198,7 +198,7 @@ def _explain(arguments: argparse.Namespace) -> int:
 
 def _catalogue(arguments: argparse.Namespace) -> int:
     # Only this command reads the catalogue, which needs `packaging` (a dependency of pytest).
-    from conformance.harness import catalogue, specification
+    from .harness import catalogue, specification
 
     page = specification.render(catalogue.load())
     if arguments.check is not None:

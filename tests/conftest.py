@@ -16,7 +16,7 @@ import torch._dynamo  # noqa: F401  (an optimizer imports it, and its operators 
 import conformance.harness.run  # noqa: F401  (likewise)
 from conformance.harness import catalogue, items, waivers
 from tests import reports
-from tests.faults.campaign import WITHOUT_COLLECTIONS
+from tests.faults.campaigns.campaign import WITHOUT_COLLECTIONS
 
 pytest_plugins = ("pytester",)
 
@@ -44,7 +44,7 @@ snippet = "print('$device', $amp_dtype, '{id}')"
 _SPAWNED = """
 import pathlib
 from conformance.harness import catalogue, waivers
-catalogue.CONTRACTS = pathlib.Path(__file__).parent / "contracts"
+catalogue.FOLDER = pathlib.Path(__file__).parent / "chapters"
 waivers.shipped = lambda known: ()
 """
 
@@ -68,9 +68,9 @@ class Toy:
         self.path = pytester.path
         self._pytester = pytester
         self._contracts: list[str] = []
-        folder = self.path / "contracts"
+        folder = self.path / "chapters"
         folder.mkdir()
-        monkeypatch.setattr(catalogue, "CONTRACTS", folder)
+        monkeypatch.setattr(catalogue, "FOLDER", folder)
         monkeypatch.setattr(waivers, "shipped", lambda known: ())
 
     def contract(
@@ -78,8 +78,9 @@ class Toy:
     ) -> None:
         """Add a contract; its chapter is read off its id."""
         chapter = id.split("-")[1].lower()
-        path = self.path / "contracts" / f"{chapter}.toml"
+        path = self.path / "chapters" / chapter / catalogue.FILE
         if not path.exists():
+            path.parent.mkdir()
             path.write_text(f'chapter = "{chapter}"\ntitle = "Toy {chapter}"\nsummary = "A toy chapter."\n')
         with path.open("a") as stream:
             title = title or f"The toy contract {id} holds"

@@ -10,8 +10,9 @@ from typing import Any
 
 from conformance.report import document, layout
 from conformance.report.values import Report
+from tests.paths import ROOT
 
-FOLDER = Path(__file__).resolve().parent.parent / "fixtures" / "reports"
+FOLDER = ROOT / "fixtures" / "reports"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
 
 

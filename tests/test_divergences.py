@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from conformance.harness import catalogue, waivers
+from tests.paths import ROOT
 
 _SECTION = re.compile(
     r"^### (?P<title>[^\n]+)\n\n<!-- torch: (?P<torch>\S+?)(?P<cuda>; needs: cuda)? -->\n\n(?P<text>.*?)\n\n"
@@ -97,7 +97,7 @@ def _unnamed(sections: list[Section], waived: Iterable[waivers.Waiver]) -> set[t
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    return (Path(__file__).resolve().parent.parent / "docs" / "divergences.md").read_text(encoding="utf-8")
+    return (ROOT / "docs" / "divergences.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the snippets run in forked children")

@@ -13,12 +13,9 @@ import pytest
 from conformance.harness import catalogue
 from conformance.report import consistency, layout
 from tests import reports
+from tests.paths import ROOT
 
-PAGES = [
-    path.relative_to(Path(__file__).resolve().parent.parent).as_posix()
-    for folder in ("", "docs")
-    for path in sorted((Path(__file__).resolve().parent.parent / folder).glob("*.md"))
-]
+PAGES = [path.relative_to(ROOT).as_posix() for folder in ("", "docs") for path in sorted((ROOT / folder).glob("*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -8,9 +8,9 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from conformance.commands.console import DIFFERENT, OK, UsageError, show, width
-from conformance.harness import requirements
-from conformance.report import document, fingerprint, text
+from ..harness import requirements
+from ..report import document, fingerprint, text
+from .console import DIFFERENT, OK, UsageError, show, width
 
 _DTYPES = ("fp16", "bf16")
 _CAUSES_SHOWN = 5
@@ -71,7 +71,7 @@ def _measured(name: str) -> list[fingerprint.Fingerprint]:
     target = _target(name)
     import torch
 
-    from conformance.measure import fingerprint as probe
+    from ..measure import fingerprint as probe
 
     dtypes = tuple(dtype for dtype in probe.NAMES.values() if dtype is torch.float32 or target.supports(dtype))
     return [fingerprint.Fingerprint(target.name, probe.fingerprint(target.device, dtypes))]
@@ -81,7 +81,7 @@ def _target(name: str) -> Any:
     """The real device that the user named; raises UsageError."""
     if (problem := requirements.torch_problem()) is not None:
         raise UsageError(problem)
-    from conformance.harness import targets
+    from ..harness import targets
 
     try:
         target = targets.resolve(name)
@@ -106,13 +106,13 @@ def _trace(arguments: argparse.Namespace) -> int:
     target = _target(arguments.device or _first_device())
     import torch
 
-    from conformance.measure import nonfinite
-    from conformance.workloads import own
+    from ..measure import nonfinite
+    from ..workloads import user_workload
 
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[arguments.amp_dtype]
     try:
-        built = own.Builder(arguments.workload, own.load(arguments.workload)).build(target.device)
-    except own.OwnError as error:
+        built = user_workload.Builder(arguments.workload, user_workload.load(arguments.workload)).build(target.device)
+    except user_workload.OwnError as error:
         raise UsageError(f"{arguments.workload}: {error}") from None
     account = _trained(
         nonfinite.trace,
@@ -181,6 +181,6 @@ def _verdict(account: Any) -> str:
 def _first_device() -> str:
     if (problem := requirements.torch_problem()) is not None:
         raise UsageError(problem)
-    from conformance.harness import targets
+    from ..harness import targets
 
     return targets.accelerator() or "cpu"

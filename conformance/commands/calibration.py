@@ -19,17 +19,17 @@ from glob import escape
 from pathlib import Path
 from typing import Any
 
-from conformance.commands.console import OK, USAGE, UsageError, show, write
-from conformance.report import document, speed, text
-from conformance.report.speed import Speedup
-from conformance.report.values import Report, Target
+from ..report import document, speed, text
+from ..report.speed import Speedup
+from ..report.values import Report, Target
+from .console import OK, USAGE, UsageError, show, write
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _LEVELS = ("quick", "standard", "full")
 _YEAR = 365
 _MOST_DAYS = 3650
 _CHAPTER = "speed"
-# Evidence of a speed-up beside its ratio and interval, as conformance/judging/contests.py names it.
+# Evidence of a speed-up beside its ratio and interval, as conformance/chapters/speed/experiment.py names it.
 _NOISE, _PAIRS, _SPOILED, _HALVED = "noise", "pairs", "spoiled", "batch halved"
 _RATES = {"AMP TFLOP/s": "dtype", "baseline TFLOP/s": "baseline"}
 
@@ -103,7 +103,7 @@ def add_commands(commands: Any) -> None:
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
-    from conformance.harness import expectations
+    from ..harness import expectations
 
     if not 0 <= arguments.margin < 1:
         raise UsageError(f"--margin {arguments.margin:g}: a share from 0 to below 1")
@@ -148,12 +148,12 @@ def _run(devices: Sequence[str], level: str, folder: str | None) -> Path | int:
 
     What the run prints goes to standard error: standard output is for the expectations.
     """
-    from conformance.harness import requirements
+    from ..harness import requirements
 
     if (problem := requirements.torch_problem()) is not None:
         raise UsageError(problem)
     if not devices:
-        from conformance.harness import targets
+        from ..harness import targets
 
         devices = (targets.accelerator() or "cpu",)
     now = datetime.datetime.now(datetime.timezone.utc)

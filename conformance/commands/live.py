@@ -12,9 +12,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from conformance.commands.console import DIFFERENT, OK, UsageError, show, width, write
-from conformance.harness import requirements
-from conformance.report import ops, surface, surface_diff
+from ..harness import requirements
+from ..report import ops, surface, surface_diff
+from .console import DIFFERENT, OK, UsageError, show, width, write
 
 _NO_DISPATCHER = (
     "this torch no longer has the private functions of its dispatcher that tell which ops autocast ({error}); "
@@ -116,7 +116,7 @@ def _reader() -> Iterator[ModuleType]:
         warnings.simplefilter("ignore")
         if (problem := requirements.torch_problem()) is not None:
             raise UsageError(problem)
-        from conformance.oracles import surface as reader
+        from ..oracles.policy import surface as reader
 
         try:
             yield reader
@@ -125,7 +125,7 @@ def _reader() -> Iterator[ModuleType]:
 
 
 def _target_of() -> Callable[[str], Any]:
-    from conformance.harness import targets
+    from ..harness import targets
 
     return targets.resolve
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from conformance.harness.run import Run
+    from .run import Run
 
 _PLUGIN = "benchmark"  # pytest-benchmark's entry point
 # With one of these its users ask for its table; without, the table would follow every run of the suite.

@@ -1,4 +1,4 @@
-"""The catalogue: every contract of the suite, read from `conformance/contracts/*.toml` and checked."""
+"""The catalogue: every contract of the suite, read from `chapters/*/contracts.toml` and checked."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from conformance.data import in_force, read_toml
+from ..data import in_force, read_toml
 
-CONTRACTS = Path(__file__).resolve().parent.parent / "contracts"
+FOLDER = Path(__file__).resolve().parent.parent / "chapters"
+FILE = "contracts.toml"
 
 # The order in which chapters are run and shown; the two that need an idle machine come last.
 CHAPTERS = (
@@ -152,27 +153,28 @@ def _contract(chapter: str, row: Mapping[str, Any]) -> Contract:
 
 def read_chapter(path: Path) -> Chapter:
     """Read one chapter file; raises CatalogueError with the contract and the rule that it breaks."""
+    place = f"{path.parent.name}/{path.name}"
     try:
         table = read_toml(path)
     except ValueError as error:
-        raise CatalogueError(f"{path.name}: not TOML: {error}") from None
+        raise CatalogueError(f"{place}: not TOML: {error}") from None
     if unknown := sorted(set(table) - {"chapter", "title", "summary", "contract"}):
-        raise CatalogueError(f"{path.name}: unknown key {unknown[0]!r}")
+        raise CatalogueError(f"{place}: unknown key {unknown[0]!r}")
     if missing := sorted({"chapter", "title", "summary", "contract"} - set(table)):
-        raise CatalogueError(f"{path.name}: the key {missing[0]!r} is missing")
+        raise CatalogueError(f"{place}: the key {missing[0]!r} is missing")
     name = table["chapter"]
-    if name != path.stem or name not in CHAPTERS:
-        raise CatalogueError(f"{path.name}: chapter {name!r} is not the file's name or not a known chapter")
+    if name != path.parent.name or name not in CHAPTERS:
+        raise CatalogueError(f"{place}: chapter {name!r} is not the folder's name or not a known chapter")
     contracts = tuple(_contract(name, row) for row in table["contract"])
     return Chapter(name, table["title"].strip(), table["summary"].strip(), contracts)
 
 
 def load(folder: Path | None = None) -> Catalogue:
     """Read every chapter in `folder` (the suite's own); raises CatalogueError, also for a repeated id or title."""
-    folder = CONTRACTS if folder is None else folder
-    chapters = [read_chapter(path) for path in sorted(folder.glob("*.toml"))]
+    folder = FOLDER if folder is None else folder
+    chapters = [read_chapter(path) for path in sorted(folder.glob(f"*/{FILE}"))]
     if not chapters:
-        raise CatalogueError(f"no chapter file in {folder.name}/")
+        raise CatalogueError(f"no chapter in {folder.name}/")
     for key in ("id", "title"):
         seen: set[str] = set()
         for contract in (contract for chapter in chapters for contract in chapter.contracts):

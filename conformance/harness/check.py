@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
-from conformance.harness.catalogue import Contract
-from conformance.harness.evidence import Evidence, plain
-from conformance.report import fingerprint, scale_history, speed
+from ..report import fingerprint, scale_history, speed
+from .catalogue import Contract
+from .evidence import Evidence, plain
 
 if TYPE_CHECKING:
     import torch
 
-    from conformance.harness.targets import Target
+    from .targets import Target
 
 Check = TypeVar("Check", bound=Callable[..., None])
 Result = TypeVar("Result")

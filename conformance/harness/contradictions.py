@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from conformance.harness.targets import Target
+from .targets import Target
 
 # Context::checkCuBLASConfigDeterministic in aten/src/ATen/Context.cpp
 _DETERMINISTIC = (":4096:8", ":16:8")

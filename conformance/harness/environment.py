@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from conformance.version import __version__
+from ..version import __version__
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _PACKAGES = ("numpy", "pytest", "pytest-xdist", "pytest-benchmark", "hypothesis", "tabulate", "triton")

@@ -12,9 +12,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from conformance.data import fixture, read_users_toml
-from conformance.harness.waivers import today as date_of_today
-from conformance.report import text
+from ..data import fixture, read_users_toml
+from ..report import text
+from .waivers import today as date_of_today
 
 OPERATIONS = ("matmul", "linear", "bmm", "conv-first", "conv-last", "sdpa", "lstm")
 STEPS = ("step-mlp", "step-cnn", "step-transformer", "step-lstm")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conformance.harness.check import DEPTHS
+from .check import DEPTHS
 
 _MARKS = (
     "contract(id, on, dtypes): the contract that a check asserts",

@@ -8,19 +8,12 @@ from typing import Any
 
 import pytest
 
-from conformance.harness import exhaustion
-from conformance.harness.check import (
-    Case,
-    ContractViolation,
-    Inconclusive,
-    SuiteError,
-    Unsupported,
-    Untestable,
-)
-from conformance.harness.environment import redact
-from conformance.harness.evidence import plain
-from conformance.harness.verdicts import Verdict
-from conformance.harness.waivers import Waiver
+from ..report.verdicts import Verdict
+from . import exhaustion
+from .check import Case, ContractViolation, Inconclusive, SuiteError, Unsupported, Untestable
+from .environment import redact
+from .evidence import plain
+from .waivers import Waiver
 
 _ENDINGS: tuple[tuple[type[BaseException], Verdict], ...] = (
     (ContractViolation, Verdict.FAIL),

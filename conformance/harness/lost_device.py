@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from conformance.harness import environment, targets
-from conformance.harness.targets import Target
+from . import environment, targets
+from .targets import Target
 
 
 def watched(run_targets: Iterable[Target]) -> tuple[Target, ...]:

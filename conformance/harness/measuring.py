@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from conformance.harness.catalogue import Contract
-from conformance.harness.check import Inconclusive, Untestable
+from .catalogue import Contract
+from .check import Inconclusive, Untestable
 
 # Seconds that all timed cases of one chapter on one device may take together.
 DEADLINES = {

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from conformance.harness import catalogue as catalogues
-from conformance.harness.catalogue import Catalogue, Contract
-from conformance.harness.check import DEPTHS
-from conformance.harness.requirements import torch_problem
+from . import catalogue as catalogues
+from .catalogue import Catalogue, Contract
+from .check import DEPTHS
+from .requirements import torch_problem
 
 REPORT_FILES = ("report.json", "summary.txt", "checklist.md")
 _DTYPES = ("fp16", "bf16")

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from conformance.harness import benchmarks
+from . import benchmarks
 
 if TYPE_CHECKING:
-    from conformance.harness.options import Options
-    from conformance.harness.run import Run
+    from .options import Options
+    from .run import Run
 
 # More processes than these gain nothing: on an accelerator they share it, on a CPU each imports torch and collects.
 AT_MOST = {"accelerator": 4, "cpu": 8}

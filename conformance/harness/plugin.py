@@ -18,26 +18,27 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from conformance.harness import benchmarks, measuring, parallel
-from conformance.harness import catalogue as catalogues
-from conformance.harness import options as options_module
-from conformance.harness.check import DEPTHS, Allotment, Case, ContractViolation, Unsupported, Untestable
-from conformance.harness.items import Facts, depth, facts, of_case, register_marks
-from conformance.harness.verdicts import Verdict
+from ..report.verdicts import Verdict
+from . import benchmarks, measuring, parallel
+from . import catalogue as catalogues
+from . import options as options_module
+from .check import DEPTHS, Allotment, Case, ContractViolation, Unsupported, Untestable
+from .items import Facts, depth, facts, of_case, register_marks
 
 if TYPE_CHECKING:
     import torch
 
-    from conformance.harness.catalogue import Contract
-    from conformance.harness.expectations import Expectations
-    from conformance.harness.run import Run
-    from conformance.harness.state import Snapshot
-    from conformance.harness.targets import Target
-    from conformance.workloads.own import Builder
+    from ..workloads.user_workload import Builder
+    from .catalogue import Contract
+    from .expectations import Expectations
+    from .run import Run
+    from .state import Snapshot
+    from .targets import Target
 
 PACKAGE = Path(__file__).resolve().parent.parent
 RUN: pytest.StashKey[Run] = pytest.StashKey()
 CASE: pytest.StashKey[Case] = pytest.StashKey()
+CHAPTERS = PACKAGE / "chapters"
 _LAST = ("memory", "speed")
 _ABSENT = "none"
 
@@ -68,7 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
     _wait_without_spinning()
     options_module.require_packages()
     options_module.require_torch()
-    from conformance.harness.run import Run
+    from .run import Run
 
     run = config.stash[RUN] = Run.prepare(options, config)
     if parallel.is_worker(config):
@@ -152,17 +153,23 @@ def _drop_log_capture(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave the modules of chapters that were not asked for, or of which another process runs all, unimported."""
-    if collection_path.parent != PACKAGE or not collection_path.name.startswith("test_"):
+    chapter = _chapter(collection_path)
+    if chapter is None or not collection_path.name.startswith("test_"):
         return None
     run = config.stash[RUN]
-    if parallel.is_controller(config) and collection_path.name not in run.left_to_the_controller:
+    if parallel.is_controller(config) and _module(collection_path) not in run.left_to_the_controller:
         return True
-    return True if _chapter(collection_path) not in run.chapters else None
+    return True if chapter not in run.chapters else None
 
 
-def _chapter(path: Path) -> str:
-    """The chapter that a module of checks belongs to: `test_cast.py` and `test_cast_models.py` to "cast"."""
-    return path.stem.removeprefix("test_").split("_")[0]
+def _chapter(path: Path) -> str | None:
+    """The chapter in whose folder a module of checks lies; None of another module."""
+    return path.parent.name if path.parent.parent == CHAPTERS else None
+
+
+def _module(path: Path) -> str:
+    """Name a module of checks, `<chapter>/test_<subject>.py`, whatever folder the suite lies in."""
+    return f"{path.parent.name}/{path.name}"
 
 
 def _leave_asserts_as_they_are(config: pytest.Config) -> None:
@@ -245,7 +252,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     for item in items:
         found = facts(item)
         if parallel.elsewhere(config, found is not None and found.alone):
-            run.left_to_the_controller.add(item.path.name)
+            run.left_to_the_controller.add(_module(item.path))
             continue
         if found is None:
             kept.append(item)
@@ -286,7 +293,7 @@ def _refuse_repeated_ids(run: Run) -> None:
 
 def _lateness(item: pytest.Item) -> tuple[Any, ...]:
     chapter, found = _chapter(item.path), facts(item)
-    if item.path.parent != PACKAGE or chapter not in _LAST:
+    if chapter not in _LAST:
         return (0 if found is None else int(found.alone),)
     if found is None or not found.timed:
         return (_LAST.index(chapter) + 2,)
@@ -353,7 +360,7 @@ def rng(request: pytest.FixtureRequest) -> torch.Generator:
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """One thread for torch's CPU operations, for checks whose work is too small to share."""
-    from conformance.measure import threads
+    from ..measure import threads
 
     with threads.one_thread():
         yield
@@ -383,7 +390,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     found = facts(item)
     if found is None:
         return (yield)
-    from conformance.harness import lost_device, state
+    from . import lost_device, state
 
     before, run = state.Snapshot(), item.config.stash[RUN]
     try:
@@ -454,7 +461,7 @@ def pytest_runtest_makereport(
 
 def _conclude(item: pytest.Item, found: Facts, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
     """Judge the case, put its record on the report, and give the report the outcome that pytest shows."""
-    from conformance.harness import exhaustion, judge
+    from . import exhaustion, judge
 
     run = item.config.stash[RUN]
     case = item.stash.get(CASE, None)

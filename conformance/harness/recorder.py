@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from conformance.report import layout
-from conformance.report.document import SCHEMA
+from ..report import layout
+from ..report.document import SCHEMA
 
 _TAIL = b'\n],\n"footer": null}\n'
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.data import in_force
+from ..data import in_force
 
 OLDEST_TORCH = "2.6"
 _WHERE = "(https://pytorch.org/get-started/locally/)"

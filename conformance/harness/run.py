@@ -15,21 +15,21 @@ from typing import Any
 import pytest
 import torch
 
-from conformance.harness import catalogue as catalogues
-from conformance.harness import environment, expectations, lost_device, options, state, targets, waivers
-from conformance.harness.catalogue import Catalogue, Contract
-from conformance.harness.check import DEPTHS
-from conformance.harness.contradictions import contradictions
-from conformance.harness.measuring import Deadlines
-from conformance.harness.options import Options
-from conformance.harness.recorder import Recorder, ReportInUse
-from conformance.harness.targets import Target
-from conformance.harness.verdicts import Overall, Verdict
-from conformance.harness.waivers import Waiver
-from conformance.measure.health import Watch
-from conformance.report import consistency, diff, document, layout, rollup, terminal
-from conformance.report.values import Case
-from conformance.workloads import own as own_workloads
+from ..measure.health import Watch
+from ..report import consistency, diff, document, layout, rollup, terminal
+from ..report.values import Case
+from ..report.verdicts import Overall, Verdict
+from ..workloads import user_workload as own_workloads
+from . import catalogue as catalogues
+from . import environment, expectations, lost_device, options, state, targets, waivers
+from .catalogue import Catalogue, Contract
+from .check import DEPTHS
+from .contradictions import contradictions
+from .measuring import Deadlines
+from .options import Options
+from .recorder import Recorder, ReportInUse
+from .targets import Target
+from .waivers import Waiver
 
 
 class Run:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from conformance.harness.catalogue import LEVELS, Catalogue, Chapter, Contract
-from conformance.report.text import markdown
+from ..report.text import markdown
+from .catalogue import LEVELS, Catalogue, Chapter, Contract
 
 
 def render(catalogue: Catalogue) -> str:
@@ -16,7 +16,7 @@ def render(catalogue: Catalogue) -> str:
     parts = [
         "# The contracts",
         f"{len(contracts)} contracts in {len(catalogue.chapters)} chapters: {counted}. This page is written by\n"
-        "`python -m conformance catalogue -o docs/contracts.md` from `conformance/contracts/*.toml`.\n"
+        "`python -m conformance catalogue -o docs/contracts.md` from `conformance/chapters/*/contracts.toml`.\n"
         "Short names of sources are spelled out in [Sources](sources.md).",
         *(_chapter(chapter) for chapter in catalogue.chapters),
     ]

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from conformance.harness import environment
-from conformance.harness.check import Untestable
+from . import environment
+from .check import Untestable
 
 
 def _has_autocast(device_type: str) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
-from conformance.data import fixture, read_users_toml
+from ..data import fixture, read_users_toml
 
 _REQUIRED = {"contract", "cases", "reason", "owner", "link", "expires"}
 _OPTIONAL = {"torch", "target"}

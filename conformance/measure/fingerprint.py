@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 import torch
 import torch.nn.functional as F
 
-from conformance.measure.precision import full_precision
-from conformance.measure.summation import (
+from .precision import full_precision
+from .summation import (
     MANY_TERMS,
     MOST_EXTRA_BITS,
     NEAREST_EVEN,
@@ -40,7 +40,7 @@ from conformance.measure.summation import (
     subnormals,
     tree,
 )
-from conformance.measure.threads import one_thread
+from .threads import one_thread
 
 Section: TypeAlias = dict[str, str]
 Fingerprint: TypeAlias = dict[str, Section]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from conformance.measure.nvml import Nvml, nvml
+from .nvml import Nvml, nvml
 
 Counters = Mapping[str, int]
 

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from conformance.harness.verdicts import Overall, Verdict
-from conformance.report import fingerprint, rollup, text
-from conformance.report.values import Case, Contract, Evidence, Health, Report, Target, Waiver
+from . import fingerprint, rollup, text
+from .values import Case, Contract, Evidence, Health, Report, Target, Waiver
+from .verdicts import Overall, Verdict
 
 _ROWS_SHOWN = 8
 _CASES_SHOWN = 3

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Any
 
-from conformance.harness.verdicts import Overall, Verdict
-from conformance.report import rollup
-from conformance.report.values import Case, Evidence, Footer, Report, Waiver
+from . import rollup
+from .values import Case, Evidence, Footer, Report, Waiver
+from .verdicts import Overall, Verdict
 
 _NUMBERED = ("<=", ">=", "in")
 _NOTHING = {"raises": "nothing was raised", "warns": "no warning"}

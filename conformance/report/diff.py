@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from conformance.harness.verdicts import Verdict
-from conformance.report import fingerprint, rollup, speed, text
-from conformance.report.values import Report
+from . import fingerprint, rollup, speed, text
+from .values import Report
+from .verdicts import Verdict
 
 _CASES_SHOWN = 3
 _CONTRACTS_SHOWN = 40

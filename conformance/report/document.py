@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from conformance.report import consistency, decode, layout
-from conformance.report.values import Footer, Report
+from . import consistency, decode, layout
+from .values import Footer, Report
 
 __all__ = ["SCHEMA", "Report", "ReportError", "decoded", "examine", "load", "locate", "parse", "read", "with_footer"]
 

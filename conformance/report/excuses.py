@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from conformance.harness.verdicts import Verdict
-from conformance.report import text
-from conformance.report.values import Case, Contract, Report, Waiver
+from . import text
+from .values import Case, Contract, Report, Waiver
+from .verdicts import Verdict
 
 _MARGIN = "  "
 _NAMES_SHOWN = 6

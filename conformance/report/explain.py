@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
-from conformance.report import text
-from conformance.report.scale_history import ScaleHistory, Stretch, histories
-from conformance.report.values import Report
+from . import text
+from .scale_history import ScaleHistory, Stretch, histories
+from .values import Report
 
 # So many events are told one by one; a history that goes on and on is cut in its middle.
 _TOLD = 12

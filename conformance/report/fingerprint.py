@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from conformance.report import text
-from conformance.report.document import WrongTypes
-from conformance.report.values import Case, Evidence, Report
+from . import text
+from .document import WrongTypes
+from .values import Case, Evidence, Report
 
 UNIT = "numerics fingerprint"
 """The unit of evidence that is a section of a fingerprint: its name, and a list of pairs of row and value."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from conformance.report.decode import Decoder, Mismatch, UnknownKey, decode, each
-from conformance.report.values import Case, Evidence
+from .decode import Decoder, Mismatch, UnknownKey, decode, each
+from .values import Case, Evidence
 
 # Names into which parameters are filled could take all the memory of the reader's machine.
 MOST_CHARACTERS = 2**28

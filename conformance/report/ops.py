@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from tabulate import tabulate
 
-from conformance.report import text
-from conformance.report.surface import BACKENDS, Backend, Surface
+from . import text
+from .surface import BACKENDS, Backend, Surface
 
 # What a cell of the table says, and what that means. Source: aten/src/ATen/autocast_mode.h, enum CastPolicy.
 _CELLS = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from conformance.harness.verdicts import Overall, Verdict
-from conformance.report.values import Case, Contract, Report
+from .values import Case, Contract, Report
+from .verdicts import Overall, Verdict
 
 # Verdicts of cases whose check ran to an end; a run with none of them has shown nothing.
 EXECUTED = frozenset({Verdict.PASS, Verdict.FAIL, Verdict.WAIVED, Verdict.INCONCLUSIVE, Verdict.ERROR})

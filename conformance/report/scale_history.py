@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-from conformance.report.document import WrongTypes
-from conformance.report.values import Case, Evidence, Report
+from .document import WrongTypes
+from .values import Case, Evidence, Report
 
 UNIT = "loss scale by iteration"
 """The unit of evidence that is such a history: the scale that a run began with, then that after each iteration."""

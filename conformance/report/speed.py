@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from conformance.report import text
-from conformance.report.document import WrongTypes
-from conformance.report.values import Case, Evidence, Report
+from . import text
+from .document import WrongTypes
+from .values import Case, Evidence, Report
 
 UNIT = "speed-up"
 """The unit of evidence that is a speed-up. Its name is the key of the measurement, `subject/size/dtype/baseline`, such

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from conformance.report.document import NewerSchema, ReportError, WrongKind, WrongTypes, decoded, load
+from .document import NewerSchema, ReportError, WrongKind, WrongTypes, decoded, load
 
 KIND = "autocast-surface"
 SCHEMA = 1

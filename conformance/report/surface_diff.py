@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from conformance.report import text
-from conformance.report.surface import BACKENDS, Surface
+from . import text
+from .surface import BACKENDS, Surface
 
 _MARGIN = "  "
 # What an op does under a policy, and the type that it then runs in. Source: aten/src/ATen/autocast_mode.h, CastPolicy.

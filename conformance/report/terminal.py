@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 
 from tabulate import SEPARATING_LINE, DataRow, Line, TableFormat, tabulate
 
-from conformance.harness.verdicts import Overall, Verdict
-from conformance.report import excuses, fingerprint, rollup, speed, text
-from conformance.report.values import Case, Contract, Report
+from . import excuses, fingerprint, rollup, speed, text
+from .values import Case, Contract, Report
+from .verdicts import Overall, Verdict
 
 _SIGHTINGS_SHOWN = 3
 _NAMES_SHOWN = 6
@@ -60,7 +60,7 @@ _COLOURS = {
 }
 
 # The frame of a traceback that belongs to the check; what stands above it is pytest's.
-_CHECK = re.compile(r'^ *File ".*\bconformance[/\\]test_\w+\.py"')
+_CHECK = re.compile(r'^ *File ".*\bchapters[/\\]\w+[/\\]test_\w+\.py"')
 
 Paint = Callable[[str, str], str]
 

@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Collection
 from typing import Any
 
-from conformance.report.values import Case, Evidence, Options
+from .values import Case, Evidence, Options
 
 _MARKDOWN = re.compile(r"[\\`*\[\]|<>&~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from conformance.harness.verdicts import Overall, Verdict
+from .verdicts import Overall, Verdict
 
 Scalar = str | int | float | bool | None
 Measured = Any  # a scalar, or nested tuples of scalars; a float that is not finite is "nan", "inf" or "-inf"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from conformance.workloads.mlp import initialise
-from conformance.workloads.training import Workload
+from .mlp import initialise
+from .training import Workload
 
 FEATURES, OUTPUTS, ROWS, STEPS = 1024, 512, 256, 100
 LEARNING_RATE = 1e-3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from conformance.workloads.training import Workload
+from .training import Workload
 
 FEATURES, HIDDEN, CLASSES = 128, 256, 10
 BATCHES, ROWS, EPOCHS = 20, 64, 20

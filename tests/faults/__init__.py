@@ -8,6 +8,8 @@ import pkgutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from tests.faults import chapters
+
 Breakage = Callable[[], Iterator[None]]
 
 
@@ -34,7 +36,6 @@ class Fault:
 
 
 _REGISTRY: dict[str, Fault] = {}
-_TOOLS = ("campaign", "generated", "margins", "mutants", "mutation")
 
 
 def fault(*contracts: str, level: str = "quick") -> Callable[[Breakage], Breakage]:
@@ -56,7 +57,6 @@ def fault(*contracts: str, level: str = "quick") -> Callable[[Breakage], Breakag
 
 def load() -> dict[str, Fault]:
     """Import every module of faults and return all of them by name."""
-    for module in pkgutil.iter_modules(__path__):
-        if not module.name.startswith("_") and module.name not in _TOOLS:
-            importlib.import_module(f"{__name__}.{module.name}")
+    for module in pkgutil.iter_modules(chapters.__path__):
+        importlib.import_module(f"{chapters.__name__}.{module.name}")
     return dict(_REGISTRY)

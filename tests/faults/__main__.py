@@ -8,7 +8,7 @@ import sys
 from tabulate import tabulate
 
 from tests.faults import load
-from tests.faults.campaign import run
+from tests.faults.campaigns.campaign import run
 
 
 def main(names: list[str]) -> int:

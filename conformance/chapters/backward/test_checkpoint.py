@@ -1,0 +1,407 @@
+"""Checkpointing under AMP: state, contexts, nested regions, random numbers and options of the recomputation."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.utils import checkpoint as checkpointing
+
+from ...harness.check import Case, contract
+from ...harness.targets import Target
+from ...measure.precision import repeatable_convolutions
+from ...oracles.trace.ops import DtypeStream
+from .test_backward import cotangent, gradients
+from .test_custom import judged
+
+KINDS = (False, True)
+
+
+@dataclass(frozen=True)
+class State:
+    """What autocast is set to around a call; a dtype of None stands for no region."""
+
+    dtype: torch.dtype | None
+    enabled: bool = True
+    cached: bool = True
+
+    def open(self, target: Target) -> contextlib.AbstractContextManager[None]:
+        if self.dtype is None:
+            return contextlib.nullcontext()
+        return target.autocast(self.dtype, enabled=self.enabled, cache_enabled=self.cached)
+
+
+def states(dtypes: tuple[torch.dtype, ...]) -> list[State]:
+    flags = itertools.product(dtypes, (True, False), (True, False))
+    return [State(None), *(State(*each) for each in flags)]
+
+
+def seen_state(target: Target) -> tuple[bool, torch.dtype, bool]:
+    kind = target.device_type
+    return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), torch.is_autocast_cache_enabled()
+
+
+@contract("AMP-BACKWARD-054")
+def test_state_of_the_recomputation(case: Case, target: Target, rng: torch.Generator) -> None:
+    weight = torch.randn(4, 4, generator=rng).to(target.device).requires_grad_()
+    x = torch.randn(2, 4, generator=rng).to(target.device).requires_grad_()
+    told: list[tuple[bool, torch.dtype, bool]] = []
+
+    def segment(x: torch.Tensor) -> torch.Tensor:
+        told.append(seen_state(target))
+        return functional.linear(x, weight).sin()
+
+    wrong = []
+    combinations = list(itertools.product(states(judged(case, target)), states(judged(case, target)), KINDS))
+    for ahead, behind, reentrant in combinations:
+        told.clear()
+        with ahead.open(target):
+            promised = seen_state(target)
+            output = checkpointing.checkpoint(segment, x, use_reentrant=reentrant)
+        with behind.open(target):
+            around = seen_state(target)
+            loss = output.float().sum()
+            loss.backward(retain_graph=True)
+            loss.backward()
+            after = seen_state(target)
+        if told != [promised] * 3 or after != around:
+            wrong.append(f"forward {ahead}, backward {behind}, reentrant {reentrant}: {told}, after it {after}")
+    gradients({"x": x, "weight": weight})
+    case.equal("recomputations in another state than forward", wrong[:3], [])
+    case.note("combinations of a state for forward, one for backward, and the kind of checkpoint", len(combinations))
+
+
+@contract("AMP-BACKWARD-054")
+def test_state_of_nested_recomputations(case: Case, target: Target, rng: torch.Generator) -> None:
+    x = torch.randn(2, 4, generator=rng).to(target.device).requires_grad_()
+    told: list[tuple[bool, torch.dtype, bool]] = []
+
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        told.append(seen_state(target))
+        return x.sin()
+
+    wrong = []
+    for ahead, outside, inside in itertools.product(states(judged(case, target)), KINDS, KINDS):
+        told.clear()
+        nested = functools.partial(checkpointing.checkpoint, inner, use_reentrant=inside)
+        with ahead.open(target):
+            promised = seen_state(target)
+            output = checkpointing.checkpoint(nested, x, use_reentrant=outside)
+        output.sum().backward()
+        if len(told) < 2 or set(told) != {promised}:
+            wrong.append(f"forward {ahead}, outer reentrant {outside}, inner reentrant {inside}: {told}")
+    x.grad = None
+    case.equal("inner recomputations in another state than forward", wrong[:3], [])
+
+
+class Layers(torch.nn.Module):
+    """Two layers with dropout and a disabled island between them; tells the types of its intermediates."""
+
+    def __init__(self, target: Target, rng: torch.Generator, island: torch.dtype | None) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(16, 24), torch.nn.Linear(24, 16)
+        self.target, self.island = target, island
+        self.told: list[list[torch.dtype]] = []
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=rng) * 0.3)
+        self.to(target.device)
+
+    def forward(self, x: torch.Tensor, factor: float = 1.0, *, shift: torch.Tensor | None = None) -> torch.Tensor:
+        # A recomputation stops before its end; what it came to is told as far as it went.
+        self.told.append(told := [])
+        hidden = functional.dropout(functional.relu(self.first(x)), 0.4)
+        told.append(hidden.dtype)
+        enabled = self.island is not None
+        with self.target.autocast(self.island or torch.bfloat16, enabled=enabled):
+            given = hidden if enabled else hidden.float()
+            middle = functional.linear(given, torch.eye(24, device=given.device))
+        told.append(middle.dtype)
+        result: torch.Tensor = self.second(middle) * factor
+        told.append(result.dtype)
+        return result if shift is None else result + shift
+
+
+Run = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
+
+
+def stepped(layers: Layers, x: torch.Tensor, dtype: torch.dtype, run: Run) -> dict[str, torch.Tensor]:
+    """Output and gradients of a step from one random state."""
+    torch.manual_seed(11)
+    with layers.target.autocast(dtype):
+        output = run(layers, x)
+        loss = functional.mse_loss(output, torch.zeros_like(output), reduction="sum")
+    # What a training loop may draw between forward and backward.
+    torch.rand(3, device=x.device)
+    loss.backward()
+    return {"output": output.detach(), **gradients({"x": x, **dict(layers.named_parameters())})}
+
+
+def plain(layers: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = layers(x)
+    return result
+
+
+def through(**options: Any) -> Run:
+    def run(layers: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = checkpointing.checkpoint(layers, x, **options)
+        return result
+
+    return run
+
+
+def apart(seen: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> list[str]:
+    """The names under which type or bits differ."""
+    return [
+        name
+        for name in sorted({*seen, *expected})
+        if name not in seen
+        or name not in expected
+        or seen[name].dtype != expected[name].dtype
+        or not torch.equal(seen[name], expected[name])
+    ]
+
+
+def inputs(target: Target, rng: torch.Generator) -> torch.Tensor:
+    return torch.randn(8, 16, generator=rng).to(target.device).requires_grad_()
+
+
+@contract("AMP-BACKWARD-055")
+def test_contexts_of_a_checkpoint(case: Case, target: Target, rng: torch.Generator) -> None:
+    entered: list[tuple[str, tuple[bool, torch.dtype, bool]]] = []
+
+    @contextlib.contextmanager
+    def noted(name: str) -> Iterator[None]:
+        entered.append((name, seen_state(target)))
+        try:
+            yield
+        finally:  # The recomputation ends with an exception as soon as it has what it needs.
+            entered.append((f"left {name}", seen_state(target)))
+
+    for dtype in judged(case, target):
+        layers, x = Layers(target, rng, None), inputs(target, rng)
+        expected = stepped(layers, x, dtype, plain)
+        entered.clear()
+        both = functools.partial(lambda: (noted("forward"), noted("recomputation")))
+        seen = stepped(layers, x, dtype, through(use_reentrant=False, context_fn=both))
+        case.equal(f"{dtype}: what differs", apart(seen, expected), [])
+        case.equal(
+            f"{dtype}: contexts entered and left, and the autocast state in them",
+            entered,
+            [
+                (name, (True, dtype, True))
+                for name in ("forward", "left forward", "recomputation", "left recomputation")
+            ],
+        )
+
+
+@contract("AMP-BACKWARD-056")
+def test_selective_checkpointing(case: Case, target: Target, rng: torch.Generator) -> None:
+    policy = checkpointing.CheckpointPolicy
+    products = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+
+    def keep_products(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+        return policy.MUST_SAVE if op in products else policy.PREFER_RECOMPUTE
+
+    ways = {
+        "products kept": functools.partial(checkpointing.create_selective_checkpoint_contexts, keep_products),
+        "products kept, as a list": functools.partial(
+            checkpointing.create_selective_checkpoint_contexts, list(products)
+        ),
+        "nothing kept": functools.partial(checkpointing.create_selective_checkpoint_contexts, []),
+    }
+    for dtype in judged(case, target):
+        layers, x = Layers(target, rng, None), inputs(target, rng)
+        expected = stepped(layers, x, dtype, plain)
+        counts = {}
+        for name, contexts in ways.items():
+            run = through(use_reentrant=False, context_fn=contexts)
+            with DtypeStream() as stream:
+                seen = stepped(layers, x, dtype, run)
+            case.equal(f"{dtype}, {name}: what differs", apart(seen, expected), [])
+            counts[name] = sum(op.name in ("aten::mm", "aten::addmm") for op in stream.computing)
+        # Three products forward, and two back for each but the one with a constant, which has one.
+        kept = {name: count for name, count in counts.items() if name != "nothing kept"}
+        case.equal(f"{dtype}: matrix products that ran", kept, dict.fromkeys(kept, 8))
+        case.at_least(f"{dtype}: matrix products that ran where nothing is kept", counts["nothing kept"], 9)
+
+
+@contract("AMP-BACKWARD-057")
+def test_regions_inside_a_checkpoint(case: Case, target: Target, rng: torch.Generator) -> None:
+    compared = 0
+    for dtype in judged(case, target):
+        for island in (None, dtype):
+            layers, x = Layers(target, rng, island), inputs(target, rng)
+            expected = stepped(layers, x, dtype, plain)
+            for reentrant in KINDS:
+                layers.told.clear()
+                seen = stepped(layers, x, dtype, through(use_reentrant=reentrant))
+                case.equal(f"{dtype}, reentrant {reentrant}: what differs", apart(seen, expected), [])
+                case.equal(f"{dtype}, reentrant {reentrant}: forwards", len(layers.told), 2)
+                promised = [dtype, island or torch.float32, dtype]
+                case.equal(f"{dtype}, reentrant {reentrant}: types in forward", layers.told[0], promised)
+                again = layers.told[1]
+                case.equal(f"{dtype}, reentrant {reentrant}: types in the recomputation", again, promised[: len(again)])
+                case.at_least(f"{dtype}, reentrant {reentrant}: intermediates recomputed", len(again), 2)
+                compared += len(seen)
+    case.note("outputs and gradients compared", compared)
+
+
+@contract("AMP-BACKWARD-058")
+def test_checkpoint_sequential(case: Case, target: Target, rng: torch.Generator) -> None:
+    for dtype in judged(case, target):
+        parts = [Layers(target, rng, None) for _ in range(4)]
+        model, x = torch.nn.Sequential(*parts), inputs(target, rng)
+
+        def step(run: Callable[[], torch.Tensor], model: torch.nn.Module = model, x: torch.Tensor = x) -> Any:
+            torch.manual_seed(11)
+            with target.autocast(dtype):  # noqa: B023
+                output = run()
+            output.float().square().sum().backward()
+            return {"output": output.detach(), **gradients({"x": x, **dict(model.named_parameters())})}
+
+        expected = step(functools.partial(model, x))
+        for segments, reentrant in itertools.product((1, 2, 3, 4), KINDS):
+            for part in parts:
+                part.told.clear()
+            run = functools.partial(checkpointing.checkpoint_sequential, model, segments, x, use_reentrant=reentrant)
+            case.equal(
+                f"{dtype}, {segments} segments, reentrant {reentrant}: what differs", apart(step(run), expected), []
+            )
+            # The last segment is run as it is.
+            counts = [len(part.told) for part in parts]
+            size = 4 // segments
+            promised = [1 if number >= size * (segments - 1) else 2 for number in range(4)]
+            case.equal(f"{dtype}, {segments} segments, reentrant {reentrant}: forwards of each part", counts, promised)
+
+
+@contract("AMP-BACKWARD-059")
+def test_random_numbers_around_a_checkpoint(case: Case, target: Target, rng: torch.Generator) -> None:
+    def step(layers: Layers, x: torch.Tensor, dtype: torch.dtype, run: Run) -> dict[str, torch.Tensor]:
+        seen = stepped(layers, x, dtype, run)
+        # What comes after backward is drawn as if nothing had been recomputed.
+        return {**seen, "later": torch.rand(5), "later, on the device": torch.rand(5, device=x.device)}
+
+    for dtype in judged(case, target):
+        layers, x = Layers(target, rng, None), inputs(target, rng)
+        expected = step(layers, x, dtype, plain)
+        for reentrant in KINDS:
+            seen = step(layers, x, dtype, through(use_reentrant=reentrant))
+            case.equal(f"{dtype}, reentrant {reentrant}: what differs", apart(seen, expected), [])
+            drawn = step(layers, x, dtype, through(use_reentrant=reentrant, preserve_rng_state=False))
+            case.true(
+                f"control: {dtype}, reentrant {reentrant}: not kept, other elements are dropped",
+                "second.weight" in apart(drawn, expected),
+                apart(drawn, expected),
+            )
+
+
+@contract("AMP-BACKWARD-060")
+def test_weight_shared_with_a_checkpoint(case: Case, target: Target, rng: torch.Generator) -> None:
+    for dtype, reentrant in itertools.product(judged(case, target), KINDS):
+        # Whole numbers, so that the order in which both gradients are added is no matter.
+        weight = torch.randint(-1, 2, (6, 6), generator=rng).float().to(target.device).requires_grad_()
+        x = torch.randint(-1, 2, (3, 6), generator=rng).float().to(target.device).requires_grad_()
+        found = []
+        for kind in (None, reentrant):
+            with target.autocast(dtype):
+                segment = functools.partial(functional.linear, weight=weight)
+                hidden = segment(x) if kind is None else checkpointing.checkpoint(segment, x, use_reentrant=kind)
+                output = functional.linear(hidden, weight)
+            output.float().sum().backward()
+            found.append(gradients({"x": x, "weight": weight}))
+        where = f"{dtype}, {'reentrant' if reentrant else 'non-reentrant'}"
+        case.equal(f"{where}: gradients that differ from those without", apart(found[1], found[0]), [])
+
+
+@contract("AMP-BACKWARD-061")
+def test_recomputation_in_another_type_is_noticed(case: Case, target: Target, rng: torch.Generator) -> None:
+    for dtype in judged(case, target):
+        weight, x = torch.randn(16, 16, generator=rng).to(target.device).requires_grad_(), inputs(target, rng)
+        calls: list[bool] = []
+
+        def segment(x: torch.Tensor, calls: list[bool] = calls, weight: torch.Tensor = weight) -> torch.Tensor:
+            calls.append(True)
+            with target.autocast(dtype, enabled=len(calls) == 1):  # noqa: B023
+                return functional.linear(functional.linear(x, weight), weight)
+
+        output = checkpointing.checkpoint(segment, x, use_reentrant=False)
+        case.raises(
+            f"{dtype}: the second forward runs in float32",
+            checkpointing.CheckpointError,
+            output.float().sum().backward,
+            "different metadata",
+        )
+        case.equal(f"{dtype}: forwards", len(calls), 2)
+
+
+@contract("AMP-BACKWARD-062")
+def test_options_of_a_checkpoint(case: Case, target: Target, rng: torch.Generator) -> None:
+    shift = torch.randn(8, 16, generator=rng).to(target.device)
+
+    def nested(layers: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        inner = functools.partial(checkpointing.checkpoint, layers, use_reentrant=False)
+        result: torch.Tensor = checkpointing.checkpoint(inner, x, use_reentrant=False)
+        return result
+
+    def with_arguments(reentrant: bool) -> Run:
+        def run(layers: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+            keywords = {} if reentrant else {"shift": shift}
+            result: torch.Tensor = checkpointing.checkpoint(layers, x, 2.0, use_reentrant=reentrant, **keywords)
+            return result if not reentrant else result + shift
+
+        return run
+
+    def early(layers: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        with checkpointing.set_checkpoint_early_stop(False):
+            result: torch.Tensor = checkpointing.checkpoint(layers, x, use_reentrant=False)
+            return result
+
+    def argued(layers: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = layers(x, 2.0, shift=shift)
+        return result
+
+    ways: list[tuple[str, Run, Run]] = [
+        ("one in another", nested, plain),
+        ("keywords and numbers", with_arguments(False), argued),
+        ("numbers, reentrant", with_arguments(True), argued),
+        ("no early stop", early, plain),
+        ("no determinism check", through(use_reentrant=False, determinism_check="none"), plain),
+    ]
+    for dtype, (name, run, control) in itertools.product(judged(case, target), ways):
+        layers, x = Layers(target, rng, None), inputs(target, rng)
+        expected = stepped(layers, x, dtype, control)
+        case.equal(f"{dtype}, {name}: what differs", apart(stepped(layers, x, dtype, run), expected), [])
+
+
+@contract("AMP-BACKWARD-063")
+def test_grad_through_a_checkpoint(case: Case, target: Target, rng: torch.Generator) -> None:
+    for dtype in judged(case, target):
+        layers, x = Layers(target, rng, None), inputs(target, rng)
+        asked = [x, *layers.parameters()]
+        outputs = []
+        for run in (plain, through(use_reentrant=False), through(use_reentrant=True)):
+            torch.manual_seed(11)
+            with target.autocast(dtype), repeatable_convolutions():
+                outputs.append(run(layers, x))
+        steps = cotangent(outputs[0], rng)
+        expected, seen = (dict(enumerate(torch.autograd.grad(output, asked, steps))) for output in outputs[:2])
+        case.equal(
+            f"{dtype}: gradients that differ",
+            apart({str(n): part for n, part in seen.items()}, {str(n): part for n, part in expected.items()}),
+            [],
+        )
+        refused = functools.partial(torch.autograd.grad, outputs[2], asked, steps)
+        case.raises(f"{dtype}: the reentrant kind refuses", RuntimeError, refused, "use_reentrant=True|\\.grad\\(\\)")
+        layers.told.clear()
+        with torch.no_grad(), target.autocast(dtype):
+            torch.manual_seed(11)
+            output = through(use_reentrant=False)(layers, x)
+        case.identical(f"{dtype}: without gradients", output, outputs[0].detach())
+        case.equal(f"{dtype}: forwards without gradients", len(layers.told), 1)

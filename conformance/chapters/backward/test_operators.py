@@ -1,0 +1,252 @@
+"""Backward of custom operators: the autocast rule that torch.library.register_autocast gives them, forward and back."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from ...harness.check import Case, contract
+from ...harness.targets import Target
+from ...oracles.policy.overloads import mode_of
+from .test_custom import OTHER, Around, integers, judged, state, surroundings, unlike_elsewhere
+
+# A namespace for each way of defining an operator.
+OWN, LIBRARY, NAME = "amp_conformance_own", "amp_conformance_library", "told"
+SCHEMA = "(Tensor x, Tensor weight, Tensor? maybe, Tensor[] many, Tensor?[] some, int n=2, str t='t', float f=0.5)"
+DEVICES = ("cpu", "cuda", "fake:cuda")
+
+
+class Defined(NamedTuple):
+    """An operator and what registers its rules."""
+
+    operator: Callable[..., torch.Tensor]
+    register_autocast: Callable[[str, torch.dtype], object]
+    register_autograd: Callable[..., None]
+
+
+@contextlib.contextmanager
+def as_custom_op(body: Callable[..., torch.Tensor], schema: str) -> Iterator[Defined]:
+    """An operator of torch.library.custom_op, whose definition registers its own rules."""
+    operator = torch.library.custom_op(f"{OWN}::{NAME}", body, mutates_args=(), schema=f"{schema} -> Tensor")
+    operator.register_fake(body)
+    yield Defined(operator, operator.register_autocast, operator.register_autograd)
+
+
+@contextlib.contextmanager
+def by_name(body: Callable[..., torch.Tensor], schema: str) -> Iterator[Defined]:
+    """An operator that a library defines, whose rules are registered by its name."""
+    with torch.library._scoped_library(LIBRARY, "FRAGMENT") as library:
+        library.define(f"{NAME}{schema} -> Tensor")
+        library.impl(NAME, body, "CompositeExplicitAutograd")
+        qualified = f"{LIBRARY}::{NAME}"
+        torch.library.register_fake(qualified, body, lib=library)
+        autocast, autograd = (
+            functools.partial(register, qualified, lib=library)
+            for register in (torch.library.register_autocast, torch.library.register_autograd)
+        )
+        yield Defined(getattr(getattr(torch.ops, LIBRARY), NAME), autocast, autograd)
+
+
+WAYS = {"custom-op": as_custom_op, "by-name": by_name}
+both_ways = pytest.mark.parametrize("way", WAYS)
+
+
+class Teller:
+    """The body of an operator: it tells its arguments and the autocast state that it runs in."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.told: list[tuple[list[Any], bool, torch.dtype]] = []
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        maybe: torch.Tensor | None,
+        many: list[torch.Tensor],
+        some: list[torch.Tensor | None],
+        n: int = 2,
+        t: str = "t",
+        f: float = 0.5,
+    ) -> torch.Tensor:
+        one = torch.ones(2, 2, device=self.target.device)
+        self.told.append(([x, weight, maybe, many, some, n, t, f], state(self.target)[0], one.mm(one).dtype))
+        return x.clone()
+
+
+def same(seen: Any, expected: Any) -> bool:
+    """Whether two arguments agree; of tensors without numbers, type, device and shape are asked."""
+    if isinstance(expected, list):
+        return len(seen) == len(expected) and all(map(same, seen, expected))
+    if not isinstance(expected, torch.Tensor):
+        return bool(seen == expected)
+    if (seen.dtype, seen.device, seen.shape) != (expected.dtype, expected.device, expected.shape):
+        return False
+    return expected.is_meta or hasattr(expected, "fake_mode") or torch.equal(seen, expected)
+
+
+def described(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(described, value))}]"
+    return f"{value.dtype} on {value.device.type}" if isinstance(value, torch.Tensor) else repr(value)
+
+
+def cast(value: Any, to: torch.dtype) -> Any:
+    if isinstance(value, list):
+        return [cast(part, to) for part in value]
+    return value.to(to) if isinstance(value, torch.Tensor) else value
+
+
+def eligible(rng: torch.Generator, target: Target, dtypes: tuple[torch.dtype, ...]) -> list[Any]:
+    """Arguments in which every tensor is one that a region casts, of each such type, in each place."""
+    types = itertools.cycle((torch.float32, *dtypes))
+    tensor = [torch.randn(3, generator=rng).to(target.device, next(types)) for _ in range(8)]
+    return [tensor[0], tensor[1], tensor[2], [tensor[3], tensor[4]], [tensor[5], None, tensor[6]], 7, "text", 1.5]
+
+
+def differences(teller: Teller, expected: list[Any], enabled: bool, product: torch.dtype) -> list[str]:
+    """What the one call that was told does otherwise than promised."""
+    ((arguments, found, made),) = teller.told
+    teller.told.clear()
+    wrong = [
+        f"argument {place}: {described(seen)}, promised {described(promised)}"
+        for place, (seen, promised) in enumerate(zip(arguments, expected, strict=True))
+        if not same(seen, promised)
+    ]
+    if (found, made) != (enabled, product):
+        wrong.append(f"autocast {found} and a product in {made}, promised {enabled} and {product}")
+    return wrong
+
+
+def cast_in_regions(case: Case, way: str, target: Target, rng: torch.Generator) -> None:
+    dtypes = judged(case, target)
+    wrong: list[str] = []
+    with mode_of(target):
+        given = eligible(rng, target, dtypes)
+        for to in (*dtypes, torch.float32):
+            teller = Teller(target)
+            with WAYS[way](teller, SCHEMA) as (operator, register, _):
+                register(target.device_type, to)
+                for dtype in dtypes:
+                    expected = [cast(value, to) for value in given]
+                    with target.autocast(dtype):
+                        output = operator(*given)
+                        after = state(target)
+                        found = differences(teller, expected, False, torch.float32)
+                        # The rest is the schema's: a keyword for what may be placed, and defaults.
+                        operator(given[0], maybe=None, weight=given[1], some=[], many=given[3])
+                    brief = [*expected[:2], None, expected[3], [], 2, "t", 0.5]
+                    found += differences(teller, brief, False, torch.float32)
+                    if (output.dtype, after) != (to, (True, dtype)):
+                        found.append(f"output {output.dtype}, state after the call {after}")
+                    wrong += [f"cast_inputs {to} in a region of {dtype}: {text}" for text in found]
+    case.equal("what differs", wrong[:3], [])
+
+
+@both_ways
+@contract("AMP-BACKWARD-067", on=DEVICES)
+def test_operator_casts_its_tensors(case: Case, way: str, target: Target, rng: torch.Generator) -> None:
+    cast_in_regions(case, way, target, rng)
+
+
+@both_ways
+@contract("AMP-BACKWARD-071", on=("xpu", "mps", "fake:xpu", "fake:mps"))
+def test_operator_on_other_devices(case: Case, way: str, target: Target, rng: torch.Generator) -> None:
+    cast_in_regions(case, way, target, rng)
+
+
+@both_ways
+@contract("AMP-BACKWARD-068", on=DEVICES)
+def test_operator_leaves_other_tensors(case: Case, way: str, target: Target, rng: torch.Generator) -> None:
+    kinds = (torch.float64, torch.int64, torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128)
+    elsewhere = "meta" if target.device_type == "cpu" else "cpu"
+    wrong: list[str] = []
+    with mode_of(target):
+        x = torch.randn(3, generator=rng).to(target.device)
+        strange = [torch.ones(3, device=elsewhere)] + [x.to(kind) for kind in kinds]
+        for to in judged(case, target):
+            teller = Teller(target)
+            with WAYS[way](teller, SCHEMA) as (operator, register, _):
+                register(target.device_type, to)
+                for tensor in strange:
+                    with target.autocast(to):
+                        operator(x, x, tensor, [x, tensor], [tensor, None, x])
+                    down = x.to(to)
+                    expected = [down, down, tensor, [down, tensor], [tensor, None, down], 2, "t", 0.5]
+                    wrong += differences(teller, expected, False, torch.float32)
+    case.equal("what differs", wrong[:3], [])
+
+
+@both_ways
+@contract("AMP-BACKWARD-069", on=DEVICES)
+def test_operator_outside_of_its_regions(case: Case, way: str, target: Target, rng: torch.Generator) -> None:
+    dtypes = judged(case, target)
+    other = "cpu" if target.device_type == "cuda" else "cuda"
+    wrong: list[str] = []
+    with mode_of(target):
+        given = eligible(rng, target, dtypes)
+        for kind, around in itertools.product((target.device_type, other, None), surroundings(dtypes)):
+            ours = kind == target.device_type
+            if ours and around.dtype is not None and around.enabled:
+                continue
+            # Around an operator without a rule for this device the region stays on; fake tensors run with it off.
+            enabled = around.dtype is not None and around.enabled and not target.is_fake
+            teller = Teller(target)
+            with WAYS[way](teller, SCHEMA) as (operator, register, _), unlike_elsewhere(target, True, OTHER[dtypes[0]]):
+                if kind is not None:
+                    register(kind, dtypes[0])
+                with around.open(target):
+                    operator(*given)
+            product = around.dtype if around.dtype is not None and enabled else torch.float32
+            found = differences(teller, given, enabled, product)
+            wrong += [f"registered for {kind}, {around}: {text}" for text in found]
+    case.equal("what differs", wrong[:3], [])
+
+
+def multiply(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x.mm(weight)
+
+
+@both_ways
+@contract("AMP-BACKWARD-070", on=("cpu", "cuda"))
+def test_gradients_of_an_operator(case: Case, way: str, target: Target, rng: torch.Generator) -> None:
+    told: list[tuple[torch.dtype, ...]] = []
+
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, weight = ctx.saved_tensors
+        told.append((gradient.dtype, x.dtype, weight.dtype))
+        return gradient.mm(weight.t()), x.t().mm(gradient)
+
+    def keep(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    for to, dtype in itertools.product((*judged(case, target), torch.float32), judged(case, target)):
+        with WAYS[way](multiply, "(Tensor x, Tensor weight)") as (operator, register, register_autograd):
+            register_autograd(backward, setup_context=keep)
+            register(target.device_type, to)
+            x, weight = integers(rng, target, 5, 7, dtype=OTHER[dtype]), integers(rng, target, 7, 3)
+            with Around(dtype).open(target):
+                outputs = [operator(x, weight)]
+                old = weight.detach().clone()
+                if to != torch.float32:
+                    # The weight was cast for the first call, and no cache serves that copy to the second.
+                    with torch.no_grad():
+                        weight.add_(1)
+                outputs.append(operator(x, weight))
+            for output, used in zip(outputs, (old, weight.detach()), strict=True):
+                told.clear()
+                ones = torch.ones_like(output)
+                found = torch.autograd.grad(output, (x, weight), ones)
+                a, w, g = (tensor.detach().cpu().double() for tensor in (x, used, ones))
+                where = f"cast_inputs {to} in {dtype}"
+                case.equal(f"{where}: types in backward", told, [(to, to, to)])
+                case.equal(f"{where}: types of gradients", [part.dtype for part in found], [x.dtype, weight.dtype])
+                case.identical(f"{where}: output", output.detach().cpu().double() + 0.0, a @ w + 0.0)
+                case.identical(f"{where}: gradient of x", found[0].cpu().double() + 0.0, g @ w.T + 0.0)
+                case.identical(f"{where}: gradient of the weight", found[1].cpu().double() + 0.0, a.T @ g + 0.0)

@@ -1,0 +1,313 @@
+"""Plays programs over autocast's weight cache on torch, beside the model, and says where the two part."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .cache_model import FLOATS, MODES, UPDATES, CacheModel, Kind, Setting, Step, Use, called
+
+# A cast arrives as `_to_copy`, and in inference mode as the undecomposed `to`.
+_CASTS = (torch.ops.aten._to_copy, torch.ops.aten.to)
+SIDE = 4  # of the square weights
+
+
+class NamedCasts(TorchDispatchMode):
+    """While active, records the casts of tensors that have a name; keeps neither them nor the results alive."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here is compiled; the guard against it, from torch 2.11 on, imports the compiler."""
+        return False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: dict[int, str] = {}
+        self.seen: list[tuple[str, torch.dtype]] = []
+        self._results: list[weakref.ref[torch.Tensor]] = []
+
+    def alive(self) -> list[torch.dtype]:
+        """The types of those results that something still holds."""
+        self._results = [reference for reference in self._results if reference() is not None]
+        return [result.dtype for reference in self._results if (result := reference()) is not None]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket in _CASTS and id(args[0]) in self.names and result.dtype is not args[0].dtype:
+            self.seen.append((self.names[id(args[0])], result.dtype))
+            self._results.append(weakref.ref(result))
+        return result
+
+
+class CachePlayer:
+    """Plays programs on tensors of `device`; `region` opens a region as the model knows it.
+
+    Fake tensors without their hardware are no use here: autograd asks the driver for the stream of a leaf.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        region: Callable[[Setting], AbstractContextManager[Any]],
+        kinds: Sequence[Kind],
+    ) -> None:
+        self.kinds = kinds
+        self.uses = 0
+        self.casts = 0
+        self.device = device
+        self._region = region
+        numbers = torch.arange(float(3 * SIDE)).reshape(3, SIDE) % 7 - 3
+        # Small integers: products, sums and gradients of them are exact in every type.
+        self._features = {dtype: numbers.to(device=device, dtype=dtype) for dtype in FLOATS}
+        self._square = {
+            dtype: (torch.arange(float(SIDE * SIDE)).reshape(SIDE, SIDE) % 5 - 2).to(device=device, dtype=dtype)
+            for dtype in FLOATS
+        }
+        # Of the sum of linear's result by its weight: in each row the sums of the features.
+        self.slopes = {dtype: features.sum(0).expand(SIDE, SIDE) for dtype, features in self._features.items()}
+
+    def departure(self, steps: Sequence[Step]) -> str | None:
+        """Play the steps; say at which torch first departs from the model, None where it does not."""
+        return _Play(self, steps).run()
+
+    def script(self, steps: Sequence[Step]) -> str:
+        """The steps that are legal as Python, each use with the casts that are promised."""
+        model, used = CacheModel(self.kinds), sorted({step.weight for step in steps})
+        lines = [
+            "import torch",
+            "from torch.nn.functional import linear, mse_loss",
+            *(self._spelt(number) for number in used),
+        ]
+        for step in steps:
+            if not model.legal(step):
+                continue
+            if step.op in ("leave", "raise") and lines[-1].endswith(":"):
+                lines.append("    " * model.depth + "pass")
+            indent = "    " * model.depth
+            partner = model.partner(step)
+            use = model.take(step)
+            casts = "" if use is None else f"  # casts {_listed(use.casts)}"
+            lines += [f"{indent}{line}{casts}" for line in step.lines(self.device.type, partner)]
+        return "\n".join([*lines, "    " * model.depth + "pass"] if lines[-1].endswith(":") else lines)
+
+    def _spelt(self, number: int) -> str:
+        kind = self.kinds[number]
+        tensor = f"torch.ones(4, 4, device={self.device.type!r}, dtype={kind.dtype})"
+        if kind.view:
+            tensor = tensor.replace("(4, 4", "(8, 4") + ".narrow(0, 0, 4)"
+        if kind.parameter:
+            return f"w{number} = torch.nn.Parameter({tensor}, {kind.requires_grad})"
+        return f"w{number} = {tensor}.requires_grad_({kind.requires_grad})"
+
+    def made(self, number: int) -> torch.Tensor:
+        """Make the weight of that number, unlike the others."""
+        kind = self.kinds[number]
+        values = (self._square[torch.float32] + number).to(kind.dtype)
+        if kind.view:
+            values = torch.cat([values, values]).narrow(0, 0, SIDE)
+        if kind.parameter:
+            return torch.nn.Parameter(values, kind.requires_grad)
+        return values.requires_grad_(kind.requires_grad)
+
+    def other(self, function: str, dtype: torch.dtype) -> torch.Tensor:
+        """The tensor that a function gets beside the weight: (3, 4) for linear, else of the weight's shape."""
+        return (self._features if function == "linear" else self._square)[dtype]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A step of a program, with the type of the tensor that it uses beside the weight, and how to name it."""
+
+    number: int
+    step: Step
+    device_type: str
+    partner: torch.dtype
+
+    def __str__(self) -> str:
+        return f"at step {self.number}, {self.step.told(self.device_type, self.partner)}"
+
+
+class _Play:
+    def __init__(self, player: CachePlayer, steps: Sequence[Step]) -> None:
+        self._player = player
+        self._steps = steps
+        self._model = CacheModel(player.kinds)
+        self._weights = [player.made(number) for number in range(len(player.kinds))]
+        self._contents = {
+            (weight.identity, 0): tensor.detach().clone()
+            for weight, tensor in zip(self._model.weights, self._weights, strict=True)
+        }
+        self._open: list[AbstractContextManager[Any]] = []
+        self._outputs: list[tuple[Place, Use, int, torch.Tensor, torch.Tensor]] = []
+        self._trace = NamedCasts()
+
+    def run(self) -> str | None:
+        with self._trace:
+            try:
+                found = self._all() or self._closed()
+            finally:
+                # Before the trace ends: inference mode puts back the modes that it found.
+                while self._open:
+                    self._open.pop().__exit__(None, None, None)
+        return found or self._wrong_value()
+
+    def _all(self) -> str | None:
+        for number, step in enumerate(self._steps):
+            if not self._model.legal(step):
+                continue
+            place = Place(number, step, self._player.device.type, self._model.partner(step))
+            if found := self._take(place):
+                return f"{place}: {found}"
+        return None
+
+    def _closed(self) -> str | None:
+        while self._open:
+            self._open.pop().__exit__(None, None, None)
+            self._model.take(Step("leave"))
+        found = self._held()
+        return f"after the last region: {found}" if found else None
+
+    def _take(self, place: Place) -> str | None:
+        step = place.step
+        if step.op == "use":
+            use = self._model.take(step)
+            assert use is not None
+            return self._use(place, use, self._player.other(step.function, place.partner)) or self._held()
+        self._do(step)
+        self._model.take(step)
+        weight = self._model.weights[step.weight]
+        if step.op in ("update", "retype", "replace"):
+            with torch.inference_mode(False):
+                content = self._weights[step.weight].detach().clone()
+            self._contents[weight.identity, weight.content] = content
+        return self._held()
+
+    def _held(self) -> str | None:
+        """Say what is wrong with the casts that are alive: those in the cache are, and no other."""
+        alive, promised = self._trace.alive(), [kept.dtype for kept in self._model.kept.values()]
+        if alive == promised or sorted(map(str, alive)) == sorted(map(str, promised)):
+            return None
+        return f"casts to {alive} are held, not to {promised}"
+
+    def _use(self, place: Place, use: Use, other: torch.Tensor) -> str | None:
+        step = place.step
+        weight = self._weights[step.weight]
+        formed = {
+            "itself": lambda: weight,
+            "t()": weight.t,
+            "view(4, 4)": lambda: weight.view(SIDE, SIDE),
+            "* 1": lambda: weight * 1,
+            "detach()": weight.detach,
+        }[step.form]()
+        self._trace.names = {id(formed): called(step.weight, step.form), id(other): "x"}
+        self._trace.seen = []
+        try:
+            output = _CALLS[step.function](other, formed)
+        except RuntimeError as error:
+            return f"it raises {error}"
+        seen = tuple(sorted(self._trace.seen, key=str))
+        self._trace.names = {}
+        self._player.uses += 1
+        self._player.casts += len(seen)
+        if seen != use.casts:
+            return f"it casts {_listed(seen)}, not {_listed(use.casts)}"
+        if output.requires_grad != use.requires_grad:
+            return f"requires_grad of its result is {output.requires_grad}, not {use.requires_grad}"
+        if output.dtype != use.dtype:
+            return f"its result is in {output.dtype}, not in {use.dtype}"
+        with torch.inference_mode(False):
+            identity = self._model.weights[step.weight].identity
+            self._outputs.append((place, use, identity, output.detach().clone(), other))
+        if output.requires_grad and step.function == "linear":
+            return self._wrong_gradient(step, weight, output, self._player.slopes[other.dtype])
+        return None
+
+    def _wrong_gradient(
+        self, step: Step, weight: torch.Tensor, output: torch.Tensor, slope: torch.Tensor
+    ) -> str | None:
+        output.backward(torch.ones_like(output))
+        gradient, weight.grad = weight.grad, None
+        promised = (slope.t() if step.form == "t()" else slope).to(weight.dtype)
+        if gradient is None:
+            return "the gradient does not reach the weight"
+        if gradient.dtype == promised.dtype and torch.equal(gradient, promised):
+            return None
+        return f"the gradient is {gradient.tolist()} in {gradient.dtype}, not {promised.tolist()}"
+
+    def _wrong_value(self) -> str | None:
+        """Compare each result with that of casts by hand, now that no region is open."""
+        for place, use, identity, output, other in self._outputs:
+            content = self._contents[identity, use.content].to(use.dtype)
+            transposed = content.t() if place.step.form == "t()" else content
+            by_hand = _CALLS[place.step.function](other.to(use.dtype), transposed)
+            if output.dtype != by_hand.dtype or not torch.equal(output, by_hand):
+                return f"{place}: the result is {output.tolist()}, not {by_hand.tolist()}"
+        return None
+
+    def _do(self, step: Step) -> None:
+        if step.op == "enter":
+            self._push(self._player._region(step.setting))
+        elif step.op == "mode":
+            self._push(getattr(torch, MODES[step.choice % len(MODES)])())
+        elif step.op == "leave":
+            self._open.pop().__exit__(None, None, None)
+        elif step.op == "raise":
+            error = ValueError()
+            with contextlib.suppress(ValueError):
+                self._open.pop().__exit__(ValueError, error, None)
+        elif step.op == "clear":
+            torch.clear_autocast_cache()
+        else:
+            with torch.inference_mode(False), torch.no_grad():
+                self._change(step, self._weights[step.weight])
+
+    def _push(self, block: AbstractContextManager[Any]) -> None:
+        block.__enter__()
+        self._open.append(block)
+
+    def _change(self, step: Step, weight: torch.Tensor) -> None:
+        if step.op == "freeze":
+            weight.requires_grad_(bool(step.choice % 2))
+        elif step.op == "retype":
+            weight.data = weight.data.to(FLOATS[step.choice % len(FLOATS)])
+        elif step.op == "replace":
+            self._weights[step.weight] = self._player.made(step.weight)
+        else:
+            _UPDATES[UPDATES[step.choice % len(UPDATES)]](weight)
+
+
+def _listed(casts: Sequence[tuple[str, torch.dtype]]) -> str:
+    return ", ".join(f"{name} to {str(dtype).removeprefix('torch.')}" for name, dtype in casts) or "nothing"
+
+
+def _step_of_an_optimizer(weight: torch.Tensor) -> None:
+    weight.grad = torch.ones_like(weight)
+    torch.optim.SGD([weight], lr=1.0).step()
+    weight.grad = None
+
+
+def _new_data(weight: torch.Tensor) -> None:
+    weight.data = weight.data + 1
+
+
+_UPDATES: dict[str, Callable[[torch.Tensor], object]] = {
+    "add_": lambda weight: weight.add_(1),
+    "copy_": lambda weight: weight.copy_(weight.flip(0)),
+    "data": _new_data,
+    "optimizer": _step_of_an_optimizer,
+}
+_CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "linear": lambda other, weight: torch.nn.functional.linear(other, weight),
+    "mse_loss": lambda other, weight: torch.nn.functional.mse_loss(weight, other),
+    "cat": lambda other, weight: torch.cat([weight, other]),
+    "tensordot": lambda other, weight: torch.tensordot(weight, other, 1),
+}

@@ -1,0 +1,382 @@
+"""Autocast's weight cache in whole programs: which casts happen, of what, and what is held when."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import random
+import sys
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from ...harness.check import Case, contract
+from ...harness.targets import Target
+from ...measure.storages import LiveStorages
+from ...measure.threads import one_thread
+from ...oracles.region.programs import WAYS, Jump, Open, Program
+from ...oracles.region.stack_model import Region
+from ...oracles.shrinking import shortest
+from ...oracles.symbolic.blocks import blocks, execute, tensors
+from ...oracles.trace.weight_casts import WeightCasts
+from . import cache_model
+from .cache_model import FLOATS, FORMS, LOW, MODES, UPDATES, Kind, Setting, Step, drawn
+from .cache_runner import CachePlayer
+
+# Long enough that only a thread that died is given up on.
+PATIENCE = 60.0
+
+# Three that are cached, and one of each kind that is not.
+WEIGHTS = (
+    Kind(),
+    Kind(parameter=True),
+    Kind(),
+    Kind(requires_grad=False),
+    Kind(view=True),
+    Kind(torch.float16),
+    Kind(torch.bfloat16),
+    Kind(torch.float64),
+)
+
+
+def region_on(target: Target) -> Callable[[Setting], AbstractContextManager[Any]]:
+    """Opens regions on the target, and `elsewhere` on a device type that needs no hardware."""
+    neighbour = "cpu" if target.device_type == "xpu" else "xpu"
+
+    def opened(given: Setting) -> AbstractContextManager[Any]:
+        if given.elsewhere:
+            return torch.autocast(neighbour, given.dtype, given.enabled, given.cache_enabled)
+        return target.autocast(given.dtype, enabled=given.enabled, cache_enabled=given.cache_enabled)
+
+    return opened
+
+
+def explored(case: Case) -> int:
+    """The seed of random programs: fixed, but where the run explores."""
+    return case.seed if case.level == "full" else 0
+
+
+def functions_on(target: Target) -> tuple[str, ...]:
+    """The functions that the model knows and the target's lists name."""
+    return {
+        "cpu": ("linear", "mse_loss", "cat"),
+        "cuda": ("linear", "mse_loss", "tensordot"),
+        "xpu": ("linear", "mse_loss", "tensordot"),
+    }.get(target.device_type, ("linear",))
+
+
+def player_on(case: Case, target: Target, kinds: Sequence[Kind]) -> CachePlayer:
+    """A player for weights of those kinds; unsupported where the device has no tensors of a dtype (mps has no fp64)."""
+    for dtype in FLOATS:
+        try:
+            torch.zeros(1, dtype=dtype, device=target.device)
+        except (RuntimeError, TypeError) as error:
+            case.unsupported(f"{target.device_type} has no {dtype} tensors: {error}")
+    return CachePlayer(target.device, region_on(target), kinds)
+
+
+def programs(case: Case, target: Target, count: int, **options: Any) -> None:
+    """Random programs cast as the model predicts, and their results, gradients and casts that are held are its own."""
+    tried: list[int] = []
+    kinds = tuple(kind for kind in WEIGHTS if kind.dtype not in LOW or target.supports(kind.dtype))
+    with one_thread():
+        player = player_on(case, target, kinds)
+
+        def departs(steps: Sequence[Step]) -> bool:
+            tried.append(len(steps))
+            return player.departure(steps) is not None
+
+        found = shortest(
+            lambda generator: drawn(generator, len(kinds), functions_on(target), **options),
+            departs,
+            count=count,
+            seed=explored(case),
+            simpler=cache_model.simpler,
+        )
+        seen = None if found is None else player.departure(found)
+    for what, number in (("programs", len(tried)), ("uses", player.uses), ("casts", player.casts)):
+        case.note(f"{what} compared", number)
+    case.note("seed", explored(case))
+    if found is not None:
+        case.reproduce(player.script(found))
+    case.equal("how the shortest program found departs from the model", seen, None)
+
+
+def all_of(case: Case, target: Target, whole: Iterator[tuple[Kind, list[Step]]], quick: int) -> None:
+    """Each of the short programs over one weight is as the model predicts; not all are tried at every level."""
+    listed, wrong = list(whole), []
+    count = case.samples(quick=quick, standard=6 * quick, full=len(listed))
+    chosen = random.Random(case.seed).sample(listed, min(count, len(listed)))
+    with one_thread():
+        players = {kind: player_on(case, target, (kind,)) for kind in dict(chosen)}
+        for kind, steps in chosen:
+            if found := players[kind].departure(steps):
+                wrong.append((found, players[kind].script(steps)))
+    case.note("programs compared", len(chosen))
+    if wrong:
+        case.reproduce(min((script for _, script in wrong), key=len))
+    case.equal("how programs depart from the model", [found for found, _ in wrong[:3]], [])
+
+
+@contract("AMP-CACHE-050")
+def test_programs(case: Case, target: Target) -> None:
+    programs(case, target, case.samples(quick=40, standard=400, full=10000))
+
+
+def two_uses(target: Target) -> Iterator[tuple[Kind, list[Step]]]:
+    """Two uses of every kind of weight in every form and function, by the region's type and cache flag."""
+    dtypes = [dtype for dtype in LOW if target.supports(dtype)]
+    everything = itertools.product(
+        [dtype for dtype in FLOATS if dtype not in LOW or dtype in dtypes],
+        (True, False),
+        (Kind(), Kind(parameter=True), Kind(view=True)),
+        FORMS,
+        functions_on(target),
+        dtypes,
+        (True, False),
+    )
+    for dtype, requires_grad, kind, form, function, region, cache in everything:
+        made = Kind(dtype, requires_grad, kind.parameter, kind.view)
+        used = Step("use", form=form, function=function)
+        yield made, [Step("enter", setting=Setting(region, cache_enabled=cache)), used, used]
+
+
+@contract("AMP-CACHE-050")
+def test_two_uses(case: Case, target: Target) -> None:
+    all_of(case, target, two_uses(target), 80)
+
+
+# What may happen between two uses, beside regions and modes.
+EVENTS = (
+    [Step("clear")],
+    [Step("replace")],
+    [Step("freeze"), Step("use"), Step("freeze", choice=1)],
+    *([Step("update", choice=number)] for number in range(len(UPDATES))),
+    *([Step("retype", choice=number), Step("use"), Step("retype")] for number in range(len(FLOATS))),
+)
+
+
+def one_event(target: Target) -> Iterator[tuple[Kind, list[Step]]]:
+    """A use in a region, something that happens, and a use again: twice, with an update between."""
+    for dtype, cache, event in itertools.product(filter(target.supports, LOW), (True, False), EVENTS):
+        opened = Step("enter", setting=Setting(dtype, cache_enabled=cache))
+        once = [opened, Step("use"), *event, Step("use"), Step("leave")]
+        yield Kind(), [*once, Step("update"), *once]
+
+
+@contract("AMP-CACHE-050")
+def test_one_event(case: Case, target: Target) -> None:
+    all_of(case, target, one_event(target), 56)
+
+
+def two_regions(target: Target) -> Iterator[tuple[Kind, list[Step]]]:
+    """A use in a region, another region in it with or without uses, and a use again: twice, with an update between."""
+    settings = [
+        Setting(*given)
+        for given in itertools.product(filter(target.supports, LOW), (True, False), (None, True, False), (False, True))
+    ]
+    for outer, inner, uses, end in itertools.product(settings, settings, (0, 2), ("leave", "raise")):
+        nested = [Step("enter", setting=inner), *[Step("use")] * uses, Step(end)]
+        once = [Step("enter", setting=outer), Step("use"), *nested, Step("use"), Step("leave")]
+        yield Kind(), [*once, Step("update"), *once]
+
+
+@contract("AMP-CACHE-050")
+def test_two_regions(case: Case, target: Target) -> None:
+    all_of(case, target, two_regions(target), 150)
+
+
+@contract("AMP-CACHE-051")
+def test_programs_with_modes(case: Case, target: Target) -> None:
+    programs(case, target, case.samples(quick=40, standard=400, full=10000), modes=True)
+
+
+def three_modes(target: Target) -> Iterator[tuple[Kind, list[Step]]]:
+    """Uses in every order of three grad modes, in one region, by its type and cache flag."""
+    for modes in itertools.product(range(len(MODES)), repeat=3):
+        for dtype, cache in itertools.product(filter(target.supports, LOW), (True, False)):
+            steps = [Step("enter", setting=Setting(dtype, cache_enabled=cache))]
+            for mode in modes:
+                steps += [Step("mode", choice=mode), Step("use"), Step("leave"), Step("use")]
+            yield Kind(), steps
+
+
+@contract("AMP-CACHE-051")
+def test_three_modes(case: Case, target: Target) -> None:
+    all_of(case, target, three_modes(target), 40)
+
+
+@contract("AMP-CACHE-001")
+def test_tied_weights(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
+    encoder, decoder, twin = (torch.nn.Linear(4, 4, bias=False, device=target.device) for _ in range(3))
+    decoder.weight = encoder.weight
+    twin.weight = torch.nn.Parameter(encoder.weight.data)
+    features = torch.ones(3, 4, device=target.device)
+    with target.autocast(amp_dtype), WeightCasts(encoder.weight) as casts, WeightCasts(twin.weight) as others:
+        outputs = [layer(features) for layer in (encoder, decoder, twin, decoder, twin)]
+    case.equal("casts of a weight that two modules share", casts.count, 1)
+    case.equal("casts of another parameter that lies in its memory", others.count, 1)
+    case.true("all outputs are the same", all(torch.equal(output, outputs[0]) for output in outputs))
+
+
+# Memory
+
+
+@contract("AMP-CACHE-015")
+@pytest.mark.parametrize("kind", ["ends", "raises"])
+def test_nothing_survives_in_any_way(case: Case, target: Target, rng: torch.Generator, kind: str) -> None:
+    features = torch.randn(3, 4, generator=rng).to(target.device)
+    held, inside = {}, set()
+    for way in WAYS:
+        weight = torch.randn(5, 4, generator=rng).to(target.device).requires_grad_()
+        casts = WeightCasts(weight)
+
+        def see(place: str, weight: torch.Tensor = weight, casts: WeightCasts = casts) -> None:
+            if place.startswith("in "):
+                with casts:
+                    linear(features, weight)
+                inside.add(len(casts.alive()))
+
+        body = (Jump(1, "KeyboardInterrupt"),) if kind == "raises" else ()
+        code = Program((Open(0, way, Region(target.device_type), body),)).code
+        with contextlib.suppress(KeyboardInterrupt):
+            exec(code, {"torch": torch, "contextlib": contextlib, "functools": functools, "sys": sys, "see": see})
+        if casts.alive():
+            held[way] = len(casts.alive())
+    case.note("ways to open a region", len(WAYS))
+    case.equal("casts alive in the regions (control)", inside, {1})
+    case.equal("casts alive after a region, by the way it was opened", held, {})
+
+
+@contract("AMP-CACHE-015")
+@pytest.mark.parametrize("kind", ["closed", "dropped", "interleaved"])
+def test_nothing_survives_a_generator(case: Case, target: Target, rng: torch.Generator, kind: str) -> None:
+    features = torch.randn(3, 4, generator=rng).to(target.device)
+    weight = torch.randn(5, 4, generator=rng).to(target.device).requires_grad_()
+
+    def work() -> Generator[None, None, None]:
+        with torch.autocast(target.device_type):
+            linear(features, weight)
+            yield
+
+    first, second = work(), work()
+    with WeightCasts(weight) as casts:
+        next(first)
+        if kind == "interleaved":
+            next(second)
+        case.equal("casts alive while the generator is suspended (control)", len(casts.alive()), 1)
+        if kind == "dropped":
+            del first
+        else:
+            first.close()
+        if kind == "interleaved":
+            case.equal("casts alive while the other one is suspended", len(casts.alive()), 1)
+            # It puts back what it found, which is the first one's region: see AMP-REGION-039.
+            second.close()
+            torch.set_autocast_enabled(target.device_type, False)
+    case.equal("casts alive after the last generator", len(casts.alive()), 0)
+
+
+@contract("AMP-CACHE-015")
+def test_nothing_survives_a_thread(case: Case, target: Target, rng: torch.Generator) -> None:
+    features = torch.randn(3, 4, generator=rng).to(target.device)
+    weight = torch.randn(5, 4, generator=rng).to(target.device).requires_grad_()
+    casts = WeightCasts(weight)
+
+    def work() -> int:
+        with torch.autocast(target.device_type), casts:
+            linear(features, weight)
+            return len(casts.alive())
+
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        case.equal("casts alive in the thread's region (control)", pool.submit(work).result(PATIENCE), 1)
+        case.equal("casts alive after it, while the thread lives", len(casts.alive()), 0)
+
+
+@contract("AMP-CACHE-015")
+def test_nothing_survives_a_deleted_weight(case: Case, target: Target, rng: torch.Generator) -> None:
+    features = torch.randn(3, 4, generator=rng).to(target.device)
+    alive = []
+    with torch.autocast(target.device_type):
+        for _ in range(3):
+            weight = torch.randn(5, 4, generator=rng).to(target.device).requires_grad_()
+            with WeightCasts(weight) as casts:
+                linear(features, weight)
+            alive.append(casts)
+            del weight
+        case.note("casts of deleted weights that are held in the region", sum(len(casts.alive()) for casts in alive))
+    case.equal("casts of deleted weights alive after it", sum(len(casts.alive()) for casts in alive), 0)
+
+
+@pytest.mark.usefixtures("one_thread")
+@contract("AMP-CACHE-015")
+@pytest.mark.parametrize("way", ["exit", "exception", "nested"])
+def test_leaving_the_region_frees_the_copies(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, way: str
+) -> None:
+    weights = [torch.randn(41, 41, generator=rng).to(target.device).requires_grad_() for _ in range(3)]
+    inputs = torch.randn(5, 41, generator=rng).to(target.device)
+    seen: list[int] = []
+    inner = target.autocast(amp_dtype) if way == "nested" else contextlib.nullcontext()
+    with LiveStorages([*weights, inputs]) as live:
+        try:
+            with target.autocast(amp_dtype):
+                with inner:
+                    for weight in weights:
+                        torch.nn.functional.linear(inputs, weight)
+                seen.append(live.live_bytes)
+                if way == "exception":
+                    raise KeyError(way)
+        except KeyError:
+            pass
+        after = live.live_bytes
+    case.equal("bytes alive inside the region (control)", seen, [3 * 41 * 41 * 2])
+    case.equal("bytes alive after the outermost region", after, 0)
+
+
+@pytest.mark.usefixtures("one_thread")
+@contract("AMP-CACHE-015")
+@pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
+def test_evaluation_leaves_nothing_alive(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, mode: str
+) -> None:
+    leaves = tensors(blocks()["mlp"], target.device, rng)
+    with LiveStorages(leaves.values()) as live:
+        for _ in range(3):
+            with target.autocast(amp_dtype):
+                with getattr(torch, mode)():
+                    execute(blocks()["mlp"], leaves)
+                inside = live.live_bytes
+        after = live.live_bytes
+    case.note("bytes of weight copies alive at the end of a region", inside, "bytes")
+    case.equal("bytes alive after three regions", after, 0)
+
+
+# Threads
+
+
+@contract("AMP-CACHE-052")
+def test_one_cache_for_all_threads(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
+    features = torch.randn(3, 4, generator=rng).to(target.device)
+    weight = torch.randn(5, 4, generator=rng).to(target.device).requires_grad_()
+
+    def casts_of_a_use() -> int:
+        with WeightCasts(weight) as casts:
+            linear(features, weight)
+        return casts.count
+
+    def aside() -> tuple[int, int]:
+        with target.autocast(amp_dtype):
+            return casts_of_a_use(), casts_of_a_use()
+
+    with ThreadPoolExecutor(max_workers=1) as pool, target.autocast(amp_dtype):
+        case.equal("casts of the first use here", casts_of_a_use(), 1)
+        case.equal("casts of two uses in another thread's region", pool.submit(aside).result(PATIENCE), (0, 0))
+        case.equal("casts of the next use here, after that region", casts_of_a_use(), 1)
+        case.equal("casts of one more use here", casts_of_a_use(), 0)

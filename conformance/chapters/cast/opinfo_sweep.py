@@ -1,0 +1,121 @@
+"""PyTorch's own operator database, swept for the ops that autocast touches."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import itertools
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils._pytree import tree_map
+
+from ...data import fixture, read_toml
+from ...oracles.policy import overloads
+from ...oracles.policy.overloads import Seen, Target
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What came of a sweep: how many calls of how many ops were compared, and which ops autocast changed, and how."""
+
+    ops: int
+    calls: int
+    changed: dict[str, str]
+
+
+def database() -> list[Any]:
+    """Return the operator database; importing it takes seconds. Raises ImportError where a package for it is missing.
+
+    It forbids all later writes to the flags of torch.backends and names a folder in the environment: both are undone.
+    """
+    name, owner = "__allow_nonbracketed_mutation_flag", torch.backends.disable_global_flags.__globals__
+    allowed, environment = owner[name], dict(os.environ)
+    try:
+        from torch.testing._internal.common_methods_invocations import op_db
+    finally:
+        owner[name] = allowed
+        for key in set(os.environ) - set(environment):
+            del os.environ[key]
+    return list(op_db)
+
+
+def sweep(target: Target, amp_dtype: torch.dtype, entries: list[Any], samples: int) -> Swept:
+    """Call each entry with float32 and with the amp dtype, in a region and outside, and compare casts and types.
+
+    A call that torch cannot make outside a region either counts for nothing.
+    """
+    with _unwatched():
+        return _sweep(target, amp_dtype, entries, samples)
+
+
+@contextlib.contextmanager
+def _unwatched() -> Iterator[None]:
+    """Keep the database from looking through the stack of its caller, deep under pytest, for each sample and seed.
+
+    It looks for the unittest that asks; and torch.manual_seed notes where it was called for each backend that is not
+    started yet, while samples are made on the CPU.
+    """
+    seed = torch.default_generator.manual_seed
+    with mock.patch.object(inspect, "stack", list), mock.patch.object(torch, "manual_seed", seed):
+        yield
+
+
+def _sweep(target: Target, amp_dtype: torch.dtype, entries: list[Any], samples: int) -> Swept:
+    changed: dict[str, str] = {}
+    swept, calls = set(), 0
+    for entry, dtype in itertools.product(entries, (torch.float32, amp_dtype)):
+        for call in _calls(target, entry, dtype, samples):
+            outside = _seeded(target, call, None)
+            if outside.error is not None:
+                continue
+            swept.add(entry.name)
+            calls += 1
+            inside = _seeded(target, call, amp_dtype)
+            plain = inside if target.is_fake else _seeded(target, call, amp_dtype, traced=False)
+            types = [[leaf.dtype for leaf in one.outputs] for one in (plain, outside)]
+            if overloads.difference(overloads.Promise([], outside), inside) is not None or types[0] != types[1]:
+                changed.setdefault(entry.name, f"{dtype}: {overloads.describe(inside)}; untraced: {types[0]}")
+    return Swept(len(swept), calls, changed)
+
+
+def explained(entry: str, backend: str) -> bool:
+    """Whether an entry is a listed op of `backend`, or is written with one."""
+    listed = {overload.split(".")[0] for overload in overloads.known(backend)}
+    own = entry.removeprefix("nn.functional.").replace(".", "_")
+    return not listed.isdisjoint([own, *read_toml(fixture("op_sweep.toml"))["calls"].get(entry, [])])
+
+
+def _seeded(target: Target, call: partial[Any], amp_dtype: torch.dtype | None, *, traced: bool = True) -> Seen:
+    """Run a call that may draw random numbers, from the same seed each time."""
+    torch.default_generator.manual_seed(0)
+    return overloads.run(target, call, amp_dtype, traced=traced)
+
+
+def _calls(target: Target, entry: Any, dtype: torch.dtype, samples: int) -> Iterator[partial[Any]]:
+    """Make the entry's first samples on the CPU, and their like on the target."""
+    if dtype not in entry.dtypes:
+        return
+    try:
+        made = list(itertools.islice(entry.sample_inputs("cpu", dtype, requires_grad=False), samples))
+    except (RuntimeError, NotImplementedError):  # LAPACK has no 16-bit routines to make a sample with
+        return
+    for sample in made:
+        with overloads.mode_of(target):
+            args, kwargs = tree_map(partial(_moved, target), ((sample.input, *sample.args), dict(sample.kwargs)))
+        if "device" in kwargs:
+            kwargs["device"] = target.device
+        yield partial(entry.op, *args, **kwargs)
+
+
+def _moved(target: Target, leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
+        return leaf
+    if target.is_fake:
+        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=target.device)
+    return leaf.to(target.device)

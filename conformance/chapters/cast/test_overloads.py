@@ -1,0 +1,582 @@
+"""Casts, overload by overload: every autocast kernel of every backend, against the policy it is registered with."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from ...harness.check import Case, contract, deep, per_target
+from ...harness.targets import FAKE_DEVICE_TYPES, Target, resolve
+from ...measure.precision import repeatable_convolutions
+from ...oracles.numbers.error_bounds import normwise_distance
+from ...oracles.policy import overloads
+from ...oracles.policy.lists import BACKENDS, listings, repeatable, resolved
+from ...oracles.policy.overload_calls import CALLS, MORE
+from ...oracles.policy.samples import Inputs, spell
+from ...oracles.trace.casts import arguments
+from . import opinfo_sweep
+
+ANY = ("cpu", "accelerator", "fake")
+
+
+def _callable(policy: str | None, *quick: str, without: str = "") -> Callable[[Target], Iterator[Any]]:
+    """The overloads of a policy (None: of any but `without`) on a target; with `quick`, the others at deeper levels.
+
+    What is not in `quick` is tried at standard on real targets and on fake CUDA, and at full on its fake copies, which
+    are left out at quick.
+    """
+
+    def of(target: Target) -> Iterator[Any]:
+        shallow, level = ("standard", "full") if _is_copy(target) else ("quick", "standard")
+        for overload, own in overloads.known(target.device_type).items():
+            if policy in (None, own) and own != without and overload in CALLS and overloads.built(overload):
+                if not quick:
+                    yield overload
+                else:
+                    yield deep(shallow if overload in quick else level, overload)
+
+    return of
+
+
+def _amp_dtypes(case: Case, target: Target) -> list[torch.dtype]:
+    """The amp dtypes to try, of those that the run judges and the target has.
+
+    At quick that is the backend's own default; at standard so too on the fake targets that are near copies of CUDA's.
+    """
+    dtypes = [dtype for dtype in case.amp_dtypes if target.supports(dtype)]
+    if not dtypes:
+        case.unsupported(f"{target.name} has none of {overloads.type_names(case.amp_dtypes)}")
+    usual = torch.bfloat16 if target.device_type == "cpu" else torch.float16
+    if case.level == "full" or (case.level == "standard" and not _is_copy(target)):
+        return dtypes
+    return [usual if usual in dtypes else dtypes[0]]
+
+
+def _is_copy(target: Target) -> bool:
+    """Whether the target's table is CUDA's but for a few rows, and shows nothing of its own but these."""
+    return target.is_fake and target.device_type not in ("cuda", "cpu")
+
+
+def _policy(target: Target, overload: str) -> str:
+    return overloads.known(target.device_type)[overload]
+
+
+def _judge(
+    case: Case,
+    target: Target,
+    overload: str,
+    what: str,
+    call: partial[Any],
+    amp_dtype: torch.dtype,
+    *,
+    values: bool = True,
+) -> overloads.Seen:
+    """One call does what its policy promises, in casts, types and layout and, on a real target, in every bit.
+
+    `values=False` leaves the bits out: of inputs that have no well-defined result, such as a singular matrix.
+    """
+    with repeatable_convolutions():
+        seen = overloads.run(target, call, amp_dtype)
+        promise = overloads.promise(target, _policy(target, overload), overload, call, amp_dtype)
+    with _reproduced(case, target, call, amp_dtype, promise):
+        case.equal(
+            f"{overload} of {what} in a region of {overloads.type_names([amp_dtype])}",
+            overloads.difference(promise, seen) or "as promised",
+            "as promised",
+        )
+        if values and promise.hand is not None and not target.is_fake:
+            for index, (ours, theirs) in enumerate(zip(seen.outputs, promise.hand.outputs, strict=True)):
+                _same(case, overload, f"output {index} of {overload} of {what}", ours, theirs)
+    return seen
+
+
+def _same(case: Case, overload: str, what: str, seen: torch.Tensor, wanted: torch.Tensor) -> None:
+    """The same bits or, of an op that does not repeat its own bits, the same up to a few roundings of its type."""
+    if repeatable(overload.split(".")[0]) or not (wanted.is_floating_point() or wanted.is_complex()):
+        case.identical(what, seen, wanted)
+    else:
+        case.at_most(f"distance of {what} by norm", normwise_distance(seen, wanted), 64 * torch.finfo(wanted.dtype).eps)
+
+
+# The region is entered by its state, so that the snippet shows the overload's policy without the hardware too.
+_SNIPPET = """
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+torch.set_autocast_dtype("{kind}", {amp_dtype})
+torch.set_autocast_enabled("{kind}", True)
+with FakeTensorMode(), torch.no_grad(){guard}:
+    seen = {call}
+print([leaf.dtype for leaf in torch.utils._pytree.tree_leaves(seen) if isinstance(leaf, torch.Tensor)])
+print("promised: {promised}")
+"""
+_MAIA = ', torch._C._IncludeDispatchKeyGuard(torch._C._dispatch_key_parse("AutocastMAIA"))'
+
+
+@contextlib.contextmanager
+def _reproduced(
+    case: Case, target: Target, call: partial[Any], amp_dtype: torch.dtype, promise: overloads.Promise
+) -> Iterator[None]:
+    """Give a case that fails inside the very call as its snippet."""
+    try:
+        yield
+    except AssertionError:
+        hand = promise.hand
+        promised = "autocast refuses the call" if hand is None else hand.error or [x.dtype for x in hand.outputs]
+        kind = target.device_type
+        guard = _MAIA if kind == "maia" else ""
+        text = _SNIPPET.format(kind=kind, amp_dtype=amp_dtype, guard=guard, call=spell(call), promised=promised)
+        case.reproduce(text)
+        raise
+
+
+def _check_policy(case: Case, target: Target, overload: str) -> None:
+    """The overload has its kernel, and does with float32, the amp dtype and both what its policy promises."""
+    with contextlib.suppress(AttributeError):  # without the private functions, what it does still tells
+        case.equal("an autocast kernel is registered", overloads.is_registered(overload, target.device_type), True)
+    kinds = overloads.DECIDING[_policy(target, overload)] if case.level == "quick" else overloads.KINDS
+    for amp_dtype in _amp_dtypes(case, target):
+        for what, call in overloads.calls(target, overload, amp_dtype, kinds, case.seed).items():
+            _finished(case, target, _judge(case, target, overload, what, call, amp_dtype))
+
+
+def _finished(case: Case, target: Target, seen: overloads.Seen) -> None:
+    """The call gave a result, unless it is refused, or fake tensors lack what it needs."""
+    if seen.error is None or seen.refused:
+        return
+    if not target.is_fake and seen.lacking is not None:
+        case.unsupported(seen.lacking)
+    case.true("fake tensors lack what the call needs", overloads.missing(seen) is not None, seen.error)
+
+
+@contract("AMP-CAST-038", on=ANY)
+@per_target("overload", _callable("lower_precision"))
+def test_lower_precision(case: Case, target: Target, overload: str) -> None:
+    _check_policy(case, target, overload)
+
+
+@contract("AMP-CAST-039", on=ANY)
+@per_target("overload", _callable("fp32"))
+def test_fp32(case: Case, target: Target, overload: str) -> None:
+    _check_policy(case, target, overload)
+
+
+@contract("AMP-CAST-040", on=ANY)
+@per_target("overload", _callable("fp32_set_dtype"))
+def test_fp32_set_dtype(case: Case, target: Target, overload: str) -> None:
+    _check_policy(case, target, overload)
+
+
+@contract("AMP-CAST-041", on=ANY)
+@per_target("overload", _callable("fp32_append_dtype"))
+def test_fp32_append_dtype(case: Case, target: Target, overload: str) -> None:
+    _check_policy(case, target, overload)
+
+
+@contract("AMP-CAST-042", on=ANY)
+@per_target("overload", _callable("widest"))
+def test_widest(case: Case, target: Target, overload: str) -> None:
+    _check_policy(case, target, overload)
+
+
+@contract("AMP-CAST-043", on=ANY)
+@per_target("overload", _callable("banned"))
+def test_banned(case: Case, target: Target, overload: str) -> None:
+    _check_policy(case, target, overload)
+
+
+def _registered(case: Case, backend: str) -> frozenset[str]:
+    try:
+        return overloads.registered(backend)
+    except AttributeError as error:
+        case.untestable(f"this torch does not tell its autocast registrations: {error}")
+        raise
+
+
+@contract("AMP-CAST-035")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_documented_ops_are_registered(case: Case, backend: str) -> None:
+    registered = {overload.split(".")[0] for overload in _registered(case, backend)}
+    rows = listings(backend, origin="documented")
+    names = list(dict.fromkeys(row.name for row in rows if overloads.built(row.name)))
+    case.note("documented names", len(names))
+    missing = [name for name in names if not registered.issuperset(resolved(name))]
+    case.equal("documented names without an autocast kernel", missing, [])
+
+
+@contract("AMP-CAST-036")
+@pytest.mark.parametrize("backend", FAKE_DEVICE_TYPES)
+def test_overloads_are_registered(case: Case, backend: str) -> None:
+    known = set(filter(overloads.built, overloads.known(backend)))
+    case.equal("known overloads without an autocast kernel", sorted(known - _registered(case, backend)), [])
+
+
+@contract("AMP-CAST-037")
+@pytest.mark.parametrize("backend", FAKE_DEVICE_TYPES)
+def test_every_kernel_is_accounted_for(case: Case, backend: str) -> None:
+    registered = _registered(case, backend)
+    strange = sorted(registered.difference(overloads.known(backend)))
+    case.note("overloads registered", len(registered))
+    case.note("overloads called", len(registered.intersection(CALLS)))
+    for overload in strange:
+        case.note("new", overloads.schema(overload))
+    case.equal("overloads with an autocast kernel that the suite does not know", strange, [])
+
+
+# float64, integers, booleans and complex numbers, and float64 among float32, which is no less eligible for that.
+_UNTOUCHED = {
+    "float64": (torch.float64,),
+    "float64 then float32": (torch.float64, torch.float32),
+    "float32 then float64": (torch.float32, torch.float64),
+    "int64": (torch.int64,),
+    "bool": (torch.bool,),
+    "complex64": (torch.complex64,),
+}
+
+
+@contract("AMP-CAST-044", on=ANY)
+@per_target("overload", _callable(None, "mm", "exp", "sum.dim_IntList", "norm.Scalar", "index_put", "cat"))
+def test_types_that_are_not_eligible(case: Case, target: Target, overload: str) -> None:
+    (amp_dtype, *_) = _amp_dtypes(case, target)
+    for what, dtypes in _UNTOUCHED.items():
+        if target.is_fake or _has(target, dtypes):
+            _judge(case, target, overload, what, overloads.sample(target, overload, dtypes, case.seed), amp_dtype)
+
+
+def _has(target: Target, dtypes: Iterable[torch.dtype]) -> bool:
+    """Whether the device has tensors of these types: MPS has no float64."""
+    return target.device_type != "mps" or not {torch.float64, torch.complex64}.intersection(dtypes)
+
+
+def _strided(x: torch.Tensor) -> torch.Tensor:
+    view = x.new_empty((*x.shape, 2))[..., 0]
+    return view.copy_(x)
+
+
+def _channels_last(x: torch.Tensor) -> torch.Tensor:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return x.contiguous(memory_format=formats[x.dim()]) if x.dim() in formats else x
+
+
+# Dense tensors keep their strides when they are cast (torch.Tensor.to, memory_format=torch.preserve_format).
+_DENSE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "transposed inputs": lambda x: x.mT.contiguous().mT if x.dim() > 1 else x,
+    "channels-last inputs": _channels_last,
+}
+_FORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    **_DENSE,
+    "strided inputs": _strided,
+    "expanded inputs": lambda x: x.narrow(0, 0, 1).expand_as(x) if x.dim() else x,
+    "empty inputs": lambda x: x.narrow(0, 0, 0) if x.dim() else x,
+    "zero-dimensional inputs": lambda x: x.flatten()[0],
+    "one dimension fewer": lambda x: x.select(0, 0) if x.dim() else x,
+    "one dimension more": lambda x: x.unsqueeze(0),
+}
+
+
+def _indexes(call: partial[Any]) -> bool:
+    """Whether the call passes integers, which may be places in another argument."""
+    return any(not tensor.is_floating_point() for _, tensor in arguments(call))
+
+
+@contract("AMP-CAST-045", on=ANY)
+@per_target("overload", _callable(None, "conv2d", "exp", "prod", "stack"))
+def test_views_of_every_form(case: Case, target: Target, overload: str) -> None:
+    (amp_dtype, *_) = _amp_dtypes(case, target)
+    kinds = overloads.DECIDING[_policy(target, overload)]
+    for what, call in overloads.calls(target, overload, amp_dtype, kinds, case.seed).items():
+        for form, change in _FORMS.items():
+            if form == "empty inputs" and _indexes(call) and target.device_type != "cpu" and not target.is_fake:
+                continue  # an index beyond the end is asserted on the device, which ends the whole process
+            formed = overloads.changed(target, call, change)
+            # replication_pad of a dimension too many leaves its result unwritten on torch 2.6, in a region or not.
+            written = form != "one dimension more" or not overload.startswith("replication_pad")
+            defined = written and (form in _DENSE or repeatable(overload.split(".")[0]))
+            seen = _judge(case, target, overload, f"{form} of {what}", formed, amp_dtype, values=defined)
+            if form in _DENSE:
+                moved = [str(cast) for cast in seen.trace.casts if cast.argument and not cast.kept_layout]
+                case.equal(f"casts of {form} that lose the layout", moved, [])
+
+
+@contract("AMP-CAST-046", on=("cpu", "accelerator"))
+@per_target(
+    "overload",
+    _callable(None, "linear", "conv2d", "exp", "sum.dim_IntList", "mse_loss", "prelu", "cat", without="banned"),
+)
+def test_gradients_pass_every_cast(case: Case, target: Target, overload: str) -> None:
+    (amp_dtype, *_) = _amp_dtypes(case, target)
+    policy = _policy(target, overload)
+    kind = overloads.DECIDING[policy][-1:] if policy == "widest" else overloads.DECIDING[policy][:1]
+    ((what, _),) = overloads.calls(target, overload, amp_dtype, kind, case.seed).items()
+
+    def gradients(by_hand: bool) -> tuple[list[torch.Tensor | None], list[torch.Tensor], str | None]:
+        ((_, call),) = overloads.calls(target, overload, amp_dtype, kind, case.seed).items()
+        call, leaves = overloads.with_leaves(call)
+        made = overloads.by_hand(policy, overload, call, amp_dtype) if by_hand else call
+        seen = overloads.run(target, made, None if by_hand else amp_dtype)
+        return overloads.gradients(seen, leaves), leaves, seen.error
+
+    with repeatable_convolutions():
+        (ours, leaves, error), (theirs, _, expected) = gradients(False), gradients(True)
+    case.equal(f"what {overload} says of {what} that require gradients", error, expected)
+    case.equal(
+        "inputs that get a gradient",
+        [index for index, one in enumerate(ours) if one is not None],
+        [index for index, one in enumerate(theirs) if one is not None],
+    )
+    for index, (seen, wanted) in enumerate(zip(ours, theirs, strict=True)):
+        if seen is not None and wanted is not None:
+            case.equal(f"type of the gradient of input {index}", seen.dtype, leaves[index].dtype)
+            name = f"gradient of input {index}"
+            if target.device_type == "cpu":
+                _same(case, overload, name, seen, wanted)
+            else:  # sums may be taken in another order each time, with a rounding each in the type that the op ran in
+                ran = amp_dtype if policy == "lower_precision" else seen.dtype
+                case.at_most(
+                    f"distance of the {name} by norm", normwise_distance(seen, wanted), 64 * torch.finfo(ran).eps
+                )
+
+
+def _combinations(target: Target, overload: str, amp_dtype: torch.dtype, other: bool) -> dict[str, partial[Any]]:
+    """Calls with every combination of types in three floating inputs, with or without the other 16-bit type."""
+    strange = torch.float16 if amp_dtype is torch.bfloat16 else torch.bfloat16
+    dtypes = (torch.float32, amp_dtype, strange) if other else (torch.float32, amp_dtype)
+    return {
+        overloads.type_names(both): overloads.sample(target, overload, both)
+        for both in itertools.product(dtypes, repeat=3)
+        if (strange in both) == other
+    }
+
+
+@contract("AMP-CAST-047", on=ANY)
+@per_target("overload", _callable("widest", "addcmul", "cat", "index_put", "bilinear"))
+def test_every_combination_widens(case: Case, target: Target, overload: str) -> None:
+    for amp_dtype in _amp_dtypes(case, target):
+        for what, call in _combinations(target, overload, amp_dtype, other=False).items():
+            _judge(case, target, overload, what, call, amp_dtype)
+
+
+@contract("AMP-CAST-048", on=ANY)
+@per_target("overload", _callable("widest", "dot", "stack"))
+def test_other_16_bit_type_widens(case: Case, target: Target, overload: str) -> None:
+    (amp_dtype, *_) = _amp_dtypes(case, target)
+    for what, call in _combinations(target, overload, amp_dtype, other=True).items():
+        _judge(case, target, overload, what, call, amp_dtype)
+
+
+def _database(target: Target) -> list[Any]:
+    """Importing the database and calling all of it takes seconds, on each target again."""
+    return [deep("full" if _is_copy(target) else "standard", "database")]
+
+
+def _with_optionals(target: Target) -> Iterator[Any]:
+    """The overloads that have an optional tensor or a reduction."""
+    for value in _callable(None, "linear", "group_norm", "mse_loss")(target):
+        if overloads.optional_arguments(value.values[0]):
+            yield value
+
+
+@contract("AMP-CAST-053", on=ANY)
+@per_target("overload", _with_optionals)
+def test_optional_arguments(case: Case, target: Target, overload: str) -> None:
+    (amp_dtype, *_) = _amp_dtypes(case, target)
+    kinds = overloads.DECIDING[_policy(target, overload)]
+    for what, call in overloads.calls(target, overload, amp_dtype, kinds, case.seed).items():
+        for how, changed in overloads.optionals(overload, call).items():
+            _judge(case, target, overload, f"{what} {how}", changed, amp_dtype)
+
+
+def _twin(target: Target) -> Target:
+    """The fake target of the same kind: its tensors cannot be read beyond their end, whatever a call asks for."""
+    return target if target.is_fake else resolve(f"fake:{target.device_type}")
+
+
+@contract("AMP-CAST-055", on=ANY)
+@per_target("overload", _callable(None, "addmm", "sum.dim_IntList", "softmax.int", "logsumexp", "pow.Tensor_Scalar"))
+def test_options(case: Case, target: Target, overload: str) -> None:
+    (amp_dtype, *_) = _amp_dtypes(case, target)
+    twin, kinds = _twin(target), overloads.DECIDING[_policy(target, overload)]
+    for what, call in overloads.calls(twin, overload, amp_dtype, kinds, case.seed).items():
+        _judge(case, twin, overload, what, call, amp_dtype)
+        for how, changed in overloads.options(call).items():
+            _judge(case, twin, overload, f"{what} {how}", changed, amp_dtype)
+
+
+# What a policy decides by: types of which no other policy makes the same.
+_TELLING: dict[str, Callable[[torch.dtype], tuple[torch.dtype, ...]]] = {
+    "lower_precision": lambda amp_dtype: (torch.float32,),
+    "fp32": lambda amp_dtype: (amp_dtype,),
+    "fp32_set_dtype": lambda amp_dtype: (amp_dtype,),
+    "fp32_append_dtype": lambda amp_dtype: (amp_dtype,),
+    "widest": lambda amp_dtype: (torch.float32, amp_dtype),
+    "banned": lambda amp_dtype: (torch.float32,),
+}
+
+
+def _policies(target: Target) -> Iterator[Any]:
+    """The policies of a target's overloads that have options, at quick on real targets and fake CUDA."""
+    for policy in dict.fromkeys(overloads.known(target.device_type).values()):
+        yield deep("standard" if _is_copy(target) else "quick", policy)
+
+
+@contract("AMP-CAST-055", on=ANY)
+@per_target("policy", _policies)
+def test_options_together(case: Case, target: Target, policy: str) -> None:
+    (amp_dtype, *_) = _amp_dtypes(case, target)
+    for overload, own in overloads.known(target.device_type).items():
+        if own != policy or not overloads.built(overload):
+            continue
+        for place, call in enumerate(overloads.calls_with_options(target, overload, _TELLING[policy](amp_dtype))):
+            seen = _judge(case, target, overload, f"options {place}", call, amp_dtype)
+            _finished(case, target, seen)
+
+
+def _with_more(target: Target) -> Iterator[Any]:
+    return (one for one in _callable(None)(target) if one in MORE)
+
+
+@contract("AMP-CAST-056", on=ANY)
+@per_target("overload", _with_more)
+def test_other_numbers_and_shapes(case: Case, target: Target, overload: str) -> None:
+    (amp_dtype, *_) = _amp_dtypes(case, target)
+    for dtypes in ((torch.float32,), (amp_dtype,), (amp_dtype, torch.float32)):
+        for place, call in enumerate(overloads.more_calls(target, overload, dtypes)):
+            _finished(
+                case,
+                target,
+                _judge(case, target, overload, f"{overloads.type_names(dtypes)}, call {place}", call, amp_dtype),
+            )
+
+
+@contract("AMP-CAST-057", on=ANY)
+@per_target("overload", _callable(None, "linear", "exp", "prod", "cat"))
+def test_grad_modes(case: Case, target: Target, overload: str) -> None:
+    (amp_dtype, *_) = _amp_dtypes(case, target)
+    policy = _policy(target, overload)
+    for what, call in overloads.calls(target, overload, amp_dtype, overloads.DECIDING[policy], case.seed).items():
+        with torch.no_grad():
+            _judge(case, target, overload, f"{what} under no_grad", call, amp_dtype)
+        wanted = overloads.promise(target, policy, overload, call, amp_dtype).hand
+        with torch.inference_mode():  # where a trace sees other ops
+            seen = overloads.run(target, call, amp_dtype, traced=False)
+        if wanted is None:
+            case.true(f"{what} is refused under inference_mode", seen.refused, seen.error)
+        elif wanted.error is None and not (target.is_fake and seen.error):  # fewer fake kernels are found untraced
+            case.equal(f"types of the outputs of {what} under inference_mode", _types(seen), _types(wanted))
+        else:
+            case.note(f"{what} under inference_mode: not run", wanted.error or seen.error)
+
+
+@contract("AMP-CAST-054", on=("cpu", "accelerator"))
+@per_target("overload", _callable("lower_precision", "conv2d", "linear", "bmm"))
+def test_weights_are_cast_once_a_region(case: Case, target: Target, overload: str) -> None:
+    (amp_dtype, *_) = _amp_dtypes(case, target)
+    call, _ = overloads.with_leaves(overloads.sample(target, overload, (torch.float32,), case.seed))
+    with repeatable_convolutions(), target.autocast(amp_dtype):
+        first = overloads.run(target, call, amp_dtype)
+        second = overloads.run(target, call, amp_dtype)
+    if first.lacking is not None:
+        case.unsupported(first.lacking)
+    case.at_least("casts of arguments in the first call", len(overloads.on_arguments(first)), 1)
+    case.equal("casts of arguments in the second call", overloads.on_arguments(second), [])
+    for index, (ours, theirs) in enumerate(zip(second.outputs, first.outputs, strict=True)):
+        case.equal(f"type of output {index} of the second call", ours.dtype, theirs.dtype)
+
+
+def _with_variants(target: Target) -> Iterator[Any]:
+    """The overloads that have a variant in place or with `out`.
+
+    None on fake CPU tensors: they do in 16 bits what no CPU does outside a region, such as a condition number.
+    """
+    if target.is_fake and target.device_type == "cpu":
+        return
+    for value in _callable(None, "addmm", "exp", "pow.Tensor_Scalar", "prod.dim_int", "addcmul", "stack")(target):
+        if overloads.variants(value.values[0]):
+            yield value
+
+
+@contract("AMP-CAST-052", on=ANY)
+@per_target("overload", _with_variants)
+def test_variants_are_left_alone(case: Case, target: Target, overload: str) -> None:
+    (amp_dtype, *_) = _amp_dtypes(case, target)
+    for variant, dtype in itertools.product(overloads.variants(overload), (torch.float32, amp_dtype)):
+        call = overloads.sample(target, overload, (dtype,), case.seed)
+        with repeatable_convolutions():
+            made = [overloads.variant_call(target, call, variant) for _ in range(2)]
+            if made[0] is None or made[1] is None:
+                case.note(f"{variant} of {dtype}", "cannot be called outside a region")
+                continue
+            outside, inside = overloads.run(target, made[0], None), overloads.run(target, made[1], amp_dtype)
+        difference = overloads.difference(overloads.Promise([], outside), inside)
+        case.equal(f"{variant} of {dtype}, against outside a region", difference or "the same", "the same")
+        if not target.is_fake:
+            for index, (ours, theirs) in enumerate(zip(inside.outputs, outside.outputs, strict=True)):
+                _same(case, overload, f"output {index} of {variant} of {dtype}", ours, theirs)
+
+
+@contract("AMP-CAST-049", on=ANY)
+@per_target("entries", _database)
+def test_unlisted_ops_of_the_database(case: Case, target: Target, entries: str) -> None:
+    try:
+        database = opinfo_sweep.database()
+    except ImportError as error:
+        case.untestable(f"PyTorch's operator database cannot be imported: {error}")
+        raise
+    (amp_dtype, *_) = _amp_dtypes(case, target)
+    swept = opinfo_sweep.sweep(target, amp_dtype, database, case.samples(quick=1, standard=1, full=8))
+    case.note("ops swept", swept.ops)
+    case.note("calls", swept.calls)
+    strange = {name: how for name, how in swept.changed.items() if not opinfo_sweep.explained(name, target.device_type)}
+    case.equal("unlisted ops that autocast", strange, {})
+    case.at_least("listed ops that autocast, of those swept", len(swept.changed), 1)
+
+
+@contract("AMP-CAST-050", on="accelerator")
+@per_target("overload", _callable(None))
+def test_fake_tensors_tell_the_same(case: Case, target: Target, overload: str) -> None:
+    fake = resolve(f"fake:{target.device_type}")
+    for amp_dtype in _amp_dtypes(case, target):
+        for what, call in overloads.calls(target, overload, amp_dtype, seed=case.seed).items():
+            real = overloads.run(target, call, amp_dtype)
+            told = overloads.run(fake, overloads.calls(fake, overload, amp_dtype)[what], amp_dtype)
+            case.equal(f"casts of arguments, {what}", overloads.on_arguments(told), overloads.on_arguments(real))
+            if told.error is None and real.error is None:
+                case.equal(f"types of the outputs, {what}", _types(told), _types(real))
+            else:
+                case.note(f"not compared, {what}", told.error or real.error)
+
+
+def _types(seen: overloads.Seen) -> list[str]:
+    return [str(leaf.dtype) for leaf in seen.outputs]
+
+
+_BY_NAME: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sum": lambda x: torch.sum(x, "c"),
+    "prod": lambda x: torch.prod(x, "c"),
+    "cumsum": lambda x: torch.cumsum(x, "c"),
+    "cumprod": lambda x: torch.cumprod(x, "c"),
+    "softmax": lambda x: torch.softmax(x, "c"),
+    "log_softmax": lambda x: torch.log_softmax(x, "c"),
+}
+_BY_NUMBER: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sum": lambda x: torch.sum(x, 1),
+    "prod": lambda x: torch.prod(x, 1),
+    "cumsum": lambda x: torch.cumsum(x, 1),
+    "cumprod": lambda x: torch.cumprod(x, 1),
+    "softmax": lambda x: torch.softmax(x, 1),
+    "log_softmax": lambda x: torch.log_softmax(x, 1),
+}
+
+
+@contract("AMP-CAST-051", on=("cpu", "cuda"))
+@pytest.mark.parametrize("op", list(_BY_NAME))
+def test_named_dimension(case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator) -> None:
+    x = Inputs((amp_dtype,), target.device, rng.initial_seed()).p(3, 4)
+    with target.autocast(amp_dtype):
+        seen, wanted = _BY_NAME[op](x.refine_names("r", "c")).rename(None), _BY_NUMBER[op](x)
+    case.identical(f"{op} over a dimension by its name, against its number", seen, wanted)

@@ -1,0 +1,369 @@
+"""Clipping, how it is called: implementations, arguments, refusals, and what the calls leave alone."""
+
+from __future__ import annotations
+
+import decimal
+import fractions
+import functools
+import importlib
+import inspect
+import itertools
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from ...harness.check import Case, contract
+from ...harness.targets import Target
+from ...oracles.trace.counts import CountedOperations
+from ...workloads.gradients import held, holding
+
+IMPLEMENTATIONS: dict[str, bool | None] = {"auto": None, "for-loop": False, "foreach": True}
+# Gradients whose norm, 13, and whose clipped values follow by hand.
+SLOPES = ((3.0, 0.0), (-4.0,), (0.0, 12.0))
+NORM = 13.0
+
+
+class Subclass(torch.Tensor):
+    """A tensor that is not of torch's own class, which the foreach kernels are not chosen for."""
+
+
+def sloped(device: torch.device | str = "cpu", kind: type[torch.Tensor] = torch.Tensor) -> list[torch.nn.Parameter]:
+    """Parameters whose gradients together have the norm 13."""
+    return holding(torch.tensor(values, device=device).as_subclass(kind) for values in SLOPES)
+
+
+def clippers(parameters: list[torch.nn.Parameter], foreach: bool | None) -> dict[str, Callable[[], Any]]:
+    """Every function that clips, called on the parameters by one implementation."""
+    utils = torch.nn.utils
+    norm = torch.tensor(NORM, device=parameters[0].device)
+    return {
+        "get_total_norm": lambda: utils.get_total_norm([one.grad for one in parameters], foreach=foreach),
+        "clip_grads_with_norm_": lambda: utils.clip_grads_with_norm_(parameters, 1.0, norm, foreach),
+        "clip_grad_norm_": lambda: utils.clip_grad_norm_(parameters, 1.0, foreach=foreach),
+        "clip_grad_value_": lambda: utils.clip_grad_value_(parameters, 1.0, foreach),
+    }
+
+
+def kernels(call: Callable[[], Any]) -> list[str]:
+    """The foreach kernels that a call runs, sorted."""
+    with CountedOperations() as operations:
+        call()
+    return sorted(name for name in operations.counts if name.startswith("_foreach"))
+
+
+_FOREACH_KERNELS = {
+    "get_total_norm": ["_foreach_norm"],
+    "clip_grads_with_norm_": ["_foreach_mul_"],
+    "clip_grad_norm_": ["_foreach_mul_", "_foreach_norm"],
+    "clip_grad_value_": ["_foreach_clamp_max_", "_foreach_clamp_min_"],
+}
+
+
+# Implementations
+
+
+@contract("AMP-CLIP-012", on=("cpu", "cuda"))
+def test_choice_of_implementation(case: Case, target: Target) -> None:
+    for kind, slow in ((torch.Tensor, (False,)), (Subclass, (None, False))):
+        for foreach in IMPLEMENTATIONS.values():
+            for name in _FOREACH_KERNELS:
+                call = clippers(sloped(target.device, kind), foreach)[name]
+                expected = [] if foreach in slow else _FOREACH_KERNELS[name]
+                what = f"foreach kernels that {name} runs with foreach={foreach} on gradients of class {kind.__name__}"
+                case.equal(what, kernels(call), expected)
+
+
+@contract("AMP-CLIP-013")
+def test_fallback_without_foreach_kernels(case: Case) -> None:
+    for foreach in (None, False):
+        for name, call in clippers(sloped("meta"), foreach).items():
+            with CountedOperations() as operations:
+                result = call()
+            names = [each for each in operations.counts if each.startswith("_foreach")]
+            case.equal(f"foreach kernels that {name} runs on meta tensors with foreach={foreach}", names, [])
+            case.at_least("control: operations seen", sum(operations.counts.values()), len(SLOPES))
+            if name.endswith("norm") or name == "clip_grad_norm_":
+                seen = (result.device.type, result.dtype, result.shape)
+                case.equal(f"what {name} returns", seen, ("meta", torch.float32, torch.Size([])))
+
+
+@contract("AMP-CLIP-014")
+def test_foreach_without_foreach_kernels(case: Case) -> None:
+    message = r"^foreach=True was passed, but can't use the foreach API on meta tensors$"
+    for name, call in clippers(sloped("meta"), True).items():
+        case.raises(f"{name} of meta tensors with foreach=True", RuntimeError, call, message)
+    for name, call in clippers(sloped("cpu"), True).items():
+        call()
+        case.note(f"control: {name} of CPU tensors with foreach=True", "runs")
+
+
+# Arguments
+
+
+_SIGNATURES = {
+    "clip_grad_norm_": "(parameters, max_norm, norm_type=2.0, error_if_nonfinite=False, foreach=None)",
+    "clip_grad_norm": "(parameters, max_norm, norm_type=2.0, error_if_nonfinite=False, foreach=None)",
+    "clip_grad_value_": "(parameters, clip_value, foreach=None)",
+    "get_total_norm": "(tensors, norm_type=2.0, error_if_nonfinite=False, foreach=None)",
+    "clip_grads_with_norm_": "(parameters, max_norm, total_norm, foreach=None)",
+}
+
+
+@contract("AMP-CLIP-015")
+@pytest.mark.parametrize("name", _SIGNATURES)
+def test_signature(case: Case, name: str) -> None:
+    function = getattr(torch.nn.utils, name)
+    signature = inspect.signature(function)
+    bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
+    seen = str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
+    case.equal(f"arguments of torch.nn.utils.{name}", seen, _SIGNATURES[name])
+    case.true("it is documented", bool(function.__doc__))
+    case.equal("name in torch.nn.utils.__all__", name in torch.nn.utils.__all__, True)
+
+
+def same_thresholds(threshold: float, device: torch.device) -> Iterator[Any]:
+    """The threshold, which every binary type holds exactly, in other types than float."""
+    yield from (fractions.Fraction(threshold), decimal.Decimal(threshold))
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        yield from (torch.tensor(threshold, dtype=dtype), torch.tensor([threshold], dtype=dtype, device=device))
+    numpy = sys.modules.get("numpy")  # torch imports it where it is installed
+    if numpy is not None:
+        yield from (kind(threshold) for kind in (numpy.float16, numpy.float32, numpy.float64))
+    if threshold.is_integer():
+        yield from (int(threshold), torch.tensor(int(threshold)), bool(threshold))
+
+
+@contract("AMP-CLIP-016")
+def test_thresholds_of_any_number_type(case: Case, target: Target) -> None:
+    utils = torch.nn.utils
+    clips: dict[str, Callable[[Any, Any], Any]] = {
+        "clip_grad_norm_": utils.clip_grad_norm_,
+        "clip_grads_with_norm_": lambda given, limit: utils.clip_grads_with_norm_(
+            given, limit, torch.tensor(NORM, device=target.device)
+        ),
+        "clip_grad_value_": utils.clip_grad_value_,
+        "clip_grad_value_ in a loop": functools.partial(utils.clip_grad_value_, foreach=False),
+    }
+    for threshold, (name, clip) in itertools.product((0.625, 1.0), clips.items()):
+        plain = sloped(target.device)
+        clip(plain, threshold)
+        for given in same_thresholds(threshold, target.device):
+            parameters = sloped(target.device)
+            clip(parameters, given)
+            same = [torch.equal(ours, theirs) for ours, theirs in zip(held(parameters), held(plain), strict=True)]
+            case.equal(f"gradients that {name} leaves with {given!r} as with {threshold}", same, [True] * len(SLOPES))
+        changed = [
+            not torch.equal(now, then) for now, then in zip(held(plain), held(sloped(target.device)), strict=True)
+        ]
+        case.equal(f"control: {name} with {threshold} changed something", any(changed), True)
+
+
+@contract("AMP-CLIP-017")
+def test_norm_types_of_any_number_type(case: Case, target: Target) -> None:
+    for plain, others in ((2.0, (2,)), (1.0, (1, True)), (3.0, (3,)), (math.inf, ("inf", "Infinity"))):
+        for foreach in (None, False):
+            norm = torch.nn.utils.get_total_norm(held(sloped(target.device)), plain, foreach=foreach)
+            for given in others:
+                seen = torch.nn.utils.get_total_norm(held(sloped(target.device)), given, foreach=foreach)
+                case.identical(f"norm of type {given!r}, foreach={foreach}, against type {plain}", seen, norm)
+                parameters = sloped(target.device)
+                seen = torch.nn.utils.clip_grad_norm_(parameters, 1.0, given, foreach=foreach)
+                case.identical(f"what clip_grad_norm_ returns with {given!r}", seen, norm)
+    norms = [float(torch.nn.utils.get_total_norm(held(sloped(target.device)), p)) for p in (1, 2, "inf")]
+    case.equal("control: the norms of types 1, 2 and inf", norms, [19.0, NORM, 12.0])
+
+
+@contract("AMP-CLIP-018")
+def test_norm_types_that_are_no_numbers(case: Case, target: Target) -> None:
+    for given, error in (
+        ("fro", ValueError),
+        ("nuc", ValueError),
+        ("", ValueError),
+        (None, TypeError),
+        ([2], TypeError),
+    ):
+        parameters = sloped(target.device)
+        for foreach in IMPLEMENTATIONS.values():
+            clip = functools.partial(torch.nn.utils.clip_grad_norm_, parameters, 1.0, given, foreach=foreach)
+            case.raises(f"clip_grad_norm_ with norm_type={given!r}", error, clip)
+        kept = [
+            torch.equal(ours, theirs)
+            for ours, theirs in zip(held(parameters), held(sloped(target.device)), strict=True)
+        ]
+        case.equal("gradients after the refusal that are as before", kept, [True] * len(SLOPES))
+
+
+def warned(call: Callable[[], Any]) -> list[warnings.WarningMessage]:
+    """The warnings of a call."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    return caught
+
+
+@contract("AMP-CLIP-019")
+def test_empty_generator(case: Case) -> None:
+    nothing: list[torch.nn.Parameter] = []
+    message = "`parameters` is an empty generator, no gradient clipping will occur."
+    place: list[tuple[str, int]] = []
+
+    def clip_nothing() -> None:
+        here = inspect.stack()[0]
+        place.append((here.filename, here.lineno + 2))
+        torch.nn.utils.clip_grad_norm_((each for each in nothing), 1.0)
+
+    seen = warned(clip_nothing)
+    told = [(each.category, str(each.message)) for each in seen]
+    case.equal("warnings for an empty generator", told, [(UserWarning, message)])
+    case.equal("place that the warning names", [(each.filename, each.lineno) for each in seen], place)
+    module = torch.nn.Linear(2, 2)
+    quiet: dict[str, Iterable[torch.nn.Parameter]] = {
+        "an empty list": [],
+        "an empty tuple": (),
+        "an iterator at its end": iter(nothing),
+        "a generator of parameters without gradients": module.parameters(),
+        "a generator of parameters with gradients": (each for each in sloped()),
+    }
+    for name, given in quiet.items():
+        clip = functools.partial(torch.nn.utils.clip_grad_norm_, given, 1.0)
+        case.equal(f"control: warnings for {name}", [str(each.message) for each in warned(clip)], [])
+
+
+# What the calls give back and leave alone
+
+
+@contract("AMP-CLIP-052")
+def test_norm_of_any_iterable(case: Case, target: Target) -> None:
+    gradients = held(sloped(target.device))
+    given: dict[str, Callable[[], Any]] = {
+        "a list": lambda: gradients,
+        "a tuple": lambda: tuple(gradients),
+        "a generator": lambda: (each for each in gradients),
+        "the values of a dict": lambda: dict(enumerate(gradients)).values(),
+    }
+    for foreach in IMPLEMENTATIONS.values():
+        if foreach and target.device_type not in ("cpu", "cuda"):
+            continue
+        for name, make in given.items():
+            norm = torch.nn.utils.get_total_norm(make(), foreach=foreach)
+            case.equal(f"norm of {name}, foreach={foreach}", float(norm), NORM)
+        for shape, values in (("no dimension", -3.0), ("two dimensions", [[3.0, 0.0], [0.0, -4.0]])):
+            alone = torch.tensor(values, device=target.device)
+            norm = torch.nn.utils.get_total_norm(alone, foreach=foreach)
+            case.equal(f"norm of one tensor of {shape}", float(norm), 3.0 if alone.dim() == 0 else 5.0)
+    for one, slope in zip(gradients, SLOPES, strict=True):
+        case.equal("gradient afterwards", tuple(one.tolist()), slope)
+    nothing: list[torch.Tensor] = []
+    norm = torch.nn.utils.get_total_norm(nothing)
+    case.identical("norm of no tensor", norm, torch.tensor(0.0))
+
+
+@contract("AMP-CLIP-053")
+def test_clip_by_given_norm_takes_any_iterable(case: Case, target: Target) -> None:
+    norm = torch.tensor(4 * NORM, device=target.device)
+    forms: dict[str, Callable[[list[torch.nn.Parameter]], Any]] = {
+        "a list": list,
+        "a tuple": tuple,
+        "a generator": lambda parameters: (each for each in parameters),
+        "the parameters of a module": lambda parameters: torch.nn.ParameterList(parameters).parameters(),
+    }
+    # 52 + 1e-6 is 52 in fp32, so the coefficient is exactly 1/4 or its neighbour: one unit for the reciprocal.
+    for name, form in forms.items():
+        parameters = [*sloped(target.device), *holding([None])]
+        answer = torch.nn.utils.clip_grads_with_norm_(form(parameters), NORM, norm)
+        case.equal(f"what it returns for {name}", answer, None)
+        for gradient, values in zip(held(parameters), SLOPES, strict=True):
+            worst = max(abs(seen - value / 4) for seen, value in zip(gradient.tolist(), values, strict=True))
+            case.at_most(f"distance from a quarter of the gradient, {name}", worst, 2**-23 * max(map(abs, values)))
+    for shape in ((), (1,), (2, 2)):
+        alone = holding([torch.full(shape, 8.0, device=target.device)])[0]
+        torch.nn.utils.clip_grads_with_norm_(alone, 1.0, torch.tensor(64.0, device=target.device))
+        case.equal(
+            f"gradient of one parameter of shape {shape}",
+            held([alone])[0].flatten().tolist(),
+            [0.125] * max(1, alone.numel()),
+        )
+    for name, given in {"no parameter": [], "parameters without gradients": holding([None, None])}.items():
+        case.equal(f"what it returns for {name}", torch.nn.utils.clip_grads_with_norm_(given, 1.0, norm), None)
+
+
+@contract("AMP-CLIP-091")
+def test_frozen_parameters_count(case: Case, target: Target) -> None:
+    for name in ("clip_grad_norm_", "clip_grads_with_norm_", "clip_grad_value_"):
+        free, frozen = sloped(target.device), sloped(target.device)
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+        norms = [clippers(parameters, None)[name]() for parameters in (free, frozen)]
+        if name == "clip_grad_norm_":
+            case.equal("norm of gradients whose parameters are frozen", float(norms[1]), NORM)
+        for number, (seen, expected) in enumerate(zip(held(frozen), held(free), strict=True)):
+            case.identical(f"{name}: gradient {number} of a frozen parameter", seen, expected)
+
+
+@contract("AMP-CLIP-054")
+def test_nothing_is_recorded_for_autograd(case: Case, target: Target) -> None:
+    for foreach in IMPLEMENTATIONS.values():
+        if foreach and target.device_type not in ("cpu", "cuda"):
+            continue
+        # A leaf that requires grad cannot be changed in place while grad mode is on.
+        leaves = [torch.tensor(values, device=target.device, requires_grad=True) for values in SLOPES]
+        norm = torch.nn.utils.get_total_norm(leaves, foreach=foreach)
+        case.equal("whether the norm of tensors that require grad requires grad", norm.requires_grad, False)
+        recorded = [leaf * 2.0 for leaf in leaves]
+        for name in ("clip_grads_with_norm_", "clip_grad_norm_", "clip_grad_value_"):
+            for kind, given in (("leaf", leaves), ("result", recorded)):
+                parameters = holding(given)
+                before = [one.grad.grad_fn for one in parameters if one.grad is not None]
+                result = clippers(parameters, foreach)[name]()
+                if name == "clip_grad_norm_":
+                    case.equal(f"whether the norm of a {kind} requires grad", result.requires_grad, False)
+                after = [one.grad.grad_fn for one in parameters if one.grad is not None]
+                kept = [now is then for now, then in zip(after, before, strict=True)]
+                case.equal(f"history of each {kind} that {name} leaves as it was, foreach={foreach}", kept, [True] * 3)
+    enabled = torch.is_grad_enabled()
+    case.equal("grad mode afterwards", enabled, True)
+
+
+@contract("AMP-CLIP-054")
+def test_what_wraps_the_functions(case: Case) -> None:
+    def probe(first: int, *, second: int = 2) -> tuple[bool, int, int]:
+        """What the wrapper must keep."""
+        return torch.is_grad_enabled(), first, second
+
+    wrapped = importlib.import_module("torch.nn.utils.clip_grad")._no_grad(probe)
+    case.equal("grad mode inside, and the arguments", wrapped(1, second=3), (False, 1, 3))
+    case.equal("grad mode afterwards", torch.is_grad_enabled(), True)
+    kept = (wrapped.__name__, wrapped.__doc__, wrapped.__wrapped__)
+    case.equal("name, documentation and function of the wrapper", kept, (probe.__name__, probe.__doc__, probe))
+
+
+@contract("AMP-CLIP-081")
+def test_deprecated_spelling_hands_everything_on(case: Case, target: Target) -> None:
+    old = functools.partial(torch.nn.utils.clip_grad_norm, max_norm=1.0)
+    what = r"^`torch\.nn\.utils\.clip_grad_norm` is now deprecated in favor of `torch\.nn\.utils\.clip_grad_norm_`\.$"
+    for norm_type, expected in ((2.0, NORM), (1.0, 19.0), (math.inf, 12.0)):
+        call = functools.partial(old, sloped(target.device), norm_type=norm_type)
+        case.equal(
+            f"norm of type {norm_type}", float(case.warns("the old spelling", FutureWarning, call, what)), expected
+        )
+    bad = holding([torch.tensor([math.nan], device=target.device)])
+    refused = functools.partial(quietly, functools.partial(old, bad, error_if_nonfinite=True))
+    case.raises("NaN with error_if_nonfinite=True", RuntimeError, refused, "non-finite")
+    case.equal("NaN by default", math.isnan(float(quietly(functools.partial(old, bad)))), True)
+    if target.device_type in ("cpu", "cuda"):
+        for foreach in IMPLEMENTATIONS.values():
+            seen = kernels(functools.partial(quietly, functools.partial(old, sloped(target.device), foreach=foreach)))
+            expected_kernels = [] if foreach is False else _FOREACH_KERNELS["clip_grad_norm_"]
+            case.equal(f"foreach kernels with foreach={foreach}", seen, expected_kernels)
+
+
+def quietly(call: Callable[[], Any]) -> Any:
+    """What a call returns, without its warnings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return call()

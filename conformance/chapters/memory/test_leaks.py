@@ -1,0 +1,100 @@
+"""Memory, use by use: whatever is called of AMP, calling it again leaves neither tensors nor objects behind."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import sys
+import types
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from ...harness.check import Case, contract
+from ...harness.targets import Target
+from ...measure.storages import LiveStorages
+from ...measure.threads import one_thread
+from ...workloads.amp_uses import Uses
+from .python_objects import collected_apart, reachable, tracked
+
+ROUNDS = 3
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+def _rises(use: Callable[[], object], counts: Callable[[], tuple[int, ...]]) -> list[list[int]]:
+    """By how much each call of `use` raises each of the counts."""
+    # Of tuples of numbers, which are no objects to the collector.
+    seen = [counts()]
+    for _ in range(ROUNDS):
+        use()
+        seen.append(counts())
+    return [[now - before for before, now in itertools.pairwise(each)] for each in zip(*seen, strict=True)]
+
+
+def _warmed(case: Case, target: Target) -> Uses:
+    """The uses, each called twice: first calls may make what stays, such as a cache or a history of some steps."""
+    uses = Uses(target.device, _dtype(case, target))
+    for use in 2 * list(uses.all().values()):
+        use()
+    return uses
+
+
+def _dtype(case: Case, target: Target) -> torch.dtype:
+    found = [dtype for dtype in case.amp_dtypes if target.supports(dtype)]
+    if not found:
+        case.unsupported(f"{target.name} computes natively in none of {case.amp_dtypes}")
+    return found[-1]
+
+
+@contract("AMP-MEMORY-052")
+def test_no_use_leaves_tensors(case: Case, target: Target) -> None:
+    _warmed(case, target)  # what torch imports at a first call would be gone through at each collection
+    with collected_apart(), LiveStorages() as live:
+        uses = _warmed(case, target)
+        # By storage: cuDNN's weights are views of one buffer, with gaps perhaps (torch.nn.RNNBase.flatten_parameters).
+        storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in uses.held()}
+        held = sum(storages.values())
+
+        def alive() -> tuple[int, ...]:
+            gc.collect()
+            return (live.live_bytes,)
+
+        for name, use in uses.all().items():
+            case.equal(f"{name}: bytes that each call leaves", _rises(use, alive), [[0] * ROUNDS])
+        case.equal("bytes alive after all uses: the scale and its tracker", live.live_bytes - held, 8)
+
+
+@contract("AMP-MEMORY-052")
+def test_a_custom_function_holds_what_it_saves(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
+    uses = Uses(target.device, amp_dtype)
+    with LiveStorages(uses.held()) as live:
+        with target.autocast(amp_dtype):
+            result = uses.doubled().apply(uses.weights[0].to(amp_dtype) * 2)
+        case.equal("bytes alive beside the result", live.live_bytes - result.nbytes, 0)
+        case.true("the result has a graph (control)", result.requires_grad)
+
+
+def _amp() -> list[object]:
+    """AMP's classes, functions and module variables, as they are now."""
+    names = ("torch.amp", "torch.amp.grad_scaler", "torch.amp.autocast_mode")
+    found = [value for name in names for value in vars(sys.modules[name]).values()]
+    found += [vars(value) for value in found if isinstance(value, type) and value.__module__ in names]
+    found += [torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_]
+    return [value for value in found if not isinstance(value, (type, types.ModuleType)) and value is not sys.modules]
+
+
+@contract("AMP-MEMORY-052")
+def test_no_use_leaves_objects(case: Case, target: Target) -> None:
+    uses = _warmed(case, target)
+    with collected_apart():
+        for name, use in uses.all().items():
+            rises = _rises(use, lambda: (tracked(), reachable([uses.scaler, *_amp()])))
+            # A leak shows at each call; what comes once may be a cache, what goes is what others leave.
+            least = [max(0, min(each)) for each in rises]
+            case.equal(f"{name}: objects that each call leaves, in all and on AMP's own", least, [0, 0])

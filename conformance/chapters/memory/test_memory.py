@@ -1,0 +1,285 @@
+"""Memory: what autocast keeps for backward, what it frees, and what training with AMP leaves alive."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from ...harness.check import Case, contract, deep
+from ...harness.targets import Target
+from ...measure.storages import LiveStorages, SavedForBackward, bytes_by_dtype, state_tensors, tensor_bytes
+from ...oracles.symbolic.blocks import Saved, blocks, execute, predict, tensors
+from ...workloads.mlp import mlp
+from ...workloads.training import Workload, train_step
+from .python_objects import collected_apart
+from .support import RANDOM_STATES, keeps_what_is_predicted, sizes
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+BLOCKS = blocks()
+OPTIMIZERS = {
+    "sgd": (lambda p: torch.optim.SGD(p, lr=0.1), 0),
+    "momentum": (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 1),
+    "adam": (lambda p: torch.optim.Adam(p), 2),
+    "adamw": (lambda p: torch.optim.AdamW(p, amsgrad=True), 3),
+    "rmsprop": (lambda p: torch.optim.RMSprop(p), 1),
+}
+ELEMENTS = 128 * 256 + 256 + 256 * 256 + 256 + 256 * 10 + 10  # of the perceptron that is trained
+
+
+def _saved(
+    target: Target,
+    block: str,
+    rng: torch.Generator,
+    dtype: torch.dtype | None,
+    *,
+    cache: bool = True,
+    backward: bool = True,
+) -> SavedForBackward:
+    """Run the block's forward pass under the counter, in a region of `dtype` (None: outside any)."""
+    leaves = tensors(BLOCKS[block], target.device, rng)
+    region = nullcontext() if dtype is None else target.autocast(dtype, cache_enabled=cache)
+    with SavedForBackward(leaves.values()) as saved, region:
+        result = execute(BLOCKS[block], leaves)
+    if backward:
+        result.float().sum().backward()
+    return saved
+
+
+def _pairs(saved: list[Saved]) -> list[tuple[torch.dtype, int]]:
+    return [(item.dtype, item.nbytes) for item in saved]
+
+
+def _copies(block: str, target: Target, dtype: torch.dtype) -> int:
+    """Bytes of the 16-bit copies of weights and inputs among what the policy predicts to be kept."""
+    predicted = predict(BLOCKS[block], target.device_type, dtype)
+    return sum(item.nbytes for item in predicted if item.role != "activation")
+
+
+@contract("AMP-MEMORY-001")
+@pytest.mark.parametrize("block", ["linear", "mlp", "mse", "conv", "attention", "tied", "frozen"])
+def test_saved_bytes_follow_the_policy(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, block: str
+) -> None:
+    keeps_what_is_predicted(case, target, BLOCKS[block], amp_dtype, rng)
+
+
+@contract("AMP-MEMORY-002")
+@pytest.mark.parametrize("where", ["outside", "disabled", "nested"])
+@pytest.mark.parametrize("block", ["mlp", "attention"])
+def test_fp32_keeps_fp32(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, block: str, where: str
+) -> None:
+    predicted = _pairs(predict(BLOCKS[block], target.device_type, None))
+    around = target.autocast(amp_dtype) if where == "nested" else nullcontext()
+    inner = nullcontext() if where == "outside" else target.autocast(amp_dtype, enabled=False)
+    with around, inner:
+        saved = _saved(target, block, rng, None, backward=False).storages
+    case.equal("every storage", sizes(saved), sizes(predicted))
+    case.equal("dtypes", sorted(bytes_by_dtype(saved)), ["float32"])
+
+
+@contract("AMP-MEMORY-003")
+@pytest.mark.parametrize("block", ["saves", "costs", "conv"])
+def test_activations_halve(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, block: str
+) -> None:
+    full = [pair for pair in _saved(target, block, rng, None).storages if pair[0].is_floating_point]
+    low = [pair for pair in _saved(target, block, rng, amp_dtype).storages if pair[0].is_floating_point]
+    case.note("fp32: bytes kept by dtype", bytes_by_dtype(full))
+    case.note("AMP: bytes kept by dtype", bytes_by_dtype(low))
+    copies = _copies(block, target, amp_dtype)
+    activations = sum(nbytes for _, nbytes in low) - copies
+    case.at_least("activations kept in fp32", sum(nbytes for _, nbytes in full), 1, "bytes")
+    case.equal("twice the activations kept under AMP", 2 * activations, sum(nbytes for _, nbytes in full))
+
+
+@contract("AMP-MEMORY-004")
+@pytest.mark.parametrize("name", ["momentum", "adam", deep("standard", "sgd"), deep("standard", "adamw"), "rmsprop"])
+def test_masters_keep_their_bytes(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, name: str
+) -> None:
+    make, copies = OPTIMIZERS[name]
+    work = mlp(target.device, rng)
+    work = Workload(work.model, make(work.model.parameters()), work.loss, work.batches)
+    scaler = torch.amp.GradScaler(target.device_type, enabled=amp_dtype == torch.float16)
+    for step in range(2):
+        train_step(work, step, lambda: target.autocast(amp_dtype), scaler)
+    parameters = list(work.model.parameters())
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    case.equal("parameters", tensor_bytes(parameters), {"float32": 4 * ELEMENTS})
+    case.equal("gradients", tensor_bytes(gradients), {"float32": 4 * ELEMENTS})
+    expected = {"float32": 4 * ELEMENTS * copies} if copies else {}
+    case.equal("optimizer state", tensor_bytes(state_tensors(work.optimizer)), expected)
+
+
+@contract("AMP-MEMORY-005")
+@pytest.mark.parametrize("cache", [True, False], ids=["cache", "no-cache"])
+@pytest.mark.parametrize("uses", [2, deep("standard", 5)])
+def test_weight_copies_are_counted(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, uses: int, cache: bool
+) -> None:
+    weight = torch.randn(31, 31, generator=rng).to(target.device).requires_grad_()
+    # Not a leaf, which the cache would serve as well.
+    inputs = torch.randn(5, 31, generator=rng).to(target.device).requires_grad_() * 1.0
+    with SavedForBackward([weight, inputs]) as saved, target.autocast(amp_dtype, cache_enabled=cache):
+        for _ in range(uses):
+            torch.nn.functional.linear(inputs, weight)
+    copies = [nbytes for _, nbytes in saved.storages if nbytes == 31 * 31 * 2]
+    case.equal("16-bit copies of the weight", len(copies), 1 if cache else uses)
+    case.equal("16-bit copies of the input", len(saved.storages) - len(copies), uses)
+    case.equal("dtypes", sorted(bytes_by_dtype(saved.storages)), [str(amp_dtype).removeprefix("torch.")])
+
+
+@contract("AMP-MEMORY-006")
+@pytest.mark.parametrize(("block", "sign"), [("saves", 1), ("even", 0), ("costs", -1)], ids=["saves", "even", "costs"])
+def test_break_even(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, block: str, sign: int
+) -> None:
+    parameters, inputs = BLOCKS[block].parameters, BLOCKS[block].inputs
+    rows, features = inputs["x"]
+    hidden, outputs = parameters["w1"][0], parameters["w2"][0]
+    # Kept in fp32: the hidden activations. Under AMP: their 16-bit form, and copies of the input and the second weight.
+    gain = 2 * (rows * hidden - rows * features - hidden * outputs)
+    full = _saved(target, block, rng, None).total
+    low = _saved(target, block, rng, amp_dtype).total
+    case.equal("bytes that AMP saves", full - low, gain)
+    case.equal("sign of the saving", (gain > 0) - (gain < 0), sign)
+
+
+@contract("AMP-MEMORY-007")
+@pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
+def test_evaluation_keeps_nothing(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, mode: str
+) -> None:
+    kept: dict[str, int] = {}
+    for name, context in (("with gradients", nullcontext()), ("without", getattr(torch, mode)())):
+        with context:
+            kept[name] = _saved(target, "mlp", rng, amp_dtype, backward=False).total
+    case.at_least("bytes kept with gradients (control)", kept["with gradients"], 1, "bytes")
+    case.equal("bytes kept without gradients", kept["without"], 0)
+
+
+@contract("AMP-MEMORY-009")
+def test_backward_frees_what_forward_kept(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
+) -> None:
+    leaves = tensors(BLOCKS["mlp"], target.device, rng)
+    with LiveStorages(leaves.values()) as live:
+        with target.autocast(amp_dtype):
+            loss = execute(BLOCKS["mlp"], leaves)
+        kept = live.live_bytes
+        loss.backward()
+        after = live.live_bytes
+    predicted = sum(item.nbytes for item in predict(BLOCKS["mlp"], target.device_type, amp_dtype))
+    gradients = sum(leaf.numel() * 4 for leaf in leaves.values() if leaf.requires_grad)
+    case.at_least("bytes alive after the forward pass (control)", kept, predicted, "bytes")
+    # The loss itself is held here: one fp32 number.
+    case.equal("bytes alive after backward", after, gradients + 4)
+
+
+def _plain(target: Target, dtype: torch.dtype, model: torch.nn.Sequential, inputs: torch.Tensor) -> torch.Tensor:
+    with target.autocast(dtype):
+        return model(inputs)
+
+
+def _decorated(target: Target, dtype: torch.dtype, model: torch.nn.Sequential, inputs: torch.Tensor) -> torch.Tensor:
+    return torch.autocast(target.device_type, dtype=dtype)(model.forward)(inputs)
+
+
+def _nested(target: Target, dtype: torch.dtype, model: torch.nn.Sequential, inputs: torch.Tensor) -> torch.Tensor:
+    with target.autocast(dtype):
+        hidden = model[:2](inputs)
+        with target.autocast(dtype, enabled=False):
+            hidden = model[2:4](hidden.float())
+        with target.autocast(dtype, cache_enabled=False):
+            return model[4:](hidden)
+
+
+STYLES = {"plain": _plain, "decorated": _decorated, "nested": _nested}
+
+
+def _after_each_step(target: Target, amp_dtype: torch.dtype, rng: torch.Generator, style: str, steps: int) -> list[int]:
+    """Live bytes after each training step with its gradients dropped; one step in five overflows and is skipped."""
+    work = mlp(target.device, rng)
+    scaler = torch.amp.GradScaler(target.device_type, growth_interval=3)
+    poison = torch.full_like(work.batches[0][0], float("inf"))
+    given = [poison, *work.model.parameters(), *(tensor for batch in work.batches for tensor in batch)]
+    alive = []
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with LiveStorages(given) as live:
+            for step in range(steps):
+                inputs, labels = work.batch(step)
+                output = STYLES[style](target, amp_dtype, work.model, poison if step % 5 == 3 else inputs)
+                loss = work.loss(output.float(), labels)
+                scaler.scale(loss).backward()
+                scaler.step(work.optimizer)
+                scaler.update()
+                work.optimizer.zero_grad(set_to_none=True)
+                del output, loss
+                alive.append(live.live_bytes)
+    finally:
+        if collecting:
+            gc.enable()
+    return alive
+
+
+@contract("AMP-MEMORY-010")
+@pytest.mark.parametrize("style", STYLES)
+def test_live_bytes_do_not_grow(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, style: str
+) -> None:
+    steps = case.samples(quick=8, standard=50 if style == "plain" else 20, full=200)
+    alive = _after_each_step(target, amp_dtype, rng, style, steps)
+    # Adam: two moments and a step counter for each of six parameters; the scaler: an fp32 scale, an int32 tracker.
+    case.equal("bytes alive after the first step", alive[0], 2 * 4 * ELEMENTS + 6 * 4 + 8)
+    case.equal("growth after each later step", [nbytes - alive[0] for nbytes in alive[1:]], [0] * (len(alive) - 1))
+
+
+@contract("AMP-MEMORY-011")
+def test_scaler_lets_go(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
+    scaler = torch.amp.GradScaler(target.device_type)
+    with collected_apart(), LiveStorages() as live:
+        work = mlp(target.device, rng)
+        for step in range(2):
+            train_step(work, step, lambda: target.autocast(amp_dtype), scaler)
+        held = live.live_bytes
+        references = [weakref.ref(work.optimizer), weakref.ref(work.model)]
+        del work
+        gc.collect()
+        left = live.live_bytes
+    case.at_least("bytes alive while model and optimizer live (control)", held, 4 * 128 * 256, "bytes")
+    case.equal(
+        "optimizer and model still alive",
+        [reference() is not None for reference in references],
+        [False, False],
+    )
+    case.equal("bytes alive with the scaler alone (fp32 scale, int32 tracker)", left, 8)
+
+
+@contract("AMP-MEMORY-012")
+def test_checkpoint_keeps_its_input(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    leaves = tensors(BLOCKS["attention"], target.device, rng)
+    kept: dict[str, int] = {}
+    results = {}
+    for name in ("plain", "checkpointed"):
+        with LiveStorages(leaves.values()) as live:
+            with target.autocast(amp_dtype):
+                if name == "plain":
+                    results[name] = execute(BLOCKS["attention"], leaves)
+                else:
+                    results[name] = checkpoint(execute, BLOCKS["attention"], leaves, use_reentrant=False)
+            kept[name] = live.live_bytes
+    output = results["plain"].numel() * 2
+    predicted = sum(item.nbytes for item in predict(BLOCKS["attention"], target.device_type, amp_dtype))
+    case.equal("bytes alive after the plain segment (control)", kept["plain"], predicted + output)
+    case.at_most("bytes alive after the checkpointed segment", kept["checkpointed"], output + RANDOM_STATES, "bytes")
+    case.identical("output of the checkpointed segment", results["checkpointed"], results["plain"])

@@ -1,0 +1,86 @@
+"""Every operation of the op reference, measured in a region and with its operands cast by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ..harness.targets import Target
+from ..oracles.manual_cast import HandCast, casts_last_first
+from ..oracles.policy.lists import BACKENDS, composite, listings
+from ..oracles.policy.samples import SAMPLES, Inputs
+
+# The types of the operands, of which each but those on no list is one that the policy casts.
+_GIVEN: dict[str, Callable[[torch.dtype], tuple[torch.dtype, ...]]] = {
+    "lower_precision": lambda low: (torch.float32,),
+    "fp32": lambda low: (low,),
+    "widest": lambda low: (low, torch.float32),
+    "unlisted": lambda low: (low,),
+}
+
+Arm = Callable[[], AbstractContextManager[Any]]
+Call = Callable[[], Any]
+T = TypeVar("T")
+
+
+def side_by_side(
+    target: Target, policy: str, amp_dtype: torch.dtype, seed: int, measure: Callable[[Arm, partial[Any]], T]
+) -> Iterator[tuple[str, T, T]]:
+    """Yield the name of each operation on that list of the target, and what is measured of it in a region and by hand.
+
+    `measure` is given an arm, which it enters, and a call on new leaves of types that the list casts. Casts by hand are
+    those of the op lists and of the rule of the weight cache. Left out is what has no cast of its own, as it is made
+    of other listed operations (`cross_entropy` on CUDA), and what runs by hand on leaves neither with gradients nor
+    without: the device has no such kernel.
+    """
+    backend = target.device_type if target.device_type in BACKENDS else "cuda"
+    given = _GIVEN[policy](amp_dtype)
+    region = partial(target.autocast, amp_dtype)
+    order = casts_last_first(target.device, region)
+    for listing in listings(backend, policy):
+        if composite(listing):
+            continue
+        for wanted in (True, False):
+            make = partial(_leaves, listing.sample, Inputs(given, target.device, seed), wanted)
+            try:
+                by_hand = measure(partial(HandCast, target.device_type, amp_dtype, last_first=order), make())
+            except (RuntimeError, NotImplementedError):
+                continue
+            seen = measure(region, make())
+            # What is made once, such as a constant, is made by now.
+            yield listing.sample, seen if seen == by_hand else measure(region, make()), by_hand
+            break
+
+
+def run(arm: Arm, call: Call, uses: int) -> list[torch.Tensor]:
+    """The results with a gradient of some calls in one `arm`; what draws random numbers draws the same each time."""
+    torch.manual_seed(0)
+    with arm():
+        results = [call() for _ in range(uses)]
+    return [result for result in tensors_of(results) if result.requires_grad]
+
+
+def backward(results: list[torch.Tensor]) -> None:
+    """Backward from ones."""
+    if results:
+        torch.autograd.backward(results, [torch.ones_like(result) for result in results])
+
+
+def tensors_of(values: Any) -> list[torch.Tensor]:
+    """The tensors in whatever holds them."""
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+def _leaves(sample: str, inputs: Inputs, wanted: bool) -> partial[Any]:
+    def leaf(value: Any) -> Any:
+        floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.detach().requires_grad_(wanted) if floating else value
+
+    inputs.made = 0
+    call = SAMPLES[sample](inputs)
+    return partial(call.func, *tree_map(leaf, call.args), **tree_map(leaf, call.keywords))

@@ -1,0 +1,143 @@
+"""The optimizers of torch.optim, found by introspection, with the arguments and implementations they are tried with."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from ...data import fixture, in_force, read_toml
+
+_TABLE = read_toml(fixture("optimizers.toml"))
+_FLAGS = MappingProxyType(
+    {"for-loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}, "default": {}}
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One optimizer with one set of arguments, in one of its implementations.
+
+    `gradients` is "dense", "matrices" (its parameters must be two-dimensional) or "sparse". `first` marks the set of
+    arguments that is tried at every level. An optimizer that the table does not list is tried with no arguments.
+    """
+
+    optimizer: str
+    variant: str
+    implementation: str
+    arguments: MappingProxyType[str, Any]
+    gradients: str = "dense"
+    first: bool = True
+    listed: bool = True
+
+    @property
+    def id(self) -> str:
+        return f"{self.optimizer}-{self.variant}-{self.implementation}"
+
+    @property
+    def fused(self) -> bool:
+        return self.implementation == "fused"
+
+    @property
+    def scales_itself(self) -> bool:
+        """Whether it follows the fused protocol: GradScaler hands it scale and flag, and it unscales and skips."""
+        since = _entry(self.optimizer).get("scales_itself_since")
+        return self.fused and since is not None and reached(since)
+
+    def promised_on(self, device_type: str) -> bool:
+        """Whether torch's documentation promises this implementation on the device type."""
+        if self.implementation in ("for-loop", "default"):
+            return self.listed
+        if self.implementation == "foreach":
+            return self.listed and device_type in _TABLE["foreach"]
+        return device_type in _entry(self.optimizer).get("fused", ())
+
+    def make(self, parameters: Iterable[Any], **changes: Any) -> torch.optim.Optimizer:
+        """Construct it over parameters or parameter groups; `changes` replace arguments. Raises what torch raises."""
+        flags = _FLAGS[self.implementation] if _implementations(self.optimizer) != ("for-loop",) else {}
+        made: torch.optim.Optimizer = getattr(torch.optim, self.optimizer)(
+            parameters, **{**self.arguments, **flags, **changes}
+        )
+        return made
+
+    def accepts(self, argument: str) -> bool:
+        """Whether the constructor has that argument."""
+        return argument in _signature(self.optimizer)
+
+
+def present() -> tuple[str, ...]:
+    """Return the names of the optimizer classes that torch.optim has, sorted."""
+    return tuple(
+        sorted(
+            name
+            for name, value in vars(torch.optim).items()
+            if inspect.isclass(value)
+            and issubclass(value, torch.optim.Optimizer)
+            and value is not torch.optim.Optimizer
+            and not name.startswith("_")
+        )
+    )
+
+
+def listed() -> dict[str, str]:
+    """Return the names of the table with the torch version since which each exists ("" for always)."""
+    return {name: entry.get("since", "") for name, entry in _TABLE["optimizer"].items()}
+
+
+def reached(version: str) -> bool:
+    """Whether this torch is of that version ("2.9") or a later one; "" is every version."""
+    return in_force(torch.__version__, version or None)
+
+
+def takes_closure(optimizer: str) -> bool:
+    """Whether step() of that optimizer evaluates the loss itself, through a closure that it must be given."""
+    return bool(_entry(optimizer).get("closure", False))
+
+
+def kinds(*, implementations: tuple[str, ...] = ("for-loop", "foreach", "fused")) -> Iterator[Kind]:
+    """Yield every optimizer that needs no closure, with every variant in each of those implementations that it has."""
+    for name in present():
+        entry = _entry(name)
+        if takes_closure(name):
+            continue
+        usual, sparse = entry["variants"], entry.get("sparse", {})
+        for number, (variant, arguments) in enumerate({**usual, **sparse}.items()):
+            for implementation in _implementations(name):
+                if implementation in implementations and not (variant in sparse and implementation == "fused"):
+                    yield Kind(
+                        name,
+                        variant,
+                        implementation,
+                        MappingProxyType(arguments),
+                        "sparse" if variant in sparse else entry.get("gradients", "dense"),
+                        first=number == 0,
+                        listed=name in _TABLE["optimizer"],
+                    )
+
+
+def _entry(optimizer: str) -> dict[str, Any]:
+    entry: dict[str, Any] = _TABLE["optimizer"].get(optimizer, {"variants": _TABLE["unlisted"]})
+    return entry
+
+
+def _signature(optimizer: str) -> frozenset[str]:
+    found = getattr(torch.optim, optimizer)
+    return _arguments(found, found.__init__)
+
+
+@functools.cache
+def _arguments(made: type, _: Callable[..., None]) -> frozenset[str]:
+    """The arguments of a class, as long as it has that constructor."""
+    return frozenset(inspect.signature(made).parameters)
+
+
+def _implementations(optimizer: str) -> tuple[str, ...]:
+    """The implementations whose flag the constructor has, and "default" where there is a choice."""
+    flags = _signature(optimizer)
+    offered = tuple(name for name in ("foreach", "fused") if name in flags)
+    return ("for-loop", *offered, "default") if offered else ("for-loop",)

@@ -1,0 +1,229 @@
+"""Optimizers: random histories of clean and spoilt iterations, against runs that never saw the spoilt ones."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from ...harness.check import Case, contract
+from ...harness.targets import Target
+from ...oracles.optimizer_state import departures, gradients, snapshot
+from ...oracles.shrinking import shortest
+from ...scaler import model as oracle
+from ...workloads.linear_loss import Slopes
+from ...workloads.third_party_optimizers import Ordinary, SelfScaling
+from .optimizer_configs import Kind
+from .random_histories import Iteration, histories, simpler
+from .test_optimizer import ALL, build, each, only
+
+INTERVAL = 2  # of growth: scales move both ways within a short history, by powers of two
+
+
+def spoilt(slopes: Sequence[torch.Tensor], iteration: Iteration) -> list[torch.Tensor]:
+    """Copies of the slopes with the iteration's bad numbers, none of them in the parameter that is left out."""
+    copies = [slope.clone() for slope in slopes]
+    for parameter, element, value in iteration.bad:
+        at = parameter % len(copies)
+        at = (at + 1) % len(copies) if at == iteration.without else at
+        copies[at].view(-1)[element % copies[at].numel()] = value
+    return copies
+
+
+def make(kind: Kind, slopes: Slopes) -> Any:
+    return kind.make(slopes.groups())
+
+
+class Run:
+    """An optimizer over a workload, with a scaler or without one, that is taken through a history."""
+
+    def __init__(self, optimizer: Any, slopes: Slopes, scaler: torch.amp.GradScaler | None) -> None:
+        self.optimizer, self.slopes, self.scaler = optimizer, slopes, scaler
+
+    def prepare(self, iteration: Iteration, again: Callable[[], Any] | None) -> None:
+        """What the iteration does first; `again` makes a new optimizer over the same parameters, to resume with."""
+        if iteration.before == "halve lr":
+            for group in self.optimizer.param_groups:
+                if "lr" in group:
+                    group["lr"] = group["lr"] / 2
+        elif iteration.before == "reload" and again is not None:
+            saved = copy.deepcopy(self.optimizer.state_dict())
+            self.optimizer = again()
+            self.optimizer.load_state_dict(saved)
+            if self.scaler is not None:
+                self.scaler.load_state_dict(copy.deepcopy(self.scaler.state_dict()))
+        elif iteration.before == "move scale" and self.scaler is not None and self.scaler._scale is not None:
+            self.scaler.update(self.scaler.get_scale() / 2)
+
+    def backward(self, iteration: Iteration, slopes: Sequence[torch.Tensor]) -> None:
+        self.optimizer.zero_grad(set_to_none=not iteration.zeros)
+        loss = self.slopes.loss(slopes, without=iteration.without)
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+
+    def step(self, iteration: Iteration) -> None:
+        if self.scaler is None:
+            self.optimizer.step()
+            return
+        if iteration.explicit:
+            self.scaler.unscale_(self.optimizer)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+
+def without_empty_state(seen: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
+    """Leave out state of zeros that only a skipped step has made: a fused optimizer makes its state in one."""
+    return {
+        place: value
+        for place, value in seen.items()
+        if place in expected or not (place.startswith("state/") and torch.is_tensor(value) and not value.any())
+    }
+
+
+def moved_scale(scale: float, tracker: int, iteration: Iteration, started: bool) -> tuple[float, int]:
+    """The scale and the tracker after the iteration, by the model."""
+    if iteration.before == "move scale" and started:
+        scale /= 2
+    return oracle.update_scale(scale, tracker, float(not iteration.clean), 2.0, 0.5, INTERVAL)
+
+
+def first_departure(history: Sequence[Iteration], start: Slopes, kind: Kind, device: torch.device) -> str | None:
+    """Run the history with a scaler, and its clean iterations without one; say where the two part, if they do."""
+    scaled, plain = start.copy(), start.copy()
+    scaler = torch.amp.GradScaler(device.type, growth_interval=INTERVAL)
+    ours, theirs = Run(make(kind, scaled), scaled, scaler), Run(make(kind, plain), plain, None)
+    state = (65536.0, 0)
+    for number, iteration in enumerate(history):
+        slopes = start.draw(torch.Generator().manual_seed(iteration.seed))
+        for run in (ours, theirs):
+            run.prepare(iteration, functools.partial(make, kind, run.slopes))
+        before = snapshot(ours.optimizer)
+        ours.backward(iteration, spoilt(slopes, iteration))
+        theirs.backward(iteration, slopes)
+        ours.step(iteration)
+        seen = snapshot(ours.optimizer)
+        if iteration.clean:
+            theirs.step(iteration)
+            seen |= gradients(scaled.parameters)
+            expected = snapshot(theirs.optimizer) | gradients(plain.parameters)
+            seen = without_empty_state(seen, expected) if kind.fused else seen
+        else:
+            # A fused optimizer makes its state in a skipped first step; what there was must be as it was.
+            expected = before
+            seen = {place: value for place, value in seen.items() if place in before}
+        wrong = departures(seen, expected)
+        state = moved_scale(*state, iteration, number > 0)
+        if (scaler.get_scale(), scaler._get_growth_tracker()) != state:
+            wrong.append(f"scale and tracker {scaler.get_scale()}, {scaler._get_growth_tracker()} in place of {state}")
+        if wrong:
+            return f"after iteration {number} of {[str(each) for each in history]}: {wrong}"
+    return None
+
+
+@contract("AMP-OPTIMIZER-022")
+@each(variants="standard", fused="quick")
+def test_histories(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
+    start = Slopes.make(kind.gradients, target.device, rng)
+    build(case, kind, start.copy())
+    # Fused SGD takes memory that nobody set for the momentum of a skipped first step: a contract of its own.
+    momentum = kind.fused and bool(kind.arguments.get("momentum"))
+    compared = []
+
+    def fails(history: Sequence[Iteration]) -> bool:
+        if momentum and not (history and history[0].clean and history[0].without is None):
+            return False
+        compared.append(len(history))
+        return first_departure(history, start, kind, target.device) is not None
+
+    def draw(generator: random.Random) -> list[Iteration]:
+        return histories(generator, sparse=kind.gradients == "sparse", clean_first=momentum)
+
+    count = case.samples(quick=2, standard=2 if kind.first else 1, full=40)
+    found = shortest(draw, fails, count=count, seed=case.seed, simpler=simpler)
+    case.note("iterations compared", sum(compared))
+    case.equal(
+        "the shortest history found that departs from a run without its spoilt iterations",
+        None if found is None else first_departure(found, start, kind, target.device),
+        None,
+    )
+
+
+# Several optimizers
+
+POOL: dict[str, Callable[[Slopes], Any]] = {
+    "Ordinary": lambda slopes: Ordinary(slopes.groups()),
+    "SelfScaling": lambda slopes: SelfScaling(slopes.groups()),
+    **{
+        kind.id: functools.partial(make, kind)
+        for kind in ALL
+        if kind.first and kind.optimizer in ("SGD", "Adam", "AdamW", "Adagrad") and kind.implementation != "default"
+    },
+}
+
+
+def stand_alone(name: str, slopes: Slopes) -> Any:
+    """The optimizer that the fp32 run steps: a third party's takes the same step p - g without a scaler."""
+    return POOL["Ordinary" if name == "SelfScaling" else name](slopes)
+
+
+@contract("AMP-OPTIMIZER-052")
+@pytest.mark.parametrize("number", [2, 3])
+def test_histories_of_several(case: Case, target: Target, rng: torch.Generator, number: int) -> None:
+    draw = random.Random(case.seed + number)
+    usable = [name for name in POOL if _works(name, target)]
+    wrong: list[str] = []
+    for _ in range(case.samples(quick=2, standard=12, full=200)):
+        names = [draw.choice(usable) for _ in range(number)]
+        starts = [Slopes.make("dense", target.device, rng) for _ in names]
+        twins = [start.copy() for start in starts]
+        ours = [POOL[name](start) for name, start in zip(names, starts, strict=True)]
+        theirs = [stand_alone(name, twin) for name, twin in zip(names, twins, strict=True)]
+        scaler = torch.amp.GradScaler(target.device_type, growth_interval=INTERVAL)
+        state, story = (65536.0, 0), [str(names)]
+        for step in range(5):
+            # The first iteration is clean: fused SGD, again.
+            dirty = [step > 0 and draw.random() < 0.4 for _ in names]
+            explicit = [draw.random() < 0.5 for _ in names]
+            order = draw.sample(range(number), number)
+            left_out = draw.choice(order) if step and draw.random() < 0.3 else None
+            story.append(f"dirty {dirty}, unscale_ {explicit}, order {order}, no step of {left_out}")
+            iteration = Iteration(draw.randrange(10**6), bad=((draw.randrange(4), draw.randrange(99), float("nan")),))
+            before = [snapshot(optimizer) for optimizer in ours]
+            for at in range(number):
+                slopes = starts[at].draw(torch.Generator().manual_seed(iteration.seed + at))
+                Run(ours[at], starts[at], scaler).backward(
+                    iteration, spoilt(slopes, iteration) if dirty[at] else slopes
+                )
+                Run(theirs[at], twins[at], None).backward(iteration, slopes)
+            for at in order:
+                if explicit[at] and at != left_out:
+                    scaler.unscale_(ours[at])
+            for at in order:
+                if at != left_out:
+                    scaler.step(ours[at])
+                    if not dirty[at]:
+                        theirs[at].step()
+            scaler.update()
+            checked = any(flag for at, flag in enumerate(dirty) if at != left_out)
+            state = oracle.update_scale(*state, float(checked), 2.0, 0.5, INTERVAL)
+            for at in range(number):
+                still = dirty[at] or at == left_out
+                found = departures(
+                    only("parameter/", snapshot(ours[at])),
+                    only("parameter/", before[at] if still else snapshot(theirs[at])),
+                )
+                wrong += [f"optimizer {at} after {story}: {found}"] if found else []
+            if (scaler.get_scale(), scaler._get_growth_tracker()) != state:
+                wrong.append(f"after {story}: scale {scaler.get_scale()}, expected {state}")
+            if wrong:
+                break
+    case.equal("histories of several optimizers that depart from a run of each alone", wrong[:2], [])
+
+
+def _works(name: str, target: Target) -> bool:
+    known = {kind.id: kind for kind in ALL}
+    return name not in known or known[name].promised_on(target.device_type)

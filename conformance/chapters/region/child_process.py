@@ -1,0 +1,77 @@
+"""What a child process finds of autocast when it starts, and what it meets as a third party's backend."""
+
+from __future__ import annotations
+
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...oracles.region.stack_model import State, observe, telling_product, told
+
+BACKEND = "conformant"  # the name that a third party's backend takes in the child
+
+
+def started(method: str, work: Callable[..., None], patience: float) -> Any:
+    """Return what `work` sends from a process started by `method`, spawn or fork; TimeoutError after `patience` s."""
+    context = torch.multiprocessing.get_context(method)
+    receiver, sender = context.Pipe(duplex=False)
+    with warnings.catch_warnings():
+        # Python 3.12 and later warn of threads at each fork; the child does without them.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process = context.Process(target=work, args=(sender,), daemon=True)
+        process.start()
+    try:
+        if not receiver.poll(patience):
+            raise TimeoutError(f"a process started by {method} said nothing within {patience:g} s")
+        return receiver.recv()
+    finally:
+        process.kill()
+        process.join(patience)
+
+
+def send_state(sender: Any) -> None:
+    """Send the state that the process started with."""
+    sender.send(observe())
+
+
+def send_everything(sender: Any) -> None:
+    """Send the state, the type of products, and what a third party's backend meets; renames it for good."""
+    torch.set_num_threads(1)
+    found: tuple[State, torch.dtype | None] = (observe(), told(telling_product("cpu")))
+    sender.send((*found, backend_story()))
+
+
+def backend_story() -> dict[str, Any]:
+    """Name a third party's backend, register its module in steps, and tell what `torch.autocast` says after each.
+
+    To be called in a process of its own: a backend can be named once.
+    """
+    torch.utils.rename_privateuse1_backend(BACKEND)
+    story: dict[str, Any] = {"without a module": _refusal()}
+    module: Any = types.ModuleType(f"torch.{BACKEND}")
+    torch._register_device_module(BACKEND, module)
+    story["without the function"] = _refusal()
+    module.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float64]
+    for dtype in (torch.bfloat16, torch.float64, torch.float16):
+        story[str(dtype)] = _region(dtype)
+    story["after the regions"] = torch.is_autocast_enabled(BACKEND)
+    return story
+
+
+def _refusal() -> tuple[str, str]:
+    try:
+        torch.autocast(BACKEND)
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "nothing", ""
+
+
+def _region(dtype: torch.dtype) -> tuple[bool, torch.dtype, list[str]]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with torch.autocast(BACKEND, dtype=dtype):
+            inside = torch.is_autocast_enabled(BACKEND), torch.get_autocast_dtype(BACKEND)
+    return (*inside, [str(warning.message) for warning in caught])

@@ -1,0 +1,105 @@
+"""Autocast regions and the process around them: what is no setting of autocast stays as the user has it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from ...harness.check import Case, contract
+from ...harness.targets import Target
+from .process_settings import changes, keeps_subnormals, observe
+
+
+@contextlib.contextmanager
+def other_numbers() -> Iterator[None]:
+    """Subnormal numbers flushed where the processor can, float64 by default, warnings in place of refusals."""
+    before = torch.get_default_dtype()
+    torch.set_flush_denormal(True)
+    torch.set_default_dtype(torch.float64)
+    torch.set_deterministic_debug_mode("warn")  # which imports less than use_deterministic_algorithms
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode("default")
+        torch.set_default_dtype(before)
+        torch.set_flush_denormal(False)
+
+
+@contextlib.contextmanager
+def other_kernels() -> Iterator[None]:
+    """Less precision for float32, and libraries switched off or told to try."""
+    matmul, cudnn, mkldnn = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
+    others: list[tuple[Any, str, Any]] = [
+        (matmul, "allow_fp16_reduced_precision_reduction", False),
+        (matmul, "allow_bf16_reduced_precision_reduction", False),
+        (cudnn, "enabled", False),
+        (cudnn, "benchmark", True),
+        (cudnn, "deterministic", True),
+        (mkldnn, "enabled", False),
+    ]
+    # From torch 2.9 on, the call below sets these as well, and the call that ends it does not put them back.
+    products = (matmul, getattr(mkldnn, "matmul", None))
+    others += [(one, "fp32_precision", "tf32") for one in products if hasattr(one, "fp32_precision")]
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in others]
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        for owner, name, value in others:
+            setattr(owner, name, value)
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+
+AROUND: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
+    "nothing": contextlib.nullcontext,
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "anomaly": lambda: torch.autograd.set_detect_anomaly(True),
+    "default-device": lambda: torch.device("meta"),
+    "numbers": other_numbers,
+    "kernels": other_kernels,
+}
+
+
+class Interruption(Exception):
+    """Leaves a region early."""
+
+
+@contract("AMP-REGION-061")
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
+@pytest.mark.parametrize("around", AROUND)
+def test_settings_of_the_process_stay(case: Case, target: Target, around: str) -> None:
+    with AROUND[around]():
+        before = observe(target.device)
+        case.note("settings that are compared", len(before))
+        for enabled in (True, False):
+
+            def region(enabled: bool = enabled) -> torch.autocast:
+                return torch.autocast(target.device_type, dtype=case.amp_dtypes[0], enabled=enabled)
+
+            def compared(what: str, enabled: bool = enabled) -> None:
+                found = changes(before, observe(target.device))
+                case.equal(f"enabled={enabled}: what is not as it was {what}", found, [])
+
+            with region():
+                compared("inside")
+                with region(not enabled):
+                    compared("inside another region")
+            compared("after")
+            region()(compared)("in a decorated function")
+            compared("after the call")
+            with contextlib.suppress(Interruption), region():
+                raise Interruption
+            compared("after an exception")
+    if around == "nothing":
+        torch.rand(1)
+        found = changes(before, observe(target.device))
+        case.at_least("control: settings that differ after a number is drawn", len(found), 1)
+        case.equal("control: subnormal numbers are kept", keeps_subnormals(), True)

@@ -1,0 +1,171 @@
+"""Loss scaling: histories of calls, random and enumerated, each compared with a model of GradScaler's rules."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+from functools import partial
+
+import torch
+
+from ...harness.check import Case, contract
+from ...harness.targets import Target
+from ...scaler import enumeration as orders
+from ...scaler.differential import Factory
+from ...scaler.optimizers import FUSED, PLAIN, SGD, Fused
+from ...scaler.state_machine import EXTREMES, Search, search
+
+
+def scalers(case: Case, target: Target) -> Factory:
+    """What makes the scalers; ends the case where the device has no fp64, in which the reciprocal is taken."""
+    try:
+        torch.zeros(1, dtype=torch.float64, device=target.device)
+    except (RuntimeError, TypeError) as error:
+        case.unsupported(f"{target.device_type} has no {torch.float64} tensors: {error}")
+    return lambda **settings: torch.amp.GradScaler(target.device_type, **settings)
+
+
+def expect_agreement(case: Case, found: Search) -> None:
+    """No history departs from the model; of one that does, the shortest is shown and becomes the case's snippet."""
+    case.note("histories", found.histories)
+    case.note("calls compared with the model", found.steps)
+    case.note("calls by rule", [f"{name}: {count}" for name, count in sorted(found.rules.items())])
+    case.note("distinct states reached", found.states)
+    departure = found.departure
+    if departure is not None:
+        made = 'lambda **settings: torch.amp.GradScaler(torch.device("$device").type, **settings)'
+        case.reproduce(departure.script(made, "$device"))
+        calls = f"{len(departure.calls)} calls, the last of them {departure.program[-1]}"
+        seen = "; ".join(map(str, departure.differences))
+        case.true(f"the scaler agrees with the model after {calls}", False, seen)
+    case.equal("histories that depart from the model", 0, 0)
+
+
+def lacks(target: Target) -> frozenset[str]:
+    """What the kernels of the device lack: that CUDA's takes no bf16 gradients is AMP-SCALE-024's to tell."""
+    gradient, flag = (torch.zeros((), dtype=dtype, device=target.device) for dtype in (torch.bfloat16, torch.float32))
+    try:
+        torch._amp_foreach_non_finite_check_and_unscale_([gradient], flag, torch.ones_like(flag))
+    except NotImplementedError:
+        return frozenset(["bf16_gradients"])
+    return frozenset()
+
+
+def expect_histories(case: Case, target: Target, histories: Iterable[orders.History]) -> None:
+    expect_agreement(case, orders.play(scalers(case, target), target.device, histories, lacks(target)))
+
+
+def random_search(case: Case, target: Target) -> partial[Search]:
+    """A search through random histories: the same in every scored run, from the case's own seed at full depth."""
+    return partial(
+        search,
+        scalers(case, target),
+        target.device,
+        length=case.samples(quick=20, standard=20, full=40),
+        seed=case.seed if case.level == "full" else 0,
+        without=lacks(target),
+    )
+
+
+@contract("AMP-SCALE-150")
+def test_histories(case: Case, target: Target) -> None:
+    count = case.samples(quick=16, standard=80, full=800)
+    expect_agreement(case, random_search(case, target)(histories=count))
+
+
+@contract("AMP-SCALE-151")
+def test_refused_calls(case: Case, target: Target) -> None:
+    # At quick depth the iteration is ended and no other follows.
+    rest = orders.REST[:2] if case.level == "quick" else orders.REST
+    expect_histories(case, target, orders.refusals(case.samples(quick=1, standard=1, full=2), rest))
+
+
+@contract("AMP-SCALE-152")
+def test_disabled_histories(case: Case, target: Target) -> None:
+    count = case.samples(quick=5, standard=20, full=150)
+    expect_agreement(case, random_search(case, target)(histories=count, enabled=False))
+
+
+@contract("AMP-SCALE-152")
+def test_disabled_refuses_nothing(case: Case, target: Target) -> None:
+    expect_histories(case, target, orders.without_scaling())
+
+
+@contract("AMP-SCALE-153")
+def test_orders_of_calls(case: Case, target: Target) -> None:
+    which, length, turns = {
+        "quick": ((PLAIN, FUSED), 3, 1),
+        "standard": ((PLAIN, SGD, FUSED), 3, 2),
+        "full": ((PLAIN, SGD, FUSED), 4, 5),
+    }[case.level]
+    expect_histories(case, target, orders.orders(which, length, turns))
+
+
+@contract("AMP-SCALE-154")
+def test_bad_numbers_in_mixed_gradients(case: Case, target: Target) -> None:
+    layouts = ("duplicates",) if case.level == "quick" else ("dense", "strided", "duplicates")
+    expect_histories(case, target, orders.bad_numbers(layouts))
+
+
+@contract("AMP-SCALE-155")
+def test_empty_gradients(case: Case, target: Target) -> None:
+    expect_histories(case, target, orders.empty_gradients())
+
+
+@contract("AMP-SCALE-156")
+def test_gradients_after_a_skip(case: Case, target: Target) -> None:
+    expect_histories(case, target, orders.skipped_steps())
+
+
+@contract("AMP-SCALE-157")
+def test_flags_handed_to_several(case: Case, target: Target) -> None:
+    scaler = torch.amp.GradScaler(target.device_type, init_scale=4.0, growth_interval=100)
+    scaler.scale(torch.ones((), device=target.device))
+    wrong = []
+    patterns = list(itertools.product((False, True), repeat=4))
+    optimizers = [Fused([torch.zeros(2, device=target.device, requires_grad=True)]) for _ in range(2)]
+    for pattern in patterns:
+        bad, explicit = pattern[:2], pattern[2:]
+        before = scaler.get_scale()
+        for optimizer, dirty, unscaled in zip(optimizers, bad, explicit, strict=True):
+            parameter = optimizer.param_groups[0]["params"][0]
+            parameter.grad = torch.tensor([1.0, math.inf if dirty else 2.0], device=target.device)
+            if unscaled:
+                scaler.unscale_(optimizer)
+        seen = []
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+            seen.append(optimizer.calls[-1])
+        scaler.update()
+        expected = [
+            f"step(){{}} with scale {None if unscaled else before} and flag {float(dirty)}"
+            for dirty, unscaled in zip(bad, explicit, strict=True)
+        ]
+        after = before / 2 if any(bad) else before
+        if (seen, scaler.get_scale()) != (expected, after):
+            wrong.append(f"bad {bad}, unscaled before {explicit}: {seen}, scale {scaler.get_scale()}")
+    case.note("iterations of two optimizers compared", len(patterns))
+    case.equal("iterations in which one is handed what is not its own", wrong, [])
+
+
+@contract("AMP-SCALE-158")
+def test_histories_at_the_ends_of_fp32(case: Case, target: Target) -> None:
+    count = case.samples(quick=6, standard=30, full=300)
+    scales = (*EXTREMES, 2.0**-140, 2.0**120)
+    expect_agreement(case, random_search(case, target)(histories=count, scales=scales))
+
+
+@contract("AMP-SCALE-158")
+def test_growth_and_backoff_at_the_ends(case: Case, target: Target) -> None:
+    expect_histories(case, target, orders.ends())
+
+
+@contract("AMP-SCALE-159")
+def test_outputs_in_containers(case: Case, target: Target) -> None:
+    expect_histories(case, target, orders.outputs())
+
+
+@contract("AMP-SCALE-170")
+def test_patterns_of_iterations(case: Case, target: Target) -> None:
+    expect_histories(case, target, orders.patterns(case.samples(quick=5, standard=7, full=11)))

@@ -1,0 +1,60 @@
+"""Speed of the host, counted: the Python that AMP runs does not grow from call to call, and nothing in it sleeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from ...harness.check import Case, contract
+from ...harness.targets import Target
+from ...measure.waits import voluntary_waits
+from ...workloads.amp_uses import Uses
+from .python_lines import lines_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+WARM_UPS, CALLS = 3, 3
+# What CPython runs in about a millisecond, at 50 ns a line; the longest use, with torch 2.6's wrappers, takes 3614.
+MOST = 20_000
+
+
+def _dtype(case: Case, target: Target) -> torch.dtype:
+    found = [dtype for dtype in case.amp_dtypes if target.supports(dtype)]
+    if not found:
+        case.unsupported(f"{target.name} computes natively in none of {case.amp_dtypes}")
+    return found[-1]
+
+
+def _always_waits(work: Callable[[], object]) -> bool:
+    """Whether this thread gives its processor up in each of some calls, where the kernel tells."""
+    return all(voluntary_waits(work) for _ in range(CALLS))
+
+
+@contract("AMP-SPEED-054")
+def test_the_host_does_no_more_from_call_to_call(case: Case, target: Target) -> None:
+    uses = Uses(target.device, _dtype(case, target))
+    for name, use in uses.all().items():
+        for _ in range(WARM_UPS):
+            use()
+        lines = [lines_of(use) for _ in range(CALLS)]
+        case.equal(f"{name}: lines of Python in each of {CALLS} calls", lines, lines[:1] * CALLS)
+        case.at_most(f"{name}: lines of Python", lines[0], MOST)
+
+
+@contract("AMP-SPEED-054", on="cpu")
+def test_the_host_does_not_sleep(case: Case, target: Target) -> None:
+    uses = Uses(target.device, _dtype(case, target))
+
+    def plain() -> None:
+        # The same operations with nothing of AMP.
+        torch.nn.functional.linear(uses.x, uses.weights[0]).sum().backward()
+        uses.weights[0].grad = None
+
+    for name, use in uses.all().items():
+        use()
+        if _always_waits(use) and not _always_waits(plain):
+            # Seen thrice in a row: what else makes the thread wait comes and goes.
+            case.equal(f"{name}: waits in each call, as the same without AMP does not", _always_waits(use), False)
+    case.note("uses tried", len(uses.all()))

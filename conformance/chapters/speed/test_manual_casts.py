@@ -1,0 +1,188 @@
+"""Speed beside casts by hand: what a region adds to the time of the casts and operations that it stands for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ...harness.check import Case, contract, deep, timed
+from ...harness.targets import Target, device_module
+from ...measure.threads import one_thread
+from ...measure.waits import voluntary_waits
+from . import timing
+from .clocks import Clock, Work, device_clock, repeated
+from .intervals import Interval
+from .paired_comparison import PLANS
+
+F = torch.nn.functional
+# The least slow-down that the chapter sets out to find (docs/measuring.md); a processor's own time is counted coarser.
+ALLOWED = {"accelerator": 1.10, "cpu": 1.25}
+LONGEST = 1.0  # seconds of a comparison, which a machine in order mostly has done in a tenth
+SHORTEST = 1e-3  # seconds of one timed run, in which what surrounds it is lost
+RUNS = 8  # whose waits are counted
+LARGEST_KEPT = 31 * 2**20  # bytes, with what glibc adds to it below its limit
+APART = 5  # pairs from which on arms without an overlap tell, where they are too few for an interval
+# The first at which a run is as long as that. On a processor entering and leaving a region takes 3 to 60 µs, as the
+# version of torch has it, which is no part of the claim; a device without fast units takes seconds for the largest.
+SIZES = {"accelerator": (1024, 2048, 4096), "cpu": (96, 192, 384, 768)}
+
+# Leaves, and what is computed of them.
+Program = tuple[list[torch.Tensor], Callable[..., torch.Tensor]]
+
+
+def _leaves(device: torch.device, rng: torch.Generator, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    return [torch.randn(shape, generator=rng).div(shape[-1] ** 0.5).to(device).requires_grad_() for shape in shapes]
+
+
+def _linear(device: torch.device, size: int, rng: torch.Generator) -> Program:
+    return _leaves(device, rng, (size, size), (size, size), (size,)), F.linear
+
+
+def _matmul(device: torch.device, size: int, rng: torch.Generator) -> Program:
+    return _leaves(device, rng, (size, size), (size, size)), torch.matmul
+
+
+def _conv2d(device: torch.device, size: int, rng: torch.Generator) -> Program:
+    channels, side = max(8, size // 32), max(16, size // 16)
+    shapes = ((8, channels, side, side), (channels, channels, 3, 3))
+    return _leaves(device, rng, *shapes), lambda x, weight: F.conv2d(x, weight, padding=1)
+
+
+def _layers(device: torch.device, size: int, rng: torch.Generator) -> Program:
+    """Three layers, the weight of one of which is used twice: its cast is cached."""
+
+    def forward(x: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        return F.linear(F.relu(F.linear(F.relu(F.linear(x, first)), second)), second)
+
+    return _leaves(device, rng, (size, size), (size, size), (size, size)), forward
+
+
+PROGRAMS: dict[str, Callable[[torch.device, int, torch.Generator], Program]] = {
+    "linear": _linear,
+    "matmul": _matmul,
+    "conv2d": _conv2d,
+    "layers": _layers,
+}
+
+
+@contract("AMP-SPEED-050")
+@timed
+@pytest.mark.parametrize("program", ["linear", deep("standard", "matmul"), deep("standard", "conv2d"), "layers"])
+def test_a_region_takes_the_time_of_its_casts(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, program: str
+) -> None:
+    kind = "cpu" if target.device_type == "cpu" else "accelerator"
+    clock = device_clock(target.device_type, device_module(target.device_type))
+    case.note("clock", clock.name)
+    _keep_pages()
+    with one_thread():
+        for size in SIZES[kind]:
+            region, by_hand = _arms(target, amp_dtype, *PROGRAMS[program](target.device, size, rng))
+            once = min(clock.seconds(by_hand) for _ in range(3))
+            if once >= SHORTEST:
+                break
+        times = max(1, math.ceil(SHORTEST / once))
+        taken = _compare(case, target, clock, repeated(by_hand, times), repeated(region, times), ALLOWED[kind])
+        waits = [_runs_that_wait(work) if kind == "cpu" else None for work in (region, by_hand)]
+    case.timings(
+        [seconds / times for seconds in taken.comparison.baseline],
+        {"program": program, "size": size, "times as long as by hand": taken.speedup.estimate},
+    )
+    _judge_waits(case, *waits)
+    _judge(case, taken, ALLOWED[kind])
+
+
+def _keep_pages() -> None:
+    """Have the C library keep what is freed, as it does in a program that has freed something large before.
+
+    glibc gives the end of its heap back where more than a threshold is free there, and then each run fills its pages
+    again, some hundred of them, more in one arm than in the other, as the heap happens to lie. Freeing a block that was
+    mapped by itself raises the threshold to twice its size, up to DEFAULT_MMAP_THRESHOLD_MAX, 32 MiB (malloc/malloc.c;
+    mallopt(3), M_MMAP_THRESHOLD). Where other allocators are in place this does nothing.
+    """
+    torch.empty(LARGEST_KEPT, dtype=torch.uint8)
+
+
+def _arms(
+    target: Target, dtype: torch.dtype, leaves: list[torch.Tensor], function: Callable[..., torch.Tensor]
+) -> tuple[Work, Work]:
+    """Forward and backward in a region, and the same with each leaf cast once by hand."""
+
+    def backward(result: torch.Tensor) -> None:
+        for leaf in leaves:
+            leaf.grad = None
+        result.backward(torch.ones_like(result))
+
+    def region() -> None:
+        with target.autocast(dtype):
+            result = function(*leaves)
+        backward(result)
+
+    def by_hand() -> None:
+        backward(function(*(leaf.to(dtype) for leaf in leaves)))
+
+    return region, by_hand
+
+
+def _compare(case: Case, target: Target, clock: Clock, by_hand: Work, region: Work, allowed: float) -> timing.Timing:
+    """How many times as long the region takes, no finer than two equal arms differ: its arms are region and by hand."""
+    # The interval, and the noise floor on either side, which is as wide at most, have to fit between 1 and the limit.
+    plan = replace(PLANS["full"], width=(allowed - 1) / 2, budget=min(LONGEST, case.allowance / 2), warm_ups=5)
+    name = "a region and its casts by hand"
+    taken = timing.take(case, target, clock, (region, by_hand), plan, name=name)
+    seen, slowdown = taken.comparison, taken.speedup
+    case.note("noise floor: how far two equal arms differ", math.exp(taken.floor) - 1, "of their ratio")
+    case.note("pairs", len(seen.candidate))
+    case.note("times as long as by hand: low end, median, high end", [slowdown.low, slowdown.estimate, slowdown.high])
+    if taken.spoiled is not None:
+        case.note("spoiled", taken.spoiled)
+    return taken
+
+
+def _runs_that_wait(work: Work) -> int | None:
+    """In how many of some runs the thread waits; None where nobody tells."""
+    waits = [voluntary_waits(work) for _ in range(RUNS)]
+    return None if None in waits else sum(bool(wait) for wait in waits)
+
+
+def _judge_waits(case: Case, region: int | None, by_hand: int | None) -> None:
+    """A wait for a page of memory may happen in any run, one that is in the region's path happens in each."""
+    if region is None or by_hand is None:
+        return
+    case.note(f"runs of {RUNS} by hand that wait", by_hand)
+    if by_hand <= RUNS // 2:  # else something else makes this thread wait, such as another one of the process
+        case.at_most(f"runs of {RUNS} in which the region waits", region, RUNS // 2)
+
+
+def _judge(case: Case, taken: timing.Timing, allowed: float) -> None:
+    """By the interval; where that cannot tell, the fastest runs may, as what disturbs a run only adds to its time."""
+    region, by_hand, slowdown = taken.comparison.baseline, taken.comparison.candidate, taken.speedup
+    if taken.spoiled is None:
+        if slowdown.low > allowed:
+            case.at_most("low end of the time in a region over that by hand", slowdown.low, allowed)
+        if slowdown.high <= allowed:
+            case.at_most("high end of the time in a region over that by hand", slowdown.high, allowed)
+            return
+        # That all runs of one arm exceed all of the other by chance has a probability of 1 in (2 n choose n), 252 at 5.
+        if len(region) >= APART and (least := min(region) / max(by_hand)) > allowed:
+            case.at_most("fastest run in a region over the slowest by hand", least, allowed)
+    fastest = min(region, default=math.inf) / min(by_hand, default=math.inf)
+    if not fastest <= allowed:
+        case.inconclusive(taken.spoiled or _undecided(slowdown, len(region), allowed))
+    case.at_most("fastest run in a region over the fastest by hand, where the interval cannot tell", fastest, allowed)
+
+
+def _undecided(slowdown: Interval, pairs: int, allowed: float) -> str:
+    if 0 < slowdown.low <= slowdown.high < math.inf:
+        return (
+            f"the region takes {slowdown.estimate:.3g} times as long as its casts by hand, in "
+            f"[{slowdown.low:.3g}, {slowdown.high:.3g}], and {allowed:g} is inside"
+        )
+    return (
+        f"in the time that the case had there were {pairs} pairs and as many of equal arms, too few for an interval: "
+        "the machine is busy, or the level too shallow for it"
+    )

@@ -1,1 +1,0 @@
-"""What the checks of a chapter share: from a measurement, through its evidence, to a verdict."""

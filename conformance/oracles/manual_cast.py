@@ -1,0 +1,131 @@
+"""Autocast, done by hand: every function call of a program, its inputs cast as the op lists say, with autocast off."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from .policy.lists import Listing, eligible, listings, resolved, run_dtype, sets_dtype
+from .trace.casts import CastTrace
+
+# Functions without a policy of their own that do nothing but call one listed op.
+_CALLS = {"nll_loss_nd": "nll_loss", "__rmatmul__": "matmul"}
+_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+
+
+class HandCast(TorchFunctionMode):
+    """Run a program as a region of `amp_dtype` on `device_type` would, by casts written into it and no autocast.
+
+    Each call of an ATen op from Python is looked up in the op lists by its name; what is eligible among its inputs
+    (floating, of the device, not float64: "Op Eligibility" of the op reference) is cast with `Tensor.to`, or fp32 is
+    asked for where autocast does that. Functions written in Python are followed into their body. A float32 leaf that
+    requires a gradient is cast once as long as the mode is entered, as autocast's weight cache does. Ops that C++
+    makes of listed ones without a policy of their own (`torch.lstm`, `cross_entropy` on CUDA) are not followed.
+
+    `last_first` is the order in which the inputs of one op are cast, which no one promises (`casts_last_first`).
+    """
+
+    def __init__(self, device_type: str, amp_dtype: torch.dtype, *, last_first: bool = False) -> None:
+        super().__init__()
+        self._device_type, self._amp_dtype, self._last_first = device_type, amp_dtype, last_first
+        self._policies = _policies(device_type)
+        self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # holds the weight, so that its id stays its own
+        self._bodies: dict[types.FunctionType, Callable[..., Any]] = {}
+        self._entered: list[types.FunctionType] = []
+
+    def __torch_function__(
+        self, func: Any, types_: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        keywords = kwargs or {}
+        # A method in Python that calls the one of its own name in C++ (`Tensor.unflatten`) is met twice.
+        if isinstance(func, types.FunctionType) and func not in self._entered:
+            self._entered.append(func)
+            try:
+                with self:
+                    return self._body(func)(*args, **keywords)
+            finally:
+                self._entered.pop()
+        name = getattr(func, "__name__", "").split(".")[0]  # an overload of torch.ops.aten is named "mm.default"
+        listing = self._policies.get(_CALLS.get(name, name))
+        if listing is None or keywords.get("out") is not None:
+            return func(*args, **keywords)
+        if sets_dtype(listing):
+            return self._asking_for_fp32(func, args, keywords)
+        found = [leaf.dtype for leaf in tree_leaves((args, keywords)) if eligible(leaf, self._device_type)]
+        if not found:
+            return func(*args, **keywords)
+        to = run_dtype(listing.policy, found, self._amp_dtype)
+        values = [*args, *keywords.values()]
+        # Inside a list the tensors are cast in their order, whatever the order of the inputs.
+        for index in reversed(range(len(values))) if self._last_first else range(len(values)):
+            values[index] = tree_map(partial(self._cast, to), values[index])
+        return func(*values[: len(args)], **dict(zip(keywords, values[len(args) :], strict=True)))
+
+    def _asking_for_fp32(self, func: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """What autocast does for an op that takes a dtype: none is given, and the first input is eligible."""
+        given = keywords.get("dtype") is not None or any(isinstance(value, torch.dtype) for value in args)
+        if given or not eligible(args[0] if args else next(iter(keywords.values())), self._device_type):
+            return func(*args, **keywords)
+        return func(*args, **{**keywords, "dtype": torch.float32})
+
+    def _cast(self, to: torch.dtype, value: Any) -> Any:
+        if not eligible(value, self._device_type) or value.dtype == to:
+            return value
+        cached = value.requires_grad and value.is_leaf and not value._is_view() and to == self._amp_dtype
+        if not cached or value.dtype != torch.float32:
+            return value.to(to)
+        if id(value) not in self._cache:
+            self._cache[id(value)] = value, value.to(to)
+        return self._cache[id(value)][1]
+
+    def _body(self, func: types.FunctionType) -> Callable[..., Any]:
+        """`func` without its own check for modes, so that what it calls comes back here and it does not."""
+        if func not in self._bodies:
+            names = {**func.__globals__, **dict.fromkeys(_CHECKS, _no)}
+            cells = tuple(types.CellType() for _ in func.__closure__ or ())
+            body = types.FunctionType(func.__code__, names, func.__name__, func.__defaults__, cells)
+            body.__kwdefaults__ = func.__kwdefaults__
+            self._bodies[func] = body
+            # A wrapper calls, by a global name or out of its closure, a function that makes the same check again.
+            for name in func.__code__.co_names:
+                value = func.__globals__.get(name)
+                if isinstance(value, types.FunctionType) and not value.__globals__.keys().isdisjoint(_CHECKS):
+                    names[name] = self._body(value)
+            for cell, outer in zip(cells, func.__closure__ or (), strict=True):
+                value = outer.cell_contents
+                cell.cell_contents = self._body(value) if isinstance(value, types.FunctionType) else value
+        return self._bodies[func]
+
+
+def casts_last_first(device: torch.device, region: Callable[[], AbstractContextManager[Any]]) -> bool:
+    """Whether this build's autocast casts the last input of an op first: C++ leaves the order to the compiler.
+
+    `region` makes a region for `device`. Where nothing is cast the answer is False.
+    """
+    call = partial(torch.mm, *(torch.zeros(1, 1, device=device) for _ in range(2)))
+    with region(), CastTrace(call) as trace:
+        call()
+    return [cast.argument for cast in trace.casts] == ["1", "0"]
+
+
+def _no(*_: object) -> bool:
+    return False
+
+
+@functools.cache
+def _policies(backend: str) -> dict[str, Listing]:
+    """The listing of each ATen op, and of each documented name, that some list of `backend` has."""
+    rows = [row for row in listings(backend) if row.policy not in ("unlisted", "banned")]
+    by_name = {row.name: row for row in rows}
+    for row in by_name.copy().values():
+        for name in resolved(row.name):
+            by_name.setdefault(name, row)
+    return by_name

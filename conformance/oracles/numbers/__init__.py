@@ -1,0 +1,1 @@
+"""Number formats, exact arithmetic and derived error bounds."""

@@ -1,0 +1,1 @@
+"""The op lists, their overloads, and calls that reach each of them."""

@@ -1,0 +1,128 @@
+"""The op lists of the AMP op reference for the torch at hand, and the type that each of them predicts."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...data import fixture, in_force, read_toml
+from .samples import SAMPLES
+
+POLICIES = ("lower_precision", "fp32", "widest", "banned", "unlisted")
+BACKENDS = ("cuda", "cpu", "xpu")  # those that the op reference has lists for
+ORIGINS = ("documented", "registered", "chosen")
+
+
+@dataclass(frozen=True)
+class Listing:
+    """One op name on one list: `sample` is its key in SAMPLES, `name` the name as the list spells it."""
+
+    name: str
+    sample: str
+    backend: str
+    policy: str
+    origin: str
+    source: str
+
+
+@functools.cache
+def listings(
+    backend: str, policy: str | None = None, *, origin: str | None = None, version: str | None = None
+) -> tuple[Listing, ...]:
+    """Return what torch `version` (the one at hand) lists for `backend`, in the order of fixtures/op_lists.toml.
+
+    A name that has several samples ("norm", "norm.nuclear") is returned once for each of them.
+    """
+    return tuple(
+        Listing(name, sample, table["backend"], table["policy"], table["origin"], table["source"])
+        for table in _tables()["list"]
+        if table["backend"] == backend and policy in (None, table["policy"]) and origin in (None, table["origin"])
+        for name in _names(table, version or torch.__version__)
+        for sample in _samples(name)
+    )
+
+
+def resolved(name: str) -> tuple[str, ...]:
+    """Return the ATen ops that carry the autocast rule of a listed name, mostly the op of that very name."""
+    return tuple(_tables()["resolves"].get(name, [name]))
+
+
+def sets_dtype(listing: Listing) -> bool:
+    """Whether the op's autocast kernel asks the op for fp32 instead of casting its input."""
+    return listing.policy == "fp32" and listing.name in _tables()["set_dtype"][listing.backend]
+
+
+def composite(listing: Listing) -> bool:
+    """Whether the name stands for several ops, so that no single cast of its arguments is promised."""
+    return listing.name in _tables()["composite"][listing.backend]
+
+
+def multilinear(listing: Listing) -> bool:
+    """Whether the op is linear in each of its inputs, so that |op(x) - exact| <= c u op(|x|) bounds its error."""
+    return listing.name in _tables()["reference"]["multilinear"]
+
+
+def repeatable(name: str) -> bool:
+    """Whether the op gives the same bits each time it is called; what goes through LAPACK may not."""
+    return name not in _tables()["reference"]["lapack"]
+
+
+def definite(listing: Listing) -> bool:
+    """Whether the op has one well-conditioned result on its sample, which float64 can be asked for."""
+    return listing.name not in _tables()["reference"]["indefinite"]
+
+
+def run_dtype(policy: str, dtypes: Iterable[torch.dtype], amp_dtype: torch.dtype) -> torch.dtype:
+    """Predict the floating type that an op of `policy` runs in, given those of its eligible inputs."""
+    if policy == "lower_precision":
+        return amp_dtype
+    if policy == "fp32":
+        return torch.float32
+    return functools.reduce(wider, dtypes)
+
+
+@functools.cache
+def wider(one: torch.dtype, other: torch.dtype) -> torch.dtype:
+    """Return the type that two are promoted to; kept, as the question goes through a fake mode at each call."""
+    return torch.promote_types(one, other)
+
+
+def eligible(value: Any, device_type: str) -> bool:
+    """Whether autocast on `device_type` may cast an argument: floating and not float64 ("Op Eligibility")."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.is_floating_point()
+        and value.dtype != torch.float64
+        and value.device.type == device_type
+    )
+
+
+@functools.cache
+def _tables() -> dict[str, Any]:
+    return read_toml(fixture("op_lists.toml"))
+
+
+def _names(table: dict[str, Any], version: str) -> list[str]:
+    return [*table["ops"], *(row["op"] for row in table.get("moved", []) if _holds(row, version))]
+
+
+def _holds(row: dict[str, str], version: str) -> bool:
+    return in_force(version, row.get("since"), row.get("until"))
+
+
+def _samples(name: str) -> list[str]:
+    return _samples_by_prefix().get(name, [])
+
+
+@functools.cache
+def _samples_by_prefix() -> dict[str, list[str]]:
+    """Return the samples of each name and of each part of a name that ends before a dot: of `norm` also `norm.dim`."""
+    found: dict[str, list[str]] = {}
+    for sample in SAMPLES:
+        for place in (*(at for at, letter in enumerate(sample) if letter == "."), len(sample)):
+            found.setdefault(sample[:place], []).append(sample)
+    return found

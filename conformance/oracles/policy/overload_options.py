@@ -1,0 +1,208 @@
+"""Calls with options that are not the defaults, all that go together at once, for each ATen overload that has some."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from .samples import Inputs
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+Maker = Callable[[Inputs], Arguments]
+
+_NONE, _SUM = 0, 2  # at::Reduction
+
+
+def option_calls(overload: str, inputs: Callable[[], Inputs]) -> list[partial[Any]]:
+    """Return the calls of exactly this overload in this table, each on inputs of its own; none where it has none."""
+    name, _, which = overload.partition(".")
+    own = getattr(getattr(torch.ops.aten, name), which or "default")
+    made = [make(inputs()) for make in OPTIONS.get(overload, ())]
+    return [partial(own, *args, **keywords) for args, keywords in made]
+
+
+def _a(*args: Any, **kwargs: Any) -> Arguments:
+    return args, kwargs
+
+
+def _upsampled(*size: int, corners: bool | None = None) -> Maker:
+    """To one and a half times the size, told as a factor too; `corners` where the overload asks for it."""
+    return lambda t: _a(
+        t.f(1, 2, *size),
+        [side * 3 // 2 for side in size],
+        *([] if corners is None else [corners]),
+        *[1.5] * len(size),
+    )
+
+
+def _transposed(*size: int) -> Maker:
+    """Strided, padded at both ends, in groups, dilated."""
+    ones = [1] * len(size)
+    twos = [2] * len(size)
+    return lambda t: _a(t.f(1, 4, *size), t.f(4, 3, *twos), t.f(6), twos, ones, ones, 2, twos)
+
+
+def _unpadded(*size: int) -> Maker:
+    twos = [2] * len(size)
+    return lambda t: _a(t.f(1, 4, *size), t.f(6, 2, *twos), t.f(6), twos, "valid", twos, 2)
+
+
+def _grouped_queries(t: Inputs, **options: Any) -> Arguments:
+    """Attention of four heads of queries with two of keys and values."""
+    return _a(t.f(1, 4, 6, 8), t.f(1, 2, 6, 8), t.f(1, 2, 6, 8), enable_gqa=True, **options)
+
+
+def _log_probabilities(t: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """6 steps, 2 samples, 5 classes, and targets of length 3 among the first four."""
+    return t.f(6, 2, 5), t.i(4, 2, 3)
+
+
+_FACTORS = {"beta": 0.5, "alpha": 2.0}
+
+OPTIONS: dict[str, tuple[Maker, ...]] = {
+    # Products
+    "addmm": (lambda t: _a(t.f(3, 5), t.f(3, 4), t.f(4, 5), beta=0, alpha=-1),),
+    "_addmm_activation": (lambda t: _a(t.f(5), t.f(3, 4), t.f(4, 5), use_gelu=False, **_FACTORS),),
+    "addmv": (lambda t: _a(t.f(3), t.f(3, 4), t.f(4), **_FACTORS),),
+    "addr": (lambda t: _a(t.f(3, 4), t.f(3), t.f(4), **_FACTORS),),
+    "addbmm": (lambda t: _a(t.f(3, 5), t.f(2, 3, 4), t.f(2, 4, 5), **_FACTORS),),
+    "baddbmm": (lambda t: _a(t.f(2, 3, 5), t.f(2, 3, 4), t.f(2, 4, 5), **_FACTORS),),
+    "einsum": (lambda t: _a("ij,jk,kl->il", [t.f(3, 4), t.f(4, 5), t.f(5, 2)], path=[1, 2, 0, 1]),),
+    "linalg_vecdot": (lambda t: _a(t.f(3, 4), t.f(3, 4), dim=0),),
+    # Convolutions
+    "conv1d.padding": (_unpadded(9),),
+    "conv2d.padding": (_unpadded(9, 8),),
+    "conv3d.padding": (_unpadded(6, 5, 6),),
+    "conv3d": (lambda t: _a(t.f(1, 4, 5, 5, 5), t.f(6, 2, 2, 2, 2), t.f(6), [2] * 3, [1] * 3, [2] * 3, 2),),
+    "conv_tbc": (lambda t: _a(t.f(6, 2, 3), t.f(3, 3, 4), t.f(4), 1),),
+    "conv_transpose1d": (_transposed(5),),
+    "conv_transpose2d.input": (_transposed(4, 3),),
+    "conv_transpose3d.input": (_transposed(3, 2, 3),),
+    # Attention
+    "scaled_dot_product_attention": (
+        lambda t: _grouped_queries(t),
+        lambda t: _grouped_queries(t, is_causal=True, scale=0.5),
+        lambda t: _grouped_queries(t, attn_mask=t.f(6, 6), scale=0.25),
+        lambda t: _a(t.f(1, 2, 4, 8), t.f(1, 2, 6, 8), t.f(1, 2, 6, 8), is_causal=True),
+        lambda t: _a(t.f(1, 2, 4, 8), t.f(1, 2, 6, 8), t.f(1, 2, 6, 8), scale=2.0),
+    ),
+    "_scaled_dot_product_flash_attention": (
+        lambda t: _a(t.f(1, 2, 16, 8), t.f(1, 2, 16, 8), t.f(1, 2, 16, 8), 0.0, True, scale=0.5),
+    ),
+    # Element by element
+    "softplus": (lambda t: _a(t.f(3, 4), 2.0, 10.0),),
+    "addcdiv": (lambda t: _a(t.f(3, 4), t.f(3, 4), t.p(3, 4), value=2.5),),
+    "addcmul": (lambda t: _a(t.f(3, 4), t.f(3, 4), t.f(3, 4), value=2.5),),
+    "cross": (lambda t: _a(t.f(3, 4), t.f(3, 4), 0),),
+    # Sums, norms, distances
+    "sum.dim_IntList": (lambda t: _a(t.p(3, 40), [0], True), lambda t: _a(t.p(3, 4, 5), [-1, 0], True)),
+    "prod.dim_int": (lambda t: _a(t.p(3, 4), 0, True), lambda t: _a(t.p(3, 4), -1, True)),
+    "cumprod": (lambda t: _a(t.p(3, 4), 0), lambda t: _a(t.p(3, 4), -1)),
+    "cumsum": (lambda t: _a(t.p(3, 4), 0), lambda t: _a(t.p(3, 4), -1)),
+    "softmax.int": (lambda t: _a(t.f(3, 4, 5), 0), lambda t: _a(t.f(3, 4, 5), -1)),
+    "log_softmax.int": (lambda t: _a(t.f(3, 4, 5), 0), lambda t: _a(t.f(3, 4, 5), -1)),
+    "logsumexp": (lambda t: _a(t.f(3, 4), [0], True),),
+    "norm.ScalarOpt_dim": (lambda t: _a(t.f(3, 4), 3, [0], True),),
+    "frobenius_norm.dim": (lambda t: _a(t.f(3, 4), [0], True),),
+    "nuclear_norm": (lambda t: _a(t.f(3, 4), True),),
+    "nuclear_norm.dim": (lambda t: _a(t.f(3, 4), [1, 0], True),),
+    "linalg_vector_norm": (lambda t: _a(t.f(3, 4), 1, [0], True),),
+    "linalg_matrix_norm": (lambda t: _a(t.f(3, 4, 2), 1, [2, 0], True),),
+    "linalg_matrix_norm.str_ord": (lambda t: _a(t.f(3, 4, 2), "fro", [2, 0], True),),
+    "cdist": (lambda t: _a(t.f(3, 4), t.f(5, 4), 1.0, 2), lambda t: _a(t.f(3, 4), t.f(5, 4), 2.0, 1)),
+    "pdist": (lambda t: _a(t.f(4, 3), 1.0),),
+    "dist": (lambda t: _a(t.f(3, 4), t.f(3, 4), 1),),
+    "cosine_similarity": (lambda t: _a(t.f(3, 4), t.f(3, 4), 0, 0.125),),
+    "quantile": (lambda t: _a(t.f(3, 5), t.u(2), 0, True, interpolation="nearest"),),
+    "quantile.scalar": (lambda t: _a(t.f(3, 5), 0.3, 0, True, interpolation="lower"),),
+    "nanquantile": (lambda t: _a(t.f(3, 5), t.u(2), 0, True, interpolation="higher"),),
+    "nanquantile.scalar": (lambda t: _a(t.f(3, 5), 0.3, 0, True, interpolation="midpoint"),),
+    # Normalisations
+    "layer_norm": (lambda t: _a(t.f(3, 8), [8], t.f(8), t.f(8), 0.125, False),),
+    "rms_norm": (lambda t: _a(t.f(3, 8), [8], t.f(8), 0.125),),
+    "group_norm": (lambda t: _a(t.f(2, 6, 5), 2, t.f(6), t.f(6), 0.125, False),),
+    # Losses
+    "binary_cross_entropy": (lambda t: _a(t.u(3, 4), t.u(3, 4), t.p(3, 4), _SUM),),
+    "binary_cross_entropy_with_logits": (lambda t: _a(t.f(3, 4), t.u(3, 4), t.p(3, 4), t.p(4), _SUM),),
+    "cosine_embedding_loss": (lambda t: _a(t.f(3, 4), t.f(3, 4), t.sign(3), 0.5, _NONE),),
+    "cross_entropy_loss": (lambda t: _a(t.f(3, 5), t.i(5, 3), t.p(5), _SUM, 3, 0.25),),
+    "ctc_loss.IntList": (lambda t: _a(*_log_probabilities(t), [6, 6], [3, 3], 4, _SUM, True),),
+    "ctc_loss.Tensor": (
+        lambda t: _a(*_log_probabilities(t), torch.tensor([6, 6]), torch.tensor([3, 3]), 4, _SUM, True),
+    ),
+    "hinge_embedding_loss": (lambda t: _a(t.p(3, 4), t.sign(3, 4), 0.5, _NONE),),
+    "huber_loss": (lambda t: _a(t.f(3, 4), t.f(3, 4), _NONE, 0.5),),
+    "kl_div": (lambda t: _a(t.f(3, 4), t.f(3, 4), _SUM, log_target=True),),
+    "l1_loss": (lambda t: _a(t.f(3, 4), t.f(3, 4), _SUM),),
+    "margin_ranking_loss": (lambda t: _a(t.f(4), t.f(4), t.sign(4), 0.5, _NONE),),
+    "mse_loss": (lambda t: _a(t.f(3, 4), t.f(3, 4), _SUM),),
+    "multi_margin_loss": (lambda t: _a(t.f(3, 5), t.i(5, 3), 2, 0.5, t.p(5), _SUM),),
+    "multilabel_margin_loss": (lambda t: _a(t.f(3, 5), t.sets(), _NONE),),
+    "nll_loss": (lambda t: _a(t.f(3, 5), t.i(5, 3), t.p(5), _SUM, 3),),
+    "nll_loss2d": (lambda t: _a(t.f(2, 3, 4, 4), t.i(3, 2, 4, 4), t.p(3), _NONE, 1),),
+    "poisson_nll_loss": (lambda t: _a(t.p(3, 4), t.p(3, 4), False, True, 0.125, _SUM),),
+    "smooth_l1_loss": (lambda t: _a(t.f(3, 4), t.f(3, 4), _NONE, 0.5),),
+    "soft_margin_loss": (lambda t: _a(t.f(3, 4), t.sign(3, 4), _NONE),),
+    "triplet_margin_loss": (lambda t: _a(t.f(3, 4), t.f(3, 4), t.f(3, 4), 0.5, 1.0, 0.125, True, _NONE),),
+    # Lists, indices
+    "cat": (lambda t: _a([t.f(3, 4), t.f(3, 2)], -1), lambda t: _a([t.f(3, 4, 2), t.f(3, 1, 2)], 1)),
+    "stack": (lambda t: _a([t.f(3, 4), t.f(3, 4)], -1), lambda t: _a([t.f(3, 4), t.f(3, 4)], -2)),
+    "index_copy": (lambda t: _a(t.f(3, 5), -1, t.i(5, 2), t.f(3, 2)),),
+    "index_put": (lambda t: _a(t.f(5), [t.i(5, 3)], t.f(3), True),),
+    "scatter_add": (lambda t: _a(t.f(3, 5), -1, t.i(5, 3, 2), t.f(3, 2)),),
+    # Pooling, sampling
+    "avg_pool3d": (lambda t: _a(t.f(1, 2, 5, 5, 5), [2] * 3, [3] * 3, [1] * 3, True, False, 5),),
+    "max_pool3d": (lambda t: _a(t.f(1, 2, 6, 6, 6), [2] * 3, [3] * 3, [1] * 3, [2] * 3, True),),
+    "grid_sampler": (lambda t: _a(t.f(1, 2, 3, 3, 3), t.u(1, 2, 2, 2, 3), 1, 2, True),),
+    "upsample_nearest1d": (_upsampled(4),),
+    "upsample_nearest2d": (_upsampled(4, 6),),
+    "upsample_nearest3d": (_upsampled(4, 2, 2),),
+    "_upsample_nearest_exact1d": (_upsampled(4),),
+    "_upsample_nearest_exact2d": (_upsampled(4, 6),),
+    "_upsample_nearest_exact3d": (_upsampled(4, 2, 2),),
+    "upsample_linear1d": (_upsampled(4, corners=False), _upsampled(4, corners=True)),
+    "upsample_bilinear2d": (_upsampled(4, 6, corners=False), _upsampled(4, 6, corners=True)),
+    "_upsample_bilinear2d_aa": (_upsampled(4, 6, corners=True),),
+    "upsample_trilinear3d": (_upsampled(4, 2, 2, corners=True),),
+    "upsample_bicubic2d": (_upsampled(4, 6, corners=True),),
+    "_upsample_bicubic2d_aa": (_upsampled(4, 6, corners=True),),
+    # Spectra
+    "stft": (lambda t: _a(t.f(32), 8, 4, 6, t.p(6), True, False, True),),
+    "stft.center": (lambda t: _a(t.f(32), 8, 4, 6, t.p(6), False, "constant", True, False, True),),
+    **{
+        f"fft_{name}": (lambda t: _a(t.f(6, 4), 4, 0, "ortho"),)
+        for name in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
+    },
+    **{
+        f"fft_{name}": (lambda t: _a(t.f(6, 4), [4, 2], [1, 0], "forward"),)
+        for name in ("fft2", "ifft2", "fftn", "ifftn", "rfft2", "irfft2", "rfftn", "irfftn")
+    },
+    # Linear algebra
+    "_lu_with_info": (lambda t: _a(t.spd(3), True, False),),
+    "cholesky": (lambda t: _a(t.spd(3), True),),
+    "cholesky_inverse": (lambda t: _a(t.tril(3), True),),
+    "cholesky_solve": (lambda t: _a(t.f(3, 2), t.tril(3), True),),
+    "linalg_cholesky": (lambda t: _a(t.spd(3), upper=True),),
+    "linalg_cholesky_ex": (lambda t: _a(t.spd(3), upper=True, check_errors=True),),
+    "linalg_cond": (lambda t: _a(t.spd(3), 1),),
+    "linalg_eigh": (lambda t: _a(t.spd(3), "U"),),
+    "linalg_eigvalsh": (lambda t: _a(t.spd(3), "U"),),
+    "linalg_inv_ex": (lambda t: _a(t.spd(3), check_errors=True),),
+    "linalg_lstsq": (lambda t: _a(t.spd(3), t.f(3, 2), 0.01, driver="gelsd"),),
+    "linalg_matrix_rank": (lambda t: _a(t.spd(3), 0.1, True),),
+    "linalg_matrix_rank.atol_rtol_float": (lambda t: _a(t.spd(3), atol=0.1, rtol=0.1, hermitian=True),),
+    "linalg_matrix_rank.atol_rtol_tensor": (lambda t: _a(t.spd(3), atol=t.u(1), rtol=t.u(1), hermitian=True),),
+    "linalg_matrix_rank.tol_tensor": (lambda t: _a(t.spd(3), t.u(1), True),),
+    "linalg_qr": (lambda t: _a(t.f(4, 3), "complete"),),
+    "linalg_solve": (lambda t: _a(t.spd(3), t.f(2, 3), left=False),),
+    "linalg_svd": (lambda t: _a(t.f(4, 3), False),),
+    "linalg_tensorsolve": (lambda t: _a(t.spd(3), t.f(3), [0]),),
+    "ormqr": (lambda t: _a(t.f(4, 3), t.u(3), t.f(2, 4), False, True),),
+    "pinverse": (lambda t: _a(t.f(4, 3), 0.125),),
+    "qr": (lambda t: _a(t.f(4, 3), False),),
+    "svd": (lambda t: _a(t.f(4, 3), False, False),),
+    "triangular_solve": (lambda t: _a(t.f(3, 2), t.tril(3), False, True, True),),
+}

@@ -1,0 +1,555 @@
+"""The ATen overloads with an autocast kernel: which this torch registers, which policy each has, and how it shows."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from ...data import fixture, in_force, read_toml
+from ..trace.casts import Cast, CastTrace, arguments, expected_casts
+from .fake_mode import fake_mode
+from .lists import wider
+from .overload_calls import CALLS, MORE, call
+from .overload_options import option_calls
+from .samples import Inputs
+
+DISPATCH_KEYS = {
+    "cuda": "AutocastCUDA",
+    "cpu": "AutocastCPU",
+    "xpu": "AutocastXPU",
+    "mps": "AutocastMPS",
+    "mtia": "AutocastMTIA",
+    "maia": "AutocastMAIA",
+}
+BACKENDS = tuple(DISPATCH_KEYS)
+POLICIES = ("lower_precision", "fp32", "fp32_set_dtype", "fp32_append_dtype", "widest", "banned")
+# The kinds of calls that tell them apart: all float32, all in the amp dtype, that with a dtype asked for, and mixed;
+# and for each policy those that no other policy answers alike.
+KINDS = ("high", "low", "asked", "high first", "low first")
+DECIDING = {
+    "lower_precision": ("high",),
+    "fp32": ("low", "asked"),
+    "fp32_set_dtype": ("low", "asked"),
+    "fp32_append_dtype": ("low",),
+    "widest": ("low", "high first"),
+    "banned": ("high",),
+}
+# What an observation may come to beside a policy: a kernel that does nothing, and one that does something else.
+UNLISTED, UNKNOWN = "unlisted", "unknown"
+# The call that asks for fp32 in the place of one that cannot say so (fp32_append_dtype in autocast_mode.h).
+_WITH_DTYPE = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype"}
+
+_REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}  # at::Reduction
+# Other values of the arguments of an overload that are no tensors, by type.
+_OTHERS: dict[str, tuple[Any, ...]] = {
+    "bool": (False, True),
+    "int": (1, 2),  # not 0: some kernels divide by it, such as by the groups of a convolution, and end the process
+    "dim": (0, 1, -1),
+    "float": (0.0, 0.5, 2.0),
+    "number": (0, 1, 2, 0.5),
+    "str": ("nearest", "nuc", "fro", "valid"),
+}
+_LACKING = re.compile("could not create a primitive|not (compiled|built) with|LAPACK|MAGMA")
+
+
+class Target(Protocol):
+    """What an overload is called on: a device and its autocast, real or fake."""
+
+    @property
+    def device_type(self) -> str: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def is_fake(self) -> bool: ...
+    def __hash__(self) -> int: ...
+    def autocast(self, dtype: torch.dtype, *, enabled: bool = True) -> contextlib.AbstractContextManager[None]: ...
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one call did: its arguments, the casts, and its tensors or what torch raised in their place."""
+
+    call: partial[Any]
+    trace: CastTrace
+    outputs: list[torch.Tensor]
+    exception: Exception | None
+
+    @property
+    def error(self) -> str | None:
+        """The first line of what was raised."""
+        if self.exception is None:
+            return None
+        return f"{type(self.exception).__name__}: {(str(self.exception).splitlines() or [''])[0]}"
+
+    @property
+    def refused(self) -> bool:
+        return self.error is not None and "autocast" in self.error
+
+    @property
+    def lacking(self) -> str | None:
+        """What was raised because the machine lacks a library or an instruction: no promise of autocast."""
+        return self.error if self.error is not None and _LACKING.search(self.error) else None
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What a policy promises of a call: casts of its arguments, and the rest as done by hand; None where it raises."""
+
+    casts: list[Cast]
+    hand: Seen | None
+
+
+@dataclass(frozen=True)
+class Observation:
+    """The policy that an overload was seen to have, with what was seen where it fits none."""
+
+    policy: str
+    detail: str
+
+
+def registered(backend: str) -> frozenset[str]:
+    """Return the overloads ("mm", "sum.dim_IntList") with an autocast kernel of `backend`, as the dispatcher tells.
+
+    A kernel that only falls through to the next key is none; a key that this torch does not know has none. Raises
+    AttributeError where a torch no longer has the private functions that tell.
+    """
+    return frozenset(overload for overload in _listed(DISPATCH_KEYS[backend]) if is_registered(overload, backend))
+
+
+def is_registered(overload: str, backend: str) -> bool:
+    """Whether the overload has an autocast kernel just now, one that does more than fall through."""
+    key, name = DISPATCH_KEYS[backend], f"aten::{overload}"
+    has: bool = torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+    return has and not torch._C._dispatch_kernel_for_dispatch_key_is_fallthrough(name, key)
+
+
+def _listed(key: str) -> list[str]:
+    names = torch._C._dispatch_get_registrations_for_dispatch_key
+    try:
+        return [name.removeprefix("aten::") for name in names(key) if name.startswith("aten::")]
+    except RuntimeError as error:
+        if "could not parse dispatch key" in str(error):
+            return []
+        raise
+
+
+def known(backend: str, version: str | None = None) -> dict[str, str]:
+    """Return overload -> policy, as torch `version` (the one at hand) registers them for `backend`.
+
+    From fixtures/autocast_overloads.toml. What belongs to a library that a build may lack is included.
+    """
+    return dict(_known(backend, version or torch.__version__))
+
+
+@functools.cache
+def _known(backend: str, version: str) -> dict[str, str]:
+    return {
+        overload: table["policy"]
+        for table in _tables()["policy"]
+        if backend in table["backends"] and in_force(version, _tables()["since"].get(backend))
+        for overload in _overloads(table, backend, version)
+    }
+
+
+def built(overload: str) -> bool:
+    """Whether this build of torch has the library that the overload belongs to; without it, it is not registered."""
+    needs = {
+        "cuda": torch.version.cuda is not None,
+        "rocm": torch.version.hip is not None,
+        "mkldnn": torch.backends.mkldnn.is_available(),
+    }
+    return all(needs[row["needs"]] for row in _tables()["built"] if overload in row["overloads"])
+
+
+def uncallable(overload: str) -> str | None:
+    """Say why an overload cannot be called here with sample inputs, None where it can."""
+    return next((row["reason"] for row in _tables()["uncallable"] if overload in row["overloads"]), None)
+
+
+def predicted(policy: str, call: partial[Any], amp_dtype: torch.dtype) -> list[Cast]:
+    """Return the casts of arguments that `policy` promises of `call`, in the order of the arguments."""
+    if policy == "lower_precision":
+        return expected_casts(call, amp_dtype)
+    if policy == "fp32":
+        return expected_casts(call, torch.float32)
+    if policy == "widest":
+        return expected_casts(call, _widest(call, amp_dtype))
+    return []
+
+
+def by_hand(policy: str, overload: str, call: partial[Any], amp_dtype: torch.dtype) -> partial[Any]:
+    """Return the call outside autocast that `policy` makes this one equal to: cast by hand, or with dtype=float32."""
+    if policy == "fp32_set_dtype":
+        asks = _is_eligible(call.args[0]) and call.keywords.get("dtype") is None
+        return partial(call, dtype=torch.float32) if asks else call
+    if policy == "fp32_append_dtype":
+        dtype = torch.float32 if _is_eligible(call.args[0]) else call.args[0].dtype
+        packet = getattr(torch.ops.aten, overload.split(".")[0])
+        return partial(getattr(packet, _WITH_DTYPE[overload]), *call.args, dtype=dtype)
+    return _cast(call, {cast.argument: cast.target for cast in predicted(policy, call, amp_dtype)})
+
+
+def promise(target: Target, policy: str, overload: str, call: partial[Any], amp_dtype: torch.dtype) -> Promise:
+    """Return what `policy` promises of a call: the casts of `predicted`, then what `by_hand` does without autocast."""
+    if policy == "banned":
+        return Promise([], None)
+    with mode_of(target):
+        cast = by_hand(policy, overload, call, amp_dtype)
+    return Promise(predicted(policy, call, amp_dtype), run(target, cast, None))
+
+
+def difference(promised: Promise, seen: Seen) -> str | None:
+    """Say how a call differs from its promise: in casts, complaint, or type, shape and strides of an output."""
+    if promised.hand is None:
+        return None if seen.refused else f"promised: autocast refuses it; seen: {describe(seen)}"
+    if seen.error != promised.hand.error:
+        return f"by hand: {promised.hand.error or 'no error'}; in the region: {seen.error or 'no error'}"
+    cast = {one.argument for one in promised.casts}
+    # What the op casts inside is no longer the caller's argument where autocast cast that first.
+    inside = [replace(one, argument=None) if one.argument in cast else one for one in promised.hand.trace.casts]
+    wanted = [*promised.casts, *inside]
+    if _counted(seen.trace.casts) != _counted(wanted):
+        return f"promised: {_casts(wanted)}; seen: {_casts(seen.trace.casts)}"
+    ours, theirs = ([_form(leaf) for leaf in one.outputs] for one in (seen, promised.hand))
+    return None if ours == theirs else f"promised: outputs {'; '.join(theirs)}; seen: {'; '.join(ours)}"
+
+
+def _form(leaf: torch.Tensor) -> str:
+    strides = tuple(leaf.stride()) if leaf.layout is torch.strided else leaf.layout
+    return f"{type_names([leaf.dtype])} of {tuple(leaf.shape)} with strides {strides}"
+
+
+def mode_of(target: Target) -> contextlib.AbstractContextManager[Any]:
+    """Return the mode in which tensors of a fake target are made and used; null for a real one."""
+    return fake_mode() if target.is_fake else contextlib.nullcontext()
+
+
+def sample(target: Target, overload: str, dtypes: Sequence[torch.dtype], seed: int = 0) -> partial[Any]:
+    """Return a call of the overload on `target`; `dtypes` are given to its floating inputs in turn, the last to all
+    that follow."""
+    with mode_of(target):
+        return call(overload, Inputs(tuple(dtypes), target.device, seed, target.is_fake))
+
+
+def run(target: Target, call: partial[Any], amp_dtype: torch.dtype | None, *, traced: bool = True) -> Seen:
+    """Run `call` in a region of `amp_dtype`, or outside any where that is None, and record what it did.
+
+    What torch raises is recorded, not raised: a fake tensor shows its casts also where no kernel can follow. While its
+    casts are traced, what runs below autocast reads it as off; `traced=False` shows what such code does otherwise.
+    """
+    trace = CastTrace(call)
+    try:
+        with (
+            mode_of(target),
+            _quiet(),
+            target.autocast(amp_dtype or torch.float16, enabled=amp_dtype is not None),
+            trace if traced else contextlib.nullcontext(),
+        ):
+            result = call()
+    except (RuntimeError, AssertionError, TypeError, ValueError, LookupError, AttributeError) as error:
+        return Seen(call, trace, [], error)
+    outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    return Seen(call, trace, outputs[: _judged(call)], None)
+
+
+def _judged(call: partial[Any]) -> int | None:
+    """How many of the outputs say anything; those that follow are scratch memory."""
+    name = str(call.func).removeprefix("aten.").removesuffix(".default")
+    outputs: int | None = _tables()["outputs"].get(name)
+    return outputs
+
+
+def missing(seen: Seen) -> str | None:
+    """Say what fake tensors lack where a call on them could not be finished; None where it was, or broke otherwise."""
+    if seen.error is None:
+        return None
+    return next((row["reason"] for row in _tables()["uncomputed"] if re.search(row["error"], seen.error)), None)
+
+
+def calls(
+    target: Target, overload: str, amp_dtype: torch.dtype, kinds: Sequence[str] = KINDS, seed: int = 0
+) -> dict[str, partial[Any]]:
+    """Return calls that tell policies apart, by the types of their arguments: those of `kinds` that there can be."""
+    high, low = (torch.float32,), (amp_dtype,)
+    types = {"high": high, "low": low, "asked": low, "high first": high + low, "low first": low + high}
+    made = {}
+    for kind in kinds:
+        call = sample(target, overload, types[kind], seed)
+        if kind != "asked":
+            made[type_names(types[kind])] = call
+        elif takes_dtype(call) and (target.is_fake or target.device_type != "mps"):  # which has no float64
+            made[f"{type_names(low)} with dtype=float64"] = partial(call, dtype=torch.float64)
+    return made
+
+
+def optional_arguments(overload: str) -> list[str]:
+    """Return the names of the optional tensors of an overload, and its reduction, if it has such."""
+    arguments = _own(overload)._schema.arguments
+    return [one.name for one in arguments if str(one.type) == "Optional[Tensor]" or one.name == "reduction"]
+
+
+def optionals(overload: str, call: partial[Any]) -> dict[str, partial[Any]]:
+    """Return the call without its optional tensors, and with each reduction that it may take, where it has such."""
+    names = optional_arguments(overload)
+    absent = [name for name in names if name != "reduction"]
+    made = {"without optional tensors": _set(call, dict.fromkeys(absent))} if absent else {}
+    reductions = _REDUCTIONS.items() if "reduction" in names else ()
+    return made | {f"with reduction {name}": _set(call, {"reduction": value}) for name, value in reductions}
+
+
+def options(call: partial[Any]) -> dict[str, partial[Any]]:
+    """Return the call with each argument that is no tensor set to other values of its type, one at a time.
+
+    Not all of these calls can be made; one that cannot complains alike in a region and by hand.
+    """
+    return {
+        f"with {argument.name}={value!r}": _set(call, {argument.name: value})
+        for argument in _arguments(call)
+        if argument.name != "dtype"
+        for value in _OTHERS.get(_kind(argument), ())
+    }
+
+
+def _kind(argument: Any) -> str:
+    kind = re.sub(r"^Optional\[(\w+)\]$", r"\1", str(argument.type))
+    return "dim" if kind == "int" and argument.name == "dim" else kind
+
+
+def more_calls(target: Target, overload: str, dtypes: Sequence[torch.dtype]) -> list[partial[Any]]:
+    """Return calls of the overload that differ from its sample in the number or shape of their tensors."""
+    with mode_of(target):
+        given = [make(Inputs(tuple(dtypes), target.device, 0, target.is_fake)) for make in MORE[overload]]
+    return [partial(_own(overload), *args, **keywords) for args, keywords in given]
+
+
+def calls_with_options(target: Target, overload: str, dtypes: Sequence[torch.dtype]) -> list[partial[Any]]:
+    """Return calls of the overload whose options are not the defaults, several at once."""
+    with mode_of(target):
+        return option_calls(overload, lambda: Inputs(tuple(dtypes), target.device, 0, target.is_fake))
+
+
+def _arguments(call: partial[Any]) -> list[Any]:
+    overload: Any = call.func
+    return list(overload._schema.arguments)
+
+
+def _set(call: partial[Any], values: dict[str, Any]) -> partial[Any]:
+    """Put values in the place of arguments, given by place or by name; what is left to its default stays so."""
+    places = {argument.name: place for place, argument in enumerate(_arguments(call)) if not argument.kwarg_only}
+    args, keywords = list(call.args), dict(call.keywords)
+    for name, value in values.items():
+        if name in places and places[name] < len(args):
+            args[places[name]] = value
+        elif name in keywords or value is not None:
+            keywords[name] = value
+    return partial(call.func, *args, **keywords)
+
+
+def variants(overload: str) -> list[torch._ops.OpOverload]:
+    """Return the overloads that do the same in place (`exp_`), or into tensors that the caller gives (`exp.out`)."""
+    own = _own(overload)
+    packets = (own.overloadpacket, getattr(torch.ops.aten, f"{overload.split('.')[0]}_", None))
+    every = [getattr(packet, each) for packet in packets if packet is not None for each in packet.overloads()]
+    return [each for each in every if (_outs(each) or _in_place(each)) and _inputs(each) == _inputs(own)]
+
+
+def variant_call(target: Target, call: partial[Any], variant: torch._ops.OpOverload) -> partial[Any] | None:
+    """Return the call of a variant with the arguments of `call`; None where torch cannot even make that call outside.
+
+    What it writes to is made anew: the first argument is copied, an `out` is a tensor like the plain result.
+    """
+    outs = _outs(variant)
+    if not outs:
+        written, *rest = call.args
+        with mode_of(target):
+            return partial(variant, written.clone(), *rest, **call.keywords)
+    plain = run(target, call, None)
+    if len(plain.outputs) != len(outs):
+        return None
+    empty = torch.empty_like if target.is_fake else torch.zeros_like
+    with mode_of(target):
+        made = {name: empty(leaf) for name, leaf in zip(outs, plain.outputs, strict=True)}
+    return partial(variant, *call.args, **call.keywords, **made)
+
+
+def _own(overload: str) -> torch._ops.OpOverload:
+    name, _, which = overload.partition(".")
+    own: torch._ops.OpOverload = getattr(getattr(torch.ops.aten, name), which or "default")
+    return own
+
+
+def _in_place(overload: torch._ops.OpOverload) -> bool:
+    first = overload._schema.arguments[0]
+    return first.alias_info is not None and first.alias_info.is_write
+
+
+def _outs(overload: torch._ops.OpOverload) -> list[str]:
+    return [argument.name for argument in overload._schema.arguments if argument.is_out]
+
+
+def _inputs(overload: torch._ops.OpOverload) -> list[tuple[str, str]]:
+    return [(argument.name, str(argument.type)) for argument in overload._schema.arguments if not argument.is_out]
+
+
+def takes_dtype(call: partial[Any]) -> bool:
+    """Whether the overload can be asked for the type of its result."""
+    return any(argument.name == "dtype" for argument in _arguments(call))
+
+
+def observe(target: Target, overload: str, amp_dtype: torch.dtype) -> Observation:
+    """Find the policy that the overload has on `target` by calling it with float32, with the amp dtype, and mixed.
+
+    The policy is one of POLICIES, UNLISTED, or UNKNOWN with what was seen.
+    """
+    if overload not in CALLS:
+        return Observation(UNKNOWN, uncallable(overload) or "no call of it is known to the suite")
+    seen = {what: run(target, made, amp_dtype) for what, made in calls(target, overload, amp_dtype).items()}
+    for policy in (*POLICIES, UNLISTED):
+        if _applies(policy, overload, next(iter(seen.values())).call) and all(
+            difference(promise(target, policy, overload, one.call, amp_dtype), one) is None for one in seen.values()
+        ):
+            return Observation(policy, "")
+    return Observation(UNKNOWN, "; ".join(f"{what}: {describe(one)}" for what, one in seen.items()))
+
+
+def _applies(policy: str, overload: str, call: partial[Any]) -> bool:
+    """Whether an overload can have the policy at all: be asked for a type, or have two types to choose from."""
+    if policy == "fp32_set_dtype":
+        return takes_dtype(call)
+    if policy == "widest":
+        return sum(tensor.is_floating_point() for _, tensor in arguments(call)) > 1
+    return policy != "fp32_append_dtype" or overload in _WITH_DTYPE
+
+
+def describe(seen: Seen) -> str:
+    """Say in a line what was cast, and what came out."""
+    return f"{_casts(seen.trace.casts)}, {seen.error or 'result ' + type_names(leaf.dtype for leaf in seen.outputs)}"
+
+
+def _counted(casts: Sequence[Cast]) -> Counter[str]:
+    return Counter(map(str, casts))
+
+
+def schema(overload: str) -> str:
+    """Return the overload's signature, as torch writes it."""
+    name, _, which = overload.partition(".")
+    return str(torch._C._get_schema(f"aten::{name}", which))
+
+
+def on_arguments(seen: Seen) -> list[str]:
+    """Return the casts of what the caller passed, in words."""
+    return sorted(str(cast) for cast in seen.trace.casts if cast.argument is not None)
+
+
+def changed(target: Target, call: partial[Any], change: Callable[[torch.Tensor], torch.Tensor]) -> partial[Any]:
+    """Return the call with `change` applied to each of its floating-point arguments."""
+
+    def form(_: str, tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        if not target.is_fake:
+            return change(tensor)
+        # Not every backend has what changes a fake tensor; the shape and strides are found without one.
+        like = change(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"))
+        with mode_of(target):
+            return torch.empty_strided(like.shape, like.stride(), dtype=tensor.dtype, device=tensor.device)
+
+    return _mapped(call, form)
+
+
+def with_leaves(call: partial[Any]) -> tuple[partial[Any], list[torch.Tensor]]:
+    """Return the call with floating-point arguments that require a gradient, and these."""
+    leaves: list[torch.Tensor] = []
+
+    def leaf(_: str, tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        leaves.append(tensor.detach().clone().requires_grad_())
+        return leaves[-1]
+
+    return _mapped(call, leaf), leaves
+
+
+def gradients(seen: Seen, leaves: list[torch.Tensor]) -> list[torch.Tensor | None]:
+    """Return the gradients of a weighted sum of the outputs; None where a leaf has none, or the op no derivative."""
+    outputs = [leaf for leaf in seen.outputs if leaf.requires_grad and leaf.grad_fn is not None]
+    if not outputs:
+        return [None] * len(leaves)
+    # Weights that differ by element, and that 16 bits hold exactly.
+    weights = [
+        (torch.arange(leaf.numel(), device=leaf.device) % 7 - 3).reshape(leaf.shape).to(leaf) for leaf in outputs
+    ]
+    try:
+        return list(torch.autograd.grad(outputs, leaves, weights, allow_unused=True))
+    except (RuntimeError, NotImplementedError):
+        return [None] * len(leaves)
+
+
+def _casts(casts: Sequence[Cast]) -> str:
+    return ", ".join(sorted(map(str, casts))) or "no cast"
+
+
+def _widest(call: partial[Any], amp_dtype: torch.dtype) -> torch.dtype:
+    eligible = (tensor.dtype for _, tensor in arguments(call) if _is_eligible(tensor))
+    return functools.reduce(wider, eligible, amp_dtype)
+
+
+def _is_eligible(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.dtype != torch.float64
+
+
+def _cast(call: partial[Any], casts: dict[str | None, torch.dtype]) -> partial[Any]:
+    return _mapped(call, lambda path, tensor: tensor.to(casts[path]) if path in casts else tensor)
+
+
+def _mapped(call: partial[Any], change: Callable[[str, torch.Tensor], torch.Tensor]) -> partial[Any]:
+    """Return the call with `change(path, tensor)` in the place of each tensor that it passes."""
+
+    def walk(path: str, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return change(path, value)
+        if isinstance(value, (list, tuple)):
+            return type(value)(walk(f"{path}[{index}]", item) for index, item in enumerate(value))
+        return value
+
+    args = [walk(str(index), value) for index, value in enumerate(call.args)]
+    return partial(call.func, *args, **{key: walk(key, value) for key, value in call.keywords.items()})
+
+
+def type_names(dtypes: Iterable[torch.dtype]) -> str:
+    """Return the names of the types without their prefix: "float32, float16"."""
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+
+
+@functools.cache
+def _tables() -> dict[str, Any]:
+    return read_toml(fixture("autocast_overloads.toml"))
+
+
+def _overloads(table: dict[str, Any], backend: str, version: str) -> list[str]:
+    moved = (row for row in table.get("moved", []) if backend in row.get("backends", table["backends"]))
+    return [
+        *table["overloads"],
+        *(row["overload"] for row in moved if in_force(version, row.get("since"), row.get("until"))),
+    ]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from logging what a fake kernel raises: it is recorded here."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before

@@ -1,0 +1,163 @@
+"""The autocast surface of the torch at hand: what it registers, documents and does, and what its ops are called."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+
+from ...data import fixture, read_toml
+from . import lists as op_policy
+from . import overloads
+
+# The page calls it "prefer binary_cross_entropy_with_logits over binary_cross_entropy"; ATen calls the kernel banned.
+_BANNED = {"refused": "banned"}
+# How torch is spelled before an op, the longest first.
+_PREFIXES = (
+    "torch.nn.functional.",
+    "torch.ops.aten.",
+    "torch.Tensor.",
+    "torch.nn.",
+    "torch.",
+    "aten::",
+    "aten.",
+    "Tensor.",
+    "nn.",
+    "F.",
+)
+
+
+def read(target_of: Callable[[str], overloads.Target], *, only: Collection[str] | None = None) -> dict[str, Any]:
+    """Return the surface of this torch in the form that conformance/report/surface.py describes.
+
+    `target_of` makes a target of a name such as `fake:cuda`, on which each registered overload is run; with `only`,
+    the overloads outside of it are neither run nor returned. Raises AttributeError where this torch lacks the private
+    functions of the dispatcher that tell what is registered.
+    """
+    return {
+        "kind": "autocast-surface",
+        "schema": 1,
+        "torch": torch.__version__,
+        "build": _build(),
+        "backends": {name: _backend(name, target_of, only) for name in overloads.BACKENDS},
+    }
+
+
+def _build() -> dict[str, Any]:
+    version = torch.version
+    return {
+        "cuda": version.cuda,
+        "hip": version.hip,
+        "xpu": getattr(version, "xpu", None),
+        "mkldnn": torch.backends.mkldnn.is_available(),
+        "git": version.git_version or "",
+    }
+
+
+def _backend(name: str, target_of: Callable[[str], overloads.Target], only: Collection[str] | None) -> dict[str, Any]:
+    key = overloads.DISPATCH_KEYS[name]
+    empty: dict[str, Any] = {"key": None, "amp_dtype": None, "overloads": {}, "undetermined": {}}
+    if not _knows(key):
+        return {**empty, "documented": documented(name)}
+    amp_dtype = torch.get_autocast_dtype(name)
+    target = target_of(f"fake:{name}")
+    asked = sorted(overload for overload in overloads.registered(name) if only is None or overload in only)
+    seen = {overload: overloads.observe(target, overload, amp_dtype) for overload in asked}
+    unseen = {overload: one.detail for overload, one in seen.items() if one.policy == overloads.UNKNOWN}
+    return {
+        "key": key,
+        "amp_dtype": str(amp_dtype).removeprefix("torch."),
+        "overloads": {overload: one.policy for overload, one in seen.items()},
+        "documented": documented(name),
+        "undetermined": {overload: f"{why}{_stock(overload, name)}" for overload, why in unseen.items()},
+    }
+
+
+def _stock(overload: str, backend: str) -> str:
+    policy = overloads.known(backend).get(overload)
+    return f" (registered as {policy} in stock torch)" if policy else ""
+
+
+def _knows(key: str) -> bool:
+    """Whether this torch has the dispatch key; parsing one that it lacks gives None or raises, by version."""
+    try:
+        return torch._C._parse_dispatch_key(key) is not None
+    except RuntimeError:
+        return False
+
+
+def documented(backend: str) -> dict[str, str]:
+    """Return the names on PyTorch's page for `backend` with the policy that it gives; empty where it has no list."""
+    rows = op_policy.listings(backend, origin="documented")
+    return {row.name: _BANNED.get(row.policy, row.policy) for row in rows}
+
+
+def page_ops(name: str) -> tuple[str, ...]:
+    """Return the ATen ops that carry the rule of a name on PyTorch's page, mostly the op of that very name."""
+    return op_policy.resolved(name)
+
+
+@functools.cache
+def names() -> frozenset[str]:
+    """Return every ATen overload that this torch has; raises AttributeError where it no longer tells."""
+    every = torch._C._dispatch_get_all_op_names()
+    return frozenset(name.removeprefix("aten::") for name in every if name.startswith("aten::"))
+
+
+def indirect(target_of: Callable[[str], overloads.Target], overload: str, backend: str) -> bool:
+    """Whether an overload without a rule of its own on `backend` is made of other ops that may have one.
+
+    Not where a call of it was seen to come out in the types that it has without autocast.
+    """
+    if overload in overloads.registered(backend) or not _composite(overload):
+        return False
+    if overload not in overloads.CALLS or not _knows(overloads.DISPATCH_KEYS[backend]):
+        return True
+    seen = overloads.observe(target_of(f"fake:{backend}"), overload, torch.get_autocast_dtype(backend))
+    return seen.policy != overloads.UNLISTED
+
+
+def _composite(overload: str) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{overload}", "CompositeImplicitAutograd"))
+
+
+def stands_for(spelling: str) -> tuple[str, ...] | None:
+    """Return the overloads that `spelling` ("layer_norm", "F.linear", "LayerNorm", "sum.dim_IntList", "@") stands for.
+
+    Empty where it is Python code that calls other ops, None where nothing in torch is called so. Raises AttributeError
+    as `names` does.
+    """
+    name = next((spelling.removeprefix(prefix) for prefix in _PREFIXES if spelling.startswith(prefix)), spelling)
+    if name in names() and "." in name:
+        return (name,)
+    joined = name.replace(".", "_")
+    for ops in (_spellings().get(joined, ()), op_policy.resolved(name), (joined,), _module(name)):
+        if found := sorted(overload for overload in names() if overload.split(".")[0] in ops):
+            return tuple(found)
+    holders = (torch, torch.Tensor, torch.nn, torch.nn.functional)
+    return () if any(callable(getattr(holder, name, None)) for holder in holders) else None
+
+
+def _module(name: str) -> tuple[str, ...]:
+    """The op whose name is that of a class of torch.nn, but for case and underscores."""
+    if not isinstance(getattr(torch.nn, name, None), type):
+        return ()
+    return tuple(sorted({op for op in (full.split(".")[0] for full in names()) if _plain(op) == _plain(name)}))
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+def spellings() -> frozenset[str]:
+    """Return what an op may be called, to find the nearest of a name that nothing is called."""
+    listed = {name for backend in overloads.BACKENDS for name in documented(backend)}
+    return frozenset({*(name.split(".")[0] for name in names()), *_spellings(), *listed})
+
+
+@functools.cache
+def _spellings() -> dict[str, list[str]]:
+    table: dict[str, list[str]] = read_toml(fixture("op_spellings.toml"))["spellings"]
+    return table

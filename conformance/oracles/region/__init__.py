@@ -1,0 +1,1 @@
+"""Random programs of autocast regions and the model of the region stack."""

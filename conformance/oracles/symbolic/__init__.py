@@ -1,0 +1,1 @@
+"""Predicted shapes, dtypes and saved tensors of a model, without data."""

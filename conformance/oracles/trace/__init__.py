@@ -1,0 +1,1 @@
+"""Recorders of dispatched ops and casts."""

@@ -1,0 +1,78 @@
+"""What a loss scaler may lack, by name, and which calls of a history need it."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from .model import BF16, FP16, Output
+from .optimizers import FUSED
+
+Call: TypeAlias = tuple[Any, ...]
+"""The name of one of the methods of `scaler_history.World` and its arguments, all plain values."""
+
+CAPABILITIES = {
+    "arguments": "step() hands further arguments to optimizer.step()",
+    "bf16_gradients": "bf16 gradients",
+    "closure": "step(closure=...) is refused",
+    "containers": "scale() takes lists and tuples of any depth",
+    "copies": "copy.deepcopy() between iterations gives a scaler with a life of its own",
+    "disabled": "with enabled=False it does nothing and refuses nothing",
+    "double_factors": "growth and backoff factors are doubles, and the new scale is rounded once",
+    "errors": "calls out of order, and what cannot be scaled, loaded or be a scale, are refused",
+    "extremes": "scales at both ends of fp32, at zero and at infinity; growth stays finite",
+    "fp16_refusal": "fp16 gradients are refused by unscale_()",
+    "getters": "get_growth_factor(), get_backoff_factor() and get_growth_interval()",
+    "is_enabled": "is_enabled()",
+    "narrow_losses": "losses in fp16 or bf16 without dimensions are scaled in fp32",
+    "new_scale": "update(new_scale), a float or a tensor",
+    "no_gradients": "step() of an optimizer without gradients is refused",
+    "pickles": "pickling between iterations, and its refusal within one",
+    "return_values": "step() returns what optimizer.step() returns",
+    "self_scaling": "optimizers that unscale by themselves are handed grad_scale and found_inf",
+    "setters": "set_growth_factor(), set_backoff_factor() and set_growth_interval()",
+    "sparse": "sparse gradients",
+    "state": "state_dict() and load_state_dict()",
+}
+"""What a scaler may lack, by name; what is left is scale(), unscale_(), step(), update() and get_scale()."""
+
+_NEEDS = {
+    "update_to": "new_scale",
+    "update_to_tensor": "new_scale",
+    "set_growth_factor": "setters",
+    "set_backoff_factor": "setters",
+    "set_growth_interval": "setters",
+    "save": "state",
+    "load": "state",
+    "load_state": "state",
+    "load_nothing": "state",
+    "pickle": "pickles",
+    "deepcopy": "copies",
+    "switch": "copies",
+}
+# Scales that a scaler without "extremes" is kept within.
+MODERATE = (2.0**-40, 2.0**40)
+
+
+def lacking(call: Call, without: frozenset[str]) -> str | None:
+    """The capability in `without` that the call needs, whatever the state of the scaler is; None if there is none."""
+    name, *arguments = call
+    needs = [_NEEDS[name]] if name in _NEEDS else []
+    if name == "step":
+        which, words, named = (*arguments, (), ())[:3] if len(arguments) == 1 else arguments
+        needs += ["self_scaling"] if which == FUSED else []
+        needs += ["closure"] if "closure" in dict(named) else ["arguments"] if words or named else []
+    elif name == "scale":
+        needs += ["containers"] if isinstance(arguments[0], (list, tuple)) else []
+        needs += ["narrow_losses"] if _narrow(arguments[0]) else []
+    elif name in ("backward", "unscale_"):
+        which = arguments[0].which if name == "backward" else arguments[0]
+        needs += ["self_scaling"] if which == FUSED else []
+    if name in ("update_to", "load_state") and not MODERATE[0] <= arguments[0] <= MODERATE[1]:
+        needs.append("extremes")
+    return next((need for need in needs if need in without), None)
+
+
+def _narrow(outputs: Any) -> bool:
+    if isinstance(outputs, (list, tuple)):
+        return any(map(_narrow, outputs))
+    return isinstance(outputs, Output) and outputs.form in (FP16, BF16) and outputs.dimensions == 0

@@ -1,0 +1,100 @@
+"""A region beside its casts by hand, where there were too few pairs for an interval: arms without an overlap tell."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+import threading
+from types import ModuleType
+
+import pytest
+
+from conformance.chapters.speed.paired_comparison import Comparison
+from conformance.chapters.speed.timing import Timing
+from conformance.harness.catalogue import load
+from conformance.harness.check import Case, ContractViolation, Inconclusive
+
+BY_HAND = (1.0, 1.1, 1.9, 1.2, 1.0)
+MANY = 40  # pairs, enough for an interval
+
+
+@pytest.fixture
+def checks() -> ModuleType:
+    """The module of the checks."""
+    return importlib.import_module("conformance.chapters.speed.test_manual_casts")
+
+
+def _case() -> Case:
+    return Case(load().contracts["AMP-SPEED-050"], level="quick", seed=0, substitutions={})
+
+
+def _judged(
+    checks: ModuleType,
+    region: tuple[float, ...],
+    by_hand: tuple[float, ...] = BY_HAND,
+    *,
+    floor: float = math.inf,
+    spoiled: str | None = None,
+) -> Case:
+    case = _case()
+    checks._judge(case, Timing(Comparison(region, by_hand), floor, spoiled, {}), 1.25)
+    return case
+
+
+def test_a_region_that_is_slower_throughout_fails(checks: ModuleType) -> None:
+    with pytest.raises(ContractViolation, match="fastest run in a region over the slowest by hand"):
+        _judged(checks, tuple(3 * seconds for seconds in BY_HAND))
+
+
+@pytest.mark.parametrize("pairs", [0, 1, 4])
+def test_too_few_pairs_tell_nothing(checks: ModuleType, pairs: int) -> None:
+    with pytest.raises(Inconclusive, match=f"there were {pairs} pairs"):
+        _judged(checks, tuple(3 * seconds for seconds in BY_HAND[:pairs]), BY_HAND[:pairs])
+
+
+def test_arms_that_overlap_tell_nothing(checks: ModuleType) -> None:
+    with pytest.raises(Inconclusive, match="too few for an interval"):
+        _judged(checks, tuple(1.5 * seconds for seconds in BY_HAND))
+
+
+def test_the_fastest_runs_pass(checks: ModuleType) -> None:
+    case = _judged(checks, (1.1, 4.0, 5.0, 1.3, 1.2))
+    assert case.evidence[-1].measured == pytest.approx(1.1)
+
+
+@pytest.mark.parametrize(("slower", "told"), [(1.0, "high end"), (1.2, "high end")])
+def test_an_interval_passes(checks: ModuleType, slower: float, told: str) -> None:
+    case = _judged(checks, (slower,) * MANY, (1.0,) * MANY, floor=0.01)
+    assert case.evidence[-1].name.startswith(told)
+
+
+def test_an_interval_fails(checks: ModuleType) -> None:
+    with pytest.raises(ContractViolation, match="low end of the time in a region"):
+        _judged(checks, (1.4,) * MANY, (1.0,) * MANY, floor=0.01)
+
+
+def test_what_was_spoiled_passes_by_its_fastest_runs(checks: ModuleType) -> None:
+    case = _judged(checks, (1.0,) + (1.5,) * MANY, (1.0,) * (MANY + 1), floor=0.01, spoiled="heat")
+    assert case.evidence[-1].name.startswith("fastest run in a region over the fastest by hand")
+
+
+def test_what_was_spoiled_fails_nothing(checks: ModuleType) -> None:
+    with pytest.raises(Inconclusive, match="heat"):
+        _judged(checks, (3.0,) * MANY, (1.0,) * MANY, floor=0.01, spoiled="heat")
+
+
+@pytest.mark.parametrize(("region", "by_hand"), [(None, None), (0, 0), (4, 4), (8, 8), (8, 5)])
+def test_waits_that_others_make_fail_nothing(checks: ModuleType, region: int | None, by_hand: int | None) -> None:
+    checks._judge_waits(_case(), region, by_hand)
+
+
+@pytest.mark.parametrize("by_hand", [0, 4])
+def test_waits_of_the_region_alone_fail(checks: ModuleType, by_hand: int) -> None:
+    with pytest.raises(ContractViolation, match="in which the region waits"):
+        checks._judge_waits(_case(), 5, by_hand)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel counts waits by thread on Linux alone")
+def test_waits_of_a_thread_are_counted(checks: ModuleType) -> None:
+    assert checks._runs_that_wait(lambda: threading.Event().wait(1e-3)) == checks.RUNS

@@ -1,0 +1,1 @@
+"""Campaigns over many faults: generated registrations, mutants of torch, margins."""

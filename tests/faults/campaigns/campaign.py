@@ -1,0 +1,133 @@
+"""One run of the suite, in this process, while torch is broken."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from conformance.harness import catalogue, state
+from conformance.oracles.policy.fake_mode import fake_mode
+from tests import reports
+from tests.faults import Fault
+from tests.faults.breaking import replaced
+from tests.paths import ROOT
+
+CHECKS = ROOT / "conformance" / "chapters"
+
+_CHECK = re.compile(r"conformance\.chapters\.\w+\.test_\w+")
+# pytest collects garbage five times at the end of a run, to warn of what a destructor raised: half of a short run.
+WITHOUT_COLLECTIONS = ("-p", "no:unraisableexception")
+# Plugins that are installed beside pytest, and asserts rewritten, would take more of a run than most faults.
+PLAIN = (*WITHOUT_COLLECTIONS, "-p", "no:cacheprovider", "--assert", "plain")
+# The same for every fault, so it is read once.
+_catalogue = functools.cache(catalogue.load)
+
+
+@dataclass(frozen=True)
+class Caught:
+    """What a run on a broken torch came to."""
+
+    fault: Fault
+    status: int
+    failed: frozenset[str]
+    errors: frozenset[str]
+    output: str
+    cases: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def caught(self) -> bool:
+        """Whether the run failed, by a contract that speaks of the fault."""
+        return self.status == 1 and any(
+            fnmatchcase(contract, pattern) for contract in self.failed for pattern in self.fault.contracts
+        )
+
+    def cases_of(self, contract: str) -> list[dict[str, Any]]:
+        """The failed cases of a contract, as the report has them."""
+        return [case for case in self.cases if case["contract"] == contract and case["verdict"] == "FAIL"]
+
+
+def run(fault: Fault, *, chapters: tuple[str, ...] | None = None, until_caught: bool = False) -> Caught:
+    """Run the contracts that speak of the fault, or all of `chapters` (none named: every one), on a broken torch.
+
+    `until_caught` ends the run with the first failure.
+    """
+    places = modules(fault.contracts) if chapters is None else [str(CHECKS)]
+    option, chosen = ("--contract", fault.contracts) if chapters is None else ("--chapter", chapters)
+    asked = [argument for name in chosen for argument in (option, name)]
+    output = io.StringIO()
+    # A region that is broken leaks its state into this process, already in the smoke stage.
+    whole = state.Snapshot()
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = [*places, "-q", *PLAIN, "--level", fault.level, *(["--maxfail=1"] if until_caught else [])]
+        try:
+            with (
+                fault.applied(),
+                contextlib.redirect_stdout(output),
+                fresh_checks(),
+                replaced(catalogue, "load", _catalogue),
+                mock.patch.dict(os.environ, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1"),
+            ):
+                status = int(pytest.main([*arguments, "--report", folder, *asked]))
+        finally:
+            whole.restore()
+        path = Path(folder) / "report.json"
+        cases = reports.written(path)["cases"] if path.exists() else []
+    return Caught(
+        fault,
+        status,
+        frozenset(case["contract"] for case in cases if case["verdict"] == "FAIL"),
+        frozenset(case["contract"] for case in cases if case["verdict"] == "ERROR"),
+        output.getvalue(),
+        tuple(cases),
+    )
+
+
+def modules(patterns: Collection[str]) -> list[str]:
+    """The modules that check a contract of those patterns."""
+    return [
+        str(path)
+        for path, contracts in _checked().items()
+        if any(fnmatchcase(contract, pattern) for contract in contracts for pattern in patterns)
+    ]
+
+
+@functools.cache
+def _checked() -> dict[Path, list[str]]:
+    return {path: re.findall(r'^@contract\("([^"]+)"', path.read_text(), re.M) for path in CHECKS.glob("*/test_*.py")}
+
+
+@contextlib.contextmanager
+def fresh_checks() -> Iterator[None]:
+    """Let a run begin as a user's would, with torch already broken: it imports the checks, and remembers no fake op.
+
+    What was imported before is put back at the end.
+    """
+    before = _checks()
+    for name in before:
+        del sys.modules[name]
+    fake_mode.cache_clear()
+    try:
+        yield
+    finally:
+        for name in _checks():
+            del sys.modules[name]
+        sys.modules.update(before)
+        fake_mode.cache_clear()
+
+
+def _checks() -> dict[str, ModuleType]:
+    return {name: module for name, module in sys.modules.items() if _CHECK.fullmatch(name)}

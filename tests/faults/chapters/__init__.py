@@ -1,0 +1,1 @@
+"""Faults written by hand, by the chapter that must catch them."""

@@ -1,0 +1,108 @@
+"""Faults of state that were written without sight of the checks, and that none of them saw at first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn.utils import clip_grad
+from torch.utils import checkpoint as checkpointing
+
+from tests.faults import fault
+from tests.faults.breaking import edited, replaced
+
+Scaler = torch.amp.GradScaler
+
+
+@fault("AMP-BACKWARD-028")
+def second_backward_of_a_custom_function_runs_outside() -> Iterator[None]:
+    """The first backward of a custom function forgets that forward ran in a region."""
+    old = "return bwd(*args, **kwargs)"
+    with edited(torch.amp.custom_bwd, old, f"args[0]._fwd_used_autocast = False; {old}"):
+        yield
+
+
+@fault("AMP-BACKWARD-028")
+def second_backward_of_a_custom_function_changes_dtype() -> Iterator[None]:
+    """The first backward of a custom function leaves bfloat16 behind for the next."""
+    old = "return bwd(*args, **kwargs)"
+    with edited(torch.amp.custom_bwd, old, f"args[0]._dtype = torch.bfloat16; {old}"):
+        yield
+
+
+@fault("AMP-BACKWARD-054")
+def second_recomputation_runs_outside() -> Iterator[None]:
+    """A checkpoint keeps the enabled flag of forward for one recomputation only."""
+    real = checkpointing._get_autocast_kwargs
+
+    def once(*arguments: Any, **options: Any) -> Any:
+        return tuple(found if found is None else _Fading(found) for found in real(*arguments, **options))
+
+    with replaced(checkpointing, "_get_autocast_kwargs", once):
+        yield
+
+
+class _Fading:
+    """A mapping whose "enabled" is False from the second time on that it is read."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+        self._read = False
+
+    def keys(self) -> Any:
+        return self._values.keys()
+
+    def __getitem__(self, name: str) -> Any:
+        if name != "enabled":
+            return self._values[name]
+        seen, self._read = self._values[name] and not self._read, True
+        return seen
+
+
+@fault("AMP-CLIP-091")
+def frozen_parameters_are_left_out_of_the_norm() -> Iterator[None]:
+    """clip_grad_norm_ looks at parameters that require a gradient only."""
+    old = "grads = [p.grad for p in parameters if p.grad is not None]"
+    new = "grads = [p.grad for p in parameters if p.grad is not None and p.requires_grad]"
+    with edited(clip_grad.clip_grad_norm_, old, new):
+        yield
+
+
+@fault("AMP-SCALE-023")
+def frozen_parameters_keep_scaled_gradients() -> Iterator[None]:
+    """Parameters that were frozen after backward are passed over by unscaling."""
+    with edited(Scaler._unscale_grads_, "if param.grad is None:", "if param.grad is None or not param.requires_grad:"):
+        yield
+
+
+@fault("AMP-SCALE-091")
+def loading_a_state_empties_it() -> Iterator[None]:
+    """load_state_dict() takes the growth tracker out of the caller's dictionary."""
+    old = 'self._growth_tracker.fill_(state_dict["_growth_tracker"])'
+    with edited(Scaler.load_state_dict, old, old.replace('["_growth_tracker"]', '.pop("_growth_tracker")')):
+        yield
+
+
+@fault("AMP-CLIP-005")
+def norm_is_divided_by_itself_alone_for_a_threshold_of_zero() -> Iterator[None]:
+    """With max_norm 0 the 1e-6 is left out, so that zero gradients become NaN."""
+    old = "clip_coef = max_norm / (total_norm + 1e-6)"
+    with edited(
+        clip_grad._clip_grads_with_norm_, old, "clip_coef = max_norm / (total_norm + (1e-6 if max_norm else 0))"
+    ):
+        yield
+
+
+@fault("AMP-SCALE-040")
+def step_bypasses_an_overridden_unscale() -> Iterator[None]:
+    """step() calls GradScaler's own unscale_, whatever a subclass makes of it."""
+    with edited(Scaler.step, "self.unscale_(optimizer)", "type(self).__mro__[-2].unscale_(self, optimizer)"):
+        yield
+
+
+@fault("AMP-SCALE-095")
+def pickling_empties_the_scaler() -> Iterator[None]:
+    """What is pickled is the scaler's own dictionary, so its tensors are taken from the scaler as well."""
+    with edited(Scaler.__getstate__, "self.__dict__.copy()", "self.__dict__"):
+        yield

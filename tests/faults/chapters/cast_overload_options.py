@@ -1,0 +1,37 @@
+"""Autocast kernels that forget their casts where an option is not its default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tests.faults.cast_rules import CASTING, RULES
+from tests.faults.chapters.cast_overloads import Arguments, broken
+
+# The overload, its policy, the backend, the option and what the fault takes for usual.
+_FORGETTING: dict[str, tuple[str, str, str, str, Callable[[Any], bool]]] = {
+    "groups": ("conv_transpose1d", "lower_precision", "cpu", "groups", lambda groups: groups == 1),
+    "stride_beside_valid": ("conv2d.padding", "lower_precision", "cpu", "stride", lambda stride: set(stride) <= {1}),
+    "scale": ("scaled_dot_product_attention", "lower_precision", "cuda", "scale", lambda scale: scale is None),
+    "interpolation": ("quantile", "fp32", "cpu", "interpolation", lambda how: how == "linear"),
+    "value": ("addcdiv", "widest", "cuda", "value", lambda value: value == 1),
+}
+
+
+def _forgets(
+    name: str, overload: str, policy: str, device_type: str, option: str, usual: Callable[[Any], bool]
+) -> None:
+    assert policy in CASTING
+
+    def rule(op: Any, named: Arguments, amp_dtype: torch.dtype) -> Any:
+        return op(**named) if option in named and not usual(named[option]) else RULES[policy](op, named, amp_dtype)
+
+    rule.__name__ = f"{name}_forgets_the_casts"
+    rule.__doc__ = f"{overload} of {device_type} casts nothing where {option} is not the default."
+    broken(overload, device_type, "AMP-CAST-055")(rule)
+
+
+for _name, _row in _FORGETTING.items():
+    _forgets(_name, *_row)

@@ -1,0 +1,174 @@
+"""Clipping by the wrong norm, the wrong coefficient or the wrong gradients, or that hides an inf."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn.utils import clip_grad
+
+from tests.faults import fault
+from tests.faults.breaking import edited, replaced
+
+SCALER = torch.amp.GradScaler
+_NORM, _SHRINK = clip_grad._get_total_norm, clip_grad._clip_grads_with_norm_
+
+
+@fault("AMP-CLIP-030", "AMP-CLIP-031")
+def step_checks_clipped_gradients() -> Iterator[None]:
+    """step() looks for inf in the gradients as clipping left them."""
+    with edited(
+        SCALER.step,
+        'if len(optimizer_state["found_inf_per_device"]) == 0:',
+        'if optimizer_state["stage"] is OptState.UNSCALED:\n        self._check_inf_per_device(optimizer)\n'
+        '    if len(optimizer_state["found_inf_per_device"]) == 0:',
+    ):
+        yield
+
+
+@fault("AMP-CLIP-001", "AMP-CLIP-002")
+def unscale_does_nothing() -> Iterator[None]:
+    """unscale_ checks the gradients and leaves them scaled; step() goes by that."""
+    with edited(
+        SCALER.unscale_, "optimizer, inv_scale, found_inf, False", "optimizer, inv_scale * 0 + 1, found_inf, False"
+    ):
+        yield
+
+
+@fault("AMP-CLIP-070")
+def step_unscales_again() -> Iterator[None]:
+    """step() unscales although unscale_ was called."""
+    with edited(
+        SCALER.step,
+        'if optimizer_state["stage"] is OptState.READY:\n        self.unscale_(optimizer)',
+        'if True:\n        optimizer_state["stage"] = OptState.READY\n        self.unscale_(optimizer)',
+    ):
+        yield
+
+
+@fault("AMP-CLIP-040")
+def unscale_reaches_other_optimizers() -> Iterator[None]:
+    """unscale_ divides the gradients of every optimizer that there is."""
+    original = SCALER.unscale_
+    seen: list[torch.optim.Optimizer] = []
+    created = torch.optim.Optimizer.__init__
+
+    def create(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        created(self, *args, **kwargs)
+        seen.append(self)
+
+    def unscale(self: Any, optimizer: torch.optim.Optimizer) -> None:
+        original(self, optimizer)
+        for other in seen:
+            if other is not optimizer:
+                for parameter in (each for group in other.param_groups for each in group["params"]):
+                    if parameter.grad is not None:
+                        parameter.grad /= self._scale
+
+    with replaced(torch.optim.Optimizer, "__init__", create), replaced(SCALER, "unscale_", unscale):
+        yield
+
+
+@fault("AMP-CLIP-004")
+def short_gradients_grow() -> Iterator[None]:
+    """The coefficient is not clamped to 1."""
+    with edited(_SHRINK, "torch.clamp(clip_coef, max=1.0)", "clip_coef"):
+        yield
+
+
+@fault("AMP-CLIP-005")
+def another_epsilon() -> Iterator[None]:
+    """The norm is increased by 1e-8 where 1e-6 is documented."""
+    with edited(_SHRINK, "(total_norm + 1e-6)", "(total_norm + 1e-8)"):
+        yield
+
+
+@fault("AMP-CLIP-002", "AMP-CLIP-003")
+def always_the_2_norm() -> Iterator[None]:
+    """clip_grad_norm_ ignores norm_type."""
+    with edited(clip_grad.clip_grad_norm_, "grads, norm_type,", "grads, 2.0,"):
+        yield
+
+
+@fault("AMP-CLIP-002")
+def norm_after_clipping() -> Iterator[None]:
+    """clip_grad_norm_ returns the norm of the clipped gradients."""
+    with edited(clip_grad.clip_grad_norm_, "return total_norm", "return total_norm.clamp(max=max_norm)"):
+        yield
+
+
+@fault("AMP-CLIP-002", "AMP-CLIP-003")
+def norms_are_combined_by_the_2_norm() -> Iterator[None]:
+    """The norms of the tensors are combined by the 2-norm, whatever norm was asked for."""
+    with edited(_NORM, "for norm in norms]), norm_type", "for norm in norms]), 2.0"):
+        yield
+
+
+@fault("AMP-CLIP-010")
+def only_a_hundred_tensors() -> Iterator[None]:
+    """The norm leaves out what comes after the first hundred tensors."""
+    with edited(
+        _NORM, "torch._foreach_norm(device_tensors, norm_type)", "torch._foreach_norm(device_tensors[:100], norm_type)"
+    ):
+        yield
+
+
+@fault("AMP-CLIP-002", "AMP-CLIP-003")
+def norm_in_16_bit() -> Iterator[None]:
+    """The for-loop takes each norm of gradients rounded to bf16."""
+    with edited(_NORM, "vector_norm(g, norm_type)", "vector_norm(g.bfloat16().float(), norm_type)"):
+        yield
+
+
+@fault("AMP-CLIP-006")
+def gradients_are_replaced() -> Iterator[None]:
+    """The for-loop puts new tensors in the place of the gradients."""
+    with edited(
+        _SHRINK,
+        "g.mul_(clip_coef_clamped_device)",
+        "[setattr(p, 'grad', p.grad * clip_coef_clamped) for p in parameters if p.grad is g]",
+    ):
+        yield
+
+
+@fault("AMP-CLIP-032")
+def inf_is_no_error() -> Iterator[None]:
+    """error_if_nonfinite raises for NaN only."""
+    with edited(_NORM, "torch.logical_or(total_norm.isnan(), total_norm.isinf())", "total_norm.isnan()"):
+        yield
+
+
+@fault("AMP-CLIP-034")
+def bad_norms_become_zero() -> Iterator[None]:
+    """A coefficient of NaN is taken for zero."""
+    with edited(_SHRINK, "torch.clamp(clip_coef, max=1.0)", "torch.clamp(clip_coef, max=1.0).nan_to_num(0.0)"):
+        yield
+
+
+@fault("AMP-CLIP-051")
+def given_norm_is_ignored() -> Iterator[None]:
+    """clip_grads_with_norm_ computes the norm itself."""
+    with edited(_SHRINK, "max_norm / (total_norm", "max_norm / (_get_total_norm(grads)"):
+        yield
+
+
+@fault("AMP-CLIP-060")
+def only_large_values_are_clipped() -> Iterator[None]:
+    """clip_grad_value_ does not clamp from below."""
+    with edited(clip_grad.clip_grad_value_, "clamp_(min=-clip_value, max=clip_value)", "clamp_(max=clip_value)"):
+        yield
+
+
+@fault("AMP-CLIP-074")
+def clipping_waits_for_the_norm() -> Iterator[None]:
+    """Clipping reads the coefficient back to the host."""
+    with edited(_SHRINK, "torch.clamp(clip_coef, max=1.0)", "torch.tensor(min(clip_coef.item(), 1.0))"):
+        yield
+
+
+@fault("AMP-CLIP-080")
+def old_spelling_is_silent() -> Iterator[None]:
+    """clip_grad_norm no longer warns."""
+    with replaced(torch.nn.utils, "clip_grad_norm", torch.nn.utils.clip_grad_norm_):
+        yield

@@ -1,0 +1,222 @@
+"""Optimizers that step where they must not, on gradients that they must not see, or leave traces of a skip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.optim import adam
+
+from tests.faults import fault
+from tests.faults.breaking import edited, kernel, replaced
+
+SCALER = torch.amp.GradScaler
+
+
+def _around_skips(then: Callable[[torch.optim.Optimizer], None]) -> Callable[..., Any]:
+    """A GradScaler._maybe_opt_step that does something more when it skips."""
+    original = SCALER._maybe_opt_step
+
+    def maybe_step(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+        if sum(flag.item() for flag in state["found_inf_per_device"].values()):
+            then(optimizer)
+        return original(self, optimizer, state, *args, **kwargs)
+
+    return maybe_step
+
+
+def _with(name: str, **changes: Any) -> Any:
+    """The fused kernel of torch of that name with some keyword arguments replaced."""
+    original = getattr(torch, name)
+    return replaced(torch, name, lambda *args, **kwargs: original(*args, **{**kwargs, **changes}))
+
+
+@fault("AMP-OPTIMIZER-010", "AMP-OPTIMIZER-011", "AMP-OPTIMIZER-041")
+def steps_on_inf() -> Iterator[None]:
+    """GradScaler steps whatever it found."""
+    with edited(SCALER._maybe_opt_step, "if not sum(", "if True or not sum("):
+        yield
+
+
+@fault("AMP-OPTIMIZER-012")
+def skip_decays_weights() -> Iterator[None]:
+    """A skipped step applies decoupled weight decay all the same."""
+
+    @torch.no_grad()
+    def decay(optimizer: torch.optim.Optimizer) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.mul_(1 - 1e-3 * group.get("weight_decay", 0))
+
+    with replaced(SCALER, "_maybe_opt_step", _around_skips(decay)):
+        yield
+
+
+@fault("AMP-OPTIMIZER-011", "AMP-OPTIMIZER-020")
+def skip_counts_as_step() -> Iterator[None]:
+    """A skipped step advances the step counters."""
+
+    def count(optimizer: torch.optim.Optimizer) -> None:
+        for state in optimizer.state.values():
+            if "step" in state:
+                state["step"] += 1
+
+    with replaced(SCALER, "_maybe_opt_step", _around_skips(count)):
+        yield
+
+
+@fault("AMP-OPTIMIZER-011", "AMP-OPTIMIZER-020")
+def fused_skip_counts_as_step() -> Iterator[None]:
+    """Fused Adam does not take its step counter back after a skip."""
+    with edited(adam._fused_adam, "[device_found_inf] *", "[device_found_inf * 0] *"):
+        yield
+
+
+@fault("AMP-OPTIMIZER-010", "AMP-OPTIMIZER-011", "AMP-OPTIMIZER-061")
+def fused_adam_ignores_found_inf() -> Iterator[None]:
+    """The fused Adam kernel steps on inf."""
+    with _with("_fused_adam_", found_inf=None):
+        yield
+
+
+@fault("AMP-OPTIMIZER-030", "AMP-OPTIMIZER-032")
+def fused_sgd_ignores_the_scale() -> Iterator[None]:
+    """The fused SGD kernel takes scaled gradients for gradients."""
+    with _with("_fused_sgd_", grad_scale=None):
+        yield
+
+
+@fault("AMP-OPTIMIZER-061")
+def fused_adam_forgets_the_tail() -> Iterator[None]:
+    """The fused Adam kernel, when it unscales, leaves out the last element after whole vectors of eight."""
+    original = torch._fused_adam_
+
+    def step(*args: Any, **kwargs: Any) -> None:
+        kept = [parameter.flatten()[-1].clone() for parameter in args[0]]
+        original(*args, **kwargs)
+        if kwargs.get("grad_scale") is not None:
+            for parameter, last in zip(args[0], kept, strict=True):
+                if parameter.numel() > 8 and parameter.numel() % 8 == 1:
+                    parameter.view(-1)[-1] = last
+
+    with replaced(torch, "_fused_adam_", step):
+        yield
+
+
+@fault("AMP-OPTIMIZER-031")
+def fused_gradients_stay_scaled() -> Iterator[None]:
+    """Fused Adam steps right and leaves the scaled gradients behind."""
+    original = torch._fused_adam_
+
+    def step(*args: Any, **kwargs: Any) -> None:
+        original(*args, **kwargs)
+        if kwargs.get("grad_scale") is not None:
+            for gradient in args[1]:
+                gradient.mul_(kwargs["grad_scale"])
+
+    with replaced(torch, "_fused_adam_", step):
+        yield
+
+
+@fault("AMP-OPTIMIZER-060")
+def fused_keeps_the_flag() -> Iterator[None]:
+    """The attribute found_inf stays on a fused optimizer after its step."""
+    with edited(SCALER.step, "del optimizer.found_inf  #", "pass  #"):
+        yield
+
+
+@fault("AMP-OPTIMIZER-060", "AMP-OPTIMIZER-062")
+def fused_unscales_twice() -> Iterator[None]:
+    """A fused optimizer is handed the scale although unscale_ was called."""
+    with edited(SCALER.step, 'getattr(optimizer, "grad_scale", None)\n', "scaler\n"):
+        yield
+
+
+@fault("AMP-OPTIMIZER-063")
+def everybody_scales_itself() -> Iterator[None]:
+    """GradScaler hands every optimizer the scale and leaves the unscaling to it."""
+    with edited(SCALER.step, 'getattr(optimizer, "_step_supports_amp_scaling", False)', "True"):
+        yield
+
+
+@fault("AMP-OPTIMIZER-050")
+def one_skip_for_all() -> Iterator[None]:
+    """Inf in one optimizer's gradients skips every optimizer."""
+    original = SCALER._maybe_opt_step
+
+    def maybe_step(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+        states = self._per_optimizer_states.values()
+        if any(flag.item() for each in states for flag in each["found_inf_per_device"].values()):
+            return None
+        return original(self, optimizer, state, *args, **kwargs)
+
+    with replaced(SCALER, "_maybe_opt_step", maybe_step):
+        yield
+
+
+@fault("AMP-OPTIMIZER-035")
+def unscale_sees_the_first_group() -> Iterator[None]:
+    """unscale_ leaves out all parameter groups but the first."""
+    with edited(
+        SCALER._unscale_grads_, "for group in optimizer.param_groups:", "for group in optimizer.param_groups[:1]:"
+    ):
+        yield
+
+
+@fault("AMP-OPTIMIZER-010", "AMP-OPTIMIZER-011")
+def check_misses_the_last_element() -> Iterator[None]:
+    """The check for inf leaves out the last element of every gradient."""
+
+    def check(gradients: list[torch.Tensor], found_inf: torch.Tensor, factor: torch.Tensor) -> None:
+        for gradient in gradients:
+            if not bool(gradient.flatten()[:-1].isfinite().all()):
+                found_inf.fill_(1.0)
+            gradient.mul_(factor)
+
+    with kernel("_amp_foreach_non_finite_check_and_unscale_", check, "CPU"):
+        yield
+
+
+@fault("AMP-OPTIMIZER-040")
+def return_value_is_lost() -> Iterator[None]:
+    """GradScaler.step returns None for a fused optimizer."""
+    with edited(SCALER.step, "retval = optimizer.step(*args, **kwargs_)", "optimizer.step(*args, **kwargs_)"):
+        yield
+
+
+@fault("AMP-OPTIMIZER-042")
+def arguments_are_lost() -> Iterator[None]:
+    """GradScaler.step forwards no arguments."""
+    with edited(SCALER._maybe_opt_step, "optimizer.step(*args, **kwargs)", "optimizer.step()"):
+        yield
+
+
+@fault("AMP-OPTIMIZER-038")
+def scale_is_not_resumed() -> Iterator[None]:
+    """load_state_dict leaves the scale out."""
+    with edited(SCALER.load_state_dict, 'self._init_scale = cast(float, state_dict["scale"])', "pass"):
+        yield
+
+
+@fault("AMP-OPTIMIZER-080")
+def zero_grad_multiplies() -> Iterator[None]:
+    """zero_grad(set_to_none=False) multiplies by zero, which keeps NaN."""
+
+    def zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if set_to_none:
+                    parameter.grad = None
+                elif parameter.grad is not None:
+                    parameter.grad.mul_(0)
+
+    with replaced(torch.optim.Optimizer, "zero_grad", zero_grad):
+        yield
+
+
+@fault("AMP-OPTIMIZER-082")
+def closure_is_accepted() -> Iterator[None]:
+    """GradScaler.step takes a closure and lets the optimizer see scaled gradients."""
+    with edited(SCALER.step, 'if "closure" in kwargs:', "if False:"):
+        yield

@@ -1,0 +1,56 @@
+"""Broken regions and scalers for hardware that the suite only stands in for."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+
+import torch
+
+from tests.faults import fault
+from tests.faults.breaking import edited
+
+
+@fault("AMP-REGION-093")
+def backend_without_a_declaration_is_taken() -> Iterator[None]:
+    """A third party's backend need not say which dtypes it supports."""
+    with edited(torch.autocast.__init__, "if not hasattr(self.custom_device_mod, func):", "if False:"):
+        yield
+
+
+@fault("AMP-REGION-094")
+def declared_dtypes_of_a_backend_are_ignored() -> Iterator[None]:
+    """A region of a third party's backend takes float16 and bfloat16, whatever the backend declares."""
+    old = "device_supported_dtypes = self.custom_device_mod.get_amp_supported_dtype()"
+    with edited(torch.autocast.__init__, old, "self.custom_device_mod.get_amp_supported_dtype()"):
+        yield
+
+
+@fault("AMP-REGION-095")
+def bf16_is_taken_where_the_device_lacks_it() -> Iterator[None]:
+    """Nobody asks whether a CUDA device has bfloat16."""
+    with edited(torch.autocast.__init__, "and not torch.cuda.is_bf16_supported()", "and False"):
+        yield
+
+
+@fault("AMP-SCALE-107")
+def scaler_for_cuda_is_never_enabled() -> Iterator[None]:
+    """A scaler for CUDA disables itself without asking whether CUDA is there."""
+    old = "if enabled and torch.cuda.amp.common.amp_definitely_not_available():"
+    with edited(torch.amp.GradScaler.__init__, old, "if enabled:"):
+        yield
+
+
+@fault("AMP-SCALE-106")
+def disabled_scaler_checks_its_factors() -> Iterator[None]:
+    """A disabled scaler refuses factors that mean nothing to it."""
+    with edited(torch.amp.GradScaler.__init__, "if self._enabled:", "if True:"):
+        yield
+
+
+@fault("AMP-REGION-096")
+def data_parallel_workers_are_never_in_a_region() -> Iterator[None]:
+    """The threads of DataParallel start without autocast, whatever the caller has on."""
+    function = importlib.import_module("torch.nn.parallel.parallel_apply").parallel_apply
+    with edited(function, "enabled=autocast_enabled", "enabled=False"):
+        yield

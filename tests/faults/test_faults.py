@@ -1,0 +1,55 @@
+"""Every fault is caught by a contract that speaks of it, and torch is whole again after."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from conformance.harness import catalogue
+from tests.faults import Fault, load
+from tests.faults.campaigns.campaign import run
+
+FAULTS = load()
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
+def test_fault_is_caught_by_a_contract_that_speaks_of_it(fault: Fault) -> None:
+    # Below quick a contract has hundreds of cases.
+    outcome = run(fault, until_caught=fault.level != "quick")
+
+    assert outcome.errors == frozenset(), outcome.output
+    assert outcome.caught, outcome.output
+
+
+def test_unbroken_torch_is_green() -> None:
+    """The control beside every fault: the same runs, in the same process, after all that breaking."""
+    for fault in FAULTS.values():
+        with fault.applied():
+            pass
+    nothing = Fault("nothing", "Nothing is broken.", (), _nothing)
+
+    outcome = run(nothing, chapters=())
+
+    assert (outcome.status, outcome.failed) == (0, frozenset()), outcome.output
+
+
+def test_faults_name_contracts_that_exist() -> None:
+    known = catalogue.load()
+
+    assert [
+        (fault.name, contract)
+        for fault in FAULTS.values()
+        for contract in fault.contracts
+        if not known.select((), (contract,))
+    ] == []
+
+
+def test_every_chapter_has_a_fault() -> None:
+    chapters = {chapter for fault in FAULTS.values() for chapter in fault.chapters}
+
+    assert {chapter.name for chapter in catalogue.load().chapters} - chapters == set()
+
+
+def _nothing() -> Iterator[None]:
+    yield

@@ -1,0 +1,1 @@
+"""Programs that write fixtures and evidence pages."""

@@ -1,0 +1,87 @@
+"""Capabilities that a device module declares to lack: cases that need one are UNSUPPORTED, and the report says why."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from conformance.harness import plugin, targets
+from conformance.harness.targets import CAPABILITIES
+from tests.conftest import Toy
+
+_CHECKS = """
+from conformance.harness.check import needs
+
+@contract("AMP-API-001")
+@needs("pools of memory")
+def test_pools(case: Case, target: Target) -> None:
+    case.equal("one", 1, 1)
+
+@contract("AMP-API-002")
+def test_anything(case: Case, target: Target) -> None:
+    case.equal("one", 1, 1)
+
+@contract("AMP-API-003")
+@needs("graphs")
+def test_graphs(case: Case, target: Target) -> None:
+    case.equal("one", 1, 1)
+"""
+
+
+@pytest.fixture
+def suite(toy: Toy) -> Any:
+    for number in (1, 2, 3):
+        toy.contract(f"AMP-API-00{number}")
+    toy.checks(_CHECKS)
+    targets._probe.cache_clear()
+    yield toy
+    targets._probe.cache_clear()
+
+
+def test_a_declared_lack_is_unsupported_with_its_reason(suite: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    lacks = {"pools of memory": "the allocator has one pool"}
+    monkeypatch.setattr(torch.cpu, "amp_conformance_lacks", lacks, raising=False)
+
+    outcome = suite.run("--device", "cpu")
+    reasons = {case["contract"]: (case["verdict"], case["reason"]) for case in outcome.report["cases"]}
+
+    assert reasons["AMP-API-001"][0] == "UNSUPPORTED"
+    assert reasons["AMP-API-001"][1].endswith("lacks pools of memory: the allocator has one pool")
+    assert reasons["AMP-API-002"] == ("PASS", "")
+    assert outcome.report["header"]["targets"][0]["probe"]["lacks"] == ["pools of memory"]
+    assert "which declares that it lacks pools of memory" in outcome.output
+
+
+def test_what_a_module_has_no_functions_for_it_lacks(suite: Toy) -> None:
+    outcome = suite.run("--device", "cpu")
+    reasons = {case["contract"]: (case["verdict"], case["reason"]) for case in outcome.report["cases"]}
+
+    assert reasons["AMP-API-001"] == ("PASS", "")
+    assert reasons["AMP-API-003"][0] == "UNSUPPORTED"
+    assert reasons["AMP-API-003"][1].endswith("lacks graphs: torch.cpu has no CUDAGraph")
+    assert outcome.report["header"]["targets"][0]["probe"]["lacks"] == []
+
+
+def test_a_declaration_of_what_is_no_capability_is_refused(suite: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "amp_conformance_lacks", {"unscaling": "it is slow"}, raising=False)
+
+    outcome = suite.run("--device", "cpu")
+
+    assert outcome.status == 4
+    assert "lacks 'unscaling', which is no capability" in outcome.output
+    assert outcome.report == {}
+
+
+def test_checks_need_capabilities_that_there_are() -> None:
+    named = {
+        name
+        for path in plugin.CHAPTERS.glob("*/test_*.py")
+        for arguments in re.findall(r"^@needs\((.*)\)$", path.read_text(), re.M)
+        for name in re.findall(r'"([^"]+)"', arguments)
+    }
+
+    assert named
+    assert named <= set(CAPABILITIES)

@@ -1,0 +1,85 @@
+"""Every option of every overload that a list names is tried at a value that is not its default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from conformance.oracles.policy import overloads
+from conformance.oracles.policy.overload_calls import CALLS, MORE
+from conformance.oracles.policy.overload_options import OPTIONS, option_calls
+from conformance.oracles.policy.samples import Inputs
+
+# Options that another value than the default cannot be given everywhere, and why.
+LEFT_OUT = {
+    ("_lu_with_info", "pivot"): "a CPU refuses it",
+    ("_native_multi_head_attention", "average_attn_weights"): "of the weights, which are not asked for",
+    ("_native_multi_head_attention", "mask_type"): "of a mask, which is another call",
+    ("_scaled_dot_product_flash_attention", "dropout_p"): "random",
+    ("_scaled_dot_product_flash_attention", "return_debug_mask"): "needs dropout",
+    ("linalg_matrix_norm.str_ord", "ord"): "the nuclear norm refuses 16 bits, also where the sum is fp32",
+    ("linalg_svd", "driver"): "of CUDA alone",
+    ("linalg_svdvals", "driver"): "of CUDA alone",
+    ("scaled_dot_product_attention", "dropout_p"): "random",
+    ("stft", "align_to_window"): "not in every torch",
+    ("stft.center", "align_to_window"): "not in every torch",
+}
+
+
+def _inputs() -> Inputs:
+    return Inputs((torch.float32,), torch.device("cpu"))
+
+
+def _listed() -> list[str]:
+    known = {overload for backend in overloads.BACKENDS for overload in overloads.known(backend)}
+    return sorted(overload for overload in known if overload in CALLS and _schema(overload) is not None)
+
+
+def _schema(overload: str) -> Any:
+    name, _, which = overload.partition(".")
+    own = getattr(getattr(torch.ops.aten, name, None), which or "default", None)
+    return own and own._schema
+
+
+def _given(overload: str) -> Iterator[dict[str, Any]]:
+    names = [argument.name for argument in _schema(overload).arguments]
+    for make in (CALLS[overload], *MORE.get(overload, ()), *OPTIONS.get(overload, ())):
+        args, keywords = make(_inputs())
+        yield {**dict(zip(names, args, strict=False)), **keywords}
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    """Whether it says what the default does, in a list as many times as there are dimensions."""
+    value, default = (side[0] if isinstance(side, list) and len(set(side)) == 1 else side for side in (value, default))
+    return bool(value == default)
+
+
+def test_options_are_of_overloads_with_a_policy() -> None:
+    known = {overload for backend in overloads.BACKENDS for overload in overloads.known(backend, "2.13.0")}
+
+    assert sorted(set(OPTIONS) - known) == []
+
+
+@pytest.mark.parametrize("overload", _listed())
+def test_each_option_is_tried_at_another_value(overload: str) -> None:
+    given = list(_given(overload))
+    untried = [
+        argument.name
+        for argument in _schema(overload).arguments
+        if argument.has_default_value()
+        and "Tensor" not in str(argument.type)
+        and argument.name not in ("dtype", "generator")
+        and (overload, argument.name) not in LEFT_OUT
+        and all(_is_default(call.get(argument.name, argument.default_value), argument.default_value) for call in given)
+    ]
+
+    assert untried == []
+
+
+@pytest.mark.parametrize("overload", sorted(name for name in OPTIONS if overloads.known("cpu").get(name)))
+def test_calls_with_options_can_be_made(overload: str) -> None:
+    for call in option_calls(overload, _inputs):
+        call()

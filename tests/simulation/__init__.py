@@ -1,0 +1,1 @@
+"""The emulated card, the simulated cards, and fakes of CUDA and NVML."""

@@ -1,0 +1,88 @@
+"""Broken AMPs that a card alone shows: python -m tests.simulation.emulated conformance --gpu --fault NAME."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from tests.faults import load
+from tests.faults.breaking import edited, replaced
+
+SCALER: Any = torch.amp.GradScaler
+FAULTS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {}
+
+
+def applied(name: str) -> contextlib.AbstractContextManager[None]:
+    """Break torch by a fault of this module or of tests.faults."""
+    return FAULTS[name]() if name in FAULTS else load()[name].applied()
+
+
+def _fault(function: Callable[[], Iterator[None]]) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    made = FAULTS[function.__name__] = contextlib.contextmanager(function)
+    return made
+
+
+@_fault
+def unscaling_runs_ahead_of_backward() -> Iterator[None]:
+    """unscale_ works on a stream of its own, which waits for nothing."""
+    unscale = SCALER.unscale_
+
+    def ahead(self: Any, optimizer: Any) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            unscale(self, optimizer)
+
+    with replaced(SCALER, "unscale_", ahead):
+        yield
+
+
+@_fault
+def the_scale_is_a_number_of_the_capture() -> Iterator[None]:
+    """scale() multiplies by the number that the scale was first."""
+
+    def scale(self: Any, outputs: torch.Tensor) -> torch.Tensor:
+        if self._scale is None:
+            self._lazy_init_scale_growth_tracker(outputs.device)
+        return outputs * self._init_scale
+
+    with replaced(SCALER, "scale", scale):
+        yield
+
+
+@_fault
+def captured_steps_read_the_flag() -> Iterator[None]:
+    """An optimizer that skips by itself is stepped as one that does not."""
+    with edited(SCALER.step, 'if getattr(optimizer, "_step_supports_amp_scaling", False):', "if False:"):
+        yield
+
+
+@_fault
+def unscaling_waits() -> Iterator[None]:
+    """unscale_ waits until the device has done its work, and reads no value."""
+    unscale = SCALER.unscale_
+
+    def waiting(self: Any, optimizer: Any) -> None:
+        unscale(self, optimizer)
+        torch.cuda.synchronize()
+
+    with replaced(SCALER, "unscale_", waiting):
+        yield
+
+
+@_fault
+def replicas_run_without_the_region() -> Iterator[None]:
+    """The threads of DataParallel run without autocast."""
+    module = torch.nn.parallel.data_parallel.__globals__
+    apply = module["parallel_apply"]
+
+    def without(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast("cuda", enabled=False):
+            return apply(*args, **kwargs)
+
+    module["parallel_apply"] = without
+    try:
+        yield
+    finally:
+        module["parallel_apply"] = apply

@@ -1,0 +1,149 @@
+"""The rules of docs/architecture.md: who may import whom, and what an installation holds."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conformance.data import read_toml
+from tests.paths import ROOT
+
+SUITE = ROOT / "conformance"
+CHAPTERS = sorted(path.parent.name for path in SUITE.glob("chapters/*/contracts.toml"))
+
+# What each room may import: rooms and modules of the suite, and of the two big packages.
+_BELOW = {"oracles", "workloads", "measure", "scaler", "data", "torch"}
+_MAY = {
+    "data": set[str](),
+    "version": set[str](),
+    "report": {"report", "data", "version"},
+    "measure": {"measure", "data", "torch"},
+    "workloads": {"workloads", "data", "torch"},
+    "scaler": {"scaler", "oracles.shrinking", "oracles.numbers", "data", "torch"},
+    "oracles": {"oracles", "scaler", "data", "torch"},
+    "harness": {
+        "harness",
+        "report",
+        "data",
+        "version",
+        "workloads.user_workload",
+        "measure.health",
+        "measure.threads",
+        "torch",
+        "pytest",
+    },
+    "commands": {"commands", "report", "harness", "oracles", "workloads", "measure", "version", "data", "torch"},
+    "__main__": {"commands", "report", "harness.catalogue", "harness.specification", "version"},
+    "conftest": {"harness"},
+}
+# Chapters whose check modules still share helpers; each leaves the list when it is split.
+_TO_SPLIT = {"backward", "numerics", "optimizer", "recipe", "scale"}
+# Modules of a chapter that end cases, besides its checks and its support.py.
+_WITH_THE_HARNESS = {"speed": {"experiment", "timing", "tf32", "verdict"}}
+
+
+def _modules() -> dict[str, Path]:
+    """Every module of the suite by its dotted name below `conformance`."""
+    return {".".join(path.relative_to(SUITE).with_suffix("").parts): path for path in SUITE.rglob("*.py")}
+
+
+def _imports(name: str, path: Path) -> set[str]:
+    """What a module imports: `room.module.name` of the suite, and `torch...`, `pytest...`, `tests...`."""
+    found = set()
+    package = name.split(".")[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            start = [] if node.level == 0 else [".", *package[: len(package) - node.level + 1]]
+            found |= {".".join([*start, *(node.module or "").split("."), alias.name]) for alias in node.names}
+    ours = {one[2:].replace("..", ".").lstrip(".") for one in found if one.startswith("..")}
+    assert not {one for one in found if one.split(".")[0] in ("conformance", "amp_conformance")}, (
+        f"{name} imports the suite by its absolute name, which an installation does not have"
+    )
+    return ours | {one for one in found if one.split(".")[0] in ("torch", "pytest", "tests")}
+
+
+MODULES = _modules()
+IMPORTS = {name: _imports(name, path) for name, path in MODULES.items()}
+
+
+def _allowed(imported: str, allowed: set[str]) -> bool:
+    return any(imported == one or imported.startswith(f"{one}.") for one in allowed)
+
+
+@pytest.mark.parametrize("room", _MAY)
+def test_rooms_import_what_lies_below_them(room: str) -> None:
+    inside = {name: found for name, found in IMPORTS.items() if name.split(".")[0] == room}
+
+    assert inside
+    assert {(name, one) for name, found in inside.items() for one in found if not _allowed(one, _MAY[room])} == set()
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_chapters_import_no_other_chapter(chapter: str) -> None:
+    allowed = _BELOW | {f"chapters.{chapter}", "chapters.op_comparison"}
+    with_harness = _WITH_THE_HARNESS.get(chapter, set()) | {"support"}
+    strange = set()
+    for name, found in IMPORTS.items():
+        if name.startswith(f"chapters.{chapter}."):
+            module = name.split(".")[2]
+            judges = module.startswith("test_") or module in with_harness
+            more = {"harness", "pytest"} if judges else set()
+            strange |= {(name, one) for one in found if not _allowed(one, allowed | more)}
+
+    if chapter not in _TO_SPLIT:
+        assert strange == set()
+
+
+def test_every_room_has_rules() -> None:
+    assert {name.split(".")[0] for name in MODULES} - set(_MAY) == {"__init__", "chapters"}
+
+
+def test_no_check_module_is_imported() -> None:
+    checks = {name for name in MODULES if name.split(".")[-1].startswith("test_")}
+
+    importing = {name for name, found in IMPORTS.items() for one in found if _allowed(one, checks)}
+    assert {name for name in importing if name.split(".")[1] not in _TO_SPLIT} == set()
+
+
+def test_reports_are_read_without_torch_and_pytest(root: Path) -> None:
+    script = (
+        "import sys\n"
+        "class Block:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in ('torch', 'pytest', '_pytest'):\n"
+        "            raise ImportError(f'{name} is blocked')\n"
+        "sys.meta_path.insert(0, Block())\n"
+        "import pathlib, importlib\n"
+        "for path in pathlib.Path('conformance/report').glob('*.py'):\n"
+        "    importlib.import_module(f'conformance.report.{path.stem}')\n"
+        "import conformance.__main__\n"
+    )
+
+    run = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=False)
+
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize(
+    "imported", ["conformance.harness.plugin, conformance.harness.options", "conformance.scaler.model"]
+)
+def test_loads_without_torch(root: Path, imported: str) -> None:
+    """A machine without torch gets a message, not a traceback; the model of GradScaler owes torch nothing."""
+    script = f"import sys\nsys.modules['torch'] = None\nimport {imported}\n"
+
+    run = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=False)
+
+    assert run.returncode == 0, run.stderr
+
+
+def test_no_folder_is_left_out_of_the_installation(root: Path) -> None:
+    declared = read_toml(root / "pyproject.toml")["tool"]["setuptools"]["packages"]
+    folders = {".".join(path.parent.relative_to(root).parts) for path in SUITE.rglob("__init__.py")}
+
+    assert sorted(declared) == sorted({"amp_conformance.fixtures"} | {f"amp_{folder}" for folder in folders})
