@@ -58,7 +58,7 @@ def test_state_of_the_recomputation(case: Case, target: Target, rng: torch.Gener
         return functional.linear(x, weight).sin()
 
     wrong = []
-    combinations = list(itertools.product(states(judged(case, target)), states(judged(case, target)), KINDS))
+    combinations = list(itertools.product(states(case.supported(target)), states(case.supported(target)), KINDS))
     for ahead, behind, reentrant in combinations:
         told.clear()
         with ahead.open(target):
@@ -87,7 +87,7 @@ def test_state_of_nested_recomputations(case: Case, target: Target, rng: torch.G
         return x.sin()
 
     wrong = []
-    for ahead, outside, inside in itertools.product(states(judged(case, target)), KINDS, KINDS):
+    for ahead, outside, inside in itertools.product(states(case.supported(target)), KINDS, KINDS):
         told.clear()
         nested = functools.partial(checkpointing.checkpoint, inner, use_reentrant=inside)
         with ahead.open(target):
@@ -184,7 +184,7 @@ def test_contexts_of_a_checkpoint(case: Case, target: Target, rng: torch.Generat
         finally:  # The recomputation ends with an exception as soon as it has what it needs.
             entered.append((f"left {name}", seen_state(target)))
 
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         layers, x = Layers(target, rng, None), inputs(target, rng)
         expected = stepped(layers, x, dtype, plain)
         entered.clear()
@@ -216,7 +216,7 @@ def test_selective_checkpointing(case: Case, target: Target, rng: torch.Generato
         ),
         "nothing kept": functools.partial(checkpointing.create_selective_checkpoint_contexts, []),
     }
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         layers, x = Layers(target, rng, None), inputs(target, rng)
         expected = stepped(layers, x, dtype, plain)
         counts = {}
@@ -235,7 +235,7 @@ def test_selective_checkpointing(case: Case, target: Target, rng: torch.Generato
 @contract("AMP-BACKWARD-057")
 def test_regions_inside_a_checkpoint(case: Case, target: Target, rng: torch.Generator) -> None:
     compared = 0
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         for island in (None, dtype):
             layers, x = Layers(target, rng, island), inputs(target, rng)
             expected = stepped(layers, x, dtype, plain)
@@ -255,7 +255,7 @@ def test_regions_inside_a_checkpoint(case: Case, target: Target, rng: torch.Gene
 
 @contract("AMP-BACKWARD-058")
 def test_checkpoint_sequential(case: Case, target: Target, rng: torch.Generator) -> None:
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         parts = [Layers(target, rng, None) for _ in range(4)]
         model, x = torch.nn.Sequential(*parts), inputs(target, rng)
 
@@ -288,7 +288,7 @@ def test_random_numbers_around_a_checkpoint(case: Case, target: Target, rng: tor
         # What comes after backward is drawn as if nothing had been recomputed.
         return {**seen, "later": torch.rand(5), "later, on the device": torch.rand(5, device=x.device)}
 
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         layers, x = Layers(target, rng, None), inputs(target, rng)
         expected = step(layers, x, dtype, plain)
         for reentrant in KINDS:
@@ -304,7 +304,7 @@ def test_random_numbers_around_a_checkpoint(case: Case, target: Target, rng: tor
 
 @contract("AMP-BACKWARD-060")
 def test_weight_shared_with_a_checkpoint(case: Case, target: Target, rng: torch.Generator) -> None:
-    for dtype, reentrant in itertools.product(judged(case, target), KINDS):
+    for dtype, reentrant in itertools.product(case.supported(target), KINDS):
         # Whole numbers, so that the order in which both gradients are added is no matter.
         weight = torch.randint(-1, 2, (6, 6), generator=rng).float().to(target.device).requires_grad_()
         x = torch.randint(-1, 2, (3, 6), generator=rng).float().to(target.device).requires_grad_()
@@ -322,7 +322,7 @@ def test_weight_shared_with_a_checkpoint(case: Case, target: Target, rng: torch.
 
 @contract("AMP-BACKWARD-061")
 def test_recomputation_in_another_type_is_noticed(case: Case, target: Target, rng: torch.Generator) -> None:
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         weight, x = torch.randn(16, 16, generator=rng).to(target.device).requires_grad_(), inputs(target, rng)
         calls: list[bool] = []
 
@@ -374,7 +374,7 @@ def test_options_of_a_checkpoint(case: Case, target: Target, rng: torch.Generato
         ("no early stop", early, plain),
         ("no determinism check", through(use_reentrant=False, determinism_check="none"), plain),
     ]
-    for dtype, (name, run, control) in itertools.product(judged(case, target), ways):
+    for dtype, (name, run, control) in itertools.product(case.supported(target), ways):
         layers, x = Layers(target, rng, None), inputs(target, rng)
         expected = stepped(layers, x, dtype, control)
         case.equal(f"{dtype}, {name}: what differs", apart(stepped(layers, x, dtype, run), expected), [])
@@ -382,7 +382,7 @@ def test_options_of_a_checkpoint(case: Case, target: Target, rng: torch.Generato
 
 @contract("AMP-BACKWARD-063")
 def test_grad_through_a_checkpoint(case: Case, target: Target, rng: torch.Generator) -> None:
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         layers, x = Layers(target, rng, None), inputs(target, rng)
         asked = [x, *layers.parameters()]
         outputs = []
