@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import importlib.util
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -18,78 +16,7 @@ from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...oracles.manual_training import Cube
 from ...oracles.policy.overloads import mode_of
-
-OTHER = {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}
-Forward = Callable[..., Any]
-
-
-class Product(torch.autograd.Function):
-    """The matrix product of the AMP examples; its subclasses decorate it."""
-
-    @staticmethod
-    def forward(ctx: Any, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """Doc of forward."""
-        ctx.save_for_backward(left, right)
-        return left.mm(right)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Doc of backward."""
-        left, right = ctx.saved_tensors
-        return gradient.mm(right.t()), left.t().mm(gradient)
-
-
-def decorated(forward: Callable[[Forward], Forward], backward: Callable[[Forward], Forward]) -> Any:
-    """The product with `forward` and `backward` as its decorators."""
-    return type(
-        "Decorated",
-        (torch.autograd.Function,),
-        {"forward": staticmethod(forward(Product.forward)), "backward": staticmethod(backward(Product.backward))},
-    )
-
-
-def integers(rng: torch.Generator, target: Target, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """-1, 0 and 1, requiring grad: their products and short sums are exact in 16 bit."""
-    return torch.randint(-1, 2, shape, generator=rng).to(target.device, dtype).requires_grad_()
-
-
-@dataclass(frozen=True)
-class Around:
-    """The autocast state that surrounds a call; `dtype` None means that no region is entered."""
-
-    dtype: torch.dtype | None
-    enabled: bool = True
-
-    def open(self, target: Target) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self.dtype is None else target.autocast(self.dtype, enabled=self.enabled)
-
-    def __str__(self) -> str:
-        return "no region" if self.dtype is None else f"{self.dtype}, enabled {self.enabled}"
-
-
-def surroundings(dtypes: tuple[torch.dtype, ...]) -> list[Around]:
-    regions = [Around(dtype, enabled) for dtype, enabled in itertools.product(dtypes, (True, False))]
-    return [Around(None), *regions]
-
-
-@contextlib.contextmanager
-def unlike_elsewhere(target: Target, enabled: bool, dtype: torch.dtype) -> Iterator[None]:
-    """Give every other device type the opposite flag and another dtype, so that asking the wrong one shows."""
-    others = [kind for kind in ("cpu", "cuda", "xpu", "mps") if kind != target.device_type]
-    before = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in others]
-    try:
-        for kind in others:
-            torch.set_autocast_enabled(kind, enabled)
-            torch.set_autocast_dtype(kind, dtype)
-        yield
-    finally:
-        for kind, was, had in before:
-            torch.set_autocast_enabled(kind, was)
-            torch.set_autocast_dtype(kind, had)
-
-
-def state(target: Target) -> tuple[bool, torch.dtype]:
-    return torch.is_autocast_enabled(target.device_type), torch.get_autocast_dtype(target.device_type)
+from .support import OTHER, Around, Forward, Product, decorated, integers, state, surroundings, unlike_elsewhere
 
 
 @contract("AMP-BACKWARD-028")

@@ -18,8 +18,7 @@ from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...measure.precision import repeatable_convolutions
 from .op_chains import CHAINS, Chain
-from .test_backward import OTHER, UNIT, cotangent, forward, gradients, normal, small_integers
-from .test_custom import integers, judged
+from .support import OTHER, UNIT, cotangent, forward, gradients, integers, normal, small_integers
 
 BY_NAME: Mapping[str, Chain] = {chain.name: chain for chain in CHAINS}
 LOWERED = tuple(chain for chain in CHAINS if not chain.float32_ops)

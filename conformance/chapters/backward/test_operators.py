@@ -14,7 +14,7 @@ import torch
 from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...oracles.policy.overloads import mode_of
-from .test_custom import OTHER, Around, integers, judged, state, surroundings, unlike_elsewhere
+from .support import OTHER, Around, integers, state, surroundings, unlike_elsewhere
 
 # A namespace for each way of defining an operator.
 OWN, LIBRARY, NAME = "amp_conformance_own", "amp_conformance_library", "told"

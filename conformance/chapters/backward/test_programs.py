@@ -16,8 +16,7 @@ from ...harness.targets import Target
 from ...oracles.shrinking import shortest
 from . import random_programs as programs
 from .random_programs import KEPT, Instruction, Program
-from .test_backward import OTHER
-from .test_custom import decorated, judged
+from .support import OTHER, decorated
 
 SCALE = 2.0**6
 Tensors = Mapping[str, torch.Tensor]

@@ -17,7 +17,6 @@ from ...harness.targets import Target
 from ...measure.precision import repeatable_convolutions
 from ...oracles.float64_step import exact_step
 from ...oracles.manual_training import ByHand, Float32
-from ..backward.test_custom import judged
 from . import recipes
 from .recipes import OUTLIER, Draw, Precision, Recipe, Step
 
@@ -110,7 +109,7 @@ def run(recipe: Recipe, amp: Precision, draw: Draw, steps: int) -> Iterator[Step
 
 def dtypes_of(case: Case, target: Target) -> tuple[torch.dtype, ...]:
     """Both amp dtypes; of most recipes one at quick, by turns, as other contracts hold both by hand."""
-    found = judged(case, target)
+    found = case.supported(target)
     number = int(case.contract.id[-3:])
     return found if case.level != "quick" or number == 21 else (found[number % len(found)],)
 
@@ -170,7 +169,7 @@ def test_clipping(case: Case, target: Target) -> None:
 @contract("AMP-RECIPE-023")
 def test_accumulation(case: Case, target: Target) -> None:
     held_by_hand(case, target, recipes.accumulation)
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         # A gradient of one from each of two backwards; unscaled in between, the second stays scaled.
         weight = torch.zeros(1, 4, device=target.device).requires_grad_()
         optimizer = torch.optim.SGD([weight], lr=1.0)
@@ -207,7 +206,7 @@ def test_several_models(case: Case, target: Target) -> None:
 @contract("AMP-RECIPE-026")
 def test_custom_functions(case: Case, target: Target) -> None:
     held_by_hand(case, target, recipes.custom_functions)
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         amp = TorchAmp(target, dtype)
         x = torch.full((2, 2), 40.0, device=target.device)
         with amp.region():
@@ -290,7 +289,7 @@ def test_adversarial_training(case: Case, target: Target) -> None:
 
 @contract("AMP-RECIPE-032")
 def test_distillation(case: Case, target: Target) -> None:
-    types = judged(case, target)
+    types = case.supported(target)
     if not all(target.supports(dtype) for dtype in (torch.float16, torch.bfloat16)):
         case.unsupported(f"{target.name} lacks one of the two 16-bit types")
     for dtype, steps in held_by_hand(case, target, recipes.distillation, exact=False).items():
@@ -388,7 +387,7 @@ def test_gradients_against_float64(case: Case, target: Target) -> None:
         "accumulated": (recipes.accumulation, 16),
     }
     count = case.samples(quick=4, standard=12, full=60)
-    for dtype, (name, (recipe, rows)) in itertools.product(judged(case, target), programs.items()):
+    for dtype, (name, (recipe, rows)) in itertools.product(case.supported(target), programs.items()):
         steps = list(run(recipe, TorchAmp(target, dtype), normal(target, case.seed), count))
         found = list(errors(steps, target, case.seed, dtype, rows))
         weights = [error for which, error in found if which.endswith("weight")]

@@ -14,7 +14,6 @@ from torch.nn import functional
 from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...oracles.manual_training import ByHand, HandScale
-from ..backward.test_custom import judged
 from .recipes import FEATURES, HIDDEN, OUTPUTS, ROWS, Batches, batches, perceptron
 from .test_programs import dtypes_of, normal, same
 
@@ -125,7 +124,7 @@ def test_resume_after_every_step(case: Case, target: Target) -> None:
 
 @contract("AMP-RECIPE-040")
 def test_state_of_the_scaler_forgotten(case: Case, target: Target) -> None:
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         data = batches(normal(target, case.seed + 1), 8)
         whole = started(case, target, dtype)
         expected = whole.train(data)
@@ -143,7 +142,7 @@ def test_state_of_the_scaler_forgotten(case: Case, target: Target) -> None:
 
 @contract("AMP-RECIPE-041")
 def test_switching_between_float32_and_amp(case: Case, target: Target) -> None:
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         data = batches(normal(target, case.seed + 1), 6, outlier=None)
         plain = started(case, target, None, enabled=False)
         plain.train(data[:3])
@@ -164,7 +163,7 @@ def test_switching_between_float32_and_amp(case: Case, target: Target) -> None:
 
 @contract("AMP-RECIPE-042")
 def test_inference(case: Case, target: Target) -> None:
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         draw = normal(target, case.seed)
         model, inputs = perceptron(draw), draw(ROWS, FEATURES)
         stored = {name: value.clone() for name, value in model.state_dict().items()}
@@ -200,7 +199,7 @@ def test_inference(case: Case, target: Target) -> None:
 
 @contract("AMP-RECIPE-043")
 def test_update_is_forgotten(case: Case, target: Target) -> None:
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         run = started(case, target, dtype)
         inputs, goal = batches(normal(target, case.seed), 1)[0]
 
@@ -229,7 +228,7 @@ def test_accumulation_in_float32(case: Case, target: Target) -> None:
     generator = torch.Generator().manual_seed(case.seed)
     rows = [torch.randint(1, 8, (1, 8), generator=generator) * size for size in sizes]
     exact = sum(row.double() for row in rows)
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         weight = torch.zeros(2, 8, device=target.device).requires_grad_()
         optimizer = torch.optim.SGD([weight], lr=1.0)
         scaler = torch.amp.GradScaler(target.device_type, init_scale=16.0)
@@ -251,7 +250,7 @@ def test_three_steps_of_mixed_precision(case: Case, target: Target) -> None:
     # 16-bit model math, float32 accumulation into the master weights, loss scaling: each alone matters here.
     generator = torch.Generator().manual_seed(case.seed)
     rows = torch.randint(1, 4, (HIDDEN, 8), generator=generator).float().to(target.device)
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         tiny = 2.0 ** (-27 if dtype == torch.float16 else -20)
         master, rule = torch.ones(OUTPUTS, 8, device=target.device).requires_grad_(), HandScale(scale=2.0**12)
         optimizer = torch.optim.SGD([master], lr=1.0)
