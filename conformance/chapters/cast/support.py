@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from ...harness.check import Case, deep
 from ...harness.targets import Target
@@ -22,12 +23,20 @@ from ...oracles.policy.lists import (
 )
 from ...oracles.policy.overloads import Seen, run
 from ...oracles.policy.samples import SAMPLES, Inputs, spell
-from ...oracles.trace.casts import Cast
+from ...oracles.trace.casts import Cast, CastTrace
+from ...oracles.trace.ops import DtypeStream
 
 CUDA = ("fake:cuda", "cuda")
+
+
 CUDA_OR_CPU = ("cpu", "fake:cuda", "cuda")
 
+
 Make = Callable[[Inputs], "partial[Any]"]
+
+# u of fp32 times 128: less than a fifth of the least that one rounding to 16 bits makes (0.3 u of fp16 by norm), and
+# room for the roundings of the longest sample (40 terms) and a condition number of a few.
+FP32_ERROR = 128 * 2.0**-24
 
 
 def make_inputs(target: Target, dtypes: Iterable[torch.dtype], rng: torch.Generator, **options: Any) -> Inputs:
@@ -124,3 +133,14 @@ def check_same(case: Case, exact: bool, what: str, seen: torch.Tensor, wanted: t
 
 def dtype_names(casts: Iterable[Cast]) -> list[str]:
     return sorted(f"{cast.source} to {cast.target}" for cast in casts)
+
+
+@contextlib.contextmanager
+def ops_below_autocast(target: Target) -> Iterator[DtypeStream]:
+    """Watch what runs below autocast; fake kernels that ask for hardware are answered without it."""
+    with CastTrace(partial(tuple)) if target.is_fake else contextlib.nullcontext(), DtypeStream() as stream:
+        yield stream
+
+
+def floating_tensors(result: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]

@@ -29,6 +29,7 @@ from ...oracles.trace.casts import expected_casts
 from .float64_reference import REFERENCES
 from .support import (
     CUDA,
+    FP32_ERROR,
     cast_texts,
     casts_of_arguments,
     check_same,
@@ -43,11 +44,6 @@ from .support import (
 )
 
 XPU = ("fake:xpu", "xpu")
-
-
-# u of fp32 times 128: less than a fifth of the least that one rounding to 16 bits makes (0.3 u of fp16 by norm), and
-# room for the roundings of the longest sample (40 terms) and a condition number of a few.
-_FP32_ERROR = 128 * 2.0**-24
 
 
 def listed(backend: str, policy: str | None = None, *, origin: str | None = None) -> list[Any]:
@@ -280,7 +276,7 @@ def _check_fp32_value(case: Case, target: Target, amp_dtype: torch.dtype, row: L
     case.equal("number of outputs", len(seen.outputs), len(exact.outputs))
     for index, (ours, reference) in enumerate(zip(seen.outputs, exact.outputs, strict=True)):
         if reference.is_floating_point() or reference.is_complex():
-            case.at_most(f"output {index}, error by norm", normwise_distance(ours, reference), _FP32_ERROR)
+            case.at_most(f"output {index}, error by norm", normwise_distance(ours, reference), FP32_ERROR)
         else:
             case.identical(f"output {index}", ours, reference)
 
