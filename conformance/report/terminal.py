@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 from tabulate import SEPARATING_LINE, DataRow, Line, TableFormat, tabulate
 
+from ..invocation import COMMAND, RUN
 from . import excuses, fingerprint, rollup, speed, text
 from .values import Case, Contract, Report
 from .verdicts import Overall, Verdict
@@ -249,14 +250,14 @@ def _where(report: Report, contract: Contract, cases: list[Case]) -> str:
 def _command(report: Report, contract: Contract, own: str) -> str:
     """The command that runs the contract again under the same options."""
     options = report.header.options
-    words = ["pytest", "conformance", "--contract", contract.id]
+    words = [*RUN.split(), "--contract", contract.id]
     words += ["--workload", own] * bool(own)
     words += ["--gpu"] * options.gpu
     words += [word for device in options.devices for word in ("--device", device)]
     words += ["--amp-dtype", options.amp_dtype] * (options.amp_dtype != "both")
     words += ["--level", options.level] * (options.level != "standard")
     words += ["--seed", str(options.seed)] * (options.seed != 0)
-    words += ["--strict"] * options.strict
+    words += ["--no-waivers"] * options.no_waivers
     return shlex.join(words)
 
 
@@ -287,7 +288,7 @@ def _waived(report: Report, width: int, paint: Paint) -> str:
         return ""
     number = sum(map(len, waived.values()))
     heading = f"Waived: {text.count(len(waived), 'contract')} known not to hold ({text.count(number, 'case')})"
-    more = "why, and what was seen: python -m conformance explain waivers REPORT"
+    more = f"why, and what was seen: {COMMAND} explain waivers REPORT"
     return "\n".join([_heading(heading, paint), *excuses.brief(report, width), text.wrap(more, width, _MARGIN)])
 
 
@@ -415,14 +416,19 @@ def _because(report: Report, overall: Overall) -> Iterator[str]:
     if overall is Overall.INCONCLUSIVE:
         yield f"{text.count(counted[Verdict.INCONCLUSIVE], 'contract')} COULD NOT BE JUDGED, so this is no pass"
     so_far = " so far" if overall is Overall.INCOMPLETE else ""
+
+    def partly(verdict: Verdict) -> str:
+        number = sum(rollup.in_part(report.cases_of[id]) for id, found in judged.items() if found is verdict)
+        return f" ({number} of them in part)" * bool(number)
+
     if judged:
-        yield f"{counted[Verdict.PASS]} of {text.count(len(judged), 'contract')} hold{'s' * (len(judged) == 1)}{so_far}"
+        hold = f"{counted[Verdict.PASS]} of {text.count(len(judged), 'contract')} hold{'s' * (len(judged) == 1)}"
+        yield f"{hold}{partly(Verdict.PASS)}{so_far}"
     else:
         yield "nothing was judged"
     for verdict in (Verdict.WAIVED, Verdict.UNSUPPORTED, Verdict.UNTESTABLE, Verdict.INCONCLUSIVE):
         if counted[verdict]:
-            partly = sum(rollup.in_part(report.cases_of[id]) for id, found in judged.items() if found is verdict)
-            yield f"{counted[verdict]} {verdict.value.lower()}" + f" ({partly} of them in part)" * bool(partly)
+            yield f"{counted[verdict]} {verdict.value.lower()}{partly(verdict)}"
     if counted[None]:
         yield f"{counted[None]} not reached"
     if facts := len(verdicts) - len(judged):

@@ -9,10 +9,11 @@ from typing import Any
 import jsonschema
 import pytest
 
-from conformance.report import document, rollup
+from conformance.report import document, rollup, schema
 from conformance.report.verdicts import Overall, Verdict
 from tests import reports
 from tests.conftest import Toy
+from tests.paths import ROOT
 
 SCHEMA = json.loads((Path(document.__file__).parent / "schema.json").read_text(encoding="utf-8"))
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
@@ -60,7 +61,7 @@ WRONG_FORM = [
     ("cases/0/note", "", document.UnknownKeys, "cases[0]: unknown key 'note'"),
     ("cases/0/evidence/0/note", "", document.UnknownKeys, "cases[0].evidence[0]: unknown key 'note'"),
     ("footer/signed", "me", document.UnknownKeys, "footer: unknown key 'signed'"),
-    ("schema", "amp-conformance-report/3", document.NewerSchema, "written by a newer suite"),
+    ("schema", "amp-conformance-report/4", document.NewerSchema, "written by a newer suite"),
     ("schema", "amp-conformance-report/1", document.OlderSchema, "written by an older suite"),
     ("schema", "junit/1", document.WrongKind, "not a report of this suite"),
     ("schema", 1, document.WrongKind, "not a report of this suite"),
@@ -98,7 +99,7 @@ def test_samples_are_read_and_fit_the_schema(name: str) -> None:
 
 def test_report_of_a_run_is_read_and_fits_the_schema(toy: Toy) -> None:
     endings = {
-        "PASS": "case.note('pair', [float('nan'), (1, torch.float16)])",
+        "PASS": "case.note('pair', [float('nan'), (1, torch.float16)]); case.true('ran', True)",
         "FAIL": "case.at_most('most', float('nan'), float('inf'), 'ms')",
         "UNSUPPORTED": "case.unsupported('no such unit')",
         "UNTESTABLE": "case.untestable('a second device is missing')",
@@ -316,3 +317,9 @@ def test_run_that_executed_nothing_is_not_conformant() -> None:
         case["verdict"] = "UNSUPPORTED"
 
     assert rollup.overall(document.parse(whole)) is Overall.NOT_CONFORMANT
+
+
+def test_schema_is_written_from_the_values() -> None:
+    assert (ROOT / "conformance" / "report" / "schema.json").read_text(encoding="utf-8") == schema.text(), (
+        "run: python -m conformance.report.schema"
+    )
