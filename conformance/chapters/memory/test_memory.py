@@ -11,11 +11,11 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
+from ...measure.storages import LiveStorages, SavedForBackward, bytes_by_dtype
 from ...oracles.symbolic.blocks import Saved, blocks, execute, predict, tensors
 from ...workloads.mlp import mlp
 from ...workloads.training import train_step
 from .python_objects import collected_apart
-from .storages import LiveStorages, SavedForBackward, bytes_by_dtype
 from .support import RANDOM_STATES, check_saved_storages, sizes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -136,48 +136,6 @@ def test_evaluation_keeps_nothing(
             kept[name] = _saved(target, "mlp", rng, amp_dtype, backward=False).total
     case.at_least("bytes saved with gradients (control)", kept["with gradients"], 1, "bytes")
     case.equal("bytes saved without gradients", kept["without"], 0)
-
-
-@contract("AMP-MEMORY-008")
-@pytest.mark.parametrize("way", ["exit", "exception", "nested"])
-def test_leaving_the_region_frees_the_copies(
-    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, way: str
-) -> None:
-    weights = [torch.randn(41, 41, generator=rng).to(target.device).requires_grad_() for _ in range(3)]
-    inputs = torch.randn(5, 41, generator=rng).to(target.device)
-    seen: list[int] = []
-    inner = target.autocast(amp_dtype) if way == "nested" else nullcontext()
-    with LiveStorages([*weights, inputs]) as live:
-        try:
-            with target.autocast(amp_dtype):
-                with inner:
-                    for weight in weights:
-                        torch.nn.functional.linear(inputs, weight)
-                seen.append(live.live_bytes)
-                if way == "exception":
-                    raise KeyError(way)
-        except KeyError:
-            pass
-        after = live.live_bytes
-    case.equal("bytes alive inside the region (control)", seen, [3 * 41 * 41 * 2])
-    case.equal("bytes alive after the outermost region", after, 0)
-
-
-@contract("AMP-MEMORY-008")
-@pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
-def test_evaluation_leaves_nothing_alive(
-    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, mode: str
-) -> None:
-    leaves = tensors(BLOCKS["mlp"], target.device, rng)
-    with LiveStorages(leaves.values()) as live:
-        for _ in range(3):
-            with target.autocast(amp_dtype):
-                with getattr(torch, mode)():
-                    execute(BLOCKS["mlp"], leaves)
-                inside = live.live_bytes
-        after = live.live_bytes
-    case.note("bytes of weight copies alive at the end of a region", inside, "bytes")
-    case.equal("bytes alive after three regions", after, 0)
 
 
 @contract("AMP-MEMORY-009")
