@@ -14,7 +14,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .policy.lists import Listing, eligible, listings, resolved, run_dtype, sets_dtype
-from .trace.casts import CastTrace
+from .trace.casts import traced_casts
+from .trace.ops import OpTrace
 
 # Functions without a policy of their own that do nothing but call one listed op.
 _CALLS = {"nll_loss_nd": "nll_loss", "__rmatmul__": "matmul"}
@@ -111,9 +112,9 @@ def casts_last_first(device: torch.device, region: Callable[[], AbstractContextM
     `region` makes a region for `device`. Where nothing is cast the answer is False.
     """
     call = partial(torch.mm, *(torch.zeros(1, 1, device=device) for _ in range(2)))
-    with region(), CastTrace(call) as trace:
+    with region(), OpTrace() as trace:
         call()
-    return [cast.argument for cast in trace.casts] == ["1", "0"]
+    return [cast.argument for cast in traced_casts(trace, call)] == ["1", "0"]
 
 
 def _no(*_: object) -> bool:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from conformance.chapters.cast.models import programs
 from conformance.oracles.manual_cast import HandCast, casts_last_first
-from conformance.oracles.trace.ops import CAST, DtypeStream, Op, first_difference
+from conformance.oracles.trace.ops import CAST, Op, OpTrace, first_difference
 
 LOW = torch.bfloat16
 
@@ -28,23 +28,23 @@ def test_products_are_cast_and_the_rest_is_left_alone() -> None:
 
 def test_a_trained_weight_is_cast_once_and_gets_its_gradient() -> None:
     weight, x = torch.ones(2, 2, requires_grad=True), torch.ones(2, 2)
-    with _by_hand(), DtypeStream() as stream:
+    with _by_hand(), OpTrace() as trace:
         output = (x @ weight) + (x @ weight)
     output.sum().backward()
 
-    assert sum(op.name == CAST for op in stream.ops) == 3
+    assert sum(op.name == CAST for op in trace.ops) == 3
     assert weight.grad is not None
     assert weight.grad.tolist() == [[4.0, 4.0], [4.0, 4.0]]
 
 
 def test_fp32_is_asked_for_where_an_op_takes_a_dtype() -> None:
-    with FakeTensorMode(), _by_hand("cuda"), DtypeStream() as stream:
+    with FakeTensorMode(), _by_hand("cuda"), OpTrace() as trace:
         x = torch.empty(2, 2, device="cuda", dtype=torch.float16)
         kinds = [F.softmax(x, 1).dtype, F.softmax(x, 1, dtype=LOW).dtype, x.sum(dtype=LOW).dtype, x.exp().dtype]
 
     assert kinds == [torch.float32, LOW, LOW, torch.float32]
     # Only that of exp: softmax and sum are asked for their type.
-    assert stream.casts(torch.float16, torch.float32) == 1
+    assert trace.casts(torch.float16, torch.float32) == 1
 
 
 def test_python_functions_are_followed_into_their_body() -> None:
@@ -67,11 +67,11 @@ def test_lists_are_brought_to_their_widest_type() -> None:
 
 def test_calls_with_out_and_in_place_are_left_alone() -> None:
     x, out = torch.ones(2, 2), torch.ones(2, 2)
-    with _by_hand(), DtypeStream() as stream:
+    with _by_hand(), OpTrace() as trace:
         torch.mm(x, x, out=out)
         out.addmm_(x, x)
 
-    assert [op.name for op in stream.floating] == ["aten::mm", "aten::addmm_"]
+    assert [op.name for op in trace.floating] == ["aten::mm", "aten::addmm_"]
 
 
 @pytest.mark.parametrize("enabled", [True, False])

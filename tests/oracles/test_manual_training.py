@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from conformance.oracles.manual_training import Float32, HandRegions, HandScale, HandScaler, train_by_hand
-from conformance.oracles.trace.ops import DtypeStream
+from conformance.oracles.trace.ops import OpTrace
 
 
 def widened(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -82,10 +82,10 @@ def test_regions_by_hand_cast_a_weight_once() -> None:
     regions = HandRegions()
     weight, x = torch.ones(3, 3, requires_grad=True), torch.ones(2, 3)
     for _ in range(2):
-        with DtypeStream() as stream, regions.region(torch.float16, True):
+        with OpTrace() as trace, regions.region(torch.float16, True):
             functional.linear(functional.linear(x, weight), weight)
         # The input and the weight, and neither for the second layer.
-        assert stream.casts(torch.float32, torch.float16) == 2
+        assert trace.casts(torch.float32, torch.float16) == 2
 
     with regions.region(torch.float16, True):
         with torch.no_grad():

@@ -388,8 +388,8 @@ def _check_casts(case: Case, target: Target, amp_dtype: torch.dtype, row: Listin
             inputs = _inputs(target, dtypes, rng)
             call = SAMPLES[row.sample](inputs)
             expected = run_dtype(row.policy, dtypes[: inputs.made], amp_dtype)
-            seen = _run(target, call, amp_dtype).trace.casts
-            own = _by_hand(target, row, dtypes, expected, rng).trace.casts
+            seen = _run(target, call, amp_dtype).casts
+            own = _by_hand(target, row, dtypes, expected, rng).casts
             promised = [] if sets_dtype(row) else expected_casts(call, expected)
             what = f"for {type_names(dtypes[: inputs.made])}"
             if not sets_dtype(row):
@@ -442,7 +442,7 @@ def _check_left_alone(
     what = f"for {type_names(dtypes)}"
     with _reproduced(case, seen.call, outside):
         case.equal(f"outcome {what}", inside, outside)
-    case.equal(f"casts {what}", _types(seen.trace.casts), _types(wanted.trace.casts))
+    case.equal(f"casts {what}", _types(seen.casts), _types(wanted.casts))
     for index, (ours, theirs) in enumerate(zip(seen.outputs, wanted.outputs, strict=True)):
         if target.is_fake:
             case.equal(f"type of output {index} {what}", ours.dtype, theirs.dtype)
@@ -592,7 +592,7 @@ def _check_mixed(case: Case, target: Target, amp_dtype: torch.dtype, row: Listin
             promised = expected_casts(call, run_dtype(row.policy, dtypes, amp_dtype))
             seen = _run(target, call, amp_dtype)
             what = f"for {type_names(dtypes)}"
-            case.equal(f"casts {what}", _of_arguments(seen.trace.casts, promised), _texts(promised))
+            case.equal(f"casts {what}", _of_arguments(seen.casts, promised), _texts(promised))
             expected = run_dtype(row.policy, dtypes, amp_dtype)
             case.equal(
                 f"types {what}",
@@ -850,8 +850,8 @@ def test_channels_last(case: Case, target: Target, amp_dtype: torch.dtype, op: s
         x, weight = (tensor.to(memory_format=torch.channels_last) for tensor in (x, weight))
         call = partial(getattr(F, op), x, weight, *rest)
         seen = _run(target, call, amp_dtype)
-        case.equal("casts", len(seen.trace.casts), 3)
-        case.equal("casts that keep the layout", [cast.kept_layout for cast in seen.trace.casts], [True] * 3)
+        case.equal("casts", len(seen.casts), 3)
+        case.equal("casts that keep the layout", [cast.kept_layout for cast in seen.casts], [True] * 3)
         by_hand = partial(getattr(F, op), *(tensor.to(amp_dtype) for tensor in (x, weight, *rest)))
         (wanted,) = _run(target, by_hand, None).outputs
         case.equal("strides of the result", seen.outputs[0].stride(), wanted.stride())
@@ -875,7 +875,7 @@ def test_views(case: Case, target: Target, amp_dtype: torch.dtype, view: str, rn
         left, right = _VIEWS[view](inputs.f(4, 4)), inputs.f(4, 4)
         right = right.narrow(0, 0, left.shape[1])
         seen = _run(target, partial(torch.mm, left, right), amp_dtype)
-        case.equal("casts", _texts(seen.trace.casts), _texts(expected_casts(partial(torch.mm, left, right), amp_dtype)))
+        case.equal("casts", _texts(seen.casts), _texts(expected_casts(partial(torch.mm, left, right), amp_dtype)))
         case.equal("type", seen.outputs[0].dtype, amp_dtype)
         if not target.is_fake:
             case.identical("result", seen.outputs[0], torch.mm(left.to(amp_dtype), right.to(amp_dtype)))
@@ -893,7 +893,7 @@ def test_other_device(case: Case, target: Target, amp_dtype: torch.dtype, op: st
             here = Inputs((dtype,), torch.device("cpu"), rng.initial_seed(), target.is_fake)
             seen = _run(target, SAMPLES[op](here), amp_dtype)
             case.equal(f"type of {op} of a cpu tensor of {dtype}", [x.dtype for x in seen.outputs], [dtype])
-            case.equal(f"casts of a cpu tensor of {dtype}", _texts(c for c in seen.trace.casts if c.argument), [])
+            case.equal(f"casts of a cpu tensor of {dtype}", _texts(c for c in seen.casts if c.argument), [])
 
 
 @contract("AMP-CAST-034", on=CUDA_OR_CPU)
@@ -910,4 +910,4 @@ def test_outside_a_region(case: Case, target: Target, amp_dtype: torch.dtype, op
                     seen = _run(target, call, None)
                 where = "outside" if amp is None else "in a disabled subregion"
                 case.equal(f"type of {op} of {dtype} {where}", [x.dtype for x in seen.outputs], [dtype])
-                case.equal(f"casts of arguments {where}", _texts(c for c in seen.trace.casts if c.argument), [])
+                case.equal(f"casts of arguments {where}", _texts(c for c in seen.casts if c.argument), [])

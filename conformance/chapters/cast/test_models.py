@@ -28,8 +28,7 @@ from ...oracles.numbers.formats import FORMATS
 from ...oracles.policy.lists import listings, run_dtype, sets_dtype
 from ...oracles.policy.overloads import mode_of
 from ...oracles.policy.samples import SAMPLES, Inputs
-from ...oracles.trace.casts import CastTrace
-from ...oracles.trace.ops import DtypeStream, Op, first_difference
+from ...oracles.trace.ops import Op, OpTrace, first_difference
 from .composite_ops import CALLS, WRITTEN, Composite, composites
 from .models import Program, programs
 
@@ -44,13 +43,6 @@ def _last_first(target: Target) -> bool:
     """The order of casts does not depend on the values or the case, so it is read once."""
     with mode_of(target):
         return casts_last_first(target.device, lambda: target.autocast(torch.bfloat16))
-
-
-@contextlib.contextmanager
-def _below(target: Target) -> Iterator[DtypeStream]:
-    """Watch what runs below autocast; fake kernels that ask for hardware are answered without it."""
-    with CastTrace(partial(tuple)) if target.is_fake else contextlib.nullcontext(), DtypeStream() as stream:
-        yield stream
 
 
 @dataclass(frozen=True)
@@ -83,12 +75,12 @@ class Given:
                 if by_hand
                 else target.autocast(amp_dtype)
             )
-            with region, _below(target) as ahead:
+            with region, OpTrace() as ahead:
                 output, loss = self.program(weights, inputs)
             tensors = {"the output": output, "the loss": loss}
             if target.is_fake:
                 return Ran(ahead.floating, [], tensors)
-            with _below(target) as back:
+            with OpTrace() as back:
                 loss.backward()
             buffers = {name: weight for name, weight in weights.items() if not weight.requires_grad}
             gradients = {
@@ -272,7 +264,7 @@ def _check_composite(case: Case, target: Target, amp_dtype: torch.dtype, row: Co
         with mode_of(target), _attention(target):
             call = _made(row, target, rng, given)
             try:
-                with target.autocast(amp_dtype), _below(target) if target.is_fake else contextlib.nullcontext():
+                with target.autocast(amp_dtype), OpTrace() if target.is_fake else contextlib.nullcontext():
                     seen = _floats(call())
             except RuntimeError as error:
                 if _LACKING not in str(error):
@@ -403,13 +395,13 @@ def test_attention_backends(
     call: partial[torch.Tensor] = partial(F.scaled_dot_product_attention, is_causal=causal)
     casts = HandCast(target.device_type, amp_dtype, last_first=_last_first(target))
     with sdpa_kernel(getattr(SDPBackend, _SDPA[backend])):
-        with _below(target) as predicted:
+        with OpTrace() as predicted:
             try:
                 with casts:
                     by_hand = call(*tensors)
             except RuntimeError as error:
                 case.unsupported(f"{backend} attention takes no {amp_dtype} here: {str(error).splitlines()[0]}")
-        with target.autocast(amp_dtype), _below(target) as seen:
+        with target.autocast(amp_dtype), OpTrace() as seen:
             result = call(*tensors)
     case.equal("first op that is not as predicted", first_difference(seen.floating, predicted.floating), None)
     case.identical("result, against casts by hand", result, by_hand)
@@ -674,7 +666,7 @@ def test_aliases(case: Case, target: Target, amp_dtype: torch.dtype, op: str, na
     given = torch.float32 if policy == "lower_precision" else amp_dtype
     with mode_of(target), repeatable_convolutions():
         call = SAMPLES[op](Inputs([given], target.device, rng.initial_seed(), target.is_fake))
-        with target.autocast(amp_dtype), _below(target):
+        with target.autocast(amp_dtype), OpTrace():
             listed = call()
             seen = operator.attrgetter(name.removeprefix("torch."))(torch)(*call.args, **call.keywords)
     case.equal(f"type of {name} of {given}", seen.dtype, run_dtype(policy, [given], amp_dtype))

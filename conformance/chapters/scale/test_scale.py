@@ -18,7 +18,8 @@ import torch
 from ...harness.check import Case, applies, contract, deep
 from ...harness.targets import Target
 from ...oracles.fake_hardware import cuda_that_says
-from ...oracles.trace.counts import CountedOperations
+from ...oracles.trace import counts
+from ...oracles.trace.ops import OpTrace
 from ...scaler import model as oracle
 from ...scaler.model import Gradient
 from ...workloads.third_party_optimizers import SelfScaling, TakesScaler
@@ -703,17 +704,17 @@ def test_bf16_gradients(case: Case, target: Target, explicit: bool) -> None:
 def test_unscale_reads_nothing_back(case: Case, target: Target) -> None:
     scaler = started(target)
     optimizer = owning(torch.full((2,), 65536.0, device=target.device))
-    with CountedOperations() as operations:
+    with OpTrace() as trace:
         scaler.unscale_(optimizer)
-    case.equal("values that unscale_ reads back to the host", operations.reads, 0)
+    case.equal("values that unscale_ reads back to the host", counts.reads(trace.ops), 0)
     case.true(
         "control: the trace saw the kernel",
-        "_amp_foreach_non_finite_check_and_unscale_" in operations.work,
-        operations.work,
+        "_amp_foreach_non_finite_check_and_unscale_" in counts.work(trace.ops),
+        counts.work(trace.ops),
     )
-    with CountedOperations() as operations:
+    with OpTrace() as trace:
         scaler.get_scale()
-    case.equal("control: values that get_scale reads back", operations.reads, 1)
+    case.equal("control: values that get_scale reads back", counts.reads(trace.ops), 1)
 
 
 @contract("AMP-SCALE-029", on="cuda")
@@ -1230,10 +1231,12 @@ def test_update_with_no_sync(case: Case, target: Target, count: int) -> None:
     optimizers = [owning(torch.ones((), device=target.device)) for _ in range(count)]
     for optimizer in optimizers:
         scaler.unscale_(optimizer)
-    with CountedOperations() as operations:
+    with OpTrace() as trace:
         scaler.update()
-    case.equal("values that update() reads back to the host", operations.reads, 0)
-    case.true("control: the trace saw the kernel", "_amp_update_scale_" in operations.work, operations.work)
+    case.equal("values that update() reads back to the host", counts.reads(trace.ops), 0)
+    case.true(
+        "control: the trace saw the kernel", "_amp_update_scale_" in counts.work(trace.ops), counts.work(trace.ops)
+    )
 
 
 # Calls out of order
