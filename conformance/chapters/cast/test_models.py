@@ -22,7 +22,7 @@ from ...data import fixture, read_toml
 from ...harness.check import Case, contract, deep, per_target
 from ...harness.targets import Target
 from ...measure.precision import repeatable_convolutions
-from ...oracles.manual_cast import HandCast, casts_last_first
+from ...oracles.manual_cast import ManualCast, casts_last_first
 from ...oracles.numbers.error_bounds import attention_window, normwise_error
 from ...oracles.numbers.formats import FORMATS
 from ...oracles.policy.lists import listings, run_dtype, sets_dtype
@@ -71,7 +71,7 @@ class Given:
         with mode_of(target), repeatable_convolutions(), _attention(target):
             weights, inputs = self._tensors()
             region = (
-                HandCast(target.device_type, amp_dtype, last_first=_last_first(target))
+                ManualCast(target.device_type, amp_dtype, last_first=_last_first(target))
                 if by_hand
                 else target.autocast(amp_dtype)
             )
@@ -247,7 +247,7 @@ def _by_hand(row: Composite, target: Target, amp_dtype: torch.dtype, rng: torch.
     call = _made(row, target, rng, given)
     if row.by_hand == "given":
         return call()
-    with HandCast(target.device_type, amp_dtype):
+    with ManualCast(target.device_type, amp_dtype):
         return WRITTEN[row.name](call.func, *call.args) if row.by_hand == "written" else call()
 
 
@@ -393,7 +393,7 @@ def test_attention_backends(
     inputs = Inputs([torch.float32, amp_dtype], target.device, rng.initial_seed())
     tensors = [inputs.f(2, 2, 64, 16) for _ in range(3)]
     call: partial[torch.Tensor] = partial(F.scaled_dot_product_attention, is_causal=causal)
-    casts = HandCast(target.device_type, amp_dtype, last_first=_last_first(target))
+    casts = ManualCast(target.device_type, amp_dtype, last_first=_last_first(target))
     with sdpa_kernel(getattr(SDPBackend, _SDPA[backend])):
         with OpTrace() as predicted:
             try:

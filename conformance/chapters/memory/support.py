@@ -9,8 +9,9 @@ import torch
 
 from ...harness.check import Case
 from ...harness.targets import DTYPE_NAMES, Target
+from ...oracles.manual_cast import ManualCast
 from ...oracles.symbolic.blocks import Block, execute, predict, tensors, work_through
-from .kernel_exceptions import ByHand, strays
+from .kernel_exceptions import strays
 from .step_memory import StepBytes, step_bytes
 from .storages import PeakStorages, SavedForBackward, bytes_by_dtype, kept_by, without_bookkeeping
 
@@ -38,25 +39,21 @@ def keeps_what_is_predicted(
     leaves = tensors(block, target.device, rng)
     arm = "fp32" if dtype is None else DTYPE_NAMES[dtype] + ("" if cache else ", no cache")
 
-    def kept(by_hand: ByHand | None) -> Storages:
-        with SavedForBackward(leaves.values()) as saved:
-            if by_hand is None:
-                with region(target, dtype, cache):
-                    execute(block, leaves)
-            else:
-                by_hand.execute(block, leaves)
+    def kept(opened: AbstractContextManager[None]) -> Storages:
+        with SavedForBackward(leaves.values()) as saved, opened:
+            execute(block, leaves)
         return without_bookkeeping(saved.storages)
 
     if words := _unforeseen(case, target, block, dtype):
         if dtype is not None:
             case.equal(
                 f"{arm}: every storage, as with casts by hand",
-                sizes(kept(None)),
-                sizes(kept(ByHand(target.device_type, dtype, cache))),
+                sizes(kept(region(target, dtype, cache))),
+                sizes(kept(ManualCast(target.device_type, cache=cache).region(dtype))),
             )
         case.unsupported(words)
     predicted = [(item.dtype, item.nbytes) for item in predict(block, target.device_type, dtype, cache=cache)]
-    seen = kept(None)
+    seen = kept(region(target, dtype, cache))
     case.equal(f"{arm}: bytes by dtype", bytes_by_dtype(seen), bytes_by_dtype(predicted))
     case.equal(f"{arm}: every storage", sizes(seen), sizes(predicted))
 
@@ -71,14 +68,13 @@ def step_as_predicted(
     """
     leaves = tensors(block, target.device, rng)
     if not (words := _unforeseen(case, target, block, dtype)):
-        return held(target, block, dtype, leaves, cache=cache), step_bytes(
-            block, target.device_type, dtype, cache=cache
-        )
+        predicted = step_bytes(block, target.device_type, dtype, cache=cache)
+        return held(target, block, region(target, dtype, cache), leaves), predicted
     if dtype is not None:
-        most = held(target, block, dtype, leaves, cache=cache, by_hand=ByHand(target.device_type, dtype, cache))
+        most = held(target, block, ManualCast(target.device_type, cache=cache).region(dtype), leaves)
         for leaf in leaves.values():
             leaf.grad = None
-        seen = held(target, block, dtype, leaves, cache=cache)
+        seen = held(target, block, region(target, dtype, cache), leaves)
         for where in ("in_region", "after_region", "gradients", "high"):
             what = f"AMP: {where.replace('_', ' ').replace('high', 'peak')}, and with the same casts by hand"
             case.at_most(what, getattr(seen, where), getattr(most, where), "bytes")
@@ -87,21 +83,13 @@ def step_as_predicted(
 
 
 def held(
-    target: Target,
-    block: Block,
-    dtype: torch.dtype | None,
-    leaves: dict[str, torch.Tensor],
-    *,
-    cache: bool = True,
-    by_hand: ByHand | None = None,
+    target: Target, block: Block, opened: AbstractContextManager[None], leaves: dict[str, torch.Tensor]
 ) -> StepBytes:
-    """The bytes that a step holds, in a region or with its casts by hand; low and high are the peak."""
+    """The bytes that a step holds whose forward pass runs in `opened`; low and high are the peak."""
     with PeakStorages(leaves.values()) as live:
-        with region(target, dtype if by_hand is None else None, cache):
-            loss = execute(block, leaves) if by_hand is None else by_hand.execute(block, leaves)
+        with opened:
+            loss = execute(block, leaves)
             in_region = live.counted_bytes
-        if by_hand is not None:
-            by_hand.copies.clear()
         after_region = live.counted_bytes
         loss.backward()
         target.synchronize()

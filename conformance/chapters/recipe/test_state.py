@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
-from ...oracles.manual_training import ByHand, HandScale
+from ...oracles.manual_training import HandScale, ManualAmp
 from ..backward.test_custom import judged
 from .recipes import FEATURES, HIDDEN, OUTPUTS, ROWS, Batches, batches, perceptron
 from .test_programs import dtypes_of, normal, same
@@ -168,7 +168,7 @@ def test_inference(case: Case, target: Target) -> None:
         draw = normal(target, case.seed)
         model, inputs = perceptron(draw), draw(ROWS, FEATURES)
         stored = {name: value.clone() for name, value in model.state_dict().items()}
-        by_hand = ByHand(dtype)
+        by_hand = ManualAmp(target.device_type, dtype)
         with torch.no_grad(), by_hand.region():
             expected = model(inputs)
         lowered = perceptron(draw).to(dtype)
