@@ -31,6 +31,7 @@ _MAY = {
         "data",
         "version",
         "workloads.user_workload",
+        "measure.flags",  # the one table of process-wide flags, which the run reports and restores
         "measure.health",
         "measure.threads",
         "torch",
