@@ -17,6 +17,7 @@ from ...harness.targets import Target
 from ...measure.precision import repeatable_convolutions
 from ...oracles.float64_step import exact_step
 from ...oracles.manual_training import Float32, ManualAmp
+from ...oracles.numbers.bits import same
 from ..backward.test_custom import judged
 from . import recipes
 from .recipes import OUTLIER, Draw, Precision, Recipe, Step
@@ -83,13 +84,6 @@ def units(target: Target, seed: int) -> Draw:
         return rows.view(shape).to(target.device)
 
     return draw
-
-
-def same(seen: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether type, shape and bits agree; NaNs agree with NaNs."""
-    if seen.dtype != expected.dtype or seen.shape != expected.shape:
-        return False
-    return torch.equal(seen, expected) or bool(((seen == expected) | ((seen != seen) & (expected != expected))).all())
 
 
 def apart(seen: Step, expected: Step) -> list[str]:

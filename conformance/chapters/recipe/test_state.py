@@ -14,9 +14,10 @@ from torch.nn import functional
 from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...oracles.manual_training import HandScale, ManualAmp
+from ...oracles.numbers.bits import same
 from ..backward.test_custom import judged
 from .recipes import FEATURES, HIDDEN, OUTPUTS, ROWS, Batches, batches, perceptron
-from .test_programs import dtypes_of, normal, same
+from .test_programs import dtypes_of, normal
 
 INTERVAL, SCALE = 2, 2.0**8
 
