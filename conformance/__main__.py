@@ -16,7 +16,8 @@ from .version import __version__
 
 try:
     from .commands import arithmetic, calibration, live
-    from .report import checklist, diff, document, excuses, explain, layout, rollup, speed, terminal, text
+    from .report import checklist, diff, document, excuses, explain, rollup, speed, terminal, text
+    from .report.encode import encode_case
 except ModuleNotFoundError as missing:
     if missing.name != "tabulate":
         raise
@@ -172,7 +173,7 @@ def _summary(arguments: argparse.Namespace) -> int:
 
 def _cases(arguments: argparse.Namespace) -> int:
     for case in document.read(arguments.report).cases:
-        print(json.dumps(layout.as_json(case)))
+        print(json.dumps(encode_case(case)))
     return OK
 
 

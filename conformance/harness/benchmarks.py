@@ -90,7 +90,9 @@ class Benchmarks:
         """Name the devices, the driver and the torch that were timed."""
         for name in _JITTER:
             machine_info.get("cpu", {}).pop(name, None)
-        machine_info["conformance"] = self._run.machine()
+        from .header import machine
+
+        machine_info["conformance"] = machine(self._run)
 
 
 def publish(item: pytest.Item, seconds: Sequence[float], info: Mapping[str, Any]) -> None:

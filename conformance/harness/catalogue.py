@@ -13,6 +13,7 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from ..data import in_force, read_toml
+from ..report import values
 
 FOLDER = Path(__file__).resolve().parent.parent / "chapters"
 FILE = "contracts.toml"
@@ -67,6 +68,10 @@ class Contract:
     until: str | None = None
     needs: str | None = None
     """What the user has to hand over for it to be judged: a workload (--workload)."""
+
+    def stated(self) -> values.Contract:
+        """Return the promise as a report states it."""
+        return values.Contract(**{field.name: getattr(self, field.name) for field in fields(values.Contract)})
 
     @property
     def judges(self) -> bool:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 from ..report import fingerprint, scale_history, speed
+from ..report.values import Evidence, Relation
 from .catalogue import Contract
-from .evidence import Evidence, plain
+from .evidence import plain, sentence
 
 if TYPE_CHECKING:
     import torch
@@ -304,11 +305,11 @@ class Case:
         """End the case: the measurement cannot tell."""
         raise Inconclusive(reason)
 
-    def _judge(self, what: str, measured: Any, relation: str | None, bound: Any, unit: str, holds: bool) -> None:
+    def _judge(self, what: str, measured: Any, relation: Relation, bound: Any, unit: str, holds: bool) -> None:
         found = Evidence(what, plain(measured), relation, plain(bound), unit, holds)
         self.evidence.append(found)
         if not holds:
-            raise ContractViolation(str(found))
+            raise ContractViolation(sentence(found))
 
 
 def _first_line(error: BaseException) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ..measure.flags import FLAGS
+from ..report.values import Environment, Suite
 from ..version import __version__
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
@@ -33,15 +34,12 @@ _VARIABLES = re.compile(
 )
 
 
-def suite() -> dict[str, Any]:
+def suite() -> Suite:
     """Return the suite's version and, in a git checkout, its commit and whether the tree was clean."""
     commit = _git("rev-parse", "HEAD")
     changes = _git("status", "--porcelain") if commit else None
-    return {
-        "version": __version__,
-        "commit": commit or None,
-        "clean": None if commit is None or changes is None else changes == "",
-    }
+    clean = None if commit is None or changes is None else changes == ""
+    return Suite(__version__, commit or None, clean)
 
 
 def _git(*arguments: str) -> str | None:
@@ -56,20 +54,20 @@ def _git(*arguments: str) -> str | None:
     return run.stdout.strip() if run.returncode == 0 else None
 
 
-def environment() -> dict[str, Any]:
+def environment() -> Environment:
     """Return the versions and the hardware that a result depends on."""
-    return {
-        "torch": torch.__version__,
-        "torch_git": getattr(torch.version, "git_version", None),
-        "cuda_build": torch.version.cuda,
-        "hip_build": torch.version.hip,
-        "python": platform.python_version(),
-        "os": f"{platform.system()} {platform.release()}",
-        "machine": platform.machine(),
-        "cpu": cpu(),
-        "driver": _driver(),
-        "packages": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
-    }
+    return Environment(
+        torch=str(torch.__version__),
+        torch_git=getattr(torch.version, "git_version", None),
+        cuda_build=torch.version.cuda,
+        hip_build=torch.version.hip,
+        python=platform.python_version(),
+        os=f"{platform.system()} {platform.release()}",
+        machine=platform.machine(),
+        cpu=cpu(),
+        driver=_driver(),
+        packages={name: version for name in _PACKAGES if (version := _version(name)) is not None},
+    )
 
 
 def _version(package: str) -> str | None:

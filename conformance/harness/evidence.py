@@ -1,38 +1,22 @@
-"""Evidence: one number or fact that a case measured, with what it was held against."""
+"""Values of evidence: reduced to what JSON can hold, and shown in a message."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
-Scalar = str | int | float | bool | None
+from ..report.values import Evidence
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """What was measured; `relation` and `bound` are None for a fact that nothing is held against.
-
-    `measured` and `bound` are what `plain` makes of a value.
-    """
-
-    name: str
-    measured: Any
-    relation: str | None
-    bound: Any
-    unit: str
-    holds: bool
-
-    def as_json(self) -> dict[str, Any]:
-        return dict(vars(self))
-
-    def __str__(self) -> str:
-        unit = f" {self.unit}" if self.unit else ""
-        if self.relation is None:
-            return f"{self.name}: {_show(self.measured)}{unit}"
-        sign = "" if self.holds else "NOT "
-        relation = {"in": "between", "identical": "bit for bit"}.get(self.relation, self.relation)
-        return f"{self.name}: {_show(self.measured)}{unit}, {sign}{relation} {_show(self.bound)}{unit}"
+def sentence(evidence: Evidence) -> str:
+    """Return a piece of evidence in one line: `relative error: 0.25 u, NOT <= 0.125 u`."""
+    unit = f" {evidence.unit}" if evidence.unit else ""
+    measured = f"{evidence.name}: {_show(evidence.measured)}{unit}"
+    if evidence.relation is None:
+        return measured
+    sign = "" if evidence.holds else "NOT "
+    relation = {"in": "between", "identical": "bit for bit"}.get(evidence.relation, evidence.relation)
+    return f"{measured}, {sign}{relation} {_show(evidence.bound)}{unit}"
 
 
 def _show(value: Any) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ..report import values
 from ..report.verdicts import Verdict
 from . import exhaustion
 from .check import Case, ContractViolation, Inconclusive, SuiteError, Unsupported, Untestable
@@ -40,9 +41,9 @@ class Judgement:
 def judge(case: Case, error: BaseException | None) -> Judgement:
     """Judge a case by how its check ended; any exception that is not the suite's own is torch's failure."""
     if error is None:
-        if case.evidence:
+        if any(evidence.judged for evidence in case.evidence) or (case.evidence and not case.contract.judges):
             return Judgement(Verdict.PASS, "")
-        return Judgement(Verdict.ERROR, "the check recorded no evidence, so it cannot have checked anything")
+        return Judgement(Verdict.ERROR, "the check judged no evidence, so it cannot have checked anything")
     if exhaustion.ran_out(error):
         return Judgement(Verdict.UNTESTABLE, f"the device has too little memory: {_first_line(error)}")
     verdict = next((verdict for kind, verdict in _ENDINGS if isinstance(error, kind)), None)
@@ -83,23 +84,23 @@ def record(
     judgement: Judgement,
     waiver: Waiver | None,
     duration: float,
-) -> dict[str, Any]:
-    """Return the case as the report holds it, spelled out; the node only where it did not pass."""
+) -> values.Case:
+    """Return the record of a case; the node only where it did not pass."""
     failed = judgement.verdict in (Verdict.FAIL, Verdict.WAIVED)
-    return {
-        "id": id,
-        "contract": contract,
-        "node": None if judgement.verdict is Verdict.PASS else node,
-        "target": target,
-        "parameters": {name: _short(value) for name, value in parameters.items()},
-        "verdict": judgement.verdict.value,
-        "reason": judgement.reason,
-        "detail": judgement.detail,
-        "evidence": [evidence.as_json() for evidence in case.evidence] if case else [],
-        "snippet": case.reproduction if case and failed else None,
-        "waiver": waiver.reason if waiver and judgement.verdict is Verdict.WAIVED else None,
-        "duration_s": round(duration, 4),
-    }
+    return values.Case(
+        id=id,
+        contract=contract,
+        node=None if judgement.verdict is Verdict.PASS else node,
+        target=target,
+        parameters={name: _short(value) for name, value in parameters.items()},
+        verdict=judgement.verdict,
+        reason=judgement.reason,
+        detail=judgement.detail,
+        evidence=tuple(case.evidence) if case else (),
+        snippet=case.reproduction if case and failed else None,
+        waiver=waiver.reason if waiver and judgement.verdict is Verdict.WAIVED else None,
+        duration_s=round(duration, 4),
+    )
 
 
 def _short(value: Any) -> str:

@@ -20,8 +20,6 @@ from .requirements import torch_problem
 REPORT_FILES = ("report.json", "summary.txt", "checklist.md")
 _DTYPES = ("fp16", "bf16")
 _GROUP = "AMP conformance"
-# pytest has a --strict of its own, which cannot be declared twice: it is read here with a second meaning.
-_HEADING = f"{_GROUP} (pytest's own --strict also ignores all waivers and fails on an inconclusive case)"
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,8 @@ class Options:
     report: Path | None
     seed: int
     waivers: tuple[Path, ...]
-    strict: bool
+    no_waivers: bool
+    require_conclusive: bool
     baseline: Path | None
     workload: str | None
     expectations: tuple[Path, ...]
@@ -45,7 +44,7 @@ class Options:
 
 def add(parser: pytest.Parser) -> None:
     """Declare every option under one heading of `pytest --help`."""
-    group = parser.getgroup(_GROUP, _HEADING)
+    group = parser.getgroup(_GROUP)
     group.addoption("--gpu", action="store_true", help="run on the accelerator that torch finds; refuse without one")
     group.addoption(
         "--device",
@@ -95,6 +94,16 @@ def add(parser: pytest.Parser) -> None:
         help="also apply the waivers of this TOML file (repeatable)",
     )
     group.addoption(
+        "--no-waivers",
+        action="store_true",
+        help="ignore all waivers, those that the suite ships too: known failures of torch fail",
+    )
+    group.addoption(
+        "--require-conclusive",
+        action="store_true",
+        help="end an INCONCLUSIVE run with exit status 6 (default 0)",
+    )
+    group.addoption(
         "--baseline",
         metavar="OLD.json",
         help="fail where a contract or case that passed in this report no longer does",
@@ -121,9 +130,8 @@ def read(config: pytest.Config) -> Options:
     option = config.option
     if option.gpu and option.device:
         raise pytest.UsageError("--gpu and --device exclude each other: --gpu takes the accelerator torch finds")
-    strict = bool(getattr(option, "strict", False))
-    if strict and option.waivers:
-        raise pytest.UsageError("--strict and --waivers exclude each other: --strict ignores all waivers")
+    if option.no_waivers and option.waivers:
+        raise pytest.UsageError("--no-waivers and --waivers exclude each other: --no-waivers ignores all waivers")
     for name, given, allowed in (
         ("--amp-dtype", option.amp_dtype, (*_DTYPES, "both")),
         ("--level", option.level, DEPTHS),
@@ -153,7 +161,8 @@ def read(config: pytest.Config) -> Options:
         report=None if option.report is None else _report_folder(here / option.report),
         seed=seed,
         waivers=tuple(here / path for path in option.waivers),
-        strict=strict,
+        no_waivers=option.no_waivers,
+        require_conclusive=option.require_conclusive,
         baseline=None if option.baseline is None else here / option.baseline,
         workload=option.workload,
         expectations=tuple(here / path for path in option.expectations),

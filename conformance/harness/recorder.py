@@ -10,6 +10,8 @@ from typing import Any
 
 from ..report import layout
 from ..report.document import SCHEMA
+from ..report.encode import encode
+from ..report.values import Header
 
 _TAIL = b'\n],\n"footer": null}\n'
 
@@ -21,13 +23,13 @@ class ReportInUse(OSError):
 class Recorder:
     """Writes the header at once and each case as it ends; at last the folded report takes the place of all that."""
 
-    def __init__(self, folder: Path, header: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, header: Header) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "report.json"
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
         _lock(self._file)
         os.ftruncate(self._file, 0)
-        head = {"schema": SCHEMA, "header": header}
+        head = {"schema": SCHEMA, "header": encode(header)}
         self._end = 0
         self._first = True
         self._write(_encoded(head).removesuffix(b"}") + b',\n"cases": [')

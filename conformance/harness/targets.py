@@ -205,6 +205,17 @@ def resolve(name: str) -> Target:
     return Target(f"{device.type}:{index}", device.type, index, is_fake=False)
 
 
+def known(name: str) -> bool:
+    """Whether `name` can be that of a target on some machine: a fake one, or a device that torch can name."""
+    if name.startswith("fake:"):
+        return name.removeprefix("fake:") in FAKE_DEVICE_TYPES
+    try:
+        torch.device(name)
+    except RuntimeError:
+        return name == "host"
+    return True
+
+
 def _device_count(module: ModuleType | None) -> int:
     if module is None or not getattr(module, "is_available", lambda: True)():
         return 0

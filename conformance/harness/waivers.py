@@ -13,6 +13,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
 from ..data import fixture, read_users_toml
+from . import targets
 
 _REQUIRED = {"contract", "cases", "reason", "owner", "link", "expires"}
 _OPTIONAL = {"torch", "target"}
@@ -33,14 +34,14 @@ class Waiver:
     link: str
     expires: datetime.date
     torch: str = ""
-    target: str = "*"
+    targets: tuple[str, ...] = ("*",)
 
     def in_conditions(self, torch_version: str, target: str) -> bool:
         """Whether the waiver's conditions hold for a case on `target` under `torch_version`."""
         release = Version(Version(torch_version).base_version)
         device_type = target if target.startswith("fake:") else target.split(":")[0]
-        return SpecifierSet(self.torch).contains(release, prereleases=True) and (
-            fnmatchcase(target, self.target) or fnmatchcase(device_type, self.target)
+        return SpecifierSet(self.torch).contains(release, prereleases=True) and any(
+            fnmatchcase(name, pattern) for name in (target, device_type) for pattern in self.targets
         )
 
     def names(self, contract: str, case: str) -> bool:
@@ -63,21 +64,32 @@ def _waiver(where: str, row: dict[str, Any], known: Iterable[str]) -> Waiver:
         raise WaiverError(f"{where}: unknown key {unknown[0]!r}; allowed: {allowed}")
     if missing := sorted(_REQUIRED - set(row)):
         raise WaiverError(f"{where}: the key {missing[0]!r} is missing")
-    for key in sorted(set(row) - {"cases", "expires"}):
+    for key in sorted(set(row) - {"cases", "expires", "target"}):
         if not isinstance(row[key], str) or not row[key].strip():
             raise WaiverError(f"{where}: {key} must be a text that is not empty")
-    cases = row["cases"]
-    if not isinstance(cases, list) or not cases or not all(isinstance(case, str) and case for case in cases):
+    if not _patterns(row["cases"]):
         raise WaiverError(f'{where}: cases must be a list of patterns over case ids, such as ["*"]')
+    if not _patterns(row.get("target", ["*"])):
+        raise WaiverError(f'{where}: target must be a list of patterns over targets, such as ["cpu", "fake:*"]')
     if type(row["expires"]) is not datetime.date:
         raise WaiverError(f"{where}: expires must be a date without quotes, such as 2027-12-31")
+    for pattern in row.get("target", []):
+        if not set(pattern) & set("*?[") and not targets.known(pattern):
+            raise WaiverError(f"{where}: there is no target {pattern!r}")
     try:
         SpecifierSet(row.get("torch", ""))
     except InvalidSpecifier:
         raise WaiverError(f'{where}: torch must be version bounds such as ">=2.6,<2.14"') from None
     if row["contract"] not in set(known):
         raise WaiverError(f"{where}: matches nothing: there is no contract {row['contract']!r}")
-    return Waiver(**{**row, "cases": tuple(cases)})
+    words = {key: row[key] for key in ("contract", "reason", "owner", "link", "expires")}
+    return Waiver(
+        **words, cases=tuple(row["cases"]), torch=row.get("torch", ""), targets=tuple(row.get("target", ["*"]))
+    )
+
+
+def _patterns(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, str) and one.strip() for one in value)
 
 
 def read(path: Path, known: Iterable[str]) -> tuple[Waiver, ...]:

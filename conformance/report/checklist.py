@@ -57,7 +57,7 @@ def _summary(report: Report, digest: str | None) -> Iterator[str]:
     rows.append(["**all**", len(all_verdicts), *_tally(all_verdicts)])
     yield _table(["chapter", "contracts", *(verdict.value for verdict in Verdict), "not reached"], rows)
     if partly := _partly(report):
-        yield f"In part only, because other cases of the same contract pass: {partly}. Section 2 says how many."
+        yield f"In part only, because other cases of the same contract came to another verdict: {partly} (section 2)."
     yield (
         "A contract is one promise about AMP; its verdict is the worst of its cases. Facts for information only "
         "are listed and never count. FAIL: it does not hold. WAIVED: it does not hold, and a written excuse says "
@@ -173,17 +173,20 @@ def _contract(report: Report, contract: Contract) -> Iterator[str]:
 
 
 def _words(report: Report, contract: Contract) -> str:
-    """What a contract came to: its verdict, which is the worst of its cases, and in how many of them if not in all."""
+    """Return the verdict of a contract, with the number of cases of each verdict where they differ."""
     cases = report.cases_of[contract.id]
     counted = Counter(case.verdict for case in cases)
     # A fact for information is recorded, not passed.
     words = {Verdict.PASS: "RECORDED" if contract.level == "info" else Verdict.PASS.value}
-    found = [(words.get(verdict, verdict.value), counted[verdict]) for verdict in reversed(Verdict) if counted[verdict]]
-    if len(found) < 2:
-        return found[0][0] if found else "NOT REACHED"
-    (worst, number), *others = found
-    rest = ", ".join(f"{word} in {count}" for word, count in others)
-    return f"{worst} in {number} of {text.count(len(cases), 'case')}, {rest}"
+    verdict = rollup.contract_verdict(cases)
+    if verdict is None:
+        return "NOT REACHED"
+    word = words.get(verdict, verdict.value)
+    others = [other for other in reversed(Verdict) if counted[other] and other is not verdict]
+    if not others:
+        return word
+    rest = ", ".join(f"{words.get(other, other.value)} in {counted[other]}" for other in others)
+    return f"{word} in {counted[verdict]} of {text.count(len(cases), 'case')}, {rest}"
 
 
 def _measurements(cases: list[Case]) -> list[list[str]]:
@@ -250,8 +253,8 @@ def _waivers(report: Report) -> Iterator[str]:
     yield "## 3. What was waived"
     waived = [case for case in report.cases if case.verdict is Verdict.WAIVED]
     waivers = report.footer.waivers if report.footer else ()
-    if report.header.options.strict:
-        yield "Waivers were ignored (`--strict`)."
+    if report.header.options.no_waivers:
+        yield "Waivers were ignored (`--no-waivers`)."
     if not waived and not waivers:
         yield "Nothing."
         return

@@ -49,14 +49,17 @@ def _of_case(report: Report, case: Case, targets: set[str]) -> Iterator[str]:
     if broken is not None and case.verdict not in _BROKEN:
         comes = "passes" if case.verdict is Verdict.PASS else f"is {case.verdict.value}"
         yield f"the case {case.id} {comes} although its {broken.name!r} does not hold"
-    if case.verdict is Verdict.PASS and (not case.evidence or case.reason):
-        yield f"the case {case.id} passes {'although: ' + case.reason if case.reason else 'without evidence'}"
+    if case.verdict is Verdict.PASS and case.reason:
+        yield f"the case {case.id} passes although: {case.reason}"
+    informs = report.contracts[case.contract].level == "info"
+    if case.verdict is Verdict.PASS and not any(evidence.judged or informs for evidence in case.evidence):
+        yield f"the case {case.id} passes without judged evidence"
     # A test that skips itself need not say why.
     if case.verdict not in (Verdict.PASS, Verdict.UNTESTABLE) and not case.reason:
         yield f"the case {case.id} is {case.verdict.value} and gives no reason"
     if (case.verdict is Verdict.WAIVED) != (case.waiver is not None):
         yield f"the case {case.id} is {case.verdict.value} with {'the' if case.waiver else 'no'} reason of a waiver"
-    if case.verdict is Verdict.WAIVED and report.header.options.strict:
+    if case.verdict is Verdict.WAIVED and report.header.options.no_waivers:
         yield f"the case {case.id} is WAIVED in a run that ignored waivers"
     if case.target not in targets:
         yield f"the case {case.id} ran on {case.target!r}, which is no target of the run"
@@ -175,9 +178,13 @@ def _of_ending(report: Report, footer: Footer) -> Iterator[str]:
     if footer.overall is not overall:
         yield f"the footer says {footer.overall.value}, the records come to {overall.value}"
         return
-    fails = overall is Overall.NOT_CONFORMANT or (overall is Overall.INCONCLUSIVE and report.header.options.strict)
     # 2 says interrupted; 4 that pytest could not use a part of its command line.
-    allowed = {2} if overall is Overall.INCOMPLETE else {1, 3, 4, 5} if fails else {0, 4}
+    allowed = {
+        Overall.INCOMPLETE: {2},
+        Overall.NOT_CONFORMANT: {1, 3, 4, 5},
+        Overall.INCONCLUSIVE: {6, 4} if report.header.options.require_conclusive else {0, 4},
+        Overall.CONFORMANT: {0, 4},
+    }[overall]
     if footer.exit_status not in allowed:
         yield f"the exit status {footer.exit_status} is not that of a run that is {overall.value}"
 

@@ -7,17 +7,16 @@ import math
 import os
 import re
 import stat
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from . import consistency, decode, layout
-from .values import Footer, Report
+from .values import Report
 
-__all__ = ["SCHEMA", "Report", "ReportError", "decoded", "examine", "load", "locate", "parse", "read", "with_footer"]
+__all__ = ["SCHEMA", "Report", "ReportError", "decoded", "examine", "load", "locate", "parse", "read"]
 
-SCHEMA = "amp-conformance-report/2"
+SCHEMA = "amp-conformance-report/3"
 FILE = "report.json"
 MAX_BYTES = 64 * 2**20
 
@@ -118,11 +117,6 @@ def parse(document: Any) -> Report:
     _check_ids(report)
     _check_ranges(report)
     return report
-
-
-def with_footer(report: Report, footer: dict[str, Any]) -> Report:
-    """Return `report` with another `footer` (of json.loads), which its run has gone on writing."""
-    return replace(report, footer=decoded(Footer, footer))
 
 
 def decoded(hint: Any, document: Any) -> Any:

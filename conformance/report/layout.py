@@ -13,7 +13,9 @@ from functools import partial
 from typing import Any
 
 from .decode import Decoder, Mismatch, UnknownKey, decode, each
-from .values import Case, Evidence
+from .encode import encode
+from .values import Case, Evidence, Report
+from .verdicts import Verdict
 
 # Names into which parameters are filled could take all the memory of the reader's machine.
 MOST_CHARACTERS = 2**28
@@ -27,32 +29,33 @@ _REST: dict[str, Any] = {"node": None, "reason": "", "detail": None, "snippet": 
 Marks = Sequence[tuple[str, str]]
 
 
-def folded(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `report`, whose cases are spelled out, in the folded form.
+def folded(report: Report) -> dict[str, Any]:
+    """Return `report` as JSON can hold it, in the folded form.
 
     Contracts whose cases all passed lose what to do about a failure.
     """
     checks: dict[tuple[str, ...], _Folding] = {}
     troubled = set()
-    for case in report["cases"]:
-        contract, parameters = case["contract"], case["parameters"]
-        name, colon, id = case["id"].removeprefix(f"{contract}[").removesuffix("]").partition(":")
+    for case in report.cases:
+        contract, parameters = case.contract, case.parameters
+        name, colon, id = case.id.removeprefix(f"{contract}[").removesuffix("]").partition(":")
         key = (contract, name, *parameters)
         check = checks.get(key)
         if check is None:
             check = checks[key] = _Folding(contract, name, list(parameters))
         check.add(case, id if colon else None)
-        if case["verdict"] != "PASS":
+        if case.verdict is not Verdict.PASS:
             troubled.add(contract)
-    contracts = [
-        row if row["id"] in troubled else {name: value for name, value in row.items() if name not in _ADVICE}
-        for row in report["header"]["contracts"]
-    ]
+    header = encode(report.header)
+    for row in header["contracts"]:
+        if row["id"] not in troubled:
+            for name in _ADVICE:
+                del row[name]
     return {
-        "schema": report["schema"],
-        "header": {**report["header"], "contracts": contracts},
+        "schema": report.schema,
+        "header": header,
         "checks": [check.folded() for check in checks.values()],
-        "footer": report["footer"],
+        "footer": encode(report.footer),
     }
 
 
@@ -65,15 +68,15 @@ class _Folding:
         self._numbers: dict[tuple[str, str], int] = {}  # of the names of all rows, as they came
         self._cases: list[tuple[list[Any], list[Any], dict[str, Any]]] = []
 
-    def add(self, case: Mapping[str, Any], id: str | None) -> None:
+    def add(self, case: Case, id: str | None) -> None:
         """Take a case, which is `id` within the check."""
-        marks = _marks(case["parameters"])
-        evidence = [self._item(_marked(found["name"], marks), found) for found in case["evidence"]]
-        rest = {name: value for name in _REST if (value := case[name])}
-        values = list(case["parameters"].values())
+        marks = _marks(case.parameters)
+        evidence = [self._item(_marked(found.name, marks), found) for found in case.evidence]
+        rest = {name: value for name in _REST if (value := getattr(case, name))}
+        values = list(case.parameters.values())
         if values != _parts(id, len(values)):
             rest["parameters"] = values
-        self._cases.append(([id, case["target"], case["verdict"], case["duration_s"]], evidence, rest))
+        self._cases.append(([id, case.target, case.verdict.value, case.duration_s], evidence, rest))
 
     def folded(self) -> dict[str, Any]:
         """Return the check as the file holds it, the names numbered row by row."""
@@ -85,12 +88,12 @@ class _Folding:
             cases.append([*head, evidence, rest] if rest else [*head, evidence])
         return {**self._head, "rows": list(self._rows.values()), "cases": cases}
 
-    def _item(self, name: str, found: Mapping[str, Any]) -> Any:
+    def _item(self, name: str, found: Evidence) -> Any:
         """Return a piece of evidence as the number of its name, in a list with what the row does not say of it."""
-        measured, relation, bound, unit = found["measured"], found["relation"], found["bound"], found["unit"]
+        measured, relation, bound, unit = found.measured, found.relation, found.bound, found.unit
         said = [relation, bound, unit] if unit else [] if relation is None else [relation, bound]
         seen: tuple[Any, ...] = (measured,)
-        if not found["holds"]:
+        if not found.holds:
             seen = (measured, False)
         elif relation in _EXACT and _same(measured, bound):
             said, seen = [bound] if relation == "==" and not unit else said, ()
@@ -180,11 +183,6 @@ def spelled_out(report: Mapping[str, Any]) -> dict[str, Any]:
     checks = _each("checks", _Unfolding().cases, report["checks"])
     rest = {key: value for key, value in report.items() if key != "checks"}
     return {**rest, "cases": [case for cases in checks for case in cases]}
-
-
-def as_json(case: Case) -> dict[str, Any]:
-    """Return a case as JSON that says all of it by name."""
-    return {**vars(case), "verdict": case.verdict.value, "evidence": list(map(vars, case.evidence))}
 
 
 class _Unfolding:

@@ -15,8 +15,13 @@ STALE = frozenset({"expired", "unmatched", "unneeded"})
 
 
 def contract_verdict(cases: Iterable[Case]) -> Verdict | None:
-    """Return the worst verdict of a contract's `cases`, or None where it was not reached."""
-    verdicts = [case.verdict for case in cases]
+    """Return the worst verdict of a contract's `cases`, or None where it was not reached.
+
+    UNSUPPORTED cases count only where no case was judged.
+    """
+    verdicts = {case.verdict for case in cases}
+    if verdicts & EXECUTED:
+        verdicts.discard(Verdict.UNSUPPORTED)
     return Verdict.worst(verdicts) if verdicts else None
 
 

@@ -256,7 +256,7 @@ def _command(report: Report, contract: Contract, own: str) -> str:
     words += ["--amp-dtype", options.amp_dtype] * (options.amp_dtype != "both")
     words += ["--level", options.level] * (options.level != "standard")
     words += ["--seed", str(options.seed)] * (options.seed != 0)
-    words += ["--strict"] * options.strict
+    words += ["--no-waivers"] * options.no_waivers
     return shlex.join(words)
 
 
@@ -415,14 +415,19 @@ def _because(report: Report, overall: Overall) -> Iterator[str]:
     if overall is Overall.INCONCLUSIVE:
         yield f"{text.count(counted[Verdict.INCONCLUSIVE], 'contract')} COULD NOT BE JUDGED, so this is no pass"
     so_far = " so far" if overall is Overall.INCOMPLETE else ""
+
+    def partly(verdict: Verdict) -> str:
+        number = sum(rollup.in_part(report.cases_of[id]) for id, found in judged.items() if found is verdict)
+        return f" ({number} of them in part)" * bool(number)
+
     if judged:
-        yield f"{counted[Verdict.PASS]} of {text.count(len(judged), 'contract')} hold{'s' * (len(judged) == 1)}{so_far}"
+        hold = f"{counted[Verdict.PASS]} of {text.count(len(judged), 'contract')} hold{'s' * (len(judged) == 1)}"
+        yield f"{hold}{partly(Verdict.PASS)}{so_far}"
     else:
         yield "nothing was judged"
     for verdict in (Verdict.WAIVED, Verdict.UNSUPPORTED, Verdict.UNTESTABLE, Verdict.INCONCLUSIVE):
         if counted[verdict]:
-            partly = sum(rollup.in_part(report.cases_of[id]) for id, found in judged.items() if found is verdict)
-            yield f"{counted[verdict]} {verdict.value.lower()}" + f" ({partly} of them in part)" * bool(partly)
+            yield f"{counted[verdict]} {verdict.value.lower()}{partly(verdict)}"
     if counted[None]:
         yield f"{counted[None]} not reached"
     if facts := len(verdicts) - len(judged):

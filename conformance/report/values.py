@@ -10,6 +10,7 @@ from typing import Any, Literal
 from .verdicts import Overall, Verdict
 
 Scalar = str | int | float | bool | None
+Relation = Literal["==", "identical", "<=", ">=", "in", "raises", "warns", None]
 Measured = Any  # a scalar, or nested tuples of scalars; a float that is not finite is "nan", "inf" or "-inf"
 
 
@@ -56,7 +57,8 @@ class Options:
     level: str
     amp_dtype: str
     seed: int
-    strict: bool
+    no_waivers: bool
+    require_conclusive: bool
     chapters: tuple[str, ...]
     contracts: tuple[str, ...]
     devices: tuple[str, ...]
@@ -114,10 +116,15 @@ class Evidence:
 
     name: str
     measured: Measured
-    relation: Literal["==", "identical", "<=", ">=", "in", "raises", "warns", None]
+    relation: Relation
     bound: Measured
     unit: str
     holds: bool
+
+    @property
+    def judged(self) -> bool:
+        """Whether anything was required of it."""
+        return self.relation is not None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import pytest
 from conformance.__main__ import main
 from conformance.harness.check import Case
 from conformance.report import document, excuses, explain, scale_history
+from conformance.report.encode import encode
 from conformance.report.scale_history import UNIT
 from tests import reports
 from tests.harness.test_case import _CONTRACT
@@ -182,7 +183,7 @@ def test_history_of_a_case_is_read_back() -> None:
     case = Case(_CONTRACT, level="quick", seed=0, substitutions={})
     case.history("loss scale", [2.0**16, 2.0**15, float("inf")])
     raw = reports.raw("conformant")
-    raw["cases"][0]["evidence"] = [case.evidence[0].as_json()]
+    raw["cases"][0]["evidence"] = [encode(case.evidence[0])]
 
     (history,) = scale_history.histories(document.parse(json.loads(json.dumps(raw))))
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from conformance.harness import plugin, targets
+from conformance.harness import collection, targets
 from conformance.harness.targets import CAPABILITIES
 from tests.conftest import Toy
 
@@ -78,7 +78,7 @@ def test_a_declaration_of_what_is_no_capability_is_refused(suite: Toy, monkeypat
 def test_checks_need_capabilities_that_there_are() -> None:
     named = {
         name
-        for path in plugin.CHAPTERS.glob("*/test_*.py")
+        for path in collection.CHAPTERS.glob("*/test_*.py")
         for arguments in re.findall(r"^@needs\((.*)\)$", path.read_text(), re.M)
         for name in re.findall(r'"([^"]+)"', arguments)
     }

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from conformance.harness import run
+from conformance.harness import session
 from conformance.harness.contradictions import contradictions
 from conformance.harness.targets import Target, resolve
 from tests.conftest import Toy
@@ -97,7 +97,7 @@ def test_determinism_needs_the_workspace_of_cublas(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_run_is_refused(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "contradictions", lambda targets: "this and that differ")
+    monkeypatch.setattr(session, "contradictions", lambda targets: "this and that differ")
     toy.contract("AMP-API-001")
 
     outcome = toy.run()

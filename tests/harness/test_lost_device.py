@@ -32,18 +32,18 @@ import toyplugin
 
 @contract("AMP-CAST-001")
 def test_before(case: Case, target: Target) -> None:
-    case.note("ran", True)
+    case.true("ran", True)
 
 @contract("AMP-CAST-002")
 def test_kernel(case: Case, target: Target) -> None:
-    case.note("ran", True)
+    case.true("ran", True)
     toyplugin.STATE["dead"] = True
     {then}
 
 @contract("AMP-CAST-003")
 @pytest.mark.parametrize("number", range(50))
 def test_after(case: Case, target: Target, number: int) -> None:
-    case.note("ran", True)
+    case.true("ran", True)
 """
 _AT_ONCE = "raise RuntimeError(toyplugin.ERROR)"
 _EXPECTED = 'case.raises("refusal", RuntimeError, lambda: toyplugin.synchronize(None))'

@@ -15,10 +15,10 @@ def _suite(toy: Toy) -> None:
     toy.checks(
         "@contract('AMP-API-001')\n"
         "def test_a(case: Case, target: Target, amp_dtype: torch.dtype) -> None:\n"
-        "    case.note('dtype', str(amp_dtype))\n"
+        "    case.true('dtype', amp_dtype is not None, str(amp_dtype))\n"
         "@contract('AMP-API-002', dtypes=('fp16',))\n"
         "def test_b(case: Case) -> None:\n"
-        "    case.note('about', 'fp16')\n"
+        "    case.equal('about', 'fp16', 'fp16')\n"
     )
 
 

@@ -17,13 +17,13 @@ def _checks(*rows: tuple[str, str, str]) -> str:
 def suite(toy: Toy) -> Toy:
     toy.contract("AMP-API-001")
     toy.contract("AMP-API-002")
-    toy.checks(_checks(("AMP-API-001", "a", "case.note('x', 1)"), ("AMP-API-002", "b", "case.equal('y', 1, 2)")))
+    toy.checks(_checks(("AMP-API-001", "a", "case.equal('x', 1, 1)"), ("AMP-API-002", "b", "case.equal('y', 1, 2)")))
     toy.run(report="old")
     return toy
 
 
 def test_unchanged_run_has_no_regression(suite: Toy) -> None:
-    suite.checks(_checks(("AMP-API-001", "a", "case.note('x', 1)"), ("AMP-API-002", "b", "case.note('y', 1)")))
+    suite.checks(_checks(("AMP-API-001", "a", "case.equal('x', 1, 1)"), ("AMP-API-002", "b", "case.equal('y', 1, 1)")))
 
     outcome = suite.run("--baseline", "old/report.json")
 
@@ -32,7 +32,9 @@ def test_unchanged_run_has_no_regression(suite: Toy) -> None:
 
 
 def test_case_that_no_longer_passes_fails_the_run_even_where_it_is_no_failure(suite: Toy) -> None:
-    suite.checks(_checks(("AMP-API-001", "a", "case.unsupported('gone')"), ("AMP-API-002", "b", "case.note('y', 1)")))
+    suite.checks(
+        _checks(("AMP-API-001", "a", "case.unsupported('gone')"), ("AMP-API-002", "b", "case.equal('y', 1, 1)"))
+    )
 
     outcome = suite.run("--baseline", "old/report.json")
 
@@ -42,7 +44,9 @@ def test_case_that_no_longer_passes_fails_the_run_even_where_it_is_no_failure(su
 
 
 def test_case_that_has_vanished_fails_the_run(suite: Toy) -> None:
-    suite.checks(_checks(("AMP-API-001", "renamed", "case.note('x', 1)"), ("AMP-API-002", "b", "case.note('y', 1)")))
+    suite.checks(
+        _checks(("AMP-API-001", "renamed", "case.equal('x', 1, 1)"), ("AMP-API-002", "b", "case.equal('y', 1, 1)"))
+    )
 
     outcome = suite.run("--baseline", "old/report.json")
 
@@ -74,7 +78,7 @@ def test_baseline_that_the_run_would_overwrite_is_refused(suite: Toy) -> None:
 def test_run_of_one_chapter_is_held_against_that_chapter_alone(suite: Toy) -> None:
     suite.contract("AMP-SCALE-001")
     suite.checks(
-        _checks(("AMP-API-001", "a", "case.note('x', 1)"), ("AMP-SCALE-001", "c", "case.note('y', 1)")),
+        _checks(("AMP-API-001", "a", "case.equal('x', 1, 1)"), ("AMP-SCALE-001", "c", "case.equal('y', 1, 1)")),
     )
     suite.run(report="both")
 

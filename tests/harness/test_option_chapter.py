@@ -9,7 +9,7 @@ from tests.conftest import Toy
 
 @pytest.fixture
 def suite(toy: Toy) -> Toy:
-    body = "@contract('{id}')\ndef test_{name}(case: Case) -> None:\n    case.note('x', 1)\n"
+    body = "@contract('{id}')\ndef test_{name}(case: Case) -> None:\n    case.equal('x', 1, 1)\n"
     for id in ("AMP-API-001", "AMP-API-002", "AMP-SCALE-001", "AMP-CAST-001"):
         toy.contract(id)
     names = {"AMP-API-001": "a", "AMP-API-002": "b", "AMP-SCALE-001": "c", "AMP-CAST-001": "d"}

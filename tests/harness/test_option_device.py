@@ -13,7 +13,7 @@ _CHECK = "@contract('AMP-API-001', on=('real', 'fake'))\ndef test_it(case: Case,
 
 def _suite(toy: Toy) -> None:
     toy.contract("AMP-API-001")
-    toy.checks(_CHECK + "    case.note('device', str(target.device))\n")
+    toy.checks(_CHECK + "    case.note('device', str(target.device)); case.true('ran', True)\n")
 
 
 def test_default_is_the_cpu_and_each_fake_accelerator(toy: Toy) -> None:
@@ -82,7 +82,7 @@ def test_contract_that_no_target_fits_is_reported(toy: Toy) -> None:
     toy.contract("AMP-API-002")
     toy.checks(
         "@contract('AMP-API-002', on='accelerator')\ndef test_b(case: Case, target: Target) -> None:\n"
-        "    case.note('x', 1)\n",
+        "    case.equal('x', 1, 1)\n",
         name="test_other",
     )
 

@@ -20,7 +20,7 @@ def _accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_refuses_without_an_accelerator(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "accelerator", lambda: None)
     toy.contract("AMP-API-001")
-    toy.checks(_CHECK.format(on="real", body="case.note('x', 1)"))
+    toy.checks(_CHECK.format(on="real", body="case.equal('x', 1, 1)"))
 
     outcome = toy.run("--gpu")
 
@@ -43,7 +43,7 @@ def test_excludes_device(toy: Toy) -> None:
 @pytest.mark.usefixtures("_accelerator")
 def test_runs_on_the_accelerator_alone(toy: Toy) -> None:
     toy.contract("AMP-API-001")
-    toy.checks(_CHECK.format(on=("real", "fake"), body="case.note('x', 1)"))
+    toy.checks(_CHECK.format(on=("real", "fake"), body="case.equal('x', 1, 1)"))
 
     outcome = toy.run("--gpu")
 
@@ -58,7 +58,7 @@ def test_untestable_must_fails_the_run(toy: Toy, level: str, status: int) -> Non
     toy.contract("AMP-API-002")
     toy.checks(
         _CHECK.format(on="real", body="case.untestable('no second device')")
-        + "@contract('AMP-API-002')\ndef test_b(case: Case) -> None:\n    case.note('x', 1)\n"
+        + "@contract('AMP-API-002')\ndef test_b(case: Case) -> None:\n    case.equal('x', 1, 1)\n"
     )
 
     outcome = toy.run("--gpu")

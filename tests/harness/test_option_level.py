@@ -21,7 +21,7 @@ def test_depth(toy: Toy, asked: tuple[str, ...], operators: set[str], samples: i
         "@pytest.mark.parametrize('op', ['a', deep('standard', 'b'), deep('full', 'c')])\n"
         "@contract('AMP-API-001')\n"
         "def test_it(case: Case, op: str) -> None:\n"
-        "    case.note('samples', case.samples(quick=1, standard=10, full=100))\n"
+        "    case.at_least('samples', case.samples(quick=1, standard=10, full=100), 1)\n"
     )
 
     outcome = toy.run(*asked)
@@ -34,7 +34,7 @@ def test_contract_that_needs_more_depth_is_reported(toy: Toy) -> None:
     toy.contract("AMP-API-001")
     toy.checks(
         "@pytest.mark.parametrize('op', [deep('full', 'c')])\n"
-        "@contract('AMP-API-001')\ndef test_it(case: Case, op: str) -> None:\n    case.note('x', 1)\n"
+        "@contract('AMP-API-001')\ndef test_it(case: Case, op: str) -> None:\n    case.equal('x', 1, 1)\n"
     )
 
     outcome = toy.run("--level", "quick")

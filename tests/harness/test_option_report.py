@@ -17,10 +17,12 @@ import pytest
 
 from conformance.harness.recorder import Recorder, ReportInUse
 from conformance.report import document
+from tests import reports
 from tests.conftest import Toy
 from tests.paths import ROOT
 
 _WHOLE = {"schema": document.SCHEMA, "header": {"started": "now"}, "checks": [], "footer": {"overall": "CONFORMANT"}}
+HEADER = reports.sample("conformant").header
 _HOLDS = (
     "@contract('AMP-API-001')\ndef test_a(case: Case) -> None:\n    case.at_most('x', float('inf'), float('inf'))\n"
 )
@@ -50,7 +52,7 @@ def test_real_report_fits_its_schema_and_its_reader(toy: Toy, schema: dict[str, 
 
 
 def test_document_is_whole_after_every_record(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path, {"started": "now"})
+    recorder = Recorder(tmp_path, HEADER)
     seen = [json.loads(recorder.path.read_text())]
     for number in range(3):
         recorder.add({"id": f"case {number}"})
@@ -68,7 +70,7 @@ def test_report_that_cannot_be_finished_keeps_its_records(tmp_path: Path, monkey
         path.touch()
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    recorder = Recorder(tmp_path, {})
+    recorder = Recorder(tmp_path, HEADER)
     recorder.add({"id": "case"})
     monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(OSError, match="No space left"):
@@ -80,12 +82,12 @@ def test_report_that_cannot_be_finished_keeps_its_records(tmp_path: Path, monkey
 
 
 def test_two_runs_cannot_write_one_report(tmp_path: Path) -> None:
-    first = Recorder(tmp_path, {})
+    first = Recorder(tmp_path, HEADER)
     with pytest.raises(ReportInUse):
-        Recorder(tmp_path, {})
+        Recorder(tmp_path, HEADER)
     first.finish(_WHOLE)
 
-    Recorder(tmp_path, {}).close()
+    Recorder(tmp_path, HEADER).close()
 
 
 def test_default_folders_of_two_runs_differ(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,18 +10,21 @@ _CHECKS = (
     "import random\n"
     "@contract('AMP-API-001')\n"
     "def test_a(case: Case, rng: torch.Generator) -> None:\n"
-    "    case.note('own', torch.rand(3, generator=rng).tolist())\n"
+    "    case.note('own', torch.rand(3, generator=rng).tolist())\n    case.true('ran', True)\n"
     "    case.note('global', torch.rand(3).tolist())\n"
     "    case.note('python', random.random())\n"
     "@contract('AMP-API-001')\n"
     "def test_b(case: Case, rng: torch.Generator) -> None:\n"
-    "    case.note('own', torch.rand(3, generator=rng).tolist())\n"
+    "    case.note('own', torch.rand(3, generator=rng).tolist())\n    case.true('ran', True)\n"
 )
 
 
 def _drawn(toy: Toy, *arguments: str) -> dict[str, list[object]]:
     outcome = toy.run(*arguments)
-    return {case["id"]: [row["measured"] for row in case["evidence"]] for case in outcome.report["cases"]}
+    return {
+        case["id"]: [row["measured"] for row in case["evidence"] if row["relation"] is None]
+        for case in outcome.report["cases"]
+    }
 
 
 def test_draws_hang_on_the_seed_and_the_case_alone(toy: Toy) -> None:

@@ -22,7 +22,7 @@ def _suite(toy: Toy, second: str = "case.equal('y', 1, 2)") -> None:
     toy.checks(
         "@contract('AMP-API-001')\ndef test_a(case: Case) -> None:\n    case.equal('x', 1, 2)\n"
         f"@contract('AMP-API-001')\ndef test_b(case: Case) -> None:\n    {second}\n"
-        "@contract('AMP-API-002')\ndef test_c(case: Case) -> None:\n    case.note('z', 1)\n"
+        "@contract('AMP-API-002')\ndef test_c(case: Case) -> None:\n    case.equal('z', 1, 1)\n"
     )
 
 
@@ -72,7 +72,7 @@ def test_rotten_waiver_fails_the_run(toy: Toy, keys: dict[str, str], state: str)
     assert outcome.verdicts()["AMP-API-001[a]"] == "FAIL"
 
 
-@pytest.mark.parametrize("keys", [{"torch": '"<2.0"'}, {"target": '"cuda"'}])
+@pytest.mark.parametrize("keys", [{"torch": '"<2.0"'}, {"target": '["cuda", "fake:*"]'}])
 def test_waiver_outside_its_conditions_excuses_nothing(toy: Toy, keys: dict[str, str]) -> None:
     _suite(toy)
 
@@ -81,6 +81,20 @@ def test_waiver_outside_its_conditions_excuses_nothing(toy: Toy, keys: dict[str,
     assert outcome.status == 1
     assert outcome.report["footer"]["waivers"][0]["state"] == "idle"
     assert outcome.verdicts()["AMP-API-001[a]"] == "FAIL"
+
+
+def test_waiver_names_several_targets(toy: Toy) -> None:
+    toy.contract("AMP-API-001")
+    toy.checks(
+        "@contract('AMP-API-001', on=('real', 'fake'))\n"
+        "def test_a(case: Case, target: Target) -> None:\n    case.equal('type', target.device_type, 'mtia')\n"
+    )
+
+    outcome = _run(toy, target='["cpu", "fake:[cx]*"]')
+
+    waived = {id for id, verdict in outcome.verdicts().items() if verdict == "WAIVED"}
+    assert waived == {f"AMP-API-001[a:{slot}]" for slot in ("device", "fake-cuda", "fake-xpu")}
+    assert outcome.verdicts()["AMP-API-001[a:fake-mps]"] == "FAIL"
 
 
 @pytest.mark.parametrize("arguments", [("--chapter", "api", "--contract", "AMP-API-002"), ("-k", "test_c")])
@@ -132,6 +146,9 @@ def test_error_is_never_waived(toy: Toy) -> None:
         ({"expires": '"2030-01-01"'}, "expires must be a date"),
         ({"expires": "2030-13-01"}, "not TOML"),
         ({"cases": '"*"'}, "cases must be a list"),
+        ({"target": '"cpu"'}, "target must be a list of patterns over targets"),
+        ({"target": "[]"}, "target must be a list of patterns over targets"),
+        ({"target": '["*", "quda"]'}, "there is no target 'quda'"),
         ({"torch": '"new"'}, "torch must be version bounds"),
         ({"contract": '"AMP-API-999"'}, "matches nothing: there is no contract 'AMP-API-999'"),
     ],

@@ -35,7 +35,7 @@ def test_own(case: Case, target: Target, own) -> None:
 def suite(toy: Toy) -> Toy:
     toy.contract("AMP-API-001", extra='needs = "workload"\n')
     toy.contract("AMP-API-002")
-    toy.checks(_CHECK + "@contract('AMP-API-002')\ndef test_b(case: Case) -> None:\n    case.note('x', 1)\n")
+    toy.checks(_CHECK + "@contract('AMP-API-002')\ndef test_b(case: Case) -> None:\n    case.equal('x', 1, 1)\n")
     return toy
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conformance.harness import plugin
+from conformance.harness import collection, keys
 from conformance.harness.catalogue import load
 from tests.conftest import Toy
 
@@ -15,7 +15,7 @@ _CHECKS = (
     "@pytest.mark.parametrize('number', range(6))\n"
     "@contract('AMP-API-001')\n"
     "def test_a(case: Case, target: Target, rng: torch.Generator, number: int) -> None:\n"
-    "    case.note('drawn', torch.rand(2, generator=rng).tolist())\n"
+    "    case.note('random', torch.rand(2, generator=rng).tolist()); case.true('ran', True)\n"
     "    case.equal('number', number % 3 == 0, False)\n"
 )
 
@@ -48,12 +48,12 @@ def test_random_order(toy: Toy) -> None:
 class Item:
     """What the plugin's order looks at; only modules of the suite itself have a chapter."""
 
-    config = SimpleNamespace(stash={plugin.RUN: SimpleNamespace(catalogue=load())})
+    config = SimpleNamespace(stash={keys.RUN: SimpleNamespace(catalogue=load())})
 
     def __init__(
         self, name: str, line: int = 1, index: int = 0, timed: bool = False, contract: str = "AMP-SPEED-001"
     ) -> None:
-        self.path = plugin.CHAPTERS / name
+        self.path = collection.CHAPTERS / name
         self.location = (name, line, "")
         self.callspec = SimpleNamespace(indices={"size": index}, params={}, id=str(index))
         self.name = f"{name}:{line}:{index}"
@@ -66,7 +66,7 @@ class Item:
 
 
 def _ordered(items: list[Item]) -> list[str]:
-    return [item.name for item in sorted(items, key=plugin._lateness)]  # type: ignore[arg-type]
+    return [item.name for item in sorted(items, key=collection._lateness)]  # type: ignore[arg-type]
 
 
 def test_speed_and_memory_run_last() -> None:

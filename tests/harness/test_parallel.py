@@ -31,6 +31,7 @@ def test_of_somebody_else() -> None:
 @contract("AMP-NUMERICS-001", on="cpu")
 @alone
 def test_large(case: Case, target: Target) -> None:
+    case.true("ran", True)
     case.note("process", os.getpid())
     case.note("began", time.monotonic())
 

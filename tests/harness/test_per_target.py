@@ -19,7 +19,7 @@ def _suite(toy: Toy, body: str) -> None:
 
 
 def test_each_target_has_its_own_values(toy: Toy) -> None:
-    _suite(toy, "case.note(op, target.name)")
+    _suite(toy, "case.equal(op, target.name, target.name)")
 
     outcome = toy.run("--device", "cpu", "--device", "fake:cuda", "--device", "fake:xpu", "--level", "quick")
     deeper = toy.run("--device", "fake:cuda", "--level", "standard", report="deeper")
@@ -30,7 +30,7 @@ def test_each_target_has_its_own_values(toy: Toy) -> None:
 
 
 def test_a_run_without_any_value_says_so(toy: Toy) -> None:
-    _suite(toy, "case.note(op, target.name)")
+    _suite(toy, "case.equal(op, target.name, target.name)")
 
     outcome = toy.run("--device", "fake:mps")
 

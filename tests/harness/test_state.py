@@ -34,8 +34,8 @@ def test_leak_fails_the_case_that_leaks_and_no_other(toy: Toy, name: str) -> Non
     before = state.Snapshot()
     toy.contract("AMP-API-001")
     toy.checks(
-        f"@contract('AMP-API-001')\ndef test_a(case: Case) -> None:\n    case.note('x', 1)\n    {_LEAKS[name]}\n"
-        "@contract('AMP-API-001')\ndef test_b(case: Case) -> None:\n    case.note('x', 1)\n"
+        f"@contract('AMP-API-001')\ndef test_a(case: Case) -> None:\n    case.equal('x', 1, 1)\n    {_LEAKS[name]}\n"
+        "@contract('AMP-API-001')\ndef test_b(case: Case) -> None:\n    case.equal('x', 1, 1)\n"
     )
 
     outcome = toy.run()
@@ -48,7 +48,9 @@ def test_leak_fails_the_case_that_leaks_and_no_other(toy: Toy, name: str) -> Non
 
 def test_global_random_state_is_put_back(toy: Toy) -> None:
     toy.contract("AMP-API-001")
-    toy.checks("@contract('AMP-API-001')\ndef test_a(case: Case) -> None:\n    case.note('x', torch.rand(1).item())\n")
+    toy.checks(
+        "@contract('AMP-API-001')\ndef test_a(case: Case) -> None:\n    case.between('x', torch.rand(1).item(), 0, 1)\n"
+    )
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
@@ -83,7 +85,7 @@ _SET_BEFORE = {
 @pytest.mark.parametrize("statement", _SET_BEFORE)
 def test_what_was_set_before_the_run_is_refused_in_one_line(toy: Toy, statement: str) -> None:
     toy.contract("AMP-API-001")
-    toy.checks("@contract('AMP-API-001')\ndef test_a(case: Case) -> None:\n    case.note('x', 1)\n")
+    toy.checks("@contract('AMP-API-001')\ndef test_a(case: Case) -> None:\n    case.equal('x', 1, 1)\n")
     (toy.path / "conftest.py").write_text(f"import torch\n{statement}\n")
     with state.kept():
         outcome = toy.run()

@@ -66,7 +66,7 @@ def test_unsupported_beside_a_pass_is_conformant(toy: Toy) -> None:
     toy.contract("AMP-API-002")
     toy.checks(
         "@contract('AMP-API-001')\ndef test_a(case: Case) -> None:\n    case.unsupported('no bf16')\n"
-        "@contract('AMP-API-002')\ndef test_b(case: Case) -> None:\n    case.note('fact', 1)\n"
+        "@contract('AMP-API-002')\ndef test_b(case: Case) -> None:\n    case.equal('fact', 1, 1)\n"
     )
 
     outcome = toy.run()
@@ -100,7 +100,7 @@ def test_fixture_that_breaks_is_the_suites_error(toy: Toy) -> None:
     toy.contract("AMP-API-001")
     toy.checks(
         "@pytest.fixture\ndef broken() -> None:\n    raise ValueError('set-up')\n"
-        "@contract('AMP-API-001')\ndef test_it(case: Case, broken: None) -> None:\n    case.note('x', 1)\n"
+        "@contract('AMP-API-001')\ndef test_it(case: Case, broken: None) -> None:\n    case.equal('x', 1, 1)\n"
     )
 
     outcome = toy.run()
@@ -139,7 +139,7 @@ def test_info_contract_never_fails_the_run(toy: Toy) -> None:
     toy.contract("AMP-API-002")
     toy.checks(
         "@contract('AMP-API-001')\ndef test_a(case: Case) -> None:\n    case.inconclusive('noise')\n"
-        "@contract('AMP-API-002')\ndef test_b(case: Case) -> None:\n    case.note('fact', 1)\n"
+        "@contract('AMP-API-002')\ndef test_b(case: Case) -> None:\n    case.equal('fact', 1, 1)\n"
     )
 
     outcome = toy.run()
@@ -164,7 +164,7 @@ def test_first_failure_stops_where_asked_and_is_not_a_pass(toy: Toy) -> None:
     toy.contract("AMP-API-002")
     toy.checks(
         "@contract('AMP-API-001')\ndef test_a(case: Case) -> None:\n    case.equal('x', 1, 2)\n"
-        "@contract('AMP-API-002')\ndef test_b(case: Case) -> None:\n    case.note('fact', 1)\n"
+        "@contract('AMP-API-002')\ndef test_b(case: Case) -> None:\n    case.equal('fact', 1, 1)\n"
     )
 
     outcome = toy.run("-x")
@@ -185,7 +185,7 @@ def test_error_of_an_info_contract_fails_the_run(toy: Toy) -> None:
 
 def test_two_cases_with_one_id_are_refused(toy: Toy) -> None:
     toy.contract("AMP-API-001")
-    check = "@contract('AMP-API-001')\ndef test_it(case: Case) -> None:\n    case.note('x', 1)\n"
+    check = "@contract('AMP-API-001')\ndef test_it(case: Case) -> None:\n    case.equal('x', 1, 1)\n"
     toy.checks(check, name="test_one")
     toy.checks(check, name="test_two")
 

@@ -114,7 +114,9 @@ def test_a_run_says_what_its_device_counted(
 
     monkeypatch.setattr(run.Watch, "begin", begin)
     toy.contract("AMP-API-001")
-    toy.checks("@contract('AMP-API-001')\ndef test_it(case: Case, target: Target) -> None:\n    case.note('x', 1)\n")
+    toy.checks(
+        "@contract('AMP-API-001')\ndef test_it(case: Case, target: Target) -> None:\n    case.equal('x', 1, 1)\n"
+    )
 
     outcome = toy.run("--device", "cpu")
 

@@ -20,7 +20,7 @@ _WORDS = ("PASS", "FAIL", "UNSUPPORTED", "CONFORMANT", "NOT CONFORMANT", "INCOMP
 
 def _sealed(name: str, *, folded: bool = False) -> dict[str, Any]:
     """The sample `name` with the digest that a run writes."""
-    raw = layout.folded(reports.raw(name)) if folded else reports.raw(name)
+    raw = layout.folded(document.parse(reports.raw(name))) if folded else reports.raw(name)
     raw["footer"]["digest"] = consistency.digest(raw)
     return raw
 
@@ -98,7 +98,7 @@ def test_a_report_is_the_same_in_any_order_of_keys_and_with_other_blanks(tmp_pat
 
 def test_a_run_writes_the_digest_of_its_report(toy: Toy) -> None:
     for number, body in enumerate(
-        ("case.note('pair', [float('nan'), 0.1, 1e300, 'µ\\ud800'])", "case.equal('x', 1, 2)")
+        ("case.true('ran', True); case.note('pair', [float('nan'), 0.1, 1e300, 'µ\\ud800'])", "case.equal('x', 1, 2)")
     ):
         toy.contract(f"AMP-API-00{number}")
         toy.checks(
@@ -126,14 +126,14 @@ CONTRADICTIONS = [
     ("cases/0/evidence/1/relation", "in", "which is no bound of 2.1e-08"),
     ("cases/0/evidence/1/relation", ">=", "that it holds, with 2.1e-08 against >="),
     ("cases/0/evidence/1/relation", None, "and nothing was required of it"),
-    ("cases/0/evidence", [], "passes without evidence"),
+    ("cases/0/evidence", [], "passes without judged evidence"),
     ("cases/0/verdict", "UNSUPPORTED", "is UNSUPPORTED and gives no reason"),
     ("cases/0/verdict", "WAIVED", "is WAIVED with no reason of a waiver"),
     ("cases/0/waiver", "known", "is PASS with the reason of a waiver"),
     ("cases/0/reason", "it was close", "passes although: it was close"),
     ("cases/0/target", "cuda:0", "ran on 'cuda:0', which is no target of the run"),
     ("cases/0/id", "AMP-SCALE-001[other:device]", "is filed under the contract AMP-LOSS-001"),
-    ("header/options/strict", True, "is WAIVED in a run that ignored waivers"),
+    ("header/options/no_waivers", True, "is WAIVED in a run that ignored waivers"),
     ("footer/exit_status", 1, "the exit status 1 is not that of a run that is CONFORMANT"),
     ("footer/contracts/AMP-MEMORY-001/reason", "it was a leap year", "a reason for AMP-MEMORY-001 that none of its"),
     ("footer/waivers/0/matched", 0, "is said to be used and to match 0 cases, and names 1"),

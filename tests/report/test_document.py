@@ -60,7 +60,7 @@ WRONG_FORM = [
     ("cases/0/note", "", document.UnknownKeys, "cases[0]: unknown key 'note'"),
     ("cases/0/evidence/0/note", "", document.UnknownKeys, "cases[0].evidence[0]: unknown key 'note'"),
     ("footer/signed", "me", document.UnknownKeys, "footer: unknown key 'signed'"),
-    ("schema", "amp-conformance-report/3", document.NewerSchema, "written by a newer suite"),
+    ("schema", "amp-conformance-report/4", document.NewerSchema, "written by a newer suite"),
     ("schema", "amp-conformance-report/1", document.OlderSchema, "written by an older suite"),
     ("schema", "junit/1", document.WrongKind, "not a report of this suite"),
     ("schema", 1, document.WrongKind, "not a report of this suite"),
@@ -98,7 +98,7 @@ def test_samples_are_read_and_fit_the_schema(name: str) -> None:
 
 def test_report_of_a_run_is_read_and_fits_the_schema(toy: Toy) -> None:
     endings = {
-        "PASS": "case.note('pair', [float('nan'), (1, torch.float16)])",
+        "PASS": "case.note('pair', [float('nan'), (1, torch.float16)]); case.true('ran', True)",
         "FAIL": "case.at_most('most', float('nan'), float('inf'), 'ms')",
         "UNSUPPORTED": "case.unsupported('no such unit')",
         "UNTESTABLE": "case.untestable('a second device is missing')",

@@ -14,6 +14,7 @@ import pytest
 from conformance.__main__ import main
 from conformance.harness.check import Case
 from conformance.report import checklist, diff, document, fingerprint, terminal
+from conformance.report.encode import encode
 from conformance.report.values import Report
 from tests import reports
 from tests.harness.test_case import _CONTRACT
@@ -65,7 +66,7 @@ def test_what_a_case_records_is_read_back_and_fits_the_schema() -> None:
     case.fingerprint(SECTIONS)
     raw = _raw({})
     holder = next(case for case in raw["cases"] if case["target"] == "cpu")
-    holder["evidence"] += [evidence.as_json() for evidence in case.evidence]
+    holder["evidence"] += [encode(evidence) for evidence in case.evidence]
 
     jsonschema.Draft202012Validator(SCHEMA).validate(raw)
     (found,) = fingerprint.fingerprints(document.parse(raw)).values()

@@ -66,12 +66,12 @@ _CASES = st.lists(
 
 
 def _folded(name: str) -> dict[str, Any]:
-    return layout.folded(reports.raw(name))
+    return layout.folded(document.parse(reports.raw(name)))
 
 
 def _written(report: dict[str, Any]) -> dict[str, Any]:
     """The folded report as it is read from a file."""
-    found: dict[str, Any] = json.loads("".join(layout.written(layout.folded(report))))
+    found: dict[str, Any] = json.loads("".join(layout.written(layout.folded(document.parse(report)))))
     return found
 
 
@@ -157,7 +157,7 @@ def test_what_cases_have_in_common_stands_once() -> None:
         for op in ops
     ]
 
-    (check,) = layout.folded(whole)["checks"]
+    (check,) = layout.folded(document.parse(whole))["checks"]
 
     assert check["contract"] == "AMP-LOSS-001"
     assert check["check"] == "types"
@@ -177,7 +177,7 @@ def test_advice_is_kept_for_contracts_that_failed() -> None:
 def test_each_case_has_a_line_of_the_file() -> None:
     whole = reports.raw("failing")
 
-    lines = "".join(layout.written(layout.folded(whole))).splitlines()
+    lines = "".join(layout.written(layout.folded(document.parse(whole)))).splitlines()
 
     assert sum(line.startswith(('["', "[null,")) for line in lines) == len(whole["cases"])
 

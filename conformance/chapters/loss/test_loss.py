@@ -136,11 +136,8 @@ def test_every_loss_is_known(case: Case) -> None:
 @contract("AMP-LOSS-002", on=("real", "fake"))
 def test_dtype(case: Case, loss: Loss, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
     if not is_listed(case, loss, target):
-        return
-    for program in programs(case, loss):
-        if target.is_fake and not program.fake:
-            case.note(f"{program.id}: not run", "fake tensors cannot run it")
-            continue
+        case.unsupported(f"autocast on {target.device_type} has no float32 rule for {loss.name}")
+    for program in runnable(case, loss, target):
         call = draw(loss.name, program, rng)
         for first, rest in ((amp_dtype, amp_dtype), (amp_dtype, torch.float32), (torch.float32, amp_dtype)):
             cast = call.cast(first, rest)
@@ -150,6 +147,18 @@ def test_dtype(case: Case, loss: Loss, target: Target, amp_dtype: torch.dtype, r
                     with target.autocast(amp_dtype):
                         seen = evaluate(there, reduction)
                     case.equal(f"{program.id}, {reduction}, {first} with {rest}", seen.dtype, torch.float32)
+
+
+def runnable(case: Case, loss: Loss, target: Target) -> list[Program]:
+    """Return the programs of `loss` that `target` can run; without one, end the case as UNSUPPORTED."""
+    every = list(programs(case, loss))
+    found = [program for program in every if program.fake or not target.is_fake]
+    for program in every:
+        if program not in found:
+            case.note(f"{program.id}: not run", "fake tensors cannot run it")
+    if not found:
+        case.unsupported(f"fake tensors cannot run {loss.name}")
+    return found
 
 
 def placed(call: Call, target: Target) -> Call:
@@ -395,11 +404,8 @@ def test_no_op_computes_in_16_bit(
     case: Case, loss: Loss, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
 ) -> None:
     if not is_listed(case, loss, target):
-        return
-    for program in programs(case, loss):
-        if target.is_fake and not program.fake:
-            case.note(f"{program.id}: not run", "fake tensors cannot run it")
-            continue
+        case.unsupported(f"autocast on {target.device_type} has no float32 rule for {loss.name}")
+    for program in runnable(case, loss, target):
         call = draw(loss.name, program, rng).cast(amp_dtype)
         with mode_of(target):
             there = placed(call, target)

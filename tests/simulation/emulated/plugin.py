@@ -47,7 +47,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 
 def _simulation(config: pytest.Config) -> Simulation:
     """Return the simulated card of the run, by whose clock the deadlines of its chapters go."""
-    from conformance.harness.plugin import RUN
+    from conformance.harness.keys import RUN
     from tests.simulation.card import H100
     from tests.simulation.gpu import Simulation
 

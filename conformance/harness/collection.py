@@ -1,0 +1,180 @@
+"""Hooks that collect: which modules are imported, how checks become cases, which cases run, and in what order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from . import benchmarks, parallel
+from .check import DEPTHS
+from .items import Facts, depth, facts
+from .keys import RUN
+
+if TYPE_CHECKING:
+    from .run import Run
+
+CHAPTERS = Path(__file__).resolve().parent.parent / "chapters"
+_LAST = ("memory", "speed")
+_ABSENT = "none"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave the modules of chapters that were not asked for, or of which another process runs all, unimported."""
+    chapter = _chapter(collection_path)
+    if chapter is None or not collection_path.name.startswith("test_"):
+        return None
+    run = config.stash[RUN]
+    if parallel.is_controller(config) and _module(collection_path) not in run.left_to_the_controller:
+        return True
+    return True if chapter not in run.chapters else None
+
+
+def _chapter(path: Path) -> str | None:
+    """The chapter in whose folder a module of checks lies; None of another module."""
+    return path.parent.name if path.parent.parent == CHAPTERS else None
+
+
+def _module(path: Path) -> str:
+    """Name a module of checks, `<chapter>/test_<subject>.py`, whatever folder the suite lies in."""
+    return f"{path.parent.name}/{path.name}"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: object) -> list[pytest.Item] | None:
+    """Leave out the checks of contracts that were not selected, before they are multiplied into cases."""
+    named = [mark.args[0] for mark in getattr(obj, "pytestmark", ()) if mark.name == "contract"]
+    return [] if named and named[0] not in collector.config.stash[RUN].contracts else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    mark = metafunc.definition.get_closest_marker("contract")
+    if mark is None:
+        return
+    run = metafunc.config.stash[RUN]
+    metafunc.definition.own_markers = [_prune(own, run, mark.args[0]) for own in metafunc.definition.own_markers]
+    own = metafunc.definition.get_closest_marker("per_target")
+    if own is not None:
+        _parametrize_per_target(metafunc, run, mark, own)
+    elif "target" in metafunc.fixturenames:
+        targets = run.targets_for(mark.kwargs["on"])
+        _parametrize(metafunc, "target", targets, [run.slot(target) for target in targets])
+    if "amp_dtype" in metafunc.fixturenames:
+        names = run.dtypes_for(mark.kwargs["dtypes"])
+        _parametrize(metafunc, "amp_dtype", [run.amp_dtype(name) for name in names], names)
+
+
+def _parametrize_per_target(metafunc: pytest.Metafunc, run: Run, mark: pytest.Mark, own: pytest.Mark) -> None:
+    """Parametrise a check by its targets and, for each, by the values that belong to it."""
+    name, values_of = own.args
+    sets: list[Any] = []
+    deeper: list[Any] = []
+    for target in run.targets_for(mark.kwargs["on"]):
+        for value in values_of(target):
+            plain, marks = (value.values[0], value.marks) if hasattr(value, "marks") else (value, ())
+            made = pytest.param(target, plain, marks=marks, id=f"{run.slot(target)}-{plain}")
+            (sets if depth(marks) <= run.depth else deeper).append(made)
+    if deeper:
+        run.shallow.add(mark.args[0])
+    # Where all are left out, one stays, so that the reason can be told.
+    sets = sets or deeper[:1] or [pytest.param(None, None, id=_ABSENT)]
+    metafunc.parametrize(("target", name), sets, indirect=["target"])
+
+
+def _prune(mark: pytest.Mark, run: Run, contract: str) -> pytest.Mark:
+    """Take the parameters that the level leaves out from a parametrize mark, before they become items.
+
+    Where all are left out, one stays, so that the reason can be told.
+    """
+    if mark.name != "parametrize":
+        return mark
+    names, values, *rest = mark.args
+    values = list(values)
+    kept = [place for place, value in enumerate(values) if depth(getattr(value, "marks", ())) <= run.depth] or [0]
+    if len(kept) == len(values):
+        return mark
+    run.shallow.add(contract)
+    kwargs = dict(mark.kwargs)
+    if isinstance(kwargs.get("ids"), (list, tuple)):
+        kwargs["ids"] = [kwargs["ids"][place] for place in kept]
+    return pytest.mark.parametrize(names, [values[place] for place in kept], *rest, **kwargs).mark
+
+
+def _parametrize(metafunc: pytest.Metafunc, name: str, values: list[Any], ids: list[str]) -> None:
+    """Parametrise a fixture; where nothing fits, one stand-in is collected so that the reason can be told."""
+    metafunc.parametrize(name, values or [None], ids=ids or [_ABSENT], indirect=True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
+    run = config.stash[RUN]
+    kept, dropped, timed = [], [], []
+    for item in items:
+        found = facts(item)
+        if parallel.elsewhere(config, found is not None and found.alone):
+            run.left_to_the_controller.add(_module(item.path))
+            continue
+        if found is None:
+            kept.append(item)
+            continue
+        absent = None if found.absent is None else found.absent(found.target)
+        reason = absent or _left_out(item, found, run)
+        if reason is None:
+            kept.append(item)
+            timed += [found] if found.timed else []
+        else:
+            dropped.append(item)
+            run.reasons.setdefault(found.contract, reason)
+        if absent is not None:
+            run.not_applicable[found.id] = absent
+        if not found.stand_in:
+            run.collected.append((found.contract, found.id, found.target_name))
+    _refuse_repeated_ids(run)
+    run.deadlines.plan((run.catalogue.contracts[found.contract], found.target.device_type) for found in timed)
+    # Stable: whatever order a plugin made is kept, but what needs an idle machine runs after all else, and what shares
+    # a deadline in the order of the files, so that each run divides it alike: what is judged before information.
+    kept.sort(key=_lateness)
+    items[:] = kept
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    with parallel.without_collections():
+        return (yield)
+
+
+def _refuse_repeated_ids(run: Run) -> None:
+    counts = Counter(id for _, id, _ in run.collected)
+    if repeated := [id for id, count in counts.items() if count > 1]:
+        raise pytest.UsageError(f"two cases have the id {repeated[0]}: give the checks or their parameters other names")
+
+
+def _lateness(item: pytest.Item) -> tuple[Any, ...]:
+    chapter, found = _chapter(item.path), facts(item)
+    if chapter not in _LAST:
+        return (0 if found is None else int(found.alone),)
+    if found is None or not found.timed:
+        return (_LAST.index(chapter) + 2,)
+    callspec = getattr(item, "callspec", None)
+    indices = () if callspec is None else tuple(callspec.indices.values())
+    judged = item.config.stash[RUN].catalogue.contracts[found.contract].judges
+    return (_LAST.index(chapter) + 2, not judged, item.path.name, item.location[1], indices)
+
+
+def _left_out(item: pytest.Item, found: Facts, run: Run) -> str | None:
+    """Say why an item is no case of this run, or None where it is one."""
+    if found.parameters.get("target", "") is None:
+        if found.by_target and run.targets_for(found.kinds):
+            return f"has nothing to try on {run.target_names()}"
+        return f"runs on {', '.join(found.kinds)} only; this run has {run.target_names()}"
+    if not run.dtypes_for(found.dtypes):
+        return f"is about {', '.join(found.dtypes)} only, which --amp-dtype leaves out"
+    if found.depth > run.depth:
+        return f"needs --level {DEPTHS[found.depth]}"
+    return benchmarks.left_out(item)

@@ -1,0 +1,179 @@
+"""Hooks that run a case: its surroundings, its verdict, and what pytest shows of it."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import zlib
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ..report.encode import encode_case
+from ..report.verdicts import Verdict
+from . import benchmarks, measuring
+from .check import Allotment, ContractViolation, Unsupported, Untestable
+from .items import Facts, facts, of_case
+from .keys import CASE, RUN
+
+if TYPE_CHECKING:
+    from .catalogue import Contract
+    from .run import Run
+    from .state import Snapshot
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    # An exception raised by a signal inside a callback of the interpreter is lost; the flag is not.
+    if item.config.stash[RUN].interrupted:
+        raise KeyboardInterrupt("terminated")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    found = facts(item)
+    if found is None:
+        return (yield)
+    from . import lost_device, state
+
+    before, run = state.Snapshot(), item.config.stash[RUN]
+    try:
+        state.seed_everything(seed_of(item))
+        _require_capabilities(found)
+        with nullcontext() if found.target is None else found.target.current(), _measuring(item, found):
+            result = yield
+        lost_device.settle(run.accelerators)
+        if leaks := before.leaks():
+            raise ContractViolation(f"the case leaves state behind: {'; '.join(leaks)}")
+        return result
+    finally:
+        _restore(before, run)
+
+
+def _restore(before: Snapshot, run: Run) -> None:
+    """Restore the state; a device that no longer works cannot be restored, and its own error says more."""
+    try:
+        before.restore()
+    except RuntimeError:
+        if run.lost() is None:
+            raise
+
+
+@contextmanager
+def _measuring(item: pytest.Item, found: Facts) -> Generator[None]:
+    """Give a timed check what it needs; raises where it cannot be had or the deadline has passed."""
+    if not found.timed:
+        yield
+        return
+    if sys.gettrace() is not None or sys.getprofile() is not None:
+        raise Untestable("a profiler, debugger or coverage tool watches each call, and would be timed: run without it")
+    run = item.config.stash[RUN]
+    progress = measuring.Progress(item.config)
+    item.stash[CASE].allotment = Allotment(
+        run.deadlines.begin(run.catalogue.contracts[found.contract]),
+        progress.show,
+        functools.partial(benchmarks.publish, item),
+        run.deadlines.now,
+    )
+    try:
+        yield
+    finally:
+        progress.clear()
+
+
+def _require_capabilities(found: Facts) -> None:
+    target, dtype = found.target, found.parameters.get("amp_dtype")
+    if target is None:
+        return
+    if dtype is not None and not target.supports(dtype):
+        raise Unsupported(f"{target.name} ({target.probe['name']}) does not compute natively in {dtype}")
+    for capability in found.needs:
+        if reason := target.lacks(capability):
+            raise Unsupported(f"{target.name} ({target.probe['name']}) lacks {capability}: {reason}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    found = facts(item)
+    if found is not None and (call.when == "call" or (call.when == "setup" and call.excinfo is not None)):
+        _conclude(item, found, call, report)
+    return report
+
+
+def _conclude(item: pytest.Item, found: Facts, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
+    """Judge the case, put its record on the report, and give the report the outcome that pytest shows."""
+    from . import exhaustion, judge
+
+    run = item.config.stash[RUN]
+    case = item.stash.get(CASE, None)
+    error = None if call.excinfo is None else call.excinfo.value
+    if isinstance(error, (KeyboardInterrupt, pytest.exit.Exception)):
+        return
+    if call.when == "setup" and error is not None:
+        judgement = judge.broken(error, "the set-up")
+    elif case is None:
+        judgement = judge.Judgement(Verdict.ERROR, "the check does not ask for `case`, so it can record nothing")
+    else:
+        judgement = judge.judge(case, error)
+    if error is not None and exhaustion.ran_out(error):
+        exhaustion.give_back(error)
+    if judgement.verdict in (Verdict.FAIL, Verdict.ERROR) and (lost := run.lost()) is not None:
+        judgement = judge.Judgement(Verdict.FAIL, f"{judgement.reason}; afterwards {lost}", judgement.detail)
+        report.lost_device = item.session.shouldstop = f"{lost}; the case that did it: {found.id}"  # type: ignore[attr-defined]
+        waiver = None
+    else:
+        waiver = run.waiver_for(found.contract, found.id, found.target_name)
+    judgement = judge.excuse(judgement, waiver)
+    entry = judge.record(
+        id=found.id,
+        contract=found.contract,
+        node=item.nodeid,
+        target=found.target_name,
+        parameters=run.describe(found.parameters, "own" in item.fixturenames),  # type: ignore[attr-defined]
+        case=case,
+        judgement=judgement,
+        waiver=waiver,
+        duration=call.duration,
+    )
+    report.conformance = encode_case(entry)  # type: ignore[attr-defined]
+    # Onto the item, since a JUnit file takes its properties from the report of the teardown.
+    item.user_properties += [("contract", found.contract), ("case", entry.id), ("verdict", entry.verdict.value)]
+    report.user_properties = list(item.user_properties)
+    _show(report, judgement, run.catalogue.contracts[found.contract], str(item.path), waiver.reason if waiver else "")
+
+
+def _show(report: pytest.TestReport, judgement: Any, contract: Contract, path: str, excuse: str) -> None:
+    verdict = judgement.verdict
+    if verdict is Verdict.PASS:
+        report.outcome, report.longrepr = "passed", None
+    elif verdict is Verdict.WAIVED:
+        report.outcome, report.longrepr = "skipped", judgement.reason
+        report.wasxfail = excuse
+    elif verdict in (Verdict.FAIL, Verdict.ERROR):
+        # What JUnit files and pytest's own summary show of the case.
+        report.outcome = "failed"
+        report.longrepr = (
+            f"{contract.id}: {judgement.reason}\n"
+            f"promised: {contract.title}. {contract.statement}\n"
+            f"usual cause: {contract.failure}\n"
+            f"next step: {contract.next_step}\n" + (judgement.detail or "")
+        )
+    else:
+        report.outcome = "skipped"
+        report.longrepr = (path, 0, f"{verdict.value}: {judgement.reason}")
+
+
+def pytest_report_teststatus(report: pytest.CollectReport | pytest.TestReport) -> tuple[str, str, str] | None:
+    entry = getattr(report, "conformance", None)
+    if entry is not None and entry["verdict"] == Verdict.ERROR.value:
+        return "error", "E", "ERROR"
+    return None
+
+
+def seed_of(item: pytest.Item) -> int:
+    seed = item.config.stash[RUN].options.seed
+    return zlib.crc32(f"{seed}/{of_case(item).id}".encode())

@@ -1,0 +1,170 @@
+"""The outcome of a run: verdicts of contracts, states of waivers, comparison with a baseline, exit status."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from ..report import diff, rollup, values
+from ..report.document import SCHEMA
+from ..report.verdicts import Overall, Verdict
+from . import waivers
+from .header import now
+from .waivers import Waiver
+
+if TYPE_CHECKING:
+    from .run import Run
+
+INCONCLUSIVE = 6
+"""The exit status of an INCONCLUSIVE run under --require-conclusive."""
+
+
+def judged(run: Run, header: values.Header, pytest_status: int) -> values.Report:
+    """Return the report of `run`, whose cases have all ended, without its digest.
+
+    `pytest_status` is the exit status that pytest itself would end with.
+    """
+    stopped = pytest_status == pytest.ExitCode.INTERRUPTED and not run.device_lost
+    interrupted = run.interrupted or stopped
+    for watch in run.watches:
+        watch.finish()
+        run.problems += watch.problems()
+    cases: dict[str, list[values.Case]] = {id: [] for id in run.contracts}
+    for case in run.cases:
+        cases[case.contract].append(case)
+    states = [_state(run, waiver, cases.get(waiver.contract, [])) for waiver in run.waivers]
+    run.problems += [problem for state in states if (problem := _stale(state)) is not None]
+    footer = values.Footer(
+        finished=now(),
+        duration_s=round(time.monotonic() - run.started, 3),
+        overall=Overall.INCOMPLETE,
+        exit_status=0,
+        interrupted=interrupted,
+        contracts={id: _result(run, id, found, interrupted) for id, found in cases.items()},
+        totals=dict(Counter(case.verdict for case in run.cases)),
+        waivers=tuple(states),
+        problems=tuple(run.problems),
+        baseline=None,
+        health=tuple(
+            values.Health(one.name, dict(one.before), dict(one.after), tuple(one.xids)) for one in run.watches
+        ),
+        not_applicable=run.not_applicable,
+    )
+    report = values.Report(SCHEMA, header, tuple(run.cases), footer)
+    if run.baseline is not None and not interrupted and not run.device_lost:
+        report = replace(report, footer=replace(footer, baseline=_compared(run, run.baseline, report)))
+    assert report.footer is not None
+    overall = rollup.overall(report)
+    status = _exit_status(run, report.footer, overall, pytest_status)
+    return replace(report, footer=replace(report.footer, overall=overall, exit_status=status))
+
+
+def _result(run: Run, id: str, cases: list[values.Case], interrupted: bool) -> values.ContractResult:
+    """Return the verdict of a contract, or why it has none."""
+    verdict = rollup.contract_verdict(cases)
+    if verdict is None:
+        return values.ContractResult(None, 0, _why_not_reached(run, id, interrupted))
+    # Of several reasons that of the first id, so that the order of the cases makes no difference.
+    first = min((case for case in cases if case.verdict is verdict), key=lambda case: case.id)
+    return values.ContractResult(verdict, len(cases), first.reason)
+
+
+def _why_not_reached(run: Run, contract: str, interrupted: bool) -> str:
+    if interrupted:
+        return "the run was interrupted before"
+    if contract in run.reasons:
+        return run.reasons[contract]
+    if run.device_lost:
+        return "a device stopped working before"
+    if any(row[0] == contract for row in run.collected):
+        return "left out by the selection of tests, or the run stopped before"
+    return "none of its checks was collected"
+
+
+def _compared(run: Run, baseline: values.Report, report: values.Report) -> values.Baseline:
+    found = diff.regressions(baseline, report)
+    return values.Baseline(
+        Path(run.options.baseline or "").name,
+        tuple(id for id in found.regressed if _in_question(run, id)),
+        tuple(id for id in found.gone if _in_question(run, id)),
+    )
+
+
+def _in_question(run: Run, id: str) -> bool:
+    """Whether a contract or case of the baseline is one that this run was asked for, or that no catalogue knows."""
+    contract = id.split("[")[0]
+    if id in run.not_applicable or (contract == id and _wholly_not_applicable(run, id)):
+        return False
+    return contract in run.contracts or contract not in run.catalogue.contracts
+
+
+def _wholly_not_applicable(run: Run, contract: str) -> bool:
+    """Whether every collected case of a contract is one that this machine cannot have."""
+    ids = [row[1] for row in run.collected if row[0] == contract]
+    return bool(ids) and all(id in run.not_applicable for id in ids)
+
+
+def _state(run: Run, waiver: Waiver, cases: list[values.Case]) -> values.Waiver:
+    """Return what became of a waiver in this run, from the `cases` of its contract."""
+    names = [*(target.name for target in run.targets), "host"]
+    applies = {name: waiver.in_conditions(torch.__version__, name) for name in names}
+    collected = [row for row in run.collected if row[0] == waiver.contract and applies[row[2]]]
+    named = [row for row in collected if waiver.names(row[0], row[1])]
+    ran = [case.verdict for case in cases if waiver.names(case.contract, case.id) and applies[case.target]]
+    # A case that the selection or the level left out may be the one that is named.
+    narrowed = run.surroundings.selection is not None or waiver.contract in run.shallow
+    if waiver.expired(waivers.today()):
+        state = "expired"
+    elif collected and not named and not narrowed:
+        state = "unmatched"
+    elif Verdict.PASS in ran:
+        state = "unneeded"
+    elif Verdict.WAIVED in ran:
+        state = "used"
+    else:
+        state = "idle"
+    return values.Waiver(
+        contract=waiver.contract,
+        cases=waiver.cases,
+        reason=waiver.reason,
+        owner=waiver.owner,
+        link=waiver.link,
+        expires=waiver.expires.isoformat(),
+        state=state,  # type: ignore[arg-type]  # one of its literals
+        matched=len(ran),
+    )
+
+
+def _stale(waiver: values.Waiver) -> str | None:
+    """Say why a waiver fails the run, or None."""
+    name = f"the waiver of {waiver.contract} ({', '.join(waiver.cases)})"
+    return {
+        "expired": f"{name} expired on {waiver.expires}",
+        "unmatched": f"{name} matches no case of the contract",
+        "unneeded": f"{name} is no longer needed: a case that it names passes",
+    }.get(waiver.state)
+
+
+def _exit_status(run: Run, footer: values.Footer, overall: Overall, pytest_status: int) -> int:
+    if footer.interrupted:
+        return int(pytest.ExitCode.INTERRUPTED)
+    if pytest_status == pytest.ExitCode.USAGE_ERROR:
+        return pytest_status
+    failed = any(case.verdict is Verdict.FAIL and run.contracts[case.contract].judges for case in run.cases)
+    executed = any(case.verdict in rollup.EXECUTED for case in run.cases)
+    broken = run.broken or any(case.verdict is Verdict.ERROR for case in run.cases)
+    if failed or (overall is Overall.NOT_CONFORMANT and executed and not broken):
+        return int(pytest.ExitCode.TESTS_FAILED)
+    if broken or pytest_status == pytest.ExitCode.INTERNAL_ERROR:
+        return int(pytest.ExitCode.INTERNAL_ERROR)
+    if not executed:
+        return int(pytest.ExitCode.TESTS_FAILED if run.smoke_failed else pytest.ExitCode.NO_TESTS_COLLECTED)
+    if overall is Overall.INCONCLUSIVE and run.options.require_conclusive:
+        return INCONCLUSIVE
+    return int(pytest.ExitCode.OK)

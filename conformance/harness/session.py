@@ -1,0 +1,136 @@
+"""Set up a run: resolve what the user named into targets, waivers, a baseline, a workload and expectations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ..report import document
+from ..workloads import user_workload
+from . import catalogue as catalogues
+from . import environment, expectations, options, state, targets, waivers
+from .catalogue import Catalogue
+from .contradictions import contradictions
+from .options import Options
+from .run import Run, Surroundings
+from .targets import Target
+from .waivers import Waiver
+
+
+def prepare(asked: Options, config: pytest.Config) -> Run:
+    """Resolve everything the user named; raises pytest.UsageError with one line and touches no file."""
+    try:
+        catalogue = catalogues.load()
+        known_failures = () if asked.no_waivers else _waivers(asked, catalogue)
+    except (catalogues.CatalogueError, waivers.WaiverError) as error:
+        raise pytest.UsageError(str(error)) from None
+    if (unlike := state.unlike_a_new_process()) is not None:
+        raise pytest.UsageError(
+            f"torch was set up before the run, by a plugin, a conftest.py or the like ({unlike}): run without that"
+        )
+    selected = {
+        id: contract
+        for id, contract in options.select(catalogue, asked).items()
+        if contract.holds_for(torch.__version__)
+    }
+    run_targets = _targets(asked)
+    if (clash := contradictions(run_targets)) is not None:
+        raise pytest.UsageError(f"the settings of this process contradict each other: {clash}")
+    return Run(
+        asked,
+        catalogue,
+        selected,
+        run_targets,
+        known_failures,
+        _baseline(asked),
+        _user_workload(asked, run_targets, config),
+        _expectations(asked, run_targets),
+        Surroundings(config.invocation_params.dir, _selection(config, asked), _workers(config)),
+    )
+
+
+def _waivers(asked: Options, catalogue: Catalogue) -> tuple[Waiver, ...]:
+    known = catalogue.contracts
+    named = [waiver for path in asked.waivers for waiver in waivers.read(path, known)]
+    return (*named, *waivers.shipped(known))
+
+
+def _targets(asked: Options) -> tuple[Target, ...]:
+    """Resolve --gpu and --device; raises pytest.UsageError where a device is not there."""
+    names = asked.devices or targets.DEFAULT_TARGETS
+    if asked.gpu:
+        device_type = targets.accelerator()
+        if device_type is None:
+            build = f"torch {torch.__version__}"
+            raise pytest.UsageError(
+                f"--gpu: {build} finds no accelerator on this machine; check the driver and that this build of torch "
+                f"has support for it, or leave --gpu out to run on the cpu and on fake targets"
+            )
+        names = (f"{device_type}:0",)
+    try:
+        found = [targets.resolve(name) for name in names]
+        for target in found:
+            targets.declared(targets.device_module(target.device_type))
+    except targets.TargetError as error:
+        raise pytest.UsageError(f"--device: {error}") from None
+    return tuple(dict.fromkeys(found))
+
+
+def _user_workload(
+    asked: Options, run_targets: tuple[Target, ...], config: pytest.Config
+) -> user_workload.Builder | None:
+    """Load the user's workload and try it in fp32 on every real target; raises pytest.UsageError with one line."""
+    if asked.workload is None:
+        return None
+    real = [target for target in run_targets if not target.is_fake]
+    if not real:
+        raise pytest.UsageError("--workload: a model is trained, which fake targets cannot; name a real --device")
+    try:
+        function = user_workload.load(asked.workload, config.invocation_params.dir)
+        builder = user_workload.Builder(asked.workload, function)
+        for target in [] if config.option.collectonly else real:
+            with state.kept():
+                user_workload.probe(builder, target.device)
+    except user_workload.OwnError as error:
+        raise pytest.UsageError(f"--workload {asked.workload}: {error}") from None
+    return builder
+
+
+def _expectations(asked: Options, run_targets: tuple[Target, ...]) -> expectations.Expectations:
+    """Read what speed-ups are held against; raises pytest.UsageError where the user's files judge no target."""
+    try:
+        found = expectations.load(asked.expectations)
+    except expectations.ExpectationsError as error:
+        raise pytest.UsageError(f"--expectations: {error}") from None
+    devices = [
+        (target.device_type, target.probe["name"], target.probe["capability"])
+        for target in run_targets
+        if not target.is_fake
+    ]
+    if (mismatch := found.mismatch(devices)) is not None:
+        raise pytest.UsageError(f"--expectations: {mismatch}")
+    return found
+
+
+def _baseline(asked: Options) -> document.Report | None:
+    if asked.baseline is None:
+        return None
+    try:
+        return document.read(asked.baseline)
+    except document.ReportError as error:
+        raise pytest.UsageError(f"--baseline: {error}") from None
+
+
+def _selection(config: pytest.Config, asked: Options) -> str | None:
+    """Return what narrowed the run beside our own options, or None."""
+    option = config.option
+    parts = [f"-k {option.keyword}"] * bool(option.keyword) + [f"-m {option.markexpr}"] * bool(option.markexpr)
+    parts += [argument for argument in config.args if "::" in argument or argument.endswith(".py")]
+    parts += [f"--deselect {name}" for name in option.deselect or ()]
+    parts += [f"--workload {asked.workload}"] * (asked.workload is not None and not asked.chapters + asked.contracts)
+    parts += ["--lf"] * bool(getattr(option, "lf", False)) + ["--sw"] * bool(getattr(option, "stepwise", False))
+    return environment.redact(" ".join(parts)) if parts else None
+
+
+def _workers(config: pytest.Config) -> int:
+    return len(getattr(config.option, "tx", None) or ()) if getattr(config.option, "dist", "no") != "no" else 0
