@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from conformance.__main__ import main
-from conformance.commands import calibration
+from conformance.commands import calibrate as calibration
 from conformance.data import read_toml
 from conformance.harness import expectations, targets
 from conformance.report import document, speed

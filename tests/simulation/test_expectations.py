@@ -115,7 +115,7 @@ def test_a_fleet_is_judged_by_its_own_machine(tmp_path: Path) -> None:
 
 def test_what_is_not_whole_is_said_under_the_names_that_calibrate_reads() -> None:
     from conformance.chapters.speed.experiment import Contests
-    from conformance.commands import calibration
+    from conformance.commands import calibrate as calibration
 
     held = Contests()
     found = checks("speed.test_speedups")["test_operations"]

@@ -13,21 +13,14 @@ from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from ...oracles.symbolic.blocks import Saved, blocks, execute, predict, tensors
 from ...workloads.mlp import mlp
-from ...workloads.training import Workload, train_step
+from ...workloads.training import train_step
 from .python_objects import collected_apart
-from .storages import LiveStorages, SavedForBackward, bytes_by_dtype, state_tensors, tensor_bytes
+from .storages import LiveStorages, SavedForBackward, bytes_by_dtype
 from .support import RANDOM_STATES, keeps_what_is_predicted, sizes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 BLOCKS = blocks()
-OPTIMIZERS = {
-    "sgd": (lambda p: torch.optim.SGD(p, lr=0.1), 0),
-    "momentum": (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 1),
-    "adam": (lambda p: torch.optim.Adam(p), 2),
-    "adamw": (lambda p: torch.optim.AdamW(p, amsgrad=True), 3),
-    "rmsprop": (lambda p: torch.optim.RMSprop(p), 1),
-}
 ELEMENTS = 128 * 256 + 256 + 256 * 256 + 256 + 256 * 10 + 10  # of the perceptron that is trained
 
 
@@ -96,25 +89,6 @@ def test_activations_halve(
     activations = sum(nbytes for _, nbytes in low) - copies
     case.at_least("activations kept in fp32", sum(nbytes for _, nbytes in full), 1, "bytes")
     case.equal("twice the activations kept under AMP", 2 * activations, sum(nbytes for _, nbytes in full))
-
-
-@contract("AMP-MEMORY-004")
-@pytest.mark.parametrize("name", ["momentum", "adam", deep("standard", "sgd"), deep("standard", "adamw"), "rmsprop"])
-def test_masters_keep_their_bytes(
-    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, name: str
-) -> None:
-    make, copies = OPTIMIZERS[name]
-    work = mlp(target.device, rng)
-    work = Workload(work.model, make(work.model.parameters()), work.loss, work.batches)
-    scaler = torch.amp.GradScaler(target.device_type, enabled=amp_dtype == torch.float16)
-    for step in range(2):
-        train_step(work, step, lambda: target.autocast(amp_dtype), scaler)
-    parameters = list(work.model.parameters())
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    case.equal("parameters", tensor_bytes(parameters), {"float32": 4 * ELEMENTS})
-    case.equal("gradients", tensor_bytes(gradients), {"float32": 4 * ELEMENTS})
-    expected = {"float32": 4 * ELEMENTS * copies} if copies else {}
-    case.equal("optimizer state", tensor_bytes(state_tensors(work.optimizer)), expected)
 
 
 @contract("AMP-MEMORY-005")

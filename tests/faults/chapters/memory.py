@@ -201,7 +201,7 @@ def scaler_holds_its_optimizers() -> Iterator[None]:
         yield
 
 
-@fault("AMP-MEMORY-004")
+@fault("AMP-OPTIMIZER-034")
 def optimizer_state_holds_16_bit_weights() -> Iterator[None]:
     """step leaves a 16-bit copy of each weight in the optimizer's state."""
     right = torch.amp.GradScaler.step
@@ -217,7 +217,7 @@ def optimizer_state_holds_16_bit_weights() -> Iterator[None]:
         yield
 
 
-@fault("AMP-MEMORY-004")
+@fault("AMP-OPTIMIZER-034")
 def parameters_become_16_bit() -> Iterator[None]:
     """step turns the weights, their gradients and the moments into bfloat16."""
     right = torch.amp.GradScaler.step

@@ -712,7 +712,7 @@ def pooling_is_fp32_in_dtype_only() -> Iterator[None]:
 # --- training
 
 
-@fault("AMP-NUMERICS-026", "AMP-BF16-010")
+@fault("AMP-NUMERICS-026", "AMP-OPTIMIZER-034")
 def sgd_rounds_master_weights_to_bf16() -> Iterator[None]:
     """SGD rounds every weight to bf16 after the step."""
     rounded = "[p.copy_(p.bfloat16()) for g in self.param_groups for p in g['params']]"
@@ -781,7 +781,7 @@ def scale_grows_every_three_steps() -> Iterator[None]:
         yield
 
 
-@fault("AMP-MEMORY-004")
+@fault("AMP-OPTIMIZER-034")
 def momentum_is_kept_in_fp64() -> Iterator[None]:
     """SGD keeps its momentum in fp64."""
     doubled = "[s.update({k: b.double()}) for s in self.state.values() for k, b in s.items() if torch.is_tensor(b)]"
@@ -909,7 +909,7 @@ def checkpoint_recomputes_outside_of_autocast() -> Iterator[None]:
         yield
 
 
-@fault("AMP-RECIPE-012")
+@fault("AMP-RECIPE-039")
 def optimizer_state_is_loaded_through_bf16() -> Iterator[None]:
     """load_state_dict() of an optimizer rounds the state of its parameters to bf16."""
     before = torch.optim.Optimizer._process_value_according_to_param_policy
