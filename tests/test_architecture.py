@@ -58,7 +58,7 @@ _MAY = {
     "conftest": {"harness"},
 }
 # Chapters whose check modules still share helpers; each leaves the list when it is split.
-_TO_SPLIT = {"backward", "numerics"}
+_TO_SPLIT = {"backward"}
 # Modules of a chapter that end cases, besides its checks and its support.py.
 _WITH_THE_HARNESS = {"speed": {"experiment", "timing", "tf32", "verdict"}}
 

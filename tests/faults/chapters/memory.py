@@ -98,14 +98,14 @@ def cache_switch_is_ignored() -> Iterator[None]:
         yield
 
 
-@fault("AMP-MEMORY-008")
+@fault("AMP-CACHE-015")
 def copies_outlive_the_region() -> Iterator[None]:
     """Leaving the outermost region does not clear the cache."""
     with edited(torch.autocast.__exit__, "torch.clear_autocast_cache()", "pass"):
         yield
 
 
-@fault("AMP-MEMORY-008")
+@fault("AMP-CACHE-015")
 def copies_outlive_an_exception() -> Iterator[None]:
     """A region that is left by an exception does not clear the cache."""
     right = torch.clear_autocast_cache
@@ -120,7 +120,7 @@ def copies_outlive_an_exception() -> Iterator[None]:
     right()
 
 
-@fault("AMP-MEMORY-008")
+@fault("AMP-CACHE-015")
 def inner_regions_free_the_copies() -> Iterator[None]:
     """Leaving an inner region clears the cache of the outer one."""
     leave = torch.autocast.__exit__
@@ -147,7 +147,7 @@ def backward_keeps_the_graph() -> Iterator[None]:
         yield
 
 
-@fault("AMP-MEMORY-010")
+@fault("AMP-MEMORY-030")
 def a_tensor_is_leaked_each_step() -> Iterator[None]:
     """update keeps a copy of the scale of every step."""
     right, kept = torch.amp.GradScaler.update, []
@@ -161,7 +161,7 @@ def a_tensor_is_leaked_each_step() -> Iterator[None]:
         yield
 
 
-@fault("AMP-MEMORY-010")
+@fault("AMP-MEMORY-030")
 def losses_keep_their_graphs() -> Iterator[None]:
     """scale keeps each scaled loss, and with it the graph."""
     right, kept = torch.amp.GradScaler.scale, []
@@ -174,7 +174,7 @@ def losses_keep_their_graphs() -> Iterator[None]:
         yield
 
 
-@fault("AMP-MEMORY-010", "AMP-MEMORY-011")
+@fault("AMP-MEMORY-030", "AMP-MEMORY-011")
 def skipped_gradients_are_kept() -> Iterator[None]:
     """A skipped step keeps the gradients that overflowed."""
     right, kept = torch.amp.GradScaler._maybe_opt_step, []

@@ -154,7 +154,7 @@ def backward_keeps_its_seed() -> Iterator[None]:
         yield
 
 
-@fault("AMP-MEMORY-030", "AMP-MEMORY-010", level="standard")
+@fault("AMP-MEMORY-030", level="standard")
 def a_tensor_is_leaked_every_twentieth_step() -> Iterator[None]:
     """update keeps a copy of the scale at each twentieth call."""
     right, kept, calls = torch.amp.GradScaler.update, [], [0]
@@ -334,7 +334,7 @@ def linear_runs_in_fp32() -> Iterator[None]:
         yield
 
 
-@fault("AMP-MEMORY-032", "AMP-MEMORY-008")
+@fault("AMP-MEMORY-032", "AMP-CACHE-015")
 def copies_made_without_gradients_stay() -> Iterator[None]:
     """Leaving a region under no_grad does not clear the cache."""
     with edited(
