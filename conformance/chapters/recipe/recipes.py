@@ -316,13 +316,13 @@ def distillation(amp: Precision, draw: Draw, steps: int) -> Iterator[Step]:
     for inputs, _ in batches(draw, steps, outlier=None):
         optimizer.zero_grad()
         with torch.no_grad(), amp.region(other):
-            said = teacher(inputs)
+            taught = teacher(inputs)
         with amp.region():
-            loss = functional.mse_loss(student(inputs), said)
+            loss = functional.mse_loss(student(inputs), taught)
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-        found = {"the teacher's output": said, **values(teacher=teacher, student=student)}
+        found = {"the teacher's output": taught, **values(teacher=teacher, student=student)}
         yield Step((loss.detach(),), scaler.get_scale(), found)
 
 
