@@ -34,7 +34,9 @@ _MAY = {
         "version",
         "invocation",
         "workloads.user_workload",
+        "measure.flags",  # the one table of process-wide flags, which the run reports and restores
         "measure.health",
+        "oracles.numbers.bits",  # case.identical() compares as the oracles do
         "measure.precision",
         "measure.threads",
         "torch",

@@ -11,7 +11,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..harness.targets import Target
-from ..oracles.manual_cast import HandCast, casts_last_first
+from ..oracles.manual_cast import ManualCast, casts_last_first
 from ..oracles.policy.lists import BACKENDS, composite, listings
 from ..oracles.policy.samples import SAMPLES, Inputs
 
@@ -48,7 +48,7 @@ def side_by_side(
         for wanted in (True, False):
             make = partial(_leaves, listing.sample, Inputs(given, target.device, seed), wanted)
             try:
-                manual = measure(partial(HandCast, target.device_type, amp_dtype, last_first=order), make())
+                manual = measure(partial(ManualCast, target.device_type, amp_dtype, last_first=order), make())
             except (RuntimeError, NotImplementedError):
                 continue
             seen = measure(region, make())

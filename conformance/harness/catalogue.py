@@ -14,6 +14,7 @@ from packaging.version import InvalidVersion, Version
 
 from ..data import in_force, read_toml
 from ..report import values
+from .tables import Table
 
 FOLDER = Path(__file__).resolve().parent.parent / "chapters"
 FILE = "contracts.toml"
@@ -119,40 +120,33 @@ def matches(name: str, patterns: tuple[str, ...]) -> bool:
     return not patterns or any(fnmatchcase(name.lower(), pattern.lower()) for pattern in patterns)
 
 
-_REQUIRED = {field.name for field in fields(Contract)} - {"chapter", "since", "until", "needs"}
-_ALLOWED = _REQUIRED | {"since", "until", "needs"}
+_OPTIONAL = {"since", "until", "needs"}
+_REQUIRED = {field.name for field in fields(Contract)} - {"chapter", *_OPTIONAL}
 
 
 def _contract(chapter: str, row: Mapping[str, Any]) -> Contract:
     name = row.get("id", "a contract without an id")
-    if unknown := sorted(set(row) - _ALLOWED):
-        raise CatalogueError(f"{name}: unknown key {unknown[0]!r}; allowed: {', '.join(sorted(_ALLOWED))}")
-    if missing := sorted(_REQUIRED - set(row)):
-        raise CatalogueError(f"{name}: the key {missing[0]!r} is missing")
-    for key, value in row.items():
-        if not isinstance(value, str) or not value.strip():
-            raise CatalogueError(f"{name}: {key} must be a text that is not empty")
+    table = Table(name, row, CatalogueError)
+    table.keys(_REQUIRED, _OPTIONAL)
+    table.texts(*row)
     if not re.fullmatch(rf"AMP-{chapter.upper()}-\d{{3}}", row["id"]):
-        raise CatalogueError(f"{name}: an id of the chapter {chapter} reads AMP-{chapter.upper()}-NNN")
+        table.refuse(f"an id of the chapter {chapter} reads AMP-{chapter.upper()}-NNN")
     title = row["title"]
     if len(title) > _TITLE_LENGTH or _BANNED_IN_TITLE.search(title):
-        raise CatalogueError(
-            f"{name}: a title has at most {_TITLE_LENGTH} characters, stands in the present tense and says "
+        table.refuse(
+            f"a title has at most {_TITLE_LENGTH} characters, stands in the present tense and says "
             f"neither 'should', 'will' nor 'test that': {title!r}"
         )
-    if row["level"] not in LEVELS:
-        raise CatalogueError(f"{name}: level {row['level']!r} is not one of {', '.join(LEVELS)}")
-    if row["authority"] not in AUTHORITIES:
-        raise CatalogueError(f"{name}: authority {row['authority']!r} is not one of {', '.join(AUTHORITIES)}")
+    table.choice("level", LEVELS)
+    table.choice("authority", AUTHORITIES)
+    table.choice("needs", NEEDS)
     if row["level"] == "must" and row["authority"] == "engineering":
-        raise CatalogueError(f"{name}: a contract on engineering authority may not be a must")
-    if row.get("needs", NEEDS[0]) not in NEEDS:
-        raise CatalogueError(f"{name}: needs {row['needs']!r} is not one of {', '.join(NEEDS)}")
+        table.refuse("a contract on engineering authority may not be a must")
     for key in ("since", "until"):
         try:
             Version(row.get(key, "0"))
         except InvalidVersion:
-            raise CatalogueError(f"{name}: {key} {row[key]!r} is not a torch version") from None
+            table.refuse(f"{key} {row[key]!r} is not a torch version")
     return Contract(chapter=chapter, **{key: value.strip() for key, value in row.items()})
 
 
@@ -163,10 +157,7 @@ def read_chapter(path: Path) -> Chapter:
         table = read_toml(path)
     except ValueError as error:
         raise CatalogueError(f"{place}: not TOML: {error}") from None
-    if unknown := sorted(set(table) - {"chapter", "title", "summary", "contract"}):
-        raise CatalogueError(f"{place}: unknown key {unknown[0]!r}")
-    if missing := sorted({"chapter", "title", "summary", "contract"} - set(table)):
-        raise CatalogueError(f"{place}: the key {missing[0]!r} is missing")
+    Table(place, table, CatalogueError).keys(("chapter", "title", "summary", "contract"))
     name = table["chapter"]
     if name != path.parent.name or name not in CHAPTERS:
         raise CatalogueError(f"{place}: chapter {name!r} is not the folder's name or not a known chapter")

@@ -326,6 +326,8 @@ def _difference(seen: torch.Tensor, expected: torch.Tensor) -> str | None:
     """Describe how `seen` differs from `expected` in dtype, shape or bits, or return None where it does not."""
     import torch
 
+    from ..oracles.numbers.bits import equal_elements
+
     if not isinstance(seen, torch.Tensor):
         return f"{type(seen).__name__} in place of a tensor"
     if seen.dtype != expected.dtype:
@@ -333,29 +335,10 @@ def _difference(seen: torch.Tensor, expected: torch.Tensor) -> str | None:
     if seen.shape != expected.shape:
         return f"shape {tuple(seen.shape)} in place of {tuple(expected.shape)}"
     ours, theirs = seen.detach().to_dense().cpu(), expected.detach().to_dense().cpu()
-    # Comparing integers, not floats: -0.0 is not 0.0, and flush-to-zero modes cannot hide a subnormal.
-    our_bits, their_bits = _bits(ours), _bits(theirs)
-    if torch.equal(our_bits, their_bits):
+    equal = equal_elements(ours, theirs)
+    if equal is None:
         return None
-    equal = our_bits == their_bits
-    if ours.is_complex():
-        equal = equal.all(-1)
-    if ours.is_floating_point() or ours.is_complex():
-        equal = equal | (ours.isnan() & theirs.isnan())
     wrong = int((~equal).sum())
-    if wrong == 0:
-        return None
     at = int((~equal).flatten().nonzero()[0])
     pair = f"{ours.flatten()[at].item()!r} in place of {theirs.flatten()[at].item()!r}"
     return f"{wrong} of {equal.numel()} elements differ; the first, at {at}: {pair}"
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        return tensor
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj())
-    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    return tensor.contiguous().view(whole)

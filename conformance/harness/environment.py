@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ..measure.flags import FLAGS
 from ..report.values import Environment, Suite
 from ..version import __version__
 
@@ -31,40 +32,6 @@ _VARIABLES = re.compile(
     r"|MIOPEN_DEBUG_\w+|OMP_NUM_THREADS|OMP_WAIT_POLICY|KMP_BLOCKTIME|MKL_NUM_THREADS|ONEDNN_MAX_CPU_ISA|ONEDNN_DEFAULT_FPMATH_MODE"
     r"|DNNL_MAX_CPU_ISA|ATEN_CPU_CAPABILITY|MKL_CBWR|PYTHONHASHSEED|PYTEST_XDIST_WORKER_COUNT)$"
 )
-
-
-def _splits(dtype: str) -> bool:
-    """Whether products may add up parts of a sum apart (split-K), from torch 2.10 on."""
-    return bool(getattr(torch.backends.cuda.matmul, f"allow_{dtype}_reduced_precision_reduction_split_k"))
-
-
-_FLAGS = {
-    "torch.backends.cuda.matmul.allow_tf32": lambda: torch.backends.cuda.matmul.allow_tf32,
-    "torch.backends.cudnn.allow_tf32": lambda: torch.backends.cudnn.allow_tf32,
-    "torch.get_float32_matmul_precision": torch.get_float32_matmul_precision,
-    "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction": (
-        lambda: torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
-    ),
-    "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction": (
-        lambda: torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
-    ),
-    "torch.backends.cuda.matmul.allow_fp16_accumulation": (lambda: torch.backends.cuda.matmul.allow_fp16_accumulation),
-    "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction_split_k": lambda: _splits("fp16"),
-    "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction_split_k": lambda: _splits("bf16"),
-    "torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed": (
-        lambda: torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
-    ),
-    "torch.cuda.get_allocator_backend": lambda: torch.cuda.get_allocator_backend(),
-    "torch.backends.cudnn.enabled": lambda: torch.backends.cudnn.enabled,
-    "torch.backends.cudnn.benchmark": lambda: torch.backends.cudnn.benchmark,
-    "torch.backends.cudnn.deterministic": lambda: torch.backends.cudnn.deterministic,
-    "torch.are_deterministic_algorithms_enabled": torch.are_deterministic_algorithms_enabled,
-    "torch.is_deterministic_algorithms_warn_only_enabled": torch.is_deterministic_algorithms_warn_only_enabled,
-    "torch.get_num_threads": torch.get_num_threads,
-    "torch.get_default_dtype": torch.get_default_dtype,
-    "torch.backends.mkldnn.enabled": lambda: torch.backends.mkldnn.enabled,
-    "torch.backends.cpu.get_cpu_capability": torch.backends.cpu.get_cpu_capability,
-}
 
 
 def suite() -> Suite:
@@ -146,12 +113,14 @@ def _driver() -> str | None:
 def flags() -> dict[str, Any]:
     """Return torch's flags that change AMP's results; one that this torch lacks is left out."""
     found = {}
-    for name, read in _FLAGS.items():
+    for flag in FLAGS:
+        if not flag.reported:
+            continue
         try:
-            value = read()
+            value = flag.read()
         except (AttributeError, RuntimeError):
             continue
-        found[name] = value if isinstance(value, (bool, int, float, str)) else str(value)
+        found[flag.name] = value if isinstance(value, (bool, int, float, str)) else str(value)
     return found
 
 

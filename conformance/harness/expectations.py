@@ -14,6 +14,7 @@ from typing import Any
 
 from ..data import fixture, read_users_toml
 from ..report import text
+from .tables import Table, tables
 from .waivers import today as date_of_today
 
 OPERATIONS = ("matmul", "linear", "bmm", "conv-first", "conv-last", "sdpa", "lstm")
@@ -170,9 +171,9 @@ def read(path: Path) -> tuple[DeviceClass, ...]:
     if unknown := sorted(set(table) - {"class"}):
         raise ExpectationsError(f"{path}: unknown key {unknown[0]!r}; an expectations file holds [[class]] tables only")
     rows = table.get("class")
-    if not _tables(rows):
+    if not rows or not tables(rows):
         raise ExpectationsError(f"{path}: an expectations file holds at least one [[class]] table")
-    found = tuple(_device_class(f"{path}, class {number}", row) for number, row in enumerate(rows or (), start=1))
+    found = tuple(_device_class(f"{path}, class {number}", row) for number, row in enumerate(rows, start=1))
     ids = [one.id for one in found]
     if twice := next((id for id in ids if ids.count(id) > 1), None):
         raise ExpectationsError(f"{path}: the class {twice!r} is there twice")
@@ -183,14 +184,11 @@ def _device_class(where: str, row: dict[str, Any]) -> DeviceClass:
     how = row.get("how")
     if how not in ("published", "calibrated"):
         raise ExpectationsError(f'{where}: how must be "published" or "calibrated"')
-    _check_keys(where, row, _PUBLISHED if how == "published" else _CALIBRATED, _OPTIONAL)
-    for key in sorted(set(row) & _TEXTS):
-        _check_text(where, key, row[key])
-    for key in sorted(set(row) & _LISTS):
-        _check_texts(where, key, row[key])
-    for key in ("date", "expires"):
-        if type(row[key]) is not datetime.date:
-            raise ExpectationsError(f"{where}: {key} must be a date without quotes, such as 2027-12-31")
+    table = Table(where, row, ExpectationsError)
+    table.keys(_PUBLISHED if how == "published" else _CALIBRATED, _OPTIONAL)
+    table.texts(*sorted(_TEXTS))
+    table.lists(*sorted(_LISTS))
+    table.dates("date", "expires")
     if row["expires"] < row["date"]:
         raise ExpectationsError(f"{where}: it ends on {row['expires']}, before it begins on {row['date']}")
     if bad := next((digest for digest in row.get("reports", ()) if not _SHA256.fullmatch(digest)), None):
@@ -206,15 +204,16 @@ def _device_class(where: str, row: dict[str, Any]) -> DeviceClass:
 def _expectations(where: str, device_class: dict[str, Any]) -> dict[str, Expectation]:
     """Spell out the patterns of a class's [[class.ratio]] tables."""
     rows = device_class["ratio"]
-    if not _tables(rows):
+    if not rows or not tables(rows):
         raise ExpectationsError(f"{where}: it holds at least one [[class.ratio]] table")
     found: dict[str, Expectation] = {}
     for number, row in enumerate(rows, start=1):
         place = f"{where}, ratio {number}"
-        _check_keys(place, row, _RATIO, _RATIO_OPTIONAL)
-        _check_texts(place, "keys", row["keys"])
+        table = Table(place, row, ExpectationsError)
+        table.keys(_RATIO, _RATIO_OPTIONAL)
+        table.lists("keys")
+        table.texts("source")
         source = row.get("source", device_class["source"])
-        _check_text(place, "source", source)
         _check_numbers(place, row)
         expectation = Expectation(
             factor=float(row["at_least"]),
@@ -267,26 +266,3 @@ def _check_reached(where: str, rates: Any) -> None:
 def _number(value: Any, low: float, high: float) -> bool:
     """Whether it is a number in bounds; NaN is in none."""
     return type(value) in (int, float) and bool(low <= value <= high)
-
-
-def _tables(rows: Any) -> bool:
-    return isinstance(rows, list) and bool(rows) and all(isinstance(row, dict) for row in rows)
-
-
-def _check_keys(where: str, row: dict[str, Any], required: set[str], optional: set[str]) -> None:
-    if unknown := sorted(set(row) - required - optional):
-        raise ExpectationsError(
-            f"{where}: unknown key {unknown[0]!r}; allowed: {', '.join(sorted(required | optional))}"
-        )
-    if missing := sorted(required - set(row)):
-        raise ExpectationsError(f"{where}: the key {missing[0]!r} is missing")
-
-
-def _check_text(where: str, key: str, value: Any) -> None:
-    if not isinstance(value, str) or not value.strip():
-        raise ExpectationsError(f"{where}: {key} must be a text that is not empty")
-
-
-def _check_texts(where: str, key: str, value: Any) -> None:
-    if not isinstance(value, list) or not value or not all(isinstance(one, str) and one.strip() for one in value):
-        raise ExpectationsError(f"{where}: {key} must be a list of texts that are not empty")

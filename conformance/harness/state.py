@@ -14,6 +14,8 @@ import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
+from ..measure.flags import FLAGS
+
 # Device types whose autocast state is compared; each has its own enabled flag and dtype.
 _DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps", "mtia", "maia")
 
@@ -38,10 +40,6 @@ def _autocast_flags(device_type: str) -> list[_Flag]:
             lambda value: torch.set_autocast_dtype(device_type, value),
         ),
     ]
-
-
-def _attribute(owner: Any, path: str, name: str) -> _Flag:
-    return _Flag(path, lambda: getattr(owner, name), lambda value: setattr(owner, name, value))
 
 
 def _nesting() -> int:
@@ -70,33 +68,18 @@ def _flags() -> tuple[_Flag, ...]:
         _Flag("autocast nesting depth", _nesting, _set_nesting),
         _Flag("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
         _Flag("anomaly mode", torch.is_anomaly_enabled, lambda value: torch.set_anomaly_enabled(value)),
-        _Flag("default dtype", torch.get_default_dtype, torch.set_default_dtype),
         _Flag(
             "default device",
             torch.get_default_device,
             lambda value: torch.set_default_device(None if value == torch.device("cpu") else value),
         ),
-        _Flag("float32 matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
         _Flag(
             "deterministic algorithms",
             _deterministic,
             lambda value: torch.use_deterministic_algorithms(value[0], warn_only=value[1]),
         ),
-        _Flag("threads", torch.get_num_threads, torch.set_num_threads),
+        *(_Flag(flag.name, flag.read, flag.write) for flag in FLAGS if flag.restored),
     ]
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    attributes = (
-        (matmul, "torch.backends.cuda.matmul", "allow_tf32"),
-        (matmul, "torch.backends.cuda.matmul", "allow_fp16_reduced_precision_reduction"),
-        (matmul, "torch.backends.cuda.matmul", "allow_bf16_reduced_precision_reduction"),
-        (matmul, "torch.backends.cuda.matmul", "allow_fp16_accumulation"),
-        (cudnn, "torch.backends.cudnn", "allow_tf32"),
-        (cudnn, "torch.backends.cudnn", "enabled"),
-        (cudnn, "torch.backends.cudnn", "benchmark"),
-        (cudnn, "torch.backends.cudnn", "deterministic"),
-        (torch.backends.mkldnn, "torch.backends.mkldnn", "enabled"),
-    )
-    flags += [_attribute(owner, f"{path}.{name}", name) for owner, path, name in attributes]
     return tuple(flags)
 
 

@@ -14,6 +14,7 @@ from packaging.version import Version
 
 from ..data import fixture, read_users_toml
 from . import targets
+from .tables import Table, tables
 
 _REQUIRED = {"contract", "cases", "reason", "owner", "link", "expires"}
 _OPTIONAL = {"torch", "target"}
@@ -59,37 +60,25 @@ def _like(case: str, pattern: str) -> bool:
 
 
 def _waiver(where: str, row: dict[str, Any], known: Iterable[str]) -> Waiver:
-    if unknown := sorted(set(row) - _REQUIRED - _OPTIONAL):
-        allowed = ", ".join(sorted(_REQUIRED | _OPTIONAL))
-        raise WaiverError(f"{where}: unknown key {unknown[0]!r}; allowed: {allowed}")
-    if missing := sorted(_REQUIRED - set(row)):
-        raise WaiverError(f"{where}: the key {missing[0]!r} is missing")
-    for key in sorted(set(row) - {"cases", "expires", "target"}):
-        if not isinstance(row[key], str) or not row[key].strip():
-            raise WaiverError(f"{where}: {key} must be a text that is not empty")
-    if not _patterns(row["cases"]):
-        raise WaiverError(f'{where}: cases must be a list of patterns over case ids, such as ["*"]')
-    if not _patterns(row.get("target", ["*"])):
-        raise WaiverError(f'{where}: target must be a list of patterns over targets, such as ["cpu", "fake:*"]')
-    if type(row["expires"]) is not datetime.date:
-        raise WaiverError(f"{where}: expires must be a date without quotes, such as 2027-12-31")
+    table = Table(where, row, WaiverError)
+    table.keys(_REQUIRED, _OPTIONAL)
+    table.texts(*sorted(set(row) - {"cases", "expires", "target"}))
+    table.lists("cases", of='patterns over case ids, such as ["*"]')
+    table.lists("target", of='patterns over targets, such as ["cpu", "fake:*"]')
+    table.dates("expires")
     for pattern in row.get("target", []):
         if not set(pattern) & set("*?[") and not targets.known(pattern):
-            raise WaiverError(f"{where}: there is no target {pattern!r}")
+            table.refuse(f"there is no target {pattern!r}")
     try:
         SpecifierSet(row.get("torch", ""))
     except InvalidSpecifier:
-        raise WaiverError(f'{where}: torch must be version bounds such as ">=2.6,<2.14"') from None
+        table.refuse('torch must be version bounds such as ">=2.6,<2.14"')
     if row["contract"] not in set(known):
-        raise WaiverError(f"{where}: matches nothing: there is no contract {row['contract']!r}")
+        table.refuse(f"matches nothing: there is no contract {row['contract']!r}")
     words = {key: row[key] for key in ("contract", "reason", "owner", "link", "expires")}
     return Waiver(
         **words, cases=tuple(row["cases"]), torch=row.get("torch", ""), targets=tuple(row.get("target", ["*"]))
     )
-
-
-def _patterns(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(one, str) and one.strip() for one in value)
 
 
 def read(path: Path, known: Iterable[str]) -> tuple[Waiver, ...]:
@@ -98,7 +87,7 @@ def read(path: Path, known: Iterable[str]) -> tuple[Waiver, ...]:
     rows = table.get("waiver", [])
     if unknown := sorted(set(table) - {"waiver"}):
         raise WaiverError(f"{path}: unknown key {unknown[0]!r}; a waiver file holds [[waiver]] tables only")
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+    if not tables(rows):
         raise WaiverError(f"{path}: a waiver file holds [[waiver]] tables")
     known = set(known)
     return tuple(_waiver(f"{path}, waiver {number}", row, known) for number, row in enumerate(rows, start=1))

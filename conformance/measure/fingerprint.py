@@ -9,11 +9,12 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 
+from .flags import FLAGS, flag, kept
 from .precision import full_precision
 from .summation import (
     MANY_TERMS,
@@ -50,10 +51,6 @@ NAMES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 BITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24}
 _STEP = MANY_TERMS // SIDE
 _PLAIN = "as matrix products"
-_REDUCED = {
-    torch.float16: ("allow_fp16_reduced_precision_reduction", "allow_fp16_accumulation"),
-    torch.bfloat16: ("allow_bf16_reduced_precision_reduction",),
-}
 
 
 def fingerprint(device: torch.device, dtypes: tuple[torch.dtype, ...] = tuple(NAMES.values())) -> Fingerprint:
@@ -240,16 +237,11 @@ def _difference(plain: Section, other: Section) -> str:
 @contextlib.contextmanager
 def _precision(name: str) -> Iterator[None]:
     """Products of fp32 at this precision; the newer settings beside the flag, which setting it moves, come back too."""
-    before = torch.get_float32_matmul_precision()
-    owners: list[Any] = [torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)]
-    settings = [(owner, owner.fp32_precision) for owner in owners if hasattr(owner, "fp32_precision")]
-    torch.set_float32_matmul_precision(name)
-    try:
+    precision = flag("torch.get_float32_matmul_precision")
+    newer = (flag(f"torch.backends.{backend}.matmul.fp32_precision") for backend in ("cuda", "mkldnn"))
+    with kept(precision, *newer):
+        precision.write(name)
         yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-        for owner, value in settings:
-            owner.fp32_precision = value
 
 
 def _relaxed(device: torch.device) -> Section:
@@ -272,9 +264,9 @@ def _relaxed(device: torch.device) -> Section:
 def _reduced(device: torch.device, dtype: torch.dtype, plain: Section) -> str:
     """Return what changes where torch's flags allow 16-bit sums."""
     with full_precision("cuda"):
-        for name in _REDUCED[dtype]:
-            if hasattr(torch.backends.cuda.matmul, name):
-                setattr(torch.backends.cuda.matmul, name, True)
+        for each in FLAGS:
+            if dtype in each.reduces and each.present:
+                each.write(True)
         changed = _difference(plain, _attempt(lambda: product_rows(matrix_product(device), dtype)))
     return "no change" if changed == _PLAIN else changed
 

@@ -7,14 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-# "CUDA semantics", sections on TF32 and on reduced precision reductions in fp16 and bf16 GEMMs, and fp16 accumulation.
-_CUDA_FLAGS = (
-    (torch.backends.cuda.matmul, "allow_tf32"),
-    (torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction"),
-    (torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
-    (torch.backends.cuda.matmul, "allow_fp16_accumulation"),
-    (torch.backends.cudnn, "allow_tf32"),
-)
+from .flags import FLAGS, flag, kept
 
 
 def computes_in(device: torch.device, dtype: torch.dtype) -> bool:
@@ -31,20 +24,14 @@ def full_precision(device_type: str) -> Iterator[None]:
 
     Puts every flag back. On a device type other than cuda only the precision of fp32 products is a flag.
     """
-    before = torch.get_float32_matmul_precision()
-    flags = [(owner, name) for owner, name in _CUDA_FLAGS if device_type == "cuda" and hasattr(owner, name)]
-    values = [getattr(owner, name) for owner, name in flags]
-    if before != "highest":
-        torch.set_float32_matmul_precision("highest")
-    try:
-        for owner, name in flags:
-            setattr(owner, name, False)
+    flags = [each for each in FLAGS if device_type == "cuda" and each.reduces and each.present]
+    precision = flag("torch.get_float32_matmul_precision")
+    if precision.read() != "highest":
+        flags.append(precision)
+    with kept(*flags):
+        for each in flags:
+            each.write("highest" if each is precision else False)
         yield
-    finally:
-        for (owner, name), value in zip(flags, values, strict=True):
-            setattr(owner, name, value)
-        if before != "highest":
-            torch.set_float32_matmul_precision(before)
 
 
 @contextlib.contextmanager
@@ -54,10 +41,8 @@ def repeatable_convolutions() -> Iterator[None]:
     By default it may choose kernels that add with atomics, transposed convolutions and gradients in particular, or
     another kernel each time ("Reproducibility" in torch's notes). Puts both flags back.
     """
-    cudnn = torch.backends.cudnn
-    before = cudnn.deterministic, cudnn.benchmark
-    cudnn.deterministic, cudnn.benchmark = True, False
-    try:
+    deterministic, benchmark = flag("torch.backends.cudnn.deterministic"), flag("torch.backends.cudnn.benchmark")
+    with kept(deterministic, benchmark):
+        deterministic.write(True)
+        benchmark.write(False)
         yield
-    finally:
-        cudnn.deterministic, cudnn.benchmark = before

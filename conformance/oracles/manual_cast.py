@@ -1,10 +1,11 @@
-"""Autocast, done by hand: every function call of a program, its inputs cast as the op lists say, with autocast off."""
+"""Manual autocast: the inputs of every function call are cast as the op lists say, with autocast off."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -13,38 +14,64 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .policy.lists import Listing, eligible, listings, resolved, run_dtype, sets_dtype
-from .trace.casts import CastTrace
+from .policy.lists import BACKENDS, Listing, eligible, listings, resolved, run_dtype, sets_dtype
+from .trace.casts import traced_casts
+from .trace.ops import OpTrace
 
 # Functions without a policy of their own that do nothing but call one listed op.
 _CALLS = {"nll_loss_nd": "nll_loss", "__rmatmul__": "matmul"}
 _CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
-class HandCast(TorchFunctionMode):
-    """Run a program as a region of `amp_dtype` on `device_type` would, by casts written into it and no autocast.
+class ManualCast(TorchFunctionMode):
+    """Run a program as autocast regions on `device_type` would, by casts of its inputs and without autocast.
 
-    Each call of an ATen op from Python is looked up in the op lists by its name; what is eligible among its inputs
-    (floating, of the device, not float64: "Op Eligibility" of the op reference) is cast with `Tensor.to`, or fp32 is
-    asked for where autocast does that. Functions written in Python are followed into their body. A float32 leaf that
-    requires a gradient is cast once as long as the mode is entered, as autocast's weight cache does. Ops that C++
-    makes of listed ones without a policy of their own (`torch.lstm`, `cross_entropy` on CUDA) are not followed.
+    Entered itself, it is a region of `amp_dtype`; `region` opens one, nested or not. Each call of an ATen op from
+    Python is looked up in the op lists by its name; eligible inputs (floating, of the device, not float64: "Op
+    Eligibility" of the op reference) are cast with `Tensor.to`, or fp32 is asked for where autocast does that.
+    Functions written in Python are followed into their body. With `cache` a float32 leaf that requires a gradient is
+    cast once, where gradients are recorded; `copies` holds those casts, until the outermost region ends. Ops that C++
+    makes of listed ones without a policy of their own (`torch.lstm`) are not followed, but for `cross_entropy`.
 
     `last_first` is the order in which the inputs of one op are cast, which no one promises (`casts_last_first`).
     """
 
-    def __init__(self, device_type: str, amp_dtype: torch.dtype, *, last_first: bool = False) -> None:
+    def __init__(
+        self,
+        device_type: str,
+        amp_dtype: torch.dtype | None = None,
+        *,
+        cache: bool = True,
+        last_first: bool = False,
+    ) -> None:
         super().__init__()
-        self._device_type, self._amp_dtype, self._last_first = device_type, amp_dtype, last_first
-        self._policies = _policies(device_type)
-        self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # holds the weight, so that its id stays its own
+        self.copies: dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}  # with the weight: its id
+        self._device_type, self._cache_enabled, self._last_first = device_type, cache, last_first
+        self._amp_dtypes = [amp_dtype]
+        # Other backends list what CUDA does, or less of it.
+        self._policies = _policies(device_type if device_type in BACKENDS else "cuda")
         self._bodies: dict[types.FunctionType, Callable[..., Any]] = {}
         self._entered: list[types.FunctionType] = []
+
+    @contextlib.contextmanager
+    def region(self, amp_dtype: torch.dtype | None) -> Iterator[None]:
+        """Open a region of `amp_dtype` (None: a disabled one), perhaps inside another of this object."""
+        outermost = len(self._amp_dtypes) == 1
+        self._amp_dtypes.append(amp_dtype)
+        try:
+            with self if outermost else contextlib.nullcontext():
+                yield
+        finally:
+            self._amp_dtypes.pop()
+            if outermost:
+                self.copies.clear()
 
     def __torch_function__(
         self, func: Any, types_: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        keywords = kwargs or {}
+        keywords, amp_dtype = kwargs or {}, self._amp_dtypes[-1]
+        if amp_dtype is None:
+            return func(*args, **keywords)
         # A method in Python that calls the one of its own name in C++ (`Tensor.unflatten`) is met twice.
         if isinstance(func, types.FunctionType) and func not in self._entered:
             self._entered.append(func)
@@ -55,6 +82,9 @@ class HandCast(TorchFunctionMode):
                 self._entered.pop()
         name = getattr(func, "__name__", "").split(".")[0]  # an overload of torch.ops.aten is named "mm.default"
         listing = self._policies.get(_CALLS.get(name, name))
+        if listing is None and name == "cross_entropy_loss" and _of_classes(*args):
+            with self:
+                return _cross_entropy(*args)
         if listing is None or keywords.get("out") is not None:
             return func(*args, **keywords)
         if sets_dtype(listing):
@@ -62,7 +92,7 @@ class HandCast(TorchFunctionMode):
         found = [leaf.dtype for leaf in tree_leaves((args, keywords)) if eligible(leaf, self._device_type)]
         if not found:
             return func(*args, **keywords)
-        to = run_dtype(listing.policy, found, self._amp_dtype)
+        to = run_dtype(listing.policy, found, amp_dtype)
         values = [*args, *keywords.values()]
         # Inside a list the tensors are cast in their order, whatever the order of the inputs.
         for index in reversed(range(len(values))) if self._last_first else range(len(values)):
@@ -79,12 +109,12 @@ class HandCast(TorchFunctionMode):
     def _cast(self, to: torch.dtype, value: Any) -> Any:
         if not eligible(value, self._device_type) or value.dtype == to:
             return value
-        cached = value.requires_grad and value.is_leaf and not value._is_view() and to == self._amp_dtype
-        if not cached or value.dtype != torch.float32:
+        weight = value.requires_grad and value.is_leaf and not value._is_view() and value.dtype == torch.float32
+        if not (self._cache_enabled and weight and to == self._amp_dtypes[-1] and torch.is_grad_enabled()):
             return value.to(to)
-        if id(value) not in self._cache:
-            self._cache[id(value)] = value, value.to(to)
-        return self._cache[id(value)][1]
+        if (id(value), to) not in self.copies:
+            self.copies[id(value), to] = value, value.to(to)
+        return self.copies[id(value), to][1]
 
     def _body(self, func: types.FunctionType) -> Callable[..., Any]:
         """`func` without its own check for modes, so that what it calls comes back here and it does not."""
@@ -111,9 +141,21 @@ def casts_last_first(device: torch.device, region: Callable[[], AbstractContextM
     `region` makes a region for `device`. Where nothing is cast the answer is False.
     """
     call = partial(torch.mm, *(torch.zeros(1, 1, device=device) for _ in range(2)))
-    with region(), CastTrace(call) as trace:
+    with region(), OpTrace() as trace:
         call()
-    return [cast.argument for cast in trace.casts] == ["1", "0"]
+    return [cast.argument for cast in traced_casts(trace, call)] == ["1", "0"]
+
+
+def _of_classes(logits: torch.Tensor, target: torch.Tensor, *options: Any) -> bool:
+    """Whether this cross entropy is of class numbers, without label smoothing."""
+    return not target.is_floating_point() and (len(options) < 4 or options[3] == 0)
+
+
+def _cross_entropy(logits: torch.Tensor, target: torch.Tensor, *options: Any) -> torch.Tensor:
+    """Call what `at::cross_entropy_loss` is made of (aten/src/ATen/native/LossNLL.cpp)."""
+    chances = torch.log_softmax(logits, min(1, logits.dim() - 1), logits.dtype)
+    loss: torch.Tensor = torch._C._nn.nll_loss_nd(chances, target, *options[:3])
+    return loss
 
 
 def _no(*_: object) -> bool:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
+
+from .manual_cast import ManualCast
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -94,53 +95,6 @@ def train_by_hand(
     return [step_by_hand(model, optimizer, loss_function, batch, dtype, scale, clip).item() for batch in batches]
 
 
-_LOWERED = frozenset(("linear", "conv2d", "mm"))
-_FLOAT32 = frozenset(("mse_loss",))
-
-
-class HandRegions(TorchFunctionMode):
-    """Autocast regions by hand, for programs of linear, conv2d, mm, mse_loss and ops that no list names.
-
-    Lower precision ops get casts of their inputs and the loss gets float32; a float32 leaf that requires a gradient
-    is cast once in an outermost region, where gradients are recorded (torch.autocast docstring, cache_enabled).
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._stack: list[torch.dtype | None] = []
-        self._casts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # holds the weight, so its id stays its own
-
-    @contextlib.contextmanager
-    def region(self, dtype: torch.dtype, enabled: bool) -> Iterator[None]:
-        """A region of `dtype`, nested or not."""
-        self._stack.append(dtype if enabled else None)
-        try:
-            with contextlib.nullcontext() if len(self._stack) > 1 else self:
-                yield
-        finally:
-            self._stack.pop()
-            if not self._stack:
-                self._casts.clear()
-
-    def __torch_function__(
-        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        name, dtype = getattr(func, "__name__", ""), self._stack[-1]
-        if dtype is not None and (name in _LOWERED or name in _FLOAT32):
-            to = dtype if name in _LOWERED else torch.float32
-            args = tuple(self._cast(value, to) for value in args)
-        return func(*args, **(kwargs or {}))
-
-    def _cast(self, value: Any, to: torch.dtype) -> Any:
-        if not isinstance(value, torch.Tensor) or value.dtype in (to, torch.float64):
-            return value
-        if not (value.is_leaf and value.requires_grad and torch.is_grad_enabled()):
-            return value.to(to)
-        if id(value) not in self._casts:
-            self._casts[id(value)] = value, value.to(to)
-        return self._casts[id(value)][1]
-
-
 class HandScaler:
     """A loss scaler by hand, with the names of torch.amp.GradScaler and none of its code.
 
@@ -176,16 +130,16 @@ class HandScaler:
         self._finite.clear()
 
 
-class ByHand:
+class ManualAmp:
     """Mixed precision with every cast and every scaling written out: what recipes are compared with."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, device_type: str, dtype: torch.dtype) -> None:
         self.dtype = dtype
-        self._regions = HandRegions()
+        self._casts = ManualCast(device_type)
 
     def region(self, dtype: torch.dtype | None = None, *, enabled: bool = True) -> AbstractContextManager[None]:
-        """Casts by hand in `dtype`, or in that of the program."""
-        return self._regions.region(dtype or self.dtype, enabled)
+        """Manual casts to `dtype`, or to that of the program."""
+        return self._casts.region((dtype or self.dtype) if enabled else None)
 
     def scaler(self, init_scale: float, growth_interval: int = 2000) -> HandScaler:
         """A scaler by hand."""
@@ -215,7 +169,7 @@ class Cube(torch.autograd.Function):
         return gradient * 3 * x * x
 
 
-class Float32(ByHand):
+class Float32(ManualAmp):
     """The same programs in float32 throughout: no casts, and a scale of one that nothing changes."""
 
     def region(self, dtype: torch.dtype | None = None, *, enabled: bool = True) -> AbstractContextManager[None]:

@@ -6,52 +6,18 @@ the correctly rounded fp32 product. Nothing here calls torch, so the model canno
 
 from __future__ import annotations
 
-import functools
 import math
-import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-
-@dataclass(frozen=True)
-class Format:
-    """A binary format: its significant bits, the exponent of its smallest subnormal, its largest number."""
-
-    name: str
-    precision: int
-    smallest_exponent: int
-    largest: float
-
-    @property
-    def smallest(self) -> float:
-        """The smallest positive number, a subnormal."""
-        return math.ldexp(1.0, self.smallest_exponent)
-
-
-FP16 = Format("fp16", 11, -24, 65504.0)
-BF16 = Format("bf16", 8, -133, (2 - 2**-7) * 2.0**127)
-FP32 = Format("fp32", 24, -149, (2 - 2**-23) * 2.0**127)
-FP64 = Format("fp64", 53, -1074, sys.float_info.max)
+from ..oracles.numbers.binary import BF16, FP16, FP32, FP64, Format
 
 
 def rounded(value: float, form: Format) -> float:
     """Return `value` rounded to `form`, to nearest with ties to even, overflowing to infinity (IEEE 754)."""
-    if form is FP64 or value == 0.0 or not math.isfinite(value):
-        return value
-    return _nearest(value, form.precision, form.smallest_exponent, form.largest)
-
-
-@functools.lru_cache(maxsize=2**14)  # histories multiply the same few numbers repeatedly
-def _nearest(value: float, precision: int, smallest_exponent: int, largest: float) -> float:
-    if abs(value) >= 2 * largest:  # also keeps ldexp within the range of a double
-        return math.copysign(math.inf, value)
-    _, exponent = math.frexp(value)
-    quantum = max(exponent - precision, smallest_exponent)
-    # round() of a float is exact and rounds ties to even; ldexp is exact here.
-    magnitude = math.ldexp(round(math.ldexp(abs(value), -quantum)), quantum)
-    return math.copysign(math.inf if magnitude > largest else magnitude, value)
+    return form.nearest(value)
 
 
 def reciprocal(scale: float) -> float:

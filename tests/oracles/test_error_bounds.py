@@ -103,7 +103,7 @@ def test_truncation_has_a_gain(form: Format) -> None:
 
 
 def test_windows_of_fp32_and_tf32_are_apart() -> None:
-    tf32 = Format("tf32", 8, 10, torch.float32, torch.int32)
+    tf32 = Format("tf32", 8, 10)
     low, high = error_bounds.fp32_product_window(97)
 
     assert low <= _normwise(_as_promised, FP32, 0) <= high

@@ -7,8 +7,7 @@ import copy
 import torch
 from torch.nn import functional
 
-from conformance.oracles.manual_training import Float32, HandRegions, HandScale, HandScaler, train_by_hand
-from conformance.oracles.trace.ops import DtypeStream
+from conformance.oracles.manual_training import Float32, HandScale, HandScaler, train_by_hand
 
 
 def widened(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -59,40 +58,6 @@ def test_an_overflow_is_skipped() -> None:
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
-def test_regions_by_hand_cast_what_is_listed() -> None:
-    regions = HandRegions()
-    weight, x = torch.ones(3, 4, requires_grad=True), torch.ones(2, 4)
-
-    with regions.region(torch.bfloat16, True):
-        low = functional.linear(x, weight)
-        kept = functional.relu(low) + x[:, :3]
-        with regions.region(torch.bfloat16, False):
-            off = functional.linear(x, weight)
-        with regions.region(torch.float16, True):
-            other = torch.mm(low, kept.T)
-        loss = functional.mse_loss(low, low)
-    after = functional.linear(x, weight)
-
-    types = [tensor.dtype for tensor in (low, kept, off, other, loss, after)]
-    single = torch.float32
-    assert types == [torch.bfloat16, single, single, torch.float16, single, single]
-
-
-def test_regions_by_hand_cast_a_weight_once() -> None:
-    regions = HandRegions()
-    weight, x = torch.ones(3, 3, requires_grad=True), torch.ones(2, 3)
-    for _ in range(2):
-        with DtypeStream() as stream, regions.region(torch.float16, True):
-            functional.linear(functional.linear(x, weight), weight)
-        # The input and the weight, and neither for the second layer.
-        assert stream.casts(torch.float32, torch.float16) == 2
-
-    with regions.region(torch.float16, True):
-        with torch.no_grad():
-            functional.linear(x, weight)
-        assert functional.linear(x, weight).requires_grad
-
-
 def test_a_scaler_by_hand_skips_each_optimizer_for_itself() -> None:
     ones = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
     optimizers = [torch.optim.SGD([one], lr=1.0) for one in ones]
@@ -109,7 +74,7 @@ def test_a_scaler_by_hand_skips_each_optimizer_for_itself() -> None:
 
 
 def test_programs_in_float32_scale_nothing() -> None:
-    amp = Float32(torch.float16)
+    amp = Float32("cpu", torch.float16)
     scaler = amp.scaler(1024.0, 2)
 
     with amp.region():

@@ -174,7 +174,7 @@ def test_a_cast_that_changes_strides_is_seen() -> None:
     with _moved(lambda x, y: torch.mm(x.half(memory_format=torch.contiguous_format), y.half())):
         seen = overloads.run(target, call, torch.float16)
 
-    assert [cast.kept_layout for cast in seen.trace.casts] == [False, True]
+    assert [cast.kept_layout for cast in seen.casts] == [False, True]
 
 
 def test_types_that_are_not_eligible_are_not_promised_a_cast() -> None:

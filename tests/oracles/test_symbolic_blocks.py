@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from conformance.chapters.memory.kernel_exceptions import KernelException, ManualRegion, kernel_exceptions
+from conformance.chapters.memory.kernel_exceptions import KernelException, kernel_exceptions
 from conformance.chapters.memory.step_memory import step_bytes
 from conformance.measure.storages import PeakStorages, SavedForBackward, saved_by, without_bookkeeping
 from conformance.oracles import manual_cast
@@ -40,8 +40,8 @@ def test_every_block_runs_and_is_predicted(name: str) -> None:
     assert sorted(map(str, without_bookkeeping(saved.storages))) == sorted(map(str, predicted))
 
 
-# HandCast does not follow what C++ makes of listed operations, and the CPU has no fused kernel for dropout.
-_NOT_BY_HAND = ("cross_entropy", "dropout", "square")
+# ManualCast does not follow what C++ makes of listed operations, and the CPU has no fused kernel for dropout.
+_NOT_BY_HAND = ("dropout", "square")
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_the_lists_of_cuda_carried_out_by_hand_keep_what_is_predicted(
     eligible = manual_cast.eligible
     monkeypatch.setattr(manual_cast, "eligible", lambda value, device_type: eligible(value, "cpu"))
     leaves = _leaves(BLOCKS[name])
-    with SavedForBackward(leaves.values()) as saved, manual_cast.HandCast("cuda", torch.bfloat16):
+    with SavedForBackward(leaves.values()) as saved, manual_cast.ManualCast("cuda", torch.bfloat16):
         execute(BLOCKS[name], leaves)
     predicted = [(item.dtype, item.nbytes) for item in predict(BLOCKS[name], "cuda", torch.bfloat16)]
     assert sorted(map(str, without_bookkeeping(saved.storages))) == sorted(map(str, predicted))
@@ -79,9 +79,9 @@ def test_a_kernel_that_keeps_something_else_is_named() -> None:
 @pytest.mark.parametrize("cache", [True, False], ids=["cache", "no-cache"])
 @pytest.mark.parametrize("name", BLOCKS)
 def test_casts_by_hand_keep_what_is_predicted(name: str, cache: bool) -> None:
-    leaves, manual = _leaves(BLOCKS[name]), ManualRegion("cpu", torch.bfloat16, cache)
-    with SavedForBackward(leaves.values()) as saved:
-        manual.execute(BLOCKS[name], leaves)
+    leaves = _leaves(BLOCKS[name])
+    with SavedForBackward(leaves.values()) as saved, manual_cast.ManualCast("cpu", torch.bfloat16, cache=cache):
+        execute(BLOCKS[name], leaves)
     predicted = [(item.dtype, item.nbytes) for item in predict(BLOCKS[name], "cpu", torch.bfloat16, cache=cache)]
     assert sorted(map(str, without_bookkeeping(saved.storages))) == sorted(map(str, predicted))
 

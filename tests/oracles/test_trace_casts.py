@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from conformance.oracles.trace.casts import Cast, CastTrace, arguments, expected_casts
+from conformance.oracles.trace.casts import Cast, arguments, expected_casts, traced_casts
+from conformance.oracles.trace.ops import OpTrace
 
 
 def trace(call: partial[torch.Tensor]) -> list[Cast]:
-    with torch.autocast("cpu", dtype=torch.bfloat16), CastTrace(call) as seen:
+    with torch.autocast("cpu", dtype=torch.bfloat16), OpTrace() as seen:
         call()
-    return seen.casts
+    return traced_casts(seen, call)
 
 
 def test_arguments_are_named_by_their_place() -> None:
@@ -78,11 +79,11 @@ TRACED = """
 from functools import partial
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from conformance.oracles.trace.casts import CastTrace
+from conformance.oracles.trace.ops import OpTrace
 with FakeTensorMode():
     shapes = ((2, 4), (2, 3), (9, 4), (9, 3), (9,), (9,))
     call = partial(torch.gru_cell, *(torch.empty(shape, device="cuda") for shape in shapes))
-    with CastTrace(call):
+    with OpTrace():
         hidden = call()
 assert (hidden.shape, hidden.dtype, hidden.device.type) == ((2, 3), torch.float32, "cuda")
 """

@@ -9,7 +9,7 @@ from torch.nn import functional
 from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...measure.precision import repeatable_convolutions
-from ...oracles.trace.ops import stream_of
+from ...oracles.trace.ops import trace_of
 from .exact_chains import EXACT
 from .op_chains import CHAINS, Chain
 from .support import (
@@ -33,9 +33,9 @@ def test_types_of_backward_ops(
 ) -> None:
     leaves = chain.leaves(normal(rng), target.device)
     output: list[torch.Tensor] = []
-    ahead = stream_of(lambda: output.append(forward(chain, leaves, target, amp_dtype)))
+    ahead = trace_of(lambda: output.append(forward(chain, leaves, target, amp_dtype)))
     gradient = cotangent(output[0], rng)
-    back = stream_of(lambda: output[0].backward(gradient))
+    back = trace_of(lambda: output[0].backward(gradient))
     case.at_least("ops that compute in backward", len(back.computing), 1)
     for direction, stream in (("forward", ahead), ("backward", back)):
         for op in stream.computing:
@@ -49,7 +49,7 @@ def test_types_of_backward_ops(
 def test_control_without_a_region(case: Case, chain: Chain, target: Target, rng: torch.Generator) -> None:
     leaves = chain.leaves(normal(rng), target.device)
     output = chain.autocast(leaves)
-    back = stream_of(lambda: output.backward(torch.ones_like(output)))
+    back = trace_of(lambda: output.backward(torch.ones_like(output)))
     types = {str(dtype) for op in back.computing for dtype in op.inputs + op.outputs}
     case.equal("types of backward ops", sorted(types), ["torch.float32"])
 
@@ -320,7 +320,7 @@ def test_disabled_subregion(case: Case, target: Target, amp_dtype: torch.dtype, 
         with target.autocast(amp_dtype, enabled=False):
             output = functional.linear(hidden.float(), second)
     gradient = cotangent(output, rng)
-    back = stream_of(lambda: output.backward(gradient))
+    back = trace_of(lambda: output.backward(gradient))
     products = [op for op in back.computing if op.name == "aten::mm"]
     types = [sorted(set(map(str, op.inputs + op.outputs))) for op in products]
     case.equal("types of the products, last layer first", types, [["torch.float32"]] * 2 + [[str(amp_dtype)]])

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...measure.precision import repeatable_convolutions
-from ...oracles.trace.ops import DtypeStream
+from ...oracles.trace.ops import OpTrace
 from .support import ambient, around_backward, cotangent, gradients, same_gradients
 
 KINDS = (False, True)
@@ -223,10 +223,10 @@ def test_selective_checkpointing(case: Case, target: Target, rng: torch.Generato
         counts = {}
         for name, contexts in ways.items():
             run = through(use_reentrant=False, context_fn=contexts)
-            with DtypeStream() as stream:
+            with OpTrace() as trace:
                 seen = stepped(layers, x, dtype, run)
             case.equal(f"{dtype}, {name}: what differs", apart(seen, expected), [])
-            counts[name] = sum(op.name in ("aten::mm", "aten::addmm") for op in stream.computing)
+            counts[name] = sum(op.name in ("aten::mm", "aten::addmm") for op in trace.computing)
         # Three products forward, and two back for each but the one with a constant, which has one.
         kept = {name: count for name, count in counts.items() if name != "nothing kept"}
         case.equal(f"{dtype}: matrix products that ran", kept, dict.fromkeys(kept, 8))

@@ -3,49 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...oracles.trace.ops import Conversion, OpTrace
 from .cache_model import FLOATS, MODES, UPDATES, CacheModel, Kind, Setting, Step, Use, called
 
-# A cast arrives as `_to_copy`, and in inference mode as the undecomposed `to`.
-_CASTS = (torch.ops.aten._to_copy, torch.ops.aten.to)
 SIDE = 4  # of the square weights
-
-
-class NamedCasts(TorchDispatchMode):
-    """While active, records the casts of tensors that have a name; keeps neither them nor the results alive."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Nothing here is compiled; the guard against it, from torch 2.11 on, imports the compiler."""
-        return False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: dict[int, str] = {}
-        self.seen: list[tuple[str, torch.dtype]] = []
-        self._results: list[weakref.ref[torch.Tensor]] = []
-
-    def alive(self) -> list[torch.dtype]:
-        """The types of those results that something still holds."""
-        self._results = [reference for reference in self._results if reference() is not None]
-        return [result.dtype for reference in self._results if (result := reference()) is not None]
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func.overloadpacket in _CASTS and id(args[0]) in self.names and result.dtype is not args[0].dtype:
-            self.seen.append((self.names[id(args[0])], result.dtype))
-            self._results.append(weakref.ref(result))
-        return result
 
 
 class CachePlayer:
@@ -148,7 +116,8 @@ class _Play:
         }
         self._open: list[AbstractContextManager[Any]] = []
         self._outputs: list[tuple[Place, Use, int, torch.Tensor, torch.Tensor]] = []
-        self._trace = NamedCasts()
+        self._trace = OpTrace()
+        self._casts: list[Conversion] = []  # of the weights and their partners, those that something may still hold
 
     def run(self) -> str | None:
         with self._trace:
@@ -193,10 +162,11 @@ class _Play:
 
     def _held(self) -> str | None:
         """Say what is wrong with the casts that are alive: those in the cache are, and no other."""
-        alive, promised = self._trace.alive(), [kept.dtype for kept in self._model.kept.values()]
-        if alive == promised or sorted(map(str, alive)) == sorted(map(str, promised)):
+        self._casts = [cast for cast in self._casts if cast.result() is not None]
+        held, promised = [cast.target for cast in self._casts], [kept.dtype for kept in self._model.kept.values()]
+        if held == promised or sorted(map(str, held)) == sorted(map(str, promised)):
             return None
-        return f"casts to {alive} are held, not to {promised}"
+        return f"casts to {held} are held, not to {promised}"
 
     def _use(self, place: Place, use: Use, other: torch.Tensor) -> str | None:
         step = place.step
@@ -208,14 +178,15 @@ class _Play:
             "* 1": lambda: weight * 1,
             "detach()": weight.detach,
         }[step.form]()
-        self._trace.names = {id(formed): called(step.weight, step.form), id(other): "x"}
-        self._trace.seen = []
+        names = {id(formed): called(step.weight, step.form), id(other): "x"}
+        self._trace.ops.clear()
         try:
             output = _CALLS[step.function](other, formed)
         except RuntimeError as error:
             return f"it raises {error}"
-        seen = tuple(sorted(self._trace.seen, key=str))
-        self._trace.names = {}
+        casts = [cast for cast in self._trace.conversions if cast.tensor in names]
+        self._casts += casts
+        seen = tuple(sorted(((names[cast.tensor], cast.target) for cast in casts), key=str))
         self._player.uses += 1
         self._player.casts += len(seen)
         if seen != use.casts:

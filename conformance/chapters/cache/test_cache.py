@@ -13,7 +13,8 @@ from torch.nn.functional import linear
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from ...oracles.numbers.formats import FORMATS, FP32, midpoints, narrow, tensor_of
-from ...oracles.trace.weight_casts import WeightCasts
+from ...oracles.trace.casts import alive
+from ...oracles.trace.ops import OpTrace
 
 OTHER = {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}
 # Long enough that only a thread that died is given up on.
@@ -46,17 +47,17 @@ def by_hand(features: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) ->
 @pytest.mark.parametrize("uses", [2, deep("standard", 7)])
 def test_one_cast(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, uses: int) -> None:
     weight, features = weight_of(target, rng), features_of(target, rng)
-    with target.autocast(amp_dtype), WeightCasts(weight) as casts:
+    with target.autocast(amp_dtype), OpTrace() as trace:
         for use in range(1, uses + 1):
             output = linear(features, weight)
-            case.equal(f"casts of the weight after {use} uses", casts.count, 1)
+            case.equal(f"casts of the weight after {use} uses", len(trace.casts_of(weight)), 1)
     case.equal("dtype of the output", output.dtype, amp_dtype)
 
 
 @contract("AMP-CACHE-001")
 def test_one_cast_over_several_ops(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
     weight, features = weight_of(target, rng), features_of(target, rng)
-    with target.autocast(amp_dtype), WeightCasts(weight) as casts:
+    with target.autocast(amp_dtype), OpTrace() as trace:
         outputs = [
             linear(features, weight),
             torch.mm(weight, features.t()),
@@ -64,7 +65,7 @@ def test_one_cast_over_several_ops(case: Case, target: Target, amp_dtype: torch.
             torch.bmm(features.reshape(3, 1, 4), weight.new_ones(3, 4, 2)),
             torch.addmm(features.new_ones(5, 3), weight, features.t()),
         ]
-    case.equal("casts of the weight over linear, mm, matmul and addmm", casts.count, 1)
+    case.equal("casts of the weight over linear, mm, matmul and addmm", len(trace.casts_of(weight)), 1)
     case.equal("dtypes of the outputs", {output.dtype for output in outputs}, {amp_dtype})
 
 
@@ -72,13 +73,11 @@ def test_one_cast_over_several_ops(case: Case, target: Target, amp_dtype: torch.
 def test_one_cast_of_each(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
     layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4)).to(target.device)
     features = torch.ones(3, 4, device=target.device)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(target.autocast(amp_dtype))
-        casts = {name: stack.enter_context(WeightCasts(each)) for name, each in layers.named_parameters()}
+    with target.autocast(amp_dtype), OpTrace() as trace:
         for _ in range(3):
             features = layers(features)
-    for name, counted in casts.items():
-        case.equal(f"casts of {name} over three calls of the module", counted.count, 1)
+    for name, each in layers.named_parameters():
+        case.equal(f"casts of {name} over three calls of the module", len(trace.casts_of(each)), 1)
 
 
 @contract("AMP-CACHE-002")
@@ -92,7 +91,7 @@ def test_nested_region_keeps_the_cache(
         "left by an exception": lambda: target.autocast(amp_dtype),
     }
     weight, features = weight_of(target, rng), features_of(target, rng)
-    with target.autocast(amp_dtype), WeightCasts(weight) as casts:
+    with target.autocast(amp_dtype), OpTrace() as trace:
         linear(features, weight)
         for kind, opened in inner.items():
             with contextlib.suppress(Interruption), opened():
@@ -100,7 +99,7 @@ def test_nested_region_keeps_the_cache(
                 if kind == "left by an exception":
                     raise Interruption
             linear(features, weight)
-            case.equal(f"casts of the weight after a nested region {kind}", casts.count, 1)
+            case.equal(f"casts of the weight after a nested region {kind}", len(trace.casts_of(weight)), 1)
 
 
 @contract("AMP-CACHE-003")
@@ -108,14 +107,14 @@ def test_cast_again_in_the_next_region(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
 ) -> None:
     weight, features = weight_of(target, rng), features_of(target, rng)
-    with WeightCasts(weight) as casts:
+    with OpTrace() as trace:
         for number in range(1, 4):
             with target.autocast(amp_dtype):
                 linear(features, weight)
                 with target.autocast(amp_dtype):
                     linear(features, weight)
                 linear(features, weight)
-            case.equal(f"casts of the weight after {number} regions", casts.count, number)
+            case.equal(f"casts of the weight after {number} regions", len(trace.casts_of(weight)), number)
 
 
 @contract("AMP-CACHE-003")
@@ -125,7 +124,7 @@ def test_cast_again_whatever_the_outermost_region(
 ) -> None:
     neighbour = "cpu" if target.device_type == "xpu" else "xpu"
     weight, features = weight_of(target, rng), features_of(target, rng)
-    with WeightCasts(weight) as casts:
+    with OpTrace() as trace:
         for number in range(1, 4):
             with contextlib.ExitStack() as around:
                 if outermost == "disabled":
@@ -141,7 +140,7 @@ def test_cast_again_whatever_the_outermost_region(
                     for _ in range(2):
                         with torch.enable_grad():
                             linear(features, weight)
-            case.equal(f"casts of the weight after {number} outermost regions", casts.count, number)
+            case.equal(f"casts of the weight after {number} outermost regions", len(trace.casts_of(weight)), number)
 
 
 @contract("AMP-CACHE-004")
@@ -150,41 +149,41 @@ def test_dropped_by_an_exception(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, depth: int
 ) -> None:
     weight, features = weight_of(target, rng), features_of(target, rng)
-    with WeightCasts(weight) as casts:
+    with OpTrace() as trace:
         for number in range(1, 4):
             with contextlib.suppress(Interruption), contextlib.ExitStack() as stack:
                 for _ in range(depth):
                     stack.enter_context(target.autocast(amp_dtype))
                 linear(features, weight)
                 raise Interruption
-            case.equal(f"casts of the weight after {number} broken regions", casts.count, number)
+            case.equal(f"casts of the weight after {number} broken regions", len(trace.casts_of(weight)), number)
 
 
 @contract("AMP-CACHE-005")
 def test_cache_off(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
     weight, features = weight_of(target, rng), features_of(target, rng)
-    with target.autocast(amp_dtype, cache_enabled=False), WeightCasts(weight) as casts:
+    with target.autocast(amp_dtype, cache_enabled=False), OpTrace() as trace:
         for use in range(1, 4):
             output = linear(features, weight)
-            case.equal(f"casts of the weight after {use} uses", casts.count, use)
+            case.equal(f"casts of the weight after {use} uses", len(trace.casts_of(weight)), use)
     case.equal("dtype of the output", output.dtype, amp_dtype)
-    with target.autocast(amp_dtype), WeightCasts(weight) as casts:
+    with target.autocast(amp_dtype), OpTrace() as trace:
         for _ in range(3):
             linear(features, weight)
-    case.equal("casts over three uses with the cache on (control)", casts.count, 1)
+    case.equal("casts over three uses with the cache on (control)", len(trace.casts_of(weight)), 1)
 
 
 @contract("AMP-CACHE-005")
 def test_cache_off_in_a_subregion(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
     weight, features = weight_of(target, rng), features_of(target, rng)
-    with target.autocast(amp_dtype), WeightCasts(weight) as casts:
+    with target.autocast(amp_dtype), OpTrace() as trace:
         linear(features, weight)
         with target.autocast(amp_dtype, cache_enabled=False):
             linear(features, weight)
             linear(features, weight)
-        case.equal("casts after one use with the cache on and two with it off", casts.count, 3)
+        case.equal("casts after one use with the cache on and two with it off", len(trace.casts_of(weight)), 3)
         linear(features, weight)
-        case.equal("casts after one more use with the cache on", casts.count, 3)
+        case.equal("casts after one more use with the cache on", len(trace.casts_of(weight)), 3)
 
 
 # What is not cached: a way to make it from a float32 leaf, and how often three uses cast it.
@@ -206,20 +205,22 @@ KINDS: dict[str, tuple[Callable[[torch.Tensor, torch.dtype], torch.Tensor], int]
 def test_what_is_cached(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, kind: str) -> None:
     make, promised = KINDS[kind]
     weight, features = make(weight_of(target, rng), amp_dtype), features_of(target, rng)
-    with target.autocast(amp_dtype), WeightCasts(weight) as casts:
+    with target.autocast(amp_dtype), OpTrace() as trace:
         outputs = [linear(features, weight) for _ in range(3)]
-    case.equal(f"casts over three uses of a {kind}", casts.count, promised)
+    case.equal(f"casts over three uses of a {kind}", len(trace.casts_of(weight)), promised)
     case.equal("dtypes of the outputs", {output.dtype for output in outputs}, {amp_dtype})
 
 
 @contract("AMP-CACHE-007")
 def test_clear(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
     weight, features = weight_of(target, rng), features_of(target, rng)
-    with target.autocast(amp_dtype), WeightCasts(weight) as casts:
+    with target.autocast(amp_dtype), OpTrace() as trace:
         for number in range(1, 4):
             linear(features, weight)
             linear(features, weight)
-            case.equal(f"casts of the weight, the cache cleared {number - 1} times", casts.count, number)
+            case.equal(
+                f"casts of the weight, the cache cleared {number - 1} times", len(trace.casts_of(weight)), number
+            )
             torch.clear_autocast_cache()
 
 
@@ -257,12 +258,12 @@ def test_cast_is_rounded_to_nearest(case: Case, target: Target, amp_dtype: torch
     patterns = midpoints(form, case.samples(quick=61, standard=13, full=1))
     # A view would not be cached, hence the clone.
     weight = tensor_of(patterns, FP32).reshape(-1, 1).clone().to(target.device).requires_grad_()
-    with target.autocast(amp_dtype), WeightCasts(weight) as casts:
+    with target.autocast(amp_dtype), OpTrace() as trace:
         torch.mm(weight, torch.ones(1, 1, device=target.device))
-        alive = casts.alive()
-        case.equal("casts that the cache holds", len(alive), 1)
+        cached = alive(trace.casts_of(weight))
+        case.equal("casts that the cache holds", len(cached), 1)
         promised = tensor_of([narrow(pattern, form) for pattern in patterns], form).reshape(-1, 1)
-        case.identical("the cached cast of ties and their neighbours", alive[0].detach(), promised)
+        case.identical("the cached cast of ties and their neighbours", cached[0].detach(), promised)
 
 
 @contract("AMP-CACHE-012")
@@ -326,18 +327,18 @@ def test_new_weight_at_an_old_address(
 def test_nothing_survives(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, leave: str) -> None:
     weight, features = weight_of(target, rng), features_of(target, rng)
     with contextlib.suppress(Interruption), target.autocast(amp_dtype):
-        with WeightCasts(weight) as casts:
+        with OpTrace() as trace:
             linear(features, weight)
-        case.equal("casts alive in the region (control)", len(casts.alive()), 1)
+        case.equal("casts alive in the region (control)", len(alive(trace.casts_of(weight))), 1)
         with target.autocast(amp_dtype):
             pass
-        case.equal("casts alive after a nested region (control)", len(casts.alive()), 1)
+        case.equal("casts alive after a nested region (control)", len(alive(trace.casts_of(weight))), 1)
         if leave == "by an exception":
             raise Interruption
         if leave == "by clearing":
             torch.clear_autocast_cache()
-            case.equal("casts alive after clearing", len(casts.alive()), 0)
-    case.equal("casts alive after the region", len(casts.alive()), 0)
+            case.equal("casts alive after clearing", len(alive(trace.casts_of(weight))), 0)
+    case.equal("casts alive after the region", len(alive(trace.casts_of(weight))), 0)
 
 
 # Gradients

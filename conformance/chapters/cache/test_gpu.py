@@ -15,7 +15,7 @@ from ...harness.targets import Target
 from ...measure.precision import full_precision
 from ...oracles.numbers.exact import product
 from ...oracles.numbers.formats import FORMATS, Format, rounded
-from ...oracles.trace.weight_casts import WeightCasts
+from ...oracles.trace.ops import OpTrace
 from ...workloads.graphs import recorded, warmed
 
 ROWS, WIDTH = 4, 8
@@ -180,7 +180,7 @@ def test_casts_over_streams(case: Case, target: Target, amp_dtype: torch.dtype, 
         casting, using = module.Stream(), module.Stream()
         for number in range(1, rounds + 1):
             layers.draw()
-            with target.autocast(amp_dtype), WeightCasts(layers.weights[0]) as casts:
+            with target.autocast(amp_dtype), OpTrace() as trace:
                 casting.wait_stream(module.current_stream())
                 with module.stream(casting):
                     occupy(module)
@@ -191,7 +191,7 @@ def test_casts_over_streams(case: Case, target: Target, amp_dtype: torch.dtype, 
                 module.current_stream().wait_stream(using)
                 seen["the current stream"] = layers.first(layers.inputs)
             between, _, gradient = layers.expected(form)
-            case.equal(f"casts of the weight in round {number}", casts.count, 1)
+            case.equal(f"casts of the weight in round {number}", len(trace.casts_of(layers.weights[0])), 1)
             for stream, result in seen.items():
                 same(case, f"result on {stream}, round {number}", result, between)
             same(case, f"gradient of all three, round {number}", layers.backward(*seen.values()), 3 * gradient)

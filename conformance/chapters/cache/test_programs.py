@@ -24,7 +24,8 @@ from ...oracles.region.programs import WAYS, Jump, Open, Program
 from ...oracles.region.stack_model import Region
 from ...oracles.shrinking import shortest
 from ...oracles.symbolic.blocks import blocks, execute, tensors
-from ...oracles.trace.weight_casts import WeightCasts
+from ...oracles.trace.casts import alive
+from ...oracles.trace.ops import OpTrace
 from . import cache_model
 from .cache_model import FLOATS, FORMS, LOW, MODES, UPDATES, Kind, Setting, Step, drawn
 from .cache_runner import CachePlayer
@@ -218,10 +219,10 @@ def test_tied_weights(case: Case, target: Target, amp_dtype: torch.dtype) -> Non
     decoder.weight = encoder.weight
     twin.weight = torch.nn.Parameter(encoder.weight.data)
     features = torch.ones(3, 4, device=target.device)
-    with target.autocast(amp_dtype), WeightCasts(encoder.weight) as casts, WeightCasts(twin.weight) as others:
+    with target.autocast(amp_dtype), OpTrace() as trace:
         outputs = [layer(features) for layer in (encoder, decoder, twin, decoder, twin)]
-    case.equal("casts of a weight that two modules share", casts.count, 1)
-    case.equal("casts of another parameter that lies in its memory", others.count, 1)
+    case.equal("casts of a weight that two modules share", len(trace.casts_of(encoder.weight)), 1)
+    case.equal("casts of another parameter that lies in its memory", len(trace.casts_of(twin.weight)), 1)
     case.true("all outputs are the same", all(torch.equal(output, outputs[0]) for output in outputs))
 
 
@@ -235,20 +236,20 @@ def test_nothing_survives_in_any_way(case: Case, target: Target, rng: torch.Gene
     held, inside = {}, set()
     for way in WAYS:
         weight = torch.randn(5, 4, generator=rng).to(target.device).requires_grad_()
-        casts = WeightCasts(weight)
+        trace = OpTrace()
 
-        def see(place: str, weight: torch.Tensor = weight, casts: WeightCasts = casts) -> None:
+        def see(place: str, weight: torch.Tensor = weight, trace: OpTrace = trace) -> None:
             if place.startswith("in "):
-                with casts:
+                with trace:
                     linear(features, weight)
-                inside.add(len(casts.alive()))
+                inside.add(len(alive(trace.casts_of(weight))))
 
         body = (Jump(1, "KeyboardInterrupt"),) if kind == "raises" else ()
         code = Program((Open(0, way, Region(target.device_type), body),)).code
         with contextlib.suppress(KeyboardInterrupt):
             exec(code, {"torch": torch, "contextlib": contextlib, "functools": functools, "sys": sys, "see": see})
-        if casts.alive():
-            held[way] = len(casts.alive())
+        if alive(trace.casts_of(weight)):
+            held[way] = len(alive(trace.casts_of(weight)))
     case.note("ways to open a region", len(WAYS))
     case.equal("casts alive in the regions (control)", inside, {1})
     case.equal("casts alive after a region, by the way it was opened", held, {})
@@ -266,52 +267,52 @@ def test_nothing_survives_a_generator(case: Case, target: Target, rng: torch.Gen
             yield
 
     first, second = work(), work()
-    with WeightCasts(weight) as casts:
+    with OpTrace() as trace:
         next(first)
         if kind == "interleaved":
             next(second)
-        case.equal("casts alive while the generator is suspended (control)", len(casts.alive()), 1)
+        case.equal("casts alive while the generator is suspended (control)", len(alive(trace.casts_of(weight))), 1)
         if kind == "dropped":
             del first
         else:
             first.close()
         if kind == "interleaved":
-            case.equal("casts alive while the other one is suspended", len(casts.alive()), 1)
+            case.equal("casts alive while the other one is suspended", len(alive(trace.casts_of(weight))), 1)
             # It puts back what it found, which is the first one's region: see AMP-REGION-039.
             second.close()
             torch.set_autocast_enabled(target.device_type, False)
-    case.equal("casts alive after the last generator", len(casts.alive()), 0)
+    case.equal("casts alive after the last generator", len(alive(trace.casts_of(weight))), 0)
 
 
 @contract("AMP-CACHE-015")
 def test_nothing_survives_a_thread(case: Case, target: Target, rng: torch.Generator) -> None:
     features = torch.randn(3, 4, generator=rng).to(target.device)
     weight = torch.randn(5, 4, generator=rng).to(target.device).requires_grad_()
-    casts = WeightCasts(weight)
+    trace = OpTrace()
 
     def work() -> int:
-        with torch.autocast(target.device_type), casts:
+        with torch.autocast(target.device_type), trace:
             linear(features, weight)
-            return len(casts.alive())
+            return len(alive(trace.casts_of(weight)))
 
     with ThreadPoolExecutor(max_workers=1) as pool:
         case.equal("casts alive in the thread's region (control)", pool.submit(work).result(PATIENCE), 1)
-        case.equal("casts alive after it, while the thread lives", len(casts.alive()), 0)
+        case.equal("casts alive after it, while the thread lives", len(alive(trace.casts_of(weight))), 0)
 
 
 @contract("AMP-CACHE-015")
 def test_nothing_survives_a_deleted_weight(case: Case, target: Target, rng: torch.Generator) -> None:
     features = torch.randn(3, 4, generator=rng).to(target.device)
-    alive = []
+    casts = []
     with torch.autocast(target.device_type):
         for _ in range(3):
             weight = torch.randn(5, 4, generator=rng).to(target.device).requires_grad_()
-            with WeightCasts(weight) as casts:
+            with OpTrace() as trace:
                 linear(features, weight)
-            alive.append(casts)
+            casts += trace.casts_of(weight)
             del weight
-        case.note("casts of deleted weights that are held in the region", sum(len(casts.alive()) for casts in alive))
-    case.equal("casts of deleted weights alive after it", sum(len(casts.alive()) for casts in alive), 0)
+        case.note("casts of deleted weights that are held in the region", len(alive(casts)))
+    case.equal("casts of deleted weights alive after it", len(alive(casts)), 0)
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -367,9 +368,9 @@ def test_one_cache_for_all_threads(case: Case, target: Target, amp_dtype: torch.
     weight = torch.randn(5, 4, generator=rng).to(target.device).requires_grad_()
 
     def casts_of_a_use() -> int:
-        with WeightCasts(weight) as casts:
+        with OpTrace() as trace:
             linear(features, weight)
-        return casts.count
+        return len(trace.casts_of(weight))
 
     def aside() -> tuple[int, int]:
         with target.autocast(amp_dtype):

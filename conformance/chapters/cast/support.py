@@ -23,8 +23,7 @@ from ...oracles.policy.lists import (
 )
 from ...oracles.policy.overloads import Seen, run
 from ...oracles.policy.samples import SAMPLES, Inputs, spell
-from ...oracles.trace.casts import Cast, CastTrace
-from ...oracles.trace.ops import DtypeStream
+from ...oracles.trace.casts import Cast
 
 CUDA = ("fake:cuda", "cuda")
 
@@ -133,13 +132,6 @@ def check_same(case: Case, exact: bool, what: str, seen: torch.Tensor, wanted: t
 
 def dtype_names(casts: Iterable[Cast]) -> list[str]:
     return sorted(f"{cast.source} to {cast.target}" for cast in casts)
-
-
-@contextlib.contextmanager
-def ops_below_autocast(target: Target) -> Iterator[DtypeStream]:
-    """Watch what runs below autocast; fake kernels that ask for hardware are answered without it."""
-    with CastTrace(partial(tuple)) if target.is_fake else contextlib.nullcontext(), DtypeStream() as stream:
-        yield stream
 
 
 def floating_tensors(result: Any) -> list[torch.Tensor]:

@@ -308,8 +308,8 @@ def _check_casts(case: Case, target: Target, amp_dtype: torch.dtype, row: Listin
             inputs = make_inputs(target, dtypes, rng)
             call = SAMPLES[row.sample](inputs)
             expected = run_dtype(row.policy, dtypes[: inputs.made], amp_dtype)
-            seen = run_sample(target, call, amp_dtype).trace.casts
-            own = run_manually_cast(target, row, dtypes, expected, rng).trace.casts
+            seen = run_sample(target, call, amp_dtype).casts
+            own = run_manually_cast(target, row, dtypes, expected, rng).casts
             promised = [] if sets_dtype(row) else expected_casts(call, expected)
             what = f"for {type_names(dtypes[: inputs.made])}"
             if not sets_dtype(row):

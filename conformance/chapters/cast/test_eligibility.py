@@ -57,7 +57,7 @@ def check_unchanged(
     what = f"for {type_names(dtypes)}"
     with reproduced(case, seen.call, outside):
         case.equal(f"outcome {what}", inside, outside)
-    case.equal(f"casts {what}", dtype_names(seen.trace.casts), dtype_names(wanted.trace.casts))
+    case.equal(f"casts {what}", dtype_names(seen.casts), dtype_names(wanted.casts))
     for index, (ours, theirs) in enumerate(zip(seen.outputs, wanted.outputs, strict=True)):
         if target.is_fake:
             case.equal(f"type of output {index} {what}", ours.dtype, theirs.dtype)
@@ -207,7 +207,7 @@ def _check_mixed(case: Case, target: Target, amp_dtype: torch.dtype, row: Listin
             promised = expected_casts(call, run_dtype(row.policy, dtypes, amp_dtype))
             seen = run_sample(target, call, amp_dtype)
             what = f"for {type_names(dtypes)}"
-            case.equal(f"casts {what}", casts_of_arguments(seen.trace.casts, promised), cast_texts(promised))
+            case.equal(f"casts {what}", casts_of_arguments(seen.casts, promised), cast_texts(promised))
             expected = run_dtype(row.policy, dtypes, amp_dtype)
             case.equal(
                 f"types {what}",
@@ -256,8 +256,8 @@ def test_channels_last(case: Case, target: Target, amp_dtype: torch.dtype, op: s
         x, weight = (tensor.to(memory_format=torch.channels_last) for tensor in (x, weight))
         call = partial(getattr(F, op), x, weight, *rest)
         seen = run_sample(target, call, amp_dtype)
-        case.equal("casts", len(seen.trace.casts), 3)
-        case.equal("casts that keep the layout", [cast.kept_layout for cast in seen.trace.casts], [True] * 3)
+        case.equal("casts", len(seen.casts), 3)
+        case.equal("casts that keep the layout", [cast.kept_layout for cast in seen.casts], [True] * 3)
         by_hand = partial(getattr(F, op), *(tensor.to(amp_dtype) for tensor in (x, weight, *rest)))
         (wanted,) = run_sample(target, by_hand, None).outputs
         case.equal("strides of the result", seen.outputs[0].stride(), wanted.stride())
@@ -282,7 +282,7 @@ def test_views(case: Case, target: Target, amp_dtype: torch.dtype, view: str, rn
         right = right.narrow(0, 0, left.shape[1])
         seen = run_sample(target, partial(torch.mm, left, right), amp_dtype)
         case.equal(
-            "casts", cast_texts(seen.trace.casts), cast_texts(expected_casts(partial(torch.mm, left, right), amp_dtype))
+            "casts", cast_texts(seen.casts), cast_texts(expected_casts(partial(torch.mm, left, right), amp_dtype))
         )
         case.equal("type", seen.outputs[0].dtype, amp_dtype)
         if not target.is_fake:
@@ -301,7 +301,7 @@ def test_other_device(case: Case, target: Target, amp_dtype: torch.dtype, op: st
             here = Inputs((dtype,), torch.device("cpu"), rng.initial_seed(), target.is_fake)
             seen = run_sample(target, SAMPLES[op](here), amp_dtype)
             case.equal(f"type of {op} of a cpu tensor of {dtype}", [x.dtype for x in seen.outputs], [dtype])
-            case.equal(f"casts of a cpu tensor of {dtype}", cast_texts(c for c in seen.trace.casts if c.argument), [])
+            case.equal(f"casts of a cpu tensor of {dtype}", cast_texts(c for c in seen.casts if c.argument), [])
 
 
 @contract("AMP-CAST-034", on=CUDA_OR_CPU)
@@ -318,4 +318,4 @@ def test_outside_a_region(case: Case, target: Target, amp_dtype: torch.dtype, op
                     seen = run_sample(target, call, None)
                 where = "outside" if amp is None else "in a disabled subregion"
                 case.equal(f"type of {op} of {dtype} {where}", [x.dtype for x in seen.outputs], [dtype])
-                case.equal(f"casts of arguments {where}", cast_texts(c for c in seen.trace.casts if c.argument), [])
+                case.equal(f"casts of arguments {where}", cast_texts(c for c in seen.casts if c.argument), [])

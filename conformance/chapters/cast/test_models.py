@@ -17,15 +17,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ...harness.check import Case, contract, deep, per_target
 from ...harness.targets import Target
 from ...measure.precision import repeatable_convolutions
-from ...oracles.manual_cast import HandCast, casts_last_first
+from ...oracles.manual_cast import ManualCast, casts_last_first
 from ...oracles.numbers.error_bounds import attention_window, normwise_error
 from ...oracles.numbers.formats import FORMATS
 from ...oracles.policy.overloads import mode_of
 from ...oracles.policy.samples import Inputs
-from ...oracles.trace.ops import Op, first_difference
+from ...oracles.trace.ops import Op, OpTrace, first_difference
 from .composite_ops import CALLS, WRITTEN, Composite, composites
 from .models import Program, programs
-from .support import CUDA, CUDA_OR_CPU, floating_tensors, ops_below_autocast
+from .support import CUDA, CUDA_OR_CPU, floating_tensors
 
 EVERYWHERE = ("cpu", "fake:cuda", "cuda", "xpu")
 REAL = ("cpu", "cuda", "xpu")
@@ -64,16 +64,16 @@ class Given:
         with mode_of(target), repeatable_convolutions(), _attention(target):
             weights, inputs = self._tensors()
             region = (
-                HandCast(target.device_type, amp_dtype, last_first=_last_first(target))
+                ManualCast(target.device_type, amp_dtype, last_first=_last_first(target))
                 if by_hand
                 else target.autocast(amp_dtype)
             )
-            with region, ops_below_autocast(target) as ahead:
+            with region, OpTrace() as ahead:
                 output, loss = self.program(weights, inputs)
             tensors = {"the output": output, "the loss": loss}
             if target.is_fake:
                 return Ran(ahead.floating, [], tensors)
-            with ops_below_autocast(target) as back:
+            with OpTrace() as back:
                 loss.backward()
             buffers = {name: weight for name, weight in weights.items() if not weight.requires_grad}
             gradients = {
@@ -234,7 +234,7 @@ def _by_hand(row: Composite, target: Target, amp_dtype: torch.dtype, rng: torch.
     call = _made(row, target, rng, given)
     if row.by_hand == "given":
         return call()
-    with HandCast(target.device_type, amp_dtype):
+    with ManualCast(target.device_type, amp_dtype):
         return WRITTEN[row.name](call.func, *call.args) if row.by_hand == "written" else call()
 
 
@@ -253,7 +253,7 @@ def _check_composite(case: Case, target: Target, amp_dtype: torch.dtype, row: Co
             try:
                 with (
                     target.autocast(amp_dtype),
-                    ops_below_autocast(target) if target.is_fake else contextlib.nullcontext(),
+                    OpTrace() if target.is_fake else contextlib.nullcontext(),
                 ):
                     seen = floating_tensors(call())
             except RuntimeError as error:
@@ -383,15 +383,15 @@ def test_attention_backends(
     inputs = Inputs([torch.float32, amp_dtype], target.device, rng.initial_seed())
     tensors = [inputs.f(2, 2, 64, 16) for _ in range(3)]
     call: partial[torch.Tensor] = partial(F.scaled_dot_product_attention, is_causal=causal)
-    casts = HandCast(target.device_type, amp_dtype, last_first=_last_first(target))
+    casts = ManualCast(target.device_type, amp_dtype, last_first=_last_first(target))
     with sdpa_kernel(getattr(SDPBackend, _SDPA[backend])):
-        with ops_below_autocast(target) as predicted:
+        with OpTrace() as predicted:
             try:
                 with casts:
                     by_hand = call(*tensors)
             except RuntimeError as error:
                 case.unsupported(f"{backend} attention takes no {amp_dtype} here: {str(error).splitlines()[0]}")
-        with target.autocast(amp_dtype), ops_below_autocast(target) as seen:
+        with target.autocast(amp_dtype), OpTrace() as seen:
             result = call(*tensors)
     case.equal("first op that is not as predicted", first_difference(seen.floating, predicted.floating), None)
     case.identical("result, against casts by hand", result, by_hand)

@@ -297,7 +297,7 @@ def test_views_of_every_form(case: Case, target: Target, overload: str) -> None:
             defined = written and (form in _DENSE or repeatable(overload.split(".")[0]))
             seen = _judge(case, target, overload, f"{form} of {what}", formed, amp_dtype, values=defined)
             if form in _DENSE:
-                moved = [str(cast) for cast in seen.trace.casts if cast.argument and not cast.kept_layout]
+                moved = [str(cast) for cast in seen.casts if cast.argument and not cast.kept_layout]
                 case.equal(f"casts of {form} that lose the layout", moved, [])
 
 

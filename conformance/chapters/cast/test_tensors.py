@@ -22,7 +22,8 @@ from ...measure.precision import repeatable_convolutions
 from ...oracles.policy.lists import listings, run_dtype, sets_dtype
 from ...oracles.policy.overloads import mode_of
 from ...oracles.policy.samples import SAMPLES, Inputs
-from .support import CUDA_OR_CPU, FP32_ERROR, floating_tensors, ops_below_autocast
+from ...oracles.trace.ops import OpTrace
+from .support import CUDA_OR_CPU, FP32_ERROR, floating_tensors
 
 
 def _normed(target: Target, rng: torch.Generator, given: torch.dtype, training: bool) -> dict[str, torch.Tensor]:
@@ -281,7 +282,7 @@ def test_aliases(case: Case, target: Target, amp_dtype: torch.dtype, op: str, na
     given = torch.float32 if policy == "lower_precision" else amp_dtype
     with mode_of(target), repeatable_convolutions():
         call = SAMPLES[op](Inputs([given], target.device, rng.initial_seed(), target.is_fake))
-        with target.autocast(amp_dtype), ops_below_autocast(target):
+        with target.autocast(amp_dtype), OpTrace():
             listed = call()
             seen = operator.attrgetter(name.removeprefix("torch."))(torch)(*call.args, **call.keywords)
     case.equal(f"type of {name} of {given}", seen.dtype, run_dtype(policy, [given], amp_dtype))

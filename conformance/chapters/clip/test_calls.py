@@ -19,7 +19,8 @@ import torch
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
-from ...oracles.trace.counts import CountedOperations
+from ...oracles.trace import counts
+from ...oracles.trace.ops import OpTrace
 from ...workloads.gradients import held, holding
 
 IMPLEMENTATIONS: dict[str, bool | None] = {"auto": None, "for-loop": False, "foreach": True}
@@ -51,9 +52,9 @@ def clippers(parameters: list[torch.nn.Parameter], foreach: bool | None) -> dict
 
 def kernels(call: Callable[[], Any]) -> list[str]:
     """Return the foreach kernels that a call runs, sorted."""
-    with CountedOperations() as operations:
+    with OpTrace() as trace:
         call()
-    return sorted(name for name in operations.counts if name.startswith("_foreach"))
+    return sorted(name for name in counts.by_name(trace.ops) if name.startswith("_foreach"))
 
 
 _FOREACH_KERNELS = {
@@ -82,11 +83,11 @@ def test_choice_of_implementation(case: Case, target: Target) -> None:
 def test_fallback_without_foreach_kernels(case: Case) -> None:
     for foreach in (None, False):
         for name, call in clippers(sloped("meta"), foreach).items():
-            with CountedOperations() as operations:
+            with OpTrace() as trace:
                 result = call()
-            names = [each for each in operations.counts if each.startswith("_foreach")]
+            names = [each for each in counts.by_name(trace.ops) if each.startswith("_foreach")]
             case.equal(f"foreach kernels that {name} runs on meta tensors with foreach={foreach}", names, [])
-            case.at_least("control: operations seen", sum(operations.counts.values()), len(SLOPES))
+            case.at_least("control: operations seen", sum(counts.by_name(trace.ops).values()), len(SLOPES))
             if name.endswith("norm") or name == "clip_grad_norm_":
                 seen = (result.device.type, result.dtype, result.shape)
                 case.equal(f"result of {name}", seen, ("meta", torch.float32, torch.Size([])))

@@ -14,7 +14,7 @@ from ...harness.targets import Target
 from ...oracles.numbers.loss_reference import gradient_bound, reference, reference_gradient, references
 from ...oracles.numbers.running_error import Rounded
 from ...oracles.policy.overloads import mode_of
-from ...oracles.trace.ops import DtypeStream
+from ...oracles.trace.ops import OpTrace
 from .loss_inputs import Call, Loss, Program, draw, losses
 
 TABLE = losses()
@@ -410,7 +410,7 @@ def test_no_op_computes_in_16_bit(
         with mode_of(target):
             there = placed(call, target)
             for reduction in loss.reductions:
-                with target.autocast(amp_dtype), DtypeStream() as stream:
+                with target.autocast(amp_dtype), OpTrace() as trace:
                     evaluate(there, reduction)
-                low = [op.name for op in stream.computing if amp_dtype in op.inputs + op.outputs]
+                low = [op.name for op in trace.computing if amp_dtype in op.inputs + op.outputs]
                 case.equal(f"{program.id}, {reduction}: ops on {amp_dtype}", low, [])

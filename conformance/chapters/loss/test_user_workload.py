@@ -12,7 +12,7 @@ import torch
 from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...oracles.numbers.formats import FORMATS
-from ...oracles.trace.ops import DtypeStream
+from ...oracles.trace.ops import OpTrace
 from ...workloads.user_workload import Builder
 
 WIDE = (torch.float32, torch.float64)
@@ -34,9 +34,9 @@ def test_the_loss_is_fp32(case: Case, target: Target, amp_dtype: torch.dtype, ow
                 for given in (output, wide_output):
                     torch.manual_seed(case.seed)
                     losses.append(work.loss(given, expected))
-            with DtypeStream() as stream:
+            with OpTrace() as trace:
                 work.loss(wide_output, expected)
-            narrowed = [str(op) for op in stream.ops if {torch.float16, torch.bfloat16} & set(op.outputs)]
+            narrowed = [str(op) for op in trace.ops if {torch.float16, torch.bfloat16} & set(op.outputs)]
             case.equal("ops of the loss that give 16 bits of a fp32 output, outside any region", narrowed[:3], [])
             leaves = list(tensors(output))
             found, narrow = found + len(leaves), narrow + sum(leaf.dtype == amp_dtype for leaf in leaves)

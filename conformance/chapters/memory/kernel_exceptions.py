@@ -1,18 +1,17 @@
-"""Kernels whose saved tensors differ from derivatives.yaml, and a manual-autocast baseline for them."""
+"""Kernels whose saved tensors differ from derivatives.yaml."""
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from ...oracles.symbolic.blocks import Block, drop, last_uses
 from ...oracles.symbolic.op_rules import OPS
-from ...oracles.symbolic.tensors import FP32, KEEP, LOW, SymbolicRegion, Value, policy_of
+from ...oracles.symbolic.tensors import SymbolicRegion, Value
 
 Storages = list[tuple[torch.dtype, int]]
 Measure = Callable[..., Storages]
@@ -109,51 +108,3 @@ def _hashed(
 ) -> tuple[str, tuple[Value, ...], tuple[Any, ...]]:
     # The same operation on operands of the same kind is asked once, whatever they are called.
     return op, tuple(replace(value, storage="", leaf="", role="") for value in values), tuple(options.items())
-
-
-class ManualRegion:
-    """The casts of one region, made manually by the op lists and the rule of the weight cache.
-
-    `copies` are those that the region's cache would hold; they are freed when it exits.
-    """
-
-    def __init__(self, device_type: str, amp_dtype: torch.dtype, cache: bool) -> None:
-        self._device_type, self._amp_dtype, self._cache = device_type, amp_dtype, cache
-        self.copies: dict[int, torch.Tensor] = {}
-
-    def execute(self, block: Block, leaves: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Run `block` on `leaves` outside of any region; return the last step's result."""
-        last, values = last_uses(block), dict(leaves)
-        for number, step in enumerate(block.steps):
-            operands = list(self._arguments(step.op, [values[name] for name in step.inputs]))
-            values[step.out] = self._run(step.op, operands, step.options)
-            del operands
-            drop(values, step.inputs, last, number)
-        return values[block.steps[-1].out]
-
-    def _arguments(self, op: str, tensors: list[torch.Tensor]) -> Iterator[torch.Tensor]:
-        policy = policy_of(op, self._device_type)
-        if policy == KEEP:
-            return iter(tensors)
-        widest = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
-        dtype = {LOW: self._amp_dtype, FP32: torch.float32}.get(policy, widest)
-        return (self._cast(tensor, dtype) for tensor in tensors)
-
-    def _run(self, op: str, operands: list[torch.Tensor], options: dict[str, int]) -> torch.Tensor:
-        if op == "cross_entropy" and policy_of(op, self._device_type) == KEEP:
-            # Of its parts nll_loss alone is given fp32, see the rule on region.
-            chances = torch.nn.functional.log_softmax(operands[0], -1)
-            return torch.nn.functional.nll_loss(self._cast(chances, torch.float32), operands[1])
-        result: torch.Tensor = OPS[op].run(*operands, **options)
-        return result
-
-    def _cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        if tensor.dtype == dtype or not tensor.is_floating_point():
-            return tensor
-        if not (self._cache and tensor.is_leaf and tensor.requires_grad and dtype == self._amp_dtype):
-            return tensor.to(dtype)
-        return (
-            self.copies.setdefault(id(tensor), tensor.to(dtype))
-            if id(tensor) not in self.copies
-            else self.copies[id(tensor)]
-        )

@@ -10,8 +10,9 @@ import torch
 from ...harness.check import Case
 from ...harness.targets import DTYPE_NAMES, Target
 from ...measure.storages import PeakStorages, SavedForBackward, bytes_by_dtype, saved_by, without_bookkeeping
+from ...oracles.manual_cast import ManualCast
 from ...oracles.symbolic.blocks import Block, evaluate, execute, predict, tensors
-from .kernel_exceptions import ManualRegion, kernel_exceptions
+from .kernel_exceptions import kernel_exceptions
 from .step_memory import StepBytes, step_bytes
 
 RANDOM_STATES = 8192
@@ -38,25 +39,21 @@ def check_saved_storages(
     leaves = tensors(block, target.device, rng)
     arm = "fp32" if dtype is None else DTYPE_NAMES[dtype] + ("" if cache else ", no cache")
 
-    def saved_storages(manual: ManualRegion | None) -> Storages:
-        with SavedForBackward(leaves.values()) as saved:
-            if manual is None:
-                with region(target, dtype, cache):
-                    execute(block, leaves)
-            else:
-                manual.execute(block, leaves)
+    def saved_storages(opened: AbstractContextManager[None]) -> Storages:
+        with SavedForBackward(leaves.values()) as saved, opened:
+            execute(block, leaves)
         return without_bookkeeping(saved.storages)
 
     if words := _kernel_exception(case, target, block, dtype):
         if dtype is not None:
             case.equal(
                 f"{arm}: every storage, as with manual casts",
-                sizes(saved_storages(None)),
-                sizes(saved_storages(ManualRegion(target.device_type, dtype, cache))),
+                sizes(saved_storages(region(target, dtype, cache))),
+                sizes(saved_storages(ManualCast(target.device_type, cache=cache).region(dtype))),
             )
         case.unsupported(words)
     predicted = [(item.dtype, item.nbytes) for item in predict(block, target.device_type, dtype, cache=cache)]
-    seen = saved_storages(None)
+    seen = saved_storages(region(target, dtype, cache))
     case.equal(f"{arm}: bytes by dtype", bytes_by_dtype(seen), bytes_by_dtype(predicted))
     case.equal(f"{arm}: every storage", sizes(seen), sizes(predicted))
 
@@ -71,14 +68,13 @@ def step_as_predicted(
     """
     leaves = tensors(block, target.device, rng)
     if not (words := _kernel_exception(case, target, block, dtype)):
-        return held(target, block, dtype, leaves, cache=cache), step_bytes(
-            block, target.device_type, dtype, cache=cache
-        )
+        predicted = step_bytes(block, target.device_type, dtype, cache=cache)
+        return held(target, block, region(target, dtype, cache), leaves), predicted
     if dtype is not None:
-        most = held(target, block, dtype, leaves, cache=cache, manual=ManualRegion(target.device_type, dtype, cache))
+        most = held(target, block, ManualCast(target.device_type, cache=cache).region(dtype), leaves)
         for leaf in leaves.values():
             leaf.grad = None
-        seen = held(target, block, dtype, leaves, cache=cache)
+        seen = held(target, block, region(target, dtype, cache), leaves)
         for where in ("in_region", "after_region", "gradients", "high"):
             what = f"AMP: {where.replace('_', ' ').replace('high', 'peak')}, and with the same manual casts"
             case.at_most(what, getattr(seen, where), getattr(most, where), "bytes")
@@ -87,21 +83,13 @@ def step_as_predicted(
 
 
 def held(
-    target: Target,
-    block: Block,
-    dtype: torch.dtype | None,
-    leaves: dict[str, torch.Tensor],
-    *,
-    cache: bool = True,
-    manual: ManualRegion | None = None,
+    target: Target, block: Block, opened: AbstractContextManager[None], leaves: dict[str, torch.Tensor]
 ) -> StepBytes:
-    """Return the bytes that a step holds, in a region or with manual casts; low and high are the peak."""
+    """Return the bytes that a step holds whose forward pass runs in `opened`; low and high are the peak."""
     with PeakStorages(leaves.values()) as live:
-        with region(target, dtype if manual is None else None, cache):
-            loss = execute(block, leaves) if manual is None else manual.execute(block, leaves)
+        with opened:
+            loss = execute(block, leaves)
             in_region = live.counted_bytes
-        if manual is not None:
-            manual.copies.clear()
         after_region = live.counted_bytes
         loss.backward()
         target.synchronize()

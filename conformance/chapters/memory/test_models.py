@@ -12,7 +12,7 @@ from ...harness.targets import Target
 from ...measure.storages import PeakStorages
 from ...oracles.symbolic.blocks import UNARY, Block, after_linear, blocks, chain, predict, tensors
 from .step_memory import UPDATES, whole_step
-from .support import SCALARS, Training, check_saved_storages, held, step_as_predicted
+from .support import SCALARS, Training, check_saved_storages, held, region, step_as_predicted
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -111,7 +111,8 @@ def test_peak_of_a_step_with_its_optimizer(
 def test_gain_of_a_chain(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, regime: str) -> None:
     rows, width, layers = REGIMES[regime]
     block = chain(rows, width, layers)
-    full, low = (held(target, block, dtype, tensors(block, target.device, rng)) for dtype in (None, amp_dtype))
+    arms = region(target, None), region(target, amp_dtype)
+    full, low = (held(target, block, opened, tensors(block, target.device, rng)) for opened in arms)
     # fp32 saves a ReLU's result for each layer but the last, in four bytes; AMP in two, plus a copy of the input and
     # one of each weight in two bytes. The mean is of four bytes and of two.
     gain = 2 * rows * width * (layers - 2) - 2 * width * width * layers + 2

@@ -12,10 +12,11 @@ from torch import Tensor
 from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...measure.precision import full_precision
+from ...oracles.numbers.bits import bits
 from ...oracles.numbers.formats import FORMATS, Format
 from .bit_patterns import all_patterns, narrowed
 from .matmul_spellings import BIASED, PLACES, PLAIN, through
-from .tiled_matmul import bits, checksums, tiled
+from .tiled_matmul import checksums, tiled
 from .unary_functions import outside
 
 PRODUCTS = {

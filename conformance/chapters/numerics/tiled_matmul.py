@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...oracles.numbers.bits import bits
 from ...oracles.numbers.exact import product
 from ...oracles.numbers.formats import Format, rounded
 
@@ -39,11 +40,6 @@ def tiled(rng: torch.Generator, form: Format, m: int, k: int, n: int, device: to
         right.to(device).index_select(1, columns).contiguous(),
         whole,
     )
-
-
-def bits(tensor: Tensor) -> Tensor:
-    """Return the bit patterns of a 16- or 32-bit floating tensor as integers, in the same memory."""
-    return tensor.view({2: torch.int16, 4: torch.int32}[tensor.element_size()])
 
 
 def checksums(matrix: Tensor) -> Tensor:

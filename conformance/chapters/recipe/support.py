@@ -20,13 +20,6 @@ def normal(target: Target, seed: int) -> Draw:
     return lambda *shape: (0.4 * torch.randn(shape, generator=generator)).to(target.device)
 
 
-def same(seen: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Return whether dtype, shape and bits agree; NaNs agree with NaNs."""
-    if seen.dtype != expected.dtype or seen.shape != expected.shape:
-        return False
-    return torch.equal(seen, expected) or bool(((seen == expected) | ((seen != seen) & (expected != expected))).all())
-
-
 def dtypes_of(case: Case, target: Target) -> tuple[torch.dtype, ...]:
     """Return the amp dtypes to check: both, but at level quick one in turn, except for AMP-RECIPE-002."""
     found = case.supported(target)

@@ -16,10 +16,11 @@ from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...measure.precision import repeatable_convolutions
 from ...oracles.float64_step import exact_step
-from ...oracles.manual_training import ByHand, Float32
+from ...oracles.manual_training import Float32, ManualAmp
+from ...oracles.numbers.bits import same
 from . import recipes
 from .recipes import OUTLIER, Draw, Precision, Recipe, Step
-from .support import dtypes_of, normal, same
+from .support import dtypes_of, normal
 
 
 class TorchAmp:
@@ -102,7 +103,7 @@ def equals_manual(case: Case, target: Target, recipe: Recipe, *, exact: bool = T
     found: dict[torch.dtype, list[Step]] = {}
     for dtype in dtypes_of(case, target):
         ours = found[dtype] = list(run(recipe, TorchAmp(target, dtype), normal(target, case.seed), steps))
-        theirs = list(run(recipe, ByHand(dtype), normal(target, case.seed), steps))
+        theirs = list(run(recipe, ManualAmp(target.device_type, dtype), normal(target, case.seed), steps))
         case.equal(f"{dtype}: steps", len(ours), len(theirs))
         for number, (seen, expected) in enumerate(zip(ours, theirs, strict=True)):
             if differs := differing(seen, expected):
@@ -112,7 +113,7 @@ def equals_manual(case: Case, target: Target, recipe: Recipe, *, exact: bool = T
         case.note(f"{dtype}: tensors compared", sum(len(step.values) + len(step.losses) for step in ours))
         if exact:
             seen = next(run(recipe, TorchAmp(target, dtype), units(target, case.seed), 4))
-            expected = next(run(recipe, Float32(dtype), units(target, case.seed), 4))
+            expected = next(run(recipe, Float32(target.device_type, dtype), units(target, case.seed), 4))
             same_scale = Step(expected.losses, seen.scale, expected.values)
             case.equal(f"{dtype}: differences from float32 after a step on integers", differing(seen, same_scale), [])
     return found
@@ -351,7 +352,7 @@ def errors(steps: list[Step], target: Target, seed: int, dtype: torch.dtype, row
     draw = normal(target, seed)
     model = recipes.perceptron(draw)
     names = [name for name, _ in model.named_parameters()]
-    manual = ByHand(dtype)
+    manual = ManualAmp(target.device_type, dtype)
     for step, (inputs, goal) in zip(steps, recipes.batches(draw, len(steps), rows=rows), strict=True):
         with torch.no_grad(), manual.region():
             passed = model[0](inputs) > 0

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...oracles.manual_training import HandScale, forward_by_hand, train_by_hand
-from ...oracles.trace.ops import DtypeStream
+from ...oracles.trace.ops import OpTrace
 from ...workloads.training import Workload, train, train_step
 from .small_programs import PROGRAMS, Spelling, new_spelling, old_spelling
 from .support import same_weights
@@ -322,14 +322,14 @@ def test_types_during_a_program(
             )
         )
     for step in range(2):
-        with DtypeStream() as stream:
+        with OpTrace() as trace:
             loss = train_step(work, step, lambda: spelling.region(amp_dtype, True), scaler)
         for name, parameter in work.model.named_parameters():
             case.equal(f"step {step}: {name}", parameter.dtype, torch.float32)
             assert parameter.grad is not None
             case.equal(f"step {step}: gradient of {name}", parameter.grad.dtype, torch.float32)
         case.equal(f"step {step}: loss", loss.dtype, torch.float32)
-        products = [op for op in stream.computing if op.name in ("aten::mm", "aten::addmm")]
+        products = [op for op in trace.computing if op.name in ("aten::mm", "aten::addmm")]
         types = {str(dtype) for op in products for dtype in op.inputs + op.outputs}
         case.equal(f"step {step}: dtypes of the matrix products", sorted(types), [str(amp_dtype)])
         layers = sum(isinstance(layer, torch.nn.Linear) for layer in work.model)

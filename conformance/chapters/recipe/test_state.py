@@ -13,9 +13,10 @@ from torch.nn import functional
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
-from ...oracles.manual_training import ByHand, HandScale
+from ...oracles.manual_training import HandScale, ManualAmp
+from ...oracles.numbers.bits import same
 from .recipes import FEATURES, HIDDEN, OUTPUTS, ROWS, Batches, batches, perceptron
-from .support import dtypes_of, normal, same
+from .support import dtypes_of, normal
 
 INTERVAL, SCALE = 2, 2.0**8
 
@@ -167,7 +168,7 @@ def test_inference(case: Case, target: Target) -> None:
         draw = normal(target, case.seed)
         model, inputs = perceptron(draw), draw(ROWS, FEATURES)
         stored = {name: value.clone() for name, value in model.state_dict().items()}
-        manual = ByHand(dtype)
+        manual = ManualAmp(target.device_type, dtype)
         with torch.no_grad(), manual.region():
             expected = model(inputs)
         lowered = perceptron(draw).to(dtype)

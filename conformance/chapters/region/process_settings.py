@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from ...measure.flags import FLAGS
+
 _PLAIN = (bool, int, float, str, tuple, list, type(None))
 # Attributes and functions of torch; what a version lacks or will not read is left out.
 _PUBLIC = (
@@ -21,10 +23,7 @@ _PUBLIC = (
     "is_anomaly_enabled",
     "is_anomaly_check_nan_enabled",
     "is_warn_always_enabled",
-    "get_default_dtype",
     "get_deterministic_debug_mode",
-    "get_float32_matmul_precision",
-    "get_num_threads",
     "initial_seed",
     "_C._is_multithreading_enabled",
     "_C._is_fwd_grad_enabled",
@@ -35,15 +34,6 @@ _PUBLIC = (
     "backends.cuda.math_sdp_enabled",
     "backends.cuda.mem_efficient_sdp_enabled",
     "backends.cuda.cudnn_sdp_enabled",
-    "backends.fp32_precision",
-    "backends.cuda.matmul.fp32_precision",
-    "backends.cudnn.fp32_precision",
-    "backends.cudnn.conv.fp32_precision",
-    "backends.cudnn.rnn.fp32_precision",
-    "backends.mkldnn.fp32_precision",
-    "backends.mkldnn.matmul.fp32_precision",
-    "backends.mkldnn.conv.fp32_precision",
-    "backends.mkldnn.rnn.fp32_precision",
 )
 
 
@@ -79,7 +69,8 @@ def _readers(device_type: str) -> dict[str, Callable[[], Any]]:
         readers["NumPy's random numbers"] = lambda: hash(tuple(map(bytes, generator()[1:2])) + generator()[2:])
     if hasattr(module := torch.get_device_module(device_type), "get_rng_state"):
         readers[f"random numbers of {device_type}"] = lambda: _digest(module.get_rng_state())
-    readers.update({f"torch.{path}": functools.partial(_value, path) for path in _PUBLIC})
+    paths = (*_PUBLIC, *(flag.name.removeprefix("torch.") for flag in FLAGS))
+    readers.update({f"torch.{path}": functools.partial(_value, path) for path in paths})
     # Whatever torch has both a getter and a setter for: precision flags, preferred libraries, debugging aids.
     pairs = [name for name in dir(torch._C) if name.startswith("_get_") and hasattr(torch._C, f"_set_{name[5:]}")]
     readers.update({f"torch._C.{name}": functools.partial(_value, f"_C.{name}") for name in pairs})

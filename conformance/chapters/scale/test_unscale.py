@@ -9,7 +9,8 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
-from ...oracles.trace.counts import CountedOperations
+from ...oracles.trace import counts
+from ...oracles.trace.ops import OpTrace
 from ...scaler import model as oracle
 from ...workloads.third_party_optimizers import Ordinary, SelfScaling, owning, parameters_of
 from .support import LAYOUTS, NON_FINITE, ROUTES, expected_unscaled, iterate, sparse, started, tracker
@@ -254,17 +255,17 @@ def test_bf16_gradients(case: Case, target: Target, explicit: bool) -> None:
 def test_unscale_reads_nothing_back(case: Case, target: Target) -> None:
     scaler = started(target)
     optimizer = owning(torch.full((2,), 65536.0, device=target.device))
-    with CountedOperations() as operations:
+    with OpTrace() as trace:
         scaler.unscale_(optimizer)
-    case.equal("values that unscale_ copies to the host", operations.reads, 0)
+    case.equal("values that unscale_ copies to the host", counts.reads(trace.ops), 0)
     case.true(
         "control: the trace saw the kernel",
-        "_amp_foreach_non_finite_check_and_unscale_" in operations.work,
-        operations.work,
+        "_amp_foreach_non_finite_check_and_unscale_" in counts.work(trace.ops),
+        counts.work(trace.ops),
     )
-    with CountedOperations() as operations:
+    with OpTrace() as trace:
         scaler.get_scale()
-    case.equal("control: values that get_scale copies to the host", operations.reads, 1)
+    case.equal("control: values that get_scale copies to the host", counts.reads(trace.ops), 1)
 
 
 @contract("AMP-SCALE-029", on="cuda")

@@ -10,7 +10,8 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
-from ...oracles.trace.counts import CountedOperations
+from ...oracles.trace import counts
+from ...oracles.trace.ops import OpTrace
 from ...scaler import model as oracle
 from ...workloads.third_party_optimizers import give, owning, parameters_of
 from .support import NON_FINITE, iterate, started, track, tracker
@@ -220,10 +221,11 @@ def test_update_with_no_sync(case: Case, target: Target, count: int) -> None:
     optimizers = [owning(torch.ones((), device=target.device)) for _ in range(count)]
     for optimizer in optimizers:
         scaler.unscale_(optimizer)
-    with CountedOperations() as operations:
+    with OpTrace() as trace:
         scaler.update()
-    case.equal("values that update() copies to the host", operations.reads, 0)
-    case.true("control: the trace saw the kernel", "_amp_update_scale_" in operations.work, operations.work)
+    case.equal("values that update() copies to the host", counts.reads(trace.ops), 0)
+    work = counts.work(trace.ops)
+    case.true("control: the trace saw the kernel", "_amp_update_scale_" in work, work)
 
 
 # Several optimizers

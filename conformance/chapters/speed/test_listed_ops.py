@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -11,8 +10,8 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import DTYPE_NAMES, Target
-from ...oracles.trace.counts import CountedOperations
-from ...oracles.trace.weight_casts import WeightCasts
+from ...oracles.trace import counts
+from ...oracles.trace.ops import OpTrace
 from ..op_comparison import Arm, backward, run, side_by_side
 from .module_casts import MODULES
 
@@ -22,12 +21,12 @@ CALLS = 3  # of a module in one region
 
 
 def _operations(uses: int, arm: Arm, call: partial[Any]) -> dict[str, dict[str, int]]:
-    with CountedOperations() as forward:
+    with OpTrace() as forward:
         results = run(arm, call, uses)
-    with CountedOperations() as behind:
+    with OpTrace() as behind:
         backward(results)
     ways = {"forward": forward, "backward": behind}
-    return {way: {**counted.work, "casts": counted.casts} for way, counted in ways.items()}
+    return {way: {**counts.work(trace.ops), "casts": counts.casts(trace.ops)} for way, trace in ways.items()}
 
 
 @contract("AMP-SPEED-052")
@@ -67,9 +66,7 @@ def _casts(
     target: Target, amp_dtype: torch.dtype, module: torch.nn.Module, inputs: list[torch.Tensor]
 ) -> dict[str, int] | None:
     """Return how often each parameter is cast in `CALLS` calls; None where oneDNN has no such recurrent layer."""
-    with ExitStack() as stack:
-        stack.enter_context(target.autocast(amp_dtype))
-        casts = {name: stack.enter_context(WeightCasts(each)) for name, each in module.named_parameters()}
+    with target.autocast(amp_dtype), OpTrace() as trace:
         try:
             for _ in range(CALLS):
                 module(*inputs)
@@ -77,4 +74,4 @@ def _casts(
             if "could not create a primitive" not in str(error):
                 raise
             return None
-    return {name: counted.count for name, counted in casts.items()}
+    return {name: len(trace.casts_of(each)) for name, each in module.named_parameters()}

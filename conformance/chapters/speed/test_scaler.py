@@ -9,16 +9,15 @@ import torch
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
-from ...oracles.trace.counts import CountedOperations
+from ...oracles.trace import counts
+from ...oracles.trace.ops import trace_of
 
 LARGE = 2  # elements: more than a scale, a flag or a norm has
 UNSCALE, UPDATE = "_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_"
 
 
 def _counted(work: Callable[[], object], least: int = 0) -> dict[str, int]:
-    with CountedOperations(least) as seen:
-        work()
-    return seen.work
+    return counts.work(trace_of(work).ops, least)
 
 
 @contract("AMP-SPEED-051")

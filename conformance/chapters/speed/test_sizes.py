@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from ...oracles.symbolic.blocks import Block, blocks, execute, resized
-from ...oracles.trace.ops import Op, first_difference, stream_of
+from ...oracles.trace.ops import Op, first_difference, trace_of
 
 BLOCKS = blocks()
 # New sizes for those of a block: tensors of more than 2^31 elements and products of more than 2^40 multiplications.
@@ -41,7 +41,7 @@ def _stream(target: Target, block: Block, dtype: torch.dtype) -> list[Op]:
             kind = torch.int64 if name in block.integers else torch.float32
             leaves[name] = torch.zeros(shape, dtype=kind, device=target.device)
             leaves[name].requires_grad_(name in block.parameters)
-        return stream_of(step).floating
+        return trace_of(step).floating
 
 
 @contract("AMP-SPEED-053")

@@ -11,7 +11,8 @@ import torch
 from ...harness.check import Case, contract
 from ...harness.targets import Target, device_module
 from ...oracles.symbolic.blocks import blocks, execute, predict_casts, tensors
-from ...oracles.trace.counts import CountedOperations, HostReads
+from ...oracles.trace import counts
+from ...oracles.trace.ops import OpTrace
 from ...workloads.mlp import mlp
 from ...workloads.training import train_step
 from .clocks import EventClock, Work
@@ -28,14 +29,14 @@ TRIES = 8  # of a host that may be busy itself; the clock's delay grows from one
 
 def _counted(
     target: Target, block: str, dtype: torch.dtype | None, rng: torch.Generator, *, cache: bool = True
-) -> tuple[CountedOperations, CountedOperations]:
+) -> tuple[OpTrace, OpTrace]:
     """Operations of a block's forward pass, in a region of `dtype` (None: outside any), and of its backward pass."""
     leaves = tensors(BLOCKS[block], target.device, rng)
     region = nullcontext() if dtype is None else target.autocast(dtype, cache_enabled=cache)
-    with CountedOperations() as forward, region:
+    with OpTrace() as forward, region:
         result = execute(BLOCKS[block], leaves)
     seed = torch.ones_like(result)
-    with CountedOperations() as backward:
+    with OpTrace() as backward:
         result.backward(seed)
     return forward, backward
 
@@ -43,7 +44,7 @@ def _counted(
 def _judge_casts(case: Case, target: Target, block: str, dtype: torch.dtype, rng: torch.Generator, cache: bool) -> None:
     forward, backward = _counted(target, block, dtype, rng, cache=cache)
     predicted = predict_casts(BLOCKS[block], target.device_type, dtype, cache=cache)
-    case.equal("casts forward and backward", [forward.casts, backward.casts], list(predicted))
+    case.equal("casts forward and backward", [counts.casts(forward.ops), counts.casts(backward.ops)], list(predicted))
 
 
 @contract("AMP-SPEED-008")
@@ -95,9 +96,9 @@ def test_the_host_waits_once_a_step(
         "update": lambda: scaler.update(),
     }
     for name, stage in stages.items():
-        with CountedOperations() as seen, HostReads() as host_reads:
+        with OpTrace() as seen, counts.HostReads() as host_reads:
             stage()
-        reads[name] = seen.reads
+        reads[name] = counts.reads(seen.ops)
         calls[name] = sum(host_reads.counts.values())
     case.equal("device-to-host copies by stage", reads, {name: int(name == "step") for name in stages})
     case.equal("calls that copy a value to the host, by stage", calls, {name: int(name == "step") for name in stages})
@@ -141,7 +142,7 @@ def test_the_host_runs_ahead(case: Case, target: Target, amp_dtype: torch.dtype,
 def _judge_work(case: Case, target: Target, block: str, dtype: torch.dtype, rng: torch.Generator) -> None:
     full, low = (_counted(target, block, arm, rng) for arm in (None, dtype))
     for name, fp32, amp in zip(("forward", "backward"), full, low, strict=True):
-        case.equal(f"operations, {name}", amp.work, fp32.work)
+        case.equal(f"operations, {name}", counts.work(amp.ops), counts.work(fp32.ops))
 
 
 ALIKE = ("mlp", "mse", "conv", "attention", "tied")

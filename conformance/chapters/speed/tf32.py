@@ -10,6 +10,7 @@ import torch
 
 from ...harness.check import Case
 from ...harness.targets import Target
+from ...measure.flags import FLAGS, flag, kept
 
 AMPERE = 8  # the first capability with TF32 (CUDA C++ Programming Guide, compute capabilities)
 
@@ -40,18 +41,13 @@ def _switched(target: Target, on: bool) -> Iterator[None]:
     if target.device_type != "cuda":
         yield
         return
-    flags = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    before = [flag.allow_tf32 for flag in flags]
-    named = torch.get_float32_matmul_precision()
-    try:
-        for flag in flags:
-            flag.allow_tf32 = on
+    flags = [each for each in FLAGS if torch.float32 in each.reduces]
+    precision = flag("torch.get_float32_matmul_precision")
+    # Restored last: the other flags know no more of "medium" than that TF32 is on.
+    with kept(*flags, *([precision] if precision.read() == "medium" else [])):
+        for each in flags:
+            each.write(on)
         yield
-    finally:
-        for flag, value in zip(flags, before, strict=True):
-            flag.allow_tf32 = value
-        if named == "medium":  # of which the flag knows no more than that TF32 is on
-            torch.set_float32_matmul_precision(named)
 
 
 def _end(case: Case, target: Target) -> None:

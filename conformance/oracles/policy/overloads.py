@@ -16,7 +16,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from ...data import fixture, in_force, read_toml
-from ..trace.casts import Cast, CastTrace, arguments, expected_casts
+from ..trace.casts import Cast, arguments, expected_casts, traced_casts
+from ..trace.ops import OpTrace
 from .fake_mode import fake_mode
 from .lists import wider
 from .overload_calls import CALLS, MORE, call
@@ -80,7 +81,7 @@ class Seen:
     """What one call did: its arguments, the casts, and its tensors or what torch raised in their place."""
 
     call: partial[Any]
-    trace: CastTrace
+    casts: list[Cast]
     outputs: list[torch.Tensor]
     exception: Exception | None
 
@@ -216,10 +217,10 @@ def difference(promised: Promise, seen: Seen) -> str | None:
         return f"by hand: {promised.hand.error or 'no error'}; in the region: {seen.error or 'no error'}"
     cast = {one.argument for one in promised.casts}
     # What the op casts inside is no longer the caller's argument where autocast cast that first.
-    inside = [replace(one, argument=None) if one.argument in cast else one for one in promised.hand.trace.casts]
+    inside = [replace(one, argument=None) if one.argument in cast else one for one in promised.hand.casts]
     wanted = [*promised.casts, *inside]
-    if _counted(seen.trace.casts) != _counted(wanted):
-        return f"promised: {_casts(wanted)}; seen: {_casts(seen.trace.casts)}"
+    if _counted(seen.casts) != _counted(wanted):
+        return f"promised: {_casts(wanted)}; seen: {_casts(seen.casts)}"
     ours, theirs = ([_form(leaf) for leaf in one.outputs] for one in (seen, promised.hand))
     return None if ours == theirs else f"promised: outputs {'; '.join(theirs)}; seen: {'; '.join(ours)}"
 
@@ -247,7 +248,7 @@ def run(target: Target, call: partial[Any], amp_dtype: torch.dtype | None, *, tr
     What torch raises is recorded, not raised: a fake tensor shows its casts also where no kernel can follow. While its
     casts are traced, what runs below autocast reads it as off; `traced=False` shows what such code does otherwise.
     """
-    trace = CastTrace(call)
+    trace = OpTrace()
     try:
         with (
             mode_of(target),
@@ -257,9 +258,9 @@ def run(target: Target, call: partial[Any], amp_dtype: torch.dtype | None, *, tr
         ):
             result = call()
     except (RuntimeError, AssertionError, TypeError, ValueError, LookupError, AttributeError) as error:
-        return Seen(call, trace, [], error)
+        return Seen(call, traced_casts(trace, call), [], error)
     outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-    return Seen(call, trace, outputs[: _judged(call)], None)
+    return Seen(call, traced_casts(trace, call), outputs[: _judged(call)], None)
 
 
 def _judged(call: partial[Any]) -> int | None:
@@ -433,7 +434,7 @@ def _applies(policy: str, overload: str, call: partial[Any]) -> bool:
 
 def describe(seen: Seen) -> str:
     """Say in a line what was cast, and what came out."""
-    return f"{_casts(seen.trace.casts)}, {seen.error or 'result ' + type_names(leaf.dtype for leaf in seen.outputs)}"
+    return f"{_casts(seen.casts)}, {seen.error or 'result ' + type_names(leaf.dtype for leaf in seen.outputs)}"
 
 
 def _counted(casts: Sequence[Cast]) -> Counter[str]:
@@ -448,7 +449,7 @@ def schema(overload: str) -> str:
 
 def on_arguments(seen: Seen) -> list[str]:
     """Return the casts of what the caller passed, in words."""
-    return sorted(str(cast) for cast in seen.trace.casts if cast.argument is not None)
+    return sorted(str(cast) for cast in seen.casts if cast.argument is not None)
 
 
 def changed(target: Target, call: partial[Any], change: Callable[[torch.Tensor], torch.Tensor]) -> partial[Any]:

@@ -1,20 +1,20 @@
-"""How operations are counted: by name, as they reach the device, forward and backward."""
+"""Counts of a trace's ops by name, and of the Python calls that read a tensor's values on the host."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-CAST = "_to_copy"
-# What .item() comes down to, and operations whose result has a shape or a truth that the host has to know: it waits.
-READS = {"_local_scalar_dense", "nonzero", "_unique2", "unique_dim", "unique_consecutive", "masked_select", "equal"}
+from .ops import CAST, Op
 
-# Operations that move no element: views, marks for the profiler, questions about types.
+_CASTS = ("_to_copy", "to")
+# `.item()` is dispatched as the first. The others have a result whose shape or truth the host has to know: it waits.
+_READS = ("_local_scalar_dense", "nonzero", "_unique2", "unique_dim", "unique_consecutive", "masked_select", "equal")
+
+# Ops that move no element: views, marks for the profiler, questions about types.
 _FREE = {
     "promote_types",
     "detach",
@@ -30,41 +30,27 @@ _FREE = {
 }
 
 
-class CountedOperations(TorchDispatchMode):
-    """Counts, while it is entered, the operations below autograd and autocast by their names in aten.
+def by_name(ops: Iterable[Op], least: int = 0) -> Counter[str]:
+    """Count ops of aten by name; with `least` only those that take a tensor of at least so many elements."""
+    return Counter(
+        op.name.removeprefix("aten::") for op in ops if op.name.startswith("aten::") and op.elements >= least
+    )
 
-    With `least` only those that take a tensor of at least so many elements.
-    """
 
-    def __init__(self, least: int = 0) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-        self._least = least
+def casts(ops: Iterable[Op]) -> int:
+    """Count copies into another dtype or device."""
+    return sum(op.conversion is not None or op.name == CAST for op in ops)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func.namespace == "aten" and (not self._least or self._large((args, kwargs))):
-            self.counts[func.overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
 
-    def _large(self, arguments: Any) -> bool:
-        return any(isinstance(leaf, torch.Tensor) and leaf.numel() >= self._least for leaf in tree_leaves(arguments))
+def reads(ops: Iterable[Op]) -> int:
+    """Count the values that the host read from a tensor, waiting for the device."""
+    counted = by_name(ops)
+    return sum(counted[name] for name in _READS)
 
-    @property
-    def casts(self) -> int:
-        """Copies into another dtype or device."""
-        return self.counts[CAST]
 
-    @property
-    def reads(self) -> int:
-        """Values that the host read back from a tensor, waiting for the device."""
-        return sum(self.counts[name] for name in READS)
-
-    @property
-    def work(self) -> dict[str, int]:
-        """Counts of what computes: neither views nor casts, sorted by name."""
-        return {name: count for name, count in sorted(self.counts.items()) if name not in {*_FREE, CAST}}
+def work(ops: Iterable[Op], least: int = 0) -> dict[str, int]:
+    """Count what computes, neither views nor casts, sorted by name."""
+    return {name: count for name, count in sorted(by_name(ops, least).items()) if name not in {*_FREE, *_CASTS}}
 
 
 # Functions of Python that give the host what a tensor holds. Of a tensor of the CPU some look at its memory at once,

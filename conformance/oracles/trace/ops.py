@@ -1,16 +1,21 @@
-"""The floating-point types in which every op really ran, forward or backward, seen by a dispatch mode."""
+"""Trace of the ops that are dispatched below autograd and autocast: names, floating-point types and casts."""
 
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .fake_kernels import call_op
+
 CAST = "aten::_to_copy"
+# In inference mode a cast is dispatched as the undecomposed `to`.
+_CASTS = (CAST, "aten::to")
 # Ops that move or share data and compute nothing; gradients pass through them in any type.
 BOOKKEEPING = frozenset(
     f"aten::{name}"
@@ -23,32 +28,49 @@ BOOKKEEPING = frozenset(
 
 
 @dataclass(frozen=True)
+class Conversion:
+    """A tensor's copy in another dtype. Neither tensor is kept alive: `tensor` is an id, `result` a weak reference."""
+
+    tensor: int
+    source: torch.dtype
+    target: torch.dtype
+    kept_layout: bool
+    result: weakref.ref[torch.Tensor]
+
+
+@dataclass(frozen=True)
 class Op:
-    """One dispatched op: its name without the overload, and the floating types of its tensors."""
+    """One dispatched op: its name without the overload, and the floating types of its tensors.
+
+    `elements` is the size of its largest argument. Ops are equal if their names and types are.
+    """
 
     name: str
     inputs: tuple[torch.dtype, ...]
     outputs: tuple[torch.dtype, ...]
+    elements: int = field(default=0, compare=False)
+    conversion: Conversion | None = field(default=None, compare=False)
 
     @property
     def computes(self) -> bool:
         """Whether it does arithmetic on floating-point numbers, a change of type aside."""
-        return self.name != CAST and self.name not in BOOKKEEPING and bool(self.inputs)
+        return self.name not in _CASTS and self.name not in BOOKKEEPING and bool(self.inputs)
 
     def __str__(self) -> str:
         return f"{self.name.removeprefix('aten::')}({_short(self.inputs)}) -> {_short(self.outputs) or 'no float'}"
 
 
-class DtypeStream(TorchDispatchMode):
-    """Record the ops below autograd and autocast while the mode is entered, but for questions about a tensor (prim).
+class OpTrace(TorchDispatchMode):
+    """Record the ops below autograd and autocast while the mode is entered, but for queries of a tensor (prim).
 
-    Autograd's worker threads inherit the mode from the thread that called backward, so the backward of an
-    accelerator is seen too.
+    Enter it inside the fake mode if any; fake kernels that ask for missing hardware are replaced. A trace compares
+    tensors by `id`: keep those alive that you ask it about. Autograd's worker threads inherit the mode from the thread
+    that called backward, so the backward of an accelerator is recorded too.
     """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing here is compiled; the guard against it imports the compiler, and takes time at each op."""
+        """Nothing here is compiled; the guard against it, from torch 2.11 on, imports the compiler."""
         return False
 
     def __init__(self) -> None:
@@ -63,9 +85,9 @@ class DtypeStream(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         keywords = kwargs or {}
-        result = func(*args, **keywords)
+        result = call_op(func, args, keywords)
         if func.namespace != "prim":
-            self.ops.append(Op(func._schema.name, _floating((*args, *keywords.values())), _floating((result,))))
+            self.ops.append(_recorded(func._schema.name, args, keywords, result))
         return result
 
     @property
@@ -78,20 +100,29 @@ class DtypeStream(TorchDispatchMode):
         """All ops that take or give floating-point numbers, moves of data and casts too, in their order."""
         return [op for op in self.ops if op.inputs or op.outputs]
 
+    @property
+    def conversions(self) -> list[Conversion]:
+        """All changes of dtype, in their order."""
+        return [op.conversion for op in self.ops if op.conversion is not None]
+
     def casts(self, source: torch.dtype, to: torch.dtype) -> int:
-        """How many times a tensor was cast from one floating type to another."""
-        return sum(op.name == CAST and op.inputs == (source,) and op.outputs == (to,) for op in self.ops)
+        """Return how many times a tensor was cast from one type to another."""
+        return sum((one.source, one.target) == (source, to) for one in self.conversions)
+
+    def casts_of(self, tensor: torch.Tensor) -> list[Conversion]:
+        """Return the casts of one tensor, which must have been alive all the time."""
+        return [one for one in self.conversions if one.tensor == id(tensor)]
 
 
-def stream_of(call: Callable[[], object]) -> DtypeStream:
+def trace_of(call: Callable[[], object]) -> OpTrace:
     """Call `call` and return what ran."""
-    with DtypeStream() as stream:
+    with OpTrace() as trace:
         call()
-    return stream
+    return trace
 
 
 def first_difference(seen: Sequence[Op], predicted: Sequence[Op]) -> str | None:
-    """Say which op of a stream is the first that was predicted otherwise, and its place; None where there is none."""
+    """Say which op of a sequence is the first that was predicted otherwise, and its place; None where there is none."""
     for place, (ours, theirs) in enumerate(itertools.zip_longest(seen, predicted), start=1):
         if ours != theirs:
             total = max(len(seen), len(predicted))
@@ -99,16 +130,31 @@ def first_difference(seen: Sequence[Op], predicted: Sequence[Op]) -> str | None:
     return None
 
 
-def _short(dtypes: Iterable[torch.dtype]) -> str:
-    return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+def _recorded(name: str, args: tuple[Any, ...], keywords: dict[str, Any], result: Any) -> Op:
+    given = list(_tensors((*args, *keywords.values())))
+    conversion = None
+    if name in _CASTS and result.dtype != args[0].dtype:
+        kept = _strides(result) == _strides(args[0])
+        conversion = Conversion(id(args[0]), args[0].dtype, result.dtype, kept, weakref.ref(result))
+    elements = max((tensor.numel() for tensor in given), default=0)
+    return Op(name, _floating(given), _floating(_tensors((result,))), elements, conversion)
 
 
-def _floating(values: Iterable[object]) -> tuple[torch.dtype, ...]:
-    found: list[torch.dtype] = []
+def _strides(tensor: torch.Tensor) -> object:
+    return tensor.stride() if tensor.layout is torch.strided else tensor.layout
+
+
+def _tensors(values: Iterable[object]) -> Iterable[torch.Tensor]:
     for value in values:
         if isinstance(value, torch.Tensor):
-            if value.dtype.is_floating_point:
-                found.append(value.dtype)
+            yield value
         elif isinstance(value, (list, tuple)):
-            found += _floating(value)
-    return tuple(found)
+            yield from _tensors(value)
+
+
+def _floating(tensors: Iterable[torch.Tensor]) -> tuple[torch.dtype, ...]:
+    return tuple(dtype for tensor in tensors if (dtype := tensor.dtype).is_floating_point)
+
+
+def _short(dtypes: Iterable[torch.dtype]) -> str:
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)

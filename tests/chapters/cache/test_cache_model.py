@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from conformance.chapters.cache.cache_model import CacheModel, Kind, Setting, Step, drawn, simpler
-from conformance.chapters.cache.cache_runner import CachePlayer, NamedCasts
+from conformance.chapters.cache.cache_runner import CachePlayer
 from tests.faults.breaking import kernel
 
 HALF, BRAIN = torch.float16, torch.bfloat16
@@ -146,20 +146,6 @@ def test_nothing_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert not torch.is_autocast_enabled("cpu")
     assert not torch.is_inference_mode_enabled()
-
-
-def test_named_casts() -> None:
-    named, other = torch.ones(2), torch.ones(2)
-    with NamedCasts() as trace:
-        trace.names = {id(named): "w"}
-        kept = named.half()
-        other.half()
-        named.float()
-
-    assert trace.seen == [("w", HALF)]
-    assert trace.alive() == [HALF]
-    del kept
-    assert trace.alive() == []
 
 
 def test_drawn_programs_are_repeated_and_their_simpler_steps_end() -> None:

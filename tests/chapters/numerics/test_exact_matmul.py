@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from conformance.chapters.numerics.sparse_matmul import sparse
-from conformance.chapters.numerics.tiled_matmul import COLUMNS, ROWS, bits, checksums, tiled
+from conformance.chapters.numerics.tiled_matmul import COLUMNS, ROWS, checksums, tiled
+from conformance.oracles.numbers.bits import bits
 from conformance.oracles.numbers.formats import BF16, FP16, Format
 
 

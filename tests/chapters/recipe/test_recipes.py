@@ -21,7 +21,7 @@ def draw(*shape: int) -> torch.Tensor:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_moves_its_weights_and_tells_each_step(name: str) -> None:
     torch.manual_seed(0)
-    steps = list(getattr(recipes, name)(Float32(torch.float16), draw, 4))
+    steps = list(getattr(recipes, name)(Float32("cpu", torch.float16), draw, 4))
 
     assert len(steps) >= 4
     assert all(step.losses for step in steps)
