@@ -55,7 +55,7 @@ def _softmax_of_columns_gradient(store: Store, seed: Rounded, x: Rounded) -> tup
 
 
 def _softmax_gradient(store: Store, seed: Rounded, x: Rounded) -> tuple[Rounded]:
-    """p (g - sum(gp)), from the p that the forward wrote down."""
+    """p (g - sum(gp)), from the p that the forward stored."""
     p = store(_softmax(store, x))
     return (either(p * (seed - kept(seed * p, -1)), p * seed - p * kept(p * seed, -1)),)
 
