@@ -20,7 +20,9 @@ _BELOW = {"oracles", "workloads", "measure", "scaler", "data", "torch"}
 _MAY = {
     "data": set[str](),
     "version": set[str](),
-    "report": {"report", "data", "version"},
+    "invocation": set[str](),
+    "script": {"__main__", "pytest"},
+    "report": {"report", "data", "version", "invocation"},
     "measure": {"measure", "data", "torch"},
     "workloads": {"workloads", "data", "torch"},
     "scaler": {"scaler", "oracles.shrinking", "oracles.numbers", "data", "torch"},
@@ -30,18 +32,31 @@ _MAY = {
         "report",
         "data",
         "version",
+        "invocation",
         "workloads.user_workload",
         "measure.health",
+        "measure.precision",
         "measure.threads",
         "torch",
         "pytest",
     },
-    "commands": {"commands", "report", "harness", "oracles", "workloads", "measure", "version", "data", "torch"},
-    "__main__": {"commands", "report", "harness.catalogue", "harness.specification", "version"},
+    "commands": {
+        "commands",
+        "report",
+        "harness",
+        "oracles",
+        "workloads",
+        "measure",
+        "version",
+        "data",
+        "invocation",
+        "torch",
+    },
+    "__main__": {"commands", "report", "version", "invocation"},
     "conftest": {"harness"},
 }
 # Chapters whose check modules still share helpers; each leaves the list when it is split.
-_TO_SPLIT = {"backward", "optimizer", "recipe", "scale"}
+_TO_SPLIT = {"backward"}
 # Modules of a chapter that end cases, besides its checks and its support.py.
 _WITH_THE_HARNESS = {"speed": {"experiment", "timing", "tf32", "verdict"}}
 

@@ -1,1 +1,1 @@
-"""The commands of `python -m conformance` that do more than show a report."""
+"""The commands beside a run, a module each: `python -m conformance COMMAND`."""

@@ -1,4 +1,4 @@
-"""What the commands of `python -m conformance` share: exit statuses, errors of one line, output to any terminal."""
+"""Shared by the commands: exit statuses, errors of one line, output to any terminal."""
 
 from __future__ import annotations
 

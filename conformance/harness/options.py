@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ..invocation import COMMAND
 from . import catalogue as catalogues
 from .catalogue import Catalogue, Contract
 from .check import DEPTHS
@@ -119,8 +120,7 @@ def add(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="hold speed-ups against this TOML file as well, such as `python -m conformance calibrate` writes "
-        "(repeatable)",
+        help=f"hold speed-ups against this TOML file as well, such as `{COMMAND} calibrate` writes (repeatable)",
     )
     group.addoption("--list-contracts", action="store_true", help="print the catalogue of contracts and exit")
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from ..invocation import COMMAND
 from . import text
 from .document import WrongTypes
 from .values import Case, Evidence, Report
@@ -133,7 +134,7 @@ def brief(report: Report) -> list[str]:
                 f"({most.subject}, {most.size}, {most.dtype}) times as fast as {named[baseline]}"
             )
         left = f" ({len(every) - len(rows)} more in doubt)" if len(rows) < len(every) else ""
-        lines.append(f"AMP on {target}: {'; '.join(parts)}{left}; see python -m conformance explain speed REPORT")
+        lines.append(f"AMP on {target}: {'; '.join(parts)}{left}; see {COMMAND} explain speed REPORT")
     return lines
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from ..invocation import COMMAND
 from .document import NewerSchema, ReportError, WrongKind, WrongTypes, decoded, load
 
 KIND = "autocast-surface"
@@ -102,7 +103,7 @@ def render(surface: Surface) -> str:
 
 def _check_kind(document: Any) -> None:
     if not isinstance(document, dict) or document.get("kind") != KIND:
-        raise WrongKind(f"not a surface: {_seen(document)}; python -m conformance surface -o FILE writes one")
+        raise WrongKind(f"not a surface: {_seen(document)}; {COMMAND} surface -o FILE writes one")
     schema = document.get("schema")
     if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
         raise WrongTypes("schema: must be a whole number from 1 on")
@@ -116,5 +117,5 @@ def _seen(document: Any) -> str:
     if not isinstance(document, dict):
         return "a list, not an object" if isinstance(document, list) else "no JSON object"
     if str(document.get("schema", "")).startswith("amp-conformance-report/"):
-        return "this is a report, which python -m conformance diff compares"
+        return f"this is a report, which {COMMAND} diff compares"
     return f'its "kind" is not {KIND!r}'

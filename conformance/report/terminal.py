@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 from tabulate import SEPARATING_LINE, DataRow, Line, TableFormat, tabulate
 
+from ..invocation import COMMAND, RUN
 from . import excuses, fingerprint, rollup, speed, text
 from .values import Case, Contract, Report
 from .verdicts import Overall, Verdict
@@ -249,7 +250,7 @@ def _where(report: Report, contract: Contract, cases: list[Case]) -> str:
 def _command(report: Report, contract: Contract, own: str) -> str:
     """The command that runs the contract again under the same options."""
     options = report.header.options
-    words = ["pytest", "conformance", "--contract", contract.id]
+    words = [*RUN.split(), "--contract", contract.id]
     words += ["--workload", own] * bool(own)
     words += ["--gpu"] * options.gpu
     words += [word for device in options.devices for word in ("--device", device)]
@@ -287,7 +288,7 @@ def _waived(report: Report, width: int, paint: Paint) -> str:
         return ""
     number = sum(map(len, waived.values()))
     heading = f"Waived: {text.count(len(waived), 'contract')} known not to hold ({text.count(number, 'case')})"
-    more = "why, and what was seen: python -m conformance explain waivers REPORT"
+    more = f"why, and what was seen: {COMMAND} explain waivers REPORT"
     return "\n".join([_heading(heading, paint), *excuses.brief(report, width), text.wrap(more, width, _MARGIN)])
 
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from .verdicts import Overall, Verdict
 
 Scalar = str | int | float | bool | None
+# What the JSON schema says beyond the type: pairs of keyword and value.
+Count = Annotated[int, ("minimum", 0)]
+Seconds = Annotated[float, ("minimum", 0)]
+Time = Annotated[str, ("format", "date-time"), ("pattern", r"^\d{4}-\d{2}-\d{2}T")]
+Day = Annotated[str, ("format", "date"), ("pattern", r"^\d{4}-\d{2}-\d{2}$")]
+Digest = Annotated[str, ("pattern", "^[0-9a-f]{64}$")]
 Relation = Literal["==", "identical", "<=", ">=", "in", "raises", "warns", None]
 Measured = Any  # a scalar, or nested tuples of scalars; a float that is not finite is "nan", "inf" or "-inf"
 
@@ -97,7 +103,7 @@ class Header:
     """What was known when the run began."""
 
     suite: Suite
-    started: str
+    started: Time
     environment: Environment
     flags: Mapping[str, Scalar]
     variables: Mapping[str, str]
@@ -145,7 +151,7 @@ class Case:
     evidence: tuple[Evidence, ...]
     snippet: str | None
     waiver: str | None
-    duration_s: float
+    duration_s: Seconds
 
 
 @dataclass(frozen=True)
@@ -153,7 +159,7 @@ class ContractResult:
     """What a contract came to; a verdict of None means not reached, and the reason says why."""
 
     verdict: Verdict | None
-    cases: int
+    cases: Count
     reason: str
 
 
@@ -166,9 +172,9 @@ class Waiver:
     reason: str
     owner: str
     link: str
-    expires: str
+    expires: Day
     state: Literal["used", "expired", "unmatched", "unneeded", "idle"]
-    matched: int
+    matched: Count
 
 
 @dataclass(frozen=True)
@@ -199,18 +205,18 @@ class Footer:
     (consistency.digest), None in those of suites that wrote none.
     """
 
-    finished: str
-    duration_s: float
+    finished: Time
+    duration_s: Seconds
     overall: Overall
     exit_status: int
     interrupted: bool
     contracts: Mapping[str, ContractResult]
-    totals: Mapping[Verdict, int]
+    totals: Mapping[Verdict, Count]
     waivers: tuple[Waiver, ...]
     problems: tuple[str, ...]
     baseline: Baseline | None
     health: tuple[Health, ...] = ()
-    digest: str | None = None
+    digest: Digest | None = None
     not_applicable: Mapping[str, str] = field(default_factory=dict)
 
 

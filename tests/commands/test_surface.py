@@ -169,7 +169,7 @@ def test_page_shows_what_diff_prints(monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_output_that_cannot_be_written_gets_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("conformance.commands.live._read", lambda: small())
+    monkeypatch.setattr("conformance.commands.surface.read", lambda: small())
 
     assert _run("surface", "-o", str(tmp_path / "none" / "s.json")) == 4
 

@@ -12,7 +12,7 @@ import torch
 from tabulate import tabulate
 
 from conformance.chapters.memory.step_memory import StepBytes, step_bytes
-from conformance.chapters.memory.storages import PeakStorages, SavedForBackward, without_bookkeeping
+from conformance.measure.storages import PeakStorages, SavedForBackward, without_bookkeeping
 from conformance.oracles.symbolic.blocks import Block, blocks, chain, execute, predict, tensors
 
 WORKLOADS = {
@@ -59,7 +59,7 @@ the weight being updated: none for SGD with momentum, three of the largest weigh
 ## How bytes are observed
 
 A weak reference follows each storage that an operation returns until nothing holds it
-(`conformance/chapters/memory/storages.py`). This is exact, on every device, independent of the device's allocator, and
+(`conformance/measure/storages.py`). This is exact, on every device, independent of the device's allocator, and
 excludes what a kernel allocates and frees inside one operation. `torch.autograd.graph.saved_tensors_hooks` gives the
 bytes saved for backward. On an accelerator the allocator's `requested_bytes` are checked as well, with an allowance for
 what one matrix product of that size takes in addition to its tensors outside of any region, the workspaces of libraries

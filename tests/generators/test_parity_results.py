@@ -25,7 +25,7 @@ REPORT = {
         "options": {"level": "full", "seed": 7},
     },
     "cases": [
-        _case("AMP-PARITY-001", "hand:device-fp16-P1", _seen("loss", 1.0)),
+        _case("AMP-PARITY-002", "hand:device-fp16-P1", _seen("loss", 1.0)),
         _case(
             "AMP-PARITY-010",
             "ends:device-bf16-mlp",

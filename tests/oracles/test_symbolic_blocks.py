@@ -7,7 +7,7 @@ import torch
 
 from conformance.chapters.memory.kernel_exceptions import KernelException, ManualRegion, kernel_exceptions
 from conformance.chapters.memory.step_memory import step_bytes
-from conformance.chapters.memory.storages import PeakStorages, SavedForBackward, saved_by, without_bookkeeping
+from conformance.measure.storages import PeakStorages, SavedForBackward, saved_by, without_bookkeeping
 from conformance.oracles import manual_cast
 from conformance.oracles.symbolic.blocks import (
     UNARY,

@@ -9,10 +9,11 @@ from typing import Any
 import jsonschema
 import pytest
 
-from conformance.report import document, rollup
+from conformance.report import document, rollup, schema
 from conformance.report.verdicts import Overall, Verdict
 from tests import reports
 from tests.conftest import Toy
+from tests.paths import ROOT
 
 SCHEMA = json.loads((Path(document.__file__).parent / "schema.json").read_text(encoding="utf-8"))
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
@@ -316,3 +317,9 @@ def test_run_that_executed_nothing_is_not_conformant() -> None:
         case["verdict"] = "UNSUPPORTED"
 
     assert rollup.overall(document.parse(whole)) is Overall.NOT_CONFORMANT
+
+
+def test_schema_is_written_from_the_values() -> None:
+    assert (ROOT / "conformance" / "report" / "schema.json").read_text(encoding="utf-8") == schema.text(), (
+        "run: python -m conformance.report.schema"
+    )

@@ -115,7 +115,7 @@ def test_a_fleet_is_judged_by_its_own_machine(tmp_path: Path) -> None:
 
 def test_what_is_not_whole_is_said_under_the_names_that_calibrate_reads() -> None:
     from conformance.chapters.speed.experiment import Experiments
-    from conformance.commands import calibration
+    from conformance.commands import calibrate
 
     held = Experiments()
     found = checks("speed.test_speedups")["test_operations"]
@@ -126,5 +126,5 @@ def test_what_is_not_whole_is_said_under_the_names_that_calibrate_reads() -> Non
 
     told = dataclasses.replace(measurement, shrink=2, invalid="the machine is busy").reported()
 
-    assert (told[calibration._HALVED], told[calibration._SPOILED]) == (2, "the machine is busy")
-    assert {calibration._NOISE, calibration._PAIRS, *calibration._RATES} <= set(told)
+    assert (told[calibrate._HALVED], told[calibrate._SPOILED]) == (2, "the machine is busy")
+    assert {calibrate._NOISE, calibrate._PAIRS, *calibrate._RATES} <= set(told)

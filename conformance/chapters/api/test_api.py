@@ -7,6 +7,7 @@ import functools
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -186,6 +187,32 @@ def test_default_dtype(case: Case, device: DeviceType) -> None:
     case.equal(f"get_autocast_dtype({device.type!r})", torch.get_autocast_dtype(device.type), device.dtype)
     seen = torch.get_autocast_dtype(device_type=device.type)
     case.equal("the same with the argument named", seen, device.dtype)
+
+
+def default_dtype(case: Case, device: DeviceType) -> None:
+    seen = {"this thread": torch.get_autocast_dtype(device.type)}
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        seen["a new thread"] = pool.submit(torch.get_autocast_dtype, device.type).result(timeout=60.0)
+    seen["a region with no dtype"] = quietly(lambda: dtype_in_region(device.type))
+    for where, dtype in seen.items():
+        case.equal(f"autocast dtype for {device.type} in {where}", dtype, device.dtype)
+
+
+def dtype_in_region(device_type: str) -> torch.dtype:
+    with torch.autocast(device_type):
+        return torch.get_autocast_dtype(device_type)
+
+
+@contract("AMP-API-021")
+@pytest.mark.parametrize("device", [device for device in AVAILABLE if device.documented], ids=str)
+def test_documented_default_dtype(case: Case, device: DeviceType) -> None:
+    default_dtype(case, device)
+
+
+@contract("AMP-API-021")
+@pytest.mark.parametrize("device", [device for device in AVAILABLE if not device.documented], ids=str)
+def test_registered_default_dtype(case: Case, device: DeviceType) -> None:
+    default_dtype(case, device)
 
 
 def others(device: DeviceType) -> dict[str, tuple[bool, torch.dtype]]:

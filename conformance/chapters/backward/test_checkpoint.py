@@ -9,16 +9,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch.nn import functional
 from torch.utils import checkpoint as checkpointing
+from torch.utils.checkpoint import checkpoint
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...measure.precision import repeatable_convolutions
 from ...oracles.trace.ops import DtypeStream
-from .test_backward import cotangent, gradients
-from .test_custom import judged
+from .support import ambient, around_backward, cotangent, gradients, same_gradients
 
 KINDS = (False, True)
 
@@ -58,7 +59,7 @@ def test_state_of_the_recomputation(case: Case, target: Target, rng: torch.Gener
         return functional.linear(x, weight).sin()
 
     wrong = []
-    combinations = list(itertools.product(states(judged(case, target)), states(judged(case, target)), KINDS))
+    combinations = list(itertools.product(states(case.supported(target)), states(case.supported(target)), KINDS))
     for ahead, behind, reentrant in combinations:
         told.clear()
         with ahead.open(target):
@@ -87,7 +88,7 @@ def test_state_of_nested_recomputations(case: Case, target: Target, rng: torch.G
         return x.sin()
 
     wrong = []
-    for ahead, outside, inside in itertools.product(states(judged(case, target)), KINDS, KINDS):
+    for ahead, outside, inside in itertools.product(states(case.supported(target)), KINDS, KINDS):
         told.clear()
         nested = functools.partial(checkpointing.checkpoint, inner, use_reentrant=inside)
         with ahead.open(target):
@@ -184,7 +185,7 @@ def test_contexts_of_a_checkpoint(case: Case, target: Target, rng: torch.Generat
         finally:  # The recomputation ends with an exception as soon as it has what it needs.
             entered.append((f"left {name}", seen_state(target)))
 
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         layers, x = Layers(target, rng, None), inputs(target, rng)
         expected = stepped(layers, x, dtype, plain)
         entered.clear()
@@ -216,7 +217,7 @@ def test_selective_checkpointing(case: Case, target: Target, rng: torch.Generato
         ),
         "nothing kept": functools.partial(checkpointing.create_selective_checkpoint_contexts, []),
     }
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         layers, x = Layers(target, rng, None), inputs(target, rng)
         expected = stepped(layers, x, dtype, plain)
         counts = {}
@@ -235,7 +236,7 @@ def test_selective_checkpointing(case: Case, target: Target, rng: torch.Generato
 @contract("AMP-BACKWARD-057")
 def test_regions_inside_a_checkpoint(case: Case, target: Target, rng: torch.Generator) -> None:
     compared = 0
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         for island in (None, dtype):
             layers, x = Layers(target, rng, island), inputs(target, rng)
             expected = stepped(layers, x, dtype, plain)
@@ -255,7 +256,7 @@ def test_regions_inside_a_checkpoint(case: Case, target: Target, rng: torch.Gene
 
 @contract("AMP-BACKWARD-058")
 def test_checkpoint_sequential(case: Case, target: Target, rng: torch.Generator) -> None:
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         parts = [Layers(target, rng, None) for _ in range(4)]
         model, x = torch.nn.Sequential(*parts), inputs(target, rng)
 
@@ -288,7 +289,7 @@ def test_random_numbers_around_a_checkpoint(case: Case, target: Target, rng: tor
         # What comes after backward is drawn as if nothing had been recomputed.
         return {**seen, "later": torch.rand(5), "later, on the device": torch.rand(5, device=x.device)}
 
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         layers, x = Layers(target, rng, None), inputs(target, rng)
         expected = step(layers, x, dtype, plain)
         for reentrant in KINDS:
@@ -304,7 +305,7 @@ def test_random_numbers_around_a_checkpoint(case: Case, target: Target, rng: tor
 
 @contract("AMP-BACKWARD-060")
 def test_weight_shared_with_a_checkpoint(case: Case, target: Target, rng: torch.Generator) -> None:
-    for dtype, reentrant in itertools.product(judged(case, target), KINDS):
+    for dtype, reentrant in itertools.product(case.supported(target), KINDS):
         # Whole numbers, so that the order in which both gradients are added is no matter.
         weight = torch.randint(-1, 2, (6, 6), generator=rng).float().to(target.device).requires_grad_()
         x = torch.randint(-1, 2, (3, 6), generator=rng).float().to(target.device).requires_grad_()
@@ -322,7 +323,7 @@ def test_weight_shared_with_a_checkpoint(case: Case, target: Target, rng: torch.
 
 @contract("AMP-BACKWARD-061")
 def test_recomputation_in_another_type_is_noticed(case: Case, target: Target, rng: torch.Generator) -> None:
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         weight, x = torch.randn(16, 16, generator=rng).to(target.device).requires_grad_(), inputs(target, rng)
         calls: list[bool] = []
 
@@ -374,7 +375,7 @@ def test_options_of_a_checkpoint(case: Case, target: Target, rng: torch.Generato
         ("no early stop", early, plain),
         ("no determinism check", through(use_reentrant=False, determinism_check="none"), plain),
     ]
-    for dtype, (name, run, control) in itertools.product(judged(case, target), ways):
+    for dtype, (name, run, control) in itertools.product(case.supported(target), ways):
         layers, x = Layers(target, rng, None), inputs(target, rng)
         expected = stepped(layers, x, dtype, control)
         case.equal(f"{dtype}, {name}: what differs", apart(stepped(layers, x, dtype, run), expected), [])
@@ -382,7 +383,7 @@ def test_options_of_a_checkpoint(case: Case, target: Target, rng: torch.Generato
 
 @contract("AMP-BACKWARD-063")
 def test_grad_through_a_checkpoint(case: Case, target: Target, rng: torch.Generator) -> None:
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         layers, x = Layers(target, rng, None), inputs(target, rng)
         asked = [x, *layers.parameters()]
         outputs = []
@@ -405,3 +406,109 @@ def test_grad_through_a_checkpoint(case: Case, target: Target, rng: torch.Genera
             output = through(use_reentrant=False)(layers, x)
         case.identical(f"{dtype}: without gradients", output, outputs[0].detach())
         case.equal(f"{dtype}: forwards without gradients", len(layers.told), 1)
+
+
+both_kinds = pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
+
+
+class Segment(torch.nn.Module):
+    """Two layers with dropout between them, which tell the autocast state of every forward."""
+
+    def __init__(self, device_type: str) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(16, 24), torch.nn.Linear(24, 16)
+        self.device_type = device_type
+        self.told: list[tuple[bool, torch.dtype, bool, torch.dtype]] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = functional.dropout(functional.relu(self.first(x)), 0.4)
+        self.told.append(
+            (
+                torch.is_autocast_enabled(self.device_type),
+                torch.get_autocast_dtype(self.device_type),
+                torch.is_autocast_cache_enabled(),
+                hidden.dtype,
+            )
+        )
+        result: torch.Tensor = self.second(hidden)
+        return result
+
+
+def through_checkpoint(
+    segment: Segment,
+    x: torch.Tensor,
+    target: Target,
+    dtype: torch.dtype,
+    around: contextlib.AbstractContextManager[None],
+    **checkpointing: bool,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Output and gradients of a step from the same random state; without keywords, without a checkpoint."""
+    torch.manual_seed(7)
+    with target.autocast(dtype, cache_enabled=False):
+        output = checkpoint(segment, x, **checkpointing) if checkpointing else segment(x)
+        loss = functional.mse_loss(output, torch.zeros_like(output))
+    with around:
+        loss.backward()
+    return output.detach(), gradients({"x": x, **dict(segment.named_parameters())})
+
+
+def segment_and_input(target: Target, rng: torch.Generator) -> tuple[Segment, torch.Tensor]:
+    segment = Segment(target.device_type)
+    with torch.no_grad():
+        for parameter in segment.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=rng))
+    return segment.to(target.device), torch.randn(8, 16, generator=rng).to(target.device).requires_grad_()
+
+
+@both_kinds
+@around_backward
+@contract("AMP-BACKWARD-054")
+def test_checkpoint(
+    case: Case, reentrant: bool, around: str, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
+) -> None:
+    segment, x = segment_and_input(target, rng)
+    surrounding = ambient(target, around, amp_dtype)
+    output, seen = through_checkpoint(segment, x, target, amp_dtype, surrounding, use_reentrant=reentrant)
+    case.equal("forwards of the segment", len(segment.told), 2)
+    case.equal("state in forward", segment.told[0], (True, amp_dtype, False, amp_dtype))
+    case.equal("state in the recomputation", segment.told[1], segment.told[0])
+    # Backward ops that run inside another region follow that region, so the control runs inside it as well.
+    surrounding = ambient(target, around, amp_dtype)
+    plain, expected = through_checkpoint(segment, x, target, amp_dtype, surrounding)
+    case.identical("output", output, plain)
+    same_gradients(case, "against no checkpoint", seen, expected)
+
+
+@both_kinds
+@contract("AMP-BACKWARD-059")
+def test_checkpoint_keeps_dropout(
+    case: Case, reentrant: bool, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
+) -> None:
+    segment, x = segment_and_input(target, rng)
+
+    def step(**checkpointing: bool) -> dict[str, torch.Tensor]:
+        return through_checkpoint(segment, x, target, amp_dtype, contextlib.nullcontext(), **checkpointing)[1]
+
+    expected = step()
+    kept = step(use_reentrant=reentrant, preserve_rng_state=True)
+    lost = step(use_reentrant=reentrant, preserve_rng_state=False)
+    same_gradients(case, "random state kept", kept, expected)
+    # 192 dropout decisions at 0.4 agree twice with probability 0.52**192.
+    wrong = int((lost["second.weight"] != expected["second.weight"]).sum())
+    case.at_least("control: elements that differ where it is not kept", wrong, 1)
+
+
+@both_kinds
+@contract("AMP-BACKWARD-054")
+def test_checkpoint_in_a_disabled_subregion(
+    case: Case, reentrant: bool, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
+) -> None:
+    segment, x = segment_and_input(target, rng)
+    with target.autocast(amp_dtype):
+        with target.autocast(amp_dtype, enabled=False):
+            output = checkpoint(segment, x, use_reentrant=reentrant)
+        loss = functional.mse_loss(output, torch.zeros_like(output))
+        case.equal("dtype of the output", output.dtype, torch.float32)
+        loss.backward()
+    case.equal("enabled, in forward and recomputation", [told[0] for told in segment.told], [False, False])
+    case.equal("dtype, in forward and recomputation", [told[3] for told in segment.told], [torch.float32] * 2)

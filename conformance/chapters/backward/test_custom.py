@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import importlib.util
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -18,92 +16,13 @@ from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...oracles.manual_training import Cube
 from ...oracles.policy.overloads import mode_of
-
-OTHER = {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}
-Forward = Callable[..., Any]
-
-
-class Product(torch.autograd.Function):
-    """The matrix product of the AMP examples; its subclasses decorate it."""
-
-    @staticmethod
-    def forward(ctx: Any, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """Doc of forward."""
-        ctx.save_for_backward(left, right)
-        return left.mm(right)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Doc of backward."""
-        left, right = ctx.saved_tensors
-        return gradient.mm(right.t()), left.t().mm(gradient)
-
-
-def decorated(forward: Callable[[Forward], Forward], backward: Callable[[Forward], Forward]) -> Any:
-    """The product with `forward` and `backward` as its decorators."""
-    return type(
-        "Decorated",
-        (torch.autograd.Function,),
-        {"forward": staticmethod(forward(Product.forward)), "backward": staticmethod(backward(Product.backward))},
-    )
-
-
-def judged(case: Case, target: Target) -> tuple[torch.dtype, ...]:
-    """The amp dtypes of the run that the target has."""
-    found = tuple(dtype for dtype in case.amp_dtypes if target.supports(dtype))
-    if not found:
-        case.unsupported(f"{target.name} has none of {case.amp_dtypes}")
-    return found
-
-
-def integers(rng: torch.Generator, target: Target, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """-1, 0 and 1, requiring grad: their products and short sums are exact in 16 bit."""
-    return torch.randint(-1, 2, shape, generator=rng).to(target.device, dtype).requires_grad_()
-
-
-@dataclass(frozen=True)
-class Around:
-    """The autocast state that surrounds a call; `dtype` None means that no region is entered."""
-
-    dtype: torch.dtype | None
-    enabled: bool = True
-
-    def open(self, target: Target) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self.dtype is None else target.autocast(self.dtype, enabled=self.enabled)
-
-    def __str__(self) -> str:
-        return "no region" if self.dtype is None else f"{self.dtype}, enabled {self.enabled}"
-
-
-def surroundings(dtypes: tuple[torch.dtype, ...]) -> list[Around]:
-    regions = [Around(dtype, enabled) for dtype, enabled in itertools.product(dtypes, (True, False))]
-    return [Around(None), *regions]
-
-
-@contextlib.contextmanager
-def unlike_elsewhere(target: Target, enabled: bool, dtype: torch.dtype) -> Iterator[None]:
-    """Give every other device type the opposite flag and another dtype, so that asking the wrong one shows."""
-    others = [kind for kind in ("cpu", "cuda", "xpu", "mps") if kind != target.device_type]
-    before = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in others]
-    try:
-        for kind in others:
-            torch.set_autocast_enabled(kind, enabled)
-            torch.set_autocast_dtype(kind, dtype)
-        yield
-    finally:
-        for kind, was, had in before:
-            torch.set_autocast_enabled(kind, was)
-            torch.set_autocast_dtype(kind, had)
-
-
-def state(target: Target) -> tuple[bool, torch.dtype]:
-    return torch.is_autocast_enabled(target.device_type), torch.get_autocast_dtype(target.device_type)
+from .support import OTHER, Around, Forward, Product, decorated, integers, state, surroundings, unlike_elsewhere
 
 
 @contract("AMP-BACKWARD-028")
 def test_state_of_both_passes(case: Case, target: Target) -> None:
     # A plain model of the docstrings: forward has the state around it, off where it casts; backward has forward's.
-    dtypes = judged(case, target)
+    dtypes = case.supported(target)
     default = state(target)[1]
     told: list[Any] = []
 
@@ -148,7 +67,7 @@ def test_exceptions_leave_the_state(case: Case, target: Target) -> None:
     def fail(*_: object) -> None:
         raise LookupError("from inside")
 
-    dtype = judged(case, target)[0]
+    dtype = case.supported(target)[0]
     keywords = {"device_type": target.device_type}
     forward = torch.amp.custom_fwd(fail, cast_inputs=torch.float32, **keywords)
     ctx = torch.autograd.function.FunctionCtx()
@@ -162,7 +81,7 @@ def test_exceptions_leave_the_state(case: Case, target: Target) -> None:
 
 @contract("AMP-BACKWARD-029")
 def test_cache_flag_of_backward(case: Case, target: Target) -> None:
-    dtype = judged(case, target)[0]
+    dtype = case.supported(target)[0]
     told: list[bool] = []
 
     def tell(*_: object) -> None:
@@ -183,7 +102,7 @@ def test_cache_flag_of_backward(case: Case, target: Target) -> None:
 def test_deprecated_decorators_in_every_state(case: Case, target: Target) -> None:
     # torch.autocast("cuda") disables itself without CUDA, so backward on fake tensors is held to the new spelling's;
     # a region that belongs to another device shows in the states of the others.
-    dtypes = judged(case, target)
+    dtypes = case.supported(target)
     told: list[Any] = []
 
     def tell(ctx: Any, *tensors: torch.Tensor) -> object:
@@ -232,7 +151,7 @@ class Wrapped(list[Any]):
 
 @contract("AMP-BACKWARD-030")
 def test_containers_of_inputs(case: Case, target: Target, rng: torch.Generator) -> None:
-    for to in judged(case, target):
+    for to in case.supported(target):
         # float32 in a region of `to`, and the other way round: both directions are asked for.
         source = torch.randn(4, generator=rng).to(target.device)
         cast, key = source.to(to), source.clone()
@@ -285,7 +204,7 @@ def same_structure(case: Case, name: str, found: Any, given: Any, cast: torch.Te
 
 @contract("AMP-BACKWARD-030")
 def test_inputs_of_other_kinds(case: Case, target: Target, rng: torch.Generator) -> None:
-    dtype = judged(case, target)[0]
+    dtype = case.supported(target)[0]
     kinds = [torch.int8, torch.int64, torch.uint8, torch.bool, torch.complex64]
     if target.device_type != "mps":  # which has no float64
         kinds.append(torch.float64)
@@ -316,7 +235,7 @@ class Pair(NamedTuple):
 
 @contract("AMP-BACKWARD-031")
 def test_named_tuples(case: Case, target: Target, rng: torch.Generator) -> None:
-    dtype = judged(case, target)[0]
+    dtype = case.supported(target)[0]
     pair = Pair(*(torch.randn(3, generator=rng).to(target.device) for _ in range(2)))
     seen: list[Pair] = []
 
@@ -348,7 +267,7 @@ def test_forms_of_the_decorators(case: Case, target: Target, rng: torch.Generato
     exact = left.detach().cpu().double(), right.detach().cpu().double()
     kind = {"device_type": target.device_type}
     wrong: list[str] = []
-    for dtype, to in itertools.product(judged(case, target), (None, torch.float32)):
+    for dtype, to in itertools.product(case.supported(target), (None, torch.float32)):
         cast = {} if to is None else {"cast_inputs": to}
         backward_forms = forms(torch.amp.custom_bwd, **kind)
         for name, forward in forms(torch.amp.custom_fwd, **kind, **cast).items():
@@ -377,7 +296,7 @@ def test_forms_of_the_decorators(case: Case, target: Target, rng: torch.Generato
 def test_decorators_without_arguments(case: Case, target: Target, rng: torch.Generator) -> None:
     function = decorated(torch.amp.custom_fwd, torch.amp.custom_bwd)
     left, right = integers(rng, target, 5, 7), integers(rng, target, 7, 3)
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         with target.autocast(dtype):
             output = function.apply(left, right)
         case.equal("dtype of the output", output.dtype, dtype)
@@ -400,7 +319,7 @@ def test_function_with_setup_context(case: Case, target: Target, rng: torch.Gene
         backward = staticmethod(torch.amp.custom_bwd(Product.backward, device_type=target.device_type))
 
     left, right = integers(rng, target, 5, 7), integers(rng, target, 7, 3)
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         with target.autocast(dtype):
             output = Separate.apply(left, right)
         case.equal("dtype of the output", output.dtype, dtype)
@@ -412,7 +331,7 @@ def test_function_with_setup_context(case: Case, target: Target, rng: torch.Gene
 def test_second_derivative_of_a_custom_function(case: Case, target: Target, rng: torch.Generator) -> None:
     # For weights c, the gradients of sum(c AB) are c B' and A' c; those of their squares' sum 2 A c c' and the like.
     shapes = (3, 4), (4, 5)
-    for dtype, to in itertools.product(judged(case, target), (None, torch.float32)):
+    for dtype, to in itertools.product(case.supported(target), (None, torch.float32)):
         left, right = (integers(rng, target, *shape) for shape in shapes)
         weights = integers(rng, target, 3, 5).detach()
         kind = {"device_type": target.device_type}
@@ -438,7 +357,7 @@ def test_second_derivative_through_a_cast(case: Case, target: Target) -> None:
         forward = staticmethod(torch.amp.custom_fwd(Cube.forward, cast_inputs=torch.float32, **kind))
         backward = staticmethod(torch.amp.custom_bwd(Cube.backward, **kind))
 
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         for outside in (True, False):
             x = torch.tensor([1.0, 2.0, -3.0], dtype=dtype, device=target.device).requires_grad_()
             with target.autocast(dtype, enabled=not outside):
@@ -455,7 +374,7 @@ def test_second_derivative_through_a_cast(case: Case, target: Target) -> None:
 def test_imported_function_in_a_disabled_subregion(case: Case, target: Target, rng: torch.Generator) -> None:
     first, second = integers(rng, target, 5, 7), integers(rng, target, 7, 3)
     weight = integers(rng, target, 7, 7)
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         with target.autocast(dtype):
             hidden = first.mm(weight)
             case.equal("dtype before the subregion", hidden.dtype, dtype)
@@ -476,7 +395,7 @@ def test_inputs_of_unlike_types(case: Case, target: Target, rng: torch.Generator
     # "Takes multiple floating-point Tensor inputs" of different types: what the decorators are for.
     kind = {"device_type": target.device_type}
     function = decorated(torch.amp.custom_fwd(**kind), torch.amp.custom_bwd(**kind))
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         types = (torch.float32, dtype)
         for left_type, right_type in itertools.product(types, types):
             left, right = integers(rng, target, 5, 7, dtype=left_type), integers(rng, target, 7, 3, dtype=right_type)
@@ -504,7 +423,7 @@ def test_inputs_of_unlike_types(case: Case, target: Target, rng: torch.Generator
 def test_weight_shared_with_a_custom_function(case: Case, target: Target, rng: torch.Generator) -> None:
     kind = {"device_type": target.device_type}
     function = decorated(torch.amp.custom_fwd(**kind), torch.amp.custom_bwd(**kind))
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         x, weight = integers(rng, target, 3, 5), integers(rng, target, 5, 5)
         with target.autocast(dtype):
             output = function.apply(x, weight).mm(weight)

@@ -18,8 +18,7 @@ from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...measure.precision import repeatable_convolutions
 from .op_chains import CHAINS, Chain
-from .test_backward import OTHER, UNIT, cotangent, forward, gradients, normal, small_integers
-from .test_custom import integers, judged
+from .support import OTHER, UNIT, cotangent, forward, gradients, integers, normal, small_integers
 
 BY_NAME: Mapping[str, Chain] = {chain.name: chain for chain in CHAINS}
 LOWERED = tuple(chain for chain in CHAINS if not chain.float32_ops)
@@ -85,7 +84,7 @@ def test_hooks_see_scaled_gradients(case: Case, target: Target, rng: torch.Gener
     exact.note("retained", exact.hidden.grad)
     compared = 0
     scales = (1.0, 2.0**-3, 2.0**8)
-    for dtype, scale in itertools.product(judged(case, target), scales):
+    for dtype, scale in itertools.product(case.supported(target), scales):
         scaler = torch.amp.GradScaler(target.device_type, init_scale=scale)
         watched = Watched(leaves)
         with target.autocast(dtype):
@@ -154,7 +153,7 @@ def promised_strides(leaf: torch.Tensor) -> tuple[int, ...]:
 
 @contract("AMP-BACKWARD-040")
 def test_layouts_of_gradients(case: Case, target: Target, rng: torch.Generator) -> None:
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         for name, (leaf, run) in leaves_of_every_layout(target, rng).items():
             found = []
             for _ in range(2):
@@ -176,7 +175,7 @@ def test_layouts_of_sparse_gradients(case: Case, target: Target, rng: torch.Gene
     weight = integers(rng, target, 7, 6)
     product = integers(rng, target, 5, 6)
     indices = torch.tensor([1, 3, 1], device=target.device)
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         for sparse in (True, False):
             with target.autocast(dtype):
                 found = functional.embedding(indices, weight, sparse=sparse)
@@ -195,7 +194,7 @@ def test_layouts_of_sparse_gradients(case: Case, target: Target, rng: torch.Gene
 @contract("AMP-BACKWARD-041")
 def test_some_inputs_of_grad(case: Case, target: Target, rng: torch.Generator) -> None:
     chain = BY_NAME["two-layers"]
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         leaves = chain.leaves(normal(rng), target.device)
         unused = torch.zeros(3, device=target.device).requires_grad_()
         output = forward(chain, leaves, target, dtype)
@@ -227,7 +226,7 @@ def test_some_inputs_of_grad(case: Case, target: Target, rng: torch.Generator) -
 
 @contract("AMP-BACKWARD-041")
 def test_grad_of_intermediates_and_batches(case: Case, target: Target, rng: torch.Generator) -> None:
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         x, weight = integers(rng, target, 3, 7), integers(rng, target, 5, 7)
         with target.autocast(dtype):
             hidden = functional.linear(x, weight)
@@ -252,7 +251,7 @@ def test_grad_of_intermediates_and_batches(case: Case, target: Target, rng: torc
 @contract("AMP-BACKWARD-042")
 def test_backward_into_some_inputs(case: Case, target: Target, rng: torch.Generator) -> None:
     chain = BY_NAME["two-layers"]
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         leaves = chain.leaves(normal(rng), target.device)
         output = forward(chain, leaves, target, dtype)
         gradient = cotangent(output, rng)
@@ -266,7 +265,7 @@ def test_backward_into_some_inputs(case: Case, target: Target, rng: torch.Genera
 
 @contract("AMP-BACKWARD-043")
 def test_several_roots(case: Case, target: Target, rng: torch.Generator) -> None:
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         x, first, second = integers(rng, target, 4, 6), integers(rng, target, 5, 6), integers(rng, target, 3, 5)
         with target.autocast(dtype):
             hidden = functional.linear(x, first)
@@ -288,7 +287,7 @@ def test_several_roots(case: Case, target: Target, rng: torch.Generator) -> None
 @contract("AMP-BACKWARD-044")
 def test_second_backward_of_one_graph(case: Case, target: Target, rng: torch.Generator) -> None:
     wrong = []
-    for dtype, chain in itertools.product(judged(case, target), CHAINS):
+    for dtype, chain in itertools.product(case.supported(target), CHAINS):
         leaves = chain.leaves(normal(rng), target.device)
         with repeatable_convolutions():
             output = forward(chain, leaves, target, dtype)
@@ -306,7 +305,7 @@ def test_second_backward_of_one_graph(case: Case, target: Target, rng: torch.Gen
 def test_second_derivatives(case: Case, target: Target, rng: torch.Generator) -> None:
     # Whole numbers, so that the order in which autograd adds the parts of a second derivative is no matter.
     compared, wrong = 0, []
-    for dtype, chain in itertools.product(judged(case, target), LOWERED):
+    for dtype, chain in itertools.product(case.supported(target), LOWERED):
         leaves = chain.leaves(small_integers(rng), target.device)
         weights = torch.randint(-1, 2, (1, 1), generator=rng).to(target.device)
 
@@ -328,10 +327,9 @@ def test_second_derivatives(case: Case, target: Target, rng: torch.Generator) ->
 
 @contract("AMP-BACKWARD-046")
 def test_backward_in_a_region_of_another_type(case: Case, target: Target, rng: torch.Generator) -> None:
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         other = OTHER[dtype]
-        if not target.supports(other):
-            case.unsupported(f"{target.name} lacks {other}")
+        case.require(target, other)
         x, weight = torch.randn(16, 32, generator=rng), torch.randn(24, 32, generator=rng)
         x, weight = x.to(target.device), weight.to(target.device).requires_grad_()
         with target.autocast(dtype):
@@ -350,7 +348,7 @@ def test_backward_in_a_region_of_another_type(case: Case, target: Target, rng: t
 @contract("AMP-BACKWARD-046")
 def test_backward_in_a_disabled_region(case: Case, target: Target, rng: torch.Generator) -> None:
     wrong = []
-    for dtype, chain in itertools.product(judged(case, target), CHAINS):
+    for dtype, chain in itertools.product(case.supported(target), CHAINS):
         leaves = chain.leaves(normal(rng), target.device)
         with repeatable_convolutions():
             output = forward(chain, leaves, target, dtype)
@@ -365,7 +363,7 @@ def test_backward_in_a_disabled_region(case: Case, target: Target, rng: torch.Ge
 
 @contract("AMP-BACKWARD-047")
 def test_backward_in_another_thread(case: Case, target: Target, rng: torch.Generator) -> None:
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         chain = BY_NAME["through-float32"]
         leaves = chain.leaves(normal(rng), target.device)
         output = forward(chain, leaves, target, dtype)
@@ -422,7 +420,7 @@ class Saved:
 @contract("AMP-BACKWARD-048")
 def test_types_of_saved_tensors(case: Case, target: Target, rng: torch.Generator) -> None:
     wrong, compared = [], 0
-    for dtype, chain in itertools.product(judged(case, target), LOWERED):
+    for dtype, chain in itertools.product(case.supported(target), LOWERED):
         leaves = chain.leaves(normal(rng), target.device)
         lowered, plain = Saved(), Saved()
         with lowered.hooks():
@@ -441,7 +439,7 @@ def test_types_of_saved_tensors(case: Case, target: Target, rng: torch.Generator
         compared += len(lowered.packed)
     case.equal("chains that save another type", wrong[:3], [])
     case.note("tensors saved by lower precision ops", compared)
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         leaves = BY_NAME["to-loss"].leaves(normal(rng), target.device)
         saved = Saved()
         with saved.hooks():
@@ -462,7 +460,7 @@ def test_saved_tensor_hooks(case: Case, target: Target, rng: torch.Generator) ->
         "on the CPU": torch.autograd.graph.save_on_cpu,
     }
     wrong, compared = [], 0
-    for dtype, chain in itertools.product(judged(case, target), CHAINS):
+    for dtype, chain in itertools.product(case.supported(target), CHAINS):
         leaves = chain.leaves(normal(rng), target.device)
         with repeatable_convolutions():
             output = forward(chain, leaves, target, dtype)
@@ -499,7 +497,7 @@ def quietly() -> Iterator[None]:
 
 @contract("AMP-BACKWARD-050")
 def test_anomaly_mode(case: Case, target: Target, rng: torch.Generator) -> None:
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         chain = BY_NAME["to-loss"]
         leaves = chain.leaves(normal(rng), target.device)
         forward(chain, leaves, target, dtype).backward()
@@ -516,7 +514,7 @@ def test_anomaly_mode(case: Case, target: Target, rng: torch.Generator) -> None:
 
 @contract("AMP-BACKWARD-051")
 def test_function_transforms(case: Case, target: Target, rng: torch.Generator) -> None:
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         layer = torch.nn.Linear(6, 5).to(target.device)
         with torch.no_grad():
             for parameter in layer.parameters():
@@ -571,7 +569,7 @@ class Intermediates(TorchFunctionMode):
 @contract("AMP-BACKWARD-052")
 def test_gradients_of_intermediates(case: Case, target: Target, rng: torch.Generator) -> None:
     wrong, compared = [], 0
-    for dtype, chain in itertools.product(judged(case, target), CHAINS):
+    for dtype, chain in itertools.product(case.supported(target), CHAINS):
         leaves = chain.leaves(normal(rng), target.device)
         with repeatable_convolutions():
             with Intermediates() as ours:
@@ -611,7 +609,7 @@ MEETINGS: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 @contract("AMP-BACKWARD-053")
 def test_where_types_meet(case: Case, target: Target, rng: torch.Generator) -> None:
-    for dtype, (name, meet) in itertools.product(judged(case, target), MEETINGS.items()):
+    for dtype, (name, meet) in itertools.product(case.supported(target), MEETINGS.items()):
         x, weight, high = integers(rng, target, 4, 6), integers(rng, target, 5, 6), integers(rng, target, 4, 5)
         exact = [tensor.detach().cpu().double().requires_grad_() for tensor in (x, weight, high)]
         with target.autocast(dtype):

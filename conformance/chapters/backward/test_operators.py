@@ -14,7 +14,7 @@ import torch
 from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...oracles.policy.overloads import mode_of
-from .test_custom import OTHER, Around, integers, judged, state, surroundings, unlike_elsewhere
+from .support import OTHER, Around, integers, state, surroundings, unlike_elsewhere
 
 # A namespace for each way of defining an operator.
 OWN, LIBRARY, NAME = "amp_conformance_own", "amp_conformance_library", "told"
@@ -125,7 +125,7 @@ def differences(teller: Teller, expected: list[Any], enabled: bool, product: tor
 
 
 def cast_in_regions(case: Case, way: str, target: Target, rng: torch.Generator) -> None:
-    dtypes = judged(case, target)
+    dtypes = case.supported(target)
     wrong: list[str] = []
     with mode_of(target):
         given = eligible(rng, target, dtypes)
@@ -170,7 +170,7 @@ def test_operator_leaves_other_tensors(case: Case, way: str, target: Target, rng
     with mode_of(target):
         x = torch.randn(3, generator=rng).to(target.device)
         strange = [torch.ones(3, device=elsewhere)] + [x.to(kind) for kind in kinds]
-        for to in judged(case, target):
+        for to in case.supported(target):
             teller = Teller(target)
             with WAYS[way](teller, SCHEMA) as (operator, register, _):
                 register(target.device_type, to)
@@ -186,7 +186,7 @@ def test_operator_leaves_other_tensors(case: Case, way: str, target: Target, rng
 @both_ways
 @contract("AMP-BACKWARD-069", on=DEVICES)
 def test_operator_outside_of_its_regions(case: Case, way: str, target: Target, rng: torch.Generator) -> None:
-    dtypes = judged(case, target)
+    dtypes = case.supported(target)
     other = "cpu" if target.device_type == "cuda" else "cuda"
     wrong: list[str] = []
     with mode_of(target):
@@ -226,7 +226,7 @@ def test_gradients_of_an_operator(case: Case, way: str, target: Target, rng: tor
     def keep(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         ctx.save_for_backward(*inputs)
 
-    for to, dtype in itertools.product((*judged(case, target), torch.float32), judged(case, target)):
+    for to, dtype in itertools.product((*case.supported(target), torch.float32), case.supported(target)):
         with WAYS[way](multiply, "(Tensor x, Tensor weight)") as (operator, register, register_autograd):
             register_autograd(backward, setup_context=keep)
             register(target.device_type, to)

@@ -16,8 +16,7 @@ from ...harness.targets import Target
 from ...oracles.shrinking import shortest
 from . import random_programs as programs
 from .random_programs import KEPT, Instruction, Program
-from .test_backward import OTHER
-from .test_custom import decorated, judged
+from .support import OTHER, decorated
 
 SCALE = 2.0**6
 Tensors = Mapping[str, torch.Tensor]
@@ -119,7 +118,7 @@ def wrong(machine: Machine, program: Program, target: Target, dtype: torch.dtype
 @contract("AMP-BACKWARD-064")
 def test_random_programs(case: Case, target: Target) -> None:
     count = case.samples(quick=15, standard=300, full=3000)
-    for dtype in judged(case, target):
+    for dtype in case.supported(target):
         machine = Machine(target, dtype)
         differs = functools.partial(wrong, machine, target=target, dtype=dtype, seed=case.seed)
 

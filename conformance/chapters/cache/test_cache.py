@@ -321,7 +321,7 @@ def test_new_weight_at_an_old_address(
     case.equal("weights that were given another one's cast", wrong, [])
 
 
-@contract("AMP-CACHE-014")
+@contract("AMP-CACHE-015")
 @pytest.mark.parametrize("leave", ["normally", "by an exception", "by clearing"])
 def test_nothing_survives(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, leave: str) -> None:
     weight, features = weight_of(target, rng), features_of(target, rng)
@@ -446,8 +446,7 @@ def test_without_gradients(
 @contract("AMP-CACHE-030")
 def test_nested_regions_of_two_dtypes(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
     other = OTHER[amp_dtype]
-    if not target.supports(other):
-        case.unsupported(f"{target.name} has one autocast dtype only")
+    case.require(target, other)
     weight, features = weight_of(target, rng), features_of(target, rng)
 
     def nested(cache: bool) -> list[torch.Tensor]:
@@ -497,8 +496,7 @@ def test_region_in_another_thread(case: Case, target: Target, amp_dtype: torch.d
 @contract("AMP-CACHE-032")
 def test_two_dtypes_in_two_threads(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
     other = OTHER[amp_dtype]
-    if not target.supports(other):
-        case.unsupported(f"{target.name} has one autocast dtype only")
+    case.require(target, other)
     before, aside, after, features, weight = beside(target, amp_dtype, other, rng)
     case.identical("output before the other thread's region", before, by_hand(features, weight, amp_dtype))
     case.identical("output in the other thread's region", aside, by_hand(features, weight, other))

@@ -18,10 +18,12 @@ from torch.nn.functional import linear
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
+from ...measure.storages import LiveStorages
 from ...measure.threads import one_thread
 from ...oracles.region.programs import WAYS, Jump, Open, Program
 from ...oracles.region.stack_model import Region
 from ...oracles.shrinking import shortest
+from ...oracles.symbolic.blocks import blocks, execute, tensors
 from ...oracles.trace.weight_casts import WeightCasts
 from . import cache_model
 from .cache_model import FLOATS, FORMS, LOW, MODES, UPDATES, Kind, Setting, Step, drawn
@@ -310,6 +312,50 @@ def test_nothing_survives_a_deleted_weight(case: Case, target: Target, rng: torc
             del weight
         case.note("casts of deleted weights that are held in the region", sum(len(casts.alive()) for casts in alive))
     case.equal("casts of deleted weights alive after it", sum(len(casts.alive()) for casts in alive), 0)
+
+
+@pytest.mark.usefixtures("one_thread")
+@contract("AMP-CACHE-015")
+@pytest.mark.parametrize("way", ["exit", "exception", "nested"])
+def test_leaving_the_region_frees_the_copies(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, way: str
+) -> None:
+    weights = [torch.randn(41, 41, generator=rng).to(target.device).requires_grad_() for _ in range(3)]
+    inputs = torch.randn(5, 41, generator=rng).to(target.device)
+    seen: list[int] = []
+    inner = target.autocast(amp_dtype) if way == "nested" else contextlib.nullcontext()
+    with LiveStorages([*weights, inputs]) as live:
+        try:
+            with target.autocast(amp_dtype):
+                with inner:
+                    for weight in weights:
+                        torch.nn.functional.linear(inputs, weight)
+                seen.append(live.live_bytes)
+                if way == "exception":
+                    raise KeyError(way)
+        except KeyError:
+            pass
+        after = live.live_bytes
+    case.equal("bytes alive inside the region (control)", seen, [3 * 41 * 41 * 2])
+    case.equal("bytes alive after the outermost region", after, 0)
+
+
+@pytest.mark.usefixtures("one_thread")
+@contract("AMP-CACHE-015")
+@pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
+def test_evaluation_leaves_nothing_alive(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, mode: str
+) -> None:
+    leaves = tensors(blocks()["mlp"], target.device, rng)
+    with LiveStorages(leaves.values()) as live:
+        for _ in range(3):
+            with target.autocast(amp_dtype):
+                with getattr(torch, mode)():
+                    execute(blocks()["mlp"], leaves)
+                inside = live.live_bytes
+        after = live.live_bytes
+    case.note("bytes of weight copies alive at the end of a region", inside, "bytes")
+    case.equal("bytes alive after three regions", after, 0)
 
 
 # Threads

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -44,14 +44,12 @@ def _callable(policy: str | None, *quick: str, without: str = "") -> Callable[[T
     return of
 
 
-def _amp_dtypes(case: Case, target: Target) -> list[torch.dtype]:
+def _amp_dtypes(case: Case, target: Target) -> Sequence[torch.dtype]:
     """The amp dtypes to try, of those that the run judges and the target has.
 
     At quick that is the backend's own default; at standard so too on the fake targets that are near copies of CUDA's.
     """
-    dtypes = [dtype for dtype in case.amp_dtypes if target.supports(dtype)]
-    if not dtypes:
-        case.unsupported(f"{target.name} has none of {overloads.type_names(case.amp_dtypes)}")
+    dtypes = case.supported(target)
     usual = torch.bfloat16 if target.device_type == "cpu" else torch.float16
     if case.level == "full" or (case.level == "standard" and not _is_copy(target)):
         return dtypes

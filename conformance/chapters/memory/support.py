@@ -9,10 +9,10 @@ import torch
 
 from ...harness.check import Case
 from ...harness.targets import DTYPE_NAMES, Target
+from ...measure.storages import PeakStorages, SavedForBackward, bytes_by_dtype, saved_by, without_bookkeeping
 from ...oracles.symbolic.blocks import Block, evaluate, execute, predict, tensors
 from .kernel_exceptions import ManualRegion, kernel_exceptions
 from .step_memory import StepBytes, step_bytes
-from .storages import PeakStorages, SavedForBackward, bytes_by_dtype, saved_by, without_bookkeeping
 
 RANDOM_STATES = 8192
 """Bytes that checkpointing may store of random generators: 5056 of the CPU's (a Mersenne twister), 16 of a GPU's."""

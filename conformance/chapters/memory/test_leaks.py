@@ -13,10 +13,10 @@ import torch
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
+from ...measure.storages import LiveStorages
 from ...measure.threads import one_thread
 from ...workloads.amp_uses import Uses
 from .python_objects import collected_apart, reachable, tracked
-from .storages import LiveStorages
 
 ROUNDS = 3
 

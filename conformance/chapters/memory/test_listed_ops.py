@@ -10,8 +10,8 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
+from ...measure.storages import PeakStorages, SavedForBackward, without_bookkeeping
 from ..op_comparison import Arm, backward, run, side_by_side, tensors_of
-from .storages import PeakStorages, SavedForBackward, without_bookkeeping
 from .support import sizes
 
 pytestmark = pytest.mark.usefixtures("one_thread")

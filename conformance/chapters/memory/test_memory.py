@@ -11,23 +11,16 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
+from ...measure.storages import LiveStorages, SavedForBackward, bytes_by_dtype
 from ...oracles.symbolic.blocks import Saved, blocks, execute, predict, tensors
 from ...workloads.mlp import mlp
-from ...workloads.training import Workload, train_step
+from ...workloads.training import train_step
 from .python_objects import collected_apart
-from .storages import LiveStorages, SavedForBackward, bytes_by_dtype, state_tensors, tensor_bytes
 from .support import RANDOM_STATES, check_saved_storages, sizes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 BLOCKS = blocks()
-OPTIMIZERS = {
-    "sgd": (lambda p: torch.optim.SGD(p, lr=0.1), 0),
-    "momentum": (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 1),
-    "adam": (lambda p: torch.optim.Adam(p), 2),
-    "adamw": (lambda p: torch.optim.AdamW(p, amsgrad=True), 3),
-    "rmsprop": (lambda p: torch.optim.RMSprop(p), 1),
-}
 ELEMENTS = 128 * 256 + 256 + 256 * 256 + 256 + 256 * 10 + 10  # of the perceptron that is trained
 
 
@@ -98,25 +91,6 @@ def test_activations_halve(
     case.equal("twice the activations saved under AMP", 2 * activations, sum(nbytes for _, nbytes in full))
 
 
-@contract("AMP-MEMORY-004")
-@pytest.mark.parametrize("name", ["momentum", "adam", deep("standard", "sgd"), deep("standard", "adamw"), "rmsprop"])
-def test_masters_keep_their_bytes(
-    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, name: str
-) -> None:
-    make, copies = OPTIMIZERS[name]
-    work = mlp(target.device, rng)
-    work = Workload(work.model, make(work.model.parameters()), work.loss, work.batches)
-    scaler = torch.amp.GradScaler(target.device_type, enabled=amp_dtype == torch.float16)
-    for step in range(2):
-        train_step(work, step, lambda: target.autocast(amp_dtype), scaler)
-    parameters = list(work.model.parameters())
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    case.equal("parameters", tensor_bytes(parameters), {"float32": 4 * ELEMENTS})
-    case.equal("gradients", tensor_bytes(gradients), {"float32": 4 * ELEMENTS})
-    expected = {"float32": 4 * ELEMENTS * copies} if copies else {}
-    case.equal("optimizer state", tensor_bytes(state_tensors(work.optimizer)), expected)
-
-
 @contract("AMP-MEMORY-005")
 @pytest.mark.parametrize("cache", [True, False], ids=["cache", "no-cache"])
 @pytest.mark.parametrize("uses", [2, deep("standard", 5)])
@@ -162,48 +136,6 @@ def test_evaluation_keeps_nothing(
             kept[name] = _saved(target, "mlp", rng, amp_dtype, backward=False).total
     case.at_least("bytes saved with gradients (control)", kept["with gradients"], 1, "bytes")
     case.equal("bytes saved without gradients", kept["without"], 0)
-
-
-@contract("AMP-MEMORY-008")
-@pytest.mark.parametrize("way", ["exit", "exception", "nested"])
-def test_leaving_the_region_frees_the_copies(
-    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, way: str
-) -> None:
-    weights = [torch.randn(41, 41, generator=rng).to(target.device).requires_grad_() for _ in range(3)]
-    inputs = torch.randn(5, 41, generator=rng).to(target.device)
-    seen: list[int] = []
-    inner = target.autocast(amp_dtype) if way == "nested" else nullcontext()
-    with LiveStorages([*weights, inputs]) as live:
-        try:
-            with target.autocast(amp_dtype):
-                with inner:
-                    for weight in weights:
-                        torch.nn.functional.linear(inputs, weight)
-                seen.append(live.live_bytes)
-                if way == "exception":
-                    raise KeyError(way)
-        except KeyError:
-            pass
-        after = live.live_bytes
-    case.equal("bytes alive inside the region (control)", seen, [3 * 41 * 41 * 2])
-    case.equal("bytes alive after the outermost region", after, 0)
-
-
-@contract("AMP-MEMORY-008")
-@pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
-def test_evaluation_leaves_nothing_alive(
-    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, mode: str
-) -> None:
-    leaves = tensors(BLOCKS["mlp"], target.device, rng)
-    with LiveStorages(leaves.values()) as live:
-        for _ in range(3):
-            with target.autocast(amp_dtype):
-                with getattr(torch, mode)():
-                    execute(BLOCKS["mlp"], leaves)
-                inside = live.live_bytes
-        after = live.live_bytes
-    case.note("bytes of weight copies alive at the end of a region", inside, "bytes")
-    case.equal("bytes alive after three regions", after, 0)
 
 
 @contract("AMP-MEMORY-009")

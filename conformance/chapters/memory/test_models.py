@@ -9,9 +9,9 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
+from ...measure.storages import PeakStorages
 from ...oracles.symbolic.blocks import UNARY, Block, after_linear, blocks, chain, predict, tensors
 from .step_memory import UPDATES, whole_step
-from .storages import PeakStorages
 from .support import SCALARS, Training, check_saved_storages, held, step_as_predicted
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -10,11 +10,11 @@ import torch
 from ...harness.check import Case, contract, deep, timed
 from ...harness.targets import Target, device_module
 from ...measure.allocator import WORKSPACES, Allocator, peak_above_start, workspace
+from ...measure.storages import PeakStorages
 from ...oracles.symbolic.blocks import Block, blocks, chain, execute, resized, tensors
 from ...workloads.mlp import mlp
 from ...workloads.training import train_step
 from .step_memory import UPDATES, step_bytes, whole_step
-from .storages import PeakStorages
 from .support import SCALARS, Training, region
 
 BLOCKS = blocks()

@@ -7,8 +7,8 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
+from ...measure.storages import PeakStorages
 from ...measure.threads import one_thread
-from .storages import PeakStorages
 
 SMALL = 256  # bytes: the reciprocals of the scale, found_inf, the scale and the tracker
 OPTIMIZERS = {

@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 from ...harness.check import Case, contract, deep
 from ...harness.exhaustion import ran_out
 from ...harness.targets import Target
+from ...measure.storages import LiveStorages, PeakStorages
 from ...oracles.symbolic.blocks import blocks, execute, tensors
 from .networks import Net, net
-from .storages import LiveStorages, PeakStorages
 from .support import RANDOM_STATES
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -10,9 +10,9 @@ from torch.utils._pytree import tree_leaves
 from ...harness.check import Case, contract
 from ...harness.targets import Target, device_module
 from ...measure.allocator import Allocator, peak_above_start
+from ...measure.storages import LiveStorages, SavedForBackward, bytes_by_dtype
 from ...workloads.training import Workload, train_step
 from ...workloads.user_workload import Builder
-from .storages import LiveStorages, SavedForBackward, bytes_by_dtype
 
 
 def _step(target: Target, work: Workload, dtype: torch.dtype | None, number: int, scaler: torch.amp.GradScaler) -> None:

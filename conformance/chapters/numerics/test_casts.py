@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -213,3 +214,21 @@ def test_autocast_rounds_before_the_product(case: Case, target: Target, amp_dtyp
             seen = OPS_THAT_CAST[op](left, right)
         seen.backward(signs.unsqueeze(1).expand(32, 5).to(target.device, amp_dtype))
     case.equal(f"{op}: gradients of the right operand", right.grad.cpu().double().unique().tolist(), [0.0])
+
+
+@contract("AMP-NUMERICS-018")
+@pytest.mark.parametrize("op", ["mm", "linear", "bmm", "conv1d"])
+def test_range_of_results(case: Case, target: Target, op: str) -> None:
+    both = torch.bfloat16, torch.float16
+    case.require(target, *both)
+    for value, factor, terms in ((1e38, 1.0, 3), (300.0, 300.0, 1), (-1e30, 1e7, 5), (7e4, 1.0, 1)):
+        left, right = torch.full((7, terms), value), torch.full((terms, 3), factor)
+        for dtype in both:
+            form = FORMATS[dtype]
+            expected = math.copysign(math.inf, value)
+            if dtype is torch.bfloat16:
+                expected = form.nearest(terms * form.nearest(value) * form.nearest(factor))
+            with full_precision(target.device_type), target.autocast(dtype):
+                seen = OPS_THAT_CAST[op](left.to(target.device), right.to(target.device))
+            what = f"{op} in {form.name}: {terms} times {value:g} times {factor:g}"
+            case.identical(what, seen, torch.full((7, 3), expected, dtype=torch.float64).to(dtype))

@@ -123,42 +123,6 @@ def _judge(case: Case, broken: bool, what: str, measured: float, bound: float, u
         case.at_most(what, measured, bound, unit)
 
 
-@contract("AMP-PARITY-001")
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_hand_written_casts_give_the_same_bits(
-    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, program: str
-) -> None:
-    amp, manual = (PROGRAMS[program](target.device, _fork(rng)) for _ in range(2))
-    scaler = _scaler(target, amp_dtype)
-    scale = INITIAL_SCALE if amp_dtype == torch.float16 else 1.0
-    for number in range(case.samples(quick=1 if program == "P1" else 2, standard=4, full=50)):
-        seen = train_step(amp, number, _region(target, amp_dtype), scaler)
-        case.identical(f"loss of step {number}", seen, _manual_step(manual, number, amp_dtype, scale))
-        for (name, weight), expected in zip(amp.model.named_parameters(), manual.model.parameters(), strict=True):
-            case.identical(f"{name} after step {number}", weight.detach(), expected.detach())
-
-
-def _manual_step(work: Workload, number: int, dtype: torch.dtype, scale: float) -> torch.Tensor:
-    """Return a training step with every cast, the loss scale and its removal written out."""
-    inputs, target = work.batch(number)
-    work.optimizer.zero_grad()
-    hidden = inputs.to(dtype)
-    for layer in work.model:
-        if isinstance(layer, torch.nn.Linear):
-            hidden = torch.nn.functional.linear(hidden, layer.weight.to(dtype), layer.bias.to(dtype))
-        else:
-            hidden = layer(hidden)
-    loss = work.loss(hidden.float(), target)
-    (loss * scale).backward()
-    for parameter in work.model.parameters():
-        if parameter.grad is not None:
-            parameter.grad.mul_(1 / scale)
-    if work.clip is not None:
-        torch.nn.utils.clip_grad_norm_(work.model.parameters(), work.clip)
-    work.optimizer.step()
-    return loss.detach()
-
-
 @contract("AMP-PARITY-002")
 @pytest.mark.parametrize(
     ("program", "fault"),

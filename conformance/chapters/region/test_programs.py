@@ -186,7 +186,7 @@ def pairs(case: Case, target: Target) -> Iterator[tuple[tuple[str, str, str], Pr
             yield (shape, outer, inner), made[shape]
 
 
-@contract("AMP-REGION-038")
+@contract("AMP-REGION-037")
 def test_pairs(case: Case, target: Target) -> None:
     wrong: list[tuple[str, Program]] = []
     compiled: dict[tuple[str, str, str], CodeType] = {}

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from conformance.chapters.memory.storages import LiveStorages
 from conformance.chapters.speed import operations, training_steps
 from conformance.chapters.speed.experiment import Experiment
 from conformance.chapters.speed.operations import operation
 from conformance.chapters.speed.training_steps import step
 from conformance.harness.expectations import KEYS, OPERATION_SIZES, OPERATIONS, STEP_SIZES, STEPS
 from conformance.measure.allocator import WORKSPACES
+from conformance.measure.storages import LiveStorages
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 KINDS = ("cpu", "cuda")

@@ -162,7 +162,7 @@ def availability_asks_for_the_hardware() -> Iterator[None]:
         yield
 
 
-@fault("AMP-API-021", "AMP-REGION-022")
+@fault("AMP-API-021")
 def default_dtype_of_hpu_is_changed() -> Iterator[None]:
     """The default of hpu is float16."""
     before = torch.get_autocast_dtype("hpu")

@@ -110,7 +110,7 @@ def bias_is_added_after_rounding() -> Iterator[None]:
         yield
 
 
-@fault("AMP-BACKWARD-017", "AMP-BACKWARD-018")
+@fault("AMP-BACKWARD-028")
 def custom_bwd_takes_the_state_of_the_moment() -> Iterator[None]:
     """custom_bwd runs backward in whatever region it is called from."""
     with edited(
@@ -119,7 +119,7 @@ def custom_bwd_takes_the_state_of_the_moment() -> Iterator[None]:
         yield
 
 
-@fault("AMP-BACKWARD-017")
+@fault("AMP-BACKWARD-028")
 def custom_bwd_forgets_the_type() -> Iterator[None]:
     """custom_bwd enters a region of the default type."""
     with edited(torch.amp.custom_bwd, "dtype=args[0]._dtype", "dtype=torch.get_autocast_dtype(device_type)"):
@@ -137,14 +137,14 @@ def cast_inputs_leaves_autocast_on() -> Iterator[None]:
         yield
 
 
-@fault("AMP-BACKWARD-020")
+@fault("AMP-BACKWARD-030")
 def cast_inputs_takes_float64() -> Iterator[None]:
     """cast_inputs lowers float64 tensors too."""
     with edited(torch.amp.autocast_mode._cast, "value.dtype is not torch.float64", "True"):
         yield
 
 
-@fault("AMP-BACKWARD-020")
+@fault("AMP-BACKWARD-030")
 def cast_inputs_misses_keywords() -> Iterator[None]:
     """cast_inputs leaves keyword arguments as they are."""
     with edited(torch.amp.custom_fwd, "**_cast(kwargs, device_type, cast_inputs)", "**kwargs"):
@@ -165,7 +165,7 @@ def device_type_is_not_checked() -> Iterator[None]:
         yield
 
 
-@fault("AMP-BACKWARD-025")
+@fault("AMP-BACKWARD-054")
 def checkpoint_forgets_the_type() -> Iterator[None]:
     """Checkpointing recomputes in a region of the default type."""
     right = checkpointing._get_autocast_kwargs
@@ -178,7 +178,7 @@ def checkpoint_forgets_the_type() -> Iterator[None]:
         yield
 
 
-@fault("AMP-BACKWARD-025", "AMP-BACKWARD-027")
+@fault("AMP-BACKWARD-054")
 def checkpoint_takes_the_state_of_the_moment() -> Iterator[None]:
     """Checkpointing recomputes with autocast on, whatever forward had."""
     right = checkpointing._get_autocast_kwargs
@@ -191,7 +191,7 @@ def checkpoint_takes_the_state_of_the_moment() -> Iterator[None]:
         yield
 
 
-@fault("AMP-BACKWARD-026")
+@fault("AMP-BACKWARD-059")
 def checkpoint_draws_dropout_anew() -> Iterator[None]:
     """The recomputation starts from another random state."""
     right = torch.set_rng_state

@@ -229,7 +229,7 @@ def _leaves(root: torch.Tensor) -> list[torch.Tensor]:
     return found
 
 
-@fault("AMP-BACKWARD-041", "AMP-BACKWARD-013")
+@fault("AMP-BACKWARD-041")
 def grad_returns_16_bit_numbers() -> Iterator[None]:
     """torch.autograd.grad rounds what it returns to bf16 where more than one input is asked for."""
     right = torch.autograd.grad
@@ -286,7 +286,7 @@ def gradients_accumulate_in_bf16() -> Iterator[None]:
         yield
 
 
-@fault("AMP-BACKWARD-045", "AMP-BACKWARD-014")
+@fault("AMP-BACKWARD-045")
 def casts_are_differentiable_once() -> Iterator[None]:
     """linear's cast of its weight passes a gradient back that is cut from the graph."""
     with kernel("linear", _linear_cut_twice, "AutocastCPU"):

@@ -156,7 +156,7 @@ def instance_is_dead_after_an_exception() -> Iterator[None]:
         yield
 
 
-@fault("AMP-REGION-031", "AMP-REGION-036")
+@fault("AMP-REGION-031", "AMP-REGION-037")
 def previous_dtype_is_kept_on_the_class() -> Iterator[None]:
     """All instances share the place where the dtype to put back is kept."""
     enter, leave = autocast.__enter__, autocast.__exit__
@@ -325,7 +325,7 @@ def smooth_l1_loss_loses_beta() -> Iterator[None]:
         yield
 
 
-@fault("AMP-BACKWARD-017")
+@fault("AMP-BACKWARD-028")
 def custom_bwd_takes_the_default_dtype() -> Iterator[None]:
     """custom_bwd does not bring back the dtype of forward."""
     with edited(autocast_mode.custom_bwd, "dtype=args[0]._dtype", "dtype=None"):
@@ -374,7 +374,7 @@ def setting_the_flag_switches_the_cache_on() -> Iterator[None]:
         yield
 
 
-@fault("AMP-BACKWARD-018")
+@fault("AMP-BACKWARD-028")
 def custom_fwd_asks_for_any_device() -> Iterator[None]:
     """custom_fwd takes the region of any device type for one of its own."""
     own = "args[0]._fwd_used_autocast = torch.is_autocast_enabled(device_type)"
@@ -383,7 +383,7 @@ def custom_fwd_asks_for_any_device() -> Iterator[None]:
         yield
 
 
-@fault("AMP-BACKWARD-020")
+@fault("AMP-BACKWARD-030")
 def cast_inputs_reaches_other_devices() -> Iterator[None]:
     """cast_inputs casts tensors of any device."""
     with edited(autocast_mode._cast, "value.device.type == device_type", "True"):
@@ -397,7 +397,7 @@ def attention_loses_its_scale() -> Iterator[None]:
         yield
 
 
-@fault("AMP-CAST-019")
+@fault("AMP-CAST-044")
 def bmm_casts_float64() -> Iterator[None]:
     """bmm brings float64 inputs to 16 bit."""
 

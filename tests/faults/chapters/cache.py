@@ -142,7 +142,7 @@ def cast_truncates() -> Iterator[None]:
         yield
 
 
-@fault("AMP-CACHE-014")
+@fault("AMP-CACHE-015")
 def casts_are_kept_for_ever() -> Iterator[None]:
     """A cast that linear made stays in memory."""
     kept = []

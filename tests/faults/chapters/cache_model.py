@@ -324,7 +324,7 @@ def side_thread_keeps_the_cache() -> Iterator[None]:
         yield
 
 
-@fault("AMP-CACHE-015", "AMP-CACHE-014")
+@fault("AMP-CACHE-015")
 def casts_of_deleted_weights_stay() -> Iterator[None]:
     """Clearing forgets weights that are gone, but not their casts."""
     with cached_linear(cleared=False):

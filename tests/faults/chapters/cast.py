@@ -195,7 +195,7 @@ def addition_is_on_the_lower_precision_list() -> Iterator[None]:
         yield
 
 
-@fault("AMP-CAST-016")
+@fault("AMP-CAST-052")
 def in_place_product_is_lowered() -> Iterator[None]:
     """addmm_ on the CPU rounds its operands to the region's dtype."""
 
@@ -206,7 +206,7 @@ def in_place_product_is_lowered() -> Iterator[None]:
         yield
 
 
-@fault("AMP-CAST-017")
+@fault("AMP-CAST-052")
 def product_with_out_is_lowered() -> Iterator[None]:
     """mm with out= on the CPU rounds its operands to the region's dtype."""
 
@@ -228,7 +228,7 @@ def explicit_dtype_is_overwritten() -> Iterator[None]:
         yield
 
 
-@fault("AMP-CAST-019")
+@fault("AMP-CAST-044")
 def float64_is_lowered() -> Iterator[None]:
     """mm on the CPU casts float64 inputs as well."""
     eager = _below("AutocastCPU", lambda a, b: torch.mm(_low(a, keep=()), _low(b, keep=())))
@@ -236,7 +236,7 @@ def float64_is_lowered() -> Iterator[None]:
         yield
 
 
-@fault("AMP-CAST-020")
+@fault("AMP-CAST-044")
 def integers_become_float32() -> Iterator[None]:
     """prod on the CPU casts integers to float32."""
     eager = _below("AutocastCPU", lambda x, dim, keepdim=False, dtype=None: torch.prod(x.float(), dim, keepdim))
@@ -267,7 +267,7 @@ def cpu_binary_cross_entropy_leaves_its_list() -> Iterator[None]:
         yield
 
 
-@fault("AMP-CAST-030")
+@fault("AMP-CAST-046")
 def cast_detaches_the_weight() -> Iterator[None]:
     """linear on the CPU casts a detached weight, which gets no gradient."""
 

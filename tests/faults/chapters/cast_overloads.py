@@ -237,7 +237,7 @@ def first_of_a_list_alone_is_cast(op: Any, named: Arguments, amp_dtype: torch.dt
 # A cast that breaks the graph.
 
 
-@broken("conv2d", "cpu", "AMP-CAST-030", "AMP-CAST-046")
+@broken("conv2d", "cpu", "AMP-CAST-046")
 def cast_detaches_the_weight_of_a_convolution(op: Any, named: Arguments, amp_dtype: torch.dtype) -> Any:
     """conv2d on the CPU casts a detached weight."""
     return op(**cast({**named, "weight": named["weight"].detach()}, amp_dtype))

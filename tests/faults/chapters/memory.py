@@ -98,14 +98,14 @@ def cache_switch_is_ignored() -> Iterator[None]:
         yield
 
 
-@fault("AMP-MEMORY-008")
+@fault("AMP-CACHE-015")
 def copies_outlive_the_region() -> Iterator[None]:
     """Leaving the outermost region does not clear the cache."""
     with edited(torch.autocast.__exit__, "torch.clear_autocast_cache()", "pass"):
         yield
 
 
-@fault("AMP-MEMORY-008")
+@fault("AMP-CACHE-015")
 def copies_outlive_an_exception() -> Iterator[None]:
     """A region that is left by an exception does not clear the cache."""
     right = torch.clear_autocast_cache
@@ -120,7 +120,7 @@ def copies_outlive_an_exception() -> Iterator[None]:
     right()
 
 
-@fault("AMP-MEMORY-008")
+@fault("AMP-CACHE-015")
 def inner_regions_free_the_copies() -> Iterator[None]:
     """Leaving an inner region clears the cache of the outer one."""
     leave = torch.autocast.__exit__
@@ -201,7 +201,7 @@ def scaler_holds_its_optimizers() -> Iterator[None]:
         yield
 
 
-@fault("AMP-MEMORY-004")
+@fault("AMP-OPTIMIZER-034")
 def optimizer_state_holds_16_bit_weights() -> Iterator[None]:
     """step leaves a 16-bit copy of each weight in the optimizer's state."""
     right = torch.amp.GradScaler.step
@@ -217,7 +217,7 @@ def optimizer_state_holds_16_bit_weights() -> Iterator[None]:
         yield
 
 
-@fault("AMP-MEMORY-004")
+@fault("AMP-OPTIMIZER-034")
 def parameters_become_16_bit() -> Iterator[None]:
     """step turns the weights, their gradients and the moments into bfloat16."""
     right = torch.amp.GradScaler.step

@@ -334,7 +334,7 @@ def linear_runs_in_fp32() -> Iterator[None]:
         yield
 
 
-@fault("AMP-MEMORY-032", "AMP-MEMORY-008")
+@fault("AMP-MEMORY-032", "AMP-CACHE-015")
 def copies_made_without_gradients_stay() -> Iterator[None]:
     """Leaving a region under no_grad does not clear the cache."""
     with edited(

@@ -334,7 +334,7 @@ def last_batch_repeats_the_one_before() -> Iterator[None]:
         yield
 
 
-@fault("AMP-NUMERICS-018", "AMP-BF16-007")
+@fault("AMP-NUMERICS-018")
 def products_saturate() -> Iterator[None]:
     """Products beyond the range are the largest finite number in place of infinite."""
     with _products(_changed(_saturated)):
@@ -712,7 +712,7 @@ def pooling_is_fp32_in_dtype_only() -> Iterator[None]:
 # --- training
 
 
-@fault("AMP-NUMERICS-026", "AMP-BF16-010")
+@fault("AMP-NUMERICS-026", "AMP-OPTIMIZER-034")
 def sgd_rounds_master_weights_to_bf16() -> Iterator[None]:
     """SGD rounds every weight to bf16 after the step."""
     rounded = "[p.copy_(p.bfloat16()) for g in self.param_groups for p in g['params']]"
@@ -781,7 +781,7 @@ def scale_grows_every_three_steps() -> Iterator[None]:
         yield
 
 
-@fault("AMP-MEMORY-004")
+@fault("AMP-OPTIMIZER-034")
 def momentum_is_kept_in_fp64() -> Iterator[None]:
     """SGD keeps its momentum in fp64."""
     doubled = "[s.update({k: b.double()}) for s in self.state.values() for k, b in s.items() if torch.is_tensor(b)]"
@@ -844,7 +844,7 @@ def linear_keeps_its_fp32_input() -> Iterator[None]:
 # --- the two 16-bit types taken for each other
 
 
-@fault("AMP-BF16-001", "AMP-BF16-003", "AMP-BF16-007")
+@fault("AMP-BF16-001", "AMP-BF16-003", "AMP-NUMERICS-018")
 def bf16_regions_run_in_fp16() -> Iterator[None]:
     """A region that is asked for bf16 is set to fp16."""
     old = "torch.set_autocast_dtype(self.device, self.fast_dtype)"
@@ -860,7 +860,7 @@ def fp16_regions_run_in_bf16() -> Iterator[None]:
         yield
 
 
-@fault("AMP-BF16-003", "AMP-BF16-007", "AMP-BF16-002", "AMP-BF16-008")
+@fault("AMP-BF16-003", "AMP-NUMERICS-018", "AMP-BF16-002", "AMP-BF16-008")
 def bf16_products_go_through_fp16() -> Iterator[None]:
     """bf16 products are computed by the fp16 unit and come back in bf16."""
     with _products(
@@ -879,7 +879,7 @@ def bf16_gradients_flush_below_fp16() -> Iterator[None]:
         yield
 
 
-@fault("AMP-BF16-007", "AMP-BF16-003")
+@fault("AMP-NUMERICS-018", "AMP-BF16-003")
 def bf16_products_overflow_at_2_to_64() -> Iterator[None]:
     """bf16 products beyond 2^64 are infinite, as if an exponent bit were missing."""
     with _products(
@@ -888,7 +888,7 @@ def bf16_products_overflow_at_2_to_64() -> Iterator[None]:
         yield
 
 
-@fault("AMP-BF16-007")
+@fault("AMP-NUMERICS-018")
 def bf16_overflows_at_its_last_binade() -> Iterator[None]:
     """bf16 products above 2^127 are infinite."""
     with _products(
@@ -909,7 +909,7 @@ def checkpoint_recomputes_outside_of_autocast() -> Iterator[None]:
         yield
 
 
-@fault("AMP-RECIPE-012")
+@fault("AMP-RECIPE-039")
 def optimizer_state_is_loaded_through_bf16() -> Iterator[None]:
     """load_state_dict() of an optimizer rounds the state of its parameters to bf16."""
     before = torch.optim.Optimizer._process_value_according_to_param_policy

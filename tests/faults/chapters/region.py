@@ -176,7 +176,7 @@ def region_reaches_another_device_type() -> Iterator[None]:
         yield
 
 
-@fault("AMP-REGION-036")
+@fault("AMP-REGION-037")
 def third_region_is_forgotten() -> Iterator[None]:
     """A region at the third level or deeper does not put its dtype back."""
     with edited(REGION.__exit__, PUT_DTYPE_BACK, f"{DEPTH} > 1 or {PUT_DTYPE_BACK}"):
@@ -247,7 +247,7 @@ def decorator_works_once() -> Iterator[None]:
         yield
 
 
-@fault("AMP-REGION-021")
+@fault("AMP-API-021")
 def default_dtype_is_changed() -> Iterator[None]:
     """The CPU's default is float16."""
     before = torch.get_autocast_dtype("cpu")
@@ -432,7 +432,7 @@ def parameters_are_rounded() -> Iterator[None]:
         yield
 
 
-@fault("AMP-REGION-022")
+@fault("AMP-API-021")
 def default_dtype_of_xpu_is_changed() -> Iterator[None]:
     """The default of xpu is bfloat16."""
     before = torch.get_autocast_dtype("xpu")

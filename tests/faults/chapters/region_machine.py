@@ -36,28 +36,28 @@ def decorating(run: Callable[[Any, Callable[..., Any], tuple[Any, ...], dict[str
     return replaced(REGION, "__call__", decorate)
 
 
-@fault("AMP-REGION-037", "AMP-REGION-036")
+@fault("AMP-REGION-037")
 def fourth_region_keeps_the_cache_flag() -> Iterator[None]:
     """A region inside three others does not put the cache flag back."""
     with edited(REGION.__exit__, PUT_CACHE_BACK, f"{DEPTH} > 2 or {PUT_CACHE_BACK}"):
         yield
 
 
-@fault("AMP-REGION-037", "AMP-REGION-038")
+@fault("AMP-REGION-037")
 def dtype_is_put_back_only_after_an_enabled_region() -> Iterator[None]:
     """A disabled region keeps its dtype in force."""
     with edited(REGION.__exit__, PUT_DTYPE_BACK, f"not self._enabled or {PUT_DTYPE_BACK}"):
         yield
 
 
-@fault("AMP-REGION-037", "AMP-REGION-038")
+@fault("AMP-REGION-037")
 def enabled_is_put_back_only_if_the_dtype_changed() -> Iterator[None]:
     """A region of the dtype that was in force already does not put the enabled flag back."""
     with edited(REGION.__exit__, PUT_ENABLED_BACK, f"self.fast_dtype == self.prev_fastdtype or {PUT_ENABLED_BACK}"):
         yield
 
 
-@fault("AMP-REGION-037", "AMP-REGION-038", "AMP-REGION-039")
+@fault("AMP-REGION-037", "AMP-REGION-039")
 def region_puts_the_cache_flag_back_on_all_devices_but_the_cpu() -> Iterator[None]:
     """A region for the CPU inside one of another device type keeps its cache flag."""
     kept = f"(self.device == 'cpu' and torch.is_autocast_enabled('xpu')) or {PUT_CACHE_BACK}"
@@ -65,7 +65,7 @@ def region_puts_the_cache_flag_back_on_all_devices_but_the_cpu() -> Iterator[Non
         yield
 
 
-@fault("AMP-REGION-037", "AMP-REGION-038")
+@fault("AMP-REGION-037")
 def exception_inside_a_region_ends_both() -> Iterator[None]:
     """A region that is left by an exception inside another one switches autocast off."""
     put = f"torch.set_autocast_enabled(self.device, self.prev if exc_type is None or {DEPTH} != 1 else False)"
@@ -73,7 +73,7 @@ def exception_inside_a_region_ends_both() -> Iterator[None]:
         yield
 
 
-@fault("AMP-REGION-037", "AMP-REGION-038")
+@fault("AMP-REGION-037")
 def setter_inside_a_region_survives_it() -> Iterator[None]:
     """A region puts back nothing if somebody set the dtype inside it."""
     same = "torch.get_autocast_dtype(self.device) != self.fast_dtype"
@@ -81,7 +81,7 @@ def setter_inside_a_region_survives_it() -> Iterator[None]:
         yield
 
 
-@fault("AMP-REGION-037", "AMP-REGION-038")
+@fault("AMP-REGION-037")
 def region_forgets_a_setter_of_another_device() -> Iterator[None]:
     """Leaving a region puts the flag of every device type back, also what was set inside it."""
     enter, leave = REGION.__enter__, REGION.__exit__
@@ -115,7 +115,7 @@ def decorated_function_that_raises_stays_in_its_region() -> Iterator[None]:
         yield
 
 
-@fault("AMP-REGION-037", "AMP-REGION-038", "AMP-REGION-002", "AMP-REGION-003")
+@fault("AMP-REGION-037", "AMP-REGION-002", "AMP-REGION-003")
 def decorated_method_is_taken_for_a_function() -> Iterator[None]:
     """The decorator opens no region for a call with an instance of a class as its first argument."""
 
@@ -129,7 +129,7 @@ def decorated_method_is_taken_for_a_function() -> Iterator[None]:
         yield
 
 
-@fault("AMP-REGION-037", "AMP-REGION-038")
+@fault("AMP-REGION-037")
 def decorated_callable_object_runs_outside() -> Iterator[None]:
     """The decorator opens a region for functions only, not for partials, classes and callable objects."""
 
@@ -234,7 +234,7 @@ def cache_flag_is_one_for_all_threads() -> Iterator[None]:
         yield
 
 
-@fault("AMP-REGION-037", "AMP-REGION-038", "AMP-REGION-002")
+@fault("AMP-REGION-037", "AMP-REGION-002")
 def decorator_returns_before_it_leaves() -> Iterator[None]:
     """A decorated function leaves its region at its caller's next line."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from conformance.chapters.memory.storages import (
+from conformance.measure.storages import (
     LiveStorages,
     PeakStorages,
     SavedForBackward,

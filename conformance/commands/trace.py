@@ -1,16 +1,15 @@
-"""The commands about arithmetic: `fingerprint`, how a device computes, and `trace`, where a run first overflows."""
+"""The command `trace`: name the first non-finite value of a training run."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..harness import requirements
-from ..report import document, fingerprint, text
+from ..report import text
 from .console import DIFFERENT, OK, UsageError, show, width
+from .devices import first_device, real_target
 
 _DTYPES = ("fp16", "bf16")
 _CAUSES_SHOWN = 5
@@ -18,19 +17,8 @@ _INITIAL_SCALE = 65536.0
 _LARGEST_SCALE = (2 - 2.0**-23) * 2.0**127
 
 
-def add_commands(commands: Any) -> None:
-    """Add `fingerprint` and `trace` to the parser's commands."""
-    command = commands.add_parser(
-        "fingerprint",
-        help="show how a device sums, rounds and treats subnormals: measured now, or stored in a report",
-        description="Without REPORT: measure the numerics fingerprint of a device with the torch at hand, in about a "
-        "second. With it: show the fingerprints that the report holds, which needs no torch.",
-    )
-    command.add_argument("report", nargs="?", metavar="REPORT", help="the report that holds the fingerprint")
-    command.add_argument("--device", metavar="D", help="the device to measure: cpu (the default), cuda:1, xpu, mps")
-    command.add_argument("--json", action="store_true", help="write JSON in place of a table")
-    command.set_defaults(run=_fingerprint)
-
+def add(commands: Any) -> None:
+    """Add `trace` to the parser's commands."""
     command = commands.add_parser(
         "trace",
         help="train a model of your own with AMP and name what first makes an infinity or NaN",
@@ -49,52 +37,6 @@ def add_commands(commands: Any) -> None:
     command.set_defaults(run=_trace)
 
 
-def _fingerprint(arguments: argparse.Namespace) -> int:
-    if arguments.report is not None and arguments.device is not None:
-        raise UsageError("--device is for measuring; a report has the devices that it has")
-    found = _measured(arguments.device or "cpu") if arguments.report is None else _stored(arguments.report)
-    if arguments.json:
-        show(json.dumps({one.target: one.sections for one in found}, indent=2, ensure_ascii=False))
-    else:
-        show("\n\n".join(fingerprint.render(one, width=width()) for one in found))
-    return OK
-
-
-def _stored(path: str) -> list[fingerprint.Fingerprint]:
-    found = list(fingerprint.fingerprints(document.read(path)).values())
-    if not found:
-        raise UsageError(f"{document.locate(path)}: the report holds no fingerprint (chapter numerics records it)")
-    return found
-
-
-def _measured(name: str) -> list[fingerprint.Fingerprint]:
-    target = _target(name)
-    import torch
-
-    from ..measure import fingerprint as probe
-
-    dtypes = tuple(dtype for dtype in probe.NAMES.values() if dtype is torch.float32 or target.supports(dtype))
-    return [fingerprint.Fingerprint(target.name, probe.fingerprint(target.device, dtypes))]
-
-
-def _target(name: str) -> Any:
-    """The real device that the user named; raises UsageError."""
-    if (problem := requirements.torch_problem()) is not None:
-        raise UsageError(problem)
-    from ..harness import targets
-
-    try:
-        target = targets.resolve(name)
-    except targets.TargetError as error:
-        raise UsageError(str(error)) from None
-    if target.is_fake:
-        raise UsageError(f"{name} computes nothing; name a real device")
-    return target
-
-
-# --- trace ------------------------------------------------------------------------------------------------------
-
-
 def _trace(arguments: argparse.Namespace) -> int:
     if arguments.steps < 1:
         raise UsageError(f"--steps {arguments.steps}: a run has at least one iteration")
@@ -103,7 +45,7 @@ def _trace(arguments: argparse.Namespace) -> int:
     scale = _INITIAL_SCALE if arguments.scale is None else arguments.scale
     if not 0 < scale <= _LARGEST_SCALE:
         raise UsageError(f"--scale {scale:g}: a loss scale is a positive number of fp32")
-    target = _target(arguments.device or _first_device())
+    target = real_target(arguments.device or first_device())
     import torch
 
     from ..measure import nonfinite
@@ -176,11 +118,3 @@ def _verdict(account: Any) -> str:
     if account.causes:
         return "HANDLED: gradients overflowed, the scaler skipped these steps and found a scale at which they fit."
     return "FINITE: no infinity or NaN reached a loss, a gradient or a weight."
-
-
-def _first_device() -> str:
-    if (problem := requirements.torch_problem()) is not None:
-        raise UsageError(problem)
-    from ..harness import targets
-
-    return targets.accelerator() or "cpu"

@@ -19,6 +19,7 @@ from glob import escape
 from pathlib import Path
 from typing import Any
 
+from ..invocation import COMMAND, RUN
 from ..report import document, speed, text
 from ..report.speed import Speedup
 from ..report.values import Report, Target
@@ -69,14 +70,14 @@ class _Class:
     unused: tuple[str, ...]
 
 
-def add_commands(commands: Any) -> None:
+def add(commands: Any) -> None:
     """Add `calibrate` to the parser's commands."""
     command = commands.add_parser(
         "calibrate",
         help="measure this machine's speed-ups and write the expectations that machines like it are judged by",
         description="Without REPORT: run the speed chapter on this machine and write an expectations "
         "file of what it reached. With reports: write it from these, one for each machine of a kind; the least that "
-        "any of them reached counts. Judge by it with pytest conformance --expectations FILE. Exit status: 0 written; "
+        "any of them reached counts. Judge by it with " + RUN + " --expectations FILE. Exit status: 0 written; "
         "4 nothing that could be written, with the reason.",
     )
     command.add_argument("reports", nargs="*", metavar="REPORT", help="a report that holds the speed chapter")
@@ -207,9 +208,7 @@ def _classes(sources: Sequence[_Source], keys: Sequence[str], largest: float, ma
                 measured.setdefault(identity, []).append((source, target, row))
     found = [_class(rows, keys, largest, margin) for rows in measured.values()]
     if not found:
-        raise UsageError(
-            "no speed-up was measured: run pytest conformance --chapter speed, with --gpu where there is one"
-        )
+        raise UsageError(f"no speed-up was measured: run {RUN} --chapter speed, with --gpu where there is one")
     for one in found:
         if not one.factors:
             raise UsageError(text.line(f"nothing measured on {_name(one.target)} is of use: {one.unused[0]}"))
@@ -282,11 +281,11 @@ def _name(target: Target) -> str:
 
 def _page(classes: Sequence[_Class], last: datetime.date, margin: float) -> Iterator[str]:
     """The expectations file, line by line."""
-    yield "# Written by `python -m conformance calibrate`: the low end of what machines of a kind were seen to reach,"
+    yield f"# Written by `{COMMAND} calibrate`: the low end of what machines of a kind were seen to reach,"
     yield "# less what two measurements of one machine differ by" + (
         f", and a margin of {margin:.3g}." if margin else "."
     )
-    yield "# Judge a machine by it: pytest conformance --expectations FILE, on the same device and --level."
+    yield f"# Judge a machine by it: {RUN} --expectations FILE, on the same device and --level."
     for one in classes:
         environments = [source.report.header.environment for source in one.sources]
         levels = _joined(source.report.header.options.level for source in one.sources)

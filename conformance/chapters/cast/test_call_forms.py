@@ -1,0 +1,238 @@
+"""Check ops by the form of the call: module, function, method and operator, losses, composites and optional inputs."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ...harness.check import Case, contract
+from ...harness.targets import Target
+from ...measure.precision import repeatable_convolutions
+from ...oracles.policy.lists import (
+    listings,
+    run_dtype,
+)
+from ...oracles.policy.overloads import mode_of, type_names
+from ...oracles.policy.samples import COMPOSITES, SAMPLES
+from .support import CUDA, CUDA_OR_CPU, make_inputs, run_sample
+
+
+def _module(made: nn.Module, **parameters: torch.Tensor) -> Callable[..., torch.Tensor]:
+    """`made`, on the meta device, as a function of its input with these parameters."""
+    return lambda *inputs: torch.func.functional_call(made, parameters, inputs)
+
+
+def _bare(kind: Callable[..., nn.Module], *sizes: int) -> nn.Module:
+    return kind(*sizes, device="meta")
+
+
+# The ways to call one op: the first is what the op reference lists, the others are to give the same result.
+WAYS: dict[str, Callable[..., dict[str, Callable[[], torch.Tensor]]]] = {
+    "linear": lambda x, w, b: {
+        "function": partial(F.linear, x, w, b),
+        "module": partial(_module(_bare(nn.Linear, 4, 5), weight=w, bias=b), x),
+    },
+    "conv2d": lambda x, w, b: {
+        "function": partial(F.conv2d, x, w, b, padding=1),
+        "torch": partial(torch.conv2d, x, w, b, padding=1),
+        "module": partial(_module(nn.Conv2d(3, 4, 3, padding=1, device="meta"), weight=w, bias=b), x),
+    },
+    "mm": lambda a, b: {
+        "function": partial(torch.mm, a, b),
+        "method": lambda: a.mm(b),
+        "operator": partial(operator.matmul, a, b),
+        "matmul": partial(torch.matmul, a, b),
+        "linalg": partial(torch.linalg.matmul, a, b),
+    },
+    "bmm": lambda a, b: {"function": partial(torch.bmm, a, b), "method": lambda: a.bmm(b), "operator": lambda: a @ b},
+    "addmm": lambda c, a, b: {
+        "function": partial(torch.addmm, c, a, b, beta=0.5, alpha=2.0),
+        "method": lambda: c.addmm(a, b, beta=0.5, alpha=2.0),
+    },
+    "prelu": lambda x, w: {
+        "function": partial(F.prelu, x, w),
+        "torch": partial(torch.prelu, x, w),
+        "method": lambda: x.prelu(w),
+        "module": partial(_module(_bare(nn.PReLU, 3), weight=w), x),
+    },
+    "softmax": lambda x: {
+        "function": partial(F.softmax, x, 1),
+        "torch": partial(torch.softmax, x, 1),
+        "special": partial(torch.special.softmax, x, 1),
+        "method": lambda: x.softmax(1),
+        "module": partial(nn.Softmax(1), x),
+    },
+    "layer_norm": lambda x, w, b: {
+        "function": partial(F.layer_norm, x, (8,), w, b),
+        "torch": partial(torch.layer_norm, x, (8,), w, b),
+        "module": partial(_module(_bare(nn.LayerNorm, 8), weight=w, bias=b), x),
+    },
+    "sum": lambda x: {"function": partial(torch.sum, x, 1), "method": lambda: x.sum(1)},
+    "prod": lambda x: {"function": partial(torch.prod, x, 1), "method": lambda: x.prod(1)},
+    "exp": lambda x: {"function": partial(torch.exp, x), "method": lambda: x.exp()},
+    "expm1": lambda x: {
+        "function": partial(torch.expm1, x),
+        "special": partial(torch.special.expm1, x),
+        "method": lambda: x.expm1(),
+    },
+    "acos": lambda x: {
+        "function": partial(torch.acos, x),
+        "alias": partial(torch.arccos, x),
+        "method": lambda: x.acos(),
+    },
+    "pow.scalar": lambda x: {
+        "function": partial(torch.pow, x, 2.5),
+        "operator": partial(operator.pow, x, 2.5),
+        "method": lambda: x.pow(2.5),
+    },
+    "mse_loss": lambda x, y: {"function": partial(F.mse_loss, x, y), "module": partial(nn.MSELoss(), x, y)},
+    "l1_loss": lambda x, y: {"function": partial(F.l1_loss, x, y), "module": partial(nn.L1Loss(), x, y)},
+    "cdist": lambda x, y: {"function": partial(torch.cdist, x, y)},
+    "binary_cross_entropy_with_logits": lambda x, y: {
+        "function": partial(F.binary_cross_entropy_with_logits, x, y),
+        "torch": lambda: torch.binary_cross_entropy_with_logits(x, y).mean(),
+        "module": partial(nn.BCEWithLogitsLoss(), x, y),
+    },
+}
+
+
+@contract("AMP-CAST-023", on=CUDA_OR_CPU)
+@pytest.mark.parametrize("op", list(WAYS))
+def test_ways_to_call(case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator) -> None:
+    policy = {row.sample: row.policy for row in listings(target.device_type)}.get(op, "unlisted")
+    given = torch.float32 if policy == "lower_precision" else amp_dtype
+    with mode_of(target):
+        tensors = [
+            value for value in SAMPLES[op](make_inputs(target, [given], rng)).args if isinstance(value, torch.Tensor)
+        ]
+        expected = run_dtype(policy, [given], amp_dtype)
+        results = {
+            way: run_sample(target, partial(call), amp_dtype).outputs[0] for way, call in WAYS[op](*tensors).items()
+        }
+        for way, result in results.items():
+            case.equal(f"type of {op} as {way}", result.dtype, expected)
+            if not target.is_fake:
+                case.identical(f"{op} as {way}", result, results["function"])
+
+
+_PROBABILITIES = SAMPLES["binary_cross_entropy"]
+
+
+@contract("AMP-CAST-024", on=CUDA)
+@pytest.mark.parametrize("way", ["function", "module"])
+def test_binary_cross_entropy_is_refused(
+    case: Case, target: Target, amp_dtype: torch.dtype, way: str, rng: torch.Generator
+) -> None:
+    loss = {"function": lambda x, y: F.binary_cross_entropy(x, y), "module": nn.BCELoss()}[way]
+    with mode_of(target):
+        for dtype in (torch.float32, amp_dtype):
+            x, y = _PROBABILITIES(make_inputs(target, [dtype], rng)).args
+            with target.autocast(amp_dtype):
+                case.raises(f"{way} of {dtype} in a region", RuntimeError, partial(loss, x, y), "unsafe to autocast")
+        x, y = _PROBABILITIES(make_inputs(target, [torch.float32], rng)).args
+        with target.autocast(amp_dtype), target.autocast(amp_dtype, enabled=False):
+            case.equal("type in a disabled subregion", loss(x, y).dtype, torch.float32)
+        case.equal("type outside", loss(x, y).dtype, torch.float32)
+
+
+@contract("AMP-CAST-025", on=CUDA_OR_CPU)
+@pytest.mark.parametrize("way", ["function", "module"])
+def test_logits_are_accepted(
+    case: Case, target: Target, amp_dtype: torch.dtype, way: str, rng: torch.Generator
+) -> None:
+    loss = {"function": F.binary_cross_entropy_with_logits, "module": nn.BCEWithLogitsLoss()}[way]
+    make = SAMPLES["binary_cross_entropy_with_logits"]
+    with mode_of(target):
+        for dtypes in itertools.product((torch.float32, amp_dtype), repeat=2):
+            x, y = make(make_inputs(target, dtypes, rng)).args
+            with target.autocast(amp_dtype):
+                result = loss(x, y)
+            case.equal(f"type for {type_names(dtypes)}", result.dtype, torch.float32)
+            if not target.is_fake:
+                case.identical(f"loss for {type_names(dtypes)}", result, loss(x.float(), y.float()))
+
+
+@contract("AMP-CAST-026", on="cpu")
+@pytest.mark.parametrize("way", ["function", "module"])
+def test_cpu_binary_cross_entropy(
+    case: Case, target: Target, amp_dtype: torch.dtype, way: str, rng: torch.Generator
+) -> None:
+    loss = {"function": F.binary_cross_entropy, "module": nn.BCELoss()}[way]
+    for dtypes in itertools.product((torch.float32, amp_dtype), repeat=2):
+        x, y = _PROBABILITIES(make_inputs(target, dtypes, rng)).args
+        with target.autocast(amp_dtype):
+            result = loss(x, y)
+        case.identical(f"loss for {type_names(dtypes)}", result, loss(x.float(), y.float()))
+
+
+@contract("AMP-CAST-027", on="cpu")
+@pytest.mark.parametrize("op", list(COMPOSITES))
+def test_composites(case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator) -> None:
+    (seen,) = run_sample(target, COMPOSITES[op](make_inputs(target, [torch.float32], rng)), amp_dtype).outputs
+    (wanted,) = run_sample(
+        target, COMPOSITES[op](make_inputs(target, [torch.float32], rng, hand_cast=amp_dtype)), None
+    ).outputs
+    case.equal(f"type of {op} of float32 inputs", seen.dtype, amp_dtype)
+    case.identical("result", seen, wanted)
+
+
+@contract("AMP-CAST-028", on=CUDA)
+@pytest.mark.parametrize("order", [0, 1, 2, 3, float("inf"), "fro", "nuc"], ids=str)
+def test_norm_of_any_order(
+    case: Case, target: Target, amp_dtype: torch.dtype, order: Any, rng: torch.Generator
+) -> None:
+    with mode_of(target):
+        tensor = make_inputs(target, [amp_dtype], rng).f(3, 4)
+        with target.autocast(amp_dtype):
+            case.equal(f"type of the norm of order {order}", torch.norm(tensor, order).dtype, torch.float32)
+
+
+@contract("AMP-CAST-029", on=CUDA)
+@pytest.mark.parametrize("op", ["bilinear"])
+def test_optional_input_widens(
+    case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator
+) -> None:
+    with mode_of(target):
+        for bias_dtype, expected in ((amp_dtype, amp_dtype), (torch.float32, torch.float32)):
+            bias = make_inputs(target, [bias_dtype], rng).f(2)
+            call = SAMPLES[op](make_inputs(target, [amp_dtype], rng))
+            (seen,) = run_sample(target, partial(call, bias=bias), amp_dtype).outputs
+            case.equal(f"type of {op} of {type_names([amp_dtype])} with a bias of {bias_dtype}", seen.dtype, expected)
+
+
+@contract("AMP-CAST-046", on=("cpu", "cuda"))
+@pytest.mark.parametrize("op", ["linear", "mm", "conv2d", "addmm", "mse_loss", "prod"])
+def test_gradient_passes_the_cast(
+    case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator
+) -> None:
+    (row,) = (row for row in listings(target.device_type) if row.sample == op)
+    given = torch.float32 if row.policy == "lower_precision" else amp_dtype
+    to = run_dtype(row.policy, [given], amp_dtype)
+
+    def gradients(amp: bool) -> list[torch.Tensor]:
+        call = SAMPLES[op](make_inputs(target, [given], rng))
+        leaves = [value.requires_grad_() for value in call.args if isinstance(value, torch.Tensor)]
+        if amp:
+            with target.autocast(amp_dtype):
+                result = call()
+        else:
+            cast = [value.to(to) if isinstance(value, torch.Tensor) else value for value in call.args]
+            result = call.func(*cast, **call.keywords)
+        # A gradient that differs by element, and that 16 bits hold exactly.
+        weights = torch.arange(1, result.numel() + 1, device=target.device).reshape(result.shape) % 7 - 3
+        return list(torch.autograd.grad(result, leaves, weights.to(result.dtype)))
+
+    with repeatable_convolutions():
+        both = gradients(True), gradients(False)
+    for index, (seen, wanted) in enumerate(zip(*both, strict=True)):
+        case.equal(f"type of the gradient of input {index}", seen.dtype, given)
+        case.identical(f"gradient of input {index}", seen, wanted)
+        case.at_least(f"largest gradient of input {index}", float(seen.abs().max()), 0.0)

@@ -1,0 +1,81 @@
+"""Check and record how regions behave in generators and coroutines."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator
+
+import pytest
+import torch
+
+from ...harness.check import Case, contract
+from ...harness.targets import Target
+from ...oracles.region.stack_model import (
+    Region,
+    RegionStack,
+    observe,
+    product_in,
+    telling_product,
+)
+from .support import Result, is_in_force, region
+
+
+@contract("AMP-REGION-070")
+def test_decorated_generator(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
+    @region(target, amp_dtype)
+    def work() -> Iterator[bool]:
+        yield torch.is_autocast_enabled(target.device_type)
+
+    case.note("the body of a decorated generator function runs in the region", next(work()))
+
+
+@contract("AMP-REGION-071")
+def test_decorated_coroutine(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
+    def enabled() -> bool:
+        return torch.is_autocast_enabled(target.device_type)
+
+    @region(target, amp_dtype)
+    async def work() -> bool:
+        return enabled()
+
+    @region(target, amp_dtype)
+    async def values() -> AsyncIterator[bool]:
+        yield enabled()
+
+    before = observe()
+    case.note("the body of a decorated coroutine function runs in the region", awaited(work()))
+    case.note("the body of a decorated asynchronous generator function does", awaited(values().__anext__()))
+    is_in_force(case, "after both", before)
+
+
+@contract("AMP-REGION-039")
+@pytest.mark.parametrize("end", ["runs out", "is closed"], ids=["end", "close"])
+def test_region_in_an_asynchronous_generator(case: Case, target: Target, amp_dtype: torch.dtype, end: str) -> None:
+    async def values() -> AsyncGenerator[torch.Tensor, None]:
+        with region(target, amp_dtype):
+            yield telling_product(target.device)
+            yield telling_product(target.device)
+
+    before, model = observe(), RegionStack(observe())
+    model.enter(Region(target.device_type, amp_dtype))
+    generator = values()
+    for number in range(2):
+        case.identical(f"product {number} of the generator", awaited(generator.__anext__()), product_in(amp_dtype))
+        # The state belongs to the thread: the region is open as long as the generator is suspended in it.
+        is_in_force(case, f"beside the suspended generator, {number}", model.state)
+    if end == "runs out":
+        with contextlib.suppress(StopAsyncIteration):
+            awaited(generator.__anext__())
+    else:
+        awaited(generator.aclose())
+    is_in_force(case, f"after the generator {end}", before)
+
+
+def awaited(work: Awaitable[Result]) -> Result | None:
+    """Return what a coroutine that waits for nothing returns."""
+    try:
+        next(work.__await__())
+    except StopIteration as stopped:
+        returned: Result = stopped.value
+        return returned
+    return None
