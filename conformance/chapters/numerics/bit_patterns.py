@@ -36,7 +36,7 @@ def _numbers(patterns: torch.Tensor, form: Format) -> torch.Tensor:
 
 
 def widened(form: Format) -> torch.Tensor:
-    """Return the fp32 patterns (int64) of the 65,536 numbers of a 16-bit `form`; exact, as `float_formats.widen`."""
+    """Return the fp32 patterns (int64) of the 65,536 numbers of a 16-bit `form`; exact, as `formats.widen`."""
     patterns = torch.arange(2**16)
     size = patterns & 0x7FFF
     exponent, fraction = size >> form.fraction_bits, size & (2**form.fraction_bits - 1)

@@ -1,6 +1,6 @@
 """Error bounds for softmax and for layer, group, batch and RMS norm, forward and backward.
 
-Kinds of data beyond those of `bounded_reductions`: `large` logits (near 1000, where exponentials overflow without a
+Kinds of data beyond those of `bounds_reduction`: `large` logits (near 1000, where exponentials overflow without a
 shift), `apart` logits (one of 128, far above the rest: logarithms of -128 are kept where probabilities vanish), `flat`
 logits (a thousand like ones: a sum of their exponentials that is kept in 16 bits stands still).
 """
