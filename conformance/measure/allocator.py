@@ -1,4 +1,4 @@
-"""What a device's own allocator says: the bytes in use, their peak since the last reset, how they are scattered."""
+"""The device allocator's counters: bytes in use, their peak since the last reset, fragmentation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PROBE = 1000  # bytes, no multiple of any allocator's granularity
 class Allocator:
     """The counters of `module` (`torch.cuda`) for `device`.
 
-    `torch.cuda.memory_stats` tells the bytes that were asked for beside those handed out, which are rounded up; where
+    `torch.cuda.memory_stats` has the requested bytes as well as the allocated ones, which are rounded up; where
     it does, `exact` is true and the former are read. Reads wait for the device, on which memory may be freed late.
     """
 
@@ -39,13 +39,13 @@ class Allocator:
 
     @classmethod
     def of(cls, module: ModuleType | None, device: torch.device) -> Allocator | None:
-        """Return the counters of a device; None where it has none: `counts_peaks` says whether they tell peaks."""
+        """Return the counters of a device; None where it has none: `counts_peaks` is True if they include peaks."""
         needed = ("memory_allocated", "current_allocated_memory")
         return cls(module, device) if any(hasattr(module, name) for name in needed) else None
 
     @property
     def lacking(self) -> str | None:
-        """Say why the counters tell nothing of tensors, and None where they do.
+        """Return why the counters do not count tensors; None if they do.
 
         Expandable segments leave them as they are: c10's CUDACachingAllocator counts blocks, wherever they lie.
         """
@@ -91,19 +91,19 @@ class Allocator:
         self._module.reset_peak_memory_stats(self.device)
 
     def free(self) -> int | None:
-        """Bytes that can still be had, those that the allocator keeps for later included; None where nobody tells."""
+        """Return the bytes that can still be allocated, the allocator's cached ones included; None if unknown."""
         asked = getattr(self._module, "mem_get_info", None)
         if asked is None:
             return None
         try:
             free = int(asked(self.device)[0])
-        except RuntimeError:  # a driver that does not tell (XPU on some systems)
+        except RuntimeError:  # a driver that does not report it (XPU on some systems)
             return None
         stats = self._stats()
         return free + stats.get("reserved_bytes.all.current", 0) - stats.get("allocated_bytes.all.current", 0)
 
     def scatter(self) -> dict[str, int]:
-        """Return how memory is scattered: counters of `torch.cuda.memory_stats` by name, those that the device has."""
+        """Return the fragmentation counters of `torch.cuda.memory_stats` by name, those that the device has."""
         stats = self._stats()
         return {name: int(stats[name]) for name in _SCATTER if name in stats}
 
@@ -115,7 +115,7 @@ class Allocator:
             return "native"
 
     def _counted(self) -> int | None:
-        """Return bytes that tensors occupy, without waiting for the device; None where they are told another way."""
+        """Return bytes that tensors occupy, without synchronizing; None if there is no such counter."""
         asked = getattr(self._module, "memory_allocated", None)
         return None if asked is None else int(asked(self.device))
 
@@ -128,7 +128,7 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Return bytes of memory that a process can still have on a device; None where nobody tells.
+    """Return bytes of memory that a process can still allocate on a device; None if unknown.
 
     Of a CPU the kernel's own estimate (MemAvailable), which counts what it would give up of its caches.
     """
@@ -153,7 +153,7 @@ _SCATTER = (
 
 
 def workspace(allocator: Allocator, left: torch.Tensor, right: torch.Tensor) -> int:
-    """Return bytes that the product of two matrices takes while it runs, beside operands and result."""
+    """Return the bytes that a matrix product takes while it runs, in addition to operands and result."""
     torch.mm(left, right)  # what a library keeps from its first product on is no part of it
     allocator.reset()
     result = torch.mm(left, right)

@@ -56,7 +56,7 @@ _PLAIN = "as matrix products"
 def fingerprint(device: torch.device, dtypes: tuple[torch.dtype, ...] = tuple(NAMES.values())) -> Fingerprint:
     """Measure the device in `dtypes`; on one thread on a CPU, so that it does not depend on how busy the machine is.
 
-    TF32 and reduced precision reductions are off, apart from the rows that say otherwise; every flag is put back.
+    TF32 and reduced precision reductions are off, apart from the rows that say otherwise; every flag is restored.
     """
     with one_thread():
         found = {
@@ -236,7 +236,7 @@ def _difference(plain: Section, other: Section) -> str:
 
 @contextlib.contextmanager
 def _precision(name: str) -> Iterator[None]:
-    """Products of fp32 at this precision; the newer settings beside the flag, which setting it moves, come back too."""
+    """Set the precision of fp32 products; restore the newer settings too, which setting the flag changes."""
     precision = flag("torch.get_float32_matmul_precision")
     newer = (flag(f"torch.backends.{backend}.matmul.fp32_precision") for backend in ("cuda", "mkldnn"))
     with kept(precision, *newer):

@@ -32,10 +32,10 @@ XIDS = {
 
 
 def counters(known: Nvml) -> dict[str, int]:
-    """Return what the device counts since its driver was loaded; what it does not tell is left out."""
+    """Return what the device counts since its driver was loaded; counters that it lacks are left out."""
     remapped = known.ask("RemappedRows")  # after corrected and uncorrected errors, whether one is pending, one failed
     reasons = known.ask("CurrentClocksEventReasons")
-    told = {
+    counters = {
         "corrected ECC errors": _errors(known, "CORRECTED"),
         UNCORRECTED: _errors(known, "UNCORRECTED"),
         "rows remapped after corrected errors": None if remapped is None else remapped[0],
@@ -47,7 +47,7 @@ def counters(known: Nvml) -> dict[str, int]:
             known.ask("CurrentClocksThrottleReasons") if reasons is None else reasons
         ),
     }
-    return {name: int(count) for name, count in told.items() if count is not None}
+    return {name: int(count) for name, count in counters.items() if count is not None}
 
 
 def _errors(known: Nvml, kind: str) -> int | None:
@@ -65,7 +65,7 @@ def _retired(known: Nvml) -> int | None:
 
 @dataclass
 class Watch:
-    """Watches a device from when it is made; `finish` says what became of it. None where the driver tells nothing."""
+    """Watches a device from construction on; `finish` returns its counters; None if the driver has none."""
 
     name: str
     known: Nvml

@@ -7,7 +7,7 @@ for width, rounding, alignment and subnormals; P. Xie, Y. Gao, Y. Wang, J. Xue, 
 orders in software/hardware implementations (FPRev, USENIX ATC 2025) for the order, as M and -M swamp what is added
 between them; F. A. Khattak, M. Mikaitis, Generalized methodology for determining numerical features of hardware
 floating-point matrix multipliers: part I (arXiv 2510.15884, 2025) and B. Valpey et al., An SMT formalization of
-mixed-precision matrix multiplication (2025) for cases that tell models apart.
+mixed-precision matrix multiplication (2025) for cases that distinguish models.
 """
 
 from __future__ import annotations

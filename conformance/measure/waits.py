@@ -23,14 +23,14 @@ def raising_at_waits() -> Iterator[None]:
 
 
 def voluntary_waits(work: Callable[[], object]) -> int | None:
-    """How often this thread gave the processor up of itself during `work`, by sleeping or waiting; None if not told.
+    """Return how often this thread blocked during `work`, by sleeping or waiting; None if not counted.
 
     The kernel's ru_nvcsw of the thread; being interrupted for another process counts as ru_nivcsw, and not here.
     """
     try:
         import resource
 
-        before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw  # Linux alone tells it by thread
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw  # only Linux counts it by thread
     except (ImportError, AttributeError):
         return None
     work()

@@ -12,7 +12,7 @@ LEARNING_RATE = 1e-3
 
 
 def mlp(device: torch.device, generator: torch.Generator, *, lr: float = LEARNING_RATE) -> Workload:
-    """20 batches of 64 rows and a model with torch's default initialisation, drawn on the CPU from `generator`.
+    """Return 20 batches of 64 rows and a model with torch's default initialization, made on the CPU from `generator`.
 
     The class of a row is the largest of ten random linear functions of it, so there is something to learn and a
     perceptron can learn it: the loss starts near ln 10 and falls.

@@ -15,7 +15,7 @@ Region = Callable[[], AbstractContextManager[object]]
 class Workload:
     """A model on its device with the optimizer, loss and batches that it is trained with.
 
-    `batches` are (input, target) pairs, gone through in order, epoch after epoch; `clip` is the largest gradient norm.
+    `batches` are (input, target) pairs, used in order, epoch after epoch; `clip` is the maximum gradient norm.
     """
 
     model: torch.nn.Sequential

@@ -34,7 +34,7 @@ from conformance.chapters.numerics.bounds_convolution import (
 )
 from conformance.chapters.numerics.bounds_loss import LOSSES
 from conformance.chapters.numerics.bounds_matmul import KINDS, PRODUCTS, SHAPES, Product, measure_product
-from conformance.chapters.numerics.bounds_normalization import NORMALISATIONS
+from conformance.chapters.numerics.bounds_normalization import NORMALIZATIONS
 from conformance.chapters.numerics.bounds_reduction import REDUCTIONS
 from conformance.chapters.numerics.op_error import Measured, Op
 from conformance.oracles.numbers.formats import BF16, FP16, FP32, Format
@@ -112,7 +112,7 @@ def checks(form: Format) -> Iterator[Check]:
     """Every bounded check of the suite in regions of one amp dtype."""
     region = functools.partial(torch.autocast, "cpu", form.dtype)
     yield from _ops("reductions", REDUCTIONS, form)
-    yield from _ops("normalisations", NORMALISATIONS, form)
+    yield from _ops("normalisations", NORMALIZATIONS, form)
     yield from _ops("losses", LOSSES, form)
     for product in PRODUCTS.values():
         kinds = KINDS + (("bias",) if product.name in ("linear", "addmm", "baddbmm") else ())

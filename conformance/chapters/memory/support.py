@@ -102,7 +102,7 @@ OPTIMIZERS: dict[str, Callable[[list[torch.Tensor]], torch.optim.Optimizer]] = {
     "momentum": lambda weights: torch.optim.SGD(weights, lr=1e-3, momentum=0.9, foreach=False),
     "adam": lambda weights: torch.optim.Adam(weights, lr=1e-3, foreach=False),
 }
-"""The optimizers of `oracles.step_bytes.UPDATES`."""
+"""The optimizers of `step_memory.UPDATES`."""
 
 SCALARS = 512
 """Bytes that a scaler and an optimizer's counters may take: 256 of the former (AMP-MEMORY-036), 4 for each weight."""

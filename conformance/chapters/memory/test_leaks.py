@@ -47,7 +47,7 @@ def _warmed(case: Case, target: Target) -> Uses:
 
 @contract("AMP-MEMORY-052")
 def test_no_use_leaves_tensors(case: Case, target: Target) -> None:
-    _warmed(case, target)  # what torch imports at a first call would be gone through at each collection
+    _warmed(case, target)  # imports of a first call would slow down each collection
     with collected_apart(), LiveStorages() as live:
         uses = _warmed(case, target)
         # By storage: cuDNN's weights are views of one buffer, with gaps perhaps (torch.nn.RNNBase.flatten_parameters).
@@ -69,7 +69,7 @@ def test_a_custom_function_holds_what_it_saves(case: Case, target: Target, amp_d
     with LiveStorages(uses.held()) as live:
         with target.autocast(amp_dtype):
             result = uses.doubled().apply(uses.weights[0].to(amp_dtype) * 2)
-        case.equal("bytes alive beside the result", live.live_bytes - result.nbytes, 0)
+        case.equal("bytes alive in addition to the result", live.live_bytes - result.nbytes, 0)
         case.true("the result has a graph (control)", result.requires_grad)
 
 

@@ -85,7 +85,7 @@ def test_peak_follows_the_closed_form(
             peaks[arm] = _peak(allocator, target, block, dtype, rng)
             allocator.reset()
             case.equal(f"{arm}: peak above what is in use, once it is reset", allocator.peak() - allocator.in_use(), 0)
-            high = predicted.high + _beside(case, allocator, block, dtype) + allocator.slack(_large(layers))
+            high = predicted.high + _workspace(case, allocator, block, dtype) + allocator.slack(_large(layers))
             case.between(f"{arm}, {rows} x {width} x {layers}: peak", peaks[arm], predicted.low, high, "bytes")
         case.note("bytes that AMP saves at the peak", peaks["fp32"] - peaks["AMP"], "bytes")
 
@@ -103,7 +103,7 @@ def test_peak_with_an_optimizer_follows_the_closed_form(
     for arm, dtype in (("fp32", None), ("AMP", amp_dtype)):
         predicted = whole_step(block, target.device_type, dtype, UPDATES[optimizer])
         leaves = tensors(block, target.device, rng)
-        beside = _beside(case, allocator, block, dtype)
+        workspace = _workspace(case, allocator, block, dtype)
         Training(target, block, dtype, leaves, optimizer).step()  # libraries make what they keep
         gc.collect()
         start = allocator.in_use()
@@ -113,17 +113,17 @@ def test_peak_with_an_optimizer_follows_the_closed_form(
         case.between(f"{arm}: the optimizer's state", allocator.in_use() - start, predicted.state, most, "bytes")
         allocator.reset()
         training.step()
-        low, high = predicted.state + predicted.low, most + predicted.high + beside
+        low, high = predicted.state + predicted.low, most + predicted.high + workspace
         case.between(f"{arm}: peak of a second step", allocator.peak() - start, low, high, "bytes")
         del training
 
 
-def _beside(case: Case, allocator: Allocator, block: Block, dtype: torch.dtype | None) -> int:
+def _workspace(case: Case, allocator: Allocator, block: Block, dtype: torch.dtype | None) -> int:
     """Bytes that a library takes for the products of a chain, outside of any region; at most what it may take."""
     rows, width = block.inputs["x"]
     x, w = (torch.ones(size, width, dtype=dtype or torch.float32, device=allocator.device) for size in (rows, width))
     taken = max(workspace(allocator, left, right) for left, right in ((x, w.t()), (x, w), (x.t(), x)))
-    case.note(f"bytes that a product takes beside its tensors, {rows} x {width}", taken, "bytes")
+    case.note(f"bytes that a product takes in addition to its tensors, {rows} x {width}", taken, "bytes")
     return min(taken, WORKSPACES)
 
 

@@ -72,11 +72,11 @@ def test_networks_do_not_grow(case: Case, target: Target, rng: torch.Generator, 
 
 def _weights(device: torch.device, rng: torch.Generator) -> dict[str, torch.Tensor]:
     shapes = {"used": (41, 31), "twice": (31, 31), "bias": (41,), "unused": (29, 31), "frozen": (23, 31)}
-    drawn = {name: torch.randn(shape, generator=rng).to(device).requires_grad_() for name, shape in shapes.items()}
-    drawn["frozen"].requires_grad_(False)
-    drawn["viewed"] = torch.randn(38, 31, generator=rng).to(device).requires_grad_()
-    drawn["view"] = drawn["viewed"][::2]
-    return drawn
+    weights = {name: torch.randn(shape, generator=rng).to(device).requires_grad_() for name, shape in shapes.items()}
+    weights["frozen"].requires_grad_(False)
+    weights["viewed"] = torch.randn(38, 31, generator=rng).to(device).requires_grad_()
+    weights["view"] = weights["viewed"][::2]
+    return weights
 
 
 @contract("AMP-MEMORY-031")
@@ -284,7 +284,7 @@ def test_a_step_that_ran_out_leaves_nothing(
 
 
 def _let_backward_end(target: Target) -> None:
-    """Wait for a backward that failed: autograd's thread for a device tells of it before it lets go of its tensors.
+    """Wait for a backward that failed: autograd's thread for a device reports it before it frees its tensors.
 
     It takes its next task when it has (Engine::thread_main, torch/csrc/autograd/engine.cpp).
     """

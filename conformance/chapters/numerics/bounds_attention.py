@@ -79,7 +79,7 @@ class Problem:
         return cls(low, query, key, value, seed, _mask(low, rng))
 
     def options(self, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-        """Return what scaled_dot_product_attention is called with beside its operands."""
+        """Return the arguments of scaled_dot_product_attention other than its operands."""
         found: dict[str, Any] = {"scale": SCALE}
         if self.low.group > 1:
             found["enable_gqa"] = True
@@ -120,7 +120,7 @@ def _mask(low: LowLogits, rng: torch.Generator) -> Tensor | None:
 
 
 def _summed(gradient: Rounded, group: int, form: Format) -> Rounded:
-    """Add up the gradients of the heads that share one of keys; each may have been written down in 16 bits."""
+    """Add up the gradients of the heads that share one of keys; each may have been stored in 16 bits."""
     if group == 1:
         return gradient
     error = gradient.error + form.unit_roundoff * gradient.value.abs() / ORDER

@@ -289,7 +289,7 @@ def measure_attention(
     """Run attention on numbers of `form` whose logits, up to 40, need more bits than 16-bit types have.
 
     Queries are integers up to 15, keys multiples of 2^-5 up to 2, the scale is 1/4 (its root 1/2): every logit is a
-    number of fp32, whatever the order. A logit that is written down in 16 bits is off by up to 2^-3 in bf16, 2^-6 in
+    number of fp32, whatever the order. A logit that is stored in 16 bits is off by up to 2^-3 in bf16, 2^-6 in
     fp16, and so is its probability, relatively; rounded probabilities and results are off by a few u. `flushes`: the
     device is known to take subnormal operands for zero.
     """

@@ -93,8 +93,8 @@ def product_operands(
     """Return left, right, bias and the incoming gradient as float64 numbers of fp32; `form` is what they are cast to.
 
     `plain`: Gaussian. `grid` and `grid_same_sign`: operands whose sums fp32 holds in any order, so that fp32 adds no
-    error at all while partial sums kept or handed over in 16 bits do. `wide`: rows and columns scaled by 2^-10 to 2^10.
-    `cancelling`: results a thousandth of their terms. `bias`: on the grid, a bias that all but cancels the product, so
+    error at all while partial sums kept or passed on in 16 bits do. `wide`: rows and columns scaled by 2^-10 to 2^10.
+    `cancelling`: results a thousandth of their terms. `bias`: on the grid, a bias that nearly cancels the product, so
     that a product rounded before the bias is added shows. `near_overflow`: results up to the largest number.
     `off_grid` (for fp32): positive numbers that 16 bits and TF32 all round down, which no sum averages out.
     `subnormal`: results and gradients on either side of the smallest normal number.

@@ -1,6 +1,6 @@
 """Error bounds for softmax and for layer, group, batch and RMS norm, forward and backward.
 
-Kinds of data beyond those of `bounded_reductions`: `large` logits (near 1000, where exponentials overflow without a
+Kinds of data beyond those of `bounds_reduction`: `large` logits (near 1000, where exponentials overflow without a
 shift), `apart` logits (one of 128, far above the rest: logarithms of -128 are kept where probabilities vanish), `flat`
 logits (a thousand like ones: a sum of their exponentials that is kept in 16 bits stands still).
 """
@@ -55,7 +55,7 @@ def _softmax_of_columns_gradient(store: Store, seed: Rounded, x: Rounded) -> tup
 
 
 def _softmax_gradient(store: Store, seed: Rounded, x: Rounded) -> tuple[Rounded]:
-    """p (g - sum(gp)), from the p that the forward wrote down."""
+    """p (g - sum(gp)), from the p that the forward stored."""
     p = store(_softmax(store, x))
     return (either(p * (seed - kept(seed * p, -1)), p * seed - p * kept(p * seed, -1)),)
 
@@ -75,7 +75,7 @@ def _log_softmax_gradient(store: Store, seed: Rounded, x: Rounded) -> tuple[Roun
     return (seed - store(_log_softmax(store, x)).exp() * store(kept(seed, -1)),)
 
 
-# --- normalisation of (rows, elements), the affine part of shape (1, elements)
+# --- normalization of (rows, elements), the affine part of shape (1, elements)
 
 
 def _statistics(x: Rounded, dims: tuple[int, ...], eps: float = EPS) -> tuple[Rounded, Rounded]:
@@ -128,7 +128,7 @@ def _rms_norm_gradient(store: Store, seed: Rounded, x: Rounded, weight: Rounded)
     return scale * (through - hat * (kept(through * hat, -1) / count)), total(seed * hat, 0)
 
 
-# --- normalisation of images (samples, channels, height, width)
+# --- normalization of images (samples, channels, height, width)
 
 
 def _image(kind: str, form: Format, rng: torch.Generator) -> tuple[Tensor, ...]:
@@ -174,7 +174,7 @@ def _per_channel(of_group: Rounded) -> Rounded:
 def _group_norm_gradient(
     store: Store, seed: Rounded, x: Rounded, weight: Rounded, bias: Rounded
 ) -> tuple[Rounded, Rounded, Rounded]:
-    """Return the gradient of a normalisation; the kernels sum gx and g apart, and centre after the sums.
+    """Return the gradient of a normalization; the kernels sum gx and g apart, and centre after the sums.
 
     dx = g rstd w + c2 x + c3, c2 = (db mean - ds) rstd^3 / n, c3 = -c2 mean - db rstd / n, ds = sum(gwx), db = sum(gw)
     (aten/src/ATen/native/cpu/group_norm_kernel.cpp): sums of n terms of the size of x, not of x - mean, and c2 x.
@@ -258,7 +258,7 @@ def _evaluate(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: T
 
 _HEAVY = ("mean_heavy", "same_sign", "plain", "wide", "off_grid")
 
-NORMALISATIONS: dict[str, Op] = {
+NORMALIZATIONS: dict[str, Op] = {
     op.name: op
     for op in (
         Op(

@@ -32,7 +32,7 @@ def same_sign(form: Format, rng: torch.Generator, *shape: int) -> Tensor:
 
 
 def cancelling(form: Format, rng: torch.Generator, *shape: int) -> Tensor:
-    """x beside -x (1 + 2^-10 r): sums a thousandth of their terms (in bf16 some are 2^-7, most vanish)."""
+    """Return x and -x (1 + 2^-10 r): sums a thousandth of their terms (in bf16 some are 2^-7, most vanish)."""
     half = torch.randn((*shape[:-1], (shape[-1] + 1) // 2), generator=rng).double()
     other = -half * (1 + 2.0**-10 * torch.rand(half.shape, generator=rng).double())
     both = torch.cat([half, other], -1)[..., : shape[-1]]

@@ -23,7 +23,7 @@ Region = Callable[[], AbstractContextManager[object]]
 Store = Callable[[Rounded], Rounded]
 
 ORDER = 2.0
-"""A kernel may evaluate an equivalent formula in another order; each rounding of the formula written down then stands
+"""A kernel may evaluate an equivalent formula in another order; each rounding of this formula then stands
 for up to two of the kernel's (as in `loss_reference`)."""
 
 SAME_SIGN = ("same_sign", "flat")
@@ -99,7 +99,7 @@ def gain_ratio(seen: Tensor, reference: Rounded, form: Format | None = None, noi
     """Return the systematic scale error <seen, value> / <value, value> - 1 over its bound.
 
     `CONFIDENCE` standard deviations of a sum of independent roundings to the stored type, and every error of the
-    arithmetic pointing the same way. `noise` is the relative deviation of independent errors beside those.
+    arithmetic pointing the same way. `noise` is the relative deviation of other independent errors.
     """
     form = form or FORMATS[seen.dtype]
     there, value = seen.detach().cpu().double().flatten(), reference.value.detach().flatten()
@@ -205,7 +205,7 @@ class Op:
     policy: str = ""
     wide: tuple[int, ...] = ()
     composed: bool = False
-    """Made of many ops, so that its gradients in a 16-bit type have no bound: too much is written down on the way."""
+    """Composed of many ops, so that its gradients in a 16-bit type have no bound: too many results are stored in it."""
     narrows: bool = False
     """Its backward casts the incoming gradient to the operand's type and adds up in that, so that the gradient of a
     16-bit operand has no bound where the op is listed as fp32."""
@@ -231,7 +231,7 @@ def measure(
     *,
     backward: bool = True,
 ) -> list[Measured]:
-    """Run `op` in `region` on operands of `form`, forward and (unless told not to) backward, and measure what comes."""
+    """Run `op` in `region` on operands of `form`, forward and, if `backward`, backward; measure the results."""
     inputs = operands(op, kind, form, generator)
     leaves = [
         tensor.clone().to(device).requires_grad_(op.gradient is not None and tensor.is_floating_point())

@@ -26,14 +26,14 @@ T = TypeVar("T")
 
 
 def by_kernel(case: Case, target: Target, rng: torch.Generator, measure: Callable[[], T]) -> dict[str, T]:
-    """Return what `measure` finds on each kernel, the one that torch chooses first, from the same random numbers.
+    """Return the result of `measure` on each kernel, torch's choice first, from the same random numbers.
 
-    Fails the case where a kernel that takes the inputs raises and another does not; what all raise goes on.
+    Fails the case if a kernel that accepts the inputs raises and another does not; an error of all is raised.
     """
-    drawn = rng.get_state()
+    state = rng.get_state()
 
     def again() -> T:
-        rng.set_state(drawn)
+        rng.set_state(state)
         return measure()
 
     tried = list(attempts(again, target.device_type))
@@ -44,10 +44,10 @@ def by_kernel(case: Case, target: Target, rng: torch.Generator, measure: Callabl
     chosen, *others = tried
     ran = [one.kernel for one in others if one.found is not None]
     case.note("attention kernel that torch chooses", chosen.kernel)
-    case.note("others that take the inputs as well", ran)
+    case.note("other kernels that accept the inputs", ran)
     wrong = {name: f"{type(error).__name__}: {error}" for name, error in raised.items()}
-    case.equal("attention kernels that raise on inputs that they take", wrong, {})
-    case.true("an attention kernel takes the inputs", bool(found))
+    case.equal("attention kernels that raise on inputs that they accept", wrong, {})
+    case.true("an attention kernel accepts the inputs", bool(found))
     return found
 
 
@@ -68,7 +68,7 @@ def run_product(target: Target, dtype: torch.dtype, product: Product, *operands:
 def within_window(
     case: Case, what: str, seen: Tensor, expected: Tensor, window: tuple[float, float], unit: float
 ) -> None:
-    """Hold the normwise error, in units of the type's roundoff, against both ends of `window`."""
+    """Check that the normwise error, in units of the type's roundoff, lies within `window`."""
     error = error_bounds.normwise_error(seen, expected) / unit
     case.between(f"{what}: normwise error", error, window[0] / unit, window[1] / unit, "u")
 
@@ -77,7 +77,7 @@ def keeps_subnormals(target: Target, dtype: torch.dtype) -> bool:
     """Return whether products keep the subnormal numbers of the type.
 
     Not MI200 (torch's notes on numerical accuracy), and not those of bf16, which are fp32's as well: x86's VDPBF16PS
-    takes them for zero (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2).
+    flushes them to zero (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2).
     """
     return dtype is torch.float16 and not str(target.probe["capability"]).startswith("gfx90a")
 
@@ -96,7 +96,7 @@ def by_name(table: dict[str, Op]) -> pytest.MarkDecorator:
 
 
 def by_loss() -> pytest.MarkDecorator:
-    """Return one case for each loss function, whatever its options."""
+    """Parametrize by loss function, one case for each."""
     return pytest.mark.parametrize("loss", list(dict.fromkeys(name.split(" ")[0] for name in LOSSES)))
 
 
@@ -106,7 +106,7 @@ def is_listed(op: Op, target: Target) -> bool:
 
 
 def formats(op: Op, target: Target, amp_dtype: torch.dtype, *, is_loss: bool = False) -> list[Format]:
-    """Return the types of operands that something is promised for.
+    """Return the operand types for which there is a promise.
 
     fp32 everywhere. 16 bits where the op is listed as fp32, and where the device is known to keep the statistics of a
     16-bit tensor in fp32 without a list; neither is known of third parties' devices.
@@ -136,7 +136,7 @@ def _type_of_result(case: Case, target: Target, op: Op, form: Format, result: Me
 
 
 def hold(case: Case, what: str, found: Sequence[Measured]) -> None:
-    """Hold the worst of everything measured against its bounds."""
+    """Check the worst of all measured tensors against its bounds."""
     for figure, name in (
         (lambda one: one.error, "error of an element"),
         (lambda one: one.gain, "systematic scale error"),
@@ -146,7 +146,7 @@ def hold(case: Case, what: str, found: Sequence[Measured]) -> None:
 
 
 def control(case: Case, op: Op, rng: torch.Generator) -> None:
-    """Lowering the operands of an fp32 op to 16 bits on the way is out of bounds."""
+    """Check that an fp32 op with operands rounded to 16 bits is out of bounds."""
     for dtype in case.amp_dtypes:
         ratio = max(op_error.lowered(op, kind, FORMATS[dtype], rng) for kind in op.kinds)
-        case.at_least(f"control: operands lowered to {FORMATS[dtype].name}, error", ratio, TELLING, "of the bound")
+        case.at_least(f"control: operands rounded to {FORMATS[dtype].name}, error", ratio, TELLING, "of the bound")

@@ -56,7 +56,7 @@ def test_gradients_below_zero(case: Case, target: Target, rng: torch.Generator, 
                 raised.setdefault(name, error)
             else:
                 ran[name] += [] if tensors is None else measured(tensors, references, f"{name}, {form.name}", form)
-    # A failure of one backend is told from one of all.
+    # Recorded by backend, so that a failure of one differs from a failure of all.
     case.note("backends that take these inputs", [name for name, found in ran.items() if found])
     if raised:
         case.note("backends that raise", sorted(raised))
@@ -120,7 +120,7 @@ def _in_units(seen: Tensor, expected: Tensor, form: Format) -> float:
 def test_attention_rounds_its_operands(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, operand: str
 ) -> None:
-    # As in the products: numbers just above 1 round to 1, and less as many ones they are exactly nothing.
+    # As in the products: numbers just above 1 round to 1, and minus as many ones they are exactly 0.
     unit = FORMATS[amp_dtype].unit_roundoff
     above = 1 + 0.9 * unit
     query, key, value = torch.zeros(1, 1, 3, 16), torch.zeros(1, 1, 2, 16), torch.ones(1, 1, 2, 16)

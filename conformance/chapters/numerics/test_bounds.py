@@ -26,7 +26,7 @@ from .bounds_matmul import KINDS, LONGER, PRODUCTS, SHAPES, Product, measure_pro
 from .op_error import Measured
 from .support import by_kernel, compare, hold, keeps_subnormals, slug
 
-# What tells kernels apart in the least time: at quick only these, on four ops.
+# The cases that distinguish kernels in the least time: at quick only these, on four ops.
 _EVERYWHERE = (("odd", "wide"), ("odd", "subnormal"), ("tiles", "plain"))
 TELLING = (("long", "grid"), ("long", "grid_same_sign"), *_EVERYWHERE)
 TELLING_BACKWARD = (("tall", "grid_same_sign"), ("tall", "grid"), *_EVERYWHERE)
@@ -53,7 +53,7 @@ by_attention = pytest.mark.parametrize("attention", ATTENTIONS.values(), ids=map
 
 
 def _plan(case: Case, product: Product, *, backward: bool) -> Iterator[tuple[str, tuple[int, int, int]]]:
-    """Kinds of data and shapes of this depth: at standard two kinds a shape beside those that tell, at full all."""
+    """Yield kinds of data and shapes of this depth: TELLING ones, two kinds a shape at standard, all at full."""
     yield from ((kind, SHAPES[shape]) for shape, kind in (TELLING_BACKWARD if backward else TELLING))
     if case.level == "quick":
         return
@@ -110,7 +110,7 @@ def test_products_round_each_operand(case: Case, target: Target, rng: torch.Gene
             found = measure_product(
                 product, "plain", SHAPES["tiles"], form, rng, target.device, functools.partial(target.autocast, dtype)
             )
-        case.equal(f"{form.name}: results and gradients that a share is seen of", _seen(found), 3)
+        case.equal(f"{form.name}: results and gradients with a measured share", _seen(found), 3)
         share, where = op_error.worst(found, lambda one: one.share)
         case.at_most(
             f"{form.name}: share of an operand's rounding, distance from 1 ({where})", share, 1.0, "of the bound"
@@ -146,13 +146,13 @@ def test_bias_is_added_before_the_rounding(case: Case, target: Target, rng: torc
                 found += measure_product(
                     PRODUCTS[name], "bias", SHAPES[shape], FORMATS[dtype], rng, target.device, region, backward=False
                 )
-    hold(case, f"{name} and a bias that all but cancels it", found)
+    hold(case, f"{name} and a bias that nearly cancels it", found)
 
 
 @contract("AMP-NUMERICS-070", dtypes=("fp16",))
 @pytest.mark.parametrize("name", ["mm", "linear", "bmm"])
 def test_operands_have_the_range_of_fp16(case: Case, target: Target, name: str) -> None:
-    # TF32 has the fraction of fp16 and the exponent of fp32: only the range tells them apart.
+    # TF32 has the fraction of fp16 and the exponent of fp32: only the range distinguishes them.
     product = PRODUCTS[name]
     batch = (product.batch,) if product.batch else ()
     for what, large, factor, expected in (

@@ -26,7 +26,7 @@ def _tabulated_casts() -> dict[str, Any]:
     return read_toml(fixture("casts.toml"))
 
 
-# Each way runs another kernel: whole vectors and their tail, single elements, a copy into place, a lone number.
+# Each kind of cast runs another kernel: whole vectors and their remainder, single elements, copies, single numbers.
 CASTS: dict[str, Callable[[Tensor, torch.dtype], Tensor]] = {
     "to": lambda source, dtype: source.to(dtype),
     "strided": lambda source, dtype: torch.stack([source, source], 1)[:, 0].to(dtype),
@@ -57,16 +57,16 @@ def _bits(number: float) -> int:
 
 
 def _cast(patterns: Sequence[int], form: Format) -> tuple[Tensor, Tensor]:
-    """Return fp32 numbers of these patterns and what integer arithmetic makes of them in `form`."""
+    """Return the fp32 numbers of these patterns and their rounding to `form` by integer arithmetic."""
     return tensor_of(patterns, FP32), narrowed(torch.tensor(patterns, dtype=torch.int64), form)
 
 
 def _check_tabulated(case: Case, target: Target, dtype: torch.dtype, way: str, group: str) -> None:
-    """Hold one way of casting against the rows of `group` in the table that was worked out by hand."""
+    """Check one kind of cast against the rows of `group` in fixtures/casts.toml."""
     form = FORMATS[dtype]
     rows = [row for row in _tabulated_casts()[form.name] if row["group"] == group]
     source = torch.tensor([float.fromhex(row["value"]) for row in rows], dtype=torch.float32)
-    # Repeated, so that both a vector loop and its tail see every row.
+    # Repeated, so that both a vector loop and its remainder process every row.
     seen = CASTS[way](source.repeat(3).to(target.device), dtype).cpu().view(form.storage)
     patterns = [pattern & 0xFFFF for pattern in seen.tolist()]
     for at, row in enumerate(rows):
@@ -83,12 +83,12 @@ def test_casts_round_ties_to_even(case: Case, target: Target, amp_dtype: torch.d
 @contract("AMP-NUMERICS-002")
 def test_casts_at_the_midpoints(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
     form = FORMATS[amp_dtype]
-    # Odd strides meet ties below even and odd neighbours in turn.
+    # Odd strides alternate between ties below even and odd neighbours.
     patterns = _midpoints(form, case.samples(quick=61, standard=7, full=1))
     source, expected = _cast(patterns, form)
     for way in ("to", "strided"):
         seen = CASTS[way](source.to(target.device), amp_dtype)
-        case.identical(f"{way}: {len(patterns)} fp32 numbers at and beside a tie", seen, expected)
+        case.identical(f"{way}: {len(patterns)} fp32 numbers at and next to a tie", seen, expected)
 
 
 @contract("AMP-NUMERICS-002")
@@ -118,7 +118,7 @@ def test_cast_subnormals(case: Case, target: Target, amp_dtype: torch.dtype, way
 @pytest.mark.parametrize("way", CASTS)
 def test_casts_keep_infinity_nan_and_signed_zero(case: Case, target: Target, amp_dtype: torch.dtype, way: str) -> None:
     _check_tabulated(case, target, amp_dtype, way, "special")
-    # Payloads in the lowest bits only: a cast that cuts them off makes an infinity.
+    # Payloads in the lowest bits only: a cast that truncates them makes an infinity.
     payloads = [0x7F80_0001, 0x7FC0_0000, 0x7FFF_FFFF, 0xFF80_0001, 0xFFC0_0001, 0x7F80_FFFF, 0x7FA0_0000]
     seen = CASTS[way](tensor_of(payloads * 5, FP32).to(target.device), amp_dtype)
     case.equal(f"{way}: NaNs left of {len(seen)}", int(torch.isnan(seen).sum()), len(seen))
@@ -172,7 +172,7 @@ def test_finfo_states_the_format(case: Case, amp_dtype: torch.dtype) -> None:
 
 
 def _ties_among_normal_numbers(form: Format, stride: int) -> list[int]:
-    """Return every `stride`-th tie and its neighbours, without what products of subnormals may flush."""
+    """Return every `stride`-th tie and its neighbours, except those that products of subnormals may flush."""
     low, high = (_bits(number) for number in (2 * form.smallest_normal, form.largest))
     return [pattern for pattern in _midpoints(form, stride) if low <= pattern & 0x7FFF_FFFF <= high]
 
@@ -186,7 +186,7 @@ def test_autocast_rounds_to_nearest(
     patterns += torch.randint(0x3800_0000, 0x4700_0000, (499,), generator=rng).tolist()
     source, expected = _cast(patterns, FORMATS[amp_dtype])
     source, expected = source.unsqueeze(1), expected.unsqueeze(1)
-    # Each element alone: 1 * NaN or infinity stays where it is.
+    # Each element separately, so that 1 * NaN or infinity affects one result.
     with target.autocast(amp_dtype):
         seen = OPS_THAT_CAST[op](source.to(target.device), torch.ones(1, 1, device=target.device))
     case.identical(f"{op}: {len(source)} fp32 numbers times 1", seen, expected)
@@ -195,7 +195,7 @@ def test_autocast_rounds_to_nearest(
 @contract("AMP-NUMERICS-009")
 @pytest.mark.parametrize("op", OPS_THAT_CAST)
 def test_autocast_rounds_before_the_product(case: Case, target: Target, amp_dtype: torch.dtype, op: str) -> None:
-    # Numbers just above 1 round to 1; cast first, 16 of them less 16 ones are exactly nothing.
+    # Numbers just above 1 round to 1; cast first, 16 of them minus 16 ones are exactly 0.
     above = 1 + 0.9 * FORMATS[amp_dtype].unit_roundoff
     numbers = torch.cat([torch.full((16,), above), torch.ones(16)])
     signs = torch.cat([torch.ones(16), -torch.ones(16)])

@@ -21,7 +21,7 @@ from .bit_patterns import unsigned_zeros
 from .matmul_spellings import BIASED, PLACES, PLAIN, STORED, Product, through
 from .sparse_matmul import Sparse, sparse
 
-# How the same matrix may lie in memory.
+# Memory layouts of one matrix.
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "as it is": lambda matrix: matrix,
     "transposed": lambda matrix: matrix.t().contiguous().t(),
@@ -51,8 +51,8 @@ def _integers(rng: torch.Generator, size: int, *shape: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """Integer operands of one shape, and what picking and adding columns makes of them in `form`, unsigned zeros."""
+class IntegerProblem:
+    """Integer operands of one shape, and their exact product in `form`, by selecting and adding columns."""
 
     form: Format
     left: Tensor
@@ -62,7 +62,7 @@ class Drawn:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """m, k and n."""
+        """The sizes m, k and n."""
         return self.left.shape[0], self.left.shape[1], len(self.bias)
 
     @functools.cached_property
@@ -79,19 +79,21 @@ class Drawn:
 
     @functools.cached_property
     def gradients(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Those of left, right and bias."""
+        """The gradients of left, right and bias."""
         seed = self.seeds.dense().int()
         exact = self.right.spread(seed), self.seeds.picked_by(self.left.t()), seed.sum(0)
         left, right, bias = (unsigned_zeros(_stored(gradient, self.form)) for gradient in exact)
         return left, right, bias
 
 
-def _drawn(rng: torch.Generator, form: Format, shapes: Iterable[tuple[int, int, int]], *, of: str = "") -> list[Drawn]:
-    """Draw operands, which are exact in `form`, once for all spellings (of one family) that are tried with them."""
+def _problems(
+    rng: torch.Generator, form: Format, shapes: Iterable[tuple[int, int, int]], *, of: str = ""
+) -> list[IntegerProblem]:
+    """Return random operands, exact in `form`, for all calls (of one family) that use them."""
     # A convolution's kernels may add up in 16 bits outside of its inner products (AMP-NUMERICS-033): small integers.
     size, entries = (4, 3) if "conv" in of else (60, 8)
     return [
-        Drawn(
+        IntegerProblem(
             form,
             _integers(rng, size, m, k),
             sparse(rng, k, n, entries, size // 2),
@@ -102,10 +104,10 @@ def _drawn(rng: torch.Generator, form: Format, shapes: Iterable[tuple[int, int, 
     ]
 
 
-def _exactly(
+def _check_exactly(
     case: Case,
     target: Target,
-    drawn: Drawn,
+    problem: IntegerProblem,
     name: str,
     product: Product,
     layouts: tuple[str, str] = ("as it is", "as it is"),
@@ -113,31 +115,31 @@ def _exactly(
     biased: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Hold one product of integers and all its gradients against what picking and adding columns gives.
+    """Check one product of integers and all its gradients against selecting and adding columns.
 
     Operands, of `dtype`, are exact in both types; results are rounded once where they exceed what 16 bits hold.
     """
-    form, (m, _, n) = drawn.form, drawn.shape
-    sources = drawn.left, drawn.right.dense(), drawn.bias
+    form, (m, _, n) = problem.form, problem.shape
+    sources = problem.left, problem.right.dense(), problem.bias
     leaves = [source.to(dtype).to(target.device).requires_grad_() for source in sources]
     placed = [LAYOUTS[layout](leaf) for layout, leaf in zip(layouts, leaves, strict=False)]
     with full_precision(target.device_type):
         with target.autocast(form.dtype):
             seen = product(placed[0], placed[1], leaves[2])
-        # Some spellings give a part of the result only.
+        # Some calls return a part of the result only.
         rows, columns = seen.shape
-        seed = drawn.seeds.dense()[:rows, :columns]
+        seed = problem.seeds.dense()[:rows, :columns]
         seen.backward(seed.to(target.device, seen.dtype))
     name += "" if dtype is torch.float32 else f" of {form.name}"
-    where = f"{name}, m k n {drawn.shape}" + (
+    where = f"{name}, m k n {problem.shape}" + (
         f", {' times '.join(layouts)}" if layouts != ("as it is", "as it is") else ""
     )
-    expected = drawn.biased if biased else drawn.plain
+    expected = problem.biased if biased else problem.plain
     case.identical(where, unsigned_zeros(seen), expected[:rows, :columns])
     if (rows, columns) != (m, n):
         return
-    operands = ("left", "right", "what is added") if biased else ("left", "right")
-    for operand, leaf, gradient in zip(operands, leaves, drawn.gradients, strict=False):
+    operands = ("left", "right", "the added tensor") if biased else ("left", "right")
+    for operand, leaf, gradient in zip(operands, leaves, problem.gradients, strict=False):
         case.identical(f"{where}: gradient of {operand}", unsigned_zeros(leaf.grad), gradient.to(dtype))
 
 
@@ -148,9 +150,9 @@ def test_spellings(case: Case, target: Target, amp_dtype: torch.dtype, rng: torc
     # Where tensordot is listed for the widest type, which a CPU does not, fp32 operands stay fp32 in it and in inner,
     # which calls it (aten/src/ATen/native/Linear.cpp).
     wide = ("tensordot", "inner") if _widens("tensordot", target) else ()
-    for drawn in _drawn(rng, FORMATS[amp_dtype], shapes, of=family):
+    for problem in _problems(rng, FORMATS[amp_dtype], shapes, of=family):
         for name, product in PLAIN[family].items():
-            _exactly(case, target, drawn, name, product, dtype=amp_dtype if name in wide else torch.float32)
+            _check_exactly(case, target, problem, name, product, dtype=amp_dtype if name in wide else torch.float32)
 
 
 def _widens(op: str, target: Target) -> bool:
@@ -162,11 +164,11 @@ def _widens(op: str, target: Target) -> bool:
 def test_layouts(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, layout: str) -> None:
     shapes = list(SHAPES.values())[: case.samples(quick=1, standard=3, full=len(SHAPES))]
     others = ("as it is", layout) if case.level == "quick" else tuple(LAYOUTS)
-    draws = _drawn(rng, FORMATS[amp_dtype], shapes)
+    problems = _problems(rng, FORMATS[amp_dtype], shapes)
     # fp32 operands are packed by the cast; 16-bit ones arrive as they lie.
     for name, dtype in (("torch.matmul", amp_dtype), ("F.linear", amp_dtype), ("torch.matmul", torch.float32)):
-        for other, drawn in itertools.product(others, draws):
-            _exactly(case, target, drawn, name, PLAIN["functions"][name], (layout, other), dtype=dtype)
+        for other, problem in itertools.product(others, problems):
+            _check_exactly(case, target, problem, name, PLAIN["functions"][name], (layout, other), dtype=dtype)
 
 
 @contract("AMP-NUMERICS-040")
@@ -186,8 +188,8 @@ def test_stored_products(case: Case, target: Target, amp_dtype: torch.dtype, rng
 def test_bias_in_every_spelling(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
     form = FORMATS[amp_dtype]
     shapes = list(SHAPES.values())[: case.samples(quick=1, standard=5, full=len(SHAPES))]
-    for (name, product), drawn in itertools.product(BIASED.items(), _drawn(rng, form, shapes)):
-        _exactly(case, target, drawn, name, product, biased=True)
+    for (name, product), problem in itertools.product(BIASED.items(), _problems(rng, form, shapes)):
+        _check_exactly(case, target, problem, name, product, biased=True)
     # 2^p + 1, half way to the next 16-bit number, goes to 2^p alone and exactly to 2^p + 2 with 1 added.
     odd = 2.0 ** (form.fraction_bits + 1)
     left = torch.tensor([[odd, 1.0]]).expand(33, 2).to(target.device)
@@ -200,7 +202,7 @@ def test_bias_in_every_spelling(case: Case, target: Target, amp_dtype: torch.dty
     case.equal("control: the same, rounded before the 1 is added", control, odd)
 
 
-# More rows, or more columns, than a tile or a block of them has, beside a sum of many blocks and little else.
+# More rows, or more columns, than a tile or a block of tiles, with a sum of many blocks.
 FAR: dict[str, tuple[int, int, int]] = {"rows": (1061, 515, 3), "columns": (3, 515, 1061)}
 FAR_OPS = {
     **{name: PLAIN["functions"][name] for name in ("torch.mm", "torch.matmul")},

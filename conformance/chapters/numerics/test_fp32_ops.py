@@ -43,7 +43,7 @@ def test_disabled_region_computes_in_fp32(
 def test_softmax_of_fp32_logits_is_fp32(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
 ) -> None:
-    # Logits around 1000 that 16 bits tell apart by 0.5 (fp16) or 4 (bf16) only.
+    # Logits around 1000 that 16 bits distinguish by 0.5 (fp16) or 4 (bf16) only.
     logits = 1000 + 3 * torch.randn(13, 129, generator=rng)
     with target.autocast(amp_dtype):
         seen = torch.softmax(logits.to(target.device), -1)

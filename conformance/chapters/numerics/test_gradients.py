@@ -12,7 +12,7 @@ from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...oracles.numbers.formats import FORMATS, FP32, Format, rounded
 from .bounds_loss import LOSSES
-from .bounds_normalization import NORMALISATIONS
+from .bounds_normalization import NORMALIZATIONS
 from .bounds_reduction import REDUCTIONS
 from .op_error import Measured, Op, half_spacing
 from .support import TELLING, by_loss, by_name, formats, hold, is_listed, runs
@@ -38,7 +38,7 @@ def _is_left_to_066(op: Op, target: Target, form: Format, one: Measured) -> bool
 
 
 @contract("AMP-NUMERICS-063")
-@by_name(NORMALISATIONS)
+@by_name(NORMALIZATIONS)
 def test_gradients_of_normalisations(case: Case, target: Target, rng: torch.Generator, op: Op) -> None:
     by_operand: dict[int, list[Measured]] = {}
     for form, some in runs(case, target, rng, op, backward=True):
@@ -61,7 +61,7 @@ def _of_softmax(name: str, y: Tensor, seed: Tensor) -> tuple[Tensor, Tensor, Ten
 def test_gradients_of_softmax_where_terms_cancel(case: Case, target: Target, rng: torch.Generator, name: str) -> None:
     rows, length = 64, 100
     for dtype in case.supported(target):
-        if FORMATS[dtype] not in formats(NORMALISATIONS[name], target, dtype):
+        if FORMATS[dtype] not in formats(NORMALIZATIONS[name], target, dtype):
             case.unsupported("nothing is known of softmax of 16-bit tensors on this device")
         x = (3 * torch.randn(rows, length, generator=rng)).to(target.device, dtype).requires_grad_()
         with target.autocast(dtype):
@@ -98,7 +98,7 @@ def test_gradients_of_losses(case: Case, target: Target, rng: torch.Generator, l
 
 @contract("AMP-NUMERICS-066")
 def test_parameters_of_a_layer_norm(case: Case, target: Target, rng: torch.Generator) -> None:
-    op = NORMALISATIONS["layer_norm"]
+    op = NORMALIZATIONS["layer_norm"]
     found = [
         one
         for form, some in runs(case, target, rng, op, backward=True)

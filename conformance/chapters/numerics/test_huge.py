@@ -19,13 +19,13 @@ ROOM = 2 << 30
 
 
 def _ask_for_memory(case: Case, target: Target, operation: Operation, limit: int) -> None:
-    """End the case where there is too little memory."""
+    """End the case as UNTESTABLE if there is too little memory."""
     free, needed = available_bytes(target.device), operation.width * limit + ROOM
     if free is None:
-        case.untestable(f"{target.name} does not tell how much memory is free; {needed / 2**30:.0f} GiB are needed")
+        case.untestable(f"{target.name} does not report its free memory; {needed / 2**30:.0f} GiB are needed")
         return
     if free < needed:
-        case.untestable(f"{needed / 2**30:.1f} GiB of free memory are needed, {free / 2**30:.1f} are there")
+        case.untestable(f"{needed / 2**30:.1f} GiB of free memory are needed, {free / 2**30:.1f} are free")
 
 
 @contract("AMP-NUMERICS-102")
@@ -36,7 +36,7 @@ def test_many_elements(case: Case, target: Target, name: str) -> None:
 
 
 def judge(case: Case, target: Target, name: str, limit: int) -> None:
-    """Hold one operation on tensors of more than `limit` elements to its numbers."""
+    """Check one operation on tensors of more than `limit` elements."""
     operation, found = OPERATIONS[name], case.supported(target)
     _ask_for_memory(case, target, operation, limit)
     # One type each: what is asked is where elements are found, in whatever type.

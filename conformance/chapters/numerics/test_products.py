@@ -155,7 +155,7 @@ def test_autocast_adds_nothing_but_the_casts(
         seed = torch.randn(seen.shape, generator=rng).to(target.device, amp_dtype)
         seen.backward(seed)
         expected.backward(seed)
-    case.identical(f"{op}: under autocast and cast by hand", seen, expected)
+    case.identical(f"{op}: under autocast and with manual casts", seen, expected)
     for name, leaf, reference in zip(("left", "right", "bias"), ours, theirs, strict=True):
         if reference.grad is not None:
             case.identical(f"{op}: gradient of {name}", leaf.grad, reference.grad)

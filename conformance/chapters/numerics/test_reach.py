@@ -36,7 +36,7 @@ BATCHED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def _many_matrices(
     case: Case, target: Target, dtype: torch.dtype, rng: torch.Generator, op: str, *, backward: bool
 ) -> None:
-    # What is batched in another spelling, or in the backward, is a bmm in the end.
+    # Other batched calls, and the backward, run a bmm as well.
     many = case.level != "quick" or (op == "bmm" and not backward)
     for batch, m, k, n in (*SIZES, MANY) if many else SIZES:
         # Results are at most 5 * 7 * 7 = 245, the gradients 3 * 5 * 7: integers that both types hold.

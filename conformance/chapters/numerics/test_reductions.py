@@ -15,7 +15,7 @@ from ...oracles.numbers.formats import FORMATS, FP32
 from ...oracles.policy import lists as op_policy
 from . import op_error
 from .bounds_loss import LOSSES
-from .bounds_normalization import NORMALISATIONS, running_statistics
+from .bounds_normalization import NORMALIZATIONS, running_statistics
 from .bounds_reduction import REDUCTIONS
 from .op_error import Op
 from .support import by_loss, by_name, control, hold, is_listed, runs
@@ -24,7 +24,7 @@ from .support import by_loss, by_name, control, hold, is_listed, runs
 KEPT_IN_FP32 = {
     name: table[name]
     for table, names in (
-        (NORMALISATIONS, ("softmax", "log_softmax", "layer_norm")),
+        (NORMALIZATIONS, ("softmax", "log_softmax", "layer_norm")),
         (REDUCTIONS, ("sum", "sum of all")),
     )
     for name in names
@@ -44,14 +44,14 @@ def test_reductions_are_within_the_bound(case: Case, target: Target, rng: torch.
 
 
 @contract("AMP-NUMERICS-062")
-@by_name(NORMALISATIONS)
+@by_name(NORMALIZATIONS)
 def test_normalisations_are_within_the_bound(case: Case, target: Target, rng: torch.Generator, op: Op) -> None:
     _forward(case, target, rng, op)
 
 
 @contract("AMP-NUMERICS-062")
 def test_running_statistics_of_a_batch_norm(case: Case, target: Target, rng: torch.Generator) -> None:
-    op = NORMALISATIONS["batch_norm of running statistics"]
+    op = NORMALIZATIONS["batch_norm of running statistics"]
     known = target.device_type in op_policy.BACKENDS
     for dtype in case.supported(target):
         for form in (FP32, FORMATS[dtype]) if known else (FP32,):
@@ -120,7 +120,7 @@ SPECIAL = (
 @pytest.mark.parametrize("special", [math.nan, math.inf, -math.inf], ids=["nan", "inf", "-inf"])
 def test_special_values_survive(case: Case, target: Target, rng: torch.Generator, special: float) -> None:
     for name in SPECIAL:
-        op = {**REDUCTIONS, **NORMALISATIONS}[name]
+        op = {**REDUCTIONS, **NORMALIZATIONS}[name]
         first, *rest = op_error.operands(op, "plain", FP32, rng)
         # In the last element of the last row, where a kernel's tail is.
         first.flatten()[-1] = special

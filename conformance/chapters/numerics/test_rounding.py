@@ -54,7 +54,7 @@ def test_stores_at_the_midpoints(case: Case, target: Target, amp_dtype: torch.dt
     source, expected = tensor_of(patterns, FP32), narrowed(torch.tensor(patterns), form)
     for way, store in STORES.items():
         seen = store(source.to(target.device), amp_dtype)
-        what = f"{way}: {len(patterns)} fp32 numbers at and beside a tie"
+        what = f"{way}: {len(patterns)} fp32 numbers at and next to a tie"
         case.identical(what, unsigned_zeros(seen), unsigned_zeros(expected))
 
 
@@ -72,7 +72,7 @@ def test_numbers_at_the_midpoints(case: Case, target: Target, amp_dtype: torch.d
         ("fill_", torch.stack([torch.empty((), **where).fill_(number) for number in numbers])),
         ("new_full", torch.stack([torch.empty(0, **where).new_full((), number) for number in numbers])),
     ):
-        case.identical(f"{way}: {len(numbers)} numbers at and beside a tie", made, expected)
+        case.identical(f"{way}: {len(numbers)} numbers at and next to a tie", made, expected)
 
 
 @contract("AMP-NUMERICS-042")
@@ -106,10 +106,10 @@ def test_from_float64(case: Case, target: Target, amp_dtype: torch.dtype, rng: t
     low = torch.randint(0, form.infinity - 1, (count,), generator=rng)
     ends = [tensor_of((low + step).tolist(), form).double() for step in (0, 1)]
     ties = (ends[0] + ends[1]) / 2
-    # Beside a tie by what fp32 tells from it (2^-20), and by what it does not: there a rounding to fp32 makes a tie.
-    beside = [ties * (1 + side * 2.0**-digits) for digits in (20, 30, 45) for side in (-1, 1)]
+    # Next to a tie by a difference that fp32 holds (2^-20), and by ones that fp32 rounds to the tie.
+    near_ties = [ties * (1 + side * 2.0**-digits) for digits in (20, 30, 45) for side in (-1, 1)]
     limits = torch.tensor([form.overflow, form.overflow * (1 - 2.0**-40), form.smallest / 2, 1e300, 5e-324, math.inf])
-    source = torch.cat([ties, *beside, limits.double(), torch.tensor([math.nan], dtype=torch.float64)])
+    source = torch.cat([ties, *near_ties, limits.double(), torch.tensor([math.nan], dtype=torch.float64)])
     source = torch.cat([source, -source])
     for way in DIRECT:
         _either(case, way, STORES[way](source.to(target.device), amp_dtype), source, form)
@@ -138,7 +138,7 @@ def test_from_integers(case: Case, target: Target, amp_dtype: torch.dtype, rng: 
 
 Binary = Callable[[Tensor, Tensor], Tensor]
 
-# Each op in its spellings: function, method, operator, in place, into a tensor that is there.
+# Each op in all forms of the call: function, method, operator, in place, with out=.
 ARITHMETIC: dict[str, tuple[Binary, dict[str, Binary]]] = {
     "sum": (
         operator.add,
@@ -186,7 +186,7 @@ ARITHMETIC: dict[str, tuple[Binary, dict[str, Binary]]] = {
 
 
 def _pairs(rng: torch.Generator, form: Format, count: int) -> tuple[Tensor, Tensor]:
-    """Return pairs of random patterns, and of numbers whose sum lies on a tie or beside it."""
+    """Return pairs of random patterns, and of numbers whose sum lies on a tie or next to it."""
     patterns = torch.randint(0, 2**16, (2, count), generator=rng)
     low = torch.randint(form.fraction_bits + 2 << form.fraction_bits, form.infinity, (count,), generator=rng)
     # Half a place of `low`: a power of two that many exponents below, and its neighbours.
@@ -202,10 +202,10 @@ def _pairs(rng: torch.Generator, form: Format, count: int) -> tuple[Tensor, Tens
 @contract("AMP-NUMERICS-043", on=("cpu", "cuda", "xpu"))
 @pytest.mark.parametrize("op", ARITHMETIC)
 def test_arithmetic(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, op: str) -> None:
-    form, (exact, spellings) = FORMATS[amp_dtype], ARITHMETIC[op]
+    form, (exact, calls) = FORMATS[amp_dtype], ARITHMETIC[op]
     left, right = _pairs(rng, form, case.samples(quick=4099, standard=40_009, full=400_009))
     expected = rounded(exact(left.double(), right.double()), form).to(amp_dtype)
-    for name, call in spellings.items():
+    for name, call in calls.items():
         seen = call(left.to(target.device), right.to(target.device))
         case.identical(f"{op} ({name}) of {len(left)} pairs", seen, expected)
 

@@ -22,7 +22,7 @@ from .support import by_kernel
 LENGTHS = (67, 259, 1027, 4099, 16_387, 65_539)
 
 # How the large terms lie: so that every part of the sum is large and odd, so that the sum climbs to millions before it
-# comes back, and so that each term stands beside the one that cancels it.
+# comes back, and so that each term is next to the one that cancels it.
 ORDERS = ("scattered", "climbing", "alternating")
 
 

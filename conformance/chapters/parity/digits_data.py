@@ -11,7 +11,7 @@ import torch
 from ...data import fixture
 
 PIXELS, CLASSES, BRIGHTEST = 64, 10, 16
-TEST_SHARE = 5  # one in so many images of each digit is kept for the test
+TEST_SHARE = 5  # one in so many images of each digit is held out for the test
 
 
 @dataclass(frozen=True)

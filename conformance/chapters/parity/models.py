@@ -22,7 +22,7 @@ WINDOW, TEST_WINDOWS = 32, 256
 
 @dataclass(frozen=True)
 class Data:
-    """Rows [n, ...] to train on and to test with, and what each is to be taken for, [n] or [n, characters]."""
+    """Rows [n, ...] to train on and to test with, and their targets, [n] or [n, characters]."""
 
     inputs: torch.Tensor
     labels: torch.Tensor
@@ -187,7 +187,7 @@ def _initialise(model: nn.Module, generator: torch.Generator) -> None:
 
 
 def begin(task: Task, device: torch.device, seed: int) -> tuple[nn.Module, torch.Generator]:
-    """The model with the weights that `seed` gives, and the generator that its order of data is to be drawn from."""
+    """Return the model with the weights of `seed`, and the generator for its order of data."""
     generator = torch.Generator().manual_seed(seed)
     model = task.model()
     _initialise(model, generator)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-TEST_SHARE = 10  # the last of so many parts of the text is kept for the test
+TEST_SHARE = 10  # the last of so many parts of the text is held out for the test
 
 
 class NoText(RuntimeError):

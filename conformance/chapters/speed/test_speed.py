@@ -156,7 +156,7 @@ def test_the_work_is_that_of_fp32(
     _judge_work(case, target, block, amp_dtype, rng)
 
 
-# Apart, because a GPU has kernels of attention and of normalisations for 16 bit alone. The gradient of baddbmm's first
+# Apart, because a GPU has kernels of attention and of normalizations for 16 bit alone. The gradient of baddbmm's first
 # argument is an expanded view, which an fp32 leaf takes by a copy and a 16-bit one by the cast.
 @contract("AMP-SPEED-010", on="cpu")
 @pytest.mark.parametrize("block", [name for name in BLOCKS if name not in {*ALIKE, "op-baddbmm"}])

@@ -112,7 +112,7 @@ def test_each_kernel_that_takes_the_inputs_is_measured() -> None:
     assert found == {"cudnn": 1.0, "efficient": 2.0, "math": 3.0}
     told = {evidence.name: evidence.measured for evidence in case.evidence}
     assert told["attention kernel that torch chooses"] == "cudnn"
-    assert told["others that take the inputs as well"] == ["efficient", "math"]
+    assert told["other kernels that accept the inputs"] == ["efficient", "math"]
     assert told["error, by kernel"] == ["cudnn: 1.0", "efficient: 2.0", "math: 3.0"]
 
 
@@ -127,5 +127,5 @@ def test_what_all_kernels_raise_goes_on() -> None:
 
 
 def test_inputs_that_no_kernel_takes_fail() -> None:
-    with pytest.raises(ContractViolation, match="an attention kernel takes the inputs"):
+    with pytest.raises(ContractViolation, match="an attention kernel accepts the inputs"):
         found_on(Card(cudnn=None))

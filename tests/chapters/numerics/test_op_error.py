@@ -17,7 +17,7 @@ from conformance.chapters.numerics.bounds_convolution import (
 )
 from conformance.chapters.numerics.bounds_loss import LOSSES
 from conformance.chapters.numerics.bounds_matmul import PRODUCTS, measure_product, share_ratio
-from conformance.chapters.numerics.bounds_normalization import NORMALISATIONS
+from conformance.chapters.numerics.bounds_normalization import NORMALIZATIONS
 from conformance.chapters.numerics.bounds_reduction import REDUCTIONS
 from conformance.chapters.numerics.op_error import (
     Op,
@@ -32,7 +32,7 @@ from conformance.oracles.numbers import exact
 from conformance.oracles.numbers.formats import BF16, FORMATS, FP16, FP32, Format, rounded
 from conformance.oracles.numbers.running_error import Rounded
 
-OPS = {**REDUCTIONS, **NORMALISATIONS, **LOSSES}
+OPS = {**REDUCTIONS, **NORMALIZATIONS, **LOSSES}
 CPU = torch.device("cpu")
 
 
