@@ -1,4 +1,4 @@
-"""The public face of AMP: names, signatures, getters and setters, deprecations and argument errors."""
+"""Check the public API of AMP: names, signatures, getters and setters, deprecations and argument errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AMP_DTYPES = (torch.float16, torch.bfloat16)
 
 @contextlib.contextmanager
 def kept(device_type: str) -> Iterator[None]:
-    """Put autocast's flag and dtype of a device type back at the end."""
+    """Restore autocast's flag and dtype of a device type at the end."""
     enabled, dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
     try:
         yield
@@ -38,12 +38,12 @@ def kept(device_type: str) -> Iterator[None]:
 
 
 def reader(entry: Deprecated) -> Callable[[str], Any]:
-    """Return the current function that reads what a deprecated getter or setter is about."""
+    """Return the current getter of the setting that a deprecated getter or setter uses."""
     return torch.get_autocast_dtype if entry.about == "dtype" else torch.is_autocast_enabled
 
 
 def call(entry: Deprecated) -> Any:
-    """Use a deprecated entry point in a way that changes nothing."""
+    """Call a deprecated name without changing any state."""
     function = lookup(entry.name)
     if entry.use == "open":
         return function(enabled=False)
@@ -160,7 +160,7 @@ def test_older_namespaces(case: Case) -> None:
         case.equal(f"names missing in torch.{device_type}.amp", missing, [])
 
 
-# What is available
+# Availability
 
 
 @contract("AMP-API-020")

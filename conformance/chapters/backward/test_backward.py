@@ -1,4 +1,4 @@
-"""Backward: the types of its ops and gradients, custom autograd functions, and checkpointing."""
+"""Check the dtypes of backward ops and the dtypes, layout and values of gradients."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_integer_gradients_are_exact(
     for name, leaf in leaves.items():
         assert leaf.grad is not None
         assert exact[name].grad is not None
-        # Adding zero makes every zero positive; its sign is nobody's promise.
+        # Adding zero makes every zero positive; its sign is not promised.
         case.identical(f"gradient of {name}", leaf.grad.cpu().double() + 0.0, exact[name].grad + 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Checkpointing under AMP: state, contexts, nested regions, random numbers and options of the recomputation."""
+"""Check activation checkpointing under AMP: state, contexts, nested regions, random numbers and options."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KINDS = (False, True)
 
 @dataclass(frozen=True)
 class State:
-    """What autocast is set to around a call; a dtype of None stands for no region."""
+    """The autocast state around a call; a dtype of None means no region."""
 
     dtype: torch.dtype | None
     enabled: bool = True
@@ -102,7 +102,7 @@ def test_state_of_nested_recomputations(case: Case, target: Target, rng: torch.G
 
 
 class Layers(torch.nn.Module):
-    """Two layers with dropout and a disabled island between them; tells the types of its intermediates."""
+    """Two layers with dropout and a disabled region between them that record the dtypes of intermediates."""
 
     def __init__(self, target: Target, rng: torch.Generator, island: torch.dtype | None) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class Layers(torch.nn.Module):
         self.to(target.device)
 
     def forward(self, x: torch.Tensor, factor: float = 1.0, *, shift: torch.Tensor | None = None) -> torch.Tensor:
-        # A recomputation stops before its end; what it came to is told as far as it went.
+        # A recomputation stops early; the dtypes up to there are recorded.
         self.told.append(told := [])
         hidden = functional.dropout(functional.relu(self.first(x)), 0.4)
         told.append(hidden.dtype)
@@ -133,12 +133,12 @@ Run = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
 
 
 def stepped(layers: Layers, x: torch.Tensor, dtype: torch.dtype, run: Run) -> dict[str, torch.Tensor]:
-    """Output and gradients of a step from one random state."""
+    """Return output and gradients of a step from a fixed random state."""
     torch.manual_seed(11)
     with layers.target.autocast(dtype):
         output = run(layers, x)
         loss = functional.mse_loss(output, torch.zeros_like(output), reduction="sum")
-    # What a training loop may draw between forward and backward.
+    # A training loop may generate random numbers between forward and backward.
     torch.rand(3, device=x.device)
     loss.backward()
     return {"output": output.detach(), **gradients({"x": x, **dict(layers.named_parameters())})}
@@ -158,7 +158,7 @@ def through(**options: Any) -> Run:
 
 
 def apart(seen: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> list[str]:
-    """The names under which type or bits differ."""
+    """Return the names under which dtype or bits differ."""
     return [
         name
         for name in sorted({*seen, *expected})
@@ -286,7 +286,7 @@ def test_checkpoint_sequential(case: Case, target: Target, rng: torch.Generator)
 def test_random_numbers_around_a_checkpoint(case: Case, target: Target, rng: torch.Generator) -> None:
     def step(layers: Layers, x: torch.Tensor, dtype: torch.dtype, run: Run) -> dict[str, torch.Tensor]:
         seen = stepped(layers, x, dtype, run)
-        # What comes after backward is drawn as if nothing had been recomputed.
+        # Random numbers after backward do not depend on the recomputation.
         return {**seen, "later": torch.rand(5), "later, on the device": torch.rand(5, device=x.device)}
 
     for dtype in case.supported(target):
@@ -306,7 +306,7 @@ def test_random_numbers_around_a_checkpoint(case: Case, target: Target, rng: tor
 @contract("AMP-BACKWARD-060")
 def test_weight_shared_with_a_checkpoint(case: Case, target: Target, rng: torch.Generator) -> None:
     for dtype, reentrant in itertools.product(case.supported(target), KINDS):
-        # Whole numbers, so that the order in which both gradients are added is no matter.
+        # Integers, so that the sum of both gradients does not depend on their order.
         weight = torch.randint(-1, 2, (6, 6), generator=rng).float().to(target.device).requires_grad_()
         x = torch.randint(-1, 2, (3, 6), generator=rng).float().to(target.device).requires_grad_()
         found = []
@@ -412,7 +412,7 @@ both_kinds = pytest.mark.parametrize("reentrant", [False, True], ids=["non-reent
 
 
 class Segment(torch.nn.Module):
-    """Two layers with dropout between them, which tell the autocast state of every forward."""
+    """Two layers with dropout between them that record the autocast state of every forward."""
 
     def __init__(self, device_type: str) -> None:
         super().__init__()
@@ -442,7 +442,7 @@ def through_checkpoint(
     around: contextlib.AbstractContextManager[None],
     **checkpointing: bool,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Output and gradients of a step from the same random state; without keywords, without a checkpoint."""
+    """Return output and gradients of a step from a fixed random state; without keywords, without a checkpoint."""
     torch.manual_seed(7)
     with target.autocast(dtype, cache_enabled=False):
         output = checkpoint(segment, x, **checkpointing) if checkpointing else segment(x)

@@ -1,4 +1,4 @@
-"""Backward of custom autograd functions: custom_fwd and custom_bwd in every documented form and every state."""
+"""Check custom_fwd and custom_bwd in every documented form and every autocast state."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_state_of_both_passes(case: Case, target: Target) -> None:
                 after = state(target)
             with behind.open(target):
                 before_backward = state(target)
-                # Twice, as through a graph that is kept.
+                # Twice, as in a retained graph.
                 results += [backward(ctx, given[0], named=given[1]) for _ in range(2)]
                 after_backward = state(target)
         types = [tensor.dtype if to is None or not enabled else to for tensor in given]
@@ -100,7 +100,7 @@ def test_cache_flag_of_backward(case: Case, target: Target) -> None:
 
 @contract("AMP-BACKWARD-066", on=("cuda", "fake:cuda"))
 def test_deprecated_decorators_in_every_state(case: Case, target: Target) -> None:
-    # torch.autocast("cuda") disables itself without CUDA, so backward on fake tensors is held to the new spelling's;
+    # torch.autocast("cuda") disables itself without CUDA, so backward on fake tensors is compared with the new name's;
     # a region that belongs to another device shows in the states of the others.
     dtypes = case.supported(target)
     told: list[Any] = []
@@ -111,7 +111,7 @@ def test_deprecated_decorators_in_every_state(case: Case, target: Target) -> Non
         return told
 
     def passes(forward: Forward, backward: Forward, ahead: Around, behind: Around) -> list[Any]:
-        """What both passes tell, whether each returned its result, and forward's state around and after it."""
+        """Return the records of both passes, whether each returned its result, and the state around forward."""
         told.clear()
         ctx = torch.autograd.function.FunctionCtx()
         with unlike_elsewhere(target, not behind.enabled, OTHER[dtypes[-1]]):
@@ -146,13 +146,13 @@ def test_deprecated_decorators_in_every_state(case: Case, target: Target) -> Non
 
 
 class Wrapped(list[Any]):
-    """A list of a class of its own."""
+    """A subclass of list."""
 
 
 @contract("AMP-BACKWARD-030")
 def test_containers_of_inputs(case: Case, target: Target, rng: torch.Generator) -> None:
     for to in case.supported(target):
-        # float32 in a region of `to`, and the other way round: both directions are asked for.
+        # float32 in a region of `to`, and vice versa.
         source = torch.randn(4, generator=rng).to(target.device)
         cast, key = source.to(to), source.clone()
         rows = [source, source]
@@ -227,7 +227,7 @@ def test_inputs_of_other_kinds(case: Case, target: Target, rng: torch.Generator)
 
 
 class Pair(NamedTuple):
-    """What a model may pass as one argument."""
+    """A named tuple of two tensors."""
 
     left: torch.Tensor
     right: torch.Tensor
@@ -250,7 +250,7 @@ def test_named_tuples(case: Case, target: Target, rng: torch.Generator) -> None:
 
 
 def forms(decorator: Callable[..., Any], **keywords: Any) -> dict[str, Callable[[Forward], Forward]]:
-    """Every way in which a decorator that takes `device_type` can be written."""
+    """Return all call forms of a decorator that takes `device_type`."""
     first = dict(itertools.islice(keywords.items(), 1))
     rest = {name: value for name, value in keywords.items() if name not in first}
     return {

@@ -1,4 +1,4 @@
-"""Check what a custom function with custom_fwd and custom_bwd computes, and the deprecated decorators."""
+"""Check state, outputs and gradients of custom functions with custom_fwd and custom_bwd."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .support import OTHER, ambient, around_backward, backward_from, gradients, 
 
 
 class Product(torch.autograd.Function):
-    """A matrix product whose forward and backward tell the state that they run in."""
+    """A matrix product whose forward and backward record their autocast state."""
 
     told: dict[str, Any] = {}  # noqa: RUF012
 
@@ -28,7 +28,7 @@ class Product(torch.autograd.Function):
 
 
 def decorated(device_type: str, cast_inputs: torch.dtype | None = None) -> type[torch.autograd.Function]:
-    """A fresh matrix product, decorated in the documented form as torch.amp is now."""
+    """Return a new matrix product with the documented decorators of the current torch.amp."""
     keywords = {} if cast_inputs is None else {"cast_inputs": cast_inputs}
 
     class Decorated(Product):
@@ -137,7 +137,7 @@ def test_cast_inputs_reach(case: Case, target: Target, amp_dtype: torch.dtype, r
     def floats(dtype: torch.dtype) -> torch.Tensor:
         return torch.randn(4, generator=rng).to(target.device).to(dtype)
 
-    # Backends such as MPS have no float64; there the row is left out.
+    # MPS has no float64.
     wide = {"float64": floats(torch.float64)} if target.device_type != "mps" else {}
     integers = torch.arange(4, device=target.device)
     flags = integers > 1

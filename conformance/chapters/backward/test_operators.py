@@ -1,4 +1,4 @@
-"""Backward of custom operators: the autocast rule that torch.library.register_autocast gives them, forward and back."""
+"""Check the autocast rule of torch.library.register_autocast in forward and backward of custom operators."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ...harness.targets import Target
 from ...oracles.policy.overloads import mode_of
 from .support import OTHER, Around, integers, state, surroundings, unlike_elsewhere
 
-# A namespace for each way of defining an operator.
+# One namespace for each method to define an operator.
 OWN, LIBRARY, NAME = "amp_conformance_own", "amp_conformance_library", "told"
 SCHEMA = "(Tensor x, Tensor weight, Tensor? maybe, Tensor[] many, Tensor?[] some, int n=2, str t='t', float f=0.5)"
 DEVICES = ("cpu", "cuda", "fake:cuda")
 
 
 class Defined(NamedTuple):
-    """An operator and what registers its rules."""
+    """An operator and the functions that register its rules."""
 
     operator: Callable[..., torch.Tensor]
     register_autocast: Callable[[str, torch.dtype], object]
@@ -32,7 +32,7 @@ class Defined(NamedTuple):
 
 @contextlib.contextmanager
 def as_custom_op(body: Callable[..., torch.Tensor], schema: str) -> Iterator[Defined]:
-    """An operator of torch.library.custom_op, whose definition registers its own rules."""
+    """Define an operator with torch.library.custom_op, whose definition registers its rules."""
     operator = torch.library.custom_op(f"{OWN}::{NAME}", body, mutates_args=(), schema=f"{schema} -> Tensor")
     operator.register_fake(body)
     yield Defined(operator, operator.register_autocast, operator.register_autograd)
@@ -40,7 +40,7 @@ def as_custom_op(body: Callable[..., torch.Tensor], schema: str) -> Iterator[Def
 
 @contextlib.contextmanager
 def by_name(body: Callable[..., torch.Tensor], schema: str) -> Iterator[Defined]:
-    """An operator that a library defines, whose rules are registered by its name."""
+    """Define an operator with torch.library.Library, whose rules are registered by name."""
     with torch.library._scoped_library(LIBRARY, "FRAGMENT") as library:
         library.define(f"{NAME}{schema} -> Tensor")
         library.impl(NAME, body, "CompositeExplicitAutograd")
@@ -58,7 +58,7 @@ both_ways = pytest.mark.parametrize("way", WAYS)
 
 
 class Teller:
-    """The body of an operator: it tells its arguments and the autocast state that it runs in."""
+    """The body of an operator, which records its arguments and autocast state."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -81,7 +81,7 @@ class Teller:
 
 
 def same(seen: Any, expected: Any) -> bool:
-    """Whether two arguments agree; of tensors without numbers, type, device and shape are asked."""
+    """Return whether two arguments agree; tensors without values are compared by dtype, device and shape."""
     if isinstance(expected, list):
         return len(seen) == len(expected) and all(map(same, seen, expected))
     if not isinstance(expected, torch.Tensor):
@@ -104,14 +104,14 @@ def cast(value: Any, to: torch.dtype) -> Any:
 
 
 def eligible(rng: torch.Generator, target: Target, dtypes: tuple[torch.dtype, ...]) -> list[Any]:
-    """Arguments in which every tensor is one that a region casts, of each such type, in each place."""
+    """Return arguments with an eligible tensor of each dtype in each position."""
     types = itertools.cycle((torch.float32, *dtypes))
     tensor = [torch.randn(3, generator=rng).to(target.device, next(types)) for _ in range(8)]
     return [tensor[0], tensor[1], tensor[2], [tensor[3], tensor[4]], [tensor[5], None, tensor[6]], 7, "text", 1.5]
 
 
 def differences(teller: Teller, expected: list[Any], enabled: bool, product: torch.dtype) -> list[str]:
-    """What the one call that was told does otherwise than promised."""
+    """Return the differences of the recorded call from the promise."""
     ((arguments, found, made),) = teller.told
     teller.told.clear()
     wrong = [

@@ -1,4 +1,4 @@
-"""Plays programs over autocast's weight cache on torch, beside the model, and says where the two part."""
+"""Run a program on torch and on the weight-cache model; report the first difference."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ SIDE = 4  # of the square weights
 
 
 class NamedCasts(TorchDispatchMode):
-    """While active, records the casts of tensors that have a name; keeps neither them nor the results alive."""
+    """A mode that records the casts of named tensors; it keeps neither them nor the results alive."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing here is compiled; the guard against it, from torch 2.11 on, imports the compiler."""
+        """Return True: nothing here is compiled, and from torch 2.11 on the check imports the compiler."""
         return False
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class NamedCasts(TorchDispatchMode):
         self._results: list[weakref.ref[torch.Tensor]] = []
 
     def alive(self) -> list[torch.dtype]:
-        """The types of those results that something still holds."""
+        """Return the dtypes of the results that are still alive."""
         self._results = [reference for reference in self._results if reference() is not None]
         return [result.dtype for reference in self._results if (result := reference()) is not None]
 
@@ -49,9 +49,9 @@ class NamedCasts(TorchDispatchMode):
 
 
 class CachePlayer:
-    """Plays programs on tensors of `device`; `region` opens a region as the model knows it.
+    """Run programs on tensors of `device`; `region` opens a region of the model's settings.
 
-    Fake tensors without their hardware are no use here: autograd asks the driver for the stream of a leaf.
+    Fake tensors cannot be used without their hardware: autograd queries the driver for the stream of a leaf.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class CachePlayer:
         self.slopes = {dtype: features.sum(0).expand(SIDE, SIDE) for dtype, features in self._features.items()}
 
     def departure(self, steps: Sequence[Step]) -> str | None:
-        """Play the steps; say at which torch first departs from the model, None where it does not."""
+        """Run the steps; return the first difference of torch from the model, or None."""
         return _Play(self, steps).run()
 
     def script(self, steps: Sequence[Step]) -> str:
-        """The steps that are legal as Python, each use with the casts that are promised."""
+        """Return the legal steps as Python, each use with its predicted casts."""
         model, used = CacheModel(self.kinds), sorted({step.weight for step in steps})
         lines = [
             "import torch",
@@ -109,7 +109,7 @@ class CachePlayer:
         return f"w{number} = {tensor}.requires_grad_({kind.requires_grad})"
 
     def made(self, number: int) -> torch.Tensor:
-        """Make the weight of that number, unlike the others."""
+        """Create the weight of that number, different from the others."""
         kind = self.kinds[number]
         values = (self._square[torch.float32] + number).to(kind.dtype)
         if kind.view:
@@ -119,13 +119,13 @@ class CachePlayer:
         return values.requires_grad_(kind.requires_grad)
 
     def other(self, function: str, dtype: torch.dtype) -> torch.Tensor:
-        """The tensor that a function gets beside the weight: (3, 4) for linear, else of the weight's shape."""
+        """Return the other argument of a function: (3, 4) for linear, else of the weight's shape."""
         return (self._features if function == "linear" else self._square)[dtype]
 
 
 @dataclass(frozen=True)
 class Place:
-    """A step of a program, with the type of the tensor that it uses beside the weight, and how to name it."""
+    """A step of a program, with the dtype of the other tensor that it uses, and its name in messages."""
 
     number: int
     step: Step
@@ -155,7 +155,7 @@ class _Play:
             try:
                 found = self._all() or self._closed()
             finally:
-                # Before the trace ends: inference mode puts back the modes that it found.
+                # Before the trace ends: inference mode restores the modes of its entry.
                 while self._open:
                     self._open.pop().__exit__(None, None, None)
         return found or self._wrong_value()
@@ -192,7 +192,7 @@ class _Play:
         return self._held()
 
     def _held(self) -> str | None:
-        """Say what is wrong with the casts that are alive: those in the cache are, and no other."""
+        """Return a difference of the casts that are alive from those in the model's cache, or None."""
         alive, promised = self._trace.alive(), [kept.dtype for kept in self._model.kept.values()]
         if alive == promised or sorted(map(str, alive)) == sorted(map(str, promised)):
             return None
@@ -244,7 +244,7 @@ class _Play:
         return f"the gradient is {gradient.tolist()} in {gradient.dtype}, not {promised.tolist()}"
 
     def _wrong_value(self) -> str | None:
-        """Compare each result with that of casts by hand, now that no region is open."""
+        """Compare each result with that of manual casts, after all regions have ended."""
         for place, use, identity, output, other in self._outputs:
             content = self._contents[identity, use.content].to(use.dtype)
             transposed = content.t() if place.step.form == "t()" else content

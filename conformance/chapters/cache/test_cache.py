@@ -1,4 +1,4 @@
-"""Autocast's weight cache: which casts are kept, for how long, and what gradients they carry."""
+"""Check which casts autocast's weight cache holds, for how long, and their gradients."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ...oracles.numbers.formats import FORMATS, FP32, midpoints, narrow, tensor_
 from ...oracles.trace.weight_casts import WeightCasts
 
 OTHER = {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}
-# Long enough that only a thread that died is given up on.
+# Seconds after which a thread is considered dead.
 PATIENCE = 60.0
 
 
 class Interruption(Exception):
-    """Leaves a region early."""
+    """Raised to leave a region early."""
 
 
 def weight_of(target: Target, rng: torch.Generator, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Return a leaf on the target that requires a gradient, (5, 4) unless told otherwise."""
+    """Return a leaf on the target that requires a gradient, (5, 4) by default."""
     return torch.randn(*(shape or (5, 4)), generator=rng).to(target.device, dtype).requires_grad_()
 
 
@@ -35,7 +35,7 @@ def features_of(target: Target, rng: torch.Generator) -> torch.Tensor:
 
 
 def by_hand(features: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return what `linear` gives in a region, from casts by hand outside any."""
+    """Return the result of `linear` on manually cast tensors outside any region."""
     return linear(features.detach().to(dtype), weight.detach().to(dtype))
 
 
@@ -187,7 +187,7 @@ def test_cache_off_in_a_subregion(case: Case, target: Target, amp_dtype: torch.d
         case.equal("casts after one more use with the cache on", casts.count, 3)
 
 
-# What is not cached: a way to make it from a float32 leaf, and how often three uses cast it.
+# Weights by name: how to create one from a float32 leaf, and the number of casts in three uses.
 KINDS: dict[str, tuple[Callable[[torch.Tensor, torch.dtype], torch.Tensor], int]] = {
     "leaf": (lambda leaf, dtype: leaf, 1),
     "parameter": (lambda leaf, dtype: torch.nn.Parameter(leaf.detach().clone()), 1),
@@ -235,7 +235,7 @@ def test_clear_shows_an_update(case: Case, target: Target, amp_dtype: torch.dtyp
     case.identical("output after an update and a cleared cache", output.detach(), by_hand(features, weight, amp_dtype))
 
 
-# What a cached cast is worth
+# Values of cached casts
 
 
 @contract("AMP-CACHE-010")
@@ -298,7 +298,7 @@ def test_new_weight_at_an_old_address(
     mode: Callable[[], contextlib.AbstractContextManager],
     memory: str,
 ) -> None:
-    # A quarter of a mebibyte: small blocks seldom come back at their old address on the CPU.
+    # A quarter of a mebibyte: the CPU allocator rarely reuses the address of small blocks.
     side, wrong, addresses = 256, [], set()
     ones = torch.ones(1, side, device=target.device)
     block = torch.empty(side, side, device=target.device)
@@ -466,9 +466,9 @@ def test_nested_regions_of_two_dtypes(case: Case, target: Target, amp_dtype: tor
 def beside(
     target: Target, here: torch.dtype, there: torch.dtype, rng: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Use one weight in a region of `here`, and meanwhile in another thread's region of `there`.
+    """Use one weight in a region of `here`, and at the same time in another thread's region of `there`.
 
-    Returns the outputs here before, there, and here after, then the input and the weight.
+    Return the outputs here before, there, and here after, then the input and the weight.
     """
     weight, features = weight_of(target, rng), features_of(target, rng)
 

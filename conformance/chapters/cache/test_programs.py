@@ -1,4 +1,4 @@
-"""Autocast's weight cache in whole programs: which casts happen, of what, and what is held when."""
+"""Check random and enumerated programs of weight uses against the cache model, and when casts are freed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from . import cache_model
 from .cache_model import FLOATS, FORMS, LOW, MODES, UPDATES, Kind, Setting, Step, drawn
 from .cache_runner import CachePlayer
 
-# Long enough that only a thread that died is given up on.
+# Seconds after which a thread is considered dead.
 PATIENCE = 60.0
 
 # Three that are cached, and one of each kind that is not.
@@ -46,7 +46,7 @@ WEIGHTS = (
 
 
 def region_on(target: Target) -> Callable[[Setting], AbstractContextManager[Any]]:
-    """Opens regions on the target, and `elsewhere` on a device type that needs no hardware."""
+    """Return a function that opens regions on the target, and `elsewhere` ones on a device type without hardware."""
     neighbour = "cpu" if target.device_type == "xpu" else "xpu"
 
     def opened(given: Setting) -> AbstractContextManager[Any]:
@@ -58,12 +58,12 @@ def region_on(target: Target) -> Callable[[Setting], AbstractContextManager[Any]
 
 
 def explored(case: Case) -> int:
-    """The seed of random programs: fixed, but where the run explores."""
+    """Return the seed of random programs: fixed below level full."""
     return case.seed if case.level == "full" else 0
 
 
 def functions_on(target: Target) -> tuple[str, ...]:
-    """The functions that the model knows and the target's lists name."""
+    """Return the functions of the model that are on the target's lists."""
     return {
         "cpu": ("linear", "mse_loss", "cat"),
         "cuda": ("linear", "mse_loss", "tensordot"),
@@ -72,7 +72,7 @@ def functions_on(target: Target) -> tuple[str, ...]:
 
 
 def player_on(case: Case, target: Target, kinds: Sequence[Kind]) -> CachePlayer:
-    """A player for weights of those kinds; unsupported where the device has no tensors of a dtype (mps has no fp64)."""
+    """Return a player for weights of those kinds; unsupported where the device lacks a dtype (mps has no fp64)."""
     for dtype in FLOATS:
         try:
             torch.zeros(1, dtype=dtype, device=target.device)
@@ -82,7 +82,7 @@ def player_on(case: Case, target: Target, kinds: Sequence[Kind]) -> CachePlayer:
 
 
 def programs(case: Case, target: Target, count: int, **options: Any) -> None:
-    """Random programs cast as the model predicts, and their results, gradients and casts that are held are its own."""
+    """Check casts, results, gradients and live casts of random programs against the model."""
     tried: list[int] = []
     kinds = tuple(kind for kind in WEIGHTS if kind.dtype not in LOW or target.supports(kind.dtype))
     with one_thread():
@@ -105,11 +105,11 @@ def programs(case: Case, target: Target, count: int, **options: Any) -> None:
     case.note("seed", explored(case))
     if found is not None:
         case.reproduce(player.script(found))
-    case.equal("how the shortest program found departs from the model", seen, None)
+    case.equal("first difference of the shortest program found from the model", seen, None)
 
 
 def all_of(case: Case, target: Target, whole: Iterator[tuple[Kind, list[Step]]], quick: int) -> None:
-    """Each of the short programs over one weight is as the model predicts; not all are tried at every level."""
+    """Check short programs over one weight against the model; a random sample of them below level full."""
     listed, wrong = list(whole), []
     count = case.samples(quick=quick, standard=6 * quick, full=len(listed))
     chosen = random.Random(case.seed).sample(listed, min(count, len(listed)))
@@ -121,7 +121,7 @@ def all_of(case: Case, target: Target, whole: Iterator[tuple[Kind, list[Step]]],
     case.note("programs compared", len(chosen))
     if wrong:
         case.reproduce(min((script for _, script in wrong), key=len))
-    case.equal("how programs depart from the model", [found for found, _ in wrong[:3]], [])
+    case.equal("first differences of programs from the model", [found for found, _ in wrong[:3]], [])
 
 
 @contract("AMP-CACHE-050")
@@ -130,7 +130,7 @@ def test_programs(case: Case, target: Target) -> None:
 
 
 def two_uses(target: Target) -> Iterator[tuple[Kind, list[Step]]]:
-    """Two uses of every kind of weight in every form and function, by the region's type and cache flag."""
+    """Yield two uses of every kind of weight in every form and function, by the region's dtype and cache flag."""
     dtypes = [dtype for dtype in LOW if target.supports(dtype)]
     everything = itertools.product(
         [dtype for dtype in FLOATS if dtype not in LOW or dtype in dtypes],
@@ -152,7 +152,7 @@ def test_two_uses(case: Case, target: Target) -> None:
     all_of(case, target, two_uses(target), 80)
 
 
-# What may happen between two uses, beside regions and modes.
+# Events between two uses, other than regions and modes.
 EVENTS = (
     [Step("clear")],
     [Step("replace")],
@@ -163,7 +163,7 @@ EVENTS = (
 
 
 def one_event(target: Target) -> Iterator[tuple[Kind, list[Step]]]:
-    """A use in a region, something that happens, and a use again: twice, with an update between."""
+    """Yield a use in a region, an event, and a use again: twice, with an update in between."""
     for dtype, cache, event in itertools.product(filter(target.supports, LOW), (True, False), EVENTS):
         opened = Step("enter", setting=Setting(dtype, cache_enabled=cache))
         once = [opened, Step("use"), *event, Step("use"), Step("leave")]
@@ -176,7 +176,7 @@ def test_one_event(case: Case, target: Target) -> None:
 
 
 def two_regions(target: Target) -> Iterator[tuple[Kind, list[Step]]]:
-    """A use in a region, another region in it with or without uses, and a use again: twice, with an update between."""
+    """Yield a use, a nested region with or without uses, and a use again: twice, with an update in between."""
     settings = [
         Setting(*given)
         for given in itertools.product(filter(target.supports, LOW), (True, False), (None, True, False), (False, True))
@@ -198,7 +198,7 @@ def test_programs_with_modes(case: Case, target: Target) -> None:
 
 
 def three_modes(target: Target) -> Iterator[tuple[Kind, list[Step]]]:
-    """Uses in every order of three grad modes, in one region, by its type and cache flag."""
+    """Yield uses in every order of three grad modes, in one region, by its dtype and cache flag."""
     for modes in itertools.product(range(len(MODES)), repeat=3):
         for dtype, cache in itertools.product(filter(target.supports, LOW), (True, False)):
             steps = [Step("enter", setting=Setting(dtype, cache_enabled=cache))]
@@ -277,7 +277,7 @@ def test_nothing_survives_a_generator(case: Case, target: Target, rng: torch.Gen
             first.close()
         if kind == "interleaved":
             case.equal("casts alive while the other one is suspended", len(casts.alive()), 1)
-            # It puts back what it found, which is the first one's region: see AMP-REGION-039.
+            # It restores the state of its entry, which is the first one's region: see AMP-REGION-039.
             second.close()
             torch.set_autocast_enabled(target.device_type, False)
     case.equal("casts alive after the last generator", len(casts.alive()), 0)

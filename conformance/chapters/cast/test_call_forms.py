@@ -26,7 +26,7 @@ from .support import CUDA, CUDA_OR_CPU, make_inputs, run_sample
 
 
 def _module(made: nn.Module, **parameters: torch.Tensor) -> Callable[..., torch.Tensor]:
-    """`made`, on the meta device, as a function of its input with these parameters."""
+    """Return `made`, on the meta device, as a function of its input with these parameters."""
     return lambda *inputs: torch.func.functional_call(made, parameters, inputs)
 
 
@@ -34,7 +34,7 @@ def _bare(kind: Callable[..., nn.Module], *sizes: int) -> nn.Module:
     return kind(*sizes, device="meta")
 
 
-# The ways to call one op: the first is what the op reference lists, the others are to give the same result.
+# The forms of a call of one op: the first is the one that the op reference lists, the others must give its result.
 WAYS: dict[str, Callable[..., dict[str, Callable[[], torch.Tensor]]]] = {
     "linear": lambda x, w, b: {
         "function": partial(F.linear, x, w, b),
@@ -226,7 +226,7 @@ def test_gradient_passes_the_cast(
         else:
             cast = [value.to(to) if isinstance(value, torch.Tensor) else value for value in call.args]
             result = call.func(*cast, **call.keywords)
-        # A gradient that differs by element, and that 16 bits hold exactly.
+        # The gradient differs by element, and is exact in 16 bits.
         weights = torch.arange(1, result.numel() + 1, device=target.device).reshape(result.shape) % 7 - 3
         return list(torch.autograd.grad(result, leaves, weights.to(result.dtype)))
 

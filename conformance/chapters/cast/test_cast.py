@@ -1,4 +1,4 @@
-"""Casts: which type each op of the AMP op reference runs in, and what is left alone."""
+"""Check the dtype, values, accuracy and casts of each op of the AMP op reference."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def _has_reference(row: Listing) -> bool:
 
 
 def _input_types(row: Listing, amp_dtype: torch.dtype) -> list[tuple[torch.dtype, ...]]:
-    """The types to call an op with, so that its policy shows: the other type, or all pairs and triples."""
+    """Return input dtypes that distinguish the policy: the other dtype, or all triples."""
     if row.policy == "widest":
         return list(itertools.product((amp_dtype, torch.float32), repeat=3))
     return [(torch.float32,)] if row.policy == "lower_precision" else [(amp_dtype,)]
 
 
 def _check_policy(case: Case, target: Target, amp_dtype: torch.dtype, row: Listing, rng: torch.Generator) -> None:
-    """Every output of the sample call, tuples and lists included, has the type that the policy predicts."""
+    """Check that every output of the sample call, in tuples and lists too, has the dtype of the policy."""
     with mode_of(target):
         for dtypes in dict.fromkeys(_input_types(row, amp_dtype)):
             inputs = make_inputs(target, dtypes, rng)
@@ -230,7 +230,7 @@ _ROUNDINGS = 4
 
 
 def _written_out(row: Listing, call: partial[Any]) -> Any:
-    """The result of a float64 call from its written-out reference, of the op itself where there is none."""
+    """Return the result of a float64 call from its reference, or of the op itself where there is none."""
     return REFERENCES.get(row.sample, call.func)(*call.args, **call.keywords)
 
 
@@ -246,7 +246,7 @@ def _check_product(case: Case, target: Target, amp_dtype: torch.dtype, row: List
         float(((seen.double() - exact).abs() / size).max()),
         _ROUNDINGS * unit,
     )
-    # The control: had it run in fp32, the result would be near that of the inputs that were not rounded.
+    # Control: an op that ran in fp32 would return nearly the result of unrounded inputs.
     distance = normwise_error(seen, unrounded)
     case.at_least("distance from the result of inputs that are not rounded", distance, 0.1 * unit)
 
@@ -302,7 +302,7 @@ def test_cuda_fp32_is_accurate(
 
 
 def _check_casts(case: Case, target: Target, amp_dtype: torch.dtype, row: Listing, rng: torch.Generator) -> None:
-    """Each eligible argument of another type is cast once, nothing else is, and the op's own casts remain."""
+    """Check that each eligible argument of another dtype is cast once, and nothing else but by the op itself."""
     with mode_of(target):
         for dtypes in dict.fromkeys(_input_types(row, amp_dtype)):
             inputs = make_inputs(target, dtypes, rng)

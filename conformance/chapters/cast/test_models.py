@@ -1,4 +1,4 @@
-"""Casts in whole models, in composites of several ops, and through every documented way to call."""
+"""Check casts in whole models, in attention backends and in composites of several ops."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ REAL = ("cpu", "cuda", "xpu")
 
 @functools.cache
 def _last_first(target: Target) -> bool:
-    """The order of casts does not depend on the values or the case, so it is read once."""
+    """Return the order of casts, which depends on neither values nor case and is read once."""
     with mode_of(target):
         return casts_last_first(target.device, lambda: target.autocast(torch.bfloat16))
 
 
 @dataclass(frozen=True)
 class Ran:
-    """One forward and backward pass of a program: its streams, and what came of it by name."""
+    """Hold one forward and backward pass of a program: its op traces, and its results by name."""
 
     forward: list[Op]
     backward: list[Op]
@@ -49,7 +49,7 @@ class Ran:
 
 @dataclass(frozen=True)
 class Given:
-    """A program, what it is given, and where."""
+    """A program, its inputs and its target."""
 
     program: Program
     target: Target
@@ -59,7 +59,7 @@ class Given:
     lowered: bool = False
 
     def run(self, *, by_hand: bool) -> Ran:
-        """Run it in a region, or with the casts written in, on the same values each time."""
+        """Run the program in a region, or with manual casts, on the same values each time."""
         target, amp_dtype = self.target, self.amp_dtype
         with mode_of(target), repeatable_convolutions(), _attention(target):
             weights, inputs = self._tensors()
@@ -97,9 +97,9 @@ class Given:
 
 @contextlib.contextmanager
 def _attention(target: Target) -> Iterator[None]:
-    """Attention by the CPU's own choice; elsewhere written out, since fused backward passes may add with atomics.
+    """Return fused attention on the CPU, and attention as single ops elsewhere: fused backward passes may use atomics.
 
-    To choose a kernel, torch 2.6 to 2.8 asks the hardware that fake tensors lack.
+    To select a kernel, torch 2.6 to 2.8 queries hardware that fake tensors lack.
     """
     if target.device_type == "cpu":
         yield
@@ -167,7 +167,7 @@ def test_model_values(case: Case, target: Target, amp_dtype: torch.dtype, model:
 
 
 def _check_whole(case: Case, given: Given) -> None:
-    """The forward pass op for op; on a real target the backward pass and every value too."""
+    """Check the forward pass op by op; on a real target also the backward pass and every value."""
     seen, predicted = given.run(by_hand=False), given.run(by_hand=True)
     _same_stream(case, "the forward pass", seen.forward, predicted.forward)
     if not given.target.is_fake:
@@ -201,17 +201,17 @@ def test_fused_attention(
     _check_whole(case, _mixed("transformer-sdpa", target, amp_dtype, rng, False, weights))
 
 
-# What oneDNN says where the processor has no instruction for a type.
+# The message of oneDNN where the processor has no instruction for a dtype.
 _LACKING = "could not create a primitive"
 
 
-# Roundings to 16 bits that can follow one another from input to output: seven in each of five steps, or in each
-# of five layers of ops. Each moves a result by at most 0.6u of its norm (normwise_window), and what is between them
-# (sigmoid, tanh, softmax, sums with weights of norm about 1) passes errors on without making more than twice of them.
+# The number of consecutive roundings to 16 bits from input to output: seven in each of five steps, or in each
+# of five layers of ops. Each changes a result by at most 0.6u of its norm (normwise_window), and the ops in between
+# (sigmoid, tanh, softmax, sums with weights of norm about 1) amplifies errors by at most 2.
 _CHAIN = 2 * 0.6 * 35
 
 
-# Of those of a fused kernel and of single ops, which differ in where they round, at most one a step.
+# A fused kernel and single ops round in different places: at most one rounding a step.
 _APART = 2 * 0.6 * 10
 _RECURRENT = ("gru", "lstm", "lstm-deep", "rnn-tanh", "rnn-relu", "gru-cell", "lstm-cell", "rnn-cell")
 _ATTENTION = ("attention", "encoder", "encoder-inference")
@@ -228,7 +228,7 @@ def _made(row: Composite, target: Target, rng: torch.Generator, given: torch.dty
 
 
 def _by_hand(row: Composite, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, given: torch.dtype) -> Any:
-    """The composite outside any region, by the way that its row names."""
+    """Run the composite outside any region, by the method that its row names."""
     if row.by_hand == "cast":
         return _made(row, target, rng, given, hand_cast=amp_dtype)()
     call = _made(row, target, rng, given)
@@ -272,7 +272,7 @@ def _check_composite(case: Case, target: Target, amp_dtype: torch.dtype, row: Co
 
 
 def _distance(seen: torch.Tensor, wanted: torch.Tensor) -> float:
-    """The error by norm, relative where the norm is above 1: a rectified state may be zero or next to it."""
+    """Return the normwise error, relative where the norm is above 1: a state after ReLU may be close to zero."""
     seen, wanted = seen.detach().cpu().double(), wanted.detach().cpu().double()
     return float((seen - wanted).norm() / wanted.norm().clamp(min=1))
 
@@ -280,7 +280,7 @@ def _distance(seen: torch.Tensor, wanted: torch.Tensor) -> float:
 def _check_by_hand(
     case: Case, target: Target, what: str, bound: float, seen: list[torch.Tensor], wanted: list[torch.Tensor]
 ) -> None:
-    """The same bits on a CPU; elsewhere libraries may choose other kernels, and the distance is bounded."""
+    """Check equal bits on a CPU; elsewhere libraries may select other kernels, and the distance is bounded."""
     case.equal("number of outputs", len(seen), len(wanted))
     for index, (ours, theirs) in enumerate(zip(seen, wanted, strict=True)):
         if target.device_type == "cpu":
@@ -370,7 +370,7 @@ _SDPA = {"math": "MATH", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATT
 
 
 def _attention_backends(target: Target) -> list[str]:
-    """The ways to compute attention that torch has code for on the device; cards differ in which they support."""
+    """Return the attention backends that torch implements for the device; devices differ in which they support."""
     return ["math", "flash"] if target.device_type == "cpu" else list(_SDPA)
 
 

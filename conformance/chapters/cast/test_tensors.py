@@ -26,7 +26,7 @@ from .support import CUDA_OR_CPU, FP32_ERROR, floating_tensors, ops_below_autoca
 
 
 def _normed(target: Target, rng: torch.Generator, given: torch.dtype, training: bool) -> dict[str, torch.Tensor]:
-    """What batch norm makes of inputs with a mean of 3, and the running statistics, from 0 and 1, after it."""
+    """Return the batch norm of inputs with a mean of 3, and its running statistics, which start from 0 and 1."""
     inputs = Inputs([given, torch.float32], target.device, rng.initial_seed())
     x = (inputs.f(4, 3, 5, 5) + 3).requires_grad_()
     weight, bias = inputs.p(3).requires_grad_(), inputs.f(3).requires_grad_()
@@ -102,7 +102,7 @@ def test_indexed_assignment(
 Function = Callable[[torch.Tensor], torch.Tensor]
 
 
-# torch.func, API reference: each turns a function into another, which is called inside the region.
+# torch.func, API reference: each transforms a function; the result is called inside the region.
 _TRANSFORMS: dict[str, Callable[[Function, torch.Tensor], Any]] = {
     "vmap": lambda f, x: torch.func.vmap(f)(x),
     "grad": lambda f, x: torch.func.grad(f)(x),
@@ -147,7 +147,7 @@ def test_function_transforms(
 
 
 class Wrapper(torch.Tensor):
-    """A subclass that holds a tensor and logs the types of what it is asked for ("Extending PyTorch", wrappers)."""
+    """A subclass that wraps a tensor and logs the dtypes of its calls ("Extending PyTorch", wrappers)."""
 
     inner: torch.Tensor
     log: ClassVar[list[tuple[str, tuple[torch.dtype, ...]]]] = []
@@ -207,7 +207,7 @@ def _each(change: Callable[[torch.Tensor], torch.Tensor], args: Any) -> Any:
 
 
 class Named(torch.Tensor):
-    """A subclass that leaves everything to torch."""
+    """A subclass that overrides nothing."""
 
 
 _KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -266,7 +266,7 @@ _QUICK_ALIASES = ("torch.linalg.matmul", "torch.ops.aten.linear", "torch.special
 
 
 def _aliases() -> Iterator[Any]:
-    """Each other name of each listed op; one of each namespace at the quick level."""
+    """Return each alias of each listed op; one of each namespace at the quick level."""
     for sample, names in read_toml(fixture("cast_aliases.toml"))["aliases"].items():
         for name in names:
             word = f"{sample}-{name.removeprefix('torch.').replace('.', '_')}"

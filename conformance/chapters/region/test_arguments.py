@@ -93,7 +93,7 @@ def test_device_type_without_autocast(case: Case, device: DeviceType) -> None:
 
 
 def cuda_is_there(_: None) -> str | None:
-    """Say that the machine has CUDA, or a stand-in for it, or None."""
+    """Return a reason where the machine has CUDA or torch_xla, else None."""
     if torch.cuda.is_available() or importlib.util.find_spec("torch_xla") is not None:
         return "CUDA, or torch_xla in its place, is available; this is about machines without"
     return None

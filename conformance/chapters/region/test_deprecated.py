@@ -23,7 +23,7 @@ from .support import DEFAULTS, OTHER, Interruption, is_in_force, runs_in
 
 
 def deprecated_autocast(device_type: str, *arguments: object, **options: object) -> torch.autocast:
-    """Make `torch.<device_type>.amp.autocast`, whose warning is the business of the api chapter."""
+    """Create `torch.<device_type>.amp.autocast`; the api chapter checks its warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return getattr(torch, device_type).amp.autocast(*arguments, **options)

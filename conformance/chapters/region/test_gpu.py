@@ -1,4 +1,4 @@
-"""Regions on a GPU: what they draw in CUDA graphs."""
+"""Check random numbers of regions in CUDA graphs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...harness.targets import Target
 from ...oracles.numbers.running_error import CONFIDENCE
 from ...workloads.graphs import recorded, warmed
 
-SIDE = 64  # 4096 elements are drawn at once
+SIDE = 64  # masks of 4096 elements
 REPLAYS = 3
 
 

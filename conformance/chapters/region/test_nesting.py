@@ -80,7 +80,7 @@ def test_nesting_depth(case: Case, target: Target, amp_dtype: torch.dtype, enabl
 
 
 def failing(target: Target, kind: type[BaseException]) -> None:
-    """Raise `kind`, or have torch raise it where it is its own error."""
+    """Raise `kind`, by a torch call where it is torch's own error."""
     if kind is RuntimeError:
         torch.mm(torch.ones(2, 3, device=target.device), torch.ones(2, 3, device=target.device))
     raise kind("raised in the region")
@@ -189,7 +189,7 @@ def test_other_device_type_stays(case: Case, target: Target, amp_dtype: torch.dt
 
 
 def drawn(target: Target, rng: torch.Generator) -> Region:
-    """Draw a region that torch opens here without disabling it."""
+    """Return a random region that torch opens here without disabling it."""
 
     def pick(*choices: Result) -> Result:
         return choices[int(torch.randint(len(choices), (), generator=rng))]
@@ -201,7 +201,7 @@ def drawn(target: Target, rng: torch.Generator) -> Region:
 
 
 def steps(target: Target, rng: torch.Generator, length: int) -> Iterator[tuple[str, State]]:
-    """Enter and leave drawn regions, `length` times; after each step yield what was done and the promised state."""
+    """Enter and leave random regions `length` times; yield each step and the promised state after it."""
     model = RegionStack(observe())
     opened: list[torch.autocast] = []
     try:

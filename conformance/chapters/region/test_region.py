@@ -240,7 +240,7 @@ def low_and_single(target: Target, dtype: torch.dtype) -> tuple[torch.Tensor, to
     return values.reshape(2, 3).to(dtype), values.reshape(3, 2)
 
 
-# arange(6) as a (2, 3) times itself as a (3, 2), by hand; exact in every type.
+# arange(6) as a (2, 3) times itself as a (3, 2); exact in every dtype.
 SMALL_PRODUCT = [[10.0, 13.0], [28.0, 40.0]]
 
 

@@ -21,9 +21,9 @@ from .support import DEFAULTS, OTHER, PATIENCE, in_new_thread, is_in_force, regi
 
 
 def overlap(target: Target, inner: torch.dtype, outer: torch.dtype, *, shared: bool) -> tuple[list[str], list[str]]:
-    """Run a decorated function in two threads that overlap; return by thread how its state changed.
+    """Run a decorated function in two overlapping threads; return the state changes of each thread.
 
-    The second thread calls it in a region of its own. The first enters before the second does, and leaves first.
+    The second thread calls it in another region. The first enters before the second does, and leaves first.
     """
     entered, may_leave = [threading.Event(), threading.Event()], [threading.Event(), threading.Event()]
 

@@ -1,4 +1,4 @@
-"""A sample call for every op name that the chapter on casts speaks of: one line an op."""
+"""List one sample call for every op name of the cast chapter."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Inputs:
 
 
 def spell(call: Call) -> str | None:
-    """Write `call` down as Python that needs torch alone; None where its function has no public name."""
+    """Return `call` as Python that needs only torch; None where its function has no public name."""
     name = str(call.func) if isinstance(call.func, torch._ops.OpOverload) else torch.overrides.resolve_name(call.func)
     if name is None:
         return None
@@ -123,7 +123,7 @@ aten = torch.ops.aten
 
 
 def _plain_attention(*inputs: torch.Tensor) -> torch.Tensor:
-    """Attention without a fused backend: to choose one, torch 2.6 to 2.8 asks the hardware that fake tensors lack."""
+    """Run unfused attention: to select a backend, torch 2.6 to 2.8 queries hardware that fake tensors lack."""
     with sdpa_kernel(SDPBackend.MATH):
         return F.scaled_dot_product_attention(*inputs)
 
