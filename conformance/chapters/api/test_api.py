@@ -16,7 +16,7 @@ import torch
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from ...oracles.policy.devices import DeviceType, device_types
-from ...oracles.region.stack_model import observe, product_in, telling_product
+from ...oracles.region.stack_model import observe, probe_product, product_in
 from .documented_api import Deprecated, Signature, deprecated, is_optional, lookup, parameters, signatures
 
 DEVICES = device_types()
@@ -240,7 +240,7 @@ def test_set_dtype_is_used(case: Case, target: Target, amp_dtype: torch.dtype) -
     with kept(target.device_type):
         torch.set_autocast_enabled(target.device_type, True)
         torch.set_autocast_dtype(target.device_type, amp_dtype)
-        case.identical("a product of float32 tensors", telling_product(target.device), product_in(amp_dtype))
+        case.identical("a product of float32 tensors", probe_product(target.device), product_in(amp_dtype))
 
 
 @contract("AMP-API-023")
@@ -277,7 +277,7 @@ def test_enabled_is_used(case: Case, target: Target, amp_dtype: torch.dtype) -> 
         torch.set_autocast_dtype(target.device_type, amp_dtype)
         for enabled, dtype in ((True, amp_dtype), (False, torch.float32), (True, amp_dtype)):
             torch.set_autocast_enabled(target.device_type, enabled)
-            case.identical(f"a product, enabled={enabled}", telling_product(target.device), product_in(dtype))
+            case.identical(f"a product, enabled={enabled}", probe_product(target.device), product_in(dtype))
 
 
 @contract("AMP-API-024")

@@ -42,7 +42,7 @@ class Chain:
         """Run without a cast, for a region to cast."""
         return self.run(leaves, _as_is, _as_is)
 
-    def by_hand(self, leaves: Tensors, dtype: torch.dtype) -> torch.Tensor:
+    def manual(self, leaves: Tensors, dtype: torch.dtype) -> torch.Tensor:
         """Run with every cast written out, outside any region; a leaf used twice is cast once."""
         # The originals are kept alive too: the id of a freed tensor may be reused.
         lowered: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}

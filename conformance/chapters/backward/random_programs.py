@@ -36,7 +36,7 @@ class Instruction:
 Program: TypeAlias = Sequence[Instruction]
 
 
-def drawn(generator: random.Random) -> list[Instruction]:
+def random_program(generator: random.Random) -> list[Instruction]:
     """Return a random program of up to eight instructions, at most two of which add."""
     count = generator.randint(1, 8)
     program = [Instruction(generator.choice(INSTRUCTIONS), generator.choice(WEIGHTS)) for _ in range(count)]

@@ -133,10 +133,10 @@ def test_gradients_equal_casts_by_hand(
         output = forward(chain, leaves, target, amp_dtype)
         gradient = backward_from(output, rng)
         seen = gradients(leaves)
-        by_hand = chain.by_hand(leaves, amp_dtype)
-        case.identical("output", output.detach(), by_hand.detach())
-        by_hand.backward(gradient)
-        same_gradients(case, "against casts by hand", seen, gradients(leaves))
+        manual = chain.manual(leaves, amp_dtype)
+        case.identical("output", output.detach(), manual.detach())
+        manual.backward(gradient)
+        same_gradients(case, "against manual casts", seen, gradients(leaves))
 
 
 @pytest.mark.parametrize("chain", [chain for chain in CHAINS if chain.name in EXACT], ids=lambda chain: chain.name)
@@ -279,7 +279,7 @@ def test_double_backward(case: Case, target: Target, amp_dtype: torch.dtype, rng
 
     penalty(forward(chain, leaves, target, amp_dtype)).backward()
     seen = gradients(leaves)
-    penalty(chain.by_hand(leaves, amp_dtype)).backward()
+    penalty(chain.manual(leaves, amp_dtype)).backward()
     expected = gradients(leaves)
     case.true("the penalty reaches the weight", "weight" in expected)
     same_gradients(case, "second derivative", seen, expected)

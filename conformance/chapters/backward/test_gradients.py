@@ -317,11 +317,11 @@ def test_second_derivatives(case: Case, target: Target, rng: torch.Generator) ->
 
         with repeatable_convolutions():
             seen = second(forward(chain, leaves, target, dtype))
-            expected = second(chain.by_hand(leaves, dtype))
+            expected = second(chain.manual(leaves, dtype))
         compared += len(expected)
         wrong += [f"{chain.name} in {dtype}: {name}" for name in difference(seen, expected)]
         case.equal(f"{chain.name} in {dtype}: types", {part.dtype for part in seen.values()}, {torch.float32})
-    case.equal("first and second derivatives that differ from those of casts by hand", wrong[:3], [])
+    case.equal("first and second derivatives that differ from those of manual casts", wrong[:3], [])
     case.note("derivatives compared", compared)
 
 
@@ -370,18 +370,20 @@ def test_backward_in_another_thread(case: Case, target: Target, rng: torch.Gener
         gradient = cotangent(output, rng)
         output.backward(gradient, retain_graph=True)
         expected = gradients(leaves)
-        told: list[bool] = []
+        recorded: list[bool] = []
 
-        def backward(output: torch.Tensor = output, gradient: torch.Tensor = gradient, told: list[bool] = told) -> None:
+        def backward(
+            output: torch.Tensor = output, gradient: torch.Tensor = gradient, recorded: list[bool] = recorded
+        ) -> None:
             output.backward(gradient, retain_graph=True)
-            told.append(torch.is_autocast_enabled(target.device_type))
+            recorded.append(torch.is_autocast_enabled(target.device_type))
 
         # The region of the waiting thread does not apply in the other.
         with target.autocast(OTHER[dtype]):
             thread = threading.Thread(target=backward)
             thread.start()
             thread.join()
-        case.equal(f"{dtype}: autocast in the other thread", told, [False])
+        case.equal(f"{dtype}: autocast in the other thread", recorded, [False])
         case.equal(f"{dtype}: gradients that differ", difference(gradients(leaves), expected), [])
 
 
@@ -578,8 +580,8 @@ def test_gradients_of_intermediates(case: Case, target: Target, rng: torch.Gener
             output.backward(gradient)
             gradients(leaves)
             with Intermediates() as theirs:
-                by_hand = chain.by_hand(leaves, dtype)
-            by_hand.backward(gradient)
+                manual = chain.manual(leaves, dtype)
+            manual.backward(gradient)
         names = [[name for name, _ in run.kept] for run in (ours, theirs)]
         if names[0] != names[1]:
             wrong.append(f"{chain.name} in {dtype}: {names[0]}, by hand {names[1]}")
@@ -590,7 +592,7 @@ def test_gradients_of_intermediates(case: Case, target: Target, rng: torch.Gener
             compared += 1
             if seen.grad.dtype != seen.dtype or difference({name: seen.grad}, {name: expected.grad}):
                 wrong.append(f"{chain.name} in {dtype}: {name}, {seen.grad.dtype} for {seen.dtype}")
-    case.equal("intermediate gradients that differ from those of casts by hand", wrong[:3], [])
+    case.equal("intermediate gradients that differ from those of manual casts", wrong[:3], [])
     case.note("intermediate gradients compared", compared)
 
 

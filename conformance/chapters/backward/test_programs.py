@@ -125,9 +125,9 @@ def test_random_programs(case: Case, target: Target) -> None:
         def fails(program: Program, differs: Callable[[Program], list[str]] = differs) -> bool:
             return bool(differs(program))
 
-        failed = shortest(programs.drawn, fails, count=count, seed=case.seed, simpler=programs.simpler)
-        told: list[str] = []
+        failed = shortest(programs.random_program, fails, count=count, seed=case.seed, simpler=programs.simpler)
+        report: list[str] = []
         if failed is not None:
-            told = [*map(str, failed), f"backward {BACKWARDS[len(failed) % 3].__name__}", *differs(failed)]
-        case.equal(f"{dtype}: the shortest program that fails, and how", told, [])
+            report = [*map(str, failed), f"backward {BACKWARDS[len(failed) % 3].__name__}", *differs(failed)]
+        case.equal(f"{dtype}: the shortest program that fails, and how", report, [])
     case.note("programs", count)

@@ -26,7 +26,7 @@ MODES = ("enable_grad", "no_grad", "inference_mode")
 
 
 @dataclass(frozen=True)
-class Kind:
+class WeightSpec:
     """The properties of a new weight: a `parameter` is a torch.nn.Parameter, a `view` a leaf in another's memory."""
 
     dtype: torch.dtype = torch.float32
@@ -83,7 +83,7 @@ class Step:
         }
         return [line.replace("NAME", name) for line in lines.get(self.op, [])]
 
-    def told(self, device: str, partner: torch.dtype) -> str:
+    def describe(self, device: str, partner: torch.dtype) -> str:
         """Return the step as one line of a message."""
         return "; ".join(self.lines(device, partner)) or f"the block's end ({self.op})"
 
@@ -105,7 +105,7 @@ def called(weight: int, form: str) -> str:
 class Weight:
     """The state of a weight; `content` counts its changes, `identity` differs from earlier weights of its name."""
 
-    kind: Kind
+    kind: WeightSpec
     identity: int
     dtype: torch.dtype
     requires_grad: bool
@@ -146,7 +146,7 @@ class _Place:
 class CacheModel:
     """The cache, the weights, and the blocks that are open."""
 
-    kinds: Sequence[Kind]
+    kinds: Sequence[WeightSpec]
     kept: dict[int, Kept] = field(default_factory=dict)
     _places: list[_Place] = field(default_factory=lambda: [_Place()])
     _made: int = 0
@@ -196,7 +196,7 @@ class CacheModel:
         kept = self.kept.get(weight.identity)
         return kept is None or kept.dtype == here.dtype or not self._cacheable(step, weight)
 
-    def _new(self, kind: Kind) -> Weight:
+    def _new(self, kind: WeightSpec) -> Weight:
         self._made += 1
         return Weight(kind, self._made, kind.dtype, kind.requires_grad)
 
@@ -258,7 +258,7 @@ class CacheModel:
 _OPS = ("use",) * 12 + ("enter",) * 4 + ("leave",) * 3 + ("freeze", "clear", "raise", "replace", "update", "retype")
 
 
-def drawn(
+def random_steps(
     generator: random.Random,
     weights: int,
     functions: Sequence[str],

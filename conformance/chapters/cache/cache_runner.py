@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .cache_model import FLOATS, MODES, UPDATES, CacheModel, Kind, Setting, Step, Use, called
+from .cache_model import FLOATS, MODES, UPDATES, CacheModel, Setting, Step, Use, WeightSpec, called
 
 # A cast arrives as `_to_copy`, and in inference mode as the undecomposed `to`.
 _CASTS = (torch.ops.aten._to_copy, torch.ops.aten.to)
@@ -58,7 +58,7 @@ class CachePlayer:
         self,
         device: torch.device,
         region: Callable[[Setting], AbstractContextManager[Any]],
-        kinds: Sequence[Kind],
+        kinds: Sequence[WeightSpec],
     ) -> None:
         self.kinds = kinds
         self.uses = 0
@@ -75,7 +75,7 @@ class CachePlayer:
         # Of the sum of linear's result by its weight: in each row the sums of the features.
         self.slopes = {dtype: features.sum(0).expand(SIDE, SIDE) for dtype, features in self._features.items()}
 
-    def departure(self, steps: Sequence[Step]) -> str | None:
+    def mismatch(self, steps: Sequence[Step]) -> str | None:
         """Run the steps; return the first difference of torch from the model, or None."""
         return _Play(self, steps).run()
 
@@ -133,7 +133,7 @@ class Place:
     partner: torch.dtype
 
     def __str__(self) -> str:
-        return f"at step {self.number}, {self.step.told(self.device_type, self.partner)}"
+        return f"at step {self.number}, {self.step.describe(self.device_type, self.partner)}"
 
 
 class _Play:
@@ -248,9 +248,9 @@ class _Play:
         for place, use, identity, output, other in self._outputs:
             content = self._contents[identity, use.content].to(use.dtype)
             transposed = content.t() if place.step.form == "t()" else content
-            by_hand = _CALLS[place.step.function](other.to(use.dtype), transposed)
-            if output.dtype != by_hand.dtype or not torch.equal(output, by_hand):
-                return f"{place}: the result is {output.tolist()}, not {by_hand.tolist()}"
+            manual = _CALLS[place.step.function](other.to(use.dtype), transposed)
+            if output.dtype != manual.dtype or not torch.equal(output, manual):
+                return f"{place}: the result is {output.tolist()}, not {manual.tolist()}"
         return None
 
     def _do(self, step: Step) -> None:

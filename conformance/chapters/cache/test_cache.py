@@ -34,7 +34,7 @@ def features_of(target: Target, rng: torch.Generator) -> torch.Tensor:
     return torch.randn(3, 4, generator=rng).to(target.device)
 
 
-def by_hand(features: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def manual_linear(features: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return the result of `linear` on manually cast tensors outside any region."""
     return linear(features.detach().to(dtype), weight.detach().to(dtype))
 
@@ -232,7 +232,9 @@ def test_clear_shows_an_update(case: Case, target: Target, amp_dtype: torch.dtyp
             weight.mul_(-3.0)
         torch.clear_autocast_cache()
         output = linear(features, weight)
-    case.identical("output after an update and a cleared cache", output.detach(), by_hand(features, weight, amp_dtype))
+    case.identical(
+        "output after an update and a cleared cache", output.detach(), manual_linear(features, weight, amp_dtype)
+    )
 
 
 # Values of cached casts
@@ -246,7 +248,7 @@ def test_values(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.G
         with target.autocast(amp_dtype, cache_enabled=cache):
             outputs = [linear(features, weight) for features in batches]
         for number, (features, output) in enumerate(zip(batches, outputs, strict=True)):
-            promised = by_hand(features, weight, amp_dtype)
+            promised = manual_linear(features, weight, amp_dtype)
             case.identical(f"output {number} with cache_enabled={cache}", output.detach(), promised)
 
 
@@ -276,7 +278,7 @@ def test_update_between_regions(
         with target.autocast(amp_dtype):
             linear(features, weight)
             output = linear(features, weight)
-        case.identical(f"output of region {step}", output.detach(), by_hand(features, weight, amp_dtype))
+        case.identical(f"output of region {step}", output.detach(), manual_linear(features, weight, amp_dtype))
         if update == "optimizer":
             optimizer.zero_grad()
             output.float().square().sum().backward()
@@ -435,7 +437,7 @@ def test_without_gradients(
         with mode():
             inner = linear(features, weight)
             case.equal("the result in the mode requires a gradient", inner.requires_grad, False)
-            case.identical("the result in the mode", inner, by_hand(features, weight, amp_dtype))
+            case.identical("the result in the mode", inner, manual_linear(features, weight, amp_dtype))
         outer = linear(features, weight)
         case.equal("the result after the mode requires a gradient", outer.requires_grad, True)
 
@@ -460,7 +462,7 @@ def test_nested_regions_of_two_dtypes(case: Case, target: Target, amp_dtype: tor
     for cache in (False, True):
         for (place, dtype), output in zip(promised, nested(cache), strict=True):
             what = f"{place} region's output with cache_enabled={cache}"
-            case.identical(what, output, by_hand(features, weight, dtype))
+            case.identical(what, output, manual_linear(features, weight, dtype))
 
 
 def beside(
@@ -487,7 +489,7 @@ def beside(
 @contract("AMP-CACHE-031")
 def test_region_in_another_thread(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
     before, aside, after, features, weight = beside(target, amp_dtype, amp_dtype, rng)
-    promised = by_hand(features, weight, amp_dtype)
+    promised = manual_linear(features, weight, amp_dtype)
     case.identical("output before the other thread's region", before, promised)
     case.identical("output in the other thread's region", aside, promised)
     case.identical("output after it, in the region that is still open", after, promised)
@@ -498,9 +500,11 @@ def test_two_dtypes_in_two_threads(case: Case, target: Target, amp_dtype: torch.
     other = OTHER[amp_dtype]
     case.require(target, other)
     before, aside, after, features, weight = beside(target, amp_dtype, other, rng)
-    case.identical("output before the other thread's region", before, by_hand(features, weight, amp_dtype))
-    case.identical("output in the other thread's region", aside, by_hand(features, weight, other))
-    case.identical("output after it, in the region that is still open", after, by_hand(features, weight, amp_dtype))
+    case.identical("output before the other thread's region", before, manual_linear(features, weight, amp_dtype))
+    case.identical("output in the other thread's region", aside, manual_linear(features, weight, other))
+    case.identical(
+        "output after it, in the region that is still open", after, manual_linear(features, weight, amp_dtype)
+    )
 
 
 # Facts

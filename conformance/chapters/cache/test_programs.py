@@ -26,7 +26,7 @@ from ...oracles.shrinking import shortest
 from ...oracles.symbolic.blocks import blocks, execute, tensors
 from ...oracles.trace.weight_casts import WeightCasts
 from . import cache_model
-from .cache_model import FLOATS, FORMS, LOW, MODES, UPDATES, Kind, Setting, Step, drawn
+from .cache_model import FLOATS, FORMS, LOW, MODES, UPDATES, Setting, Step, WeightSpec, random_steps
 from .cache_runner import CachePlayer
 
 # Seconds after which a thread is considered dead.
@@ -34,14 +34,14 @@ PATIENCE = 60.0
 
 # Three that are cached, and one of each kind that is not.
 WEIGHTS = (
-    Kind(),
-    Kind(parameter=True),
-    Kind(),
-    Kind(requires_grad=False),
-    Kind(view=True),
-    Kind(torch.float16),
-    Kind(torch.bfloat16),
-    Kind(torch.float64),
+    WeightSpec(),
+    WeightSpec(parameter=True),
+    WeightSpec(),
+    WeightSpec(requires_grad=False),
+    WeightSpec(view=True),
+    WeightSpec(torch.float16),
+    WeightSpec(torch.bfloat16),
+    WeightSpec(torch.float64),
 )
 
 
@@ -71,7 +71,7 @@ def functions_on(target: Target) -> tuple[str, ...]:
     }.get(target.device_type, ("linear",))
 
 
-def player_on(case: Case, target: Target, kinds: Sequence[Kind]) -> CachePlayer:
+def player_on(case: Case, target: Target, kinds: Sequence[WeightSpec]) -> CachePlayer:
     """Return a player for weights of those kinds; unsupported where the device lacks a dtype (mps has no fp64)."""
     for dtype in FLOATS:
         try:
@@ -88,18 +88,18 @@ def programs(case: Case, target: Target, count: int, **options: Any) -> None:
     with one_thread():
         player = player_on(case, target, kinds)
 
-        def departs(steps: Sequence[Step]) -> bool:
+        def differs(steps: Sequence[Step]) -> bool:
             tried.append(len(steps))
-            return player.departure(steps) is not None
+            return player.mismatch(steps) is not None
 
         found = shortest(
-            lambda generator: drawn(generator, len(kinds), functions_on(target), **options),
-            departs,
+            lambda generator: random_steps(generator, len(kinds), functions_on(target), **options),
+            differs,
             count=count,
             seed=explored(case),
             simpler=cache_model.simpler,
         )
-        seen = None if found is None else player.departure(found)
+        seen = None if found is None else player.mismatch(found)
     for what, number in (("programs", len(tried)), ("uses", player.uses), ("casts", player.casts)):
         case.note(f"{what} compared", number)
     case.note("seed", explored(case))
@@ -108,7 +108,7 @@ def programs(case: Case, target: Target, count: int, **options: Any) -> None:
     case.equal("first difference of the shortest program found from the model", seen, None)
 
 
-def all_of(case: Case, target: Target, whole: Iterator[tuple[Kind, list[Step]]], quick: int) -> None:
+def all_of(case: Case, target: Target, whole: Iterator[tuple[WeightSpec, list[Step]]], quick: int) -> None:
     """Check short programs over one weight against the model; a random sample of them below level full."""
     listed, wrong = list(whole), []
     count = case.samples(quick=quick, standard=6 * quick, full=len(listed))
@@ -116,7 +116,7 @@ def all_of(case: Case, target: Target, whole: Iterator[tuple[Kind, list[Step]]],
     with one_thread():
         players = {kind: player_on(case, target, (kind,)) for kind in dict(chosen)}
         for kind, steps in chosen:
-            if found := players[kind].departure(steps):
+            if found := players[kind].mismatch(steps):
                 wrong.append((found, players[kind].script(steps)))
     case.note("programs compared", len(chosen))
     if wrong:
@@ -129,20 +129,20 @@ def test_programs(case: Case, target: Target) -> None:
     programs(case, target, case.samples(quick=40, standard=400, full=10000))
 
 
-def two_uses(target: Target) -> Iterator[tuple[Kind, list[Step]]]:
+def two_uses(target: Target) -> Iterator[tuple[WeightSpec, list[Step]]]:
     """Yield two uses of every kind of weight in every form and function, by the region's dtype and cache flag."""
     dtypes = [dtype for dtype in LOW if target.supports(dtype)]
     everything = itertools.product(
         [dtype for dtype in FLOATS if dtype not in LOW or dtype in dtypes],
         (True, False),
-        (Kind(), Kind(parameter=True), Kind(view=True)),
+        (WeightSpec(), WeightSpec(parameter=True), WeightSpec(view=True)),
         FORMS,
         functions_on(target),
         dtypes,
         (True, False),
     )
     for dtype, requires_grad, kind, form, function, region, cache in everything:
-        made = Kind(dtype, requires_grad, kind.parameter, kind.view)
+        made = WeightSpec(dtype, requires_grad, kind.parameter, kind.view)
         used = Step("use", form=form, function=function)
         yield made, [Step("enter", setting=Setting(region, cache_enabled=cache)), used, used]
 
@@ -162,12 +162,12 @@ EVENTS = (
 )
 
 
-def one_event(target: Target) -> Iterator[tuple[Kind, list[Step]]]:
+def one_event(target: Target) -> Iterator[tuple[WeightSpec, list[Step]]]:
     """Yield a use in a region, an event, and a use again: twice, with an update in between."""
     for dtype, cache, event in itertools.product(filter(target.supports, LOW), (True, False), EVENTS):
         opened = Step("enter", setting=Setting(dtype, cache_enabled=cache))
         once = [opened, Step("use"), *event, Step("use"), Step("leave")]
-        yield Kind(), [*once, Step("update"), *once]
+        yield WeightSpec(), [*once, Step("update"), *once]
 
 
 @contract("AMP-CACHE-050")
@@ -175,7 +175,7 @@ def test_one_event(case: Case, target: Target) -> None:
     all_of(case, target, one_event(target), 56)
 
 
-def two_regions(target: Target) -> Iterator[tuple[Kind, list[Step]]]:
+def two_regions(target: Target) -> Iterator[tuple[WeightSpec, list[Step]]]:
     """Yield a use, a nested region with or without uses, and a use again: twice, with an update in between."""
     settings = [
         Setting(*given)
@@ -184,7 +184,7 @@ def two_regions(target: Target) -> Iterator[tuple[Kind, list[Step]]]:
     for outer, inner, uses, end in itertools.product(settings, settings, (0, 2), ("leave", "raise")):
         nested = [Step("enter", setting=inner), *[Step("use")] * uses, Step(end)]
         once = [Step("enter", setting=outer), Step("use"), *nested, Step("use"), Step("leave")]
-        yield Kind(), [*once, Step("update"), *once]
+        yield WeightSpec(), [*once, Step("update"), *once]
 
 
 @contract("AMP-CACHE-050")
@@ -197,14 +197,14 @@ def test_programs_with_modes(case: Case, target: Target) -> None:
     programs(case, target, case.samples(quick=40, standard=400, full=10000), modes=True)
 
 
-def three_modes(target: Target) -> Iterator[tuple[Kind, list[Step]]]:
+def three_modes(target: Target) -> Iterator[tuple[WeightSpec, list[Step]]]:
     """Yield uses in every order of three grad modes, in one region, by its dtype and cache flag."""
     for modes in itertools.product(range(len(MODES)), repeat=3):
         for dtype, cache in itertools.product(filter(target.supports, LOW), (True, False)):
             steps = [Step("enter", setting=Setting(dtype, cache_enabled=cache))]
             for mode in modes:
                 steps += [Step("mode", choice=mode), Step("use"), Step("leave"), Step("use")]
-            yield Kind(), steps
+            yield WeightSpec(), steps
 
 
 @contract("AMP-CACHE-051")

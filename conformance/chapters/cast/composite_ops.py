@@ -25,7 +25,7 @@ class Composite:
     name: str
     backend: str
     outputs: tuple[str, ...]
-    by_hand: str
+    manual: str
     source: str
     needs: str | None = None
     real: bool = False

@@ -108,7 +108,7 @@ def run_manually_cast(
     if sets_dtype(row):
         call = SAMPLES[row.sample](make_inputs(target, dtypes, rng))
         return run_sample(target, partial(call, dtype=to), None)
-    return run_sample(target, SAMPLES[row.sample](make_inputs(target, dtypes, rng, hand_cast=to)), None)
+    return run_sample(target, SAMPLES[row.sample](make_inputs(target, dtypes, rng, cast_to=to)), None)
 
 
 def casts_of_arguments(casts: list[Cast], promised: list[Cast]) -> list[str]:

@@ -219,10 +219,10 @@ def test_options_reach_the_op(
 ) -> None:
     make = _WITH_OPTIONS[op]
     seen = run_sample(target, make(make_inputs(target, [torch.float32], rng)), amp_dtype)
-    by_hand = run_sample(target, make(make_inputs(target, [torch.float32], rng, hand_cast=amp_dtype)), None)
+    manual = run_sample(target, make(make_inputs(target, [torch.float32], rng, cast_to=amp_dtype)), None)
     if seen.lacking is not None:
         case.unsupported(seen.lacking)
-    case.identical(f"{op} with options, against casts by hand", seen.outputs[0], by_hand.outputs[0])
+    case.identical(f"{op} with options, against manual casts", seen.outputs[0], manual.outputs[0])
 
 
 # One rounding of the product and up to three more, of a scaled addend, of the sum and of a partial sum.
@@ -237,9 +237,9 @@ def _written_out(row: Listing, call: partial[Any]) -> Any:
 def _check_product(case: Case, target: Target, amp_dtype: torch.dtype, row: Listing, rng: torch.Generator) -> None:
     make = SAMPLES[row.sample]
     (seen,) = run_sample(target, make(make_inputs(target, [torch.float32], rng)), amp_dtype).outputs
-    exact = _written_out(row, make(make_inputs(target, [amp_dtype], rng, hand_cast=torch.float64)))
-    size = _written_out(row, make(make_inputs(target, [amp_dtype], rng, hand_cast=torch.float64, absolute=True)))
-    unrounded = _written_out(row, make(make_inputs(target, [torch.float32], rng, hand_cast=torch.float64)))
+    exact = _written_out(row, make(make_inputs(target, [amp_dtype], rng, cast_to=torch.float64)))
+    size = _written_out(row, make(make_inputs(target, [amp_dtype], rng, cast_to=torch.float64, absolute=True)))
+    unrounded = _written_out(row, make(make_inputs(target, [torch.float32], rng, cast_to=torch.float64)))
     unit = torch.finfo(amp_dtype).eps / 2
     case.at_most(
         "largest error against float64 over the size of the products",
@@ -269,7 +269,7 @@ def test_cuda_product_is_accurate(
 
 def _check_fp32_value(case: Case, target: Target, amp_dtype: torch.dtype, row: Listing, rng: torch.Generator) -> None:
     seen = run_sample(target, SAMPLES[row.sample](make_inputs(target, [amp_dtype], rng)), amp_dtype)
-    call = SAMPLES[row.sample](make_inputs(target, [amp_dtype], rng, hand_cast=torch.float64))
+    call = SAMPLES[row.sample](make_inputs(target, [amp_dtype], rng, cast_to=torch.float64))
     exact = run_sample(target, partial(_written_out, row, call), None)
     if exact.lacking is not None:
         case.unsupported(exact.lacking)

@@ -258,8 +258,8 @@ def test_channels_last(case: Case, target: Target, amp_dtype: torch.dtype, op: s
         seen = run_sample(target, call, amp_dtype)
         case.equal("casts", len(seen.trace.casts), 3)
         case.equal("casts that keep the layout", [cast.kept_layout for cast in seen.trace.casts], [True] * 3)
-        by_hand = partial(getattr(F, op), *(tensor.to(amp_dtype) for tensor in (x, weight, *rest)))
-        (wanted,) = run_sample(target, by_hand, None).outputs
+        manual = partial(getattr(F, op), *(tensor.to(amp_dtype) for tensor in (x, weight, *rest)))
+        (wanted,) = run_sample(target, manual, None).outputs
         case.equal("strides of the result", seen.outputs[0].stride(), wanted.stride())
         if not target.is_fake:
             case.identical("result", seen.outputs[0], wanted)

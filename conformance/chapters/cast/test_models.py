@@ -58,14 +58,14 @@ class Given:
     inputs: torch.dtype = torch.float32
     lowered: bool = False
 
-    def run(self, *, by_hand: bool) -> Ran:
+    def run(self, *, manual: bool) -> Ran:
         """Run the program in a region, or with manual casts, on the same values each time."""
         target, amp_dtype = self.target, self.amp_dtype
         with mode_of(target), repeatable_convolutions(), _attention(target):
             weights, inputs = self._tensors()
             region = (
                 HandCast(target.device_type, amp_dtype, last_first=_last_first(target))
-                if by_hand
+                if manual
                 else target.autocast(amp_dtype)
             )
             with region, ops_below_autocast(target) as ahead:
@@ -125,7 +125,7 @@ def _low(stream: list[Op], amp_dtype: torch.dtype) -> int:
 
 
 def _check_forward(case: Case, given: Given) -> None:
-    seen, predicted = given.run(by_hand=False), given.run(by_hand=True)
+    seen, predicted = given.run(manual=False), given.run(manual=True)
     _same_stream(case, "the forward pass", seen.forward, predicted.forward)
     case.at_least(f"ops that give {given.amp_dtype}", _low(seen.forward, given.amp_dtype), 3)
 
@@ -148,7 +148,7 @@ def test_xpu_forward_stream(
 @pytest.mark.parametrize("model", MODELS)
 def test_backward_stream(case: Case, target: Target, amp_dtype: torch.dtype, model: str, rng: torch.Generator) -> None:
     given = _given(model, target, amp_dtype, rng)
-    seen, predicted = given.run(by_hand=False), given.run(by_hand=True)
+    seen, predicted = given.run(manual=False), given.run(manual=True)
     _same_stream(case, "the backward pass", seen.backward, predicted.backward)
     case.at_least(f"ops that give {amp_dtype}", _low(seen.backward, amp_dtype), 3)
 
@@ -163,12 +163,12 @@ def _same_bits(case: Case, seen: Ran, wanted: Ran) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_model_values(case: Case, target: Target, amp_dtype: torch.dtype, model: str, rng: torch.Generator) -> None:
     given = _given(model, target, amp_dtype, rng)
-    _same_bits(case, given.run(by_hand=False), given.run(by_hand=True))
+    _same_bits(case, given.run(manual=False), given.run(manual=True))
 
 
 def _check_whole(case: Case, given: Given) -> None:
     """Check the forward pass op by op; on a real target also the backward pass and every value."""
-    seen, predicted = given.run(by_hand=False), given.run(by_hand=True)
+    seen, predicted = given.run(manual=False), given.run(manual=True)
     _same_stream(case, "the forward pass", seen.forward, predicted.forward)
     if not given.target.is_fake:
         _same_stream(case, "the backward pass", seen.backward, predicted.backward)
@@ -227,15 +227,17 @@ def _made(row: Composite, target: Target, rng: torch.Generator, given: torch.dty
     return CALLS[row.name](inputs)
 
 
-def _by_hand(row: Composite, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, given: torch.dtype) -> Any:
+def _run_manual(
+    row: Composite, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, given: torch.dtype
+) -> Any:
     """Run the composite outside any region, by the method that its row names."""
-    if row.by_hand == "cast":
-        return _made(row, target, rng, given, hand_cast=amp_dtype)()
+    if row.manual == "cast":
+        return _made(row, target, rng, given, cast_to=amp_dtype)()
     call = _made(row, target, rng, given)
-    if row.by_hand == "given":
+    if row.manual == "given":
         return call()
     with HandCast(target.device_type, amp_dtype):
-        return WRITTEN[row.name](call.func, *call.args) if row.by_hand == "written" else call()
+        return WRITTEN[row.name](call.func, *call.args) if row.manual == "written" else call()
 
 
 def _check_composite(case: Case, target: Target, amp_dtype: torch.dtype, row: Composite, rng: torch.Generator) -> None:
@@ -263,10 +265,10 @@ def _check_composite(case: Case, target: Target, amp_dtype: torch.dtype, row: Co
             case.equal(f"types for {given}", [x.dtype for x in seen], [words[word] for word in row.outputs])
             if target.is_fake:
                 continue
-            if row.by_hand != "none":
-                by_hand = floating_tensors(_by_hand(row, target, amp_dtype, rng, given))
-                _check_by_hand(case, target, f"for {given}, against casts by hand", _APART * unit, seen, by_hand)
-            exact = floating_tensors(_made(row, target, rng, given, hand_cast=torch.float64)())
+            if row.manual != "none":
+                manual = floating_tensors(_run_manual(row, target, amp_dtype, rng, given))
+                _check_manual(case, target, f"for {given}, against manual casts", _APART * unit, seen, manual)
+            exact = floating_tensors(_made(row, target, rng, given, cast_to=torch.float64)())
         for index, (ours, reference) in enumerate(zip(seen, exact, strict=True)):
             case.at_most(f"output {index} for {given}, error", _distance(ours, reference), _CHAIN * unit)
 
@@ -277,7 +279,7 @@ def _distance(seen: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((seen - wanted).norm() / wanted.norm().clamp(min=1))
 
 
-def _check_by_hand(
+def _check_manual(
     case: Case, target: Target, what: str, bound: float, seen: list[torch.Tensor], wanted: list[torch.Tensor]
 ) -> None:
     """Check equal bits on a CPU; elsewhere libraries may select other kernels, and the distance is bounded."""
@@ -388,13 +390,13 @@ def test_attention_backends(
         with ops_below_autocast(target) as predicted:
             try:
                 with casts:
-                    by_hand = call(*tensors)
+                    manual = call(*tensors)
             except RuntimeError as error:
                 case.unsupported(f"{backend} attention takes no {amp_dtype} here: {str(error).splitlines()[0]}")
         with target.autocast(amp_dtype), ops_below_autocast(target) as seen:
             result = call(*tensors)
     case.equal("first op that is not as predicted", first_difference(seen.floating, predicted.floating), None)
-    case.identical("result, against casts by hand", result, by_hand)
+    case.identical("result, against manual casts", result, manual)
     low, high = attention_window(FORMATS[amp_dtype])
     exact = call(*(x.to(amp_dtype).double() for x in tensors))
     case.equal("type", result.dtype, amp_dtype)

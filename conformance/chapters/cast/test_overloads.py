@@ -88,8 +88,8 @@ def _judge(
             overloads.difference(promise, seen) or "as promised",
             "as promised",
         )
-        if values and promise.hand is not None and not target.is_fake:
-            for index, (ours, theirs) in enumerate(zip(seen.outputs, promise.hand.outputs, strict=True)):
+        if values and promise.manual is not None and not target.is_fake:
+            for index, (ours, theirs) in enumerate(zip(seen.outputs, promise.manual.outputs, strict=True)):
                 _same(case, overload, f"output {index} of {overload} of {what}", ours, theirs)
     return seen
 
@@ -124,8 +124,8 @@ def _reproduced(
     try:
         yield
     except AssertionError:
-        hand = promise.hand
-        promised = "autocast refuses the call" if hand is None else hand.error or [x.dtype for x in hand.outputs]
+        manual = promise.manual
+        promised = "autocast refuses the call" if manual is None else manual.error or [x.dtype for x in manual.outputs]
         kind = target.device_type
         guard = _MAIA if kind == "maia" else ""
         text = _SNIPPET.format(kind=kind, amp_dtype=amp_dtype, guard=guard, call=spell(call), promised=promised)
@@ -312,11 +312,11 @@ def test_gradients_pass_every_cast(case: Case, target: Target, overload: str) ->
     kind = overloads.DECIDING[policy][-1:] if policy == "widest" else overloads.DECIDING[policy][:1]
     ((what, _),) = overloads.calls(target, overload, amp_dtype, kind, case.seed).items()
 
-    def gradients(by_hand: bool) -> tuple[list[torch.Tensor | None], list[torch.Tensor], str | None]:
+    def gradients(manual: bool) -> tuple[list[torch.Tensor | None], list[torch.Tensor], str | None]:
         ((_, call),) = overloads.calls(target, overload, amp_dtype, kind, case.seed).items()
         call, leaves = overloads.with_leaves(call)
-        made = overloads.by_hand(policy, overload, call, amp_dtype) if by_hand else call
-        seen = overloads.run(target, made, None if by_hand else amp_dtype)
+        made = overloads.manually_cast(policy, overload, call, amp_dtype) if manual else call
+        seen = overloads.run(target, made, None if manual else amp_dtype)
         return overloads.gradients(seen, leaves), leaves, seen.error
 
     with repeatable_convolutions():
@@ -459,7 +459,7 @@ def test_grad_modes(case: Case, target: Target, overload: str) -> None:
     for what, call in overloads.calls(target, overload, amp_dtype, overloads.DECIDING[policy], case.seed).items():
         with torch.no_grad():
             _judge(case, target, overload, f"{what} under no_grad", call, amp_dtype)
-        wanted = overloads.promise(target, policy, overload, call, amp_dtype).hand
+        wanted = overloads.promise(target, policy, overload, call, amp_dtype).manual
         with torch.inference_mode():  # where a trace records other ops
             seen = overloads.run(target, call, amp_dtype, traced=False)
         if wanted is None:
@@ -543,12 +543,12 @@ def test_fake_tensors_tell_the_same(case: Case, target: Target, overload: str) -
     for amp_dtype in _amp_dtypes(case, target):
         for what, call in overloads.calls(target, overload, amp_dtype, seed=case.seed).items():
             real = overloads.run(target, call, amp_dtype)
-            told = overloads.run(fake, overloads.calls(fake, overload, amp_dtype)[what], amp_dtype)
-            case.equal(f"casts of arguments, {what}", overloads.on_arguments(told), overloads.on_arguments(real))
-            if told.error is None and real.error is None:
-                case.equal(f"types of the outputs, {what}", _types(told), _types(real))
+            on_fake = overloads.run(fake, overloads.calls(fake, overload, amp_dtype)[what], amp_dtype)
+            case.equal(f"casts of arguments, {what}", overloads.on_arguments(on_fake), overloads.on_arguments(real))
+            if on_fake.error is None and real.error is None:
+                case.equal(f"types of the outputs, {what}", _types(on_fake), _types(real))
             else:
-                case.note(f"not compared, {what}", told.error or real.error)
+                case.note(f"not compared, {what}", on_fake.error or real.error)
 
 
 def _types(seen: overloads.Seen) -> list[str]:

@@ -133,13 +133,13 @@ def test_function_transforms(
             kinds.append(product.dtype)
             return F.mse_loss(product, wanted.expand(*row.shape[:-1], 5))
 
-    def by_hand(row: torch.Tensor) -> torch.Tensor:
+    def manual(row: torch.Tensor) -> torch.Tensor:
         product = F.linear(row.to(amp_dtype), weight.to(amp_dtype))
         return F.mse_loss(product.float(), wanted.expand(*row.shape[:-1], 5))
 
     with target.autocast(amp_dtype) if region == "around" else contextlib.nullcontext():
         seen = floating_tensors(_TRANSFORMS[transform](program, x))
-    expected = floating_tensors(_TRANSFORMS[transform](by_hand, x))
+    expected = floating_tensors(_TRANSFORMS[transform](manual, x))
     case.equal("types of the product inside", set(kinds), {amp_dtype})
     case.equal("number of outputs", len(seen), len(expected))
     for index, (ours, theirs) in enumerate(zip(seen, expected, strict=True)):
@@ -190,16 +190,16 @@ def test_wrapper_subclass(case: Case, target: Target, amp_dtype: torch.dtype, op
         with target.autocast(amp_dtype):
             seen = call.func(*_each(Wrapper, call.args), **call.keywords)
         if sets_dtype(row):
-            by_hand = call(dtype=expected)
+            manual = call(dtype=expected)
         else:
-            by_hand = call.func(*_each(lambda x: x.to(expected), call.args), **call.keywords)
+            manual = call.func(*_each(lambda x: x.to(expected), call.args), **call.keywords)
     case.equal("type of the result", type(seen), Wrapper)
     if not sets_dtype(row):
         casts = [types for name, types in Wrapper.log if name == "_to_copy"]
         case.equal("casts that the subclass sees", casts, [(given,)] * (count if expected != given else 0))
         inside = {dtype for name, types in Wrapper.log if name != "_to_copy" for dtype in types}
         case.equal("types of what the ops below take", inside, {expected})
-    case.identical("result, against casts by hand", seen.inner, by_hand)
+    case.identical("result, against manual casts", seen.inner, manual)
 
 
 def _each(change: Callable[[torch.Tensor], torch.Tensor], args: Any) -> Any:
@@ -255,11 +255,11 @@ def test_nested_tensors(case: Case, target: Target, amp_dtype: torch.dtype, op: 
         seen = _NESTED[op](ragged, weight, bias)
         left_alone = F.relu(ragged)
     low = [x.to(amp_dtype) for x in (weight, bias)]
-    by_hand = _NESTED[op](torch.nested.nested_tensor([x.to(amp_dtype) for x in rows], layout=torch.jagged), *low)
+    manual = _NESTED[op](torch.nested.nested_tensor([x.to(amp_dtype) for x in rows], layout=torch.jagged), *low)
     case.equal("type of what relu, on no list, returns", left_alone.dtype, torch.float32)
     case.equal("layout", seen.layout, torch.jagged)
     case.equal("lengths", [len(row) for row in seen.unbind()], [2, 5, 3])
-    case.identical("values, against casts by hand", seen.values(), by_hand.values())
+    case.identical("values, against manual casts", seen.values(), manual.values())
 
 
 _QUICK_ALIASES = ("torch.linalg.matmul", "torch.ops.aten.linear", "torch.special.expm1", "torch.arccos", "torch.concat")

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...oracles.region.stack_model import State, observe, telling_product, told
+from ...oracles.region.stack_model import State, dtype_of_product, observe, probe_product
 
 BACKEND = "conformant"  # the name of the PrivateUse1 backend in the child
 
@@ -40,11 +40,11 @@ def send_state(sender: Any) -> None:
 def send_everything(sender: Any) -> None:
     """Send the state, the dtype of products, and the results of a PrivateUse1 backend, which stays renamed."""
     torch.set_num_threads(1)
-    found: tuple[State, torch.dtype | None] = (observe(), told(telling_product("cpu")))
-    sender.send((*found, backend_story()))
+    found: tuple[State, torch.dtype | None] = (observe(), dtype_of_product(probe_product("cpu")))
+    sender.send((*found, backend_registration()))
 
 
-def backend_story() -> dict[str, Any]:
+def backend_registration() -> dict[str, Any]:
     """Rename the PrivateUse1 backend, register its module in steps, and report `torch.autocast` after each.
 
     Call it in a separate process: a backend can be renamed once.

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from ...oracles.region.programs import PATIENCE, Machine, call, put_back
-from ...oracles.region.stack_model import Entry, Region, RegionStack, State, observe, telling_product, told
+from ...oracles.region.programs import PATIENCE, Machine, call, restore_state
+from ...oracles.region.stack_model import Entry, Region, RegionStack, State, dtype_of_product, observe, probe_product
 
 ACTORS = 3
 
@@ -36,7 +36,7 @@ class Step:
         return ended.get(self.op, f"{name} = None")
 
 
-def drawn(generator: random.Random, regions: Sequence[Region], length: int = 16) -> list[Step]:
+def random_steps(generator: random.Random, regions: Sequence[Region], length: int = 16) -> list[Step]:
     """Return up to `length` random steps over `regions`."""
     ops = ("enter",) * 5 + ("leave",) * 3 + ("close", "throw", "drop")
     return [
@@ -158,7 +158,7 @@ class Stage:
         for pool in self._pools:
             pool.shutdown()
 
-    def departure(self, steps: Sequence[Step]) -> str | None:
+    def mismatch(self, steps: Sequence[Step]) -> str | None:
         """Run the steps; return the first difference of torch from the model, or None."""
         here = self.machine.stack(self.machine.base)
         actors = self._actors(here)
@@ -171,9 +171,9 @@ class Stage:
         finally:
             for actor in actors:
                 actor.finish()
-            put_back(self.machine.base)
+            restore_state(self.machine.base)
             for pool in self._pools:
-                pool.submit(put_back, self.machine.new_thread).result(PATIENCE)
+                pool.submit(restore_state, self.machine.new_thread).result(PATIENCE)
         return None
 
     def _actors(self, here: RegionStack) -> list[_Actor]:
@@ -191,7 +191,10 @@ class Stage:
         return found
 
     def _wrong(self, promised: State) -> list[str]:
-        product, type_ = told(telling_product(self.machine.device)), promised.computes_in(self.machine.device.type)
+        product, type_ = (
+            dtype_of_product(probe_product(self.machine.device)),
+            promised.computes_in(self.machine.device.type),
+        )
         wrong = observe().differences(promised)
         return wrong if product == type_ else [*wrong, f"a product is computed in {product}, not {type_}"]
 

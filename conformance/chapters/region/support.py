@@ -15,8 +15,8 @@ from ...oracles.region.stack_model import (
     DEVICE_TYPES,
     State,
     observe,
+    probe_product,
     product_in,
-    telling_product,
 )
 
 Result = TypeVar("Result")
@@ -33,7 +33,7 @@ class Interruption(Exception):
 
 def runs_in(case: Case, what: str, target: Target, dtype: torch.dtype) -> None:
     """Check that a product of float32 tensors has the dtype and the bits of arithmetic in `dtype`."""
-    case.identical(f"{what}: a product of float32 tensors", telling_product(target.device), product_in(dtype))
+    case.identical(f"{what}: a product of float32 tensors", probe_product(target.device), product_in(dtype))
 
 
 def is_in_force(case: Case, what: str, promised: State) -> None:

@@ -14,8 +14,8 @@ from ...oracles.region.stack_model import (
     Region,
     RegionStack,
     observe,
+    probe_product,
     product_in,
-    telling_product,
 )
 from .support import Result, is_in_force, region
 
@@ -53,8 +53,8 @@ def test_decorated_coroutine(case: Case, target: Target, amp_dtype: torch.dtype)
 def test_region_in_an_asynchronous_generator(case: Case, target: Target, amp_dtype: torch.dtype, end: str) -> None:
     async def values() -> AsyncGenerator[torch.Tensor, None]:
         with region(target, amp_dtype):
-            yield telling_product(target.device)
-            yield telling_product(target.device)
+            yield probe_product(target.device)
+            yield probe_product(target.device)
 
     before, model = observe(), RegionStack(observe())
     model.enter(Region(target.device_type, amp_dtype))

@@ -16,8 +16,8 @@ from ...oracles.region.stack_model import (
     Region,
     RegionStack,
     observe,
+    probe_product,
     product_in,
-    telling_product,
 )
 from .support import DEFAULTS, OTHER, Interruption, is_in_force, runs_in
 
@@ -43,7 +43,7 @@ def test_deprecated_spelling(case: Case, target: Target, amp_dtype: torch.dtype)
             runs_in(case, "disabled", target, torch.float32)
         runs_in(case, "after the disabled subregion", target, amp_dtype)
     is_in_force(case, "after the region", before)
-    product = deprecated_autocast(kind, dtype=amp_dtype)(telling_product)(target.device)
+    product = deprecated_autocast(kind, dtype=amp_dtype)(probe_product)(target.device)
     case.identical("a product in a decorated function", product, product_in(amp_dtype))
     with deprecated_autocast(kind, True, amp_dtype, False):
         runs_in(case, "with positional arguments", target, amp_dtype)

@@ -68,5 +68,5 @@ def test_captured_dropout(case: Case, target: Target, amp_dtype: torch.dtype, pr
             SIDE**2 / 2 - away,
             SIDE**2 / 2 + away,
         )
-    case.identical("what is drawn after the same seed", series[1], series[0])
+    case.identical("random masks after the same seed", series[1], series[0])
     case.true("control: another seed draws otherwise", not torch.equal(series[2], series[0]))

@@ -101,5 +101,5 @@ def test_settings_of_the_process_stay(case: Case, target: Target, around: str) -
     if around == "nothing":
         torch.rand(1)
         found = changes(before, observe(target.device))
-        case.at_least("control: settings that differ after a number is drawn", len(found), 1)
+        case.at_least("control: settings that differ after a random number is generated", len(found), 1)
         case.equal("control: subnormal numbers are kept", keeps_subnormals(), True)

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from ...oracles.policy.devices import device_types
-from ...oracles.region.stack_model import DEVICE_TYPES, State, fresh, observe, product_in, telling_product
+from ...oracles.region.stack_model import DEVICE_TYPES, State, fresh, observe, probe_product, product_in
 from .child_process import BACKEND, send_everything, send_state, started
 
 # Seconds after which a process is considered dead.
@@ -52,7 +52,7 @@ class Samples(Dataset[tuple[torch.Tensor, State]]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, State]:
         before = observe()
         with contextlib.nullcontext() if self.dtype is None else torch.autocast("cpu", dtype=self.dtype):
-            return telling_product("cpu"), before
+            return probe_product("cpu"), before
 
 
 def loader(case: Case, dtype: torch.dtype | None, workers: int) -> Iterable[tuple[torch.Tensor, State]]:
@@ -70,7 +70,7 @@ def test_region_in_a_worker(case: Case, target: Target, amp_dtype: torch.dtype, 
         case.equal(f"state that differs before the region of sample {number}", state.differences(fresh(DEFAULTS)), [])
         case.identical(f"the product of sample {number}", product, product_in(amp_dtype))
         case.equal(f"state that differs in the loop, at sample {number}", observe().differences(before), [])
-    case.identical("a product here after the loop", telling_product("cpu"), product_in(torch.float32))
+    case.identical("a product here after the loop", probe_product("cpu"), product_in(torch.float32))
 
 
 @contract("AMP-REGION-044", on="cpu")

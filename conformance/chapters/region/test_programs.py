@@ -26,10 +26,10 @@ from ...oracles.region.programs import (
     Program,
     Set,
     Token,
-    drawn,
     parting,
     predicted,
     program_of,
+    random_tokens,
     simpler,
 )
 from ...oracles.region.stack_model import DEVICE_TYPES, Region, fresh, observe
@@ -94,21 +94,25 @@ def nested(case: Case, machine: Machine, choices: Sequence[Region], count: int) 
     places: list[int] = []
     with one_thread(), Player(machine) as player:
 
-        def departs(tokens: Sequence[Token]) -> bool:
+        def differs(tokens: Sequence[Token]) -> bool:
             program = program_of(tokens)
             places.append(len(predicted(program, player.machine)))
-            return player.departure(program) is not None
+            return player.mismatch(program) is not None
 
         found = shortest(
-            lambda generator: drawn(generator, choices), departs, count=count, seed=explored(case), simpler=simpler
+            lambda generator: random_tokens(generator, choices),
+            differs,
+            count=count,
+            seed=explored(case),
+            simpler=simpler,
         )
-        seen = None if found is None else player.departure(program_of(found))
+        seen = None if found is None else player.mismatch(program_of(found))
     case.note("random programs", len(places))
     case.note("places compared", sum(places))
     case.note("seed", explored(case))
     if found is not None:
         case.reproduce(program_of(found).script("$device"))
-    case.equal("how the shortest program found departs from the model", seen, None)
+    case.equal("how the shortest program found differs from the model", seen, None)
 
 
 @contract("AMP-REGION-039")
@@ -128,24 +132,24 @@ def interleaved(case: Case, target: Target, kind: str, count: int) -> None:
     taken: list[int] = []
     with one_thread(), Stage(kind, machine_of(target)) as stage:
 
-        def departs(steps: Sequence[Step]) -> bool:
+        def differs(steps: Sequence[Step]) -> bool:
             taken.append(len(steps))
-            return stage.departure(steps) is not None
+            return stage.mismatch(steps) is not None
 
         found = shortest(
-            lambda generator: interleaving.drawn(generator, choices),
-            departs,
+            lambda generator: interleaving.random_steps(generator, choices),
+            differs,
             count=count,
             seed=explored(case),
             simpler=interleaving.simpler,
         )
-        seen = None if found is None else stage.departure(found)
+        seen = None if found is None else stage.mismatch(found)
     case.note("schedules", len(taken))
     case.note("steps compared", sum(taken))
     case.note("seed", explored(case))
     if found is not None:
         case.reproduce(interleaving.source(kind, found))
-    case.equal("how the shortest schedule found departs from the model", seen, None)
+    case.equal("how the shortest schedule found differs from the model", seen, None)
 
 
 def shapes(target: Target, outer: str, inner: str, first: Region, second: Region) -> dict[str, Program]:

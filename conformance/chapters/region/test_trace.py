@@ -11,7 +11,7 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
-from ...oracles.region.stack_model import observe, product_in, telling_product
+from ...oracles.region.stack_model import observe, probe_product, product_in
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -86,8 +86,8 @@ def promised(tree: tuple[Any, ...]) -> list[tuple[Any, ...]]:
 
 
 def column(target: Target) -> Tensors:
-    """The factors of `telling_product`, whose bits tell the arithmetic; shapes (2, 1) and (1, 1)."""
-    return telling_product(target.device).detach(), torch.ones(1, 1, device=target.device)
+    """The factors of `probe_product`, whose bits tell the arithmetic; shapes (2, 1) and (1, 1)."""
+    return probe_product(target.device).detach(), torch.ones(1, 1, device=target.device)
 
 
 @contract("AMP-REGION-090")
@@ -103,7 +103,7 @@ def test_trace_keeps_regions(case: Case, target: Target, amp_dtype: torch.dtype,
     case.equal("state that tracing changed", observe().differences(before), [])
 
 
-def told(program: Callable[..., object], *arguments: torch.Tensor) -> list[tuple[Any, ...]]:
+def tracer_calls(program: Callable[..., object], *arguments: torch.Tensor) -> list[tuple[Any, ...]]:
     """Return the calls that regions make to torch.export's tracer, in the form of `recorded`; nothing is traced."""
     from torch.fx.experimental.proxy_tensor import PreDispatchTorchFunctionMode
 
@@ -135,8 +135,8 @@ def told(program: Callable[..., object], *arguments: torch.Tensor) -> list[tuple
 def test_tracer_is_told_of_regions(case: Case, target: Target, program: str) -> None:
     for dtype in case.amp_dtypes:
         tree = regions(program, target.device_type, dtype)
-        seen = told(functools.partial(run, tree), *column(target))
-        case.equal(f"{dtype}: regions and products that the tracer is told of", seen, promised(tree))
+        seen = tracer_calls(functools.partial(run, tree), *column(target))
+        case.equal(f"{dtype}: regions and products that the tracer receives", seen, promised(tree))
 
 
 @contract("AMP-REGION-091")

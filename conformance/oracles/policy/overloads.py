@@ -106,7 +106,7 @@ class Promise:
     """The promise of a policy for a call: argument casts, and the call with manual casts; None where it raises."""
 
     casts: list[Cast]
-    hand: Seen | None
+    manual: Seen | None
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def predicted(policy: str, call: partial[Any], amp_dtype: torch.dtype) -> list[C
     return []
 
 
-def by_hand(policy: str, overload: str, call: partial[Any], amp_dtype: torch.dtype) -> partial[Any]:
+def manually_cast(policy: str, overload: str, call: partial[Any], amp_dtype: torch.dtype) -> partial[Any]:
     """Return the equivalent call outside autocast under `policy`: with manual casts, or with dtype=float32."""
     if policy == "fp32_set_dtype":
         asks = _is_eligible(call.args[0]) and call.keywords.get("dtype") is None
@@ -200,27 +200,27 @@ def by_hand(policy: str, overload: str, call: partial[Any], amp_dtype: torch.dty
 
 
 def promise(target: Target, policy: str, overload: str, call: partial[Any], amp_dtype: torch.dtype) -> Promise:
-    """Return what `policy` promises of a call: the casts of `predicted`, then what `by_hand` does without autocast."""
+    """Return what `policy` promises of a call: the casts of `predicted`, then the call of `manually_cast`."""
     if policy == "banned":
         return Promise([], None)
     with mode_of(target):
-        cast = by_hand(policy, overload, call, amp_dtype)
+        cast = manually_cast(policy, overload, call, amp_dtype)
     return Promise(predicted(policy, call, amp_dtype), run(target, cast, None))
 
 
 def difference(promised: Promise, seen: Seen) -> str | None:
     """Return how a call differs from its promise: in casts, error, or dtype, shape and strides of an output."""
-    if promised.hand is None:
+    if promised.manual is None:
         return None if seen.refused else f"promised: autocast refuses it; seen: {describe(seen)}"
-    if seen.error != promised.hand.error:
-        return f"by hand: {promised.hand.error or 'no error'}; in the region: {seen.error or 'no error'}"
+    if seen.error != promised.manual.error:
+        return f"manual casts: {promised.manual.error or 'no error'}; in the region: {seen.error or 'no error'}"
     cast = {one.argument for one in promised.casts}
     # Where autocast cast the caller's argument first, the op's own casts are of another tensor.
-    inside = [replace(one, argument=None) if one.argument in cast else one for one in promised.hand.trace.casts]
+    inside = [replace(one, argument=None) if one.argument in cast else one for one in promised.manual.trace.casts]
     wanted = [*promised.casts, *inside]
     if _counted(seen.trace.casts) != _counted(wanted):
         return f"promised: {_casts(wanted)}; seen: {_casts(seen.trace.casts)}"
-    ours, theirs = ([_form(leaf) for leaf in one.outputs] for one in (seen, promised.hand))
+    ours, theirs = ([_form(leaf) for leaf in one.outputs] for one in (seen, promised.manual))
     return None if ours == theirs else f"promised: outputs {'; '.join(theirs)}; seen: {'; '.join(ours)}"
 
 

@@ -22,7 +22,7 @@ class Inputs:
     """Makes the tensors of a sample call; the same seed gives the same values in every dtype.
 
     `dtypes` are given to the floating inputs in the order in which they are made, the last one to all that
-    follow, so `(float32, float16)` is a call of mixed types. Where `hand_cast` is set, each input is then cast to
+    follow, so `(float32, float16)` is a call of mixed types. Where `cast_to` is set, each input is then cast to
     it outside autocast: the call that autocast promises to be equal to. `absolute` takes away the signs, after the
     casts: what is then computed is |A||B|, the size that the error of AB is measured by. Values are random, hence as
     good as never representable in 16 bits; on a `fake` target there are none.
@@ -32,7 +32,7 @@ class Inputs:
     device: torch.device
     seed: int = 0
     fake: bool = False
-    hand_cast: torch.dtype | None = None
+    cast_to: torch.dtype | None = None
     absolute: bool = False
     made: int = field(default=0, init=False)
 
@@ -88,14 +88,14 @@ class Inputs:
         dtype = self.dtypes[min(self.made, len(self.dtypes) - 1)]
         self.made += 1
         if self.fake:
-            return torch.empty(shape, dtype=self.hand_cast or dtype, device=self.device)
+            return torch.empty(shape, dtype=self.cast_to or dtype, device=self.device)
         value = make()
         if dtype.is_complex:
             value = torch.complex(value, value.flip(0))
         elif not dtype.is_floating_point:
             value = value * 3
         tensor = value.to(self.device).to(dtype)
-        tensor = tensor if self.hand_cast is None else tensor.to(self.hand_cast)
+        tensor = tensor if self.cast_to is None else tensor.to(self.cast_to)
         return tensor.abs() if self.absolute else tensor
 
 

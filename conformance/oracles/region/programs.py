@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from .stack_model import Region, RegionStack, State, observe, telling_product, told
+from .stack_model import Region, RegionStack, State, dtype_of_product, observe, probe_product
 
 PATIENCE = 60.0  # seconds after which a thread is considered dead
 
@@ -406,7 +406,7 @@ class Player:
     def __exit__(self, *error: object) -> None:
         self._pool.shutdown()
 
-    def departure(self, program: Program) -> str | None:
+    def mismatch(self, program: Program) -> str | None:
         """Run the program on torch and on the model; return the first difference, or None."""
         return parting(self.played(program.code), predicted(program, self.machine))
 
@@ -415,7 +415,7 @@ class Player:
         sights: list[Sight] = []
 
         def see(place: str) -> None:
-            sights.append(Sight(place, observe(), told(telling_product(self.machine.device))))
+            sights.append(Sight(place, observe(), dtype_of_product(probe_product(self.machine.device))))
 
         arguments = {at: {"device_type": one.device_type, **options(one)} for at, one in (regions or {}).items()}
         names = {
@@ -436,15 +436,15 @@ class Player:
         except Exception as error:
             see(f"{type(error).__name__}: {error}")
         finally:
-            put_back(self.machine.base)
+            restore_state(self.machine.base)
         return sights
 
     def _in_thread(self, work: Callable[[], Any]) -> Any:
-        self._pool.submit(put_back, self.machine.new_thread).result(PATIENCE)
+        self._pool.submit(restore_state, self.machine.new_thread).result(PATIENCE)
         return self._pool.submit(work).result(PATIENCE)
 
 
-def put_back(state: State) -> None:
+def restore_state(state: State) -> None:
     """Restore `state` in the calling thread by torch's setters."""
     for device_type, setting in state.settings.items():
         torch.set_autocast_enabled(device_type, setting.enabled)
@@ -473,7 +473,7 @@ _RARE = ("reuse", "raise", "return", "finally", "loop", "jump", "thread")
 _OPS = ("open",) * 5 + ("end",) * 3 + ("set", "try") * 2 + _RARE
 
 
-def drawn(generator: random.Random, regions: Sequence[Region], length: int = 16) -> list[Token]:
+def random_tokens(generator: random.Random, regions: Sequence[Region], length: int = 16) -> list[Token]:
     """Return up to `length` random tokens over `regions`."""
     ways = tuple(WAYS)
     return [

@@ -179,18 +179,18 @@ _PRODUCTS = {
 }
 
 
-def telling_product(device: torch.device | str) -> torch.Tensor:
+def probe_product(device: torch.device | str) -> torch.Tensor:
     """Return the product of a (2, 1) and a (1, 1) float32 tensor on `device`, whose bits tell its arithmetic."""
     column = torch.tensor(_COLUMN, device=device).reshape(2, 1)
     return torch.mm(column, torch.ones(1, 1, device=device))
 
 
 def product_in(dtype: torch.dtype) -> torch.Tensor:
-    """Return what `telling_product` gives when computed in `dtype`: float32, float16 or bfloat16; shape (2, 1)."""
+    """Return what `probe_product` gives when computed in `dtype`: float32, float16 or bfloat16; shape (2, 1)."""
     return torch.tensor(_PRODUCTS[dtype], dtype=dtype).reshape(2, 1)
 
 
-def told(product: torch.Tensor) -> torch.dtype | None:
+def dtype_of_product(product: torch.Tensor) -> torch.dtype | None:
     """Return the dtype that a telling product was computed in, None where its bits match no dtype."""
     column = tuple(product.flatten().tolist())
     return product.dtype if _PRODUCTS.get(product.dtype) == column else None
