@@ -35,6 +35,7 @@ _MAY = {
         "invocation",
         "workloads.user_workload",
         "measure.health",
+        "measure.precision",
         "measure.threads",
         "torch",
         "pytest",
@@ -55,7 +56,7 @@ _MAY = {
     "conftest": {"harness"},
 }
 # Chapters whose check modules still share helpers; each leaves the list when it is split.
-_TO_SPLIT = {"backward", "numerics", "optimizer", "recipe", "scale"}
+_TO_SPLIT = {"backward"}
 # Modules of a chapter that end cases, besides its checks and its support.py.
 _WITH_THE_HARNESS = {"speed": {"experiment", "timing", "tf32", "verdict"}}
 

@@ -1,4 +1,4 @@
-"""Every operation of the op reference, measured in a region and with its operands cast by hand."""
+"""Measure every listed op in a region and with manually cast operands."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ T = TypeVar("T")
 def side_by_side(
     target: Target, policy: str, amp_dtype: torch.dtype, seed: int, measure: Callable[[Arm, partial[Any]], T]
 ) -> Iterator[tuple[str, T, T]]:
-    """Yield the name of each operation on that list of the target, and what is measured of it in a region and by hand.
+    """Yield the name of each op on that list of the target, and its measurements in a region and with manual casts.
 
-    `measure` is given an arm, which it enters, and a call on new leaves of types that the list casts. Casts by hand are
+    `measure` is given an arm, which it enters, and a call on new leaves of types that the list casts. Manual casts are
     those of the op lists and of the rule of the weight cache. Left out is what has no cast of its own, as it is made
-    of other listed operations (`cross_entropy` on CUDA), and what runs by hand on leaves neither with gradients nor
+    of other listed operations (`cross_entropy` on CUDA), and what runs manually on leaves neither with gradients nor
     without: the device has no such kernel.
     """
     backend = target.device_type if target.device_type in BACKENDS else "cuda"
@@ -48,17 +48,17 @@ def side_by_side(
         for wanted in (True, False):
             make = partial(_leaves, listing.sample, Inputs(given, target.device, seed), wanted)
             try:
-                by_hand = measure(partial(HandCast, target.device_type, amp_dtype, last_first=order), make())
+                manual = measure(partial(HandCast, target.device_type, amp_dtype, last_first=order), make())
             except (RuntimeError, NotImplementedError):
                 continue
             seen = measure(region, make())
-            # What is made once, such as a constant, is made by now.
-            yield listing.sample, seen if seen == by_hand else measure(region, make()), by_hand
+            # One-time constants exist by now.
+            yield listing.sample, seen if seen == manual else measure(region, make()), manual
             break
 
 
 def run(arm: Arm, call: Call, uses: int) -> list[torch.Tensor]:
-    """The results with a gradient of some calls in one `arm`; what draws random numbers draws the same each time."""
+    """Return the results with a gradient of some calls in one `arm`, with the same random numbers each time."""
     torch.manual_seed(0)
     with arm():
         results = [call() for _ in range(uses)]
@@ -66,13 +66,13 @@ def run(arm: Arm, call: Call, uses: int) -> list[torch.Tensor]:
 
 
 def backward(results: list[torch.Tensor]) -> None:
-    """Backward from ones."""
+    """Run backward from gradients of ones."""
     if results:
         torch.autograd.backward(results, [torch.ones_like(result) for result in results])
 
 
 def tensors_of(values: Any) -> list[torch.Tensor]:
-    """The tensors in whatever holds them."""
+    """Return the tensors in nested containers."""
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 

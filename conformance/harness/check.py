@@ -293,6 +293,11 @@ class Case:
         if missing := [str(dtype) for dtype in dtypes if not target.supports(dtype)]:
             self.unsupported(f"{target.name} does not compute natively in {', '.join(missing)}")
 
+    def require_arithmetic(self, target: Target, *dtypes: torch.dtype) -> None:
+        """End the case as UNSUPPORTED unless `target` computes in every one of `dtypes`, natively or by emulation."""
+        if missing := [str(dtype) for dtype in dtypes if not target.computes_in(dtype)]:
+            self.unsupported(f"{target.name} does not compute in {', '.join(missing)}")
+
     def unsupported(self, reason: str) -> None:
         """End the case: the target declares that it lacks this."""
         raise Unsupported(reason)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..measure.precision import computes_in
 from . import environment
 from .check import Untestable
 
@@ -72,6 +73,10 @@ class Target:
     def supports(self, dtype: torch.dtype) -> bool:
         """Whether the device computes natively in `dtype` under autocast; emulation counts as no."""
         return DTYPE_NAMES.get(dtype) in self.probe["amp_dtypes"]
+
+    def computes_in(self, dtype: torch.dtype) -> bool:
+        """Whether the device has arithmetic in `dtype`, natively or by emulation."""
+        return computes_in(self.device, dtype)
 
     def lacks(self, capability: str) -> str | None:
         """Return why the device lacks one of CAPABILITIES, and None where it has it."""

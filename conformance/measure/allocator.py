@@ -39,7 +39,7 @@ class Allocator:
 
     @classmethod
     def of(cls, module: ModuleType | None, device: torch.device) -> Allocator | None:
-        """The counters of a device; None where it has none: `counts_peaks` says whether they tell peaks."""
+        """Return the counters of a device; None where it has none: `counts_peaks` says whether they tell peaks."""
         needed = ("memory_allocated", "current_allocated_memory")
         return cls(module, device) if any(hasattr(module, name) for name in needed) else None
 
@@ -66,11 +66,11 @@ class Allocator:
         return bool(self._stat)
 
     def slack(self, storages: Iterable[int]) -> int:
-        """By how much the count may exceed storages of those bytes: nothing, or what each is rounded up by."""
+        """Return by how much the count may exceed storages of those bytes: nothing, or what each is rounded up by."""
         return 0 if self.exact else sum(512 + (_SMALL if nbytes >= _SMALL else 0) for nbytes in storages)
 
     def in_use(self) -> int:
-        """Bytes that tensors occupy now."""
+        """Return bytes that tensors occupy now."""
         self._module.synchronize()
         if self._stat:
             return int(self._stats()[f"{self._stat}.current"])
@@ -79,7 +79,7 @@ class Allocator:
         return int(self._module.current_allocated_memory())
 
     def peak(self) -> int:
-        """The most bytes in use since the last `reset`."""
+        """Return the most bytes in use since the last `reset`."""
         self._module.synchronize()
         if self._stat:
             return int(self._stats()[f"{self._stat}.peak"])
@@ -103,19 +103,19 @@ class Allocator:
         return free + stats.get("reserved_bytes.all.current", 0) - stats.get("allocated_bytes.all.current", 0)
 
     def scatter(self) -> dict[str, int]:
-        """How memory is scattered: counters of `torch.cuda.memory_stats` by name, those that the device has."""
+        """Return how memory is scattered: counters of `torch.cuda.memory_stats` by name, those that the device has."""
         stats = self._stats()
         return {name: int(stats[name]) for name in _SCATTER if name in stats}
 
     def _backend(self) -> str:
-        """The name of the allocator that PYTORCH_CUDA_ALLOC_CONF chose, where torch has several."""
+        """Return the name of the allocator that PYTORCH_CUDA_ALLOC_CONF chose, where torch has several."""
         try:
             return str(self._module.get_allocator_backend())
         except AttributeError:  # no choice, or torch was built without CUDA
             return "native"
 
     def _counted(self) -> int | None:
-        """Bytes that tensors occupy, without waiting for the device; None where they are told another way."""
+        """Return bytes that tensors occupy, without waiting for the device; None where they are told another way."""
         asked = getattr(self._module, "memory_allocated", None)
         return None if asked is None else int(asked(self.device))
 
@@ -128,7 +128,7 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Bytes of memory that a process can still have on a device; None where nobody tells.
+    """Return bytes of memory that a process can still have on a device; None where nobody tells.
 
     Of a CPU the kernel's own estimate (MemAvailable), which counts what it would give up of its caches.
     """
@@ -153,7 +153,7 @@ _SCATTER = (
 
 
 def workspace(allocator: Allocator, left: torch.Tensor, right: torch.Tensor) -> int:
-    """Bytes that the product of two matrices takes while it runs, beside operands and result."""
+    """Return bytes that the product of two matrices takes while it runs, beside operands and result."""
     torch.mm(left, right)  # what a library keeps from its first product on is no part of it
     allocator.reset()
     result = torch.mm(left, right)
@@ -163,7 +163,7 @@ def workspace(allocator: Allocator, left: torch.Tensor, right: torch.Tensor) -> 
 
 
 def peak_above_start(allocator: Allocator, step: Callable[[], None], leaves: Iterable[torch.Tensor]) -> int:
-    """Peak of the bytes in use during `step` above what was in use before it.
+    """Return peak of the bytes in use during `step` above what was in use before it.
 
     `step` runs once beforehand, so that the libraries' workspaces are made; the gradients of `leaves` are dropped
     before the measured run, which makes its own.

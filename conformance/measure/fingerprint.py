@@ -1,4 +1,4 @@
-"""The numerics fingerprint of a device: what its arithmetic does, row by row, in words that can be compared.
+"""The numerics fingerprint of a device: its arithmetic as rows of comparable text.
 
 The methods and their sources stand in `summation`; docs/fingerprint.md says what each row means.
 """
@@ -74,7 +74,7 @@ def matrix_product(device: torch.device) -> Product:
 
 
 def convolution(device: torch.device) -> Product:
-    """A 1 x 1 convolution on the device, as a matrix product."""
+    """Return a 1 x 1 convolution on the device, as a matrix product."""
     return lambda left, right: F.conv2d(
         left.to(device)[:, :, None, None], right.t().contiguous().to(device)[:, :, None, None]
     ).flatten(1)
@@ -117,7 +117,7 @@ class Summation:
         return known
 
     def rows(self) -> Section:
-        """The rows of a fingerprint."""
+        """Return the rows of a fingerprint."""
         return {
             "accumulator": str(self.accumulator),
             "partial sums": self.partial,
@@ -161,7 +161,7 @@ class _Order:
 
 
 def _ordered(swamping: Swamping) -> _Order:
-    """What cannot be explained is taken for a running sum, and called irregular."""
+    """Return the order found; one that cannot be explained is called irregular and treated as a running sum."""
     try:
         found = tree(swamping)
         return _Order(found, described(found, swamping.terms // swamping.step, swamping.step), chain(swamping))
@@ -170,7 +170,7 @@ def _ordered(swamping: Swamping) -> _Order:
 
 
 def _partial(product: Product, dtype: torch.dtype, short: _Order, long: _Order) -> str:
-    """In what partial sums are kept until they are added: over 1024 terms if there are any, else over 64."""
+    """Return the precision of partial sums: over 1024 terms if there are any, else over 64."""
     for terms, order in ((MANY_TERMS, long), (TERMS, short)):
         if len(order.places) > 2 and _is_split(order.tree):
             return str(accumulator(product, dtype, terms, [*order.places[:2], order.places[-1]]))
@@ -178,7 +178,7 @@ def _partial(product: Product, dtype: torch.dtype, short: _Order, long: _Order) 
 
 
 def _is_split(found: Tree) -> bool:
-    """Whether sums are added to sums: a part that is added later is itself a sum."""
+    """Return whether sums are added to sums: a part that is added later is itself a sum."""
     node = found
     while isinstance(node, tuple) and node != UNSWAMPED:
         if any(isinstance(part, tuple) for part in node[1:]):
@@ -200,7 +200,7 @@ def _section(device: torch.device, dtype: torch.dtype) -> Section:
 
 
 def product_rows(product: Product, dtype: torch.dtype) -> Section:
-    """What a product of `dtype` does to its operands, sums and results, as rows of a fingerprint."""
+    """Return what a product of `dtype` does to its operands, sums and results, as rows of a fingerprint."""
     section = summation(product, dtype).rows()
     bits = BITS[dtype]
     if dtype is not torch.float32:
@@ -222,7 +222,7 @@ def _read(bits: tuple[int, int]) -> str:
 
 
 def _attempt(measure: Callable[[], Section]) -> Section:
-    """What cannot be run is a fact as well."""
+    """Return the row, or why it cannot be measured, which is a fact as well."""
     try:
         return measure()
     except (RuntimeError, NotImplementedError) as error:
@@ -253,7 +253,7 @@ def _precision(name: str) -> Iterator[None]:
 
 
 def _relaxed(device: torch.device) -> Section:
-    """How many bits of fp32 operands are read with the flags as they are, and with less precision allowed."""
+    """Return how many bits of fp32 operands are read with the flags as they are, and with less precision allowed."""
 
     def read(product: Product) -> str:
         seen = _attempt(lambda: {"read": _read(bits_read(product, torch.float32, 24))})
@@ -270,7 +270,7 @@ def _relaxed(device: torch.device) -> Section:
 
 
 def _reduced(device: torch.device, dtype: torch.dtype, plain: Section) -> str:
-    """What changes where torch's flags allow 16-bit sums."""
+    """Return what changes where torch's flags allow 16-bit sums."""
     with full_precision("cuda"):
         for name in _REDUCED[dtype]:
             if hasattr(torch.backends.cuda.matmul, name):
@@ -295,7 +295,7 @@ _ROWS = (1, 3, 16, 32)
 
 
 def repeats(product: Product, dtype: torch.dtype) -> Section:
-    """Whether the same product gives the same bits again, and with fewer rows beside each."""
+    """Return whether the same product gives the same bits again, and with fewer rows beside each."""
     left, right = _cancelling(dtype)
     whole = patterns(product(left, right))
     again = all(patterns(product(left, right)) == whole for _ in range(3))
@@ -310,7 +310,7 @@ _NANS = {"quiet": 0x7FC1_2345, "signalling": 0x7FA1_2345, "negative": 0xFFC1_234
 
 
 def _nan_product(product: Product, dtype: torch.dtype) -> str:
-    """The patterns of a quiet NaN with a payload, and of one with the sign, after a product with 1."""
+    """Return the patterns of a quiet NaN with a payload, and of one with the sign, after a product with 1."""
     found = []
     for pattern in (0x7FC1_2345, 0xFFC1_2345) if dtype is torch.float32 else (_quiet(dtype), _quiet(dtype) | 0x8000):
         left, right = torch.zeros(SIDE, TERMS, dtype=dtype), torch.zeros(TERMS, SIDE, dtype=dtype)
@@ -336,7 +336,7 @@ def _hexadecimal(result: torch.Tensor) -> str:
 
 
 def _cast_nans(device: torch.device, dtype: torch.dtype) -> str:
-    """The patterns of three NaNs after a cast from fp32: in vectors of numbers and alone."""
+    """Return the patterns of three NaNs after a cast from fp32: in vectors of numbers and alone."""
     words = []
     for name, pattern in _NANS.items():
         source = _of(pattern, torch.float32).repeat(67).to(device)
@@ -345,7 +345,7 @@ def _cast_nans(device: torch.device, dtype: torch.dtype) -> str:
 
 
 def _contraction(device: torch.device) -> str:
-    """Whether a * b + c rounds once: (1 + 2^-12)^2 - (1 + 2^-11) is 2^-24 if so, and 0 if a * b is rounded."""
+    """Return whether a * b + c rounds once: (1 + 2^-12)^2 - (1 + 2^-11) is 2^-24 if so, and 0 if a * b is rounded."""
     factor = torch.full((67,), 1 + 2.0**-12, device=device)
     rest = torch.full((67,), -(1 + 2.0**-11), device=device)
     left, right = torch.zeros(SIDE, TERMS), torch.zeros(TERMS, SIDE)
@@ -374,7 +374,7 @@ def _machine(device: torch.device) -> Section:
 
 
 def _libraries(device: torch.device) -> Section:
-    """Which instructions and libraries torch says that it uses."""
+    """Return which instructions and libraries torch says that it uses."""
     if device.type == "cpu":
         config = torch.__config__.show()
         versions = [

@@ -1,4 +1,4 @@
-"""Health of NVIDIA's devices: what the driver counts of broken memory and slowed clocks, before a run and after."""
+"""Health counters of NVIDIA devices before and after a run: memory errors and clock throttling."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _errors(known: Nvml, kind: str) -> int | None:
 
 
 def _retired(known: Nvml) -> int | None:
-    """Pages of cards before Ampere; later ones remap rows."""
+    """Return the retired pages, of cards before Ampere; later ones remap rows."""
     pages = known.ask("RetiredPages", known.constant("PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR"))
     return None if pages is None else len(pages)
 

@@ -1,4 +1,4 @@
-"""The first infinity or NaN of a training run: which module and op made it, forward or backward, from what inputs.
+"""Find the first inf or NaN of a training run: its module and op, forward or backward, and the inputs.
 
 Every op below autograd and autocast is seen, in the threads of backward too (a dispatch mode goes with them), and one
 number is read from each result: the largest magnitude, which is NaN where one element is. A non-finite result is
@@ -202,7 +202,7 @@ class Trace(TorchDispatchMode):
         operands: list[Operand],
         result: torch.Tensor,
     ) -> Cause:
-        """Whether the op made the non-finite values, or passes them on."""
+        """Return whether the op made the non-finite values, or passes them on."""
         name = func.overloadpacket.__name__
         numbers = tuple(leaf for leaf in tree_leaves(arguments) if isinstance(leaf, float))
         second = arguments[0][1] if len(arguments[0]) > 1 else None
@@ -330,13 +330,13 @@ def _magnitudes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _largest(tensor: torch.Tensor) -> float:
-    """The largest magnitude; NaN where one element is."""
+    """Return the largest magnitude; NaN where one element is."""
     return float(_magnitudes(tensor).amax())
 
 
 @functools.cache
 def _outputs(func: Any) -> frozenset[str]:
-    """The names of the arguments that an op only writes (`out=`): what is in them before is no operand."""
+    """Return the names of the arguments that an op only writes (`out=`): what is in them before is no operand."""
     return frozenset(
         argument.name
         for argument in func._schema.arguments

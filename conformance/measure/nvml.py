@@ -23,15 +23,15 @@ class Nvml:
         self._events: Any = None
 
     def ask(self, function: str, *arguments: Any) -> Any:
-        """What `nvmlDeviceGet<function>` of the device returns; None where it fails or is not there."""
+        """Return what `nvmlDeviceGet<function>` of the device returns; None where it fails or is not there."""
         return _answer(self._library, f"nvmlDeviceGet{function}", self._handle, *arguments)
 
     def constant(self, name: str) -> Any:
-        """The constant `NVML_<name>` of the package, None where it has none."""
+        """Return the constant `NVML_<name>` of the package, None where it has none."""
         return getattr(self._library, f"NVML_{name}", None)
 
     def clock(self, kind: str, *, highest: bool = False) -> float | None:
-        """The clock now, or the highest there is, of `kind` (SM or MEM), in Hz."""
+        """Return the clock now, or the highest there is, of `kind` (SM or MEM), in Hz."""
         megahertz = self.ask("MaxClockInfo" if highest else "ClockInfo", self.constant(f"CLOCK_{kind}"))
         return megahertz * MHZ if megahertz else None
 

@@ -1,4 +1,4 @@
-"""Which arithmetic and which kernels a measured product or convolution is allowed to use."""
+"""Set the precision flags and kernel selection for measured products and convolutions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CUDA_FLAGS = (
 
 
 def computes_in(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the device has arithmetic in `dtype`: MPS and some of Intel's GPUs have no float64."""
+    """Return whether the device has arithmetic in `dtype`: MPS and some of Intel's GPUs have no float64."""
     try:
         return float(torch.ones(1, dtype=dtype, device=device) + 1) == 2.0
     except (RuntimeError, TypeError, NotImplementedError):

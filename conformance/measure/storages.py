@@ -1,4 +1,4 @@
-"""How bytes are counted: saved for backward, alive after a step, and at the peak of an allocator."""
+"""Count bytes: saved for backward, alive, and at the peak of live storages."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class SavedForBackward:
         return sum(nbytes for _, nbytes in self.storages)
 
 
-def kept_by(run: Callable[..., torch.Tensor], operands: list[torch.Tensor]) -> list[tuple[torch.dtype, int]]:
-    """One (dtype, bytes) for each storage, but for the operands, that `run(*operands)` keeps for backward."""
+def saved_by(run: Callable[..., torch.Tensor], operands: list[torch.Tensor]) -> list[tuple[torch.dtype, int]]:
+    """Return one (dtype, bytes) for each storage, except the operands, that `run(*operands)` saves for backward."""
     with SavedForBackward(operands) as saved:
         run(*operands)
     return without_bookkeeping(saved.storages)
@@ -101,7 +101,7 @@ class LiveStorages(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing here is compiled; the guard against it imports the compiler, and takes time at each op."""
+        """Return False: nothing here is compiled, and torch's own check imports the compiler at each op."""
         return False
 
     def __torch_dispatch__(
@@ -156,12 +156,12 @@ class PeakStorages(LiveStorages):
 
 
 def tensor_bytes(tensors: Iterable[torch.Tensor]) -> dict[str, int]:
-    """Bytes of `tensors` by dtype, elements times item size."""
+    """Return bytes of `tensors` by dtype, elements times item size."""
     return bytes_by_dtype((tensor.dtype, tensor.numel() * tensor.element_size()) for tensor in tensors)
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The tensors of an optimizer's state that have its parameters' shapes (step counters are left out)."""
+    """Return the tensors of an optimizer's state that have its parameters' shapes (step counters are left out)."""
     return [
         value
         for parameter, state in optimizer.state.items()

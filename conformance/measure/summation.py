@@ -1,4 +1,4 @@
-"""How a matrix product adds up: in what order, into how wide an accumulator, rounded how; found from results alone.
+"""Determine from results alone how a matrix product sums: order, accumulator width, rounding.
 
 Every probe takes the product as a callable of (64, k) and (k, 64), so that simulated hardware can be probed as well.
 Methods: M. Fasi, N. J. Higham, M. Mikaitis, S. Pranesh, Numerical behavior of NVIDIA tensor cores (PeerJ Comput. Sci.
@@ -111,7 +111,7 @@ class Swamping:
         return found
 
     def _survivors(self, pairs: Sequence[tuple[int, int]]) -> list[float]:
-        """Of the units beside M and -M, how many are left in each sum."""
+        """Return how many of the units next to M and -M are left in each sum."""
         survivors: list[float] = []
         for large, small in (_SWAMPING.get(self.dtype, _WIDE_RANGE), _WEAK_SWAMPING):
             big, unit = 2.0**large, 2.0**small
@@ -125,7 +125,7 @@ class Swamping:
         return survivors
 
     def _size(self, survivors: float) -> int | None:
-        """The size of the sum in which M met -M, or None where no order leaves that many units."""
+        """Return the size of the sum in which M met -M, or None where no order leaves that many units."""
         # More than a 16-bit result can count come out rounded: then the answer is the most that it can be.
         count, unit = self.terms // self.step, torch.finfo(self.dtype).eps / 2
         rounding = unit * survivors if unit * count > 1 else 0.0
@@ -179,7 +179,7 @@ def first_place(node: Tree) -> int:
 
 
 def _sorted(node: Tree) -> tuple[int, Tree]:
-    """The smallest place of a tree, and the tree sorted."""
+    """Return the smallest place of a tree, and the tree sorted."""
     if isinstance(node, int):
         return node, node
     parts = sorted(map(_sorted, node))  # no two have the same smallest place, so that trees are not compared
@@ -187,7 +187,7 @@ def _sorted(node: Tree) -> tuple[int, Tree]:
 
 
 def running(parts: Sequence[Tree]) -> Tree:
-    """The tree of one running sum."""
+    """Return the tree of one running sum."""
     total = parts[0]
     for part in parts[1:]:
         total = (total, part)
@@ -203,14 +203,14 @@ def blocks(parts: Sequence[Tree], length: int) -> Tree:
 
 
 def halves(parts: Sequence[Tree]) -> Tree:
-    """The tree of pairwise summation: neighbours, then neighbouring sums."""
+    """Return the tree of pairwise summation: neighbours, then neighbouring sums."""
     while len(parts) > 1:
         parts = [tuple(parts[at : at + 2]) if at + 1 < len(parts) else parts[at] for at in range(0, len(parts), 2)]
     return parts[0]
 
 
 def folded(parts: Sequence[Tree]) -> Tree:
-    """The tree that adds the upper half to the lower one until one is left, as a vector register is reduced."""
+    """Return the tree that adds the upper half to the lower one until one is left, as a vector register is reduced."""
     while len(parts) > 1:
         middle = len(parts) // 2
         parts = [(parts[at], parts[at + middle]) for at in range(middle)] + list(parts[2 * middle :])
@@ -242,7 +242,7 @@ def _name(found: Tree, count: int, step: int) -> str | None:
 
 
 def _named(count: int, step: int) -> Iterator[tuple[str, Tree]]:
-    """The common orders of `count` places with their names, the simplest first."""
+    """Yield the common orders of `count` places with their names, the simplest first."""
     places = list(range(count))
     yield from ((name, inner(places)) for name, inner in _INNER.items())
     for parts in (parts for parts in (2, 4, 8, 16, 32) if parts < count):
@@ -383,7 +383,7 @@ def fused_block(found: Tree) -> tuple[int, ...]:
 
 
 def _pairs_are_fused(found: Tree) -> bool:
-    """Whether later pairs are added at once with the sum before them, which the first pair cannot show."""
+    """Return whether later pairs are added at once with the sum before them, which the first pair cannot show."""
     node = sorted_tree(found)
     while isinstance(node, tuple):
         if len(node) > 2:

@@ -1,4 +1,4 @@
-"""One thread where the work is too small to share."""
+"""Run torch's CPU operations on one thread where the work is too small to share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How waiting is noticed: of the host for a CUDA device by torch's debug mode, of a thread by the kernel's count."""
+"""Detect host-device synchronization (torch's CUDA sync debug mode) and blocking of a thread (the kernel's count)."""
 
 from __future__ import annotations
 

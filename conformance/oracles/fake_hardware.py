@@ -1,4 +1,4 @@
-"""Stand-ins for hardware that is not there, as far as AMP's own Python asks for it: no tensor is ever put on them."""
+"""Fakes of missing hardware for AMP's own Python code; no tensor is ever placed on them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ACCELERATOR = ("current_stream", "device_index")
 
 @contextlib.contextmanager
 def cuda_that_says(*, bf16: bool) -> Iterator[None]:
-    """Inside the block CUDA says that it is there, and whether it has bfloat16.
+    """Make torch report a CUDA device, with or without bfloat16, inside the block.
 
     Source of the questions: torch.cuda.amp.common.amp_definitely_not_available and torch.amp.autocast_mode, autocast.
     """
@@ -27,7 +27,7 @@ def cuda_that_says(*, bf16: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def cuda_that_computes_nothing() -> Iterator[None]:
-    """Inside the block threads may choose CUDA devices and streams, for work that is then done on the CPU.
+    """Let threads select CUDA devices and streams inside the block, for work that runs on the CPU.
 
     What torch.nn.parallel.parallel_apply asks for: of torch.cuda in older versions, of torch.accelerator in newer ones.
     """
@@ -44,7 +44,7 @@ def cuda_that_computes_nothing() -> Iterator[None]:
 
 
 def _answering(owner: Any, name: str, answer: Any) -> Any:
-    """A patch by a plain function: one made by `mock` itself takes a millisecond, and these are many."""
+    """Return a patch by a plain function: one made by `mock` itself takes a millisecond, and these are many."""
 
     def function(*arguments: Any, **options: Any) -> Any:
         return answer
@@ -59,7 +59,7 @@ def third_party_backend() -> str:
 
 @contextlib.contextmanager
 def backend_module(dtypes: Sequence[torch.dtype] | None) -> Iterator[str]:
-    """Inside the block the third party's backend has a module, and its name is given.
+    """Give the third party's backend a module inside the block; yield its name.
 
     The module declares `dtypes` as those of autocast; None leaves that function out.
     """

@@ -1,4 +1,4 @@
-"""One training step worked out in float64: loss, gradients, what 16-bit rounding may change of them, and the update."""
+"""One training step in float64: loss, gradients, their deviations by 16-bit rounding, and the update."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def exact_step(
     masks: list[torch.Tensor] | None = None,
     backward: bool = True,
 ) -> Exact:
-    """Loss and gradients of Linear layers with a ReLU between each two, in float64, written out.
+    """Return loss and gradients of Linear layers with a ReLU between each two, in float64, written out.
 
     Integer `target` [rows] means cross entropy, a floating one [rows, outputs] the mean squared error. `masks` says
     where each ReLU let its input pass in the run that is judged, as a kink is no rounding error; without it the exact
@@ -112,7 +112,7 @@ class _Noise:
         return self.relative * values.square() + self.absolute
 
     def of_product(self, values: torch.Tensor, variance: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-        """Variance of `values @ factor`, where the values have a variance and the factor is rounded.
+        """Return variance of `values @ factor`, where the values have a variance and the factor is rounded.
 
         variance @ factor^2 + values^2 @ of(factor), in one product.
         """
@@ -123,7 +123,7 @@ class _Noise:
 def _loss(
     output: torch.Tensor, variance: torch.Tensor, target: torch.Tensor
 ) -> tuple[float, float, torch.Tensor, torch.Tensor]:
-    """Loss, its spread, its gradient in `output`, and that gradient's variance.
+    """Return the loss, its standard deviation, its gradient in `output`, and that gradient's variance.
 
     Rows share the roundings of the weights, so their spreads are averaged as if they were one error.
     """
@@ -157,7 +157,7 @@ class ExactAdam:
     """Of the gradient, of its square and of its size."""
 
     def update(self, parameter: torch.Tensor, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The parameter after one step, and how far fp32 arithmetic may be from it, elementwise, float64.
+        """Return the parameter after one step, and how far fp32 arithmetic may be from it, elementwise, float64.
 
         By then each moment was rounded at most twice a step, the first relative to the moment of |gradient|; the
         second's error is halved by the root; eight more roundings make the step, three the decay factor, the

@@ -28,7 +28,7 @@ def on_host(copied: Mapping[str, Any]) -> dict[str, Any]:
     return {place: value.cpu() if isinstance(value, torch.Tensor) else value for place, value in copied.items()}
 
 
-def departures(seen: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
+def differences(seen: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
     """Say where two snapshots differ in dtype, shape, bits (NaNs are equal), value, or in what they hold at all.
 
     The first four places are described, the others counted; empty if nothing differs.

@@ -1,4 +1,4 @@
-"""What a loss scaler may lack, by name, and which calls of a history need it."""
+"""Capabilities that a loss scaler may lack, and the calls of a history that need them."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from .model import BF16, FP16, Output
 from .optimizers import FUSED
 
 Call: TypeAlias = tuple[Any, ...]
-"""The name of one of the methods of `scaler_history.World` and its arguments, all plain values."""
+"""The name of one of the methods of `differential.World` and its arguments, all plain values."""
 
 CAPABILITIES = {
-    "arguments": "step() hands further arguments to optimizer.step()",
+    "arguments": "step() forwards further arguments to optimizer.step()",
     "bf16_gradients": "bf16 gradients",
-    "closure": "step(closure=...) is refused",
-    "containers": "scale() takes lists and tuples of any depth",
-    "copies": "copy.deepcopy() between iterations gives a scaler with a life of its own",
-    "disabled": "with enabled=False it does nothing and refuses nothing",
+    "closure": "step(closure=...) raises",
+    "containers": "scale() accepts lists and tuples of any depth",
+    "copies": "copy.deepcopy() between iterations returns an independent scaler",
+    "disabled": "with enabled=False it is a no-op",
     "double_factors": "growth and backoff factors are doubles, and the new scale is rounded once",
-    "errors": "calls out of order, and what cannot be scaled, loaded or be a scale, are refused",
+    "errors": "calls out of order, and invalid outputs, states and scales, raise",
     "extremes": "scales at both ends of fp32, at zero and at infinity; growth stays finite",
-    "fp16_refusal": "fp16 gradients are refused by unscale_()",
+    "fp16_refusal": "unscale_() raises for fp16 gradients",
     "getters": "get_growth_factor(), get_backoff_factor() and get_growth_interval()",
     "is_enabled": "is_enabled()",
-    "narrow_losses": "losses in fp16 or bf16 without dimensions are scaled in fp32",
+    "narrow_losses": "0-dim losses in fp16 or bf16 are scaled in fp32",
     "new_scale": "update(new_scale), a float or a tensor",
-    "no_gradients": "step() of an optimizer without gradients is refused",
-    "pickles": "pickling between iterations, and its refusal within one",
+    "no_gradients": "step() of an optimizer without gradients raises",
+    "pickles": "pickling between iterations, and its error within one",
     "return_values": "step() returns what optimizer.step() returns",
-    "self_scaling": "optimizers that unscale by themselves are handed grad_scale and found_inf",
+    "self_scaling": "optimizers that unscale by themselves get grad_scale and found_inf",
     "setters": "set_growth_factor(), set_backoff_factor() and set_growth_interval()",
     "sparse": "sparse gradients",
     "state": "state_dict() and load_state_dict()",
 }
-"""What a scaler may lack, by name; what is left is scale(), unscale_(), step(), update() and get_scale()."""
+"""Optional capabilities by name; required are scale(), unscale_(), step(), update() and get_scale()."""
 
 _NEEDS = {
     "update_to": "new_scale",
@@ -49,12 +49,12 @@ _NEEDS = {
     "deepcopy": "copies",
     "switch": "copies",
 }
-# Scales that a scaler without "extremes" is kept within.
+# The range of scales for a scaler without "extremes".
 MODERATE = (2.0**-40, 2.0**40)
 
 
 def lacking(call: Call, without: frozenset[str]) -> str | None:
-    """The capability in `without` that the call needs, whatever the state of the scaler is; None if there is none."""
+    """Return a capability in `without` that the call needs in every state of the scaler; None if there is none."""
     name, *arguments = call
     needs = [_NEEDS[name]] if name in _NEEDS else []
     if name == "step":

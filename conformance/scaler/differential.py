@@ -1,4 +1,4 @@
-"""Histories of GradScaler calls, played on a real scaler and on the model, and the call at which the two part."""
+"""Run a history of GradScaler calls on a real scaler and on the model; report the first difference."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from .optimizers import (
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing in which the real scaler and the model differ after a call."""
+    """One property in which the real scaler and the model differ after a call."""
 
     what: str
     seen: str
@@ -61,19 +61,19 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Departure:
-    """The calls up to the one after which the real scaler and the model differ, as a program, and in what."""
+class Mismatch:
+    """The calls up to the first after which the real scaler and the model differ, as a program, and the differences."""
 
     calls: tuple[Call, ...]
     program: tuple[str, ...]
     differences: tuple[Difference, ...]
 
     def __str__(self) -> str:
-        """The history as the lines of a program, and as comments what was seen at its end."""
+        """Return the history as the lines of a program, with the differences as comments."""
         return "\n".join((*self.program, *(f"# {difference}" for difference in self.differences)))
 
     def script(self, factory: str, device: str = "cpu") -> str:
-        """The history as a program that runs with torch alone; `factory` is an expression that makes a scaler."""
+        """Return the history as a program that needs torch alone; `factory` is an expression that makes a scaler."""
         lines = ["import copy, pickle", "import torch", "from math import inf, nan"]
         lines += [] if device == "cpu" else [f"torch.set_default_device({device!r})"]
         called = "\n".join(self.program)
@@ -98,17 +98,17 @@ _PREAMBLES: tuple[tuple[str, ...], ...] = (
     ),
     (),
     (
-        "class Fused(torch.optim.Optimizer):  # unscales by itself",
+        "class Fused(torch.optim.Optimizer):  # self-scaling",
         "    _step_supports_amp_scaling = True",
         "    def step(self, *args, **kwargs):",
-        "        print('handed', getattr(self, 'grad_scale', None), getattr(self, 'found_inf', None))",
+        "        print('received', getattr(self, 'grad_scale', None), getattr(self, 'found_inf', None))",
     ),
 )
 
 
 @dataclass
 class Expected:
-    """What the model says of one optimizer: its parameters, their gradients and layouts, and the calls of its step."""
+    """The model's state of one optimizer: its parameters, their gradients and layouts, and the calls of its step."""
 
     parameters: list[tuple[float, ...]]
     gradients: list[Gradient | None]
@@ -120,12 +120,12 @@ class Expected:
         return [gradient for gradient in self.gradients if gradient is not None]
 
     def keep(self, gradients: Iterable[Gradient]) -> None:
-        """Put `gradients` where there are some, in order."""
+        """Replace the present gradients by `gradients`, in order."""
         following = iter(gradients)
         self.gradients = [None if gradient is None else next(following) for gradient in self.gradients]
 
     def subtract(self) -> None:
-        # The difference of two numbers of p bits, rounded to fp64 and then to p bits, is correctly rounded where
+        # The difference of two numbers of p bits, rounded to fp64 and then to p bits, is correctly rounded if
         # 53 >= 2 p + 2 (Figueroa, "When is double rounding innocuous?", 1995); fp64 is not rounded again.
         for number, (values, gradient) in enumerate(zip(self.parameters, self.gradients, strict=True)):
             if gradient is not None:
@@ -138,11 +138,11 @@ Factory: TypeAlias = Callable[..., Any]
 
 
 class World:
-    """A real scaler and the model side by side, with three optimizers: an ordinary one, SGD, and one that unscales.
+    """A real scaler and the model, with three optimizers: an ordinary one, SGD, and a self-scaling one.
 
-    Every method is a call that a history may hold. It plays the call on both and returns the differences. What torch
-    breaks of its own documentation is kept out (docs/divergences.md): gradients that overflow in unscaling, intervals
-    that have passed already, and the getters of disabled scalers.
+    Every method that returns a Twin is a call of a history. Known violations of torch's own documentation are left out
+    (docs/divergences.md): gradients that overflow in unscaling, intervals below the current count, and the getters of
+    disabled scalers.
     """
 
     def __init__(
@@ -170,17 +170,17 @@ class World:
             Expected([(0.0,) * slot.size for slot in slots], [None] * len(slots), ["dense"] * len(slots))
             for slots in SLOTS
         ]
-        self.without_gradients: set[int] = set()  # the optimizers whose step() was refused because they had none
+        self.without_gradients: set[int] = set()  # the optimizers whose step() raised because they had none
         self.saved: tuple[Any, Any] | None = None
         self.other: tuple[Any, GradScalerModel] | None = None
 
-    # What is seen
+    # Comparison
 
     def play(self, call: Call) -> list[Difference]:
-        """Carry out one call and return in what the real scaler and the model differ after it.
+        """Run one call and return the differences between the real scaler and the model after it.
 
-        A call that needs a capability which the scaler lacks is left out, and counted. So is, uncounted, what is
-        documented nowhere.
+        A call that needs a capability which the scaler lacks is skipped and counted; one whose effect is undocumented
+        is skipped.
         """
         if self._undocumented(*call[:2]):
             return []
@@ -191,14 +191,14 @@ class World:
         name, *arguments = call
         real, model = getattr(self, name)(*arguments)
         pairs: list[tuple[str, Any, Any]] = [("the call", _outcome(real), _outcome(model))]
-        seen, expected = self._said(self.scaler, real=True), self._said(self.model, real=False)
+        seen, expected = self._state_of(self.scaler, real=True), self._state_of(self.model, real=False)
         if not self._tensors_agree():
             seen, expected = seen | self._real_tensors(), expected | self._model_tensors()
         pairs += [(what, seen[what], expected[what]) for what in expected]
         return [Difference(what, str(one), str(two)) for what, one, two in pairs if one != two]
 
-    def _said(self, scaler: Any, *, real: bool) -> dict[str, Any]:
-        """What a scaler says of itself, and the one that it was copied from, if there is one."""
+    def _state_of(self, scaler: Any, *, real: bool) -> dict[str, Any]:
+        """Return the state of a scaler, and of the one that it was copied from, if any."""
         state: dict[str, Any] = _scaler_state(scaler, self.model.enabled, self.without)
         if self.other is not None:
             other, model = self.other
@@ -206,9 +206,9 @@ class World:
         return state
 
     def _tensors_agree(self) -> bool:
-        """Whether every number has the bits that the model has, and the rest is equal: far faster than in words.
+        """Return whether every number has the bits of the model and all else is equal, much faster than as text.
 
-        False where a NaN has other bits as well: then the words decide.
+        False also if a NaN has another payload: the comparison as text decides then.
         """
         each = zip(self.optimizers, self.parameters, self.expected, SLOTS, strict=True)
         for optimizer, parameters, expected, slots in each:
@@ -223,7 +223,7 @@ class World:
         return True
 
     def _real_tensors(self) -> dict[str, Any]:
-        """What can be seen of each optimizer: its tensors, calls and attributes."""
+        """Return the tensors, calls and attributes of each optimizer."""
         state: dict[str, Any] = {}
         for what, optimizer, parameters in zip(_SEEN, self.optimizers, self.parameters, strict=True):
             state[what[0]] = [repr(parameter.tolist()) for parameter in parameters]
@@ -233,7 +233,7 @@ class World:
         return state
 
     def _model_tensors(self) -> dict[str, Any]:
-        """What the model says of the same."""
+        """Return the same from the model."""
         state: dict[str, Any] = {}
         for what, expected, slots in zip(_SEEN, self.expected, SLOTS, strict=True):
             parameters = zip(expected.parameters, slots, strict=True)
@@ -245,17 +245,17 @@ class World:
         return state
 
     def abstract(self) -> tuple[Any, ...]:
-        """The state of the state machine, without the tensors: what a rule may depend on."""
+        """Return the state of the state machine without the tensors."""
         model = self.model
         stages = tuple((model.stage(which), model.found_inf(which)) for which in range(len(NAMES)))
         settings = (model.enabled, model.growth_factor, model.backoff_factor, model.growth_interval)
         return (model.started, model.get_scale(), model.get_growth_tracker(), settings, stages)
 
     def _calls(self, calls: list[str]) -> list[str]:
-        """The calls of an optimizer's step, without their arguments where these are not looked at."""
+        """Return the calls of an optimizer's step, without their arguments if these are not compared."""
         return calls if "arguments" not in self.without else [f"step{call.rpartition('}')[2]}" for call in calls]
 
-    # What may be called
+    # Calls
 
     def backward(self, gradients: Backward) -> Twin:
         if "sparse" in self.without and gradients.layout in ("sparse", "duplicates"):
@@ -281,7 +281,7 @@ class World:
         return _nothing, _nothing
 
     def change(self, which: int, base: float) -> Twin:
-        """Put other numbers into the gradients that there are, as clipping does."""
+        """Replace the numbers of the present gradients, as clipping does."""
         expected = self.expected[which]
         expected.keep(
             Gradient(tuple(rounded(base * PATTERN[k % 4], old.form) for k in range(len(old.values))), old.form)
@@ -299,7 +299,7 @@ class World:
         )
 
     def unscale_(self, which: int) -> Twin:
-        self._spoil(which)
+        self._avoid_overflow(which)
         self.program.append(f"scaler.unscale_({NAMES[which]})")
         expected = self.expected[which]
 
@@ -311,7 +311,7 @@ class World:
     def step(self, which: int, arguments: tuple[Any, ...] = (), keywords: tuple[tuple[str, Any], ...] = ()) -> Twin:
         named = dict(keywords)
         if which != FUSED:
-            self._spoil(which)
+            self._avoid_overflow(which)
         words = [NAMES[which], *map(repr, arguments), *(f"{name}={value!r}" for name, value in named.items())]
         self.program.append(f"scaler.step({', '.join(words)})")
         expected = self.expected[which]
@@ -321,12 +321,12 @@ class World:
             expected.keep(step.gradients)
             if not step.ran:
                 return None
-            handed = ""
+            received = ""
             flag = 0.0
             if which == FUSED:
-                scale, flag = step.handed if step.handed is not None else (None, None)  # type: ignore[assignment]
-                handed = f" with scale {scale} and flag {flag}"
-            expected.calls.append(f"step{arguments}{named}{handed}")
+                scale, flag = step.received if step.received is not None else (None, None)  # type: ignore[assignment]
+                received = f" with scale {scale} and flag {flag}"
+            expected.calls.append(f"step{arguments}{named}{received}")
             if not flag:
                 expected.subtract()
             return None if which == SGD else len(expected.calls)
@@ -354,7 +354,7 @@ class World:
 
         def real() -> None:
             self.scaler.update(tensor)
-            # The scale is a copy: what becomes of the tensor has no effect.
+            # The scale is a copy: a later change of the tensor has no effect.
             tensor.detach().fill_(7.0)
 
         return real, lambda: self.model.update(new_scale)
@@ -377,7 +377,7 @@ class World:
         return real, _nothing
 
     def load(self) -> Twin:
-        """Load the state that was saved last; without one, nothing happens."""
+        """Load the state that was saved last, if any."""
         if self.saved is None or (self.model.enabled and not self.saved[1]):
             return _nothing, _nothing
         self.program.append("scaler.load_state_dict(state)")
@@ -385,7 +385,7 @@ class World:
         return lambda: self.scaler.load_state_dict(dict(real)), lambda: self.model.load_state_dict(dict(model))
 
     def load_state(self, scale: float, interval: int, tracker: int) -> Twin:
-        """Load a state from elsewhere."""
+        """Load the state of another scaler."""
         state = {
             "scale": scale, "growth_factor": 4.0, "backoff_factor": 0.25,
             "growth_interval": interval, "_growth_tracker": tracker % interval,
@@ -406,7 +406,7 @@ class World:
         return self._duplicate(copy.deepcopy)
 
     def switch(self) -> Twin:
-        """Go on with the scaler that was copied last, whose life is its own; without one, nothing happens."""
+        """Continue with the scaler that was copied last, if any, which must be independent."""
         if self.other is not None:
             self.program.append("other, scaler = scaler, other")
             other = (self.scaler, self.model)
@@ -414,14 +414,14 @@ class World:
             self.other = other
         return _nothing, _nothing
 
-    # How it is done
+    # Implementation
 
     def _undocumented(self, name: str, which: Any = None) -> bool:
-        """Whether the documentation is silent on a call.
+        """Return whether the effect of a call is undocumented.
 
-        It is on a copy within an iteration (it speaks of pickling); on an optimizer that unscales by itself and has
-        no gradient; and on one that had none when it was checked in this iteration: on its gradients since, and on
-        unscale_ after its step() was refused.
+        That is a copy within an iteration (only pickling is documented); a self-scaling optimizer without gradients;
+        and an optimizer that had no gradients when it was checked in this iteration: gradients that it got since, and
+        unscale_ after its step() raised.
         """
         if name not in ("unscale_", "step"):
             return name == "deepcopy" and self.model.within_iteration
@@ -437,7 +437,7 @@ class World:
         return unchecked and (present or (refused and name == "unscale_"))
 
     def _lacks(self, call: Call) -> str | None:
-        """The capability that the scaler lacks and the call needs, also because of what would come of it."""
+        """Return a capability that the scaler lacks and the call needs, its effects included; None if there is none."""
         if not self.without or (lacks := lacking(call, self.without)) is not None:
             return lacks if self.without else None
         name, *arguments = call
@@ -452,7 +452,7 @@ class World:
         return "errors" if "errors" in self.without and self._refused(name, arguments) else None
 
     def _refused(self, name: str, arguments: list[Any]) -> bool:
-        """Whether the model would raise."""
+        """Return whether the model would raise."""
         ahead = copy.deepcopy(self.model)
         gradients = self.expected[arguments[0]].present if name in ("unscale_", "step") else []
         attempts: dict[str, Callable[[], Any]] = {
@@ -473,7 +473,7 @@ class World:
         return False
 
     def _within(self, name: str, value: Any) -> Any:
-        """A setting that the scaler can take: moderate scales, factors of fp32."""
+        """Return the setting within the scaler's capabilities: moderate scales, fp32 factors."""
         if name == "init_scale" and "extremes" in self.without:
             return min(max(value, 2.0**-20), 2.0**20)
         if name in ("growth_factor", "backoff_factor") and "double_factors" in self.without:
@@ -481,7 +481,7 @@ class World:
         return value
 
     def _assign(self, which: int) -> None:
-        """Give the real parameters the gradients that the model has."""
+        """Set the gradients of the real parameters to those of the model."""
         expected = self.expected[which]
         self.program.append(f"{NAMES[which]}.zero_grad()")
         for number, (slot, gradient, layout, parameter) in enumerate(
@@ -491,8 +491,8 @@ class World:
             if gradient is not None:
                 self.program.append(f"{NAMES[which]}_p[{number}].grad = {spelled(gradient, slot, layout)}")
 
-    def _spoil(self, which: int) -> None:
-        """Keep out a finite gradient that overflows in unscaling where nothing else would skip the step."""
+    def _avoid_overflow(self, which: int) -> None:
+        """Insert an inf if a finite gradient overflows in unscaling and nothing else skips the step (AMP-SCALE-030)."""
         model, expected = self.model, self.expected[which]
         if not (model.enabled and model.started) or model.stage(which) is not Stage.READY:
             return
@@ -509,7 +509,7 @@ class World:
 
     def _duplicate(self, duplicate: Callable[[Any], Any]) -> Twin:
         real_before, model_before = self.scaler, self.model
-        # Whether the copy of a scaler in use has to scale again before its other calls is documented nowhere.
+        # It is undocumented whether the copy of a scaler in use must scale before its other calls.
         again = model_before.enabled and model_before.started
         self.program += ["scaler.scale(torch.tensor(1.0))"] * again
 
@@ -528,30 +528,30 @@ class World:
 
 
 Twin: TypeAlias = tuple[Callable[[], Any], Callable[[], Any]]
-"""The same call on the real scaler and on the model."""
+"""The same call for the real scaler and for the model."""
 
 
-def departure(
+def mismatch(
     factory: Factory,
     device: torch.device,
     settings: dict[str, Any],
     calls: Iterable[Call],
     without: frozenset[str] = frozenset(),
-) -> Departure | None:
-    """Play a history on a scaler of `factory` and on the model; return where they part, if they do."""
+) -> Mismatch | None:
+    """Run a history on a scaler of `factory` and on the model; return the first mismatch, if any."""
     with quiet():
         world = World(factory, device, settings, without)
         played: list[Call] = []
         for call in calls:
             played.append(call)
             if differences := world.play(call):
-                return Departure(tuple(played), tuple(world.program), tuple(differences))
+                return Mismatch(tuple(played), tuple(world.program), tuple(differences))
     return None
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep the warnings of the scaler and of sparse tensors to itself: they are the subject of other contracts."""
+    """Suppress the warnings of the scaler and of sparse tensors, which other contracts check."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -562,7 +562,7 @@ def _nothing() -> None:
 
 
 def _outcome(call: Callable[[], Any]) -> str:
-    """What the call returns, or the type of what it raises, as text, where NaN equals NaN."""
+    """Return the result of the call, or the type of its exception, as text, in which NaN equals NaN."""
     try:
         return f"returns {call()!r}"
     except Exception as error:
@@ -573,19 +573,19 @@ def _outcome(call: Callable[[], Any]) -> str:
 
 
 def _scaler_state(scaler: Any, enabled: bool, without: frozenset[str]) -> dict[str, str]:
-    """What a scaler, the real one or the model, says of itself."""
+    """Return the state of a scaler, the real one or the model."""
     real = not isinstance(scaler, GradScalerModel)
-    state = {"get_scale()": _told(lambda: scaler.get_scale())}
+    state = {"get_scale()": _result(lambda: scaler.get_scale())}
     if "is_enabled" not in without:
-        state["is_enabled()"] = _told(lambda: scaler.is_enabled()) if real else repr(scaler.enabled)
+        state["is_enabled()"] = _result(lambda: scaler.is_enabled()) if real else repr(scaler.enabled)
     if "state" not in without:
-        state["state_dict()"] = _told(lambda: scaler.state_dict())
+        state["state_dict()"] = _result(lambda: scaler.state_dict())
     for name in _GETTERS if enabled and "getters" not in without else ():
-        state[f"get_{name}()"] = _told(partial(_got, scaler, f"get_{name}" if real else name))
+        state[f"get_{name}()"] = _result(partial(_got, scaler, f"get_{name}" if real else name))
     return state
 
 
-def _told(ask: Callable[[], Any]) -> str:
+def _result(ask: Callable[[], Any]) -> str:
     return _outcome(ask).removeprefix("returns ")
 
 
@@ -604,12 +604,12 @@ _SEEN = tuple(
 
 
 def _left(optimizer: Any) -> list[str]:
-    """What a scaler has left on an optimizer that unscales by itself."""
+    """Return the attributes that a scaler left on a self-scaling optimizer."""
     return [name for name in ("grad_scale", "found_inf") if hasattr(optimizer, name)]
 
 
 def _has_bits(tensor: torch.Tensor, values: tuple[float, ...], shape: tuple[int, ...]) -> bool:
-    """Whether a tensor has that shape and those numbers, the sign of each zero too."""
+    """Return whether a tensor has that shape and those numbers, including the signs of zeros."""
     if tensor.shape != shape:
         return False
     numbers = tensor.tolist()
@@ -631,7 +631,7 @@ def _gradient(gradient: torch.Tensor | None) -> str | None:
         return None
     if not gradient.is_sparse:
         return f"{FORM_NAMES.get(gradient.dtype)} {gradient.tolist()!r}"
-    # A sparse gradient may be replaced, by one whose values have been added up: the sums are what counts.
+    # A sparse gradient may be replaced by a coalesced one, so the sums are compared.
     return f"{FORM_NAMES.get(gradient.dtype)} sparse {_sums(gradient.to_dense().tolist())}"
 
 
@@ -642,7 +642,7 @@ def _of_model(gradient: Gradient, layout: str, slot: Slot) -> str:
 
 
 def _nested(values: tuple[float, ...], shape: tuple[int, ...]) -> Any:
-    """The numbers as tolist() has them: nested by shape, one alone where there is none."""
+    """Return the numbers as tolist() does: nested by shape, one number for shape ()."""
     if len(shape) < 2:
         return list(values) if shape else values[0]
     rows = len(values) // shape[0]
@@ -650,7 +650,7 @@ def _nested(values: tuple[float, ...], shape: tuple[int, ...]) -> Any:
 
 
 def _sums(values: Iterable[float]) -> str:
-    """Sums with zero: no zero is negative, and infinity may have become NaN (a zero times infinity)."""
+    """Return sums with zero as text: no zero is negative, and infinity may be NaN (zero times infinity)."""
     return repr(tuple(value + 0.0 if math.isfinite(value) else math.nan for value in values))
 
 

@@ -1,7 +1,7 @@
-"""The independent model of GradScaler, and a way to drive any scaler through the histories that torch's is driven by.
+"""Compare any gradient scaler with the model of GradScaler over the histories that check torch's own.
 
-A framework's tests hand over what makes its scaler and get back what was played, and the shortest history, if there
-is any, after which the scaler is not what the documentation of torch.amp.GradScaler says. See docs/scalers.md.
+A framework's tests pass a factory of its scaler and get the number of calls that were compared, and the shortest
+history, if any, after which the scaler differs from the documentation of torch.amp.GradScaler. See docs/scalers.md.
 """
 
 from __future__ import annotations
@@ -15,24 +15,23 @@ import torch
 
 from . import enumeration, state_machine
 from .capabilities import CAPABILITIES
-from .differential import Departure, Difference, Factory
+from .differential import Difference, Factory, Mismatch
 from .model import GradScalerModel
 from .optimizers import FUSED, PLAIN, SGD
 
 if TYPE_CHECKING:
     from hypothesis.stateful import RuleBasedStateMachine
 
-__all__ = ["CAPABILITIES", "Departure", "Difference", "Driven", "Factory", "GradScalerModel", "drive", "machine"]
+__all__ = ["CAPABILITIES", "Difference", "Driven", "Factory", "GradScalerModel", "Mismatch", "drive", "machine"]
 
 
 @dataclass(frozen=True)
 class Driven:
-    """What came of driving a scaler.
+    """The result of `drive`.
 
-    `rules` says how often each rule of the state machine was played, `steps` how many calls were compared with the
-    model, in `histories` that reached `states` distinct states. `not_driven` are the capabilities that were switched
-    off, with what was not looked at because of it. `departure` is the shortest history found after which the scaler
-    is not what the model says, or None.
+    `rules` holds how often each rule of the state machine ran, `steps` how many calls were compared with the model, in
+    `histories` that reached `states` distinct states. `not_driven` are the capabilities that were switched off, with
+    their descriptions. `mismatch` is the shortest history found after which the scaler differs from the model, or None.
     """
 
     rules: tuple[tuple[str, int], ...]
@@ -40,19 +39,19 @@ class Driven:
     histories: int
     states: int
     not_driven: tuple[tuple[str, str], ...]
-    departure: Departure | None
+    mismatch: Mismatch | None
 
     def __str__(self) -> str:
-        """What was driven, what was not, and the departure, for a person to read."""
+        """Return what was compared, what was not, and the mismatch, as text."""
         played = f"{self.steps} calls of {len(self.rules)} rules in {self.histories} histories, {self.states} states"
         left = [f"not driven: {name}: {what}" for name, what in self.not_driven]
-        found = "no departure from the model" if self.departure is None else f"departs:\n{self.departure}"
+        found = "no mismatch with the model" if self.mismatch is None else f"differs:\n{self.mismatch}"
         return "\n".join((played, *left, found))
 
     def check(self) -> None:
-        """Raise AssertionError with the history as a program where the scaler departed from the model."""
-        if self.departure is not None:
-            raise AssertionError(f"the scaler is not what GradScaler's documentation says after\n{self.departure}")
+        """Raise AssertionError with the history as a program if the scaler differs from the model."""
+        if self.mismatch is not None:
+            raise AssertionError(f"the scaler differs from GradScaler's documentation after\n{self.mismatch}")
 
 
 def drive(
@@ -64,22 +63,22 @@ def drive(
     length: int = 20,
     seed: int = 0,
 ) -> Driven:
-    """Drive scalers of `factory` through enumerated and random histories beside the model, and compare all that shows.
+    """Run scalers of `factory` and the model through enumerated and random histories; compare them after every call.
 
     `factory` takes init_scale, growth_factor, backoff_factor, growth_interval and enabled by name and returns a
-    scaler for tensors on `device`. `without` names what the scaler does not have or does on purpose differently, out
-    of CAPABILITIES; calls that need it are left out. First come the enumerated histories: all patterns of clean
-    and skipped iterations, all orders of three calls with two optimizers, an inf or NaN at every element of mixed
-    gradients, every refused call at every point of an iteration, both ends of fp32. Then `histories` random ones of
+    scaler for tensors on `device`. `without` names CAPABILITIES that the scaler lacks or implements differently on
+    purpose; calls that need them are left out. The enumerated histories are: all patterns of clean and skipped
+    iterations, all orders of three calls with two optimizers, an inf or NaN at every element of mixed
+    gradients, every rejected call at every point of an iteration, both ends of fp32. `histories` random ones follow, of
     up to `length` rules, the same for the same `seed`, and as many for disabled scalers.
 
-    Raises ValueError for an unknown capability. What the factory raises is not caught.
+    Raises ValueError for an unknown capability; exceptions of the factory propagate.
     """
     lacking = _checked(without)
     place = torch.device(device)
     searches = [enumeration.play(factory, place, _enumerated(lacking), lacking)]
     for enabled in (True, False) if "disabled" not in lacking else (True,):
-        if searches[-1].departure is None:
+        if searches[-1].mismatch is None:
             found = state_machine.search(
                 factory, place, histories=histories, length=length, seed=seed, without=lacking, enabled=enabled
             )
@@ -90,17 +89,17 @@ def drive(
         histories=sum(search.histories for search in searches),
         states=sum(search.states for search in searches),
         not_driven=tuple((name, CAPABILITIES[name]) for name in CAPABILITIES if name in lacking),
-        departure=searches[-1].departure,
+        mismatch=searches[-1].mismatch,
     )
 
 
 def machine(
     factory: Factory, *, device: str | torch.device = "cpu", without: Collection[str] = (), enabled: bool = True
 ) -> type[RuleBasedStateMachine]:
-    """Return hypothesis' state machine over scalers of `factory`, for a framework that wants to run it by itself.
+    """Return hypothesis' state machine over scalers of `factory`, for use in a framework's own tests.
 
     `TestScaler = machine(factory).TestCase` in a test module is enough. The parameters are those of `drive`; a
-    departure raises an error whose message is the history as a program.
+    mismatch raises an error whose message is the history as a program.
     """
     return state_machine.machine(factory, torch.device(device), without=_checked(without), enabled=enabled)
 
@@ -112,7 +111,7 @@ def _checked(without: Collection[str]) -> frozenset[str]:
 
 
 def _enumerated(without: frozenset[str]) -> Iterator[enumeration.History]:
-    """The histories that are not drawn; calls that need what the scaler lacks are left out when they are played."""
+    """Yield the enumerated histories; calls that the scaler lacks are skipped when they run."""
     yield from enumeration.patterns(5)
     other = SGD if "self_scaling" in without else FUSED
     yield from enumeration.orders((PLAIN, other), 3, 1)

@@ -1,4 +1,4 @@
-"""Histories of GradScaler calls that are enumerated, not drawn: every order, every refused call, every bad number."""
+"""Enumerated histories of GradScaler calls: every order, every rejected call, every non-finite element."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 
 from .capabilities import Call
-from .differential import Departure, Factory, World, quiet
+from .differential import Factory, Mismatch, World, quiet
 from .model import NewScale, Output
 from .optimizers import FUSED, PLAIN, SGD, SLOTS, Backward
 from .state_machine import EXTREMES, INF, NAN, SINGLE, Search, shrunk
@@ -24,15 +24,15 @@ UPDATE: Call = ("update",)
 
 
 def clean(which: int, **also: Any) -> Call:
-    """Gradients without inf or NaN."""
+    """Return a backward call with finite gradients."""
     return ("backward", Backward(which, base=96.0, **also))
 
 
 def orders(which: Sequence[int], length: int, turns: int) -> Iterator[History]:
-    """Every order of `length` calls of unscale_, step and update with these optimizers, in one long history.
+    """Yield every order of `length` calls of unscale_, step and update with these optimizers, in one long history.
 
-    The gradients are, in turn, good for all of them, bad for one, bad for all; each order is played with `turns` of
-    these. Before each order the optimizers get their gradients, and an iteration that it leaves open is ended.
+    In turn, the gradients are finite for all of them, non-finite for one, and for all; each order runs with `turns` of
+    these. Before each order the optimizers get their gradients, and after it the iteration ends.
     """
     symbols: list[Call] = [*product(("unscale_", "step"), which), UPDATE]
     bad = [(), *((one,) for one in which), tuple(which)]
@@ -44,28 +44,28 @@ def orders(which: Sequence[int], length: int, turns: int) -> Iterator[History]:
             calls += [("backward", Backward(one, 96.0, INF if one in dirty else None)) for one in which]
             calls += order
             calls.append(UPDATE)
-        # Another pattern for the next order, whatever the numbers of patterns and of orders are.
+        # The next order starts with another pattern even if the number of patterns divides that of orders.
         next(dirt)
     yield {**SETTINGS, "growth_interval": 5}, tuple(calls)
 
 
 def patterns(length: int) -> Iterator[History]:
-    """Every pattern of `length` clean and skipped iterations, for every interval from 1 to 5: one history for each.
+    """Yield every pattern of `length` clean and skipped iterations, one history for each interval from 1 to 5.
 
-    The patterns are the stretches of a de Bruijn sequence, which holds each of them once.
+    The patterns are the subsequences of a de Bruijn sequence, which contains each of them once.
     """
     bits = _de_bruijn(length)
     for interval in range(1, 6):
         calls: list[Call] = [LOSS]
         for number, bit in enumerate([*bits, *bits[: length - 1]]):
             calls += [("backward", Backward(SGD, 96.0, INF if bit else None)), ("step", SGD), UPDATE]
-            # Kept where a wrong factor is seen; the growth tracker is not touched by it.
+            # Keep the scale in a range in which a wrong factor shows; update(new_scale) does not change the tracker.
             calls += [("update_to", 48.0)] if number % 64 == 63 else []
         yield {**SETTINGS, "growth_interval": interval}, tuple(calls)
 
 
 def _de_bruijn(length: int) -> list[int]:
-    """The binary de Bruijn sequence that prefers ones: each step takes a one unless that repeats a stretch."""
+    """Return the binary de Bruijn sequence that prefers ones: each bit is one unless that repeats a subsequence."""
     bits, seen = [0] * length, {(0,) * length}
     while True:
         tail = tuple(bits[len(bits) - length + 1 :]) if length > 1 else ()
@@ -76,7 +76,7 @@ def _de_bruijn(length: int) -> list[int]:
         bits.append(following)
 
 
-# The points of an iteration, and how they are reached.
+# The points of an iteration, with the calls that reach them.
 POINTS: dict[str, tuple[Call, ...]] = {
     "new": (),
     "scaled": (LOSS, clean(PLAIN)),
@@ -92,7 +92,7 @@ POINTS: dict[str, tuple[Call, ...]] = {
     "loaded before use": (("load_state", 6.0, 4, 2),),
 }
 NO_GRADIENTS: Call = ("backward", Backward(SGD, absent=tuple(range(len(SLOTS[SGD])))))
-# Calls that are refused at every one of these points, or at some; the model says where.
+# Calls that raise at every one of these points, or at some; the model decides.
 ATTEMPTS: dict[str, tuple[Call, ...]] = {
     "unscale_": (("unscale_", PLAIN),),
     "step": (("step", PLAIN),),
@@ -110,31 +110,30 @@ ATTEMPTS: dict[str, tuple[Call, ...]] = {
     "no gradients, unscaled": (NO_GRADIENTS, ("unscale_", SGD), ("step", SGD), ("unscale_", SGD)),
     "pickle": (("pickle",),),
 }
-# What follows: the rest of the iteration, and a clean one.
+# The rest of the iteration, and a clean one.
 REST: tuple[Call, ...] = (("step", PLAIN), UPDATE, LOSS, clean(PLAIN), ("unscale_", PLAIN), ("step", PLAIN), UPDATE)
 
 
 def refusals(count: int, rest: tuple[Call, ...] = REST) -> Iterator[History]:
-    """Every `count` attempts in a row at every point of an iteration, and the `rest` after them."""
+    """Yield every `count` attempts in a row at every point of an iteration, with the `rest` after them."""
     for reached in POINTS.values():
         for attempts in product(ATTEMPTS.values(), repeat=count):
-            # A scaler in use is pickled where documentation says so: not after a call that was refused, which may
-            # or may not count as a beginning.
+            # Pickling is documented between iterations: not after a rejected call, which may or may not have begun one.
             if ("pickle",) in attempts[-1] and (count > 1 or not reached or reached[-1][0] not in ("unscale_", "step")):
                 continue
             yield SETTINGS, (*reached, *(call for attempt in attempts for call in attempt), *rest)
 
 
 def without_scaling() -> Iterator[History]:
-    """Everything that an enabled scaler refuses somewhere, and iterations, on a disabled one, in one history."""
+    """Yield one history of a disabled scaler: every call that an enabled one rejects, and iterations."""
     calls = [call for attempt in ATTEMPTS.values() for call in (LOSS, clean(PLAIN), *attempt, *REST)]
     yield {**SETTINGS, "enabled": False}, tuple(calls)
 
 
 def ends(which: int = FUSED) -> Iterator[History]:
-    """Growth and backoff at both ends of fp32, at zero and at infinity, by one factor and another.
+    """Yield growth and backoff at both limits of fp32, at zero and at infinity, with different factors.
 
-    The optimizer is best one that unscales by itself: the reciprocals of the smallest scales are infinite.
+    The optimizer should be self-scaling: the reciprocals of the smallest scales are infinite.
     """
     top = 2.0**127
     scales = (0.0, *EXTREMES, 3 * 2.0**-149, 2.0**126, 1.25 * top, 1.5 * top, INF)
@@ -147,7 +146,7 @@ def ends(which: int = FUSED) -> Iterator[History]:
 
 
 def bad_numbers(layouts: Sequence[str]) -> Iterator[History]:
-    """Every bad number at every element of every gradient, and none, by step() alone and after unscale_."""
+    """Yield every non-finite value at every element of every gradient, and none, by step() alone and after unscale_."""
     calls: list[Call] = [LOSS]
     for which, explicit, layout in product((PLAIN, SGD, FUSED), (False, True), layouts):
         places = sum(slot.size for slot in SLOTS[which] if not slot.optional)
@@ -155,13 +154,13 @@ def bad_numbers(layouts: Sequence[str]) -> Iterator[History]:
             calls.append(("backward", Backward(which, 96.0, bad, place, layout=layout)))
             calls += [("unscale_", which)] if explicit else []
             calls += [("step", which), UPDATE]
-        # The scale stays where it is of use, whatever the number of bad ones.
+        # Keep the scale in range after any number of skips.
         calls.append(("update_to", 3.0))
     yield {**SETTINGS, "growth_factor": 2.0, "backoff_factor": 0.5}, tuple(calls)
 
 
 def empty_gradients() -> Iterator[History]:
-    """Iterations with gradients without elements, alone and beside clean and bad ones, up to growth."""
+    """Yield iterations with empty gradients, alone and with clean and non-finite ones, up to growth."""
     calls: list[Call] = []
     for which, explicit in product((PLAIN, FUSED), (False, True)):
         slots = range(len(SLOTS[which]))
@@ -174,7 +173,7 @@ def empty_gradients() -> Iterator[History]:
 
 
 def skipped_steps() -> Iterator[History]:
-    """Steps that are skipped, by step() alone and after unscale_, and the update() after them."""
+    """Yield skipped steps, by step() alone and after unscale_, and the update() after them."""
     calls: list[Call] = [LOSS]
     for which, explicit, bad, layout in product(
         (PLAIN, SGD), (False, True), (INF, -INF, NAN), ("strided", "duplicates")
@@ -186,21 +185,26 @@ def skipped_steps() -> Iterator[History]:
 
 
 def outputs() -> Iterator[History]:
-    """Every kind of output alone, in a list, in a tuple and deeper, on a new scaler and on one in use."""
+    """Yield every output alone, in a list, in a tuple and nested, on a new scaler and on one in use."""
     for single in SINGLE:
-        kinds = (single, [single], (single,), [Output(1.0), (single, [single])])
-        for kind in kinds:
-            yield SETTINGS, (("scale", kind),)
+        containers = (single, [single], (single,), [Output(1.0), (single, [single])])
+        for container in containers:
+            yield SETTINGS, (("scale", container),)
         yield (
             SETTINGS,
-            (LOSS, *(("scale", kind) for kind in kinds), ("update_to", 0.1), *(("scale", kind) for kind in kinds)),
+            (
+                LOSS,
+                *(("scale", container) for container in containers),
+                ("update_to", 0.1),
+                *(("scale", container) for container in containers),
+            ),
         )
 
 
 def play(
     factory: Factory, device: torch.device, histories: Iterable[History], without: frozenset[str] = frozenset()
 ) -> Search:
-    """Play the histories until one departs from the model; that one is shrunk."""
+    """Run the histories until the scaler differs from the model, and shrink that one."""
     counted: Counter[str] = Counter()
     states: set[tuple[Any, ...]] = set()
     steps = count = 0
@@ -212,7 +216,7 @@ def play(
                 differences = world.play(call)
                 states.add(world.abstract())
                 if differences:
-                    found = Departure(calls[:number], tuple(world.program), tuple(differences))
+                    found = Mismatch(calls[:number], tuple(world.program), tuple(differences))
                     shortest = shrunk(factory, device, settings, found, without)
                     return Search(dict(counted), steps + world.played, count, len(states), shortest)
             steps += world.played

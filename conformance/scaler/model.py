@@ -1,7 +1,7 @@
 """A plain-Python model of torch.amp.GradScaler, with the arithmetic of its kernels done exactly.
 
 Python's floats are IEEE doubles, so the product of two fp32 numbers is exact in them and one rounding gives
-the correctly rounded fp32 product. Nothing here calls torch: its faults cannot be in the expectation as well.
+the correctly rounded fp32 product. Nothing here calls torch, so the model cannot share its faults.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ def rounded(value: float, form: Format) -> float:
     return _nearest(value, form.precision, form.smallest_exponent, form.largest)
 
 
-@functools.lru_cache(maxsize=2**14)  # histories multiply the same few numbers time and again
+@functools.lru_cache(maxsize=2**14)  # histories multiply the same few numbers repeatedly
 def _nearest(value: float, precision: int, smallest_exponent: int, largest: float) -> float:
     if abs(value) >= 2 * largest:  # also keeps ldexp within the range of a double
         return math.copysign(math.inf, value)
     _, exponent = math.frexp(value)
     quantum = max(exponent - precision, smallest_exponent)
-    # round() of a float is exact and goes to even on ties; ldexp by a power of two loses nothing here.
+    # round() of a float is exact and rounds ties to even; ldexp is exact here.
     magnitude = math.ldexp(round(math.ldexp(abs(value), -quantum)), quantum)
     return math.copysign(math.inf if magnitude > largest else magnitude, value)
 
 
 def reciprocal(scale: float) -> float:
-    """Return 1/`scale` taken in fp64 and rounded to fp32, the factor that unscales (GradScaler.unscale_)."""
+    """Return 1/`scale` computed in fp64 and rounded to fp32, the factor that unscales (GradScaler.unscale_)."""
     if scale == 0.0:
         return math.copysign(math.inf, scale)
     return rounded(1.0 / scale, FP32)
@@ -84,7 +84,7 @@ def unscaled(gradient: Gradient, factor: float) -> Gradient:
 def check_and_unscale(gradients: Sequence[Gradient], found_inf: float, factor: float) -> tuple[list[Gradient], float]:
     """Model torch._amp_foreach_non_finite_check_and_unscale_: the new gradients and the new flag.
 
-    The flag becomes 1.0 where a *scaled* number is inf or NaN, and is never cleared.
+    The flag becomes 1.0 if a *scaled* number is inf or NaN, and is never cleared.
     """
     finite = all(math.isfinite(value) for gradient in gradients for value in gradient.values)
     return [unscaled(gradient, factor) for gradient in gradients], found_inf if finite else 1.0
@@ -95,8 +95,8 @@ def update_scale(
 ) -> tuple[float, int]:
     """Model torch._amp_update_scale_: the new scale and the new growth tracker.
 
-    The factors are doubles, so the product is rounded to fp64 and then to fp32. A growth that would leave the
-    range of fp32 leaves the scale alone but starts the count again.
+    The factors are doubles, so the product is rounded to fp64 and then to fp32. A growth beyond the range of
+    fp32 keeps the scale and resets the count.
     """
     if found_inf:
         return rounded(scale * backoff_factor, FP32), 0
@@ -108,16 +108,16 @@ def update_scale(
 
 @dataclass(frozen=True)
 class Output:
-    """A tensor of one number that is to be scaled: the number, its format, and how many dimensions the tensor has."""
+    """A 1-element output of a loss: the number, its format, and the number of dimensions of the tensor."""
 
     value: float
     form: Format = FP32
     dimensions: int = 0
 
     def scaled(self, scale: float) -> Output:
-        """Return the output times `scale`; one without dimensions comes back in at least fp32.
+        """Return the output times `scale`; a 0-dim one in at least fp32.
 
-        Source: type promotion, where a tensor with dimensions outranks the scale, which has none.
+        Source: type promotion, in which a tensor with dimensions has priority over the 0-dim scale.
         """
         narrow = self.form in (FP16, BF16)
         result = FP32 if narrow and self.dimensions == 0 else self.form
@@ -127,20 +127,20 @@ class Output:
 
 @dataclass(frozen=True)
 class NewScale:
-    """A tensor that is given to update(): its numbers, and what would make it unsuited."""
+    """A tensor for update(): its numbers, and whether it is valid as a scale."""
 
     values: tuple[float, ...]
     requires_grad: bool = False
-    elsewhere: bool = False  # on another type of device than the scaler is for
+    elsewhere: bool = False  # on a device type other than the scaler's
 
     @property
-    def suited(self) -> bool:
-        """Whether it holds one number, wants no gradient and is on the scaler's type of device."""
+    def valid(self) -> bool:
+        """Whether it has one element, requires no gradient and is on the scaler's device type."""
         return len(self.values) == 1 and not self.requires_grad and not self.elsewhere
 
 
 class Stage(Enum):
-    """How far an optimizer has come since the last update()."""
+    """The stage of an optimizer since the last update()."""
 
     READY = "ready"
     UNSCALED = "unscaled"
@@ -155,22 +155,21 @@ class _Progress:
 
 @dataclass(frozen=True)
 class Step:
-    """What GradScaler.step() does: whether the optimizer ran, and the gradients that it found.
+    """The effect of GradScaler.step(): whether the optimizer ran, and its gradients.
 
-    `handed` is the scale (None: the gradients are true ones) and the flag that an optimizer which unscales by
-    itself finds on itself.
+    `received` is the scale (None after unscale_) and the flag of a self-scaling optimizer.
     """
 
     ran: bool
     gradients: list[Gradient]
-    handed: tuple[float | None, float] | None = None
+    received: tuple[float | None, float] | None = None
 
 
 @dataclass
 class GradScalerModel:
-    """The state machine of torch.amp.GradScaler, over gradients that the caller passes in and gets back.
+    """The state machine of torch.amp.GradScaler, over gradients that its methods take and return.
 
-    An optimizer is any hashable name. Methods bear the names of GradScaler's and raise the types of exception
+    An optimizer is any hashable name. Methods have the names of GradScaler's and raise the types of exception
     that it documents or asserts. Source: the docstrings of torch.amp.GradScaler.
     """
 
@@ -191,17 +190,17 @@ class GradScalerModel:
 
     @property
     def started(self) -> bool:
-        """Whether scale() has been called, which is when GradScaler makes its scale tensor."""
+        """Whether scale() has been called, which creates GradScaler's scale tensor."""
         return self._scale is not None
 
     def get_scale(self) -> float:
-        """The current scale; 1.0 if disabled."""
+        """Return the current scale; 1.0 if disabled."""
         if not self.enabled:
             return 1.0
         return self.init_scale if self._scale is None else self._scale
 
     def get_growth_tracker(self) -> int:
-        """The number of clean iterations since the scale last changed or an iteration was skipped."""
+        """Return the number of clean iterations since the scale last changed or an iteration was skipped."""
         return self._tracker if self.enabled else 0
 
     @property
@@ -210,11 +209,11 @@ class GradScalerModel:
         return bool(self._progress)
 
     def stage(self, optimizer: Hashable) -> Stage:
-        """How far the optimizer has come in this iteration."""
+        """Return the stage of the optimizer in this iteration."""
         return self._progress.get(optimizer, _Progress()).stage
 
     def found_inf(self, optimizer: Hashable) -> bool | None:
-        """Whether an inf or NaN was found among the optimizer's gradients; None where none were checked."""
+        """Return whether an inf or NaN was found among the optimizer's gradients; None if none was checked."""
         return self._progress.get(optimizer, _Progress()).found_inf
 
     def scale(self, outputs: Any) -> Any:
@@ -257,10 +256,10 @@ class GradScalerModel:
         closure: bool = False,
         preset: float = 1.0,
     ) -> Step:
-        """Unscale if that has not been done, then run the optimizer unless a gradient was inf or NaN.
+        """Unscale if unscale_ was not called, then run the optimizer unless a gradient was inf or NaN.
 
-        An optimizer that `unscales` by itself always runs, and is handed the scale, times the `preset` that is on it
-        already, and the flag. With a `closure` the call is refused: RuntimeError.
+        A self-scaling optimizer (`unscales`) always runs, and receives the scale times the `preset` grad_scale, and the
+        flag. Raises RuntimeError for a `closure`.
         """
         if not self.enabled:
             return Step(True, list(gradients))
@@ -271,7 +270,7 @@ class GradScalerModel:
         if progress.stage is Stage.STEPPED:
             raise RuntimeError("step() has already been called since the last update()")
         if unscales:
-            return self._step_of_its_own(progress, gradients, rounded(scale * preset, FP32))
+            return self._self_scaling_step(progress, gradients, rounded(scale * preset, FP32))
         result = list(gradients)
         if progress.stage is Stage.READY:
             result = self.unscale_(optimizer, gradients)
@@ -281,24 +280,24 @@ class GradScalerModel:
         return Step(not progress.found_inf, result)
 
     @staticmethod
-    def _step_of_its_own(progress: _Progress, gradients: Sequence[Gradient], scale: float) -> Step:
-        handed_scale = None if progress.stage is Stage.UNSCALED else scale
+    def _self_scaling_step(progress: _Progress, gradients: Sequence[Gradient], scale: float) -> Step:
+        received_scale = None if progress.stage is Stage.UNSCALED else scale
         if progress.stage is Stage.READY:
-            # A factor of 1 checks and changes nothing, so fp16 gradients are welcome here.
+            # A factor of 1 checks without changing anything, so fp16 gradients are accepted here.
             progress.found_inf = bool(check_and_unscale(gradients, 0.0, 1.0)[1]) if gradients else None
         progress.stage = Stage.STEPPED
-        return Step(True, list(gradients), (handed_scale, float(bool(progress.found_inf))))
+        return Step(True, list(gradients), (received_scale, float(bool(progress.found_inf))))
 
     def update(self, new_scale: float | NewScale | None = None) -> None:
         """End the iteration: set the scale, or back off, count or grow by what the checks found.
 
-        Raises AssertionError for a tensor that cannot be a scale, and where nothing has been checked.
+        Raises AssertionError for a tensor that cannot be a scale, and if nothing was checked.
         """
         if not self.enabled:
             return
         scale = self._require_scale()
         if isinstance(new_scale, NewScale):
-            if not new_scale.suited:
+            if not new_scale.valid:
                 raise AssertionError("the new scale must be one number, without gradient, on the scaler's device")
             self._scale = rounded(new_scale.values[0], FP32)
         elif new_scale is not None:
@@ -318,7 +317,7 @@ class GradScalerModel:
         self._progress.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """The five entries of GradScaler.state_dict(); empty if disabled."""
+        """Return the five entries of GradScaler.state_dict(); empty if disabled."""
         if not self.enabled:
             return {}
         return {
@@ -330,7 +329,7 @@ class GradScalerModel:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a state; raises RuntimeError for an empty one; does nothing if disabled."""
+        """Load a state; raise RuntimeError for an empty one; do nothing if disabled."""
         if not self.enabled:
             return
         if not state:
@@ -344,7 +343,7 @@ class GradScalerModel:
         self._tracker = state["_growth_tracker"]
 
     def copy(self) -> GradScalerModel:
-        """Model pickling and copying: a scaler not yet started, same state; AssertionError mid-iteration."""
+        """Return an unstarted scaler of the same state, as pickling and copying do; AssertionError mid-iteration."""
         if self._progress:
             raise AssertionError("a GradScaler may only be pickled between iterations")
         twin = GradScalerModel(

@@ -1,4 +1,4 @@
-"""The optimizers of a history of scaler calls, their parameters, and the gradients that they may get."""
+"""The optimizers of a history of scaler calls, their parameters and their gradients."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .model import BF16, FP16, FP32, FP64, Format, Gradient, rounded
 
 DTYPES = {FP16: torch.float16, BF16: torch.bfloat16, FP32: torch.float32, FP64: torch.float64}
 FORM_NAMES = {dtype: form.name for form, dtype in DTYPES.items()}
-# The elements of a gradient relative to its first: distinct, so that a number in the wrong place is seen.
+# The elements of a gradient relative to its first, distinct so that a number at a wrong index shows.
 PATTERN = (1.0, -1.0, 0.5, 0.25)
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A parameter: its group, format and shape. An `optional` one has a gradient only where that is asked for."""
+    """A parameter: its group, format and shape. An `optional` one has a gradient only if `Backward.narrow`."""
 
     group: int
     form: Format
@@ -53,7 +53,7 @@ LAYOUTS = ("dense", "strided", "sparse", "duplicates")
 
 @dataclass(frozen=True)
 class Backward:
-    """The gradients that one optimizer gets: multiples of `base`, of which number `place` is `bad`, if that is given.
+    """The gradients that one optimizer gets: multiples of `base`, with `bad`, if any, at index `place`.
 
     `absent` are the slots that get none; the optional slots get one if `narrow`. The layout is that of the slots that
     can have it: "strided" the matrix, "sparse" and "duplicates" the vector of four.
@@ -68,7 +68,7 @@ class Backward:
     narrow: bool = False
 
     def gradients(self) -> list[Gradient | None]:
-        """The gradient of each slot of the optimizer, None where it has none."""
+        """Return the gradient of each slot of the optimizer, or None."""
         return list(_gradients_of(self))
 
     def _made(self) -> list[Gradient | None]:
@@ -89,7 +89,7 @@ def _gradients_of(given: Backward) -> tuple[Gradient | None, ...]:
 
 
 def with_bad(gradients: list[Gradient | None], bad: float, place: int) -> list[Gradient | None]:
-    """Put `bad` at element `place` (counted through all gradients, and around), if there is any element."""
+    """Put `bad` at element `place` (counted over all gradients, modulo their size), if there is any element."""
     places = [(k, j) for k, gradient in enumerate(gradients) if gradient for j in range(len(gradient.values))]
     if not places:
         return gradients
@@ -103,7 +103,7 @@ def with_bad(gradients: list[Gradient | None], bad: float, place: int) -> list[G
 
 
 class Plain(torch.optim.Optimizer):
-    """Subtracts the gradients from the parameters; keeps what its step was called with and returns a count."""
+    """An optimizer that subtracts its gradients, records the arguments of step() and returns the number of calls."""
 
     def __init__(self, groups: Any) -> None:
         super().__init__(groups, {})
@@ -117,9 +117,9 @@ class Plain(torch.optim.Optimizer):
 
 
 class Fused(torch.optim.Optimizer):
-    """An optimizer that unscales by itself, as torch's fused ones do: keeps what the scaler hands it.
+    """A self-scaling optimizer, like torch's fused ones, that records the scale and the flag that it receives.
 
-    It subtracts its gradients as they are, unless the flag that it is handed says that one was inf or NaN.
+    It subtracts its gradients without unscaling them, unless the flag is set.
     """
 
     _step_supports_amp_scaling = True
@@ -131,9 +131,9 @@ class Fused(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, *args: Any, **kwargs: Any) -> Any:
         scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        handed = None if scale is None else float(scale), None if found is None else float(found)
-        self.calls.append(f"step{args}{kwargs} with scale {handed[0]} and flag {handed[1]}")
-        if not handed[1]:
+        received = None if scale is None else float(scale), None if found is None else float(found)
+        self.calls.append(f"step{args}{kwargs} with scale {received[0]} and flag {received[1]}")
+        if not received[1]:
             subtract(self)
         return len(self.calls)
 
@@ -172,13 +172,13 @@ def tensor_of(gradient: Gradient, slot: Slot, layout: str, device: torch.device)
         again = 2 if layout == "duplicates" else 1
         indices = torch.arange(slot.size, device=device).repeat(again)[None]
         values = torch.cat([dense, torch.zeros_like(dense)][:again])
-        # Not coalesced, for which the indices have to be in order: the zeros come last.
+        # Not coalesced, which would require sorted indices: the zeros come last.
         return torch.sparse_coo_tensor(indices, values, slot.shape, is_coalesced=again == 1)
     return dense
 
 
 def fitting(slot: Slot) -> tuple[str, ...]:
-    """The layouts that a gradient of the slot can have."""
+    """Return the layouts that a gradient of the slot can have."""
     if slot.shape == (2, 2):
         return ("dense", "strided")
     return LAYOUTS if slot.shape == (4,) else ("dense",)

@@ -1,4 +1,4 @@
-"""Random histories of GradScaler calls, and a search among them for one that departs from the model.
+"""Random histories of GradScaler calls, and a search among them for one that differs from the model.
 
 The search draws by itself: on its way to the first history hypothesis reads the source of every module that is loaded,
 which takes longer than a hundred of these. For a framework's own tests there is a state machine of hypothesis as well.
@@ -16,54 +16,54 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from .capabilities import Call
-from .differential import Departure, Factory, World, departure, quiet
+from .differential import Factory, Mismatch, World, mismatch, quiet
 from .model import BF16, FP16, FP32, FP64, NewScale, Output, rounded
 from .optimizers import FUSED, LAYOUTS, PLAIN, SGD, SLOTS, Backward
 
 if TYPE_CHECKING:
     from hypothesis.stateful import RuleBasedStateMachine
 
-# Calls that shrinking may play before it reports the shortest history found by then: a second or two on a CPU.
+# Calls that shrinking may run before it reports the shortest history found: a second or two on a CPU.
 SHRINK_CALLS = 6000
 
 INF, NAN = float("inf"), float("nan")
 TENTH = rounded(0.1, FP32)
-# The smallest and the largest scales that fp32 has, and infinity and zero, to which they decay and may be set.
+# The smallest and the largest scales of fp32, which can decay to zero.
 EXTREMES = (2.0**-149, 2.0**-126, 2.0**127, 2.0**128 - 2.0**104)
 SCALES = (65536.0, 1.0, 3.0, 0.1, 2.0**-10, 2.0**100, *EXTREMES)
 GROWTHS, BACKOFFS = (2.0, 1.5, 10.0, 2.0**64), (0.5, 0.75, 0.1, 2.0**-64)
 BASES = (1.0, 0.0, -0.0, 65536.0, -3.0, 0.1, 65504.0, -1e4, 2.0**-24, 2.0**-126, 2.0**-149, 1e30)
 
 
-class Departed(Exception):
-    """A real scaler and the model have parted; the message is the history as a program."""
+class ScalerDiffers(Exception):
+    """The real scaler differs from the model; the message is the history as a program."""
 
 
 @dataclass
 class Tally:
-    """What a machine has done: rules and calls played, distinct states reached, the first history that departed."""
+    """Statistics of a state machine: rules and calls that ran, distinct states reached, the first mismatch."""
 
     histories: int = 0
     steps: int = 0
     rules: Counter[str] = field(default_factory=Counter)
     states: set[tuple[Any, ...]] = field(default_factory=set)
     left_out: Counter[str] = field(default_factory=Counter)
-    first: tuple[dict[str, Any], Departure] | None = None
+    first: tuple[dict[str, Any], Mismatch] | None = None
 
-    def departed(self, settings: dict[str, Any], departure: Departure) -> None:
-        """Keep the first departure, with the settings of its scaler."""
-        self.first = self.first or (settings, departure)
+    def record(self, settings: dict[str, Any], mismatch: Mismatch) -> None:
+        """Keep the first mismatch, with the settings of its scaler."""
+        self.first = self.first or (settings, mismatch)
 
 
 @dataclass(frozen=True)
 class Search:
-    """What came of a search: how often each rule was played, and the shortest departing history found, if any."""
+    """The result of a search: how often each rule ran, and the shortest history that differs from the model, if any."""
 
     rules: dict[str, int]
     steps: int
     histories: int
     states: int
-    departure: Departure | None
+    mismatch: Mismatch | None
 
 
 Calls: TypeAlias = tuple[Call, ...]
@@ -72,19 +72,19 @@ Draw: TypeAlias = Callable[[random.Random], Calls]
 
 @dataclass(frozen=True)
 class Rule:
-    """What the machine may do at any time: makes the calls, and names the capability that a scaler needs for them."""
+    """A rule of the state machine: makes the calls, and names the capability that a scaler needs for them."""
 
     calls: Draw
     needs: str = ""
 
 
 def call(name: str, *choices: Sequence[Any]) -> Draw:
-    """One call with one of each of `choices` as its arguments."""
+    """Return a function that makes the call with a random element of each of `choices` as its arguments."""
     return lambda source: ((name, *map(source.choice, choices)),)
 
 
 def settings_of(enabled: bool, scales: Sequence[float]) -> Callable[[random.Random], dict[str, Any]]:
-    """Settings of a scaler: any factors, intervals from 1 to 5."""
+    """Return a function that makes random settings of a scaler, with intervals from 1 to 5."""
     choices = {
         "init_scale": scales,
         "growth_factor": GROWTHS,
@@ -96,7 +96,7 @@ def settings_of(enabled: bool, scales: Sequence[float]) -> Callable[[random.Rand
 
 
 def gradients(source: random.Random, which: int) -> Backward:
-    """Gradients for one optimizer: clean, zero, or with an inf or NaN anywhere; some of them absent."""
+    """Return random gradients for one optimizer: clean, zero, or with an inf or NaN anywhere; some of them absent."""
     slots = tuple(range(len(SLOTS[which])))
     absent = ((), (), slots[:1], slots[-1:], slots[1:], slots[:-1], slots)
     return Backward(
@@ -111,9 +111,9 @@ def gradients(source: random.Random, which: int) -> Backward:
 
 
 def iteration(source: random.Random, which: Sequence[int], **fixed: Any) -> Calls:
-    """What training loops do in an iteration with some of the optimizers, unscaled before the step or not.
+    """Return the calls of an iteration with some of the optimizers, unscaled before the step or not.
 
-    `fixed` is what all of its gradients are to have in common.
+    `fixed` are properties of all its gradients.
     """
     calls: list[Call] = [("scale", source.choice((Output(1.0), Output(TENTH), Output(1.0, FP16))))]
     for optimizer in source.sample(which, source.randint(1, len(which))):
@@ -127,7 +127,7 @@ def iteration(source: random.Random, which: Sequence[int], **fixed: Any) -> Call
 
 
 def iterations(which: Sequence[int], count: int, **fixed: Any) -> Draw:
-    """Up to `count` iterations in a row."""
+    """Return a function that makes up to `count` iterations."""
     return lambda source: tuple(
         call for _ in range(source.randint(1, count)) for call in iteration(source, which, **fixed)
     )
@@ -149,13 +149,13 @@ NEW_SCALES = (
 
 
 def rules(without: frozenset[str] = frozenset()) -> dict[str, Rule]:
-    """Everything that the machine does to a scaler that lacks the capabilities in `without`."""
+    """Return the rules of the machine for a scaler that lacks the capabilities in `without`."""
     which = (PLAIN, SGD) if "self_scaling" in without else (PLAIN, SGD, FUSED)
     calling = [optimizer for optimizer in which if optimizer != SGD]
     numbers = (65536.0, 1.0, 3.0, 0.1, 0.0, INF, 1e-50, *EXTREMES)
 
     def used(draw: Draw) -> Draw:
-        """The calls on a scaler that mostly has counted something before."""
+        """Precede the calls, most of the time, by clean iterations that the scaler counts."""
         clean = iterations((SGD,), 2, bad=None, base=1.0)
         return lambda source: (*(clean(source) if source.random() < 0.7 else ()), *draw(source))
 
@@ -189,11 +189,11 @@ def rules(without: frozenset[str] = frozenset()) -> dict[str, Rule]:
         "deepcopy": Rule(used(call("deepcopy")), "copies"),
         "switch": Rule(used(call("switch")), "copies"),
     }
-    return {name: each for name, each in found.items() if each.needs not in without}
+    return {name: rule for name, rule in found.items() if rule.needs not in without}
 
 
 class History:
-    """One history in the making: its settings, the calls so far, and the scaler and the model that play them."""
+    """A history that is being built: its settings, the calls so far, and the scaler and the model that run them."""
 
     def __init__(
         self, factory: Factory, device: torch.device, settings: dict[str, Any], without: frozenset[str], tally: Tally
@@ -206,7 +206,7 @@ class History:
         tally.states.add(self._world.abstract())
 
     def play(self, name: str, calls: Calls) -> None:
-        """Play the calls of a rule; raises Departed at the first after which the scaler is not what the model says."""
+        """Run the calls of a rule; raise ScalerDiffers at the first after which the scaler differs from the model."""
         tally, world = self._tally, self._world
         tally.rules[name] += 1
         for call in calls:
@@ -215,9 +215,9 @@ class History:
             differences = world.play(call)
             tally.steps += world.played - before
             if differences:
-                found = Departure(tuple(self._calls), tuple(world.program), tuple(differences))
-                tally.departed(self._settings, found)
-                raise Departed(str(found))
+                found = Mismatch(tuple(self._calls), tuple(world.program), tuple(differences))
+                tally.record(self._settings, found)
+                raise ScalerDiffers(str(found))
             tally.states.add(world.abstract())
 
 
@@ -229,19 +229,20 @@ def machine(
     enabled: bool = True,
     scales: Sequence[float] = SCALES,
 ) -> type[RuleBasedStateMachine]:
-    """Return a state machine of hypothesis that plays random histories on scalers of `factory`; it raises Departed at
-    the first call after which the scaler is not what the model says.
+    """Return a hypothesis state machine that runs random histories on scalers of `factory`.
+
+    It raises ScalerDiffers at the first call after which the scaler differs from the model.
     """
     from hypothesis import strategies
     from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
     tally = Tally()
-    drawn = settings_of(enabled, scales)
-    # One number for each rule, out of which the rule's calls are made: hypothesis' cost is by the draw.
+    random_settings = settings_of(enabled, scales)
+    # One number per rule, the seed of the rule's calls: hypothesis' cost grows with the number of draws.
     numbers = strategies.integers(0, 2**24 - 1)
 
     def begin(self: Any, number: int) -> None:
-        self.history = History(factory, device, drawn(random.Random(number)), without, tally)
+        self.history = History(factory, device, random_settings(random.Random(number)), without, tally)
 
     def rule_of(name: str, calls: Draw) -> Any:
         def play(self: Any, number: int) -> None:
@@ -250,7 +251,7 @@ def machine(
         play.__name__ = play.__qualname__ = name
         return rule(number=numbers)(play)
 
-    members = {name: rule_of(name, each.calls) for name, each in rules(without).items()}
+    members = {name: rule_of(name, made.calls) for name, made in rules(without).items()}
     members["begin"] = initialize(number=numbers)(begin)
     return type("ScalerMachine", (RuleBasedStateMachine,), members)
 
@@ -266,44 +267,44 @@ def search(
     enabled: bool = True,
     scales: Sequence[float] = SCALES,
 ) -> Search:
-    """Play random histories of `length` rules, the same for the same seed, until one departs from the model."""
+    """Run random histories of `length` rules, deterministic by `seed`, until one differs from the model."""
     tally, source = Tally(), random.Random(seed)
-    drawn, table = settings_of(enabled, scales), rules(without)
+    random_settings, table = settings_of(enabled, scales), rules(without)
     with quiet():
         try:
             for _ in range(histories):
-                history = History(factory, device, drawn(source), without, tally)
-                # Some rules only, so that what others would undo has the time to show (Groce et al., Swarm testing,
-                # ISSTA 2012).
+                history = History(factory, device, random_settings(source), without, tally)
+                # A subset of the rules, so that others do not undo a mismatch before it shows (Groce et al., Swarm
+                # testing, ISSTA 2012).
                 names = source.sample(list(table), source.randint(len(table) // 4, len(table)))
                 for name in source.choices(names, k=length):
                     history.play(name, table[name].calls(source))
-        except Departed:
+        except ScalerDiffers:
             pass
     shortest = None if tally.first is None else shrunk(factory, device, *tally.first, without)
     return Search(dict(tally.rules), tally.steps, tally.histories, len(tally.states), shortest)
 
 
 def shrunk(
-    factory: Factory, device: torch.device, settings: dict[str, Any], found: Departure, without: frozenset[str]
-) -> Departure:
-    """Return the shortest history that is found by leaving calls out of `found`, and by plainer gradients and settings.
+    factory: Factory, device: torch.device, settings: dict[str, Any], found: Mismatch, without: frozenset[str]
+) -> Mismatch:
+    """Return the shortest history that is found by removing calls of `found` and by simpler arguments and settings.
 
-    It is the same for the same history, and ends after SHRINK_CALLS calls in all.
+    The search is deterministic and ends after SHRINK_CALLS calls in all.
     """
     budget = SHRINK_CALLS
     best = found
 
-    def departs(settings: dict[str, Any], calls: Calls) -> bool:
+    def differs(settings: dict[str, Any], calls: Calls) -> bool:
         nonlocal budget, best
         budget -= len(calls)
-        shorter = departure(factory, device, settings, calls, without) if budget >= 0 else None
+        shorter = mismatch(factory, device, settings, calls, without) if budget >= 0 else None
         best = shorter or best
         return shorter is not None
 
-    # The end of a long history is mostly enough, with the call that it began with.
+    # The first call and the end of a long history are usually enough.
     kept = 4
-    while kept < len(found.calls) and not departs(settings, (found.calls[0], *found.calls[-kept:])):
+    while kept < len(found.calls) and not differs(settings, (found.calls[0], *found.calls[-kept:])):
         kept *= 2
     before: Calls = ()
     while best.calls != before:
@@ -311,14 +312,14 @@ def shrunk(
         for size in _halves(len(best.calls)):
             start = 0
             while start < len(best.calls):
-                if not departs(settings, best.calls[:start] + best.calls[start + size :]):
+                if not differs(settings, best.calls[:start] + best.calls[start + size :]):
                     start += size
         for name, plain in PLAIN_SETTINGS.items():
-            if settings[name] != plain and departs({**settings, name: plain}, best.calls):
+            if settings[name] != plain and differs({**settings, name: plain}, best.calls):
                 settings = {**settings, name: plain}
         for index in range(len(best.calls)):
             for call in _plainer(best.calls[index]) if index < len(best.calls) else ():
-                departs(settings, (*best.calls[:index], call, *best.calls[index + 1 :]))
+                differs(settings, (*best.calls[:index], call, *best.calls[index + 1 :]))
     return best
 
 
@@ -331,7 +332,7 @@ def _halves(size: int) -> Iterator[int]:
 
 
 def _plainer(call: Call) -> Iterator[Call]:
-    """The call with plainer arguments, one change at a time."""
+    """Yield the call with simpler arguments, one change at a time."""
     name, *arguments = call
     if name == "scale":
         yield ("scale", Output(1.0))

@@ -1,1 +1,1 @@
-"""Models and data that are trained, timed and weighed."""
+"""Models and data that several chapters use."""

@@ -1,4 +1,4 @@
-"""What users call of AMP, each use a function that can be called again and again: steps, regions, getters, recipes."""
+"""Repeatable uses of the AMP API, each a function: steps, regions, getters, recipes."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Uses:
         self._decorated = self._region()(nn.functional.linear)
 
     def held(self) -> list[torch.Tensor]:
-        """The tensors that live all along."""
+        """Return the tensors that live throughout."""
         return [self.x, *self.weights, *(p for module in self._modules for p in module.parameters())]
 
     def all(self) -> dict[str, Callable[[], object]]:
-        """Every use."""
+        """Return every use by name."""
         names = [name for name in vars(type(self)) if name.startswith("use_")]
         return {name.removeprefix("use_").replace("_", "-"): getattr(self, name) for name in names}
 
@@ -167,7 +167,7 @@ class Uses:
         self._forget()
 
     def doubled(self) -> Any:
-        """A custom function that saves nothing, with AMP's decorators; it casts its input to fp32."""
+        """Return a custom function that saves nothing, with AMP's decorators; it casts its input to fp32."""
         forward = torch.amp.custom_fwd(_Doubled.forward, device_type=self.kind, cast_inputs=torch.float32)
         backward = torch.amp.custom_bwd(_Doubled.backward, device_type=self.kind)
         return type("Function", (torch.autograd.Function,), {"forward": forward, "backward": backward})

@@ -1,4 +1,4 @@
-"""Parameters that hold chosen gradients, made by hand, in every layout that a backward pass may leave them in."""
+"""Parameters with assigned gradients, in every layout that a backward pass can produce."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work that is captured in a CUDA graph and replayed, as PyTorch's notes on CUDA graphs write it."""
+"""CUDA graph capture and replay as in PyTorch's notes on CUDA graphs."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ LEARNING_RATE = 1e-3
 
 
 def linear(device: torch.device, generator: torch.Generator, *, lr: float = LEARNING_RATE) -> Workload:
-    """One batch of 256 rows with random targets, and a Linear, drawn on the CPU from `generator`.
+    """Return one batch of 256 rows with random targets, and a Linear, drawn on the CPU from `generator`.
 
     There are more weights than equations (1024 a column against 256 rows), so the loss can fall to zero.
     """

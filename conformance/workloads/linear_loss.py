@@ -1,4 +1,4 @@
-"""Parameters whose gradients are chosen: the loss is linear in them, so that its slopes are the gradients, exactly."""
+"""A loss that is linear in its parameters, so that its gradients are chosen exactly."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-# 77 elements are several vectors of any width and a remainder; the rest are the shapes that kernels treat apart.
+# 77 elements are several vectors of any width and a remainder; the rest are shapes that kernels treat specially.
 _SHAPES = {
     "dense": ((7, 11), (13,), (), (6, 4)),
     "matrices": ((7, 11), (5, 3), (6, 4)),
@@ -17,8 +17,8 @@ _ROWS = (3, 0, 3, 1)
 
 
 @dataclass(frozen=True)
-class Slopes:
-    """Parameters in two groups, of which the last parameter never gets a gradient, and the loss over them.
+class LinearLoss:
+    """Parameters in two groups and a loss linear in them; the last parameter never gets a gradient.
 
     `gradients` is "dense" (any shape), "matrices" or "sparse" (rows looked up in tables, one of them twice).
     """
@@ -27,27 +27,27 @@ class Slopes:
     gradients: str
 
     @classmethod
-    def make(cls, gradients: str, device: torch.device, rng: torch.Generator) -> Slopes:
-        """Draw fp32 parameters from [1, 2) with a generator of the CPU."""
+    def make(cls, gradients: str, device: torch.device, rng: torch.Generator) -> LinearLoss:
+        """Return random fp32 parameters in [1, 2) on `device`; `rng` is a generator on the CPU."""
         shapes = (*_SHAPES[gradients], (3, 2))
         values = [1 + torch.rand(shape, generator=rng) for shape in shapes]
         return cls(tuple(torch.nn.Parameter(value.to(device)) for value in values), gradients)
 
-    def copy(self) -> Slopes:
-        """The same parameter values in new parameters without gradients."""
-        return Slopes(tuple(torch.nn.Parameter(each.detach().clone()) for each in self.parameters), self.gradients)
+    def copy(self) -> LinearLoss:
+        """Return new parameters of the same values without gradients."""
+        return LinearLoss(tuple(torch.nn.Parameter(each.detach().clone()) for each in self.parameters), self.gradients)
 
     def groups(self) -> list[dict[str, object]]:
-        """Two parameter groups; the first holds the first two parameters."""
+        """Return two parameter groups; the first holds the first two parameters."""
         return [{"params": list(self.parameters[:2])}, {"params": list(self.parameters[2:])}]
 
     @property
     def moving(self) -> tuple[torch.nn.Parameter, ...]:
-        """The parameters that get a gradient."""
+        """The parameters that get a gradient, all but the last."""
         return self.parameters[:-1]
 
     def draw(self, rng: torch.Generator, *, positive: bool = False) -> list[torch.Tensor]:
-        """Draw slopes for the moving parameters: Gaussian, or from [0.5, 1.5) where `positive`."""
+        """Return random gradients for the moving parameters: Gaussian, or in [0.5, 1.5) if `positive`."""
         return [
             (0.5 + torch.rand(shape, generator=rng) if positive else torch.randn(shape, generator=rng)).to(
                 self.parameters[0].device
@@ -74,7 +74,7 @@ class Slopes:
         return tuple(parameter.shape)
 
 
-def spoilt(slopes: Sequence[torch.Tensor], place: str, value: float) -> list[torch.Tensor]:
+def with_nonfinite(slopes: Sequence[torch.Tensor], place: str, value: float) -> list[torch.Tensor]:
     """Return copies of the slopes with `value` in the first element of the first or the last element of the last."""
     copies = [slope.clone() for slope in slopes]
     if place == "first":

@@ -1,30 +1,30 @@
-"""Optimizers as third parties write them: one that knows nothing of scaling, and one for each protocol of GradScaler.
+"""Third-party optimizers: an ordinary one, and one for each of GradScaler's protocols with self-scaling optimizers.
 
-All take the step p - g and keep what they were called with, so that what they were handed can be compared.
+All take the step p - g and record their arguments and what GradScaler passed to them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
 
 class Ordinary(torch.optim.Optimizer):
-    """An optimizer that knows nothing of scaling; `handed` names what of the scaler its step could see."""
+    """An ordinary optimizer; `received` lists, per step, which of grad_scale and found_inf were set on it."""
 
     answer: Any = None
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {})
         self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-        self.handed: list[Any] = []
+        self.received: list[Any] = []
 
     @torch.no_grad()
     def step(self, *args: Any, **kwargs: Any) -> Any:
         self.calls.append((args, kwargs))
-        self.handed.append([name for name in ("grad_scale", "found_inf") if hasattr(self, name)])
+        self.received.append([name for name in ("grad_scale", "found_inf") if hasattr(self, name)])
         for parameter in self._moving():
             parameter -= parameter.grad
         return self.answer
@@ -35,7 +35,7 @@ class Ordinary(torch.optim.Optimizer):
 
 
 class SelfScaling(Ordinary):
-    """An optimizer that unscales and skips by itself, as the fused ones do; `handed` lists scale (or None) and flag."""
+    """An optimizer that unscales and skips like the fused ones; `received` lists scale (or None) and flag per step."""
 
     answer: Any = "stepped"
     _step_supports_amp_scaling = True
@@ -45,7 +45,7 @@ class SelfScaling(Ordinary):
         self.calls.append((args, kwargs))
         scale: torch.Tensor | None = getattr(self, "grad_scale", None)
         found = float(getattr(self, "found_inf", 0.0))
-        self.handed.append((None if scale is None else float(scale), found))
+        self.received.append((None if scale is None else float(scale), found))
         if not found:
             for parameter in self._moving():
                 parameter -= parameter.grad / (1.0 if scale is None else float(scale))
@@ -53,7 +53,7 @@ class SelfScaling(Ordinary):
 
 
 class TakesScaler(Ordinary):
-    """An optimizer of the older protocol, whose step takes the scaler itself; `handed` lists scaler and flags."""
+    """An optimizer of the older protocol, whose step takes the scaler; `received` lists scaler and flags per step."""
 
     answer: Any = "stepped"
     _step_supports_amp_scaling = True
@@ -67,15 +67,15 @@ class TakesScaler(Ordinary):
             flags.append(_total(grad_scaler._check_inf_per_device(self)))
             grad_scaler.unscale_(self)
         flags.append(_total(grad_scaler._found_inf_per_device(self)))
-        self.handed.append((grad_scaler, flags))
+        self.received.append((grad_scaler, flags))
         if not any(flags):
             for parameter in self._moving():
                 parameter -= parameter.grad
         return self.answer
 
 
-class ActsAsOne:
-    """No torch.optim.Optimizer, but an object with the parameter groups, the step and the zero_grad of one."""
+class DuckTyped:
+    """An object with param_groups, step() and zero_grad() that is not a torch.optim.Optimizer."""
 
     def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
         self.param_groups = list(groups)
@@ -97,7 +97,7 @@ class ActsAsOne:
 
 
 class Wrapped:
-    """An object around an optimizer, as training libraries make them: its own step, all else the optimizer's."""
+    """A wrapper around an optimizer, as in training libraries: its own step(), and the optimizer's other attributes."""
 
     def __init__(self, parameters: Any) -> None:
         self._optimizer = Ordinary(parameters)
@@ -108,6 +108,34 @@ class Wrapped:
     def step(self) -> str:
         self._optimizer.step()
         return "stepped"
+
+
+def answering(parameters: Any, answer: Any) -> Ordinary:
+    """Return an `Ordinary` optimizer whose step returns `answer`."""
+    optimizer = Ordinary(parameters)
+    optimizer.answer = answer
+    return optimizer
+
+
+def owning(*gradients: torch.Tensor, kind: Callable[[Any], Any] = Ordinary) -> Any:
+    """Return a `kind` of optimizer over zero parameters, one for each of `gradients`, which is its .grad already."""
+    parameters = []
+    for gradient in gradients:
+        parameter = torch.zeros(gradient.shape, dtype=gradient.dtype, device=gradient.device, requires_grad=True)
+        parameter.grad = gradient
+        parameters.append(parameter)
+    return kind(parameters)
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """Return the parameters of every group, in order."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def give(optimizer: torch.optim.Optimizer, value: float) -> None:
+    """Give every parameter a gradient full of `value`, as backward would."""
+    for parameter in parameters_of(optimizer):
+        parameter.grad = torch.full_like(parameter, value)
 
 
 def _total(flags: dict[torch.device, torch.Tensor]) -> float:

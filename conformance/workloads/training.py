@@ -1,4 +1,4 @@
-"""What is trained: a model, its optimizer, loss and batches, and the one step that every loop is made of."""
+"""A training workload (model, optimizer, loss, batches) and one training step."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Workload:
     clip: float | None = None
 
     def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The batch of the step with that number, counted from 0 and over all epochs."""
+        """Return the batch of the step with that number, counted from 0 and over all epochs."""
         return self.batches[step % len(self.batches)]
 
 
 def train_step(work: Workload, step: int, region: Region, scaler: torch.amp.GradScaler) -> torch.Tensor:
-    """One step as torch's AMP examples write it ("Typical Mixed Precision Training"); the detached loss.
+    """Return one step as torch's AMP examples write it ("Typical Mixed Precision Training"); the detached loss.
 
     A disabled scaler makes it the plain step. Gradients are left unscaled and, where the workload says so, clipped.
     """

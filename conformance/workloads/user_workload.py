@@ -1,4 +1,4 @@
-"""A workload of the user's own: named as `module:function`, loaded, and held to the protocol before anything is judged.
+"""Load a user's workload named `module:function` and validate it by the protocol before anything is judged.
 
 The function takes the torch.device to build on and returns a dict: `model` (a torch.nn.Module), `optimizer` (a
 torch.optim.Optimizer over its parameters), `loss` (a callable of output and target that gives a scalar tensor),
@@ -64,7 +64,7 @@ class Own:
     clip: float | None
 
     def workload(self) -> Workload:
-        """The same, as the suite's loops train it."""
+        """Return the workload in the form that the suite's loops train."""
         return Workload(Called(self.model), self.optimizer, self.loss, self.batches, self.clip)
 
 
@@ -209,7 +209,7 @@ def _batches(given: Any, device: torch.device) -> Iterator[tuple[Any, Any]]:
 
 
 def _drawn(given: Iterable[Any]) -> Iterator[Any]:
-    """The first batches; what drawing them raises is the user's."""
+    """Yield the first batches; what drawing them raises is the user's."""
     try:
         yield from itertools.islice(given, MOST_BATCHES)
     except (OwnError, KeyboardInterrupt, GeneratorExit):
@@ -281,7 +281,7 @@ def _same(ours: Any, theirs: Any) -> bool:
 
 
 def _equal(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """Whether both hold the same numbers, NaN counting as one."""
+    """Return whether both hold the same numbers, NaN counting as one."""
     return torch.equal(_dense(ours).nan_to_num(), _dense(theirs).nan_to_num())
 
 

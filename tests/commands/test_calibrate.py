@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from conformance.__main__ import main
-from conformance.commands import calibrate as calibration
+from conformance.commands import calibrate
 from conformance.data import read_toml
 from conformance.harness import expectations, targets
 from conformance.report import document, speed
@@ -220,7 +220,7 @@ def test_the_machine_that_was_measured_passes_and_one_that_lost_a_tenth_fails(tm
         middle = math.log(10) + rng.gauss(0, 0.02 / 2.58)
         row = _figures(low=math.exp(middle - 0.03), ratio=math.exp(middle), high=math.exp(middle + 0.03))
         report = document.parse(_raw({KEY: row}))
-        factor = calibration._factor(speed.speedups(report)[0], 0.0).at_least
+        factor = calibrate._factor(speed.speedups(report)[0], 0.0).at_least
         for loss, found in verdicts.items():
             again = math.log(10 * loss) + rng.gauss(0, 0.02 / 2.58)
             low, high = math.exp(again - 0.03), math.exp(again + 0.03)
@@ -297,10 +297,10 @@ def test_a_failed_speed_case_is_no_measure(verdict: str, words: str) -> None:
     case = next(case for case in raw["cases"] if case["target"] == "cuda:0")
     case["verdict"] = verdict
     contract = next(one for one in raw["header"]["contracts"] if one["id"] == case["contract"])
-    assert calibration._unfit(document.parse(raw)) is None  # of another chapter
+    assert calibrate._unfit(document.parse(raw)) is None  # of another chapter
     contract["chapter"] = "speed"
 
-    assert words in str(calibration._unfit(document.parse(raw)))
+    assert words in str(calibrate._unfit(document.parse(raw)))
 
 
 def test_an_old_report_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -396,9 +396,9 @@ def test_a_run_that_came_to_nothing_writes_nothing(
 def test_the_run_is_one_that_pytest_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real run of a small chapter with the same command line, from a folder that is not the checkout."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(calibration, "_CHAPTER", "api")
+    monkeypatch.setattr(calibrate, "_CHAPTER", "api")
 
-    found = calibration._run(["cpu"], "quick", "run")
+    found = calibrate._run(["cpu"], "quick", "run")
 
     assert isinstance(found, Path)
     assert document.read(found).footer is not None

@@ -157,13 +157,13 @@ def test_rule_that_is_dropped_or_moved_in_the_dispatcher_is_seen() -> None:
     assert surface_diff.changes(clean, live()) == []
 
 
-def test_readme_shows_what_diff_prints(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_shows_what_diff_prints(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("COLUMNS", "100")
 
     assert _run("surface", "diff", "fixtures/surfaces/2.11.0.json", "fixtures/surfaces/2.12.0.json") == 1
 
-    assert capsys.readouterr().out in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert capsys.readouterr().out in (ROOT / "docs" / "surfaces.md").read_text(encoding="utf-8")
 
 
 def test_output_that_cannot_be_written_gets_one_line(

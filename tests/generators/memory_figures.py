@@ -30,55 +30,54 @@ ARMS = {"fp32": None, "AMP": torch.bfloat16}
 
 _HEAD = """# Memory of a training step: predicted and observed
 
-Written by `python -m tests.generators.memory_figures -o docs/evidence/memory.md` on {day} with torch {torch}, on the
-CPU in bfloat16 (float16 gives the same bytes). The checks are those of [the memory chapter](../contracts.md):
-AMP-MEMORY-014 to -018 hold
-these figures on any device, AMP-MEMORY-013 and -037 on accelerators by the allocator's own counters, at real sizes.
+Written by `python -m tests.generators.memory_figures -o docs/evidence/memory.md` on {day} with torch {torch}, on
+the CPU in bfloat16 (float16 gives the same bytes). The checks are those of [the memory chapter](../contracts.md):
+AMP-MEMORY-014 to -018 hold these figures on any device, AMP-MEMORY-013 and -037 on accelerators by the allocator's own
+counters, at real sizes.
 
 ## How bytes are predicted
 
-On paper: `conformance/oracles/symbolic/tensors.py` goes through a network operation by operation. The op
-reference says what each casts, the rule of the weight cache (fp32 leaves that require a gradient, one copy a region)
-which copies are shared,
-`derivatives.yaml` what each keeps for backward. Nothing of it is measured, so a fault of autocast cannot be in it.
-The bytes above weights, optimizer state and inputs are then
+`conformance/oracles/symbolic/tensors.py` evaluates a network symbolically, operation by operation. The op reference
+gives the casts of each, the rule of the weight cache (fp32 leaves that require a gradient, one copy per region) the
+shared copies, and `derivatives.yaml` what each saves for backward. Nothing is measured, so that a fault of autocast
+cannot affect it. The bytes in addition to weights, optimizer state and inputs are then
 
 | when | what is alive |
 |---|---|
-| end of the forward pass, in the region | what backward keeps, the region's copies of weights, the loss |
-| after the region | the same without copies that backward does not need |
+| end of the forward pass, in the region | tensors saved for backward, the region's weight copies, the loss |
+| after the region | the same without the copies that backward does not need |
 | after backward | the fp32 gradients |
 
-With P elements of weights, P_low of them fed to lower-precision operations, and A_low and A_32 elements that backward
-keeps in 16 bit and in fp32, that is 4P(2 + k) + 4A in fp32 and 4P(2 + k) + 2P_low + 2A_low + 4A_32 under AMP, k being
-the optimizer's moments: **AMP saves memory where A_low exceeds P_low**, and costs memory below; a copy of an fp32 input
-counts among P_low. The peak lies between what is alive between two operations, and that plus the gradients which the
-running operation makes and one more of the largest of them. Where an optimizer steps, its state of 4Pk bytes lies below
-all of that, and the peak of a step is the larger of that one and of the gradients with what the optimizer makes of the
-weight at hand: nothing for SGD with momentum, three more of the largest weight for Adam (`foreach=False`).
+With P elements of weights, P_low of them used by lower-precision operations, and A_low and A_32 elements saved for
+backward in 16 bits and in fp32, that is 4P(2 + k) + 4A in fp32 and 4P(2 + k) + 2P_low + 2A_low + 4A_32 under AMP, k
+being the optimizer's moments: **AMP saves memory where A_low exceeds P_low**, and costs memory below; a copy of an fp32
+input counts among P_low. The peak lies between what is alive between two operations, and that plus the gradients which
+the running operation makes and one more of the largest of them. With an optimizer, its state of 4Pk bytes is added to
+all of that, and the peak of a step is the larger of that peak and of the gradients with the optimizer's temporaries for
+the weight being updated: none for SGD with momentum, three of the largest weight for Adam (`foreach=False`).
 
 ## How bytes are observed
 
-By the storages that operations return, each followed by a weak reference until nothing holds it
-(`conformance/measure/storages.py`): exact, on every device, without the device's allocator, and
-blind to what a kernel takes and gives back inside of one operation. Kept bytes are told by
-`torch.autograd.graph.saved_tensors_hooks`. On an
-accelerator the allocator's `requested_bytes` come on top; allowed for is what one product of that size takes beside its
-tensors outside of any region, the workspaces of libraries (108 MiB at most). Left out of the count: what libraries
-reserve for themselves (uint8) and states of random generators.
+A weak reference follows each storage that an operation returns until nothing holds it
+(`conformance/measure/storages.py`). This is exact, on every device, independent of the device's allocator, and
+excludes what a kernel allocates and frees inside one operation. `torch.autograd.graph.saved_tensors_hooks` gives the
+bytes saved for backward. On an accelerator the allocator's `requested_bytes` are checked as well, with an allowance for
+what one matrix product of that size takes in addition to its tensors outside of any region, the workspaces of libraries
+(108 MiB at most). The count excludes what libraries reserve for themselves (uint8) and the states of random number
+generators.
 
-Each operation of an accelerator (of the CPU: attention, dropout, normalisations, of which it has several kernels) is
-run alone, outside of regions, before it is judged. Where it keeps other tensors than the formula says in fp32 too, the
-region has to hold what the same casts made by hand hold, and the case is UNSUPPORTED if it does. Where it does so in 16
-bit alone, more bytes or wider ones are a failure; only attention that is not fused in 16 bit may keep them.
+Each operation of an accelerator (on the CPU: attention, dropout and normalizations, which have several kernels) is
+first run alone, outside of regions. If it saves other tensors than the formula predicts in fp32 too, the region must
+hold the same as with manual casts, and the case is then UNSUPPORTED. If it does so in 16 bits alone, more bytes or
+wider ones are a failure; only attention that is not fused in 16 bits may save them.
 """
 
 _RECIPE = """## Other allocators
 
-Expandable segments (`expandable_segments:True`) leave the counters as they are: torch's own allocator counts blocks,
-wherever they lie. Those of `backend:cudaMallocAsync` are the driver's, and there are none where caching is off
-(`PYTORCH_NO_CUDA_MEMORY_CACHING=1`) or an allocator is plugged in: the checks of peaks and growth are UNSUPPORTED then.
-The report has the variables, and `torch.cuda.get_allocator_backend` among the flags.
+Expandable segments (`expandable_segments:True`) do not affect the counters: torch's own allocator counts blocks
+wherever they are. The counters of `backend:cudaMallocAsync` are the driver's, and there are none if caching is off
+(`PYTORCH_NO_CUDA_MEMORY_CACHING=1`) or a pluggable allocator is used: the checks of peaks and growth are then
+UNSUPPORTED. The report has the variables, and `torch.cuda.get_allocator_backend` among the flags.
 
 ## A published case
 
@@ -112,12 +111,12 @@ def points() -> Iterable[list[str]]:
     for name, block in WORKLOADS.items():
         for arm, dtype in ARMS.items():
             kept, seen = observed(block, dtype)
-            paper = step_bytes(block, "cpu", dtype)
+            symbolic = step_bytes(block, "cpu", dtype)
             pairs = (
                 (sum(item.nbytes for item in predict(block, "cpu", dtype)), kept),
-                (paper.in_region, seen.in_region),
-                (paper.after_region, seen.after_region),
-                (paper.gradients, seen.gradients),
+                (symbolic.in_region, seen.in_region),
+                (symbolic.after_region, seen.after_region),
+                (symbolic.gradients, seen.gradients),
             )
             yield [name, arm, *(f"{predicted:,} / {found:,}" for predicted, found in pairs)]
 
@@ -127,16 +126,16 @@ def peaks() -> Iterable[list[str]]:
     for name, block in WORKLOADS.items():
         most = {}
         for arm, dtype in ARMS.items():
-            paper, most[arm] = step_bytes(block, "cpu", dtype), observed(block, dtype)[1].high
+            symbolic, most[arm] = step_bytes(block, "cpu", dtype), observed(block, dtype)[1].high
             saving = f"{most['fp32'] - most['AMP']:,}" if arm == "AMP" else ""
-            yield [name, arm, f"{paper.low:,}", f"{most[arm]:,}", f"{paper.high:,}", saving]
+            yield [name, arm, f"{symbolic.low:,}", f"{most[arm]:,}", f"{symbolic.high:,}", saving]
 
 
 def page() -> str:
     """The whole page."""
     kept = tabulate(
         points(),
-        headers=["workload", "", "kept for backward", "in the region", "after the region", "after backward"],
+        headers=["workload", "", "saved for backward", "in the region", "after the region", "after backward"],
         tablefmt="github",
         disable_numparse=True,
     )

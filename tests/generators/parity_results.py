@@ -74,7 +74,7 @@ def _figures(evidence: list[dict[str, Any]]) -> dict[str, Any]:
         entry = figures.setdefault(figure, {})
         if what.startswith("mean difference"):
             entry.update(
-                zip(("mean", "standard deviation", "power", "pairs that would do"), found["measured"], strict=True)
+                zip(("mean", "standard deviation", "power", "pairs that would suffice"), found["measured"], strict=True)
             )
         else:
             entry[what] = found["measured"]

@@ -25,14 +25,17 @@ REPORT = {
         "options": {"level": "full", "seed": 7},
     },
     "cases": [
-        _case("AMP-PARITY-001", "hand:device-fp16-P1", _seen("loss", 1.0)),
+        _case("AMP-PARITY-002", "hand:device-fp16-P1", _seen("loss", 1.0)),
         _case(
             "AMP-PARITY-010",
             "ends:device-bf16-mlp",
             _seen("log loss: standard deviation over 16 fp32 seeds", 0.05),
-            _seen("log loss: AMP less fp32, pair by pair", [0.01, -0.01]),
-            _seen("log loss: mean difference, its standard deviation, power, pairs that would do", [0.0, 0.01, 1.0, 3]),
-            _seen("log loss: farthest end of the interval of AMP less fp32", 0.02, "<=", 0.04),
+            _seen("log loss: AMP minus fp32, pair by pair", [0.01, -0.01]),
+            _seen(
+                "log loss: mean difference, its standard deviation, power, pairs that would suffice",
+                [0.0, 0.01, 1.0, 3],
+            ),
+            _seen("log loss: farthest end of the interval of AMP minus fp32", 0.02, "<=", 0.04),
         ),
         _case("AMP-PARITY-011", "learn:device-bf16-mlp", _seen("mean test accuracy, AMP", 97.7, ">=", 97.0)),
         _case(
@@ -68,7 +71,7 @@ def test_figures_and_curves_are_taken_from_the_evidence() -> None:
     assert mlp["bf16"]["verdicts"] == {f"AMP-PARITY-{number:03}": "PASS" for number in (10, 11, 12)}
     figure = mlp["bf16"]["differences"]["log loss"]
     assert (figure["mean"], figure["standard deviation"], figure["power"], figure["margin"]) == (0.0, 0.01, 1.0, 0.04)
-    assert figure["AMP less fp32, pair by pair"] == [0.01, -0.01]
+    assert figure["AMP minus fp32, pair by pair"] == [0.01, -0.01]
     control = found["controls"]["AMP-PARITY-014 no-scaler fp16"]
     assert control["log loss"] == {"nearest end (control)": 0.3, "margin": 0.02}
 

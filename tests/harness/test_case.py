@@ -120,6 +120,10 @@ class _Float16Only:
     def supports(dtype: torch.dtype) -> bool:
         return dtype is torch.float16
 
+    @staticmethod
+    def computes_in(dtype: torch.dtype) -> bool:
+        return dtype is not torch.float64
+
 
 def test_missing_dtypes_make_a_case_unsupported() -> None:
     target: Any = _Float16Only()
@@ -133,3 +137,12 @@ def test_missing_dtypes_make_a_case_unsupported() -> None:
     case.amp_dtypes = (torch.bfloat16,)
     with pytest.raises(Unsupported, match="toy:0"):
         case.supported(target)
+
+
+def test_missing_arithmetic_makes_a_case_unsupported() -> None:
+    target: Any = _Float16Only()
+    case = Case(_CONTRACT, level="quick", seed=0, substitutions={})
+
+    case.require_arithmetic(target, torch.float32, torch.bfloat16)
+    with pytest.raises(Unsupported, match=r"^toy:0 does not compute in torch\.float64$"):
+        case.require_arithmetic(target, torch.bfloat16, torch.float64)

@@ -1,4 +1,4 @@
-"""The trace names each planted cause, says nothing of clean runs, and leaves nothing behind."""
+"""The trace names each injected cause, says nothing of clean runs, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
-from conformance.chapters.parity.overflow_models import CLEAN, PLANTED, Planted
+from conformance.chapters.parity.overflow_models import CLEAN, INJECTED, Injected
 from conformance.measure import nonfinite
 from conformance.measure.nonfinite import Trace, diagnosed, trace
 
 CPU = torch.device("cpu")
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-CASES = [(name, dtype) for name, planted in PLANTED.items() for dtype in planted.dtypes]
+CASES = [(name, dtype) for name, injected in INJECTED.items() for dtype in injected.dtypes]
 
 
-def _account(planted: Planted, dtype: str = "fp16", steps: int = 2) -> nonfinite.Account:
-    model = planted.model(CPU)
+def _account(injected: Injected, dtype: str = "fp16", steps: int = 2) -> nonfinite.Account:
+    model = injected.model(CPU)
     return trace(
         model,
-        planted.optimizer(model),
-        planted.loss,
-        [planted.batch(CPU)],
+        injected.optimizer(model),
+        injected.loss,
+        [injected.batch(CPU)],
         dtype=DTYPES[dtype],
         steps=steps,
-        scale=planted.scale,
+        scale=injected.scale,
     )
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_planted_cause_is_named(name: str, dtype: str) -> None:
-    planted = PLANTED[name]
-    found = _account(planted, dtype).first
+    injected = INJECTED[name]
+    found = _account(injected, dtype).first
 
     assert found is not None
-    assert (found.how, found.phase, found.kind) == (planted.how, planted.phase, planted.kind)
-    assert found.module in planted.modules
-    assert found.op in planted.ops
+    assert (found.how, found.phase, found.kind) == (injected.how, injected.phase, injected.kind)
+    assert found.module in injected.modules
+    assert found.op in injected.ops
     assert found.iteration == 0
 
 
@@ -70,7 +70,7 @@ def test_clean_run_has_no_cause(name: str, dtype: str) -> None:
     ],
 )
 def test_it_is_told_in_a_sentence(name: str, said: str) -> None:
-    assert said in str(_account(PLANTED[name]).first)
+    assert said in str(_account(INJECTED[name]).first)
 
 
 def test_forward_value_that_does_no_harm_is_no_cause_although_it_is_infinite() -> None:
@@ -84,18 +84,18 @@ def test_forward_value_that_does_no_harm_is_no_cause_although_it_is_infinite() -
 
 
 def test_a_scale_that_falls_until_it_fits_is_handled() -> None:
-    planted = PLANTED["gradients of one sign"]
-    account = _account(planted, steps=20)
+    injected = INJECTED["gradients of one sign"]
+    account = _account(injected, steps=20)
 
     assert account.skipped == list(range(len(account.skipped)))
     assert 0 < len(account.skipped) < 20
     assert not account.spoiled
-    assert account.scales[0] == planted.scale
-    assert account.scales[-1] < planted.scale
+    assert account.scales[0] == injected.scale
+    assert account.scales[-1] < injected.scale
 
 
 def test_a_scale_that_collapses_is_not() -> None:
-    account = _account(PLANTED["root of zero"], steps=14)
+    account = _account(INJECTED["root of zero"], steps=14)
 
     assert account.collapsed
     assert account.spoiled
@@ -103,10 +103,16 @@ def test_a_scale_that_collapses_is_not() -> None:
 
 
 def test_without_a_scaler_the_weight_that_is_lost_is_named() -> None:
-    planted = PLANTED["root of zero"]
-    model = planted.model(CPU)
+    injected = INJECTED["root of zero"]
+    model = injected.model(CPU)
     account = trace(
-        model, planted.optimizer(model), planted.loss, [planted.batch(CPU)], dtype=torch.bfloat16, steps=3, scale=None
+        model,
+        injected.optimizer(model),
+        injected.loss,
+        [injected.batch(CPU)],
+        dtype=torch.bfloat16,
+        steps=3,
+        scale=None,
     )
 
     assert account.bad_weight == "first.weight"
@@ -115,13 +121,13 @@ def test_without_a_scaler_the_weight_that_is_lost_is_named() -> None:
 
 
 def test_an_optimizer_that_overflows_is_seen() -> None:
-    planted = CLEAN["perceptron"]
-    model = planted.model(CPU)
+    injected = CLEAN["perceptron"]
+    model = injected.model(CPU)
     account = trace(
         model,
         torch.optim.SGD(model.parameters(), lr=1e38),
-        lambda output, target: 1e4 * planted.loss(output, target),
-        [planted.batch(CPU)],
+        lambda output, target: 1e4 * injected.loss(output, target),
+        [injected.batch(CPU)],
         dtype=torch.bfloat16,
         scale=None,
     )
@@ -170,9 +176,9 @@ def test_a_module_that_raises_leaves_no_name_behind() -> None:
 
 
 def test_diagnosis_for_a_check_that_fails() -> None:
-    model = PLANTED["large activations"].model(CPU)
+    model = INJECTED["large activations"].model(CPU)
     said: list[str] = []
-    inputs, target = PLANTED["large activations"].batch(CPU)
+    inputs, target = INJECTED["large activations"].batch(CPU)
 
     with pytest.raises(AssertionError), diagnosed(model, said.append), torch.autocast("cpu", dtype=torch.float16):
         loss = nn.functional.mse_loss(model(inputs).float(), target)
@@ -200,8 +206,8 @@ def test_memory_that_was_never_written_is_no_cause() -> None:
 
 def test_anomaly_detection_does_not_see_an_overflow_in_forward() -> None:
     """What torch has of its own: it looks for NaN, and in backward alone."""
-    model = PLANTED["a loss scale beyond the range"].model(CPU)
-    inputs, _ = PLANTED["large activations"].batch(CPU)
+    model = INJECTED["a loss scale beyond the range"].model(CPU)
+    inputs, _ = INJECTED["large activations"].batch(CPU)
     with torch.autograd.detect_anomaly(check_nan=True), torch.autocast("cpu", dtype=torch.float16):
         value = (model(inputs) * 1e6).abs().sum()
 
@@ -215,16 +221,21 @@ def test_a_module_that_a_checkpoint_computes_again_is_named(use_reentrant: bool)
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.inner = PLANTED["root of zero"].build()
+            self.inner = INJECTED["root of zero"].build()
 
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             inputs = inputs.detach().requires_grad_()
             return torch.utils.checkpoint.checkpoint(self.inner, inputs, use_reentrant=use_reentrant)
 
-    planted = PLANTED["root of zero"]
+    injected = INJECTED["root of zero"]
     model = Checkpointed()
     account = trace(
-        model, planted.optimizer(model), planted.loss, [planted.batch(CPU)], dtype=torch.float16, scale=planted.scale
+        model,
+        injected.optimizer(model),
+        injected.loss,
+        [injected.batch(CPU)],
+        dtype=torch.float16,
+        scale=injected.scale,
     )
 
     assert account.first is not None

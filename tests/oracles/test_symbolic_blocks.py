@@ -1,13 +1,13 @@
-"""What is kept and alive on paper: against torch on the CPU, and against CUDA's policies carried out by hand."""
+"""Test predicted saved and live bytes against torch on the CPU, and against CUDA's policies applied manually."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from conformance.chapters.memory.kernel_exceptions import ByHand, Stray, strays
+from conformance.chapters.memory.kernel_exceptions import KernelException, ManualRegion, kernel_exceptions
 from conformance.chapters.memory.step_memory import step_bytes
-from conformance.measure.storages import PeakStorages, SavedForBackward, kept_by, without_bookkeeping
+from conformance.measure.storages import PeakStorages, SavedForBackward, saved_by, without_bookkeeping
 from conformance.oracles import manual_cast
 from conformance.oracles.symbolic.blocks import (
     UNARY,
@@ -16,12 +16,12 @@ from conformance.oracles.symbolic.blocks import (
     after_linear,
     blocks,
     chain,
+    evaluate,
     execute,
     predict,
     tensors,
-    work_through,
 )
-from conformance.oracles.symbolic.tensors import Paper, Value
+from conformance.oracles.symbolic.tensors import SymbolicRegion, Value
 
 BLOCKS = {**blocks(), **{op: after_linear(op) for op in UNARY}}
 CPU = torch.device("cpu")
@@ -69,17 +69,19 @@ def test_accelerators_keep_the_softmax_in_fp32() -> None:
 
 def test_a_kernel_that_keeps_something_else_is_named() -> None:
     block = BLOCKS["transformer"]
-    assert strays(work_through(block, "cpu", torch.bfloat16), CPU, kept_by) == []
-    # A GPU keeps dropout's mask as bool, the CPU as noise of the input's type.
-    assert strays(work_through(block, "cuda", torch.bfloat16), CPU, kept_by) == [Stray("dropout", None)]
+    assert kernel_exceptions(evaluate(block, "cpu", torch.bfloat16), CPU, saved_by) == []
+    # A GPU saves dropout's mask as bool, the CPU as noise of the input's type.
+    assert kernel_exceptions(evaluate(block, "cuda", torch.bfloat16), CPU, saved_by) == [
+        KernelException("dropout", None)
+    ]
 
 
 @pytest.mark.parametrize("cache", [True, False], ids=["cache", "no-cache"])
 @pytest.mark.parametrize("name", BLOCKS)
 def test_casts_by_hand_keep_what_is_predicted(name: str, cache: bool) -> None:
-    leaves, by_hand = _leaves(BLOCKS[name]), ByHand("cpu", torch.bfloat16, cache)
+    leaves, manual = _leaves(BLOCKS[name]), ManualRegion("cpu", torch.bfloat16, cache)
     with SavedForBackward(leaves.values()) as saved:
-        by_hand.execute(BLOCKS[name], leaves)
+        manual.execute(BLOCKS[name], leaves)
     predicted = [(item.dtype, item.nbytes) for item in predict(BLOCKS[name], "cpu", torch.bfloat16, cache=cache)]
     assert sorted(map(str, without_bookkeeping(saved.storages))) == sorted(map(str, predicted))
 
@@ -116,7 +118,7 @@ def test_the_bounds_of_one_layer_by_hand() -> None:
 
 
 def test_nothing_is_kept_without_a_gradient() -> None:
-    paper = Paper("cpu", None, cache=True)
+    region = SymbolicRegion("cpu", None, cache=True)
     x = Value("x", (3,), torch.float32, False, leaf="input")
-    assert not paper.op((x,), (3,), torch.float32, keeps_result=True).grad
-    assert paper.saved == {}
+    assert not region.op((x,), (3,), torch.float32, saves_result=True).grad
+    assert region.saved == {}

@@ -23,12 +23,12 @@ def test_torchs_scaler_agrees() -> None:
     driven = few(torch_scaler)
 
     driven.check()
-    assert driven.departure is None
+    assert driven.mismatch is None
     assert driven.not_driven == ()
     assert driven.steps > 2000
     assert driven.states > 300
     assert len(driven.rules) > 15
-    assert "no departure from the model" in str(driven)
+    assert "no mismatch with the model" in str(driven)
 
 
 def test_independent_scaler_agrees() -> None:
@@ -44,27 +44,27 @@ def test_independent_scaler_agrees() -> None:
 def test_broken_scaler_departs(broken: Callable[..., Any]) -> None:
     driven = few(broken, without=own_scaler.LACKS)
 
-    assert driven.departure is not None
-    assert len(driven.departure.calls) <= 10
-    assert driven.departure.program[0].startswith("scaler = factory(init_scale=")
-    assert driven.departure.differences
-    with pytest.raises(AssertionError, match="is not what GradScaler's documentation says after\nscaler = factory"):
+    assert driven.mismatch is not None
+    assert len(driven.mismatch.calls) <= 10
+    assert driven.mismatch.program[0].startswith("scaler = factory(init_scale=")
+    assert driven.mismatch.differences
+    with pytest.raises(AssertionError, match="differs from GradScaler's documentation after\nscaler = factory"):
         driven.check()
 
 
 def test_departure_is_the_shortest_history() -> None:
     driven = few(own_scaler.ClearsSkipped, without=own_scaler.LACKS)
 
-    assert driven.departure is not None
-    assert [call[0] for call in driven.departure.calls] == ["scale", "backward", "step"]
-    assert str(driven.departure.differences[0]).startswith("gradients of ")
+    assert driven.mismatch is not None
+    assert [call[0] for call in driven.mismatch.calls] == ["scale", "backward", "step"]
+    assert str(driven.mismatch.differences[0]).startswith("gradients of ")
 
 
 def test_departure_is_a_program_that_runs(capsys: pytest.CaptureFixture[str]) -> None:
     driven = few(own_scaler.ClearsSkipped, without=own_scaler.LACKS)
 
-    assert driven.departure is not None
-    exec(driven.departure.script('lambda **settings: torch.amp.GradScaler("cpu", **settings)'), {})
+    assert driven.mismatch is not None
+    exec(driven.mismatch.script('lambda **settings: torch.amp.GradScaler("cpu", **settings)'), {})
     assert capsys.readouterr().out.startswith("4.0 {'scale': 4.0")
 
 
@@ -78,7 +78,7 @@ def test_same_seed_same_histories() -> None:
 def test_each_capability_can_be_switched_off(name: str) -> None:
     found = state_machine.search(torch_scaler, torch.device("cpu"), histories=6, length=8, without=frozenset([name]))
 
-    assert found.departure is None
+    assert found.mismatch is None
     assert found.steps > 100
 
 
@@ -98,8 +98,8 @@ def test_unknown_capability_is_refused() -> None:
 def test_missing_method_departs_and_names_it() -> None:
     driven = few(own_scaler.PageScaler)
 
-    assert driven.departure is not None
-    assert "AttributeError" in str(driven.departure)
+    assert driven.mismatch is not None
+    assert "AttributeError" in str(driven.mismatch)
 
 
 def test_factory_that_raises_is_the_callers() -> None:
@@ -162,10 +162,10 @@ def test_sharded_scaler_agrees_in_the_rest(group: Any) -> None:
 
 @pytest.mark.parametrize("name", sorted(SHARDED))
 def test_sharded_scaler_departs_in_each(group: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_machine, "SHRINK_CALLS", 0)  # that it departs is enough, in a history of any length
+    monkeypatch.setattr(state_machine, "SHRINK_CALLS", 0)  # that it differs is enough, in a history of any length
     driven = few(_sharded(group), without=SHARDED - {name})
 
-    assert driven.departure is not None
+    assert driven.mismatch is not None
 
 
 def test_accelerate_agrees() -> None:
@@ -181,7 +181,7 @@ def test_accelerate_departs(name: str) -> None:
 
     factory = functools.partial(own_scaler.Accelerated, "cpu")
     driven = few(factory, without={"arguments", "closure", "return_values"} - {name})
-    assert driven.departure is not None
+    assert driven.mismatch is not None
 
 
 def test_fabric_agrees() -> None:
@@ -195,7 +195,7 @@ def test_fabric_departs(name: str) -> None:
     pytest.importorskip("lightning.fabric.plugins")
 
     factory = functools.partial(own_scaler.Fabric, "cpu")
-    assert few(factory, without={"arguments", "self_scaling"} - {name}).departure is not None
+    assert few(factory, without={"arguments", "self_scaling"} - {name}).mismatch is not None
 
 
 def _shallow(case: Any) -> Any:
@@ -223,5 +223,5 @@ def test_snippets_of_the_page_print_what_it_shows(capsys: pytest.CaptureFixture[
         exec(snippet, names)
 
     out = capsys.readouterr().out
-    assert "no departure from the model" in out
-    assert out.partition("no departure from the model\n")[2] in page
+    assert "no mismatch with the model" in out
+    assert out.partition("no mismatch with the model\n")[2] in page

@@ -295,15 +295,15 @@ def test_an_optimizer_that_unscales_by_itself() -> None:
     scaler = GradScalerModel(init_scale=48.0)
     scaler.scale(1.0)
     bad, clean = [Gradient((math.inf, 96.0), FP16)], [Gradient((96.0,))]
-    assert scaler.step("one", bad, unscales=True).handed == (48.0, 1.0)
+    assert scaler.step("one", bad, unscales=True).received == (48.0, 1.0)
     step = scaler.step("two", clean, unscales=True, preset=4.0)
-    assert (step.ran, step.gradients, step.handed) == (True, clean, (192.0, 0.0))
+    assert (step.ran, step.gradients, step.received) == (True, clean, (192.0, 0.0))
     assert scaler.within_iteration
     scaler.update()
     assert (scaler.get_scale(), scaler.found_inf("one"), scaler.within_iteration) == (24.0, None, False)
     gradients = scaler.unscale_("two", clean)
     assert gradients == [Gradient((4.0,))]
-    assert scaler.step("two", gradients, unscales=True).handed == (None, 0.0)
+    assert scaler.step("two", gradients, unscales=True).received == (None, 0.0)
 
 
 def test_a_closure_is_refused_before_anything_else() -> None:

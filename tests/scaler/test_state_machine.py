@@ -1,4 +1,4 @@
-"""The histories of scaler calls: that the enumerated ones hold all they claim, and how departures are shrunk."""
+"""The histories of scaler calls: that the enumerated ones hold all they claim, and how mismatches are shrunk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from conformance.scaler import enumeration, state_machine
 from conformance.scaler.capabilities import CAPABILITIES, lacking
-from conformance.scaler.differential import World, departure
+from conformance.scaler.differential import World, mismatch
 from conformance.scaler.model import FP16, Gradient, Output
 from conformance.scaler.optimizers import FUSED, LAYOUTS, PLAIN, SGD, SLOTS, Backward, tensor_of, with_bad
 
@@ -94,10 +94,10 @@ def test_search_is_the_same_for_the_same_seed() -> None:
 def test_departure_is_shrunk_to_the_calls_that_matter() -> None:
     found = state_machine.search(functools.partial(Forgetful, "cpu"), CPU, histories=60, length=20)
 
-    assert found.departure is not None
-    assert len(found.departure.calls) <= 6
-    assert found.departure.calls[-1][0] in ("load", "load_state")
-    assert found.departure.differences[0].what == "state_dict()"
+    assert found.mismatch is not None
+    assert len(found.mismatch.calls) <= 6
+    assert found.mismatch.calls[-1][0] in ("load", "load_state")
+    assert found.mismatch.differences[0].what == "state_dict()"
 
 
 def test_shrinking_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,13 +106,13 @@ def test_shrinking_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     def counted(*arguments: Any) -> Any:
         nonlocal played
         played += len(arguments[3])
-        return departure(*arguments)
+        return mismatch(*arguments)
 
-    monkeypatch.setattr(state_machine, "departure", counted)
+    monkeypatch.setattr(state_machine, "mismatch", counted)
     monkeypatch.setattr(state_machine, "SHRINK_CALLS", 50)
     found = state_machine.search(functools.partial(Forgetful, "cpu"), CPU, histories=60, length=20)
 
-    assert found.departure is not None
+    assert found.mismatch is not None
     assert played <= 50
 
 
@@ -129,8 +129,8 @@ def test_departure_that_comes_and_goes_is_reported_as_it_was_seen() -> None:
 
     found = state_machine.search(factory, CPU, histories=20, length=6)
 
-    assert found.departure is not None
-    assert found.departure.differences[0].what == "get_growth_interval()"
+    assert found.mismatch is not None
+    assert found.mismatch.differences[0].what == "get_growth_interval()"
 
 
 def test_scales_that_overflow_in_unscaling_are_kept_out() -> None:

@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 
 from conformance.chapters.speed import clocks, machine_conditions, paired_comparison, peak_rates, profile
-from conformance.chapters.speed.experiment import Contests
+from conformance.chapters.speed.experiment import Experiments
 from conformance.harness import catalogue, expectations, judge, targets
 from conformance.harness.check import DEPTHS, Allotment, Case
 from conformance.harness.evidence import Evidence
@@ -183,7 +183,7 @@ def whole(
 
     `planned` are those among which it is shared, where the run has more cases than are chosen.
     """
-    measured = Contests()
+    measured = Experiments()
     with machine(card, *disturbances) as simulation:
         simulation.profiling = profiling
         deadlines = Deadlines(level, simulation.timeline.now)
@@ -230,7 +230,7 @@ def run(
     *,
     level: str = "quick",
     expected: expectations.Expectations | None = None,
-    measured: Contests | None = None,
+    measured: Experiments | None = None,
     deadlines: Deadlines | None = None,
 ) -> Outcome:
     """Run one case of a check in the simulation that is in force, judged by what the suite expects if nothing else.
@@ -249,7 +249,7 @@ def run(
         "target": TARGET,
         "rng": torch.Generator().manual_seed(zlib.crc32(name.encode())),
         "expectations": expected or _shipped(),
-        "measured": measured or Contests(),
+        "measured": measured or Experiments(),
         **given,
     }
     error: BaseException | None = None

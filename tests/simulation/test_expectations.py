@@ -48,12 +48,12 @@ def _run(
     *disturbances: Disturbance,
     card: Card = H100,
 ) -> Outcome:
-    from conformance.chapters.speed.experiment import Contests
+    from conformance.chapters.speed.experiment import Experiments
 
     found = checks("speed.test_speedups")[check]
     given = next(one for one in parameters(found, "standard", ("fp16", "bf16")) if one["id"] == case)
     with machine(card, *disturbances, seed=seed) as simulation:
-        return run(found, {"measured": Contests(), **given}, simulation, level="standard", expected=expected)
+        return run(found, {"measured": Experiments(), **given}, simulation, level="standard", expected=expected)
 
 
 def _judged(expected: expectations.Expectations, seed: int, *disturbances: Disturbance) -> Outcome:
@@ -114,17 +114,17 @@ def test_a_fleet_is_judged_by_its_own_machine(tmp_path: Path) -> None:
 
 
 def test_what_is_not_whole_is_said_under_the_names_that_calibrate_reads() -> None:
-    from conformance.chapters.speed.experiment import Contests
-    from conformance.commands import calibrate as calibration
+    from conformance.chapters.speed.experiment import Experiments
+    from conformance.commands import calibrate
 
-    held = Contests()
+    held = Experiments()
     found = checks("speed.test_speedups")["test_operations"]
     given = next(one for one in parameters(found, "quick", ("bf16",)) if "compute" in one["id"])
     with machine(H100) as simulation:
         run(found, {"measured": held, **given}, simulation)
     (measurement,) = held._measured.values()
 
-    told = dataclasses.replace(measurement, shrink=2, spoiled="the machine is busy").told()
+    told = dataclasses.replace(measurement, shrink=2, invalid="the machine is busy").reported()
 
-    assert (told[calibration._HALVED], told[calibration._SPOILED]) == (2, "the machine is busy")
-    assert {calibration._NOISE, calibration._PAIRS, *calibration._RATES} <= set(told)
+    assert (told[calibrate._HALVED], told[calibrate._SPOILED]) == (2, "the machine is busy")
+    assert {calibrate._NOISE, calibrate._PAIRS, *calibrate._RATES} <= set(told)

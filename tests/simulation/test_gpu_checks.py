@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 import torch
 
-from conformance.chapters.optimizer.optimizer_configs import kinds
+from conformance.chapters.optimizer.optimizer_configs import configs
 from conformance.harness import catalogue
 from conformance.harness.check import Case, ContractViolation
 from conformance.harness.targets import Target, one_device_only, resolve
@@ -25,7 +25,7 @@ from tests.simulation.cuda_fake import FakeCuda, Graph, cuda  # noqa: F401  (a f
 
 Scaler = torch.amp.GradScaler
 CPU = resolve("cpu")
-FUSED = {kind.optimizer: kind for kind in kinds(implementations=("fused",)) if kind.first}
+FUSED = {kind.optimizer: kind for kind in configs(implementations=("fused",)) if kind.first}
 
 
 def module(chapter: str) -> Any:
@@ -75,7 +75,7 @@ CHECKS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "fused step, SGD": ("optimizer", "test_fused_step_waits_for_nothing", {"kind": FUSED["SGD"]}),
     "captured step, Adam": ("optimizer", "test_captured_step", {"kind": FUSED["Adam"]}),
     "captured step, SGD": ("optimizer", "test_captured_step", {"kind": FUSED["SGD"]}),
-    "fused steps of two devices": ("optimizer", "test_two_devices", {"kind": FUSED["Adam"], "spoil": (0, 2)}),
+    "fused steps of two devices": ("optimizer", "test_two_devices", {"kind": FUSED["Adam"], "bad_indices": (0, 2)}),
     "capturable skip": ("optimizer", "test_capturable_skip", {"kind": FUSED["AdamW"]}),
     "cast inside a graph": ("cache", "test_replays_cast_again", {"place": "inside"}),
     "cast inside a graph, cached": ("cache", "test_replays_cast_again", {"place": "inside-cached"}),

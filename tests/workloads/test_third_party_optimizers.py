@@ -1,4 +1,4 @@
-"""The third parties' optimizers: the step they take, and what they keep of what they were handed."""
+"""The third-party optimizers: the step that they take, and what they record."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_ordinary_keeps_arguments_and_names_what_it_sees() -> None:
     optimizer.step()
 
     assert optimizer.calls == [((1,), {"named": 2}), ((), {})]
-    assert optimizer.handed == [[], ["found_inf"]]
+    assert optimizer.received == [[], ["found_inf"]]
 
 
 def test_self_scaling_divides_by_the_scale_and_skips_by_the_flag() -> None:
@@ -46,7 +46,7 @@ def test_self_scaling_divides_by_the_scale_and_skips_by_the_flag() -> None:
         optimizer.grad_scale, optimizer.found_inf = scale, torch.tensor(flag)
         assert optimizer.step() == "stepped"
 
-    assert optimizer.handed == [(4.0, 0.0), (4.0, 2.0), (None, 0.0)]
+    assert optimizer.received == [(4.0, 0.0), (4.0, 2.0), (None, 0.0)]
     assert parameter.tolist() == [-0.25, -0.25]
     assert parameter.grad is not None
     assert parameter.grad.tolist() == [1.0, 1.0]
@@ -66,5 +66,5 @@ def test_older_protocol_asks_the_scaler(value: float, explicit: bool) -> None:
         scaler.step(optimizer)
 
     found = 0.0 if value == 2.0 else 1.0
-    assert optimizer.handed == [(scaler, [found] if explicit else [found, found])]
+    assert optimizer.received == [(scaler, [found] if explicit else [found, found])]
     assert parameter.tolist() == ([1.0, 1.0] if found else [0.75, 0.75])

@@ -237,20 +237,3 @@ def test_small_additions_are_lost_in_bf16_first(case: Case, target: Target) -> N
         with target.autocast(dtype):
             seen = layer(torch.ones(5, 4, device=target.device))
         case.identical(f"256 + 1 in {dtype}", seen, torch.full((5, 3), expected, dtype=dtype))
-
-
-@contract("AMP-BF16-010", dtypes=("bf16",))
-@pytest.mark.parametrize("optimizer", ["SGD", "AdamW", deep("standard", "Adam"), deep("standard", "Adagrad")])
-def test_weights_and_state_stay_fp32(
-    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, optimizer: str
-) -> None:
-    _, gradients, held, model = _train(case, target, rng, optimizer, None)
-    case.equal("dtypes of the weights", {parameter.dtype for parameter in model.parameters()}, {torch.float32})
-    case.equal("dtypes of the gradients", {gradient.dtype for gradient in gradients}, {torch.float32})
-    entries = [value for state in held.state.values() for value in state.values() if isinstance(value, Tensor)]
-    case.equal("dtypes of the optimizer state", {value.dtype for value in entries}, {torch.float32})
-    # In value as well: weights that only hold bf16 numbers would have no bit below bf16's.
-    share = [
-        float((parameter.detach().view(torch.int32) & 0xFFFF != 0).float().mean()) for parameter in model.parameters()
-    ]
-    case.at_least("share of the weights with bits below bf16's", min(share), 0.5)

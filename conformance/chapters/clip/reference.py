@@ -13,7 +13,7 @@ U = 2.0**-24
 def total_norm(gradients: Sequence[torch.Tensor], norm_type: float) -> float:
     """Return the p-norm of all elements as one vector, exactly summed (math.fsum), as a float64.
 
-    p = -inf gives the smallest element, p = 0 the number of elements that are not zero; with p < 0 one zero makes 0.
+    p = -inf gives the smallest element, p = 0 the number of nonzero elements; for p < 0 one zero gives 0.
     Source: torch.nn.utils.clip_grad_norm_ docstring: total norm of the parameter gradients (viewed as a single
     vector); torch.linalg.vector_norm for what each p means.
     """
@@ -30,7 +30,7 @@ def total_norm(gradients: Sequence[torch.Tensor], norm_type: float) -> float:
 
 
 def norm_bound(gradients: Sequence[torch.Tensor], norm_type: float, unit: float = U) -> float:
-    """Bound the relative error of a norm computed in fp32, in any order, with the norm of each tensor kept in `unit`.
+    """Bound the relative error of a norm computed in fp32, in any order, with each tensor's norm rounded to `unit`.
 
     The sum of n nonnegative terms has gamma_n (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section
     4.2), the powers before it up to 8 ulp on a GPU (CUDA C++ Programming Guide, Mathematical Functions: powf), and the
@@ -68,11 +68,11 @@ def clamped(gradients: Sequence[torch.Tensor], value: float) -> list[torch.Tenso
 
 
 def relative_distance(seen: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> float:
-    """Return the largest |seen - exact| / |exact| over all elements; inf where only one of them is zero or finite."""
+    """Return the largest |seen - exact| / |exact| over all elements; inf if only one of them is zero or finite."""
     worst = 0.0
-    for ours, theirs in zip(seen, exact, strict=True):
+    for one, other in zip(seen, exact, strict=True):
         pairs = zip(
-            ours.detach().cpu().double().flatten().tolist(), theirs.cpu().double().flatten().tolist(), strict=True
+            one.detach().cpu().double().flatten().tolist(), other.cpu().double().flatten().tolist(), strict=True
         )
         for a, b in pairs:
             if a != b:

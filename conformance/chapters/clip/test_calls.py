@@ -1,4 +1,4 @@
-"""Clipping, how it is called: implementations, arguments, refusals, and what the calls leave alone."""
+"""Check the implementations, arguments, errors and side effects of the clipping functions."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from ...oracles.trace.counts import CountedOperations
 from ...workloads.gradients import held, holding
 
 IMPLEMENTATIONS: dict[str, bool | None] = {"auto": None, "for-loop": False, "foreach": True}
-# Gradients whose norm, 13, and whose clipped values follow by hand.
+# Gradients of norm 13.
 SLOPES = ((3.0, 0.0), (-4.0,), (0.0, 12.0))
 NORM = 13.0
 
 
 class Subclass(torch.Tensor):
-    """A tensor that is not of torch's own class, which the foreach kernels are not chosen for."""
+    """A tensor subclass, for which foreach=None does not select the foreach kernels."""
 
 
 def sloped(device: torch.device | str = "cpu", kind: type[torch.Tensor] = torch.Tensor) -> list[torch.nn.Parameter]:
-    """Parameters whose gradients together have the norm 13."""
+    """Return parameters whose gradients together have the norm 13."""
     return holding(torch.tensor(values, device=device).as_subclass(kind) for values in SLOPES)
 
 
 def clippers(parameters: list[torch.nn.Parameter], foreach: bool | None) -> dict[str, Callable[[], Any]]:
-    """Every function that clips, called on the parameters by one implementation."""
+    """Return calls of every clipping function on the parameters with one implementation."""
     utils = torch.nn.utils
     norm = torch.tensor(NORM, device=parameters[0].device)
     return {
@@ -50,7 +50,7 @@ def clippers(parameters: list[torch.nn.Parameter], foreach: bool | None) -> dict
 
 
 def kernels(call: Callable[[], Any]) -> list[str]:
-    """The foreach kernels that a call runs, sorted."""
+    """Return the foreach kernels that a call runs, sorted."""
     with CountedOperations() as operations:
         call()
     return sorted(name for name in operations.counts if name.startswith("_foreach"))
@@ -89,7 +89,7 @@ def test_fallback_without_foreach_kernels(case: Case) -> None:
             case.at_least("control: operations seen", sum(operations.counts.values()), len(SLOPES))
             if name.endswith("norm") or name == "clip_grad_norm_":
                 seen = (result.device.type, result.dtype, result.shape)
-                case.equal(f"what {name} returns", seen, ("meta", torch.float32, torch.Size([])))
+                case.equal(f"result of {name}", seen, ("meta", torch.float32, torch.Size([])))
 
 
 @contract("AMP-CLIP-014")
@@ -127,13 +127,13 @@ def test_signature(case: Case, name: str) -> None:
 
 
 def same_thresholds(threshold: float, device: torch.device) -> Iterator[Any]:
-    """The threshold, which every binary type holds exactly, in other types than float."""
+    """Yield the threshold, which is exact in every binary format, in types other than float."""
     yield from (fractions.Fraction(threshold), decimal.Decimal(threshold))
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
         yield from (torch.tensor(threshold, dtype=dtype), torch.tensor([threshold], dtype=dtype, device=device))
-    numpy = sys.modules.get("numpy")  # torch imports it where it is installed
+    numpy = sys.modules.get("numpy")  # torch imports it if it is installed
     if numpy is not None:
-        yield from (kind(threshold) for kind in (numpy.float16, numpy.float32, numpy.float64))
+        yield from (scalar(threshold) for scalar in (numpy.float16, numpy.float32, numpy.float64))
     if threshold.is_integer():
         yield from (int(threshold), torch.tensor(int(threshold)), bool(threshold))
 
@@ -156,7 +156,9 @@ def test_thresholds_of_any_number_type(case: Case, target: Target) -> None:
             parameters = sloped(target.device)
             clip(parameters, given)
             same = [torch.equal(ours, theirs) for ours, theirs in zip(held(parameters), held(plain), strict=True)]
-            case.equal(f"gradients that {name} leaves with {given!r} as with {threshold}", same, [True] * len(SLOPES))
+            case.equal(
+                f"gradients after {name} with {given!r} that equal those with {threshold}", same, [True] * len(SLOPES)
+            )
         changed = [
             not torch.equal(now, then) for now, then in zip(held(plain), held(sloped(target.device)), strict=True)
         ]
@@ -173,7 +175,7 @@ def test_norm_types_of_any_number_type(case: Case, target: Target) -> None:
                 case.identical(f"norm of type {given!r}, foreach={foreach}, against type {plain}", seen, norm)
                 parameters = sloped(target.device)
                 seen = torch.nn.utils.clip_grad_norm_(parameters, 1.0, given, foreach=foreach)
-                case.identical(f"what clip_grad_norm_ returns with {given!r}", seen, norm)
+                case.identical(f"result of clip_grad_norm_ with {given!r}", seen, norm)
     norms = [float(torch.nn.utils.get_total_norm(held(sloped(target.device)), p)) for p in (1, 2, "inf")]
     case.equal("control: the norms of types 1, 2 and inf", norms, [19.0, NORM, 12.0])
 
@@ -195,11 +197,11 @@ def test_norm_types_that_are_no_numbers(case: Case, target: Target) -> None:
             torch.equal(ours, theirs)
             for ours, theirs in zip(held(parameters), held(sloped(target.device)), strict=True)
         ]
-        case.equal("gradients after the refusal that are as before", kept, [True] * len(SLOPES))
+        case.equal("gradients that are unchanged after the error", kept, [True] * len(SLOPES))
 
 
 def warned(call: Callable[[], Any]) -> list[warnings.WarningMessage]:
-    """The warnings of a call."""
+    """Return the warnings of a call."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call()
@@ -218,9 +220,9 @@ def test_empty_generator(case: Case) -> None:
         torch.nn.utils.clip_grad_norm_((each for each in nothing), 1.0)
 
     seen = warned(clip_nothing)
-    told = [(each.category, str(each.message)) for each in seen]
-    case.equal("warnings for an empty generator", told, [(UserWarning, message)])
-    case.equal("place that the warning names", [(each.filename, each.lineno) for each in seen], place)
+    caught = [(each.category, str(each.message)) for each in seen]
+    case.equal("warnings for an empty generator", caught, [(UserWarning, message)])
+    case.equal("file and line of the warning", [(each.filename, each.lineno) for each in seen], place)
     module = torch.nn.Linear(2, 2)
     quiet: dict[str, Iterable[torch.nn.Parameter]] = {
         "an empty list": [],
@@ -234,7 +236,7 @@ def test_empty_generator(case: Case) -> None:
         case.equal(f"control: warnings for {name}", [str(each.message) for each in warned(clip)], [])
 
 
-# What the calls give back and leave alone
+# Results and side effects
 
 
 @contract("AMP-CLIP-052")
@@ -257,10 +259,10 @@ def test_norm_of_any_iterable(case: Case, target: Target) -> None:
             norm = torch.nn.utils.get_total_norm(alone, foreach=foreach)
             case.equal(f"norm of one tensor of {shape}", float(norm), 3.0 if alone.dim() == 0 else 5.0)
     for one, slope in zip(gradients, SLOPES, strict=True):
-        case.equal("gradient afterwards", tuple(one.tolist()), slope)
+        case.equal("gradient after the call", tuple(one.tolist()), slope)
     nothing: list[torch.Tensor] = []
     norm = torch.nn.utils.get_total_norm(nothing)
-    case.identical("norm of no tensor", norm, torch.tensor(0.0))
+    case.identical("norm of an empty list", norm, torch.tensor(0.0))
 
 
 @contract("AMP-CLIP-053")
@@ -272,11 +274,11 @@ def test_clip_by_given_norm_takes_any_iterable(case: Case, target: Target) -> No
         "a generator": lambda parameters: (each for each in parameters),
         "the parameters of a module": lambda parameters: torch.nn.ParameterList(parameters).parameters(),
     }
-    # 52 + 1e-6 is 52 in fp32, so the coefficient is exactly 1/4 or its neighbour: one unit for the reciprocal.
+    # 52 + 1e-6 is 52 in fp32, so the coefficient is 1/4 or an adjacent number: one unit for the reciprocal.
     for name, form in forms.items():
         parameters = [*sloped(target.device), *holding([None])]
         answer = torch.nn.utils.clip_grads_with_norm_(form(parameters), NORM, norm)
-        case.equal(f"what it returns for {name}", answer, None)
+        case.equal(f"result for {name}", answer, None)
         for gradient, values in zip(held(parameters), SLOPES, strict=True):
             worst = max(abs(seen - value / 4) for seen, value in zip(gradient.tolist(), values, strict=True))
             case.at_most(f"distance from a quarter of the gradient, {name}", worst, 2**-23 * max(map(abs, values)))
@@ -289,7 +291,7 @@ def test_clip_by_given_norm_takes_any_iterable(case: Case, target: Target) -> No
             [0.125] * max(1, alone.numel()),
         )
     for name, given in {"no parameter": [], "parameters without gradients": holding([None, None])}.items():
-        case.equal(f"what it returns for {name}", torch.nn.utils.clip_grads_with_norm_(given, 1.0, norm), None)
+        case.equal(f"result for {name}", torch.nn.utils.clip_grads_with_norm_(given, 1.0, norm), None)
 
 
 @contract("AMP-CLIP-091")
@@ -313,7 +315,7 @@ def test_nothing_is_recorded_for_autograd(case: Case, target: Target) -> None:
         # A leaf that requires grad cannot be changed in place while grad mode is on.
         leaves = [torch.tensor(values, device=target.device, requires_grad=True) for values in SLOPES]
         norm = torch.nn.utils.get_total_norm(leaves, foreach=foreach)
-        case.equal("whether the norm of tensors that require grad requires grad", norm.requires_grad, False)
+        case.equal("requires_grad of the norm of tensors that require grad", norm.requires_grad, False)
         recorded = [leaf * 2.0 for leaf in leaves]
         for name in ("clip_grads_with_norm_", "clip_grad_norm_", "clip_grad_value_"):
             for kind, given in (("leaf", leaves), ("result", recorded)):
@@ -321,23 +323,23 @@ def test_nothing_is_recorded_for_autograd(case: Case, target: Target) -> None:
                 before = [one.grad.grad_fn for one in parameters if one.grad is not None]
                 result = clippers(parameters, foreach)[name]()
                 if name == "clip_grad_norm_":
-                    case.equal(f"whether the norm of a {kind} requires grad", result.requires_grad, False)
+                    case.equal(f"requires_grad of the norm of a {kind}", result.requires_grad, False)
                 after = [one.grad.grad_fn for one in parameters if one.grad is not None]
                 kept = [now is then for now, then in zip(after, before, strict=True)]
-                case.equal(f"history of each {kind} that {name} leaves as it was, foreach={foreach}", kept, [True] * 3)
+                case.equal(f"unchanged grad_fn of each {kind} after {name}, foreach={foreach}", kept, [True] * 3)
     enabled = torch.is_grad_enabled()
-    case.equal("grad mode afterwards", enabled, True)
+    case.equal("grad mode after the call", enabled, True)
 
 
 @contract("AMP-CLIP-054")
 def test_what_wraps_the_functions(case: Case) -> None:
     def probe(first: int, *, second: int = 2) -> tuple[bool, int, int]:
-        """What the wrapper must keep."""
+        """A docstring that the wrapper must keep."""
         return torch.is_grad_enabled(), first, second
 
     wrapped = importlib.import_module("torch.nn.utils.clip_grad")._no_grad(probe)
     case.equal("grad mode inside, and the arguments", wrapped(1, second=3), (False, 1, 3))
-    case.equal("grad mode afterwards", torch.is_grad_enabled(), True)
+    case.equal("grad mode after the call", torch.is_grad_enabled(), True)
     kept = (wrapped.__name__, wrapped.__doc__, wrapped.__wrapped__)
     case.equal("name, documentation and function of the wrapper", kept, (probe.__name__, probe.__doc__, probe))
 
@@ -349,21 +351,23 @@ def test_deprecated_spelling_hands_everything_on(case: Case, target: Target) -> 
     for norm_type, expected in ((2.0, NORM), (1.0, 19.0), (math.inf, 12.0)):
         call = functools.partial(old, sloped(target.device), norm_type=norm_type)
         case.equal(
-            f"norm of type {norm_type}", float(case.warns("the old spelling", FutureWarning, call, what)), expected
+            f"norm of type {norm_type}", float(case.warns("the deprecated name", FutureWarning, call, what)), expected
         )
     bad = holding([torch.tensor([math.nan], device=target.device)])
-    refused = functools.partial(quietly, functools.partial(old, bad, error_if_nonfinite=True))
-    case.raises("NaN with error_if_nonfinite=True", RuntimeError, refused, "non-finite")
-    case.equal("NaN by default", math.isnan(float(quietly(functools.partial(old, bad)))), True)
+    raising = functools.partial(without_warnings, functools.partial(old, bad, error_if_nonfinite=True))
+    case.raises("NaN with error_if_nonfinite=True", RuntimeError, raising, "non-finite")
+    case.equal("NaN by default", math.isnan(float(without_warnings(functools.partial(old, bad)))), True)
     if target.device_type in ("cpu", "cuda"):
         for foreach in IMPLEMENTATIONS.values():
-            seen = kernels(functools.partial(quietly, functools.partial(old, sloped(target.device), foreach=foreach)))
+            seen = kernels(
+                functools.partial(without_warnings, functools.partial(old, sloped(target.device), foreach=foreach))
+            )
             expected_kernels = [] if foreach is False else _FOREACH_KERNELS["clip_grad_norm_"]
             case.equal(f"foreach kernels with foreach={foreach}", seen, expected_kernels)
 
 
-def quietly(call: Callable[[], Any]) -> Any:
-    """What a call returns, without its warnings."""
+def without_warnings(call: Callable[[], Any]) -> Any:
+    """Return the result of a call, with its warnings suppressed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return call()

@@ -1,4 +1,4 @@
-"""Clipping, what is clipped: norms of every type, size and dtype, in every layout, on several devices."""
+"""Check norms and clipping for every norm type, size, dtype and layout, and on several devices."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ import torch
 
 from ...harness.check import Case, applies, contract
 from ...harness.targets import Target, one_device_only, second
-from ...measure.precision import computes_in
 from ...oracles.fake_devices import PaperDevices, PaperTensor
 from ...workloads.gradients import LAYOUTS, holding
 from .reference import U, clamped, clipped, norm_bound, relative_distance, total_norm
 
-# The norms that arithmetic has exactly where 4**m elements are 2**k or -2**k, a square number in each tensor.
+# The exact norms of 4**m elements of 2**k or -2**k, a square number in each tensor.
 EXACT: dict[float, Callable[[int, int], float]] = {
     1.0: lambda k, m: 2.0 ** (k + 2 * m),
     2.0: lambda k, m: 2.0 ** (k + m),
     math.inf: lambda k, m: 2.0**k,
 }
-FOUR = {5: 4, 4: 4, 40: 4, 7: 4}  # four tensors: their sizes, and how many of their elements are not zero
-# Elements that a block of the multi-tensor kernels takes: kChunkSize of ATen/native/cuda/MultiTensorApply.cuh.
+FOUR = {5: 4, 4: 4, 40: 4, 7: 4}  # sizes of four tensors, and their numbers of nonzero elements
+# Elements per block of the multi-tensor kernels: kChunkSize of ATen/native/cuda/MultiTensorApply.cuh.
 CHUNK = 65536
 
 
 def implementations(target: Target) -> tuple[bool | None, ...]:
-    """The values of foreach that the device is promised to have."""
+    """Return the values of foreach that torch documents for the device."""
     return (None, False, True) if target.device_type in ("cpu", "cuda") else (None, False)
 
 
@@ -40,7 +39,7 @@ def marked(
     device: torch.device,
     dtype: torch.dtype = torch.float32,
 ) -> list[torch.Tensor]:
-    """Zeros of those sizes, so many of each with 2**k or -2**k: first at its ends and at the edges of its chunks."""
+    """Return zeros of these sizes with `count` elements of 2**k or -2**k, first at the ends and at chunk borders."""
     made = []
     for size, count in counts.items() if isinstance(counts, Mapping) else counts:
         edges = [at % size for at in (-1, 0, CHUNK - 1, CHUNK, 2 * CHUNK) if -size <= at < size]
@@ -52,7 +51,7 @@ def marked(
 
 
 def wrong_places(seen: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> list[str]:
-    """Where the first three tensors that differ differ first."""
+    """Describe the first difference of each of the first three tensors that differ."""
     found = []
     for number, (ours, theirs) in enumerate(zip(seen, expected, strict=True)):
         if (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
@@ -67,7 +66,7 @@ def wrong_places(seen: Sequence[torch.Tensor], expected: Sequence[torch.Tensor])
 def clips_exactly(
     case: Case, what: str, gradients: list[torch.Tensor], norm_type: float, norm: float, foreach: bool | None
 ) -> torch.Tensor:
-    """Clip to an eighth of a norm that is a power of two: norm, coefficient and gradients are exact."""
+    """Clip to an eighth of a power-of-two norm, so that norm, coefficient and gradients are exact; return the norm."""
     expected = [one / 8 for one in gradients]
     parameters = holding(gradients)
     seen = torch.nn.utils.clip_grad_norm_(parameters, norm / 8, norm_type, foreach=foreach)
@@ -106,7 +105,7 @@ def test_thousands_of_tensors(case: Case, target: Target) -> None:
 @contract("AMP-CLIP-045")
 @pytest.mark.parametrize("norm_type", EXACT, ids=str)
 def test_magnitudes(case: Case, target: Target, norm_type: float) -> None:
-    # The squares of a 2-norm stay within fp32 between 2**-126 and 2**127; other norms have the range of fp32 itself.
+    # The squares of a 2-norm must stay between 2**-126 and 2**127; other norms have the range of fp32 itself.
     powers = (-62, -40, 0, 40, 58, 61) if norm_type == 2.0 else (-110, -62, 0, 62, 100, 120)
     for k, foreach in itertools.product(powers, implementations(target)):
         gradients = marked(FOUR, k, target.device)
@@ -118,7 +117,7 @@ def test_magnitudes(case: Case, target: Target, norm_type: float) -> None:
         seen = torch.nn.utils.clip_grad_norm_(holding(gradients), 2.0**125, norm_type, foreach=foreach)
         case.equal(f"norm, {what}", float(seen), norm)
         case.equal(f"gradients changed below the threshold, {what}", wrong_places(gradients, before), [])
-        limit = 1e-9  # of the coefficient 1e-3, and gradients that are still no subnormals, which a device may flush
+        limit = 1e-9  # a coefficient of 1e-3, for which no gradient is subnormal, which a device may flush
         torch.nn.utils.clip_grad_norm_(holding(gradients), limit, norm_type, foreach=foreach)
         error = relative_distance(gradients, clipped(before, limit, norm))
         case.at_most(f"error of gradients clipped to {limit:g}, {what}", error, 4 * U, "relative")
@@ -126,9 +125,8 @@ def test_magnitudes(case: Case, target: Target, norm_type: float) -> None:
 
 @contract("AMP-CLIP-046")
 def test_norms_of_double_precision(case: Case, target: Target) -> None:
-    """In fp64 the 2-norm has room beyond 2**64, where fp32 squares overflow."""
-    if not computes_in(target.device, torch.float64):
-        case.unsupported("no arithmetic in float64")
+    """Check fp64 norms beyond 2**64, where fp32 squares overflow."""
+    case.require_arithmetic(target, torch.float64)
     for (norm_type, norm), k in itertools.product(EXACT.items(), (40, 64, 200, 480)):
         for foreach in implementations(target):
             gradients = marked(FOUR, k, target.device, torch.float64)
@@ -145,7 +143,7 @@ def test_norms_of_several_dtypes(case: Case, target: Target) -> None:
     groups = [group for group in groups if set(group) <= {*fits, single}]
     with_double = [(double, single), (single, double), (single, brief, double)]
     for group in [*groups, *(each for each in with_double if set(each) <= {*fits, single, double})]:
-        if double in group and not computes_in(target.device, double):
+        if double in group and not target.computes_in(double):
             continue
         k = 40 if double in group else 6
         for (norm_type, norm), foreach in itertools.product(EXACT.items(), implementations(target)):
@@ -173,13 +171,13 @@ def test_layouts(case: Case, target: Target, layout: str) -> None:
         around = [int((base == 7.0).sum()) for base in bases]
         what = f"type {norm_type}, foreach={foreach}"
         clips_exactly(case, what, gradients, norm_type, norm(20, 3), foreach)
-        case.equal(f"strides afterwards, {what}", [one.stride() for one in gradients], strides)
+        case.equal(f"strides after clipping, {what}", [one.stride() for one in gradients], strides)
         torch.nn.utils.clip_grad_value_(holding(gradients), 1000.0, foreach)
         expected = [part.sign() * 1000.0 for part in values]
         worst = [float((one - theirs).abs().max()) for one, theirs in zip(gradients, expected, strict=True)]
         case.equal(f"distance from gradients clipped by value, {what}", worst, [0.0] * 4)
         left = [int((base == 7.0).sum()) for base in bases]
-        case.equal(f"elements beside the gradients that are untouched, {what}", left, around)
+        case.equal(f"unchanged elements around the gradients, {what}", left, around)
 
 
 @contract("AMP-CLIP-042")
@@ -190,7 +188,7 @@ def test_tied_parameters(case: Case, target: Target) -> None:
     shared, own = model[0].weight, model[2].weight
     shared.grad = torch.full_like(shared, 2.0**10)
     own.grad = torch.full_like(own, 2.0**10)
-    own.grad[:, 2:] = 0.0  # 16 + 4 elements; a norm of 20 or 36 elements would not be a power of two
+    own.grad[:, 2:] = 0.0  # 16 + 4 elements; the norm of 20 or 36 elements is not a power of two
     shared.grad[3, :] = 0.0
     optimizer, scaler = torch.optim.SGD(model.parameters(), lr=1.0), torch.amp.GradScaler(target.device_type)
     scaler.scale(torch.zeros((), device=target.device))
@@ -219,10 +217,10 @@ def test_sparse_gradients(case: Case, target: Target) -> None:
         try:
             clip([parameter], 2.5, foreach=foreach)
         except (RuntimeError, TypeError) as error:  # NotImplementedError is a RuntimeError
-            case.note(f"refused by {what}", str(error).splitlines()[0][:80])
+            case.note(f"error of {what}", str(error).splitlines()[0][:80])
             expected = torch.tensor(dense)
         left = parameter.grad.to_dense().cpu()
-        case.at_most(f"distance from what was to be left by {what}", float((left - expected).abs().max()), 1e-6)
+        case.at_most(f"distance from the expected gradients after {what}", float((left - expected).abs().max()), 1e-6)
     plain = holding([torch.tensor(dense, device=target.device)])
     torch.nn.utils.clip_grad_norm_(plain, 2.5)
     case.at_most(
@@ -254,10 +252,10 @@ def test_infinity_norm_with_an_empty_gradient(case: Case, target: Target) -> Non
     case.equal("control: norm without the empty gradient", float(control), 4.0)
     for foreach in implementations(target):
         norm = torch.nn.utils.clip_grad_norm_(holding(gradients), 100.0, math.inf, foreach=foreach)
-        case.equal(f"norm with it, foreach={foreach}", float(norm), 4.0)
+        case.equal(f"norm with the empty gradient, foreach={foreach}", float(norm), 4.0)
 
 
-# Types of norms
+# Norm types
 
 
 @contract("AMP-CLIP-058")
@@ -312,7 +310,7 @@ def test_extreme_thresholds(case: Case, target: Target) -> None:
             case.equal(f"largest element, clip_value {name}, foreach={foreach}", largest, expected)
 
 
-# Norms that are not finite
+# Non-finite norms
 
 
 _OVERFLOWS = {
@@ -345,15 +343,15 @@ def test_the_total_norm_is_what_is_judged(case: Case, target: Target) -> None:
         for function, call in calls.items():
             if bool(norm.isfinite()):
                 accepted += 1
-                case.equal(f"norm that {function} returns, {what}", float(call()), float(norm))
+                case.equal(f"norm returned by {function}, {what}", float(call()), float(norm))
             else:
                 refused += 1
                 case.raises(f"{function}, {what}", RuntimeError, call, "non-finite")
                 same = [
                     bool(((a == b) | (a.isnan() & b.isnan())).all()) for a, b in zip(gradients, before, strict=True)
                 ]
-                case.equal(f"gradients that {function} leaves as they were, {what}", same, [True, True])
-    case.at_least("control: calls refused", refused, 1)
+                case.equal(f"unchanged gradients after {function}, {what}", same, [True, True])
+    case.at_least("control: calls that raised", refused, 1)
     case.at_least("control: calls accepted", accepted, 1)
     infinite = [torch.tensor(_OVERFLOWS["inf"], device=target.device)]
     seen = torch.nn.utils.get_total_norm(infinite, -math.inf, error_if_nonfinite=True)
@@ -371,26 +369,26 @@ def test_refusal_says_why(case: Case, target: Target) -> None:
         )
         for foreach in implementations(target):
             call = functools.partial(torch.nn.utils.clip_grad_norm_, bad, 1.0, norm_type, True, foreach)
-            case.raises(f"the refusal of NaN, type {norm_type!r}, foreach={foreach}", RuntimeError, call, message)
+            case.raises(f"the error for NaN, type {norm_type!r}, foreach={foreach}", RuntimeError, call, message)
 
 
 # Several devices
 
 
 def bare(tensor: torch.Tensor) -> torch.Tensor:
-    """The numbers of a tensor, wherever it is."""
+    """Return the numbers of a tensor, on a fake device or a real one."""
     return tensor.numbers if isinstance(tensor, PaperTensor) else tensor
 
 
 def numbers(parameters: Sequence[torch.nn.Parameter]) -> list[list[float]]:
-    """The gradients as lists, wherever they are."""
+    """Return the gradients as lists, on fake devices or real ones."""
     return [bare(parameter.grad).tolist() for parameter in parameters if parameter.grad is not None]
 
 
 @contract("AMP-CLIP-047")
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (1, 0, 2, 3), (2, 3, 1, 0)], ids=["first", "second", "cpu"])
 def test_devices_on_paper(case: Case, order: tuple[int, ...]) -> None:
-    """Two devices that this machine lacks, and the CPU: operations refuse operands of several, as real ones do."""
+    """Use the CPU and two fake devices, whose operations reject operands on different devices as real ones do."""
     slopes = ([2.0**20] * 4, [-(2.0**20)] * 4, [2.0**20, 0.0] * 4, [0.0, 2.0**20] * 4)
     for (norm_type, exact), foreach in itertools.product(EXACT.items(), (None, False)):
         with PaperDevices() as devices:
@@ -402,7 +400,7 @@ def test_devices_on_paper(case: Case, order: tuple[int, ...]) -> None:
             what = f"type {norm_type}, foreach={foreach}"
             case.equal(f"device of the norm, {what}", norm.device, gradients[0].device)
             case.equal(
-                f"devices that a number was read from, {what}", [d for d in devices.reads if d.type != "cpu"], []
+                f"devices from which a number was read, {what}", [d for d in devices.reads if d.type != "cpu"], []
             )
             case.at_most(f"copies between devices, {what}", len(devices.moves), 6)
             case.equal(f"norm, {what}", bare(norm).item(), exact(20, 2))
@@ -411,14 +409,14 @@ def test_devices_on_paper(case: Case, order: tuple[int, ...]) -> None:
             expected = [[value / 8 for value in slopes[place]] for place in order]
             case.equal(f"clipped gradients, {what}", numbers(parameters), expected)
             again = torch.nn.utils.clip_grads_with_norm_(parameters, 1.0, torch.tensor(4.0), foreach)
-            case.equal(f"what clip_grads_with_norm_ returns, {what}", again, None)
+            case.equal(f"result of clip_grads_with_norm_, {what}", again, None)
             torch.nn.utils.clip_grad_value_(parameters, 1000.0, foreach)
             expected = [[math.copysign(min(abs(v), 1000.0), v) for v in slopes[place]] for place in order]
             case.equal(f"gradients clipped by value, {what}", numbers(parameters), expected)
 
 
 def clips_over(case: Case, one: torch.device, other: torch.device) -> None:
-    """Clip gradients of which the first and the last lie on one device and the others on another, in both orders."""
+    """Clip gradients with the first and the last on one device and the others on another, in both orders."""
     for (norm_type, exact), foreach in itertools.product(EXACT.items(), (None, False)):
         for first, then in ((one, other), (other, one)):
             devices = (first, then, then, first)
@@ -446,14 +444,14 @@ def test_two_devices(case: Case, target: Target) -> None:
 def test_values_of_several_dtypes(case: Case, target: Target) -> None:
     values = [0.0, 0.25, -0.5, 0.5, 0.75, -3.0, 1000.0, -1000.0]
     dtypes = [torch.float32, torch.float16, *([torch.bfloat16] if target.supports(torch.bfloat16) else [])]
-    if computes_in(target.device, torch.float64):
+    if target.computes_in(torch.float64):
         dtypes.append(torch.float64)
     for order, foreach in itertools.product((dtypes, dtypes[::-1]), implementations(target)):
         gradients = [torch.tensor(values, dtype=dtype, device=target.device) for dtype in order]
         expected = clamped(gradients, 0.5)
         answer = torch.nn.utils.clip_grad_value_(holding(gradients), 0.5, foreach)
         case.equal(f"gradients that are not clamped, foreach={foreach}", wrong_places(gradients, expected), [])
-        case.equal("what it returns", answer, None)
+        case.equal("result", answer, None)
 
 
 @contract("AMP-CLIP-063")
@@ -464,5 +462,5 @@ def test_values_without_gradients(case: Case, target: Target) -> None:
     )
     for given in (parameters, []):
         answer: Any = torch.nn.utils.clip_grad_value_(given, 1.0)
-        case.equal(f"what clip_grad_value_ returns for {len(given)} parameters without gradients", answer, None)
-    case.equal("gradients afterwards", [parameter.grad for parameter in parameters], [None, None])
+        case.equal(f"result of clip_grad_value_ for {len(given)} parameters without gradients", answer, None)
+    case.equal("gradients after the call", [parameter.grad for parameter in parameters], [None, None])

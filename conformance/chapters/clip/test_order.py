@@ -1,4 +1,4 @@
-"""Clipping, in the wrong order and on anything: what arithmetic predicts, exactly or within derived bounds."""
+"""Check clipping before unscale_ and of random gradients against exact predictions and derived bounds."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ NORMS: tuple[float, ...] = (1.0, 2.0, math.inf, 3.0, 0.5)
 
 
 def slopes(rng: torch.Generator, device: torch.device) -> list[torch.Tensor]:
-    """Gaussian gradients of four shapes."""
+    """Return Gaussian gradients of four shapes."""
     return [torch.randn(shape, generator=rng).to(device) for shape in ((7, 11), (13,), (), (6, 4))]
 
 
 def scaled_iteration(
     target: Target, slope: list[torch.Tensor], scale: float
 ) -> tuple[list[torch.nn.Parameter], torch.optim.Optimizer, torch.amp.GradScaler]:
-    """Parameters after backward of a scaled loss whose gradients are the slopes."""
+    """Return parameters after backward of a scaled loss whose gradients are the slopes, their optimizer and scaler."""
     parameters = [torch.nn.Parameter(torch.ones_like(part)) for part in slope]
     scaler = torch.amp.GradScaler(target.device_type, init_scale=scale)
     products = [(part * each).sum() for part, each in zip(parameters, slope, strict=True)]
@@ -44,7 +44,7 @@ def test_norm_in_the_wrong_order(case: Case, target: Target, rng: torch.Generato
         right = torch.nn.utils.clip_grad_norm_(parameters, math.inf, norm_type)
         what = f"scale {scale:g}, type {norm_type}"
         if norm_type in (1.0, 2.0, math.inf):
-            # Additions, squares, roots and maxima of numbers times a power of two are those times a power of two.
+            # Sums, squares, roots and maxima scale exactly by a power of two.
             case.identical(
                 f"norm before unscale_, against the norm after it times the scale, {what}", wrong, right * scale
             )
@@ -66,10 +66,10 @@ def test_gradients_in_the_wrong_order(case: Case, target: Target, rng: torch.Gen
             what = f"scale {scale:g}, type {norm_type}, max_norm {share:g} of the norm"
             wrong = [part / scale for part in clipped([part * scale for part in slope], share * norm, scale * norm)]
             error = relative_distance(held(parameters), wrong)
-            case.at_most(f"distance from the gradients that arithmetic predicts, {what}", error, bound, "relative")
+            case.at_most(f"distance from the predicted gradients, {what}", error, bound, "relative")
             if share >= 2 * max(scale, 1.0):
                 kept = [torch.equal(ours, theirs) for ours, theirs in zip(held(parameters), slope, strict=True)]
-                case.equal(f"control: gradients that no order clips, {what}", kept, [True] * len(slope))
+                case.equal(f"control: gradients that neither order clips, {what}", kept, [True] * len(slope))
 
 
 @contract("AMP-CLIP-025")
@@ -101,7 +101,7 @@ class Call:
     foreach: bool | None
 
     @classmethod
-    def drawn(cls, source: random.Random, implementations: tuple[bool | None, ...]) -> Call:
+    def random(cls, source: random.Random, implementations: tuple[bool | None, ...]) -> Call:
         shapes = [
             tuple(source.randint(1, 6) for _ in range(source.randint(0, 3))) if source.random() < 0.9 else None
             for _ in range(source.randint(1, 6))
@@ -122,7 +122,7 @@ def test_anything(case: Case, target: Target, rng: torch.Generator) -> None:
     wrong: list[str] = []
     count, changed, worst = case.samples(quick=50, standard=2000, full=20000), 0, 0.0
     for _ in range(count):
-        call = Call.drawn(source, implementations)
+        call = Call.random(source, implementations)
         made = [
             None if shape is None else (torch.randn(shape, generator=rng) * 2.0**call.power).to(target.device)
             for shape in call.shapes
@@ -143,8 +143,8 @@ def test_anything(case: Case, target: Target, rng: torch.Generator) -> None:
         if max(errors) > 1 or any(
             (one.grad is None) is not (given is None) for one, given in zip(parameters, made, strict=True)
         ):
-            wrong.append(f"{call}: errors {errors} of what is allowed")
+            wrong.append(f"{call}: errors {errors} of the bound")
     case.equal("calls that did not clip as documented", sorted(wrong, key=len)[:3], [])
     case.note("calls", count)
-    case.note("largest error", worst, "of what is allowed")
+    case.note("largest error", worst, "of the bound")
     case.at_least("control: calls that clipped", changed, count // 4)

@@ -1,4 +1,4 @@
-"""Programs that call each loss of torch.nn.functional on drawn data, as fixtures/losses.toml lists them."""
+"""Calls of each loss of torch.nn.functional on random data, from fixtures/losses.toml."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ REDUCTIONS = ("none", "mean", "sum")
 
 @dataclass(frozen=True)
 class Program:
-    """One way of calling a loss.
+    """Arguments and options of one kind of call of a loss.
 
-    `exact` names the reductions that a 16-bit evaluation gets right; `smooth` says that no input that can be
-    drawn lies on a kink, where the gradient is a choice; `fake` that fake tensors can run it.
+    `exact` names the reductions that are exact in 16 bit too; `smooth` says that no random input is at a point without
+    a unique gradient; `fake` that fake tensors can run the call.
     """
 
     id: str
@@ -31,7 +31,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss function of torch.nn.functional: what autocast makes of it, and programs that call it."""
+    """A loss function of torch.nn.functional: its autocast policy by device type, and programs that call it."""
 
     name: str
     module: str | None
@@ -41,7 +41,7 @@ class Loss:
     programs: tuple[Program, ...]
 
     def policy(self, device_type: str) -> str:
-        """What a region on `device_type` does with it: fp32, banned, composite, unlisted or product."""
+        """Return its policy in a region on `device_type`: fp32, banned, composite, unlisted or product."""
         return self.policies.get(device_type, self.policies["default"])
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Call:
-    """A program with its data drawn: positional arguments and keywords, all on one device."""
+    """A program with its random data: positional arguments and keywords, all on one device."""
 
     name: str
     arguments: tuple[torch.Tensor, ...]
@@ -79,7 +79,7 @@ class Call:
         return Call(self.name, (first, *self.arguments[1:]), self.options)
 
     def evaluate(self, reduction: str) -> torch.Tensor:
-        """Call the function of torch.nn.functional as it is now."""
+        """Call the function that torch.nn.functional holds at the time of the call."""
         function = getattr(torch.nn.functional, self.name)
         result: torch.Tensor = function(*self.arguments, **self.options, reduction=reduction)
         return result
@@ -91,7 +91,7 @@ def losses() -> tuple[Loss, ...]:
 
 
 def draw(name: str, program: Program, generator: torch.Generator) -> Call:
-    """Draw the data of a program on the CPU, floating-point values in float32."""
+    """Return the call of a program with random data on the CPU, floating-point values in float32."""
     return Call(
         name,
         tuple(_draw(argument, generator) for argument in program.arguments),

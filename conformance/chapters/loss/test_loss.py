@@ -1,4 +1,4 @@
-"""Losses: float32 in dtype and in value, whatever comes in, with gradients that return to what came in."""
+"""Check that losses are float32 in dtype and value in a region, with gradients in the dtype of the logits."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ TABLE = losses()
 LISTED = [loss for loss in TABLE if "fp32" in loss.policies.values()]
 COMPOSITE = [loss for loss in TABLE if "composite" in loss.policies.values()]
 
-# A control must be out of bounds by more than the slack between a bound's first order and the truth.
-TELLING = 2.0
-# Data on which a 16-bit evaluation happens to be right are drawn again; at worst two draws in three are.
+# A control must exceed its bound by more than the second-order terms that the bound omits.
+EXCESS = 2.0
+# Data for which a 16-bit evaluation happens to be right are replaced by new ones, at worst two times in three.
 DRAWS = 64
 
 
@@ -32,7 +32,7 @@ def by_name(rows: list[Loss]) -> pytest.MarkDecorator:
 
 
 def programs(case: Case, loss: Loss, *, every: bool = False) -> Iterator[Program]:
-    """The programs of this depth: the first (all where `every`), all, or all several times with new data."""
+    """Yield the programs of this level: the first (all if `every`), all, or all several times with new data."""
     count = len(loss.programs)
     chosen = loss.programs[: count if every else case.samples(quick=1, standard=count, full=count)]
     for _ in range(case.samples(quick=1, standard=1, full=5)):
@@ -40,33 +40,33 @@ def programs(case: Case, loss: Loss, *, every: bool = False) -> Iterator[Program
 
 
 def is_listed(case: Case, loss: Loss, target: Target) -> bool:
-    """Whether the loss is on this device's float32 list; if not, the evidence says what it is there."""
+    """Return whether the loss is on this device's float32 list; otherwise note its policy in the evidence."""
     policy = loss.policy(target.device_type)
     if policy != "fp32":
-        case.note(f"what autocast on {target.device_type} makes of {loss.name}", policy)
+        case.note(f"autocast policy of {loss.name} on {target.device_type}", policy)
     return policy == "fp32"
 
 
 def worst(seen: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -> float:
-    """The largest distance from the exact value, in units of its bound; 0 of 0 is no error."""
+    """Return the largest distance from the exact value, in units of its bound; 0 of 0 is no error."""
     error = (seen.detach().cpu().double() - exact).abs()
     ratio = torch.where(error == 0, torch.zeros_like(error), error / bound)
     return float(ratio.max())
 
 
 def out_of_bounds(
-    loss: Loss, program: Program, exact: dict[str, Rounded], told: Call, to: torch.dtype | None
+    loss: Loss, program: Program, exact: dict[str, Rounded], given: Call, to: torch.dtype | None
 ) -> dict[str, float]:
-    """By reduction, how far the exact value for `told`, rounded to `to`, lies outside the bound of `exact`."""
+    """Return the errors, by reduction, of the exact value for `given`, rounded to `to`, in bounds of `exact`."""
     found = {}
-    for reduction, other in references(loss.name, told.arguments, told.options, exact).items():
+    for reduction, other in references(loss.name, given.arguments, given.options, exact).items():
         if reduction not in program.exact:
             value = other.value if to is None else other.value.to(to).double()
             found[reduction] = worst(value, exact[reduction].value, exact[reduction].error)
     return found
 
 
-def telling(
+def discriminating(
     loss: Loss,
     program: Program,
     rng: torch.Generator,
@@ -74,10 +74,10 @@ def telling(
     first: torch.dtype,
     rest: torch.dtype,
 ) -> tuple[Call, dict[str, Rounded], dict[str, float]]:
-    """Draw data on which 16-bit evaluation is measurably wrong; return the exact values by reduction, and how wrong.
+    """Return random data for which 16-bit evaluation is outside the bounds, the exact values, and these errors.
 
-    For 16-bit inputs the control is the best 16-bit evaluation there is, the exact value rounded once; for
-    float32 ones it is the exact value for inputs that were rounded to 16 bit.
+    For 16-bit inputs the control is the best 16-bit evaluation, the exact value rounded once; for float32 ones it is
+    the exact value for inputs that were rounded to 16 bit.
     """
     for _ in range(DRAWS):
         call = draw(loss.name, program, rng).cast(first, rest)
@@ -85,7 +85,7 @@ def telling(
         single = first is torch.float32
         exact = references(loss.name, call.arguments, call.options, loss.reductions)
         control = out_of_bounds(loss, program, exact, lowered if single else call, None if single else amp_dtype)
-        if all(excess > TELLING for excess in control.values()):
+        if all(excess > EXCESS for excess in control.values()):
             break
     return call, exact, control
 
@@ -101,7 +101,7 @@ def check_value(
     rest: torch.dtype,
 ) -> None:
     for program in programs(case, loss):
-        call, exact_values, control = telling(loss, program, rng, amp_dtype, first, rest)
+        call, exact_values, control = discriminating(loss, program, rng, amp_dtype, first, rest)
         there = call.to(target.device)
         for reduction, exact in exact_values.items():
             with target.autocast(amp_dtype):
@@ -111,11 +111,11 @@ def check_value(
             case.equal(f"{what}: shape", tuple(seen.shape), tuple(exact.value.shape))
             case.at_most(f"{what}: error", worst(seen, exact.value, exact.error), 1.0, "float32 bounds")
             if reduction in control:
-                case.at_least(f"{what}: error of 16 bit", control[reduction], TELLING, "float32 bounds")
+                case.at_least(f"{what}: error of 16 bit", control[reduction], EXCESS, "float32 bounds")
 
 
 def evaluate(call: Call, reduction: str) -> torch.Tensor:
-    """kl_div warns that `mean` is no mathematical mean, which is not the point here."""
+    """Evaluate the call without the warning of kl_div that its `mean` is not the mathematical mean."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return call.evaluate(reduction)
@@ -126,7 +126,7 @@ def test_every_loss_is_known(case: Case) -> None:
     there = {name for name in dir(torch.nn.functional) if name.endswith(("_loss", "_entropy", "_with_logits"))}
     there |= {name for name in ("kl_div",) if hasattr(torch.nn.functional, name)}
     known = {loss.name for loss in TABLE if in_force(torch.__version__, loss.since)}
-    case.equal("losses that are gone", sorted(known - there), [])
+    case.equal("losses that this torch lacks", sorted(known - there), [])
     case.note("losses of torch.nn.functional", len(there))
     if new := sorted(there - {loss.name for loss in TABLE}):
         case.untestable(f"no formula for the new losses {', '.join(new)}: fixtures/losses.toml lacks them")
@@ -162,7 +162,7 @@ def runnable(case: Case, loss: Loss, target: Target) -> list[Program]:
 
 
 def placed(call: Call, target: Target) -> Call:
-    """The call on the target; on a fake one with fake tensors of the same shapes."""
+    """Return the call on the target; on a fake one with fake tensors of the same shapes."""
     if not target.is_fake:
         return call.to(target.device)
 
@@ -210,10 +210,10 @@ def test_equals_cast_by_hand(
     for program in programs(case, loss, every=True):
         call = draw(loss.name, program, rng).cast(amp_dtype).to(target.device)
         for reduction in loss.reductions:
-            by_hand = evaluate(call.cast(torch.float32), reduction)
+            manual = evaluate(call.cast(torch.float32), reduction)
             with target.autocast(amp_dtype):
                 seen = evaluate(call, reduction)
-            case.identical(f"{program.id}, {reduction}", seen, by_hand)
+            case.identical(f"{program.id}, {reduction}", seen, manual)
 
 
 @by_name(LISTED)
@@ -243,7 +243,7 @@ def check_gradient(
     *,
     logits: torch.dtype,
 ) -> None:
-    """The gradient arrives in the dtype of the logits, equals the one cast by hand, and is right."""
+    """Expect a gradient in the dtype of the logits, equal to that of a manual cast and within its bound."""
     for program in programs(case, loss):
         call = draw(loss.name, program, rng).cast(logits)
         for reduction in ("mean", "sum"):
@@ -255,10 +255,10 @@ def check_gradient(
             case.equal(f"{what}: dtype", None if seen is None else seen.dtype, logits)
             theirs = call.to(target.device).leaf()
             evaluate(theirs.cast(torch.float32), reduction).backward()
-            by_hand = theirs.arguments[0].grad
+            manual = theirs.arguments[0].grad
             assert seen is not None
-            assert by_hand is not None
-            case.identical(f"{what}: against the cast by hand", seen, by_hand)
+            assert manual is not None
+            case.identical(f"{what}: against a manual cast", seen, manual)
             if program.smooth:
                 exact = reference_gradient(loss.name, call.arguments, call.options, reduction)
                 bound = gradient_bound(exact, call.arguments, call.options, reduction, logits)
@@ -271,15 +271,15 @@ def test_composite_of_float32(
     case: Case, loss: Loss, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
 ) -> None:
     for program in programs(case, loss, every=True):
-        call, exact_values, control = telling(loss, program, rng, amp_dtype, torch.float32, torch.float32)
+        call, exact_values, control = discriminating(loss, program, rng, amp_dtype, torch.float32, torch.float32)
         there = call.to(target.device)
         for reduction, exact in exact_values.items():
             with target.autocast(amp_dtype):
                 seen = evaluate(there, reduction)
             what = f"{program.id}, {reduction}"
-            case.identical(f"{what}: against the region left out", seen, evaluate(there, reduction))
+            case.identical(f"{what}: against no region", seen, evaluate(there, reduction))
             case.at_most(f"{what}: error", worst(seen, exact.value, exact.error), 1.0, "float32 bounds")
-            case.at_least(f"{what}: error of 16 bit", control[reduction], TELLING, "float32 bounds")
+            case.at_least(f"{what}: error of 16 bit", control[reduction], EXCESS, "float32 bounds")
 
 
 @by_name(COMPOSITE)
@@ -294,7 +294,7 @@ def test_composite_of_16_bit_on_cpu(
             with target.autocast(amp_dtype):
                 seen = evaluate(call, reduction)
             case.equal(f"{program.id}, {reduction}: dtype", seen.dtype, amp_dtype)
-            case.identical(f"{program.id}, {reduction}: against the region left out", seen, plain)
+            case.identical(f"{program.id}, {reduction}: against no region", seen, plain)
 
 
 @by_name(COMPOSITE)
@@ -303,7 +303,7 @@ def test_composite_of_16_bit_is_told(
     case: Case, loss: Loss, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
 ) -> None:
     for program in programs(case, loss, every=True):
-        call, exact_values, _ = telling(loss, program, rng, amp_dtype, amp_dtype, amp_dtype)
+        call, exact_values, _ = discriminating(loss, program, rng, amp_dtype, amp_dtype, amp_dtype)
         there = call.to(target.device)
         for reduction, exact in exact_values.items():
             with target.autocast(amp_dtype):
@@ -319,7 +319,7 @@ def test_module_equals_function(
     case: Case, loss: Loss, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
 ) -> None:
     if loss.policy(target.device_type) in ("banned", "unlisted"):
-        case.note("not called: on this device autocast makes of it", loss.policy(target.device_type))
+        case.note("not called, because of its autocast policy on this device", loss.policy(target.device_type))
         return
     for program in programs(case, loss, every=True):
         call = draw(loss.name, program, rng).cast(amp_dtype).to(target.device)
@@ -339,7 +339,7 @@ def module_result(module: torch.nn.Module, call: Call) -> torch.Tensor:
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 @contract("AMP-LOSS-013", dtypes=("fp16",))
 def test_squares_beyond_fp16(case: Case, reduction: str, target: Target, rng: torch.Generator) -> None:
-    # 300^2 = 90000 lies beyond 65504, the largest finite fp16 number.
+    # 300^2 = 90000 exceeds 65504, the largest finite fp16 number.
     gap = torch.randint(300, 400, (64,), generator=rng)
     x, y = gap.half().to(target.device), torch.zeros(64, dtype=torch.float16, device=target.device)
     with target.autocast(torch.float16):
@@ -376,7 +376,7 @@ def test_linear_cross_entropy(case: Case, target: Target, amp_dtype: torch.dtype
             seen = functional.linear_cross_entropy(x, weight, classes, reduction=reduction)
             expected = functional.cross_entropy(product, classes, reduction=reduction)
         case.equal(f"{reduction}: dtype", seen.dtype, torch.float32)
-        case.identical(f"{reduction}: against a product cast by hand, then cross_entropy", seen, expected)
+        case.identical(f"{reduction}: against a manually cast linear, then cross_entropy", seen, expected)
 
 
 @contract("AMP-LOSS-016")

@@ -1,4 +1,4 @@
-"""The loss of a model of the user's own."""
+"""Check that the loss of a user's workload is float32 in dtype and value."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_loss_is_fp32(case: Case, target: Target, amp_dtype: torch.dtype, ow
                 output = work.model(inputs)
                 losses = []
                 wide_output = widened(output)
-                # The same loss function in the same region, on the output as it is and widened.
+                # The same loss function in the same region, on the output and on the widened output.
                 for given in (output, wide_output):
                     torch.manual_seed(case.seed)
                     losses.append(work.loss(given, expected))
@@ -45,9 +45,9 @@ def test_the_loss_is_fp32(case: Case, target: Target, amp_dtype: torch.dtype, ow
             worst = max(worst, abs(seen - wide) / max(abs(wide), torch.finfo(torch.float32).tiny))
     if not found:
         case.untestable("no tensor is found in the output of the model, so nothing can be widened")
-    # Where the model widens its output itself, what it does before is not seen from here.
+    # A model that widens its output itself hides its 16-bit output from this check.
     case.note("tensors in the outputs of the model, and those of 16 bits, widened for the comparison", [found, narrow])
-    # Rounded to 16 bit a number is off by 0.2 u on average; what fp32 sums and functions lose is far less.
+    # Rounding to 16 bit has an error of 0.2 u on average; fp32 sums and functions lose far less.
     case.at_most("largest difference to the loss of the output in fp32, relative", worst / unit, 0.1, "u")
 
 
@@ -80,7 +80,7 @@ def widened(output: Any, within: tuple[int, ...] = ()) -> Any:
 
 
 def _parts(output: Any, within: tuple[int, ...]) -> dict[Any, Any]:
-    """What an object is made of; nothing where it is one of those `within` which it lies, by their ids."""
+    """Return the parts of an object, or none if its id is in `within`, the objects that contain it."""
     if id(output) in within:
         return {}
     if isinstance(output, (tuple, list)):

@@ -1,1 +1,1 @@
-"""The chapter memory."""
+"""Memory chapter."""

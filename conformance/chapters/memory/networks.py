@@ -1,4 +1,4 @@
-"""Small networks of torch's own modules, with their optimizer and batches, to be trained while bytes are counted."""
+"""Small networks of torch's own modules with their optimizer and batches, for counting bytes while training."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Net:
     last: torch.nn.Module
 
     def loss(self, number: int) -> torch.Tensor:
-        """The mean cross-entropy of the batch with that number."""
+        """Return the mean cross-entropy of the batch with that number."""
         inputs, classes = self.batches[number % len(self.batches)]
         return torch.nn.functional.cross_entropy(self.model(inputs), classes)
 
     def held(self) -> list[torch.Tensor]:
-        """What lives all along: parameters, buffers and batches."""
+        """Return the tensors that live throughout: parameters, buffers and batches."""
         return [
             *self.model.parameters(),
             *self.model.buffers(),
@@ -87,7 +87,7 @@ NETS: dict[str, tuple[tuple[int, ...], Callable[[float], torch.nn.Module]]] = {
 
 
 def net(name: str, device: torch.device, generator: torch.Generator, *, dropout: float = 0.1) -> Net:
-    """The network of that name with SGD and momentum, drawn on the CPU so that every device gets the same."""
+    """Return the named network with SGD and momentum, initialized on the CPU so that every device gets the same."""
     shape, make = NETS[name]
     model = make(dropout)
     with torch.no_grad():
@@ -103,7 +103,7 @@ def net(name: str, device: torch.device, generator: torch.Generator, *, dropout:
         for _ in range(BATCHES)
     ]
     last = model.get_submodule("last")
-    # One operation for all parameters, where torch would take one for each: those that watch operations wait less.
+    # One operation for all parameters, where torch would take one for each: counters of operations have less to record.
     optimizer = torch.optim.SGD(
         model.parameters(), lr=0.01, momentum=0.9, foreach=True if device.type == "cpu" else None
     )

@@ -1,4 +1,4 @@
-"""How Python objects are counted: those that the garbage collector knows, and those that can be reached from some."""
+"""Count Python objects: gc-tracked ones, and those reachable from given roots."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CLOSED = (types.ModuleType, types.CodeType, types.FrameType, types.BuiltinFunct
 
 @contextlib.contextmanager
 def collected_apart() -> Iterator[None]:
-    """Leave all objects there are to no collector, so that collections inside see the new ones alone, and are quick.
+    """Freeze all existing objects, so that collections inside see only new ones and are fast.
 
     Where some were frozen before, all stay so: there is no thawing of a part.
     """
@@ -29,24 +29,24 @@ def collected_apart() -> Iterator[None]:
 
 
 def tracked() -> int:
-    """Objects that the collector knows and would not free, made since the outermost `collected_apart`."""
+    """Return the number of live gc-tracked objects created since `collected_apart()` was entered."""
     gc.collect()
     return len(gc.get_objects())
 
 
 def reachable(roots: Iterable[object]) -> int:
-    """How many objects hang on `roots`, numbers and arrays too, which no collector knows.
+    """Return the number of objects reachable from `roots`, including numbers and arrays, which are not gc-tracked.
 
-    What hangs on modules, their namespaces, and classes that are no roots does not count.
+    Objects reachable only through modules, their namespaces or classes that are no roots do not count.
     """
     found = {id(root): root for root in roots}
-    news = list(found.values())
-    while news:
-        news = [one for one in gc.get_referents(*news) if id(one) not in found and not _closed(one)]
-        found.update((id(one), one) for one in news)
-        news = list({id(one): one for one in news}.values())
+    new = list(found.values())
+    while new:
+        new = [item for item in gc.get_referents(*new) if id(item) not in found and not _closed(item)]
+        found.update((id(item), item) for item in new)
+        new = list({id(item): item for item in new}.values())
     return len(found)
 
 
-def _closed(one: object) -> bool:
-    return isinstance(one, (type, *_CLOSED)) or (isinstance(one, dict) and "__builtins__" in one)
+def _closed(item: object) -> bool:
+    return isinstance(item, (type, *_CLOSED)) or (isinstance(item, dict) and "__builtins__" in item)

@@ -1,4 +1,4 @@
-"""What a region holds for backward, against what paper says, and against the same casts by hand where it cannot say."""
+"""Compare the bytes that a region holds with the prediction, or with manual casts where a kernel has none."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 
 from ...harness.check import Case
 from ...harness.targets import DTYPE_NAMES, Target
-from ...measure.storages import PeakStorages, SavedForBackward, bytes_by_dtype, kept_by, without_bookkeeping
-from ...oracles.symbolic.blocks import Block, execute, predict, tensors, work_through
-from .kernel_exceptions import ByHand, strays
+from ...measure.storages import PeakStorages, SavedForBackward, bytes_by_dtype, saved_by, without_bookkeeping
+from ...oracles.symbolic.blocks import Block, evaluate, execute, predict, tensors
+from .kernel_exceptions import ManualRegion, kernel_exceptions
 from .step_memory import StepBytes, step_bytes
 
 RANDOM_STATES = 8192
@@ -22,41 +22,41 @@ Forward = Callable[[dict[str, torch.Tensor]], torch.Tensor]
 
 
 def region(target: Target, dtype: torch.dtype | None, cache: bool | None = None) -> AbstractContextManager[None]:
-    """A region of `dtype`; None: no region."""
+    """Return a region of `dtype`; None: no region."""
     return nullcontext() if dtype is None else target.autocast(dtype, cache_enabled=cache)
 
 
 def sizes(storages: Storages) -> list[str]:
-    """Type and bytes of each storage, in order."""
+    """Return type and bytes of each storage, in order."""
     return sorted(f"{dtype} {nbytes}" for dtype, nbytes in storages)
 
 
-def keeps_what_is_predicted(
+def check_saved_storages(
     case: Case, target: Target, block: Block, dtype: torch.dtype | None, rng: torch.Generator, *, cache: bool = True
 ) -> None:
-    """Hold the storages that `block` keeps against paper; ends the case where a kernel of the device differs."""
+    """Check the storages that `block` saves against the prediction; UNSUPPORTED if a kernel of the device differs."""
     leaves = tensors(block, target.device, rng)
     arm = "fp32" if dtype is None else DTYPE_NAMES[dtype] + ("" if cache else ", no cache")
 
-    def kept(by_hand: ByHand | None) -> Storages:
+    def saved_storages(manual: ManualRegion | None) -> Storages:
         with SavedForBackward(leaves.values()) as saved:
-            if by_hand is None:
+            if manual is None:
                 with region(target, dtype, cache):
                     execute(block, leaves)
             else:
-                by_hand.execute(block, leaves)
+                manual.execute(block, leaves)
         return without_bookkeeping(saved.storages)
 
-    if words := _unforeseen(case, target, block, dtype):
+    if words := _kernel_exception(case, target, block, dtype):
         if dtype is not None:
             case.equal(
-                f"{arm}: every storage, as with casts by hand",
-                sizes(kept(None)),
-                sizes(kept(ByHand(target.device_type, dtype, cache))),
+                f"{arm}: every storage, as with manual casts",
+                sizes(saved_storages(None)),
+                sizes(saved_storages(ManualRegion(target.device_type, dtype, cache))),
             )
         case.unsupported(words)
     predicted = [(item.dtype, item.nbytes) for item in predict(block, target.device_type, dtype, cache=cache)]
-    seen = kept(None)
+    seen = saved_storages(None)
     case.equal(f"{arm}: bytes by dtype", bytes_by_dtype(seen), bytes_by_dtype(predicted))
     case.equal(f"{arm}: every storage", sizes(seen), sizes(predicted))
 
@@ -64,23 +64,23 @@ def keeps_what_is_predicted(
 def step_as_predicted(
     case: Case, target: Target, block: Block, dtype: torch.dtype | None, rng: torch.Generator, *, cache: bool = True
 ) -> tuple[StepBytes, StepBytes]:
-    """What a step of `block` holds, low and high being its peak, and what is predicted.
+    """Return the measured bytes of a step of `block` (low and high are its peak) and the predicted ones.
 
-    Ends the case where a kernel of the device keeps what no rule knows; fails it where the region holds more than the
-    same casts by hand.
+    UNSUPPORTED if a kernel of the device saves other tensors than its rule says; FAIL if the region then holds more
+    than with the same manual casts.
     """
     leaves = tensors(block, target.device, rng)
-    if not (words := _unforeseen(case, target, block, dtype)):
+    if not (words := _kernel_exception(case, target, block, dtype)):
         return held(target, block, dtype, leaves, cache=cache), step_bytes(
             block, target.device_type, dtype, cache=cache
         )
     if dtype is not None:
-        most = held(target, block, dtype, leaves, cache=cache, by_hand=ByHand(target.device_type, dtype, cache))
+        most = held(target, block, dtype, leaves, cache=cache, manual=ManualRegion(target.device_type, dtype, cache))
         for leaf in leaves.values():
             leaf.grad = None
         seen = held(target, block, dtype, leaves, cache=cache)
         for where in ("in_region", "after_region", "gradients", "high"):
-            what = f"AMP: {where.replace('_', ' ').replace('high', 'peak')}, and with the same casts by hand"
+            what = f"AMP: {where.replace('_', ' ').replace('high', 'peak')}, and with the same manual casts"
             case.at_most(what, getattr(seen, where), getattr(most, where), "bytes")
     case.unsupported(words)
     raise AssertionError("the case has ended")
@@ -93,15 +93,15 @@ def held(
     leaves: dict[str, torch.Tensor],
     *,
     cache: bool = True,
-    by_hand: ByHand | None = None,
+    manual: ManualRegion | None = None,
 ) -> StepBytes:
-    """The bytes that a step holds, in a region or with its casts by hand; low and high are the peak."""
+    """Return the bytes that a step holds, in a region or with manual casts; low and high are the peak."""
     with PeakStorages(leaves.values()) as live:
-        with region(target, dtype if by_hand is None else None, cache):
-            loss = execute(block, leaves) if by_hand is None else by_hand.execute(block, leaves)
+        with region(target, dtype if manual is None else None, cache):
+            loss = execute(block, leaves) if manual is None else manual.execute(block, leaves)
             in_region = live.counted_bytes
-        if by_hand is not None:
-            by_hand.copies.clear()
+        if manual is not None:
+            manual.copies.clear()
         after_region = live.counted_bytes
         loss.backward()
         target.synchronize()
@@ -141,16 +141,16 @@ class Training:
         self._optimizer.zero_grad(set_to_none=True)
 
 
-def _unforeseen(case: Case, target: Target, block: Block, dtype: torch.dtype | None) -> str:
-    """Say which kernel keeps what its rule does not know, if any; fails the case where it wastes memory in 16 bit."""
-    found = strays(work_through(block, target.device_type, dtype), target.device, kept_by)
+def _kernel_exception(case: Case, target: Target, block: Block, dtype: torch.dtype | None) -> str:
+    """Describe the first kernel that saves other tensors than its rule says; FAIL if it wastes memory in 16 bits."""
+    found = kernel_exceptions(evaluate(block, target.device_type, dtype), target.device, saved_by)
     case.equal(
-        "operations that keep more than their derivative needs, or in fp32, when they are given 16 bit",
-        [stray.op for stray in found if stray.wastes],
+        "operations that save more than their derivative needs, or save fp32, given 16-bit inputs",
+        [exception.op for exception in found if exception.wastes],
         [],
     )
     if not found:
         return ""
-    stray = found[0]
-    given = "fp32 as well" if stray.dtype is None else f"{DTYPE_NAMES[stray.dtype]} as well, which it is given"
-    return f"on {target.probe['name']} {stray.op} keeps other tensors for backward, without autocast and in {given}"
+    exception = found[0]
+    given = "fp32 as well" if exception.dtype is None else f"{DTYPE_NAMES[exception.dtype]} as well, which it is given"
+    return f"on {target.probe['name']} {exception.op} saves other tensors for backward, without autocast and in {given}"

@@ -1,4 +1,4 @@
-"""Memory, use by use: whatever is called of AMP, calling it again leaves neither tensors nor objects behind."""
+"""Check that repeated AMP calls leak no tensors and no Python objects."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _rises(use: Callable[[], object], counts: Callable[[], tuple[int, ...]]) -> list[list[int]]:
-    """By how much each call of `use` raises each of the counts."""
+    """Return by how much each call of `use` raises each of the counts."""
     # Of tuples of numbers, which are no objects to the collector.
     seen = [counts()]
     for _ in range(ROUNDS):
@@ -39,17 +39,10 @@ def _rises(use: Callable[[], object], counts: Callable[[], tuple[int, ...]]) -> 
 
 def _warmed(case: Case, target: Target) -> Uses:
     """The uses, each called twice: first calls may make what stays, such as a cache or a history of some steps."""
-    uses = Uses(target.device, _dtype(case, target))
+    uses = Uses(target.device, case.supported(target)[-1])
     for use in 2 * list(uses.all().values()):
         use()
     return uses
-
-
-def _dtype(case: Case, target: Target) -> torch.dtype:
-    found = [dtype for dtype in case.amp_dtypes if target.supports(dtype)]
-    if not found:
-        case.unsupported(f"{target.name} computes natively in none of {case.amp_dtypes}")
-    return found[-1]
 
 
 @contract("AMP-MEMORY-052")
@@ -81,7 +74,7 @@ def test_a_custom_function_holds_what_it_saves(case: Case, target: Target, amp_d
 
 
 def _amp() -> list[object]:
-    """AMP's classes, functions and module variables, as they are now."""
+    """Return AMP's classes, functions and module variables, as they are now."""
     names = ("torch.amp", "torch.amp.grad_scaler", "torch.amp.autocast_mode")
     found = [value for name in names for value in vars(sys.modules[name]).values()]
     found += [vars(value) for value in found if isinstance(value, type) and value.__module__ in names]

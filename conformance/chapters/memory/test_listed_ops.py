@@ -1,4 +1,4 @@
-"""Memory, operation by operation: what a region keeps and takes, beside the same with its casts by hand."""
+"""Check the memory of each listed op in a region against the same op with manual casts."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def _held(uses: int, arm: Arm, call: partial[Any]) -> tuple[dict[str, object], dict[str, int]]:
-    """What is kept and alive, which must agree, and the peaks, which must not be higher."""
+    """Return the saved and live bytes, which must agree, and the peaks, which must not be higher."""
     leaves = tensors_of((call.args, call.keywords))
     with PeakStorages(leaves) as live:
         with SavedForBackward(leaves) as saved:
             results = run(arm, call, uses)
-        held: dict[str, object] = {"kept for backward": sizes(without_bookkeeping(saved.storages))}
+        held: dict[str, object] = {"saved for backward": sizes(without_bookkeeping(saved.storages))}
         held["alive after the forward pass"] = live.counted_bytes
         peaks = {"peak forward": live.peak_bytes}
         del saved  # which holds what it counts
@@ -38,17 +38,15 @@ def _held(uses: int, arm: Arm, call: partial[Any]) -> tuple[dict[str, object], d
 @contract("AMP-MEMORY-051")
 @pytest.mark.parametrize("policy", ["lower_precision", deep("standard", "fp32"), deep("full", "unlisted")])
 def test_an_operation_takes_no_more_than_by_hand(case: Case, target: Target, rng: torch.Generator, policy: str) -> None:
-    dtypes = [dtype for dtype in case.amp_dtypes if target.supports(dtype)]
-    if not dtypes:
-        case.unsupported(f"{target.name} computes natively in none of {case.amp_dtypes}")
+    dtypes = case.supported(target)
     judged = 0
     measure = partial(_held, 2 if policy == "lower_precision" else 1)
     for dtype in dtypes[: case.samples(quick=1, standard=1, full=2)]:
-        for name, (held, peaks), (by_hand, most) in side_by_side(target, policy, dtype, rng.initial_seed(), measure):
+        for name, (held, peaks), (manual, most) in side_by_side(target, policy, dtype, rng.initial_seed(), measure):
             judged += 1
-            if held != by_hand:
-                case.equal(f"{name} in {dtype}: bytes, as with casts by hand", held, by_hand)
+            if held != manual:
+                case.equal(f"{name} in {dtype}: bytes, as with manual casts", held, manual)
             for where, bound in most.items():
                 if peaks[where] > bound:
-                    case.at_most(f"{name} in {dtype}: {where}, and with casts by hand", peaks[where], bound, "bytes")
+                    case.at_most(f"{name} in {dtype}: {where}, and with manual casts", peaks[where], bound, "bytes")
     case.at_least("operations judged", judged, 1)

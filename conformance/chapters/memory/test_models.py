@@ -1,4 +1,4 @@
-"""Memory of whole steps: what operations and networks keep, what is alive at each point of a step, and its peak."""
+"""Check the bytes that ops and networks save, the live bytes at each point of a step, and its peak."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...harness.targets import Target
 from ...measure.storages import PeakStorages
 from ...oracles.symbolic.blocks import UNARY, Block, after_linear, blocks, chain, predict, tensors
 from .step_memory import UPDATES, whole_step
-from .support import SCALARS, Training, held, keeps_what_is_predicted, step_as_predicted
+from .support import SCALARS, Training, check_saved_storages, held, step_as_predicted
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -32,22 +32,15 @@ def _by_depth(*names: str) -> list[Any]:
     return [name if name in QUICK else deep("standard", name) for name in names]
 
 
-def _dtypes(case: Case, target: Target) -> list[torch.dtype]:
-    found = [dtype for dtype in case.amp_dtypes if target.supports(dtype)]
-    if not found:
-        case.unsupported(f"{target.name} computes natively in none of {case.amp_dtypes}")
-    return found
-
-
 @contract("AMP-MEMORY-014")
 @pytest.mark.parametrize("op", _by_depth(*UNARY, *SEVERAL))
 def test_operation_keeps_what_its_list_says(case: Case, target: Target, rng: torch.Generator, op: str) -> None:
     block = BLOCKS.get(f"op-{op}") or after_linear(op)
-    for dtype in _dtypes(case, target):
-        keeps_what_is_predicted(case, target, block, dtype, rng)
-        keeps_what_is_predicted(case, target, block, dtype, rng, cache=False)
+    for dtype in case.supported(target):
+        check_saved_storages(case, target, block, dtype, rng)
+        check_saved_storages(case, target, block, dtype, rng, cache=False)
     # The control: outside of a region the same rules hold, with nothing cast.
-    keeps_what_is_predicted(case, target, block, None, rng)
+    check_saved_storages(case, target, block, None, rng)
 
 
 @contract("AMP-MEMORY-015")
@@ -56,10 +49,10 @@ def test_network_keeps_what_its_operations_do(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, model: str
 ) -> None:
     block = BLOCKS[model]
-    keeps_what_is_predicted(case, target, block, amp_dtype, rng)
+    check_saved_storages(case, target, block, amp_dtype, rng)
     full = sum(item.nbytes for item in predict(block, target.device_type, None))
     low = sum(item.nbytes for item in predict(block, target.device_type, amp_dtype))
-    case.note("bytes kept under AMP against fp32", round(low / full, 4))
+    case.note("bytes saved under AMP over fp32", round(low / full, 4))
 
 
 def _block(name: str) -> Block:
@@ -119,11 +112,11 @@ def test_gain_of_a_chain(case: Case, target: Target, amp_dtype: torch.dtype, rng
     rows, width, layers = REGIMES[regime]
     block = chain(rows, width, layers)
     full, low = (held(target, block, dtype, tensors(block, target.device, rng)) for dtype in (None, amp_dtype))
-    # fp32 keeps a ReLU's result for each layer but the last, in four bytes; AMP in two, beside a copy of the input and
+    # fp32 saves a ReLU's result for each layer but the last, in four bytes; AMP in two, plus a copy of the input and
     # one of each weight in two bytes. The mean is of four bytes and of two.
     gain = 2 * rows * width * (layers - 2) - 2 * width * width * layers + 2
     case.equal("bytes that AMP saves at the end of the forward pass", full.in_region - low.in_region, gain)
-    case.equal("what that is", {True: "saves", False: "costs"}[gain > 2] if abs(gain) > 2 else "even", regime)
+    case.equal("kind of regime", {True: "saves", False: "costs"}[gain > 2] if abs(gain) > 2 else "even", regime)
     case.note("bytes that AMP saves at the peak", full.high - low.high, "bytes")
     case.note("fp32: peak of a step", full.high, "bytes")
     case.note("AMP: peak of a step", low.high, "bytes")

@@ -1,4 +1,4 @@
-"""Memory by the device's own counters: peaks against the closed form, growth, fragmentation, and the counters."""
+"""Check peaks, growth and fragmentation by the device's own counters, and the counters themselves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZES = {
     "activations": ((1024, 512, 24), (2048, 1024, 24), (4096, 2048, 24)),
     "weights": ((64, 1024, 4), (256, 4096, 4)),
 }
-BLOCK_BYTES = 5_000_001  # odd, so that a count rounded up is told from one that is not
+BLOCK_BYTES = 5_000_001  # odd, so that a count rounded up differs from one that is not
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def _collected() -> None:
 def _allocator(case: Case, target: Target) -> Allocator:
     found = Allocator.of(device_module(target.device_type), target.device)
     if found is None or not found.counts_peaks:
-        case.unsupported(f"torch keeps no peak of allocated bytes on {target.device_type}")
+        case.unsupported(f"torch records no peak of allocated bytes on {target.device_type}")
     assert found is not None
     if found.lacking:
         case.unsupported(found.lacking)
@@ -216,7 +216,7 @@ def test_allocator_agrees_with_the_storages(
         case.at_least("the allocator's peak", allocator.peak() - start, live.peak_bytes, "bytes")
 
 
-@contract("AMP-MEMORY-010", on="accelerator")
+@contract("AMP-MEMORY-030", on="accelerator")
 @timed
 def test_allocator_does_not_grow(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
     allocator = Allocator.of(device_module(target.device_type), target.device)
@@ -241,7 +241,7 @@ def test_allocator_does_not_grow(case: Case, target: Target, amp_dtype: torch.dt
 def test_fragmentation(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
     allocator = _allocator(case, target)
     if not allocator.scatter():
-        case.unsupported(f"torch tells no statistics of the allocator on {target.device_type}")
+        case.unsupported(f"torch has no allocator statistics on {target.device_type}")
     if words := _short_of(allocator, target, chain(2048, 512, 8)):
         case.untestable(words)
     module = device_module(target.device_type)

@@ -1,4 +1,4 @@
-"""Memory of the scaler: what its step and update hold beside the optimizer's own."""
+"""Check that the scaler's step and update hold no more memory than the optimizer's own step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPTIMIZERS = {
 
 
 def _step(target: Target, name: str, scaled: bool, steps: int) -> list[tuple[int, int]]:
-    """Peak and live bytes of the optimizer's step alone, or of step and update of a scaler, from the second step on."""
+    """Return peak and live bytes of the optimizer's step, or of a scaler's step and update, from the second one on."""
     weights = [torch.ones(64, 32 + number, device=target.device, requires_grad=True) for number in range(3)]
     optimizer = OPTIMIZERS[name](weights)
     scaler = torch.amp.GradScaler(target.device_type, init_scale=2.0)

@@ -1,4 +1,4 @@
-"""Memory that training a model of the user's own takes."""
+"""Check the memory of training a user's model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _step(target: Target, work: Workload, dtype: torch.dtype | None, number: int
 
 
 def _growth(case: Case, target: Target, own: Builder, dtype: torch.dtype | None) -> int:
-    """Bytes that a third pass over the batches leaves alive beyond a second; the first makes the optimizer's state."""
+    """Return the growth of live bytes from the second to the third pass; the first makes the optimizer's state."""
     work = own.build(target.device, case.seed).workload()
     # A scale of 1: a step that is skipped at first makes the optimizer's state later.
     scaler = torch.amp.GradScaler(target.device_type, init_scale=1.0, enabled=dtype == torch.float16)
@@ -58,16 +58,16 @@ def test_what_is_kept_for_backward(case: Case, target: Target, amp_dtype: torch.
         held = [*work.model.parameters(), *work.model.buffers(), *batch]
         with SavedForBackward(held) as saved, region:
             loss = work.loss(work.model(inputs), expected)
-        for kind, nbytes in bytes_by_dtype(saved.storages).items():
-            case.note(f"{name}: kept for backward in {kind}", nbytes, "bytes")
-        case.note(f"{name}: kept for backward in all", saved.total, "bytes")
+        for dtype_name, nbytes in bytes_by_dtype(saved.storages).items():
+            case.note(f"{name}: saved for backward in {dtype_name}", nbytes, "bytes")
+        case.note(f"{name}: saved for backward in all", saved.total, "bytes")
         del loss
         if (peak := _peak(target, own.build(target.device, case.seed).workload(), dtype)) is not None:
             case.note(f"{name}: peak of a step above its start", peak, "bytes")
 
 
 def _peak(target: Target, work: Workload, dtype: torch.dtype | None) -> int | None:
-    """Peak of allocated bytes of a step above its start; None where the device does not count them."""
+    """Return the peak of allocated bytes of a step above its start; None where the device does not count them."""
     allocator = Allocator.of(device_module(target.device_type), target.device)
     if target.device_type == "cpu" or allocator is None or not allocator.counts_peaks or allocator.lacking:
         return None

@@ -1,1 +1,1 @@
-"""The chapter numerics."""
+"""Numerics chapter."""

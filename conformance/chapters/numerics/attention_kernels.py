@@ -1,4 +1,4 @@
-"""Which kernel attention runs on: the one that torch chooses, and every other that takes the same inputs."""
+"""Run attention on the kernel that torch selects, and on every other that accepts the same inputs."""
 
 from __future__ import annotations
 

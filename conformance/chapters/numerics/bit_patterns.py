@@ -1,4 +1,4 @@
-"""Rounding of whole tensors of bit patterns in integer arithmetic: `float_formats.narrow`, many at a time."""
+"""Bit patterns of 16-bit types as tensors, and their rounding in integer arithmetic (`formats.narrow`, vectorized)."""
 
 from __future__ import annotations
 
@@ -53,3 +53,8 @@ def widened(form: Format) -> torch.Tensor:
         result = torch.where(exponent == 0, torch.where(fraction == 0, torch.zeros_like(small), small), result)
     result = torch.where(size >= form.infinity, FP32.infinity | (fraction << shift), result)
     return result | (patterns >> 15 << 31)
+
+
+def unsigned_zeros(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor with every -0.0 replaced by 0.0: IEEE 754 leaves the sign of a sum of zeros to the order."""
+    return torch.where(tensor == 0, tensor.abs(), tensor)

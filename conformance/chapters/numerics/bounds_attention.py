@@ -1,4 +1,4 @@
-"""Gradients of attention whose logsumexp is far below zero, by backend, against the bounds of bounded_convolutions.
+"""Error bounds for attention gradients with a logsumexp far below zero, by backend (bounds of bounds_convolution).
 
 Backward computes the probabilities again, as exp(logit - logsumexp). A kernel whose tiles reach beyond the sequence
 meets logits of 0 there: exp(0 + 1000) is infinite, and infinity times a zero is NaN, unless the tile is masked.
@@ -109,7 +109,7 @@ class Problem:
 
 
 def _mask(low: LowLogits, rng: torch.Generator) -> Tensor | None:
-    """Which keys each query sees; the first always."""
+    """Return which keys each query sees; the first always."""
     if low.mask == "none":
         return None
     if low.mask == "causal":

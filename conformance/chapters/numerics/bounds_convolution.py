@@ -1,4 +1,4 @@
-"""Convolutions by their norm and attention by element, forward and backward, against their bounds.
+"""Error bounds for convolutions (normwise) and attention (elementwise), forward and backward.
 
 A convolution has no bound by element: libraries go through Winograd's or Fourier's transform, which mix elements of
 different size. Its norm is taken for each output channel, each sample, each filter by itself, so that one wrong one of
@@ -266,7 +266,7 @@ ATTENTIONS: dict[str, Attention] = {
 
 
 def _mask(attention: Attention, rng: torch.Generator) -> Tensor | None:
-    """A boolean mask (true: takes part; the first key always does), or None."""
+    """Return a boolean mask (true: takes part; the first key always does), or None."""
     _, _, queries, keys, _ = attention.shape
     if attention.mask == "causal":
         return torch.ones(queries, keys, dtype=torch.bool).tril()

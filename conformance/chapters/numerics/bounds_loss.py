@@ -1,4 +1,4 @@
-"""Losses with their options, each on data where a 16-bit step on the way shows, forward and backward.
+"""Error bounds for losses with their options, forward and backward, on data that exposes 16-bit intermediates.
 
 Formulas and the bounds on their fp32 evaluation are those of `loss_reference`. Kinds: `plain`; `large` logits (near
 1000 or beyond 30, where exponentials without a shift overflow and log(sigmoid(x)) is -inf or 0); `off_grid` numbers,
@@ -52,7 +52,7 @@ def _weighted_binary(kind: str, form: Format, rng: torch.Generator) -> tuple[Ten
 
 
 def _pairs(kind: str, form: Format, rng: torch.Generator) -> tuple[Tensor, ...]:
-    """Gaps up to five, on either side of every delta and beta; targets are numbers of either 16-bit type."""
+    """Return gaps up to five, on either side of every delta and beta; targets are numbers of either 16-bit type."""
     return 2 * DATA[kind](form, rng, SAMPLES, CLASSES), rounded(plain(form, rng, SAMPLES, CLASSES), BF16)
 
 

@@ -1,4 +1,4 @@
-"""Matrix products, convolutions and attention at the sizes and on the data where kernels differ, against their bounds.
+"""Error bounds for matrix products, at the sizes and on the data where kernels differ.
 
 Every reference is the float64 result of the operands as autocast rounds them, so that what is left is the accumulation
 and one rounding; that the operands were rounded at all is measured by the share of their rounding in the result.
@@ -43,7 +43,7 @@ class Product:
 
 
 def _sliced(matrix: Tensor) -> Tensor:
-    """The same numbers in every second column of a wider matrix: neither dimension is contiguous."""
+    """Return the same numbers in every second column of a wider matrix: neither dimension is contiguous."""
     return torch.stack([matrix, matrix], -1)[..., 0]
 
 

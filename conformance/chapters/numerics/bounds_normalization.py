@@ -1,4 +1,4 @@
-"""Softmax and the normalisations by layer, group, batch and root mean square, forward and backward.
+"""Error bounds for softmax and for layer, group, batch and RMS norm, forward and backward.
 
 Kinds of data beyond those of `bounded_reductions`: `large` logits (near 1000, where exponentials overflow without a
 shift), `apart` logits (one of 128, far above the rest: logarithms of -128 are kept where probabilities vanish), `flat`
@@ -174,7 +174,7 @@ def _per_channel(of_group: Rounded) -> Rounded:
 def _group_norm_gradient(
     store: Store, seed: Rounded, x: Rounded, weight: Rounded, bias: Rounded
 ) -> tuple[Rounded, Rounded, Rounded]:
-    """The gradient of a normalisation; the kernels sum gx and g apart, and centre after the sums.
+    """Return the gradient of a normalisation; the kernels sum gx and g apart, and centre after the sums.
 
     dx = g rstd w + c2 x + c3, c2 = (db mean - ds) rstd^3 / n, c3 = -c2 mean - db rstd / n, ds = sum(gwx), db = sum(gw)
     (aten/src/ATen/native/cpu/group_norm_kernel.cpp): sums of n terms of the size of x, not of x - mean, and c2 x.

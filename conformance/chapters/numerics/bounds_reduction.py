@@ -1,4 +1,4 @@
-"""Sums, means, products, norms, variances and what is built of them: formulas with the error of fp32 arithmetic.
+"""Error bounds for reductions (sums, means, products, norms, variances): formulas with the error of fp32 arithmetic.
 
 Kinds of data: `plain` (Gaussian), `same_sign` (nothing cancels: what is lost at each step adds up), `cancelling` (pairs
 whose sum is a thousandth of them), `wide` (rows and columns scaled by 2^-10 to 2^10), `grid` (integers whose partial
@@ -45,7 +45,7 @@ def wide(form: Format, rng: torch.Generator, *shape: int) -> Tensor:
 
 
 def grid(form: Format, rng: torch.Generator, *shape: int) -> Tensor:
-    """Integers, mostly positive: in fp32 8 j + 1 up to 8001, which 16 bits round to 8 j, else odd ones."""
+    """Return integers, mostly positive: in fp32 8 j + 1 up to 8001, which 16 bits round to 8 j, else odd ones."""
     if form is FP32:
         return 8.0 * torch.randint(-128, 1001, shape, generator=rng).double() + 1
     top = int(0.5 / form.unit_roundoff)
@@ -78,7 +78,7 @@ def _tail(tensor: Tensor) -> Tensor:
 
 
 def _spread(seed: Rounded, x: Rounded) -> Rounded:
-    """The seed of a row for each of its elements."""
+    """Return the seed of a row for each of its elements."""
     return seed.view(lambda tensor: _tail(tensor).expand(x.value.shape))
 
 
@@ -110,7 +110,7 @@ def _mean_gradient(store: Store, seed: Rounded, x: Rounded) -> tuple[Rounded]:
 
 
 def _running(terms: Rounded) -> Rounded:
-    """Cumulative sums over the last dimension: each is a sum in any order, and so is its error."""
+    """Return cumulative sums over the last dimension: each is a sum in any order, and so is its error."""
     value, size = terms.value.cumsum(-1), (terms.value.detach().abs() + terms.error).cumsum(-1)
     count = torch.arange(terms.value.shape[-1], dtype=torch.float64)
     return Rounded(value, terms.error.cumsum(-1) + count * UNIT * size)
@@ -252,7 +252,7 @@ def _logits(kind: str, form: Format, rng: torch.Generator) -> tuple[Tensor, ...]
 
 
 def _factors(kind: str, form: Format, rng: torch.Generator) -> tuple[Tensor, ...]:
-    """Factors near 1, so that 74 of them neither overflow nor vanish."""
+    """Return factors near 1, so that 74 of them neither overflow nor vanish."""
     if kind == "off_grid":
         return (DATA[kind](form, rng, ROWS, 37) * 2.0 ** -(torch.arange(37) % 2),)
     return (1 + (plain(form, rng, ROWS, 37) / 16).clamp(-0.5, 0.5),)

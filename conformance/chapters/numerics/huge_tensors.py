@@ -1,4 +1,4 @@
-"""Operations on tensors of more elements than 32 bits count, whose results are known without computing them.
+"""Operations on tensors of more than 2^31 elements whose results are known without computing them.
 
 Each fills its operands in pieces, runs in a region, and compares its result in pieces with numbers that hold exactly:
 what lies beyond the limit in one piece is found at the right place in another.
@@ -46,7 +46,7 @@ class Setting:
         return self.limit // WIDTH + 4
 
     def probes(self) -> Tensor:
-        """Places at both ends and around the limit of a flat tensor."""
+        """Return places at both ends and around the limit of a flat tensor."""
         beyond = (self.limit + step for step in (-1, 0, 1, BEYOND - 2, BEYOND - 1))
         return torch.tensor([0, 1, *beyond], device=self.device)
 
@@ -101,7 +101,7 @@ def _cast(setting: Setting) -> Found:
 
 
 def _owner(gradient: Tensor) -> torch.nn.Parameter:
-    """One number seen many times, so that its gradient is the one tensor that is large."""
+    """Return one number expanded to many elements, so that its gradient is the only large tensor."""
     parameter = torch.nn.Parameter(torch.zeros(1, device=gradient.device).expand(gradient.shape))
     parameter.grad = gradient
     return parameter

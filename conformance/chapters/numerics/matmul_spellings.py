@@ -1,4 +1,4 @@
-"""The spellings of a matrix product, and the three places where a product shows up: its result and its gradients."""
+"""Ways to call a matrix product, and its three outputs: the result and two gradients."""
 
 from __future__ import annotations
 

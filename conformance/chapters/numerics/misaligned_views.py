@@ -1,4 +1,4 @@
-"""Operations on 16-bit views that begin one element off, where vector loads and matrix units want 16 bytes.
+"""Operations on unaligned 16-bit views: vector loads and matrix units require 16-byte alignment.
 
 Every number is a small integer, so that results and gradients are exact in fp16 and bf16, whatever the kernel.
 """
@@ -17,13 +17,13 @@ from .op_error import Region
 
 
 def _one_off(tensor: Tensor) -> Tensor:
-    """The same numbers and strides, one element into a longer store."""
+    """Return the same numbers and strides, one element into a longer store."""
     store = torch.full((tensor.numel() + 9,), 7.0, dtype=tensor.dtype, device=tensor.device)
     return store.as_strided(tensor.shape, tensor.stride(), 1).copy_(tensor)
 
 
 def _odd_rows(tensor: Tensor) -> Tensor:
-    """The same numbers in rows that are one element longer, so that each begins elsewhere."""
+    """Return the same numbers in rows that are one element longer, so that each begins elsewhere."""
     return F.pad(tensor, (1, 0), value=7.0)[..., 1:]
 
 
@@ -68,13 +68,13 @@ def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """The value of the one key whose logit is 0; the gradients of query and key are nothing then."""
+    """Return the value of the one key whose logit is 0; the gradients of query and key are nothing then."""
     logits = exact.product(query, key.mT)
     return exact.product((logits == 0).double() + 0 * logits, value)
 
 
 def _one_key_each(rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits of 0 for one key of each query and -128 for all others, whose exponentials are nothing in fp32."""
+    """Return logits of 0 for one key of each query and -128 for all others, whose exponentials are nothing in fp32."""
     places = torch.randperm(64, generator=rng)
     query = -128 * (1 - torch.eye(64)).expand(1, 2, 64, 64)
     return query.clone(), torch.eye(64)[places].expand(1, 2, 64, 64).clone(), _integers(rng, 1, 2, 64, 64)

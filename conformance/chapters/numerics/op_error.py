@@ -1,9 +1,9 @@
-"""An op beside its float64 value: how far a run of it was off, in units of what rounding allows.
+"""Error of an op against a float64 reference, in units of its derived error bound.
 
-Three figures are taken of every tensor that comes out. `error`: the worst element, over what fp32 arithmetic in any
-order may lose (`Rounded`) and one rounding to the type that it is stored in. `gain`: the systematic scale error, over
-what independent roundings leave of one. Both hold up to 1. `share` (products): how much of the operands' own rounding
-to 16 bits is found in the result: 1 where the operands were rounded, 0 where the op ran in fp32.
+Each output tensor has three figures. `error`: the worst element, divided by the maximum error of fp32 arithmetic in any
+order (`Rounded`) plus one rounding to the stored type. `gain`: the systematic scale error, divided by the maximum for
+independent roundings. Both are within bounds up to 1. `share` (products): the share of the operands' own rounding to 16
+bits in the result: 1 if the operands were rounded, 0 if the op ran in fp32.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ N. J. Higham, T. Mary, A new approach to probabilistic rounding error analysis, 
 
 @dataclass(frozen=True)
 class Measured:
-    """One tensor that came out: what it is, its type, and its figures in units of their bounds."""
+    """One output tensor: its name, its dtype, and its figures in units of their bounds."""
 
     what: str
     dtype: torch.dtype
@@ -144,7 +144,7 @@ def lowest_bit(tensor: Tensor) -> int:
 
 
 def is_exact_in_any_order(terms: Tensor, dims: Sequence[int]) -> bool:
-    """Whether every partial sum of float64 `terms` over `dims` is a number of fp32, so that no order rounds.
+    """Return whether every partial sum of float64 `terms` over `dims` is a number of fp32, so that no order rounds.
 
     All terms are multiples of one power of two, 2^24 of which the sum of their sizes does not exceed.
     """

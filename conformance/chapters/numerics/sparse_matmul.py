@@ -1,4 +1,4 @@
-"""Products with matrices of a few integers a column, exactly, at any size, by picking out and adding columns."""
+"""Exact products with sparse integer matrices of any size, computed by selecting and adding columns."""
 
 from __future__ import annotations
 

@@ -1,15 +1,26 @@
-"""Attention on each kernel that takes the same inputs, so that a failure of one is told from a failure of all."""
+"""Steps that several checks of the numerics chapter share: run, measure and judge."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
+import pytest
 import torch
+from torch import Tensor
 
 from ...harness.check import Case
 from ...harness.targets import Target
+from ...measure.precision import full_precision
+from ...oracles.numbers import error_bounds
+from ...oracles.numbers.formats import FORMATS, FP32, Format
+from ...oracles.policy import lists as op_policy
+from . import op_error
 from .attention_kernels import attempts
+from .bounds_loss import LOSSES
+from .matmul_ops import Product
+from .op_error import Measured, Op
 
 T = TypeVar("T")
 
@@ -43,3 +54,99 @@ def by_kernel(case: Case, target: Target, rng: torch.Generator, measure: Callabl
 def compare(case: Case, what: str, figures: Mapping[str, float], unit: str = "") -> None:
     """Record one figure of every kernel, before any is judged."""
     case.note(f"{what}, by kernel", {name: float(figure) for name, figure in figures.items()}, unit)
+
+
+def leaves_on(target: Target, *sources: Tensor) -> list[Tensor]:
+    return [source.detach().clone().to(target.device).requires_grad_() for source in sources]
+
+
+def run_product(target: Target, dtype: torch.dtype, product: Product, *operands: Tensor) -> Tensor:
+    with full_precision(target.device_type), target.autocast(dtype):
+        return product.call(*operands)
+
+
+def within_window(
+    case: Case, what: str, seen: Tensor, expected: Tensor, window: tuple[float, float], unit: float
+) -> None:
+    """Hold the normwise error, in units of the type's roundoff, against both ends of `window`."""
+    error = error_bounds.normwise_error(seen, expected) / unit
+    case.between(f"{what}: normwise error", error, window[0] / unit, window[1] / unit, "u")
+
+
+def keeps_subnormals(target: Target, dtype: torch.dtype) -> bool:
+    """Return whether products keep the subnormal numbers of the type.
+
+    Not MI200 (torch's notes on numerical accuracy), and not those of bf16, which are fp32's as well: x86's VDPBF16PS
+    takes them for zero (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2).
+    """
+    return dtype is torch.float16 and not str(target.probe["capability"]).startswith("gfx90a")
+
+
+# A control must be out of bounds by more than the slack between a bound's first order and the truth.
+TELLING = 2.0
+
+
+def slug(name: str) -> str:
+    """Return a name as part of a case id."""
+    return name.replace(" ", "_")
+
+
+def by_name(table: dict[str, Op]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("op", list(table.values()), ids=map(slug, table))
+
+
+def by_loss() -> pytest.MarkDecorator:
+    """Return one case for each loss function, whatever its options."""
+    return pytest.mark.parametrize("loss", list(dict.fromkeys(name.split(" ")[0] for name in LOSSES)))
+
+
+def is_listed(op: Op, target: Target) -> bool:
+    """Return whether autocast turns a 16-bit input of the op into an fp32 result on this target."""
+    return any(one.name == op.policy for one in op_policy.listings(target.device_type, "fp32"))
+
+
+def formats(op: Op, target: Target, amp_dtype: torch.dtype, *, is_loss: bool = False) -> list[Format]:
+    """Return the types of operands that something is promised for.
+
+    fp32 everywhere. 16 bits where the op is listed as fp32, and where the device is known to keep the statistics of a
+    16-bit tensor in fp32 without a list; neither is known of third parties' devices.
+    """
+    known = target.device_type in op_policy.BACKENDS and not is_loss and op.policy != "rms_norm"
+    return [FP32, FORMATS[amp_dtype]] if known or is_listed(op, target) else [FP32]
+
+
+def runs(
+    case: Case, target: Target, rng: torch.Generator, op: Op, *, backward: bool, is_loss: bool = False
+) -> Iterator[tuple[Format, list[Measured]]]:
+    """Measure the op on the data of this depth, in regions of every amp dtype; yield the type of the operands too."""
+    kinds = op.kinds[: case.samples(quick=1 if is_loss else 2, standard=9, full=9)]
+    for dtype in case.supported(target):
+        for form in formats(op, target, dtype, is_loss=is_loss):
+            for kind in kinds:
+                for _ in range(case.samples(quick=1, standard=3, full=25)):
+                    region = functools.partial(target.autocast, dtype)
+                    found = op_error.measure(op, kind, form, rng, target.device, region, backward=backward)
+                    _type_of_result(case, target, op, form, found[0])
+                    yield form, found
+
+
+def _type_of_result(case: Case, target: Target, op: Op, form: Format, result: Measured) -> None:
+    if form is FP32 or is_listed(op, target):
+        case.equal(f"{result.what}: dtype", result.dtype, torch.float32)
+
+
+def hold(case: Case, what: str, found: Sequence[Measured]) -> None:
+    """Hold the worst of everything measured against its bounds."""
+    for figure, name in (
+        (lambda one: one.error, "error of an element"),
+        (lambda one: one.gain, "systematic scale error"),
+    ):
+        ratio, where = op_error.worst(found, figure)
+        case.at_most(f"{what}: worst {name} of {len(found)} tensors ({where})", ratio, 1.0, "of the bound")
+
+
+def control(case: Case, op: Op, rng: torch.Generator) -> None:
+    """Lowering the operands of an fp32 op to 16 bits on the way is out of bounds."""
+    for dtype in case.amp_dtypes:
+        ratio = max(op_error.lowered(op, kind, FORMATS[dtype], rng) for kind in op.kinds)
+        case.at_least(f"control: operands lowered to {FORMATS[dtype].name}, error", ratio, TELLING, "of the bound")

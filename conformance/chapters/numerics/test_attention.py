@@ -1,4 +1,4 @@
-"""Numerics of attention by backend: what its backward makes of logits far below zero."""
+"""Check attention: rounding error, rounding of operands, gradients of logits far below zero on each backend."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import functools
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from ...measure.precision import full_precision
-from ...oracles.numbers.formats import FORMATS
+from ...oracles.numbers import error_bounds, exact
+from ...oracles.numbers.formats import FORMATS, Format
 from .bounds_attention import BACKENDS, MASKS, LowLogits, Problem, attempt, measured
+from .matmul_ops import gaussians
 from .op_error import Measured
-from .test_bounds import keeps_subnormals
-from .test_reductions import dtypes
+from .support import by_kernel, compare, keeps_subnormals, leaves_on, within_window
 
 # Lengths of half a tile of 128 more than whole ones. References take the square of the length and the size of a head.
 QUICK = (LowLogits("boolean", 64, 64, 2), LowLogits("float", 64, 64))
@@ -38,7 +41,7 @@ FULL = tuple(LowLogits(mask, length, 64, group) for mask in MASKS for length in 
 def test_gradients_below_zero(case: Case, target: Target, rng: torch.Generator, low: LowLogits) -> None:
     ran: dict[str, list[Measured]] = {name: [] for name in BACKENDS}
     raised: dict[str, RuntimeError] = {}
-    for dtype in dtypes(case, target):
+    for dtype in case.supported(target):
         form = FORMATS[dtype]
         problem = Problem.draw(low, form, rng)
         case.at_most("control: largest logsumexp of a row", problem.logsumexp(), -900.0)
@@ -64,3 +67,75 @@ def test_gradients_below_zero(case: Case, target: Target, rng: torch.Generator, 
     for name, found in ran.items():
         if found:
             case.at_most(f"{name}: worst error of {len(found)} tensors", max(one.error for one in found), 1.0, "bounds")
+
+
+ATTENTION = {
+    "square": ((2, 3, 33, 32), (2, 3, 33, 32), False),
+    "causal": ((2, 3, 33, 32), (2, 3, 33, 32), True),
+    "tails": ((2, 3, 17, 16), (2, 3, 45, 16), False),
+    "odd heads": ((2, 3, 17, 20), (2, 3, 45, 20), False),  # padded by kernels that want multiples of 8
+}
+
+
+@contract("AMP-NUMERICS-021")
+@pytest.mark.parametrize("shape", ATTENTION, ids=lambda shape: shape.replace(" ", "_"))
+def test_attention_runs_in_sixteen_bits(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, shape: str
+) -> None:
+    queries, keys, is_causal = ATTENTION[shape]
+    form = FORMATS[amp_dtype]
+    sources = gaussians(rng, queries, keys, keys)
+    seed = torch.randn(queries, generator=rng)
+
+    def run() -> list[Tensor]:
+        leaves = leaves_on(target, *sources)
+        with full_precision(target.device_type):
+            with target.autocast(amp_dtype):
+                seen = F.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], is_causal=is_causal)
+            seen.backward(seed.to(target.device, seen.dtype))
+        return [seen.detach(), *(leaf.grad for leaf in leaves)]
+
+    ran = by_kernel(case, target, rng, run)
+    references = [source.double().requires_grad_() for source in sources]
+    expected = exact.attention(*references, is_causal=is_causal)
+    expected.backward(seed.double())
+    expectations = [expected.detach(), *(reference.grad for reference in references)]
+    windows = [error_bounds.attention_window(form), *[error_bounds.attention_window(form, stages=2)] * 3]
+    names = ("attention", "gradient of the query", "gradient of the key", "gradient of the value")
+    for place, name in enumerate(names):
+        errors = {kernel: _in_units(tensors[place], expectations[place], form) for kernel, tensors in ran.items()}
+        compare(case, f"{name}: normwise error", errors, "u")
+    for kernel, tensors in ran.items():
+        case.equal(f"{kernel}: dtype", tensors[0].dtype, amp_dtype)
+        for name, tensor, reference, window in zip(names, tensors, expectations, windows, strict=True):
+            within_window(case, f"{kernel}: {name}", tensor, reference, window, form.unit_roundoff)
+
+
+def _in_units(seen: Tensor, expected: Tensor, form: Format) -> float:
+    return error_bounds.normwise_error(seen, expected) / form.unit_roundoff
+
+
+@contract("AMP-NUMERICS-021")
+@pytest.mark.parametrize("operand", ["query", "key", "value"])
+def test_attention_rounds_its_operands(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, operand: str
+) -> None:
+    # As in the products: numbers just above 1 round to 1, and less as many ones they are exactly nothing.
+    unit = FORMATS[amp_dtype].unit_roundoff
+    above = 1 + 0.9 * unit
+    query, key, value = torch.zeros(1, 1, 3, 16), torch.zeros(1, 1, 2, 16), torch.ones(1, 1, 2, 16)
+    value[..., 1, :] = -1.0
+    if operand == "value":
+        value[..., 0, :] = above
+    else:
+        # A logit of 1/u times (1 - 1): both keys weigh the same, unless the 1 was not rounded.
+        differing, factor = torch.tensor([above, -1.0]), torch.full((2,), 1 / unit)
+        query[..., :2], key[..., 0, :2] = (differing, factor) if operand == "query" else (factor, differing)
+
+    def run() -> list[float]:
+        with full_precision(target.device_type), target.autocast(amp_dtype):
+            seen = F.scaled_dot_product_attention(*(part.to(target.device) for part in (query, key, value)))
+        return [float(result) for result in seen.cpu().double().unique()]
+
+    for kernel, results in by_kernel(case, target, rng, run).items():
+        case.equal(f"{kernel}: {operand} just above 1: results", results, [0.0])

@@ -1,4 +1,4 @@
-"""Numerics of products, convolutions and attention: sizes and data that tell kernels apart, both ways, bounded."""
+"""Check error bounds of products, convolutions and attention at sizes and on data that distinguish kernels."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from .bounds_convolution import (
 )
 from .bounds_matmul import KINDS, LONGER, PRODUCTS, SHAPES, Product, measure_product
 from .op_error import Measured
-from .support import by_kernel, compare
-from .test_reductions import dtypes, hold, slug
+from .support import by_kernel, compare, hold, keeps_subnormals, slug
 
 # What tells kernels apart in the least time: at quick only these, on four ops.
 _EVERYWHERE = (("odd", "wide"), ("odd", "subnormal"), ("tiles", "plain"))
@@ -39,7 +38,7 @@ QUICK_CONVOLUTIONS = ("channels last", "not contiguous", "many channels", "group
 
 
 def _by_name(what: str, table: Mapping[str, object], quick: Sequence[str]) -> pytest.MarkDecorator:
-    """One case for each row of the table, those not named `quick` from standard on."""
+    """Return one case for each row of the table, those not named `quick` from standard on."""
     rows = [
         pytest.param(row, id=slug(name)) if name in quick else deep("standard", row, id=slug(name))
         for name, row in table.items()
@@ -51,15 +50,6 @@ by_product = _by_name("product", PRODUCTS, QUICK)
 by_backward_product = _by_name("product", PRODUCTS, QUICK_BACKWARD)
 by_convolution = _by_name("convolution", CONVOLUTIONS, QUICK_CONVOLUTIONS)
 by_attention = pytest.mark.parametrize("attention", ATTENTIONS.values(), ids=map(slug, ATTENTIONS))
-
-
-def keeps_subnormals(target: Target, dtype: torch.dtype) -> bool:
-    """Whether products keep the subnormal numbers of the type.
-
-    Not MI200 (torch's notes on numerical accuracy), and not those of bf16, which are fp32's as well: x86's VDPBF16PS
-    takes them for zero (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2).
-    """
-    return dtype is torch.float16 and not str(target.probe["capability"]).startswith("gfx90a")
 
 
 def _plan(case: Case, product: Product, *, backward: bool) -> Iterator[tuple[str, tuple[int, int, int]]]:
@@ -77,7 +67,7 @@ def _plan(case: Case, product: Product, *, backward: bool) -> Iterator[tuple[str
 def _products(case: Case, target: Target, rng: torch.Generator, product: Product, *, backward: bool) -> list[Measured]:
     found = []
     with full_precision(target.device_type):
-        for dtype in dtypes(case, target):
+        for dtype in case.supported(target):
             for kind, shape in _plan(case, product, backward=backward):
                 if kind == "subnormal" and not keeps_subnormals(target, dtype):
                     continue
@@ -93,7 +83,7 @@ def _products(case: Case, target: Target, rng: torch.Generator, product: Product
 @by_product
 def test_long_and_odd_products(case: Case, target: Target, rng: torch.Generator, product: Product) -> None:
     found = _products(case, target, rng, product, backward=False)
-    case.equal("dtypes", sorted({str(one.dtype) for one in found}), sorted(map(str, dtypes(case, target))))
+    case.equal("dtypes", sorted({str(one.dtype) for one in found}), sorted(map(str, case.supported(target))))
     hold(case, product.name, found)
 
 
@@ -114,7 +104,7 @@ def _seen(found: list[Measured]) -> int:
 @contract("AMP-NUMERICS-014")
 @by_product
 def test_products_round_each_operand(case: Case, target: Target, rng: torch.Generator, product: Product) -> None:
-    for dtype in dtypes(case, target):
+    for dtype in case.supported(target):
         form = FORMATS[dtype]
         with full_precision(target.device_type):
             found = measure_product(
@@ -134,7 +124,7 @@ def test_products_round_each_operand(case: Case, target: Target, rng: torch.Gene
 def test_long_fp32_products(case: Case, target: Target, rng: torch.Generator, name: str) -> None:
     found = []
     with full_precision(target.device_type):
-        for dtype in dtypes(case, target):
+        for dtype in case.supported(target):
             for kind, shape in (("off_grid", "long"), ("wide", "tiles"), ("plain", "odd"), ("cancelling", "tiles")):
                 region = functools.partial(target.autocast, dtype, enabled=False)
                 with target.autocast(dtype):
@@ -150,7 +140,7 @@ def test_long_fp32_products(case: Case, target: Target, rng: torch.Generator, na
 def test_bias_is_added_before_the_rounding(case: Case, target: Target, rng: torch.Generator, name: str) -> None:
     found = []
     with full_precision(target.device_type):
-        for dtype in dtypes(case, target):
+        for dtype in case.supported(target):
             for shape in ("row", "odd", "tiles", "long"):
                 region = functools.partial(target.autocast, dtype)
                 found += measure_product(
@@ -188,7 +178,7 @@ def test_convolutions_of_every_layout(
     found = []
     kinds = ("plain", "wide", "same_sign")[: case.samples(quick=1, standard=3, full=3)]
     with full_precision(target.device_type):
-        for dtype in dtypes(case, target):
+        for dtype in case.supported(target):
             for kind in kinds * case.samples(quick=1, standard=1, full=5):
                 region = functools.partial(target.autocast, dtype)
                 some = measure_convolution(convolution, kind, FORMATS[dtype], rng, target.device, region)
@@ -210,8 +200,7 @@ def test_convolutions_of_every_layout(
 @contract("AMP-NUMERICS-020", on="cpu", dtypes=("bf16",))
 @pytest.mark.parametrize("name", ["depthwise", "dilated", "grouped", "strided"])
 def test_results_are_rounded_once(case: Case, target: Target, rng: torch.Generator, name: str) -> None:
-    if torch.bfloat16 not in dtypes(case, target):
-        case.unsupported("the target has no bf16")
+    case.require(target, torch.bfloat16)
     form, convolution = FORMATS[torch.bfloat16], CONVOLUTIONS[name]
     ratio, control = measure_one_rounding(convolution, form, rng, target.device, lambda: target.autocast(form.dtype))
     case.at_most(f"{name}: norm of the error of the whole result", ratio, 1.0, "of the bound")
@@ -224,7 +213,7 @@ def test_logits_are_not_rounded(case: Case, target: Target, rng: torch.Generator
     def run() -> list[Measured]:
         found = []
         with full_precision(target.device_type):
-            for dtype in dtypes(case, target):
+            for dtype in case.supported(target):
                 for _ in range(case.samples(quick=1, standard=3, full=20)):
                     region = functools.partial(target.autocast, dtype)
                     flushes = dtype is torch.float16 and not keeps_subnormals(target, dtype)

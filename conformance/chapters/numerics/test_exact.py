@@ -1,4 +1,4 @@
-"""Numerics: products whose every element is known exactly, in every spelling, memory layout and size."""
+"""Check integer products exactly, for every way to call them, memory layout and size."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ...harness.targets import Target
 from ...measure.precision import full_precision
 from ...oracles.numbers.formats import FORMATS, Format, rounded
 from ...oracles.policy import lists as op_policy
+from .bit_patterns import unsigned_zeros
 from .matmul_spellings import BIASED, PLACES, PLAIN, STORED, Product, through
 from .sparse_matmul import Sparse, sparse
 
@@ -38,11 +39,6 @@ SHAPES = {
     "threads": (331, 37, 241),
     "inner 4099": (5, 4099, 7),
 }
-
-
-def _unsigned(zeros: Tensor) -> Tensor:
-    """Return the tensor with every -0.0 made 0.0: the sign of a sum of nothing but zeros is left free."""
-    return zeros + 0.0
 
 
 def _stored(exact: Tensor, form: Format) -> Tensor:
@@ -75,18 +71,18 @@ class Drawn:
 
     @functools.cached_property
     def plain(self) -> Tensor:
-        return _unsigned(_stored(self._product, self.form))
+        return unsigned_zeros(_stored(self._product, self.form))
 
     @functools.cached_property
     def biased(self) -> Tensor:
-        return _unsigned(_stored(self._product + self.bias, self.form))
+        return unsigned_zeros(_stored(self._product + self.bias, self.form))
 
     @functools.cached_property
     def gradients(self) -> tuple[Tensor, Tensor, Tensor]:
         """Those of left, right and bias."""
         seed = self.seeds.dense().int()
         exact = self.right.spread(seed), self.seeds.picked_by(self.left.t()), seed.sum(0)
-        left, right, bias = (_unsigned(_stored(gradient, self.form)) for gradient in exact)
+        left, right, bias = (unsigned_zeros(_stored(gradient, self.form)) for gradient in exact)
         return left, right, bias
 
 
@@ -137,12 +133,12 @@ def _exactly(
         f", {' times '.join(layouts)}" if layouts != ("as it is", "as it is") else ""
     )
     expected = drawn.biased if biased else drawn.plain
-    case.identical(where, _unsigned(seen), expected[:rows, :columns])
+    case.identical(where, unsigned_zeros(seen), expected[:rows, :columns])
     if (rows, columns) != (m, n):
         return
     operands = ("left", "right", "what is added") if biased else ("left", "right")
     for operand, leaf, gradient in zip(operands, leaves, drawn.gradients, strict=False):
-        case.identical(f"{where}: gradient of {operand}", _unsigned(leaf.grad), gradient.to(dtype))
+        case.identical(f"{where}: gradient of {operand}", unsigned_zeros(leaf.grad), gradient.to(dtype))
 
 
 @contract("AMP-NUMERICS-040")
@@ -183,7 +179,7 @@ def test_stored_products(case: Case, target: Target, amp_dtype: torch.dtype, rng
             with full_precision(target.device_type), target.autocast(amp_dtype):
                 seen = product(operands[0], operands[1], operands[2])
             expected = _stored(right.picked_by(left) + (bias if biased else 0), form)
-            case.identical(f"{name}, m k n {(m, k, n)}", _unsigned(seen), _unsigned(expected))
+            case.identical(f"{name}, m k n {(m, k, n)}", unsigned_zeros(seen), unsigned_zeros(expected))
 
 
 @contract("AMP-NUMERICS-068", on=("cpu", "cuda", "xpu"))
@@ -227,7 +223,7 @@ def test_far_rows_and_columns(
         with full_precision(target.device_type), target.autocast(amp_dtype):
             seen = op(*operands)
         expected = _stored(product + (bias if name in BIASED else 0), form)
-        case.identical(f"{name}, m k n {(m, k, n)}", _unsigned(seen), _unsigned(expected))
+        case.identical(f"{name}, m k n {(m, k, n)}", unsigned_zeros(seen), unsigned_zeros(expected))
 
 
 # --- large results ----------------------------------------------------------------------------------------------

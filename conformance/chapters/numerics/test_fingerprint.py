@@ -1,4 +1,4 @@
-"""Numerics: the fingerprint of the device, that it stays, and the bounds that it implies."""
+"""Check the numerics fingerprint of the device, its reproducibility, and the bounds that it implies."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_the_implied_bound(case: Case, target: Target, rng: torch.Generator, op:
 
 
 def _takes_other_units(target: Target, dtype: torch.dtype) -> bool:
-    """Whether a library may run a 16-bit product of other sizes on other units: those for matrices may truncate.
+    """Return whether a library may run a 16-bit product of other sizes on other units: those for matrices may truncate.
 
     cuBLAS chooses by size and alignment; tensor cores round sums toward zero, ordinary units to nearest.
     """

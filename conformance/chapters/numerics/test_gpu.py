@@ -1,4 +1,4 @@
-"""Numerics on a GPU: what the flags of precision change, and what they leave behind."""
+"""Check that TF32 and reduced precision flags of CUDA act only while they are set."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _fp32_convolution(device: torch.device, dtype: torch.dtype, rng: torch.Gener
 
 
 def _long_sum(device: torch.device, dtype: torch.dtype, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Sums of 2^14 numbers of 1 to 2, multiples of 2^-5: fp32 holds every partial sum, 16 bits next to none."""
+    """Return sums of 2^14 numbers of 1 to 2, multiples of 2^-5: fp32 holds every partial sum, 16 bits next to none."""
     numbers = 1 + torch.randint(0, 32, (LONG, 16), generator=rng) / 32
     right = rounded(numbers.double().sum(0), FORMATS[dtype]).to(dtype)
     seen = torch.mm(torch.ones(16, LONG, device=device, dtype=dtype), numbers.to(device, dtype))
@@ -81,8 +81,8 @@ def test_flags_of_precision(case: Case, target: Target, rng: torch.Generator, na
     flag = FLAGS[name]
     if not hasattr(flag.owner, flag.name):
         case.unsupported(f"this torch has no flag {flag.name}")
-    if flag.dtype is torch.bfloat16 and not target.supports(flag.dtype):
-        case.unsupported("the device has no bf16")
+    if flag.dtype is torch.bfloat16:
+        case.require(target, flag.dtype)
     with full_precision("cuda"):
         for state in (False, True, False):
             setattr(flag.owner, flag.name, state)

@@ -1,4 +1,4 @@
-"""Numerics of gradients: what comes back of reductions, normalisations and losses, each operand's by itself."""
+"""Check error bounds of the gradients of reductions, normalizations and losses, operand by operand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .bounds_loss import LOSSES
 from .bounds_normalization import NORMALISATIONS
 from .bounds_reduction import REDUCTIONS
 from .op_error import Measured, Op, half_spacing
-from .test_reductions import TELLING, by_loss, by_name, dtypes, formats, hold, is_listed, runs
+from .support import TELLING, by_loss, by_name, formats, hold, is_listed, runs
 
 DIFFERENTIABLE = {name: op for name, op in REDUCTIONS.items() if op.gradient is not None}
 OPERANDS = ("input", "weight", "bias")
@@ -33,7 +33,7 @@ def test_gradients_of_reductions(case: Case, target: Target, rng: torch.Generato
 
 
 def _is_left_to_066(op: Op, target: Target, form: Format, one: Measured) -> bool:
-    """Whether it is a parameter's gradient of a layer norm that ran on a 16-bit tensor."""
+    """Return whether it is a parameter's gradient of a layer norm that ran on a 16-bit tensor."""
     return op.name == "layer_norm" and form is not FP32 and not is_listed(op, target) and one.operand != 0
 
 
@@ -60,7 +60,7 @@ def _of_softmax(name: str, y: Tensor, seed: Tensor) -> tuple[Tensor, Tensor, Ten
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 def test_gradients_of_softmax_where_terms_cancel(case: Case, target: Target, rng: torch.Generator, name: str) -> None:
     rows, length = 64, 100
-    for dtype in dtypes(case, target):
+    for dtype in case.supported(target):
         if FORMATS[dtype] not in formats(NORMALISATIONS[name], target, dtype):
             case.unsupported("nothing is known of softmax of 16-bit tensors on this device")
         x = (3 * torch.randn(rows, length, generator=rng)).to(target.device, dtype).requires_grad_()

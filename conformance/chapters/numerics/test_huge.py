@@ -1,4 +1,4 @@
-"""Numerics of tensors of more elements than a signed integer of 32 bits counts."""
+"""Check operations on tensors of more than 2^31 elements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...harness.targets import Target
 from ...measure.allocator import available_bytes
 from ...measure.precision import full_precision
 from .huge_tensors import LIMIT, OPERATIONS, Operation, Setting
-from .test_reductions import dtypes, slug
+from .support import slug
 
 ROOM = 2 << 30
 """Bytes for the pieces in which operands are filled and results compared, and for workspaces."""
@@ -37,7 +37,7 @@ def test_many_elements(case: Case, target: Target, name: str) -> None:
 
 def judge(case: Case, target: Target, name: str, limit: int) -> None:
     """Hold one operation on tensors of more than `limit` elements to its numbers."""
-    operation, found = OPERATIONS[name], dtypes(case, target)
+    operation, found = OPERATIONS[name], case.supported(target)
     _ask_for_memory(case, target, operation, limit)
     # One type each: what is asked is where elements are found, in whatever type.
     dtype = found[list(OPERATIONS).index(name) % len(found)]

@@ -1,4 +1,4 @@
-"""Numerics of 16-bit views that lie where vector loads and matrix units do not want them."""
+"""Check operations on unaligned 16-bit views."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...measure.precision import full_precision
 from .misaligned_views import OPERATIONS, PLACEMENTS
-from .test_reductions import slug
+from .support import slug
 
 
 @contract("AMP-NUMERICS-105")

@@ -1,4 +1,4 @@
-"""Numerics: every way in which a number is stored in 16 bits, and arithmetic on 16-bit tensors, rounded once."""
+"""Check that storing numbers in 16 bits and arithmetic on 16-bit tensors round once, to nearest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from ...measure.precision import computes_in
 from ...oracles.numbers.formats import BF16, FORMATS, FP16, FP32, Format, midpoints, rounded, tensor_of
-from .bit_patterns import all_patterns, narrowed, widened
+from .bit_patterns import all_patterns, narrowed, unsigned_zeros, widened
 
 # What stores numbers of one type in another, beyond the ways of AMP-NUMERICS-001.
 STORES: dict[str, Callable[[Tensor, torch.dtype], Tensor]] = {
@@ -55,12 +55,7 @@ def test_stores_at_the_midpoints(case: Case, target: Target, amp_dtype: torch.dt
     for way, store in STORES.items():
         seen = store(source.to(target.device), amp_dtype)
         what = f"{way}: {len(patterns)} fp32 numbers at and beside a tie"
-        case.identical(what, _unsigned(seen), _unsigned(expected))
-
-
-def _unsigned(zeros: Tensor) -> Tensor:
-    """Return the tensor with every -0.0 made 0.0, which sums with zero are free to do."""
-    return torch.where(zeros == 0, zeros.abs(), zeros)
+        case.identical(what, unsigned_zeros(seen), unsigned_zeros(expected))
 
 
 @contract("AMP-NUMERICS-002")
@@ -83,8 +78,7 @@ def test_numbers_at_the_midpoints(case: Case, target: Target, amp_dtype: torch.d
 @contract("AMP-NUMERICS-042")
 def test_between_the_formats(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
     form = FORMATS[amp_dtype]
-    if not target.supports(_other(form).dtype):
-        case.unsupported(f"the device lacks {_other(form).name}")
+    case.require(target, _other(form).dtype)
     source = all_patterns(_other(form)).to(target.device)
     expected = narrowed(widened(_other(form)), form)
     for way in ("to", "method", "strided", "copy_", "copy_ across", "setitem", "type"):

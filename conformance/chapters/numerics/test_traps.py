@@ -1,4 +1,4 @@
-"""Numerics: long sums that only an accumulator wider than 16 bits gets right, wherever they are split."""
+"""Check long sums that need an accumulator wider than 16 bits, integer convolutions, and one-hot attention."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _control(case: Case, form: Format, left: Tensor, right: Tensor, expected: Te
 
 @dataclass(frozen=True)
 class Windows:
-    """A convolution that needs no transform: strided, dilated or of one place (AMP-NUMERICS-019)."""
+    """A convolution that needs no transform (Winograd, Fourier) and so is exact on integers: strided or dilated."""
 
     dims: int
     channels: int

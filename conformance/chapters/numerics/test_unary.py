@@ -1,4 +1,4 @@
-"""Numerics: 16-bit functions of one variable, for each of their 65,536 inputs."""
+"""Check 16-bit unary functions for all 65,536 inputs."""
 
 from __future__ import annotations
 

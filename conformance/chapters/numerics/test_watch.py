@@ -1,4 +1,4 @@
-"""Numerics: the whole device, time after time: exact checks at sizes that every multiprocessor takes part in."""
+"""Check exact results over the whole device, repeatedly, at sizes that use every multiprocessor."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PRODUCTS = {
 
 @dataclass
 class Watch:
-    """What a run of repeats found: how many were wrong, in how many elements, and where first."""
+    """Result of a run of repeats: the number of wrong repeats and elements, and the first position."""
 
     repeats: int = 0
     elements: int = 0
@@ -66,7 +66,7 @@ class Watch:
 
 @dataclass(frozen=True)
 class Job:
-    """One thing that is done again and again, what it must give and that result's checksums."""
+    """One repeated computation, its expected result and that result's checksums."""
 
     name: str
     call: Callable[[], Tensor]
@@ -104,7 +104,7 @@ def _jobs(case: Case, target: Target, form: Format, rng: torch.Generator) -> lis
 
 
 def _pointwise(target: Target, form: Format, rng: torch.Generator, side: int) -> list[Job]:
-    """Casts, copies and functions of `side` rows of 4096 numbers: every pattern, or random ones."""
+    """Return casts, copies and functions of `side` rows of 4096 numbers: every pattern, or random ones."""
     numbers = torch.randint(0, 2**32, (16, 4096), generator=rng)
     wide = torch.where(numbers >= 2**31, numbers - 2**32, numbers).to(torch.int32).view(torch.float32)
     # NaNs have no one pattern.

@@ -1,4 +1,4 @@
-"""Exact integer products of any size, by repeating a small one, and the sums that a difference in one bit shows in."""
+"""Exact integer products of any size, made of a repeated small one, and checksums that locate a single wrong bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What 16-bit unary ops may return, for each of the 65,536 inputs: the intervals of fixtures/unary.json."""
+"""Acceptable results of 16-bit unary ops for each of the 65,536 inputs (fixtures/unary.json)."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def acceptable(op: str, form: Format) -> tuple[torch.Tensor, torch.Tensor]:
 
 @functools.cache
 def _limits(op: str, form: Format) -> tuple[torch.Tensor, torch.Tensor]:
-    """The intervals of `acceptable` as int16, with everything in those where any result will do."""
+    """Return the intervals of `acceptable` as int16, with everything in those where any result will do."""
     low, high = acceptable(op, form)
     free = low > high
     return low.masked_fill(free, -(2**15)).short(), high.masked_fill(free, 2**15 - 1).short()

@@ -1,4 +1,4 @@
-"""The optimizers of torch.optim, found by introspection, with the arguments and implementations they are tried with."""
+"""The optimizers of torch.optim, found by introspection, with the arguments and implementations that are checked."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _FLAGS = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Kind:
+class OptimizerConfig:
     """One optimizer with one set of arguments, in one of its implementations.
 
     `gradients` is "dense", "matrices" (its parameters must be two-dimensional) or "sparse". `first` marks the set of
-    arguments that is tried at every level. An optimizer that the table does not list is tried with no arguments.
+    arguments that runs at every level. An optimizer that is not in the table runs with default arguments.
     """
 
     optimizer: str
@@ -45,7 +45,7 @@ class Kind:
 
     @property
     def scales_itself(self) -> bool:
-        """Whether it follows the fused protocol: GradScaler hands it scale and flag, and it unscales and skips."""
+        """Whether it is self-scaling: GradScaler sets grad_scale and found_inf on it, and it unscales and skips."""
         since = _entry(self.optimizer).get("scales_itself_since")
         return self.fused and since is not None and reached(since)
 
@@ -99,7 +99,7 @@ def takes_closure(optimizer: str) -> bool:
     return bool(_entry(optimizer).get("closure", False))
 
 
-def kinds(*, implementations: tuple[str, ...] = ("for-loop", "foreach", "fused")) -> Iterator[Kind]:
+def configs(*, implementations: tuple[str, ...] = ("for-loop", "foreach", "fused")) -> Iterator[OptimizerConfig]:
     """Yield every optimizer that needs no closure, with every variant in each of those implementations that it has."""
     for name in present():
         entry = _entry(name)
@@ -109,7 +109,7 @@ def kinds(*, implementations: tuple[str, ...] = ("for-loop", "foreach", "fused")
         for number, (variant, arguments) in enumerate({**usual, **sparse}.items()):
             for implementation in _implementations(name):
                 if implementation in implementations and not (variant in sparse and implementation == "fused"):
-                    yield Kind(
+                    yield OptimizerConfig(
                         name,
                         variant,
                         implementation,

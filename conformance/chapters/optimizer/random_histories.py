@@ -1,4 +1,4 @@
-"""Random histories of training iterations, clean and spoilt, and how a run that never saw the spoilt ones goes on."""
+"""Random histories of clean and non-finite training iterations, and their shrinking."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 BAD = (math.inf, -math.inf, math.nan)
-PARAMETERS = 4  # those of the workload that get gradients, at most
+PARAMETERS = 4  # of the linear loss that get gradients, at most
 
 
 @dataclass(frozen=True)
 class Iteration:
     """One iteration of training.
 
-    `seed` draws the slopes; `bad` puts numbers at places (parameter, element), both counted on a ring; `without` is a
-    parameter that the loss does not use. `explicit`: unscale_() is called before step(). `zeros`: gradients are zeroed,
-    not dropped. `before` is done first: nothing, "halve lr", "reload" (both state dicts, as after an interruption) or
-    "move scale" (update(new_scale) with half the scale).
+    `seed` is that of the gradients; `bad` holds (parameter, element, value), the indices modulo their sizes; `without`
+    is a parameter that the loss does not use. `explicit`: unscale_() is called before step(). `zeros`: gradients are
+    set to zero, not to None. `before` runs first: nothing, "halve lr", "reload" (both state dicts, as in a resumed run)
+    or "move scale" (update(new_scale) with half the scale).
     """
 
     seed: int
@@ -33,26 +33,27 @@ class Iteration:
         return not self.bad
 
     def __str__(self) -> str:
-        said = ["clean" if self.clean else " and ".join(f"{value} at {place}" for *place, value in self.bad)]
-        said += [f"without parameter {self.without}"] if self.without is not None else []
-        said += ["unscale_()"] * self.explicit + ["zero_grad(set_to_none=False)"] * self.zeros
-        said += [f"first {self.before}"] * bool(self.before)
-        return f"{', '.join(said)} (slopes {self.seed})"
+        parts = ["clean" if self.clean else " and ".join(f"{value} at {place}" for *place, value in self.bad)]
+        parts += [f"without parameter {self.without}"] if self.without is not None else []
+        parts += ["unscale_()"] * self.explicit + ["zero_grad(set_to_none=False)"] * self.zeros
+        parts += [f"first {self.before}"] * bool(self.before)
+        return f"{', '.join(parts)} (slopes {self.seed})"
 
 
 def histories(
     draw: random.Random, *, longest: int = 8, sparse: bool = False, clean_first: bool = False
 ) -> list[Iteration]:
-    """Draw a history in which about half of the iterations are spoilt, the first one as likely as any other.
+    """Return a random history in which about half of the iterations are non-finite, the first as likely as others.
 
-    `sparse` gradients are dropped, never zeroed, and none is left out. `clean_first` begins with one clean iteration.
+    `sparse` gradients are set to None, never to zero, and every parameter is used.
+    `clean_first` begins with one clean iteration.
     """
     history = [_iteration(draw, sparse) for _ in range(draw.randint(3, longest))]
     return [Iteration(draw.randrange(10**6)), *history] if clean_first else history
 
 
 def simpler(iteration: Iteration) -> Iterator[Iteration]:
-    """Yield iterations that are simpler by one thing, for shrinking."""
+    """Yield iterations that are simpler in one property, for shrinking."""
     if iteration.before:
         yield replace(iteration, before="")
     if iteration.without is not None:

@@ -1,4 +1,4 @@
-"""Optimizers in other forms: capturable, differentiable, tensor rates, sparse and 16-bit, at any scale."""
+"""Check capturable and differentiable optimizers, tensor learning rates, sparse and 16-bit gradients, at any scale."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ import torch
 from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...oracles.numbers import unscaling as exact
-from ...oracles.optimizer_state import departures, gradients, snapshot
+from ...oracles.optimizer_state import differences, gradients, snapshot
 from ...scaler import model as oracle
-from ...workloads.linear_loss import Slopes, spoilt
-from ..scale.test_scale import require
-from .optimizer_configs import Kind
-from .test_optimizer import ALL, ROUTES, build, clones, each, iterate, unmoved
+from ...workloads.linear_loss import LinearLoss, with_nonfinite
+from .optimizer_configs import OptimizerConfig
+from .support import ALL, ROUTES, build, clones, iterate, over_optimizers, unmoved
 
 U = 2.0**-24
 
 
-def outcome(optimizer: Any, slopes: Slopes, steps: Sequence[Sequence[torch.Tensor]], scaler: Any = None) -> str | None:
-    """Take the steps; return what was raised, in words, or None."""
+def outcome(
+    optimizer: Any, slopes: LinearLoss, steps: Sequence[Sequence[torch.Tensor]], scaler: Any = None
+) -> str | None:
+    """Take the steps; return the exception that was raised as text, or None."""
     for step in steps:
         try:
             iterate(optimizer, slopes.loss(step), scaler)
@@ -34,16 +35,16 @@ def outcome(optimizer: Any, slopes: Slopes, steps: Sequence[Sequence[torch.Tenso
 
 
 def expect_same_as_without(
-    case: Case, target: Target, rng: torch.Generator, kind: Kind, changes: Callable[[], dict[str, Any]]
+    case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig, changes: Callable[[], dict[str, Any]]
 ) -> None:
-    """With those arguments the scaler changes nothing: steps, or refusals, of a run without it; and skips skip."""
-    slopes = Slopes.make(kind.gradients, target.device, rng)
+    """Expect the steps, or exceptions, of a run without scaler with these arguments, and that skipped steps skip."""
+    slopes = LinearLoss.make(kind.gradients, target.device, rng)
     build(case, kind, slopes.copy())
     twin = slopes.copy()
     try:
         optimizer, plain = kind.make(slopes.groups(), **changes()), kind.make(twin.groups(), **changes())
     except (ValueError, RuntimeError) as error:
-        case.unsupported(f"{kind.id} refuses these arguments: {error}")
+        case.unsupported(f"{kind.id} rejects these arguments: {error}")
     scaler = torch.amp.GradScaler(target.device_type)
     clean = [slopes.draw(rng) for _ in range(3)]
     raised = outcome(plain, twin, clean)
@@ -51,36 +52,38 @@ def expect_same_as_without(
         before = snapshot(optimizer)
         case.equal(
             "what a skipped first step raises",
-            outcome(optimizer, slopes, [spoilt(clean[0], "first", math.nan)], scaler),
+            outcome(optimizer, slopes, [with_nonfinite(clean[0], "first", math.nan)], scaler),
             None,
         )
-        case.equal("what it changes", departures(snapshot(optimizer), before), [])
-    case.equal("what a step through the scaler raises", outcome(optimizer, slopes, clean, scaler), raised)
-    case.equal("what differs from a run without scaler", departures(snapshot(optimizer), snapshot(plain)), [])
+        case.equal("differences after it", differences(snapshot(optimizer), before), [])
+    case.equal("exception of a step through the scaler", outcome(optimizer, slopes, clean, scaler), raised)
+    case.equal("differences from a run without scaler", differences(snapshot(optimizer), snapshot(plain)), [])
     if raised is None:
         before = snapshot(optimizer)
         for value in (math.inf, -math.inf, math.nan):
-            iterate(optimizer, slopes.loss(spoilt(clean[0], "last", value)), scaler)
-            case.equal(f"what a step skipped for {value} changes", departures(snapshot(optimizer), before), [])
+            iterate(optimizer, slopes.loss(with_nonfinite(clean[0], "last", value)), scaler)
+            case.equal(f"differences after a step skipped for {value}", differences(snapshot(optimizer), before), [])
 
 
 @contract("AMP-OPTIMIZER-023")
-@each(lambda kind: kind.accepts("capturable"), variants=None)
-def test_capturable(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
+@over_optimizers(lambda kind: kind.accepts("capturable"), variants=None)
+def test_capturable(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
     expect_same_as_without(case, target, rng, kind, lambda: {"capturable": True})
 
 
 @contract("AMP-OPTIMIZER-024")
-@each(
+@over_optimizers(
     lambda kind: kind.accepts("lr") and not (kind.optimizer in ("Adam", "AdamW") and kind.implementation == "foreach"),
     variants=None,
 )
-def test_rate_in_a_tensor(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
+def test_rate_in_a_tensor(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
     expect_same_as_without(case, target, rng, kind, lambda: {"lr": torch.tensor(0.25)})
 
 
-def differentiated(kind: Kind, slopes: Slopes, steps: Sequence[Sequence[torch.Tensor]], scaler: Any) -> dict[str, Any]:
-    """Parameters after the steps, and the derivative of a function of them by the parameters before."""
+def differentiated(
+    kind: OptimizerConfig, slopes: LinearLoss, steps: Sequence[Sequence[torch.Tensor]], scaler: Any
+) -> dict[str, Any]:
+    """Return the parameters after the steps, and their derivatives with respect to the initial parameters."""
     start = [parameter.detach().clone().requires_grad_() for parameter in slopes.moving]
     parameters = [parameter.clone() for parameter in start]
     optimizer = kind.make(parameters, differentiable=True)
@@ -101,22 +104,22 @@ def differentiated(kind: Kind, slopes: Slopes, steps: Sequence[Sequence[torch.Te
 
 
 @contract("AMP-OPTIMIZER-025")
-@each(
+@over_optimizers(
     lambda kind: kind.accepts("differentiable") and kind.implementation == "for-loop" and kind.gradients != "sparse",
     variants="standard",
 )
-def test_differentiable(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    slopes = Slopes.make(kind.gradients, target.device, rng)
+def test_differentiable(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
+    slopes = LinearLoss.make(kind.gradients, target.device, rng)
     build(case, kind, slopes.copy())
     clean = slopes.draw(rng)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
         plain = differentiated(kind, slopes, [clean], None)
         scaled = differentiated(kind, slopes, [clean], torch.amp.GradScaler(target.device_type))
-        skipping = [spoilt(clean, "first", math.nan), clean, spoilt(clean, "last", math.inf)]
+        skipping = [with_nonfinite(clean, "first", math.nan), clean, with_nonfinite(clean, "last", math.inf)]
         skipped = differentiated(kind, slopes, skipping, torch.amp.GradScaler(target.device_type))
-    case.equal("parameters and derivatives that differ from those without scaler", departures(scaled, plain), [])
-    case.equal("those that differ with a skipped step before and after", departures(skipped, plain), [])
+    case.equal("parameters and derivatives that differ from those without scaler", differences(scaled, plain), [])
+    case.equal("the same with a skipped step before and after", differences(skipped, plain), [])
     flat = [name for name, value in plain.items() if name.startswith("derivative") and not value.any()]
     case.equal("control: derivatives that are zero", flat, [])
 
@@ -128,12 +131,12 @@ def test_differentiable(case: Case, target: Target, rng: torch.Generator, kind: 
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, id=kind.id) for kind in ALL if kind.gradients == "sparse" and not kind.fused]
 )
-def test_sparse_gradients(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    build(case, kind, Slopes.make("sparse", target.device, rng))
-    drawn = torch.rand((9, 3), generator=rng).to(target.device), torch.rand((3, 2), generator=rng).to(target.device)
-    # SparseAdam takes no dense gradients; the others step a dense weight beside the table of embeddings.
+def test_sparse_gradients(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
+    build(case, kind, LinearLoss.make("sparse", target.device, rng))
+    values = torch.rand((9, 3), generator=rng).to(target.device), torch.rand((3, 2), generator=rng).to(target.device)
+    # SparseAdam takes no dense gradients; the others step a dense weight as well as the table of embeddings.
     used = 1 if kind.optimizer == "SparseAdam" else 2
-    runs = [[torch.nn.Parameter(part.clone()) for part in drawn] for _ in range(2)]
+    runs = [[torch.nn.Parameter(part.clone()) for part in values] for _ in range(2)]
     optimizer, plain = (kind.make(run[:used]) for run in runs)
     scaler = torch.amp.GradScaler(target.device_type)
     rows = torch.tensor([4, 0, 4, 4, 8], device=target.device)
@@ -144,33 +147,35 @@ def test_sparse_gradients(case: Case, target: Target, rng: torch.Generator, kind
 
     for bad in (None, math.inf, None, -math.inf, math.nan, None):
         slope = torch.randn((5, 3), generator=rng).to(target.device)
-        before, spoilt_slope = snapshot(optimizer), slope.clone()
+        before, bad_slope = snapshot(optimizer), slope.clone()
         if bad is None:
             iterate(plain, loss(runs[1], slope))
         else:
-            spoilt_slope[3, 1] = bad  # in one of three entries of row 4
-        iterate(optimizer, loss(runs[0], spoilt_slope), scaler)
+            bad_slope[3, 1] = bad  # in one of three entries of row 4
+        iterate(optimizer, loss(runs[0], bad_slope), scaler)
         case.equal("the table's gradient is sparse", runs[0][0].grad.is_sparse, True)
         seen, expected = snapshot(optimizer), before
         if bad is None:
             seen |= gradients(runs[0][:used])
             expected = snapshot(plain) | gradients(runs[1][:used])
         what = "a run without scaler" if bad is None else "before a skipped step"
-        case.equal(f"what differs from {what}", departures(seen, expected), [])
+        case.equal(f"differences from {what}", differences(seen, expected), [])
 
 
 # Parameters of other dtypes
 
 
-def of_dtype(slopes: Slopes, dtype: torch.dtype) -> Slopes:
-    return Slopes(tuple(torch.nn.Parameter(each.detach().to(dtype)) for each in slopes.parameters), slopes.gradients)
+def of_dtype(slopes: LinearLoss, dtype: torch.dtype) -> LinearLoss:
+    return LinearLoss(
+        tuple(torch.nn.Parameter(each.detach().to(dtype)) for each in slopes.parameters), slopes.gradients
+    )
 
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=["bf16", "fp64"])
 
 
-def elements_left(target: Target, kind: Kind, dtype: torch.dtype) -> int:
-    """How many of 64 elements, which are whole vectors, a step of `dtype` leaves as they are."""
+def elements_left(target: Target, kind: OptimizerConfig, dtype: torch.dtype) -> int:
+    """Return how many of 64 elements, which are whole vectors, a step in `dtype` does not change."""
     shape = (8, 8) if kind.gradients == "matrices" else (64,)
     parameter = torch.nn.Parameter(torch.ones(shape, dtype=dtype, device=target.device))
     parameter.grad = torch.ones_like(parameter)
@@ -182,18 +187,18 @@ def elements_left(target: Target, kind: Kind, dtype: torch.dtype) -> int:
 
 
 @contract("AMP-OPTIMIZER-027")
-@each(lambda kind: kind.gradients != "sparse", variants="full")
+@over_optimizers(lambda kind: kind.gradients != "sparse", variants="full")
 @DTYPES
-def test_other_dtypes(case: Case, target: Target, rng: torch.Generator, kind: Kind, dtype: torch.dtype) -> None:
-    require(case, target, dtype)
-    build(case, kind, Slopes.make(kind.gradients, target.device, rng))
+def test_other_dtypes(
+    case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig, dtype: torch.dtype
+) -> None:
+    case.require_arithmetic(target, dtype)
+    build(case, kind, LinearLoss.make(kind.gradients, target.device, rng))
     if still := elements_left(target, kind, dtype):
-        # State that a kernel never writes is whatever was in memory, in either run.
-        case.untestable(
-            f"the {kind.id} kernel leaves {still} of 64 elements of {dtype} as they are (AMP-OPTIMIZER-047)"
-        )
+        # State that a kernel does not write is uninitialised memory in both runs.
+        case.untestable(f"the {kind.id} kernel leaves {still} of 64 elements of {dtype} unchanged (AMP-OPTIMIZER-047)")
     for explicit in ROUTES:
-        slopes = of_dtype(Slopes.make(kind.gradients, target.device, rng), dtype)
+        slopes = of_dtype(LinearLoss.make(kind.gradients, target.device, rng), dtype)
         twin = slopes.copy()
         optimizer, plain = kind.make(slopes.groups()), kind.make(twin.groups())
         scaler = torch.amp.GradScaler(target.device_type)
@@ -203,22 +208,22 @@ def test_other_dtypes(case: Case, target: Target, rng: torch.Generator, kind: Ki
             iterate(plain, twin.loss(slope))
             if number == 0:
                 before = snapshot(optimizer)
-                iterate(optimizer, slopes.loss(spoilt(slope, "last", math.inf)), scaler, explicit=explicit)
-                case.equal("what a skipped step changes", departures(snapshot(optimizer), before), [])
+                iterate(optimizer, slopes.loss(with_nonfinite(slope, "last", math.inf)), scaler, explicit=explicit)
+                case.equal("differences after a skipped step", differences(snapshot(optimizer), before), [])
         seen = {**snapshot(optimizer), **gradients(slopes.parameters)}
         expected = {**snapshot(plain), **gradients(twin.parameters)}
         case.equal(
-            "parameters, state and gradients that differ from a run without scaler", departures(seen, expected), []
+            "parameters, state and gradients that differ from a run without scaler", differences(seen, expected), []
         )
     counters = {str(value.dtype) for place, value in seen.items() if place.endswith("/step") and torch.is_tensor(value)}
     case.equal("dtypes of the step counters", sorted(counters | {"torch.float32"}), ["torch.float32"])
 
 
 @contract("AMP-OPTIMIZER-028", dtypes=("fp16",))
-@each(lambda kind: kind.gradients != "sparse", variants=None)
-def test_fp16_parameters(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    build(case, kind, Slopes.make(kind.gradients, target.device, rng))
-    slopes = of_dtype(Slopes.make(kind.gradients, target.device, rng), torch.float16)
+@over_optimizers(lambda kind: kind.gradients != "sparse", variants=None)
+def test_fp16_parameters(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
+    build(case, kind, LinearLoss.make(kind.gradients, target.device, rng))
+    slopes = of_dtype(LinearLoss.make(kind.gradients, target.device, rng), torch.float16)
     twin = slopes.copy()
     optimizer, plain = kind.make(slopes.groups()), kind.make(twin.groups())
     scaler = torch.amp.GradScaler(target.device_type, init_scale=2.0**8)
@@ -229,39 +234,41 @@ def test_fp16_parameters(case: Case, target: Target, rng: torch.Generator, kind:
     case.raises("unscale_()", ValueError, lambda: scaler.unscale_(optimizer), match="FP16")
     if not kind.scales_itself:
         case.raises("step()", ValueError, lambda: scaler.step(optimizer), match="FP16")
-        case.equal("what the refusals change", departures(snapshot(optimizer), before), [])
+        case.equal("differences after the exceptions", differences(snapshot(optimizer), before), [])
         return
     if still := elements_left(target, kind, torch.float16):
-        # State that a kernel never writes is whatever was in memory, in either run.
-        case.note("elements of 64 that the kernel leaves as they are (AMP-OPTIMIZER-047)", still)
+        # State that a kernel does not write is uninitialised memory in both runs.
+        case.note("elements of 64 that the kernel does not change (AMP-OPTIMIZER-047)", still)
         return
     scaler = torch.amp.GradScaler(target.device_type, init_scale=2.0**8)
     for slope in clean:
         iterate(optimizer, slopes.loss(slope), scaler)
         iterate(plain, twin.loss(slope))
-    case.equal("what differs from a run without scaler", departures(snapshot(optimizer), snapshot(plain)), [])
+    case.equal("differences from a run without scaler", differences(snapshot(optimizer), snapshot(plain)), [])
     before = snapshot(optimizer)
-    iterate(optimizer, slopes.loss(spoilt(clean[0], "last", math.inf)), scaler)
-    case.equal("what a skipped step changes", departures(snapshot(optimizer), before), [])
+    iterate(optimizer, slopes.loss(with_nonfinite(clean[0], "last", math.inf)), scaler)
+    case.equal("differences after a skipped step", differences(snapshot(optimizer), before), [])
 
 
 @contract("AMP-OPTIMIZER-047")
-@each(lambda kind: kind.gradients == "dense", variants=None)
-def test_bf16_steps(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
+@over_optimizers(lambda kind: kind.gradients == "dense", variants=None)
+def test_bf16_steps(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
     expect_first_step(case, target, rng, kind, torch.bfloat16)
 
 
 @contract("AMP-OPTIMIZER-047", dtypes=("fp16",))
-@each(lambda kind: kind.scales_itself, variants=None)
-def test_fp16_steps(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
+@over_optimizers(lambda kind: kind.scales_itself, variants=None)
+def test_fp16_steps(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
     expect_first_step(case, target, rng, kind, torch.float16)
 
 
-def expect_first_step(case: Case, target: Target, rng: torch.Generator, kind: Kind, dtype: torch.dtype) -> None:
-    """The bound: a first step rounds the parameter at most twice, and its change in at most 32 operations."""
-    build(case, kind, Slopes.make(kind.gradients, target.device, rng))
+def expect_first_step(
+    case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig, dtype: torch.dtype
+) -> None:
+    """Bound the error: a first step rounds the parameter at most twice, and its change in at most 32 operations."""
+    build(case, kind, LinearLoss.make(kind.gradients, target.device, rng))
     unit = torch.finfo(dtype).eps / 2
-    # Whole vectors of 16-bit numbers and what is left after them.
+    # Whole vectors of 16-bit numbers and a remainder.
     values = [(1 + torch.rand(shape, generator=rng)).to(dtype) for shape in ((3, 2), (8, 9))]
     slopes = [(0.5 + torch.rand(value.shape, generator=rng)).to(dtype) for value in values]
     parameters = [torch.nn.Parameter(value.to(target.device, copy=True)) for value in values]
@@ -293,11 +300,11 @@ EXPONENTS = range(-10, 25)
 
 
 @contract("AMP-OPTIMIZER-039")
-@each(variants="full")
-def test_any_power_of_two(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    """Exact: slopes of 24 significant bits within 2^±20 stay normal fp32 numbers at these scales, whichever of
-    multiplying by the reciprocal and dividing by the scale an implementation does."""
-    start = Slopes.make(kind.gradients, target.device, rng)
+@over_optimizers(variants="full")
+def test_any_power_of_two(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
+    """Compare bit for bit: gradients of 24 significant bits within 2^±20 stay normal fp32 numbers at these scales,
+    whether an implementation multiplies by the reciprocal or divides by the scale."""
+    start = LinearLoss.make(kind.gradients, target.device, rng)
     twin = start.copy()
     plain = build(case, kind, twin)
     slope = start.draw(rng)
@@ -310,29 +317,29 @@ def test_any_power_of_two(case: Case, target: Target, rng: torch.Generator, kind
         scaler = torch.amp.GradScaler(target.device_type, init_scale=2.0**exponent)
         optimizer = kind.make(slopes.groups())
         iterate(optimizer, slopes.loss(slope), scaler, explicit=number % 2 == 0)
-        found = departures({**snapshot(optimizer), **gradients(slopes.parameters)}, expected)
+        found = differences({**snapshot(optimizer), **gradients(slopes.parameters)}, expected)
         wrong += [f"2^{exponent}: {found}"] if found else []
     case.equal("scales whose step differs from the one without scaler", wrong[:3], [])
 
 
 @contract("AMP-OPTIMIZER-043")
-@each(lambda kind: kind.gradients != "sparse", variants=None)
-def test_any_other_scale(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    """The bound of the gradients: one rounding of slope times scale, one of the reciprocal, one of the product."""
-    require(case, target, torch.float64)
-    start = Slopes.make(kind.gradients, target.device, rng)
-    drawn = start.draw(rng)
+@over_optimizers(lambda kind: kind.gradients != "sparse", variants=None)
+def test_any_other_scale(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
+    """Bound the error of the gradients: one rounding of the scaled one, one of the reciprocal, one of the product."""
+    case.require_arithmetic(target, torch.float64)
+    start = LinearLoss.make(kind.gradients, target.device, rng)
+    values = start.draw(rng)
     scales = (12345.678, 3.0, 65535.0, 0.1)
     for scale in scales[: case.samples(quick=1, standard=1, full=4)]:
         kept = oracle.rounded(scale, oracle.FP32)
-        products = [exact.unscaled(exact.unscaled(slope.cpu(), kept), oracle.reciprocal(kept)) for slope in drawn]
+        products = [exact.unscaled(exact.unscaled(slope.cpu(), kept), oracle.reciprocal(kept)) for slope in values]
         for explicit in ROUTES:
             slopes, twin = start.copy(), start.copy()
             optimizer, plain = build(case, kind, slopes), build(case, kind, twin)
             scaler = torch.amp.GradScaler(target.device_type, init_scale=scale)
-            iterate(optimizer, slopes.loss(drawn), scaler, explicit=explicit)
+            iterate(optimizer, slopes.loss(values), scaler, explicit=explicit)
             worst = 0.0
-            for parameter, other, slope in zip(slopes.moving, twin.moving, drawn, strict=True):
+            for parameter, other, slope in zip(slopes.moving, twin.moving, values, strict=True):
                 other.grad = parameter.grad.clone()
                 true = slope.cpu().double()
                 worst = max(worst, float(((parameter.grad.cpu().double() - true).abs() / true.abs()).max()))
@@ -342,21 +349,21 @@ def test_any_other_scale(case: Case, target: Target, rng: torch.Generator, kind:
                 for number, (parameter, product) in enumerate(zip(slopes.moving, products, strict=True)):
                     case.identical(f"gradient {number} ({what})", parameter.grad, product)
             plain.step()
-            changed = departures(snapshot(optimizer), snapshot(plain))
-            case.equal(f"what differs from a plain step on those gradients ({what})", changed, [])
+            changed = differences(snapshot(optimizer), snapshot(plain))
+            case.equal(f"differences from a plain step on those gradients ({what})", changed, [])
             case.equal("control: parameters that did not move", unmoved(slopes, clones(start)), [])
 
 
 # Lists of parameters, groups and layouts
 
-# Around what one launch of multi_tensor_apply takes with two to five lists of tensors.
+# Around the number of tensors that one launch of multi_tensor_apply takes with two to five lists.
 COUNTS = (111, 31, *(count for count in (30, 36, 37, 48, 49, 64, 65, 110, 321)))
 
 
 @contract("AMP-OPTIMIZER-044")
-@each(lambda kind: kind.implementation in ("foreach", "fused") and kind.gradients == "dense", variants=None)
-def test_long_lists(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    build(case, kind, Slopes.make(kind.gradients, target.device, rng))
+@over_optimizers(lambda kind: kind.implementation in ("foreach", "fused") and kind.gradients == "dense", variants=None)
+def test_long_lists(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
+    build(case, kind, LinearLoss.make(kind.gradients, target.device, rng))
     wrong: list[str] = []
     empty = 0 if _takes_empty(kind, target) else 5
     counts = COUNTS[: case.samples(quick=1, standard=2, full=len(COUNTS))]
@@ -378,23 +385,23 @@ def test_long_lists(case: Case, target: Target, rng: torch.Generator, kind: Kind
                 listed[bad].grad[-1] = math.nan
             scaler.step(optimizer)
             scaler.update()
-            if bad is not None and (found := departures(snapshot(optimizer), before)):
+            if bad is not None and (found := differences(snapshot(optimizer), before)):
                 wrong.append(f"NaN in parameter {bad} of {count}: {found}")
             if bad is None:
                 for parameter, slope in zip(alone, slopes, strict=True):
                     single = kind.make([parameter])
                     parameter.grad = slope.clone()
                     single.step()
-                found = departures(numbered(listed), numbered(alone))
+                found = differences(numbered(listed), numbered(alone))
                 wrong += [f"{count} parameters, against each alone: {found}"] if found else []
-    case.equal("lists that step or skip otherwise than their parameters alone", wrong[:2], [])
+    case.equal("lists that differ from optimizers of each parameter alone", wrong[:2], [])
 
 
 def numbered(tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     return {str(number): tensor.detach() for number, tensor in enumerate(tensors)}
 
 
-def _takes_empty(kind: Kind, target: Target) -> bool:
+def _takes_empty(kind: OptimizerConfig, target: Target) -> bool:
     parameter = torch.nn.Parameter(torch.zeros(0, device=target.device))
     parameter.grad = torch.zeros_like(parameter)
     try:
@@ -405,16 +412,20 @@ def _takes_empty(kind: Kind, target: Target) -> bool:
 
 
 @contract("AMP-OPTIMIZER-045")
-@each(lambda kind: kind.implementation in ("foreach", "fused"), quick=("SGD", "Adam", "Adagrad"), variants=None)
+@over_optimizers(
+    lambda kind: kind.implementation in ("foreach", "fused"), quick=("SGD", "Adam", "Adagrad"), variants=None
+)
 @pytest.mark.parametrize("inner", [True, False], ids=["one-group-differs", "one-group-has-it"])
-def test_implementations_by_group(case: Case, target: Target, rng: torch.Generator, kind: Kind, inner: bool) -> None:
+def test_implementations_by_group(
+    case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig, inner: bool
+) -> None:
     flag = kind.implementation
 
-    def made(slopes: Slopes) -> Any:
+    def made(slopes: LinearLoss) -> Any:
         first, second = slopes.groups()
         return kind.make([first, {**second, flag: not inner}], **{flag: inner})
 
-    slopes = Slopes.make(kind.gradients, target.device, rng)
+    slopes = LinearLoss.make(kind.gradients, target.device, rng)
     build(case, kind, slopes.copy())
     twin = slopes.copy()
     optimizer, plain = made(slopes), made(twin)
@@ -424,13 +435,13 @@ def test_implementations_by_group(case: Case, target: Target, rng: torch.Generat
         iterate(optimizer, slopes.loss(slope), scaler, explicit=number == 1)
         iterate(plain, twin.loss(slope))
         before = snapshot(optimizer)
-        iterate(optimizer, slopes.loss(spoilt(slope, "last", math.inf)), scaler, explicit=number == 1)
-        case.equal("what a skipped step changes", departures(snapshot(optimizer), before), [])
-    case.equal("what differs from a run without scaler", departures(snapshot(optimizer), snapshot(plain)), [])
+        iterate(optimizer, slopes.loss(with_nonfinite(slope, "last", math.inf)), scaler, explicit=number == 1)
+        case.equal("differences after a skipped step", differences(snapshot(optimizer), before), [])
+    case.equal("differences from a run without scaler", differences(snapshot(optimizer), snapshot(plain)), [])
 
 
 LAYOUTS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = {
-    # parameter and gradient, each made of 48 numbers in a store of 96
+    # parameter and gradient, each of 48 numbers in a store of 96
     "transposed": (lambda t: t[:48].view(6, 8).t(), lambda t: t[:48].view(6, 8).t()),
     "channels-last": (
         lambda t: t[:48].view(2, 3, 2, 4).contiguous(memory_format=torch.channels_last),
@@ -443,10 +454,10 @@ LAYOUTS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch
 
 @contract("AMP-OPTIMIZER-046")
 @pytest.mark.parametrize("layout", LAYOUTS)
-@each(lambda kind: kind.implementation in ("foreach", "fused") and kind.gradients == "dense", variants=None)
-def test_layouts(case: Case, target: Target, rng: torch.Generator, kind: Kind, layout: str) -> None:
-    """The bound: as for AMP-OPTIMIZER-033, whose steps it repeats on other strides."""
-    build(case, kind, Slopes.make(kind.gradients, target.device, rng))
+@over_optimizers(lambda kind: kind.implementation in ("foreach", "fused") and kind.gradients == "dense", variants=None)
+def test_layouts(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig, layout: str) -> None:
+    """Bound the error as for AMP-OPTIMIZER-033, whose steps this check repeats on other strides."""
+    build(case, kind, LinearLoss.make(kind.gradients, target.device, rng))
     place, placed = LAYOUTS[layout]
     numbers, slopes = 1 + torch.rand(96, generator=rng), [1 + torch.rand(96, generator=rng) for _ in range(2)]
     store = numbers.to(target.device, copy=True)
@@ -463,13 +474,13 @@ def test_layouts(case: Case, target: Target, rng: torch.Generator, kind: Kind, l
         try:
             scaler.step(optimizer)
         except RuntimeError as error:
-            case.note("refused, which is no promise broken", str(error))
-            case.identical("the parameter that was refused", store, numbers)
+            case.note("rejected layout, which breaks no promise", str(error))
+            case.identical("the rejected parameter", store, numbers)
             return
         scaler.update()
         plain.step()
     gaps = numbers.clone()[1::2] if layout == "gaps" else numbers[48:]
-    case.identical("numbers beside the parameter", store[1::2] if layout == "gaps" else store[48:], gaps)
+    case.identical("memory around the parameter", store[1::2] if layout == "gaps" else store[48:], gaps)
     amplified = 1 / (1 - max(kind.arguments.get("betas", (0.0,))))
     way = (exact_parameter.detach() - place(numbers.double())).abs()
     bound = 2 * U * (4 * (exact_parameter.detach().abs() + way) + 45 * amplified * way)

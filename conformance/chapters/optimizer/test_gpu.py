@@ -1,4 +1,4 @@
-"""Optimizers on a GPU: fused and capturable steps that wait for nothing, in graphs and over several dtypes."""
+"""Check fused and capturable steps on a GPU: synchronization, CUDA graphs, several dtypes and devices."""
 
 from __future__ import annotations
 
@@ -10,28 +10,27 @@ import torch
 
 from ...harness.check import Case, applies, contract, needs
 from ...harness.targets import Target, one_device_only, second
-from ...measure.precision import computes_in
 from ...measure.waits import raising_at_waits
-from ...oracles.optimizer_state import departures, snapshot
+from ...oracles.optimizer_state import differences, snapshot
 from ...workloads.gradients import holding
 from ...workloads.graphs import captured
-from ...workloads.linear_loss import Slopes, spoilt
-from .optimizer_configs import Kind, kinds
+from ...workloads.linear_loss import LinearLoss, with_nonfinite
+from .optimizer_configs import OptimizerConfig, configs
 
-FUSED = tuple(kind for kind in kinds(implementations=("fused",)) if kind.first and kind.scales_itself)
+FUSED = tuple(kind for kind in configs(implementations=("fused",)) if kind.first and kind.scales_itself)
 CAPTURABLE = tuple(
     kind
-    for kind in kinds(implementations=("for-loop", "foreach", "fused"))
+    for kind in configs(implementations=("for-loop", "foreach", "fused"))
     if kind.first and kind.accepts("capturable") and (kind.scales_itself or not kind.fused)
 )
 
 
-def each(chosen: tuple[Kind, ...]) -> pytest.MarkDecorator:
+def over_optimizers(chosen: tuple[OptimizerConfig, ...]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("kind", [pytest.param(kind, id=kind.id) for kind in chosen])
 
 
-def build(case: Case, kind: Kind, slopes: Slopes) -> torch.optim.Optimizer:
-    """The optimizer, capturable where it can be, or the verdict that this device lacks it."""
+def build(case: Case, kind: OptimizerConfig, slopes: LinearLoss) -> torch.optim.Optimizer:
+    """Return the optimizer, capturable if it can be; end the case if this device lacks it."""
     flags = {"capturable": True} if kind.accepts("capturable") else {}
     if not kind.promised_on(slopes.parameters[0].device.type):
         case.unsupported(f"no {kind.implementation} {kind.optimizer} on {slopes.parameters[0].device.type}")
@@ -39,9 +38,9 @@ def build(case: Case, kind: Kind, slopes: Slopes) -> torch.optim.Optimizer:
 
 
 def iterate(
-    slopes: Slopes, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None, slope: list[torch.Tensor]
+    slopes: LinearLoss, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None, slope: list[torch.Tensor]
 ) -> None:
-    """One iteration; without a scaler those of fp32 training."""
+    """Run one iteration; without a scaler one of fp32 training."""
     optimizer.zero_grad()
     loss = slopes.loss(slope)
     if scaler is None:
@@ -54,37 +53,37 @@ def iterate(
 
 
 @contract("AMP-OPTIMIZER-090", on="cuda")
-@each(FUSED)
-def test_fused_step_waits_for_nothing(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    slopes = Slopes.make(kind.gradients, target.device, rng)
+@over_optimizers(FUSED)
+def test_fused_step_waits_for_nothing(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
+    slopes = LinearLoss.make(kind.gradients, target.device, rng)
     plain = slopes.copy()
     optimizer, control = build(case, kind, slopes), build(case, kind, plain)
     scaler = torch.amp.GradScaler(target.device_type, init_scale=1024.0)
     clean = slopes.draw(rng)
-    bad = spoilt(clean, "last", math.inf)
+    bad = with_nonfinite(clean, "last", math.inf)
     with raising_at_waits():
         for slope in (clean, bad, clean, bad):
             iterate(slopes, optimizer, scaler, slope)
-        case.raises("control: get_scale waits", RuntimeError, scaler.get_scale, "synchroniz")
+        case.raises("control: get_scale synchronizes", RuntimeError, scaler.get_scale, "synchroniz")
     for _ in range(2):
         iterate(plain, control, None, clean)
-    case.equal("what differs from two fp32 steps", departures(snapshot(optimizer), snapshot(control)), [])
+    case.equal("differences from two fp32 steps", differences(snapshot(optimizer), snapshot(control)), [])
     case.equal("scale after two skips", scaler.get_scale(), 256.0)
 
 
 @contract("AMP-OPTIMIZER-091", on="cuda")
 @needs("graphs")
-@each(FUSED)
-def test_captured_step(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    slopes = Slopes.make(kind.gradients, target.device, rng)
+@over_optimizers(FUSED)
+def test_captured_step(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
+    slopes = LinearLoss.make(kind.gradients, target.device, rng)
     eager = slopes.copy()
     draws = [slopes.draw(rng) for _ in range(4)]
-    story = [
+    sequence = [
         draws[0],
         draws[1],
-        spoilt(draws[1], "first", math.nan),
+        with_nonfinite(draws[1], "first", math.nan),
         draws[2],
-        spoilt(draws[3], "last", -math.inf),
+        with_nonfinite(draws[3], "last", -math.inf),
         draws[3],
     ]
     static = [part.clone() for part in draws[0]]
@@ -98,48 +97,49 @@ def test_captured_step(case: Case, target: Target, rng: torch.Generator, kind: K
 
     replay = captured(iteration, optimizers[0])
     iterate(eager, optimizers[1], scalers[1], draws[0])
-    for number, slope in enumerate(story):
+    for number, slope in enumerate(sequence):
         for place, part in zip(static, slope, strict=True):
             place.copy_(part)
         replay()
         iterate(eager, optimizers[1], scalers[1], slope)
-        changed = departures(snapshot(optimizers[0]), snapshot(optimizers[1]))
-        case.equal(f"what differs from the run that is not captured, after replay {number + 1}", changed, [])
+        changed = differences(snapshot(optimizers[0]), snapshot(optimizers[1]))
+        case.equal(f"differences from the eager run after replay {number + 1}", changed, [])
         states = [(one.get_scale(), one._get_growth_tracker()) for one in scalers]
         case.equal(f"scale and tracker after replay {number + 1}", states[0], states[1])
     start = slopes.copy()
     case.true(
-        "control: the parameters moved", bool(departures(snapshot(optimizers[0]), snapshot(build(case, kind, start))))
+        "control: the parameters moved", bool(differences(snapshot(optimizers[0]), snapshot(build(case, kind, start))))
     )
 
 
 @contract("AMP-OPTIMIZER-092", on="cuda")
-@each(CAPTURABLE)
-def test_capturable_skip(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    slopes = Slopes.make(kind.gradients, target.device, rng)
+@over_optimizers(CAPTURABLE)
+def test_capturable_skip(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
+    slopes = LinearLoss.make(kind.gradients, target.device, rng)
     plain = slopes.copy()
     optimizer, control = build(case, kind, slopes), build(case, kind, plain)
     scaler = torch.amp.GradScaler(target.device_type)
     clean = slopes.draw(rng)
     parameters = [one.detach().clone() for one in slopes.parameters]
-    iterate(slopes, optimizer, scaler, spoilt(clean, "first", math.nan))
+    iterate(slopes, optimizer, scaler, with_nonfinite(clean, "first", math.nan))
     same = [torch.equal(now, then) for now, then in zip(slopes.parameters, parameters, strict=True)]
-    case.equal("parameters that a skipped first step leaves as they were", same, [True] * len(same))
+    case.equal("parameters that a skipped first step does not move", same, [True] * len(same))
     for number, bad in enumerate((math.inf, -math.inf)):
         iterate(slopes, optimizer, scaler, clean)
         iterate(plain, control, None, clean)
-        changed = departures(snapshot(optimizer), snapshot(control))
-        case.equal(f"what differs from fp32 after clean step {number + 1}", changed, [])
+        changed = differences(snapshot(optimizer), snapshot(control))
+        case.equal(f"differences from fp32 after clean step {number + 1}", changed, [])
         before = snapshot(optimizer)
-        iterate(slopes, optimizer, scaler, spoilt(clean, "last", bad))
-        case.equal(f"what the skipped step after it changed ({bad})", departures(snapshot(optimizer), before), [])
+        iterate(slopes, optimizer, scaler, with_nonfinite(clean, "last", bad))
+        case.equal(
+            f"differences after the skipped step that follows ({bad})", differences(snapshot(optimizer), before), []
+        )
 
 
 @contract("AMP-OPTIMIZER-093")
-@each(FUSED)
-def test_several_dtypes(case: Case, target: Target, kind: Kind) -> None:
-    if not computes_in(target.device, torch.float64):
-        case.unsupported("no arithmetic in float64")
+@over_optimizers(FUSED)
+def test_several_dtypes(case: Case, target: Target, kind: OptimizerConfig) -> None:
+    case.require_arithmetic(target, torch.float64)
     if not kind.promised_on(target.device_type):
         case.unsupported(f"no fused {kind.optimizer} on {target.device_type}")
     dtypes = (torch.float32, torch.float64, torch.float32, torch.float64)
@@ -149,53 +149,53 @@ def test_several_dtypes(case: Case, target: Target, kind: Kind) -> None:
 
 @contract("AMP-OPTIMIZER-069", on="cuda")
 @applies(one_device_only)
-@pytest.mark.parametrize("spoil", [(), (0,), (2,), (0, 2)], ids=["clean", "first", "second", "both"])
-@each(FUSED)
-def test_two_devices(case: Case, target: Target, kind: Kind, spoil: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("bad_indices", [(), (0,), (2,), (0, 2)], ids=["clean", "first", "second", "both"])
+@over_optimizers(FUSED)
+def test_two_devices(case: Case, target: Target, kind: OptimizerConfig, bad_indices: tuple[int, ...]) -> None:
     if not kind.promised_on(target.device_type):
         case.unsupported(f"no fused {kind.optimizer} on {target.device_type}")
     other = second(target)
     places = [(device, torch.float32) for device in (target.device, target.device, other, other)]
-    decides_once(case, target, kind, places, (spoil,))
+    decides_once(case, target, kind, places, (bad_indices,))
 
 
 def decides_once(
     case: Case,
     target: Target,
-    kind: Kind,
+    kind: OptimizerConfig,
     places: Sequence[tuple[torch.device, torch.dtype]],
     spoils: Iterable[tuple[int, ...]],
 ) -> None:
-    """Step on gradients of those devices and dtypes, then skip a step in which some of them hold inf."""
+    """Check a clean step on gradients of these devices and dtypes, then a step in which some of them hold inf."""
 
-    def gradients(spoil: tuple[int, ...]) -> list[torch.Tensor]:
+    def gradients(bad_indices: tuple[int, ...]) -> list[torch.Tensor]:
         made = [
             torch.tensor([0.5, -1.25, 2.0 + n], dtype=dtype, device=device) for n, (device, dtype) in enumerate(places)
         ]
-        for number in spoil:
+        for number in bad_indices:
             made[number][1] = math.inf
         return made
 
-    for spoil in spoils:
+    for bad_indices in spoils:
         parameters, plain = holding(gradients(())), holding(gradients(()))
         optimizer, control = kind.make(parameters), kind.make(plain)
         scaler = torch.amp.GradScaler(target.device_type, init_scale=1024.0)
         scaler.scale(torch.ones((), device=target.device))
-        # A clean step first: then there is a state that a skip could touch.
+        # A clean step first, so that a skip could change optimizer state.
         for scale, owners in ((1024.0, parameters), (1.0, plain)):
             for owner, gradient in zip(owners, gradients(()), strict=True):
                 owner.grad = gradient * scale
         step(scaler, optimizer)
         control.step()
-        case.equal("what differs from fp32 after a clean step", departures(snapshot(optimizer), snapshot(control)), [])
-        if not spoil:
+        case.equal("differences from fp32 after a clean step", differences(snapshot(optimizer), snapshot(control)), [])
+        if not bad_indices:
             continue
-        for owner, gradient in zip(parameters, gradients(spoil), strict=True):
+        for owner, gradient in zip(parameters, gradients(bad_indices), strict=True):
             owner.grad = gradient * 1024.0
         before = snapshot(optimizer)
         step(scaler, optimizer)
-        what = f"what a step with inf in gradient {' and '.join(f'{n}, {places[n]}' for n in spoil)}, changed"
-        case.equal(what, departures(snapshot(optimizer), before), [])
+        what = f"differences after a step with inf in gradient {' and '.join(f'{n}, {places[n]}' for n in bad_indices)}"
+        case.equal(what, differences(snapshot(optimizer), before), [])
         case.equal("scale afterwards", scaler.get_scale(), 512.0)
 
 

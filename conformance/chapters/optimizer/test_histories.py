@@ -1,4 +1,4 @@
-"""Optimizers: random histories of clean and spoilt iterations, against runs that never saw the spoilt ones."""
+"""Check random histories of clean and non-finite iterations against runs on the clean iterations alone."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import torch
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
-from ...oracles.optimizer_state import departures, gradients, snapshot
+from ...oracles.optimizer_state import differences, gradients, snapshot
 from ...oracles.shrinking import shortest
 from ...scaler import model as oracle
-from ...workloads.linear_loss import Slopes
+from ...workloads.linear_loss import LinearLoss
 from ...workloads.third_party_optimizers import Ordinary, SelfScaling
-from .optimizer_configs import Kind
+from .optimizer_configs import OptimizerConfig
 from .random_histories import Iteration, histories, simpler
-from .test_optimizer import ALL, build, each, only
+from .support import ALL, build, only, over_optimizers
 
-INTERVAL = 2  # of growth: scales move both ways within a short history, by powers of two
+INTERVAL = 2  # growth interval: within a short history the scale grows and backs off, by powers of two
 
 
-def spoilt(slopes: Sequence[torch.Tensor], iteration: Iteration) -> list[torch.Tensor]:
-    """Copies of the slopes with the iteration's bad numbers, none of them in the parameter that is left out."""
+def with_nonfinite(slopes: Sequence[torch.Tensor], iteration: Iteration) -> list[torch.Tensor]:
+    """Return copies of the slopes with the iteration's non-finite values, none of them in the unused parameter."""
     copies = [slope.clone() for slope in slopes]
     for parameter, element, value in iteration.bad:
         at = parameter % len(copies)
@@ -35,18 +35,18 @@ def spoilt(slopes: Sequence[torch.Tensor], iteration: Iteration) -> list[torch.T
     return copies
 
 
-def make(kind: Kind, slopes: Slopes) -> Any:
+def make(kind: OptimizerConfig, slopes: LinearLoss) -> Any:
     return kind.make(slopes.groups())
 
 
 class Run:
-    """An optimizer over a workload, with a scaler or without one, that is taken through a history."""
+    """An optimizer over a linear loss, with or without a scaler, that runs a history."""
 
-    def __init__(self, optimizer: Any, slopes: Slopes, scaler: torch.amp.GradScaler | None) -> None:
+    def __init__(self, optimizer: Any, slopes: LinearLoss, scaler: torch.amp.GradScaler | None) -> None:
         self.optimizer, self.slopes, self.scaler = optimizer, slopes, scaler
 
     def prepare(self, iteration: Iteration, again: Callable[[], Any] | None) -> None:
-        """What the iteration does first; `again` makes a new optimizer over the same parameters, to resume with."""
+        """Run the iteration's `before`; `again` makes a new optimizer over the same parameters, to resume with."""
         if iteration.before == "halve lr":
             for group in self.optimizer.param_groups:
                 if "lr" in group:
@@ -76,7 +76,7 @@ class Run:
 
 
 def without_empty_state(seen: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
-    """Leave out state of zeros that only a skipped step has made: a fused optimizer makes its state in one."""
+    """Drop state of zeros that only a skipped step created, as a fused optimizer does."""
     return {
         place: value
         for place, value in seen.items()
@@ -85,14 +85,16 @@ def without_empty_state(seen: dict[str, Any], expected: dict[str, Any]) -> dict[
 
 
 def moved_scale(scale: float, tracker: int, iteration: Iteration, started: bool) -> tuple[float, int]:
-    """The scale and the tracker after the iteration, by the model."""
+    """Return the scale and the tracker after the iteration, by the model."""
     if iteration.before == "move scale" and started:
         scale /= 2
     return oracle.update_scale(scale, tracker, float(not iteration.clean), 2.0, 0.5, INTERVAL)
 
 
-def first_departure(history: Sequence[Iteration], start: Slopes, kind: Kind, device: torch.device) -> str | None:
-    """Run the history with a scaler, and its clean iterations without one; say where the two part, if they do."""
+def first_difference(
+    history: Sequence[Iteration], start: LinearLoss, kind: OptimizerConfig, device: torch.device
+) -> str | None:
+    """Run the history with a scaler, and its clean iterations without one; describe the first difference, if any."""
     scaled, plain = start.copy(), start.copy()
     scaler = torch.amp.GradScaler(device.type, growth_interval=INTERVAL)
     ours, theirs = Run(make(kind, scaled), scaled, scaler), Run(make(kind, plain), plain, None)
@@ -102,7 +104,7 @@ def first_departure(history: Sequence[Iteration], start: Slopes, kind: Kind, dev
         for run in (ours, theirs):
             run.prepare(iteration, functools.partial(make, kind, run.slopes))
         before = snapshot(ours.optimizer)
-        ours.backward(iteration, spoilt(slopes, iteration))
+        ours.backward(iteration, with_nonfinite(slopes, iteration))
         theirs.backward(iteration, slopes)
         ours.step(iteration)
         seen = snapshot(ours.optimizer)
@@ -112,24 +114,24 @@ def first_departure(history: Sequence[Iteration], start: Slopes, kind: Kind, dev
             expected = snapshot(theirs.optimizer) | gradients(plain.parameters)
             seen = without_empty_state(seen, expected) if kind.fused else seen
         else:
-            # A fused optimizer makes its state in a skipped first step; what there was must be as it was.
+            # A fused optimizer creates state in a skipped first step; existing state must not change.
             expected = before
             seen = {place: value for place, value in seen.items() if place in before}
-        wrong = departures(seen, expected)
+        wrong = differences(seen, expected)
         state = moved_scale(*state, iteration, number > 0)
         if (scaler.get_scale(), scaler._get_growth_tracker()) != state:
             wrong.append(f"scale and tracker {scaler.get_scale()}, {scaler._get_growth_tracker()} in place of {state}")
         if wrong:
-            return f"after iteration {number} of {[str(each) for each in history]}: {wrong}"
+            return f"after iteration {number} of {[str(one) for one in history]}: {wrong}"
     return None
 
 
 @contract("AMP-OPTIMIZER-022")
-@each(variants="standard", fused="quick")
-def test_histories(case: Case, target: Target, rng: torch.Generator, kind: Kind) -> None:
-    start = Slopes.make(kind.gradients, target.device, rng)
+@over_optimizers(variants="standard", fused="quick")
+def test_histories(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
+    start = LinearLoss.make(kind.gradients, target.device, rng)
     build(case, kind, start.copy())
-    # Fused SGD takes memory that nobody set for the momentum of a skipped first step: a contract of its own.
+    # Fused SGD uses uninitialised momentum after a skipped first step: test_first_step_after_a_skip checks that.
     momentum = kind.fused and bool(kind.arguments.get("momentum"))
     compared = []
 
@@ -137,7 +139,7 @@ def test_histories(case: Case, target: Target, rng: torch.Generator, kind: Kind)
         if momentum and not (history and history[0].clean and history[0].without is None):
             return False
         compared.append(len(history))
-        return first_departure(history, start, kind, target.device) is not None
+        return first_difference(history, start, kind, target.device) is not None
 
     def draw(generator: random.Random) -> list[Iteration]:
         return histories(generator, sparse=kind.gradients == "sparse", clean_first=momentum)
@@ -146,15 +148,15 @@ def test_histories(case: Case, target: Target, rng: torch.Generator, kind: Kind)
     found = shortest(draw, fails, count=count, seed=case.seed, simpler=simpler)
     case.note("iterations compared", sum(compared))
     case.equal(
-        "the shortest history found that departs from a run without its spoilt iterations",
-        None if found is None else first_departure(found, start, kind, target.device),
+        "shortest history whose result differs from a run on its clean iterations alone",
+        None if found is None else first_difference(found, start, kind, target.device),
         None,
     )
 
 
 # Several optimizers
 
-POOL: dict[str, Callable[[Slopes], Any]] = {
+POOL: dict[str, Callable[[LinearLoss], Any]] = {
     "Ordinary": lambda slopes: Ordinary(slopes.groups()),
     "SelfScaling": lambda slopes: SelfScaling(slopes.groups()),
     **{
@@ -165,8 +167,8 @@ POOL: dict[str, Callable[[Slopes], Any]] = {
 }
 
 
-def stand_alone(name: str, slopes: Slopes) -> Any:
-    """The optimizer that the fp32 run steps: a third party's takes the same step p - g without a scaler."""
+def stand_alone(name: str, slopes: LinearLoss) -> Any:
+    """Return the optimizer of the fp32 run: SelfScaling takes the step p - g of Ordinary."""
     return POOL["Ordinary" if name == "SelfScaling" else name](slopes)
 
 
@@ -178,25 +180,25 @@ def test_histories_of_several(case: Case, target: Target, rng: torch.Generator, 
     wrong: list[str] = []
     for _ in range(case.samples(quick=2, standard=12, full=200)):
         names = [draw.choice(usable) for _ in range(number)]
-        starts = [Slopes.make("dense", target.device, rng) for _ in names]
+        starts = [LinearLoss.make("dense", target.device, rng) for _ in names]
         twins = [start.copy() for start in starts]
         ours = [POOL[name](start) for name, start in zip(names, starts, strict=True)]
         theirs = [stand_alone(name, twin) for name, twin in zip(names, twins, strict=True)]
         scaler = torch.amp.GradScaler(target.device_type, growth_interval=INTERVAL)
-        state, story = (65536.0, 0), [str(names)]
+        state, described = (65536.0, 0), [str(names)]
         for step in range(5):
-            # The first iteration is clean: fused SGD, again.
+            # The first iteration is clean because of fused SGD's momentum, as above.
             dirty = [step > 0 and draw.random() < 0.4 for _ in names]
             explicit = [draw.random() < 0.5 for _ in names]
             order = draw.sample(range(number), number)
             left_out = draw.choice(order) if step and draw.random() < 0.3 else None
-            story.append(f"dirty {dirty}, unscale_ {explicit}, order {order}, no step of {left_out}")
+            described.append(f"dirty {dirty}, unscale_ {explicit}, order {order}, no step of {left_out}")
             iteration = Iteration(draw.randrange(10**6), bad=((draw.randrange(4), draw.randrange(99), float("nan")),))
             before = [snapshot(optimizer) for optimizer in ours]
             for at in range(number):
                 slopes = starts[at].draw(torch.Generator().manual_seed(iteration.seed + at))
                 Run(ours[at], starts[at], scaler).backward(
-                    iteration, spoilt(slopes, iteration) if dirty[at] else slopes
+                    iteration, with_nonfinite(slopes, iteration) if dirty[at] else slopes
                 )
                 Run(theirs[at], twins[at], None).backward(iteration, slopes)
             for at in order:
@@ -212,16 +214,16 @@ def test_histories_of_several(case: Case, target: Target, rng: torch.Generator, 
             state = oracle.update_scale(*state, float(checked), 2.0, 0.5, INTERVAL)
             for at in range(number):
                 still = dirty[at] or at == left_out
-                found = departures(
+                found = differences(
                     only("parameter/", snapshot(ours[at])),
                     only("parameter/", before[at] if still else snapshot(theirs[at])),
                 )
-                wrong += [f"optimizer {at} after {story}: {found}"] if found else []
+                wrong += [f"optimizer {at} after {described}: {found}"] if found else []
             if (scaler.get_scale(), scaler._get_growth_tracker()) != state:
-                wrong.append(f"after {story}: scale {scaler.get_scale()}, expected {state}")
+                wrong.append(f"after {described}: scale {scaler.get_scale()}, expected {state}")
             if wrong:
                 break
-    case.equal("histories of several optimizers that depart from a run of each alone", wrong[:2], [])
+    case.equal("histories of several optimizers that differ from a run of each alone", wrong[:2], [])
 
 
 def _works(name: str, target: Target) -> bool:

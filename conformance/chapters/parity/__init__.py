@@ -1,1 +1,1 @@
-"""The chapter parity."""
+"""Parity chapter."""

@@ -25,14 +25,14 @@ class Split:
 
 
 def rows() -> list[list[int]]:
-    """The 1797 rows of fixtures/digits.csv: 64 pixels of 0 to 16, then the digit."""
+    """Return the 1797 rows of fixtures/digits.csv: 64 pixels of 0 to 16, then the digit."""
     text = fixture("digits.csv").read_text(encoding="utf-8")
     return [[int(field) for field in line.split(",")] for line in text.splitlines() if not line.startswith("#")]
 
 
 @functools.cache
 def split() -> Split:
-    """Every fifth image of each digit, in the order of the file, is for the test; the others are trained on.
+    """Return the training and the test images: every fifth of each digit, in file order, is for the test.
 
     Fixed, so that no seed moves an image across; by digit, as parts of the file go round the digits in order. No
     image is there twice. Nothing is fitted to the data before training: pixels are divided by 16.

@@ -1,4 +1,4 @@
-"""Whether two arms of paired runs are equivalent, different or neither: two one-sided t-tests, with their power."""
+"""Two one-sided t-tests (TOST) for the equivalence of two arms of paired runs, with their power."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _MOST_PAIRS = 2**14
 
 @dataclass(frozen=True)
 class Equivalence:
-    """What S differences come to, against a margin that their mean is to lie within.
+    """Result of a test of paired differences against a margin for their mean.
 
     `low` and `high` end the confidence interval of the mean of level 1 - 2 alpha; `power` is the probability of
-    "equivalent" for two arms of equal mean whose differences scatter as those seen.
+    "equivalent" for two arms of equal mean whose differences have the measured variance.
     """
 
     pairs: int
@@ -50,7 +50,9 @@ class Equivalence:
 
 
 def compare(differences: Sequence[float], margin: float, alpha: float) -> Equivalence:
-    """Two one-sided t-tests of level `alpha` on paired differences (Schuirmann, J. Pharmacokinet. Biopharm. 15, 1987).
+    """Run two one-sided t-tests of level `alpha` on paired differences.
+
+    Source: Schuirmann, J. Pharmacokinet. Biopharm. 15, 1987.
 
     Equivalent: both tests reject, so that the interval of level 1 - 2 alpha lies within (-margin, margin) (Lakens,
     Soc. Psychol. Personal. Sci. 8, 2017), and the power is POWER at least. Different: that interval lies outside, all
@@ -88,10 +90,10 @@ def two_stages(
 
 
 def margin_of(seeds: Sequence[float], pairs: int, *, floor: float = 0.0) -> float:
-    """How far apart two arms may be: three standard errors of a mean of `pairs` runs, by the scatter of `seeds`.
+    """Return the margin: three standard errors of a mean of `pairs` runs, by the variance of `seeds`.
 
     A shift within it is one that a mean of so many runs with other seeds makes as well (Shewhart's limits). The
-    scatter is that of one figure over fp32 runs, more of them than pairs, as MLPerf's reference convergence points are
+    variance is that of one figure over fp32 runs, more of them than pairs, as MLPerf's reference convergence points are
     made of twice the runs that are judged; its lower confidence limit of level 95 % is taken, so that chance widens
     the margin in one run of twenty at most. Not below `floor`, the resolution of the figure.
     """
@@ -101,7 +103,7 @@ def margin_of(seeds: Sequence[float], pairs: int, *, floor: float = 0.0) -> floa
 
 
 def power(margin: float, error: float, freedom: int, alpha: float, shift: float = 0.0) -> float:
-    """Probability that both one-sided tests reject when the true mean is `shift` and its standard error is `error`.
+    """Return the probability that both one-sided tests reject, for a true mean `shift` with standard error `error`.
 
     With m the mean seen and e its estimated standard error, both reject iff |m| < margin - t e. Given e, m is normal;
     freedom (e / error)^2 is chi square with `freedom` degrees, independent of m. The integral over e (Owen's Q,
@@ -112,7 +114,7 @@ def power(margin: float, error: float, freedom: int, alpha: float, shift: float 
     t = t_quantile(1 - alpha, freedom)
 
     def both_reject(ratio: float) -> float:
-        """Given e / error, times the density of that ratio."""
+        """Return the power given e / error, times the density of that ratio."""
         room = margin - t * error * ratio
         if room <= 0:
             return 0.0
@@ -128,7 +130,7 @@ def power(margin: float, error: float, freedom: int, alpha: float, shift: float 
 
 
 def pairs_needed(margin: float, spread: float, alpha: float) -> int:
-    """The fewest pairs whose power is POWER where the arms are equal; 16,384 stands for that or more."""
+    """Return the fewest pairs whose power is POWER where the arms are equal; 16,384 stands for that or more."""
 
     def enough(pairs: int) -> bool:
         return power(margin, spread / math.sqrt(pairs), pairs - 1, alpha) >= POWER
@@ -177,21 +179,21 @@ def normal_cdf(x: float) -> float:
 
 
 def t_cdf(x: float, freedom: float) -> float:
-    """Distribution function of Student's t (Abramowitz and Stegun, 26.5.27 and 26.7.1)."""
+    """Return the distribution function of Student's t (Abramowitz and Stegun, 26.5.27 and 26.7.1)."""
     tail = _beta(freedom / 2, 0.5, freedom / (freedom + x * x)) / 2
     return 1 - tail if x > 0 else tail
 
 
 @functools.cache
 def t_quantile(probability: float, freedom: float) -> float:
-    """The x with t_cdf(x) = probability, for a probability between 0 and 1."""
+    """Return the x with t_cdf(x) = probability, for a probability between 0 and 1."""
     if probability < 0.5:
         return -t_quantile(1 - probability, freedom)
     return _inverse(lambda x: t_cdf(x, freedom), probability)
 
 
 def chi2_cdf(x: float, freedom: float) -> float:
-    """Distribution function of chi square, by the series of the incomplete gamma function (A&S 6.5.29)."""
+    """Return the distribution function of chi square, by the series of the incomplete gamma function (A&S 6.5.29)."""
     half, argument = freedom / 2, x / 2
     if argument <= 0:
         return 0.0
@@ -206,12 +208,12 @@ def chi2_cdf(x: float, freedom: float) -> float:
 
 @functools.cache
 def chi2_quantile(probability: float, freedom: float) -> float:
-    """The x with chi2_cdf(x) = probability, for a probability between 0 and 1."""
+    """Return the x with chi2_cdf(x) = probability, for a probability between 0 and 1."""
     return _inverse(lambda x: chi2_cdf(x, freedom), probability)
 
 
 def _inverse(function: Callable[[float], float], value: float) -> float:
-    """Where an increasing function of x >= 0 takes `value`, by bisection to the last bit."""
+    """Return where an increasing function of x >= 0 takes `value`, by bisection to the last bit."""
     low, high = 0.0, 1.0
     while function(high) < value:
         low, high = high, 2 * high
@@ -245,7 +247,7 @@ def _beta(a: float, b: float, x: float) -> float:
 
 
 def _chi_density(ratio: float, freedom: int) -> float:
-    """Density of sqrt(chi square / freedom)."""
+    """Return the density of sqrt(chi square / freedom)."""
     if ratio <= 0:
         return 0.0
     half = freedom / 2
@@ -254,7 +256,7 @@ def _chi_density(ratio: float, freedom: int) -> float:
 
 
 def _simpson(function: Callable[[float], float], low: float, high: float, intervals: int = 256) -> float:
-    """The integral from `low` to `high` by Simpson's rule."""
+    """Return the integral from `low` to `high` by Simpson's rule."""
     step = (high - low) / intervals
     inner = sum((4 if k % 2 else 2) * function(low + k * step) for k in range(1, intervals))
     return step / 3 * (function(low) + inner + function(high))

@@ -62,7 +62,7 @@ class Rounding:
         return self._to(x, self.recurrent)
 
     def log_softmax(self, logits: torch.Tensor) -> torch.Tensor:
-        """The log-probabilities of rows of logits."""
+        """Return the log-probabilities of rows of logits."""
         kept: torch.Tensor = _LogSoftmax.apply(logits, self.loss)
         return self._to(kept, self.loss)
 
@@ -84,7 +84,7 @@ def gradients(
     labels: torch.Tensor,
     rounding: Rounding = EXACT,
 ) -> dict[str, torch.Tensor]:
-    """The gradients of the mean cross entropy by the name of the parameter, float64, on the CPU.
+    """Return the gradients of the mean cross entropy by the name of the parameter, float64, on the CPU.
 
     `forward` is one of FORWARDS; sums are exact. What AMP's gradients differ from these by is only how it adds up, and
     where within fused ops it rounds.
@@ -139,7 +139,7 @@ def _recurrent(p: Parameters, x: torch.Tensor, q: Rounding) -> torch.Tensor:
 
 
 def _transformer(p: Parameters, x: torch.Tensor, q: Rounding) -> torch.Tensor:
-    """Two heads; scaled dot product attention is one op, rounded at its end."""
+    """Return the attention of two heads; scaled dot product attention is one op, rounded at its end."""
     length, width = x.shape[1], p["symbol.weight"].shape[1]
     state = p["symbol.weight"][x] + p["position.weight"][:length]
     heads = _linear(p, "block.qkv", _norm(p, "block.norm_1", state), q).unflatten(2, (6, -1)).transpose(1, 2)

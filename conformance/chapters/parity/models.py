@@ -56,7 +56,7 @@ class Task:
 class Run:
     """What one run came to: the log of the mean training loss of each epoch, and figures of the test rows.
 
-    `test_loss` is their mean cross entropy in nats, `accuracy` the per cent of them that were told right.
+    `test_loss` is their mean cross entropy in nats, `accuracy` the per cent of them classified correctly.
     """
 
     curve: list[float]
@@ -122,7 +122,7 @@ def _convolutional() -> nn.Module:
 
 
 def _smooth() -> nn.Module:
-    """A convolutional net without kinks: strides in the place of pools, GELU in that of ReLU."""
+    """Return a convolutional net without kinks: strides in the place of pools, GELU in that of ReLU."""
     return nn.Sequential(
         *(nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 16, 3, stride=2, padding=1), nn.GELU()),
         *(nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.GELU()),
@@ -284,7 +284,7 @@ def _step(value: torch.Tensor, optimizer: torch.optim.Optimizer, scaler: torch.a
 
 
 def batches(task: Task, count: int, device: torch.device, generator: torch.Generator) -> Iterator[torch.Tensor]:
-    """The rows of each batch; each epoch goes through the data, or a part of them, in an order of its own."""
+    """Yield the rows of each batch; each epoch goes through the data, or a part of them, in an order of its own."""
     for _ in range(task.epochs):
         order = torch.randperm(count, generator=generator)[: task.batches * task.rows].to(device)
         yield from order.split(task.rows)
@@ -295,7 +295,7 @@ def _curve(losses: torch.Tensor) -> list[float]:
 
 
 def _figures(output: torch.Tensor, data: Data) -> tuple[float, float]:
-    """The cross entropy and the accuracy of what a model makes of the test rows."""
+    """Return the cross entropy and the accuracy of what a model makes of the test rows."""
     # On the CPU: there are accelerators without float64.
     logits, labels = output.cpu().double(), data.test_labels.cpu()
     right = (logits.argmax(1) == labels).double().mean().item()

@@ -1,4 +1,4 @@
-"""Small models that leave the finite numbers in a known place, and models that never do."""
+"""Small models with an injected non-finite value at a known op, and models that stay finite."""
 
 from __future__ import annotations
 
@@ -42,41 +42,41 @@ class Attention(nn.Module):
 
 
 @dataclass(frozen=True)
-class Planted:
-    """What leaves the finite numbers, and where the trace must find it."""
+class Injected:
+    """A model that overflows or makes NaN, and where the trace must find it."""
 
     build: Callable[[], nn.Module]
     modules: tuple[str, ...]
-    """Where: autocast's lists differ by device, and with them where a value is rounded to 16 bits."""
+    """The modules, by device: autocast's lists differ by device, and with them where a value is rounded to 16 bits."""
     phase: str
     ops: tuple[str, ...]
-    """Which op makes it: libraries differ in the names."""
+    """The ops; their names differ between libraries."""
     kind: str = "inf"
     how: str = "made"
     dtypes: tuple[str, ...] = ("fp16", "bf16")
     loss: LossFunction = nn.functional.mse_loss
     scale: float = 2.0**10
     inputs: float = 1.0
-    spoiled: tuple[int, float] | None = None
-    """A place of the inputs and what stands there."""
+    element: tuple[int, float] | None = None
+    """An index into the flattened inputs and the value to put there."""
 
     def model(self, device: torch.device) -> nn.Module:
-        """Build it; its weights are the same on every device."""
+        """Build the model, with the same weights on every device."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return self.build().to(device)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """So slow that every iteration computes the same."""
+        """Return an optimizer with a learning rate so small that every iteration computes the same."""
         return torch.optim.SGD(model.parameters(), lr=1e-12)
 
     def batch(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Inputs (4, 8, 16) and a target of the same shape."""
+        """Return inputs (4, 8, 16) and a target of the same shape."""
         generator = torch.Generator().manual_seed(1)
         inputs = self.inputs * torch.randn(4, 8, WIDTH, generator=generator).clamp(-2, 2)
         target = torch.randn(4, 8, WIDTH, generator=generator)
-        if self.spoiled is not None:
-            inputs.view(-1)[self.spoiled[0]] = self.spoiled[1]
+        if self.element is not None:
+            inputs.view(-1)[self.element[0]] = self.element[1]
         return inputs.to(device), target.to(device)
 
 
@@ -120,15 +120,15 @@ def _chain(*factors: float) -> nn.Module:
 
 MATRIX = ("addmm", "mm", "bmm", "baddbmm", "linear", "mkldnn_linear", "_addmm_activation")
 
-PLANTED = {
-    "attention logits": Planted(
+INJECTED = {
+    "attention logits": Injected(
         lambda: _between(Attention(1e6), "attention"), ("attention",), "forward", ("mul", *MATRIX), dtypes=("fp16",)
     ),
-    "a layer of 1e5": Planted(
+    "a layer of 1e5": Injected(
         lambda: _chain(1.0, 1e5, 1e-5), ("1",), "forward", ("_to_copy", *MATRIX), dtypes=("fp16",)
     ),
-    "large activations": Planted(lambda: _chain(500.0, 500.0, 1e-5), ("1",), "forward", MATRIX, dtypes=("fp16",)),
-    "square in 16 bits": Planted(
+    "large activations": Injected(lambda: _chain(500.0, 500.0, 1e-5), ("1",), "forward", MATRIX, dtypes=("fp16",)),
+    "square in 16 bits": Injected(
         lambda: _between(Function(lambda x: (x * 1000) * x), "square"),
         ("square",),
         "forward",
@@ -136,64 +136,64 @@ PLANTED = {
         dtypes=("fp16",),
         inputs=100.0,
     ),
-    "cast of a large norm": Planted(
+    "cast of a large norm": Injected(
         lambda: _between(_gained(1e5), "norm"),
         ("norm", "last"),
         "forward",
         ("_to_copy", "native_layer_norm"),
         dtypes=("fp16",),
     ),
-    "log of zero": Planted(lambda: _between(_zeroed(torch.log), "log"), ("log",), "forward", ("log",)),
-    "root of zero": Planted(
+    "log of zero": Injected(lambda: _between(_zeroed(torch.log), "log"), ("log",), "forward", ("log",)),
+    "root of zero": Injected(
         lambda: _between(_zeroed(torch.sqrt), "root"), ("root",), "backward", ("div", "mul", "reciprocal")
     ),
-    "log of zero hidden by where": Planted(
+    "log of zero hidden by where": Injected(
         lambda: _between(_zeroed(lambda x: torch.where(x > 0, torch.log(x), x)), "guarded"),
         ("guarded",),
         "backward",
         ("div",),
         kind="NaN",
     ),
-    "0/0": Planted(
+    "0/0": Injected(
         lambda: _between(Function(lambda x: (x - x) / (x - x).sum(-1, keepdim=True)), "share"),
         ("share",),
         "forward",
         ("div",),
         kind="NaN",
     ),
-    "exponentials": Planted(
+    "exponentials": Injected(
         lambda: _between(Function(lambda x: (x * 1000).exp() / (x * 1000).exp().sum(-1, keepdim=True)), "softmax"),
         ("softmax",),
         "forward",
         ("exp",),
     ),
-    "a row that is all masked": Planted(
+    "a row that is all masked": Injected(
         lambda: _between(Attention(all_masked=True), "attention"),
         ("attention",),
         "forward",
         ("_softmax", "softmax"),
         kind="NaN",
     ),
-    "division in the loss": Planted(
+    "division in the loss": Injected(
         lambda: _between(nn.ReLU(), "act"),
         ("",),
         "loss",
         ("div",),
         loss=lambda output, target: (output.float() - target).pow(2).sum() / (target > 1e6).sum(),
     ),
-    "inf in the batch": Planted(
+    "inf in the batch": Injected(
         lambda: _between(nn.ReLU(), "act"),
         ("",),
         "forward",
         ("the batch's inputs",),
         how="given",
-        spoiled=(77, float("inf")),
+        element=(77, float("inf")),
     ),
-    "NaN in a weight": Planted(_nan_weight, ("",), "forward", ("the weight middle.weight",), kind="NaN", how="given"),
-    "a loss scale too large": Planted(
+    "NaN in a weight": Injected(_nan_weight, ("",), "forward", ("the weight middle.weight",), kind="NaN", how="given"),
+    "a loss scale too large": Injected(
         lambda: _chain(1.0, 100.0, 1.0), ("1",), "backward", MATRIX, dtypes=("fp16",), scale=2.0**16
     ),
-    "gradients of one sign": Planted(
+    "gradients of one sign": Injected(
         lambda: nn.Sequential(Function(torch.abs), _scaled(1.0)),
         ("",),
         "backward",
@@ -202,7 +202,7 @@ PLANTED = {
         loss=lambda output, target: output.float().sum(),
         scale=2.0**24,
     ),
-    "a loss scale beyond the range": Planted(
+    "a loss scale beyond the range": Injected(
         lambda: _between(nn.ReLU(), "act"), ("",), "backward", ("_to_copy",), dtypes=("fp16",), scale=2.0**40
     ),
 }
@@ -222,17 +222,17 @@ def _convolutions() -> nn.Module:
 
 
 CLEAN = {
-    "perceptron": Planted(lambda: _between(nn.GELU(), "act"), (), "", ()),
-    "masked attention": Planted(lambda: _between(Attention(), "attention"), (), "", ()),
-    "convolutions": Planted(_convolutions, (), "", ()),
-    "norms and softmax": Planted(
+    "perceptron": Injected(lambda: _between(nn.GELU(), "act"), (), "", ()),
+    "masked attention": Injected(lambda: _between(Attention(), "attention"), (), "", ()),
+    "convolutions": Injected(_convolutions, (), "", ()),
+    "norms and softmax": Injected(
         lambda: nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.LogSoftmax(-1), nn.Linear(WIDTH, WIDTH)),
         (),
         "",
         (),
     ),
-    "an infinity that where leaves out": Planted(
+    "an infinity that where leaves out": Injected(
         lambda: _between(_zeroed(lambda x: torch.where(x > 0, x.detach().log(), x)), "guarded"), (), "", ()
     ),
-    "the largest of float16": Planted(lambda: _chain(100.0, 300.0, 1e-4), (), "", (), scale=1.0),
+    "the largest of float16": Injected(lambda: _chain(100.0, 300.0, 1e-4), (), "", (), scale=1.0),
 }

@@ -1,4 +1,4 @@
-"""Parity on real data: over many seeds, training with AMP ends where fp32 training ends, by a test of equivalence."""
+"""Check by an equivalence test over many seeds that AMP training on real data reaches fp32's results."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ ALPHA = 0.05  # of both looks together
 OUTSIDE = 0.001  # probability that a sound run leaves the envelope
 SMALL = 2.0**-20
 
-# What every arm is to reach on rows that were not trained on. A guess tells 10 % of the digits; a model that knows no
-# more than how frequent each character is needs the entropy of the text.
+# Minimum for every arm on held-out rows. A guess classifies 10 % of the digits; a model that knows
+# only character frequencies needs the entropy of the text.
 ACCURACY = {"mlp": 97.0, "cnn": 97.0, "lstm": 95.0}
 ENTROPY_SHARE = 0.8
 
@@ -47,12 +47,12 @@ FIGURES: dict[str, Callable[[Run], float]] = {
 # An image of 355 is the resolution of the accuracy, and what may come of one rounding.
 FLOORS = {"test accuracy, %": 100 / 355}
 
-# What oneDNN says where the processor has no instruction for a type.
+# oneDNN's message if the processor has no instruction for a type.
 _LACKING = "could not create a primitive"
 
 
 def _bf16_losses(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Cross entropies with each of their ops in bf16, of which a region of CUDA would run logsumexp in fp32."""
+    """Return cross entropies with each of their ops in bf16, of which a region of CUDA would run logsumexp in fp32."""
     with torch.autocast(output.device.type, enabled=False):
         logits = output.bfloat16()
         return (logits.logsumexp(2) - logits.gather(2, target.unsqueeze(2)).squeeze(2)).mean(1)
@@ -72,7 +72,7 @@ def _region(target: Target, dtype: torch.dtype | None) -> AbstractContextManager
 
 
 def _scaler(target: Target, dtype: torch.dtype | None, *, scales: bool = True) -> torch.amp.GradScaler | None:
-    """What the steps go through: nothing of AMP for fp32."""
+    """Return the scaler of the steps; None for fp32."""
     if dtype is None:
         return None
     return torch.amp.GradScaler(target.device_type, enabled=scales and dtype == torch.float16)
@@ -80,7 +80,7 @@ def _scaler(target: Target, dtype: torch.dtype | None, *, scales: bool = True) -
 
 @functools.cache
 def _run(target: Target, task: str, dtype: torch.dtype | None, factor: float, seed: int) -> Run:
-    """One run, of fp32 where there is no dtype; cached, as several checks ask for the same runs."""
+    """Return one run, of fp32 where there is no dtype; cached, as several checks ask for the same runs."""
     # fp32 products are IEEE's and sums of 16-bit ones are fp32: the flags that change that are another matter.
     with full_precision(target.device_type):
         return models.learn(
@@ -89,14 +89,14 @@ def _run(target: Target, task: str, dtype: torch.dtype | None, factor: float, se
             seed,
             lambda: _region(target, dtype),
             _scaler(target, dtype),
-            loss=torch.nn.functional.cross_entropy,  # as it is now, not when learners was imported
+            loss=torch.nn.functional.cross_entropy,  # as it is now, not when models was imported
             factor=factor,
         )
 
 
 @functools.cache
 def _together(target: Target, task: str, dtype: torch.dtype | None, fault: str, factor: float, first: int) -> list[Run]:
-    """FIRST runs that nothing is promised of, in one stacked model: of fp32 to compare with, or of a broken AMP."""
+    """Run FIRST trainings without a promise in one stacked model: fp32 references, or broken AMP."""
     with full_precision(target.device_type):
         return models.learn_together(
             TASKS[task],
@@ -113,7 +113,7 @@ def _together(target: Target, task: str, dtype: torch.dtype | None, fault: str, 
 def _runs(
     case: Case, target: Target, task: str, dtype: torch.dtype | None, count: int, fault: str = "", factor: float = 1.0
 ) -> list[Run]:
-    """The runs of the first `count` seeds, the same seeds for every arm."""
+    """Return the runs of the first `count` seeds, the same seeds for every arm."""
     first = 1_000 * case.seed
     try:
         if fault or (dtype is None and task not in JUDGED):
@@ -133,7 +133,7 @@ def _runs(
 
 
 def _fp32(case: Case, target: Target, task: str) -> list[Run]:
-    """The fp32 runs, which must be finite if they are to be compared with."""
+    """Return the fp32 runs, which must be finite if they are to be compared with."""
     runs = _runs(case, target, task, None, SEEDS)
     worst = max(abs(figure(run)) for run in runs for figure in FIGURES.values())
     case.true("fp32 training stays finite on this device (if not, it is not AMP that fails)", math.isfinite(worst))
@@ -143,7 +143,7 @@ def _fp32(case: Case, target: Target, task: str) -> list[Run]:
 def _compared(
     case: Case, target: Target, task: str, dtype: torch.dtype, name: str, fault: str = "", factor: float = 1.0
 ) -> Equivalence:
-    """AMP less fp32, in one figure, pair by pair; the margin is in the report beside it."""
+    """Return AMP minus fp32, in one figure, pair by pair; the margin is in the report too."""
     figure, fp32 = FIGURES[name], _fp32(case, target, task)
     margin = equivalence_test.margin_of(list(map(figure, fp32)), FIRST, floor=FLOORS.get(name, 1e-6))
 
@@ -153,26 +153,26 @@ def _compared(
 
     found = equivalence_test.two_stages(differences, margin, first=FIRST, last=LAST, alpha=ALPHA)
     case.note(f"{name}: standard deviation over {SEEDS} fp32 seeds", statistics.stdev(map(figure, fp32)))
-    case.note(f"{name}: AMP less fp32, pair by pair", [round(d, 6) for d in differences(found.pairs)])
+    case.note(f"{name}: AMP minus fp32, pair by pair", [round(d, 6) for d in differences(found.pairs)])
     case.note(
-        f"{name}: mean difference, its standard deviation, power, pairs that would do",
+        f"{name}: mean difference, its standard deviation, power, pairs that would suffice",
         [found.mean, found.spread, found.power, found.needed],
     )
     return found
 
 
 def _settle(case: Case, name: str, found: Equivalence) -> None:
-    """PASS where the arms are equivalent, FAIL where they are different, INCONCLUSIVE where the pairs tell neither."""
+    """Judge: PASS if the arms are equivalent, FAIL if they differ, INCONCLUSIVE if the pairs decide neither."""
     if found.outcome == "undecided":
         case.inconclusive(
-            f"{name}: {found.pairs} pairs cannot tell (interval {found.low:.3g} to {found.high:.3g}, margin "
-            f"{found.margin:.3g}, power {found.power:.2f}); about {found.needed} would do if there is no difference"
+            f"{name}: {found.pairs} pairs are undecided (interval {found.low:.3g} to {found.high:.3g}, margin "
+            f"{found.margin:.3g}, power {found.power:.2f}); about {found.needed} would suffice for equal arms"
         )
-    case.at_most(f"{name}: farthest end of the interval of AMP less fp32", found.farthest, found.margin)
+    case.at_most(f"{name}: farthest end of the interval of AMP minus fp32", found.farthest, found.margin)
 
 
 def _names(task: str) -> list[str]:
-    # A model of characters is right by luck as often as by knowledge: its loss is what tells.
+    # The accuracy of a character model is mostly luck: only its loss is judged.
     return [name for name in FIGURES if name not in FLOORS or task in ACCURACY]
 
 
@@ -184,7 +184,7 @@ def test_amp_ends_where_fp32_ends(case: Case, target: Target, amp_dtype: torch.d
     # Two-sided: an arm with fp32's very losses did not compute in 16 bit.
     pairs = zip(_runs(case, target, model, amp_dtype, FIRST), _fp32(case, target, model), strict=False)
     same = sum(run.curve == other.curve for run, other in pairs)
-    case.equal(f"AMP runs of {FIRST} with the very losses of fp32", same, 0)
+    case.equal(f"AMP runs of {FIRST} with exactly the losses of fp32", same, 0)
 
 
 @contract("AMP-PARITY-011")
@@ -237,14 +237,12 @@ def _control(dtype: torch.dtype, fault: str) -> tuple[str, float]:
     return (f"mlp-far-{models.FAR[dtype]:g}" if model == "mlp-far" else model), factor
 
 
-def _tell(case: Case, target: Target, dtype: torch.dtype, fault: str, *, broken: bool) -> None:
+def _check_control(case: Case, target: Target, dtype: torch.dtype, fault: str, *, broken: bool) -> None:
     task, factor = _control(dtype, fault)
     for name in LOSSES if not broken else LOSSES[:1]:
         found = _compared(case, target, task, dtype, name, fault if broken else "", factor)
         if broken and found.outcome == "undecided":
-            case.inconclusive(
-                f"{name}: {found.pairs} pairs do not tell the faulty run apart; about {found.needed} would"
-            )
+            case.inconclusive(f"{name}: {found.pairs} pairs do not detect the faulty run; about {found.needed} would")
         if broken:
             case.at_least(f"{name}: nearest end of the interval (control)", found.nearest, found.margin)
             case.note(f"{name}: nearest end of the interval", found.nearest / found.margin, "margins")
@@ -255,18 +253,17 @@ def _tell(case: Case, target: Target, dtype: torch.dtype, fault: str, *, broken:
 @contract("AMP-PARITY-013")
 @pytest.mark.parametrize("broken", [deep("standard", False, id="sound"), deep("standard", True, id="16-bit-weights")])
 def test_small_steps_need_master_weights(case: Case, target: Target, amp_dtype: torch.dtype, broken: bool) -> None:
-    _tell(case, target, amp_dtype, "16-bit weights", broken=broken)
+    _check_control(case, target, amp_dtype, "16-bit weights", broken=broken)
 
 
 @contract("AMP-PARITY-014", dtypes=("fp16",))
 @pytest.mark.parametrize("broken", [deep("standard", False, id="sound"), deep("standard", True, id="no-scaler")])
 def test_small_gradients_need_the_scaler(case: Case, target: Target, broken: bool) -> None:
-    if not target.supports(torch.float16):
-        case.unsupported("the target has no fp16")
-    _tell(case, target, torch.float16, "no scaler", broken=broken)
+    case.require(target, torch.float16)
+    _check_control(case, target, torch.float16, "no scaler", broken=broken)
 
 
 @contract("AMP-PARITY-015")
 @pytest.mark.parametrize("broken", [deep("standard", False, id="sound"), deep("standard", True, id="bf16-loss")])
 def test_large_logits_need_a_loss_in_fp32(case: Case, target: Target, amp_dtype: torch.dtype, broken: bool) -> None:
-    _tell(case, target, amp_dtype, "bf16 loss", broken=broken)
+    _check_control(case, target, amp_dtype, "bf16 loss", broken=broken)

@@ -1,4 +1,4 @@
-"""Parity of a CNN, an LSTM and a transformer, step by step: gradients against the model written out in float64."""
+"""Check CNN, LSTM and transformer gradients step by step against float64 models."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 # So that no gradient of these models overflows or is lost in fp16.
 SCALE = 1024.0
-# As torch._dynamo.utils.same has it for 16 bit: the error against float64, over that of sound 16-bit arithmetic.
+# As in torch._dynamo.utils.same for 16 bits: the error against float64, over that of sound 16-bit arithmetic.
 FACTOR = 3.0
 SLOPE = 1.0  # u; independent roundings all but cancel along the gradient, and 1 % is 2.6 u of bf16 and 20 u of fp16
 
-# What oneDNN says where the processor has no instruction for a type.
+# oneDNN's message if the processor has no instruction for a type.
 _LACKING = "could not create a primitive"
 
 
@@ -97,7 +97,7 @@ def _observed(case: Case, target: Target, dtype: torch.dtype, rng: torch.Generat
 
 
 def _rounding(case: Case, target: Target, dtype: torch.dtype, model: torch.nn.Module, images: torch.Tensor) -> Rounding:
-    """The types in which a region computes on the target; in float16 with a loss scale."""
+    """Return the types in which a region computes on the target; in float16 with a loss scale."""
     recurrent = dtype
     if isinstance(model, Recurrent):
         with torch.no_grad(), _possible(case), target.autocast(dtype):
@@ -122,7 +122,7 @@ def _tempt(model: torch.nn.Module) -> None:
 
 
 def _tempting(images: torch.Tensor) -> torch.Tensor:
-    """Images whose rows begin and end with a pixel of 1."""
+    """Return images whose rows begin and end with a pixel of 1."""
     rows = images.unflatten(1, (8, 8)).clone()
     rows[..., 0] = rows[..., -1] = 1.0
     return rows.flatten(1)
@@ -142,7 +142,7 @@ def _possible(case: Case) -> Iterator[None]:
 
 
 def _worst(found: Found) -> float:
-    """The largest error over its bound: FACTOR times that of sound arithmetic, and room for few elements.
+    """Return the largest error over its bound: FACTOR times that of sound arithmetic, and room for few elements.
 
     The norm of n independent errors scatters by 1/sqrt(2n) in its logarithm, the ratio of two by 1/sqrt(n): 4 of those.
     The gradient of a convolution's weight may be summed image by image in 16 bit, as torch's fp16 kernel for the CPU

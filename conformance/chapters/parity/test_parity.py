@@ -1,4 +1,4 @@
-"""Parity: training with AMP does what fp32 training does, step by step and at the end."""
+"""Check that training with AMP does what fp32 training does, step by step and at the end."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _fp32_cross_entropy(output: torch.Tensor, target: torch.Tensor) -> torch.Ten
 
 
 def _p2(device: torch.device, generator: torch.Generator, *, lr: float = LR) -> Workload:
-    """P2 with its loss in fp32 by hand: off the CPU autocast leaves part of cross_entropy in 16 bit (AMP-LOSS-017)."""
+    """Return P2 with an explicit fp32 loss: off the CPU part of cross_entropy runs in 16 bits (AMP-LOSS-017)."""
     return replace(mlp(device, generator, lr=lr), loss=_fp32_cross_entropy)
 
 
@@ -48,7 +48,7 @@ PROGRAMS: dict[str, Callable[..., Workload]] = {"P1": linear, "P2": _p2}
 
 @dataclass(frozen=True)
 class Observed:
-    """What one step did: its loss, the parameters before and after, the gradients that the optimizer used."""
+    """One training step: its loss, the parameters before and after, the gradients that the optimizer used."""
 
     number: int
     loss: float
@@ -59,7 +59,7 @@ class Observed:
 
 
 def _fork(rng: torch.Generator) -> torch.Generator:
-    """A generator that draws what `rng` would draw next, so that two runs start from the same weights and data."""
+    """Return a copy of `rng` in its current state, so that two runs start from the same weights and data."""
     twin = torch.Generator()
     twin.set_state(rng.get_state())
     return twin
@@ -79,7 +79,7 @@ def _region(target: Target, dtype: torch.dtype | None) -> Region:
 def _observe(
     target: Target, work: Workload, dtype: torch.dtype, steps: int, after_step: Callable[[], None] = lambda: None
 ) -> Iterator[Observed]:
-    """Train with AMP and tell of each step; `after_step` may tamper with the weights."""
+    """Train with AMP and yield each step; `after_step` may change the weights."""
     scaler, masks = _scaler(target, dtype), []
     parameters = list(work.model.parameters())
     with ExitStack() as stack:
@@ -116,47 +116,11 @@ def _steps(case: Case, program: str) -> int:
 
 
 def _judge(case: Case, broken: bool, what: str, measured: float, bound: float, unit: str = "") -> None:
-    """A sound run stays within the bound; a broken one, the control, must be seen outside it."""
+    """Check that a correct run is within the bound, or that the control, a broken run, is outside."""
     if broken:
         case.at_least(f"{what}, of the broken run (control)", measured, bound, unit)
     else:
         case.at_most(what, measured, bound, unit)
-
-
-@contract("AMP-PARITY-001")
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_hand_written_casts_give_the_same_bits(
-    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, program: str
-) -> None:
-    amp, hand = (PROGRAMS[program](target.device, _fork(rng)) for _ in range(2))
-    scaler = _scaler(target, amp_dtype)
-    scale = INITIAL_SCALE if amp_dtype == torch.float16 else 1.0
-    for number in range(case.samples(quick=1 if program == "P1" else 2, standard=4, full=50)):
-        seen = train_step(amp, number, _region(target, amp_dtype), scaler)
-        case.identical(f"loss of step {number}", seen, _step_by_hand(hand, number, amp_dtype, scale))
-        for (name, weight), expected in zip(amp.model.named_parameters(), hand.model.parameters(), strict=True):
-            case.identical(f"{name} after step {number}", weight.detach(), expected.detach())
-
-
-def _step_by_hand(work: Workload, number: int, dtype: torch.dtype, scale: float) -> torch.Tensor:
-    """A training step with every cast, the loss scale and its removal written out."""
-    inputs, target = work.batch(number)
-    work.optimizer.zero_grad()
-    hidden = inputs.to(dtype)
-    for layer in work.model:
-        if isinstance(layer, torch.nn.Linear):
-            hidden = torch.nn.functional.linear(hidden, layer.weight.to(dtype), layer.bias.to(dtype))
-        else:
-            hidden = layer(hidden)
-    loss = work.loss(hidden.float(), target)
-    (loss * scale).backward()
-    for parameter in work.model.parameters():
-        if parameter.grad is not None:
-            parameter.grad.mul_(1 / scale)
-    if work.clip is not None:
-        torch.nn.utils.clip_grad_norm_(work.model.parameters(), work.clip)
-    work.optimizer.step()
-    return loss.detach()
 
 
 @contract("AMP-PARITY-002")
@@ -176,10 +140,12 @@ def test_losses_are_exact_up_to_rounding(
     with around:
         for seen in _observe(target, trained, amp_dtype, _steps(case, program)):
             exact = _exact(work, seen, amp_dtype, backward=False)
-            case.note(f"loss of step {seen.number}: seen, exact, spread", [seen.loss, exact.loss, exact.loss_spread])
+            case.note(
+                f"loss of step {seen.number}: measured, exact, deviation", [seen.loss, exact.loss, exact.loss_spread]
+            )
             worst = max(worst, _or_inf(abs(seen.loss - exact.loss) / exact.loss_spread))
-    # The spread is the standard deviation if all rows erred alike; independent ones err by an eighth of it.
-    _judge(case, bool(fault), "worst error of a loss", worst, 1.0, "spreads")
+    # The deviation assumes that all rows have the same error; independent rows have an eighth of it.
+    _judge(case, bool(fault), "worst error of a loss", worst, 1.0, "deviations")
 
 
 def _or_inf(value: float) -> float:
@@ -220,12 +186,12 @@ def test_gradients_are_exact_up_to_rounding(
                 biases.append(size)
     if factor == 1.0:
         # The error's norm against its expectation if every rounding had the largest variance that it can have (that
-        # of sound runs is 0.58 to 0.74 of it); far below, the step was not computed in 16 bit.
-        case.at_least("smallest error of a weight's gradient", min(weights), 0.3, "spreads")
-        case.at_most("largest error of a weight's gradient", max(weights), 1.25, "spreads")
-        # As few as ten elements: their norm scatters about its expectation.
-        case.at_most("largest error of a bias's gradient", max(biases), 3.0, "spreads")
-        # Roundings to nearest have no direction: thousands of them along the gradient all but cancel.
+        # of sound runs is 0.58 to 0.74 of it); far below it, the step was not computed in 16 bits.
+        case.at_least("smallest error of a weight's gradient", min(weights), 0.3, "deviations")
+        case.at_most("largest error of a weight's gradient", max(weights), 1.25, "deviations")
+        # With as few as ten elements the norm varies about its expectation.
+        case.at_most("largest error of a bias's gradient", max(biases), 3.0, "deviations")
+        # Roundings to nearest are unbiased: thousands of them along the gradient nearly cancel.
         case.at_most("largest error along a weight's gradient", max(map(abs, slopes)), 0.5, "u")
     mean = _or_inf(abs(statistics.fmean(slopes)))
     _judge(case, factor != 1.0, "mean error along the weights' gradients", mean, 0.18, "u")
@@ -259,16 +225,16 @@ def test_updates_are_adams(
     decay = ADAMW_DECAY if program == "P1" else 0.0
     adams = [ExactAdam(LR, decay) for _ in parameters]
     worst = 0.0
-    tamper = narrow if fault == "16-bit weights" else lambda: None
-    for seen in _observe(target, work, amp_dtype, _steps(case, program), tamper):
+    change = narrow if fault == "16-bit weights" else lambda: None
+    for seen in _observe(target, work, amp_dtype, _steps(case, program), change):
         for adam, before, gradient, after in zip(adams, seen.before, seen.gradients, seen.after, strict=True):
             expected, reach = adam.update(before, gradient)
             worst = max(worst, _or_inf(((after.cpu().double() - expected).abs() / reach).max().item()))
     _judge(case, bool(fault), "worst error of an updated weight", worst, 1.0, "of what fp32 arithmetic allows")
 
 
-# Per cent of the learning rate. Small differences grow to one size within P2's first epoch, whatever they came of: fp32
-# runs whose initial weights were moved by 2^-8 or 2^-11 scatter by 0.08 (one standard deviation) as those of AMP do.
+# Per cent of the learning rate. Small differences of any origin grow to one size within P2's first epoch: fp32
+# runs whose initial weights were changed by 2^-8 or 2^-11 vary by 0.08 (one standard deviation) as those of AMP do.
 PACES = {"P1": 0.2, "P2": 1.0}
 
 
@@ -289,20 +255,20 @@ def test_amp_keeps_the_pace(
         case.note(f"losses, {name}", _compact(losses[name]))
     if target.device_type == "cuda":
         case.note("TF32 in fp32 products", torch.backends.cuda.matmul.allow_tf32)
-    ruler = _shift(losses["faster"], losses["fp32"], first, last)
-    case.at_most("shift of the log loss by a learning rate 2 % higher (control)", ruler, -1e-3)
-    pace = 2.0 * _shift(losses["AMP"], losses["fp32"], first, last) / ruler
+    reference = _shift(losses["faster"], losses["fp32"], first, last)
+    case.at_most("shift of the log loss by a learning rate 2 % higher (control)", reference, -1e-3)
+    pace = 2.0 * _shift(losses["AMP"], losses["fp32"], first, last) / reference
     case.between("pace of AMP against fp32, as a change of the learning rate", pace, -allowed, allowed, "%")
 
 
 def _shift(losses: list[float], others: list[float], first: int, last: int) -> float:
-    """Mean of log(loss / other loss) over the steps from `first` to before `last`."""
+    """Return the mean of log(loss / other loss) over the steps from `first` to before `last`."""
     pairs = zip(losses[first:last], others[first:last], strict=True)
     return statistics.fmean(math.log(loss / other) for loss, other in pairs)
 
 
 def _compact(losses: list[float]) -> list[float]:
-    """At most 40 of the losses, evenly spaced, the last one among them, to five figures."""
+    """Return at most 40 of the losses, evenly spaced, the last one among them, to five figures."""
     stride = -(-len(losses) // 40)
     return [float(f"{loss:.5g}") for loss in losses[::-1][::stride][::-1]]
 
@@ -330,14 +296,14 @@ def test_final_loss_is_within_the_seed_spread(case: Case, target: Target, amp_dt
 
 @functools.cache
 def _fp32_losses(target: Target, steps: int, runs: int, seed: int) -> list[list[float]]:
-    """Losses of fp32 runs, each with its own weights and data; the same for every 16-bit type."""
+    """Return the losses of fp32 runs, each with its own weights and data; the same for every 16-bit type."""
     rng = torch.Generator().manual_seed(seed)
-    drawn = [mlp(target.device, rng) for _ in range(runs)]
-    return [train(work, steps, _region(target, None), _scaler(target, None)) for work in drawn]
+    works = [mlp(target.device, rng) for _ in range(runs)]
+    return [train(work, steps, _region(target, None), _scaler(target, None)) for work in works]
 
 
 def _last_epoch(losses: list[float]) -> float:
-    """The mean loss of the last epoch."""
+    """Return the mean loss of the last epoch."""
     return statistics.fmean(losses[-p2.BATCHES :])
 
 
@@ -346,8 +312,8 @@ def test_printed_dtypes(case: Case, target: Target, amp_dtype: torch.dtype, rng:
     work = mlp(target.device, rng)
     seen: dict[str, list[torch.dtype]] = {"Linear": [], "ReLU": []}
     for layer in work.model:
-        kind = seen[type(layer).__name__]
-        layer.register_forward_hook(lambda module, inputs, output, kind=kind: kind.append(output.dtype))
+        dtypes = seen[type(layer).__name__]
+        layer.register_forward_hook(lambda module, inputs, output, dtypes=dtypes: dtypes.append(output.dtype))
     loss = train_step(work, 0, _region(target, amp_dtype), _scaler(target, amp_dtype))
     case.equal("after each Linear", seen["Linear"], [amp_dtype] * 3)
     case.equal("after each ReLU", seen["ReLU"], [amp_dtype] * 2)
@@ -359,8 +325,7 @@ def test_printed_dtypes(case: Case, target: Target, amp_dtype: torch.dtype, rng:
 def test_no_step_is_skipped_once_calibrated(
     case: Case, target: Target, rng: torch.Generator, program: str, steps: tuple[int, int, int]
 ) -> None:
-    if not target.supports(torch.float16):
-        case.unsupported("the target has no fp16")
+    case.require(target, torch.float16)
     work = PROGRAMS[program](target.device, rng)
     scaler = torch.amp.GradScaler(target.device_type)
     quick, standard, full = steps
@@ -378,7 +343,7 @@ def test_no_step_is_skipped_once_calibrated(
 
 @contextmanager
 def _without_atomics() -> Iterator[None]:
-    """On ROCm, where products may be added up with atomics unless torch is asked for deterministic algorithms."""
+    """Use deterministic algorithms on ROCm, where products may otherwise be summed with atomics."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     if torch.version.hip is not None:
         torch.use_deterministic_algorithms(True, warn_only=True)
@@ -394,12 +359,12 @@ def test_the_same_run_gives_the_same_bits(
 ) -> None:
     works = [_p2(target.device, _fork(rng)) for _ in range(2)]
     scalers = [_scaler(target, amp_dtype) for _ in works]
-    # In turn and without seeding anything: a number that AMP draws is another one for the second run.
+    # Alternately and without seeding: a random number that AMP consumes differs in the second run.
     for number in range(case.samples(quick=2, standard=6, full=50)):
         steps = zip(works, scalers, strict=True)
         with _without_atomics():
-            one, other = (train_step(work, number, _region(target, amp_dtype), scaler) for work, scaler in steps)
-        case.identical(f"loss of step {number}", other, one)
+            losses = [train_step(work, number, _region(target, amp_dtype), scaler) for work, scaler in steps]
+        case.identical(f"loss of step {number}", losses[1], losses[0])
         case.equal(f"loss scale after step {number}", scalers[1].get_scale(), scalers[0].get_scale())
         first, second = (dict(work.model.named_parameters()) for work in works)
         for name, weight in first.items():
@@ -416,13 +381,13 @@ def test_dropout_is_that_of_fp32(
     seen = {name: _dropped(target, _p2(target.device, _fork(rng)), dtype, steps, extra) for dtype, name in arms.items()}
     differences = [int((ours != theirs).sum()) for ours, theirs in zip(seen["AMP"], seen["fp32"], strict=True)]
     if extra:
-        case.at_least("dropped elements and drawn numbers that differ (control)", sum(differences), 1)
+        case.at_least("dropped elements and random numbers that differ (control)", sum(differences), 1)
     else:
-        case.equal("dropped elements and drawn numbers that differ, by step", differences, [0] * len(differences))
+        case.equal("dropped elements and random numbers that differ, by step", differences, [0] * len(differences))
 
 
 def _dropped(target: Target, work: Workload, dtype: torch.dtype | None, steps: int, extra: bool) -> list[torch.Tensor]:
-    """What dropout leaves of the inputs, step by step, and what is drawn next, on the device and on the CPU.
+    """Return the inputs after dropout, step by step, and the next random numbers, on the device and on the CPU.
 
     It is the inputs that dropout acts on, which are fp32 in both arms: another type may be dropped otherwise.
     """
@@ -434,7 +399,7 @@ def _dropped(target: Target, work: Workload, dtype: torch.dtype | None, steps: i
     torch.manual_seed(1)
     for number in range(steps):
         if extra and dtype is not None:
-            torch.rand((), device=target.device)  # what the control draws and fp32 does not
+            torch.rand((), device=target.device)  # consumed by the control and not by fp32
         train_step(work, number, _region(target, dtype), scaler)
         seen += [torch.rand(4, device=target.device).cpu(), torch.rand(4)]
     return seen

@@ -1,4 +1,4 @@
-"""Parity with fp32 of a model of the user's own."""
+"""Check the parity of a user's model with fp32."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ SHOWN = 3  # parameters whose gradients are farthest from fp32's
 def _train(
     target: Target, own: Builder, seed: int, dtype: torch.dtype | None, steps: int
 ) -> tuple[list[float], list[float], str]:
-    """Losses of the steps, the loss scale before the first and after each, and the first weight that is not finite."""
+    """Train; return losses, the loss scale before the first and after each step, and the first non-finite weight."""
     work = own.build(target.device, seed).workload()
     scaler = torch.amp.GradScaler(target.device_type, enabled=dtype == torch.float16)
     losses, scales = [], [scaler.get_scale()]
     for number in range(steps):
-        # Both arms draw the same dropout.
+        # Both arms use the same dropout.
         torch.manual_seed(SEED_OF_DROPOUT + number)
         losses.append(
             train_step(work, number, lambda: nullcontext() if dtype is None else target.autocast(dtype), scaler)
@@ -52,7 +52,7 @@ def test_training_ends_at_the_same_loss(case: Case, target: Target, amp_dtype: t
 
     @functools.cache
     def learned(seed: int, dtype: torch.dtype | None) -> float:
-        """How far the loss falls from the first step to the last quarter of them."""
+        """Return how far the loss falls from the first step to the last quarter of them."""
         losses, _, _ = _train(target, own, case.seed + seed, dtype, steps)
         return losses[0] - statistics.fmean(losses[-steps // 4 :])
 
@@ -62,13 +62,13 @@ def test_training_ends_at_the_same_loss(case: Case, target: Target, amp_dtype: t
     if not all(map(math.isfinite, fp32)):
         case.inconclusive("a fp32 run of the model does not stay finite, so there is nothing to compare AMP with")
     if len(set(fp32)) == 1:
-        case.inconclusive("fp32 runs from all seeds are alike: draw the weights from torch's global generator")
+        case.inconclusive("fp32 runs from all seeds are alike: initialize the weights from torch's global generator")
     margin = equivalence_test.margin_of(fp32, first)
     if statistics.fmean(fp32) < 2 * margin:
         case.inconclusive(
             f"in fp32 the loss falls by {statistics.fmean(fp32):.3g} in {steps} steps, and the spread of seeds allows "
-            f"a difference of {margin:.3g}: AMP could learn nothing and not be seen; a higher learning rate or a "
-            f"deeper --level would tell"
+            f"a difference of {margin:.3g}: AMP could learn nothing undetected; a higher learning rate or a "
+            f"deeper --level would decide"
         )
     seen = equivalence_test.two_stages(
         lambda pairs: [learned(seed, amp_dtype) - learned(seed, None) for seed in range(pairs)],
@@ -83,7 +83,7 @@ def test_training_ends_at_the_same_loss(case: Case, target: Target, amp_dtype: t
     if seen.outcome == "undecided":
         case.inconclusive(
             f"after {seen.pairs} pairs the difference lies in [{seen.low:.3g}, {seen.high:.3g}] and the margin is "
-            f"{margin:.3g}: about {seen.needed} pairs would tell"
+            f"{margin:.3g}: about {seen.needed} pairs would decide"
         )
     infinite = [seed for seed in range(seen.pairs) if not math.isfinite(learned(seed, amp_dtype))]
     case.equal("seeds whose AMP run does not stay finite", infinite, [])
@@ -122,7 +122,7 @@ def _infinite(losses: list[float]) -> list[int]:
 
 
 def _first_cause(case: Case, target: Target, own: Builder, dtype: torch.dtype, since: int) -> str:
-    """Train the model again, watched; name what first makes a value that is not finite, from iteration `since` on."""
+    """Train the model again under trace; name the first op with a non-finite result from iteration `since` on."""
     built = own.build(target.device, case.seed)
     steps = max(WATCHED, since + 1)
     account = nonfinite.trace(
@@ -163,7 +163,7 @@ def test_first_gradients(case: Case, target: Target, amp_dtype: torch.dtype, own
 def _gradients(
     target: Target, own: Builder, seed: int, dtype: torch.dtype | None
 ) -> tuple[dict[str, torch.Tensor], float]:
-    """First gradients by parameter, unscaled, float64 on the CPU, at the largest scale that overflows none, and it."""
+    """Return the first gradients by parameter (unscaled, float64, CPU) and the largest scale without overflow."""
     for halvings in range(SETTLING + 1):
         work = own.build(target.device, seed).workload()
         scale = INITIAL_SCALE / 2**halvings if dtype == torch.float16 else 1.0

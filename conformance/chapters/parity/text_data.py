@@ -35,7 +35,7 @@ class Corpus:
 
 @functools.cache
 def corpus() -> Corpus:
-    """The distinct paragraphs of pydoc_data.topics, the last tenth for the test; raises NoText.
+    """Return the distinct paragraphs of pydoc_data.topics, the last tenth for the test; raises NoText.
 
     Topics share paragraphs, so each is taken once: otherwise the test would hold text that was trained on.
     """
@@ -55,6 +55,6 @@ def corpus() -> Corpus:
 
 
 def entropy(text: str) -> float:
-    """Bits per character of a source that draws the characters of `text` independently, by their frequency."""
+    """Return bits per character of a source that draws the characters of `text` independently, by their frequency."""
     counts = Counter(text).values()
     return -sum(count / len(text) * math.log2(count / len(text)) for count in counts)

@@ -1,4 +1,4 @@
-"""The patterns of the AMP examples as runnable programs, each told how to open a region and where to get a scaler."""
+"""The patterns of the AMP examples as programs, parametrised by how regions and scalers are made (`Precision`)."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ Batches: TypeAlias = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class Precision(Protocol):
-    """What a program needs of mixed precision: `torch.amp`, casts and scaling by hand, or neither."""
+    """The interface of mixed precision for a program: `torch.amp`, manual casts and scaling, or float32."""
 
     dtype: torch.dtype
-    """The type of its regions."""
+    """The dtype of its regions."""
 
     def region(self, dtype: torch.dtype | None = None, *, enabled: bool = True) -> AbstractContextManager[Any]:
-        """An autocast region."""
+        """Return an autocast region."""
 
     def scaler(self, init_scale: float, growth_interval: int = 2000) -> Any:
-        """A loss scaler with the methods of `torch.amp.GradScaler`."""
+        """Return a loss scaler with the methods of `torch.amp.GradScaler`."""
 
     def product(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """A matrix product as a custom function that follows the region ("multiple inputs or autocastable ops")."""
+        """Return a matmul by a custom function that follows the region ("multiple inputs or autocastable ops")."""
 
     def cube(self, x: torch.Tensor) -> torch.Tensor:
-        """The cube as a custom function that needs float32 ("functions that need a particular dtype")."""
+        """Return the cube by a custom function that needs float32 ("functions that need a particular dtype")."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one step of a program came to: losses, loss scale after it, and copies of all that it may change."""
+    """The result of one step: losses, the loss scale after it, and copies of everything that it may change."""
 
     losses: tuple[torch.Tensor, ...]
     scale: float
@@ -48,17 +48,17 @@ Recipe: TypeAlias = Callable[[Precision, Draw, int], Iterator[Step]]
 ROWS, FEATURES, HIDDEN, OUTPUTS = 8, 12, 16, 4
 SCALE, INTERVAL = 2.0**10, 2
 OUTLIER = 2
-"""The step whose batch is so large that its gradients overflow in either 16-bit type."""
+"""The step whose batch is so large that its gradients overflow in both 16-bit dtypes."""
 
 
 def perceptron(draw: Draw, features: int = FEATURES, outputs: int = OUTPUTS) -> torch.nn.Sequential:
-    """Two Linear layers with a ReLU between them, every parameter drawn."""
+    """Return two Linear layers with a ReLU between them and random parameters."""
     model = torch.nn.Sequential(torch.nn.Linear(features, HIDDEN), torch.nn.ReLU(), torch.nn.Linear(HIDDEN, outputs))
-    return drawn(model, draw)
+    return randomized(model, draw)
 
 
-def drawn(model: torch.nn.Sequential, draw: Draw) -> torch.nn.Sequential:
-    """Draw every parameter of a model anew, and bring it to the device of what is drawn."""
+def randomized(model: torch.nn.Sequential, draw: Draw) -> torch.nn.Sequential:
+    """Set every parameter of a model from `draw`, on the device of its tensors; return the model."""
     model.to(draw(1).device)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -67,7 +67,7 @@ def drawn(model: torch.nn.Sequential, draw: Draw) -> torch.nn.Sequential:
 
 
 def batches(draw: Draw, steps: int, *, outlier: int | None = OUTLIER, rows: int = ROWS) -> Batches:
-    """A batch for each step; that of step `outlier` is 2^100 times larger than the others."""
+    """Return a batch for each step; that of step `outlier` is 2**100 times larger than the others."""
     made = [(draw(rows, FEATURES), draw(rows, OUTPUTS)) for _ in range(steps)]
     if outlier is not None and outlier < steps:
         made[outlier] = made[outlier][0] * 2.0**100, made[outlier][1]
@@ -75,7 +75,7 @@ def batches(draw: Draw, steps: int, *, outlier: int | None = OUTLIER, rows: int 
 
 
 def values(**models: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Copies of the parameters, buffers and gradients of models, by name."""
+    """Return copies of the parameters, buffers and gradients of models, by name."""
     found = {}
     for label, model in models.items():
         for name, parameter in model.named_parameters():
@@ -87,7 +87,7 @@ def values(**models: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def typical(amp: Precision, draw: Draw, steps: int) -> Iterator[Step]:
-    """Typical mixed precision training, with one batch that overflows."""
+    """Run typical mixed precision training, with one batch that overflows."""
     model = perceptron(draw)
     optimizer = torch.optim.SGD(model.parameters(), lr=2.0**-4, momentum=0.5)
     scaler = amp.scaler(SCALE, INTERVAL)
@@ -102,7 +102,7 @@ def typical(amp: Precision, draw: Draw, steps: int) -> Iterator[Step]:
 
 
 def clipping(amp: Precision, draw: Draw, steps: int, *, unscaled: bool = True) -> Iterator[Step]:
-    """Gradient clipping by norm and by value, of unscaled gradients; by request, wrongly, of scaled ones."""
+    """Clip gradients by norm and by value, after unscaling or, as a control, while they are scaled."""
     model = perceptron(draw)
     optimizer = torch.optim.SGD(model.parameters(), lr=2.0**-4, momentum=0.5)
     scaler = amp.scaler(SCALE, INTERVAL)
@@ -121,7 +121,7 @@ def clipping(amp: Precision, draw: Draw, steps: int, *, unscaled: bool = True) -
 
 
 def accumulation(amp: Precision, draw: Draw, steps: int, *, parts: tuple[int, ...] = (8, 4, 3, 1)) -> Iterator[Step]:
-    """Gradient accumulation over micro-batches of unlike sizes, each weighted by its rows."""
+    """Accumulate gradients over micro-batches of different sizes, each weighted by its rows."""
     model = perceptron(draw)
     optimizer = torch.optim.SGD(model.parameters(), lr=2.0**-4, momentum=0.5)
     scaler = amp.scaler(SCALE, INTERVAL)
@@ -142,7 +142,7 @@ def accumulation(amp: Precision, draw: Draw, steps: int, *, parts: tuple[int, ..
 
 
 def penalty(amp: Precision, draw: Draw, steps: int) -> Iterator[Step]:
-    """An L2 gradient penalty, its inner gradients unscaled before they are combined."""
+    """Add an L2 gradient penalty, its inner gradients unscaled before they are combined."""
     model = perceptron(draw)
     optimizer = torch.optim.SGD(model.parameters(), lr=2.0**-6)
     scaler = amp.scaler(SCALE, INTERVAL)
@@ -163,7 +163,7 @@ def penalty(amp: Precision, draw: Draw, steps: int) -> Iterator[Step]:
 
 
 def several(amp: Precision, draw: Draw, steps: int) -> Iterator[Step]:
-    """Two models, two losses and two optimizers, one of which overflows at one step, and one scaler."""
+    """Train two models with two losses, two optimizers, one of which overflows at one step, and one scaler."""
     models = perceptron(draw), perceptron(draw)
     optimizers = (
         torch.optim.Adam(models[0].parameters(), lr=2.0**-6),
@@ -181,7 +181,7 @@ def several(amp: Precision, draw: Draw, steps: int) -> Iterator[Step]:
                 functional.mse_loss(outputs[0], goal),
             )
         scaler.scale(losses[0]).backward(retain_graph=True)
-        # The second model's loss overflows alone.
+        # Only the second model's loss overflows.
         scaler.scale(losses[1] * (2.0**120 if step == OUTLIER else 1.0)).backward()
         scaler.scale(losses[2]).backward()
         scaler.unscale_(optimizers[0])
@@ -193,7 +193,7 @@ def several(amp: Precision, draw: Draw, steps: int) -> Iterator[Step]:
 
 
 def custom_functions(amp: Precision, draw: Draw, steps: int) -> Iterator[Step]:
-    """A network with a custom function of either kind inside of its regions."""
+    """Train a network with both kinds of custom function inside its regions."""
     first, second = (torch.nn.Parameter(draw(*shape)) for shape in ((FEATURES, HIDDEN), (HIDDEN, OUTPUTS)))
     model = torch.nn.ParameterDict({"first": first, "second": second})
     optimizer = torch.optim.SGD(model.parameters(), lr=2.0**-8)
@@ -210,8 +210,8 @@ def custom_functions(amp: Precision, draw: Draw, steps: int) -> Iterator[Step]:
 
 
 def evaluation(amp: Precision, draw: Draw, steps: int) -> Iterator[Step]:
-    """Dropout and batch norm, with an evaluation without gradients in a region of its own after every step."""
-    model = drawn(
+    """Train with dropout and batch norm, and an evaluation without gradients in its own region after every step."""
+    model = randomized(
         torch.nn.Sequential(
             torch.nn.Linear(FEATURES, HIDDEN),
             torch.nn.BatchNorm1d(HIDDEN),
@@ -238,7 +238,7 @@ def evaluation(amp: Precision, draw: Draw, steps: int) -> Iterator[Step]:
 
 
 def averaged(amp: Precision, draw: Draw, steps: int) -> Iterator[Step]:
-    """An exponential moving average of the weights, updated after every step and evaluated in a region."""
+    """Keep an exponential moving average of the weights, updated after every step and evaluated in a region."""
     model = perceptron(draw)
     average = AveragedModel(model, avg_fn=lambda mean, now, _: 0.75 * mean + 0.25 * now)
     optimizer = torch.optim.SGD(model.parameters(), lr=2.0**-4)
@@ -258,7 +258,7 @@ def averaged(amp: Precision, draw: Draw, steps: int) -> Iterator[Step]:
 
 
 def transfer(amp: Precision, draw: Draw, steps: int) -> Iterator[Step]:
-    """A frozen first layer, which is unfrozen halfway and given to the optimizer as another group."""
+    """Train with a frozen first layer, unfrozen halfway and added to the optimizer as another group."""
     model = perceptron(draw)
     model[0].requires_grad_(False)
     optimizer = torch.optim.SGD(model[2].parameters(), lr=2.0**-4, momentum=0.5)
@@ -277,7 +277,7 @@ def transfer(amp: Precision, draw: Draw, steps: int) -> Iterator[Step]:
 
 
 def adversarial(amp: Precision, draw: Draw, steps: int, *, detach: bool = True) -> Iterator[Step]:
-    """A generator and a discriminator with an optimizer each, stepped in turn with one scaler."""
+    """Train a generator and a discriminator with an optimizer each and one scaler."""
     generator, discriminator = perceptron(draw, OUTPUTS, FEATURES), perceptron(draw, FEATURES, 1)
     optimizers = {
         "generator": torch.optim.SGD(generator.parameters(), lr=2.0**-6),
@@ -308,7 +308,7 @@ def adversarial(amp: Precision, draw: Draw, steps: int, *, detach: bool = True) 
 
 
 def distillation(amp: Precision, draw: Draw, steps: int) -> Iterator[Step]:
-    """A student learns what a teacher says without gradients in a region of the other 16-bit type."""
+    """Train a student on a teacher's outputs, computed without gradients in a region of the other 16-bit dtype."""
     other = torch.bfloat16 if amp.dtype == torch.float16 else torch.float16
     teacher, student = perceptron(draw), perceptron(draw)
     optimizer = torch.optim.SGD(student.parameters(), lr=2.0**-4)
@@ -322,12 +322,12 @@ def distillation(amp: Precision, draw: Draw, steps: int) -> Iterator[Step]:
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-        found = {"what the teacher says": said, **values(teacher=teacher, student=student)}
+        found = {"the teacher's output": said, **values(teacher=teacher, student=student)}
         yield Step((loss.detach(),), scaler.get_scale(), found)
 
 
 def scheduled(amp: Precision, draw: Draw, steps: int, *, guarded: bool = True) -> Iterator[Step]:
-    """A learning rate that halves with every step taken; a skipped one, known by the lower scale, does not count."""
+    """Halve the learning rate with every step taken; a skipped one, detected by the lower scale, does not count."""
     model = perceptron(draw)
     optimizer = torch.optim.SGD(model.parameters(), lr=2.0**-3)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
@@ -347,7 +347,7 @@ def scheduled(amp: Precision, draw: Draw, steps: int, *, guarded: bool = True) -
 
 
 def tied(amp: Precision, draw: Draw, steps: int) -> Iterator[Step]:
-    """An autoencoder whose decoder is its encoder's weight."""
+    """Train an autoencoder whose decoder uses its encoder's weight."""
     model = torch.nn.ParameterDict({"weight": torch.nn.Parameter(draw(HIDDEN, FEATURES))})
     optimizer = torch.optim.SGD(model.parameters(), lr=2.0**-6, momentum=0.5)
     scaler = amp.scaler(SCALE, INTERVAL)
@@ -363,7 +363,7 @@ def tied(amp: Precision, draw: Draw, steps: int) -> Iterator[Step]:
 
 
 def float64_island(amp: Precision, draw: Draw, steps: int) -> Iterator[Step]:
-    """A part of the model in float64, in a disabled subregion between 16-bit layers."""
+    """Compute a part of the model in float64, in a disabled subregion between 16-bit layers."""
     model = perceptron(draw)
     island = torch.nn.Parameter(draw(HIDDEN, HIDDEN).double())
     modules = torch.nn.ParameterDict({"island": island})
@@ -383,7 +383,7 @@ def float64_island(amp: Precision, draw: Draw, steps: int) -> Iterator[Step]:
 
 
 def zeroed(amp: Precision, draw: Draw, steps: int, *, set_to_none: bool = False) -> Iterator[Step]:
-    """Gradients that are filled with zeros between steps and not freed."""
+    """Set gradients to zero between steps instead of to None."""
     model = perceptron(draw)
     optimizer = torch.optim.SGD(model.parameters(), lr=2.0**-4, momentum=0.5)
     scaler = amp.scaler(SCALE, INTERVAL)
@@ -398,7 +398,7 @@ def zeroed(amp: Precision, draw: Draw, steps: int, *, set_to_none: bool = False)
 
 
 def groups(amp: Precision, draw: Draw, steps: int) -> Iterator[Step]:
-    """Two parameter groups with rates and decays of their own; an overflow in one skips both."""
+    """Train two parameter groups with different learning rates and decays; an overflow in one skips both."""
     model = perceptron(draw)
     optimizer = torch.optim.AdamW(
         [
@@ -421,8 +421,8 @@ def groups(amp: Precision, draw: Draw, steps: int) -> Iterator[Step]:
 
 
 def vision(amp: Precision, draw: Draw, steps: int) -> Iterator[Step]:
-    """A small convolutional network in channels-last memory, with its inner gradients clipped."""
-    model = drawn(
+    """Train a small channels-last convolutional network with gradient clipping."""
+    model = randomized(
         torch.nn.Sequential(
             torch.nn.Conv2d(3, 8, 3, padding=1),
             torch.nn.ReLU(),
@@ -450,7 +450,7 @@ def vision(amp: Precision, draw: Draw, steps: int) -> Iterator[Step]:
 
 
 def loaded(amp: Precision, draw: Draw, steps: int, *, workers: int = 0) -> Iterator[Step]:
-    """Batches of a shuffled DataLoader, with workers or without."""
+    """Train on batches of a shuffled DataLoader, with or without workers."""
     model = perceptron(draw)
     optimizer = torch.optim.SGD(model.parameters(), lr=2.0**-4)
     scaler = amp.scaler(SCALE, INTERVAL)

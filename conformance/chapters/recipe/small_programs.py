@@ -1,4 +1,4 @@
-"""The small programs P1 to P4 as workloads, and the two spellings of torch.amp to run them with."""
+"""The small programs P1 to P4 as workloads, and torch.amp's current and deprecated names to run them with."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ...workloads.training import Workload
 
 @dataclass(frozen=True)
 class Spelling:
-    """How a program names autocast and GradScaler for one device type."""
+    """The autocast and GradScaler of one device type, by their current or deprecated names."""
 
     region: Callable[[torch.dtype, bool], AbstractContextManager[object]]
     scaler: Callable[..., torch.amp.GradScaler]
 
 
 def new_spelling(device_type: str) -> Spelling:
-    """`torch.autocast(device_type, ...)` and `torch.amp.GradScaler(device_type, ...)`."""
+    """Return `torch.autocast(device_type, ...)` and `torch.amp.GradScaler(device_type, ...)`."""
     return Spelling(
         lambda dtype, enabled: torch.autocast(device_type, dtype=dtype, enabled=enabled),
         lambda **options: torch.amp.GradScaler(device_type, **options),
@@ -32,7 +32,7 @@ def new_spelling(device_type: str) -> Spelling:
 
 
 def old_spelling(device_type: str) -> Spelling | None:
-    """`torch.cuda.amp.autocast(...)` and so on, without their deprecation warnings; None where there never was one."""
+    """Return `torch.cuda.amp.autocast(...)` and so on, without their deprecation warnings; None if there is none."""
     module = {"cuda": torch.cuda.amp, "cpu": torch.cpu.amp}.get(device_type)
     if module is None:
         return None
@@ -49,7 +49,7 @@ def old_spelling(device_type: str) -> Spelling | None:
 
 
 def smallest(device: torch.device, generator: torch.Generator) -> Workload:
-    """P3: 20 samples of 10 features, Linear 10-1, SGD 0.1, squared error; an epoch is one batch."""
+    """Return P3: 20 samples of 10 features, Linear 10-1, SGD 0.1, squared error; an epoch is one batch."""
     inputs = torch.randn(20, 10, generator=generator)
     target = 0.2 * inputs.sum(1, keepdim=True) + 0.1 * torch.randn(20, 1, generator=generator)
     model = torch.nn.Sequential(torch.nn.Linear(10, 1))
@@ -64,7 +64,7 @@ def smallest(device: torch.device, generator: torch.Generator) -> Workload:
 
 
 def typical(device: torch.device, generator: torch.Generator) -> Workload:
-    """P4: the typical loop, here a classifier of 32 features by a 32-64-8 perceptron, SGD with momentum."""
+    """Return P4: the typical loop for a classifier of 32 features by a 32-64-8 perceptron, SGD with momentum."""
     rows = torch.randn(4 * 32, 32, generator=generator)
     labels = (rows @ torch.randn(32, 8, generator=generator)).argmax(1)
     model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))

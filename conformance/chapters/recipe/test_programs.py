@@ -1,4 +1,4 @@
-"""Recipes: the patterns of the AMP examples, step by step against casts and scaling by hand and against float32."""
+"""Check the patterns of the AMP examples, step by step, against manual casts and scaling and against float32."""
 
 from __future__ import annotations
 
@@ -19,38 +19,39 @@ from ...oracles.float64_step import exact_step
 from ...oracles.manual_training import ByHand, Float32
 from . import recipes
 from .recipes import OUTLIER, Draw, Precision, Recipe, Step
+from .support import dtypes_of, normal, same
 
 
 class TorchAmp:
-    """Mixed precision as torch.amp has it now."""
+    """The precision of torch.amp."""
 
     def __init__(self, target: Target, dtype: torch.dtype) -> None:
         self.dtype = dtype
-        self._kind = target.device_type
-        kind = {"device_type": self._kind}
+        self._device_type = target.device_type
+        device = {"device_type": self._device_type}
 
         class Product(torch.autograd.Function):
             @staticmethod
-            @torch.amp.custom_fwd(**kind)
+            @torch.amp.custom_fwd(**device)
             def forward(ctx: Any, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
                 ctx.save_for_backward(left, right)
                 return left.mm(right)
 
             @staticmethod
-            @torch.amp.custom_bwd(**kind)
+            @torch.amp.custom_bwd(**device)
             def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
                 left, right = ctx.saved_tensors
                 return gradient.mm(right.t()), left.t().mm(gradient)
 
         class Cube(torch.autograd.Function):
             @staticmethod
-            @torch.amp.custom_fwd(**kind, cast_inputs=torch.float32)
+            @torch.amp.custom_fwd(**device, cast_inputs=torch.float32)
             def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
                 ctx.save_for_backward(x)
                 return x * x * x
 
             @staticmethod
-            @torch.amp.custom_bwd(**kind)
+            @torch.amp.custom_bwd(**device)
             def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
                 (x,) = ctx.saved_tensors
                 return gradient * 3 * x * x
@@ -58,19 +59,14 @@ class TorchAmp:
         self.product, self.cube = Product.apply, Cube.apply
 
     def region(self, dtype: torch.dtype | None = None, *, enabled: bool = True) -> AbstractContextManager[Any]:
-        return torch.autocast(self._kind, dtype=dtype or self.dtype, enabled=enabled)
+        return torch.autocast(self._device_type, dtype=dtype or self.dtype, enabled=enabled)
 
     def scaler(self, init_scale: float, growth_interval: int = 2000) -> torch.amp.GradScaler:
-        return torch.amp.GradScaler(self._kind, init_scale=init_scale, growth_interval=growth_interval)
-
-
-def normal(target: Target, seed: int) -> Draw:
-    generator = torch.Generator().manual_seed(seed)
-    return lambda *shape: (0.4 * torch.randn(shape, generator=generator)).to(target.device)
+        return torch.amp.GradScaler(self._device_type, init_scale=init_scale, growth_interval=growth_interval)
 
 
 def units(target: Target, seed: int) -> Draw:
-    """Rows with one 1 or -1 and zeros: sums and products of a first step stay small whole numbers, which are exact."""
+    """Return random rows of zeros and one 1 or -1, for which sums and products of a first step are exact integers."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> torch.Tensor:
@@ -84,15 +80,8 @@ def units(target: Target, seed: int) -> Draw:
     return draw
 
 
-def same(seen: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether type, shape and bits agree; NaNs agree with NaNs."""
-    if seen.dtype != expected.dtype or seen.shape != expected.shape:
-        return False
-    return torch.equal(seen, expected) or bool(((seen == expected) | ((seen != seen) & (expected != expected))).all())
-
-
-def apart(seen: Step, expected: Step) -> list[str]:
-    """What differs between two steps, by name."""
+def differing(seen: Step, expected: Step) -> list[str]:
+    """Return the names of what differs between two steps."""
     found = [f"loss {n}" for n, pair in enumerate(zip(seen.losses, expected.losses, strict=True)) if not same(*pair)]
     found += ["loss scale"] if seen.scale != expected.scale else []
     found += sorted(set(seen.values) ^ set(expected.values))
@@ -101,21 +90,14 @@ def apart(seen: Step, expected: Step) -> list[str]:
 
 
 def run(recipe: Recipe, amp: Precision, draw: Draw, steps: int) -> Iterator[Step]:
-    """The steps of a program from one random state; convolutions repeat their bits."""
+    """Yield the steps of a program from a fixed random state, with deterministic convolutions."""
     torch.manual_seed(3)
     with repeatable_convolutions():
         yield from recipe(amp, draw, steps)
 
 
-def dtypes_of(case: Case, target: Target) -> tuple[torch.dtype, ...]:
-    """Both amp dtypes; of most recipes one at quick, by turns, as other contracts hold both by hand."""
-    found = case.supported(target)
-    number = int(case.contract.id[-3:])
-    return found if case.level != "quick" or number == 21 else (found[number % len(found)],)
-
-
-def held_by_hand(case: Case, target: Target, recipe: Recipe, *, exact: bool = True) -> dict[torch.dtype, list[Step]]:
-    """Hold a recipe, step by step, against the same program by hand, and its first step against float32."""
+def equals_manual(case: Case, target: Target, recipe: Recipe, *, exact: bool = True) -> dict[torch.dtype, list[Step]]:
+    """Compare each step of a recipe with manual casts and scaling, and the first with float32; return the steps."""
     steps = case.samples(quick=4, standard=12, full=60)
     found: dict[torch.dtype, list[Step]] = {}
     for dtype in dtypes_of(case, target):
@@ -123,28 +105,28 @@ def held_by_hand(case: Case, target: Target, recipe: Recipe, *, exact: bool = Tr
         theirs = list(run(recipe, ByHand(dtype), normal(target, case.seed), steps))
         case.equal(f"{dtype}: steps", len(ours), len(theirs))
         for number, (seen, expected) in enumerate(zip(ours, theirs, strict=True)):
-            if differs := apart(seen, expected):
-                case.equal(f"{dtype}, step {number}: what differs from the program by hand", differs, [])
+            if differs := differing(seen, expected):
+                case.equal(f"{dtype}, step {number}: differences from manual casts and scaling", differs, [])
         case.note(f"{dtype}: losses", [[float(loss) for loss in step.losses] for step in ours[:5]])
         case.history(f"{dtype}: loss scale", [recipes.SCALE, *(step.scale for step in ours)])
         case.note(f"{dtype}: tensors compared", sum(len(step.values) + len(step.losses) for step in ours))
         if exact:
             seen = next(run(recipe, TorchAmp(target, dtype), units(target, case.seed), 4))
             expected = next(run(recipe, Float32(dtype), units(target, case.seed), 4))
-            unlike = Step(expected.losses, seen.scale, expected.values)
-            case.equal(f"{dtype}: what differs from float32 after a step on whole numbers", apart(seen, unlike), [])
+            same_scale = Step(expected.losses, seen.scale, expected.values)
+            case.equal(f"{dtype}: differences from float32 after a step on integers", differing(seen, same_scale), [])
     return found
 
 
 def moved(steps: list[Step], number: int, model: str = "model") -> bool:
-    """Whether step `number` changed any parameter of that model."""
+    """Return whether step `number` changed any parameter of that model."""
     before, after = steps[number - 1].values, steps[number].values
     return any(not same(before[name], after[name]) for name in after if name.startswith(f"{model}."))
 
 
-@contract("AMP-RECIPE-021")
+@contract("AMP-RECIPE-002")
 def test_typical_loop(case: Case, target: Target) -> None:
-    for dtype, steps in held_by_hand(case, target, recipes.typical).items():
+    for dtype, steps in equals_manual(case, target, recipes.typical).items():
         weights = [moved(steps, number) for number in (OUTLIER - 1, OUTLIER, OUTLIER + 1)]
         case.equal(f"{dtype}: weights moved before, at and after the step that overflows", weights, [True, False, True])
         scales = [step.scale / recipes.SCALE for step in steps[:4]]
@@ -154,21 +136,23 @@ def test_typical_loop(case: Case, target: Target) -> None:
 @contract("AMP-RECIPE-022")
 def test_clipping(case: Case, target: Target) -> None:
     wrong = functools.partial(recipes.clipping, unscaled=False)
-    for dtype, steps in held_by_hand(case, target, recipes.clipping).items():
+    for dtype, steps in equals_manual(case, target, recipes.clipping).items():
         control = next(run(wrong, TorchAmp(target, dtype), normal(target, case.seed), 4))
         norm, scaled = float(steps[0].losses[1]), float(control.losses[1])
         case.equal(f"control, {dtype}: the norm of scaled gradients, relative", scaled / norm, recipes.SCALE)
         gradients = [value for name, value in control.values.items() if name.startswith("gradient")]
         size = float(torch.stack([gradient.norm() for gradient in gradients]).norm())
-        case.at_most(f"control, {dtype}: clipped while scaled, what the step gets", size, 0.51 / recipes.SCALE)
+        case.at_most(
+            f"control, {dtype}: norm of the step's gradients if clipped while scaled", size, 0.51 / recipes.SCALE
+        )
         taken = [value for name, value in steps[0].values.items() if name.startswith("gradient")]
         size = float(torch.stack([gradient.norm() for gradient in taken]).norm())
-        case.at_least(f"{dtype}: clipped after unscaling, what the step gets", size, 2 / recipes.SCALE)
+        case.at_least(f"{dtype}: norm of the step's gradients if clipped after unscaling", size, 2 / recipes.SCALE)
 
 
 @contract("AMP-RECIPE-023")
 def test_accumulation(case: Case, target: Target) -> None:
-    held_by_hand(case, target, recipes.accumulation)
+    equals_manual(case, target, recipes.accumulation)
     for dtype in case.supported(target):
         # A gradient of one from each of two backwards; unscaled in between, the second stays scaled.
         weight = torch.zeros(1, 4, device=target.device).requires_grad_()
@@ -181,14 +165,16 @@ def test_accumulation(case: Case, target: Target) -> None:
             if part == 0:
                 scaler.unscale_(optimizer)
         assert weight.grad is not None
-        case.equal(f"control, {dtype}: unscaled before all was accumulated", weight.grad.tolist(), [[65.0] * 4])
+        case.equal(
+            f"control, {dtype}: unscaled before the accumulation is complete", weight.grad.tolist(), [[65.0] * 4]
+        )
         again = functools.partial(scaler.unscale_, optimizer)
         case.raises(f"control, {dtype}: and unscaled again", RuntimeError, again, "already been called")
 
 
 @contract("AMP-RECIPE-024")
 def test_gradient_penalty(case: Case, target: Target) -> None:
-    found = held_by_hand(case, target, recipes.penalty, exact=False)
+    found = equals_manual(case, target, recipes.penalty, exact=False)
     case.equal(
         "finite penalties", [bool(steps[0].losses[1].isfinite()) for steps in found.values()], [True] * len(found)
     )
@@ -196,7 +182,7 @@ def test_gradient_penalty(case: Case, target: Target) -> None:
 
 @contract("AMP-RECIPE-025")
 def test_several_models(case: Case, target: Target) -> None:
-    for dtype, steps in held_by_hand(case, target, recipes.several).items():
+    for dtype, steps in equals_manual(case, target, recipes.several).items():
         case.equal(f"{dtype}: the first model moved where the second overflows", moved(steps, OUTLIER, "first"), True)
         case.equal(f"{dtype}: the second model moved there", moved(steps, OUTLIER, "second"), False)
         case.equal(f"{dtype}: the second model moved before", moved(steps, OUTLIER - 1, "second"), True)
@@ -205,44 +191,44 @@ def test_several_models(case: Case, target: Target) -> None:
 
 @contract("AMP-RECIPE-026")
 def test_custom_functions(case: Case, target: Target) -> None:
-    held_by_hand(case, target, recipes.custom_functions)
+    equals_manual(case, target, recipes.custom_functions)
     for dtype in case.supported(target):
         amp = TorchAmp(target, dtype)
         x = torch.full((2, 2), 40.0, device=target.device)
         with amp.region():
             product = amp.product(x, x)
-            case.equal(f"{dtype}: the product follows the region", product.dtype, dtype)
+            case.equal(f"{dtype}: dtype of the product", product.dtype, dtype)
             cube = amp.cube(product)
             plain = product * product * product
-        case.equal(f"{dtype}: the cube needs float32", cube.dtype, torch.float32)
+        case.equal(f"{dtype}: dtype of the cube", cube.dtype, torch.float32)
         case.identical(f"{dtype}: the cube", cube, product.float() ** 2 * product.float())
-        case.equal(f"control, {dtype}: undecorated, its type", plain.dtype, dtype)
+        case.equal(f"control, {dtype}: undecorated, its dtype", plain.dtype, dtype)
         case.true(f"control, {dtype}: and its values", not torch.equal(plain.float(), cube), plain.flatten()[0].item())
 
 
 @contract("AMP-RECIPE-027")
 def test_data_loader(case: Case, target: Target) -> None:
-    found = held_by_hand(case, target, recipes.loaded, exact=False)
-    if case.level == "quick":  # A worker is a process, which takes longer to start than all recipes together.
+    found = equals_manual(case, target, recipes.loaded, exact=False)
+    if case.level == "quick":  # A worker process takes longer to start than all recipes together.
         return
     for dtype, steps in found.items():
         once = functools.partial(recipes.loaded, workers=1)
         seen = list(run(once, TorchAmp(target, dtype), normal(target, case.seed), 4))
         control = list(run(recipes.loaded, TorchAmp(target, dtype), normal(target, case.seed), 4))
         case.equal(f"{dtype}: steps", len(seen), len(control))
-        differs = [apart(*pair) for pair in zip(seen, control, strict=True)]
-        case.equal(f"{dtype}: what a worker changes", [names for names in differs if names], [])
+        differs = [differing(*pair) for pair in zip(seen, control, strict=True)]
+        case.equal(f"{dtype}: differences with a worker", [names for names in differs if names], [])
         case.note(f"{dtype}: steps without a worker", len(steps))
 
 
 @contract("AMP-RECIPE-028")
 def test_evaluation(case: Case, target: Target) -> None:
-    for dtype, steps in held_by_hand(case, target, recipes.evaluation, exact=False).items():
+    for dtype, steps in equals_manual(case, target, recipes.evaluation, exact=False).items():
         outputs = [step.values["evaluation"] for step in steps]
-        case.equal(f"{dtype}: types of what is evaluated", {output.dtype for output in outputs}, {dtype})
-        case.equal(f"{dtype}: it requires grad", any(output.requires_grad for output in outputs), False)
+        case.equal(f"{dtype}: dtypes of the evaluation outputs", {output.dtype for output in outputs}, {dtype})
+        case.equal(f"{dtype}: the outputs require grad", any(output.requires_grad for output in outputs), False)
         case.equal(
-            f"{dtype}: batches that batch norm has seen",
+            f"{dtype}: batches that batch norm counted",
             int(steps[-1].values["model.1.num_batches_tracked"]),
             len(steps),
         )
@@ -250,38 +236,38 @@ def test_evaluation(case: Case, target: Target) -> None:
 
 @contract("AMP-RECIPE-029")
 def test_averaged_weights(case: Case, target: Target) -> None:
-    for dtype, steps in held_by_hand(case, target, recipes.averaged, exact=False).items():
+    for dtype, steps in equals_manual(case, target, recipes.averaged, exact=False).items():
         means = {name: value for name, value in steps[-1].values.items() if name.startswith("average.module")}
-        case.equal(f"{dtype}: types of the averages", {mean.dtype for mean in means.values()}, {torch.float32})
+        case.equal(f"{dtype}: dtypes of the averages", {mean.dtype for mean in means.values()}, {torch.float32})
         lost = sum(int((mean.to(dtype).float() != mean).sum()) for mean in means.values())
-        case.at_least(f"control, {dtype}: elements of the average that 16 bit cannot hold", lost, 16)
-        case.equal(f"{dtype}: type of what the average gives", steps[-1].values["output"].dtype, dtype)
+        case.at_least(f"control, {dtype}: elements of the average that are not 16-bit numbers", lost, 16)
+        case.equal(f"{dtype}: dtype of the average's output", steps[-1].values["output"].dtype, dtype)
 
 
 @contract("AMP-RECIPE-030")
 def test_transfer_learning(case: Case, target: Target) -> None:
-    for dtype, steps in held_by_hand(case, target, recipes.transfer).items():
+    for dtype, steps in equals_manual(case, target, recipes.transfer).items():
         half = len(steps) // 2
         start = recipes.perceptron(normal(target, case.seed)).state_dict()
         wrong = []
         for number, step in enumerate(steps):
             still = all(same(step.values[f"model.{name}"], start[name]) for name in ("0.weight", "0.bias"))
             reached = "gradient of model.0.weight" in step.values
-            # A step that overflows moves nothing, so that the first layer must have moved at the end alone.
+            # A step that overflows moves nothing, so the first layer must have moved only by the last step.
             if (number < half and (reached or not still)) or (number >= half and not reached):
-                wrong.append(f"step {number}: as at the start {still}, with a gradient {reached}")
-        case.equal(f"{dtype}: steps at which the first layer is not as it must be", wrong, [])
-        case.equal(f"{dtype}: first layer as at the start after the last step", still, False)
+                wrong.append(f"step {number}: unchanged {still}, with a gradient {reached}")
+        case.equal(f"{dtype}: steps at which the first layer is wrongly frozen or trained", wrong, [])
+        case.equal(f"{dtype}: first layer unchanged after the last step", still, False)
 
 
 @contract("AMP-RECIPE-031")
 def test_adversarial_training(case: Case, target: Target) -> None:
     attached = functools.partial(recipes.adversarial, detach=False)
-    for dtype, steps in held_by_hand(case, target, recipes.adversarial, exact=False).items():
+    for dtype, steps in equals_manual(case, target, recipes.adversarial, exact=False).items():
         name = "between: gradient of generator.0.weight"
         case.equal(f"{dtype}: the generator has a gradient of the discriminator's loss", name in steps[0].values, False)
         control = next(run(attached, TorchAmp(target, dtype), normal(target, case.seed), 1))
-        case.equal(f"control, {dtype}: where nothing is detached", name in control.values, True)
+        case.equal(f"control, {dtype}: without the detach", name in control.values, True)
         case.equal(
             f"{dtype}: both moved", [moved(steps, 1, model) for model in ("generator", "discriminator")], [True] * 2
         )
@@ -290,11 +276,10 @@ def test_adversarial_training(case: Case, target: Target) -> None:
 @contract("AMP-RECIPE-032")
 def test_distillation(case: Case, target: Target) -> None:
     types = case.supported(target)
-    if not all(target.supports(dtype) for dtype in (torch.float16, torch.bfloat16)):
-        case.unsupported(f"{target.name} lacks one of the two 16-bit types")
-    for dtype, steps in held_by_hand(case, target, recipes.distillation, exact=False).items():
+    case.require(target, torch.float16, torch.bfloat16)
+    for dtype, steps in equals_manual(case, target, recipes.distillation, exact=False).items():
         other = torch.bfloat16 if dtype == torch.float16 else torch.float16
-        case.equal(f"{dtype}: type of what the teacher says", steps[0].values["what the teacher says"].dtype, other)
+        case.equal(f"{dtype}: dtype of the teacher's output", steps[0].values["the teacher's output"].dtype, other)
         reached = [name for name in steps[-1].values if name.startswith("gradient of teacher")]
         case.equal(f"{dtype}: gradients of the teacher", reached, [])
         case.equal(f"{dtype}: moved", [moved(steps, 1, model) for model in ("teacher", "student")], [False, True])
@@ -307,7 +292,7 @@ def test_learning_rate_schedule(case: Case, target: Target) -> None:
     with warnings.catch_warnings():
         # The first step is skipped, so torch warns that the schedule was stepped before the optimizer.
         warnings.simplefilter("ignore", UserWarning)
-        for dtype, steps in held_by_hand(case, target, recipes.scheduled, exact=False).items():
+        for dtype, steps in equals_manual(case, target, recipes.scheduled, exact=False).items():
             rates = [float(step.values["learning rate"]) * 8 for step in steps[:4]]
             case.equal(f"{dtype}: learning rates, relative to the first", rates, [1.0, 0.5, 0.25, 0.125])
             control = list(run(unguarded, TorchAmp(target, dtype), normal(target, case.seed), 4))
@@ -317,62 +302,63 @@ def test_learning_rate_schedule(case: Case, target: Target) -> None:
 
 @contract("AMP-RECIPE-034")
 def test_weight_tying(case: Case, target: Target) -> None:
-    for dtype, steps in held_by_hand(case, target, recipes.tied, exact=False).items():
+    for dtype, steps in equals_manual(case, target, recipes.tied, exact=False).items():
         gradient = steps[0].values["gradient of model.weight"]
-        case.equal(f"{dtype}: type of the gradient of the shared weight", gradient.dtype, torch.float32)
+        case.equal(f"{dtype}: dtype of the gradient of the shared weight", gradient.dtype, torch.float32)
 
 
 @contract("AMP-RECIPE-035")
 def test_float64_island(case: Case, target: Target) -> None:
-    if target.device_type == "mps":
-        case.unsupported("MPS has no float64")
-    for dtype, steps in held_by_hand(case, target, recipes.float64_island).items():
+    case.require_arithmetic(target, torch.float64)
+    for dtype, steps in equals_manual(case, target, recipes.float64_island).items():
         names = ("wide", "island.island", "gradient of island.island")
-        case.equal(f"{dtype}: types in the island", {steps[0].values[name].dtype for name in names}, {torch.float64})
+        case.equal(
+            f"{dtype}: dtypes in the float64 block", {steps[0].values[name].dtype for name in names}, {torch.float64}
+        )
         outside = steps[0].values["gradient of model.0.weight"].dtype
-        case.equal(f"{dtype}: type of a gradient before it", outside, torch.float32)
+        case.equal(f"{dtype}: dtype of a gradient before it", outside, torch.float32)
 
 
 @contract("AMP-RECIPE-036")
 def test_gradients_set_to_zero(case: Case, target: Target) -> None:
     freed = functools.partial(recipes.zeroed, set_to_none=True)
-    for dtype, steps in held_by_hand(case, target, recipes.zeroed).items():
+    for dtype, steps in equals_manual(case, target, recipes.zeroed).items():
         control = list(run(freed, TorchAmp(target, dtype), normal(target, case.seed), len(steps)))
-        # After an overflow both have only what is finite again: zeroing forgets the inf too.
-        differs = [apart(*pair) for pair in zip(steps, control, strict=True)]
-        case.equal(f"{dtype}: what differs from gradients that are freed", [names for names in differs if names], [])
+        # After an overflow both are finite again: zeroing removes the inf too.
+        differs = [differing(*pair) for pair in zip(steps, control, strict=True)]
+        case.equal(f"{dtype}: differences from set_to_none=True", [names for names in differs if names], [])
 
 
 @contract("AMP-RECIPE-037")
 def test_parameter_groups(case: Case, target: Target) -> None:
-    for dtype, steps in held_by_hand(case, target, recipes.groups).items():
+    for dtype, steps in equals_manual(case, target, recipes.groups).items():
         found = [moved(steps, number) for number in (OUTLIER - 1, OUTLIER, OUTLIER + 1)]
         case.equal(f"{dtype}: any parameter moved before, at and after an inf in one group", found, [True, False, True])
 
 
 @contract("AMP-RECIPE-038")
 def test_convolutional_network(case: Case, target: Target) -> None:
-    for dtype, steps in held_by_hand(case, target, recipes.vision).items():
+    for dtype, steps in equals_manual(case, target, recipes.vision).items():
         kernel = steps[0].values["gradient of model.0.weight"]
-        case.equal(f"{dtype}: type of a kernel's gradient", kernel.dtype, torch.float32)
+        case.equal(f"{dtype}: dtype of a kernel's gradient", kernel.dtype, torch.float32)
         case.true(
             f"{dtype}: it is channels last", kernel.is_contiguous(memory_format=torch.channels_last), kernel.stride()
         )
 
 
 def errors(steps: list[Step], target: Target, seed: int, dtype: torch.dtype, rows: int) -> Iterator[tuple[str, float]]:
-    """The error of each gradient of each step against float64, as a multiple of what 16-bit rounding may make of it."""
+    """Yield the error of each gradient of each step against float64, in units of its expected 16-bit rounding error."""
     draw = normal(target, seed)
     model = recipes.perceptron(draw)
     names = [name for name, _ in model.named_parameters()]
-    by_hand = ByHand(dtype)
+    manual = ByHand(dtype)
     for step, (inputs, goal) in zip(steps, recipes.batches(draw, len(steps), rows=rows), strict=True):
-        with torch.no_grad(), by_hand.region():
+        with torch.no_grad(), manual.region():
             passed = model[0](inputs) > 0
         layers = [(model[0].weight, model[0].bias), (model[2].weight, model[2].bias)]
         exact = exact_step(layers, inputs, goal, dtype, scale=recipes.SCALE, masks=[passed])
         gradients = [step.values[f"gradient of model.{name}"].cpu().double() for name in names]
-        # Clipping by an infinite norm leaves NaNs and zeros: a step that overflows says nothing.
+        # Clipping by an infinite norm leaves NaNs and zeros, so steps that overflow are left out.
         if all(bool(gradient.isfinite().all()) for gradient in gradients):
             for name, seen, true, spread in zip(names, gradients, exact.gradients, exact.spreads, strict=True):
                 yield name, float((seen - true).norm() / spread.norm())
@@ -381,7 +367,7 @@ def errors(steps: list[Step], target: Target, seed: int, dtype: torch.dtype, row
 
 @contract("AMP-RECIPE-045")
 def test_gradients_against_float64(case: Case, target: Target) -> None:
-    # Without the limit of 4 on the norm, which gradients of this size come nowhere near.
+    # The limit of 4 on the norm is far above the norm of these gradients.
     programs: dict[str, tuple[Recipe, int]] = {
         "typical": (recipes.typical, recipes.ROWS),
         "accumulated": (recipes.accumulation, 16),
@@ -392,8 +378,8 @@ def test_gradients_against_float64(case: Case, target: Target) -> None:
         found = list(errors(steps, target, case.seed, dtype, rows))
         weights = [error for which, error in found if which.endswith("weight")]
         biases = [error for which, error in found if which.endswith("bias")]
-        # The spread is that of roundings with the largest variance that each can have; sound runs come to 0.6 to 1.
-        # A bias of four elements scatters about it. Float32 gradients would be a hundred times nearer.
+        # The spread assumes the largest variance of each rounding; correct runs have 0.6 to 1 of it. A bias of four
+        # elements scatters around it. Float32 gradients would have a hundredth of it.
         case.between(
             f"{dtype}, {name}: mean error of a weight's gradient", statistics.fmean(weights), 0.3, 1.5, "spreads"
         )

@@ -1,4 +1,4 @@
-"""Recipes: saving, resuming, inference, accumulation in float32, and a loop that forgets a part of the scaler."""
+"""Check checkpoints, inference, float32 accumulation, and loops that omit a part of the scaler's protocol."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...oracles.manual_training import ByHand, HandScale
 from .recipes import FEATURES, HIDDEN, OUTPUTS, ROWS, Batches, batches, perceptron
-from .test_programs import dtypes_of, normal, same
+from .support import dtypes_of, normal, same
 
 INTERVAL, SCALE = 2, 2.0**8
 
 
 @dataclass
 class Run:
-    """A training run that can be stopped and resumed: what its checkpoint holds, and what each step came to."""
+    """A training run that can be stopped and resumed: the parts of its checkpoint, and the tensors of each step."""
 
     model: torch.nn.Sequential
     optimizer: torch.optim.Optimizer
@@ -31,7 +31,7 @@ class Run:
     dtype: torch.dtype | None
 
     def train(self, part: Batches) -> list[list[torch.Tensor]]:
-        """A list for each step: the loss, the scale, then every parameter and every tensor of optimizer state."""
+        """Train; return for each step the loss, the scale, every parameter and every tensor of optimizer state."""
         steps = []
         for inputs, goal in part:
             self.optimizer.zero_grad()
@@ -47,7 +47,7 @@ class Run:
         return steps
 
     def stored(self) -> io.BytesIO:
-        """A checkpoint as the AMP recipe writes it."""
+        """Return a checkpoint as the AMP recipe writes it."""
         written = io.BytesIO()
         parts = {"model": self.model, "optimizer": self.optimizer, "scaler": self.scaler}
         torch.save({name: part.state_dict() for name, part in parts.items()}, written)
@@ -62,11 +62,11 @@ class Run:
             getattr(self, name).load_state_dict(kept[name])
 
 
-WHOLE = ("model", "optimizer", "scaler")
+PARTS = ("model", "optimizer", "scaler")
 
 
 def started(case: Case, target: Target, dtype: torch.dtype | None, seed: int = 0, **options: Any) -> Run:
-    """A run with weights of its own and Adam, or an optimizer that is given."""
+    """Return a run with new random weights and Adam, or `optimizer`."""
     model = perceptron(normal(target, case.seed + seed))
     make: Callable[..., torch.optim.Optimizer] = options.pop(
         "optimizer", functools.partial(torch.optim.Adam, lr=2.0**-6)
@@ -75,12 +75,12 @@ def started(case: Case, target: Target, dtype: torch.dtype | None, seed: int = 0
     return Run(model, make(model.parameters()), scaler, target, dtype)
 
 
-def apart(seen: list[list[torch.Tensor]], expected: list[list[torch.Tensor]]) -> list[str]:
-    """The steps, and the places in them, where bits differ."""
+def differing(seen: list[list[torch.Tensor]], expected: list[list[torch.Tensor]]) -> list[str]:
+    """Describe the steps, and the tensors in them, whose bits differ."""
     found = [] if len(seen) == len(expected) else [f"{len(seen)} steps, not {len(expected)}"]
-    for number, (ours, theirs) in enumerate(zip(seen, expected, strict=False)):
-        places = [place for place, pair in enumerate(zip(ours, theirs, strict=False)) if not same(*pair)]
-        if places or len(ours) != len(theirs):
+    for number, (mine, other) in enumerate(zip(seen, expected, strict=False)):
+        places = [place for place, pair in enumerate(zip(mine, other, strict=False)) if not same(*pair)]
+        if places or len(mine) != len(other):
             found.append(f"step {number}: tensors {places[:4]}")
     return found
 
@@ -94,7 +94,7 @@ OPTIMIZERS = {
 
 @contract("AMP-RECIPE-039")
 def test_resume_after_every_step(case: Case, target: Target) -> None:
-    # Long enough for two growths and, at the outlier, a skip: the tracker is in every state when it is saved.
+    # Long enough for two growths and, at the outlier, a skip, so that the tracker is saved in every state.
     count = case.samples(quick=5, standard=10, full=24)
     compared = 0
     for dtype in dtypes_of(case, target):
@@ -108,15 +108,15 @@ def test_resume_after_every_step(case: Case, target: Target) -> None:
                 expected += whole.train(data[step : step + 1])
                 stores.append(whole.stored())
             for step, stored in enumerate(stores[:-1]):
-                # A scaler that is new, or one that has been used, with other settings than those stored.
+                # A new or used scaler whose settings differ from the saved ones.
                 resumed = make(seed=5, init_scale=2.0**14, growth_interval=7, growth_factor=4.0, backoff_factor=0.25)
                 if step % 2:
                     resumed.train(data[:1])
                     resumed.optimizer = optimizer(resumed.model.parameters())
-                resumed.restore(stored, *WHOLE, weights_only=True, map_location=target.device if step % 3 else "cpu")
+                resumed.restore(stored, *PARTS, weights_only=True, map_location=target.device if step % 3 else "cpu")
                 seen = resumed.train(data[step:])
-                differs = apart(seen, expected[step:])
-                case.equal(f"{dtype}, {name}, stopped before step {step}: what differs", differs, [])
+                differs = differing(seen, expected[step:])
+                case.equal(f"{dtype}, {name}, stopped before step {step}: differences", differs, [])
                 compared += len(seen)
             case.equal(f"{dtype}, {name}: scale at the end", resumed.scaler.state_dict(), whole.scaler.state_dict())
     case.note("resumed steps compared", compared)
@@ -131,12 +131,12 @@ def test_state_of_the_scaler_forgotten(case: Case, target: Target) -> None:
         first = started(case, target, dtype)
         first.train(data[:4])
         stored = first.stored()
-        for name, parts, differs in (("stored", WHOLE, False), ("forgotten", WHOLE[:2], True)):
+        for name, parts, differs in (("stored", PARTS, False), ("forgotten", PARTS[:2], True)):
             resumed = started(case, target, dtype, seed=5)
             resumed.restore(stored, *parts, weights_only=True)
             scales = [float(step[1]) for step in resumed.train(data[4:])]
             promised = [float(step[1]) for step in expected[4:]]
-            what = f"{dtype}, state of the scaler {name}: its scales differ from those of a run in one piece"
+            what = f"{dtype}, state of the scaler {name}: its scales differ from those of the uninterrupted run"
             case.equal(what, scales != promised, differs)
 
 
@@ -146,19 +146,19 @@ def test_switching_between_float32_and_amp(case: Case, target: Target) -> None:
         data = batches(normal(target, case.seed + 1), 6, outlier=None)
         plain = started(case, target, None, enabled=False)
         plain.train(data[:3])
-        # Into AMP: model and optimizer of the float32 run, and a scaler that is new.
+        # To AMP: model and optimizer of the float32 run, and a new scaler.
         amp, control = started(case, target, dtype, seed=5), started(case, target, dtype)
         amp.restore(plain.stored(), "model", "optimizer", weights_only=True)
         control.model.load_state_dict(plain.model.state_dict())
         control.optimizer.load_state_dict(plain.optimizer.state_dict())
-        case.equal(f"{dtype}: float32 into AMP", apart(amp.train(data[3:]), control.train(data[3:])), [])
-        # Out of AMP: the scaler's state is left alone by a disabled scaler.
+        case.equal(f"{dtype}: float32 into AMP", differing(amp.train(data[3:]), control.train(data[3:])), [])
+        # From AMP: a disabled scaler ignores the saved scaler state.
         back, plain = started(case, target, None, seed=6, enabled=False), started(case, target, None, enabled=False)
-        back.restore(amp.stored(), *WHOLE, weights_only=True)
+        back.restore(amp.stored(), *PARTS, weights_only=True)
         plain.model.load_state_dict(amp.model.state_dict())
         plain.optimizer.load_state_dict(amp.optimizer.state_dict())
-        case.equal(f"{dtype}: AMP into float32", apart(back.train(data[:3]), plain.train(data[:3])), [])
-        case.equal(f"{dtype}: what a disabled scaler stores", back.scaler.state_dict(), {})
+        case.equal(f"{dtype}: AMP into float32", differing(back.train(data[:3]), plain.train(data[:3])), [])
+        case.equal(f"{dtype}: state of a disabled scaler", back.scaler.state_dict(), {})
 
 
 @contract("AMP-RECIPE-042")
@@ -167,8 +167,8 @@ def test_inference(case: Case, target: Target) -> None:
         draw = normal(target, case.seed)
         model, inputs = perceptron(draw), draw(ROWS, FEATURES)
         stored = {name: value.clone() for name, value in model.state_dict().items()}
-        by_hand = ByHand(dtype)
-        with torch.no_grad(), by_hand.region():
+        manual = ByHand(dtype)
+        with torch.no_grad(), manual.region():
             expected = model(inputs)
         lowered = perceptron(draw).to(dtype)
         lowered.load_state_dict(stored)
@@ -183,9 +183,9 @@ def test_inference(case: Case, target: Target) -> None:
             with guard(), target.autocast(dtype, cache_enabled=False):
                 found[f"{name}, uncached"] = model(inputs)
         with torch.no_grad():
-            found["control: a model that was cast itself"] = lowered(inputs.to(dtype))
+            found["control: a model cast to 16 bit"] = lowered(inputs.to(dtype))
         wrong = [name for name, output in found.items() if not same(output, expected)]
-        case.equal(f"{dtype}: outputs that differ from casts by hand", wrong, [])
+        case.equal(f"{dtype}: outputs that differ from manual casts", wrong, [])
         case.equal(
             f"{dtype}: outputs that require grad", [n for n, output in found.items() if output.requires_grad], []
         )
@@ -194,7 +194,7 @@ def test_inference(case: Case, target: Target) -> None:
         with target.autocast(dtype):
             model(inputs).float().sum().backward()
         case.equal(f"{dtype}: parameters that train afterwards", sum(p.grad is not None for p in model.parameters()), 4)
-    case.note("ways", sorted(found))
+    case.note("combinations", sorted(found))
 
 
 @contract("AMP-RECIPE-043")
@@ -221,7 +221,7 @@ def test_update_is_forgotten(case: Case, target: Target) -> None:
         case.equal(f"control, {dtype}: parameters that a step after update moves", sum(moved), 4)
 
 
-@contract("AMP-RECIPE-008")
+@contract("AMP-RECIPE-023")
 def test_accumulation_in_float32(case: Case, target: Target) -> None:
     # Each micro-batch has one row and the loss is a weighted sum, so each gradient is that row: exact in 16 bit.
     sizes = (1.0, 2.0**-9, 3 * 2.0**-12, -(2.0**-14), 5 * 2.0**-13)
@@ -242,12 +242,12 @@ def test_accumulation_in_float32(case: Case, target: Target) -> None:
         lowered = torch.zeros(1, 8, dtype=dtype)
         for row in rows:
             lowered += row.to(dtype)
-        case.at_least(f"control, {dtype}: elements that a 16-bit sum gets wrong", int((lowered != exact).sum()), 1)
+        case.at_least(f"control, {dtype}: elements that are wrong in a 16-bit sum", int((lowered != exact).sum()), 1)
 
 
 @contract("AMP-RECIPE-044")
 def test_three_steps_of_mixed_precision(case: Case, target: Target) -> None:
-    # 16-bit model math, float32 accumulation into the master weights, loss scaling: each alone matters here.
+    # 16-bit compute, float32 accumulation into the master weights and loss scaling each matter here.
     generator = torch.Generator().manual_seed(case.seed)
     rows = torch.randint(1, 4, (HIDDEN, 8), generator=generator).float().to(target.device)
     for dtype in case.supported(target):
@@ -264,7 +264,7 @@ def test_three_steps_of_mixed_precision(case: Case, target: Target) -> None:
             scaler.update()
             rule.update(finite=True)
         exact = 1 - tiny * 2.0**4 * rows.cpu().double().sum(0).expand(OUTPUTS, 8)
-        # Each update is a multiple of the spacing of float32 below one, so nothing rounds.
+        # Each update is a multiple of the float32 spacing below 1, so nothing is rounded.
         case.identical(f"{dtype}: weights", master.detach().cpu().double(), exact.contiguous())
         case.at_least(f"{dtype}: elements that moved", int((master != 1).sum()), OUTPUTS * 8)
         case.equal(f"{dtype}: loss scale", scaler.get_scale(), rule.scale)

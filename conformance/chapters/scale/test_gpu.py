@@ -1,4 +1,4 @@
-"""Loss scaling where there is more than a CPU: what waits for the device, graphs, streams and several devices."""
+"""Check loss scaling on accelerators: synchronization, CUDA graphs, streams and several devices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 
 from ...harness.check import Case, applies, contract, needs
 from ...harness.targets import Target, one_device_only, second
-from ...measure.precision import computes_in
 from ...measure.waits import raising_at_waits
 from ...oracles.fake_devices import PaperDevices, PaperTensor
 from ...scaler import model as oracle
@@ -20,14 +19,14 @@ from ...workloads.gradients import holding
 from ...workloads.graphs import captured
 from ...workloads.third_party_optimizers import Ordinary
 
-# What each iteration multiplies the weights by; the gradient is that times the scale, rounded to fp16. At scales of 2
-# to 8 these histories grow, halve and skip: 20000 * 4 is beyond fp16's 65504.
+# The input of each iteration; the gradient is that times the scale, rounded to fp16. At scales of 2 to 8 the scale
+# grows, halves and skips: 20000 * 4 is beyond fp16's 65504.
 DATA = (5.0, 5.0, 20000.0, 5.0, 20000.0, 20000.0, 20000.0, 20000.0, 3.0, 3.0, 20000.0)
 START, INTERVAL, RATE = 4.0, 2, 0.5
 
 
 class SelfScaling(Ordinary):
-    """An optimizer that unscales and skips by itself; reads flag and scale back by item(), which paper devices know."""
+    """A self-scaling optimizer that reads flag and scale with item(), which fake devices support."""
 
     _step_supports_amp_scaling = True
     grad_scale: torch.Tensor
@@ -41,19 +40,19 @@ class SelfScaling(Ordinary):
 
 
 class Problem:
-    """Weights whose gradient is the datum, computed in fp16 under autocast, and a scaler that starts low."""
+    """Weights whose gradient is the input, computed in fp16 under autocast, and a scaler with a low initial scale."""
 
     def __init__(self, target: Target, *, fused: bool) -> None:
         self.target = target
         self.weights = torch.nn.Parameter(torch.zeros(6, 1, device=target.device))
-        self.datum = torch.full((1, 6), DATA[0], device=target.device)
+        self.input = torch.full((1, 6), DATA[0], device=target.device)
         self.optimizer = torch.optim.SGD([self.weights], lr=RATE, fused=fused, foreach=False if not fused else None)
         self.scaler = torch.amp.GradScaler(target.device_type, init_scale=START, growth_interval=INTERVAL)
 
     def backward(self) -> None:
-        """Forward, under autocast without its cache, as a capture requires, and backward of the scaled loss."""
+        """Run forward under autocast without its cache, as a capture requires, and backward of the scaled loss."""
         with self.target.autocast(torch.float16, cache_enabled=False):
-            loss = torch.mm(self.datum, self.weights).float().sum()
+            loss = torch.mm(self.input, self.weights).float().sum()
         self.scaler.scale(loss).backward()
 
     def finish(self) -> None:
@@ -61,7 +60,7 @@ class Problem:
         self.scaler.update()
 
     def seen(self) -> tuple[float, int, list[float], list[float]]:
-        """Scale, tracker, and the distinct values of gradient and weights."""
+        """Return scale, tracker, and the distinct values of gradient and weights."""
         scale, tracker, gradient = self.scaler._scale, self.scaler._growth_tracker, self.weights.grad
         assert scale is not None
         assert tracker is not None
@@ -69,11 +68,11 @@ class Problem:
         return scale.item(), int(tracker.item()), gradient.unique().tolist(), self.weights.detach().unique().tolist()
 
 
-def story(data: Sequence[float]) -> Iterator[tuple[float, int, float, float, float]]:
-    """What plain Python expects after each iteration: scale, tracker, scaled gradient, unscaled gradient, weight."""
+def expected_iterations(data: Sequence[float]) -> Iterator[tuple[float, int, float, float, float]]:
+    """Yield the expected scale, tracker, scaled gradient, unscaled gradient and weight after each iteration."""
     scale, tracker, weight = START, 0, 0.0
-    for datum in data:
-        scaled = oracle.Gradient((oracle.rounded(datum * scale, oracle.FP16),))
+    for value in data:
+        scaled = oracle.Gradient((oracle.rounded(value * scale, oracle.FP16),))
         (unscaled,), found = oracle.check_and_unscale([scaled], 0.0, oracle.reciprocal(scale))
         if not found:
             weight -= RATE * unscaled.values[0]
@@ -81,7 +80,7 @@ def story(data: Sequence[float]) -> Iterator[tuple[float, int, float, float, flo
         yield scale, tracker, scaled.values[0], unscaled.values[0], weight
 
 
-# Waiting
+# Synchronization
 
 
 @contract("AMP-SCALE-160", on="cuda")
@@ -99,7 +98,7 @@ def test_nothing_waits(case: Case, target: Target, count: int) -> None:
         scaler.update()
         scaler.update(32.0)
         scaler.update(new)
-        case.raises("control: get_scale waits", RuntimeError, scaler.get_scale, "synchroniz")
+        case.raises("control: get_scale synchronizes", RuntimeError, scaler.get_scale, "synchroniz")
     case.equal("scaled outputs", [one.item() for one in scaled], [8.0] * 3)
     gradients = [parameters[0].grad.tolist() for parameters in groups if parameters[0].grad is not None]
     case.equal("gradients", gradients, [[(8.0 + n) / 4.0] * 3 for n in range(count)])
@@ -122,7 +121,7 @@ def test_an_ordinary_step_waits(case: Case, target: Target) -> None:
         )
     case.equal("steps taken", len(optimizer.calls), 0)
     scaler.step(optimizer)
-    case.equal("control: steps taken where waiting is allowed", len(optimizer.calls), 1)
+    case.equal("control: steps taken if synchronization is allowed", len(optimizer.calls), 1)
 
 
 # Graphs
@@ -133,8 +132,8 @@ def test_an_ordinary_step_waits(case: Case, target: Target) -> None:
 def test_captured_backward(case: Case, target: Target) -> None:
     problem = Problem(target, fused=False)
     replay = captured(problem.backward, problem.optimizer)
-    for number, (datum, expected) in enumerate(zip(DATA, story(DATA), strict=True)):
-        problem.datum.fill_(datum)
+    for number, (value, expected) in enumerate(zip(DATA, expected_iterations(DATA), strict=True)):
+        problem.input.fill_(value)
         replay()
         scale, tracker, scaled, _, weight = expected
         case.equal(f"gradient after replay {number + 1}", problem.seen()[2], [scaled])
@@ -143,8 +142,8 @@ def test_captured_backward(case: Case, target: Target) -> None:
         case.equal(
             f"scale, tracker and weights after replay {number + 1}", (*seen[:2], *seen[3]), (scale, tracker, weight)
         )
-    scales = [each[0] for each in story(DATA)]
-    case.equal("control: the history grows and halves", (max(scales), min(scales)), (8.0, 2.0))
+    scales = [scale for scale, *_ in expected_iterations(DATA)]
+    case.equal("control: the scale grows and halves", (max(scales), min(scales)), (8.0, 2.0))
 
 
 @contract("AMP-SCALE-163", on="cuda", dtypes=("fp16",))
@@ -157,10 +156,12 @@ def test_captured_iteration(case: Case, target: Target) -> None:
         problem.finish()
 
     replay = captured(iteration, problem.optimizer)
-    expected = list(story((DATA[0], *DATA)))  # the iteration before the capture has run with the first datum
+    expected = list(
+        expected_iterations((DATA[0], *DATA))
+    )  # one iteration runs before the capture, with the first input
     case.equal("scale and tracker after the capture", problem.seen()[:2], expected[0][:2])
-    for number, (datum, (scale, tracker, _, unscaled, weight)) in enumerate(zip(DATA, expected[1:], strict=True)):
-        problem.datum.fill_(datum)
+    for number, (value, (scale, tracker, _, unscaled, weight)) in enumerate(zip(DATA, expected[1:], strict=True)):
+        problem.input.fill_(value)
         replay()
         seen = problem.seen()
         case.equal(
@@ -169,14 +170,14 @@ def test_captured_iteration(case: Case, target: Target) -> None:
         if math.isfinite(unscaled):
             case.equal(f"gradient after replay {number + 1}", seen[2], [unscaled])
     tracks = {(scale, tracker) for scale, tracker, *_ in expected}
-    case.at_least("control: states of scale and tracker that the history reaches", len(tracks), 4)
+    case.at_least("control: distinct states of scale and tracker", len(tracks), 4)
 
 
 @contract("AMP-SCALE-164", on=("fake:cuda", "cuda"))
 def test_graphed_callables_refuse_the_cache(case: Case, target: Target) -> None:
     module = torch.nn.Linear(2, 2)
     sample = (torch.zeros(1, 2),)
-    # The refusal comes before anything is captured, so that it needs no device.
+    # The error is raised before anything is captured, so it needs no device.
     with target.autocast(torch.float16, cache_enabled=True):
         case.raises(
             "make_graphed_callables in a region with the cache",
@@ -184,14 +185,14 @@ def test_graphed_callables_refuse_the_cache(case: Case, target: Target) -> None:
             lambda: torch.cuda.make_graphed_callables(module, sample),
             "does not support the autocast caching",
         )
-    told = []
+    cache_errors = []
     for enabled, cache in ((False, True), (True, False)):
         with target.autocast(torch.float16, enabled=enabled, cache_enabled=cache):
             try:
                 torch.cuda.make_graphed_callables(None, sample)
             except Exception as error:
-                told.append("autocast caching" in str(error))
-    case.equal("control: whether it is so refused without a region, and without the cache", told, [False, False])
+                cache_errors.append("autocast caching" in str(error))
+    case.equal("control: the same error without a region, and without the cache", cache_errors, [False, False])
 
 
 # Streams
@@ -204,9 +205,9 @@ def test_streams(case: Case, target: Target) -> None:
     alone, spread = Problem(target, fused=False), Problem(target, fused=False)
     with target.current():
         side, other = module.Stream(), module.Stream()
-        for number, (datum, expected) in enumerate(zip(DATA, story(DATA), strict=True)):
+        for number, (value, expected) in enumerate(zip(DATA, expected_iterations(DATA), strict=True)):
             for problem in (alone, spread):
-                problem.datum.fill_(datum)
+                problem.input.fill_(value)
                 problem.optimizer.zero_grad()
             alone.backward()
             alone.finish()
@@ -219,13 +220,13 @@ def test_streams(case: Case, target: Target) -> None:
             module.current_stream().wait_stream(other)
             spread.finish()
             scale, tracker, _, unscaled, weight = expected
-            promised = plainly((scale, tracker, [unscaled], [weight]))
-            case.equal(f"what iteration {number + 1} left, on one stream", plainly(alone.seen()), promised)
-            case.equal(f"what iteration {number + 1} left, spread over streams", plainly(spread.seen()), promised)
+            promised = as_text((scale, tracker, [unscaled], [weight]))
+            case.equal(f"state after iteration {number + 1}, on one stream", as_text(alone.seen()), promised)
+            case.equal(f"state after iteration {number + 1}, on several streams", as_text(spread.seen()), promised)
 
 
-def plainly(seen: tuple[float, int, list[float], list[float]]) -> str:
-    """What was seen as text, in which NaN equals NaN."""
+def as_text(seen: tuple[float, int, list[float], list[float]]) -> str:
+    """Return the state as text, in which NaN equals NaN."""
     return repr(seen)
 
 
@@ -233,29 +234,34 @@ def plainly(seen: tuple[float, int, list[float], list[float]]) -> str:
 
 
 def bare(tensor: torch.Tensor) -> torch.Tensor:
-    """The numbers of a tensor, wherever it is."""
+    """Return the numbers of a tensor, on a fake device or a real one."""
     return tensor.numbers if isinstance(tensor, PaperTensor) else tensor
 
 
 def judge_devices(
-    case: Case, make: torch.Tensor, gradients: list[torch.Tensor], spoil: int | None, self_scaling: bool, what: str
+    case: Case,
+    output: torch.Tensor,
+    gradients: list[torch.Tensor],
+    bad_index: int | None,
+    self_scaling: bool,
+    what: str,
 ) -> None:
-    """One iteration at scale 4 of gradients on several devices, of which one may be spoilt; scale lives on `make`'s."""
+    """Check one iteration at scale 4 with gradients on several devices, of which number `bad_index` is non-finite."""
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
-    case.equal(f"scaled output, {what}", bare(scaler.scale(make)).item(), 4.0 * bare(make).item())
+    case.equal(f"scaled output, {what}", bare(scaler.scale(output)).item(), 4.0 * bare(output).item())
     parameters = holding(gradients)
     before = [bare(one.grad).clone() for one in parameters if one.grad is not None]
     optimizer = SelfScaling(parameters) if self_scaling else Ordinary(parameters)
     scale = scaler._scale
     assert scale is not None
-    case.equal(f"device of the scale, {what}", scale.device, make.device)
+    case.equal(f"device of the scale, {what}", scale.device, output.device)
     if not self_scaling:
         scaler.unscale_(optimizer)
         after = [bare(one.grad) for one in parameters if one.grad is not None]
         wrong = [n for n, (now, then) in enumerate(zip(after, before, strict=True)) if not same(now, then / 4.0)]
         case.equal(f"gradients that are not unscaled once, {what}", wrong, [])
         found = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
-        bad = None if spoil is None else gradients[spoil].device
+        bad = None if bad_index is None else gradients[bad_index].device
         expected = {one.device: float(one.device == bad) for one in gradients}
         case.equal(
             f"flag of each device, {what}", {device: bare(flag).item() for device, flag in found.items()}, expected
@@ -263,24 +269,24 @@ def judge_devices(
         case.equal(f"devices of the flags, {what}", [flag.device for flag in found.values()], list(found))
     scaler.step(optimizer)
     moved = [bool(bare(one.detach()).count_nonzero()) for one in parameters]
-    case.equal(f"parameters that moved, {what}", moved, [spoil is None] * len(gradients))
-    if spoil is None:
+    case.equal(f"parameters that moved, {what}", moved, [bad_index is None] * len(gradients))
+    if bad_index is None:
         wrong = [
             n
             for n, (one, then) in enumerate(zip(parameters, before, strict=True))
             if not same(bare(one.detach()), -then / 4.0)
         ]
-        case.equal(f"parameters that took another step than the unscaled gradient, {what}", wrong, [])
+        case.equal(f"parameters whose step is not the unscaled gradient, {what}", wrong, [])
     scaler.update()
-    case.equal(f"scale after update(), {what}", scaler.get_scale(), 8.0 if spoil is None else 2.0)
+    case.equal(f"scale after update(), {what}", scaler.get_scale(), 8.0 if bad_index is None else 2.0)
 
 
 def same(seen: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether two tensors are equal, NaN included."""
+    """Return whether two tensors are equal, NaN included."""
     return seen.dtype == expected.dtype and torch.equal(seen.nan_to_num(nan=7e7), expected.nan_to_num(nan=7e7))
 
 
-SPOILT: tuple[tuple[int | None, float], ...] = (
+NON_FINITE_AT: tuple[tuple[int | None, float], ...] = (
     (None, 0.0), (0, math.inf), (1, math.nan), (2, -math.inf), (3, math.inf), (4, math.nan),
 )  # fmt: skip
 
@@ -288,19 +294,21 @@ SPOILT: tuple[tuple[int | None, float], ...] = (
 @contract("AMP-SCALE-166")
 @pytest.mark.parametrize("self_scaling", [False, True], ids=["ordinary", "self-scaling"])
 def test_devices_on_paper(case: Case, self_scaling: bool) -> None:
-    """Two devices that this machine lacks, and the CPU: operations refuse operands of several, as real ones do."""
+    """Use the CPU and two fake devices, whose operations reject operands on different devices as real ones do."""
     values = ([8.0, -4.0], [12.0], [16.0, 0.0, 2.0], [20.0], [1.0, 3.0])
     places = (0, 1, None, 1, 0)
-    for home, (spoil, bad) in itertools.product((0, 1), SPOILT):
+    for home, (bad_index, bad) in itertools.product((0, 1), NON_FINITE_AT):
         with PaperDevices() as devices:
             gradients = []
             for number, (numbers, place) in enumerate(zip(values, places, strict=True)):
-                numbers = [*numbers[:-1], bad] if number == spoil else numbers
+                numbers = [*numbers[:-1], bad] if number == bad_index else numbers
                 dtype = torch.float64 if number == 3 else torch.float32
                 made = torch.tensor(numbers, dtype=dtype)
                 gradients.append(made if place is None else PaperTensor(made, devices.device(place)))
-            what = f"scale on device {home}, " + ("all finite" if spoil is None else f"{bad} in gradient {spoil}")
-            judge_devices(case, devices.tensor(3.0, home), gradients, spoil, self_scaling, what)
+            what = f"scale on device {home}, " + (
+                "all finite" if bad_index is None else f"{bad} in gradient {bad_index}"
+            )
+            judge_devices(case, devices.tensor(3.0, home), gradients, bad_index, self_scaling, what)
 
 
 @contract("AMP-SCALE-166", on="cuda")
@@ -308,19 +316,19 @@ def test_devices_on_paper(case: Case, self_scaling: bool) -> None:
 @pytest.mark.parametrize("self_scaling", [False, True], ids=["ordinary", "self-scaling"])
 def test_two_devices(case: Case, target: Target, self_scaling: bool) -> None:
     other = second(target)
-    for home, (spoil, bad) in itertools.product((target.device, other), SPOILT[:4]):
+    for home, (bad_index, bad) in itertools.product((target.device, other), NON_FINITE_AT[:4]):
         values = ([8.0, -4.0], [12.0], [16.0, 0.0, 2.0])
         gradients = [
-            torch.tensor([*numbers[:-1], bad] if number == spoil else numbers, device=device)
+            torch.tensor([*numbers[:-1], bad] if number == bad_index else numbers, device=device)
             for number, (numbers, device) in enumerate(zip(values, (target.device, other, other), strict=True))
         ]
-        what = f"scale on {home}, " + ("all finite" if spoil is None else f"{bad} in gradient {spoil}")
-        judge_devices(case, torch.tensor(3.0, device=home), gradients, spoil, self_scaling, what)
+        what = f"scale on {home}, " + ("all finite" if bad_index is None else f"{bad} in gradient {bad_index}")
+        judge_devices(case, torch.tensor(3.0, device=home), gradients, bad_index, self_scaling, what)
 
 
 @contract("AMP-SCALE-167")
 def test_copies_for_devices_on_paper(case: Case) -> None:
-    """What crosses from device to device: once the scale, the factor and the flag for each other device."""
+    """Count the copies between devices: scale, factor and flag once for each other device."""
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     with PaperDevices() as devices:
         outputs = [devices.tensor(2.0, 0), devices.tensor(3.0, 1), (devices.tensor(5.0, 1), torch.tensor(7.0))]
@@ -337,11 +345,13 @@ def test_copies_for_devices_on_paper(case: Case) -> None:
         optimizer = Ordinary(holding([*gradients, *(devices.tensor([4.0], 1) for _ in range(3))]))
         scaler.unscale_(optimizer)
         case.equal("copies of flag and factor", devices.moves, [(home, away)] * 2)
-        case.equal("devices that a number was read from", [each for each in devices.reads if each != host], [])
+        case.equal("devices from which a number was read", [device for device in devices.reads if device != host], [])
         devices.moves.clear()
         scaler.update()
         case.equal("copies of flags for update()", devices.moves, [(away, home)])
-        case.equal("devices that update() read a number from", [each for each in devices.reads if each != host], [])
+        case.equal(
+            "devices from which update() read a number", [device for device in devices.reads if device != host], []
+        )
 
 
 # Several dtypes
@@ -349,15 +359,16 @@ def test_copies_for_devices_on_paper(case: Case) -> None:
 
 @contract("AMP-SCALE-168")
 def test_several_dtypes(case: Case, target: Target) -> None:
-    if not computes_in(target.device, torch.float64):
-        case.unsupported("no arithmetic in float64")
+    case.require_arithmetic(target, torch.float64)
     values = ([8.0, -4.0], [12.0], [16.0, 0.0, 2.0])
     for dtypes in itertools.product((torch.float32, torch.float64), repeat=3):
-        for spoil, bad in SPOILT[:4]:
+        for bad_index, bad in NON_FINITE_AT[:4]:
             gradients = [
-                torch.tensor([*numbers[:-1], bad] if number == spoil else numbers, dtype=dtype, device=target.device)
+                torch.tensor(
+                    [*numbers[:-1], bad] if number == bad_index else numbers, dtype=dtype, device=target.device
+                )
                 for number, (numbers, dtype) in enumerate(zip(values, dtypes, strict=True))
             ]
             names = "+".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-            what = f"{names}, " + ("all finite" if spoil is None else f"{bad} in gradient {spoil}")
-            judge_devices(case, torch.tensor(3.0, device=target.device), gradients, spoil, False, what)
+            what = f"{names}, " + ("all finite" if bad_index is None else f"{bad} in gradient {bad_index}")
+            judge_devices(case, torch.tensor(3.0, device=target.device), gradients, bad_index, False, what)

@@ -1,4 +1,4 @@
-"""Loss scaling: histories of calls, random and enumerated, each compared with a model of GradScaler's rules."""
+"""Check random and enumerated sequences of GradScaler calls against a model of its documented rules."""
 
 from __future__ import annotations
 
@@ -18,32 +18,29 @@ from ...scaler.state_machine import EXTREMES, Search, search
 
 
 def scalers(case: Case, target: Target) -> Factory:
-    """What makes the scalers; ends the case where the device has no fp64, in which the reciprocal is taken."""
-    try:
-        torch.zeros(1, dtype=torch.float64, device=target.device)
-    except (RuntimeError, TypeError) as error:
-        case.unsupported(f"{target.device_type} has no {torch.float64} tensors: {error}")
+    """Return a factory of scalers; end the case if the device has no fp64, in which the reciprocal is computed."""
+    case.require_arithmetic(target, torch.float64)
     return lambda **settings: torch.amp.GradScaler(target.device_type, **settings)
 
 
 def expect_agreement(case: Case, found: Search) -> None:
-    """No history departs from the model; of one that does, the shortest is shown and becomes the case's snippet."""
-    case.note("histories", found.histories)
+    """Expect that no sequence differs from the model; the shortest that does becomes the case's snippet."""
+    case.note("sequences of calls", found.histories)
     case.note("calls compared with the model", found.steps)
     case.note("calls by rule", [f"{name}: {count}" for name, count in sorted(found.rules.items())])
     case.note("distinct states reached", found.states)
-    departure = found.departure
-    if departure is not None:
+    mismatch = found.mismatch
+    if mismatch is not None:
         made = 'lambda **settings: torch.amp.GradScaler(torch.device("$device").type, **settings)'
-        case.reproduce(departure.script(made, "$device"))
-        calls = f"{len(departure.calls)} calls, the last of them {departure.program[-1]}"
-        seen = "; ".join(map(str, departure.differences))
+        case.reproduce(mismatch.script(made, "$device"))
+        calls = f"{len(mismatch.calls)} calls, the last of them {mismatch.program[-1]}"
+        seen = "; ".join(map(str, mismatch.differences))
         case.true(f"the scaler agrees with the model after {calls}", False, seen)
-    case.equal("histories that depart from the model", 0, 0)
+    case.equal("sequences of calls that differ from the model", 0, 0)
 
 
 def lacks(target: Target) -> frozenset[str]:
-    """What the kernels of the device lack: that CUDA's takes no bf16 gradients is AMP-SCALE-024's to tell."""
+    """Return the capabilities that the device's kernels lack; AMP-SCALE-024 reports a kernel without bf16 gradients."""
     gradient, flag = (torch.zeros((), dtype=dtype, device=target.device) for dtype in (torch.bfloat16, torch.float32))
     try:
         torch._amp_foreach_non_finite_check_and_unscale_([gradient], flag, torch.ones_like(flag))
@@ -57,7 +54,7 @@ def expect_histories(case: Case, target: Target, histories: Iterable[orders.Hist
 
 
 def random_search(case: Case, target: Target) -> partial[Search]:
-    """A search through random histories: the same in every scored run, from the case's own seed at full depth."""
+    """Return a search of random sequences: the same in every run below full depth, and from the case's seed there."""
     return partial(
         search,
         scalers(case, target),
@@ -76,7 +73,7 @@ def test_histories(case: Case, target: Target) -> None:
 
 @contract("AMP-SCALE-151")
 def test_refused_calls(case: Case, target: Target) -> None:
-    # At quick depth the iteration is ended and no other follows.
+    # At level quick the iteration is finished and no other one follows.
     rest = orders.REST[:2] if case.level == "quick" else orders.REST
     expect_histories(case, target, orders.refusals(case.samples(quick=1, standard=1, full=2), rest))
 
@@ -146,7 +143,7 @@ def test_flags_handed_to_several(case: Case, target: Target) -> None:
         if (seen, scaler.get_scale()) != (expected, after):
             wrong.append(f"bad {bad}, unscaled before {explicit}: {seen}, scale {scaler.get_scale()}")
     case.note("iterations of two optimizers compared", len(patterns))
-    case.equal("iterations in which one is handed what is not its own", wrong, [])
+    case.equal("iterations in which an optimizer received the flag or scale of another", wrong, [])
 
 
 @contract("AMP-SCALE-158")

@@ -1,1 +1,1 @@
-"""The chapter speed."""
+"""Speed chapter."""

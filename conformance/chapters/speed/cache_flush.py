@@ -1,4 +1,4 @@
-"""Caches: how large a device's last-level cache is, and how it is emptied before a run that is timed."""
+"""Find the size of a device's last-level cache, and flush it before a timed run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-# Where nobody tells: the largest last-level cache of any device (L2 of Intel's Data Center GPU Max 1550, by its
+# Where nothing is reported: the largest last-level cache of any device (L2 of Intel's Data Center GPU Max 1550, by its
 # product brief; AMD's Infinity Cache has 256 MiB on MI300X and MI355X, NVIDIA's L2 126 MB on B200).
 LARGEST_BYTES = 408 * 2**20
 
-# AMD's cards whose L2, which is all that the properties tell of, is the last level; later ones and those for games
+# AMD's cards whose L2, which is all that the properties report, is the last level; later ones and those for games
 # have an Infinity Cache behind it.
 _L2_IS_LAST = ("gfx906", "gfx908", "gfx90a")
 
@@ -23,8 +23,8 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 def last_level_bytes(device: torch.device) -> tuple[int, str]:
     """Bytes of the device's last-level cache, and in words where the number is from; the most there is if unknown."""
-    told = _of_processors() if device.type == "cpu" else _of_card(device)
-    return told or (LARGEST_BYTES, "unknown, so the largest of any device")
+    reported = _of_processors() if device.type == "cpu" else _of_card(device)
+    return reported or (LARGEST_BYTES, "unknown, so the largest of any device")
 
 
 def _of_card(device: torch.device) -> tuple[int, str] | None:
@@ -46,7 +46,7 @@ def _properties(device: torch.device) -> Any:
 
 
 def _of_processors() -> tuple[int, str] | None:
-    """The caches of the highest level of all processors that this process may run on, by Linux's own account."""
+    """Return the caches of the highest level of all processors that this process may run on, by Linux's own account."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     found: dict[tuple[int, str], int] = {}
     for number in allowed:
@@ -67,7 +67,7 @@ class Flush:
     """Reads and writes twice the bytes of the last-level cache when called, so that nothing else is left in it."""
 
     def __init__(self, device: torch.device, nbytes: int, source: str = "") -> None:
-        self.facts = {"last-level cache, MiB": nbytes / 2**20, "cache as told by": source}
+        self.facts = {"last-level cache, MiB": nbytes / 2**20, "cache as reported by": source}
         self._buffer = torch.zeros(-(-2 * nbytes // 4), dtype=torch.int32, device=device)
 
     def __call__(self) -> None:

@@ -1,4 +1,4 @@
-"""Clocks: how long work takes, on the device alone or as the host waits for it, and whether a clock can be believed."""
+"""Clocks for device time and host time, and the check that a clock can be trusted."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class EventClock:
 
 
 def device_clock(device_type: str, module: ModuleType | None) -> Clock:
-    """The finest clock of a device: events where the device stamps them, a CPU's own account, else the host's.
+    """Return the finest clock of a device: events where the device stamps them, a CPU's own account, else the host's.
 
     MPS stamps its events on the host, in a listener's thread once it is told (aten/src/ATen/mps/MPSEvent.mm), which is
     no finer than the host's own clock and not safer.
@@ -153,7 +153,7 @@ def device_clock(device_type: str, module: ModuleType | None) -> Clock:
 
 
 def step_clock(device_type: str, module: ModuleType | None) -> Clock:
-    """The clock of a whole step as the host sees it."""
+    """Return the clock of a whole step as the host sees it."""
     synchronize = getattr(module, "synchronize", None) if device_type != "cpu" else None
     return HostClock(synchronize or (lambda: None))
 
@@ -176,7 +176,7 @@ def check_clock(
     tries: int = 5,
     now: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """How many times longer four times the work takes; raises BrokenTiming where the clock cannot be right.
+    """Return how many times longer four times the work takes; raises BrokenTiming where the clock cannot be right.
 
     Below 2 it stands still or does not see the work. A clock that sees launches only grows with them all the same, so
     `read`, where given, has to bring a value to the host that `work` computes, which cannot arrive before the work is

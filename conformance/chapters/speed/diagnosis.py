@@ -1,4 +1,4 @@
-"""Diagnoses: the figures of a measured speed-up, and in words what explains a disappointing one."""
+"""Figures of a measured speed-up, and the diagnosis of a low one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Figures:
 
 
 def words(figures: Figures) -> tuple[str, ...]:
-    """What explains the speed-up, the weightiest first; empty where nothing stands out."""
+    """Return the causes of the speed-up, the most important first; empty if none stands out."""
     return tuple(_words(figures))
 
 
@@ -92,7 +92,7 @@ def _too_small(figures: Figures) -> bool:
 
 
 def _eaten(figures: Figures) -> list[str]:
-    """What takes most of the AMP arm, or turns its gain into a loss."""
+    """Return what takes most of the AMP arm, or turns its gain into a loss."""
     found = []
     if figures.largest_fp32_op is not None and _explains(figures.fp32_share, figures.speedup):
         found.append(f"fp32 list op dominates ({figures.largest_fp32_op})")
@@ -102,7 +102,7 @@ def _eaten(figures: Figures) -> list[str]:
 
 
 def _explains(share: float | None, speedup: float) -> bool:
-    """Whether a part of the AMP arm is most of it, or whether without that part a loss would be none."""
+    """Return whether a part of the AMP arm is most of it, or whether without that part a loss would be none."""
     if share is None:
         return False
     return share >= MOST or (share >= LEAST and 1 - share <= speedup < 1)
@@ -116,7 +116,7 @@ def _slower(figures: Figures) -> bool:
 
 
 def _alike(figures: Figures) -> bool:
-    """Whether the 16-bit arm computes at the rate of plain fp32 where there are units for more."""
+    """Return whether the 16-bit arm computes at the rate of plain fp32 where there are units for more."""
     if figures.rate is None or figures.baseline_rate is None or not figures.matrix_units:
         return False
     if figures.break_even is not None and math.isinf(figures.break_even):

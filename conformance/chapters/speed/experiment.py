@@ -1,4 +1,4 @@
-"""Contests of fp32 and AMP on a device: each measured once a run, with what explains it."""
+"""Experiments of fp32 and AMP on a device: each measured once a run, with what explains it."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ _ORDINARY = ("matmul", "linear", "bmm", "step-mlp")
 
 
 @dataclass(frozen=True)
-class Contest:
-    """Which subject is to be measured, in which AMP dtype and against which baseline."""
+class Experiment:
+    """The subject, size, AMP dtype and baseline of a speed experiment."""
 
     subject: str
     size: str
@@ -65,28 +65,28 @@ class Contest:
         return self.subject in STEPS
 
     def make(self, device_type: str, shrink: int = 0) -> Subject:
-        """The subject, its batch halved `shrink` times."""
+        """Return the subject, its batch halved `shrink` times."""
         if self.is_step:
             return step(self.subject, self.size, device_type, shrink)
         return operation(self.subject, self.size, device_type, shrink)
 
 
 def sizes_of(subject: str) -> tuple[str, ...]:
-    """The names of a subject's sizes on an accelerator, from the smallest."""
+    """Return the names of a subject's sizes on an accelerator, from the smallest."""
     return STEP_SIZES if subject in STEPS else OPERATION_SIZES
 
 
 def depth(subject: str, size: str, baseline: str) -> str:
-    """The level from which on a measurement is taken: first what decides most."""
+    """Return the level from which on a measurement is taken: first what decides most."""
     if f"{subject}/{size}" in ALWAYS:
         return "quick"
-    # What is bound by launches cares for no unit, TF32's or other, so that one baseline tells all.
+    # What is bound by launches does not depend on TF32, so that one baseline is enough.
     by_launches = size in ("launch", "small") and baseline == "fp32"
     return "standard" if size == "compute" or by_launches else "full"
 
 
 def matrix(subjects: Iterable[str]) -> list[Any]:
-    """Parameter sets of subject, size and baseline, each left out below its level."""
+    """Return parameter sets of subject, size and baseline, each left out below its level."""
     return [
         deep(depth(subject, size, baseline), subject, size, baseline, id=f"{subject}-{size}-{baseline}")
         for subject in subjects
@@ -95,20 +95,20 @@ def matrix(subjects: Iterable[str]) -> list[Any]:
     ]
 
 
-def measured_at(level: str, subject: str, dtype: torch.dtype) -> list[Contest]:
-    """All contests of a subject that a run at `level` measures."""
+def measured_at(level: str, subject: str, dtype: torch.dtype) -> list[Experiment]:
+    """Return all experiments on a subject that a run at `level` measures."""
     return [
-        Contest(subject, size, dtype, baseline)
+        Experiment(subject, size, dtype, baseline)
         for size in sizes_of(subject)
         for baseline in BASELINES
         if DEPTHS.index(depth(subject, size, baseline)) <= DEPTHS.index(level)
     ]
 
 
-def measured_on_a_cpu(level: str, subjects: Sequence[str], dtype: torch.dtype) -> list[Contest]:
-    """All contests that a run at `level` measures on a CPU: of the first subject alone at quick, small ones mostly."""
+def measured_on_a_cpu(level: str, subjects: Sequence[str], dtype: torch.dtype) -> list[Experiment]:
+    """Return the experiments that a run at `level` measures on a CPU: one subject at quick, mostly small sizes."""
     return [
-        Contest(subject, size, dtype, "fp32")
+        Experiment(subject, size, dtype, "fp32")
         for subject in (subjects[:1] if level == "quick" else subjects)
         for size in (CPU_SIZES[subject in STEPS] if level == "full" else CPU_SIZES[subject in STEPS][:1])
     ]
@@ -116,15 +116,15 @@ def measured_on_a_cpu(level: str, subjects: Sequence[str], dtype: torch.dtype) -
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a contest came to: `speedup` has the noise floor in it, `spoiled` says why it decides nothing, if so."""
+    """Result of an experiment: `speedup` includes the noise floor, `invalid` is the reason why it decides nothing."""
 
-    contest: Contest
+    experiment: Experiment
     clock: str
     comparison: paired_comparison.Comparison
     speedup: intervals.Interval
     floor: float
     figures: diagnosis.Figures
-    spoiled: str | None
+    invalid: str | None
     facts: dict[str, object]
     shrink: int
 
@@ -137,8 +137,8 @@ class Measurement:
     def diagnosis(self) -> str:
         return diagnosis.line(self.figures)
 
-    def told(self) -> dict[str, object]:
-        """The figures as the report has them."""
+    def reported(self) -> dict[str, object]:
+        """Return the figures as the report has them."""
         figures = self.figures
         known = {
             "ratio": self.speedup.estimate,
@@ -163,7 +163,7 @@ class Measurement:
             "rows a weight": figures.rows,
             "break-even rows": figures.break_even,
             "batch halved": self.shrink or None,
-            "spoiled": self.spoiled,
+            "spoiled": self.invalid,
             **self.facts,
             "diagnosis": self.diagnosis,
         }
@@ -183,7 +183,7 @@ class _Bench:
     """A subject set up on its target: its clocks, both arms, and what empties the cache before a run."""
 
     target: Target
-    contest: Contest
+    experiment: Experiment
     subject: Subject
     shrink: int
     plan: paired_comparison.Plan
@@ -196,14 +196,14 @@ class _Bench:
     @property
     def clock(self) -> clocks.Clock:
         """The clock of the ratio: whole steps are what the host waits for, operations what the device works."""
-        return self.by_host if self.contest.is_step else self.on_device
+        return self.by_host if self.experiment.is_step else self.on_device
 
     def affordable(self) -> bool:
-        """Whether the pilot's pairs, and as many runs to warm up as it takes, fit into the plan's budget.
+        """Return whether the pilot's pairs, and as many runs to warm up as it takes, fit into the plan's budget.
 
         Only of an accelerator's large sizes is that asked: all others are as small as they are useful.
         """
-        if self.target.device_type == "cpu" or self.contest.size != "compute":
+        if self.target.device_type == "cpu" or self.experiment.size != "compute":
             return True
         self.baseline()  # which loads and compiles
         self.amp()
@@ -211,23 +211,23 @@ class _Bench:
         return pair * (self.plan.pilot + FEWEST_WARM_UPS) <= self.plan.budget
 
 
-def _bench(target: Target, contest: Contest, subject: Subject, shrink: int, plan: paired_comparison.Plan) -> _Bench:
+def _bench(target: Target, spec: Experiment, subject: Subject, shrink: int, plan: paired_comparison.Plan) -> _Bench:
     module = device_module(target.device_type)
     return _Bench(
         target,
-        contest,
+        spec,
         subject,
         shrink,
         plan,
         clocks.device_clock(target.device_type, module),
         clocks.step_clock(target.device_type, module),
-        *arms(target, contest, subject),
-        None if contest.is_step else timing.flush(target),
+        *arms(target, spec, subject),
+        None if spec.is_step else timing.flush(target),
     )
 
 
-class Contests:
-    """The measurements of a module's cases, each taken once, and the noise floors that they are widened by."""
+class Experiments:
+    """The measurements of a module's cases, each taken once, and their noise floors."""
 
     def __init__(self) -> None:
         self._measured: dict[tuple[str, str], Measurement] = {}
@@ -235,57 +235,57 @@ class Contests:
         self._trusted: set[tuple[str, str]] = set()
         self._repeated: set[tuple[str, str]] = set()
 
-    def measure(self, case: Case, target: Target, contest: Contest, among: int = 1) -> Measurement:
-        """Measure a contest, or give what was measured before; ends the case where that cannot be done.
+    def measure(self, case: Case, target: Target, spec: Experiment, among: int = 1) -> Measurement:
+        """Measure an experiment, or return its earlier measurement; ends the case if that is impossible.
 
-        The time that is left to the case is for so many contests as it is `among`.
+        The case's remaining time is for `among` experiments.
 
         Where the subject needs more memory than is free, or more time than is left, its batch is halved, thrice at
-        most. One that was spoiled, or had no time for an interval, is repeated once, when it is asked for again: that
-        knows nothing of its ratio, so it does not spoil the coverage.
+        most. An invalid one, or one without time for an interval, is repeated once, when it is requested again: that
+        is independent of its ratio, so the coverage holds.
         """
-        place = (target.name, contest.key)
+        place = (target.name, spec.key)
         known = self._measured.get(place)
-        if known is not None and place not in self._repeated and not (known.has_interval and known.spoiled is None):
+        if known is not None and place not in self._repeated and not (known.has_interval and known.invalid is None):
             self._repeated.add(place)
             known = None
         if known is None:
-            plan = plan_of(case, target, contest, among)
-            known = self._measured[place] = self._as_large_as_fits(case, target, contest, plan)
+            plan = plan_of(case, target, spec, among)
+            known = self._measured[place] = self._as_large_as_fits(case, target, spec, plan)
         return known
 
     def _as_large_as_fits(
-        self, case: Case, target: Target, contest: Contest, plan: paired_comparison.Plan
+        self, case: Case, target: Target, spec: Experiment, plan: paired_comparison.Plan
     ) -> Measurement:
         for shrink in range(SHRINKS + 1):
-            subject = contest.make(target.device_type, shrink)
+            subject = spec.make(target.device_type, shrink)
             if not _fits(target, subject):
                 continue
             try:
-                if (found := self._in_time(case, target, contest, subject, shrink, plan)) is not None:
+                if (found := self._in_time(case, target, spec, subject, shrink, plan)) is not None:
                     return found
             except Exception as error:
                 if not exhaustion.ran_out(error):
                     raise
                 exhaustion.give_back(error)
-        whole, least = (contest.make(target.device_type, shrink).nbytes for shrink in (0, SHRINKS))
+        whole, least = (spec.make(target.device_type, shrink).nbytes for shrink in (0, SHRINKS))
         case.untestable(
-            f"{contest.key} needs {_gib(whole)} of memory, {_gib(least)} at {2**SHRINKS} times less of a batch, "
+            f"{spec.key} needs {_gib(whole)} of memory, {_gib(least)} at {2**SHRINKS} times less of a batch, "
             f"and {_gib(free_bytes(target))} are free"
         )
         raise AssertionError  # the case has ended
 
     def _in_time(
-        self, case: Case, target: Target, contest: Contest, subject: Subject, shrink: int, plan: paired_comparison.Plan
+        self, case: Case, target: Target, spec: Experiment, subject: Subject, shrink: int, plan: paired_comparison.Plan
     ) -> Measurement | None:
-        """Set the subject up and measure it; None where it is too slow. What it takes of memory ends with this."""
-        with tf32.precision(case, target, contest.baseline), broken_timing():
-            bench = _bench(target, contest, subject, shrink, plan)
-            _try(case, target, contest, bench)
+        """Set up the subject and measure it; return None if it is too slow. Its memory is freed at the end."""
+        with tf32.precision(case, target, spec.baseline), broken_timing():
+            bench = _bench(target, spec, subject, shrink, plan)
+            _try(case, target, spec, bench)
             return self._measured_on(case, bench) if shrink == SHRINKS or bench.affordable() else None
 
     def _measured_on(self, case: Case, bench: _Bench) -> Measurement:
-        contest, clock = bench.contest, bench.clock
+        spec, clock = bench.experiment, bench.clock
         self._trust(case, bench)
         taken = timing.take(
             case,
@@ -293,22 +293,22 @@ class Contests:
             clock,
             (bench.baseline, bench.amp),
             bench.plan,
-            name=contest.key,
+            name=spec.key,
             before=bench.before,
             floor=lambda: self._floor(case, bench),
         )
         seen = taken.comparison
         if not seen.baseline:
-            case.inconclusive(f"{contest.key}: no time is left for a pair; a deeper level has more")
+            case.inconclusive(f"{spec.key}: no time is left for a pair; a deeper level has more")
         figures = _figures(bench, seen, taken.facts)
         return Measurement(
-            contest, clock.name, seen, taken.speedup, taken.floor, figures, taken.spoiled, taken.facts, bench.shrink
+            spec, clock.name, seen, taken.speedup, taken.floor, figures, taken.invalid, taken.facts, bench.shrink
         )
 
     def _trust(self, case: Case, bench: _Bench) -> None:
-        """Try each clock once, on work that takes long enough; one that does not wait breaks the suite."""
+        """Check each clock once, on work that takes long enough; one that does not synchronize is an ERROR."""
         place = (bench.target.name, bench.clock.name)
-        if bench.target.device_type == "cpu" or bench.contest.size != "compute" or place in self._trusted:
+        if bench.target.device_type == "cpu" or bench.experiment.size != "compute" or place in self._trusted:
             return
         held: list[Any] = []
 
@@ -326,15 +326,15 @@ class Contests:
         self._trusted.add(place)
 
     def _floor(self, case: Case, bench: _Bench) -> float:
-        """The noise floor: what two equal arms of that size differ by, measured once.
+        """Return the noise floor: what two equal arms of that size differ by, measured once.
 
         On an accelerator of each subject by itself; of a CPU, whose figures are for information, the first one's.
         """
-        contest = bench.contest
-        subject = "" if bench.target.device_type == "cpu" else contest.subject
-        place = (bench.target.name, bench.clock.name, contest.size, subject)
+        spec = bench.experiment
+        subject = "" if bench.target.device_type == "cpu" else spec.subject
+        place = (bench.target.name, bench.clock.name, spec.size, subject)
         if place not in self._floors:
-            found = timing.noise_floor(case, bench.clock, bench.amp, bench.plan, name=contest.key, before=bench.before)
+            found = timing.noise_floor(case, bench.clock, bench.amp, bench.plan, name=spec.key, before=bench.before)
             if not math.isfinite(found):
                 return found  # there was no time for it; the next one may have more
             self._floors[place] = found
@@ -342,25 +342,25 @@ class Contests:
 
 
 def _figures(bench: _Bench, seen: paired_comparison.Comparison, facts: dict[str, Any]) -> diagnosis.Figures:
-    """What explains a comparison: where the time of the AMP arm went, and what the device could do."""
-    target, contest = bench.target, bench.contest
+    """Return what explains a comparison: where the time of the AMP arm went, and what the device could do."""
+    target, spec = bench.target, bench.experiment
     taken = profile.observe(bench.amp, target.device_type, fp32_ops(target.device_type))
     bounds = peak_rates.ceilings(target.device)
-    modes = (contest.baseline, DTYPE_NAMES[contest.dtype])
+    modes = (spec.baseline, DTYPE_NAMES[spec.dtype])
     slow, fast = (
-        _rate(contest, bench.subject, statistics.median(seconds), bounds, mode)
+        _rate(spec, bench.subject, statistics.median(seconds), bounds, mode)
         for seconds, mode in zip((seen.baseline, seen.candidate), modes, strict=True)
     )
     return diagnosis.Figures(
-        baseline=contest.baseline,
+        baseline=spec.baseline,
         speedup=seen.speedup.estimate,
-        step_seconds=statistics.median(seen.candidate) if contest.is_step else _median(bench.by_host, bench.amp),
+        step_seconds=statistics.median(seen.candidate) if spec.is_step else _median(bench.by_host, bench.amp),
         device_seconds=_device_seconds(bench, seen, taken),
         cast_share=taken.cast_share if taken else None,
         fp32_share=taken.fp32_share if taken else None,
         largest_fp32_op=taken.largest_fp32_op if taken else None,
         rows=bench.subject.rows,
-        break_even=break_even(target, contest, bounds),
+        break_even=break_even(target, spec, bounds),
         rate=fast,
         baseline_rate=slow,
         ceiling=peaks(target, bounds).low_flops,
@@ -375,18 +375,18 @@ def matrix_units(target: Target) -> bool | None:
     return bool(target.probe["tensor_cores"]) if target.device_type in ("cuda", "xpu") else None
 
 
-def arms(target: Target, contest: Contest, subject: Subject) -> tuple[Work, Work]:
-    """The work of both arms on the target."""
+def arms(target: Target, spec: Experiment, subject: Subject) -> tuple[Work, Work]:
+    """Return the work of both arms on the target."""
 
     def region() -> AbstractContextManager[None]:
-        return target.autocast(contest.dtype)
+        return target.autocast(spec.dtype)
 
     if isinstance(subject, Step):
-        return subject.arms(target.device, region, scaled=contest.dtype == torch.float16)
+        return subject.arms(target.device, region, scaled=spec.dtype == torch.float16)
     return subject.arms(target.device, region)
 
 
-def _try(case: Case, target: Target, contest: Contest, bench: _Bench) -> None:
+def _try(case: Case, target: Target, spec: Experiment, bench: _Bench) -> None:
     """End the case where a CPU has no kernel for the type: oneDNN's of fp16 need AVX512_FP16 or AMX."""
     if target.device_type != "cpu":
         return
@@ -394,16 +394,16 @@ def _try(case: Case, target: Target, contest: Contest, bench: _Bench) -> None:
         bench.amp()
     except RuntimeError as error:
         reason = str(error).splitlines()[0].split(". ")[0]
-        case.unsupported(f"torch has no {contest.subject} in {contest.dtype} for this CPU: {reason}")
+        case.unsupported(f"torch has no {spec.subject} in {spec.dtype} for this CPU: {reason}")
 
 
-def plan_of(case: Case, target: Target, contest: Contest | None = None, among: int = 1) -> paired_comparison.Plan:
-    """How long to measure at this level, within what is left to the case, which has so many to measure.
+def plan_of(case: Case, target: Target, spec: Experiment | None = None, among: int = 1) -> paired_comparison.Plan:
+    """Return how long to measure at this level, within what is left to the case, which has so many to measure.
 
     Those that decide most may take more than their share of the chapter's time, on a device on which that is short.
     """
     plan = (CPU_PLANS if target.device_type == "cpu" else paired_comparison.PLANS)[case.level]
-    favoured = contest is not None and f"{contest.subject}/{contest.size}" in ALWAYS
+    favoured = spec is not None and f"{spec.subject}/{spec.size}" in ALWAYS
     least = case.samples(quick=1, standard=3, full=20) if favoured else LEAST_SECONDS
     # Building, warming up, profiling and the noise floor take as long again.
     return timing.within(plan, max(least, case.allowance / (2 * among)))
@@ -415,17 +415,17 @@ def _median(clock: clocks.Clock, work: Work) -> float:
 
 def _device_seconds(bench: _Bench, seen: paired_comparison.Comparison, taken: profile.Profile | None) -> float | None:
     """How long the device works for the AMP arm; None where no clock or profile tells it from the host's time."""
-    if taken is not None and taken.where == "device" and bench.contest.is_step:
+    if taken is not None and taken.where == "device" and bench.experiment.is_step:
         # A step waits for the device in its middle, so that events around it would see the host's pauses as well.
         return taken.total
     if bench.target.device_type == "cpu" or bench.on_device.name == bench.by_host.name:
         return None
-    return _median(bench.on_device, bench.amp) if bench.contest.is_step else statistics.median(seen.candidate)
+    return _median(bench.on_device, bench.amp) if bench.experiment.is_step else statistics.median(seen.candidate)
 
 
-def _rate(contest: Contest, subject: Subject, seconds: float, bounds: peak_rates.Ceilings, mode: str) -> float:
-    """Operations a second, as defined; raises BrokenTiming for work that outran the hardware."""
-    bound = bounds.flops(mode if contest.subject in _ORDINARY else "low")
+def _rate(spec: Experiment, subject: Subject, seconds: float, bounds: peak_rates.Ceilings, mode: str) -> float:
+    """Return operations a second, as defined; raises BrokenTiming for work that outran the hardware."""
+    bound = bounds.flops(mode if spec.subject in _ORDINARY else "low")
     peak_rates.rate(subject.least_flops, seconds, bound)
     return subject.flops / seconds
 
@@ -440,43 +440,41 @@ def broken_timing() -> Iterator[None]:
 
 
 def peaks(target: Target, bounds: peak_rates.Ceilings) -> peak_rates.Ceilings:
-    """The published rates of the device, or where its name is in no table, what it cannot exceed."""
+    """Return the published rates of the device, or where its name is in no table, what it cannot exceed."""
     found = peak_rates.published(str(target.probe["name"]))
     return bounds if found.low_flops is None else found
 
 
-def break_even(target: Target, contest: Contest, bounds: peak_rates.Ceilings) -> float | None:
-    """Rows per weight from which AMP can win, None where the device's rates are not known."""
+def break_even(target: Target, spec: Experiment, bounds: peak_rates.Ceilings) -> float | None:
+    """Return rows per weight from which AMP can win, None where the device's rates are not known."""
     known = peaks(target, bounds)
-    slow, fast, bandwidth = known.flops(contest.baseline), known.low_flops, known.bytes_per_second
+    slow, fast, bandwidth = known.flops(spec.baseline), known.low_flops, known.bytes_per_second
     if slow is None or fast is None or bandwidth is None:
         return None
-    return peak_rates.break_even_rows(
-        slow, fast, bandwidth, scaler=contest.dtype == torch.float16, training=contest.is_step
-    )
+    return peak_rates.break_even_rows(slow, fast, bandwidth, scaler=spec.dtype == torch.float16, training=spec.is_step)
 
 
 def clock_mhz(facts: dict[str, object]) -> float | None:
-    """The clock of the processors at the end of a measurement, where the conditions tell it."""
+    """Return the clock of the processors at the end of a measurement, if the conditions have it."""
     found = facts.get("clock after, MHz")
     return float(found) if isinstance(found, (int, float)) else None
 
 
 def fp32_ops(device_type: str) -> frozenset[str]:
-    """The ops that autocast runs in fp32 on that device type, by the names that a profile shows."""
+    """Return the ops that autocast runs in fp32 on that device type, by the names that a profile shows."""
     backend = device_type if device_type in BACKENDS else "cuda"
     names = {listing.name for listing in listings(backend, "fp32")}
     return frozenset(names | {op for name in names for op in resolved(name)})
 
 
 def free_bytes(target: Target) -> int | None:
-    """Memory that a subject could take on the target; None where the device does not tell."""
+    """Return memory that a subject could take on the target; None if the device does not report it."""
     counters = None if target.device_type == "cpu" else Allocator.of(device_module(target.device_type), target.device)
     return None if counters is None else counters.free()
 
 
 def _fits(target: Target, subject: Subject) -> bool:
-    """Whether there is memory enough for the subject, after a second look."""
+    """Return whether there is memory enough for the subject, after a second look."""
     for _ in range(2):
         free = free_bytes(target)
         if free is None or subject.nbytes <= free:

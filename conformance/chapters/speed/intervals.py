@@ -1,4 +1,4 @@
-"""Intervals: a median ratio with exact confidence bounds, and the noise floor below which nothing is told apart."""
+"""Confidence intervals for a median ratio, and the noise floor below which no difference is detected."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-CONFIDENCE = 0.99  # two equal arms are told apart in one measurement of a hundred at most
+CONFIDENCE = 0.99  # two equal arms seem different in one measurement of a hundred at most
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,13 @@ class Interval:
     coverage: float
 
     def judge(self, threshold: float) -> bool | None:
-        """Whether the ratio reaches `threshold`: True or False if the whole interval says so, else None."""
+        """Return whether the ratio reaches `threshold`: True or False if the whole interval says so, else None."""
         if self.low >= threshold:
             return True
         return False if self.high < threshold else None
 
     def widened(self, floor: float) -> Interval:
-        """The interval with both ends moved outwards by a noise floor, which is in logarithmic units."""
+        """Return the interval with both ends moved outwards by a noise floor, which is in logarithmic units."""
         return Interval(self.estimate, self.low * math.exp(-floor), self.high * math.exp(floor), self.coverage)
 
     @property
@@ -37,7 +37,7 @@ class Interval:
 
 
 def noise_floor(equal: Interval) -> float:
-    """The largest difference, in logarithmic units, that two equal arms may have shown in an A/A run.
+    """Return the largest difference, in logarithmic units, that two equal arms may have shown in an A/A run.
 
     It is the end of their interval that lies further from 1: what the machine scatters and what it is biased by both
     count. Infinite where the A/A run took too few samples.
@@ -67,7 +67,7 @@ def order_statistic(samples: int, confidence: float = CONFIDENCE) -> tuple[int, 
 def median_ratio(
     numerators: Sequence[float], denominators: Sequence[float], confidence: float = CONFIDENCE
 ) -> Interval:
-    """Median of the ratios of pairs, through their logarithms, with its order-statistic interval.
+    """Return median of the ratios of pairs, through their logarithms, with its order-statistic interval.
 
     Too few pairs for `confidence` exclude nothing: the interval is [0, inf]; without any the estimate is NaN.
     """

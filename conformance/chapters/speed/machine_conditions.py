@@ -1,4 +1,4 @@
-"""Conditions of a measurement: what the device and the processor went through meanwhile, and what spoils it."""
+"""Conditions of a measurement on the device and the processor, and the reasons that invalidate it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _machine() -> tuple[float | None, float]:
 
 @dataclass(frozen=True)
 class _Device:
-    """What a device tells of itself at one moment; None for what it does not tell."""
+    """A device's readings at one moment; None for what it does not report."""
 
     hertz: float | None = None
     celsius: float | None = None
@@ -97,13 +97,13 @@ def _nvidia(known: Nvml) -> _Device:
 
 
 def _violation(known: Nvml, policy: str) -> float | None:
-    """Seconds for which a policy held the clock down; nvmlViolationTime_t counts nanoseconds."""
+    """Return seconds for which a policy held the clock down; nvmlViolationTime_t counts nanoseconds."""
     found = known.ask("ViolationStatus", known.constant(f"PERF_POLICY_{policy}"))
     return None if found is None else found.violationTime * 1e-9
 
 
 def _amd(device: torch.device) -> _Device:
-    """What torch tells of an AMD device through amdsmi, where that is installed."""
+    """Return torch's readings of an AMD device through amdsmi, if that is installed."""
     megahertz = _told(torch.cuda.clock_rate, device)
     listed = _told(torch.cuda.list_gpu_processes, device)
     processes = _PROCESS.findall(listed or "")
@@ -125,9 +125,9 @@ def _told(function: Callable[..., Any], device: torch.device) -> Any:
 class Watch:
     """Watches device and processor while something is measured: a context manager.
 
-    Afterwards `spoiled` says why the measurement tells nothing, and `facts` what the conditions were. Reading takes
+    Afterwards `invalid` gives the reason why the measurement is invalid, and `facts` the conditions. Reading takes
     place outside the measurement, at its beginning and end; `sample`, called between runs, adds clocks and reasons of
-    those moments. What a vendor's library does not tell is left out.
+    those moments. Readings that a vendor's library does not provide are left out.
     """
 
     def __init__(self, device: torch.device, *, now: Callable[[], float] = time.monotonic) -> None:
@@ -158,8 +158,8 @@ class Watch:
         """Read the device now; call it between timed runs, never inside one."""
         self._samples.append(_Device.read(self._device, self._known))
 
-    def spoiled(self, *, waiting: bool = True) -> str | None:
-        """Why nothing can be concluded from what was measured, in words; None where nothing speaks against it.
+    def invalid(self, *, waiting: bool = True) -> str | None:
+        """Return why the measurement is invalid; None if it is valid.
 
         `waiting` says whether the clock counts the time in which the process waits for a processor.
         """
@@ -167,7 +167,7 @@ class Watch:
         return "; ".join(reasons) or None
 
     def facts(self) -> dict[str, Any]:
-        """The conditions as far as they are known, numbers and texts by name, for the evidence."""
+        """Return the conditions as far as they are known, numbers and texts by name, for the evidence."""
         first, last = self._samples[0], self._samples[-1]
         used, ticks = self._used_by_others(), self._ticks()
         clocks = [one.hertz / MHZ for one in self._samples[1:] if one.hertz is not None]
@@ -193,7 +193,7 @@ class Watch:
     # --- the device ---
 
     def _gone(self, counter: str) -> float | None:
-        """By how much a counter of the device has grown."""
+        """Return by how much a counter of the device has grown."""
         first, last = (getattr(one, counter) for one in (self._samples[0], self._samples[-1]))
         return None if first is None or last is None else max(last - first, 0.0)
 
@@ -218,12 +218,12 @@ class Watch:
                 yield f"the device was {words}"
 
     def _processes(self) -> frozenset[int] | None:
-        """All processes that had the device open at the beginning or at the end, this one among them."""
+        """Return all processes that had the device open at the beginning or at the end, this one among them."""
         listed = [one.processes for one in (self._samples[0], self._samples[-1]) if one.processes is not None]
         return frozenset[int]().union(*listed) if listed else None
 
     def _foreign(self) -> int | None:
-        """How many other processes had the device open.
+        """Return how many other processes had the device open.
 
         In a container the driver gives the process ids of the host: then ours is one of those that are not ours.
         """
@@ -231,7 +231,7 @@ class Watch:
         return None if listed is None else len(listed - {os.getpid()}) - (bool(listed) and os.getpid() not in listed)
 
     def _shares(self) -> dict[int, float] | None:
-        """The share of the processors' time that each process used since the beginning; None where nobody tells.
+        """Return each process's share of the processors' time since the beginning; None if it is not reported.
 
         A process that did nothing may be absent.
         """
@@ -244,7 +244,7 @@ class Watch:
         return {pid: sum(seen) / len(seen) / 100 for pid, seen in percents.items()}
 
     def _used_by_others(self) -> float | None:
-        """The share of the processors' time that other processes used; None where nobody tells."""
+        """Return the share of the processors' time that other processes used; None if it is not reported."""
         if self._used is None:
             return None
         if os.getpid() in (self._processes() or ()):
@@ -266,7 +266,7 @@ class Watch:
         return None if first.waited is None or last.waited is None else last.waited - first.waited
 
     def _ticks(self) -> tuple[float, float] | None:
-        """Ticks of all processors together: those that the hypervisor took, and all."""
+        """Return ticks of all processors together: those that the hypervisor took, and all."""
         first, last = self._processor
         if first.stolen is None or last.stolen is None:
             return None

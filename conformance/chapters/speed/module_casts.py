@@ -1,4 +1,4 @@
-"""Modules of torch.nn, and which of their parameters a region casts, once each however often the module is called."""
+"""torch.nn modules and the parameters of each that a region casts, once, however often the module is called."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Casting:
     where: str = "real"
 
     def casts(self, parameter: str) -> bool:
-        """Whether a region casts the parameter of that name."""
+        """Return whether a region casts the parameter of that name."""
         return not any(parameter.startswith(prefix) for prefix in self.kept)
 
     def make(self, device: torch.device, generator: torch.Generator) -> tuple[nn.Module, list[torch.Tensor]]:
-        """The module in training and its fp32 inputs, or words where it has an embedding."""
+        """Return the module in training and its fp32 inputs, or words where it has an embedding."""
         module = self.module().to(device).train()
         drawn: list[Any] = [torch.randn(shape, generator=generator).to(device) for shape in self.shapes]
         return module, drawn or [torch.arange(4, device=device).view(2, 2)]

@@ -1,4 +1,4 @@
-"""What is timed, one operation at a time: products, convolutions, attention and an LSTM, with their costs on paper."""
+"""Timed operations: products, convolutions, attention and an LSTM, with their FLOP and bytes."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _matmul(at: Sizes) -> Operation:
 
 
 def linear(rows: int, inputs: int, outputs: int) -> Operation:
-    """A Linear on `rows` rows."""
+    """Return a Linear on `rows` rows."""
     flops = 2.0 * rows * inputs * outputs
     shapes = ((rows, inputs), (outputs, inputs), (outputs,))
     return Operation("linear", shapes, rows * outputs, flops, flops, F.linear, rows=rows)
@@ -168,7 +168,7 @@ OPERATIONS = tuple(_MAKERS)
 
 
 def operation(name: str, size: str, device_type: str, shrink: int = 0) -> Operation:
-    """The operation at the named size (fixtures/speed_sizes.toml); `shrink` halves its batch that many times.
+    """Return the operation at the named size (fixtures/speed_sizes.toml); `shrink` halves its batch that many times.
 
     A square product has no batch: its size is halved. Raises KeyError for a name or size that there is not.
     """
@@ -177,7 +177,7 @@ def operation(name: str, size: str, device_type: str, shrink: int = 0) -> Operat
 
 
 def sizes(device_type: str, name: str, size: str) -> dict[str, Any]:
-    """The numbers of fixtures/speed_sizes.toml; every device but a CPU counts as an accelerator."""
+    """Return the numbers of fixtures/speed_sizes.toml; every device but a CPU counts as an accelerator."""
     kind = "cpu" if device_type == "cpu" else "accelerator"
     found: dict[str, Any] = read_toml(fixture("speed_sizes.toml"))[kind][name][size]
     return found

@@ -1,4 +1,4 @@
-"""Comparisons: two arms timed in pairs of drawn order, until their ratio is known well enough or time is up."""
+"""Time two arms in pairs of random order until their ratio is precise enough or the time is used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from .clocks import BrokenTiming, Clock, Work, repeated
 from .intervals import CONFIDENCE, Interval, median_ratio, order_statistic
 
-TOLD = 10  # pairs between two words of progress, which cost as much as some short runs
+REPORT_EVERY = 10  # pairs between two words of progress, which cost as much as some short runs
 FEWEST_PAIRS = 8  # with which the extremes cover a median with 99 %: 1 - 2 / 2^8
 
 
@@ -46,7 +46,7 @@ class Plan:
         """The confidence of the interval at each look, so that all of them together err no more often than allowed.
 
         A stop that depends on what was seen picks among the looks; that none of them errs has at least the probability
-        of 1 less the sum of their errors (Bonferroni's inequality), so no rule of stopping spoils the coverage.
+        of 1 less the sum of their errors (Bonferroni's inequality), so that the coverage holds for any stopping rule.
         """
         return 1 - (1 - CONFIDENCE) / len(self.looks)
 
@@ -112,12 +112,12 @@ class Comparison:
 _APART = 3.3
 
 
-def drifted(seen: Comparison, told: Interval | None = None) -> str | None:
+def drifted(seen: Comparison, judged: Interval | None = None) -> str | None:
     """In words that the ratio was another in the second half of the pairs than in the first; None where it was not.
 
     One arm that warms up or slows down meanwhile makes the ratio of neither half that of the other, and an interval of
-    all pairs one of neither. Wilcoxon's rank sum of the halves' ratios; fewer than 20 pairs tell nothing. Where `told`,
-    the interval that is judged by, holds the ratio of either half, the change is none that could matter.
+    all pairs one of neither. Wilcoxon's rank sum of the halves' ratios; fewer than 20 pairs decide nothing. If
+    `judged`, the interval of the verdict, contains the ratio of either half, the change does not matter.
     """
     logs = [math.log(a / b) for a, b in zip(seen.baseline, seen.candidate, strict=True)]
     half = len(logs) // 2
@@ -129,13 +129,13 @@ def drifted(seen: Comparison, told: Interval | None = None) -> str | None:
     if abs(above - half * half / 2) <= _APART * spread:
         return None
     before, after = (math.exp(statistics.median(part)) for part in (first, last))
-    if told is not None and told.low <= min(before, after) <= max(before, after) <= told.high:
+    if judged is not None and judged.low <= min(before, after) <= max(before, after) <= judged.high:
         return None
     return f"the ratio went from {before:.3g} in the first half of the pairs to {after:.3g} in the second"
 
 
 def resolution(clock: Clock) -> float:
-    """The finest difference in seconds that a clock tells; 0 where it is too fine to matter."""
+    """Return the finest difference in seconds that a clock tells; 0 where it is too fine to matter."""
     return float(getattr(clock, "resolution", 0.0))
 
 
@@ -248,7 +248,7 @@ def compare(
             pairs.take()
             pace = (now() - warm) / (done + 1)
             look = done + 1 in looks
-            if not look and (progress is None or (done >= TOLD and (done + 1) % TOLD)):
+            if not look and (progress is None or (done >= REPORT_EVERY and (done + 1) % REPORT_EVERY)):
                 continue
             seen = pairs.comparison("width", affordable.confidence)
             if progress is not None:
@@ -264,7 +264,7 @@ def _narrow(seen: Comparison, plan: Plan) -> bool:
 
 
 def _progress(seen: Comparison, plan: Plan, elapsed: float, pace: float) -> Progress:
-    """How far it is to the look at which, as it seems, the interval will be narrow enough."""
+    """Return how far it is to the look at which, as it seems, the interval will be narrow enough."""
     done, interval, width = len(seen.baseline), seen.speedup, math.log1p(plan.width)
     planned = plan.looks[0] if done <= plan.looks[0] else plan.most
     if interval.low > 0 and width > 0:

@@ -1,4 +1,4 @@
-"""Ceilings: rates that a device cannot exceed, rates that makers publish, and the batch at which AMP breaks even."""
+"""Upper bounds of a device's rates, published rates, and the batch at which AMP breaks even."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Ceilings:
     source: str
 
     def flops(self, mode: str) -> float | None:
-        """The rate of work in `mode`: fp16, bf16, tf32 or fp32."""
+        """Return the rate of work in `mode`: fp16, bf16, tf32 or fp32."""
         return {"tf32": self.tf32_flops, "fp32": self.fp32_flops}.get(mode, self.low_flops)
 
 
@@ -43,7 +43,7 @@ UNKNOWN = Ceilings(None, None, None, None, "nothing is known of this device")
 
 
 def ceilings(device: torch.device) -> Ceilings:
-    """Rates that the device cannot exceed, whatever it runs: processors x highest clock x FLOP a clock.
+    """Return rates that the device cannot exceed, whatever it runs: processors x highest clock x FLOP a clock.
 
     Bounds, not figures to reach: cards run below their highest clock under load. A rate above one is a broken clock.
     """
@@ -72,21 +72,21 @@ def ceilings(device: torch.device) -> Ceilings:
 
 
 def _architecture(properties: Any) -> str:
-    """The name of an AMD architecture, without the features after it: gfx942 of gfx942:sramecc+:xnack-."""
+    """Return the name of an AMD architecture, without the features after it: gfx942 of gfx942:sramecc+:xnack-."""
     return str(getattr(properties, "gcnArchName", "")).split(":")[0]
 
 
 def _for_desks(name: str) -> bool:
-    """Whether a board boosts as far as power and heat allow, beyond the clock that its driver calls the peak."""
+    """Return whether a board boosts as far as power and heat allow, beyond the clock that its driver calls the peak."""
     return re.search(r"GeForce|RTX|GTX|TITAN|Quadro|Radeon", name) is not None
 
 
 def _clock(device: torch.device, properties: Any) -> tuple[float, str]:
-    """The highest clock of the processors, in Hz, and where it is from."""
+    """Return the highest clock of the processors, in Hz, and where it is from."""
     if not _for_desks(properties.name):
         known = nvml(device)
-        if known is not None and (told := known.clock("SM", highest=True)) is not None:
-            return told, "NVML"
+        if known is not None and (clock := known.clock("SM", highest=True)) is not None:
+            return clock, "NVML"
         # In kHz; torch has it from 2.9 on (cudaDeviceProp::clockRate, from CUDA 13 on the attribute of that name).
         if kilohertz := getattr(properties, "clock_rate", None):
             return kilohertz * 1e3, "the device's properties"
@@ -105,7 +105,7 @@ def _bandwidth(device: torch.device, properties: Any) -> float | None:
 
 
 def published(name: str) -> Ceilings:
-    """What the maker publishes for the device of that name, to give shares of; UNKNOWN where no row fits."""
+    """Return what the maker publishes for the device of that name, to give shares of; UNKNOWN where no row fits."""
     for row in _table()["card"]:
         if any(fnmatchcase(name, pattern) for pattern in row["names"]):
             low, tf32, fp32 = (row[kind] * TERA if kind in row else None for kind in ("low", "tf32", "fp32"))
@@ -119,7 +119,7 @@ def _table() -> dict[str, Any]:
 
 
 def rate(amount: float, seconds: float, ceiling: float | None) -> float:
-    """FLOP a second; raises BrokenTiming above `ceiling`, which no such device can reach.
+    """Return FLOP a second; raises BrokenTiming above `ceiling`, which no such device can reach.
 
     `amount` are those that no algorithm does without, as a convolution may save some of those that define it.
     """

@@ -1,4 +1,4 @@
-"""Profiles: which share of a piece of work goes into casts, and into the ops that autocast runs in fp32."""
+"""Profile the share of casts, and of ops that autocast runs in fp32, in a piece of work."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def summed(events: Collection[Any], where: str, fp32_ops: Collection[str]) -> Pr
 
 
 def _sequences(events: Collection[Any], fp32_ops: Collection[str]) -> dict[int, str]:
-    """For each backward function of an fp32-list op, and of the casts for it, its sequence number and the op."""
+    """Return for each backward function of an fp32-list op, and of the casts for it, its sequence number and the op."""
     found: dict[int, str] = {}
     for event in events:
         if event.sequence_nr < 0 or event.scope == 1 or event.name.startswith(_BACKWARD):
@@ -132,7 +132,7 @@ def _bare(name: str) -> str:
 
 
 def _seconds(event: Any, where: str) -> float:
-    """The event's own seconds: of the kernels it launched itself, or of the host without what it called."""
+    """Return the event's own seconds: of the kernels it launched itself, or of the host without what it called."""
     if where == "host":
         return float(event.self_cpu_time_total) / 1e6
     return sum(kernel.duration for kernel in event.kernels) / 1e6

@@ -1,4 +1,4 @@
-"""How much Python a call runs: its lines, as the interpreter tells a trace function (sys.settrace), not its time."""
+"""Count the Python lines that a call runs, with sys.settrace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Speed of the host, counted: the Python that AMP runs does not grow from call to call, and nothing in it sleeps."""
+"""Check that AMP's Python work does not grow from call to call, and that nothing in it sleeps."""
 
 from __future__ import annotations
 
@@ -20,21 +20,14 @@ WARM_UPS, CALLS = 3, 3
 MOST = 20_000
 
 
-def _dtype(case: Case, target: Target) -> torch.dtype:
-    found = [dtype for dtype in case.amp_dtypes if target.supports(dtype)]
-    if not found:
-        case.unsupported(f"{target.name} computes natively in none of {case.amp_dtypes}")
-    return found[-1]
-
-
 def _always_waits(work: Callable[[], object]) -> bool:
-    """Whether this thread gives its processor up in each of some calls, where the kernel tells."""
+    """Return whether this thread gives its processor up in each of some calls, if the kernel counts it."""
     return all(voluntary_waits(work) for _ in range(CALLS))
 
 
 @contract("AMP-SPEED-054")
 def test_the_host_does_no_more_from_call_to_call(case: Case, target: Target) -> None:
-    uses = Uses(target.device, _dtype(case, target))
+    uses = Uses(target.device, case.supported(target)[-1])
     for name, use in uses.all().items():
         for _ in range(WARM_UPS):
             use()
@@ -45,7 +38,7 @@ def test_the_host_does_no_more_from_call_to_call(case: Case, target: Target) -> 
 
 @contract("AMP-SPEED-054", on="cpu")
 def test_the_host_does_not_sleep(case: Case, target: Target) -> None:
-    uses = Uses(target.device, _dtype(case, target))
+    uses = Uses(target.device, case.supported(target)[-1])
 
     def plain() -> None:
         # The same operations with nothing of AMP.

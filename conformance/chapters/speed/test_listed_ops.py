@@ -1,4 +1,4 @@
-"""Speed, counted operation by operation and module by module: what a region runs, and what it casts."""
+"""Check the operations and casts that a region runs, op by op and module by module."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def test_an_operation_runs_as_by_hand(
     judged = 0
     # The cache serves a second use of what is cast to lower precision, and nothing else.
     measure = partial(_operations, 2 if policy == "lower_precision" else 1)
-    for name, region, by_hand in side_by_side(target, policy, amp_dtype, rng.initial_seed(), measure):
+    for name, region, manual in side_by_side(target, policy, amp_dtype, rng.initial_seed(), measure):
         judged += 1
-        if region != by_hand:
-            case.equal(f"{name}: operations and casts", region, by_hand)
+        if region != manual:
+            case.equal(f"{name}: operations and casts", region, manual)
     case.at_least("operations judged", judged, 1)
 
 
@@ -66,7 +66,7 @@ def test_modules_cast_each_parameter_once(
 def _casts(
     target: Target, amp_dtype: torch.dtype, module: torch.nn.Module, inputs: list[torch.Tensor]
 ) -> dict[str, int] | None:
-    """How often each parameter is cast in `CALLS` calls; None where oneDNN has no such recurrent layer."""
+    """Return how often each parameter is cast in `CALLS` calls; None where oneDNN has no such recurrent layer."""
     with ExitStack() as stack:
         stack.enter_context(target.autocast(amp_dtype))
         casts = {name: stack.enter_context(WeightCasts(each)) for name, each in module.named_parameters()}

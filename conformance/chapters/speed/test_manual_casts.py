@@ -1,4 +1,4 @@
-"""Speed beside casts by hand: what a region adds to the time of the casts and operations that it stands for."""
+"""Check that a region takes no longer than the same operations with manual casts."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .intervals import Interval
 from .paired_comparison import PLANS
 
 F = torch.nn.functional
-# The least slow-down that the chapter sets out to find (docs/measuring.md); a processor's own time is counted coarser.
+# The smallest slow-down that the chapter must detect (docs/measuring.md); a processor's own time is counted coarser.
 ALLOWED = {"accelerator": 1.10, "cpu": 1.25}
-LONGEST = 1.0  # seconds of a comparison, which a machine in order mostly has done in a tenth
-SHORTEST = 1e-3  # seconds of one timed run, in which what surrounds it is lost
-RUNS = 8  # whose waits are counted
+LONGEST = 1.0  # seconds of a comparison; an idle machine mostly needs a tenth
+SHORTEST = 1e-3  # seconds of one timed run, so that its overhead is negligible
+RUNS = 8  # runs whose blocking is counted
 LARGEST_KEPT = 31 * 2**20  # bytes, with what glibc adds to it below its limit
-APART = 5  # pairs from which on arms without an overlap tell, where they are too few for an interval
+APART = 5  # pairs from which on disjoint arms decide, where there are too few for an interval
 # The first at which a run is as long as that. On a processor entering and leaving a region takes 3 to 60 µs, as the
 # version of torch has it, which is no part of the claim; a device without fast units takes seconds for the largest.
 SIZES = {"accelerator": (1024, 2048, 4096), "cpu": (96, 192, 384, 768)}
@@ -53,7 +53,7 @@ def _conv2d(device: torch.device, size: int, rng: torch.Generator) -> Program:
 
 
 def _layers(device: torch.device, size: int, rng: torch.Generator) -> Program:
-    """Three layers, the weight of one of which is used twice: its cast is cached."""
+    """Return three layers, the weight of one of which is used twice: its cast is cached."""
 
     def forward(x: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         return F.linear(F.relu(F.linear(F.relu(F.linear(x, first)), second)), second)
@@ -81,16 +81,16 @@ def test_a_region_takes_the_time_of_its_casts(
     _keep_pages()
     with one_thread():
         for size in SIZES[kind]:
-            region, by_hand = _arms(target, amp_dtype, *PROGRAMS[program](target.device, size, rng))
-            once = min(clock.seconds(by_hand) for _ in range(3))
+            region, manual = _arms(target, amp_dtype, *PROGRAMS[program](target.device, size, rng))
+            once = min(clock.seconds(manual) for _ in range(3))
             if once >= SHORTEST:
                 break
         times = max(1, math.ceil(SHORTEST / once))
-        taken = _compare(case, target, clock, repeated(by_hand, times), repeated(region, times), ALLOWED[kind])
-        waits = [_runs_that_wait(work) if kind == "cpu" else None for work in (region, by_hand)]
+        taken = _compare(case, target, clock, repeated(manual, times), repeated(region, times), ALLOWED[kind])
+        waits = [_runs_that_wait(work) if kind == "cpu" else None for work in (region, manual)]
     case.timings(
         [seconds / times for seconds in taken.comparison.baseline],
-        {"program": program, "size": size, "times as long as by hand": taken.speedup.estimate},
+        {"program": program, "size": size, "times as long as with manual casts": taken.speedup.estimate},
     )
     _judge_waits(case, *waits)
     _judge(case, taken, ALLOWED[kind])
@@ -110,7 +110,7 @@ def _keep_pages() -> None:
 def _arms(
     target: Target, dtype: torch.dtype, leaves: list[torch.Tensor], function: Callable[..., torch.Tensor]
 ) -> tuple[Work, Work]:
-    """Forward and backward in a region, and the same with each leaf cast once by hand."""
+    """Return forward and backward in a region, and the same with each leaf manually cast once."""
 
     def backward(result: torch.Tensor) -> None:
         for leaf in leaves:
@@ -122,64 +122,67 @@ def _arms(
             result = function(*leaves)
         backward(result)
 
-    def by_hand() -> None:
+    def manual() -> None:
         backward(function(*(leaf.to(dtype) for leaf in leaves)))
 
-    return region, by_hand
+    return region, manual
 
 
-def _compare(case: Case, target: Target, clock: Clock, by_hand: Work, region: Work, allowed: float) -> timing.Timing:
-    """How many times as long the region takes, no finer than two equal arms differ: its arms are region and by hand."""
+def _compare(case: Case, target: Target, clock: Clock, manual: Work, region: Work, allowed: float) -> timing.Timing:
+    """Time both arms (region, manual) and return the slow-down, no finer than two equal arms differ."""
     # The interval, and the noise floor on either side, which is as wide at most, have to fit between 1 and the limit.
     plan = replace(PLANS["full"], width=(allowed - 1) / 2, budget=min(LONGEST, case.allowance / 2), warm_ups=5)
-    name = "a region and its casts by hand"
-    taken = timing.take(case, target, clock, (region, by_hand), plan, name=name)
+    name = "a region and its manual casts"
+    taken = timing.take(case, target, clock, (region, manual), plan, name=name)
     seen, slowdown = taken.comparison, taken.speedup
     case.note("noise floor: how far two equal arms differ", math.exp(taken.floor) - 1, "of their ratio")
     case.note("pairs", len(seen.candidate))
-    case.note("times as long as by hand: low end, median, high end", [slowdown.low, slowdown.estimate, slowdown.high])
-    if taken.spoiled is not None:
-        case.note("spoiled", taken.spoiled)
+    case.note(
+        "times as long as with manual casts: low end, median, high end",
+        [slowdown.low, slowdown.estimate, slowdown.high],
+    )
+    if taken.invalid is not None:
+        case.note("measurement invalid", taken.invalid)
     return taken
 
 
 def _runs_that_wait(work: Work) -> int | None:
-    """In how many of some runs the thread waits; None where nobody tells."""
+    """Return in how many of some runs the thread blocks; None if the kernel does not count it."""
     waits = [voluntary_waits(work) for _ in range(RUNS)]
     return None if None in waits else sum(bool(wait) for wait in waits)
 
 
-def _judge_waits(case: Case, region: int | None, by_hand: int | None) -> None:
-    """A wait for a page of memory may happen in any run, one that is in the region's path happens in each."""
-    if region is None or by_hand is None:
+def _judge_waits(case: Case, region: int | None, manual: int | None) -> None:
+    """Judge blocking: a wait for a memory page may happen in any run, one in the region's path happens in each."""
+    if region is None or manual is None:
         return
-    case.note(f"runs of {RUNS} by hand that wait", by_hand)
-    if by_hand <= RUNS // 2:  # else something else makes this thread wait, such as another one of the process
-        case.at_most(f"runs of {RUNS} in which the region waits", region, RUNS // 2)
+    case.note(f"runs of {RUNS} with manual casts that block", manual)
+    if manual <= RUNS // 2:  # otherwise another cause blocks this thread, such as another thread of the process
+        case.at_most(f"runs of {RUNS} in which the region blocks", region, RUNS // 2)
 
 
 def _judge(case: Case, taken: timing.Timing, allowed: float) -> None:
-    """By the interval; where that cannot tell, the fastest runs may, as what disturbs a run only adds to its time."""
-    region, by_hand, slowdown = taken.comparison.baseline, taken.comparison.candidate, taken.speedup
-    if taken.spoiled is None:
+    """Judge by the interval; if it is undecided, by the fastest runs, as any disturbance only adds time."""
+    region, manual, slowdown = taken.comparison.baseline, taken.comparison.candidate, taken.speedup
+    if taken.invalid is None:
         if slowdown.low > allowed:
-            case.at_most("low end of the time in a region over that by hand", slowdown.low, allowed)
+            case.at_most("low end of the time in a region over that with manual casts", slowdown.low, allowed)
         if slowdown.high <= allowed:
-            case.at_most("high end of the time in a region over that by hand", slowdown.high, allowed)
+            case.at_most("high end of the time in a region over that with manual casts", slowdown.high, allowed)
             return
         # That all runs of one arm exceed all of the other by chance has a probability of 1 in (2 n choose n), 252 at 5.
-        if len(region) >= APART and (least := min(region) / max(by_hand)) > allowed:
-            case.at_most("fastest run in a region over the slowest by hand", least, allowed)
-    fastest = min(region, default=math.inf) / min(by_hand, default=math.inf)
+        if len(region) >= APART and (least := min(region) / max(manual)) > allowed:
+            case.at_most("fastest run in a region over the slowest with manual casts", least, allowed)
+    fastest = min(region, default=math.inf) / min(manual, default=math.inf)
     if not fastest <= allowed:
-        case.inconclusive(taken.spoiled or _undecided(slowdown, len(region), allowed))
-    case.at_most("fastest run in a region over the fastest by hand, where the interval cannot tell", fastest, allowed)
+        case.inconclusive(taken.invalid or _undecided(slowdown, len(region), allowed))
+    case.at_most("fastest run in a region over the fastest with manual casts (undecided interval)", fastest, allowed)
 
 
 def _undecided(slowdown: Interval, pairs: int, allowed: float) -> str:
     if 0 < slowdown.low <= slowdown.high < math.inf:
         return (
-            f"the region takes {slowdown.estimate:.3g} times as long as its casts by hand, in "
+            f"the region takes {slowdown.estimate:.3g} times as long as its manual casts, in "
             f"[{slowdown.low:.3g}, {slowdown.high:.3g}], and {allowed:g} is inside"
         )
     return (

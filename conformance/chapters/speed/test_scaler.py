@@ -1,4 +1,4 @@
-"""Speed of the scaler: what scaling, unscaling and the step add to a loop without them, counted in operations."""
+"""Check the operations that scaling, unscaling and the scaler's step add to a training loop."""
 
 from __future__ import annotations
 

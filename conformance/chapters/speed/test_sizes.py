@@ -1,4 +1,4 @@
-"""Speed, counted at sizes that no machine holds: what a region runs for small tensors it runs for huge ones."""
+"""Check that a region runs the same operations on huge tensors as on small ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEPTHS = {"tied": "quick", "op-losses": "quick", "lstm": "full", "transformer": 
 
 
 def _stream(target: Target, block: Block, dtype: torch.dtype) -> list[Op]:
-    """The operations and their types, forward and backward, on tensors without elements."""
+    """Return the operations and their types, forward and backward, on tensors without elements."""
 
     def step() -> None:
         with target.autocast(dtype):

@@ -1,4 +1,4 @@
-"""Speed, counted: the casts, the waits of the host and the operations that AMP may cost, on every device."""
+"""Check the casts, host-device synchronizations and operations that AMP adds, by counting, on every device."""
 
 from __future__ import annotations
 
@@ -95,16 +95,16 @@ def test_the_host_waits_once_a_step(
         "update": lambda: scaler.update(),
     }
     for name, stage in stages.items():
-        with CountedOperations() as seen, HostReads() as told:
+        with CountedOperations() as seen, HostReads() as host_reads:
             stage()
         reads[name] = seen.reads
-        calls[name] = sum(told.counts.values())
-    case.equal("values read back by stage", reads, {name: int(name == "step") for name in stages})
-    case.equal("calls that tell the host a value, by stage", calls, {name: int(name == "step") for name in stages})
+        calls[name] = sum(host_reads.counts.values())
+    case.equal("device-to-host copies by stage", reads, {name: int(name == "step") for name in stages})
+    case.equal("calls that copy a value to the host, by stage", calls, {name: int(name == "step") for name in stages})
 
 
 def _runs_ahead(target: Target, work: Work) -> bool:
-    """Whether the host can queue all of `work` while the device is still held up by what was queued before."""
+    """Return whether the host can queue all of `work` while the device is still busy with earlier work."""
     clock = EventClock(device_module(target.device_type))
     for _ in range(TRIES):
         clock.seconds(work)
@@ -115,9 +115,9 @@ def _runs_ahead(target: Target, work: Work) -> bool:
 
 @contract("AMP-SPEED-009", on="accelerator")
 def test_the_host_runs_ahead(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
-    # Waits that read no value, such as synchronize, no count of operations sees.
+    # A count of operations does not see synchronizations without a copy, such as torch.cuda.synchronize.
     if not callable(getattr(device_module(target.device_type), "_sleep", None)):
-        case.unsupported(f"torch has nothing that holds a {target.device_type} device up")
+        case.unsupported(f"torch has no API to keep a {target.device_type} device busy (`_sleep`)")
     inputs, *weights = (torch.randn(64, 64, generator=rng).to(target.device).requires_grad_() for _ in range(3))
     optimizer = torch.optim.SGD(weights, lr=0.1)
     scaler = torch.amp.GradScaler(target.device_type)
@@ -128,7 +128,7 @@ def test_the_host_runs_ahead(case: Case, target: Target, amp_dtype: torch.dtype,
         if dtype is None:
             result.sum().backward()
             return
-        # All of a scaler's work but step, which waits to learn of overflows.
+        # All of a scaler's work but step, which synchronizes for the overflow check.
         scaler.scale(result.float().sum()).backward()
         scaler.unscale_(optimizer)
         scaler.update()

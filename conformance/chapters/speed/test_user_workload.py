@@ -1,4 +1,4 @@
-"""How long a training step of a model of the user's own takes."""
+"""Record the time of a training step of a user's model, AMP against fp32."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_step_against_fp32(case: Case, target: Target, amp_dtype: torch.dtype, o
         "noise": taken.floor,
         "fp32 ms": statistics.median(seen.baseline) * 1e3,
         "AMP ms": statistics.median(seen.candidate) * 1e3,
-        **({} if taken.spoiled is None else {"spoiled": taken.spoiled}),
+        **({} if taken.invalid is None else {"spoiled": taken.invalid}),
         **taken.facts,
         "diagnosis": diagnosis.line(diagnosed),
     }
@@ -67,7 +67,7 @@ def test_step_against_fp32(case: Case, target: Target, amp_dtype: torch.dtype, o
 
 
 def _diagnosed(target: Target, taken: timing.Timing, amp: Work, baseline: str) -> diagnosis.Figures:
-    """What explains the ratio; of a user's model nobody knows the operations and the rows of its weights."""
+    """Return what explains the ratio; of a user's model nobody knows the operations and the rows of its weights."""
     seen = profile.observe(amp, target.device_type, fp32_ops(target.device_type))
     return diagnosis.Figures(
         baseline=baseline,

@@ -1,4 +1,4 @@
-"""Baselines: fp32 with TF32 off or on, switched for the time of a measurement and seen to be so."""
+"""Switch TF32 off or on for a measurement, and verify that it is in effect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AMPERE = 8  # the first capability with TF32 (CUDA C++ Programming Guide, comput
 
 @contextmanager
 def precision(case: Case, target: Target, baseline: str) -> Iterator[None]:
-    """TF32 in fp32 products and convolutions on or off, as the baseline is named, and seen to be so.
+    """Set TF32 for fp32 products and convolutions as the baseline requires, and verify it.
 
     On other devices than CUDA's there is only off, which on an accelerator is seen as well: ROCm's and XPU's libraries
     have a mode like it. Ends the case where TF32 is allowed and not in effect.
@@ -67,12 +67,12 @@ def _end(case: Case, target: Target) -> None:
 
 
 def has_tf32_flags(target: Target) -> bool:
-    """Whether torch can switch TF32 on and off for the target: on CUDA devices of NVIDIA's."""
+    """Return whether torch can switch TF32 on and off for the target: on CUDA devices of NVIDIA's."""
     return target.device_type == "cuda" and torch.version.hip is None
 
 
 def tf32_in_effect(device: torch.device) -> bool:
-    """Whether products read 10 bits of mantissa only: 1 + 2^-13 is then 1."""
+    """Return whether products read 10 bits of mantissa only: 1 + 2^-13 is then 1."""
     # Large enough that a library has no reason to prefer the ordinary units where TF32 is allowed.
     factor = torch.full((1024, 1024), 1 + 2.0**-13, device=device)
     ones = torch.ones(1024, 1024, device=device)
@@ -80,7 +80,7 @@ def tf32_in_effect(device: torch.device) -> bool:
 
 
 def tf32_convolves(device: torch.device) -> bool:
-    """Whether convolutions read 10 bits of mantissa only."""
+    """Return whether convolutions read 10 bits of mantissa only."""
     images = torch.full((8, 1024, 16, 16), 1 + 2.0**-13, device=device)
     kernels = torch.ones(256, 1024, 1, 1, device=device)
     return bool((torch.nn.functional.conv2d(images, kernels) == 1024).all())

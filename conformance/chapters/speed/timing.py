@@ -1,4 +1,4 @@
-"""Timings: two arms timed under watch, with what two equal arms differ by in their ratio."""
+"""Time two arms while monitoring the machine, with a noise floor from two equal arms."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from . import cache_flush, clocks, intervals, machine_conditions, paired_compari
 
 @dataclass(frozen=True)
 class Timing:
-    """A comparison, the noise floor of its clock, why it decides nothing, if so, and under what conditions it was."""
+    """A comparison with its noise floor, the reason why it is invalid (None: valid), and its conditions."""
 
     comparison: paired_comparison.Comparison
     floor: float
-    spoiled: str | None
+    invalid: str | None
     facts: dict[str, object]
 
     @property
@@ -37,35 +37,34 @@ def take(
     before: Callable[[], object] | None = None,
     floor: Callable[[], float] | None = None,
 ) -> Timing:
-    """Time a baseline and a candidate in turn, and show how far it is; `name` says of what.
+    """Time a baseline and a candidate alternately, and show the progress of `name`.
 
-    `floor` tells the noise floor where it is known from elsewhere; else the candidate is timed against itself, for as
-    long as the plan says once more.
+    `floor` returns a known noise floor; without it the candidate is timed against itself, by the same plan.
     """
     before_it = _runs(clock)
     with machine_conditions.Watch(target.device) as watch:
 
         def show(now: paired_comparison.Progress) -> None:
-            if now.done % paired_comparison.TOLD == 0:  # a look takes the driver some time
+            if now.done % paired_comparison.REPORT_EVERY == 0:  # a look takes the driver some time
                 watch.sample()
             case.progress(f"{name}: {_words(now)}")
 
         found = noise_floor(case, clock, arms[1], plan, name=name, before=before) if floor is None else floor()
         seed = f"{case.seed} {name}"
         seen = paired_comparison.compare(clock, *arms, plan, before=before, progress=show, now=case.now, seed=seed)
-    disturbed = watch.spoiled(waiting=_counts_waiting(clock, *before_it))
+    disturbed = watch.invalid(waiting=_counts_waiting(clock, *before_it))
     drifted = paired_comparison.drifted(seen, seen.speedup.widened(found))
     facts = watch.facts() | (before.facts if isinstance(before, cache_flush.Flush) else {})
     return Timing(seen, found, "; ".join(filter(None, (disturbed, drifted))) or None, facts)
 
 
 def _runs(clock: clocks.Clock) -> tuple[int, int]:
-    """How many runs a clock of the device has timed, and how many of them the host may have held up."""
+    """Return how many runs a clock of the device has timed, and how many of them the host may have held up."""
     return (clock.runs, clock.exposed) if isinstance(clock, clocks.EventClock) else (0, 0)
 
 
 def _counts_waiting(clock: clocks.Clock, runs: int, exposed: int) -> bool:
-    """Whether a clock has counted time, since it had told so many runs, in which others had the processor.
+    """Return whether a clock has counted time, since that many runs, in which other processes had the processor.
 
     That of the processor's own time does not; nor does the device's where all was queued before it began, but for as
     few runs as tell nothing.
@@ -85,7 +84,7 @@ def noise_floor(
     name: str,
     before: Callable[[], object] | None = None,
 ) -> float:
-    """What two equal arms differ by, in logarithmic units; infinite where there was no time to tell."""
+    """Return what two equal arms differ by, in logarithmic units; infinite if there was no time for an interval."""
 
     def show(now: paired_comparison.Progress) -> None:
         case.progress(f"{name}, both arms equal: {_words(now)}")
@@ -102,12 +101,12 @@ def _words(now: paired_comparison.Progress) -> str:
 
 
 def flush(target: Target) -> Callable[[], object] | None:
-    """What empties the last-level cache before a run; nothing on a CPU, where the caches belong to all its work."""
+    """Return what flushes the last-level cache before a run; None on a CPU, whose caches are part of its work."""
     if target.device_type == "cpu":
         return None
     return cache_flush.Flush(target.device, *cache_flush.last_level_bytes(target.device))
 
 
 def within(plan: paired_comparison.Plan, seconds: float) -> paired_comparison.Plan:
-    """The plan, in that many seconds at most."""
+    """Return the plan, in that many seconds at most."""
     return replace(plan, budget=min(plan.budget, seconds))

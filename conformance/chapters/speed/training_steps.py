@@ -1,4 +1,4 @@
-"""What is timed, a training step at a time: a perceptron, a residual net, a transformer block and an LSTM."""
+"""Timed training steps: a perceptron, a residual network, a transformer block and an LSTM."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Step:
         return self.arm(device, nullcontext, scaled=False), self.arm(device, region, scaled=scaled)
 
     def arm(self, device: torch.device, region: Region, *, scaled: bool) -> Work:
-        """One step inside `region`, of a model and an optimizer of its own; it returns the loss."""
+        """Return one step inside `region`, of a model and an optimizer of its own; it returns the loss."""
         work, numbers = self.make(device), count()
         scaler = torch.amp.GradScaler(device.type, init_scale=SCALE, enabled=scaled)
 
@@ -239,7 +239,7 @@ STEPS = tuple(_MAKERS)
 
 
 def step(name: str, size: str, device_type: str, shrink: int = 0) -> Step:
-    """The step at the named size (fixtures/speed_sizes.toml); `shrink` halves its batch that many times.
+    """Return the step at the named size (fixtures/speed_sizes.toml); `shrink` halves its batch that many times.
 
     Raises KeyError for a name or size that there is not.
     """

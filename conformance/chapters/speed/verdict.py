@@ -1,4 +1,4 @@
-"""Rulings: a measured speed-up told in the evidence, and held against what is expected of its class of device."""
+"""Record a measured speed-up as evidence, and judge it by the expectation for its device class."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from ...harness.expectations import DeviceClass, Expectation, Expectations
 from ...harness.targets import Target
 from ...harness.waivers import today
 from . import diagnosis
-from .experiment import Contest, Contests, Measurement, matrix_units
+from .experiment import Experiment, Experiments, Measurement, matrix_units
 
 WELL_ABOVE = 8  # times the break-even: from there on casts cost AMP an eighth of its gain at most
 
 
 def record(case: Case, measurement: Measurement) -> None:
-    """Put a measurement into the evidence, and hand its times to pytest-benchmark.
+    """Record a measurement as evidence, and pass its times to pytest-benchmark.
 
     Ends the case where there was no time for an interval.
     """
-    if (reason := tell(case, measurement)) is not None:
+    if (reason := _record_figures(case, measurement)) is not None:
         case.inconclusive(reason)
-    case.timings(measurement.comparison.candidate, {"key": measurement.contest.key, **measurement.told()})
+    case.timings(measurement.comparison.candidate, {"key": measurement.experiment.key, **measurement.reported()})
 
 
-def tell(case: Case, measurement: Measurement) -> str | None:
-    """Put a measurement into the evidence; returns why there is no interval, where there is none."""
-    speedup, key = measurement.speedup, measurement.contest.key
+def _record_figures(case: Case, measurement: Measurement) -> str | None:
+    """Record a measurement as evidence; return the reason if there is no interval."""
+    speedup, key = measurement.speedup, measurement.experiment.key
     if measurement.has_interval:
-        case.speedup(key, measurement.told())
+        case.speedup(key, measurement.reported())
         return None
     case.note(f"{key}: ratio of the medians", speedup.estimate)
     pairs = len(measurement.comparison.baseline)
@@ -44,11 +44,11 @@ def tell(case: Case, measurement: Measurement) -> str | None:
 
 
 def device_class(case: Case, target: Target, expectations: Expectations) -> DeviceClass:
-    """What is expected of the target; ends the case where nothing is."""
+    """Return the expectations for the target's class; ends the case if there are none."""
     device = (target.device_type, str(target.probe["name"]), target.probe["capability"])
     found = expectations.of(*device, today())
     if found is None and matrix_units(target) is False:
-        case.unsupported("the device has no tensor cores, and nothing is promised without them")
+        case.unsupported("the device has no tensor cores, for which there is no expectation")
     if found is None:
         case.unsupported(f"{expectations.why_none(*device, today())}: its speed-ups are recorded, not judged")
     assert found is not None
@@ -56,20 +56,20 @@ def device_class(case: Case, target: Target, expectations: Expectations) -> Devi
 
 
 def judge(
-    case: Case, target: Target, contests: Contests, expectations: Expectations, candidates: Iterable[Contest]
+    case: Case, target: Target, experiments: Experiments, expectations: Expectations, candidates: Iterable[Experiment]
 ) -> None:
-    """Hold every contest of which something is expected against it; ends the case where there is none.
+    """Judge every experiment that has an expectation; ends the case if none has.
 
     A failure counts before a measurement that decides nothing, and that before those that hold.
     """
     known = device_class(case, target, expectations)
-    expected = [(contest, wanted) for contest in candidates if (wanted := known.expected(contest.key)) is not None]
+    expected = [(spec, wanted) for spec in candidates if (wanted := known.expected(spec.key)) is not None]
     if not expected:
-        case.unsupported(f"the expectations for {known.id} say nothing of this: its speed-ups are recorded, not judged")
+        case.unsupported(f"there is no expectation for this in {known.id}: its speed-ups are recorded, not judged")
     undecided: dict[type[Exception], list[str]] = {}
-    for place, (contest, wanted) in enumerate(expected):
+    for place, (spec, wanted) in enumerate(expected):
         try:
-            seen = contests.measure(case, target, contest, len(expected) - place)
+            seen = experiments.measure(case, target, spec, len(expected) - place)
         except (Inconclusive, Untestable, Unsupported) as ended:
             undecided.setdefault(type(ended), []).append(str(ended))
             continue
@@ -81,12 +81,12 @@ def judge(
 
 
 def _judged(case: Case, seen: Measurement, wanted: Expectation) -> str | None:
-    """Hold one measurement against what is expected; raises where it misses, returns why it decides nothing."""
-    key = seen.contest.key
-    missing = tell(case, seen)
+    """Judge one measurement by its expectation; raise if it fails, return the reason if it decides nothing."""
+    key = seen.experiment.key
+    missing = _record_figures(case, seen)
     case.note(f"{key}: expected", str(wanted))
-    if seen.spoiled is not None:
-        return f"{key}: {seen.spoiled}"
+    if seen.invalid is not None:
+        return f"{key}: {seen.invalid}"
     if missing is not None:
         return missing
     if seen.shrink and not _still_large(seen.figures):
@@ -105,7 +105,7 @@ def _judged(case: Case, seen: Measurement, wanted: Expectation) -> str | None:
 
 
 def _still_large(figures: diagnosis.Figures) -> bool:
-    """Whether a batch that was halved is large enough for what is expected of large ones."""
+    """Return whether a batch that was halved is large enough for what is expected of large ones."""
     if figures.rows is None or figures.break_even is None:
         return False
     return figures.rows >= WELL_ABOVE * figures.break_even

@@ -40,7 +40,7 @@ def product_and_size(left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Ten
 
 
 def _terms(left: torch.Tensor, right: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The products of single elements, (..., rows, k, n), for some rows of `left` at a time."""
+    """Yield the products of single elements, (..., rows, k, n), for some rows of `left` at a time."""
     left, right = left.double().unsqueeze(-1), right.double().unsqueeze(-3)
     count, rows = left.numel() * right.shape[-1], left.shape[-3]
     if count <= _AT_ONCE:

@@ -67,7 +67,7 @@ def _weighted(terms: Rounded, weight: torch.Tensor | None) -> Rounded:
 
 
 def _log_softmax(logits: Rounded) -> Rounded:
-    """Over dimension 1, shifted by the maximum as every implementation does."""
+    """Return the log-sum-exp over dimension 1, shifted by the maximum as every implementation does."""
     top = logits.value.detach().amax(1, keepdim=True)
     shifted = logits - Rounded.exact(top)
     return shifted - shifted.exp().sum(1).log().view(lambda tensor: tensor.unsqueeze(1))
@@ -83,7 +83,7 @@ def _squared(x: Rounded) -> Rounded:
 
 
 def _weighted_mean(terms: Rounded, weight: torch.Tensor | None) -> Terms:
-    """Weighted l1_loss and mse_loss divide by the sum of the weights, unlike the other losses."""
+    """Reduce weighted l1_loss and mse_loss, which divide by the sum of the weights, unlike the other losses."""
     if weight is None:
         return _plain(terms)
     return Terms(terms * _exact(weight), _exact(weight).sum())
@@ -283,7 +283,7 @@ def multi_margin_loss(
 
 
 def multilabel_margin_loss(x: torch.Tensor, labels: torch.Tensor) -> Terms:
-    """A row's labels end at its first -1; every label is compared with every class that is none."""
+    """Return the loss; a row's labels end at its first -1, and each is compared with every class that is no label."""
     count = x.shape[1]
     valid = (labels < 0).cumsum(1) == 0
     chosen = torch.zeros(len(x), count + 1, dtype=torch.bool)
@@ -326,7 +326,7 @@ def ctc_loss(
 
 
 def _ctc_error(steps: int, sizes: torch.Tensor) -> torch.Tensor:
-    """What the forward recursion loses over `steps` three-term log-sum-exps of numbers of at most `sizes`.
+    """Return what the forward recursion loses over `steps` three-term log-sum-exps of numbers of at most `sizes`.
 
     In each, three sums round numbers of that size; exponentials, their two sums and the logarithm of a number
     between 1 and 3 add at most 4 + 2 + 4 log 3 units.
@@ -336,7 +336,7 @@ def _ctc_error(steps: int, sizes: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def _paths(steps: int, symbols: int, blank: int, wanted: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """All sequences of `steps` symbols that become `wanted` once repeats are merged and blanks dropped."""
+    """Return all sequences of `steps` symbols that become `wanted` once repeats are merged and blanks dropped."""
     return [
         path
         for path in itertools.product(range(symbols), repeat=steps)

@@ -44,7 +44,7 @@ def unscaled(gradient: torch.Tensor, factor: float) -> torch.Tensor:
 
 
 def non_finite(gradient: torch.Tensor) -> bool:
-    """Whether any element of `gradient` is inf, -inf or NaN, by its exponent bits."""
+    """Return whether any element of `gradient` is inf, -inf or NaN, by its exponent bits."""
     if gradient.dtype == torch.float64:
         return not all(map(math.isfinite, gradient.flatten().tolist()))
     form = FORMATS[gradient.dtype]

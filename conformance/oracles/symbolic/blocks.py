@@ -1,4 +1,4 @@
-"""What a block of operations saves for backward, worked out on paper from the cast policy of each operation."""
+"""Predict what a block of operations saves for backward from the cast policy of each operation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from ...data import fixture, read_toml
 from .op_rules import OPS
-from .tensors import Paper, Saved, Value
+from .tensors import Saved, SymbolicRegion, Value
 
 __all__ = ["Block", "Saved", "Step"]
 
@@ -43,12 +43,12 @@ class Block:
 
 
 def blocks(name: str = "blocks.toml") -> dict[str, Block]:
-    """The blocks of `fixtures/blocks.toml`, or of another file of fixtures, by name."""
+    """Return the blocks of `fixtures/blocks.toml`, or of another file of fixtures, by name."""
     return {row["name"]: _block(row) for row in read_toml(fixture(name))["block"]}
 
 
 def chain(rows: int, width: int, layers: int) -> Block:
-    """Square Linear layers without bias, a ReLU between each two, and a mean: `rows` x `width` throughout."""
+    """Return square Linear layers without bias, a ReLU between each two, and a mean: `rows` x `width` throughout."""
     steps = []
     for layer in range(layers):
         steps.append(Step("linear", (f"r{layer - 1}" if layer else "x", f"w{layer}"), f"h{layer}"))
@@ -102,35 +102,35 @@ def _step(line: str) -> Step:
 
 
 def predict(block: Block, device_type: str, amp_dtype: torch.dtype | None, *, cache: bool = True) -> list[Saved]:
-    """The storages that `block` saves in one autocast region (`amp_dtype` None: outside any).
+    """Return the storages that `block` saves in one autocast region (`amp_dtype` None: outside any).
 
     From torch's AMP op reference (which op casts to what), the remark in aten/src/ATen/autocast_mode.h that casts
-    come before autograd, so that backward keeps the cast tensors, and derivatives.yaml (what an op keeps).
+    come before autograd, so that backward keeps the cast tensors, and derivatives.yaml (what an op saves).
     """
-    return list(work_through(block, device_type, amp_dtype, cache=cache).saved.values())
+    return list(evaluate(block, device_type, amp_dtype, cache=cache).saved.values())
 
 
 def predict_casts(
     block: Block, device_type: str, amp_dtype: torch.dtype | None, *, cache: bool = True
 ) -> tuple[int, int]:
-    """How many casts `block` makes forward, and backward: one for each gradient of what was cast."""
-    forward, backward = work_through(block, device_type, amp_dtype, cache=cache).casts
+    """Return how many casts `block` makes forward, and backward: one for each gradient of what was cast."""
+    forward, backward = evaluate(block, device_type, amp_dtype, cache=cache).casts
     return forward, backward
 
 
-def work_through(
+def evaluate(
     block: Block,
     device_type: str,
     amp_dtype: torch.dtype | None,
     *,
     cache: bool = True,
-    after_step: Callable[[Paper, int, dict[str, Value]], None] = lambda paper, number, values: None,
-) -> Paper:
-    """Go through `block` by hand; `after_step` sees the paper and the named values behind each of its steps.
+    after_step: Callable[[SymbolicRegion, int, dict[str, Value]], None] = lambda region, number, values: None,
+) -> SymbolicRegion:
+    """Evaluate `block` symbolically; `after_step` gets the region and the named values after each of its steps.
 
     A value is dropped after its last use, as in `execute`.
     """
-    paper = Paper(device_type, amp_dtype, cache)
+    region = SymbolicRegion(device_type, amp_dtype, cache)
     values: dict[str, Value] = {}
     for name, shape in block.inputs.items():
         dtype = torch.int64 if name in block.integers else torch.float32
@@ -139,16 +139,16 @@ def work_through(
         values[name] = Value(name, shape, torch.float32, name not in block.frozen, leaf="parameter")
     last = last_uses(block)
     for number, step in enumerate(block.steps):
-        arguments = paper.arguments(step.op, [values[name] for name in step.inputs])
-        paper.calls.append((step.op, tuple(arguments), step.options))
-        values[step.out] = OPS[step.op].rule(paper, *arguments, **step.options)
+        arguments = region.arguments(step.op, [values[name] for name in step.inputs])
+        region.calls.append((step.op, tuple(arguments), step.options))
+        values[step.out] = OPS[step.op].rule(region, *arguments, **step.options)
         drop(values, step.inputs, last, number)
-        after_step(paper, number, values)
-    return paper
+        after_step(region, number, values)
+    return region
 
 
 def last_uses(block: Block) -> dict[str, int]:
-    """The number of the step that uses each value last."""
+    """Return the number of the step that uses each value last."""
     return {name: number for number, step in enumerate(block.steps) for name in step.inputs}
 
 
@@ -160,7 +160,7 @@ def drop(values: dict[str, Any], names: Collection[str], last: dict[str, int], n
 
 
 def tensors(block: Block, device: torch.device, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    """Leaves for `block`: fp32 inputs and parameters, drawn on the CPU so that every device gets the same."""
+    """Return leaves for `block`: fp32 inputs and parameters, drawn on the CPU so that every device gets the same."""
     drawn: dict[str, torch.Tensor] = {}
     for name, shape in block.inputs.items():
         if name in block.integers:

@@ -1,4 +1,4 @@
-"""One autocast region worked through by hand: tensors without elements, the casts made, what each node keeps."""
+"""Symbolic execution of an autocast region: tensors without elements, their casts, the tensors that nodes save."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor on paper: `storage` is shared by views, `leaf` is its role when it came from outside."""
+    """A symbolic tensor: `storage` is shared by views, `leaf` is its role if it is an input."""
 
     storage: str
     shape: tuple[int, ...]
@@ -56,18 +56,18 @@ class Value:
 
 @dataclass(frozen=True)
 class Node:
-    """One node of the graph: the inputs that get a gradient, the result, and what is kept for backward.
+    """One node of the graph: the inputs that get a gradient, the result, and the tensors saved for backward.
 
     `passes` says that the gradient of each input is that of the result itself, or a view of it.
     """
 
     inputs: tuple[Value, ...]
     result: Value
-    kept: tuple[Value, ...]
+    saved: tuple[Value, ...]
     passes: bool = False
 
 
-class Paper:
+class SymbolicRegion:
     """The state of one region: weight copies in its cache, nodes in the order in which they were made, casts."""
 
     def __init__(self, device_type: str, amp_dtype: torch.dtype | None, cache: bool) -> None:
@@ -87,17 +87,17 @@ class Paper:
         shape: tuple[int, ...],
         dtype: torch.dtype,
         *,
-        keeps: tuple[Value, ...] = (),
-        keeps_result: bool = False,
+        saves: tuple[Value, ...] = (),
+        saves_result: bool = False,
         passes: bool = False,
         role: str = "activation",
     ) -> Value:
         """Record an operation and return its result; without an input that requires a gradient it keeps nothing."""
         gets = tuple(value for value in inputs if value.grad)
         result = self.fresh(shape, dtype, bool(gets), role)
-        kept = (*keeps, result) if keeps_result else keeps
+        saved = (*saves, result) if saves_result else saves
         if gets:
-            self._record(Node(gets, result, kept, passes))
+            self._record(Node(gets, result, saved, passes))
         return result
 
     def view(self, value: Value, shape: tuple[int, ...], *, passes: bool = True) -> Value:
@@ -115,14 +115,14 @@ class Paper:
 
     def _record(self, node: Node) -> None:
         self.nodes.append(node)
-        for value in node.kept:
+        for value in node.saved:
             # What came from outside lives anyway.
             if value.storage in self.made:
                 whole = self.made[value.storage]
                 self.saved[value.storage] = Saved(whole.role, whole.dtype, whole.elements)
 
     def cast(self, value: Value, dtype: torch.dtype) -> Value:
-        """A copy in `dtype`; the cache serves fp32 leaves that require a gradient, and nothing else."""
+        """Return a copy in `dtype`; the cache serves fp32 leaves that require a gradient, and nothing else."""
         if value.dtype == dtype or not value.dtype.is_floating_point:
             return value
         cacheable = self.cache and bool(value.leaf) and value.grad and dtype == self.amp_dtype
@@ -146,7 +146,7 @@ class Paper:
 
 
 def widest(*values: Value) -> torch.dtype:
-    """The type that torch promotes to: an operation that is on no list, or on that of the widest type."""
+    """Return the type that torch promotes to: an operation that is on no list, or on that of the widest type."""
     dtype = values[0].dtype
     for value in values[1:]:
         dtype = torch.promote_types(dtype, value.dtype)
@@ -154,7 +154,7 @@ def widest(*values: Value) -> torch.dtype:
 
 
 def policy_of(op: str, device_type: str) -> str:
-    """The list that an operation is on in the op reference; other accelerators share the list of CUDA."""
+    """Return the list that an operation is on in the op reference; other accelerators share the list of CUDA."""
     backend = device_type if device_type in BACKENDS else "cuda"
     name = _NAMES.get(backend, {}).get(op, op)
     if name in _PARTS.get(backend, ()):

@@ -1,4 +1,4 @@
-"""The clip chapter's oracle: norms, coefficients, clamping and their bounds, on figures worked out by hand."""
+"""The clip chapter's oracle: norms, coefficients, clamping and their bounds, on known results."""
 
 from __future__ import annotations
 

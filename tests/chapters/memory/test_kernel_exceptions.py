@@ -1,4 +1,4 @@
-"""What memory checks make of kernels that keep something else than paper says: of none is AMP's waste excused."""
+"""Test memory checks with kernels that save other tensors than predicted: waste by AMP still fails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from conformance.chapters.memory.support import keeps_what_is_predicted, step_as_predicted
+from conformance.chapters.memory.support import check_saved_storages, step_as_predicted
 from conformance.harness import catalogue, targets
 from conformance.harness.check import Case, ContractViolation, Unsupported
 from conformance.oracles.symbolic.blocks import blocks
@@ -22,7 +22,7 @@ TRANSFORMER = blocks()["transformer"]
 
 def _kept(case: Case) -> None:
     generator = torch.Generator().manual_seed(0)
-    keeps_what_is_predicted(case, targets.resolve("cpu"), TRANSFORMER, torch.bfloat16, generator)
+    check_saved_storages(case, targets.resolve("cpu"), TRANSFORMER, torch.bfloat16, generator)
 
 
 def _step(case: Case) -> None:
@@ -40,7 +40,7 @@ def case() -> Case:
 def test_a_kernel_that_differs_in_fp32_too_is_no_fault(case: Case, judge: Callable[[Case], None]) -> None:
     with (
         replaced(torch.nn.functional, "dropout", strange_dropout),
-        pytest.raises(Unsupported, match=r"dropout keeps other tensors .* in fp32 as well"),
+        pytest.raises(Unsupported, match=r"dropout saves other tensors .* in fp32 as well"),
     ):
         judge(case)
 
@@ -54,13 +54,13 @@ def test_a_kernel_that_differs_in_fp32_too_is_no_fault(case: Case, judge: Callab
     ],
 )
 def test_what_the_region_adds_fails_beside_such_a_kernel(case: Case, name: str, judge: Callable[[Case], None]) -> None:
-    with faults.load()[name].applied(), pytest.raises(ContractViolation, match="by hand"):
+    with faults.load()[name].applied(), pytest.raises(ContractViolation, match="manual casts"):
         judge(case)
 
 
 @pytest.mark.parametrize("judge", [_kept, _step])
 def test_a_kernel_that_differs_in_16_bit_alone_fails(case: Case, judge: Callable[[Case], None]) -> None:
-    with faults.load()["attention_widens_16_bit"].applied(), pytest.raises(ContractViolation, match="given 16 bit"):
+    with faults.load()["attention_widens_16_bit"].applied(), pytest.raises(ContractViolation, match="given 16-bit"):
         judge(case)
 
 

@@ -162,7 +162,7 @@ CUDA_FAULTS: dict[str, tuple[Fault, tuple[str, ...]]] = {
     "softmax in 16 bit": (lambda _: dropped("softmax.int", "AutocastCUDA"), ("AMP-MEMORY-001",)),
     "mse_loss in 16 bit": (lambda _: dropped("mse_loss", "AutocastCUDA"), ("AMP-MEMORY-001",)),
     "nll_loss in 16 bit": (lambda _: dropped("nll_loss", "AutocastCUDA"), ("AMP-MEMORY-015",)),
-    "a block of the driver leaks each step": (_leaking, ("AMP-MEMORY-010",)),
+    "a block of the driver leaks each step": (_leaking, ("AMP-MEMORY-030",)),
     "peaks are not reset": (_stuck, ("AMP-MEMORY-019",)),
     "peaks are not reset, closed form": (_stuck, ("AMP-MEMORY-013",)),
     "activations in fp32, peak": (lambda _: dropped("linear", "AutocastCUDA"), ("AMP-MEMORY-013",)),

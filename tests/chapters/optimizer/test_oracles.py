@@ -10,9 +10,9 @@ import torch
 
 from conformance.chapters.optimizer import optimizer_configs
 from conformance.chapters.optimizer.float64_updates import UPDATES, steps
-from conformance.chapters.optimizer.optimizer_configs import kinds, listed, present, reached, takes_closure
-from conformance.oracles.optimizer_state import departures, gradients, same, snapshot
-from conformance.workloads.linear_loss import Slopes, spoilt
+from conformance.chapters.optimizer.optimizer_configs import configs, listed, present, reached, takes_closure
+from conformance.oracles.optimizer_state import differences, gradients, same, snapshot
+from conformance.workloads.linear_loss import LinearLoss, with_nonfinite
 
 
 class Newcomer(torch.optim.SGD):
@@ -20,7 +20,7 @@ class Newcomer(torch.optim.SGD):
 
 
 def test_table_covers_every_optimizer_and_implementation() -> None:
-    everything = list(kinds())
+    everything = list(configs())
 
     assert {kind.optimizer for kind in everything} == {name for name in present() if not takes_closure(name)}
     adams = {kind.implementation for kind in everything if kind.optimizer == "Adam"}
@@ -33,7 +33,7 @@ def test_table_covers_every_optimizer_and_implementation() -> None:
 def test_unlisted_optimizer_is_tried_with_default_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.optim, "Newcomer", Newcomer, raising=False)
 
-    new = [kind for kind in kinds() if kind.optimizer == "Newcomer"]
+    new = [kind for kind in configs() if kind.optimizer == "Newcomer"]
 
     assert [(kind.variant, kind.implementation, kind.listed) for kind in new] == [
         ("default", "for-loop", False),
@@ -45,7 +45,7 @@ def test_unlisted_optimizer_is_tried_with_default_arguments(monkeypatch: pytest.
 
 
 def test_implementation_flag_reaches_the_optimizer() -> None:
-    for kind in kinds(implementations=("foreach", "fused")):
+    for kind in configs(implementations=("foreach", "fused")):
         parameter = torch.nn.Parameter(torch.ones(2, 2))
         assert kind.make([parameter]).defaults[kind.implementation] is True, kind.id
 
@@ -55,7 +55,7 @@ def test_versions_compare_as_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert [reached(version) for version in ("", "2.6", "2.9", "2.13", "2.14", "3.0")] == [True] * 4 + [False] * 2
     assert listed()["Muon"] == "2.9"
-    assert optimizer_configs.Kind("Adagrad", "", "fused", {}).scales_itself  # type: ignore[arg-type]
+    assert optimizer_configs.OptimizerConfig("Adagrad", "", "fused", {}).scales_itself  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -83,17 +83,17 @@ def test_snapshot_is_a_copy_and_departures_name_the_place() -> None:
     optimizer.step()
     after = snapshot(optimizer)
 
-    found = departures(after, before)
+    found = differences(after, before)
 
     assert before["parameter/0/0"].tolist() == [1.0, 1.0]
     assert any(line.startswith("parameter/0/0: float32(2,) [0.5") for line in found)
     assert "state/0/exp_avg: new" in found
-    assert departures(after, snapshot(optimizer)) == []
+    assert differences(after, snapshot(optimizer)) == []
     optimizer.state[parameter]["step"] += 1
-    assert departures(snapshot(optimizer), after) == [
+    assert differences(snapshot(optimizer), after) == [
         "state/0/step: float32() [2.0] on cpu in place of float32() [1.0] on cpu"
     ]
-    assert departures({}, {str(place): place for place in range(9)})[-1] == "and 5 more"
+    assert differences({}, {str(place): place for place in range(9)})[-1] == "and 5 more"
     assert list(gradients([parameter, torch.nn.Parameter(torch.ones(1))]).values())[1] is None
 
 
@@ -115,25 +115,27 @@ def test_written_algorithms_on_figures_worked_out_by_hand() -> None:
 
 
 def test_written_algorithms_agree_with_torch_in_float64() -> None:
-    for kind in (kind for kind in kinds(implementations=("for-loop",)) if kind.optimizer in UPDATES):
+    for kind in (kind for kind in configs(implementations=("for-loop",)) if kind.optimizer in UPDATES):
         parameter = torch.nn.Parameter(torch.tensor([1.5], dtype=torch.float64))
         optimizer = kind.make([parameter])
-        drawn = [0.75, 1.25, 0.5]
-        for gradient in drawn:
+        chosen = [0.75, 1.25, 0.5]
+        for gradient in chosen:
             parameter.grad = torch.tensor([gradient], dtype=torch.float64)
             optimizer.step()
-        assert steps(kind.optimizer, 1.5, drawn, kind.arguments)[-1] == pytest.approx(parameter.item(), rel=1e-14), kind
+        assert steps(kind.optimizer, 1.5, chosen, kind.arguments)[-1] == pytest.approx(parameter.item(), rel=1e-14), (
+            kind
+        )
 
 
 @pytest.mark.parametrize("kind", ["dense", "matrices", "sparse"])
 def test_gradients_of_the_workload_are_its_slopes(kind: str) -> None:
-    slopes = Slopes.make(kind, torch.device("cpu"), torch.Generator().manual_seed(1))
-    drawn = slopes.draw(torch.Generator().manual_seed(2))
+    slopes = LinearLoss.make(kind, torch.device("cpu"), torch.Generator().manual_seed(1))
+    chosen = slopes.draw(torch.Generator().manual_seed(2))
 
-    slopes.loss(drawn).backward()
+    slopes.loss(chosen).backward()
 
     assert slopes.parameters[-1].grad is None
-    for parameter, slope in zip(slopes.moving, drawn, strict=True):
+    for parameter, slope in zip(slopes.moving, chosen, strict=True):
         expected = slope
         if kind == "sparse":
             expected = torch.zeros_like(parameter).index_add_(0, torch.tensor([3, 0, 3, 1]), slope)
@@ -143,8 +145,8 @@ def test_gradients_of_the_workload_are_its_slopes(kind: str) -> None:
 
 
 def test_spoilt_slopes_are_copies() -> None:
-    drawn = [torch.ones(2), torch.ones(3)]
+    chosen = [torch.ones(2), torch.ones(3)]
 
-    assert spoilt(drawn, "first", math.inf)[0].tolist() == [math.inf, 1.0]
-    assert spoilt(drawn, "last", -math.inf)[1].tolist() == [1.0, 1.0, -math.inf]
-    assert drawn[0].tolist() == [1.0, 1.0]
+    assert with_nonfinite(chosen, "first", math.inf)[0].tolist() == [math.inf, 1.0]
+    assert with_nonfinite(chosen, "last", -math.inf)[1].tolist() == [1.0, 1.0, -math.inf]
+    assert chosen[0].tolist() == [1.0, 1.0]

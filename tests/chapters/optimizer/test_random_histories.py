@@ -1,4 +1,4 @@
-"""Random histories of iterations: what is drawn, what is simpler, and how a history reads."""
+"""Random histories of iterations: their contents, shrinking and text."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from conformance.chapters.optimizer.random_histories import Iteration, histories
 
 
 def test_histories_hold_both_kinds_of_iterations_and_start_with_either() -> None:
-    drawn = [histories(random.Random(seed)) for seed in range(200)]
-    every = [iteration for history in drawn for iteration in history]
+    made = [histories(random.Random(seed)) for seed in range(200)]
+    every = [iteration for history in made for iteration in history]
 
-    assert {history[0].clean for history in drawn} == {True, False}
+    assert {history[0].clean for history in made} == {True, False}
     assert 0.3 < sum(iteration.clean for iteration in every) / len(every) < 0.7
     assert {iteration.before for iteration in every} == {"", "halve lr", "reload", "move scale"}
     assert {iteration.explicit for iteration in every} == {iteration.zeros for iteration in every} == {True, False}
-    assert all(3 <= len(history) <= 8 for history in drawn)
-    assert histories(random.Random(3)) == drawn[3]
+    assert all(3 <= len(history) <= 8 for history in made)
+    assert histories(random.Random(3)) == made[3]
 
 
 def test_sparse_histories_zero_nothing_and_leave_nothing_out() -> None:

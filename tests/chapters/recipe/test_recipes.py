@@ -40,8 +40,8 @@ def test_the_outlier_is_far_from_the_others() -> None:
 
 def test_copies_do_not_follow_the_model() -> None:
     model = recipes.perceptron(draw)
-    told = recipes.values(model=model)
+    named = recipes.values(model=model)
     with torch.no_grad():
         model[0].weight.add_(1)
 
-    assert not torch.equal(told["model.0.weight"], model[0].weight)
+    assert not torch.equal(named["model.0.weight"], model[0].weight)

@@ -75,7 +75,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> dict[Any, Any]:
 def test_a_card_in_order_spoils_nothing(answers: dict[Any, Any]) -> None:
     watch = _watch()
 
-    assert watch.spoiled() is None
+    assert watch.invalid() is None
     facts = watch.facts()
     assert facts["clock before, MHz"] == facts["clock after, MHz"] == 1410
     assert facts["temperature after, C"] == 60
@@ -94,8 +94,8 @@ def test_heat_spoils_by_the_share_of_the_time(answers: dict[Any, Any], share: fl
     watch = _watch(heat, seconds=2.0)
     share /= 2
 
-    assert (watch.spoiled() is not None) == spoils
-    assert not spoils or watch.spoiled() == "the device was slowed down by heat for 25% of the time"
+    assert (watch.invalid() is not None) == spoils
+    assert not spoils or watch.invalid() == "the device was slowed down by heat for 25% of the time"
     assert watch.facts()["share of time slowed by heat"] == pytest.approx(share)
 
 
@@ -107,17 +107,17 @@ def test_a_reason_seen_spoils_where_no_counter_says_for_how_long(
     answers["CurrentClocksEventReasons"] = NVMLError("an old driver")
     watch = _watch(lambda: answers.update(CurrentClocksThrottleReasons=bit))
 
-    assert (watch.spoiled() is not None) == spoils
+    assert (watch.invalid() is not None) == spoils
 
 
 def test_the_power_supplys_brake_spoils_although_heat_is_counted(answers: dict[Any, Any]) -> None:
-    assert "power supply" in str(_watch(lambda: answers.update(CurrentClocksEventReasons=0x80)).spoiled())
+    assert "power supply" in str(_watch(lambda: answers.update(CurrentClocksEventReasons=0x80)).invalid())
 
 
 def test_reasons_before_the_measurement_do_not_count(answers: dict[Any, Any]) -> None:
     answers["CurrentClocksEventReasons"] = 0x80
 
-    assert _watch(lambda: answers.update(CurrentClocksEventReasons=0)).spoiled() is None
+    assert _watch(lambda: answers.update(CurrentClocksEventReasons=0)).invalid() is None
 
 
 def test_a_power_cap_is_noted(answers: dict[Any, Any]) -> None:
@@ -127,7 +127,7 @@ def test_a_power_cap_is_noted(answers: dict[Any, Any]) -> None:
 
     watch = _watch(cap)
 
-    assert watch.spoiled() is None
+    assert watch.invalid() is None
     assert watch.facts()["clocks held down by"] == "clocks set by the user, power cap"
     assert watch.facts()["share of time at the power cap"] == pytest.approx(0.8)
 
@@ -177,7 +177,7 @@ def test_another_process_spoils_if_it_used_the_device(
     answers["ComputeRunningProcesses"] = refused if listed is None else _processes(*listed)
     answers["ProcessUtilization"] = refused if used is None else _used(used)
 
-    assert _watch().spoiled() == words
+    assert _watch().invalid() == words
 
 
 def test_the_driver_is_asked_who_computed_since_the_measurement_began(answers: dict[Any, Any]) -> None:
@@ -194,7 +194,7 @@ def test_the_driver_is_asked_who_computed_since_the_measurement_began(answers: d
     watch = _watch()
 
     assert before - 1 <= asked[0] <= time.time() * 1e6  # in microseconds, as NVML stamps its samples
-    assert watch.spoiled() == USED.format("20%")
+    assert watch.invalid() == USED.format("20%")
     assert watch.facts()["share of the device that they used"] == pytest.approx(0.2)
 
 
@@ -202,7 +202,7 @@ def test_a_process_that_came_meanwhile_is_seen(answers: dict[Any, Any]) -> None:
     answers["ProcessUtilization"] = NVMLError("not found")
     watch = _watch(lambda: answers.update(ComputeRunningProcesses=_processes(US, THEM)))
 
-    assert watch.spoiled() == "1 other process had the device open"
+    assert watch.invalid() == "1 other process had the device open"
     assert watch.facts()["other processes on the device"] == 1
 
 
@@ -211,7 +211,7 @@ def test_a_package_newer_than_the_driver_spoils_nothing(answers: dict[Any, Any],
     """nvidia-ml-py raises NVMLLibraryMismatchError, which is no NVMLError."""
     answers[function] = Exception("pyNVML version does not match the NVML lib version")
 
-    assert _watch().spoiled() is None
+    assert _watch().invalid() is None
 
 
 def test_a_driver_that_tells_nothing_spoils_nothing(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> None:
@@ -219,7 +219,7 @@ def test_a_driver_that_tells_nothing_spoils_nothing(monkeypatch: pytest.MonkeyPa
 
     watch = _watch()
 
-    assert watch.spoiled() is None
+    assert watch.invalid() is None
     assert not any("clock" in name or "temperature" in name for name in watch.facts())
 
 
@@ -229,7 +229,7 @@ def test_without_a_vendors_library_the_processor_is_watched(
 ) -> None:
     install(monkeypatch, card("NVIDIA A100-SXM4-40GB", 8, 0, 108))
 
-    assert _watch(device=device).spoiled() is None
+    assert _watch(device=device).invalid() is None
     assert set(_watch(device=device).facts()) >= {"share of time waiting for a processor"}
 
 
@@ -248,8 +248,8 @@ def test_a_loaded_processor_spoils(
 
     share = min(waited / 2, 1)
     words = f"the machine is busy: for {share:.0%} of the time the measurement waited for a processor"
-    assert watch.spoiled() == (words if spoils else None)
-    assert watch.spoiled(waiting=False) is None  # to a clock that does not count it
+    assert watch.invalid() == (words if spoils else None)
+    assert watch.invalid(waiting=False) is None  # to a clock that does not count it
     assert watch.facts()["share of time waiting for a processor"] == share
 
 
@@ -261,7 +261,7 @@ def test_time_that_the_hypervisor_takes_spoils(kernel: Kernel, stolen: float, to
 
     words = f"the machine is shared: its host took {stolen / total:.0%} of the processors' time"
     watch = _watch(steal, torch.device("cpu"))
-    assert watch.spoiled() == (words if spoils else None)
+    assert watch.invalid() == (words if spoils else None)
     assert watch.facts()["share of time stolen from the machine"] == stolen / total
 
 
@@ -273,7 +273,7 @@ def test_a_system_without_proc_is_not_judged(monkeypatch: pytest.MonkeyPatch) ->
 
     watch = _watch(device=torch.device("cpu"))
 
-    assert watch.spoiled() is None
+    assert watch.invalid() is None
     assert not any("share" in name for name in watch.facts())
 
 
@@ -314,11 +314,11 @@ def test_an_amd_device_is_asked_through_torch(monkeypatch: pytest.MonkeyPatch, k
 
     watch = _watch()
 
-    assert watch.spoiled() is None  # the other one holds no memory of the device
+    assert watch.invalid() is None  # the other one holds no memory of the device
     assert watch.facts()["clock after, MHz"] == 2100
     assert watch.facts()["power after, W"] == 600
     monkeypatch.setattr(torch.cuda, "list_gpu_processes", lambda device: listing.replace("0.000 MB", "9.000 MB"))
-    assert _watch().spoiled() == "1 other process had the device open"
+    assert _watch().invalid() == "1 other process had the device open"
 
 
 def test_an_amd_device_without_its_library_is_not_judged(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> None:
@@ -330,7 +330,7 @@ def test_an_amd_device_without_its_library_is_not_judged(monkeypatch: pytest.Mon
     for name in ("clock_rate", "temperature", "power_draw", "list_gpu_processes"):
         monkeypatch.setattr(torch.cuda, name, absent)
 
-    assert _watch().spoiled() is None
+    assert _watch().invalid() is None
 
 
 def test_an_error_inside_passes_through() -> None:

@@ -1,4 +1,4 @@
-"""A region beside its casts by hand, where there were too few pairs for an interval: arms without an overlap tell."""
+"""Test the verdict where there are too few pairs for an interval: disjoint arms decide."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def _case() -> Case:
 def _judged(
     checks: ModuleType,
     region: tuple[float, ...],
-    by_hand: tuple[float, ...] = BY_HAND,
+    manual: tuple[float, ...] = BY_HAND,
     *,
     floor: float = math.inf,
-    spoiled: str | None = None,
+    invalid: str | None = None,
 ) -> Case:
     case = _case()
-    checks._judge(case, Timing(Comparison(region, by_hand), floor, spoiled, {}), 1.25)
+    checks._judge(case, Timing(Comparison(region, manual), floor, invalid, {}), 1.25)
     return case
 
 
 def test_a_region_that_is_slower_throughout_fails(checks: ModuleType) -> None:
-    with pytest.raises(ContractViolation, match="fastest run in a region over the slowest by hand"):
+    with pytest.raises(ContractViolation, match="fastest run in a region over the slowest with manual casts"):
         _judged(checks, tuple(3 * seconds for seconds in BY_HAND))
 
 
@@ -75,24 +75,24 @@ def test_an_interval_fails(checks: ModuleType) -> None:
 
 
 def test_what_was_spoiled_passes_by_its_fastest_runs(checks: ModuleType) -> None:
-    case = _judged(checks, (1.0,) + (1.5,) * MANY, (1.0,) * (MANY + 1), floor=0.01, spoiled="heat")
-    assert case.evidence[-1].name.startswith("fastest run in a region over the fastest by hand")
+    case = _judged(checks, (1.0,) + (1.5,) * MANY, (1.0,) * (MANY + 1), floor=0.01, invalid="heat")
+    assert case.evidence[-1].name.startswith("fastest run in a region over the fastest with manual casts")
 
 
 def test_what_was_spoiled_fails_nothing(checks: ModuleType) -> None:
     with pytest.raises(Inconclusive, match="heat"):
-        _judged(checks, (3.0,) * MANY, (1.0,) * MANY, floor=0.01, spoiled="heat")
+        _judged(checks, (3.0,) * MANY, (1.0,) * MANY, floor=0.01, invalid="heat")
 
 
-@pytest.mark.parametrize(("region", "by_hand"), [(None, None), (0, 0), (4, 4), (8, 8), (8, 5)])
-def test_waits_that_others_make_fail_nothing(checks: ModuleType, region: int | None, by_hand: int | None) -> None:
-    checks._judge_waits(_case(), region, by_hand)
+@pytest.mark.parametrize(("region", "manual"), [(None, None), (0, 0), (4, 4), (8, 8), (8, 5)])
+def test_waits_that_others_make_fail_nothing(checks: ModuleType, region: int | None, manual: int | None) -> None:
+    checks._judge_waits(_case(), region, manual)
 
 
-@pytest.mark.parametrize("by_hand", [0, 4])
-def test_waits_of_the_region_alone_fail(checks: ModuleType, by_hand: int) -> None:
-    with pytest.raises(ContractViolation, match="in which the region waits"):
-        checks._judge_waits(_case(), 5, by_hand)
+@pytest.mark.parametrize("manual", [0, 4])
+def test_waits_of_the_region_alone_fail(checks: ModuleType, manual: int) -> None:
+    with pytest.raises(ContractViolation, match="in which the region blocks"):
+        checks._judge_waits(_case(), 5, manual)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel counts waits by thread on Linux alone")

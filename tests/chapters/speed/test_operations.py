@@ -11,7 +11,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from conformance.chapters.speed import operations, training_steps
-from conformance.chapters.speed.experiment import Contest
+from conformance.chapters.speed.experiment import Experiment
 from conformance.chapters.speed.operations import operation
 from conformance.chapters.speed.training_steps import step
 from conformance.harness.expectations import KEYS, OPERATION_SIZES, OPERATIONS, STEP_SIZES, STEPS
@@ -101,7 +101,7 @@ def test_the_amp_arm_of_an_operation_runs_in_low_precision(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*OPERATIONS, *STEPS])
 def test_either_arm_fits_into_the_memory_that_is_asked_for(name: str) -> None:
-    subject = Contest(name, "compute", torch.bfloat16, "fp32").make("cpu")
+    subject = Experiment(name, "compute", torch.bfloat16, "fp32").make("cpu")
 
     def region() -> Any:
         return torch.autocast("cpu", torch.bfloat16)
@@ -130,9 +130,9 @@ def test_names_are_those_of_expectations() -> None:
     assert training_steps.STEPS == STEPS
     for subject, sizes in [(name, OPERATION_SIZES) for name in OPERATIONS] + [(name, STEP_SIZES) for name in STEPS]:
         for size in sizes:
-            contest = Contest(subject, size, torch.float16, "fp32")
-            assert contest.key in KEYS
-            assert contest.make("cpu").size == contest.make("cuda").size == size
+            spec = Experiment(subject, size, torch.float16, "fp32")
+            assert spec.key in KEYS
+            assert spec.make("cpu").size == spec.make("cuda").size == size
 
 
 def test_libraries_take_what_they_take_elsewhere() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from conformance.chapters.speed import cache_flush, machine_conditions
-from conformance.chapters.speed.experiment import Contests
+from conformance.chapters.speed.experiment import Experiments
 from conformance.harness import expectations
 from conformance.harness.waivers import today
 from tests import faults
@@ -45,7 +45,7 @@ def judged(
         return run(check, given, simulation, level=level, **more)
 
 
-def told(outcome: Outcome) -> dict[str, Any]:
+def reported(outcome: Outcome) -> dict[str, Any]:
     """The figures of a measurement, as the report has them."""
     return next(dict(evidence.measured) for evidence in outcome.evidence if evidence.unit == "speed-up")
 
@@ -206,7 +206,7 @@ NOISES: dict[str, Disturbance] = {
 
 def test_a_slow_card_is_not_blamed() -> None:
     """With all the time of the chapter for each case; in test_chapters_simulated other cards share it out."""
-    measured = Contests()
+    measured = Experiments()
     for check, given in (case for module in (CONTESTS, BY_HAND, COUNTED) for case in cases(module, dtypes=("fp16",))):
         if check.__name__.startswith(("test_training", "test_steps")):
             continue
@@ -218,7 +218,7 @@ def test_a_slow_card_is_not_blamed() -> None:
 @pytest.mark.parametrize("name", NOISES)
 def test_noise_decides_nothing_wrongly(name: str) -> None:
     """A class expects what is 10 % below the card's true ratio: it is reached, and missed by a card 30 % slower."""
-    true = told(judged(MATMUL))["ratio"]
+    true = reported(judged(MATMUL))["ratio"]
     shipped = expectations.load().of("cuda", H100.name, "9.0", today())
     assert shipped is not None
     wanted = {key: dataclasses.replace(one, factor=0.9 * true) for key, one in shipped.expectations.items()}
@@ -236,7 +236,7 @@ def test_noise_decides_nothing_wrongly(name: str) -> None:
 
 
 def test_casts_by_hand_are_timed_under_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_conditions.Watch, "spoiled", lambda self, **_: "the device was slowed down by heat")
+    monkeypatch.setattr(machine_conditions.Watch, "invalid", lambda self, **_: "the device was slowed down by heat")
     assert judged(LINEAR).verdict == "PASS"  # by its fastest runs
     check, given = case_of(*LINEAR)
     with machine(H100) as simulation, linear_by_hand(twice)(simulation):
@@ -249,11 +249,11 @@ def test_no_arm_finds_its_operands_in_the_cache() -> None:
     times = {}
     large, none = (dataclasses.replace(T4, cache_bytes=nbytes) for nbytes in (48 << 20, 1 << 20))
     for name, card in (("cache", large), ("no cache", none)):
-        times[name] = told(judged(middle, card=card, level="full"))["AMP ms"]
+        times[name] = reported(judged(middle, card=card, level="full"))["AMP ms"]
     with replaced(cache_flush.Flush, "__call__", lambda self: None):
-        times["warm"] = told(judged(middle, card=large, level="full"))["AMP ms"]
-    figures = told(judged(middle, card=large, level="full"))
-    assert (figures["last-level cache, MiB"], figures["cache as told by"]) == (
+        times["warm"] = reported(judged(middle, card=large, level="full"))["AMP ms"]
+    figures = reported(judged(middle, card=large, level="full"))
+    assert (figures["last-level cache, MiB"], figures["cache as reported by"]) == (
         48,
         "L2_cache_size of the device's properties",
     )

@@ -18,7 +18,7 @@ import torch
 
 from conformance.chapters.speed import experiment, machine_conditions, peak_rates, profile, tf32
 from conformance.chapters.speed.clocks import HostClock
-from conformance.chapters.speed.experiment import Contest, Contests
+from conformance.chapters.speed.experiment import Experiment, Experiments
 from conformance.data import fixture
 from conformance.harness.catalogue import load
 from conformance.harness.check import (
@@ -89,7 +89,7 @@ class Calm:
     def sample(self) -> None:
         pass
 
-    def spoiled(self, *, waiting: bool) -> str | None:
+    def invalid(self, *, waiting: bool) -> str | None:
         return self.reason
 
     def facts(self) -> dict[str, object]:
@@ -116,7 +116,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Device]:
     def install(*arguments: Any, ceiling: float | None = None, **options: Any) -> Device:
         made = Device(*arguments, **options)
 
-        def arms(target: Any, contest: Contest, subject: Any) -> Any:
+        def arms(target: Any, spec: Experiment, subject: Any) -> Any:
             made.made.append(subject)
             return made.arms
 
@@ -156,7 +156,7 @@ def judge(checks: ModuleType) -> Callable[..., Case]:
 
     def run(probe: dict[str, Any] = H100, level: str = "quick") -> Case:
         case = _case("AMP-SPEED-001", level)
-        checks.test_matmul_against_fp32(case, _target(probe), torch.float16, Contests(), EXPECTED)
+        checks.test_matmul_against_fp32(case, _target(probe), torch.float16, Experiments(), EXPECTED)
         return case
 
     return run
@@ -236,7 +236,7 @@ def test_what_was_calibrated_is_judged_without_tensor_cores(device: Callable[...
     for amp, verdict in ((0.03, nullcontext()), (0.04, pytest.raises(ContractViolation, match="high end"))):
         device(0.03, amp)
         with verdict:
-            checks.test_matmul_against_fp32(case := _case("AMP-SPEED-001"), target, torch.float16, Contests(), mine)
+            checks.test_matmul_against_fp32(case := _case("AMP-SPEED-001"), target, torch.float16, Experiments(), mine)
         assert "no tensor cores" not in str(case.evidence)  # nobody asked for them
 
 
@@ -250,8 +250,8 @@ def test_an_unknown_card_is_not_judged(device: Callable[..., Device], judge: Cal
 def test_an_operation_without_an_expectation_is_not_judged(device: Callable[..., Device], checks: ModuleType) -> None:
     device(0.03, 0.03)
     case = _case("AMP-SPEED-031", "standard")
-    with pytest.raises(Unsupported, match="say nothing of this"):
-        checks.test_operations_as_expected(case, _target(H100), torch.float16, Contests(), EXPECTED, "sdpa")
+    with pytest.raises(Unsupported, match="there is no expectation for this"):
+        checks.test_operations_as_expected(case, _target(H100), torch.float16, Experiments(), EXPECTED, "sdpa")
 
 
 @pytest.mark.parametrize("ending", [Untestable, Unsupported, Inconclusive])
@@ -262,18 +262,18 @@ def test_a_failure_counts_before_what_decides_nothing(
     ending: type[Exception],
 ) -> None:
     device(0.03, 0.03)
-    measure = Contests.measure
+    measure = Experiments.measure
 
-    def measured(self: Contests, case: Case, target: Any, contest: Contest, among: int) -> Any:
-        if contest.subject == "step-cnn" and contest.baseline == "fp32":
+    def measured(self: Experiments, case: Case, target: Any, spec: Experiment, among: int) -> Any:
+        if spec.subject == "step-cnn" and spec.baseline == "fp32":
             raise ending("there is none of this")
-        return measure(self, case, target, contest, among)
+        return measure(self, case, target, spec, among)
 
-    monkeypatch.setattr(Contests, "measure", measured)
+    monkeypatch.setattr(Experiments, "measure", measured)
     day = datetime.date(2026, 1, 1)
     wanted = Expectation(1.5, "ours", day, "calibrated", "ours", datetime.date(2999, 1, 1))
     all_of_it = SimpleNamespace(id="ours", expected=lambda key: wanted)
-    arguments = (_target(H100), torch.float16, Contests(), SimpleNamespace(of=lambda *_: all_of_it), "step-cnn")
+    arguments = (_target(H100), torch.float16, Experiments(), SimpleNamespace(of=lambda *_: all_of_it), "step-cnn")
     with pytest.raises(ContractViolation, match="step-cnn/compute/fp16/tf32"):
         checks.test_steps_as_expected(_case("AMP-SPEED-041", "standard"), *arguments)
     wanted = Expectation(0.5, "ours", day, "calibrated", "ours", datetime.date(2999, 1, 1))
@@ -304,7 +304,7 @@ def test_a_ratio_that_changes_meanwhile_is_inconclusive(
 def test_what_was_spoiled_is_measured_once_more(
     device: Callable[..., Device], checks: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, given = device(0.03, 0.01), (_target(H100), torch.float16, Contests())
+    made, given = device(0.03, 0.01), (_target(H100), torch.float16, Experiments())
     monkeypatch.setattr(Calm, "reason", "slowed down by heat")
     check = checks.test_matmul_against_fp32
     spent = []
@@ -314,7 +314,7 @@ def test_what_was_spoiled_is_measured_once_more(
         spent.append(made.now)
     assert spent[0] < spent[1] == spent[2]
 
-    given = (*given[:2], Contests())
+    given = (*given[:2], Experiments())
     with pytest.raises(Inconclusive, match="by heat"):
         check(_case("AMP-SPEED-001"), *given, EXPECTED)
     monkeypatch.setattr(Calm, "reason", None)
@@ -327,7 +327,7 @@ def test_what_was_too_large_is_gone_before_less_is_tried(
     made = device(0.4, 0.1, noise=0.01)
     alive: list[Any] = []
 
-    def arms(target: Any, contest: Contest, subject: Any) -> Any:
+    def arms(target: Any, spec: Experiment, subject: Any) -> Any:
         assert [operands() for operands in alive] == [None] * len(alive)
         operands = torch.ones(1)
         alive.append(weakref.ref(operands))
@@ -338,12 +338,14 @@ def test_what_was_too_large_is_gone_before_less_is_tried(
         return tuple(map(arm, made.arms))
 
     monkeypatch.setattr(experiment, "arms", arms)
-    checks.test_operations(_case("AMP-SPEED-030"), _target(H100), torch.float16, Contests(), "bmm", "compute", "fp32")
+    checks.test_operations(
+        _case("AMP-SPEED-030"), _target(H100), torch.float16, Experiments(), "bmm", "compute", "fp32"
+    )
     assert len(alive) == 4
 
 
 def test_one_measurement_serves_all_contracts(device: Callable[..., Device], checks: ModuleType) -> None:
-    made, measured = device(0.03, 0.01, noise=0.01), Contests()
+    made, measured = device(0.03, 0.01, noise=0.01), Experiments()
     given = (_target(H100), torch.float16, measured)
     checks.test_operations(_case("AMP-SPEED-030"), *given, "matmul", "compute", "fp32")
     spent = made.now
@@ -353,9 +355,9 @@ def test_one_measurement_serves_all_contracts(device: Callable[..., Device], che
 
 def test_a_batch_that_does_not_fit_is_halved(device: Callable[..., Device], checks: ModuleType) -> None:
     made = device(0.03, 0.01, noise=0.01, memory=1 << 30)
-    whole = Contest("linear", "compute", torch.float16, "fp32").make("cuda").nbytes
+    whole = Experiment("linear", "compute", torch.float16, "fp32").make("cuda").nbytes
     assert whole > 1 << 30
-    given = (_target(H100), torch.float16, measured := Contests())
+    given = (_target(H100), torch.float16, measured := Experiments())
     checks.test_operations(case := _case("AMP-SPEED-030"), *given, "linear", "compute", "fp32")
     assert made.made[-1].nbytes <= 1 << 30
     assert ["batch halved", 1] in case.evidence[-1].measured
@@ -377,7 +379,7 @@ def test_a_slow_device_gets_a_smaller_batch(device: Callable[..., Device], check
     """Half a second for both arms is more than a quick run has for twelve of them."""
     made = device(0.4, 0.1, noise=0.01)
     checks.test_operations(
-        case := _case("AMP-SPEED-030"), _target(H100), torch.float16, Contests(), "bmm", "compute", "fp32"
+        case := _case("AMP-SPEED-030"), _target(H100), torch.float16, Experiments(), "bmm", "compute", "fp32"
     )
     assert [subject.operands[0][0] for subject in made.made] == [64, 32, 16, 8]
     assert ["batch halved", 3] in case.evidence[-1].measured
@@ -387,7 +389,7 @@ def test_memory_that_is_never_enough_is_told(device: Callable[..., Device], chec
     device(0.03, 0.01, memory=1 << 20)
     with pytest.raises(Untestable, match=r"needs 1.4 GiB of memory, 0.1 GiB at .* and 0.0 GiB are free"):
         checks.test_operations(
-            _case("AMP-SPEED-030"), _target(H100), torch.float16, Contests(), "matmul", "compute", "fp32"
+            _case("AMP-SPEED-030"), _target(H100), torch.float16, Experiments(), "matmul", "compute", "fp32"
         )
 
 
@@ -395,7 +397,7 @@ def test_memory_that_runs_out_in_the_middle_halves_the_batch(device: Callable[..
     made = device(0.03, 0.01, noise=0.01, memory=1 << 40)
     made.fails = 2
     checks.test_operations(
-        case := _case("AMP-SPEED-030"), _target(H100), torch.float16, Contests(), "bmm", "compute", "fp32"
+        case := _case("AMP-SPEED-030"), _target(H100), torch.float16, Experiments(), "bmm", "compute", "fp32"
     )
     assert ["batch halved", 2] in case.evidence[-1].measured
 
@@ -405,7 +407,7 @@ def test_a_training_step_is_judged_by_the_wall_clock(
 ) -> None:
     made = device(0.03, 0.018, noise=0.01)
     monkeypatch.setattr(experiment.clocks, "device_clock", lambda *_: Device(1.0, 1.0))
-    given = (_target({**H100, "name": "NVIDIA A100-SXM4-80GB", "capability": "8.0"}), torch.bfloat16, Contests())
+    given = (_target({**H100, "name": "NVIDIA A100-SXM4-80GB", "capability": "8.0"}), torch.bfloat16, Experiments())
     checks.test_training_against_fp32(_case("AMP-SPEED-003"), *given, EXPECTED)
     checks.test_training_against_tf32(_case("AMP-SPEED-004"), *given, EXPECTED)
     assert made.now > 0
@@ -425,7 +427,7 @@ def test_too_few_pairs_decide_nothing(
     case = _case("AMP-SPEED-030")
     case.allotment = Allotment(made.now + seconds, lambda words: None, lambda *_: None, lambda: made.now)
     with pytest.raises(Inconclusive, match=reason):
-        checks.test_operations(case, _target(H100), torch.float16, Contests(), "bmm", "compute", "fp32")
+        checks.test_operations(case, _target(H100), torch.float16, Experiments(), "bmm", "compute", "fp32")
 
 
 @pytest.mark.parametrize("on", [False, True])

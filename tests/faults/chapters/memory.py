@@ -147,7 +147,7 @@ def backward_keeps_the_graph() -> Iterator[None]:
         yield
 
 
-@fault("AMP-MEMORY-010")
+@fault("AMP-MEMORY-030")
 def a_tensor_is_leaked_each_step() -> Iterator[None]:
     """update keeps a copy of the scale of every step."""
     right, kept = torch.amp.GradScaler.update, []
@@ -161,7 +161,7 @@ def a_tensor_is_leaked_each_step() -> Iterator[None]:
         yield
 
 
-@fault("AMP-MEMORY-010")
+@fault("AMP-MEMORY-030")
 def losses_keep_their_graphs() -> Iterator[None]:
     """scale keeps each scaled loss, and with it the graph."""
     right, kept = torch.amp.GradScaler.scale, []
@@ -174,7 +174,7 @@ def losses_keep_their_graphs() -> Iterator[None]:
         yield
 
 
-@fault("AMP-MEMORY-010", "AMP-MEMORY-011")
+@fault("AMP-MEMORY-030", "AMP-MEMORY-011")
 def skipped_gradients_are_kept() -> Iterator[None]:
     """A skipped step keeps the gradients that overflowed."""
     right, kept = torch.amp.GradScaler._maybe_opt_step, []
@@ -201,7 +201,7 @@ def scaler_holds_its_optimizers() -> Iterator[None]:
         yield
 
 
-@fault("AMP-MEMORY-004")
+@fault("AMP-OPTIMIZER-034")
 def optimizer_state_holds_16_bit_weights() -> Iterator[None]:
     """step leaves a 16-bit copy of each weight in the optimizer's state."""
     right = torch.amp.GradScaler.step
@@ -217,7 +217,7 @@ def optimizer_state_holds_16_bit_weights() -> Iterator[None]:
         yield
 
 
-@fault("AMP-MEMORY-004")
+@fault("AMP-OPTIMIZER-034")
 def parameters_become_16_bit() -> Iterator[None]:
     """step turns the weights, their gradients and the moments into bfloat16."""
     right = torch.amp.GradScaler.step

@@ -154,7 +154,7 @@ def backward_keeps_its_seed() -> Iterator[None]:
         yield
 
 
-@fault("AMP-MEMORY-030", "AMP-MEMORY-010", level="standard")
+@fault("AMP-MEMORY-030", level="standard")
 def a_tensor_is_leaked_every_twentieth_step() -> Iterator[None]:
     """update keeps a copy of the scale at each twentieth call."""
     right, kept, calls = torch.amp.GradScaler.update, [], [0]

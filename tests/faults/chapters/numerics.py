@@ -265,7 +265,7 @@ def partial_sums_overflow_fp16() -> Iterator[None]:
         yield
 
 
-@fault("AMP-NUMERICS-012", "AMP-NUMERICS-010")
+@fault("AMP-NUMERICS-012", "AMP-NUMERICS-040")
 def tail_of_the_inner_dimension_is_dropped() -> Iterator[None]:
     """Inner dimensions above 32 lose what lies beyond a multiple of eight."""
 
@@ -306,7 +306,7 @@ def products_are_an_eighth_of_an_ulp_large() -> Iterator[None]:
         yield
 
 
-@fault("AMP-NUMERICS-010", "AMP-NUMERICS-012")
+@fault("AMP-NUMERICS-040", "AMP-NUMERICS-012")
 def last_element_is_an_ulp_off() -> Iterator[None]:
     """The last element of a product with more than 16 rows is one unit in the last place off."""
 
@@ -320,7 +320,7 @@ def last_element_is_an_ulp_off() -> Iterator[None]:
         yield
 
 
-@fault("AMP-NUMERICS-010", "AMP-NUMERICS-013", "AMP-NUMERICS-012")
+@fault("AMP-NUMERICS-040", "AMP-NUMERICS-013", "AMP-NUMERICS-012")
 def last_batch_repeats_the_one_before() -> Iterator[None]:
     """In batched products of three and more the last result is that of the matrix before it."""
 
@@ -588,7 +588,7 @@ def convolutions_run_in_fp32() -> Iterator[None]:
         yield
 
 
-@fault("AMP-NUMERICS-019")
+@fault("AMP-NUMERICS-047")
 def grouped_convolutions_mix_up_the_last_channel() -> Iterator[None]:
     """In 16-bit convolutions of several groups the last channel repeats the one before it."""
 
@@ -616,7 +616,7 @@ def weight_gradients_of_convolutions_lose_a_sample() -> Iterator[None]:
         yield
 
 
-@fault("AMP-NUMERICS-019")
+@fault("AMP-NUMERICS-047")
 def strided_convolutions_are_an_ulp_off() -> Iterator[None]:
     """In 16-bit convolutions with a stride the last column is one unit in the last place off."""
 
@@ -712,7 +712,7 @@ def pooling_is_fp32_in_dtype_only() -> Iterator[None]:
 # --- training
 
 
-@fault("AMP-NUMERICS-026", "AMP-BF16-010")
+@fault("AMP-NUMERICS-026", "AMP-OPTIMIZER-034")
 def sgd_rounds_master_weights_to_bf16() -> Iterator[None]:
     """SGD rounds every weight to bf16 after the step."""
     rounded = "[p.copy_(p.bfloat16()) for g in self.param_groups for p in g['params']]"
@@ -781,7 +781,7 @@ def scale_grows_every_three_steps() -> Iterator[None]:
         yield
 
 
-@fault("AMP-MEMORY-004")
+@fault("AMP-OPTIMIZER-034")
 def momentum_is_kept_in_fp64() -> Iterator[None]:
     """SGD keeps its momentum in fp64."""
     doubled = "[s.update({k: b.double()}) for s in self.state.values() for k, b in s.items() if torch.is_tensor(b)]"
@@ -789,7 +789,7 @@ def momentum_is_kept_in_fp64() -> Iterator[None]:
         yield
 
 
-@fault("AMP-MEMORY-011", "AMP-MEMORY-010")
+@fault("AMP-MEMORY-011", "AMP-MEMORY-030")
 def scaler_keeps_the_last_gradients() -> Iterator[None]:
     """A GradScaler holds the gradients that it unscaled last."""
     old = "return per_device_found_inf._per_device_tensors"
@@ -909,7 +909,7 @@ def checkpoint_recomputes_outside_of_autocast() -> Iterator[None]:
         yield
 
 
-@fault("AMP-RECIPE-012")
+@fault("AMP-RECIPE-039")
 def optimizer_state_is_loaded_through_bf16() -> Iterator[None]:
     """load_state_dict() of an optimizer rounds the state of its parameters to bf16."""
     before = torch.optim.Optimizer._process_value_according_to_param_policy

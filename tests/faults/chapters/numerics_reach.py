@@ -17,7 +17,7 @@ _LOW = (torch.float16, torch.bfloat16)
 _ELSEWHERE = torch._C.DispatchKeySet(torch._C.DispatchKey.XLA)
 
 
-@fault("AMP-NUMERICS-010", "AMP-NUMERICS-011")
+@fault("AMP-NUMERICS-040", "AMP-NUMERICS-011")
 def the_last_of_many_matrices_is_another() -> Iterator[None]:
     """A batched product of 16 matrices and more computes the last one from the one before it."""
 
@@ -31,7 +31,7 @@ def the_last_of_many_matrices_is_another() -> Iterator[None]:
         yield
 
 
-@fault("AMP-NUMERICS-010")
+@fault("AMP-NUMERICS-040")
 def matrices_beyond_sixteen_bits_are_the_first() -> Iterator[None]:
     """A batched product of more than 65535 matrices counts those of its second operand in 16 bits."""
 
@@ -44,7 +44,7 @@ def matrices_beyond_sixteen_bits_are_the_first() -> Iterator[None]:
         yield
 
 
-@fault("AMP-NUMERICS-010", "AMP-NUMERICS-011")
+@fault("AMP-NUMERICS-040", "AMP-NUMERICS-011")
 def matrices_beyond_eight_bits_are_the_first() -> Iterator[None]:
     """A batched product of more than 255 matrices counts those of its first operand in 8 bits."""
 

@@ -82,25 +82,25 @@ def _unscale(factor: float) -> Iterator[None]:
         yield
 
 
-@fault("AMP-PARITY-001", "AMP-PARITY-003")
+@fault("AMP-RECIPE-002", "AMP-PARITY-003")
 def gradients_a_thousandth_off() -> Iterator[None]:
     """Unscaled gradients are 0.1 % too large."""
     yield from _unscale(1.001)
 
 
-@fault("AMP-PARITY-001")
+@fault("AMP-RECIPE-002")
 def gradients_one_part_in_a_million_off() -> Iterator[None]:
     """Unscaled gradients are 1e-6 too large."""
     yield from _unscale(1.000001)
 
 
-@fault("AMP-PARITY-001", "AMP-PARITY-003")
+@fault("AMP-RECIPE-002", "AMP-PARITY-003")
 def gradients_stay_scaled() -> Iterator[None]:
     """The loss scale is not removed from the gradients."""
     yield from _unscale(65536.0)
 
 
-@fault("AMP-PARITY-001", "AMP-PARITY-002")
+@fault("AMP-RECIPE-002", "AMP-PARITY-002")
 def training_computes_with_stale_weights() -> Iterator[None]:
     """The weight cache outlives its region, so every step computes with the first weights."""
     with edited(torch.autocast.__exit__, "torch.clear_autocast_cache()", "pass"):
@@ -221,7 +221,7 @@ def amp_learns_nothing() -> Iterator[None]:
         yield
 
 
-@fault("AMP-PARITY-001")
+@fault("AMP-RECIPE-002")
 def products_run_wide() -> Iterator[None]:
     """linear multiplies in float32 and rounds its result alone."""
 

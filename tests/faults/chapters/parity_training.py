@@ -115,7 +115,7 @@ def bias_correction_is_a_step_ahead() -> Iterator[None]:
         yield
 
 
-@fault("AMP-OPTIMIZER-011", "AMP-OPTIMIZER-020")
+@fault("AMP-OPTIMIZER-011", "AMP-OPTIMIZER-022")
 def momentum_is_lost_with_a_skipped_step() -> Iterator[None]:
     """A step that is skipped clears the optimizer's state."""
     right = torch.amp.GradScaler._maybe_opt_step
@@ -176,7 +176,7 @@ def gradients_are_those_of_the_micro_batch_before() -> Iterator[None]:
 # --- the scaler
 
 
-@fault("AMP-PARITY-001")
+@fault("AMP-RECIPE-002")
 def unscaled_by_65535() -> Iterator[None]:
     """Gradients are divided by one less than the scale."""
     right = torch._amp_foreach_non_finite_check_and_unscale_
@@ -224,7 +224,7 @@ def losses_are_scaled_after_backward() -> Iterator[None]:
         yield
 
 
-@fault("AMP-PARITY-001", "AMP-PARITY-002")
+@fault("AMP-RECIPE-002", "AMP-PARITY-002")
 def cached_weights_are_a_step_old() -> Iterator[None]:
     """The weight cache is cleared at the end of every second region only."""
     right, calls = torch.clear_autocast_cache, [0]

@@ -36,14 +36,14 @@ def backoff_is_too_strong() -> Iterator[None]:
         yield
 
 
-@fault("AMP-RECIPE-012")
+@fault("AMP-RECIPE-039")
 def tracker_is_not_resumed() -> Iterator[None]:
     """load_state_dict starts the growth count anew."""
     with edited(torch.amp.GradScaler.load_state_dict, 'cast(int, state_dict["_growth_tracker"])', "0"):
         yield
 
 
-@fault("AMP-RECIPE-010")
+@fault("AMP-RECIPE-025")
 def overflow_of_one_skips_none() -> Iterator[None]:
     """The check for inf forgets what the last tensor of a list holds."""
     right = torch._amp_foreach_non_finite_check_and_unscale_
@@ -99,7 +99,7 @@ def decorator_does_nothing() -> Iterator[None]:
         yield
 
 
-@fault("AMP-RECIPE-008")
+@fault("AMP-RECIPE-023")
 def scale_shrinks_with_every_call() -> Iterator[None]:
     """scale() multiplies by less the second time in an iteration."""
     right = torch.amp.GradScaler.scale

@@ -44,7 +44,7 @@ def _leaves(root: torch.Tensor) -> list[Any]:
     return found
 
 
-@fault("AMP-RECIPE-008")
+@fault("AMP-RECIPE-023")
 def accumulated_gradients_are_kept_in_bf16() -> Iterator[None]:
     """Gradients add up in bf16: each sum is rounded."""
 
@@ -56,7 +56,7 @@ def accumulated_gradients_are_kept_in_bf16() -> Iterator[None]:
         yield
 
 
-@fault("AMP-RECIPE-008", "AMP-RECIPE-023")
+@fault("AMP-RECIPE-023")
 def last_gradient_takes_the_place_of_the_sum() -> Iterator[None]:
     """A backward drops what was accumulated before."""
     right = torch.Tensor.backward
@@ -70,7 +70,7 @@ def last_gradient_takes_the_place_of_the_sum() -> Iterator[None]:
         yield
 
 
-@fault("AMP-RECIPE-021", "AMP-RECIPE-044")
+@fault("AMP-RECIPE-002", "AMP-RECIPE-044")
 def gradients_of_parameters_are_16_bit() -> Iterator[None]:
     """What backward leaves in .grad is rounded to fp16."""
 
@@ -82,7 +82,7 @@ def gradients_of_parameters_are_16_bit() -> Iterator[None]:
         yield
 
 
-@fault("AMP-RECIPE-044", "AMP-RECIPE-021")
+@fault("AMP-RECIPE-044", "AMP-RECIPE-002")
 def master_weights_are_rounded() -> Iterator[None]:
     """The scaler's step rounds every parameter to bf16."""
     right = torch.amp.GradScaler.step
@@ -112,7 +112,7 @@ def step_unscales_what_was_unscaled() -> Iterator[None]:
         yield
 
 
-@fault("AMP-RECIPE-024", "AMP-RECIPE-009")
+@fault("AMP-RECIPE-024")
 def scale_multiplies_by_more_than_it_tells() -> Iterator[None]:
     """scale() multiplies by a thousandth more than get_scale says, so that a penalty is unscaled wrongly."""
     right = torch.amp.GradScaler.scale

@@ -1,0 +1,129 @@
+"""Check 16-bit convolutions: exact on integers, rounding error, sums over batch and overlaps."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...harness.check import Case, contract
+from ...harness.targets import Target
+from ...measure.precision import full_precision
+from ...oracles.numbers import error_bounds, exact
+from ...oracles.numbers.formats import FORMATS
+from .bit_patterns import unsigned_zeros
+from .bounds_convolution import Convolution
+from .matmul_ops import gaussians
+from .matmul_spellings import integers
+from .support import leaves_on, within_window
+
+CONVOLUTIONS = {
+    one.name: one
+    for one in (
+        Convolution("conv1d", F.conv1d, (4, 9, 45), (8, 9, 3), {"padding": 1}),
+        Convolution("conv2d", F.conv2d, (3, 9, 15, 13), (10, 9, 3, 3), {"padding": 1}),
+        Convolution("pointwise", F.conv2d, (3, 33, 9, 11), (17, 33, 1, 1)),
+        Convolution("strided", F.conv2d, (3, 6, 17, 15), (8, 6, 5, 3), {"stride": 2, "padding": 2}),
+        Convolution("grouped", F.conv2d, (3, 12, 15, 13), (8, 6, 3, 3), {"groups": 2, "dilation": 2, "padding": 2}),
+        Convolution("depthwise", F.conv2d, (3, 16, 15, 13), (16, 1, 3, 3), {"groups": 16, "padding": 1}),
+        Convolution("conv3d", F.conv3d, (2, 4, 7, 8, 9), (6, 4, 3, 2, 3), {"padding": 1}),
+        Convolution("transposed1d", F.conv_transpose1d, (4, 9, 33), (9, 8, 3), {"stride": 2}, True),
+        Convolution("transposed2d", F.conv_transpose2d, (3, 9, 9, 11), (9, 8, 3, 3), {"stride": 2, "padding": 1}, True),
+        Convolution("transposed3d", F.conv_transpose3d, (2, 4, 5, 6, 5), (4, 5, 3, 2, 3), transposed=True),
+    )
+}
+
+
+# The ones that no kernel computes through Winograd's or Fourier's transform, which are not exact on integers.
+DIRECT_CONVOLUTIONS = ("pointwise", "strided", "grouped", "depthwise", "transposed1d", "transposed2d")
+
+
+def _convolve(target: Target, dtype: torch.dtype, convolution: Convolution, *operands: Tensor) -> Tensor:
+    with full_precision(target.device_type), target.autocast(dtype):
+        return convolution.call(*operands, **convolution.options)
+
+
+@contract("AMP-NUMERICS-047")
+@pytest.mark.parametrize("name", DIRECT_CONVOLUTIONS)
+def test_integer_convolutions_are_exact(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, name: str
+) -> None:
+    convolution = CONVOLUTIONS[name]
+    # At most 33 channels * 15 taps / groups products of up to 3 keep every sum within 256: what bf16 holds exactly.
+    terms = convolution.taps * (
+        convolution.weight[0] // convolution.options.get("groups", 1)
+        if convolution.transposed
+        else convolution.weight[1]
+    )
+    sources = [
+        integers(rng, 255 // terms, *convolution.image),
+        integers(rng, 1, *convolution.weight),
+        torch.zeros(convolution.channels),
+    ]
+    leaves = leaves_on(target, *sources)
+    seen = _convolve(target, amp_dtype, convolution, *leaves)
+    expected = convolution.expected(*sources).detach().to(amp_dtype)
+    case.identical(f"{name} of integers", unsigned_zeros(seen), unsigned_zeros(expected))
+
+
+@contract("AMP-NUMERICS-020")
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions_run_in_sixteen_bits(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, name: str
+) -> None:
+    convolution, form = CONVOLUTIONS[name], FORMATS[amp_dtype]
+    sources = gaussians(rng, convolution.image, convolution.weight, (convolution.channels,))
+    leaves = leaves_on(target, *sources)
+    seen = _convolve(target, amp_dtype, convolution, *leaves)
+    seed = torch.randn(seen.shape, generator=rng)
+    with full_precision(target.device_type):
+        seen.backward(seed.to(target.device, amp_dtype))
+    references = [source.double().requires_grad_() for source in sources]
+    expected = convolution.expected(*references)
+    expected.backward(seed.double())
+    case.equal(f"{name}: dtype", seen.dtype, amp_dtype)
+    samples, winograd = convolution.image[0], convolution.winograd and target.device_type != "cpu"
+    for what, tensor, reference, additions in (
+        (name, seen, expected, convolution.taps * convolution.transposed),
+        (f"{name}: gradient of the input", leaves[0].grad, references[0].grad, convolution.taps),
+        (f"{name}: gradient of the weight", leaves[1].grad, references[1].grad, samples),
+    ):
+        window = error_bounds.normwise_window(form, additions, winograd=winograd)
+        within_window(case, what, tensor, reference, window, form.unit_roundoff)
+        elements = min(math.prod(convolution.image), math.prod(convolution.weight))
+        gain = abs(error_bounds.gain_error(tensor, reference))
+        bound = error_bounds.gain_bound(form, elements, additions, winograd=winograd)
+        case.at_most(f"{what}: systematic scale error", gain, bound)
+
+
+@contract("AMP-NUMERICS-033")
+def test_convolution_sums_across_the_batch(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
+    form, samples = FORMATS[amp_dtype], 257
+    weight = torch.ones(3, 2, 1, 1, device=target.device, requires_grad=True)
+    with full_precision(target.device_type):
+        with target.autocast(amp_dtype):
+            seen = F.conv2d(torch.ones(samples, 2, 1, 1, device=target.device), weight)
+        seed = torch.ones_like(seen)
+        seed[0] = 1 / form.unit_roundoff
+        seen.backward(seed)
+    case.note("exact sum over the batch", 1 / form.unit_roundoff + samples - 1)
+    case.note("gradient of a convolution's weight", float(weight.grad.max()))
+    case.note(
+        "the same sum, rounded to 16 bits each time",
+        exact.sixteen_bit_sum(1 / form.unit_roundoff, 1.0, samples - 1, form.unit_roundoff),
+    )
+
+
+@contract("AMP-NUMERICS-033")
+def test_transposed_convolution_sums_overlaps(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
+    form, side = FORMATS[amp_dtype], case.samples(quick=16, standard=16, full=32)
+    image = torch.ones(1, 1, side, side)
+    image[0, 0, 0, 0] = 1 / form.unit_roundoff
+    with full_precision(target.device_type), target.autocast(amp_dtype):
+        seen = F.conv_transpose2d(image.to(target.device), torch.ones(1, 1, side, side, device=target.device))
+    # Every input lands on the middle of the output.
+    case.note("exact sum of the overlaps", 1 / form.unit_roundoff + side**2 - 1)
+    case.note("the same sum in a transposed convolution", float(seen[0, 0, side - 1, side - 1]))

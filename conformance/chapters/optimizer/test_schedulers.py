@@ -1,0 +1,133 @@
+"""Check that learning-rate schedulers work through the scaler as without one."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+from ...harness.check import Case, contract, deep
+from ...harness.targets import Target
+from ...oracles.optimizer_state import differences, snapshot
+from ...workloads.linear_loss import LinearLoss, with_nonfinite
+from .optimizer_configs import OptimizerConfig
+from .support import BOTH, build, iterate, twins
+
+
+@contract("AMP-OPTIMIZER-072")
+@BOTH
+def test_scheduled_rates(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
+    slopes, twin, optimizer, plain = twins(case, target, rng, kind)
+    schedules = [torch.optim.lr_scheduler.StepLR(one, step_size=1, gamma=0.5) for one in (optimizer, plain)]
+    scaler = torch.amp.GradScaler(target.device_type)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            slope = slopes.draw(rng)
+            iterate(optimizer, slopes.loss(slope), scaler)
+            iterate(plain, twin.loss(slope))
+            for schedule in schedules:
+                schedule.step()
+    complaints = [str(warning.message) for warning in caught if "lr_scheduler" in str(warning.message)]
+    case.equal("warnings about the order of scheduler and optimizer", complaints, [])
+    case.equal("learning rates after three clean steps", schedules[0].get_last_lr(), [kind.arguments["lr"] / 8] * 2)
+    case.equal("differences from fp32", differences(snapshot(optimizer), snapshot(plain)), [])
+
+
+@contract("AMP-OPTIMIZER-073")
+@BOTH
+def test_scheduler_after_a_skip(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
+    slopes = LinearLoss.make("dense", target.device, rng)
+    optimizer = build(case, kind, slopes)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    scaler = torch.amp.GradScaler(target.device_type)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        iterate(optimizer, slopes.loss(with_nonfinite(slopes.draw(rng), "last", math.inf)), scaler)
+        schedule.step()
+    complaints = [str(warning.message) for warning in caught if "lr_scheduler" in str(warning.message)]
+    case.note("warnings when a scheduler steps after a skipped first step", len(complaints))
+    case.note("learning rate after it, relative to the first", schedule.get_last_lr()[0] / kind.arguments["lr"])
+
+
+SCHEDULERS: dict[str, Callable[[Any], Any]] = {
+    "StepLR": lambda o: lr_scheduler.StepLR(o, step_size=2, gamma=0.5),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.5, total_steps=9),
+    "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0, factor=0.5),
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda epoch: 1 / (1 + epoch)),
+    "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, lambda epoch: 0.75),
+    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, milestones=[1, 3], gamma=0.5),
+    "ConstantLR": lambda o: lr_scheduler.ConstantLR(o, total_iters=2),
+    "LinearLR": lambda o: lr_scheduler.LinearLR(o, total_iters=3),
+    "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, gamma=0.5),
+    "PolynomialLR": lambda o: lr_scheduler.PolynomialLR(o, total_iters=4),
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=4),
+    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, T_0=2),
+    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, base_lr=0.125, max_lr=0.5, step_size_up=2, cycle_momentum=False),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.ConstantLR(o, total_iters=1), lr_scheduler.ExponentialLR(o, gamma=0.5)], milestones=[2]
+    ),
+    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(o, total_iters=2), lr_scheduler.ExponentialLR(o, gamma=0.5)]
+    ),
+}  # fmt: skip
+
+SHALLOW = ("StepLR", "OneCycleLR", "ReduceLROnPlateau")
+
+
+def schedulers() -> list[str]:
+    """Return the names of the non-abstract schedulers of this torch."""
+    return [
+        name
+        for name, value in vars(lr_scheduler).items()
+        if inspect.isclass(value)
+        and issubclass(value, lr_scheduler.LRScheduler)
+        and value is not lr_scheduler.LRScheduler
+        and not name.startswith("_")
+    ]
+
+
+@contract("AMP-OPTIMIZER-076")
+@BOTH
+@pytest.mark.parametrize(
+    "name", [*SHALLOW, *(deep("standard", name, id=name) for name in SCHEDULERS if name not in SHALLOW)]
+)
+def test_schedulers(case: Case, target: Target, rng: torch.Generator, name: str, kind: OptimizerConfig) -> None:
+    """Step the scheduler only if the scale was not lowered, as users do: that is, if the step was taken."""
+    slopes, twin, optimizer, plain = twins(case, target, rng, kind)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        schedules = [SCHEDULERS[name](one) for one in (optimizer, plain)]
+        scaler = torch.amp.GradScaler(target.device_type, growth_interval=2)
+        metric = {"metrics": 1.0} if name == "ReduceLROnPlateau" else {}
+        seen, expected = [], []
+        for bad in (math.nan, None, None, math.inf, None, None, -math.inf, None):
+            slope, before = slopes.draw(rng), scaler.get_scale()
+            if bad is not None and kind.fused and optimizer.state == {}:
+                continue  # AMP-OPTIMIZER-022: fused SGD uses uninitialised momentum after a skipped first step
+            iterate(optimizer, slopes.loss(slope if bad is None else with_nonfinite(slope, "last", bad)), scaler)
+            if scaler.get_scale() >= before:
+                schedules[0].step(**metric)
+            if bad is None:
+                iterate(plain, twin.loss(slope))
+                schedules[1].step(**metric)
+            seen.append([group["lr"] for group in optimizer.param_groups])
+            expected.append([group["lr"] for group in plain.param_groups])
+    complaints = [str(warning.message) for warning in caught if "lr_scheduler" in str(warning.message)]
+    case.equal("warnings about the order of scheduler and optimizer", complaints, [])
+    case.equal("learning rates after each iteration, against a run on the clean ones", seen, expected)
+    counted = [getattr(schedule, "last_epoch", None) for schedule in schedules]  # ChainedScheduler does not count
+    case.equal("steps that the scheduler counted", counted[0], counted[1])
+    case.equal("differences from that run", differences(snapshot(optimizer), snapshot(plain)), [])
+
+
+@contract("AMP-OPTIMIZER-076")
+def test_every_scheduler_is_known(case: Case) -> None:
+    case.equal("schedulers of the table that this torch lacks", sorted(set(SCHEDULERS) - set(schedulers())), [])
+    case.note("schedulers that are not checked", sorted(set(schedulers()) - set(SCHEDULERS)))

@@ -1,0 +1,114 @@
+"""Helpers of the loss scaling checks: scalers in use, iterations, and expected gradients."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from ...harness.targets import Target
+from ...scaler import model as oracle
+from ...scaler.model import Gradient
+from ...workloads.third_party_optimizers import Ordinary, give, owning
+
+FORMS = {
+    torch.float16: oracle.FP16,
+    torch.bfloat16: oracle.BF16,
+    torch.float32: oracle.FP32,
+    torch.float64: oracle.FP64,
+}
+
+NON_FINITE = pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan], ids=["inf", "minus-inf", "nan"])
+
+ROUTES = pytest.mark.parametrize("explicit", [False, True], ids=["step", "unscale-then-step"])
+
+
+def started(target: Target, **settings: Any) -> torch.amp.GradScaler:
+    """Return a scaler whose first scale() has been called, so that its scale tensor exists."""
+    scaler = torch.amp.GradScaler(target.device_type, **settings)
+    scaler.scale(torch.ones((), device=target.device))
+    return scaler
+
+
+def iterate(scaler: torch.amp.GradScaler, *optimizers: torch.optim.Optimizer, value: float = 1.0) -> None:
+    """Run one iteration in which every gradient is `value`, already scaled."""
+    for optimizer in optimizers:
+        give(optimizer, value)
+        scaler.step(optimizer)
+    scaler.update()
+
+
+def tracker(scaler: torch.amp.GradScaler) -> int:
+    return int(scaler.state_dict()["_growth_tracker"])
+
+
+def track(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, pattern: str) -> list[tuple[float, int]]:
+    """Return the scale and the tracker after each iteration of `pattern`: "." is clean, "!" overflows."""
+    seen = []
+    for letter in pattern:
+        iterate(scaler, optimizer, value=math.inf if letter == "!" else 1.0)
+        seen.append((scaler.get_scale(), tracker(scaler)))
+    return seen
+
+
+def as_gradient(tensor: torch.Tensor) -> Gradient:
+    return Gradient(tuple(tensor.detach().flatten().tolist()), FORMS[tensor.dtype])
+
+
+def as_tensor(gradient: Gradient, like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(gradient.values, dtype=like.dtype).reshape(like.shape)
+
+
+def expected_unscaled(tensor: torch.Tensor, scale: float) -> torch.Tensor:
+    """Return `tensor` as the exact model unscales it, on the CPU."""
+    return as_tensor(oracle.unscaled(as_gradient(tensor), oracle.reciprocal(scale)), tensor)
+
+
+SETTINGS = {"init_scale": 1024.0, "growth_factor": 3.0, "backoff_factor": 0.25, "growth_interval": 7}
+
+
+def contiguous(numbers: torch.Tensor) -> torch.Tensor:
+    return numbers.clone()
+
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    # 24 numbers in one layout each, on the device of the argument
+    "vector": contiguous,
+    "transposed": lambda numbers: numbers.reshape(4, 6).t().contiguous().t(),
+    "every-other": lambda numbers: torch.stack([numbers, torch.full_like(numbers, 7.0)], 1).flatten()[::2],
+    "offset": lambda numbers: torch.cat([torch.full_like(numbers[:1], 7.0), numbers])[1:],
+    "channels-last": lambda numbers: numbers.reshape(1, 2, 3, 4).contiguous(memory_format=torch.channels_last),
+    "column": lambda numbers: torch.stack([numbers, torch.full_like(numbers, 7.0)], 1)[:, 0],
+}
+
+
+def sparse(values: list[float], dtype: torch.dtype, target: Target, *, coalesced: bool) -> torch.Tensor:
+    """Return a sparse vector of 8 numbers; if not `coalesced`, every value is at index 2."""
+    indices = [list(range(len(values)))] if coalesced else [[2] * len(values)]
+    made = torch.sparse_coo_tensor(indices, torch.tensor(values, dtype=dtype), (8,), check_invariants=True)
+    return (made.coalesce() if coalesced else made).to(target.device, copy=True)
+
+
+def in_use(target: Target) -> tuple[torch.amp.GradScaler, Ordinary]:
+    return started(target, growth_interval=2), owning(torch.full((2,), 65536.0, device=target.device))
+
+
+RESUMED = {"scale": 96.0, "growth_factor": 4.0, "backoff_factor": 0.25, "growth_interval": 3, "_growth_tracker": 1}
+
+DUPLICATES: dict[str, Callable[[Any], Any]] = {
+    "pickle": lambda scaler: pickle.loads(pickle.dumps(scaler)),
+    "deepcopy": copy.deepcopy,
+}
+
+
+def raises_error(call: Callable[..., object], *arguments: Any) -> bool:
+    try:
+        call(*arguments)
+    except (RuntimeError, TypeError):
+        return True
+    return False
