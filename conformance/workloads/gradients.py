@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from types import MappingProxyType
 
 import torch
+
+NON_FINITE = MappingProxyType({"inf": math.inf, "minus-inf": -math.inf, "nan": math.nan})
 
 
 def holding(gradients: Iterable[torch.Tensor | None]) -> list[torch.nn.Parameter]:

@@ -113,7 +113,7 @@ def test_a_sample_runs_in_float32_and_returns_tensors(row: Listing) -> None:
 def test_inputs_have_the_same_values_in_every_type() -> None:
     wide = Inputs((torch.float64,), CPU, seed=3).f(4, 4)
     low = Inputs((torch.float16,), CPU, seed=3).f(4, 4)
-    by_hand = Inputs((torch.float32,), CPU, seed=3, hand_cast=torch.float16).f(4, 4)
+    by_hand = Inputs((torch.float32,), CPU, seed=3, cast_to=torch.float16).f(4, 4)
     assert torch.equal(wide.half(), low)
     assert torch.equal(low, by_hand)
     assert not torch.equal(low.double(), wide)

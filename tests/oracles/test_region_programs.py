@@ -24,7 +24,7 @@ from conformance.oracles.region.programs import (
     parting,
     predicted,
     program_of,
-    put_back,
+    restore_state,
 )
 from conformance.oracles.region.stack_model import Region, observe
 
@@ -57,7 +57,7 @@ def test_the_model_leaves_by_every_jump(player: Player, way: str) -> None:
         around = Block(0, "try", (Open(1, way, CPU, (Jump(2, kind),)),), catches="BaseException")
         program = Program((around,))
 
-        assert player.departure(program) is None
+        assert player.mismatch(program) is None
         assert ("caught 0" in types(predicted(program, player.machine))) is (kind != "return")
 
 
@@ -70,7 +70,7 @@ def test_the_model_of_a_written_out_program(player: Player) -> None:
     assert types(sights)["after 1"] is torch.bfloat16
     assert types(sights)["in 2"] is torch.float32
     assert [sight.state.depth for sight in sights] == [1, 1, 2, 1, 2, 1, 0, 0]
-    assert player.departure(program) is None
+    assert player.mismatch(program) is None
 
 
 def test_an_instance_is_settled_when_it_is_made(player: Player) -> None:
@@ -78,7 +78,7 @@ def test_an_instance_is_settled_when_it_is_made(player: Player) -> None:
 
     assert types(predicted(program, player.machine))["in 1"] is torch.float32
     assert predicted(program, player.machine)[1].state.settings["cpu"].dtype is torch.bfloat16
-    assert player.departure(program) is None
+    assert player.mismatch(program) is None
 
 
 def test_source_can_be_read() -> None:
@@ -120,7 +120,7 @@ def test_a_broken_region_departs(player: Player, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch, "set_autocast_cache_enabled", lambda enabled: None)
     monkeypatch.setattr(torch.autocast, "__exit__", lambda self, *error: False)
 
-    found = player.departure(program)
+    found = player.mismatch(program)
 
     assert found is not None
     assert "after 0: enabled for cpu is True, not False" in found
@@ -139,7 +139,7 @@ def test_everything_is_put_back() -> None:
     torch.set_autocast_enabled("xpu", True)
     torch.autocast("cpu", cache_enabled=False).__enter__()
 
-    put_back(before)
+    restore_state(before)
 
     assert observe() == before
 

@@ -12,8 +12,8 @@ from conformance.oracles.region.stack_model import (
     State,
     fresh,
     observe,
+    probe_product,
     product_in,
-    telling_product,
 )
 
 CPU_AND_XPU = fresh({"cpu": torch.bfloat16, "xpu": torch.float16})
@@ -87,4 +87,4 @@ def test_product_survives_tf32() -> None:
 
     # TF32 keeps the upper ten of float32's 23 fraction bits.
     assert torch.equal(bits & ~0x1FFF, bits)
-    assert torch.equal(telling_product("cpu"), product_in(torch.float32))
+    assert torch.equal(probe_product("cpu"), product_in(torch.float32))

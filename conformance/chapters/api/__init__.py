@@ -1,1 +1,1 @@
-"""The chapter api."""
+"""Contracts and checks of the public API of torch.amp."""

@@ -1,4 +1,4 @@
-"""The documented face of AMP: signatures, deprecated entry points, and how to find each in torch."""
+"""Read the documented API of AMP: signatures, deprecated names, and their objects in torch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Deprecated:
 
     @property
     def about(self) -> str:
-        """What its reader or writer is about: "dtype" or "enabled"."""
+        """Return the setting that it reads or writes: "dtype" or "enabled"."""
         return self.name.rpartition("_")[2]
 
     def __str__(self) -> str:
@@ -57,7 +57,7 @@ def deprecated() -> list[Deprecated]:
 
 
 def lookup(name: str) -> Any:
-    """Return what `name` ("torch.amp.autocast") stands for now; raises AttributeError."""
+    """Return the object that `name` ("torch.amp.autocast") currently refers to; raises AttributeError."""
     return functools.reduce(getattr, name.split(".")[1:], torch)
 
 
@@ -75,5 +75,5 @@ def parameters(function: Any) -> list[str]:
 
 
 def is_optional(parameter: str) -> bool:
-    """Whether a call may leave out a parameter that `parameters` returned."""
+    """Return whether a call may omit a parameter that `parameters` returned."""
     return "=" in parameter or parameter.startswith("*")

@@ -1,4 +1,4 @@
-"""The public face of AMP: names, signatures, getters and setters, deprecations and argument errors."""
+"""Check the public API of AMP: names, signatures, getters and setters, deprecations and argument errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from ...oracles.policy.devices import DeviceType, device_types
-from ...oracles.region.stack_model import observe, product_in, telling_product
+from ...oracles.region.stack_model import observe, probe_product, product_in
 from .documented_api import Deprecated, Signature, deprecated, is_optional, lookup, parameters, signatures
 
 DEVICES = device_types()
@@ -28,7 +28,7 @@ AMP_DTYPES = (torch.float16, torch.bfloat16)
 
 @contextlib.contextmanager
 def kept(device_type: str) -> Iterator[None]:
-    """Put autocast's flag and dtype of a device type back at the end."""
+    """Restore autocast's flag and dtype of a device type at the end."""
     enabled, dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
     try:
         yield
@@ -38,12 +38,12 @@ def kept(device_type: str) -> Iterator[None]:
 
 
 def reader(entry: Deprecated) -> Callable[[str], Any]:
-    """Return the current function that reads what a deprecated getter or setter is about."""
+    """Return the current getter of the setting that a deprecated getter or setter uses."""
     return torch.get_autocast_dtype if entry.about == "dtype" else torch.is_autocast_enabled
 
 
 def call(entry: Deprecated) -> Any:
-    """Use a deprecated entry point in a way that changes nothing."""
+    """Call a deprecated name without changing any state."""
     function = lookup(entry.name)
     if entry.use == "open":
         return function(enabled=False)
@@ -160,7 +160,7 @@ def test_older_namespaces(case: Case) -> None:
         case.equal(f"names missing in torch.{device_type}.amp", missing, [])
 
 
-# What is available
+# Availability
 
 
 @contract("AMP-API-020")
@@ -240,7 +240,7 @@ def test_set_dtype_is_used(case: Case, target: Target, amp_dtype: torch.dtype) -
     with kept(target.device_type):
         torch.set_autocast_enabled(target.device_type, True)
         torch.set_autocast_dtype(target.device_type, amp_dtype)
-        case.identical("a product of float32 tensors", telling_product(target.device), product_in(amp_dtype))
+        case.identical("a product of float32 tensors", probe_product(target.device), product_in(amp_dtype))
 
 
 @contract("AMP-API-023")
@@ -277,7 +277,7 @@ def test_enabled_is_used(case: Case, target: Target, amp_dtype: torch.dtype) -> 
         torch.set_autocast_dtype(target.device_type, amp_dtype)
         for enabled, dtype in ((True, amp_dtype), (False, torch.float32), (True, amp_dtype)):
             torch.set_autocast_enabled(target.device_type, enabled)
-            case.identical(f"a product, enabled={enabled}", telling_product(target.device), product_in(dtype))
+            case.identical(f"a product, enabled={enabled}", probe_product(target.device), product_in(dtype))
 
 
 @contract("AMP-API-024")

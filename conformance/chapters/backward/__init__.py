@@ -1,1 +1,1 @@
-"""The chapter backward."""
+"""Contracts and checks of backward under autocast."""

@@ -1,4 +1,4 @@
-"""The chains of ops in float64, from elementwise products and sums: no matrix product, no convolution."""
+"""Compute the chains of ops in float64 from elementwise products and sums, without matmul and convolution."""
 
 from __future__ import annotations
 

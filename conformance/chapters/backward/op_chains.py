@@ -1,4 +1,4 @@
-"""Short differentiable programs of listed ops, each runnable under autocast and with its casts written by hand."""
+"""Define short differentiable programs of listed ops that run under autocast and with manual casts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Chain:
     """A program of ops on the lower precision and float32 lists of CPU and CUDA alike.
 
     `shapes` are those of its float32 leaves; `run(leaves, low, high)` calls `low` on every operand of a lower
-    precision op and `high` on every operand of a float32 op. Under autocast both are the identity; a run by
-    hand passes casts, so the two differ in nothing else.
+    precision op and `high` on every operand of a float32 op. Under autocast both are the identity; a manual
+    run passes casts, so the two differ in nothing else.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Chain:
     formats: Mapping[str, torch.memory_format] = field(default_factory=dict)
 
     def leaves(self, draw: Callable[[tuple[int, ...]], torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
-        """Draw the leaves with `draw(shape)` on the CPU, and place them, requiring grad, on `device`."""
+        """Create the leaves with `draw(shape)` on the CPU, and copy them, requiring grad, to `device`."""
         return {
             name: draw(shape)
             .to(device)
@@ -42,9 +42,9 @@ class Chain:
         """Run without a cast, for a region to cast."""
         return self.run(leaves, _as_is, _as_is)
 
-    def by_hand(self, leaves: Tensors, dtype: torch.dtype) -> torch.Tensor:
+    def manual(self, leaves: Tensors, dtype: torch.dtype) -> torch.Tensor:
         """Run with every cast written out, outside any region; a leaf used twice is cast once."""
-        # The originals are kept too: a freed tensor's id may come again.
+        # The originals are kept alive too: the id of a freed tensor may be reused.
         lowered: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
         def low(tensor: torch.Tensor) -> torch.Tensor:
@@ -105,7 +105,7 @@ def _multilayer(t: Tensors, low: Cast, high: Cast) -> torch.Tensor:
 
 
 def _through_float32(t: Tensors, low: Cast, high: Cast) -> torch.Tensor:
-    """Linear, an elementwise op of the float32 list, linear: 16 bit, float32, 16 bit."""
+    """Run linear, an elementwise op of the float32 list, linear: 16-bit, float32, 16-bit."""
     hidden = functional.linear(low(t["x"]), low(t["first"]))
     squared = functional.mse_loss(high(hidden), high(t["goal"]), reduction="none")
     return functional.linear(low(squared), low(t["second"]))

@@ -1,4 +1,4 @@
-"""Random forward passes of 16-bit and float32 parts whose gradients are whole numbers, exact in every type."""
+"""Generate random forward passes of 16-bit and float32 parts whose gradients are integers, exact in every dtype."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RESIDUALS = 2
 
 @dataclass(frozen=True)
 class Instruction:
-    """One step of a program: what is done to the current tensor, and with which weight."""
+    """One step of a program: the operation on the current tensor, and its weight."""
 
     kind: str
     weight: str = WEIGHTS[0]
@@ -36,8 +36,8 @@ class Instruction:
 Program: TypeAlias = Sequence[Instruction]
 
 
-def drawn(generator: random.Random) -> list[Instruction]:
-    """A program of up to eight instructions, at most two of which add."""
+def random_program(generator: random.Random) -> list[Instruction]:
+    """Return a random program of up to eight instructions, at most two of which add."""
     count = generator.randint(1, 8)
     program = [Instruction(generator.choice(INSTRUCTIONS), generator.choice(WEIGHTS)) for _ in range(count)]
     adds = [place for place, step in enumerate(program) if step.kind == "residual"]
@@ -45,7 +45,7 @@ def drawn(generator: random.Random) -> list[Instruction]:
 
 
 def simpler(step: Instruction) -> Iterable[Instruction]:
-    """What may stand for an instruction: the same with the first weight, or the plainest product."""
+    """Return simpler replacements of an instruction: the first weight, or the simplest product."""
     if step.kind in MULTIPLIES and step.weight != WEIGHTS[0]:
         yield replace(step, weight=WEIGHTS[0])
     if step.kind in MULTIPLIES[1:]:
@@ -53,7 +53,7 @@ def simpler(step: Instruction) -> Iterable[Instruction]:
 
 
 def leaves(generator: torch.Generator) -> dict[str, torch.Tensor]:
-    """The input and the weights, [4, 4] float32 on the CPU: signed permutations, so that products add nothing.
+    """Return input and weights, [4, 4] float32 on the CPU: signed permutations, so that products have one term.
 
     Each row and column of a signed permutation has one 1 or -1, and a product of two is one. With two residuals the
     current tensor is a sum of at most four of them, and so is its gradient, so a gradient of a weight holds at most
@@ -69,7 +69,7 @@ def leaves(generator: torch.Generator) -> dict[str, torch.Tensor]:
 
 @dataclass(frozen=True)
 class Exact:
-    """What a program comes to in float64: its output, gradients by leaf, and the types that torch.amp promises."""
+    """The float64 result of a program: its output, gradients by leaf, and the dtypes that torch.amp promises."""
 
     output: torch.Tensor
     gradients: Mapping[str, torch.Tensor]
@@ -117,7 +117,7 @@ def exact(program: Program, given: Mapping[str, torch.Tensor], dtype: torch.dtyp
 
 
 def predicted(step: str, kind: torch.dtype, saved: torch.dtype, dtype: torch.dtype) -> torch.dtype:
-    """The type after a step, of the type before it, that of the saved tensor and that of the region."""
+    """Return the dtype after a step, from the dtypes before it, of the saved tensor and of the region."""
     if step in ("custom float32", "island", "float"):
         return torch.float32
     if step in (*MULTIPLIES, *WITHOUT_GRADIENTS):

@@ -1,4 +1,4 @@
-"""Inputs, surrounding autocast states and comparisons that several checks of backward share."""
+"""Provide inputs, surrounding autocast states and comparisons for several checks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def normal(rng: torch.Generator) -> Callable[[tuple[int, ...]], torch.Tensor]:
 
 
 def small_integers(rng: torch.Generator) -> Callable[[tuple[int, ...]], torch.Tensor]:
-    """-1, 0 and 1: products and short sums of them are exact in every floating-point type."""
+    """Return a generator of -1, 0 and 1, whose products and short sums are exact in every floating-point dtype."""
     return lambda shape: torch.randint(-1, 2, shape, generator=rng).float()
 
 
@@ -50,7 +50,7 @@ def forward(chain: Chain, leaves: Mapping[str, torch.Tensor], target: Target, dt
 
 
 def gradients(leaves: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Take the gradients of the leaves away from them."""
+    """Return the gradients of the leaves and reset them to None."""
     taken = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
     for leaf in leaves.values():
         leaf.grad = None
@@ -66,20 +66,20 @@ def same_gradients(
 
 
 def ambient(target: Target, state: str, dtype: torch.dtype) -> contextlib.AbstractContextManager[None]:
-    """What surrounds backward: no region, a region of the other 16-bit type, a disabled one."""
+    """Return the context around backward: no region, a region of the other 16-bit dtype, a disabled one."""
     if state == "outside":
         return contextlib.nullcontext()
     return target.autocast(OTHER[dtype], enabled=state == "other-dtype")
 
 
 def integers(rng: torch.Generator, target: Target, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """-1, 0 and 1, requiring grad: their products and short sums are exact in 16 bit."""
+    """Return -1, 0 and 1, requiring grad: their products and short sums are exact in 16 bit."""
     return torch.randint(-1, 2, shape, generator=rng).to(target.device, dtype).requires_grad_()
 
 
 @dataclass(frozen=True)
 class Around:
-    """The autocast state that surrounds a call; `dtype` None means that no region is entered."""
+    """The autocast state around a call; `dtype` None means no region."""
 
     dtype: torch.dtype | None
     enabled: bool = True
@@ -98,7 +98,7 @@ def surroundings(dtypes: tuple[torch.dtype, ...]) -> list[Around]:
 
 @contextlib.contextmanager
 def unlike_elsewhere(target: Target, enabled: bool, dtype: torch.dtype) -> Iterator[None]:
-    """Give every other device type the opposite flag and another dtype, so that asking the wrong one shows."""
+    """Set the opposite flag and another dtype for every other device type, to detect a read of the wrong one."""
     others = [kind for kind in ("cpu", "cuda", "xpu", "mps") if kind != target.device_type]
     before = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in others]
     try:
@@ -133,7 +133,7 @@ class Product(torch.autograd.Function):
 
 
 def decorated(forward: Callable[[Forward], Forward], backward: Callable[[Forward], Forward]) -> Any:
-    """The product with `forward` and `backward` as its decorators."""
+    """Return the product with `forward` and `backward` as its decorators."""
     return type(
         "Decorated",
         (torch.autograd.Function,),

@@ -1,4 +1,4 @@
-"""Backward: the types of its ops and gradients, custom autograd functions, and checkpointing."""
+"""Check the dtypes of backward ops and the dtypes, layout and values of gradients."""
 
 from __future__ import annotations
 
@@ -133,10 +133,10 @@ def test_gradients_equal_casts_by_hand(
         output = forward(chain, leaves, target, amp_dtype)
         gradient = backward_from(output, rng)
         seen = gradients(leaves)
-        by_hand = chain.by_hand(leaves, amp_dtype)
-        case.identical("output", output.detach(), by_hand.detach())
-        by_hand.backward(gradient)
-        same_gradients(case, "against casts by hand", seen, gradients(leaves))
+        manual = chain.manual(leaves, amp_dtype)
+        case.identical("output", output.detach(), manual.detach())
+        manual.backward(gradient)
+        same_gradients(case, "against manual casts", seen, gradients(leaves))
 
 
 @pytest.mark.parametrize("chain", [chain for chain in CHAINS if chain.name in EXACT], ids=lambda chain: chain.name)
@@ -155,7 +155,7 @@ def test_integer_gradients_are_exact(
     for name, leaf in leaves.items():
         assert leaf.grad is not None
         assert exact[name].grad is not None
-        # Adding zero makes every zero positive; its sign is nobody's promise.
+        # Adding zero makes every zero positive; its sign is not promised.
         case.identical(f"gradient of {name}", leaf.grad.cpu().double() + 0.0, exact[name].grad + 0.0)
 
 
@@ -279,7 +279,7 @@ def test_double_backward(case: Case, target: Target, amp_dtype: torch.dtype, rng
 
     penalty(forward(chain, leaves, target, amp_dtype)).backward()
     seen = gradients(leaves)
-    penalty(chain.by_hand(leaves, amp_dtype)).backward()
+    penalty(chain.manual(leaves, amp_dtype)).backward()
     expected = gradients(leaves)
     case.true("the penalty reaches the weight", "weight" in expected)
     same_gradients(case, "second derivative", seen, expected)

@@ -1,4 +1,4 @@
-"""Checkpointing under AMP: state, contexts, nested regions, random numbers and options of the recomputation."""
+"""Check activation checkpointing under AMP: state, contexts, nested regions, random numbers and options."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KINDS = (False, True)
 
 @dataclass(frozen=True)
 class State:
-    """What autocast is set to around a call; a dtype of None stands for no region."""
+    """The autocast state around a call; a dtype of None means no region."""
 
     dtype: torch.dtype | None
     enabled: bool = True
@@ -52,16 +52,16 @@ def seen_state(target: Target) -> tuple[bool, torch.dtype, bool]:
 def test_state_of_the_recomputation(case: Case, target: Target, rng: torch.Generator) -> None:
     weight = torch.randn(4, 4, generator=rng).to(target.device).requires_grad_()
     x = torch.randn(2, 4, generator=rng).to(target.device).requires_grad_()
-    told: list[tuple[bool, torch.dtype, bool]] = []
+    recorded: list[tuple[bool, torch.dtype, bool]] = []
 
     def segment(x: torch.Tensor) -> torch.Tensor:
-        told.append(seen_state(target))
+        recorded.append(seen_state(target))
         return functional.linear(x, weight).sin()
 
     wrong = []
     combinations = list(itertools.product(states(case.supported(target)), states(case.supported(target)), KINDS))
     for ahead, behind, reentrant in combinations:
-        told.clear()
+        recorded.clear()
         with ahead.open(target):
             promised = seen_state(target)
             output = checkpointing.checkpoint(segment, x, use_reentrant=reentrant)
@@ -71,8 +71,8 @@ def test_state_of_the_recomputation(case: Case, target: Target, rng: torch.Gener
             loss.backward(retain_graph=True)
             loss.backward()
             after = seen_state(target)
-        if told != [promised] * 3 or after != around:
-            wrong.append(f"forward {ahead}, backward {behind}, reentrant {reentrant}: {told}, after it {after}")
+        if recorded != [promised] * 3 or after != around:
+            wrong.append(f"forward {ahead}, backward {behind}, reentrant {reentrant}: {recorded}, after it {after}")
     gradients({"x": x, "weight": weight})
     case.equal("recomputations in another state than forward", wrong[:3], [])
     case.note("combinations of a state for forward, one for backward, and the kind of checkpoint", len(combinations))
@@ -81,51 +81,51 @@ def test_state_of_the_recomputation(case: Case, target: Target, rng: torch.Gener
 @contract("AMP-BACKWARD-054")
 def test_state_of_nested_recomputations(case: Case, target: Target, rng: torch.Generator) -> None:
     x = torch.randn(2, 4, generator=rng).to(target.device).requires_grad_()
-    told: list[tuple[bool, torch.dtype, bool]] = []
+    recorded: list[tuple[bool, torch.dtype, bool]] = []
 
     def inner(x: torch.Tensor) -> torch.Tensor:
-        told.append(seen_state(target))
+        recorded.append(seen_state(target))
         return x.sin()
 
     wrong = []
     for ahead, outside, inside in itertools.product(states(case.supported(target)), KINDS, KINDS):
-        told.clear()
+        recorded.clear()
         nested = functools.partial(checkpointing.checkpoint, inner, use_reentrant=inside)
         with ahead.open(target):
             promised = seen_state(target)
             output = checkpointing.checkpoint(nested, x, use_reentrant=outside)
         output.sum().backward()
-        if len(told) < 2 or set(told) != {promised}:
-            wrong.append(f"forward {ahead}, outer reentrant {outside}, inner reentrant {inside}: {told}")
+        if len(recorded) < 2 or set(recorded) != {promised}:
+            wrong.append(f"forward {ahead}, outer reentrant {outside}, inner reentrant {inside}: {recorded}")
     x.grad = None
     case.equal("inner recomputations in another state than forward", wrong[:3], [])
 
 
 class Layers(torch.nn.Module):
-    """Two layers with dropout and a disabled island between them; tells the types of its intermediates."""
+    """Two layers with dropout and a disabled region between them that record the dtypes of intermediates."""
 
     def __init__(self, target: Target, rng: torch.Generator, island: torch.dtype | None) -> None:
         super().__init__()
         self.first, self.second = torch.nn.Linear(16, 24), torch.nn.Linear(24, 16)
         self.target, self.island = target, island
-        self.told: list[list[torch.dtype]] = []
+        self.recorded: list[list[torch.dtype]] = []
         with torch.no_grad():
             for parameter in self.parameters():
                 parameter.copy_(torch.randn(parameter.shape, generator=rng) * 0.3)
         self.to(target.device)
 
     def forward(self, x: torch.Tensor, factor: float = 1.0, *, shift: torch.Tensor | None = None) -> torch.Tensor:
-        # A recomputation stops before its end; what it came to is told as far as it went.
-        self.told.append(told := [])
+        # A recomputation stops early; the dtypes up to there are recorded.
+        self.recorded.append(recorded := [])
         hidden = functional.dropout(functional.relu(self.first(x)), 0.4)
-        told.append(hidden.dtype)
+        recorded.append(hidden.dtype)
         enabled = self.island is not None
         with self.target.autocast(self.island or torch.bfloat16, enabled=enabled):
             given = hidden if enabled else hidden.float()
             middle = functional.linear(given, torch.eye(24, device=given.device))
-        told.append(middle.dtype)
+        recorded.append(middle.dtype)
         result: torch.Tensor = self.second(middle) * factor
-        told.append(result.dtype)
+        recorded.append(result.dtype)
         return result if shift is None else result + shift
 
 
@@ -133,12 +133,12 @@ Run = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
 
 
 def stepped(layers: Layers, x: torch.Tensor, dtype: torch.dtype, run: Run) -> dict[str, torch.Tensor]:
-    """Output and gradients of a step from one random state."""
+    """Return output and gradients of a step from a fixed random state."""
     torch.manual_seed(11)
     with layers.target.autocast(dtype):
         output = run(layers, x)
         loss = functional.mse_loss(output, torch.zeros_like(output), reduction="sum")
-    # What a training loop may draw between forward and backward.
+    # A training loop may generate random numbers between forward and backward.
     torch.rand(3, device=x.device)
     loss.backward()
     return {"output": output.detach(), **gradients({"x": x, **dict(layers.named_parameters())})}
@@ -158,7 +158,7 @@ def through(**options: Any) -> Run:
 
 
 def apart(seen: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> list[str]:
-    """The names under which type or bits differ."""
+    """Return the names under which dtype or bits differ."""
     return [
         name
         for name in sorted({*seen, *expected})
@@ -241,13 +241,13 @@ def test_regions_inside_a_checkpoint(case: Case, target: Target, rng: torch.Gene
             layers, x = Layers(target, rng, island), inputs(target, rng)
             expected = stepped(layers, x, dtype, plain)
             for reentrant in KINDS:
-                layers.told.clear()
+                layers.recorded.clear()
                 seen = stepped(layers, x, dtype, through(use_reentrant=reentrant))
                 case.equal(f"{dtype}, reentrant {reentrant}: what differs", apart(seen, expected), [])
-                case.equal(f"{dtype}, reentrant {reentrant}: forwards", len(layers.told), 2)
+                case.equal(f"{dtype}, reentrant {reentrant}: forwards", len(layers.recorded), 2)
                 promised = [dtype, island or torch.float32, dtype]
-                case.equal(f"{dtype}, reentrant {reentrant}: types in forward", layers.told[0], promised)
-                again = layers.told[1]
+                case.equal(f"{dtype}, reentrant {reentrant}: types in forward", layers.recorded[0], promised)
+                again = layers.recorded[1]
                 case.equal(f"{dtype}, reentrant {reentrant}: types in the recomputation", again, promised[: len(again)])
                 case.at_least(f"{dtype}, reentrant {reentrant}: intermediates recomputed", len(again), 2)
                 compared += len(seen)
@@ -270,13 +270,13 @@ def test_checkpoint_sequential(case: Case, target: Target, rng: torch.Generator)
         expected = step(functools.partial(model, x))
         for segments, reentrant in itertools.product((1, 2, 3, 4), KINDS):
             for part in parts:
-                part.told.clear()
+                part.recorded.clear()
             run = functools.partial(checkpointing.checkpoint_sequential, model, segments, x, use_reentrant=reentrant)
             case.equal(
                 f"{dtype}, {segments} segments, reentrant {reentrant}: what differs", apart(step(run), expected), []
             )
             # The last segment is run as it is.
-            counts = [len(part.told) for part in parts]
+            counts = [len(part.recorded) for part in parts]
             size = 4 // segments
             promised = [1 if number >= size * (segments - 1) else 2 for number in range(4)]
             case.equal(f"{dtype}, {segments} segments, reentrant {reentrant}: forwards of each part", counts, promised)
@@ -286,7 +286,7 @@ def test_checkpoint_sequential(case: Case, target: Target, rng: torch.Generator)
 def test_random_numbers_around_a_checkpoint(case: Case, target: Target, rng: torch.Generator) -> None:
     def step(layers: Layers, x: torch.Tensor, dtype: torch.dtype, run: Run) -> dict[str, torch.Tensor]:
         seen = stepped(layers, x, dtype, run)
-        # What comes after backward is drawn as if nothing had been recomputed.
+        # Random numbers after backward do not depend on the recomputation.
         return {**seen, "later": torch.rand(5), "later, on the device": torch.rand(5, device=x.device)}
 
     for dtype in case.supported(target):
@@ -295,18 +295,18 @@ def test_random_numbers_around_a_checkpoint(case: Case, target: Target, rng: tor
         for reentrant in KINDS:
             seen = step(layers, x, dtype, through(use_reentrant=reentrant))
             case.equal(f"{dtype}, reentrant {reentrant}: what differs", apart(seen, expected), [])
-            drawn = step(layers, x, dtype, through(use_reentrant=reentrant, preserve_rng_state=False))
+            other = step(layers, x, dtype, through(use_reentrant=reentrant, preserve_rng_state=False))
             case.true(
                 f"control: {dtype}, reentrant {reentrant}: not kept, other elements are dropped",
-                "second.weight" in apart(drawn, expected),
-                apart(drawn, expected),
+                "second.weight" in apart(other, expected),
+                apart(other, expected),
             )
 
 
 @contract("AMP-BACKWARD-060")
 def test_weight_shared_with_a_checkpoint(case: Case, target: Target, rng: torch.Generator) -> None:
     for dtype, reentrant in itertools.product(case.supported(target), KINDS):
-        # Whole numbers, so that the order in which both gradients are added is no matter.
+        # Integers, so that the sum of both gradients does not depend on their order.
         weight = torch.randint(-1, 2, (6, 6), generator=rng).float().to(target.device).requires_grad_()
         x = torch.randint(-1, 2, (3, 6), generator=rng).float().to(target.device).requires_grad_()
         found = []
@@ -400,29 +400,29 @@ def test_grad_through_a_checkpoint(case: Case, target: Target, rng: torch.Genera
         )
         refused = functools.partial(torch.autograd.grad, outputs[2], asked, steps)
         case.raises(f"{dtype}: the reentrant kind refuses", RuntimeError, refused, "use_reentrant=True|\\.grad\\(\\)")
-        layers.told.clear()
+        layers.recorded.clear()
         with torch.no_grad(), target.autocast(dtype):
             torch.manual_seed(11)
             output = through(use_reentrant=False)(layers, x)
         case.identical(f"{dtype}: without gradients", output, outputs[0].detach())
-        case.equal(f"{dtype}: forwards without gradients", len(layers.told), 1)
+        case.equal(f"{dtype}: forwards without gradients", len(layers.recorded), 1)
 
 
 both_kinds = pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
 
 
 class Segment(torch.nn.Module):
-    """Two layers with dropout between them, which tell the autocast state of every forward."""
+    """Two layers with dropout between them that record the autocast state of every forward."""
 
     def __init__(self, device_type: str) -> None:
         super().__init__()
         self.first, self.second = torch.nn.Linear(16, 24), torch.nn.Linear(24, 16)
         self.device_type = device_type
-        self.told: list[tuple[bool, torch.dtype, bool, torch.dtype]] = []
+        self.recorded: list[tuple[bool, torch.dtype, bool, torch.dtype]] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = functional.dropout(functional.relu(self.first(x)), 0.4)
-        self.told.append(
+        self.recorded.append(
             (
                 torch.is_autocast_enabled(self.device_type),
                 torch.get_autocast_dtype(self.device_type),
@@ -442,7 +442,7 @@ def through_checkpoint(
     around: contextlib.AbstractContextManager[None],
     **checkpointing: bool,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Output and gradients of a step from the same random state; without keywords, without a checkpoint."""
+    """Return output and gradients of a step from a fixed random state; without keywords, without a checkpoint."""
     torch.manual_seed(7)
     with target.autocast(dtype, cache_enabled=False):
         output = checkpoint(segment, x, **checkpointing) if checkpointing else segment(x)
@@ -469,9 +469,9 @@ def test_checkpoint(
     segment, x = segment_and_input(target, rng)
     surrounding = ambient(target, around, amp_dtype)
     output, seen = through_checkpoint(segment, x, target, amp_dtype, surrounding, use_reentrant=reentrant)
-    case.equal("forwards of the segment", len(segment.told), 2)
-    case.equal("state in forward", segment.told[0], (True, amp_dtype, False, amp_dtype))
-    case.equal("state in the recomputation", segment.told[1], segment.told[0])
+    case.equal("forwards of the segment", len(segment.recorded), 2)
+    case.equal("state in forward", segment.recorded[0], (True, amp_dtype, False, amp_dtype))
+    case.equal("state in the recomputation", segment.recorded[1], segment.recorded[0])
     # Backward ops that run inside another region follow that region, so the control runs inside it as well.
     surrounding = ambient(target, around, amp_dtype)
     plain, expected = through_checkpoint(segment, x, target, amp_dtype, surrounding)
@@ -510,5 +510,7 @@ def test_checkpoint_in_a_disabled_subregion(
         loss = functional.mse_loss(output, torch.zeros_like(output))
         case.equal("dtype of the output", output.dtype, torch.float32)
         loss.backward()
-    case.equal("enabled, in forward and recomputation", [told[0] for told in segment.told], [False, False])
-    case.equal("dtype, in forward and recomputation", [told[3] for told in segment.told], [torch.float32] * 2)
+    case.equal("enabled, in forward and recomputation", [recorded[0] for recorded in segment.recorded], [False, False])
+    case.equal(
+        "dtype, in forward and recomputation", [recorded[3] for recorded in segment.recorded], [torch.float32] * 2
+    )

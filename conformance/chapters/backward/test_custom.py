@@ -1,4 +1,4 @@
-"""Backward of custom autograd functions: custom_fwd and custom_bwd in every documented form and every state."""
+"""Check custom_fwd and custom_bwd in every documented form and every autocast state."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def test_state_of_both_passes(case: Case, target: Target) -> None:
     # A plain model of the docstrings: forward has the state around it, off where it casts; backward has forward's.
     dtypes = case.supported(target)
     default = state(target)[1]
-    told: list[Any] = []
+    recorded: list[Any] = []
 
-    def tell(ctx: Any, tensor: torch.Tensor, *, named: torch.Tensor) -> object:
-        told.append((*state(target), tensor.dtype, named.dtype))
-        return told
+    def record_state(ctx: Any, tensor: torch.Tensor, *, named: torch.Tensor) -> object:
+        recorded.append((*state(target), tensor.dtype, named.dtype))
+        return recorded
 
     wrong: list[str] = []
     combinations = list(
@@ -36,10 +36,12 @@ def test_state_of_both_passes(case: Case, target: Target) -> None:
     )
     given = torch.ones(2, device=target.device), torch.ones(2, device=target.device, dtype=dtypes[0])
     keywords = {"device_type": target.device_type}
-    backward = torch.amp.custom_bwd(tell, **keywords)
-    forwards = {to: torch.amp.custom_fwd(tell, cast_inputs=to, **keywords) for to in (None, torch.float32, *dtypes)}
+    backward = torch.amp.custom_bwd(record_state, **keywords)
+    forwards = {
+        to: torch.amp.custom_fwd(record_state, cast_inputs=to, **keywords) for to in (None, torch.float32, *dtypes)
+    }
     for ahead, behind, to, elsewhere in combinations:
-        told.clear()
+        recorded.clear()
         ctx = torch.autograd.function.FunctionCtx()
         around = default if ahead.dtype is None else ahead.dtype
         enabled = ahead.dtype is not None and ahead.enabled
@@ -49,13 +51,13 @@ def test_state_of_both_passes(case: Case, target: Target) -> None:
                 after = state(target)
             with behind.open(target):
                 before_backward = state(target)
-                # Twice, as through a graph that is kept.
+                # Twice, as in a retained graph.
                 results += [backward(ctx, given[0], named=given[1]) for _ in range(2)]
                 after_backward = state(target)
         types = [tensor.dtype if to is None or not enabled else to for tensor in given]
         behind_forward = (enabled and to is None, around, *(tensor.dtype for tensor in given))
         promised = [(enabled and to is None, around, *types), behind_forward, behind_forward]
-        found = (told, after, after_backward, [result is told for result in results])
+        found = (recorded, after, after_backward, [result is recorded for result in results])
         if found != (promised, (enabled, around), before_backward, [True, True, True]):
             wrong.append(f"forward in {ahead}, cast_inputs {to}, backward in {behind}: {found}, promised {promised}")
     case.equal("combinations that differ", wrong[:3], [])
@@ -82,44 +84,44 @@ def test_exceptions_leave_the_state(case: Case, target: Target) -> None:
 @contract("AMP-BACKWARD-029")
 def test_cache_flag_of_backward(case: Case, target: Target) -> None:
     dtype = case.supported(target)[0]
-    told: list[bool] = []
+    recorded: list[bool] = []
 
-    def tell(*_: object) -> None:
-        told.append(torch.is_autocast_cache_enabled())
+    def record_state(*_: object) -> None:
+        recorded.append(torch.is_autocast_cache_enabled())
 
-    forward = torch.amp.custom_fwd(tell, device_type=target.device_type)
-    backward = torch.amp.custom_bwd(tell, device_type=target.device_type)
+    forward = torch.amp.custom_fwd(record_state, device_type=target.device_type)
+    backward = torch.amp.custom_bwd(record_state, device_type=target.device_type)
     for cached in (True, False):
         ctx = torch.autograd.function.FunctionCtx()
-        told.clear()
+        recorded.clear()
         with target.autocast(dtype, cache_enabled=cached):
             forward(ctx)
         backward(ctx)
-        case.equal("cache flag in forward and in backward", told, [cached, cached])
+        case.equal("cache flag in forward and in backward", recorded, [cached, cached])
 
 
 @contract("AMP-BACKWARD-066", on=("cuda", "fake:cuda"))
 def test_deprecated_decorators_in_every_state(case: Case, target: Target) -> None:
-    # torch.autocast("cuda") disables itself without CUDA, so backward on fake tensors is held to the new spelling's;
+    # torch.autocast("cuda") disables itself without CUDA, so backward on fake tensors is compared with the new name's;
     # a region that belongs to another device shows in the states of the others.
     dtypes = case.supported(target)
-    told: list[Any] = []
+    recorded: list[Any] = []
 
-    def tell(ctx: Any, *tensors: torch.Tensor) -> object:
+    def record_state(ctx: Any, *tensors: torch.Tensor) -> object:
         states = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cuda", "cpu", "xpu")]
-        told.append((states, [tensor.dtype for tensor in tensors]))
-        return told
+        recorded.append((states, [tensor.dtype for tensor in tensors]))
+        return recorded
 
     def passes(forward: Forward, backward: Forward, ahead: Around, behind: Around) -> list[Any]:
-        """What both passes tell, whether each returned its result, and forward's state around and after it."""
-        told.clear()
+        """Return the records of both passes, whether each returned its result, and the state around forward."""
+        recorded.clear()
         ctx = torch.autograd.function.FunctionCtx()
         with unlike_elsewhere(target, not behind.enabled, OTHER[dtypes[-1]]):
             with ahead.open(target):
-                found: list[Any] = [state(target), forward(ctx, *given) is told, state(target)]
+                found: list[Any] = [state(target), forward(ctx, *given) is recorded, state(target)]
             with behind.open(target):
-                found.append(backward(ctx, *given) is told)
-        return [*found, *told]
+                found.append(backward(ctx, *given) is recorded)
+        return [*found, *recorded]
 
     old, new, kind = torch.cuda.amp, torch.amp, {"device_type": "cuda"}
     wrong: list[str] = []
@@ -129,15 +131,15 @@ def test_deprecated_decorators_in_every_state(case: Case, target: Target) -> Non
         # The last is on the CPU, whose tensors are not cast.
         given = [*(torch.ones(1, device=target.device, dtype=dtype) for dtype in types), torch.ones(1)]
         for to in (None, torch.float32, *dtypes):
-            successor = new.custom_fwd(tell, cast_inputs=to, **kind), new.custom_bwd(tell, **kind)
-            forms = old.custom_fwd(tell, cast_inputs=to), old.custom_fwd(cast_inputs=to)(tell)
+            successor = new.custom_fwd(record_state, cast_inputs=to, **kind), new.custom_bwd(record_state, **kind)
+            forms = old.custom_fwd(record_state, cast_inputs=to), old.custom_fwd(cast_inputs=to)(record_state)
             for ahead, behind in itertools.product(surroundings(dtypes), surroundings(dtypes)):
                 expected = passes(*successor, ahead, behind)
                 enabled, around = expected[0]
                 casts = enabled and to is not None
                 seen = [to if casts else dtype for dtype in types[:2]] + [*types[2:], torch.float32]
                 for form in forms:
-                    found = passes(form, old.custom_bwd(tell), ahead, behind)
+                    found = passes(form, old.custom_bwd(record_state), ahead, behind)
                     states, arguments = found[4]
                     forward = states[0], arguments
                     if found != expected or forward != ((enabled and not casts, around), seen):
@@ -146,13 +148,13 @@ def test_deprecated_decorators_in_every_state(case: Case, target: Target) -> Non
 
 
 class Wrapped(list[Any]):
-    """A list of a class of its own."""
+    """A subclass of list."""
 
 
 @contract("AMP-BACKWARD-030")
 def test_containers_of_inputs(case: Case, target: Target, rng: torch.Generator) -> None:
     for to in case.supported(target):
-        # float32 in a region of `to`, and the other way round: both directions are asked for.
+        # float32 in a region of `to`, and vice versa.
         source = torch.randn(4, generator=rng).to(target.device)
         cast, key = source.to(to), source.clone()
         rows = [source, source]
@@ -227,7 +229,7 @@ def test_inputs_of_other_kinds(case: Case, target: Target, rng: torch.Generator)
 
 
 class Pair(NamedTuple):
-    """What a model may pass as one argument."""
+    """A named tuple of two tensors."""
 
     left: torch.Tensor
     right: torch.Tensor
@@ -250,7 +252,7 @@ def test_named_tuples(case: Case, target: Target, rng: torch.Generator) -> None:
 
 
 def forms(decorator: Callable[..., Any], **keywords: Any) -> dict[str, Callable[[Forward], Forward]]:
-    """Every way in which a decorator that takes `device_type` can be written."""
+    """Return all call forms of a decorator that takes `device_type`."""
     first = dict(itertools.islice(keywords.items(), 1))
     rest = {name: value for name, value in keywords.items() if name not in first}
     return {

@@ -1,4 +1,4 @@
-"""Check what a custom function with custom_fwd and custom_bwd computes, and the deprecated decorators."""
+"""Check state, outputs and gradients of custom functions with custom_fwd and custom_bwd."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .support import OTHER, ambient, around_backward, backward_from, gradients, 
 
 
 class Product(torch.autograd.Function):
-    """A matrix product whose forward and backward tell the state that they run in."""
+    """A matrix product whose forward and backward record their autocast state."""
 
-    told: dict[str, Any] = {}  # noqa: RUF012
+    recorded: dict[str, Any] = {}  # noqa: RUF012
 
     @staticmethod
-    def tell(device_type: str, where: str, *tensors: torch.Tensor) -> None:
-        Product.told[where] = {
+    def record_state(device_type: str, where: str, *tensors: torch.Tensor) -> None:
+        Product.recorded[where] = {
             "enabled": torch.is_autocast_enabled(device_type),
             "dtype": torch.get_autocast_dtype(device_type),
             "given": [tensor.dtype for tensor in tensors],
@@ -28,7 +28,7 @@ class Product(torch.autograd.Function):
 
 
 def decorated(device_type: str, cast_inputs: torch.dtype | None = None) -> type[torch.autograd.Function]:
-    """A fresh matrix product, decorated in the documented form as torch.amp is now."""
+    """Return a new matrix product with the documented decorators of the current torch.amp."""
     keywords = {} if cast_inputs is None else {"cast_inputs": cast_inputs}
 
     class Decorated(Product):
@@ -36,17 +36,17 @@ def decorated(device_type: str, cast_inputs: torch.dtype | None = None) -> type[
         @torch.amp.custom_fwd(device_type=device_type, **keywords)
         def forward(ctx: Any, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
             ctx.save_for_backward(left, right)
-            Product.tell(device_type, "forward", left, right)
+            Product.record_state(device_type, "forward", left, right)
             return left.mm(right)
 
         @staticmethod
         @torch.amp.custom_bwd(device_type=device_type)
         def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             left, right = ctx.saved_tensors
-            Product.tell(device_type, "backward", gradient)
+            Product.record_state(device_type, "backward", gradient)
             return gradient.mm(right.T), left.T.mm(gradient)
 
-    Product.told = {}
+    Product.recorded = {}
     return Decorated
 
 
@@ -65,11 +65,11 @@ def test_custom_function(case: Case, around: str, target: Target, amp_dtype: tor
         output = function.apply(left, right)
     with ambient(target, around, amp_dtype):
         gradient = backward_from(output, rng)
-    told = Product.told
-    case.equal("enabled in forward", told["forward"]["enabled"], True)
-    case.equal("types given to forward", told["forward"]["given"], [torch.float32, torch.float32])
-    case.equal("enabled in backward", told["backward"]["enabled"], True)
-    case.equal("dtype of the region in backward", told["backward"]["dtype"], amp_dtype)
+    recorded = Product.recorded
+    case.equal("enabled in forward", recorded["forward"]["enabled"], True)
+    case.equal("types given to forward", recorded["forward"]["given"], [torch.float32, torch.float32])
+    case.equal("enabled in backward", recorded["backward"]["enabled"], True)
+    case.equal("dtype of the region in backward", recorded["backward"]["dtype"], amp_dtype)
     low_left, low_right = left.detach().to(amp_dtype), right.detach().to(amp_dtype)
     case.identical("output", output.detach(), low_left.mm(low_right))
     case.identical("gradient of the left operand", left.grad, gradient.mm(low_right.T).float())
@@ -85,9 +85,9 @@ def test_custom_function_outside(
     output = decorated(target.device_type).apply(left, right)
     with ambient(target, around, amp_dtype):
         gradient = backward_from(output, rng)
-    told = Product.told
-    case.equal("enabled in forward", told["forward"]["enabled"], False)
-    case.equal("enabled in backward", told["backward"]["enabled"], False)
+    recorded = Product.recorded
+    case.equal("enabled in forward", recorded["forward"]["enabled"], False)
+    case.equal("enabled in backward", recorded["backward"]["enabled"], False)
     case.identical("output", output.detach(), left.detach().mm(right.detach()))
     case.identical("gradient of the left operand", left.grad, gradient.mm(right.detach().T))
     case.identical("gradient of the right operand", right.grad, left.detach().T.mm(gradient))
@@ -101,9 +101,9 @@ def test_custom_function_in_a_region_of_another_device(
     with torch.autocast("cpu" if target.device_type == "xpu" else "xpu", dtype=amp_dtype):
         output = decorated(target.device_type).apply(left, right)
         backward_from(output, rng)
-    told = Product.told
-    case.equal("enabled in forward", told["forward"]["enabled"], False)
-    case.equal("enabled in backward", told["backward"]["enabled"], False)
+    recorded = Product.recorded
+    case.equal("enabled in forward", recorded["forward"]["enabled"], False)
+    case.equal("enabled in backward", recorded["backward"]["enabled"], False)
     case.identical("output", output.detach(), left.detach().mm(right.detach()))
 
 
@@ -121,11 +121,11 @@ def test_cast_inputs(
         case.equal("enabled after forward", torch.is_autocast_enabled(target.device_type), True)
     with ambient(target, around, amp_dtype):
         gradient = backward_from(output, rng)
-    told = Product.told
-    case.equal("enabled in forward", told["forward"]["enabled"], False)
-    case.equal("types given to forward", told["forward"]["given"], [to, to])
-    case.equal("enabled in backward", told["backward"]["enabled"], False)
-    case.equal("type given to backward", told["backward"]["given"], [to])
+    recorded = Product.recorded
+    case.equal("enabled in forward", recorded["forward"]["enabled"], False)
+    case.equal("types given to forward", recorded["forward"]["given"], [to, to])
+    case.equal("enabled in backward", recorded["backward"]["enabled"], False)
+    case.equal("type given to backward", recorded["backward"]["given"], [to])
     cast_left, cast_right = left.detach().to(to), right.detach().to(to)
     case.identical("output", output.detach(), cast_left.mm(cast_right))
     case.identical("gradient of the left operand", left.grad, gradient.mm(cast_right.T).to(from_))
@@ -137,7 +137,7 @@ def test_cast_inputs_reach(case: Case, target: Target, amp_dtype: torch.dtype, r
     def floats(dtype: torch.dtype) -> torch.Tensor:
         return torch.randn(4, generator=rng).to(target.device).to(dtype)
 
-    # Backends such as MPS have no float64; there the row is left out.
+    # MPS has no float64.
     wide = {"float64": floats(torch.float64)} if target.device_type != "mps" else {}
     integers = torch.arange(4, device=target.device)
     flags = integers > 1
@@ -175,7 +175,7 @@ def test_cast_inputs_outside(case: Case, target: Target, amp_dtype: torch.dtype,
     left, right = operands(target, rng)
     output = decorated(target.device_type, cast_inputs=amp_dtype).apply(left, right)
     gradient = backward_from(output, rng)
-    case.equal("types given to forward", Product.told["forward"]["given"], [torch.float32, torch.float32])
+    case.equal("types given to forward", Product.recorded["forward"]["given"], [torch.float32, torch.float32])
     case.identical("output", output.detach(), left.detach().mm(right.detach()))
     case.identical("gradient of the left operand", left.grad, gradient.mm(right.detach().T))
     with target.autocast(amp_dtype):

@@ -1,4 +1,4 @@
-"""Backward: what hooks, autograd.grad, several roots, second derivatives, threads and saved tensors see under AMP."""
+"""Check hooks, autograd.grad, several roots, second derivatives, threads and saved tensors under AMP."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ LOWERED = tuple(chain for chain in CHAINS if not chain.float32_ops)
 
 
 def exactly(case: Case, what: str, seen: torch.Tensor | None, exact: torch.Tensor) -> None:
-    """`seen` holds the numbers of `exact`, a float64 tensor; zeros of either sign are one number."""
+    """Return whether `seen` equals `exact`, a float64 tensor; zeros of either sign are equal."""
     assert seen is not None
     case.identical(what, seen.detach().cpu().double() + 0.0, exact.detach() + 0.0)
 
 
 def difference(seen: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> list[str]:
-    """The names under which type, shape or bits differ, or that one side lacks."""
+    """Return the names under which dtype, shape or bits differ, or that one side lacks."""
     names = sorted(set(seen) ^ set(expected))
     for name in sorted(set(seen) & set(expected)):
         ours, theirs = seen[name], expected[name]
@@ -41,7 +41,7 @@ def difference(seen: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Te
 
 
 class Watched:
-    """Two layers and a weighted sum; every kind of hook writes down a copy of the gradients that it is given."""
+    """Two layers and a weighted sum; every kind of hook records a copy of its gradients."""
 
     def __init__(self, leaves: Mapping[str, torch.Tensor]) -> None:
         self.leaves = leaves
@@ -76,7 +76,7 @@ class Watched:
 
 @contract("AMP-BACKWARD-039")
 def test_hooks_see_scaled_gradients(case: Case, target: Target, rng: torch.Generator) -> None:
-    # Whole numbers below 2^8 times a power of two: every product and sum is exact in both 16-bit types.
+    # Integers below 2^8 times a power of two: every product and sum is exact in both 16-bit types.
     shapes = {"x": (4, 16), "first": (8, 16), "second": (3, 8), "goal": (4, 3)}
     leaves = {name: integers(rng, target, *shape) for name, shape in shapes.items()}
     exact = Watched({name: leaf.detach().cpu().double().requires_grad_() for name, leaf in leaves.items()})
@@ -107,7 +107,7 @@ def test_hooks_see_scaled_gradients(case: Case, target: Target, rng: torch.Gener
 
 
 def leaves_of_every_layout(target: Target, rng: torch.Generator) -> dict[str, tuple[torch.Tensor, Any]]:
-    """Leaves by name, each with a function of it that autocast lowers, for an input of 4 rows of 6 or 2 images."""
+    """Return leaves by name, each with a lower-precision function of it, for an input of 4 rows of 6 or 2 images."""
 
     def draw(*shape: int) -> torch.Tensor:
         return torch.randint(-1, 2, shape, generator=rng).float().to(target.device)
@@ -138,7 +138,7 @@ def leaves_of_every_layout(target: Target, rng: torch.Generator) -> dict[str, tu
 
 
 def promised_strides(leaf: torch.Tensor) -> tuple[int, ...]:
-    """The strides of a new gradient: the leaf's own where it is dense and without overlap, else row-major.
+    """Return the strides of a new gradient: the leaf's own where it is dense and without overlap, else row-major.
 
     torch.autograd, "Default gradient layouts".
     """
@@ -280,7 +280,7 @@ def test_several_roots(case: Case, target: Target, rng: torch.Generator) -> None
         exact = {"x": into_hidden @ w, "first": into_hidden.T @ a, "second": g.T @ (a @ w.T)}
         for name, promised in exact.items():
             case.equal(f"{dtype}: type of the gradient of {name}", found[name].dtype, torch.float32)
-            # At most 75: whole numbers below 2^8 are exact in both types.
+            # At most 75: integers below 2^8 are exact in both dtypes.
             exactly(case, f"{dtype}: gradient of {name}", found[name], promised)
 
 
@@ -303,7 +303,7 @@ def test_second_backward_of_one_graph(case: Case, target: Target, rng: torch.Gen
 
 @contract("AMP-BACKWARD-045")
 def test_second_derivatives(case: Case, target: Target, rng: torch.Generator) -> None:
-    # Whole numbers, so that the order in which autograd adds the parts of a second derivative is no matter.
+    # Integers, so that a second derivative does not depend on the order of its sum.
     compared, wrong = 0, []
     for dtype, chain in itertools.product(case.supported(target), LOWERED):
         leaves = chain.leaves(small_integers(rng), target.device)
@@ -317,11 +317,11 @@ def test_second_derivatives(case: Case, target: Target, rng: torch.Generator) ->
 
         with repeatable_convolutions():
             seen = second(forward(chain, leaves, target, dtype))
-            expected = second(chain.by_hand(leaves, dtype))
+            expected = second(chain.manual(leaves, dtype))
         compared += len(expected)
         wrong += [f"{chain.name} in {dtype}: {name}" for name in difference(seen, expected)]
         case.equal(f"{chain.name} in {dtype}: types", {part.dtype for part in seen.values()}, {torch.float32})
-    case.equal("first and second derivatives that differ from those of casts by hand", wrong[:3], [])
+    case.equal("first and second derivatives that differ from those of manual casts", wrong[:3], [])
     case.note("derivatives compared", compared)
 
 
@@ -370,18 +370,20 @@ def test_backward_in_another_thread(case: Case, target: Target, rng: torch.Gener
         gradient = cotangent(output, rng)
         output.backward(gradient, retain_graph=True)
         expected = gradients(leaves)
-        told: list[bool] = []
+        recorded: list[bool] = []
 
-        def backward(output: torch.Tensor = output, gradient: torch.Tensor = gradient, told: list[bool] = told) -> None:
+        def backward(
+            output: torch.Tensor = output, gradient: torch.Tensor = gradient, recorded: list[bool] = recorded
+        ) -> None:
             output.backward(gradient, retain_graph=True)
-            told.append(torch.is_autocast_enabled(target.device_type))
+            recorded.append(torch.is_autocast_enabled(target.device_type))
 
-        # The region of the thread that waits is none of the other's.
+        # The region of the waiting thread does not apply in the other.
         with target.autocast(OTHER[dtype]):
             thread = threading.Thread(target=backward)
             thread.start()
             thread.join()
-        case.equal(f"{dtype}: autocast in the other thread", told, [False])
+        case.equal(f"{dtype}: autocast in the other thread", recorded, [False])
         case.equal(f"{dtype}: gradients that differ", difference(gradients(leaves), expected), [])
 
 
@@ -390,7 +392,7 @@ def as_it_is(kept: Any) -> Any:
 
 
 class Saved:
-    """Saved-tensor hooks that write down what is saved, and hand it back through `pack` and `unpack`."""
+    """Saved-tensor hooks that record the saved tensors, and pass them through `pack` and `unpack`."""
 
     def __init__(
         self,
@@ -489,7 +491,7 @@ def test_saved_tensor_hooks(case: Case, target: Target, rng: torch.Generator) ->
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Without warnings: that anomaly mode is slow, where the forward of a NaN was, what forward mode imports."""
+    """Suppress the warnings of anomaly mode and of the imports of forward mode."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -549,7 +551,7 @@ def test_function_transforms(case: Case, target: Target, rng: torch.Generator) -
 
 
 class Intermediates(TorchFunctionMode):
-    """Keeps every differentiable result of a function that is no cast, and its gradient."""
+    """A mode that records every differentiable result except casts, and its gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -578,8 +580,8 @@ def test_gradients_of_intermediates(case: Case, target: Target, rng: torch.Gener
             output.backward(gradient)
             gradients(leaves)
             with Intermediates() as theirs:
-                by_hand = chain.by_hand(leaves, dtype)
-            by_hand.backward(gradient)
+                manual = chain.manual(leaves, dtype)
+            manual.backward(gradient)
         names = [[name for name, _ in run.kept] for run in (ours, theirs)]
         if names[0] != names[1]:
             wrong.append(f"{chain.name} in {dtype}: {names[0]}, by hand {names[1]}")
@@ -590,7 +592,7 @@ def test_gradients_of_intermediates(case: Case, target: Target, rng: torch.Gener
             compared += 1
             if seen.grad.dtype != seen.dtype or difference({name: seen.grad}, {name: expected.grad}):
                 wrong.append(f"{chain.name} in {dtype}: {name}, {seen.grad.dtype} for {seen.dtype}")
-    case.equal("intermediate gradients that differ from those of casts by hand", wrong[:3], [])
+    case.equal("intermediate gradients that differ from those of manual casts", wrong[:3], [])
     case.note("intermediate gradients compared", compared)
 
 

@@ -1,4 +1,4 @@
-"""Backward of custom operators: the autocast rule that torch.library.register_autocast gives them, forward and back."""
+"""Check the autocast rule of torch.library.register_autocast in forward and backward of custom operators."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ...harness.targets import Target
 from ...oracles.policy.overloads import mode_of
 from .support import OTHER, Around, integers, state, surroundings, unlike_elsewhere
 
-# A namespace for each way of defining an operator.
-OWN, LIBRARY, NAME = "amp_conformance_own", "amp_conformance_library", "told"
+# One namespace for each method to define an operator.
+OWN, LIBRARY, NAME = "amp_conformance_own", "amp_conformance_library", "recorded"
 SCHEMA = "(Tensor x, Tensor weight, Tensor? maybe, Tensor[] many, Tensor?[] some, int n=2, str t='t', float f=0.5)"
 DEVICES = ("cpu", "cuda", "fake:cuda")
 
 
 class Defined(NamedTuple):
-    """An operator and what registers its rules."""
+    """An operator and the functions that register its rules."""
 
     operator: Callable[..., torch.Tensor]
     register_autocast: Callable[[str, torch.dtype], object]
@@ -32,7 +32,7 @@ class Defined(NamedTuple):
 
 @contextlib.contextmanager
 def as_custom_op(body: Callable[..., torch.Tensor], schema: str) -> Iterator[Defined]:
-    """An operator of torch.library.custom_op, whose definition registers its own rules."""
+    """Define an operator with torch.library.custom_op, whose definition registers its rules."""
     operator = torch.library.custom_op(f"{OWN}::{NAME}", body, mutates_args=(), schema=f"{schema} -> Tensor")
     operator.register_fake(body)
     yield Defined(operator, operator.register_autocast, operator.register_autograd)
@@ -40,7 +40,7 @@ def as_custom_op(body: Callable[..., torch.Tensor], schema: str) -> Iterator[Def
 
 @contextlib.contextmanager
 def by_name(body: Callable[..., torch.Tensor], schema: str) -> Iterator[Defined]:
-    """An operator that a library defines, whose rules are registered by its name."""
+    """Define an operator with torch.library.Library, whose rules are registered by name."""
     with torch.library._scoped_library(LIBRARY, "FRAGMENT") as library:
         library.define(f"{NAME}{schema} -> Tensor")
         library.impl(NAME, body, "CompositeExplicitAutograd")
@@ -57,12 +57,12 @@ WAYS = {"custom-op": as_custom_op, "by-name": by_name}
 both_ways = pytest.mark.parametrize("way", WAYS)
 
 
-class Teller:
-    """The body of an operator: it tells its arguments and the autocast state that it runs in."""
+class Recorder:
+    """The body of an operator, which records its arguments and autocast state."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        self.told: list[tuple[list[Any], bool, torch.dtype]] = []
+        self.recorded: list[tuple[list[Any], bool, torch.dtype]] = []
 
     def __call__(
         self,
@@ -76,12 +76,12 @@ class Teller:
         f: float = 0.5,
     ) -> torch.Tensor:
         one = torch.ones(2, 2, device=self.target.device)
-        self.told.append(([x, weight, maybe, many, some, n, t, f], state(self.target)[0], one.mm(one).dtype))
+        self.recorded.append(([x, weight, maybe, many, some, n, t, f], state(self.target)[0], one.mm(one).dtype))
         return x.clone()
 
 
 def same(seen: Any, expected: Any) -> bool:
-    """Whether two arguments agree; of tensors without numbers, type, device and shape are asked."""
+    """Return whether two arguments agree; tensors without values are compared by dtype, device and shape."""
     if isinstance(expected, list):
         return len(seen) == len(expected) and all(map(same, seen, expected))
     if not isinstance(expected, torch.Tensor):
@@ -104,16 +104,16 @@ def cast(value: Any, to: torch.dtype) -> Any:
 
 
 def eligible(rng: torch.Generator, target: Target, dtypes: tuple[torch.dtype, ...]) -> list[Any]:
-    """Arguments in which every tensor is one that a region casts, of each such type, in each place."""
+    """Return arguments with an eligible tensor of each dtype in each position."""
     types = itertools.cycle((torch.float32, *dtypes))
     tensor = [torch.randn(3, generator=rng).to(target.device, next(types)) for _ in range(8)]
     return [tensor[0], tensor[1], tensor[2], [tensor[3], tensor[4]], [tensor[5], None, tensor[6]], 7, "text", 1.5]
 
 
-def differences(teller: Teller, expected: list[Any], enabled: bool, product: torch.dtype) -> list[str]:
-    """What the one call that was told does otherwise than promised."""
-    ((arguments, found, made),) = teller.told
-    teller.told.clear()
+def differences(teller: Recorder, expected: list[Any], enabled: bool, product: torch.dtype) -> list[str]:
+    """Return the differences of the recorded call from the promise."""
+    ((arguments, found, made),) = teller.recorded
+    teller.recorded.clear()
     wrong = [
         f"argument {place}: {described(seen)}, promised {described(promised)}"
         for place, (seen, promised) in enumerate(zip(arguments, expected, strict=True))
@@ -130,7 +130,7 @@ def cast_in_regions(case: Case, way: str, target: Target, rng: torch.Generator) 
     with mode_of(target):
         given = eligible(rng, target, dtypes)
         for to in (*dtypes, torch.float32):
-            teller = Teller(target)
+            teller = Recorder(target)
             with WAYS[way](teller, SCHEMA) as (operator, register, _):
                 register(target.device_type, to)
                 for dtype in dtypes:
@@ -171,7 +171,7 @@ def test_operator_leaves_other_tensors(case: Case, way: str, target: Target, rng
         x = torch.randn(3, generator=rng).to(target.device)
         strange = [torch.ones(3, device=elsewhere)] + [x.to(kind) for kind in kinds]
         for to in case.supported(target):
-            teller = Teller(target)
+            teller = Recorder(target)
             with WAYS[way](teller, SCHEMA) as (operator, register, _):
                 register(target.device_type, to)
                 for tensor in strange:
@@ -197,7 +197,7 @@ def test_operator_outside_of_its_regions(case: Case, way: str, target: Target, r
                 continue
             # Around an operator without a rule for this device the region stays on; fake tensors run with it off.
             enabled = around.dtype is not None and around.enabled and not target.is_fake
-            teller = Teller(target)
+            teller = Recorder(target)
             with WAYS[way](teller, SCHEMA) as (operator, register, _), unlike_elsewhere(target, True, OTHER[dtypes[0]]):
                 if kind is not None:
                     register(kind, dtypes[0])
@@ -216,11 +216,11 @@ def multiply(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 @both_ways
 @contract("AMP-BACKWARD-070", on=("cpu", "cuda"))
 def test_gradients_of_an_operator(case: Case, way: str, target: Target, rng: torch.Generator) -> None:
-    told: list[tuple[torch.dtype, ...]] = []
+    recorded: list[tuple[torch.dtype, ...]] = []
 
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x, weight = ctx.saved_tensors
-        told.append((gradient.dtype, x.dtype, weight.dtype))
+        recorded.append((gradient.dtype, x.dtype, weight.dtype))
         return gradient.mm(weight.t()), x.t().mm(gradient)
 
     def keep(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
@@ -240,12 +240,12 @@ def test_gradients_of_an_operator(case: Case, way: str, target: Target, rng: tor
                         weight.add_(1)
                 outputs.append(operator(x, weight))
             for output, used in zip(outputs, (old, weight.detach()), strict=True):
-                told.clear()
+                recorded.clear()
                 ones = torch.ones_like(output)
                 found = torch.autograd.grad(output, (x, weight), ones)
                 a, w, g = (tensor.detach().cpu().double() for tensor in (x, used, ones))
                 where = f"cast_inputs {to} in {dtype}"
-                case.equal(f"{where}: types in backward", told, [(to, to, to)])
+                case.equal(f"{where}: types in backward", recorded, [(to, to, to)])
                 case.equal(f"{where}: types of gradients", [part.dtype for part in found], [x.dtype, weight.dtype])
                 case.identical(f"{where}: output", output.detach().cpu().double() + 0.0, a @ w + 0.0)
                 case.identical(f"{where}: gradient of x", found[0].cpu().double() + 0.0, g @ w.T + 0.0)

@@ -1,4 +1,4 @@
-"""Backward of random programs: regions, custom functions, checkpoints and residuals, against exact gradients."""
+"""Check random programs of regions, custom functions, checkpoints and residuals against exact gradients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class Machine:
-    """Runs programs under torch.amp on one target in regions of one type."""
+    """Run programs under torch.amp on one target in regions of one dtype."""
 
     def __init__(self, target: Target, dtype: torch.dtype) -> None:
         kind = {"device_type": target.device_type}
@@ -33,7 +33,7 @@ class Machine:
         self._needs_float32 = decorated(torch.amp.custom_fwd(**kind, cast_inputs=torch.float32), backward)
 
     def forward(self, program: Program, leaves: Tensors) -> tuple[torch.Tensor, list[torch.dtype]]:
-        """The scaled loss of a program, and the types of its steps."""
+        """Return the scaled loss of a program, and the dtypes of its steps."""
         current = saved = leaves["x"]
         types = []
         with self._target.autocast(self._dtype):
@@ -91,7 +91,7 @@ BACKWARDS = (accumulated, in_a_disabled_region, in_a_thread)
 
 
 def wrong(machine: Machine, program: Program, target: Target, dtype: torch.dtype, seed: int) -> list[str]:
-    """What differs between a program's run and its exact gradients and promised types."""
+    """Return the differences of a program's run from its exact gradients and promised dtypes."""
     given = programs.leaves(torch.Generator().manual_seed(seed))
     promised = programs.exact(program, given, dtype)
     leaves = {name: tensor.to(target.device).requires_grad_(name != "goal") for name, tensor in given.items()}
@@ -125,9 +125,9 @@ def test_random_programs(case: Case, target: Target) -> None:
         def fails(program: Program, differs: Callable[[Program], list[str]] = differs) -> bool:
             return bool(differs(program))
 
-        failed = shortest(programs.drawn, fails, count=count, seed=case.seed, simpler=programs.simpler)
-        told: list[str] = []
+        failed = shortest(programs.random_program, fails, count=count, seed=case.seed, simpler=programs.simpler)
+        report: list[str] = []
         if failed is not None:
-            told = [*map(str, failed), f"backward {BACKWARDS[len(failed) % 3].__name__}", *differs(failed)]
-        case.equal(f"{dtype}: the shortest program that fails, and how", told, [])
+            report = [*map(str, failed), f"backward {BACKWARDS[len(failed) % 3].__name__}", *differs(failed)]
+        case.equal(f"{dtype}: the shortest program that fails, and how", report, [])
     case.note("programs", count)

@@ -1,1 +1,1 @@
-"""The chapter bf16."""
+"""Contracts and checks of bfloat16 training."""

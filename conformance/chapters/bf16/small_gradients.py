@@ -1,4 +1,4 @@
-"""A small regression whose gradients lie below the range of fp16 and whose learning rate makes up for it."""
+"""Train a small regression with gradients below the range of fp16 and a learning rate that compensates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS, INPUTS, HIDDEN, OUTPUTS = 64, 12, 16, 4
 
 @dataclass(frozen=True)
 class Outcome:
-    """One arm: the first step's gradients, all losses (undone of `FACTOR`), and the weights before and after."""
+    """The result of one training run: first gradients, all losses (without `FACTOR`), and weights before and after."""
 
     gradients: tuple[torch.Tensor, ...]
     losses: tuple[float, ...]
@@ -26,7 +26,7 @@ class Outcome:
 
     @property
     def progress(self) -> float:
-        """The last loss over the first one."""
+        """Return the last loss divided by the first."""
         return self.losses[-1] / self.losses[0]
 
     def lost(self, reference: Outcome) -> float:

@@ -1,4 +1,4 @@
-"""bf16: the exponent range of fp32, hence no loss scaling, at the price of three fraction bits."""
+"""Check bf16 training: the exponent range of fp32, no loss scaling, three fraction bits less than fp16."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_trains_without_a_scaler(case: Case, target: Target, rng: torch.Generato
     ):
         case.at_most(f"{name}: share of gradients lost to underflow", outcome.lost(reference), 0.01)
         case.at_most(f"{name}: last loss over first", outcome.progress, 0.5)
-        # Rounding moves a loss of this size by 0.5 % at most; what underflow costs is the loss itself.
+        # Rounding moves a loss of this size by 0.5 % at most; underflow changes the loss by orders of magnitude.
         case.between(f"{name}: last loss over fp32's", outcome.losses[-1] / reference.losses[-1], 0.9, 1.1)
 
 
@@ -180,7 +180,7 @@ def test_no_scale_overflows_bf16(case: Case, target: Target) -> None:
 
 # --- range ------------------------------------------------------------------------------------------------------
 
-# Each hands (m, k) times (k, n) to an op of the lower precision list.
+# Each computes (m, k) times (k, n) by an op of the lower precision list.
 PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mm": torch.mm,
     "linear": lambda left, right: F.linear(left, right.t()),

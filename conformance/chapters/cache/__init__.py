@@ -1,1 +1,1 @@
-"""The chapter cache."""
+"""Contracts and checks of the weight cache."""

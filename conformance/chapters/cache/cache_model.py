@@ -1,4 +1,4 @@
-"""A plain model of autocast's weight cache: which casts a program of uses makes, of which numbers, with what gradients.
+"""Model autocast's weight cache: the casts that a program makes, their values and their gradients.
 
 The rules are those of `cached_cast` in aten/src/ATen/autocast_mode.cpp and of `__exit__` in torch/amp/autocast_mode.py,
 torch 2.11 and later: a cast is kept if it is one of a float32 leaf that requires a gradient and is no view, to the
@@ -16,7 +16,7 @@ import torch
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 LOW = (torch.float16, torch.bfloat16)
-# What is used of a weight: itself, or a tensor that is made of it for the use; none of the latter is cached.
+# A use takes the weight itself or a tensor computed from it, which is never cached.
 FORMS = ("itself", "t()", "view(4, 4)", "* 1", "detach()")
 # `linear` runs in the region's type, `mse_loss` in float32, those of WIDEST in the widest of their types: a CPU lists
 # `cat`, CUDA and XPU list `tensordot` (fixtures/op_lists.toml).
@@ -26,8 +26,8 @@ MODES = ("enable_grad", "no_grad", "inference_mode")
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What a weight is made as; a `parameter` is a torch.nn.Parameter, a `view` a leaf that shares another's memory."""
+class WeightSpec:
+    """The properties of a new weight: a `parameter` is a torch.nn.Parameter, a `view` a leaf in another's memory."""
 
     dtype: torch.dtype = torch.float32
     requires_grad: bool = True
@@ -47,7 +47,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a program; what its `op` does not need it ignores."""
+    """One step of a program; fields that its `op` does not need are ignored."""
 
     op: str
     weight: int = 0
@@ -57,7 +57,7 @@ class Step:
     choice: int = 0
 
     def lines(self, device: str, partner: torch.dtype | None = None) -> list[str]:
-        """The step in Python on tensors of `device`, a device type; those that end a block have none.
+        """Return the step as Python on tensors of `device`, a device type; steps that end a block have no lines.
 
         `partner` is the type of the other tensor of a use, by default the weight's.
         """
@@ -83,8 +83,8 @@ class Step:
         }
         return [line.replace("NAME", name) for line in lines.get(self.op, [])]
 
-    def told(self, device: str, partner: torch.dtype) -> str:
-        """The step in one line of a message."""
+    def describe(self, device: str, partner: torch.dtype) -> str:
+        """Return the step as one line of a message."""
         return "; ".join(self.lines(device, partner)) or f"the block's end ({self.op})"
 
 
@@ -97,15 +97,15 @@ _UPDATE_LINES = {
 
 
 def called(weight: int, form: str) -> str:
-    """Name what is used of a weight."""
+    """Return the name of the tensor that a step uses."""
     return f"w{weight}" if form == "itself" else f"w{weight} {form}" if form == "* 1" else f"w{weight}.{form}"
 
 
 @dataclass
 class Weight:
-    """A weight now; `content` counts its changes, `identity` tells it from those that had its name before."""
+    """The state of a weight; `content` counts its changes, `identity` differs from earlier weights of its name."""
 
-    kind: Kind
+    kind: WeightSpec
     identity: int
     dtype: torch.dtype
     requires_grad: bool
@@ -114,7 +114,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class Kept:
-    """A cast that the cache holds."""
+    """A cast in the cache."""
 
     dtype: torch.dtype
     content: int
@@ -122,7 +122,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Use:
-    """What a use comes to: its casts, the types and the content it is computed from, whether it has a gradient."""
+    """The result of a use: its casts, the dtypes and content of its operands, and whether it has a gradient."""
 
     casts: tuple[tuple[str, torch.dtype], ...]
     dtype: torch.dtype
@@ -132,7 +132,7 @@ class Use:
 
 @dataclass(frozen=True)
 class _Place:
-    """What is in force in a block."""
+    """The settings in force in a block."""
 
     enabled: bool = False
     dtype: torch.dtype = torch.bfloat16
@@ -146,7 +146,7 @@ class _Place:
 class CacheModel:
     """The cache, the weights, and the blocks that are open."""
 
-    kinds: Sequence[Kind]
+    kinds: Sequence[WeightSpec]
     kept: dict[int, Kept] = field(default_factory=dict)
     _places: list[_Place] = field(default_factory=lambda: [_Place()])
     _made: int = 0
@@ -156,11 +156,11 @@ class CacheModel:
 
     @property
     def depth(self) -> int:
-        """How many blocks are open."""
+        """Return the number of open blocks."""
         return len(self._places) - 1
 
     def take(self, step: Step) -> Use | None:
-        """Take a step that is `legal`; return what a use comes to."""
+        """Apply a step that is `legal`; return the result of a use."""
         weight = self.weights[step.weight]
         if step.op == "use":
             return self._use(step, weight)
@@ -184,7 +184,7 @@ class CacheModel:
         return None
 
     def legal(self, step: Step) -> bool:
-        """Whether the step can be taken, and is not the business of AMP-CACHE-030: one cast in regions of two types."""
+        """Return whether the step is possible and outside of AMP-CACHE-030: one cast in regions of two dtypes."""
         if step.op in ("leave", "raise"):
             return self.depth > 0
         if step.op != "use" or step.function == "mse_loss":
@@ -196,7 +196,7 @@ class CacheModel:
         kept = self.kept.get(weight.identity)
         return kept is None or kept.dtype == here.dtype or not self._cacheable(step, weight)
 
-    def _new(self, kind: Kind) -> Weight:
+    def _new(self, kind: WeightSpec) -> Weight:
         self._made += 1
         return Weight(kind, self._made, kind.dtype, kind.requires_grad)
 
@@ -230,7 +230,7 @@ class CacheModel:
         return Use(tuple(sorted([*casts, (name, dtype)], key=str)), dtype, weight.content, grad)
 
     def partner(self, step: Step) -> torch.dtype:
-        """The type of the other tensor of a use: the weight's own, but for WIDEST in a region, where it is wider."""
+        """Return the dtype of the other tensor of a use: the weight's own, but a wider one for WIDEST in a region."""
         weight = self.weights[step.weight]
         wider = step.function in WIDEST and self._places[-1].enabled and weight.dtype in LOW
         return torch.float32 if wider else weight.dtype
@@ -254,11 +254,11 @@ class CacheModel:
             self.kept.clear()
 
 
-# What programs are made of: uses above all, and regions around them.
+# The relative frequency of steps: mostly uses, and regions around them.
 _OPS = ("use",) * 12 + ("enter",) * 4 + ("leave",) * 3 + ("freeze", "clear", "raise", "replace", "update", "retype")
 
 
-def drawn(
+def random_steps(
     generator: random.Random,
     weights: int,
     functions: Sequence[str],
@@ -266,7 +266,7 @@ def drawn(
     modes: bool = False,
     length: int = 24,
 ) -> list[Step]:
-    """Draw up to `length` steps over so many weights, used in `functions`, with or without grad modes."""
+    """Return up to `length` random steps over so many weights, used in `functions`, with or without grad modes."""
     ops = _OPS + (("mode",) * 4 if modes else ())
     main = generator.choice(LOW)
 
@@ -289,7 +289,7 @@ def drawn(
 
 
 def simpler(step: Step) -> list[Step]:
-    """Return the steps that may stand for one in a shorter program."""
+    """Return simpler replacements of a step, for shrinking."""
     given = step.setting
     plainer = [replace(given, enabled=True), replace(given, cache_enabled=None), replace(given, elsewhere=False)]
     choices = [replace(step, form="itself"), replace(step, function="linear"), replace(step, weight=0)]

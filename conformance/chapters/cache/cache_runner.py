@@ -1,4 +1,4 @@
-"""Plays programs over autocast's weight cache on torch, beside the model, and says where the two part."""
+"""Run a program on torch and on the weight-cache model; report the first difference."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 import torch
 
 from ...oracles.trace.ops import Conversion, OpTrace
-from .cache_model import FLOATS, MODES, UPDATES, CacheModel, Kind, Setting, Step, Use, called
+from .cache_model import FLOATS, MODES, UPDATES, CacheModel, Setting, Step, Use, WeightSpec, called
 
 SIDE = 4  # of the square weights
 
 
 class CachePlayer:
-    """Plays programs on tensors of `device`; `region` opens a region as the model knows it.
+    """Run programs on tensors of `device`; `region` opens a region of the model's settings.
 
-    Fake tensors without their hardware are no use here: autograd asks the driver for the stream of a leaf.
+    Fake tensors cannot be used without their hardware: autograd queries the driver for the stream of a leaf.
     """
 
     def __init__(
         self,
         device: torch.device,
         region: Callable[[Setting], AbstractContextManager[Any]],
-        kinds: Sequence[Kind],
+        kinds: Sequence[WeightSpec],
     ) -> None:
         self.kinds = kinds
         self.uses = 0
@@ -43,12 +43,12 @@ class CachePlayer:
         # Of the sum of linear's result by its weight: in each row the sums of the features.
         self.slopes = {dtype: features.sum(0).expand(SIDE, SIDE) for dtype, features in self._features.items()}
 
-    def departure(self, steps: Sequence[Step]) -> str | None:
-        """Play the steps; say at which torch first departs from the model, None where it does not."""
+    def mismatch(self, steps: Sequence[Step]) -> str | None:
+        """Run the steps; return the first difference of torch from the model, or None."""
         return _Play(self, steps).run()
 
     def script(self, steps: Sequence[Step]) -> str:
-        """The steps that are legal as Python, each use with the casts that are promised."""
+        """Return the legal steps as Python, each use with its predicted casts."""
         model, used = CacheModel(self.kinds), sorted({step.weight for step in steps})
         lines = [
             "import torch",
@@ -77,7 +77,7 @@ class CachePlayer:
         return f"w{number} = {tensor}.requires_grad_({kind.requires_grad})"
 
     def made(self, number: int) -> torch.Tensor:
-        """Make the weight of that number, unlike the others."""
+        """Create the weight of that number, different from the others."""
         kind = self.kinds[number]
         values = (self._square[torch.float32] + number).to(kind.dtype)
         if kind.view:
@@ -87,13 +87,13 @@ class CachePlayer:
         return values.requires_grad_(kind.requires_grad)
 
     def other(self, function: str, dtype: torch.dtype) -> torch.Tensor:
-        """The tensor that a function gets beside the weight: (3, 4) for linear, else of the weight's shape."""
+        """Return the other argument of a function: (3, 4) for linear, else of the weight's shape."""
         return (self._features if function == "linear" else self._square)[dtype]
 
 
 @dataclass(frozen=True)
 class Place:
-    """A step of a program, with the type of the tensor that it uses beside the weight, and how to name it."""
+    """A step of a program, with the dtype of the other tensor that it uses, and its name in messages."""
 
     number: int
     step: Step
@@ -101,7 +101,7 @@ class Place:
     partner: torch.dtype
 
     def __str__(self) -> str:
-        return f"at step {self.number}, {self.step.told(self.device_type, self.partner)}"
+        return f"at step {self.number}, {self.step.describe(self.device_type, self.partner)}"
 
 
 class _Play:
@@ -124,7 +124,7 @@ class _Play:
             try:
                 found = self._all() or self._closed()
             finally:
-                # Before the trace ends: inference mode puts back the modes that it found.
+                # Before the trace ends: inference mode restores the modes of its entry.
                 while self._open:
                     self._open.pop().__exit__(None, None, None)
         return found or self._wrong_value()
@@ -161,7 +161,7 @@ class _Play:
         return self._held()
 
     def _held(self) -> str | None:
-        """Say what is wrong with the casts that are alive: those in the cache are, and no other."""
+        """Return a difference of the casts that are alive from those in the model's cache, or None."""
         self._casts = [cast for cast in self._casts if cast.result() is not None]
         held, promised = [cast.target for cast in self._casts], [kept.dtype for kept in self._model.kept.values()]
         if held == promised or sorted(map(str, held)) == sorted(map(str, promised)):
@@ -215,13 +215,13 @@ class _Play:
         return f"the gradient is {gradient.tolist()} in {gradient.dtype}, not {promised.tolist()}"
 
     def _wrong_value(self) -> str | None:
-        """Compare each result with that of casts by hand, now that no region is open."""
+        """Compare each result with that of manual casts, after all regions have ended."""
         for place, use, identity, output, other in self._outputs:
             content = self._contents[identity, use.content].to(use.dtype)
             transposed = content.t() if place.step.form == "t()" else content
-            by_hand = _CALLS[place.step.function](other.to(use.dtype), transposed)
-            if output.dtype != by_hand.dtype or not torch.equal(output, by_hand):
-                return f"{place}: the result is {output.tolist()}, not {by_hand.tolist()}"
+            manual = _CALLS[place.step.function](other.to(use.dtype), transposed)
+            if output.dtype != manual.dtype or not torch.equal(output, manual):
+                return f"{place}: the result is {output.tolist()}, not {manual.tolist()}"
         return None
 
     def _do(self, step: Step) -> None:

@@ -1,4 +1,4 @@
-"""Autocast's weight cache: which casts are kept, for how long, and what gradients they carry."""
+"""Check which casts autocast's weight cache holds, for how long, and their gradients."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ...oracles.trace.casts import alive
 from ...oracles.trace.ops import OpTrace
 
 OTHER = {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}
-# Long enough that only a thread that died is given up on.
+# Seconds after which a thread is considered dead.
 PATIENCE = 60.0
 
 
 class Interruption(Exception):
-    """Leaves a region early."""
+    """Raised to leave a region early."""
 
 
 def weight_of(target: Target, rng: torch.Generator, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Return a leaf on the target that requires a gradient, (5, 4) unless told otherwise."""
+    """Return a leaf on the target that requires a gradient, (5, 4) by default."""
     return torch.randn(*(shape or (5, 4)), generator=rng).to(target.device, dtype).requires_grad_()
 
 
@@ -35,8 +35,8 @@ def features_of(target: Target, rng: torch.Generator) -> torch.Tensor:
     return torch.randn(3, 4, generator=rng).to(target.device)
 
 
-def by_hand(features: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return what `linear` gives in a region, from casts by hand outside any."""
+def manual_linear(features: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the result of `linear` on manually cast tensors outside any region."""
     return linear(features.detach().to(dtype), weight.detach().to(dtype))
 
 
@@ -186,7 +186,7 @@ def test_cache_off_in_a_subregion(case: Case, target: Target, amp_dtype: torch.d
         case.equal("casts after one more use with the cache on", len(trace.casts_of(weight)), 3)
 
 
-# What is not cached: a way to make it from a float32 leaf, and how often three uses cast it.
+# Weights by name: how to create one from a float32 leaf, and the number of casts in three uses.
 KINDS: dict[str, tuple[Callable[[torch.Tensor, torch.dtype], torch.Tensor], int]] = {
     "leaf": (lambda leaf, dtype: leaf, 1),
     "parameter": (lambda leaf, dtype: torch.nn.Parameter(leaf.detach().clone()), 1),
@@ -233,10 +233,12 @@ def test_clear_shows_an_update(case: Case, target: Target, amp_dtype: torch.dtyp
             weight.mul_(-3.0)
         torch.clear_autocast_cache()
         output = linear(features, weight)
-    case.identical("output after an update and a cleared cache", output.detach(), by_hand(features, weight, amp_dtype))
+    case.identical(
+        "output after an update and a cleared cache", output.detach(), manual_linear(features, weight, amp_dtype)
+    )
 
 
-# What a cached cast is worth
+# Values of cached casts
 
 
 @contract("AMP-CACHE-010")
@@ -247,7 +249,7 @@ def test_values(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.G
         with target.autocast(amp_dtype, cache_enabled=cache):
             outputs = [linear(features, weight) for features in batches]
         for number, (features, output) in enumerate(zip(batches, outputs, strict=True)):
-            promised = by_hand(features, weight, amp_dtype)
+            promised = manual_linear(features, weight, amp_dtype)
             case.identical(f"output {number} with cache_enabled={cache}", output.detach(), promised)
 
 
@@ -277,7 +279,7 @@ def test_update_between_regions(
         with target.autocast(amp_dtype):
             linear(features, weight)
             output = linear(features, weight)
-        case.identical(f"output of region {step}", output.detach(), by_hand(features, weight, amp_dtype))
+        case.identical(f"output of region {step}", output.detach(), manual_linear(features, weight, amp_dtype))
         if update == "optimizer":
             optimizer.zero_grad()
             output.float().square().sum().backward()
@@ -299,7 +301,7 @@ def test_new_weight_at_an_old_address(
     mode: Callable[[], contextlib.AbstractContextManager],
     memory: str,
 ) -> None:
-    # A quarter of a mebibyte: small blocks seldom come back at their old address on the CPU.
+    # A quarter of a mebibyte: the CPU allocator rarely reuses the address of small blocks.
     side, wrong, addresses = 256, [], set()
     ones = torch.ones(1, side, device=target.device)
     block = torch.empty(side, side, device=target.device)
@@ -436,7 +438,7 @@ def test_without_gradients(
         with mode():
             inner = linear(features, weight)
             case.equal("the result in the mode requires a gradient", inner.requires_grad, False)
-            case.identical("the result in the mode", inner, by_hand(features, weight, amp_dtype))
+            case.identical("the result in the mode", inner, manual_linear(features, weight, amp_dtype))
         outer = linear(features, weight)
         case.equal("the result after the mode requires a gradient", outer.requires_grad, True)
 
@@ -461,15 +463,15 @@ def test_nested_regions_of_two_dtypes(case: Case, target: Target, amp_dtype: tor
     for cache in (False, True):
         for (place, dtype), output in zip(promised, nested(cache), strict=True):
             what = f"{place} region's output with cache_enabled={cache}"
-            case.identical(what, output, by_hand(features, weight, dtype))
+            case.identical(what, output, manual_linear(features, weight, dtype))
 
 
 def beside(
     target: Target, here: torch.dtype, there: torch.dtype, rng: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Use one weight in a region of `here`, and meanwhile in another thread's region of `there`.
+    """Use one weight in a region of `here`, and at the same time in another thread's region of `there`.
 
-    Returns the outputs here before, there, and here after, then the input and the weight.
+    Return the outputs here before, there, and here after, then the input and the weight.
     """
     weight, features = weight_of(target, rng), features_of(target, rng)
 
@@ -488,7 +490,7 @@ def beside(
 @contract("AMP-CACHE-031")
 def test_region_in_another_thread(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
     before, aside, after, features, weight = beside(target, amp_dtype, amp_dtype, rng)
-    promised = by_hand(features, weight, amp_dtype)
+    promised = manual_linear(features, weight, amp_dtype)
     case.identical("output before the other thread's region", before, promised)
     case.identical("output in the other thread's region", aside, promised)
     case.identical("output after it, in the region that is still open", after, promised)
@@ -499,9 +501,11 @@ def test_two_dtypes_in_two_threads(case: Case, target: Target, amp_dtype: torch.
     other = OTHER[amp_dtype]
     case.require(target, other)
     before, aside, after, features, weight = beside(target, amp_dtype, other, rng)
-    case.identical("output before the other thread's region", before, by_hand(features, weight, amp_dtype))
-    case.identical("output in the other thread's region", aside, by_hand(features, weight, other))
-    case.identical("output after it, in the region that is still open", after, by_hand(features, weight, amp_dtype))
+    case.identical("output before the other thread's region", before, manual_linear(features, weight, amp_dtype))
+    case.identical("output in the other thread's region", aside, manual_linear(features, weight, other))
+    case.identical(
+        "output after it, in the region that is still open", after, manual_linear(features, weight, amp_dtype)
+    )
 
 
 # Facts

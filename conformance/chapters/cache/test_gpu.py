@@ -1,4 +1,4 @@
-"""Autocast's weight cache on a GPU: in CUDA graphs and over streams."""
+"""Check autocast's weight cache on a GPU: in CUDA graphs and across streams."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ CYCLES = 10_000_000
 
 
 class Layers:
-    """Two matrices whose 16-bit casts show: odd integers and a little, which rounding takes away.
+    """Two matrices whose 16-bit casts are visible: odd integers plus a fraction that rounding removes.
 
-    Inputs are integers, so that a product of rounded numbers has no error but the one rounding of its result.
+    Inputs are integers, so that a product of rounded numbers has only the one rounding of its result.
     """
 
     def __init__(self, device: torch.device, rng: torch.Generator) -> None:
@@ -36,7 +36,7 @@ class Layers:
 
     @torch.no_grad()
     def draw(self) -> None:
-        """Write other numbers to the same memory."""
+        """Write new values to the same memory."""
         for weight in self.weights:
             weight.copy_(2 * torch.randint(-4, 4, weight.shape, generator=self._rng) + 1 + 2.0**-13)
         for tensor in (self.inputs, self.seed):
@@ -151,7 +151,7 @@ def test_private_pools(case: Case, target: Target, amp_dtype: torch.dtype, rng: 
         for number in range(1, 4):
             layers.draw()
             graphs[0].replay()
-            # What is allocated meanwhile comes from other memory than the graphs'.
+            # Allocations in between must use other memory than the graphs'.
             others = [torch.full((ROWS, WIDTH), torch.nan, device=target.device, dtype=amp_dtype) for _ in range(64)]
             graphs[1].replay()
             between, output, _ = layers.expected(form)
@@ -165,7 +165,7 @@ def test_private_pools(case: Case, target: Target, amp_dtype: torch.dtype, rng: 
 
 
 def occupy(module: Any) -> None:
-    """Keep the current stream busy for some milliseconds, so that what does not wait for it comes too early."""
+    """Keep the current stream busy for some milliseconds, so that work without synchronization runs too early."""
     sleep = getattr(module, "_sleep", None)  # CUDA's and ROCm's alone: a kernel that counts cycles
     if sleep is not None:
         sleep(CYCLES)

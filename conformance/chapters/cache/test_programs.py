@@ -1,4 +1,4 @@
-"""Autocast's weight cache in whole programs: which casts happen, of what, and what is held when."""
+"""Check random and enumerated programs of weight uses against the cache model, and when casts are freed."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from ...oracles.symbolic.blocks import blocks, execute, tensors
 from ...oracles.trace.casts import alive
 from ...oracles.trace.ops import OpTrace
 from . import cache_model
-from .cache_model import FLOATS, FORMS, LOW, MODES, UPDATES, Kind, Setting, Step, drawn
+from .cache_model import FLOATS, FORMS, LOW, MODES, UPDATES, Setting, Step, WeightSpec, random_steps
 from .cache_runner import CachePlayer
 
-# Long enough that only a thread that died is given up on.
+# Seconds after which a thread is considered dead.
 PATIENCE = 60.0
 
 # Three that are cached, and one of each kind that is not.
 WEIGHTS = (
-    Kind(),
-    Kind(parameter=True),
-    Kind(),
-    Kind(requires_grad=False),
-    Kind(view=True),
-    Kind(torch.float16),
-    Kind(torch.bfloat16),
-    Kind(torch.float64),
+    WeightSpec(),
+    WeightSpec(parameter=True),
+    WeightSpec(),
+    WeightSpec(requires_grad=False),
+    WeightSpec(view=True),
+    WeightSpec(torch.float16),
+    WeightSpec(torch.bfloat16),
+    WeightSpec(torch.float64),
 )
 
 
 def region_on(target: Target) -> Callable[[Setting], AbstractContextManager[Any]]:
-    """Opens regions on the target, and `elsewhere` on a device type that needs no hardware."""
+    """Return a function that opens regions on the target, and `elsewhere` ones on a device type without hardware."""
     neighbour = "cpu" if target.device_type == "xpu" else "xpu"
 
     def opened(given: Setting) -> AbstractContextManager[Any]:
@@ -59,12 +59,12 @@ def region_on(target: Target) -> Callable[[Setting], AbstractContextManager[Any]
 
 
 def explored(case: Case) -> int:
-    """The seed of random programs: fixed, but where the run explores."""
+    """Return the seed of random programs: fixed below level full."""
     return case.seed if case.level == "full" else 0
 
 
 def functions_on(target: Target) -> tuple[str, ...]:
-    """The functions that the model knows and the target's lists name."""
+    """Return the functions of the model that are on the target's lists."""
     return {
         "cpu": ("linear", "mse_loss", "cat"),
         "cuda": ("linear", "mse_loss", "tensordot"),
@@ -72,8 +72,8 @@ def functions_on(target: Target) -> tuple[str, ...]:
     }.get(target.device_type, ("linear",))
 
 
-def player_on(case: Case, target: Target, kinds: Sequence[Kind]) -> CachePlayer:
-    """A player for weights of those kinds; unsupported where the device has no tensors of a dtype (mps has no fp64)."""
+def player_on(case: Case, target: Target, kinds: Sequence[WeightSpec]) -> CachePlayer:
+    """Return a player for weights of those kinds; unsupported where the device lacks a dtype (mps has no fp64)."""
     for dtype in FLOATS:
         try:
             torch.zeros(1, dtype=dtype, device=target.device)
@@ -83,46 +83,46 @@ def player_on(case: Case, target: Target, kinds: Sequence[Kind]) -> CachePlayer:
 
 
 def programs(case: Case, target: Target, count: int, **options: Any) -> None:
-    """Random programs cast as the model predicts, and their results, gradients and casts that are held are its own."""
+    """Check casts, results, gradients and live casts of random programs against the model."""
     tried: list[int] = []
     kinds = tuple(kind for kind in WEIGHTS if kind.dtype not in LOW or target.supports(kind.dtype))
     with one_thread():
         player = player_on(case, target, kinds)
 
-        def departs(steps: Sequence[Step]) -> bool:
+        def differs(steps: Sequence[Step]) -> bool:
             tried.append(len(steps))
-            return player.departure(steps) is not None
+            return player.mismatch(steps) is not None
 
         found = shortest(
-            lambda generator: drawn(generator, len(kinds), functions_on(target), **options),
-            departs,
+            lambda generator: random_steps(generator, len(kinds), functions_on(target), **options),
+            differs,
             count=count,
             seed=explored(case),
             simpler=cache_model.simpler,
         )
-        seen = None if found is None else player.departure(found)
+        seen = None if found is None else player.mismatch(found)
     for what, number in (("programs", len(tried)), ("uses", player.uses), ("casts", player.casts)):
         case.note(f"{what} compared", number)
     case.note("seed", explored(case))
     if found is not None:
         case.reproduce(player.script(found))
-    case.equal("how the shortest program found departs from the model", seen, None)
+    case.equal("first difference of the shortest program found from the model", seen, None)
 
 
-def all_of(case: Case, target: Target, whole: Iterator[tuple[Kind, list[Step]]], quick: int) -> None:
-    """Each of the short programs over one weight is as the model predicts; not all are tried at every level."""
+def all_of(case: Case, target: Target, whole: Iterator[tuple[WeightSpec, list[Step]]], quick: int) -> None:
+    """Check short programs over one weight against the model; a random sample of them below level full."""
     listed, wrong = list(whole), []
     count = case.samples(quick=quick, standard=6 * quick, full=len(listed))
     chosen = random.Random(case.seed).sample(listed, min(count, len(listed)))
     with one_thread():
         players = {kind: player_on(case, target, (kind,)) for kind in dict(chosen)}
         for kind, steps in chosen:
-            if found := players[kind].departure(steps):
+            if found := players[kind].mismatch(steps):
                 wrong.append((found, players[kind].script(steps)))
     case.note("programs compared", len(chosen))
     if wrong:
         case.reproduce(min((script for _, script in wrong), key=len))
-    case.equal("how programs depart from the model", [found for found, _ in wrong[:3]], [])
+    case.equal("first differences of programs from the model", [found for found, _ in wrong[:3]], [])
 
 
 @contract("AMP-CACHE-050")
@@ -130,20 +130,20 @@ def test_programs(case: Case, target: Target) -> None:
     programs(case, target, case.samples(quick=40, standard=400, full=10000))
 
 
-def two_uses(target: Target) -> Iterator[tuple[Kind, list[Step]]]:
-    """Two uses of every kind of weight in every form and function, by the region's type and cache flag."""
+def two_uses(target: Target) -> Iterator[tuple[WeightSpec, list[Step]]]:
+    """Yield two uses of every kind of weight in every form and function, by the region's dtype and cache flag."""
     dtypes = [dtype for dtype in LOW if target.supports(dtype)]
     everything = itertools.product(
         [dtype for dtype in FLOATS if dtype not in LOW or dtype in dtypes],
         (True, False),
-        (Kind(), Kind(parameter=True), Kind(view=True)),
+        (WeightSpec(), WeightSpec(parameter=True), WeightSpec(view=True)),
         FORMS,
         functions_on(target),
         dtypes,
         (True, False),
     )
     for dtype, requires_grad, kind, form, function, region, cache in everything:
-        made = Kind(dtype, requires_grad, kind.parameter, kind.view)
+        made = WeightSpec(dtype, requires_grad, kind.parameter, kind.view)
         used = Step("use", form=form, function=function)
         yield made, [Step("enter", setting=Setting(region, cache_enabled=cache)), used, used]
 
@@ -153,7 +153,7 @@ def test_two_uses(case: Case, target: Target) -> None:
     all_of(case, target, two_uses(target), 80)
 
 
-# What may happen between two uses, beside regions and modes.
+# Events between two uses, other than regions and modes.
 EVENTS = (
     [Step("clear")],
     [Step("replace")],
@@ -163,12 +163,12 @@ EVENTS = (
 )
 
 
-def one_event(target: Target) -> Iterator[tuple[Kind, list[Step]]]:
-    """A use in a region, something that happens, and a use again: twice, with an update between."""
+def one_event(target: Target) -> Iterator[tuple[WeightSpec, list[Step]]]:
+    """Yield a use in a region, an event, and a use again: twice, with an update in between."""
     for dtype, cache, event in itertools.product(filter(target.supports, LOW), (True, False), EVENTS):
         opened = Step("enter", setting=Setting(dtype, cache_enabled=cache))
         once = [opened, Step("use"), *event, Step("use"), Step("leave")]
-        yield Kind(), [*once, Step("update"), *once]
+        yield WeightSpec(), [*once, Step("update"), *once]
 
 
 @contract("AMP-CACHE-050")
@@ -176,8 +176,8 @@ def test_one_event(case: Case, target: Target) -> None:
     all_of(case, target, one_event(target), 56)
 
 
-def two_regions(target: Target) -> Iterator[tuple[Kind, list[Step]]]:
-    """A use in a region, another region in it with or without uses, and a use again: twice, with an update between."""
+def two_regions(target: Target) -> Iterator[tuple[WeightSpec, list[Step]]]:
+    """Yield a use, a nested region with or without uses, and a use again: twice, with an update in between."""
     settings = [
         Setting(*given)
         for given in itertools.product(filter(target.supports, LOW), (True, False), (None, True, False), (False, True))
@@ -185,7 +185,7 @@ def two_regions(target: Target) -> Iterator[tuple[Kind, list[Step]]]:
     for outer, inner, uses, end in itertools.product(settings, settings, (0, 2), ("leave", "raise")):
         nested = [Step("enter", setting=inner), *[Step("use")] * uses, Step(end)]
         once = [Step("enter", setting=outer), Step("use"), *nested, Step("use"), Step("leave")]
-        yield Kind(), [*once, Step("update"), *once]
+        yield WeightSpec(), [*once, Step("update"), *once]
 
 
 @contract("AMP-CACHE-050")
@@ -198,14 +198,14 @@ def test_programs_with_modes(case: Case, target: Target) -> None:
     programs(case, target, case.samples(quick=40, standard=400, full=10000), modes=True)
 
 
-def three_modes(target: Target) -> Iterator[tuple[Kind, list[Step]]]:
-    """Uses in every order of three grad modes, in one region, by its type and cache flag."""
+def three_modes(target: Target) -> Iterator[tuple[WeightSpec, list[Step]]]:
+    """Yield uses in every order of three grad modes, in one region, by its dtype and cache flag."""
     for modes in itertools.product(range(len(MODES)), repeat=3):
         for dtype, cache in itertools.product(filter(target.supports, LOW), (True, False)):
             steps = [Step("enter", setting=Setting(dtype, cache_enabled=cache))]
             for mode in modes:
                 steps += [Step("mode", choice=mode), Step("use"), Step("leave"), Step("use")]
-            yield Kind(), steps
+            yield WeightSpec(), steps
 
 
 @contract("AMP-CACHE-051")
@@ -278,7 +278,7 @@ def test_nothing_survives_a_generator(case: Case, target: Target, rng: torch.Gen
             first.close()
         if kind == "interleaved":
             case.equal("casts alive while the other one is suspended", len(alive(trace.casts_of(weight))), 1)
-            # It puts back what it found, which is the first one's region: see AMP-REGION-039.
+            # It restores the state of its entry, which is the first one's region: see AMP-REGION-039.
             second.close()
             torch.set_autocast_enabled(target.device_type, False)
     case.equal("casts alive after the last generator", len(alive(trace.casts_of(weight))), 0)

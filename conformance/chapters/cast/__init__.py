@@ -1,1 +1,1 @@
-"""The chapter cast."""
+"""Contracts and checks of cast policies of ops."""

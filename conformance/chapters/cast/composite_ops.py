@@ -1,4 +1,4 @@
-"""Modules and functions made of several ops: a call of each, what it returns in a region, and its written-out form."""
+"""List modules and functions composed of several ops: a call, the dtype in a region, and the form as single ops."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Tensors = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True)
 class Composite:
-    """What one composite returns on one backend; the fields are those of fixtures/cast_composites.toml."""
+    """The recorded result of a composite on a backend; the fields are those of fixtures/cast_composites.toml."""
 
     name: str
     backend: str
     outputs: tuple[str, ...]
-    by_hand: str
+    manual: str
     source: str
     needs: str | None = None
     real: bool = False
@@ -39,13 +39,13 @@ def composites(*names: str) -> tuple[Composite, ...]:
 
 
 def _filled(t: Inputs, make: Callable[..., nn.Module], *sizes: int, **options: Any) -> nn.Module:
-    """The module on the device of `t`, in training, with its weights drawn: normal, with a deviation of 1/2."""
+    """Return the module on the device of `t`, in training, with random normal weights of standard deviation 1/2."""
     module = make(*sizes, device="meta", **options).train()
     for owner in module.modules():
         for name, parameter in list(owner.named_parameters(recurse=False)):
             setattr(owner, name, nn.Parameter(t.f(*parameter.shape) * 0.5, requires_grad=not t.fake))
     if isinstance(module, nn.RNNBase):
-        module.flatten_parameters()  # as cuDNN wants its weights; elsewhere it does nothing
+        module.flatten_parameters()  # the weight layout of cuDNN; a no-op elsewhere
     return module
 
 
@@ -74,7 +74,7 @@ def _ctc(t: Inputs) -> partial[Any]:
     return partial(lambda x: F.ctc_loss(F.log_softmax(x, 2), labels, *lengths), t.f(6, 2, 4))
 
 
-# In each the input is drawn first, so that it has a type of its own; the weights follow.
+# The input comes first, so that it may have another dtype than the weights, which follow.
 CALLS: dict[str, Callable[[Inputs], partial[Any]]] = {
     "gru": lambda t: _call(t, t.f(5, 2, 4), nn.GRU, 4, 3),
     "lstm": lambda t: _call(t, t.f(5, 2, 4), nn.LSTM, 4, 3),
@@ -95,7 +95,7 @@ CALLS: dict[str, Callable[[Inputs], partial[Any]]] = {
 
 
 def gru_cell(inward: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """One step of a GRU (`torch.nn.GRU`), of the input's gates (batch, 3 width) and the hidden state (batch, width)."""
+    """Compute a GRU step (`torch.nn.GRU`) from input gates (batch, 3 width) and hidden state (batch, width)."""
     reset_in, update_in, new_in = inward.chunk(3, 1)
     reset_on, update_on, new_on = F.linear(hidden, weight, bias).chunk(3, 1)
     reset, update = torch.sigmoid(reset_on + reset_in), torch.sigmoid(update_on + update_in)

@@ -1,4 +1,4 @@
-"""What ops compute, written out in float64 from additions and multiplications, with no kernel of the op itself."""
+"""Compute ops in float64 from additions and multiplications, without the kernel of the op itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def time_convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) 
 
 
 def softmax(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """exp(x - max) over its sum."""
+    """Compute exp(x - max) over its sum."""
     powers = elementwise(math.exp)(x - x.amax(dim, keepdim=True))
     return powers / _sum(powers, dim, keepdim=True)
 
@@ -35,7 +35,7 @@ def elementwise(function: Callable[..., float]) -> Callable[..., torch.Tensor]:
 
 
 def transform(x: torch.Tensor) -> torch.Tensor:
-    """The discrete Fourier transform over the last dimension, by its definition (torch.fft.fft)."""
+    """Compute the discrete Fourier transform over the last dimension, by its definition (torch.fft.fft)."""
     count = x.shape[-1]
     angles = [[-2 * math.pi * ((row * column) % count) / count for column in range(count)] for row in range(count)]
     waves = [

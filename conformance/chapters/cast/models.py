@@ -1,4 +1,4 @@
-"""Four small networks with a loss, of the ops that real ones are made of: to see in which types each op runs."""
+"""Define four small networks with a loss that together use the ops of common models."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ConvNet(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Embedding, a pre-norm block of attention and a perceptron, and a head that shares the embedding's weight."""
+    """An embedding, a pre-norm block of attention and an MLP, and a head that shares the embedding's weight."""
 
     def __init__(self, *, fused: bool) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class TransformerBlock(nn.Module):
 
 
 class GatedRecurrence(nn.Module):
-    """An LSTM written out with its gates, four steps long, and a linear read-out."""
+    """An LSTM of four steps, unrolled into its gates, and a linear output layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class GatedRecurrence(nn.Module):
 
 
 class Recommender(nn.Module):
-    """DLRM: embedding bags beside a bottom perceptron, their pairwise dot products, a top perceptron, a click."""
+    """DLRM: embedding bags and a bottom MLP, their pairwise dot products, a top MLP, one click logit."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,14 +105,14 @@ class Recommender(nn.Module):
 
 
 def _classified(logits: torch.Tensor) -> torch.Tensor:
-    """Negative log likelihood, in the two ops that cross entropy stands for."""
+    """Compute cross entropy as its two ops, log_softmax and nll_loss."""
     labels = torch.arange(logits.shape[0], device=logits.device) % logits.shape[1]
     return F.nll_loss(F.log_softmax(logits, dim=1), labels)
 
 
 @dataclass(frozen=True)
 class Program:
-    """A network on the meta device, what its inputs are, and which of its parameters may be 16-bit as they are.
+    """A network on the meta device, its inputs, and the parameters that may be 16-bit.
 
     `floats` are the shapes of the floating inputs; `tokens`, where there are any, the shape and range of an integer
     input that comes after them. `lowered` are the prefixes of parameters that only ops of the lower-precision lists
@@ -125,12 +125,12 @@ class Program:
     lowered: tuple[str, ...]
 
     def weights(self, draw: Draw) -> dict[str, torch.Tensor]:
-        """Draw all parameters, scaled by the root of their last dimension, and take zeros and ones for buffers."""
+        """Return random parameters, scaled by the root of their last dimension, and buffers of zeros and ones."""
         drawn = {name: draw(*old.shape) / math.sqrt(old.shape[-1]) for name, old in self.network.named_parameters()}
         return {**drawn, **dict(self._buffers(next(iter(drawn.values())).device))}
 
     def inputs(self, draw: Draw, device: torch.device) -> tuple[torch.Tensor, ...]:
-        """Draw the floating inputs and count through the range of the integer one."""
+        """Return random floating-point inputs, and integers that cycle through their range."""
         drawn = [draw(*shape) for shape in self.floats]
         if self.tokens is None:
             return tuple(drawn)
@@ -151,7 +151,7 @@ class Program:
 
 
 def programs() -> dict[str, Program]:
-    """Return the programs by name; made anew, since a network keeps what a failed call put into it."""
+    """Create the programs by name; new ones in each call, since a network keeps the state of a failed call."""
     with torch.device("meta"):
         return {
             "cnn": Program(ConvNet(), ((4, 3, 8, 8),), None, ("stem", "down", "up", "head")),

@@ -1,4 +1,4 @@
-"""PyTorch's own operator database, swept for the ops that autocast touches."""
+"""Find the ops of PyTorch's operator database (op_db) that autocast changes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ...oracles.policy.overloads import Seen, Target
 
 @dataclass(frozen=True)
 class Swept:
-    """What came of a sweep: how many calls of how many ops were compared, and which ops autocast changed, and how."""
+    """Hold the result of a sweep: the number of ops and calls compared, and the ops that autocast changed."""
 
     ops: int
     calls: int
@@ -56,7 +56,7 @@ def sweep(target: Target, amp_dtype: torch.dtype, entries: list[Any], samples: i
 
 @contextlib.contextmanager
 def _unwatched() -> Iterator[None]:
-    """Keep the database from looking through the stack of its caller, deep under pytest, for each sample and seed.
+    """Stop the database from inspecting the caller's stack, which is deep under pytest, for each sample and seed.
 
     It looks for the unittest that asks; and torch.manual_seed notes where it was called for each backend that is not
     started yet, while samples are made on the CPU.
@@ -85,25 +85,25 @@ def _sweep(target: Target, amp_dtype: torch.dtype, entries: list[Any], samples: 
 
 
 def explained(entry: str, backend: str) -> bool:
-    """Whether an entry is a listed op of `backend`, or is written with one."""
+    """Return whether an entry is a listed op of `backend`, or is implemented with one."""
     listed = {overload.split(".")[0] for overload in overloads.known(backend)}
     own = entry.removeprefix("nn.functional.").replace(".", "_")
     return not listed.isdisjoint([own, *read_toml(fixture("op_sweep.toml"))["calls"].get(entry, [])])
 
 
 def _seeded(target: Target, call: partial[Any], amp_dtype: torch.dtype | None, *, traced: bool = True) -> Seen:
-    """Run a call that may draw random numbers, from the same seed each time."""
+    """Run a call from the same seed each time, since it may use random numbers."""
     torch.default_generator.manual_seed(0)
     return overloads.run(target, call, amp_dtype, traced=traced)
 
 
 def _calls(target: Target, entry: Any, dtype: torch.dtype, samples: int) -> Iterator[partial[Any]]:
-    """Make the entry's first samples on the CPU, and their like on the target."""
+    """Create the entry's first samples on the CPU and copy them to the target."""
     if dtype not in entry.dtypes:
         return
     try:
         made = list(itertools.islice(entry.sample_inputs("cpu", dtype, requires_grad=False), samples))
-    except (RuntimeError, NotImplementedError):  # LAPACK has no 16-bit routines to make a sample with
+    except (RuntimeError, NotImplementedError):  # LAPACK has no 16-bit routines to create a sample with
         return
     for sample in made:
         with overloads.mode_of(target):

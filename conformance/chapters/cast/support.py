@@ -1,4 +1,4 @@
-"""Sample calls of listed ops, in a region and with manual casts, and comparisons that several checks share."""
+"""Provide sample calls of listed ops, in a region and with manual casts, and comparisons for several checks."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ CUDA_OR_CPU = ("cpu", "fake:cuda", "cuda")
 
 Make = Callable[[Inputs], "partial[Any]"]
 
-# u of fp32 times 128: less than a fifth of the least that one rounding to 16 bits makes (0.3 u of fp16 by norm), and
-# room for the roundings of the longest sample (40 terms) and a condition number of a few.
+# 128 u of fp32: below a fifth of the smallest normwise error of one rounding to 16 bits (0.3 u of fp16), and above the
+# roundings of the longest sample or sum (100 terms) times a small condition number.
 FP32_ERROR = 128 * 2.0**-24
 
 
@@ -43,7 +43,7 @@ def make_inputs(target: Target, dtypes: Iterable[torch.dtype], rng: torch.Genera
 
 
 def run_sample(target: Target, call: partial[Any], amp_dtype: torch.dtype | None) -> Seen:
-    """Run `call` in a region of `amp_dtype`, or outside any where that is None; what it lacks is told, not raised."""
+    """Run `call` in a region of `amp_dtype`, or outside any where None; a missing capability is recorded."""
     with repeatable_convolutions():
         seen = run(target, call, amp_dtype)
     if seen.exception is not None and seen.lacking is None:
@@ -52,7 +52,7 @@ def run_sample(target: Target, call: partial[Any], amp_dtype: torch.dtype | None
 
 
 def chosen(backend: str, policy: str | None, fits: Callable[[Listing], bool], *quick: str) -> list[Any]:
-    """The listings that fit, as parameters; those that are not in `quick` from the standard level on."""
+    """Return the listings that fit as parameters; those not in `quick` run from the standard level on."""
     return [
         pytest.param(row, id=row.sample) if row.sample in quick else deep("standard", row, id=row.sample)
         for row in listings(backend, policy)
@@ -69,28 +69,28 @@ def is_any(row: Listing) -> bool:
 
 
 def own_type(tensor: torch.Tensor, real: torch.dtype) -> torch.dtype:
-    """The type that a floating, complex or other output has, of an op that runs in `real`."""
+    """Return the dtype of a floating-point, complex or other output of an op that runs in `real`."""
     if tensor.is_complex():
         return real.to_complex()
     return real if tensor.is_floating_point() else tensor.dtype
 
 
-# The region is entered by its state, so that the snippet shows the op's policy without the hardware too.
+# The snippet sets the autocast state directly: torch.autocast disables itself without the hardware.
 SNIPPET = """
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-kind = "$device".split(":")[0]
-torch.set_autocast_dtype(kind, $amp_dtype)
-torch.set_autocast_enabled(kind, True)
+device_type = torch.device("$device").type
+torch.set_autocast_dtype(device_type, $amp_dtype)
+torch.set_autocast_enabled(device_type, True)
 with FakeTensorMode(), torch.no_grad():
-    seen = {call}
-print([getattr(leaf, "dtype", leaf) for leaf in torch.utils._pytree.tree_leaves(seen)], "promised: {promised}")
+    result = {call}
+print([getattr(leaf, "dtype", leaf) for leaf in torch.utils._pytree.tree_leaves(result)], "promised: {promised}")
 """
 
 
 @contextlib.contextmanager
 def reproduced(case: Case, call: partial[Any], promised: str) -> Iterator[None]:
-    """Give a case that fails inside the very call as its snippet, where it can be written down."""
+    """Set the failing call as the snippet of the case, where it can be written as source."""
     try:
         yield
     except Exception:
@@ -103,15 +103,15 @@ def reproduced(case: Case, call: partial[Any], promised: str) -> Iterator[None]:
 def run_manually_cast(
     target: Target, row: Listing, dtypes: tuple[torch.dtype, ...], to: torch.dtype, rng: torch.Generator
 ) -> Seen:
-    """The sample call outside any region, its inputs cast by hand, or fp32 asked for where autocast does that."""
+    """Run the call outside any region on manually cast inputs, or with dtype=float32 where autocast passes it."""
     if sets_dtype(row):
         call = SAMPLES[row.sample](make_inputs(target, dtypes, rng))
         return run_sample(target, partial(call, dtype=to), None)
-    return run_sample(target, SAMPLES[row.sample](make_inputs(target, dtypes, rng, hand_cast=to)), None)
+    return run_sample(target, SAMPLES[row.sample](make_inputs(target, dtypes, rng, cast_to=to)), None)
 
 
 def casts_of_arguments(casts: list[Cast], promised: list[Cast]) -> list[str]:
-    """The casts of arguments; those from one wide or complex type to another are the op's own."""
+    """Return the casts of arguments; the op itself makes those between wide or complex dtypes."""
     sources = {cast.source for cast in promised}
     return cast_texts(cast for cast in casts if cast.argument is not None and (not sources or cast.source in sources))
 
@@ -121,7 +121,7 @@ def cast_texts(casts: Iterable[Cast]) -> list[str]:
 
 
 def check_same(case: Case, exact: bool, what: str, seen: torch.Tensor, wanted: torch.Tensor) -> None:
-    """The same bits or, of an op that does not repeat its own bits, the same up to a few roundings of its type."""
+    """Compare bit for bit or, for an op that is not deterministic, up to a few roundings of its dtype."""
     if exact or not (wanted.is_floating_point() or wanted.is_complex()):
         case.identical(what, seen, wanted)
     else:

@@ -26,7 +26,7 @@ from .support import CUDA, CUDA_OR_CPU, make_inputs, run_sample
 
 
 def _module(made: nn.Module, **parameters: torch.Tensor) -> Callable[..., torch.Tensor]:
-    """`made`, on the meta device, as a function of its input with these parameters."""
+    """Return `made`, on the meta device, as a function of its input with these parameters."""
     return lambda *inputs: torch.func.functional_call(made, parameters, inputs)
 
 
@@ -34,8 +34,8 @@ def _bare(kind: Callable[..., nn.Module], *sizes: int) -> nn.Module:
     return kind(*sizes, device="meta")
 
 
-# The ways to call one op: the first is what the op reference lists, the others are to give the same result.
-WAYS: dict[str, Callable[..., dict[str, Callable[[], torch.Tensor]]]] = {
+# The forms of a call of one op: the first is the one that the op reference lists, the others must give its result.
+CALL_FORMS: dict[str, Callable[..., dict[str, Callable[[], torch.Tensor]]]] = {
     "linear": lambda x, w, b: {
         "function": partial(F.linear, x, w, b),
         "module": partial(_module(_bare(nn.Linear, 4, 5), weight=w, bias=b), x),
@@ -105,7 +105,7 @@ WAYS: dict[str, Callable[..., dict[str, Callable[[], torch.Tensor]]]] = {
 
 
 @contract("AMP-CAST-023", on=CUDA_OR_CPU)
-@pytest.mark.parametrize("op", list(WAYS))
+@pytest.mark.parametrize("op", list(CALL_FORMS))
 def test_ways_to_call(case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator) -> None:
     policy = {row.sample: row.policy for row in listings(target.device_type)}.get(op, "unlisted")
     given = torch.float32 if policy == "lower_precision" else amp_dtype
@@ -115,7 +115,8 @@ def test_ways_to_call(case: Case, target: Target, amp_dtype: torch.dtype, op: st
         ]
         expected = run_dtype(policy, [given], amp_dtype)
         results = {
-            way: run_sample(target, partial(call), amp_dtype).outputs[0] for way, call in WAYS[op](*tensors).items()
+            way: run_sample(target, partial(call), amp_dtype).outputs[0]
+            for way, call in CALL_FORMS[op](*tensors).items()
         }
         for way, result in results.items():
             case.equal(f"type of {op} as {way}", result.dtype, expected)
@@ -178,7 +179,7 @@ def test_cpu_binary_cross_entropy(
 def test_composites(case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator) -> None:
     (seen,) = run_sample(target, COMPOSITES[op](make_inputs(target, [torch.float32], rng)), amp_dtype).outputs
     (wanted,) = run_sample(
-        target, COMPOSITES[op](make_inputs(target, [torch.float32], rng, hand_cast=amp_dtype)), None
+        target, COMPOSITES[op](make_inputs(target, [torch.float32], rng, cast_to=amp_dtype)), None
     ).outputs
     case.equal(f"type of {op} of float32 inputs", seen.dtype, amp_dtype)
     case.identical("result", seen, wanted)
@@ -226,7 +227,7 @@ def test_gradient_passes_the_cast(
         else:
             cast = [value.to(to) if isinstance(value, torch.Tensor) else value for value in call.args]
             result = call.func(*cast, **call.keywords)
-        # A gradient that differs by element, and that 16 bits hold exactly.
+        # The gradient differs by element, and is exact in 16 bits.
         weights = torch.arange(1, result.numel() + 1, device=target.device).reshape(result.shape) % 7 - 3
         return list(torch.autograd.grad(result, leaves, weights.to(result.dtype)))
 

@@ -1,4 +1,4 @@
-"""Casts: which type each op of the AMP op reference runs in, and what is left alone."""
+"""Check the dtype, values, accuracy and casts of each op of the AMP op reference."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def _has_reference(row: Listing) -> bool:
 
 
 def _input_types(row: Listing, amp_dtype: torch.dtype) -> list[tuple[torch.dtype, ...]]:
-    """The types to call an op with, so that its policy shows: the other type, or all pairs and triples."""
+    """Return input dtypes that distinguish the policy: the other dtype, or all triples."""
     if row.policy == "widest":
         return list(itertools.product((amp_dtype, torch.float32), repeat=3))
     return [(torch.float32,)] if row.policy == "lower_precision" else [(amp_dtype,)]
 
 
 def _check_policy(case: Case, target: Target, amp_dtype: torch.dtype, row: Listing, rng: torch.Generator) -> None:
-    """Every output of the sample call, tuples and lists included, has the type that the policy predicts."""
+    """Check that every output of the sample call, in tuples and lists too, has the dtype of the policy."""
     with mode_of(target):
         for dtypes in dict.fromkeys(_input_types(row, amp_dtype)):
             inputs = make_inputs(target, dtypes, rng)
@@ -219,10 +219,10 @@ def test_options_reach_the_op(
 ) -> None:
     make = _WITH_OPTIONS[op]
     seen = run_sample(target, make(make_inputs(target, [torch.float32], rng)), amp_dtype)
-    by_hand = run_sample(target, make(make_inputs(target, [torch.float32], rng, hand_cast=amp_dtype)), None)
+    manual = run_sample(target, make(make_inputs(target, [torch.float32], rng, cast_to=amp_dtype)), None)
     if seen.lacking is not None:
         case.unsupported(seen.lacking)
-    case.identical(f"{op} with options, against casts by hand", seen.outputs[0], by_hand.outputs[0])
+    case.identical(f"{op} with options, against manual casts", seen.outputs[0], manual.outputs[0])
 
 
 # One rounding of the product and up to three more, of a scaled addend, of the sum and of a partial sum.
@@ -230,23 +230,23 @@ _ROUNDINGS = 4
 
 
 def _written_out(row: Listing, call: partial[Any]) -> Any:
-    """The result of a float64 call from its written-out reference, of the op itself where there is none."""
+    """Return the result of a float64 call from its reference, or of the op itself where there is none."""
     return REFERENCES.get(row.sample, call.func)(*call.args, **call.keywords)
 
 
 def _check_product(case: Case, target: Target, amp_dtype: torch.dtype, row: Listing, rng: torch.Generator) -> None:
     make = SAMPLES[row.sample]
     (seen,) = run_sample(target, make(make_inputs(target, [torch.float32], rng)), amp_dtype).outputs
-    exact = _written_out(row, make(make_inputs(target, [amp_dtype], rng, hand_cast=torch.float64)))
-    size = _written_out(row, make(make_inputs(target, [amp_dtype], rng, hand_cast=torch.float64, absolute=True)))
-    unrounded = _written_out(row, make(make_inputs(target, [torch.float32], rng, hand_cast=torch.float64)))
+    exact = _written_out(row, make(make_inputs(target, [amp_dtype], rng, cast_to=torch.float64)))
+    size = _written_out(row, make(make_inputs(target, [amp_dtype], rng, cast_to=torch.float64, absolute=True)))
+    unrounded = _written_out(row, make(make_inputs(target, [torch.float32], rng, cast_to=torch.float64)))
     unit = torch.finfo(amp_dtype).eps / 2
     case.at_most(
         "largest error against float64 over the size of the products",
         float(((seen.double() - exact).abs() / size).max()),
         _ROUNDINGS * unit,
     )
-    # The control: had it run in fp32, the result would be near that of the inputs that were not rounded.
+    # Control: an op that ran in fp32 would return nearly the result of unrounded inputs.
     distance = normwise_error(seen, unrounded)
     case.at_least("distance from the result of inputs that are not rounded", distance, 0.1 * unit)
 
@@ -269,7 +269,7 @@ def test_cuda_product_is_accurate(
 
 def _check_fp32_value(case: Case, target: Target, amp_dtype: torch.dtype, row: Listing, rng: torch.Generator) -> None:
     seen = run_sample(target, SAMPLES[row.sample](make_inputs(target, [amp_dtype], rng)), amp_dtype)
-    call = SAMPLES[row.sample](make_inputs(target, [amp_dtype], rng, hand_cast=torch.float64))
+    call = SAMPLES[row.sample](make_inputs(target, [amp_dtype], rng, cast_to=torch.float64))
     exact = run_sample(target, partial(_written_out, row, call), None)
     if exact.lacking is not None:
         case.unsupported(exact.lacking)
@@ -302,7 +302,7 @@ def test_cuda_fp32_is_accurate(
 
 
 def _check_casts(case: Case, target: Target, amp_dtype: torch.dtype, row: Listing, rng: torch.Generator) -> None:
-    """Each eligible argument of another type is cast once, nothing else is, and the op's own casts remain."""
+    """Check that each eligible argument of another dtype is cast once, and nothing else but by the op itself."""
     with mode_of(target):
         for dtypes in dict.fromkeys(_input_types(row, amp_dtype)):
             inputs = make_inputs(target, dtypes, rng)

@@ -51,7 +51,7 @@ def check_unchanged(
     rng: torch.Generator,
     exact: bool = True,
 ) -> None:
-    """In the region the call does what it does outside: the same types, bits and casts, or the same refusal."""
+    """Check that the call behaves in the region as outside: same dtypes, bits and casts, or the same error."""
     outside, wanted = attempt(target, make(make_inputs(target, dtypes, rng)), None)
     inside, seen = attempt(target, make(make_inputs(target, dtypes, rng)), amp_dtype)
     what = f"for {type_names(dtypes)}"
@@ -149,7 +149,7 @@ def test_out_argument(case: Case, target: Target, amp_dtype: torch.dtype, op: st
 def test_explicit_dtype(case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator) -> None:
     with mode_of(target):
         for given, asked in itertools.product((amp_dtype, torch.float32), (amp_dtype, torch.float32, torch.float64)):
-            # vector_norm refuses a dtype that is narrower than its input, with or without autocast.
+            # vector_norm raises for a dtype narrower than its input, with or without autocast.
             if op == "vector_norm" and torch.promote_types(given, asked) != asked:
                 continue
             call = TAKES_DTYPE[op](make_inputs(target, [given], rng))
@@ -195,7 +195,7 @@ _SEVERAL_INPUTS_FP32 = {
 
 
 def _check_mixed(case: Case, target: Target, amp_dtype: torch.dtype, row: Listing, rng: torch.Generator) -> None:
-    """The op takes inputs of which each in turn is of the other type, and runs in the type of its policy."""
+    """Check the op with each input in turn of the other dtype: it runs in the dtype of its policy."""
     with mode_of(target):
         count = make_inputs(target, [torch.float32], rng)
         SAMPLES[row.sample](count)
@@ -258,8 +258,8 @@ def test_channels_last(case: Case, target: Target, amp_dtype: torch.dtype, op: s
         seen = run_sample(target, call, amp_dtype)
         case.equal("casts", len(seen.casts), 3)
         case.equal("casts that keep the layout", [cast.kept_layout for cast in seen.casts], [True] * 3)
-        by_hand = partial(getattr(F, op), *(tensor.to(amp_dtype) for tensor in (x, weight, *rest)))
-        (wanted,) = run_sample(target, by_hand, None).outputs
+        manual = partial(getattr(F, op), *(tensor.to(amp_dtype) for tensor in (x, weight, *rest)))
+        (wanted,) = run_sample(target, manual, None).outputs
         case.equal("strides of the result", seen.outputs[0].stride(), wanted.stride())
         if not target.is_fake:
             case.identical("result", seen.outputs[0], wanted)

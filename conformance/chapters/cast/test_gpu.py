@@ -1,4 +1,4 @@
-"""Casts on a GPU: of what was copied from the host without waiting."""
+"""Check casts on a GPU of tensors copied from the host with non_blocking=True."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def test_copies_that_do_not_wait(
 ) -> None:
     module: Any = torch.get_device_module(target.device_type)
     form, weights = FORMATS[amp_dtype], torch.randint(-1, 2, (WIDTH, 4), generator=rng).float()
-    # Odd integers and a little that the cast rounds away, so that their sums are numbers of fp32 and rounded once.
+    # Odd integers plus a fraction that the cast rounds away: their sums are exact in fp32 and rounded once.
     drawn = [2 * torch.randint(-4, 4, (ROWS, WIDTH), generator=rng) + 1 + 2.0**-13 for _ in range(ROUNDS)]
     hosts = [each.pin_memory() for each in drawn]
-    results, held = [], []  # what was copied lives until all is done
+    results, held = [], []  # keeps the sources of the copies alive until the end
     with target.current(), full_precision(target.device_type):
         on_device, side = weights.to(target.device), module.Stream()
         for host in hosts:

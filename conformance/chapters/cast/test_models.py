@@ -1,4 +1,4 @@
-"""Casts in whole models, in composites of several ops, and through every documented way to call."""
+"""Check casts in whole models, in attention backends and in composites of several ops."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ REAL = ("cpu", "cuda", "xpu")
 
 @functools.cache
 def _last_first(target: Target) -> bool:
-    """The order of casts does not depend on the values or the case, so it is read once."""
+    """Return the order of casts, which depends on neither values nor case and is read once."""
     with mode_of(target):
         return casts_last_first(target.device, lambda: target.autocast(torch.bfloat16))
 
 
 @dataclass(frozen=True)
 class Ran:
-    """One forward and backward pass of a program: its streams, and what came of it by name."""
+    """Hold one forward and backward pass of a program: its op traces, and its results by name."""
 
     forward: list[Op]
     backward: list[Op]
@@ -49,7 +49,7 @@ class Ran:
 
 @dataclass(frozen=True)
 class Given:
-    """A program, what it is given, and where."""
+    """A program, its inputs and its target."""
 
     program: Program
     target: Target
@@ -58,14 +58,14 @@ class Given:
     inputs: torch.dtype = torch.float32
     lowered: bool = False
 
-    def run(self, *, by_hand: bool) -> Ran:
-        """Run it in a region, or with the casts written in, on the same values each time."""
+    def run(self, *, manual: bool) -> Ran:
+        """Run the program in a region, or with manual casts, on the same values each time."""
         target, amp_dtype = self.target, self.amp_dtype
         with mode_of(target), repeatable_convolutions(), _attention(target):
             weights, inputs = self._tensors()
             region = (
                 ManualCast(target.device_type, amp_dtype, last_first=_last_first(target))
-                if by_hand
+                if manual
                 else target.autocast(amp_dtype)
             )
             with region, OpTrace() as ahead:
@@ -97,9 +97,9 @@ class Given:
 
 @contextlib.contextmanager
 def _attention(target: Target) -> Iterator[None]:
-    """Attention by the CPU's own choice; elsewhere written out, since fused backward passes may add with atomics.
+    """Return fused attention on the CPU, and attention as single ops elsewhere: fused backward passes may use atomics.
 
-    To choose a kernel, torch 2.6 to 2.8 asks the hardware that fake tensors lack.
+    To select a kernel, torch 2.6 to 2.8 queries hardware that fake tensors lack.
     """
     if target.device_type == "cpu":
         yield
@@ -125,7 +125,7 @@ def _low(stream: list[Op], amp_dtype: torch.dtype) -> int:
 
 
 def _check_forward(case: Case, given: Given) -> None:
-    seen, predicted = given.run(by_hand=False), given.run(by_hand=True)
+    seen, predicted = given.run(manual=False), given.run(manual=True)
     _same_stream(case, "the forward pass", seen.forward, predicted.forward)
     case.at_least(f"ops that give {given.amp_dtype}", _low(seen.forward, given.amp_dtype), 3)
 
@@ -148,7 +148,7 @@ def test_xpu_forward_stream(
 @pytest.mark.parametrize("model", MODELS)
 def test_backward_stream(case: Case, target: Target, amp_dtype: torch.dtype, model: str, rng: torch.Generator) -> None:
     given = _given(model, target, amp_dtype, rng)
-    seen, predicted = given.run(by_hand=False), given.run(by_hand=True)
+    seen, predicted = given.run(manual=False), given.run(manual=True)
     _same_stream(case, "the backward pass", seen.backward, predicted.backward)
     case.at_least(f"ops that give {amp_dtype}", _low(seen.backward, amp_dtype), 3)
 
@@ -163,12 +163,12 @@ def _same_bits(case: Case, seen: Ran, wanted: Ran) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_model_values(case: Case, target: Target, amp_dtype: torch.dtype, model: str, rng: torch.Generator) -> None:
     given = _given(model, target, amp_dtype, rng)
-    _same_bits(case, given.run(by_hand=False), given.run(by_hand=True))
+    _same_bits(case, given.run(manual=False), given.run(manual=True))
 
 
 def _check_whole(case: Case, given: Given) -> None:
-    """The forward pass op for op; on a real target the backward pass and every value too."""
-    seen, predicted = given.run(by_hand=False), given.run(by_hand=True)
+    """Check the forward pass op by op; on a real target also the backward pass and every value."""
+    seen, predicted = given.run(manual=False), given.run(manual=True)
     _same_stream(case, "the forward pass", seen.forward, predicted.forward)
     if not given.target.is_fake:
         _same_stream(case, "the backward pass", seen.backward, predicted.backward)
@@ -201,17 +201,17 @@ def test_fused_attention(
     _check_whole(case, _mixed("transformer-sdpa", target, amp_dtype, rng, False, weights))
 
 
-# What oneDNN says where the processor has no instruction for a type.
+# The message of oneDNN where the processor has no instruction for a dtype.
 _LACKING = "could not create a primitive"
 
 
-# Roundings to 16 bits that can follow one another from input to output: seven in each of five steps, or in each
-# of five layers of ops. Each moves a result by at most 0.6u of its norm (normwise_window), and what is between them
-# (sigmoid, tanh, softmax, sums with weights of norm about 1) passes errors on without making more than twice of them.
+# The number of consecutive roundings to 16 bits from input to output: seven in each of five steps, or in each
+# of five layers of ops. Each changes a result by at most 0.6u of its norm (normwise_window), and the ops in between
+# (sigmoid, tanh, softmax, sums with weights of norm about 1) amplifies errors by at most 2.
 _CHAIN = 2 * 0.6 * 35
 
 
-# Of those of a fused kernel and of single ops, which differ in where they round, at most one a step.
+# A fused kernel and single ops round in different places: at most one rounding a step.
 _APART = 2 * 0.6 * 10
 _RECURRENT = ("gru", "lstm", "lstm-deep", "rnn-tanh", "rnn-relu", "gru-cell", "lstm-cell", "rnn-cell")
 _ATTENTION = ("attention", "encoder", "encoder-inference")
@@ -227,15 +227,17 @@ def _made(row: Composite, target: Target, rng: torch.Generator, given: torch.dty
     return CALLS[row.name](inputs)
 
 
-def _by_hand(row: Composite, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, given: torch.dtype) -> Any:
-    """The composite outside any region, by the way that its row names."""
-    if row.by_hand == "cast":
-        return _made(row, target, rng, given, hand_cast=amp_dtype)()
+def _run_manual(
+    row: Composite, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, given: torch.dtype
+) -> Any:
+    """Run the composite outside any region, by the method that its row names."""
+    if row.manual == "cast":
+        return _made(row, target, rng, given, cast_to=amp_dtype)()
     call = _made(row, target, rng, given)
-    if row.by_hand == "given":
+    if row.manual == "given":
         return call()
     with ManualCast(target.device_type, amp_dtype):
-        return WRITTEN[row.name](call.func, *call.args) if row.by_hand == "written" else call()
+        return WRITTEN[row.name](call.func, *call.args) if row.manual == "written" else call()
 
 
 def _check_composite(case: Case, target: Target, amp_dtype: torch.dtype, row: Composite, rng: torch.Generator) -> None:
@@ -263,24 +265,24 @@ def _check_composite(case: Case, target: Target, amp_dtype: torch.dtype, row: Co
             case.equal(f"types for {given}", [x.dtype for x in seen], [words[word] for word in row.outputs])
             if target.is_fake:
                 continue
-            if row.by_hand != "none":
-                by_hand = floating_tensors(_by_hand(row, target, amp_dtype, rng, given))
-                _check_by_hand(case, target, f"for {given}, against casts by hand", _APART * unit, seen, by_hand)
-            exact = floating_tensors(_made(row, target, rng, given, hand_cast=torch.float64)())
+            if row.manual != "none":
+                manual = floating_tensors(_run_manual(row, target, amp_dtype, rng, given))
+                _check_manual(case, target, f"for {given}, against manual casts", _APART * unit, seen, manual)
+            exact = floating_tensors(_made(row, target, rng, given, cast_to=torch.float64)())
         for index, (ours, reference) in enumerate(zip(seen, exact, strict=True)):
             case.at_most(f"output {index} for {given}, error", _distance(ours, reference), _CHAIN * unit)
 
 
 def _distance(seen: torch.Tensor, wanted: torch.Tensor) -> float:
-    """The error by norm, relative where the norm is above 1: a rectified state may be zero or next to it."""
+    """Return the normwise error, relative where the norm is above 1: a state after ReLU may be close to zero."""
     seen, wanted = seen.detach().cpu().double(), wanted.detach().cpu().double()
     return float((seen - wanted).norm() / wanted.norm().clamp(min=1))
 
 
-def _check_by_hand(
+def _check_manual(
     case: Case, target: Target, what: str, bound: float, seen: list[torch.Tensor], wanted: list[torch.Tensor]
 ) -> None:
-    """The same bits on a CPU; elsewhere libraries may choose other kernels, and the distance is bounded."""
+    """Check equal bits on a CPU; elsewhere libraries may select other kernels, and the distance is bounded."""
     case.equal("number of outputs", len(seen), len(wanted))
     for index, (ours, theirs) in enumerate(zip(seen, wanted, strict=True)):
         if target.device_type == "cpu":
@@ -370,7 +372,7 @@ _SDPA = {"math": "MATH", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATT
 
 
 def _attention_backends(target: Target) -> list[str]:
-    """The ways to compute attention that torch has code for on the device; cards differ in which they support."""
+    """Return the attention backends that torch implements for the device; devices differ in which they support."""
     return ["math", "flash"] if target.device_type == "cpu" else list(_SDPA)
 
 
@@ -388,13 +390,13 @@ def test_attention_backends(
         with OpTrace() as predicted:
             try:
                 with casts:
-                    by_hand = call(*tensors)
+                    manual = call(*tensors)
             except RuntimeError as error:
                 case.unsupported(f"{backend} attention takes no {amp_dtype} here: {str(error).splitlines()[0]}")
         with target.autocast(amp_dtype), OpTrace() as seen:
             result = call(*tensors)
     case.equal("first op that is not as predicted", first_difference(seen.floating, predicted.floating), None)
-    case.identical("result, against casts by hand", result, by_hand)
+    case.identical("result, against manual casts", result, manual)
     low, high = attention_window(FORMATS[amp_dtype])
     exact = call(*(x.to(amp_dtype).double() for x in tensors))
     case.equal("type", result.dtype, amp_dtype)

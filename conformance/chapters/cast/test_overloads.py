@@ -1,4 +1,4 @@
-"""Casts, overload by overload: every autocast kernel of every backend, against the policy it is registered with."""
+"""Check every autocast kernel of every backend against the policy that it is registered with."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ ANY = ("cpu", "accelerator", "fake")
 
 
 def _callable(policy: str | None, *quick: str, without: str = "") -> Callable[[Target], Iterator[Any]]:
-    """The overloads of a policy (None: of any but `without`) on a target; with `quick`, the others at deeper levels.
+    """Return a function that lists the overloads of a policy (None: of any but `without`) on a target.
 
-    What is not in `quick` is tried at standard on real targets and on fake CUDA, and at full on its fake copies, which
-    are left out at quick.
+    With `quick`, the other overloads run at standard on real targets and on fake CUDA, and at full on the fake targets
+    that are near copies of CUDA, which are omitted at quick.
     """
 
     def of(target: Target) -> Iterator[Any]:
@@ -45,9 +45,9 @@ def _callable(policy: str | None, *quick: str, without: str = "") -> Callable[[T
 
 
 def _amp_dtypes(case: Case, target: Target) -> Sequence[torch.dtype]:
-    """The amp dtypes to try, of those that the run judges and the target has.
+    """Return the amp dtypes to test, of those of the run that the target supports.
 
-    At quick that is the backend's own default; at standard so too on the fake targets that are near copies of CUDA's.
+    At quick that is the backend's default, and at standard too on the fake targets that are near copies of CUDA.
     """
     dtypes = case.supported(target)
     usual = torch.bfloat16 if target.device_type == "cpu" else torch.float16
@@ -57,7 +57,7 @@ def _amp_dtypes(case: Case, target: Target) -> Sequence[torch.dtype]:
 
 
 def _is_copy(target: Target) -> bool:
-    """Whether the target's table is CUDA's but for a few rows, and shows nothing of its own but these."""
+    """Return whether the target's table of overloads equals CUDA's but for a few rows."""
     return target.is_fake and target.device_type not in ("cuda", "cpu")
 
 
@@ -75,9 +75,9 @@ def _judge(
     *,
     values: bool = True,
 ) -> overloads.Seen:
-    """One call does what its policy promises, in casts, types and layout and, on a real target, in every bit.
+    """Check casts, dtypes and layout of one call against its policy and, on a real target, every bit.
 
-    `values=False` leaves the bits out: of inputs that have no well-defined result, such as a singular matrix.
+    `values=False` omits the bits, for inputs without a well-defined result, such as a singular matrix.
     """
     with repeatable_convolutions():
         seen = overloads.run(target, call, amp_dtype)
@@ -88,21 +88,21 @@ def _judge(
             overloads.difference(promise, seen) or "as promised",
             "as promised",
         )
-        if values and promise.hand is not None and not target.is_fake:
-            for index, (ours, theirs) in enumerate(zip(seen.outputs, promise.hand.outputs, strict=True)):
+        if values and promise.manual is not None and not target.is_fake:
+            for index, (ours, theirs) in enumerate(zip(seen.outputs, promise.manual.outputs, strict=True)):
                 _same(case, overload, f"output {index} of {overload} of {what}", ours, theirs)
     return seen
 
 
 def _same(case: Case, overload: str, what: str, seen: torch.Tensor, wanted: torch.Tensor) -> None:
-    """The same bits or, of an op that does not repeat its own bits, the same up to a few roundings of its type."""
+    """Compare bit for bit or, for an op that is not deterministic, up to a few roundings of its dtype."""
     if repeatable(overload.split(".")[0]) or not (wanted.is_floating_point() or wanted.is_complex()):
         case.identical(what, seen, wanted)
     else:
         case.at_most(f"distance of {what} by norm", normwise_distance(seen, wanted), 64 * torch.finfo(wanted.dtype).eps)
 
 
-# The region is entered by its state, so that the snippet shows the overload's policy without the hardware too.
+# The snippet sets the autocast state directly: torch.autocast disables itself without the hardware.
 _SNIPPET = """
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -120,12 +120,12 @@ _MAIA = ', torch._C._IncludeDispatchKeyGuard(torch._C._dispatch_key_parse("Autoc
 def _reproduced(
     case: Case, target: Target, call: partial[Any], amp_dtype: torch.dtype, promise: overloads.Promise
 ) -> Iterator[None]:
-    """Give a case that fails inside the very call as its snippet."""
+    """Set the failing call as the snippet of the case."""
     try:
         yield
     except AssertionError:
-        hand = promise.hand
-        promised = "autocast refuses the call" if hand is None else hand.error or [x.dtype for x in hand.outputs]
+        manual = promise.manual
+        promised = "autocast refuses the call" if manual is None else manual.error or [x.dtype for x in manual.outputs]
         kind = target.device_type
         guard = _MAIA if kind == "maia" else ""
         text = _SNIPPET.format(kind=kind, amp_dtype=amp_dtype, guard=guard, call=spell(call), promised=promised)
@@ -134,8 +134,8 @@ def _reproduced(
 
 
 def _check_policy(case: Case, target: Target, overload: str) -> None:
-    """The overload has its kernel, and does with float32, the amp dtype and both what its policy promises."""
-    with contextlib.suppress(AttributeError):  # without the private functions, what it does still tells
+    """Check that the overload has its kernel, and follows its policy for float32, the amp dtype and both."""
+    with contextlib.suppress(AttributeError):  # the calls below judge it also without these private functions
         case.equal("an autocast kernel is registered", overloads.is_registered(overload, target.device_type), True)
     kinds = overloads.DECIDING[_policy(target, overload)] if case.level == "quick" else overloads.KINDS
     for amp_dtype in _amp_dtypes(case, target):
@@ -144,7 +144,7 @@ def _check_policy(case: Case, target: Target, overload: str) -> None:
 
 
 def _finished(case: Case, target: Target, seen: overloads.Seen) -> None:
-    """The call gave a result, unless it is refused, or fake tensors lack what it needs."""
+    """Check that the call returned a result, unless autocast refuses it or fake tensors do not support it."""
     if seen.error is None or seen.refused:
         return
     if not target.is_fake and seen.lacking is not None:
@@ -226,7 +226,7 @@ def test_every_kernel_is_accounted_for(case: Case, backend: str) -> None:
     case.equal("overloads with an autocast kernel that the suite does not know", strange, [])
 
 
-# float64, integers, booleans and complex numbers, and float64 among float32, which is no less eligible for that.
+# Not eligible: float64, integers, booleans and complex numbers; float32 next to float64 stays eligible.
 _UNTOUCHED = {
     "float64": (torch.float64,),
     "float64 then float32": (torch.float64, torch.float32),
@@ -247,7 +247,7 @@ def test_types_that_are_not_eligible(case: Case, target: Target, overload: str) 
 
 
 def _has(target: Target, dtypes: Iterable[torch.dtype]) -> bool:
-    """Whether the device has tensors of these types: MPS has no float64."""
+    """Return whether the device has tensors of these dtypes: MPS has no float64."""
     return target.device_type != "mps" or not {torch.float64, torch.complex64}.intersection(dtypes)
 
 
@@ -278,7 +278,7 @@ _FORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def _indexes(call: partial[Any]) -> bool:
-    """Whether the call passes integers, which may be places in another argument."""
+    """Return whether the call passes integers, which may be indices into another argument."""
     return any(not tensor.is_floating_point() for _, tensor in arguments(call))
 
 
@@ -290,9 +290,9 @@ def test_views_of_every_form(case: Case, target: Target, overload: str) -> None:
     for what, call in overloads.calls(target, overload, amp_dtype, kinds, case.seed).items():
         for form, change in _FORMS.items():
             if form == "empty inputs" and _indexes(call) and target.device_type != "cpu" and not target.is_fake:
-                continue  # an index beyond the end is asserted on the device, which ends the whole process
+                continue  # an index out of bounds fails a device assertion, which ends the process
             formed = overloads.changed(target, call, change)
-            # replication_pad of a dimension too many leaves its result unwritten on torch 2.6, in a region or not.
+            # replication_pad with an extra dimension leaves its result unwritten on torch 2.6, in a region or not.
             written = form != "one dimension more" or not overload.startswith("replication_pad")
             defined = written and (form in _DENSE or repeatable(overload.split(".")[0]))
             seen = _judge(case, target, overload, f"{form} of {what}", formed, amp_dtype, values=defined)
@@ -312,11 +312,11 @@ def test_gradients_pass_every_cast(case: Case, target: Target, overload: str) ->
     kind = overloads.DECIDING[policy][-1:] if policy == "widest" else overloads.DECIDING[policy][:1]
     ((what, _),) = overloads.calls(target, overload, amp_dtype, kind, case.seed).items()
 
-    def gradients(by_hand: bool) -> tuple[list[torch.Tensor | None], list[torch.Tensor], str | None]:
+    def gradients(manual: bool) -> tuple[list[torch.Tensor | None], list[torch.Tensor], str | None]:
         ((_, call),) = overloads.calls(target, overload, amp_dtype, kind, case.seed).items()
         call, leaves = overloads.with_leaves(call)
-        made = overloads.by_hand(policy, overload, call, amp_dtype) if by_hand else call
-        seen = overloads.run(target, made, None if by_hand else amp_dtype)
+        made = overloads.manually_cast(policy, overload, call, amp_dtype) if manual else call
+        seen = overloads.run(target, made, None if manual else amp_dtype)
         return overloads.gradients(seen, leaves), leaves, seen.error
 
     with repeatable_convolutions():
@@ -333,7 +333,7 @@ def test_gradients_pass_every_cast(case: Case, target: Target, overload: str) ->
             name = f"gradient of input {index}"
             if target.device_type == "cpu":
                 _same(case, overload, name, seen, wanted)
-            else:  # sums may be taken in another order each time, with a rounding each in the type that the op ran in
+            else:  # the order of a sum may differ in each run, with one rounding each in the dtype of the op
                 ran = amp_dtype if policy == "lower_precision" else seen.dtype
                 case.at_most(
                     f"distance of the {name} by norm", normwise_distance(seen, wanted), 64 * torch.finfo(ran).eps
@@ -341,7 +341,7 @@ def test_gradients_pass_every_cast(case: Case, target: Target, overload: str) ->
 
 
 def _combinations(target: Target, overload: str, amp_dtype: torch.dtype, other: bool) -> dict[str, partial[Any]]:
-    """Calls with every combination of types in three floating inputs, with or without the other 16-bit type."""
+    """Return calls with every combination of dtypes in three inputs, with or without the other 16-bit dtype."""
     strange = torch.float16 if amp_dtype is torch.bfloat16 else torch.bfloat16
     dtypes = (torch.float32, amp_dtype, strange) if other else (torch.float32, amp_dtype)
     return {
@@ -368,12 +368,12 @@ def test_other_16_bit_type_widens(case: Case, target: Target, overload: str) -> 
 
 
 def _database(target: Target) -> list[Any]:
-    """Importing the database and calling all of it takes seconds, on each target again."""
+    """Return the parameter of the sweep, which takes seconds a target and therefore does not run at quick."""
     return [deep("full" if _is_copy(target) else "standard", "database")]
 
 
 def _with_optionals(target: Target) -> Iterator[Any]:
-    """The overloads that have an optional tensor or a reduction."""
+    """Return the overloads with an optional tensor or a reduction."""
     for value in _callable(None, "linear", "group_norm", "mse_loss")(target):
         if overloads.optional_arguments(value.values[0]):
             yield value
@@ -390,7 +390,7 @@ def test_optional_arguments(case: Case, target: Target, overload: str) -> None:
 
 
 def _twin(target: Target) -> Target:
-    """The fake target of the same kind: its tensors cannot be read beyond their end, whatever a call asks for."""
+    """Return the fake target of the same device type, where no call can read tensors out of bounds."""
     return target if target.is_fake else resolve(f"fake:{target.device_type}")
 
 
@@ -405,7 +405,7 @@ def test_options(case: Case, target: Target, overload: str) -> None:
             _judge(case, twin, overload, f"{what} {how}", changed, amp_dtype)
 
 
-# What a policy decides by: types of which no other policy makes the same.
+# Input dtypes for which no other policy has the same result.
 _TELLING: dict[str, Callable[[torch.dtype], tuple[torch.dtype, ...]]] = {
     "lower_precision": lambda amp_dtype: (torch.float32,),
     "fp32": lambda amp_dtype: (amp_dtype,),
@@ -417,7 +417,7 @@ _TELLING: dict[str, Callable[[torch.dtype], tuple[torch.dtype, ...]]] = {
 
 
 def _policies(target: Target) -> Iterator[Any]:
-    """The policies of a target's overloads that have options, at quick on real targets and fake CUDA."""
+    """Return the policies of the target's overloads, at quick on real targets and fake CUDA."""
     for policy in dict.fromkeys(overloads.known(target.device_type).values()):
         yield deep("standard" if _is_copy(target) else "quick", policy)
 
@@ -459,12 +459,12 @@ def test_grad_modes(case: Case, target: Target, overload: str) -> None:
     for what, call in overloads.calls(target, overload, amp_dtype, overloads.DECIDING[policy], case.seed).items():
         with torch.no_grad():
             _judge(case, target, overload, f"{what} under no_grad", call, amp_dtype)
-        wanted = overloads.promise(target, policy, overload, call, amp_dtype).hand
-        with torch.inference_mode():  # where a trace sees other ops
+        wanted = overloads.promise(target, policy, overload, call, amp_dtype).manual
+        with torch.inference_mode():  # where a trace records other ops
             seen = overloads.run(target, call, amp_dtype, traced=False)
         if wanted is None:
             case.true(f"{what} is refused under inference_mode", seen.refused, seen.error)
-        elif wanted.error is None and not (target.is_fake and seen.error):  # fewer fake kernels are found untraced
+        elif wanted.error is None and not (target.is_fake and seen.error):  # fewer fake kernels exist without the trace
             case.equal(f"types of the outputs of {what} under inference_mode", _types(seen), _types(wanted))
         else:
             case.note(f"{what} under inference_mode: not run", wanted.error or seen.error)
@@ -487,9 +487,9 @@ def test_weights_are_cast_once_a_region(case: Case, target: Target, overload: st
 
 
 def _with_variants(target: Target) -> Iterator[Any]:
-    """The overloads that have a variant in place or with `out`.
+    """Return the overloads with an in-place variant or one with `out`.
 
-    None on fake CPU tensors: they do in 16 bits what no CPU does outside a region, such as a condition number.
+    There are none on fake CPU tensors, which compute in 16 bits what a CPU cannot, such as a condition number.
     """
     if target.is_fake and target.device_type == "cpu":
         return
@@ -543,12 +543,12 @@ def test_fake_tensors_tell_the_same(case: Case, target: Target, overload: str) -
     for amp_dtype in _amp_dtypes(case, target):
         for what, call in overloads.calls(target, overload, amp_dtype, seed=case.seed).items():
             real = overloads.run(target, call, amp_dtype)
-            told = overloads.run(fake, overloads.calls(fake, overload, amp_dtype)[what], amp_dtype)
-            case.equal(f"casts of arguments, {what}", overloads.on_arguments(told), overloads.on_arguments(real))
-            if told.error is None and real.error is None:
-                case.equal(f"types of the outputs, {what}", _types(told), _types(real))
+            on_fake = overloads.run(fake, overloads.calls(fake, overload, amp_dtype)[what], amp_dtype)
+            case.equal(f"casts of arguments, {what}", overloads.on_arguments(on_fake), overloads.on_arguments(real))
+            if on_fake.error is None and real.error is None:
+                case.equal(f"types of the outputs, {what}", _types(on_fake), _types(real))
             else:
-                case.note(f"not compared, {what}", told.error or real.error)
+                case.note(f"not compared, {what}", on_fake.error or real.error)
 
 
 def _types(seen: overloads.Seen) -> list[str]:

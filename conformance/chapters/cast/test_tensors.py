@@ -27,7 +27,7 @@ from .support import CUDA_OR_CPU, FP32_ERROR, floating_tensors
 
 
 def _normed(target: Target, rng: torch.Generator, given: torch.dtype, training: bool) -> dict[str, torch.Tensor]:
-    """What batch norm makes of inputs with a mean of 3, and the running statistics, from 0 and 1, after it."""
+    """Return the batch norm of inputs with a mean of 3, and its running statistics, which start from 0 and 1."""
     inputs = Inputs([given, torch.float32], target.device, rng.initial_seed())
     x = (inputs.f(4, 3, 5, 5) + 3).requires_grad_()
     weight, bias = inputs.p(3).requires_grad_(), inputs.f(3).requires_grad_()
@@ -103,7 +103,7 @@ def test_indexed_assignment(
 Function = Callable[[torch.Tensor], torch.Tensor]
 
 
-# torch.func, API reference: each turns a function into another, which is called inside the region.
+# torch.func, API reference: each transforms a function; the result is called inside the region.
 _TRANSFORMS: dict[str, Callable[[Function, torch.Tensor], Any]] = {
     "vmap": lambda f, x: torch.func.vmap(f)(x),
     "grad": lambda f, x: torch.func.grad(f)(x),
@@ -134,13 +134,13 @@ def test_function_transforms(
             kinds.append(product.dtype)
             return F.mse_loss(product, wanted.expand(*row.shape[:-1], 5))
 
-    def by_hand(row: torch.Tensor) -> torch.Tensor:
+    def manual(row: torch.Tensor) -> torch.Tensor:
         product = F.linear(row.to(amp_dtype), weight.to(amp_dtype))
         return F.mse_loss(product.float(), wanted.expand(*row.shape[:-1], 5))
 
     with target.autocast(amp_dtype) if region == "around" else contextlib.nullcontext():
         seen = floating_tensors(_TRANSFORMS[transform](program, x))
-    expected = floating_tensors(_TRANSFORMS[transform](by_hand, x))
+    expected = floating_tensors(_TRANSFORMS[transform](manual, x))
     case.equal("types of the product inside", set(kinds), {amp_dtype})
     case.equal("number of outputs", len(seen), len(expected))
     for index, (ours, theirs) in enumerate(zip(seen, expected, strict=True)):
@@ -148,7 +148,7 @@ def test_function_transforms(
 
 
 class Wrapper(torch.Tensor):
-    """A subclass that holds a tensor and logs the types of what it is asked for ("Extending PyTorch", wrappers)."""
+    """A subclass that wraps a tensor and logs the dtypes of its calls ("Extending PyTorch", wrappers)."""
 
     inner: torch.Tensor
     log: ClassVar[list[tuple[str, tuple[torch.dtype, ...]]]] = []
@@ -191,16 +191,16 @@ def test_wrapper_subclass(case: Case, target: Target, amp_dtype: torch.dtype, op
         with target.autocast(amp_dtype):
             seen = call.func(*_each(Wrapper, call.args), **call.keywords)
         if sets_dtype(row):
-            by_hand = call(dtype=expected)
+            manual = call(dtype=expected)
         else:
-            by_hand = call.func(*_each(lambda x: x.to(expected), call.args), **call.keywords)
+            manual = call.func(*_each(lambda x: x.to(expected), call.args), **call.keywords)
     case.equal("type of the result", type(seen), Wrapper)
     if not sets_dtype(row):
         casts = [types for name, types in Wrapper.log if name == "_to_copy"]
         case.equal("casts that the subclass sees", casts, [(given,)] * (count if expected != given else 0))
         inside = {dtype for name, types in Wrapper.log if name != "_to_copy" for dtype in types}
         case.equal("types of what the ops below take", inside, {expected})
-    case.identical("result, against casts by hand", seen.inner, by_hand)
+    case.identical("result, against manual casts", seen.inner, manual)
 
 
 def _each(change: Callable[[torch.Tensor], torch.Tensor], args: Any) -> Any:
@@ -208,7 +208,7 @@ def _each(change: Callable[[torch.Tensor], torch.Tensor], args: Any) -> Any:
 
 
 class Named(torch.Tensor):
-    """A subclass that leaves everything to torch."""
+    """A subclass that overrides nothing."""
 
 
 _KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -256,18 +256,18 @@ def test_nested_tensors(case: Case, target: Target, amp_dtype: torch.dtype, op: 
         seen = _NESTED[op](ragged, weight, bias)
         left_alone = F.relu(ragged)
     low = [x.to(amp_dtype) for x in (weight, bias)]
-    by_hand = _NESTED[op](torch.nested.nested_tensor([x.to(amp_dtype) for x in rows], layout=torch.jagged), *low)
+    manual = _NESTED[op](torch.nested.nested_tensor([x.to(amp_dtype) for x in rows], layout=torch.jagged), *low)
     case.equal("type of what relu, on no list, returns", left_alone.dtype, torch.float32)
     case.equal("layout", seen.layout, torch.jagged)
     case.equal("lengths", [len(row) for row in seen.unbind()], [2, 5, 3])
-    case.identical("values, against casts by hand", seen.values(), by_hand.values())
+    case.identical("values, against manual casts", seen.values(), manual.values())
 
 
 _QUICK_ALIASES = ("torch.linalg.matmul", "torch.ops.aten.linear", "torch.special.expm1", "torch.arccos", "torch.concat")
 
 
 def _aliases() -> Iterator[Any]:
-    """Each other name of each listed op; one of each namespace at the quick level."""
+    """Return each alias of each listed op; one of each namespace at the quick level."""
     for sample, names in read_toml(fixture("cast_aliases.toml"))["aliases"].items():
         for name in names:
             word = f"{sample}-{name.removeprefix('torch.').replace('.', '_')}"

@@ -12,10 +12,9 @@ import torch
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from ...oracles.optimizer_state import differences, snapshot
+from ...workloads.gradients import NON_FINITE
 from .reference import U, clamped, clipped, norm_bound, relative_distance, total_norm
 from .support import FOREACH, NORMS, adam_over, all_identical, backward, grads, scaler_for, workload
-
-NON_FINITE = {"inf": math.inf, "minus-inf": -math.inf, "nan": math.nan}
 
 SCALES = (2.0**16, 2.0**-4, 2.0**40)
 

@@ -16,7 +16,6 @@ from .optimizer_configs import OptimizerConfig, configs
 
 U = 2.0**-24
 
-NON_FINITE = {"inf": math.inf, "minus-inf": -math.inf, "nan": math.nan}
 
 ALL = tuple(configs(implementations=("for-loop", "foreach", "fused", "default")))
 

@@ -11,13 +11,14 @@ import torch
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from ...oracles.optimizer_state import differences, snapshot
+from ...workloads.gradients import NON_FINITE
 from ...workloads.linear_loss import LinearLoss, with_nonfinite
 from ...workloads.third_party_optimizers import (
     Ordinary,
     SelfScaling,
 )
 from .optimizer_configs import OptimizerConfig
-from .support import BAD, NON_FINITE, ROUTES, build, clones, iterate, left_on, over_optimizers, twins, unmoved
+from .support import BAD, ROUTES, build, clones, iterate, left_on, over_optimizers, twins, unmoved
 
 
 @contract("AMP-OPTIMIZER-060")

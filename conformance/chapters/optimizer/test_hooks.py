@@ -12,12 +12,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
+from ...workloads.gradients import NON_FINITE
 from ...workloads.linear_loss import LinearLoss, with_nonfinite
 from ...workloads.third_party_optimizers import (
     Ordinary,
 )
 from .optimizer_configs import OptimizerConfig
-from .support import BOTH, BY_ROUTE, NON_FINITE, PROTOCOL, ROUTES, build, clones, iterate, left_on, over_optimizers
+from .support import BOTH, BY_ROUTE, PROTOCOL, ROUTES, build, clones, iterate, left_on, over_optimizers
 
 
 @contract("AMP-OPTIMIZER-070")

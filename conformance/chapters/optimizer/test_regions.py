@@ -15,11 +15,12 @@ import torch
 from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...oracles.optimizer_state import differences, gradients, snapshot
+from ...workloads.gradients import NON_FINITE
 from ...workloads.linear_loss import LinearLoss, with_nonfinite
 from ...workloads.third_party_optimizers import DuckTyped, Wrapped
 from .float64_updates import UPDATES, steps
 from .optimizer_configs import OptimizerConfig
-from .support import NON_FINITE, ROUTES, U, build, clones, iterate, over_optimizers, twins, unmoved
+from .support import ROUTES, U, build, clones, iterate, over_optimizers, twins, unmoved
 
 # fp16's smallest number, 2**-24, divided by the initial loss scale, 65536.
 SMALLEST = 2.0**-40

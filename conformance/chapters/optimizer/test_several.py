@@ -10,6 +10,7 @@ import torch
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from ...oracles.optimizer_state import differences, snapshot
+from ...workloads.gradients import NON_FINITE
 from ...workloads.linear_loss import LinearLoss, with_nonfinite
 from ...workloads.third_party_optimizers import (
     give,
@@ -17,20 +18,7 @@ from ...workloads.third_party_optimizers import (
     parameters_of,
 )
 from .optimizer_configs import OptimizerConfig
-from .support import (
-    BOTH,
-    BY_ROUTE,
-    FUSED,
-    NON_FINITE,
-    PLAIN,
-    ROUTES,
-    iterate,
-    kind_of,
-    only,
-    started,
-    tracker,
-    twins,
-)
+from .support import BOTH, BY_ROUTE, FUSED, PLAIN, ROUTES, iterate, kind_of, only, started, tracker, twins
 
 
 @contract("AMP-OPTIMIZER-050")

@@ -13,9 +13,10 @@ import torch
 from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...oracles.optimizer_state import differences, gradients, on_host, snapshot
+from ...workloads.gradients import NON_FINITE
 from ...workloads.linear_loss import LinearLoss, with_nonfinite
 from .optimizer_configs import OptimizerConfig
-from .support import ALL, BAD, NON_FINITE, ROUTES, build, clones, iterate, only, over_optimizers, unmoved
+from .support import ALL, BAD, ROUTES, build, clones, iterate, only, over_optimizers, unmoved
 
 
 @contextlib.contextmanager

@@ -1,1 +1,1 @@
-"""The chapter region."""
+"""Contracts and checks of autocast regions."""

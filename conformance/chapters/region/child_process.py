@@ -1,4 +1,4 @@
-"""What a child process finds of autocast when it starts, and what it meets as a third party's backend."""
+"""Report the autocast state of a child process, and autocast's behaviour for a PrivateUse1 backend in it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from ...oracles.region.stack_model import State, observe, telling_product, told
+from ...oracles.region.stack_model import State, dtype_of_product, observe, probe_product
 
-BACKEND = "conformant"  # the name that a third party's backend takes in the child
+BACKEND = "conformant"  # the name of the PrivateUse1 backend in the child
 
 
 def started(method: str, work: Callable[..., None], patience: float) -> Any:
@@ -19,7 +19,7 @@ def started(method: str, work: Callable[..., None], patience: float) -> Any:
     context = torch.multiprocessing.get_context(method)
     receiver, sender = context.Pipe(duplex=False)
     with warnings.catch_warnings():
-        # Python 3.12 and later warn of threads at each fork; the child does without them.
+        # Python 3.12 and later warn at a fork of a process with threads; the child does not use them.
         warnings.simplefilter("ignore", DeprecationWarning)
         process = context.Process(target=work, args=(sender,), daemon=True)
         process.start()
@@ -38,16 +38,16 @@ def send_state(sender: Any) -> None:
 
 
 def send_everything(sender: Any) -> None:
-    """Send the state, the type of products, and what a third party's backend meets; renames it for good."""
+    """Send the state, the dtype of products, and the results of a PrivateUse1 backend, which stays renamed."""
     torch.set_num_threads(1)
-    found: tuple[State, torch.dtype | None] = (observe(), told(telling_product("cpu")))
-    sender.send((*found, backend_story()))
+    found: tuple[State, torch.dtype | None] = (observe(), dtype_of_product(probe_product("cpu")))
+    sender.send((*found, backend_registration()))
 
 
-def backend_story() -> dict[str, Any]:
-    """Name a third party's backend, register its module in steps, and tell what `torch.autocast` says after each.
+def backend_registration() -> dict[str, Any]:
+    """Rename the PrivateUse1 backend, register its module in steps, and report `torch.autocast` after each.
 
-    To be called in a process of its own: a backend can be named once.
+    Call it in a separate process: a backend can be renamed once.
     """
     torch.utils.rename_privateuse1_backend(BACKEND)
     story: dict[str, Any] = {"without a module": _refusal()}

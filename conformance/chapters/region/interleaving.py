@@ -1,4 +1,4 @@
-"""Regions of several actors (generators, coroutines, threads) whose steps take turns, beside a plain model of them."""
+"""Interleave the regions of several actors (generators, coroutines, threads) and compare them with a model."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Any
 
 import torch
 
-from ...oracles.region.programs import PATIENCE, Machine, call, put_back
-from ...oracles.region.stack_model import Entry, Region, RegionStack, State, observe, telling_product, told
+from ...oracles.region.programs import PATIENCE, Machine, call, restore_state
+from ...oracles.region.stack_model import Entry, Region, RegionStack, State, dtype_of_product, observe, probe_product
 
 ACTORS = 3
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one actor does next: `enter` a region, `leave` the innermost, or end by `close`, `throw` or `drop`."""
+    """One step of an actor: `enter` a region, `leave` the innermost, or end by `close`, `throw` or `drop`."""
 
     actor: int
     op: str
@@ -36,8 +36,8 @@ class Step:
         return ended.get(self.op, f"{name} = None")
 
 
-def drawn(generator: random.Random, regions: Sequence[Region], length: int = 16) -> list[Step]:
-    """Draw up to `length` steps over `regions`."""
+def random_steps(generator: random.Random, regions: Sequence[Region], length: int = 16) -> list[Step]:
+    """Return up to `length` random steps over `regions`."""
     ops = ("enter",) * 5 + ("leave",) * 3 + ("close", "throw", "drop")
     return [
         Step(generator.randrange(ACTORS), generator.choice(ops), generator.choice(regions))
@@ -46,14 +46,14 @@ def drawn(generator: random.Random, regions: Sequence[Region], length: int = 16)
 
 
 def simpler(step: Step) -> list[Step]:
-    """Return the steps that may stand for one in a shorter schedule."""
+    """Return simpler replacements of a step, for shrinking."""
     region = step.region
     choices = [replace(region, dtype=None), replace(region, enabled=True), replace(region, cache_enabled=None)]
     return [replace(step, region=other) for other in choices if other != region] if step.op == "enter" else []
 
 
 def source(kind: str, steps: Sequence[Step]) -> str:
-    """Return a schedule of generators or coroutines as Python; that of threads runs each generator in its own."""
+    """Return a schedule as Python source; one of threads runs each generator in its thread."""
     head = ["# a, b and c each run in a thread of their own"] if kind == "thread" else []
     lines = ["import torch, types\n", _COROUTINE if kind == "coroutine" else _GENERATOR]
     made = [f"{name} = actor(); {name}.send(None)" for name in "abc"[:ACTORS]]
@@ -96,7 +96,7 @@ async def _coroutine() -> None:
 
 
 class _Actor:
-    """One actor on torch and in the model; all but threads share a stack of regions."""
+    """An actor on torch and in the model; all but threads share one stack of regions."""
 
     def __init__(
         self, stack: RegionStack, perform: Callable[[Callable[[], Any]], Any], make: Callable[[], Any]
@@ -140,11 +140,11 @@ class _Actor:
                 real.throw(ValueError())
         elif op == "close" and real is not None:
             real.close()
-        # A dropped one is closed by the interpreter when its last reference goes, which is here.
+        # CPython closes a deleted generator when its last reference is gone, which is here.
 
 
 class Stage:
-    """Plays schedules of one kind of actors: `generator`, `coroutine` or `thread`."""
+    """Run schedules of one type of actors: `generator`, `coroutine` or `thread`."""
 
     def __init__(self, kind: str, machine: Machine) -> None:
         self.kind = kind
@@ -158,8 +158,8 @@ class Stage:
         for pool in self._pools:
             pool.shutdown()
 
-    def departure(self, steps: Sequence[Step]) -> str | None:
-        """Play the steps; say at which torch first departs from the model, None where it does not."""
+    def mismatch(self, steps: Sequence[Step]) -> str | None:
+        """Run the steps; return the first difference of torch from the model, or None."""
         here = self.machine.stack(self.machine.base)
         actors = self._actors(here)
         try:
@@ -171,9 +171,9 @@ class Stage:
         finally:
             for actor in actors:
                 actor.finish()
-            put_back(self.machine.base)
+            restore_state(self.machine.base)
             for pool in self._pools:
-                pool.submit(put_back, self.machine.new_thread).result(PATIENCE)
+                pool.submit(restore_state, self.machine.new_thread).result(PATIENCE)
         return None
 
     def _actors(self, here: RegionStack) -> list[_Actor]:
@@ -191,7 +191,10 @@ class Stage:
         return found
 
     def _wrong(self, promised: State) -> list[str]:
-        product, type_ = told(telling_product(self.machine.device)), promised.computes_in(self.machine.device.type)
+        product, type_ = (
+            dtype_of_product(probe_product(self.machine.device)),
+            promised.computes_in(self.machine.device.type),
+        )
         wrong = observe().differences(promised)
         return wrong if product == type_ else [*wrong, f"a product is computed in {product}, not {type_}"]
 

@@ -1,4 +1,4 @@
-"""The calls of a program that autocast lowers: what each returned, told by the op lists."""
+"""Record the calls of lower-precision ops in a program with the dtype that each returned."""
 
 from __future__ import annotations
 

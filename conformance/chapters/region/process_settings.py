@@ -1,4 +1,4 @@
-"""What a process is set to beside autocast, from random generators to precision flags: read, never changed."""
+"""Read the process-wide state other than autocast, from random generators to precision flags (read-only)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 from ...measure.flags import FLAGS
 
 _PLAIN = (bool, int, float, str, tuple, list, type(None))
-# Attributes and functions of torch; what a version lacks or will not read is left out.
+# Attributes and functions of torch; those that a version lacks or cannot read are omitted.
 _PUBLIC = (
     "is_grad_enabled",
     "is_inference_mode_enabled",
@@ -38,17 +38,17 @@ _PUBLIC = (
 
 
 def observe(device: torch.device) -> dict[str, Any]:
-    """Return by name what is set in this process and thread; `device` is that whose random generator is read too."""
+    """Return the settings of this process and thread by name, with the random generator of `device`."""
     return {name: read() for name, read in _readers(device.type).items()}
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Say what differs between two observations."""
+    """Return the differences between two observations."""
     return [f"{name}: {before[name]}, then {now[name]}" for name in before if before[name] != now[name]]
 
 
 def keeps_subnormals() -> bool:
-    """Whether this thread does, by arithmetic: torch.set_flush_denormal has no getter."""
+    """Return whether this thread keeps subnormals, by arithmetic: torch.set_flush_denormal has no getter."""
     return bool((torch.tensor([1e-40], dtype=torch.float32, device="cpu") * 1).view(torch.int32).item() != 0)
 
 
@@ -60,7 +60,7 @@ def _readers(device_type: str) -> dict[str, Callable[[], Any]]:
         "Python's random numbers": lambda: hash(random.getstate()),
         "subnormal float32 numbers are kept": keeps_subnormals,
         "device of new tensors": lambda: str(torch.empty(0).device),
-        "environment variables": lambda: hash(frozenset(os.environ.items())),  # a report is no place for them
+        "environment variables": lambda: hash(frozenset(os.environ.items())),  # too long for a report
         "warning filters": lambda: hash(str(warnings.filters)),
         "garbage collection": gc.isenabled,
     }
@@ -71,7 +71,7 @@ def _readers(device_type: str) -> dict[str, Callable[[], Any]]:
         readers[f"random numbers of {device_type}"] = lambda: _digest(module.get_rng_state())
     paths = (*_PUBLIC, *(flag.name.removeprefix("torch.") for flag in FLAGS))
     readers.update({f"torch.{path}": functools.partial(_value, path) for path in paths})
-    # Whatever torch has both a getter and a setter for: precision flags, preferred libraries, debugging aids.
+    # All that torch has both a getter and a setter for: precision flags, preferred libraries, debugging aids.
     pairs = [name for name in dir(torch._C) if name.startswith("_get_") and hasattr(torch._C, f"_set_{name[5:]}")]
     readers.update({f"torch._C.{name}": functools.partial(_value, f"_C.{name}") for name in pairs})
     return {name: read for name, read in readers.items() if _readable(read)}
@@ -85,14 +85,14 @@ def _value(path: str) -> Any:
     try:
         found = functools.reduce(getattr, path.split("."), torch)
         found = found() if callable(found) else found
-    except RuntimeError as error:  # a flag of one interface after the other, exclusive one was used
+    except RuntimeError as error:  # a flag of one of two mutually exclusive interfaces after the other was used
         return str(error)
     return found if isinstance(found, _PLAIN) else str(found)
 
 
 def _readable(read: Callable[[], Any]) -> bool:
     try:
-        # What is another at each reading tells nothing.
+        # A value that differs at each reading is not a setting.
         return bool(read() == read())
     except Exception:  # not of this version, or a getter with arguments
         return False

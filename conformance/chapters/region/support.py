@@ -1,4 +1,4 @@
-"""Regions, threads and comparisons of the autocast state that several checks of regions share."""
+"""Provide regions, threads and comparisons of the autocast state for several checks."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from ...oracles.region.stack_model import (
     DEVICE_TYPES,
     State,
     observe,
+    probe_product,
     product_in,
-    telling_product,
 )
 
 Result = TypeVar("Result")
 DEVICES = {device.type: device for device in device_types()}
 DEFAULTS = {name: DEVICES[name].dtype or torch.float32 for name in DEVICE_TYPES}
 OTHER = {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}
-# Long enough that only a thread that died is given up on.
+# Seconds after which a thread is considered dead.
 PATIENCE = 60.0
 
 
 class Interruption(Exception):
-    """Leaves a region early."""
+    """Raised to leave a region early."""
 
 
 def runs_in(case: Case, what: str, target: Target, dtype: torch.dtype) -> None:
-    """A product of float32 tensors has the dtype and the digits of arithmetic in `dtype`."""
-    case.identical(f"{what}: a product of float32 tensors", telling_product(target.device), product_in(dtype))
+    """Check that a product of float32 tensors has the dtype and the bits of arithmetic in `dtype`."""
+    case.identical(f"{what}: a product of float32 tensors", probe_product(target.device), product_in(dtype))
 
 
 def is_in_force(case: Case, what: str, promised: State) -> None:
-    """Every getter of torch says `promised`."""
+    """Check that every getter of torch returns the state `promised`."""
     case.equal(f"{what}: autocast state that differs", observe().differences(promised), [])
 
 
 def in_new_thread(call: Callable[[], Result]) -> Result:
-    """Return what `call` returns in a thread of its own."""
+    """Return the result of `call` in a new thread."""
     with ThreadPoolExecutor(max_workers=1) as pool:
         return pool.submit(call).result(timeout=PATIENCE)
 
 
 def neighbour(target: Target) -> str:
-    """Return a device type that is not the target's and whose regions torch opens without the hardware."""
+    """Return another device type than the target's, whose regions torch opens without the hardware."""
     return "cpu" if target.device_type == "xpu" else "xpu"
 
 

@@ -17,8 +17,8 @@ from ...harness.targets import Target
 from ...oracles.policy.devices import DeviceType
 from ...oracles.region.stack_model import (
     observe,
+    probe_product,
     product_in,
-    telling_product,
 )
 from .support import DEVICES, is_in_force, region
 
@@ -29,7 +29,7 @@ from .support import DEVICES, is_in_force, region
 def test_unsupported_dtype(case: Case, device_type: str, dtype: torch.dtype) -> None:
     def enter() -> tuple[bool, torch.Tensor]:
         with torch.autocast(device_type, dtype=dtype):
-            return torch.is_autocast_enabled(device_type), telling_product("cpu")
+            return torch.is_autocast_enabled(device_type), probe_product("cpu")
 
     supported = r"(torch\.bfloat16.*torch\.float16|torch\.float16.*torch\.bfloat16)"
     match = rf"{device_type.upper()} autocast.*not supported.*Disabling(?s:.*){supported}"
@@ -93,7 +93,7 @@ def test_device_type_without_autocast(case: Case, device: DeviceType) -> None:
 
 
 def cuda_is_there(_: None) -> str | None:
-    """Say that the machine has CUDA, or a stand-in for it, or None."""
+    """Return a reason where the machine has CUDA or torch_xla, else None."""
     if torch.cuda.is_available() or importlib.util.find_spec("torch_xla") is not None:
         return "CUDA, or torch_xla in its place, is available; this is about machines without"
     return None
@@ -182,6 +182,6 @@ def test_scripted_decorated_function(case: Case) -> None:
     case.raises(
         "torch.jit.script of a decorated function",
         RuntimeError,
-        lambda: script(torch.autocast("cpu")(telling_product)),
+        lambda: script(torch.autocast("cpu")(probe_product)),
         match="not supported in script mode",
     )

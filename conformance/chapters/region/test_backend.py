@@ -1,4 +1,4 @@
-"""Regions for hardware that may not be there: a third party's backend, CUDA without bfloat16, several CUDA devices."""
+"""Check regions of missing hardware: a PrivateUse1 backend, CUDA without bfloat16, several CUDA devices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OTHER = {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}
 
 
 def without_a_backend(case: Case) -> str:
-    """The name of the third party's backend, whose place must be free for a stand-in."""
+    """Return the name of the PrivateUse1 backend, for which no module may be registered."""
     name = third_party_backend()
     if hasattr(torch, name):
         case.untestable(f"a backend is registered here, torch.{name}; a stand-in would take its place")
@@ -104,7 +104,7 @@ def test_cuda_device_without_bf16(case: Case, dtype: torch.dtype) -> None:
 
 
 class Observer(torch.nn.Module):
-    """Passes its input on and keeps what autocast is set to in the thread that runs it."""
+    """A module that returns its input and records the autocast state of its thread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ def test_data_parallel_workers(case: Case, dtype: torch.dtype, cache: bool, enab
 @DTYPES
 def test_replicas_on_two_devices(case: Case, target: Target, dtype: torch.dtype, enabled: bool) -> None:
     devices = [target.device, second(target)]
-    # The replicas share what it keeps.
+    # The replicas share the recorded states.
     observer = Observer()
     replicated = torch.nn.DataParallel(observer, device_ids=devices)
     with torch.autocast("cuda", dtype=dtype, enabled=enabled):

@@ -14,8 +14,8 @@ from ...oracles.region.stack_model import (
     Region,
     RegionStack,
     observe,
+    probe_product,
     product_in,
-    telling_product,
 )
 from .support import Result, is_in_force, region
 
@@ -53,8 +53,8 @@ def test_decorated_coroutine(case: Case, target: Target, amp_dtype: torch.dtype)
 def test_region_in_an_asynchronous_generator(case: Case, target: Target, amp_dtype: torch.dtype, end: str) -> None:
     async def values() -> AsyncGenerator[torch.Tensor, None]:
         with region(target, amp_dtype):
-            yield telling_product(target.device)
-            yield telling_product(target.device)
+            yield probe_product(target.device)
+            yield probe_product(target.device)
 
     before, model = observe(), RegionStack(observe())
     model.enter(Region(target.device_type, amp_dtype))
@@ -62,7 +62,7 @@ def test_region_in_an_asynchronous_generator(case: Case, target: Target, amp_dty
     for number in range(2):
         case.identical(f"product {number} of the generator", awaited(generator.__anext__()), product_in(amp_dtype))
         # The state belongs to the thread: the region is open as long as the generator is suspended in it.
-        is_in_force(case, f"beside the suspended generator, {number}", model.state)
+        is_in_force(case, f"while the generator is suspended, {number}", model.state)
     if end == "runs out":
         with contextlib.suppress(StopAsyncIteration):
             awaited(generator.__anext__())
@@ -72,7 +72,7 @@ def test_region_in_an_asynchronous_generator(case: Case, target: Target, amp_dty
 
 
 def awaited(work: Awaitable[Result]) -> Result | None:
-    """Return what a coroutine that waits for nothing returns."""
+    """Return the result of a coroutine that never suspends."""
     try:
         next(work.__await__())
     except StopIteration as stopped:

@@ -16,14 +16,14 @@ from ...oracles.region.stack_model import (
     Region,
     RegionStack,
     observe,
+    probe_product,
     product_in,
-    telling_product,
 )
 from .support import DEFAULTS, OTHER, Interruption, is_in_force, runs_in
 
 
 def deprecated_autocast(device_type: str, *arguments: object, **options: object) -> torch.autocast:
-    """Make `torch.<device_type>.amp.autocast`, whose warning is the business of the api chapter."""
+    """Create `torch.<device_type>.amp.autocast`; the api chapter checks its warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return getattr(torch, device_type).amp.autocast(*arguments, **options)
@@ -43,7 +43,7 @@ def test_deprecated_spelling(case: Case, target: Target, amp_dtype: torch.dtype)
             runs_in(case, "disabled", target, torch.float32)
         runs_in(case, "after the disabled subregion", target, amp_dtype)
     is_in_force(case, "after the region", before)
-    product = deprecated_autocast(kind, dtype=amp_dtype)(telling_product)(target.device)
+    product = deprecated_autocast(kind, dtype=amp_dtype)(probe_product)(target.device)
     case.identical("a product in a decorated function", product, product_in(amp_dtype))
     with deprecated_autocast(kind, True, amp_dtype, False):
         runs_in(case, "with positional arguments", target, amp_dtype)

@@ -1,4 +1,4 @@
-"""Regions on a GPU: what they draw in CUDA graphs."""
+"""Check random numbers of regions in CUDA graphs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...harness.targets import Target
 from ...oracles.numbers.running_error import CONFIDENCE
 from ...workloads.graphs import recorded, warmed
 
-SIDE = 64  # 4096 elements are drawn at once
+SIDE = 64  # masks of 4096 elements
 REPLAYS = 3
 
 
@@ -68,5 +68,5 @@ def test_captured_dropout(case: Case, target: Target, amp_dtype: torch.dtype, pr
             SIDE**2 / 2 - away,
             SIDE**2 / 2 + away,
         )
-    case.identical("what is drawn after the same seed", series[1], series[0])
+    case.identical("random masks after the same seed", series[1], series[0])
     case.true("control: another seed draws otherwise", not torch.equal(series[2], series[0]))

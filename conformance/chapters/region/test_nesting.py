@@ -15,8 +15,8 @@ from ...oracles.region.stack_model import (
     RegionStack,
     State,
     observe,
+    probe_product,
     product_in,
-    telling_product,
 )
 from .support import OTHER, Interruption, Result, is_in_force, neighbour, region, runs_in
 
@@ -80,7 +80,7 @@ def test_nesting_depth(case: Case, target: Target, amp_dtype: torch.dtype, enabl
 
 
 def failing(target: Target, kind: type[BaseException]) -> None:
-    """Raise `kind`, or have torch raise it where it is its own error."""
+    """Raise `kind`, by a torch call where it is torch's own error."""
     if kind is RuntimeError:
         torch.mm(torch.ones(2, 3, device=target.device), torch.ones(2, 3, device=target.device))
     raise kind("raised in the region")
@@ -188,8 +188,8 @@ def test_other_device_type_stays(case: Case, target: Target, amp_dtype: torch.dt
         torch.set_autocast_enabled(kind, before)
 
 
-def drawn(target: Target, rng: torch.Generator) -> Region:
-    """Draw a region that torch opens here without disabling it."""
+def random_region(target: Target, rng: torch.Generator) -> Region:
+    """Return a random region that torch opens here without disabling it."""
 
     def pick(*choices: Result) -> Result:
         return choices[int(torch.randint(len(choices), (), generator=rng))]
@@ -201,13 +201,13 @@ def drawn(target: Target, rng: torch.Generator) -> Region:
 
 
 def steps(target: Target, rng: torch.Generator, length: int) -> Iterator[tuple[str, State]]:
-    """Enter and leave drawn regions, `length` times; after each step yield what was done and the promised state."""
+    """Enter and leave random regions `length` times; yield each step and the promised state after it."""
     model = RegionStack(observe())
     opened: list[torch.autocast] = []
     try:
         for _ in range(length):
             if len(opened) < 6 and (not opened or torch.rand((), generator=rng) < 0.6):
-                chosen = drawn(target, rng)
+                chosen = random_region(target, rng)
                 opened.append(chosen.open())
                 opened[-1].__enter__()
                 model.enter(chosen)
@@ -230,7 +230,7 @@ def test_nested_regions_are_a_stack(case: Case, target: Target, rng: torch.Gener
     for done, promised in steps(target, rng, length):
         setting = promised.settings[target.device_type]
         product = product_in(setting.dtype if setting.enabled else torch.float32)
-        seen = telling_product(target.device).cpu()
+        seen = probe_product(target.device).cpu()
         if seen.dtype != product.dtype or not torch.equal(seen, product):
             wrong.append(f"{done}: a product is {seen.flatten().tolist()} in {seen.dtype}")
         wrong += [f"{done}: {difference}" for difference in observe().differences(promised)]

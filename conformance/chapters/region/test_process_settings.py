@@ -1,4 +1,4 @@
-"""Autocast regions and the process around them: what is no setting of autocast stays as the user has it."""
+"""Check that entering and leaving a region changes no process state except autocast."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .process_settings import changes, keeps_subnormals, observe
 
 @contextlib.contextmanager
 def other_numbers() -> Iterator[None]:
-    """Subnormal numbers flushed where the processor can, float64 by default, warnings in place of refusals."""
+    """Set flushed subnormals where the processor supports it, float64 by default, and warnings instead of errors."""
     before = torch.get_default_dtype()
     torch.set_flush_denormal(True)
     torch.set_default_dtype(torch.float64)
@@ -31,7 +31,7 @@ def other_numbers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def other_kernels() -> Iterator[None]:
-    """Less precision for float32, and libraries switched off or told to try."""
+    """Set lower float32 precision, and libraries to disabled or benchmarking."""
     matmul, cudnn, mkldnn = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
     others: list[tuple[Any, str, Any]] = [
         (matmul, "allow_fp16_reduced_precision_reduction", False),
@@ -41,7 +41,7 @@ def other_kernels() -> Iterator[None]:
         (cudnn, "deterministic", True),
         (mkldnn, "enabled", False),
     ]
-    # From torch 2.9 on, the call below sets these as well, and the call that ends it does not put them back.
+    # From torch 2.9 on, the call below sets these as well, and the call that ends it does not restore them.
     products = (matmul, getattr(mkldnn, "matmul", None))
     others += [(one, "fp32_precision", "tf32") for one in products if hasattr(one, "fp32_precision")]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in others]
@@ -69,7 +69,7 @@ AROUND: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
 
 
 class Interruption(Exception):
-    """Leaves a region early."""
+    """Raised to leave a region early."""
 
 
 @contract("AMP-REGION-061")
@@ -101,5 +101,5 @@ def test_settings_of_the_process_stay(case: Case, target: Target, around: str) -
     if around == "nothing":
         torch.rand(1)
         found = changes(before, observe(target.device))
-        case.at_least("control: settings that differ after a number is drawn", len(found), 1)
+        case.at_least("control: settings that differ after a random number is generated", len(found), 1)
         case.equal("control: subnormal numbers are kept", keeps_subnormals(), True)

@@ -1,4 +1,4 @@
-"""Autocast regions beside child processes: what those start with, data-loader workers, and a backend with a name."""
+"""Check the autocast state of child processes and data-loader workers, and a renamed PrivateUse1 backend."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from torch.utils.data import DataLoader, Dataset
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from ...oracles.policy.devices import device_types
-from ...oracles.region.stack_model import DEVICE_TYPES, State, fresh, observe, product_in, telling_product
+from ...oracles.region.stack_model import DEVICE_TYPES, State, fresh, observe, probe_product, product_in
 from .child_process import BACKEND, send_everything, send_state, started
 
-# Long enough that only a process that died is given up on.
+# Seconds after which a process is considered dead.
 PATIENCE = 120.0
 DEFAULTS = {device.type: device.dtype or torch.float32 for device in device_types() if device.type in DEVICE_TYPES}
 CAN_FORK = "fork" in multiprocessing.get_all_start_methods()
@@ -26,7 +26,7 @@ CAN_FORK = "fork" in multiprocessing.get_all_start_methods()
 
 @functools.cache
 def spawned() -> tuple[State, torch.dtype | None, dict[str, Any]]:
-    """What a process says that was spawned inside a region: one for all checks, since it imports torch anew."""
+    """Return the report of a process spawned inside a region: one for all checks, since it imports torch again."""
     with torch.autocast("cpu", dtype=torch.float16, cache_enabled=False):
         said: tuple[State, torch.dtype | None, dict[str, Any]] = started("spawn", send_everything, PATIENCE)
     return said
@@ -41,7 +41,7 @@ def test_spawned_process(case: Case, method: str) -> None:
 
 
 class Samples(Dataset[tuple[torch.Tensor, State]]):
-    """Samples of a product, in a region of `dtype` if there is one, and of the state before that."""
+    """A dataset of products, in a region of `dtype` if given, and of the state before it."""
 
     def __init__(self, dtype: torch.dtype | None) -> None:
         self.dtype = dtype
@@ -52,11 +52,11 @@ class Samples(Dataset[tuple[torch.Tensor, State]]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, State]:
         before = observe()
         with contextlib.nullcontext() if self.dtype is None else torch.autocast("cpu", dtype=self.dtype):
-            return telling_product("cpu"), before
+            return probe_product("cpu"), before
 
 
 def loader(case: Case, dtype: torch.dtype | None, workers: int) -> Iterable[tuple[torch.Tensor, State]]:
-    """A loader of single samples, whose workers have started."""
+    """Yield a loader of single samples, whose workers have started."""
     if workers and not CAN_FORK:
         case.untestable("workers cannot be forked here, and spawned ones import torch anew")
     return iter(DataLoader(Samples(dtype), batch_size=None, num_workers=workers))
@@ -70,7 +70,7 @@ def test_region_in_a_worker(case: Case, target: Target, amp_dtype: torch.dtype, 
         case.equal(f"state that differs before the region of sample {number}", state.differences(fresh(DEFAULTS)), [])
         case.identical(f"the product of sample {number}", product, product_in(amp_dtype))
         case.equal(f"state that differs in the loop, at sample {number}", observe().differences(before), [])
-    case.identical("a product here after the loop", telling_product("cpu"), product_in(torch.float32))
+    case.identical("a product here after the loop", probe_product("cpu"), product_in(torch.float32))
 
 
 @contract("AMP-REGION-044", on="cpu")

@@ -1,4 +1,4 @@
-"""Autocast regions in whole programs: every way to open one, every way to leave it, and interleaved ones."""
+"""Check random programs, pairs and interleavings of regions against the model."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from ...oracles.region.programs import (
     Program,
     Set,
     Token,
-    drawn,
     parting,
     predicted,
     program_of,
+    random_tokens,
     simpler,
 )
 from ...oracles.region.stack_model import DEVICE_TYPES, Region, fresh, observe
@@ -41,7 +41,7 @@ DEFAULTS = {device.type: device.dtype or torch.float32 for device in device_type
 
 
 def machine_of(target: Target) -> Machine:
-    """What programs start from on this machine: the state as it is, and what torch makes of CUDA here."""
+    """Return the initial state of programs on this machine, and the behaviour of CUDA regions here."""
     has_cuda = torch.cuda.is_available()
     return Machine(
         device=target.device,
@@ -53,7 +53,7 @@ def machine_of(target: Target) -> Machine:
 
 
 def regions_of(target: Target, others: Sequence[str], *dtypes: torch.dtype | None) -> list[Region]:
-    """Every region of the dtypes on the target, where it has them, and on other device types."""
+    """Return the regions of every supported dtype on the target and on other device types."""
     return [
         Region(kind, dtype, enabled, cache)
         for kind in (target.device_type, *others)
@@ -65,12 +65,12 @@ def regions_of(target: Target, others: Sequence[str], *dtypes: torch.dtype | Non
 
 
 def neighbours(target: Target) -> list[str]:
-    """Device types that are not the target's and whose regions torch opens without the hardware."""
+    """Return other device types than the target's, whose regions torch opens without the hardware."""
     return [kind for kind in ("xpu", "hpu", "cuda", "cpu") if kind != target.device_type][:3]
 
 
 def explored(case: Case) -> int:
-    """The seed of random programs: fixed, but where the run explores."""
+    """Return the seed of random programs: fixed below level full."""
     return case.seed if case.level == "full" else 0
 
 
@@ -82,7 +82,7 @@ def test_programs(case: Case, target: Target) -> None:
 
 @contract("AMP-REGION-037", on="cpu")
 def test_programs_beside_cuda(case: Case, target: Target) -> None:
-    # Where CUDA says that it is there its regions are as any other's, and take every type.
+    # Where CUDA is reported as available, its regions behave like any other and accept every dtype.
     machine = replace(machine_of(target), absent=frozenset(), unrestricted=frozenset({"cuda"}))
     choices = regions_of(target, ("cuda",), None, torch.float16, torch.bfloat16, torch.float32)
     with cuda_that_says(bf16=True):
@@ -90,25 +90,29 @@ def test_programs_beside_cuda(case: Case, target: Target) -> None:
 
 
 def nested(case: Case, machine: Machine, choices: Sequence[Region], count: int) -> None:
-    """Random programs over the regions agree with the model at every place."""
+    """Check random programs over the regions against the model."""
     places: list[int] = []
     with one_thread(), Player(machine) as player:
 
-        def departs(tokens: Sequence[Token]) -> bool:
+        def differs(tokens: Sequence[Token]) -> bool:
             program = program_of(tokens)
             places.append(len(predicted(program, player.machine)))
-            return player.departure(program) is not None
+            return player.mismatch(program) is not None
 
         found = shortest(
-            lambda generator: drawn(generator, choices), departs, count=count, seed=explored(case), simpler=simpler
+            lambda generator: random_tokens(generator, choices),
+            differs,
+            count=count,
+            seed=explored(case),
+            simpler=simpler,
         )
-        seen = None if found is None else player.departure(program_of(found))
+        seen = None if found is None else player.mismatch(program_of(found))
     case.note("random programs", len(places))
     case.note("places compared", sum(places))
     case.note("seed", explored(case))
     if found is not None:
         case.reproduce(program_of(found).script("$device"))
-    case.equal("how the shortest program found departs from the model", seen, None)
+    case.equal("how the shortest program found differs from the model", seen, None)
 
 
 @contract("AMP-REGION-039")
@@ -123,33 +127,33 @@ def test_threads_in_turns(case: Case, target: Target) -> None:
 
 
 def interleaved(case: Case, target: Target, kind: str, count: int) -> None:
-    """Random schedules of actors agree with the model after every step."""
+    """Check random schedules of actors against the model after every step."""
     choices = regions_of(target, neighbours(target), None, torch.float16, torch.bfloat16)
     taken: list[int] = []
     with one_thread(), Stage(kind, machine_of(target)) as stage:
 
-        def departs(steps: Sequence[Step]) -> bool:
+        def differs(steps: Sequence[Step]) -> bool:
             taken.append(len(steps))
-            return stage.departure(steps) is not None
+            return stage.mismatch(steps) is not None
 
         found = shortest(
-            lambda generator: interleaving.drawn(generator, choices),
-            departs,
+            lambda generator: interleaving.random_steps(generator, choices),
+            differs,
             count=count,
             seed=explored(case),
             simpler=interleaving.simpler,
         )
-        seen = None if found is None else stage.departure(found)
+        seen = None if found is None else stage.mismatch(found)
     case.note("schedules", len(taken))
     case.note("steps compared", sum(taken))
     case.note("seed", explored(case))
     if found is not None:
         case.reproduce(interleaving.source(kind, found))
-    case.equal("how the shortest schedule found departs from the model", seen, None)
+    case.equal("how the shortest schedule found differs from the model", seen, None)
 
 
 def shapes(target: Target, outer: str, inner: str, first: Region, second: Region) -> dict[str, Program]:
-    """A region around another: left as it ends, by an exception, and with what they keep set inside them."""
+    """Return pairs of regions: left normally, by an exception, and with their state set inside."""
     other = torch.float16 if torch.get_autocast_dtype(target.device_type) is torch.bfloat16 else torch.bfloat16
     setters = {
         "flag": Set(2, target.device_type, True),
@@ -170,7 +174,7 @@ def shapes(target: Target, outer: str, inner: str, first: Region, second: Region
 
 
 def pairs(case: Case, target: Target) -> Iterator[tuple[tuple[str, str, str], Program]]:
-    """A region around another, by shape and ways: drawn ones of every two ways, and every two regions."""
+    """Yield pairs of regions: random ones for every two ways to open them, and every two regions."""
     choices = regions_of(target, neighbours(target)[:1], None, torch.float16, torch.bfloat16)
     draw = random.Random(case.seed)
     both = list(itertools.product(choices, choices))

@@ -14,8 +14,8 @@ from ...oracles.region.stack_model import (
     Region,
     RegionStack,
     observe,
+    probe_product,
     product_in,
-    telling_product,
 )
 from .support import OTHER, Interruption, is_in_force, region, runs_in
 
@@ -49,7 +49,7 @@ def test_decorated_function(case: Case, target: Target, amp_dtype: torch.dtype) 
     @region(target, amp_dtype)
     def work(first: int, *rest: int, named: str = "unset") -> tuple[torch.Tensor, list[object]]:
         """Multiply."""
-        return telling_product(target.device), [first, *rest, named]
+        return probe_product(target.device), [first, *rest, named]
 
     for call in ("first", "second"):
         product, arguments = work(1, 2, 3, named=call)
@@ -90,7 +90,7 @@ def test_result_of_decorated_function(case: Case, target: Target, amp_dtype: tor
 def test_decorated_disabled_function(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
     @region(target, enabled=False)
     def work() -> torch.Tensor:
-        return telling_product(target.device)
+        return probe_product(target.device)
 
     with region(target, amp_dtype):
         case.identical("a product in the decorated function", work(), product_in(torch.float32))
@@ -106,7 +106,7 @@ def test_decorated_forward(case: Case, target: Target, amp_dtype: torch.dtype) -
 
         @region(target, amp_dtype)
         def forward(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return self.layer(features), telling_product(target.device)
+            return self.layer(features), probe_product(target.device)
 
     model = Model().to(target.device)
     output, product = model(torch.ones(4, 3, device=target.device))
@@ -122,7 +122,7 @@ def test_decorated_forward(case: Case, target: Target, amp_dtype: torch.dtype) -
 def test_recursive_function(case: Case, target: Target, amp_dtype: torch.dtype, enabled: bool) -> None:
     @region(target, amp_dtype, enabled=enabled)
     def descend(depth: int) -> torch.Tensor:
-        return telling_product(target.device) if depth == 0 else descend(depth - 1)
+        return probe_product(target.device) if depth == 0 else descend(depth - 1)
 
     inside = amp_dtype if enabled else torch.float32
     with region(target, amp_dtype, enabled=not enabled):
@@ -163,20 +163,20 @@ def test_enter_gives_the_instance(case: Case, target: Target, amp_dtype: torch.d
 def test_instance_inside_its_own_region(case: Case, target: Target, amp_dtype: torch.dtype, way: str) -> None:
     def nested(outer: torch.autocast, inner: torch.autocast) -> Callable[[], object]:
         class Block(torch.nn.Module):
-            forward = inner(lambda self: telling_product(target.device))
+            forward = inner(lambda self: probe_product(target.device))
 
         class Model(torch.nn.Module):
             forward = outer(lambda self: Block()())
 
         def entered() -> object:
             with outer, inner:
-                return telling_product(target.device)
+                return probe_product(target.device)
 
         def called() -> object:
             with outer:
-                return inner(telling_product)(target.device)
+                return inner(probe_product)(target.device)
 
-        function = inner(telling_product)
+        function = inner(probe_product)
         calls = {"functions": outer(lambda: function(target.device)), "methods": lambda: Model()()}
         return {**calls, "with": entered, "function in with": called}[way]
 
@@ -240,7 +240,7 @@ def low_and_single(target: Target, dtype: torch.dtype) -> tuple[torch.Tensor, to
     return values.reshape(2, 3).to(dtype), values.reshape(3, 2)
 
 
-# arange(6) as a (2, 3) times itself as a (3, 2), by hand; exact in every type.
+# arange(6) as a (2, 3) times itself as a (3, 2); exact in every dtype.
 SMALL_PRODUCT = [[10.0, 13.0], [28.0, 40.0]]
 
 
@@ -285,7 +285,7 @@ def test_any_type_may_enter(case: Case, target: Target, amp_dtype: torch.dtype) 
 @contract("AMP-REGION-014")
 def test_float_of_float32(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
     with region(target, amp_dtype):
-        single, low = torch.ones(3, device=target.device) * 2, telling_product(target.device)
+        single, low = torch.ones(3, device=target.device) * 2, probe_product(target.device)
     case.equal("dtypes of the results", (single.dtype, low.dtype), (torch.float32, amp_dtype))
     case.true("float() of a float32 result gives the tensor itself", single.float() is single)
     case.true("float() of a 16-bit result gives another tensor (control)", low.float() is not low)

@@ -14,16 +14,16 @@ from ...oracles.region.stack_model import (
     RegionStack,
     fresh,
     observe,
+    probe_product,
     product_in,
-    telling_product,
 )
 from .support import DEFAULTS, OTHER, PATIENCE, in_new_thread, is_in_force, region, runs_in
 
 
 def overlap(target: Target, inner: torch.dtype, outer: torch.dtype, *, shared: bool) -> tuple[list[str], list[str]]:
-    """Run a decorated function in two threads that overlap; return by thread how its state changed.
+    """Run a decorated function in two overlapping threads; return the state changes of each thread.
 
-    The second thread calls it in a region of its own. The first enters before the second does, and leaves first.
+    The second thread calls it in another region. The first enters before the second does, and leaves first.
     """
     entered, may_leave = [threading.Event(), threading.Event()], [threading.Event(), threading.Event()]
 
@@ -71,7 +71,7 @@ def test_function_in_two_threads(case: Case, target: Target, amp_dtype: torch.dt
 def test_new_thread(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
     promised = fresh(DEFAULTS)
     with region(target, amp_dtype, cache_enabled=False):
-        seen, product = in_new_thread(lambda: (observe(), telling_product(target.device)))
+        seen, product = in_new_thread(lambda: (observe(), probe_product(target.device)))
         runs_in(case, "in the region's own thread (control)", target, amp_dtype)
     case.equal("state that differs in a thread started in the region", seen.differences(promised), [])
     case.identical("a product in that thread", product, product_in(torch.float32))
@@ -90,7 +90,7 @@ def test_regions_of_two_threads(case: Case, target: Target, amp_dtype: torch.dty
         with setting.open():
             entered.set()
             may_leave.wait(PATIENCE)
-            return observe().differences(model.state), telling_product(target.device), []
+            return observe().differences(model.state), probe_product(target.device), []
 
     with ThreadPoolExecutor(max_workers=1) as pool:
         running = pool.submit(other)
@@ -112,7 +112,7 @@ def test_regions_of_two_threads(case: Case, target: Target, amp_dtype: torch.dty
 def test_region_in_a_thread(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
     def other() -> torch.Tensor:
         with region(target, amp_dtype):
-            return telling_product(target.device)
+            return probe_product(target.device)
 
     case.identical("a product in a region in a new thread", in_new_thread(other), product_in(amp_dtype))
     runs_in(case, "in this thread", target, torch.float32)

@@ -1,4 +1,4 @@
-"""Regions in traced programs: what torch.export and make_fx record of them, and what a recorded region does."""
+"""Check the regions of programs traced by torch.export and make_fx."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
-from ...oracles.region.stack_model import observe, product_in, telling_product
+from ...oracles.region.stack_model import observe, probe_product, product_in
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -22,7 +22,7 @@ OTHER = {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}
 
 
 def regions(program: str, device_type: str, dtype: torch.dtype) -> tuple[Any, ...]:
-    """The regions of a program, as a tree: the arguments of autocast, then the regions inside."""
+    """Return the regions of a program as a tree: the arguments of autocast, then the inner regions."""
     leaf = (device_type, dtype, True, True)
     return {
         "one": ((leaf, ()),),
@@ -33,7 +33,7 @@ def regions(program: str, device_type: str, dtype: torch.dtype) -> tuple[Any, ..
 
 
 def run(tree: tuple[Any, ...], a: torch.Tensor, b: torch.Tensor) -> Tensors:
-    """A product in each region, before what is inside it and after, and one outside of all."""
+    """Compute a product in each region, before and after its inner regions, and one outside."""
     products: list[torch.Tensor] = []
 
     def inside(part: tuple[Any, ...]) -> None:
@@ -55,7 +55,7 @@ def traced(program: Callable[..., Any], *arguments: torch.Tensor) -> torch.fx.Gr
 
 
 def recorded(graph: torch.fx.Graph) -> list[tuple[Any, ...]]:
-    """What the graph calls, in order: a region entered with its arguments, the number of one that ends, a product."""
+    """Return the calls of the graph in order: arguments of an entered region, number of one that ends, product."""
     calls: list[tuple[Any, ...]] = []
     numbers: dict[torch.fx.Node, int] = {}
     for node in graph.nodes:
@@ -86,8 +86,8 @@ def promised(tree: tuple[Any, ...]) -> list[tuple[Any, ...]]:
 
 
 def column(target: Target) -> Tensors:
-    """The factors of `telling_product`, whose bits tell the arithmetic; shapes (2, 1) and (1, 1)."""
-    return telling_product(target.device).detach(), torch.ones(1, 1, device=target.device)
+    """The factors of `probe_product`, whose bits tell the arithmetic; shapes (2, 1) and (1, 1)."""
+    return probe_product(target.device).detach(), torch.ones(1, 1, device=target.device)
 
 
 @contract("AMP-REGION-090")
@@ -103,8 +103,8 @@ def test_trace_keeps_regions(case: Case, target: Target, amp_dtype: torch.dtype,
     case.equal("state that tracing changed", observe().differences(before), [])
 
 
-def told(program: Callable[..., object], *arguments: torch.Tensor) -> list[tuple[Any, ...]]:
-    """What regions tell the tracer of torch.export while the program runs, as `recorded` has it; nothing is traced."""
+def tracer_calls(program: Callable[..., object], *arguments: torch.Tensor) -> list[tuple[Any, ...]]:
+    """Return the calls that regions make to torch.export's tracer, in the form of `recorded`; nothing is traced."""
     from torch.fx.experimental.proxy_tensor import PreDispatchTorchFunctionMode
 
     calls: list[tuple[Any, ...]] = []
@@ -112,7 +112,7 @@ def told(program: Callable[..., object], *arguments: torch.Tensor) -> list[tuple
 
     class Listener(PreDispatchTorchFunctionMode):
         def __init__(self) -> None:
-            """Without the tracer that the tracing mode is made for."""
+            """Skip the tracer that the tracing mode requires."""
 
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func is torch.amp.autocast_mode._enter_autocast:
@@ -135,8 +135,8 @@ def told(program: Callable[..., object], *arguments: torch.Tensor) -> list[tuple
 def test_tracer_is_told_of_regions(case: Case, target: Target, program: str) -> None:
     for dtype in case.amp_dtypes:
         tree = regions(program, target.device_type, dtype)
-        seen = told(functools.partial(run, tree), *column(target))
-        case.equal(f"{dtype}: regions and products that the tracer is told of", seen, promised(tree))
+        seen = tracer_calls(functools.partial(run, tree), *column(target))
+        case.equal(f"{dtype}: regions and products that the tracer receives", seen, promised(tree))
 
 
 @contract("AMP-REGION-091")

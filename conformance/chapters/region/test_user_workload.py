@@ -1,4 +1,4 @@
-"""Regions around a model of the user's own."""
+"""Check regions around a user's model."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def test_products_run_in_the_type_of_the_region(
         work.loss(work.model(inputs), expected)
     with ListedCalls(target.device_type) as seen, target.autocast(amp_dtype):
         loss = work.loss(work.model(inputs), expected)
-    loss.backward()  # what raises here is a finding of its own
+    loss.backward()  # an exception here is reported by another check
     if not seen.inside:
         why = "switches autocast off around them all" if seen.outside else "calls none from Python"
         case.unsupported(f"nothing of the model is lowered: of the ops on the lower-precision list it {why}")
     case.note("calls where the model itself switches autocast off", len(seen.outside))
     case.note(f"calls in {amp_dtype}", sum(call.dtype == amp_dtype for call in seen.inside))
-    # The model may open regions of its own, in another type.
+    # The model may open regions itself, in another dtype.
     wrong = [str(call) for call in seen.inside if call.dtype != call.promised]
     case.equal("listed ops that did not run in the type of the region", wrong[:3], [])
     lowered = [str(call) for call in plain.outside if call.dtype != torch.float32]
@@ -53,7 +53,7 @@ def test_a_training_step_leaves_nothing_of_its_region(
 
 
 def _fp32(target: Target, own: Builder, seed: int) -> list[torch.Tensor]:
-    """Loss and gradients of a step outside any region."""
+    """Return loss and gradients of a step outside any region."""
     work = own.build(target.device, seed).workload()
     inputs, expected = work.batch(0)
     loss = work.loss(work.model(inputs), expected)

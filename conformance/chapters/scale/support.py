@@ -14,6 +14,7 @@ import torch
 from ...harness.targets import Target
 from ...scaler import model as oracle
 from ...scaler.model import Gradient
+from ...workloads.gradients import NON_FINITE
 from ...workloads.third_party_optimizers import Ordinary, give, owning
 
 FORMS = {
@@ -23,7 +24,7 @@ FORMS = {
     torch.float64: oracle.FP64,
 }
 
-NON_FINITE = pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan], ids=["inf", "minus-inf", "nan"])
+EACH_NON_FINITE = pytest.mark.parametrize("bad", NON_FINITE.values(), ids=list(NON_FINITE))
 
 ROUTES = pytest.mark.parametrize("explicit", [False, True], ids=["step", "unscale-then-step"])
 

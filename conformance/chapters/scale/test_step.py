@@ -12,7 +12,7 @@ from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from ...scaler import model as oracle
 from ...workloads.third_party_optimizers import Ordinary, give, owning, parameters_of
-from .support import FORMS, LAYOUTS, NON_FINITE, ROUTES, expected_unscaled, sparse, started, tracker
+from .support import EACH_NON_FINITE, FORMS, LAYOUTS, ROUTES, expected_unscaled, sparse, started, tracker
 
 
 def expect_skip(case: Case, scaler: torch.amp.GradScaler, optimizer: Ordinary, what: str) -> None:
@@ -93,7 +93,7 @@ SIZES = (1, 9, *(deep("standard", size) for size in (2, 3, 7, 8, 31, 33, 1023, 4
 
 
 @contract("AMP-SCALE-043")
-@NON_FINITE
+@EACH_NON_FINITE
 @pytest.mark.parametrize("size", SIZES)
 def test_skip_at_any_place(case: Case, target: Target, bad: float, size: int) -> None:
     for place in sorted({0, size // 2, size - 1}):
@@ -106,7 +106,7 @@ def test_skip_at_any_place(case: Case, target: Target, bad: float, size: int) ->
 
 
 @contract("AMP-SCALE-043")
-@NON_FINITE
+@EACH_NON_FINITE
 @ROUTES
 def test_skip_in_a_large_gradient(case: Case, target: Target, bad: float, explicit: bool) -> None:
     gradient = torch.ones(200_003, device=target.device)
@@ -127,7 +127,7 @@ def test_skip_when_all_is_bad(case: Case, target: Target) -> None:
 
 
 @contract("AMP-SCALE-044")
-@NON_FINITE
+@EACH_NON_FINITE
 @ROUTES
 @pytest.mark.parametrize("place", ["first", "middle", "last"])
 def test_skip_in_any_tensor(case: Case, target: Target, bad: float, explicit: bool, place: str) -> None:
@@ -144,7 +144,7 @@ def test_skip_in_any_tensor(case: Case, target: Target, bad: float, explicit: bo
 
 
 @contract("AMP-SCALE-044")
-@NON_FINITE
+@EACH_NON_FINITE
 @pytest.mark.parametrize("bad_group", [0, 1, 2])
 def test_skip_in_any_group(case: Case, target: Target, bad: float, bad_group: int) -> None:
     parameters = [torch.zeros(2, device=target.device, requires_grad=True) for _ in range(3)]
@@ -155,7 +155,7 @@ def test_skip_in_any_group(case: Case, target: Target, bad: float, bad_group: in
 
 
 @contract("AMP-SCALE-045")
-@NON_FINITE
+@EACH_NON_FINITE
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_skip_in_any_layout(case: Case, target: Target, bad: float, layout: str) -> None:
     for place in (0, 11, 23):
@@ -171,7 +171,7 @@ def test_skip_in_any_layout(case: Case, target: Target, bad: float, layout: str)
 
 
 @contract("AMP-SCALE-045")
-@NON_FINITE
+@EACH_NON_FINITE
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=["bf16", "fp32", "fp64"])
 def test_skip_in_any_dtype(case: Case, target: Target, bad: float, dtype: torch.dtype) -> None:
     dtypes = dict.fromkeys((torch.float32, dtype, torch.float64))
@@ -184,7 +184,7 @@ def test_skip_in_any_dtype(case: Case, target: Target, bad: float, dtype: torch.
 
 
 @contract("AMP-SCALE-045")
-@NON_FINITE
+@EACH_NON_FINITE
 def test_skip_in_sparse_gradients(case: Case, target: Target, bad: float) -> None:
     optimizer = owning(torch.zeros(8, device=target.device))
     parameters_of(optimizer)[0].grad = sparse([1.0, bad], torch.float32, target, coalesced=True)
@@ -260,7 +260,7 @@ def test_one_optimizer_step(case: Case, target: Target, explicit: bool) -> None:
 
 
 @contract("AMP-SCALE-052")
-@NON_FINITE
+@EACH_NON_FINITE
 @pytest.mark.parametrize("later", [0.0, 1.0], ids=["zeroed", "replaced"])
 def test_skip_stands(case: Case, target: Target, bad: float, later: float) -> None:
     scaler = started(target)

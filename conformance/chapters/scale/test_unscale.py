@@ -13,7 +13,7 @@ from ...oracles.trace import counts
 from ...oracles.trace.ops import OpTrace
 from ...scaler import model as oracle
 from ...workloads.third_party_optimizers import Ordinary, SelfScaling, owning, parameters_of
-from .support import LAYOUTS, NON_FINITE, ROUTES, expected_unscaled, iterate, sparse, started, tracker
+from .support import EACH_NON_FINITE, LAYOUTS, ROUTES, expected_unscaled, iterate, sparse, started, tracker
 
 EXPONENTS = pytest.mark.parametrize(
     "exponent", [0, 16, *(deep("standard", k) for k in (1, 8, 24, 64)), *(deep("full", k) for k in (100, 111))]
@@ -190,7 +190,7 @@ def test_parameters_without_gradients(case: Case, target: Target, missing: int) 
 
 
 @contract("AMP-SCALE-026")
-@NON_FINITE
+@EACH_NON_FINITE
 def test_unscale_touches_its_gradients_only(case: Case, target: Target, bad: float) -> None:
     scaler = started(target, growth_interval=5)
     iterate(scaler, owning(torch.ones((), device=target.device)))

@@ -14,6 +14,7 @@ from ...harness.targets import Target
 from ...oracles.numbers import unscaling as exact
 from ...oracles.optimizer_state import same
 from ...scaler import model as oracle
+from ...workloads.gradients import NON_FINITE
 from .support import FORMS, as_gradient, as_tensor, raises_error
 
 KERNEL_GRADIENTS = {
@@ -73,7 +74,7 @@ def test_flag(case: Case, target: Target, dtype: torch.dtype, before: float) -> 
 
 THIRD = oracle.rounded(1 / 3, oracle.FP32)
 
-NON_FINITE = (math.inf, -math.inf, math.nan)
+BAD = tuple(NON_FINITE.values())
 
 DEEP_DTYPES = pytest.mark.parametrize(
     "dtype",
@@ -145,7 +146,7 @@ def test_any_length(case: Case, target: Target, rng: torch.Generator, dtype: tor
             tried += 1
             if flag or found:
                 wrong.append(f"{length} finite elements at {offset}, times {factor}: flag {flag}; {found}")
-            for place, bad in zip((0, length // 2, length - 1), NON_FINITE, strict=True):
+            for place, bad in zip((0, length // 2, length - 1), BAD, strict=True):
                 store[offset + place] = bad
                 flag = unscale([store[offset : offset + length]], factor)
                 store[offset : offset + length].copy_(numbers[offset : offset + length])
@@ -165,14 +166,14 @@ def test_every_place(case: Case, target: Target, rng: torch.Generator, dtype: to
     places = range(length)
     gradients = numbers.to(target.device).repeat(length, 1)
     for place in places:
-        gradients[place, place] = NON_FINITE[place % 3]
+        gradients[place, place] = BAD[place % 3]
     flags = torch.zeros(length, device=target.device)
     for factor in (THIRD, 1.0):
         inverse = torch.tensor(factor, device=target.device)
         for gradient, flag in zip(gradients.unbind(), flags.unbind(), strict=True):
             torch._amp_foreach_non_finite_check_and_unscale_([gradient], flag, inverse)
         missed = [place for place in places if flags[place].item() != 1.0]
-        wrong += [f"{NON_FINITE[place % 3]} at {place} of {length}, times {factor}" for place in missed]
+        wrong += [f"{BAD[place % 3]} at {place} of {length}, times {factor}" for place in missed]
         # Each gradient has its own non-finite element; all others equal the product.
         expected = exact.unscaled(numbers, factor).repeat(length, 1)
         expected.fill_diagonal_(0.0)
@@ -274,12 +275,12 @@ def test_lists(case: Case, target: Target, rng: torch.Generator, dtype: torch.dt
             filled = [index for index, length in enumerate(lengths) if length]
             for index in sorted({filled[0], filled[len(filled) // 2], filled[-1]}) if filled else ():
                 kept = gradients[index][-1].clone()
-                gradients[index][-1] = NON_FINITE[tried % 3]
+                gradients[index][-1] = BAD[tried % 3]
                 flag = unscale(gradients, THIRD)
                 gradients[index][-1] = kept
                 tried += 1
                 if flag != 1.0:
-                    wrong.append(f"{NON_FINITE[tried % 3]} in gradient {index} of {count}, {what}: flag {flag}")
+                    wrong.append(f"{BAD[tried % 3]} in gradient {index} of {count}, {what}: flag {flag}")
     case.note("lists with a bad gradient", tried)
     case.equal("lists that differ from exact arithmetic", wrong[:3], [])
 
@@ -292,7 +293,7 @@ def test_every_gradient_of_a_list(case: Case, target: Target) -> None:
     missed = []
     for index in range(count):
         store.fill_(1.0)
-        gradients[index][index % 2] = NON_FINITE[index % 3]
+        gradients[index][index % 2] = BAD[index % 3]
         if unscale(gradients, THIRD) != 1.0:
             missed.append(index)
     case.note("gradients that were bad in turn", count)
@@ -377,9 +378,9 @@ def test_strides(case: Case, target: Target, rng: torch.Generator, dtype: torch.
         if flag or found or (gradient.stride(), gradient.data_ptr()) != places:
             wrong.append(f"{name}: flag {flag}; {found}; strides {gradient.stride()}")
         for place in mine.nonzero().flatten().tolist():
-            store[place] = NON_FINITE[place % 3]
+            store[place] = BAD[place % 3]
             if (flag := unscale([gradient], THIRD)) != 1.0:
-                wrong.append(f"{name}, {NON_FINITE[place % 3]} at {place} of the store: flag {flag}")
+                wrong.append(f"{name}, {BAD[place % 3]} at {place} of the store: flag {flag}")
             store[place] = 1.0
     case.equal("layouts that differ from exact arithmetic", wrong[:3], [])
 
@@ -404,7 +405,7 @@ def test_strides_in_one_list(case: Case, target: Target, rng: torch.Generator, d
             if flag or (found := mismatch(stores[name], expected)):
                 wrong.append(f"{name} in {names}: flag {flag}; {found}")
         bad = draw.choice([index for index, gradient in enumerate(gradients) if gradient.numel()])
-        gradients[bad][tuple(size - 1 for size in gradients[bad].shape)] = draw.choice(NON_FINITE)
+        gradients[bad][tuple(size - 1 for size in gradients[bad].shape)] = draw.choice(BAD)
         if (flag := unscale(gradients, THIRD)) != 1.0:
             wrong.append(f"the last element of {names[bad]} in {names}: flag {flag}")
     case.equal("lists of several layouts that differ from exact arithmetic", wrong[:3], [])
@@ -484,7 +485,7 @@ def test_refused_gradients(case: Case, target: Target) -> None:
 @contract("AMP-SCALE-140")
 def test_functional_form(case: Case, target: Target, rng: torch.Generator) -> None:
     numbers = [finite_numbers(length, torch.float32, rng) for length in (1, 33, 0, 5)]
-    for bad in (None, *NON_FINITE):
+    for bad in (None, *BAD):
         if bad is not None:
             numbers[3][4] = bad
         gradients = [each.to(target.device, copy=True) for each in numbers]

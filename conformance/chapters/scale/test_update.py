@@ -14,13 +14,13 @@ from ...oracles.trace import counts
 from ...oracles.trace.ops import OpTrace
 from ...scaler import model as oracle
 from ...workloads.third_party_optimizers import give, owning, parameters_of
-from .support import NON_FINITE, iterate, started, track, tracker
+from .support import EACH_NON_FINITE, iterate, started, track, tracker
 
 # update() with one optimizer
 
 
 @contract("AMP-SCALE-060")
-@NON_FINITE
+@EACH_NON_FINITE
 @pytest.mark.parametrize(
     "factor", [0.5, 0.25, deep("standard", 0.75), deep("standard", 2.0**-10), deep("standard", 0.0)], ids="{:g}".format
 )
@@ -243,7 +243,7 @@ def test_one_count(case: Case, target: Target) -> None:
 
 
 @contract("AMP-SCALE-113")
-@NON_FINITE
+@EACH_NON_FINITE
 def test_update_forgets(case: Case, target: Target, bad: float) -> None:
     one, two = (owning(torch.ones(2, device=target.device)) for _ in range(2))
     scaler = started(target, init_scale=4.0)
@@ -264,7 +264,7 @@ def test_update_forgets(case: Case, target: Target, bad: float) -> None:
 
 
 @contract("AMP-SCALE-114")
-@NON_FINITE
+@EACH_NON_FINITE
 @pytest.mark.parametrize("dirty", [0, 1])
 def test_inf_seen_by_unscale(case: Case, target: Target, bad: float, dirty: int) -> None:
     optimizers = [owning(torch.ones(2, device=target.device)) for _ in range(2)]

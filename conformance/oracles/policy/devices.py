@@ -1,4 +1,4 @@
-"""Which device types autocast knows, and the dtype that each casts to when none is named."""
+"""List the device types of autocast and their default dtypes."""
 
 from __future__ import annotations
 

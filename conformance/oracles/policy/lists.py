@@ -1,4 +1,4 @@
-"""The op lists of the AMP op reference for the torch at hand, and the type that each of them predicts."""
+"""Read the op lists of the AMP op reference for the installed torch, and predict dtypes from them."""
 
 from __future__ import annotations
 
@@ -52,27 +52,27 @@ def resolved(name: str) -> tuple[str, ...]:
 
 
 def sets_dtype(listing: Listing) -> bool:
-    """Whether the op's autocast kernel asks the op for fp32 instead of casting its input."""
+    """Return whether the op's autocast kernel passes dtype=float32 instead of casting the input."""
     return listing.policy == "fp32" and listing.name in _tables()["set_dtype"][listing.backend]
 
 
 def composite(listing: Listing) -> bool:
-    """Whether the name stands for several ops, so that no single cast of its arguments is promised."""
+    """Return whether the name denotes several ops, so that no single cast of its arguments is promised."""
     return listing.name in _tables()["composite"][listing.backend]
 
 
 def multilinear(listing: Listing) -> bool:
-    """Whether the op is linear in each of its inputs, so that |op(x) - exact| <= c u op(|x|) bounds its error."""
+    """Return whether the op is linear in each input, so that |op(x) - exact| <= c u op(|x|) bounds its error."""
     return listing.name in _tables()["reference"]["multilinear"]
 
 
 def repeatable(name: str) -> bool:
-    """Whether the op gives the same bits each time it is called; what goes through LAPACK may not."""
+    """Return whether the op is deterministic bit for bit; ops that use LAPACK may not be."""
     return name not in _tables()["reference"]["lapack"]
 
 
 def definite(listing: Listing) -> bool:
-    """Whether the op has one well-conditioned result on its sample, which float64 can be asked for."""
+    """Return whether the op has one well-conditioned result on its sample, which float64 can compute."""
     return listing.name not in _tables()["reference"]["indefinite"]
 
 
@@ -87,12 +87,12 @@ def run_dtype(policy: str, dtypes: Iterable[torch.dtype], amp_dtype: torch.dtype
 
 @functools.cache
 def wider(one: torch.dtype, other: torch.dtype) -> torch.dtype:
-    """Return the type that two are promoted to; kept, as the question goes through a fake mode at each call."""
+    """Return the dtype that two are promoted to; cached, since each call passes through the fake mode."""
     return torch.promote_types(one, other)
 
 
 def eligible(value: Any, device_type: str) -> bool:
-    """Whether autocast on `device_type` may cast an argument: floating and not float64 ("Op Eligibility")."""
+    """Return whether autocast on `device_type` may cast an argument: floating and not float64 ("Op Eligibility")."""
     return (
         isinstance(value, torch.Tensor)
         and value.is_floating_point()

@@ -1,4 +1,4 @@
-"""A call for every ATen overload that PyTorch's core gives an autocast kernel: one line an overload."""
+"""List one call for every ATen overload with an autocast kernel in PyTorch's core."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls with options that are not the defaults, all that go together at once, for each ATen overload that has some."""
+"""List calls with non-default options, combined as far as possible, for each ATen overload that has any."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _a(*args: Any, **kwargs: Any) -> Arguments:
 
 
 def _upsampled(*size: int, corners: bool | None = None) -> Maker:
-    """To one and a half times the size, told as a factor too; `corners` where the overload asks for it."""
+    """Upsample to one and a half times the size, passed as a factor too; `corners` where the overload requires it."""
     return lambda t: _a(
         t.f(1, 2, *size),
         [side * 3 // 2 for side in size],
@@ -39,7 +39,7 @@ def _upsampled(*size: int, corners: bool | None = None) -> Maker:
 
 
 def _transposed(*size: int) -> Maker:
-    """Strided, padded at both ends, in groups, dilated."""
+    """Return a transposed convolution with stride, padding at both ends, groups and dilation."""
     ones = [1] * len(size)
     twos = [2] * len(size)
     return lambda t: _a(t.f(1, 4, *size), t.f(4, 3, *twos), t.f(6), twos, ones, ones, 2, twos)
@@ -51,7 +51,7 @@ def _unpadded(*size: int) -> Maker:
 
 
 def _grouped_queries(t: Inputs, **options: Any) -> Arguments:
-    """Attention of four heads of queries with two of keys and values."""
+    """Return attention with four query heads and two key and value heads."""
     return _a(t.f(1, 4, 6, 8), t.f(1, 2, 6, 8), t.f(1, 2, 6, 8), enable_gqa=True, **options)
 
 

@@ -1,4 +1,4 @@
-"""The ATen overloads with an autocast kernel: which this torch registers, which policy each has, and how it shows."""
+"""Find the ATen overloads with an autocast kernel, their policies, and the observed behaviour of their calls."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ DECIDING = {
     "widest": ("low", "high first"),
     "banned": ("high",),
 }
-# What an observation may come to beside a policy: a kernel that does nothing, and one that does something else.
+# Observations other than a policy: a kernel that does nothing, and one of unknown behaviour.
 UNLISTED, UNKNOWN = "unlisted", "unknown"
-# The call that asks for fp32 in the place of one that cannot say so (fp32_append_dtype in autocast_mode.h).
+# The overload with a dtype argument for one without (fp32_append_dtype in autocast_mode.h).
 _WITH_DTYPE = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype"}
 
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}  # at::Reduction
@@ -64,7 +64,7 @@ _LACKING = re.compile("could not create a primitive|not (compiled|built) with|LA
 
 
 class Target(Protocol):
-    """What an overload is called on: a device and its autocast, real or fake."""
+    """The device of a call and its autocast, real or fake."""
 
     @property
     def device_type(self) -> str: ...
@@ -78,7 +78,7 @@ class Target(Protocol):
 
 @dataclass(frozen=True)
 class Seen:
-    """What one call did: its arguments, the casts, and its tensors or what torch raised in their place."""
+    """The record of one call: its arguments, the casts, and its tensors or the exception."""
 
     call: partial[Any]
     casts: list[Cast]
@@ -104,15 +104,15 @@ class Seen:
 
 @dataclass(frozen=True)
 class Promise:
-    """What a policy promises of a call: casts of its arguments, and the rest as done by hand; None where it raises."""
+    """The promise of a policy for a call: argument casts, and the call with manual casts; None where it raises."""
 
     casts: list[Cast]
-    hand: Seen | None
+    manual: Seen | None
 
 
 @dataclass(frozen=True)
 class Observation:
-    """The policy that an overload was seen to have, with what was seen where it fits none."""
+    """The observed policy of an overload, with the observation where it fits none."""
 
     policy: str
     detail: str
@@ -128,7 +128,7 @@ def registered(backend: str) -> frozenset[str]:
 
 
 def is_registered(overload: str, backend: str) -> bool:
-    """Whether the overload has an autocast kernel just now, one that does more than fall through."""
+    """Return whether the overload currently has an autocast kernel other than a fallthrough."""
     key, name = DISPATCH_KEYS[backend], f"aten::{overload}"
     has: bool = torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
     return has and not torch._C._dispatch_kernel_for_dispatch_key_is_fallthrough(name, key)
@@ -163,7 +163,7 @@ def _known(backend: str, version: str) -> dict[str, str]:
 
 
 def built(overload: str) -> bool:
-    """Whether this build of torch has the library that the overload belongs to; without it, it is not registered."""
+    """Return whether this build of torch has the library of the overload; without it, it is not registered."""
     needs = {
         "cuda": torch.version.cuda is not None,
         "rocm": torch.version.hip is not None,
@@ -173,7 +173,7 @@ def built(overload: str) -> bool:
 
 
 def uncallable(overload: str) -> str | None:
-    """Say why an overload cannot be called here with sample inputs, None where it can."""
+    """Return why an overload cannot be called here with sample inputs, or None."""
     return next((row["reason"] for row in _tables()["uncallable"] if overload in row["overloads"]), None)
 
 
@@ -188,8 +188,8 @@ def predicted(policy: str, call: partial[Any], amp_dtype: torch.dtype) -> list[C
     return []
 
 
-def by_hand(policy: str, overload: str, call: partial[Any], amp_dtype: torch.dtype) -> partial[Any]:
-    """Return the call outside autocast that `policy` makes this one equal to: cast by hand, or with dtype=float32."""
+def manually_cast(policy: str, overload: str, call: partial[Any], amp_dtype: torch.dtype) -> partial[Any]:
+    """Return the equivalent call outside autocast under `policy`: with manual casts, or with dtype=float32."""
     if policy == "fp32_set_dtype":
         asks = _is_eligible(call.args[0]) and call.keywords.get("dtype") is None
         return partial(call, dtype=torch.float32) if asks else call
@@ -201,27 +201,27 @@ def by_hand(policy: str, overload: str, call: partial[Any], amp_dtype: torch.dty
 
 
 def promise(target: Target, policy: str, overload: str, call: partial[Any], amp_dtype: torch.dtype) -> Promise:
-    """Return what `policy` promises of a call: the casts of `predicted`, then what `by_hand` does without autocast."""
+    """Return what `policy` promises of a call: the casts of `predicted`, then the call of `manually_cast`."""
     if policy == "banned":
         return Promise([], None)
     with mode_of(target):
-        cast = by_hand(policy, overload, call, amp_dtype)
+        cast = manually_cast(policy, overload, call, amp_dtype)
     return Promise(predicted(policy, call, amp_dtype), run(target, cast, None))
 
 
 def difference(promised: Promise, seen: Seen) -> str | None:
-    """Say how a call differs from its promise: in casts, complaint, or type, shape and strides of an output."""
-    if promised.hand is None:
+    """Return how a call differs from its promise: in casts, error, or dtype, shape and strides of an output."""
+    if promised.manual is None:
         return None if seen.refused else f"promised: autocast refuses it; seen: {describe(seen)}"
-    if seen.error != promised.hand.error:
-        return f"by hand: {promised.hand.error or 'no error'}; in the region: {seen.error or 'no error'}"
+    if seen.error != promised.manual.error:
+        return f"manual casts: {promised.manual.error or 'no error'}; in the region: {seen.error or 'no error'}"
     cast = {one.argument for one in promised.casts}
-    # What the op casts inside is no longer the caller's argument where autocast cast that first.
-    inside = [replace(one, argument=None) if one.argument in cast else one for one in promised.hand.casts]
+    # Where autocast cast the caller's argument first, the op's own casts are of another tensor.
+    inside = [replace(one, argument=None) if one.argument in cast else one for one in promised.manual.casts]
     wanted = [*promised.casts, *inside]
     if _counted(seen.casts) != _counted(wanted):
         return f"promised: {_casts(wanted)}; seen: {_casts(seen.casts)}"
-    ours, theirs = ([_form(leaf) for leaf in one.outputs] for one in (seen, promised.hand))
+    ours, theirs = ([_form(leaf) for leaf in one.outputs] for one in (seen, promised.manual))
     return None if ours == theirs else f"promised: outputs {'; '.join(theirs)}; seen: {'; '.join(ours)}"
 
 
@@ -264,14 +264,14 @@ def run(target: Target, call: partial[Any], amp_dtype: torch.dtype | None, *, tr
 
 
 def _judged(call: partial[Any]) -> int | None:
-    """How many of the outputs say anything; those that follow are scratch memory."""
+    """Return the number of meaningful outputs; those that follow are scratch memory."""
     name = str(call.func).removeprefix("aten.").removesuffix(".default")
     outputs: int | None = _tables()["outputs"].get(name)
     return outputs
 
 
 def missing(seen: Seen) -> str | None:
-    """Say what fake tensors lack where a call on them could not be finished; None where it was, or broke otherwise."""
+    """Return the missing support of fake tensors for a call; None where it finished, or failed otherwise."""
     if seen.error is None:
         return None
     return next((row["reason"] for row in _tables()["uncomputed"] if re.search(row["error"], seen.error)), None)
@@ -280,7 +280,7 @@ def missing(seen: Seen) -> str | None:
 def calls(
     target: Target, overload: str, amp_dtype: torch.dtype, kinds: Sequence[str] = KINDS, seed: int = 0
 ) -> dict[str, partial[Any]]:
-    """Return calls that tell policies apart, by the types of their arguments: those of `kinds` that there can be."""
+    """Return calls that distinguish policies, by the dtypes of their arguments: the possible ones of `kinds`."""
     high, low = (torch.float32,), (amp_dtype,)
     types = {"high": high, "low": low, "asked": low, "high first": high + low, "low first": low + high}
     made = {}
@@ -311,7 +311,7 @@ def optionals(overload: str, call: partial[Any]) -> dict[str, partial[Any]]:
 def options(call: partial[Any]) -> dict[str, partial[Any]]:
     """Return the call with each argument that is no tensor set to other values of its type, one at a time.
 
-    Not all of these calls can be made; one that cannot complains alike in a region and by hand.
+    Not all of these calls are valid; an invalid one raises the same in a region and with manual casts.
     """
     return {
         f"with {argument.name}={value!r}": _set(call, {argument.name: value})
@@ -403,7 +403,7 @@ def _inputs(overload: torch._ops.OpOverload) -> list[tuple[str, str]]:
 
 
 def takes_dtype(call: partial[Any]) -> bool:
-    """Whether the overload can be asked for the type of its result."""
+    """Return whether the overload accepts a dtype for its result."""
     return any(argument.name == "dtype" for argument in _arguments(call))
 
 
@@ -424,7 +424,7 @@ def observe(target: Target, overload: str, amp_dtype: torch.dtype) -> Observatio
 
 
 def _applies(policy: str, overload: str, call: partial[Any]) -> bool:
-    """Whether an overload can have the policy at all: be asked for a type, or have two types to choose from."""
+    """Return whether an overload can have the policy: accept a dtype, or have two dtypes to promote."""
     if policy == "fp32_set_dtype":
         return takes_dtype(call)
     if policy == "widest":
@@ -433,7 +433,7 @@ def _applies(policy: str, overload: str, call: partial[Any]) -> bool:
 
 
 def describe(seen: Seen) -> str:
-    """Say in a line what was cast, and what came out."""
+    """Return one line with the casts and the outputs."""
     return f"{_casts(seen.casts)}, {seen.error or 'result ' + type_names(leaf.dtype for leaf in seen.outputs)}"
 
 
@@ -448,7 +448,7 @@ def schema(overload: str) -> str:
 
 
 def on_arguments(seen: Seen) -> list[str]:
-    """Return the casts of what the caller passed, in words."""
+    """Return the casts of the caller's arguments as text."""
     return sorted(str(cast) for cast in seen.casts if cast.argument is not None)
 
 
@@ -460,7 +460,7 @@ def changed(target: Target, call: partial[Any], change: Callable[[torch.Tensor],
             return tensor
         if not target.is_fake:
             return change(tensor)
-        # Not every backend has what changes a fake tensor; the shape and strides are found without one.
+        # Not every backend can change a fake tensor; shape and strides are computed without one.
         like = change(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"))
         with mode_of(target):
             return torch.empty_strided(like.shape, like.stride(), dtype=tensor.dtype, device=tensor.device)
@@ -486,7 +486,7 @@ def gradients(seen: Seen, leaves: list[torch.Tensor]) -> list[torch.Tensor | Non
     outputs = [leaf for leaf in seen.outputs if leaf.requires_grad and leaf.grad_fn is not None]
     if not outputs:
         return [None] * len(leaves)
-    # Weights that differ by element, and that 16 bits hold exactly.
+    # The weights differ by element, and are exact in 16 bits.
     weights = [
         (torch.arange(leaf.numel(), device=leaf.device) % 7 - 3).reshape(leaf.shape).to(leaf) for leaf in outputs
     ]

@@ -1,4 +1,4 @@
-"""A sample call for every op name that the chapter on casts speaks of: one line an op."""
+"""List one sample call for every op name of the cast chapter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Inputs:
     """Makes the tensors of a sample call; the same seed gives the same values in every dtype.
 
     `dtypes` are given to the floating inputs in the order in which they are made, the last one to all that
-    follow, so `(float32, float16)` is a call of mixed types. Where `hand_cast` is set, each input is then cast to
+    follow, so `(float32, float16)` is a call of mixed types. Where `cast_to` is set, each input is then cast to
     it outside autocast: the call that autocast promises to be equal to. `absolute` takes away the signs, after the
     casts: what is then computed is |A||B|, the size that the error of AB is measured by. Values are random, hence as
     good as never representable in 16 bits; on a `fake` target there are none.
@@ -32,7 +32,7 @@ class Inputs:
     device: torch.device
     seed: int = 0
     fake: bool = False
-    hand_cast: torch.dtype | None = None
+    cast_to: torch.dtype | None = None
     absolute: bool = False
     made: int = field(default=0, init=False)
 
@@ -88,19 +88,19 @@ class Inputs:
         dtype = self.dtypes[min(self.made, len(self.dtypes) - 1)]
         self.made += 1
         if self.fake:
-            return torch.empty(shape, dtype=self.hand_cast or dtype, device=self.device)
+            return torch.empty(shape, dtype=self.cast_to or dtype, device=self.device)
         value = make()
         if dtype.is_complex:
             value = torch.complex(value, value.flip(0))
         elif not dtype.is_floating_point:
             value = value * 3
         tensor = value.to(self.device).to(dtype)
-        tensor = tensor if self.hand_cast is None else tensor.to(self.hand_cast)
+        tensor = tensor if self.cast_to is None else tensor.to(self.cast_to)
         return tensor.abs() if self.absolute else tensor
 
 
 def spell(call: Call) -> str | None:
-    """Write `call` down as Python that needs torch alone; None where its function has no public name."""
+    """Return `call` as Python that needs only torch; None where its function has no public name."""
     name = str(call.func) if isinstance(call.func, torch._ops.OpOverload) else torch.overrides.resolve_name(call.func)
     if name is None:
         return None
@@ -123,7 +123,7 @@ aten = torch.ops.aten
 
 
 def _plain_attention(*inputs: torch.Tensor) -> torch.Tensor:
-    """Attention without a fused backend: to choose one, torch 2.6 to 2.8 asks the hardware that fake tensors lack."""
+    """Run unfused attention: to select a backend, torch 2.6 to 2.8 queries hardware that fake tensors lack."""
     with sdpa_kernel(SDPBackend.MATH):
         return F.scaled_dot_product_attention(*inputs)
 

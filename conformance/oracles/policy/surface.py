@@ -1,4 +1,4 @@
-"""The autocast surface of the torch at hand: what it registers, documents and does, and what its ops are called."""
+"""Read the autocast surface of the installed torch: registered, documented and observed rules, and op names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from . import overloads
 
 # The page calls it "prefer binary_cross_entropy_with_logits over binary_cross_entropy"; ATen calls the kernel banned.
 _BANNED = {"refused": "banned"}
-# How torch is spelled before an op, the longest first.
+# The prefixes of op names, the longest first.
 _PREFIXES = (
     "torch.nn.functional.",
     "torch.ops.aten.",
@@ -81,7 +81,7 @@ def _stock(overload: str, backend: str) -> str:
 
 
 def _knows(key: str) -> bool:
-    """Whether this torch has the dispatch key; parsing one that it lacks gives None or raises, by version."""
+    """Return whether this torch has the dispatch key; parsing one that it lacks gives None or raises, by version."""
     try:
         return torch._C._parse_dispatch_key(key) is not None
     except RuntimeError:
@@ -107,7 +107,7 @@ def names() -> frozenset[str]:
 
 
 def indirect(target_of: Callable[[str], overloads.Target], overload: str, backend: str) -> bool:
-    """Whether an overload without a rule of its own on `backend` is made of other ops that may have one.
+    """Return whether an overload without a rule on `backend` is composed of other ops that may have one.
 
     Not where a call of it was seen to come out in the types that it has without autocast.
     """
@@ -152,7 +152,7 @@ def _plain(name: str) -> str:
 
 
 def spellings() -> frozenset[str]:
-    """Return what an op may be called, to find the nearest of a name that nothing is called."""
+    """Return all names of ops, to suggest the nearest one for an unknown name."""
     listed = {name for backend in overloads.BACKENDS for name in documented(backend)}
     return frozenset({*(name.split(".")[0] for name in names()), *_spellings(), *listed})
 

@@ -1,4 +1,4 @@
-"""Programs of nested autocast regions: as Python source, as a plain model runs them, and where the two part."""
+"""Generate programs of nested autocast regions, run them on torch and on the model, and compare."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from typing import Any, TypeAlias
 
 import torch
 
-from .stack_model import Region, RegionStack, State, observe, telling_product, told
+from .stack_model import Region, RegionStack, State, dtype_of_product, observe, probe_product
 
-PATIENCE = 60.0  # seconds after which a thread is given up on
+PATIENCE = 60.0  # seconds after which a thread is considered dead
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to run a body in a region: source with places for `{region}`, `{body}` and the step's `{number}`."""
+    """A way to run a body in a region: source with placeholders for `{region}`, `{body}` and the step's `{number}`."""
 
     source: str
     is_function: bool = True
@@ -131,21 +131,21 @@ class Program:
 
     @property
     def code(self) -> CodeType:
-        """The same, to execute: as text it would end the whole process.
+        """Compile `source` for exec().
 
-        Where a KeyboardInterrupt leaves text that `exec` was given, though it be caught, CPython ends its process by
-        SIGINT after all (run_eval_code_obj in Python/pythonrun.c).
+        exec(str) re-raises a caught KeyboardInterrupt as SIGINT when the process ends (run_eval_code_obj in
+        Python/pythonrun.c).
         """
         return compile(self.source, "<program>", "exec")
 
     def script(self, device: str) -> str:
-        """The program with all that it needs beside torch; `see` prints what the getters say."""
+        """Return the program as a script that needs only torch; `see` prints the getters."""
         threads = _IN_THREAD if "in_thread(" in self.source else ""
         return f"{_SEE.replace('DEVICE', device)}{threads}\n\n{self.source}"
 
     @property
     def parametric_source(self) -> str:
-        """The same with each region's arguments in `regions[number]`, so that one text serves many regions."""
+        """Return the source with each region's arguments in `regions[number]`, so that one text serves many regions."""
         lines = _lines(self.statements, lambda opened: f"torch.autocast(**regions[{opened.number}])")
         return "\n".join([*lines, "see('end')"])
 
@@ -238,12 +238,12 @@ def _setter(one: Set) -> str:
     return f"torch.set_autocast_{name}({one.device_type!r}, {one.value})"
 
 
-# What is seen
+# Observations
 
 
 @dataclass(frozen=True)
 class Sight:
-    """What was in force at one place of a program: the state, and the type that products are computed in."""
+    """The observation at one place of a program: the state, and the dtype of products."""
 
     place: str
     state: State
@@ -260,7 +260,7 @@ class Sight:
 
 
 def parting(seen: Sequence[Sight], promised: Sequence[Sight]) -> str | None:
-    """Say how `seen` first differs from `promised`; None where they agree."""
+    """Return the first difference of `seen` from `promised`, or None."""
     for here, there in zip(seen, promised, strict=False):
         if differences := here.differences(there):
             return "; ".join(differences)
@@ -269,12 +269,12 @@ def parting(seen: Sequence[Sight], promised: Sequence[Sight]) -> str | None:
     return None
 
 
-# As the model runs it
+# On the model
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a program starts from: the state here and in a new thread, and what torch makes of device types here."""
+    """The initial conditions of a program: the state here and in a new thread, and the device types available here."""
 
     device: torch.device
     base: State
@@ -288,14 +288,14 @@ class Machine:
 
 
 class _Left(Exception):
-    """The model's own exception: a jump on its way out."""
+    """The model's exception: a jump that leaves blocks."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
 
 
 def predicted(program: Program, machine: Machine) -> list[Sight]:
-    """Return what is seen in a run of the program, from the rules of regions and of Python's statements."""
+    """Return the predicted observations of a program, from the rules of regions and of Python's statements."""
     return _Model(program, machine).run()
 
 
@@ -389,15 +389,15 @@ class _Model:
                 self._see(f"finally {one.number}")
 
 
-# As torch runs it
+# On torch
 
 
 class Player:
-    """Runs programs on torch; their second thread is one that is kept for all of them, put back before each use."""
+    """Run programs on torch; all of them use one second thread, whose state is restored before each use."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        # New threads make teams of threads of their own for their first products: slow, and nothing of autocast's.
+        # A new thread starts a thread team for its first product, which is slow and unrelated to autocast.
         self._pool = ThreadPoolExecutor(max_workers=1)
 
     def __enter__(self) -> Player:
@@ -406,16 +406,16 @@ class Player:
     def __exit__(self, *error: object) -> None:
         self._pool.shutdown()
 
-    def departure(self, program: Program) -> str | None:
-        """Run the program both ways; say where torch departs from the model, None where it does not."""
+    def mismatch(self, program: Program) -> str | None:
+        """Run the program on torch and on the model; return the first difference, or None."""
         return parting(self.played(program.code), predicted(program, self.machine))
 
     def played(self, code: CodeType, regions: Mapping[int, Region] | None = None) -> list[Sight]:
-        """Run the code of a program and return what is seen; the state is put back to the machine's base."""
+        """Run the code of a program and return its observations; the state is restored to the machine's base."""
         sights: list[Sight] = []
 
         def see(place: str) -> None:
-            sights.append(Sight(place, observe(), told(telling_product(self.machine.device))))
+            sights.append(Sight(place, observe(), dtype_of_product(probe_product(self.machine.device))))
 
         arguments = {at: {"device_type": one.device_type, **options(one)} for at, one in (regions or {}).items()}
         names = {
@@ -436,16 +436,16 @@ class Player:
         except Exception as error:
             see(f"{type(error).__name__}: {error}")
         finally:
-            put_back(self.machine.base)
+            restore_state(self.machine.base)
         return sights
 
     def _in_thread(self, work: Callable[[], Any]) -> Any:
-        self._pool.submit(put_back, self.machine.new_thread).result(PATIENCE)
+        self._pool.submit(restore_state, self.machine.new_thread).result(PATIENCE)
         return self._pool.submit(work).result(PATIENCE)
 
 
-def put_back(state: State) -> None:
-    """Set all that `state` tells of the calling thread, by torch's setters."""
+def restore_state(state: State) -> None:
+    """Restore `state` in the calling thread by torch's setters."""
     for device_type, setting in state.settings.items():
         torch.set_autocast_enabled(device_type, setting.enabled)
         torch.set_autocast_dtype(device_type, setting.dtype)
@@ -455,12 +455,12 @@ def put_back(state: State) -> None:
         (torch.autocast_decrement_nesting if depth > state.depth else torch.autocast_increment_nesting)()
 
 
-# Drawn at random
+# Random programs
 
 
 @dataclass(frozen=True)
 class Token:
-    """One of a flat list of which a program is made; what it does not need it ignores."""
+    """One element of the flat list form of a program; fields that it does not need are ignored."""
 
     op: str
     way: str
@@ -473,8 +473,8 @@ _RARE = ("reuse", "raise", "return", "finally", "loop", "jump", "thread")
 _OPS = ("open",) * 5 + ("end",) * 3 + ("set", "try") * 2 + _RARE
 
 
-def drawn(generator: random.Random, regions: Sequence[Region], length: int = 16) -> list[Token]:
-    """Draw up to `length` tokens over `regions`."""
+def random_tokens(generator: random.Random, regions: Sequence[Region], length: int = 16) -> list[Token]:
+    """Return up to `length` random tokens over `regions`."""
     ways = tuple(WAYS)
     return [
         Token(generator.choice(_OPS), generator.choice(ways), generator.choice(regions), generator.random() < 0.5)
@@ -483,7 +483,7 @@ def drawn(generator: random.Random, regions: Sequence[Region], length: int = 16)
 
 
 def simpler(token: Token) -> list[Token]:
-    """Return the tokens that may stand for one in a shorter program."""
+    """Return simpler replacements of a token, for shrinking."""
     region = token.region
     ways = [] if token.way == "with" else [replace(token, way="with"), replace(token, way="function")]
     plainer = [replace(region, dtype=None), replace(region, enabled=True), replace(region, cache_enabled=None)]
@@ -492,7 +492,7 @@ def simpler(token: Token) -> list[Token]:
 
 @dataclass
 class _Frame:
-    """A block that is being filled; `inside` names what surrounds it, up to the function that it is in."""
+    """A block under construction; `inside` names its surroundings, up to its function."""
 
     make: Callable[[tuple[Statement, ...]], Statement]
     inside: frozenset[str]
@@ -501,7 +501,7 @@ class _Frame:
 
 
 def program_of(tokens: Sequence[Token]) -> Program:
-    """Read a flat list of tokens as a program: what is not legal where it stands is left out.
+    """Convert a flat list of tokens to a program; tokens that are illegal at their position are omitted.
 
     The instances that are made beforehand are of the regions of the first and of the last token.
     """
@@ -539,7 +539,7 @@ def _opened(frames: list[_Frame], number: int, token: Token) -> list[_Frame]:
     shared = None
     if token.op == "reuse":
         shared = int(token.flag)
-        # An instance that is open already is the business of a contract of its own.
+        # AMP-REGION-008 covers an instance that is open already.
         if shared in [frame.shared for frame in frames]:
             return []
     opened = Open(number, token.way, token.region, (), shared)

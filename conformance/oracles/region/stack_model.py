@@ -1,4 +1,4 @@
-"""A plain model of autocast's state: a stack of regions, and what torch's own getters say beside it."""
+"""Model autocast's state as a stack of regions, and read torch's getters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps", "hpu", "xla")
 
 @dataclass(frozen=True)
 class Setting:
-    """What autocast keeps for one device type."""
+    """The autocast setting of one device type."""
 
     enabled: bool
     dtype: torch.dtype
@@ -28,7 +28,7 @@ class State:
     depth: int
 
     def differences(self, promised: State) -> list[str]:
-        """Say in what this state differs from `promised`, a sentence for each; empty where they agree."""
+        """Return the differences of this state from `promised`, one sentence each."""
         found = []
         for device_type, setting in promised.settings.items():
             here = self.settings[device_type]
@@ -50,7 +50,7 @@ class State:
 
 @dataclass(frozen=True)
 class Region:
-    """The arguments of `torch.autocast`; None means what it means there."""
+    """The arguments of `torch.autocast`, with its meaning of None."""
 
     device_type: str
     dtype: torch.dtype | None = None
@@ -74,7 +74,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Entry:
-    """What entering a region found, which is what leaving it puts back."""
+    """The state on entry to a region, which its exit restores."""
 
     device_type: str
     setting: Setting
@@ -82,10 +82,10 @@ class Entry:
 
 
 class RegionStack:
-    """What the state must be after entering and leaving regions, from the `torch.autocast` docstring.
+    """Predict the state after entering and leaving regions, from the `torch.autocast` docstring.
 
     A region sets the flag, the dtype and the cache flag of its device type, where None keeps what is in force;
-    leaving it puts back what was there when it was entered. Other device types are not touched. A region of a type
+    leaving it restores the state of its entry. Other device types are not touched. A region of a type
     that autocast lacks is disabled, as is one for a device type that is `absent`; `unrestricted` ones take any type.
     """
 
@@ -150,8 +150,8 @@ class RegionStack:
 
 
 def observe() -> State:
-    """Return what torch's getters say of the calling thread."""
-    # The depth is only told when it is changed.
+    """Return the state of the calling thread from torch's getters."""
+    # torch returns the depth only when it changes.
     torch.autocast_increment_nesting()
     depth = torch.autocast_decrement_nesting()
     return State(
@@ -179,18 +179,18 @@ _PRODUCTS = {
 }
 
 
-def telling_product(device: torch.device | str) -> torch.Tensor:
+def probe_product(device: torch.device | str) -> torch.Tensor:
     """Return the product of a (2, 1) and a (1, 1) float32 tensor on `device`, whose bits tell its arithmetic."""
     column = torch.tensor(_COLUMN, device=device).reshape(2, 1)
     return torch.mm(column, torch.ones(1, 1, device=device))
 
 
 def product_in(dtype: torch.dtype) -> torch.Tensor:
-    """Return what `telling_product` gives when computed in `dtype`: float32, float16 or bfloat16; shape (2, 1)."""
+    """Return what `probe_product` gives when computed in `dtype`: float32, float16 or bfloat16; shape (2, 1)."""
     return torch.tensor(_PRODUCTS[dtype], dtype=dtype).reshape(2, 1)
 
 
-def told(product: torch.Tensor) -> torch.dtype | None:
-    """Return the type that a telling product was computed in, None where its digits are those of no type."""
+def dtype_of_product(product: torch.Tensor) -> torch.dtype | None:
+    """Return the dtype that a telling product was computed in, None where its bits match no dtype."""
     column = tuple(product.flatten().tolist())
     return product.dtype if _PRODUCTS.get(product.dtype) == column else None

@@ -11,17 +11,17 @@ from conformance.chapters.backward.random_programs import (
     INSTRUCTIONS,
     RESIDUALS,
     Instruction,
-    drawn,
     exact,
     leaves,
     predicted,
+    random_program,
     simpler,
 )
 
 
 def test_programs_are_short_and_add_little() -> None:
     generator = random.Random(1)
-    programs = [drawn(generator) for _ in range(300)]
+    programs = [random_program(generator) for _ in range(300)]
 
     assert {step.kind for program in programs for step in program} == set(INSTRUCTIONS)
     assert max(len(program) for program in programs) == 8
@@ -33,7 +33,7 @@ def test_everything_exact_fits_16_bit_twofold(dtype: torch.dtype) -> None:
     generator = random.Random(2)
     for seed in range(200):
         given = leaves(torch.Generator().manual_seed(seed))
-        promised = exact(drawn(generator), given, dtype)
+        promised = exact(random_program(generator), given, dtype)
         for part in (promised.output, *promised.gradients.values()):
             assert float(part.abs().max()) <= 128
             assert torch.equal(part, part.round())

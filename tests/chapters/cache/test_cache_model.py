@@ -1,4 +1,4 @@
-"""The model of the weight cache says what written-out programs cast, and torch beside it departs where it is broken."""
+"""The model of the weight cache says what written-out programs cast, and torch beside it differs where it is broken."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from conformance.chapters.cache.cache_model import CacheModel, Kind, Setting, Step, drawn, simpler
+from conformance.chapters.cache.cache_model import CacheModel, Setting, Step, WeightSpec, random_steps, simpler
 from conformance.chapters.cache.cache_runner import CachePlayer
 from tests.faults.breaking import kernel
 
@@ -23,13 +23,13 @@ def opened(given: Setting) -> Any:
     return torch.autocast("xpu" if given.elsewhere else "cpu", given.dtype, given.enabled, given.cache_enabled)
 
 
-def player(*kinds: Kind) -> CachePlayer:
-    return CachePlayer(torch.device("cpu"), opened, kinds or (Kind(),))
+def player(*kinds: WeightSpec) -> CachePlayer:
+    return CachePlayer(torch.device("cpu"), opened, kinds or (WeightSpec(),))
 
 
-def casts(steps: list[Step], *kinds: Kind) -> list[str]:
+def casts(steps: list[Step], *kinds: WeightSpec) -> list[str]:
     """The casts of the weights that the model predicts, a string for each use."""
-    model = CacheModel(kinds or (Kind(),))
+    model = CacheModel(kinds or (WeightSpec(),))
     uses = [use for step in steps if model.legal(step) and (use := model.take(step)) is not None]
     return [" ".join(name for name, dtype in use.casts if name != "x") for use in uses]
 
@@ -57,21 +57,21 @@ def test_what_is_cast(steps: list[Step], expected: list[str]) -> None:
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        (Kind(parameter=True), ["w0", ""]),
-        (Kind(requires_grad=False), ["w0", "w0"]),
-        (Kind(view=True), ["w0", "w0"]),
-        (Kind(HALF), ["w0", "w0"]),
-        (Kind(BRAIN), ["", ""]),
-        (Kind(torch.float64), ["", ""]),
+        (WeightSpec(parameter=True), ["w0", ""]),
+        (WeightSpec(requires_grad=False), ["w0", "w0"]),
+        (WeightSpec(view=True), ["w0", "w0"]),
+        (WeightSpec(HALF), ["w0", "w0"]),
+        (WeightSpec(BRAIN), ["", ""]),
+        (WeightSpec(torch.float64), ["", ""]),
     ],
 )
-def test_what_is_kept(kind: Kind, expected: list[str]) -> None:
+def test_what_is_kept(kind: WeightSpec, expected: list[str]) -> None:
     assert casts([ENTER, USE, USE], kind) == expected
-    assert player(kind).departure([ENTER, USE, USE]) is None
+    assert player(kind).mismatch([ENTER, USE, USE]) is None
 
 
 def test_one_cast_in_regions_of_two_types_is_left_to_its_own_contract() -> None:
-    model = CacheModel((Kind(),))
+    model = CacheModel((WeightSpec(),))
     for step in (ENTER, USE, Step("enter", setting=Setting(HALF))):
         model.take(step)
 
@@ -82,16 +82,16 @@ def test_one_cast_in_regions_of_two_types_is_left_to_its_own_contract() -> None:
 
 def test_results_are_of_the_numbers_that_were_cast() -> None:
     steps = [ENTER, USE, Step("update"), USE, LEAVE, ENTER, USE]
-    model = CacheModel((Kind(),))
+    model = CacheModel((WeightSpec(),))
     uses = [use for step in steps if (use := model.take(step)) is not None]
 
     assert [use.content for use in uses] == [0, 0, 1]
-    assert player().departure(steps) is None
+    assert player().mismatch(steps) is None
 
 
 @pytest.mark.parametrize("change", range(4))
 def test_every_update_changes_the_numbers(change: int) -> None:
-    assert player().departure([ENTER, USE, LEAVE, Step("update", choice=change), ENTER, USE]) is None
+    assert player().mismatch([ENTER, USE, LEAVE, Step("update", choice=change), ENTER, USE]) is None
 
 
 def test_a_program_can_be_read_and_run() -> None:
@@ -112,8 +112,8 @@ def test_a_program_can_be_read_and_run() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_script_runs(seed: int) -> None:
-    kinds = (Kind(), Kind(parameter=True), Kind(view=True), Kind(HALF))
-    steps = drawn(random.Random(seed), len(kinds), FUNCTIONS)
+    kinds = (WeightSpec(), WeightSpec(parameter=True), WeightSpec(view=True), WeightSpec(HALF))
+    steps = random_steps(random.Random(seed), len(kinds), FUNCTIONS)
 
     exec(player(*kinds).script([step for step in steps if step.op != "retype"]), {})
 
@@ -124,7 +124,7 @@ def test_a_cast_too_many_departs() -> None:
             return torch.ops.aten.linear(x.bfloat16(), weight.bfloat16(), bias)
 
     with kernel("linear", run, "AutocastCPU"):
-        found = player().departure([ENTER, USE, USE])
+        found = player().mismatch([ENTER, USE, USE])
 
     assert found is not None
     assert "w0): casts to [] are held" in found
@@ -132,7 +132,7 @@ def test_a_cast_too_many_departs() -> None:
 
 def test_a_cast_that_is_kept_too_long_departs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "clear_autocast_cache", lambda: None)
-    found = player().departure([ENTER, USE])
+    found = player().mismatch([ENTER, USE])
     monkeypatch.undo()
     torch.clear_autocast_cache()
 
@@ -142,15 +142,15 @@ def test_a_cast_that_is_kept_too_long_departs(monkeypatch: pytest.MonkeyPatch) -
 def test_nothing_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "mm", None)
     with contextlib.suppress(RuntimeError):
-        player().departure([ENTER, Step("mode", choice=2), ENTER])
+        player().mismatch([ENTER, Step("mode", choice=2), ENTER])
 
     assert not torch.is_autocast_enabled("cpu")
     assert not torch.is_inference_mode_enabled()
 
 
 def test_drawn_programs_are_repeated_and_their_simpler_steps_end() -> None:
-    steps = drawn(random.Random(0), 3, FUNCTIONS, modes=True)
+    steps = random_steps(random.Random(0), 3, FUNCTIONS, modes=True)
 
-    assert steps == drawn(random.Random(0), 3, FUNCTIONS, modes=True)
+    assert steps == random_steps(random.Random(0), 3, FUNCTIONS, modes=True)
     assert steps[0].op == "enter"
     assert all(other != step for step in steps for other in simpler(step))

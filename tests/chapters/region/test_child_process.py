@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from conformance.chapters.region.child_process import backend_story, send_state, started
+from conformance.chapters.region.child_process import backend_registration, send_state, started
 from conformance.oracles.region.stack_model import observe
 
 pytestmark = pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
@@ -21,7 +21,7 @@ def say_nothing(sender: Any) -> None:
 
 
 def tell(sender: Any) -> None:
-    sender.send(backend_story())
+    sender.send(backend_registration())
 
 
 def test_a_fork_is_a_copy() -> None:

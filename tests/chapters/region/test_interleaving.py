@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from conformance.chapters.region.interleaving import Stage, Step, drawn, simpler, source
+from conformance.chapters.region.interleaving import Stage, Step, random_steps, simpler, source
 from conformance.oracles.region.programs import Machine
 from conformance.oracles.region.stack_model import Region, observe
 
@@ -27,8 +27,8 @@ def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
 def test_crossed_regions_are_as_predicted(stage: Stage) -> None:
     before = observe()
 
-    assert stage.departure(CROSSED) is None
-    assert stage.departure([Step(0, "enter", CPU), Step(0, "throw", CPU), Step(2, "enter", CPU)]) is None
+    assert stage.mismatch(CROSSED) is None
+    assert stage.mismatch([Step(0, "enter", CPU), Step(0, "throw", CPU), Step(2, "enter", CPU)]) is None
     assert observe() == before
 
 
@@ -41,7 +41,7 @@ def test_a_region_that_stays_on_departs(stage: Stage, monkeypatch: pytest.Monkey
         return returned
 
     monkeypatch.setattr(torch.autocast, "__exit__", stay)
-    found = stage.departure(CROSSED)
+    found = stage.mismatch(CROSSED)
 
     assert found is not None
     assert found.startswith("after step 2, a.close():")
@@ -65,7 +65,7 @@ def test_the_source_shows_what_was_found(kind: str) -> None:
 def test_simpler_steps_end() -> None:
     import random
 
-    steps = drawn(random.Random(0), [Region("cpu", torch.float16, False, False)], length=30)
+    steps = random_steps(random.Random(0), [Region("cpu", torch.float16, False, False)], length=30)
 
     assert all(other != step for step in steps for other in simpler(step))
     assert simpler(Step(0, "enter", Region("cpu"))) == []
