@@ -21,6 +21,7 @@ from ...oracles.policy.overload_calls import CALLS, MORE
 from ...oracles.policy.samples import Inputs, spell
 from ...oracles.trace.casts import arguments
 from . import opinfo_sweep
+from .support import check_same
 
 ANY = ("cpu", "accelerator", "fake")
 
@@ -90,16 +91,12 @@ def _judge(
         )
         if values and promise.manual is not None and not target.is_fake:
             for index, (ours, theirs) in enumerate(zip(seen.outputs, promise.manual.outputs, strict=True)):
-                _same(case, overload, f"output {index} of {overload} of {what}", ours, theirs)
+                check_same(case, _is_repeatable(overload), f"output {index} of {overload} of {what}", ours, theirs)
     return seen
 
 
-def _same(case: Case, overload: str, what: str, seen: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Compare bit for bit or, for an op that is not deterministic, up to a few roundings of its dtype."""
-    if repeatable(overload.split(".")[0]) or not (wanted.is_floating_point() or wanted.is_complex()):
-        case.identical(what, seen, wanted)
-    else:
-        case.at_most(f"distance of {what} by norm", normwise_distance(seen, wanted), 64 * torch.finfo(wanted.dtype).eps)
+def _is_repeatable(overload: str) -> bool:
+    return repeatable(overload.split(".")[0])
 
 
 # The snippet sets the autocast state directly: torch.autocast disables itself without the hardware.
@@ -294,7 +291,7 @@ def test_views_of_every_form(case: Case, target: Target, overload: str) -> None:
             formed = overloads.changed(target, call, change)
             # replication_pad with an extra dimension leaves its result unwritten on torch 2.6, in a region or not.
             written = form != "one dimension more" or not overload.startswith("replication_pad")
-            defined = written and (form in _DENSE or repeatable(overload.split(".")[0]))
+            defined = written and (form in _DENSE or _is_repeatable(overload))
             seen = _judge(case, target, overload, f"{form} of {what}", formed, amp_dtype, values=defined)
             if form in _DENSE:
                 moved = [str(cast) for cast in seen.casts if cast.argument and not cast.kept_layout]
@@ -332,7 +329,7 @@ def test_gradients_pass_every_cast(case: Case, target: Target, overload: str) ->
             case.equal(f"type of the gradient of input {index}", seen.dtype, leaves[index].dtype)
             name = f"gradient of input {index}"
             if target.device_type == "cpu":
-                _same(case, overload, name, seen, wanted)
+                check_same(case, _is_repeatable(overload), name, seen, wanted)
             else:  # the order of a sum may differ in each run, with one rounding each in the dtype of the op
                 ran = amp_dtype if policy == "lower_precision" else seen.dtype
                 case.at_most(
@@ -514,7 +511,7 @@ def test_variants_are_left_alone(case: Case, target: Target, overload: str) -> N
         case.equal(f"{variant} of {dtype}, against outside a region", difference or "the same", "the same")
         if not target.is_fake:
             for index, (ours, theirs) in enumerate(zip(inside.outputs, outside.outputs, strict=True)):
-                _same(case, overload, f"output {index} of {variant} of {dtype}", ours, theirs)
+                check_same(case, _is_repeatable(overload), f"output {index} of {variant} of {dtype}", ours, theirs)
     if not any(evidence.judged for evidence in case.evidence):
         case.unsupported(f"{target.name} can call no variant of {overload} outside a region")
 

@@ -12,6 +12,7 @@ import torch
 from ...harness.check import Case, contract
 from ...harness.targets import Target
 from .process_settings import changes, keeps_subnormals, observe
+from .support import Interruption
 
 
 @contextlib.contextmanager
@@ -66,10 +67,6 @@ AROUND: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "numbers": other_numbers,
     "kernels": other_kernels,
 }
-
-
-class Interruption(Exception):
-    """Raised to leave a region early."""
 
 
 @contract("AMP-REGION-061")
