@@ -57,8 +57,6 @@ _MAY = {
     "__main__": {"commands", "report", "version", "invocation"},
     "conftest": {"harness"},
 }
-# Chapters whose check modules still share helpers; each leaves the list when it is split.
-_TO_SPLIT = {"backward"}
 # Modules of a chapter that end cases, besides its checks and its support.py.
 _WITH_THE_HARNESS = {"speed": {"experiment", "timing", "tf32", "verdict"}}
 
@@ -113,8 +111,7 @@ def test_chapters_import_no_other_chapter(chapter: str) -> None:
             more = {"harness", "pytest"} if judges else set()
             strange |= {(name, one) for one in found if not _allowed(one, allowed | more)}
 
-    if chapter not in _TO_SPLIT:
-        assert strange == set()
+    assert strange == set()
 
 
 def test_every_room_has_rules() -> None:
@@ -124,8 +121,7 @@ def test_every_room_has_rules() -> None:
 def test_no_check_module_is_imported() -> None:
     checks = {name for name in MODULES if name.split(".")[-1].startswith("test_")}
 
-    importing = {name for name, found in IMPORTS.items() for one in found if _allowed(one, checks)}
-    assert {name for name in importing if name.split(".")[1] not in _TO_SPLIT} == set()
+    assert {(name, one) for name, found in IMPORTS.items() for one in found if _allowed(one, checks)} == set()
 
 
 def test_reports_are_read_without_torch_and_pytest(root: Path) -> None:
