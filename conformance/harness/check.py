@@ -16,6 +16,7 @@ import pytest
 from ..report import fingerprint, scale_history, speed
 from ..report.values import Evidence, Relation
 from .catalogue import Contract
+from .endings import ContractViolation, Inconclusive, Unsupported, Untestable
 from .evidence import plain, sentence
 
 if TYPE_CHECKING:
@@ -27,26 +28,6 @@ Check = TypeVar("Check", bound=Callable[..., None])
 Result = TypeVar("Result")
 
 DEPTHS = ("quick", "standard", "full")
-
-
-class ContractViolation(AssertionError):
-    """The contract does not hold; the last piece of evidence says how."""
-
-
-class Unsupported(Exception):
-    """The target declares that it lacks the capability that the check is about."""
-
-
-class Untestable(Exception):
-    """Something that the check needs is missing: a package, a second device, memory."""
-
-
-class Inconclusive(Exception):
-    """The measurement was spoiled or is too noisy to tell."""
-
-
-class SuiteError(Exception):
-    """The suite itself is at fault, so the run says nothing about torch."""
 
 
 def contract(

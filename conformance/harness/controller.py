@@ -17,11 +17,17 @@ class Controller:
     """The hooks of the process that writes the report."""
 
     def __init__(self, run: Run) -> None:
+        from .reporting import Reporter
+
         self._run = run
+        self._reporter = Reporter(run)
+
+    def pytest_sessionstart(self) -> None:
+        self._reporter.begin()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if (entry := getattr(report, "conformance", None)) is not None:
-            self._run.add(entry)
+            self._reporter.add(entry)
             if (lost := getattr(report, "lost_device", None)) is not None:
                 self._run.lose(lost)
         elif report.failed and _ours(report.nodeid):
@@ -41,12 +47,12 @@ class Controller:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        session.exitstatus = self._run.finish(int(exitstatus))
+        session.exitstatus = self._reporter.finish(int(exitstatus))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         short = terminalreporter.verbosity < 0
         width = min(max(terminalreporter._tw.fullwidth, 80), 120)
-        text = self._run.summary(short=short, width=width)
+        text = self._reporter.summary(short=short, width=width)
         terminalreporter.ensure_newline()
         terminalreporter.write_line("")
         terminalreporter.write_line(text)

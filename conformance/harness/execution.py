@@ -14,7 +14,8 @@ import pytest
 from ..report.encode import encode_case
 from ..report.verdicts import Verdict
 from . import benchmarks, measuring
-from .check import Allotment, ContractViolation, Unsupported, Untestable
+from .check import Allotment
+from .endings import ContractViolation, Unsupported, Untestable
 from .items import Facts, facts, of_case
 from .keys import CASE, RUN
 

@@ -11,7 +11,8 @@ import pytest
 from ..report import values
 from ..report.verdicts import Verdict
 from . import exhaustion
-from .check import Case, ContractViolation, Inconclusive, SuiteError, Unsupported, Untestable
+from .check import Case
+from .endings import ContractViolation, Inconclusive, SuiteError, Unsupported, Untestable
 from .environment import redact
 from .evidence import plain
 from .waivers import Waiver

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from .catalogue import Contract
-from .check import Inconclusive, Untestable
+from .endings import Inconclusive, Untestable
 
 # Seconds that all timed cases of one chapter on one device may take together.
 DEADLINES = {

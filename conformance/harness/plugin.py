@@ -122,8 +122,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if _only_conformance(session.config):
         _drop_log_capture(session.config)
         _leave_asserts_as_they_are(session.config)
-    if session.config.pluginmanager.has_plugin("conformance-controller"):
-        session.config.stash[RUN].begin()
 
 
 def _drop_log_capture(config: pytest.Config) -> None:

@@ -1,31 +1,24 @@
-"""One run: its options, contracts and targets, the records of its cases, and its report."""
+"""One run: its options, contracts and targets, what was collected, and the records of its cases."""
 
 from __future__ import annotations
 
-import datetime
-import gc
-import os
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from ..measure.health import Watch
-from ..report import consistency, decode, document, layout, terminal, values
+from ..report import decode, document, values
 from ..workloads import user_workload
-from . import environment, lost_device, outcome, targets, waivers
+from . import environment, lost_device, targets, waivers
 from .catalogue import Catalogue, Contract
 from .check import DEPTHS
 from .expectations import Expectations
-from .header import header
 from .measuring import Deadlines
 from .options import Options
-from .recorder import Recorder, ReportInUse
 from .targets import Target
 from .waivers import Waiver
 
@@ -82,8 +75,6 @@ class Run:
         self.smoke_failed = False
         self.device_lost = False
         self.started = time.monotonic()
-        self._recorder: Recorder | None = None
-        self._folder = Path()
 
     # Targets and dtypes, as the checks are parametrised over them.
 
@@ -122,32 +113,9 @@ class Run:
 
     # The way of the data.
 
-    def begin(self) -> None:
-        """Open the report and try the devices; where even the basics fail, the run ends here."""
-        self._folder = self.options.report or _default_folder(self.surroundings.here)
-        self._header = header(self)
-        try:
-            self._recorder = Recorder(self._folder, self._header)
-        except ReportInUse as error:
-            raise pytest.UsageError(f"--report: {self._folder}: {error}") from None
-        except OSError as error:
-            raise pytest.UsageError(f"--report: {self._folder} cannot be written to: {error.strerror}") from None
-        real = [target for target in self.targets if not target.is_fake]
-        watches = [Watch.begin(target.name, target.device) for target in real]
-        self.watches = [watch for watch in watches if watch is not None]
-        for target in real:
-            if (broken := targets.smoke(target)) is not None:
-                broken = environment.redact(broken)
-                self.smoke_failed = True
-                self.problems.append(f"smoke stage: {broken}; nothing else was run")
-                self.finish(int(pytest.ExitCode.TESTS_FAILED))
-                pytest.exit(f"smoke stage: {broken}", returncode=1)
-
     def add(self, record: dict[str, Any]) -> None:
-        """Take the record (of values.encode) of a case that has ended."""
+        """Take the record (of encode.encode_case) of a case that has ended."""
         self.cases.append(decode.decode(values.Case, record))
-        if self._recorder is not None:
-            self._recorder.add(record)
 
     def lost(self) -> str | None:
         """Say which of the run's devices no longer works, or None."""
@@ -190,44 +158,8 @@ class Run:
                 return None if waiver.expired(today) else waiver
         return None
 
-    def finish(self, pytest_status: int) -> int:
-        """Judge the run, write the footer and the summary; returns the exit status."""
-        if self._recorder is None:
-            return pytest_status
-        gc.freeze()  # else each collection of garbage looks through all of torch, which takes as long as the rest
-        if pytest_status == pytest.ExitCode.INTERNAL_ERROR:
-            self.broke("pytest ended with an internal error; what it printed above says where")
-        # Workers end their cases in any order, and a plugin may have shuffled them.
-        places = {id: place for place, id in enumerate(self.contracts)}
-        self.cases.sort(key=lambda case: (places[case.contract], case.id))
-        self._report = outcome.judged(self, self._header, pytest_status)
-        folded = layout.folded(self._report)
-        folded["footer"]["digest"] = consistency.digest(folded)
-        self._recorder.finish(folded)
-        (self._folder / "summary.txt").write_text(self.summary(short=False, width=100) + "\n", encoding="utf-8")
-        return int(folded["footer"]["exit_status"])
-
-    def summary(self, *, short: bool, width: int) -> str:
-        """Return the terminal's account of the run."""
-        path = os.path.relpath(self._folder / "report.json", self.surroundings.here)
-        shown = path if not path.startswith("..") else str(self._folder / "report.json")
-        return terminal.render(self._report, short=short, width=width, report_path=shown)
-
 
 def _fits(target: Target, kind: str) -> bool:
     if target.is_fake:
         return kind in ("fake", target.name)
     return kind in ("real", target.device_type) or (kind == "accelerator" and target.device_type != "cpu")
-
-
-def _default_folder(here: Path) -> Path:
-    """Name a folder of this run alone; where the current folder is read-only, below the system's temporary one."""
-    name = f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%dT%H%M%S}-{os.getpid()}"
-    for parent in (here, Path(tempfile.gettempdir())):
-        folder = parent / "conformance-reports" / name
-        try:
-            folder.mkdir(parents=True)
-        except OSError:
-            continue
-        return folder
-    return here / "conformance-reports" / name

@@ -15,7 +15,7 @@ import torch
 
 from ..measure.precision import computes_in
 from . import environment
-from .check import Untestable
+from .endings import Untestable
 
 
 def _has_autocast(device_type: str) -> bool:

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from conformance.harness.catalogue import Contract
-from conformance.harness.check import Case, ContractViolation, Unsupported
+from conformance.harness.check import Case
+from conformance.harness.endings import ContractViolation, Unsupported
 
 _CONTRACT = Contract("AMP-API-001", "api", "T", "S", "must", "documented", "src", "f", "n", "print('$device')")
 

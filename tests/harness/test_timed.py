@@ -11,7 +11,8 @@ import pytest
 
 from conformance.harness import measuring
 from conformance.harness.catalogue import load
-from conformance.harness.check import Allotment, Case, Inconclusive, Untestable
+from conformance.harness.check import Allotment, Case
+from conformance.harness.endings import Inconclusive, Untestable
 from tests.conftest import Toy
 
 CHECKS = """

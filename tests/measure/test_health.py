@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from conformance.harness import run
+from conformance.harness import reporting
 from conformance.measure import health
 from conformance.measure.health import Watch
 from conformance.report import checklist, document
@@ -112,7 +112,7 @@ def test_a_run_says_what_its_device_counted(
         answers["TotalEccErrors", 1, 0] = errors
         return watch
 
-    monkeypatch.setattr(run.Watch, "begin", begin)
+    monkeypatch.setattr(reporting.Watch, "begin", begin)
     toy.contract("AMP-API-001")
     toy.checks(
         "@contract('AMP-API-001')\ndef test_it(case: Case, target: Target) -> None:\n    case.equal('x', 1, 1)\n"

@@ -18,7 +18,8 @@ import torch
 
 from conformance.chapters.optimizer.optimizer_configs import configs
 from conformance.harness import catalogue
-from conformance.harness.check import Case, ContractViolation
+from conformance.harness.check import Case
+from conformance.harness.endings import ContractViolation
 from conformance.harness.targets import Target, one_device_only, resolve
 from tests.faults.breaking import edited, replaced
 from tests.simulation.cuda_fake import FakeCuda, Graph, cuda  # noqa: F401  (a fixture)

@@ -39,12 +39,11 @@ def programs(case: Case, loss: Loss, *, every: bool = False) -> Iterator[Program
         yield from chosen
 
 
-def is_listed(case: Case, loss: Loss, target: Target) -> bool:
-    """Return whether the loss is on this device's float32 list; otherwise note its policy in the evidence."""
+def require_listed(case: Case, loss: Loss, target: Target) -> None:
+    """End the case as UNSUPPORTED unless the loss is on the device's float32 list."""
     policy = loss.policy(target.device_type)
     if policy != "fp32":
-        case.note(f"autocast policy of {loss.name} on {target.device_type}", policy)
-    return policy == "fp32"
+        case.unsupported(f"{loss.name} is not on the float32 list of {target.device_type} (its policy: {policy})")
 
 
 def worst(seen: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -> float:
@@ -135,8 +134,7 @@ def test_every_loss_is_known(case: Case) -> None:
 @by_name(LISTED)
 @contract("AMP-LOSS-002", on=("real", "fake"))
 def test_dtype(case: Case, loss: Loss, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
-    if not is_listed(case, loss, target):
-        case.unsupported(f"autocast on {target.device_type} has no float32 rule for {loss.name}")
+    require_listed(case, loss, target)
     for program in runnable(case, loss, target):
         call = draw(loss.name, program, rng)
         for first, rest in ((amp_dtype, amp_dtype), (amp_dtype, torch.float32), (torch.float32, amp_dtype)):
@@ -180,8 +178,8 @@ def placed(call: Call, target: Target) -> Call:
 def test_value_from_16_bit(
     case: Case, loss: Loss, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
 ) -> None:
-    if is_listed(case, loss, target):
-        check_value(case, loss, target, amp_dtype, rng, first=amp_dtype, rest=amp_dtype)
+    require_listed(case, loss, target)
+    check_value(case, loss, target, amp_dtype, rng, first=amp_dtype, rest=amp_dtype)
 
 
 @by_name(LISTED)
@@ -189,15 +187,15 @@ def test_value_from_16_bit(
 def test_value_from_float32(
     case: Case, loss: Loss, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
 ) -> None:
-    if is_listed(case, loss, target):
-        check_value(case, loss, target, amp_dtype, rng, first=torch.float32, rest=torch.float32)
+    require_listed(case, loss, target)
+    check_value(case, loss, target, amp_dtype, rng, first=torch.float32, rest=torch.float32)
 
 
 @by_name(LISTED)
 @contract("AMP-LOSS-005")
 def test_value_from_mixed(case: Case, loss: Loss, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
-    if is_listed(case, loss, target):
-        check_value(case, loss, target, amp_dtype, rng, first=amp_dtype, rest=torch.float32)
+    require_listed(case, loss, target)
+    check_value(case, loss, target, amp_dtype, rng, first=amp_dtype, rest=torch.float32)
 
 
 @by_name(LISTED)
@@ -205,8 +203,7 @@ def test_value_from_mixed(case: Case, loss: Loss, target: Target, amp_dtype: tor
 def test_equals_cast_by_hand(
     case: Case, loss: Loss, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
 ) -> None:
-    if not is_listed(case, loss, target):
-        return
+    require_listed(case, loss, target)
     for program in programs(case, loss, every=True):
         call = draw(loss.name, program, rng).cast(amp_dtype).to(target.device)
         for reduction in loss.reductions:
@@ -221,8 +218,8 @@ def test_equals_cast_by_hand(
 def test_gradient_from_16_bit(
     case: Case, loss: Loss, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
 ) -> None:
-    if is_listed(case, loss, target):
-        check_gradient(case, loss, target, amp_dtype, rng, logits=amp_dtype)
+    require_listed(case, loss, target)
+    check_gradient(case, loss, target, amp_dtype, rng, logits=amp_dtype)
 
 
 @by_name(LISTED)
@@ -230,8 +227,8 @@ def test_gradient_from_16_bit(
 def test_gradient_from_float32(
     case: Case, loss: Loss, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
 ) -> None:
-    if is_listed(case, loss, target):
-        check_gradient(case, loss, target, amp_dtype, rng, logits=torch.float32)
+    require_listed(case, loss, target)
+    check_gradient(case, loss, target, amp_dtype, rng, logits=torch.float32)
 
 
 def check_gradient(
@@ -318,9 +315,8 @@ def test_composite_of_16_bit_is_told(
 def test_module_equals_function(
     case: Case, loss: Loss, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
 ) -> None:
-    if loss.policy(target.device_type) in ("banned", "unlisted"):
-        case.note("not called, because of its autocast policy on this device", loss.policy(target.device_type))
-        return
+    if (policy := loss.policy(target.device_type)) in ("banned", "unlisted"):
+        case.unsupported(f"{loss.name} is {policy} under autocast on {target.device_type}")
     for program in programs(case, loss, every=True):
         call = draw(loss.name, program, rng).cast(amp_dtype).to(target.device)
         for reduction in loss.reductions:
@@ -403,8 +399,7 @@ def test_model_to_loss(case: Case, target: Target, amp_dtype: torch.dtype, rng: 
 def test_no_op_computes_in_16_bit(
     case: Case, loss: Loss, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
 ) -> None:
-    if not is_listed(case, loss, target):
-        case.unsupported(f"autocast on {target.device_type} has no float32 rule for {loss.name}")
+    require_listed(case, loss, target)
     for program in runnable(case, loss, target):
         call = draw(loss.name, program, rng).cast(amp_dtype)
         with mode_of(target):

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from ...harness import exhaustion
-from ...harness.check import DEPTHS, Case, SuiteError, deep
+from ...harness.check import DEPTHS, Case, deep
+from ...harness.endings import SuiteError
 from ...harness.expectations import OPERATION_SIZES, STEP_SIZES
 from ...harness.targets import DTYPE_NAMES, Target, device_module
 from ...measure.allocator import Allocator

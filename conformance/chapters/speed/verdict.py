@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from ...harness.check import Case, Inconclusive, Unsupported, Untestable
+from ...harness.check import Case
+from ...harness.endings import Inconclusive, Unsupported, Untestable
 from ...harness.expectations import DeviceClass, Expectation, Expectations
 from ...harness.targets import Target
 from ...harness.waivers import today

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from conformance.harness.catalogue import load
-from conformance.harness.check import Case, Unsupported
+from conformance.harness.check import Case
+from conformance.harness.endings import Unsupported
 
 
 @pytest.fixture

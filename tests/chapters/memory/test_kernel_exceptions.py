@@ -11,7 +11,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from conformance.chapters.memory.support import check_saved_storages, step_as_predicted
 from conformance.harness import catalogue, targets
-from conformance.harness.check import Case, ContractViolation, Unsupported
+from conformance.harness.check import Case
+from conformance.harness.endings import ContractViolation, Unsupported
 from conformance.oracles.symbolic.blocks import blocks
 from tests import faults
 from tests.faults.breaking import replaced

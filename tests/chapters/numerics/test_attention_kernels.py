@@ -16,7 +16,8 @@ from conformance.chapters.numerics import attention_kernels
 from conformance.chapters.numerics.attention_kernels import KERNELS, attempts
 from conformance.chapters.numerics.support import by_kernel, compare
 from conformance.harness import catalogue
-from conformance.harness.check import Case, ContractViolation
+from conformance.harness.check import Case
+from conformance.harness.endings import ContractViolation
 from conformance.harness.targets import resolve
 
 CPU = resolve("cpu")

@@ -12,7 +12,8 @@ import torch
 
 from conformance.chapters.numerics.tiled_matmul import checksums
 from conformance.harness import catalogue
-from conformance.harness.check import Case, ContractViolation
+from conformance.harness.check import Case
+from conformance.harness.endings import ContractViolation
 from tests.faults.breaking import replaced
 
 

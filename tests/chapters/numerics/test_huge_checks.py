@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from conformance.chapters.numerics.huge_tensors import OPERATIONS, WIDTH
 from conformance.harness import catalogue
-from conformance.harness.check import Case, ContractViolation, Untestable
+from conformance.harness.check import Case
+from conformance.harness.endings import ContractViolation, Untestable
 from conformance.harness.targets import resolve
 from conformance.measure import allocator
 from tests.faults.breaking import replaced

@@ -13,7 +13,8 @@ import pytest
 from conformance.chapters.speed.paired_comparison import Comparison
 from conformance.chapters.speed.timing import Timing
 from conformance.harness.catalogue import load
-from conformance.harness.check import Case, ContractViolation, Inconclusive
+from conformance.harness.check import Case
+from conformance.harness.endings import ContractViolation, Inconclusive
 
 BY_HAND = (1.0, 1.1, 1.9, 1.2, 1.0)
 MANY = 40  # pairs, enough for an interval

@@ -21,15 +21,8 @@ from conformance.chapters.speed.clocks import HostClock
 from conformance.chapters.speed.experiment import Experiment, Experiments
 from conformance.data import fixture
 from conformance.harness.catalogue import load
-from conformance.harness.check import (
-    Allotment,
-    Case,
-    ContractViolation,
-    Inconclusive,
-    SuiteError,
-    Unsupported,
-    Untestable,
-)
+from conformance.harness.check import Allotment, Case
+from conformance.harness.endings import ContractViolation, Inconclusive, SuiteError, Unsupported, Untestable
 from conformance.harness.expectations import Expectation, Expectations, read
 
 H100 = {"name": "NVIDIA H100 80GB HBM3", "capability": "9.0", "tensor_cores": True}

@@ -22,7 +22,8 @@ import torch
 from tabulate import tabulate
 
 from conformance.harness import catalogue
-from conformance.harness.check import Case, Inconclusive, Unsupported, Untestable
+from conformance.harness.check import Case
+from conformance.harness.endings import Inconclusive, Unsupported, Untestable
 from conformance.harness.targets import FAKE_DEVICE_TYPES, Target, resolve
 from conformance.oracles.policy import overloads
 from tests.faults.cast_rules import CASTING, DROPPED, PARTIAL, RULES, castable, partly_ruled, ruled, rules
