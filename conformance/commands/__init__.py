@@ -1,1 +1,1 @@
-"""The commands beside a run, a module each: `python -m conformance COMMAND`."""
+"""The commands over reports and the torch at hand, a module each: `python -m conformance COMMAND`."""

@@ -30,7 +30,7 @@ _LEVELS = ("quick", "standard", "full")
 _YEAR = 365
 _MOST_DAYS = 3650
 _CHAPTER = "speed"
-# Evidence of a speed-up beside its ratio and interval, as conformance/chapters/speed/experiment.py names it.
+# Evidence of a speed-up besides its ratio and interval, as conformance/chapters/speed/experiment.py names it.
 _NOISE, _PAIRS, _SPOILED, _HALVED = "noise", "pairs", "spoiled", "batch halved"
 _RATES = {"AMP TFLOP/s": "dtype", "baseline TFLOP/s": "baseline"}
 
@@ -244,7 +244,7 @@ def _unusable(row: Speedup, keys: Sequence[str], largest: float) -> str | None:
     if row.key not in keys:
         return "no measurement that this suite knows"
     if row.figures.get(_SPOILED):
-        return f"the measurement was spoiled: {row.figures[_SPOILED]}"
+        return f"the measurement was invalid: {row.figures[_SPOILED]}"
     if row.figures.get(_HALVED):
         return "its batch was halved, for want of memory or time"
     if row.high >= speed.WIDE * row.low:

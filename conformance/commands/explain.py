@@ -8,11 +8,11 @@ from typing import Any
 from ..report import document, excuses, explain, speed
 from .console import OK, UsageError, show, width
 
-# What `explain` tells: its story, and what a report without it lacks.
+# What `explain` shows, and what a report without it lacks.
 _SUBJECTS = {
     "scale": (explain.scale, "history of a loss scale"),
-    "speed": (speed.story, "speed-up"),
-    "waivers": (excuses.story, "case that was waived"),
+    "speed": (speed.render, "speed-up"),
+    "waivers": (excuses.render, "case that was waived"),
 }
 
 
@@ -20,8 +20,8 @@ def add(commands: Any) -> None:
     """Add `explain` to the parser's commands."""
     command = commands.add_parser(
         "explain",
-        help="tell what became of the loss scales in a run, what its speed-ups come from, or what was waived and why",
-        description="Tell what happened in a run. `explain scale REPORT` is the story of each loss scale: when it grew "
+        help="show the loss scales of a run, its speed-ups with their causes, or what was waived and why",
+        description="Show what happened in a run. `explain scale REPORT`: the history of each loss scale: when it grew "
         "and fell, which iterations were skipped, and where it settled. `explain speed REPORT` is how many times "
         "faster AMP was than fp32, each with its interval and what explains it. `explain waivers REPORT` is every "
         "contract that does not hold and was excused: what was seen, why it is excused, by whom and until when.",
@@ -40,13 +40,13 @@ def _explain(arguments: argparse.Namespace) -> int:
         raise UsageError(f"no report is given (explain {arguments.subject} REPORT)")
     file = document.locate(arguments.report)
     report = document.read(file)
-    tell, lacking = _SUBJECTS[arguments.subject]
+    view, lacking = _SUBJECTS[arguments.subject]
     try:
-        story = tell(report, contracts=tuple(arguments.contract or ()), width=width())
+        page = view(report, contracts=tuple(arguments.contract or ()), width=width())
     except document.ReportError as error:
         raise type(error)(f"{file}: {error}") from None
-    if story is None:
+    if page is None:
         of = f" of {', '.join(arguments.contract)}" if arguments.contract else ""
         raise UsageError(f"{file}: the report holds no {lacking}{of}")
-    show(story)
+    show(page)
     return OK

@@ -14,7 +14,7 @@ from ..report import surface
 from .console import UsageError
 
 _NO_DISPATCHER = (
-    "this torch no longer has the private functions of its dispatcher that tell which ops autocast ({error}); "
+    "this torch no longer has the private functions of its dispatcher that show which ops autocast ({error}); "
     "update the suite"
 )
 
@@ -27,7 +27,7 @@ def read(only: Collection[str] | None = None) -> surface.Surface:
 
 @contextlib.contextmanager
 def reader() -> Iterator[ModuleType]:
-    """The module that asks torch, imported on demand; raises UsageError where torch is not there or does not tell.
+    """The module that asks torch, imported on demand; raises UsageError where torch is absent or lacks them.
 
     What torch warns of, deprecated ops mostly, is of no use to who asks in what precision they run.
     """

@@ -73,7 +73,7 @@ def _trace(arguments: argparse.Namespace) -> int:
 
 
 def _trained(train: Callable[..., Any], name: str, *arguments: Any, **options: Any) -> Any:
-    """The account of the run; what the user's model raises under autocast is told in one line."""
+    """Return the trace of the run; an exception of the user's model becomes a UsageError of one line."""
     try:
         return train(*arguments, **options)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""pytest-benchmark, where it is installed: what the suite has timed appears there, beside what the machine is."""
+"""Pass the times of the suite and a description of the machine to pytest-benchmark, where it is installed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def left_out(item: pytest.Item) -> str | None:
 
 
 class Replay:
-    """A timer that tells times taken before: each second call returns as much more as the next of them took."""
+    """A timer that replays recorded times: each second call returns as much more as the next of them took."""
 
     __name__ = "conformance"
 
@@ -70,7 +70,7 @@ class Benchmarks:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Let each timed case ask for the fixture `benchmark`, with a timer that tells what the suite measured."""
+        """Let each timed case ask for the fixture `benchmark`, with a timer that replays what the suite measured."""
         for item in items:
             names = getattr(item, "fixturenames", None)
             if names is not None and item.get_closest_marker("timed") is not None and "benchmark" not in names:
@@ -80,7 +80,7 @@ class Benchmarks:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> None:
-        """Say of a case that handed no times over, as its verdict needs none, that it was no benchmark."""
+        """Mark a timed case that recorded no times as skipped by pytest-benchmark."""
         timer, benchmark = item.stash.get(_TIMER, None), getattr(item, "funcargs", {}).get("benchmark")
         if timer is not None and not timer.used and benchmark is not None:
             benchmark.skipped = True

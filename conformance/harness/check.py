@@ -51,7 +51,7 @@ def timed(check: Check) -> Check:
     """Say that a check takes times or peaks of memory, which needs the machine for itself.
 
     Among xdist's workers its cases are UNTESTABLE. Else its case has a share of the chapter's deadline, a line of
-    progress, and hands its times to pytest-benchmark where that is installed.
+    progress, and passes its times to pytest-benchmark where that is installed.
     """
     marked: Check = pytest.mark.timed(check)
     return marked
@@ -165,7 +165,7 @@ class Case:
         self._judge(what, float(measured), "in", [float(low), float(high)], unit, holds)
 
     def true(self, what: str, condition: bool, seen: Any = "") -> None:
-        """`condition` holds; `seen` is what the report says beside it."""
+        """`condition` holds; `seen` is what the report adds."""
         name = f"{what} (seen: {plain(seen)})" if seen != "" else what
         self._judge(name, bool(condition), "==", True, "", bool(condition))
 
@@ -205,9 +205,9 @@ class Case:
         self._judge(what, measured, None, None, unit, True)
 
     def history(self, what: str, scales: Iterable[float]) -> None:
-        """Record the story of a loss scale: what it was at the beginning, then after each iteration.
+        """Record the history of a loss scale: its initial value, then its value after each iteration.
 
-        `python -m conformance explain scale` tells it. Nothing is held against it.
+        `python -m conformance explain scale` shows it. It is not judged.
         """
         self._judge(what, [float(scale) for scale in scales], None, None, scale_history.UNIT, True)
 
@@ -223,8 +223,8 @@ class Case:
         """Record by its figures how many times faster AMP is than a baseline; nothing is held against it.
 
         `key` is `<subject>/<size>/<dtype>/<baseline>`, such as `matmul/compute/bf16/tf32`. `figures` are numbers and
-        texts: `ratio`, `low` and `high` at least, `diagnosis` in words. `python -m conformance explain speed` tells
-        them, `calibrate` makes expectations of them.
+        texts: `ratio`, `low` and `high` at least, `diagnosis` in words. `python -m conformance explain speed`
+        shows them, `calibrate` makes expectations of them.
         """
         self._judge(key, [[name, value] for name, value in figures.items()], None, None, speed.UNIT, True)
 
@@ -288,7 +288,7 @@ class Case:
         raise Untestable(reason)
 
     def inconclusive(self, reason: str) -> None:
-        """End the case: the measurement cannot tell."""
+        """End the case: the measurement is too noisy to decide."""
         raise Inconclusive(reason)
 
     def _judge(self, what: str, measured: Any, relation: Relation, bound: Any, unit: str, holds: bool) -> None:

@@ -80,7 +80,7 @@ def _parametrize_per_target(metafunc: pytest.Metafunc, run: Run, mark: pytest.Ma
             (sets if depth(marks) <= run.depth else deeper).append(made)
     if deeper:
         run.shallow.add(mark.args[0])
-    # Where all are left out, one stays, so that the reason can be told.
+    # If every one is left out, one placeholder stays, so that the report can give the reason.
     sets = sets or deeper[:1] or [pytest.param(None, None, id=_ABSENT)]
     metafunc.parametrize(("target", name), sets, indirect=["target"])
 
@@ -88,7 +88,7 @@ def _parametrize_per_target(metafunc: pytest.Metafunc, run: Run, mark: pytest.Ma
 def _prune(mark: pytest.Mark, run: Run, contract: str) -> pytest.Mark:
     """Take the parameters that the level leaves out from a parametrize mark, before they become items.
 
-    Where all are left out, one stays, so that the reason can be told.
+    If every one is left out, one placeholder stays, so that the report can give the reason.
     """
     if mark.name != "parametrize":
         return mark
@@ -105,7 +105,7 @@ def _prune(mark: pytest.Mark, run: Run, contract: str) -> pytest.Mark:
 
 
 def _parametrize(metafunc: pytest.Metafunc, name: str, values: list[Any], ids: list[str]) -> None:
-    """Parametrise a fixture; where nothing fits, one stand-in is collected so that the reason can be told."""
+    """Parametrise a fixture; without values, collect a placeholder, so that the report can give the reason."""
     metafunc.parametrize(name, values or [None], ids=ids or [_ABSENT], indirect=True)
 
 

@@ -16,7 +16,7 @@ class Untestable(Exception):
 
 
 class Inconclusive(Exception):
-    """The measurement was spoiled or is too noisy to tell."""
+    """The measurement is invalid or too noisy to decide."""
 
 
 class SuiteError(Exception):

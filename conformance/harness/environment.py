@@ -87,7 +87,7 @@ def cpu() -> str:
 
 
 def _driver() -> str | None:
-    """Return the version of the GPU's driver where the kernel or torch tells it."""
+    """Return the version of the GPU's driver where the kernel or torch reports it."""
     for path in (Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/version")):
         try:
             found = re.search(r"\d+\.\d+[.\d]*", path.read_text())

@@ -1,4 +1,4 @@
-"""Memory that ran out in the middle of a case: how it is told from a failure, and given back to the cases after it."""
+"""Out-of-memory errors in a case: recognized, and the memory freed for the cases after it."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def _options(run: Run) -> values.Options:
 
 
 def machine(run: Run) -> dict[str, Any]:
-    """Describe the software and the real devices of `run` as pytest-benchmark stores them beside its times."""
+    """Describe the software and the real devices of `run` as pytest-benchmark stores them with its times."""
     described = {name: value for name, value in vars(environment.environment()).items() if name != "packages"}
     real = [target for target in run.targets if not target.is_fake]
     devices = [{"target": target.name, **target.probe, **targets.clocks(target)} for target in real]

@@ -53,7 +53,7 @@ def judge(case: Case, error: BaseException | None) -> Judgement:
     if verdict is Verdict.ERROR:
         return Judgement(verdict, f"{type(error).__name__}: {_first_line(error)}", _trace(error))
     if verdict is Verdict.INCONCLUSIVE and not case.contract.judges:
-        verdict = Verdict.UNTESTABLE  # there was nothing to tell: it was to be recorded
+        verdict = Verdict.UNTESTABLE  # nothing was to be judged: a fact was to be recorded
     if verdict is not None:
         return Judgement(verdict, redact(str(error)))
     return Judgement(Verdict.FAIL, f"raised {type(error).__name__}: {_first_line(error)}", _trace(error))

@@ -24,10 +24,10 @@ _SAVE, _RESTORE, _ERASE = "\x1b7", "\x1b8", "\x1b[K"
 
 
 def attended() -> float:
-    """Seconds that go by, less those in which this thread was ready to run and another one ran.
+    """Return monotonic time minus this thread's run-queue wait, in seconds.
 
-    By it a busy machine leaves a measurement as many runs as an idle one. Source: sched-stats of the kernel, second
-    field; where it does not tell, as in other systems, all seconds count.
+    So CPU contention does not consume the time budget of a measurement. Source: sched-stats of the Linux kernel, second
+    field; without it all seconds count.
     """
     try:
         waited = int(Path("/proc/thread-self/schedstat").read_text().split()[1]) * 1e-9

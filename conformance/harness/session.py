@@ -122,7 +122,7 @@ def _baseline(asked: Options) -> document.Report | None:
 
 
 def _selection(config: pytest.Config, asked: Options) -> str | None:
-    """Return what narrowed the run beside our own options, or None."""
+    """Return what narrowed the run besides our own options, or None."""
     option = config.option
     parts = [f"-k {option.keyword}"] * bool(option.keyword) + [f"-m {option.markexpr}"] * bool(option.markexpr)
     parts += [argument for argument in config.args if "::" in argument or argument.endswith(".py")]

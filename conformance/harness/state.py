@@ -1,4 +1,4 @@
-"""The process-wide state that AMP and its checks touch: taken before a case, compared after it, put back."""
+"""Snapshots of the process-wide state that AMP and its checks touch: taken, compared and restored for each case."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _autocast_flags(device_type: str) -> list[_Flag]:
 
 
 def _nesting() -> int:
-    """Return autocast's nesting depth, which torch only tells when it is changed."""
+    """Return autocast's nesting depth, which torch returns only when it changes."""
     torch.autocast_increment_nesting()
     return int(torch.autocast_decrement_nesting())
 
@@ -100,7 +100,7 @@ def _keeps_subnormal_numbers() -> bool:
 
 
 def _has_default_device() -> bool:
-    # torch 2.6 cannot name the default device once one has been set and put back; the mode is there while it is set.
+    # torch 2.6 cannot name the default device once one has been set and reset; the mode is there while it is set.
     return any(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
 
 
@@ -128,7 +128,7 @@ def unlike_a_new_process() -> str | None:
 
 
 def _hooks() -> dict[str, int]:
-    """Count the process-wide hooks and modes; these can be compared, not put back."""
+    """Count the process-wide hooks and modes; these can be compared, not restored."""
     module = torch.nn.modules.module
     counts = {
         "torch dispatch modes": torch._C._len_torch_dispatch_stack(),

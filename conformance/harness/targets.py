@@ -279,7 +279,7 @@ def _properties(module: ModuleType | None, index: int | None) -> Any:
 
 
 def clocks(target: Target) -> dict[str, float]:
-    """The clocks that a device declares as its highest, in Hz; what it does not tell is left out."""
+    """The clocks that a device declares as its highest, in Hz; what it does not report is left out."""
     properties = _properties(device_module(target.device_type), target.index)
     names = {"clock_rate": "clock_hz", "memory_clock_rate": "memory_clock_hz"}  # both in kHz
     return {name: rate * 1e3 for key, name in names.items() if (rate := getattr(properties, key, None))}

@@ -62,7 +62,7 @@ def _summary(report: Report, digest: str | None) -> Iterator[str]:
         "A contract is one promise about AMP; its verdict is the worst of its cases. Facts for information only "
         "are listed and never count. FAIL: it does not hold. WAIVED: it does not hold, and a written excuse says "
         "so. UNSUPPORTED: the device declares that it lacks this. UNTESTABLE: something needed was missing. "
-        "INCONCLUSIVE: the measurement could not tell. ERROR: the suite itself broke."
+        "INCONCLUSIVE: the measurement was too noisy to decide. ERROR: the suite itself broke."
     )
     failing = [f"- {text.markdown(id)}: {text.markdown(report.contracts[id].title)}" for id in rollup.failing(report)]
     if failing:

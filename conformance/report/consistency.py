@@ -22,7 +22,7 @@ _BROKEN = (Verdict.FAIL, Verdict.WAIVED, Verdict.ERROR)
 def digest(document: dict[str, Any]) -> str:
     """Return the SHA-256 of a report (of json.loads) without its own digest, whatever its order of keys and blanks.
 
-    It tells a report that was edited by hand or damaged; whoever forges one can compute it as well.
+    It shows that a report was edited or damaged; a forger can compute it as well.
     """
     footer = {key: value for key, value in document["footer"].items() if key != "digest"}
     whole = json.dumps({**document, "footer": footer}, sort_keys=True, separators=(",", ":"), allow_nan=False)

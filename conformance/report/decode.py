@@ -47,7 +47,7 @@ def decode(hint: Any, value: Any) -> Any:
 
 
 def each(decoder: Decoder, values: Iterable[Any]) -> tuple[Any, ...]:
-    """Return what `decoder` makes of each of `values`; a Mismatch that it raises tells which one it was."""
+    """Return what `decoder` makes of each of `values`; a Mismatch that it raises names the one."""
     found: list[Any] = []
     try:
         found.extend(map(decoder, values))

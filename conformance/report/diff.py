@@ -21,7 +21,7 @@ class Kind(Enum):
     """How a contract or case differs; members stand in the order in which they are shown."""
 
     REGRESSED = "Regressed: passed there, does not pass here"
-    UNDECIDED = "Undecided: passed there, and here the measurement cannot tell"
+    UNDECIDED = "Undecided: passed there, and here the measurement was too noisy to decide"
     GONE = "Gone: judged there, not judged here"
     FIXED = "Fixed: did not hold there, passes here"
     NEW = "New: judged here only"
@@ -56,7 +56,7 @@ class Around:
 class Regressions:
     """Ids of contracts and cases that passed there and do not pass (`regressed`) or are not there (`gone`) now.
 
-    What could not be told this time is neither: the run that it belongs to is INCONCLUSIVE by itself.
+    What could not be decided this time is neither: the run that it belongs to is INCONCLUSIVE by itself.
     """
 
     regressed: tuple[str, ...]

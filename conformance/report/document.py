@@ -66,7 +66,7 @@ class Duplicate(ReportError):
 
 
 class UnknownContract(ReportError):
-    """A case names a contract that the header does not have, so nobody could tell what it stands for."""
+    """A case names a contract that the header does not have, so its meaning is unknown."""
 
 
 class Disagreement(ReportError):

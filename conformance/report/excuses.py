@@ -61,18 +61,18 @@ def brief(report: Report, width: int) -> list[str]:
     return rows
 
 
-def story(report: Report, *, contracts: tuple[str, ...] = (), width: int = 100) -> str | None:
+def render(report: Report, *, contracts: tuple[str, ...] = (), width: int = 100) -> str | None:
     """Return in full what was waived, or of the contracts that the patterns name; None where nothing was."""
     every = excuses(report)
-    told = [one for one in every if not contracts or any(fnmatchcase(one.contract.id, name) for name in contracts)]
-    if not told:
+    chosen = [one for one in every if not contracts or any(fnmatchcase(one.contract.id, name) for name in contracts)]
+    if not chosen:
         return None
-    number = sum(len(excuse.cases) for excuse in told)
+    number = sum(len(excuse.cases) for excuse in chosen)
     head = f"{text.count(number, 'case')} waived: each fails, and a written excuse says so"
-    return "\n\n".join([head, *("\n".join(_told(excuse, width)) for excuse in told)])
+    return "\n\n".join([head, *("\n".join(_lines(excuse, width)) for excuse in chosen)])
 
 
-def _told(excuse: Excuse, width: int) -> Iterator[str]:
+def _lines(excuse: Excuse, width: int) -> Iterator[str]:
     cases = [case.id.removeprefix(excuse.contract.id).strip("[]") or case.id for case in excuse.cases]
     yield text.wrap(excuse.contract.title, width, f"{excuse.contract.id}  ", _MARGIN)
     for name, words in (

@@ -1,4 +1,4 @@
-"""What happened in a run in plain sentences: the story of every loss scale that a report holds."""
+"""The history of every loss scale that a report holds, in plain sentences."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from . import text
 from .scale_history import ScaleHistory, Stretch, histories
 from .values import Report
 
-# So many events are told one by one; a history that goes on and on is cut in its middle.
+# So many events are shown one by one; a longer history is cut in its middle.
 _TOLD = 12
 
 
 def scale(report: Report, *, contracts: tuple[str, ...] = (), width: int = 100) -> str | None:
-    """Return the story of each loss scale in `report`, or of the contracts that the patterns name; None without any.
+    """Return the history of each loss scale in `report`, or of the contracts that the patterns name; None without any.
 
     Raises document.ReportError for evidence that claims to be a history and is none.
     """
     every = list(histories(report))
     order = {id: place for place, id in enumerate(report.contracts)}
-    told = [
+    chosen = [
         history
         for history in sorted(every, key=lambda history: (order[history.case.contract], history.case.id))
         if not contracts or any(fnmatchcase(history.case.contract, pattern) for pattern in contracts)
     ]
-    if not told:
+    if not chosen:
         return None
-    number = len({history.case.contract for history in told})
-    head = f"{text.count(len(told), 'loss scale')} in {text.count(number, 'contract')}"
-    left = f" ({len(every) - len(told)} more in other contracts)" if len(told) < len(every) else ""
-    return "\n\n".join([f"{head}{left}", *(_story(report, history, width) for history in told)])
+    number = len({history.case.contract for history in chosen})
+    head = f"{text.count(len(chosen), 'loss scale')} in {text.count(number, 'contract')}"
+    left = f" ({len(every) - len(chosen)} more in other contracts)" if len(chosen) < len(every) else ""
+    return "\n\n".join([f"{head}{left}", *(_history(report, history, width) for history in chosen)])
 
 
-def _story(report: Report, history: ScaleHistory, width: int) -> str:
+def _history(report: Report, history: ScaleHistory, width: int) -> str:
     contract = report.contracts[history.case.contract]
     title = text.line(f"{contract.id}  {contract.title}")
     rows = [
@@ -98,7 +98,7 @@ def _span(stretch: Stretch) -> str:
 def sentence(history: ScaleHistory) -> str:
     """Return what the history comes to, in one or two plain sentences."""
     if not history.iterations:
-        return "No iteration was run: there is nothing to tell."
+        return "No iteration was run: there is nothing to show."
     last = history.stretches()[-1]
     settled = history.scales[-1]
     if last.event == "skipped" and last.count > 1 and last.count * 2 >= history.iterations:

@@ -23,7 +23,7 @@ WIDE = 2.0  # high end over low end: a ratio that may as well be half of what it
 _NEEDED = ("ratio", "low", "high")
 # Figures that some devices do not have: their name in the evidence, what it is, and why it is not there.
 _UNKNOWN = (
-    ("host share", "what the host takes of a step", "no clock of its own tells the device's time from the host's"),
+    ("host share", "what the host takes of a step", "no clock separates the device's time from the host's"),
     ("ceiling TFLOP/s", "the highest rate", "no peak of the device is published or can be derived"),
     ("break-even rows", "the rows a weight from which AMP wins", "it follows from the highest rates"),
 )
@@ -57,9 +57,9 @@ class Speedup:
 
     @property
     def doubt(self) -> str:
-        """Why the ratio says little: what spoiled it, or how wide its interval is; empty where it is good."""
-        if spoiled := self.figures.get(SPOILED):
-            return text.line(str(spoiled))
+        """Return why the ratio decides little: what made it invalid, or its wide interval; empty where it is good."""
+        if reason := self.figures.get(SPOILED):
+            return text.line(str(reason))
         return "" if self.high < WIDE * self.low else "the interval is too wide to say anything"
 
     @property
@@ -123,7 +123,7 @@ def brief(report: Report) -> list[str]:
     for target, every in _by_target(speedups(report)).items():
         rows = [row for row in every if not row.doubt]
         if not rows:
-            lines.append(f"AMP on {target}: no speed-up can be told, as {every[0].doubt}")
+            lines.append(f"AMP on {target}: no speed-up can be stated, as {every[0].doubt}")
             continue
         parts, named = [], _baselines(report, target, rows)
         for baseline in named:
@@ -152,7 +152,7 @@ def _by_target(rows: list[Speedup]) -> dict[str, list[Speedup]]:
     return targets
 
 
-def story(report: Report, *, contracts: tuple[str, ...] = (), width: int = 100) -> str | None:
+def render(report: Report, *, contracts: tuple[str, ...] = (), width: int = 100) -> str | None:
     """Return a table of the speed-ups of each device and what explains each; None where the report holds none.
 
     Raises document.ReportError for evidence that claims to be a speed-up and is none.
@@ -208,10 +208,10 @@ def _doubts(rows: list[Speedup], width: int) -> Iterator[str]:
         yield text.wrap(f"? {first.key}: {first.doubt}{likewise}", width, "", "    ")
 
 
-def _reasons(told: Mapping[str, str], width: int) -> Iterator[str]:
+def _reasons(diagnoses: Mapping[str, str], width: int) -> Iterator[str]:
     """The figures of each measurement, below the words that explain them."""
     groups: dict[str, list[str]] = {}
-    for key, diagnosis in told.items():
+    for key, diagnosis in diagnoses.items():
         figures, colon, words = diagnosis.rpartition(": ")
         groups.setdefault(words, []).append(f"{key}{colon}{figures}")
     for words, rows in groups.items():

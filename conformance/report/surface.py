@@ -113,7 +113,7 @@ def _check_kind(document: Any) -> None:
 
 
 def _seen(document: Any) -> str:
-    """What the file is instead, as far as its first look tells."""
+    """Return what the file seems to be instead."""
     if not isinstance(document, dict):
         return "a list, not an object" if isinstance(document, list) else "no JSON object"
     if str(document.get("schema", "")).startswith("amp-conformance-report/"):

@@ -98,7 +98,7 @@ def _long(report: Report, width: int, paint: Paint) -> Iterator[str]:
 
 
 def _measured(report: Report, width: int) -> str:
-    """The numerics and the speed of each device in short; the commands fingerprint and explain tell all of it."""
+    """Return the numerics and the speed of each device in short; `fingerprint` and `explain` show all of it."""
     lines = [*map(fingerprint.brief, fingerprint.fingerprints(report).values()), *speed.brief(report)]
     return "\n".join(text.wrap(line, width, "", _MARGIN) for line in lines)
 
@@ -306,7 +306,7 @@ def _facts_that_failed(report: Report, width: int, paint: Paint) -> str:
 
 
 def _own_figures(report: Report, width: int, paint: Paint) -> str:
-    """What was measured of the user's own workload and not judged: whoever hands over a model asks for the figures."""
+    """Return the figures of the user's workload that are measured and not judged."""
     cases = [case for case in report.cases if _own(case) and report.contracts[case.contract].level == "info"]
     if not cases:
         return ""

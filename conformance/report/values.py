@@ -58,7 +58,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Options:
-    """What the run was asked for; `selection` is what narrowed it beside the suite's own options."""
+    """What the run was asked for; `selection` is what narrowed it besides the suite's own options."""
 
     level: str
     amp_dtype: str
@@ -200,8 +200,8 @@ class Health:
 class Footer:
     """What was known when the run ended; a report without one is of a run that did not end.
 
-    `health` has a row for each device whose driver tells of it. `not_applicable` holds, by id, the cases that need what
-    the machine cannot have, each with the reason: they were not run. `digest` is that of the whole report
+    `health` has a row for each device whose driver has counters. `not_applicable` holds, by id, the cases that need
+    what the machine cannot have, each with the reason: they were not run. `digest` is that of the whole report
     (consistency.digest), None in those of suites that wrote none.
     """
 

@@ -112,7 +112,7 @@ def test_the_page_goes_to_standard_output_and_the_account_beside_it(
     (tmp_path / "fleet.toml").write_text(seen.out)
     assert len(expectations.read(tmp_path / "fleet.toml")[0].expectations) == 1
     assert f"{NAME}: 1 expectation from 1 report, to 2027-11-30" in seen.err
-    assert "left out: bmm/compute/bf16/fp32: the measurement was spoiled: the machine is busy" in seen.err
+    assert "left out: bmm/compute/bf16/fp32: the measurement was invalid: the machine is busy" in seen.err
     assert "all rest on one machine, which does not show how machines differ" in seen.err
     assert f"fails a machine whose ratio is {1 - FACTOR / 10.2:.1%} less than the one measured" in seen.err
     assert "what two measurements of one machine differ by.\n" in seen.out

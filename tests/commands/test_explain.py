@@ -226,7 +226,7 @@ def test_waivers_are_told_in_full(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_waivers_of_a_run_that_did_not_end_are_told_without_their_owner() -> None:
     raw = reports.raw("conformant")
     raw["footer"] = None
-    story = excuses.story(document.parse(raw))
+    story = excuses.render(document.parse(raw))
 
     assert story is not None
     assert "given by  not known: the run did not end" in story

@@ -156,7 +156,7 @@ def test_regression_is_shown_with_what_was_seen() -> None:
     shown = _render(reports.sample("conformant"), reports.sample("failing"))
 
     assert "Regressed: passed there, does not pass here (3 contracts and 4 cases)" in shown
-    assert "Undecided: passed there, and here the measurement cannot tell (1 contract and 1 case)" in shown
+    assert "Undecided: passed there, and here the measurement was too noisy to decide (1 contract and 1 case)" in shown
     assert "AMP-SCALE-002  The loss scale is halved after a step with an inf" in shown
     assert "AMP-SCALE-002[halving:device-inf]: PASS -> FAIL, new scale: 65536 (required: exactly 32768)" in shown
     assert "Changed otherwise (1 contract and 1 case)" in shown

@@ -58,7 +58,7 @@ def test_a_case_records_what_a_report_tells() -> None:
 
 
 def test_the_story_is_a_table_and_its_reasons() -> None:
-    story = speed.story(_report())
+    story = speed.render(_report())
 
     assert story is not None
     lines = story.splitlines()
@@ -77,7 +77,7 @@ def test_the_story_is_a_table_and_its_reasons() -> None:
 def test_what_the_device_does_not_tell_is_said_once() -> None:
     unknown = "Not known on cpu, and left out: what the host takes of a step"
     every = {"host share": 0.1, "ceiling TFLOP/s": 990.0, "break-even rows": 72}
-    without, known = (speed.story(_report({"a/b/bf16/fp32": FIGURES | more})) for more in ({}, every))
+    without, known = (speed.render(_report({"a/b/bf16/fp32": FIGURES | more})) for more in ({}, every))
 
     assert without is not None
     assert without.count(unknown) == 1
@@ -91,7 +91,7 @@ def test_doubts_that_differ_in_numbers_alone_are_said_once() -> None:
         for subject, share in (("a", 37), ("b", 40.5), ("c", 9))
     }
     keys["d/small/bf16/fp32"] = FIGURES | {"spoiled": "too hot"}
-    story = speed.story(_report(keys))
+    story = speed.render(_report(keys))
 
     assert story is not None
     assert "? a/small/bf16/fp32: busy for 37% of 1.5 s; likewise b/small/bf16/fp32, c/small/bf16/fp32" in story
@@ -102,7 +102,7 @@ def test_on_cuda_the_mode_of_the_baseline_is_named() -> None:
     raw = _raw({"matmul/compute/bf16/fp32": FIGURES})
     for target in raw["header"]["targets"]:
         target["device_type"] = "cuda"
-    story = speed.story(document.parse(raw))
+    story = speed.render(document.parse(raw))
 
     assert story is not None
     assert "bf16 over fp32 with TF32 off" in story
@@ -128,13 +128,13 @@ def test_the_summary_has_a_line_for_each_device() -> None:
 def test_a_ratio_in_doubt_is_marked_and_not_explained(figures: dict[str, Any], doubt: str) -> None:
     key = "matmul/compute/bf16/fp32"
     report = _report({key: FIGURES | figures})
-    story = speed.story(report)
+    story = speed.render(report)
 
     assert story is not None
     assert "] ?" in story
     assert f"? {key}: {doubt}" in story
     assert "cast-bound" not in story
-    assert speed.brief(report) == [f"AMP on cpu: no speed-up can be told, as {doubt}"]
+    assert speed.brief(report) == [f"AMP on cpu: no speed-up can be stated, as {doubt}"]
 
 
 def test_what_an_upgrade_did_to_speed_is_told() -> None:
@@ -154,8 +154,8 @@ def test_stories_are_of_the_contracts_that_are_named() -> None:
     report = _report()
     contract = speed.speedups(report)[0].case.contract
 
-    assert speed.story(report, contracts=(contract,)) == speed.story(report)
-    assert speed.story(report, contracts=("AMP-NOWHERE-*",)) is None
+    assert speed.render(report, contracts=(contract,)) == speed.render(report)
+    assert speed.render(report, contracts=("AMP-NOWHERE-*",)) is None
 
 
 @pytest.mark.parametrize(
