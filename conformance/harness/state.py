@@ -17,7 +17,7 @@ from torch.utils._device import DeviceContext
 from ..measure.flags import FLAGS
 
 # Device types whose autocast state is compared; each has its own enabled flag and dtype.
-_DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps", "mtia", "maia")
+_DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps", "mtia", "maia", "hpu", "xla", "ipu")
 
 
 @dataclass(frozen=True)

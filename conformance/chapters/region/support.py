@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -39,6 +40,18 @@ def runs_in(case: Case, what: str, target: Target, dtype: torch.dtype) -> None:
 def is_in_force(case: Case, what: str, promised: State) -> None:
     """Check that every getter of torch returns the state `promised`."""
     case.equal(f"{what}: autocast state that differs", observe().differences(promised), [])
+
+
+def cuda_is_there(_: None) -> str | None:
+    """Return a reason where the machine has CUDA or torch_xla, else None."""
+    if torch.cuda.is_available() or importlib.util.find_spec("torch_xla") is not None:
+        return "CUDA, or torch_xla in its place, is available; this is about machines without"
+    return None
+
+
+def cuda_is_absent(_: None) -> str | None:
+    """Return a reason where the machine has no CUDA, or torch_xla in its place, else None."""
+    return None if cuda_is_there(None) else "CUDA is not available; this is about machines with it"
 
 
 def in_new_thread(call: Callable[[], Result]) -> Result:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ from ...oracles.region.stack_model import (
     probe_product,
     product_in,
 )
-from .support import DEVICES, is_in_force, region
+from .support import DEVICES, cuda_is_there, is_in_force, region
 
 
 @contract("AMP-REGION-050")
@@ -90,13 +89,6 @@ def test_device_type_without_autocast(case: Case, device: DeviceType) -> None:
     )
     case.raises(f"torch.autocast({device.type!r})", RuntimeError, lambda: torch.autocast(device.type))
     is_in_force(case, "after the error", before)
-
-
-def cuda_is_there(_: None) -> str | None:
-    """Return a reason where the machine has CUDA or torch_xla, else None."""
-    if torch.cuda.is_available() or importlib.util.find_spec("torch_xla") is not None:
-        return "CUDA, or torch_xla in its place, is available; this is about machines without"
-    return None
 
 
 @contract("AMP-REGION-055")

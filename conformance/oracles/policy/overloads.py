@@ -60,7 +60,7 @@ _OTHERS: dict[str, tuple[Any, ...]] = {
     "number": (0, 1, 2, 0.5),
     "str": ("nearest", "nuc", "fro", "valid"),
 }
-_LACKING = re.compile("could not create a primitive|not (compiled|built) with|LAPACK|MAGMA")
+LACKING = re.compile("could not create a primitive|not (compiled|built) with|LAPACK|MAGMA")
 
 
 class Target(Protocol):
@@ -99,7 +99,7 @@ class Seen:
     @property
     def lacking(self) -> str | None:
         """What was raised because the machine lacks a library or an instruction: no promise of autocast."""
-        return self.error if self.error is not None and _LACKING.search(self.error) else None
+        return self.error if self.error is not None and LACKING.search(self.error) else None
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ def run(target: Target, call: partial[Any], amp_dtype: torch.dtype | None, *, tr
     try:
         with (
             mode_of(target),
-            _quiet(),
+            quiet(),
             target.autocast(amp_dtype or torch.float16, enabled=amp_dtype is not None),
             trace if traced else contextlib.nullcontext(),
         ):
@@ -546,7 +546,7 @@ def _overloads(table: dict[str, Any], backend: str, version: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep torch from logging what a fake kernel raises: it is recorded here."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before, logger.disabled = logger.disabled, True

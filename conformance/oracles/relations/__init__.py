@@ -1,0 +1,1 @@
+"""Relations between two ways to write one computation: the programs they are tried on, and how results compare."""

@@ -1,0 +1,131 @@
+"""Name the groups of programs that a relation is tried on, and the parts of a group that are cases of their own."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from ...data import fixture, read_toml
+from ..policy.samples import SAMPLES, Inputs
+from . import programs
+from .layouts import layout_programs
+from .programs import Program
+from .sweep import Make
+
+# samples: the suite's own calls of listed and unlisted ops; layouts: tensors that are not dense and contiguous;
+# operators, modules: torch's databases, whose import takes seconds.
+GROUPS = ("samples", "layouts", "operators", "modules")
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+# Programs of an entry of a database: in a case of many entries, by level, and in the case of a single one.
+SAMPLES_OF_MANY = {"quick": 1, "standard": 1, "full": 5}
+SAMPLES_OF_ONE = 5
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one case of a relation runs: a group in one amp dtype, less its single programs, or one such program."""
+
+    group: str
+    dtype: str
+    name: str | None = None
+
+    @property
+    def id(self) -> str:
+        return "-".join(filter(None, (self.dtype, self.group, self.name)))
+
+    @property
+    def amp_dtype(self) -> torch.dtype:
+        return DTYPES[self.dtype]
+
+    def level(self, backend: str) -> str:
+        """Return the level from which the part runs: devices whose rules nearly equal CUDA's, and the dtype that is
+        not the device's default, run at the deeper ones."""
+        depth = 0 if self.group == "samples" else 1
+        depth += 1 if backend not in ("cpu", "cuda") else 0
+        depth += 1 if (self.dtype == "bf16") != (backend == "cpu") else 0
+        return ("quick", "standard", "full", "full")[depth]
+
+
+def part(text: str) -> Part:
+    """Return the part with this id."""
+    dtype, group, *name = text.split("-", 2)
+    return Part(group, dtype, name[0] if name else None)
+
+
+def parts(contract: str, backend: str) -> Iterator[Part]:
+    """Return the parts of a contract on a backend: each group, and each program that some torch is known to fail."""
+    for dtype in DTYPES:
+        for group in GROUPS:
+            yield Part(group, dtype)
+            for name in _single(contract, backend, dtype, group):
+                yield Part(group, dtype, name)
+
+
+@functools.cache
+def _table() -> dict[str, Any]:
+    return read_toml(fixture("op_relations.toml"))
+
+
+@functools.cache
+def _single(contract: str, backend: str, dtype: str, group: str) -> tuple[str, ...]:
+    return tuple(
+        name
+        for row in _table().get("single", ())
+        if row["contract"] == contract and row["group"] == group
+        if backend in row["backends"] and dtype in row["dtypes"]
+        for name in row["names"]
+    )
+
+
+def exempt(contract: str, backend: str, one: Part) -> frozenset[str]:
+    """Return the programs of a group that its case does not judge: those with cases of their own, and the exceptions."""
+    except_ = {name for row in _table()["exception"] if contract in row["contracts"] for name in row["names"]}
+    return frozenset(except_) | frozenset(_single(contract, backend, one.dtype, one.group))
+
+
+def makers(one: Part, device_type: str, level: str, seed: int) -> dict[str, Make]:
+    """Return makers of the programs of a part, by name: at quick of a third of the samples, which the seed chooses.
+
+    A torch that lacks the program of a single one gives none. Raises ImportError where a package for the databases is
+    missing.
+    """
+    found = _group(one, device_type, SAMPLES_OF_ONE if one.name else SAMPLES_OF_MANY[level])
+    if one.name is not None:
+        return {one.name: found[one.name]} if one.name in found else {}
+    if level == "quick":
+        chosen = random.Random(seed).sample(sorted(found), len(found) // 3)
+        return {name: found[name] for name in chosen}
+    return found
+
+
+def _group(one: Part, device_type: str, samples: int) -> dict[str, Make]:
+    if one.group == "samples":
+        return {name: partial(_sample, name) for name in SAMPLES}
+    if one.group == "layouts":
+        return dict(layout_programs())
+    with programs.quiet_database():
+        if one.group == "operators":
+            entries = programs.operators(device_type, one.amp_dtype)
+            return {name: partial(_operators, entry, samples) for name, entry in entries.items()}
+        return {name: partial(_modules, info, samples) for name, info in programs.modules().items()}
+
+
+def _sample(name: str) -> Iterator[Program]:
+    call = SAMPLES[name](Inputs((torch.float32,), torch.device("cpu")))
+    yield programs.program(name, call.func, call.args, call.keywords)
+
+
+def _operators(entry: Any, samples: int) -> list[Program]:
+    with programs.quiet_database():
+        return programs.operator_programs(entry, samples)
+
+
+def _modules(info: Any, samples: int) -> list[Program]:
+    with programs.quiet_database():
+        return [one for training in (True, False) for one in programs.module_programs(info, training, samples)]

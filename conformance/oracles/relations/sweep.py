@@ -1,0 +1,160 @@
+"""Sweep programs of a database over every mix of dtypes, and collect what breaks a relation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..manual_cast import ManualCast
+from ..policy.overloads import LACKING, Target, mode_of, quiet
+from .outcomes import Outcome, difference, run
+from .programs import Program, mixes
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a sweep found, as texts by the name of the program, and how many calls it made.
+
+    refused: a call with mixed dtypes raises, though both calls of one dtype work.
+    broken: a call raises in a region only.
+    forms: calls of one dtype return another dtype for other shapes or options.
+    differs: outputs or gradients are not those of manual casts.
+    """
+
+    refused: dict[str, str] = field(default_factory=dict)
+    broken: dict[str, str] = field(default_factory=dict)
+    forms: dict[str, str] = field(default_factory=dict)
+    differs: dict[str, str] = field(default_factory=dict)
+    calls: list[int] = field(default_factory=lambda: [0])
+
+
+Make = Callable[[], Iterable[Program]]
+
+
+def sweep(
+    target: Target, amp_dtype: torch.dtype, makers: dict[str, Make], *, every: bool = False, compare: bool = True
+) -> Found:
+    """Run the programs of each maker on `target` in a region of `amp_dtype`.
+
+    On a real target gradients are taken as well and, with `compare`, results are compared with those of manual casts.
+    `every` adds mixes of both 16-bit dtypes.
+    """
+    found = Found()
+    for name, make in makers.items():
+        forms: dict[tuple[str, str], tuple[str, str]] = {}
+        for one in make():
+            if target.is_fake and not _is_dense(one):
+                continue  # a fake device has dense tensors only
+            with mode_of(target), quiet():
+                placed = one.changed(partial(_placed, target))
+                _judge(target, amp_dtype, name, mixes(placed, amp_dtype, every=every), found, forms, compare)
+    return found
+
+
+def _judge(
+    target: Target,
+    amp_dtype: torch.dtype,
+    name: str,
+    kinds: dict[str, Program],
+    found: Found,
+    forms: dict[tuple[str, str], tuple[str, str]],
+    compare: bool,
+) -> None:
+    gradients = not target.is_fake
+    region = partial(target.autocast, amp_dtype)
+    outside = {kind: run(kinds[kind], gradients=gradients) for kind in ("float32", "16-bit")}
+    inside = {kind: run(kinds[kind], region, gradients=gradients) for kind in ("float32", "16-bit")}
+    found.calls[0] += 1
+    for kind, plain in outside.items():
+        if plain.error is not None:
+            continue
+        what = f"{kind}: {kinds[kind].described()}"
+        if _is_lacking(inside[kind]):
+            return
+        if inside[kind].error is not None:
+            found.broken.setdefault(name, f"{what}: {inside[kind].error}")
+            continue
+        form = forms.setdefault((kind, plain.dtypes), (inside[kind].dtypes, what))
+        if form[0] != inside[kind].dtypes:
+            found.forms.setdefault(name, f"{form[1]}: {form[0]}; {what}: {inside[kind].dtypes}")
+    works = all(one.error is None for one in (*outside.values(), *inside.values()))
+    for kind, program in kinds.items():
+        seen = inside.get(kind) or run(program, region, gradients=gradients)
+        found.calls[0] += 1
+        what = f"{kind}: {program.described()}"
+        if works and seen.error is not None and not _is_lacking(seen):
+            found.refused.setdefault(name, f"{what}: {seen.error}")
+        if compare and not target.is_fake and seen.error is None and outside["float32"].error is None:
+            text = _against_manual(target, amp_dtype, program, seen)
+            if text is not None:
+                found.differs.setdefault(name, f"{what}: {text}")
+
+
+def sweep_routes(
+    target: Target, amp_dtype: torch.dtype, makers: dict[str, Make], spellings: dict[str, dict[str, Callable[..., Any]]]
+) -> Found:
+    """Compare each program in a region with the same call in its other spellings: `differs` holds what is unequal."""
+    found = Found()
+    for name, make in makers.items():
+        for one in make():
+            if target.is_fake and not _is_dense(one):
+                continue
+            with mode_of(target), quiet():
+                placed = one.changed(partial(_placed, target))
+                for kind in ("float32", "16-bit"):
+                    _judge_routes(target, amp_dtype, kind, mixes(placed, amp_dtype)[kind], spellings[name], found)
+    return found
+
+
+def _judge_routes(
+    target: Target,
+    amp_dtype: torch.dtype,
+    kind: str,
+    one: Program,
+    spellings: dict[str, Callable[..., Any]],
+    found: Found,
+) -> None:
+    call = partial(run, region=partial(target.autocast, amp_dtype), gradients=not target.is_fake)
+    wanted = call(one)
+    found.calls[0] += 1
+    for spelling, function in spellings.items():
+        other = replace(one, function=function)
+        if run(other).error is not None and run(one).error is None:
+            continue  # this spelling does not take these arguments
+        seen = call(other)
+        found.calls[0] += 1
+        text = difference(seen, wanted, wanted)
+        text = text and difference(seen, wanted, call(one))
+        if text is not None:
+            found.differs.setdefault(one.name, f"{spelling}, {kind}: {one.described()}: {text}")
+
+
+def _is_lacking(outcome: Outcome) -> bool:
+    """Return whether a call raised because the machine lacks a library or an instruction: no promise of autocast."""
+    return outcome.error is not None and LACKING.search(outcome.error) is not None
+
+
+def _against_manual(target: Target, amp_dtype: torch.dtype, program: Program, seen: Outcome) -> str | None:
+    manual = partial(run, program, partial(ManualCast, target.device_type, amp_dtype), gradients=True)
+    wanted = manual()
+    text = difference(seen, wanted, wanted)
+    return None if text is None else difference(seen, wanted, manual())
+
+
+def _is_dense(one: Program) -> bool:
+    return all(leaf.layout is torch.strided for leaf in one.leaves if isinstance(leaf, torch.Tensor))
+
+
+def _placed(target: Target, tensor: torch.Tensor) -> torch.Tensor:
+    if target.is_fake:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=target.device)
+    return tensor.to(target.device)
+
+
+def by_name(entries: dict[str, Any], programs: Callable[[Any], Iterable[Program]]) -> dict[str, Make]:
+    """Return makers of the programs of each entry of a database."""
+    return {name: partial(programs, entry) for name, entry in entries.items()}
