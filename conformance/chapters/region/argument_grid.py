@@ -43,7 +43,7 @@ def grid(device_type: Any) -> Iterator[Arguments]:
 def opened(arguments: Arguments) -> str:
     """Open a region, and return "in force", "warns, disabled", "raises" or what is not in force.
 
-    The state inside is read for the type of the device, without an index. The caller restores the state if torch leaks it.
+    The state inside is read for the type of the device, without an index. The caller restores what torch leaks.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

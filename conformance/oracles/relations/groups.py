@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -58,10 +58,10 @@ def part(text: str) -> Part:
     return Part(group, dtype, name[0] if name else None)
 
 
-def parts(contract: str, backend: str) -> Iterator[Part]:
+def parts(contract: str, backend: str, only: tuple[str, ...] = GROUPS) -> Iterator[Part]:
     """Return the parts of a contract on a backend: each group, and each program that some torch is known to fail."""
     for dtype in DTYPES:
-        for group in GROUPS:
+        for group in only:
             yield Part(group, dtype)
             for name in _single(contract, backend, dtype, group):
                 yield Part(group, dtype, name)
@@ -84,7 +84,7 @@ def _single(contract: str, backend: str, dtype: str, group: str) -> tuple[str, .
 
 
 def exempt(contract: str, backend: str, one: Part) -> frozenset[str]:
-    """Return the programs of a group that its case does not judge: those with cases of their own, and the exceptions."""
+    """Return the programs that the case of a group does not judge: those with cases of their own, the exceptions."""
     except_ = {name for row in _table()["exception"] if contract in row["contracts"] for name in row["names"]}
     return frozenset(except_) | frozenset(_single(contract, backend, one.dtype, one.group))
 
@@ -102,6 +102,12 @@ def makers(one: Part, device_type: str, level: str, seed: int) -> dict[str, Make
         chosen = random.Random(seed).sample(sorted(found), len(found) // 3)
         return {name: found[name] for name in chosen}
     return found
+
+
+def spellings(names: Iterable[str], device_type: str, amp_dtype: torch.dtype) -> dict[str, programs.Spellings]:
+    """Return the other spellings of operators of the database, by name."""
+    entries = programs.operators(device_type, amp_dtype)
+    return {name: programs.routes(entries[name]) for name in names}
 
 
 def _group(one: Part, device_type: str, samples: int) -> dict[str, Make]:

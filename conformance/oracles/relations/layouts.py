@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from .programs import Program, program
 
-Tensor = torch.Tensor
 _SPARSE: dict[str, Callable[[Tensor], Tensor]] = {
     "coo": lambda x: x.to_sparse_coo(),
     "csr": lambda x: x.to_sparse_csr(),
@@ -74,7 +75,8 @@ _COO_CALLS: dict[str, Callable[..., Any]] = {
     "bmm": lambda s, d: torch.bmm(torch.stack([s, s]), torch.stack([d, d])),
 }
 _COMPLEX_CALLS: dict[str, Callable[..., Any]] = {
-    **{name: _MATRIX_CALLS[name] for name in ("mm", "matmul", "operator", "einsum", "addmm", "mv", "bmm", "inner", "sum")},
+    **{name: _MATRIX_CALLS[name] for name in ("mm", "matmul", "operator", "einsum", "addmm", "mv", "bmm")},
+    "inner": lambda a, b: torch.inner(a, b.t()),
     "prod": lambda a, b: a.prod(1),
     "exp": lambda a, b: a.exp(),
     "pow": lambda a, b: a.pow(2),
@@ -104,18 +106,16 @@ _NESTED_CALLS: dict[str, Callable[..., Any]] = {
 def layout_programs() -> dict[str, Callable[[], Iterator[Program]]]:
     """Return makers of float32 programs on the CPU, one per call; each program is of one layout or form."""
     made: dict[str, Callable[[], Iterator[Program]]] = {}
-    for name, call in _MATRIX_CALLS.items():
-        made[f"dense.{name}"] = lambda name=name, call=call: _dense(f"dense.{name}", call)
-    for name, call in _SPARSE_CALLS.items():
-        for layout in _SPARSE:
-            key = f"{layout}.{name}"
-            made[key] = lambda key=key, layout=layout, call=call: _sparse(key, layout, call)
-    for name, call in _COO_CALLS.items():
-        made[f"coo.{name}"] = lambda name=name, call=call: _sparse(f"coo.{name}", "coo", call)
-    for name, call in _COMPLEX_CALLS.items():
-        made[f"complex.{name}"] = lambda name=name, call=call: _complex(f"complex.{name}", call)
-    for name, call in _NESTED_CALLS.items():
-        made[f"nested.{name}"] = lambda name=name, call=call: _nested(f"nested.{name}", call)
+    for kind, make, calls in (
+        ("dense", _dense, _MATRIX_CALLS),
+        ("complex", _complex, _COMPLEX_CALLS),
+        ("nested", _nested, _NESTED_CALLS),
+    ):
+        made |= {f"{kind}.{name}": partial(make, f"{kind}.{name}", call) for name, call in calls.items()}
+    for layout in _SPARSE:
+        own = _COO_CALLS if layout == "coo" else {}
+        for name, call in (_SPARSE_CALLS | own).items():
+            made[f"{layout}.{name}"] = partial(_sparse, f"{layout}.{name}", layout, call)
     return made
 
 

@@ -59,7 +59,7 @@ def run(program: Program, region: Region = contextlib.nullcontext, *, gradients:
             result = program.call(leaves)
         outputs = tuple(leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
         found = _gradients(outputs, [leaves[index] for index in program.tensors]) if gradients else ()
-    except (RuntimeError, AssertionError, TypeError, ValueError, LookupError, AttributeError) as error:
+    except (RuntimeError, AssertionError, ArithmeticError, TypeError, ValueError, LookupError, AttributeError) as error:
         return Outcome((), (), error)
     return Outcome(tuple(one.detach() for one in outputs), found, None)
 
@@ -67,7 +67,8 @@ def run(program: Program, region: Region = contextlib.nullcontext, *, gradients:
 def _seed(leaves: list[Any]) -> None:
     """Seed the generators that the program may use; torch.manual_seed would queue a call for each unused backend."""
     torch.default_generator.manual_seed(0)
-    for device in {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor) and not isinstance(leaf, FakeTensor)}:
+    real = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not isinstance(leaf, FakeTensor))
+    for device in {leaf.device for leaf in real}:
         if device.type not in ("cpu", "meta"):
             torch.get_device_module(device).manual_seed(0)
 
@@ -115,7 +116,7 @@ def _tensor_difference(
     if seen.numel() == 0 or same(seen, wanted):
         return None
     narrow = seen.dtype in SIXTEEN_BIT
-    if not seen.is_floating_point() and not seen.is_complex() or narrow and same(wanted, again):
+    if not (seen.is_floating_point() or seen.is_complex()) or (narrow and same(wanted, again)):
         return f"values differ by {_distance(seen, wanted):.3g}"
     bound = _REORDERED * torch.finfo(wanted.dtype).eps * float(_finite(wanted).norm())
     distance = _distance(seen, wanted)

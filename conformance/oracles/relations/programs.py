@@ -14,9 +14,10 @@ from unittest import mock
 
 import torch
 from torch import nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 SIXTEEN_BIT = (torch.float16, torch.bfloat16)
+Spellings = dict[str, Callable[..., Any]]
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,25 @@ def mixes(one: Program, amp_dtype: torch.dtype, *, every: bool = False) -> dict[
     return made
 
 
+def vmapped(one: Program, *, gradients: bool = False) -> Program:
+    """Return the program under torch.func.vmap over two copies of its float tensors, or its per-sample gradients."""
+
+    def plain(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        leaves = list(one.leaves)
+        for index, tensor in zip(one.tensors, tensors, strict=True):
+            leaves[index] = tensor
+        return tuple(leaf for leaf in tree_leaves(one.call(leaves)) if isinstance(leaf, torch.Tensor))
+
+    def total(*tensors: torch.Tensor) -> torch.Tensor:
+        floating = [leaf.float().sum() for leaf in plain(*tensors) if leaf.is_floating_point()]
+        return torch.stack(floating).sum()
+
+    function = torch.func.grad(total, argnums=tuple(range(len(one.tensors)))) if gradients else plain
+    batched = torch.func.vmap(function, randomness="same")
+    copies = [torch.stack([one.leaves[index]] * 2) for index in one.tensors]
+    return program(one.name, batched, tuple(copies), {})
+
+
 @contextlib.contextmanager
 def quiet_database() -> Iterator[None]:
     """Stop the databases from inspecting the caller's stack, which is deep under pytest, for each sample and seed.
@@ -134,8 +154,11 @@ def name_of(entry: Any) -> str:
 
 
 def operators(device_type: str, amp_dtype: torch.dtype) -> dict[str, Any]:
-    """Return the entries of the operator database with kernels for float32 and `amp_dtype` on a device type, by name."""
-    kinds = {torch.float32, amp_dtype}
+    """Return the entries of the operator database with float32 and `amp_dtype` kernels on a device type, by name.
+
+    On the CPU, where every call is really made, those without a kernel for `amp_dtype` as well.
+    """
+    kinds = {torch.float32} if device_type == "cpu" else {torch.float32, amp_dtype}
     return {name_of(one): one for one in operator_database() if kinds <= set(one.supported_dtypes(device_type))}
 
 
@@ -148,7 +171,7 @@ def operator_programs(entry: Any, samples: int) -> list[Program]:
     return [program(name_of(entry), entry.op, (one.input, *one.args), one.kwargs) for one in made]
 
 
-def routes(entry: Any) -> dict[str, Callable[..., Any]]:
+def routes(entry: Any) -> Spellings:
     """Return the other spellings of an operator that take the same arguments: method, operator, aliases."""
     found = {"method": entry.method_variant, "operator": entry.operator_variant}
     found |= {f"alias {alias.name}": alias.op for alias in entry.aliases}

@@ -12,7 +12,7 @@ import torch
 from ..manual_cast import ManualCast
 from ..policy.overloads import LACKING, Target, mode_of, quiet
 from .outcomes import Outcome, difference, run
-from .programs import Program, mixes
+from .programs import Program, Spellings, mixes, vmapped
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,14 @@ class Found:
     broken: a call raises in a region only.
     forms: calls of one dtype return another dtype for other shapes or options.
     differs: outputs or gradients are not those of manual casts.
+    unclosed: a call works in a region with float32 tensors and raises there with 16-bit ones (real targets only).
     """
 
     refused: dict[str, str] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
     forms: dict[str, str] = field(default_factory=dict)
     differs: dict[str, str] = field(default_factory=dict)
+    unclosed: dict[str, str] = field(default_factory=dict)
     calls: list[int] = field(default_factory=lambda: [0])
 
 
@@ -81,6 +83,9 @@ def _judge(
         form = forms.setdefault((kind, plain.dtypes), (inside[kind].dtypes, what))
         if form[0] != inside[kind].dtypes:
             found.forms.setdefault(name, f"{form[1]}: {form[0]}; {what}: {inside[kind].dtypes}")
+    low = inside["16-bit"]
+    if inside["float32"].error is None and low.error is not None and not _is_lacking(low) and not target.is_fake:
+        found.unclosed.setdefault(name, f"{kinds['16-bit'].described()}: {low.error}")
     works = all(one.error is None for one in (*outside.values(), *inside.values()))
     for kind, program in kinds.items():
         seen = inside.get(kind) or run(program, region, gradients=gradients)
@@ -94,8 +99,41 @@ def _judge(
                 found.differs.setdefault(name, f"{what}: {text}")
 
 
+def sweep_vmap(target: Target, amp_dtype: torch.dtype, makers: dict[str, Make]) -> Found:
+    """Compare torch.func.vmap of each program in a region with the program there: dtypes, and per-sample gradients.
+
+    broken: vmap raises in a region only. forms: it returns another dtype than the program.
+    """
+    found = Found()
+    region = partial(target.autocast, amp_dtype)
+    for name, make in makers.items():
+        for one in make():
+            if not one.tensors or not _is_dense(one):
+                continue
+            for kind, placed in mixes(one.changed(partial(_placed, target)), amp_dtype).items():
+                plain = run(placed, region, gradients=True)
+                if plain.error is not None:
+                    continue
+                for transform, wanted in (("vmap", plain.dtypes), ("vmap of grad", _argument_dtypes(placed))):
+                    batched = vmapped(placed, gradients=transform != "vmap")
+                    if run(batched).error is not None:
+                        continue  # vmap does not support the call
+                    seen = run(batched, region)
+                    found.calls[0] += 1
+                    what = f"{transform}, {kind}: {placed.described()}"
+                    if seen.error is not None:
+                        found.broken.setdefault(name, f"{what}: {seen.error}")
+                    elif seen.dtypes != wanted:
+                        found.forms.setdefault(name, f"{what}: {seen.dtypes}; without vmap: {wanted}")
+    return found
+
+
+def _argument_dtypes(one: Program) -> str:
+    return ", ".join(str(one.leaves[index].dtype).removeprefix("torch.") for index in one.tensors)
+
+
 def sweep_routes(
-    target: Target, amp_dtype: torch.dtype, makers: dict[str, Make], spellings: dict[str, dict[str, Callable[..., Any]]]
+    target: Target, amp_dtype: torch.dtype, makers: dict[str, Make], spellings: dict[str, Spellings]
 ) -> Found:
     """Compare each program in a region with the same call in its other spellings: `differs` holds what is unequal."""
     found = Found()
@@ -115,7 +153,7 @@ def _judge_routes(
     amp_dtype: torch.dtype,
     kind: str,
     one: Program,
-    spellings: dict[str, Callable[..., Any]],
+    spellings: Spellings,
     found: Found,
 ) -> None:
     call = partial(run, region=partial(target.autocast, amp_dtype), gradients=not target.is_fake)
