@@ -83,10 +83,14 @@ def _single(contract: str, backend: str, dtype: str, group: str) -> tuple[str, .
     )
 
 
+def exceptions(contract: str) -> frozenset[str]:
+    """Return the programs that a contract does not judge."""
+    return frozenset(name for row in _table()["exception"] if contract in row["contracts"] for name in row["names"])
+
+
 def exempt(contract: str, backend: str, one: Part) -> frozenset[str]:
     """Return the programs that the case of a group does not judge: those with cases of their own, the exceptions."""
-    except_ = {name for row in _table()["exception"] if contract in row["contracts"] for name in row["names"]}
-    return frozenset(except_) | frozenset(_single(contract, backend, one.dtype, one.group))
+    return exceptions(contract) | frozenset(_single(contract, backend, one.dtype, one.group))
 
 
 def makers(one: Part, device_type: str, level: str, seed: int) -> dict[str, Make]:

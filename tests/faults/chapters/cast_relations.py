@@ -1,0 +1,131 @@
+"""Autocast rules that hold for the usual call of an op and break for its neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from tests.faults import fault
+from tests.faults.breaking import dropped, kernel, replaced
+
+
+def _below(function: Any) -> Any:
+    """Return a function that runs `function` without the CPU's autocast kernels."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            return function(*args, **kwargs)
+
+    return run
+
+
+def _low(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.get_autocast_dtype("cpu"))
+
+
+@fault("AMP-CAST-090")
+def conv_transpose2d_leaves_the_list() -> Iterator[None]:
+    """conv_transpose2d has no autocast kernel on the CPU: it refuses an input and a weight of two dtypes."""
+    with dropped("conv_transpose2d.input", "AutocastCPU"):
+        yield
+
+
+@fault("AMP-CAST-090")
+def cat_refuses_mixed_dtypes() -> Iterator[None]:
+    """cat, which promotes, raises in a region for tensors of two dtypes."""
+    original = torch.cat
+
+    def refusing(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_autocast_enabled("cpu") and len({one.dtype for one in tensors}) > 1:
+            raise RuntimeError("expected tensors of one dtype")
+        return original(tensors, *args, **kwargs)
+
+    with replaced(torch, "cat", refusing):
+        yield
+
+
+@fault("AMP-CAST-091", level="standard")
+def inverse_is_cast_to_16_bit() -> Iterator[None]:
+    """linalg_inv_ex is on the lower precision list, though its kernel has no 16-bit form."""
+    with kernel("linalg_inv_ex", _below(lambda a, **kw: torch.ops.aten.linalg_inv_ex(_low(a), **kw)), "AutocastCPU"):
+        yield
+
+
+@fault("AMP-CAST-092", level="standard")
+def mm_of_one_row_stays_wide() -> Iterator[None]:
+    """mm casts its inputs unless one of them has a single row."""
+
+    def casting(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.mm(a, b) if 1 in (*a.shape, *b.shape) or 0 in a.shape else torch.mm(_low(a), _low(b))
+
+    with kernel("mm", _below(casting), "AutocastCPU"):
+        yield
+
+
+@fault("AMP-CAST-093", level="standard")
+def silu_computes_in_16_bit() -> Iterator[None]:
+    """silu, which is on no list, computes in 16 bits and returns float32."""
+    with kernel(
+        "silu", _below(lambda x: F.silu(_low(x)).to(x.dtype) if x.dtype is torch.float32 else F.silu(x)), "AutocastCPU"
+    ):
+        yield
+
+
+@fault("AMP-CAST-093", level="standard")
+def softsign_rounds_its_gradient() -> Iterator[None]:
+    """The gradient of softsign in a region is rounded to 16 bits."""
+
+    class Rounded(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            return F.softsign(x)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            (x,) = ctx.saved_tensors
+            return (gradient / (1 + x.abs()) ** 2).bfloat16().to(x.dtype)
+
+    original = F.softsign
+
+    def softsign(x: torch.Tensor) -> torch.Tensor:
+        return Rounded.apply(x) if torch.is_autocast_enabled("cpu") and x.requires_grad else original(x)
+
+    with replaced(F, "softsign", softsign):
+        yield
+
+
+@fault("AMP-CAST-094", level="standard")
+def erf_has_no_16_bit_kernel() -> Iterator[None]:
+    """erf raises for 16-bit tensors."""
+
+    def refusing(x: torch.Tensor) -> torch.Tensor:
+        if x.dtype in (torch.float16, torch.bfloat16):
+            raise NotImplementedError("erf: not implemented for 16 bit")
+        return torch.erf(x)
+
+    with kernel("erf", _below(refusing), "AutocastCPU"):
+        yield
+
+
+@fault("AMP-CAST-095", level="standard")
+def vmap_of_mm_is_not_cast() -> Iterator[None]:
+    """Under vmap no op autocasts."""
+    original = torch.func.vmap
+
+    def vmap(function: Any, *args: Any, **kwargs: Any) -> Any:
+        return _below(original(function, *args, **kwargs))
+
+    with replaced(torch.func, "vmap", vmap):
+        yield
+
+
+@fault("AMP-CAST-096", level="standard")
+def method_does_not_autocast() -> Iterator[None]:
+    """Tensor.mm, the method, runs below autocast."""
+    with replaced(torch.Tensor, "mm", _below(torch.Tensor.mm)):
+        yield
