@@ -1,8 +1,8 @@
 """The page of the upstream defects: which contracts turn red on the torch versions that have them.
 
-`python -m tests.generators.upstream --reports FOLDER` reads docs/evidence/upstream.toml and the report folders in FOLDER,
-one for each torch version, of runs with --no-waivers, and writes docs/evidence/upstream.md. Without reports the columns of
-the versions stay as they are in the page's data, docs/evidence/upstream-runs.toml.
+`python -m tests.generators.upstream --reports FOLDER` reads docs/evidence/upstream.toml and the report folders in
+FOLDER, one for each torch version, of runs with --no-waivers, and writes docs/evidence/upstream.md. Without reports the
+versions are those of the last time, in docs/evidence/upstream-runs.toml.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import argparse
 import fnmatch
 import json
 import sys
-import tomllib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from conformance.data import read_toml
 from tests.paths import ROOT
 
 DATA = ROOT / "docs" / "evidence" / "upstream.toml"
@@ -59,7 +59,7 @@ class Defect:
 
 def defects() -> list[Defect]:
     """Read the table. Raises TypeError for an unknown or missing field."""
-    rows = tomllib.loads(DATA.read_text(encoding="utf-8"))["defect"]
+    rows: list[dict[str, Any]] = read_toml(DATA)["defect"]
     lists = ("seen_on", "not_seen_on", "red")
     return [Defect(**{key: tuple(value) if key in lists else value for key, value in row.items()}) for row in rows]
 
@@ -101,8 +101,8 @@ def page(table: list[Defect], red: dict[str, list[str]], versions: list[str]) ->
     lines = [
         "# AMP defects of PyTorch, and the contracts that show them",
         "",
-        "Written by `python -m tests.generators.upstream`; the data is in `upstream.toml`, each with the promise that it",
-        "breaks and the relation that finds it and its neighbours. Red: the contract fails on that torch with",
+        "Written by `python -m tests.generators.upstream`; the data is in `upstream.toml`, each with the promise that",
+        "it breaks and the relation that finds it and its neighbours. Red: the contract fails on that torch with",
         "`--no-waivers`, in runs without a GPU at the level `standard`, on: " + ", ".join(versions) + ".",
         "",
         f"{len(table)} defects: " + ", ".join(f"{count} {mode}" for mode, count in counts.most_common()) + ".",
@@ -169,11 +169,11 @@ def main() -> int:
     if arguments.reports is not None:
         red = measured(arguments.reports, table)
         versions = [folder.name for folder in sorted(arguments.reports.iterdir(), key=_order)]
-        text = "# The torch versions on which each pattern of upstream.toml failed; written by tests/generators/upstream.py.\n"
+        text = "# The torch versions on which each pattern of upstream.toml failed; written by upstream.py.\n"
         text += f"versions = {json.dumps(versions)}\n\n[red]\n"
         text += "".join(f"{json.dumps(pattern)} = {json.dumps(found)}\n" for pattern, found in red.items())
         RUNS.write_text(text, encoding="utf-8")
-    runs = tomllib.loads(RUNS.read_text(encoding="utf-8"))
+    runs = read_toml(RUNS)
     PAGE.write_text(page(table, runs["red"], runs["versions"]), encoding="utf-8")
     return 0
 
