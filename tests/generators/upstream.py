@@ -61,7 +61,11 @@ def defects() -> list[Defect]:
     """Read the table. Raises TypeError for an unknown or missing field."""
     rows: list[dict[str, Any]] = read_toml(DATA)["defect"]
     lists = ("seen_on", "not_seen_on", "red")
-    return [Defect(**{key: tuple(value) if key in lists else value for key, value in row.items()}) for row in rows]
+    made = []
+    for row in rows:
+        fields: dict[str, Any] = {key: tuple(value) if key in lists else value for key, value in row.items()}
+        made.append(Defect(**fields))
+    return made
 
 
 def failing(report: Path) -> list[str]:
