@@ -162,10 +162,10 @@ def _known(backend: str, version: str) -> dict[str, str]:
     }
 
 
-def mended(backend: str) -> list[str]:
-    """Return the overloads that are promised of every torch, and that older ones are known to lack."""
+def mended(backend: str) -> dict[str, str]:
+    """Return overload -> the first torch that has its kernel, of those that are promised of every torch."""
     rows = (row for table in _tables()["policy"] if backend in table["backends"] for row in table.get("moved", []))
-    return sorted(row["overload"] for row in rows if "mended" in row)
+    return {row["overload"]: row["mended"] for row in rows if "mended" in row}
 
 
 def built(overload: str) -> bool:
