@@ -170,33 +170,39 @@ class Case:
         self._judge(name, bool(condition), "==", True, "", bool(condition))
 
     def raises(
-        self, what: str, exception: type[BaseException], call: Callable[[], object], match: str | None = None
+        self, what: str, exception: type[BaseException], call: Callable[[], object], *, names: Sequence[str] = ()
     ) -> BaseException:
-        """`call()` raises `exception` with a message that `match` is found in; returns what was raised."""
-        promised = exception.__name__ + (f" matching {match!r}" if match else "")
+        """`call()` raises `exception` with a message that contains all of `names`; returns what was raised.
+
+        A name is what the user needs to know, such as a dtype, an argument or a replacement, never a phrase: wording
+        is no promise. Upper and lower case are one; "fp16|float16" are two spellings of one name.
+        """
+        promised = _promised(exception, names)
         raised: Exception | None = None
         try:
             call()
         except Exception as error:
             raised = error
-        fits = isinstance(raised, exception) and (match is None or re.search(match, str(raised)) is not None)
+        fits = isinstance(raised, exception) and _named(names, str(raised))
         seen = "nothing was raised" if raised is None else f"{type(raised).__name__}: {_first_line(raised)}"
         self._judge(what, seen, "raises", promised, "", fits)
         assert raised is not None  # the judgement holds
         return raised
 
-    def warns(self, what: str, category: type[Warning], call: Callable[[], Result], match: str | None = None) -> Result:
-        """`call()` warns with `category` and a message that `match` is found in; returns its result."""
+    def warns(
+        self, what: str, category: type[Warning], call: Callable[[], Result], *, names: Sequence[str] = ()
+    ) -> Result:
+        """`call()` warns with `category` and a message that has all of `names`, as in `raises`; returns its result."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             result = call()
         fits = [
             str(warning.message)
             for warning in caught
-            if issubclass(warning.category, category) and (match is None or re.search(match, str(warning.message)))
+            if issubclass(warning.category, category) and _named(names, str(warning.message))
         ]
         seen = fits or [f"{warning.category.__name__}: {warning.message}" for warning in caught] or "no warning"
-        promised = category.__name__ + (f" matching {match!r}" if match else "")
+        promised = _promised(category, names)
         self._judge(what, seen, "warns", promised, "", bool(fits))
         return result
 
@@ -296,6 +302,19 @@ class Case:
         self.evidence.append(found)
         if not holds:
             raise ContractViolation(sentence(found))
+
+
+def _promised(kind: type[BaseException], names: Sequence[str]) -> str:
+    spelled = [" or ".join(name.split("|")) for name in names]
+    return kind.__name__ + (f" that names {', '.join(spelled)}" if spelled else "")
+
+
+def _named(names: Sequence[str], message: str) -> bool:
+    """Return whether each name stands in the message as a word of its own, in one of its spellings."""
+    return all(
+        any(re.search(rf"(?<!\w){re.escape(one)}(?!\w)", message, re.IGNORECASE) for one in name.split("|"))
+        for name in names
+    )
 
 
 def _first_line(error: BaseException) -> str:

@@ -43,8 +43,8 @@ _HOLDS: dict[str, Callable[[Case], Any]] = {
     "at least": lambda case: case.at_least("x", 1, 1),
     "between": lambda case: case.between("x", 1, 1, 2),
     "true": lambda case: case.true("x", True),
-    "raises": lambda case: case.raises("x", RuntimeError, _raise, match="Half"),
-    "warns": lambda case: case.warns("x", FutureWarning, _warn, match="torch.amp"),
+    "raises": lambda case: case.raises("x", RuntimeError, _raise, names=("half",)),
+    "warns": lambda case: case.warns("x", FutureWarning, _warn, names=("torch.amp",)),
     "note": lambda case: case.note("x", float("nan")),
 }
 
@@ -66,10 +66,10 @@ _FAILS: dict[str, Callable[[Case], Any]] = {
     "true": lambda case: case.true("x", False, seen="nothing"),
     "raises nothing": lambda case: case.raises("x", RuntimeError, lambda: None),
     "raises another": lambda case: case.raises("x", ValueError, _raise),
-    "raises another message": lambda case: case.raises("x", RuntimeError, _raise, match="Float"),
+    "raises another message": lambda case: case.raises("x", RuntimeError, _raise, names=("Float",)),
     "warns nothing": lambda case: case.warns("x", FutureWarning, lambda: None),
     "warns another": lambda case: case.warns("x", DeprecationWarning, _warn),
-    "warns another message": lambda case: case.warns("x", FutureWarning, _warn, match="torch.cuda"),
+    "warns another message": lambda case: case.warns("x", FutureWarning, _warn, names=("torch.cuda",)),
 }
 
 

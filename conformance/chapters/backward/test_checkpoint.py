@@ -337,7 +337,7 @@ def test_recomputation_in_another_type_is_noticed(case: Case, target: Target, rn
             f"{dtype}: the second forward runs in float32",
             checkpointing.CheckpointError,
             output.float().sum().backward,
-            "different metadata",
+            names=("float32", str(dtype).removeprefix("torch.")),
         )
         case.equal(f"{dtype}: forwards", len(calls), 2)
 
@@ -399,7 +399,7 @@ def test_grad_through_a_checkpoint(case: Case, target: Target, rng: torch.Genera
             [],
         )
         refused = functools.partial(torch.autograd.grad, outputs[2], asked, steps)
-        case.raises(f"{dtype}: the reentrant kind refuses", RuntimeError, refused, "use_reentrant=True|\\.grad\\(\\)")
+        case.raises(f"{dtype}: the reentrant kind refuses", RuntimeError, refused, names=("use_reentrant|grad",))
         layers.recorded.clear()
         with torch.no_grad(), target.autocast(dtype):
             torch.manual_seed(11)

@@ -74,10 +74,12 @@ def test_exceptions_leave_the_state(case: Case, target: Target) -> None:
     forward = torch.amp.custom_fwd(fail, cast_inputs=torch.float32, **keywords)
     ctx = torch.autograd.function.FunctionCtx()
     with target.autocast(dtype):
-        case.raises("what forward raises", LookupError, lambda: forward(ctx), "from inside")
+        error = case.raises("what forward raises", LookupError, lambda: forward(ctx))
+        case.equal("arguments of the exception", error.args, ("from inside",))
         case.equal("state after forward raised", state(target), (True, dtype))
         backward = torch.amp.custom_bwd(fail, **keywords)
-        case.raises("what backward raises", LookupError, lambda: backward(ctx), "from inside")
+        error = case.raises("what backward raises", LookupError, lambda: backward(ctx))
+        case.equal("arguments of the exception", error.args, ("from inside",))
         case.equal("state after backward raised", state(target), (True, dtype))
 
 
@@ -417,7 +419,6 @@ def test_inputs_of_unlike_types(case: Case, target: Target, rng: torch.Generator
         "control: and backward meets two types",
         RuntimeError,
         lambda: output.backward(torch.ones_like(output)),
-        "dtype|type",
     )
 
 

@@ -193,7 +193,9 @@ def test_device_type_of_a_custom_function(case: Case, name: str) -> None:
     decorator = getattr(torch.amp, name)
     for given in (torch.device("cpu"), 0, None):
         for function in (nothing, None):
-            case.raises(f"{given!r}", ValueError, functools.partial(decorator, function, device_type=given), "str")
+            case.raises(
+                f"{given!r}", ValueError, functools.partial(decorator, function, device_type=given), names=("str",)
+            )
     kept = decorator(nothing, device_type="cpu")
     case.equal("control: the name that is kept", kept.__name__, "nothing")
     case.equal("control: both spellings", decorator(device_type="cpu")(nothing).__wrapped__, nothing)
@@ -207,8 +209,10 @@ def test_deprecated_custom_fwd(case: Case) -> None:
     def record(ctx: Any, tensor: torch.Tensor) -> None:
         seen.append((torch.is_autocast_enabled("cuda"), ctx._dtype, tensor.dtype))
 
-    old = case.warns("custom_fwd", FutureWarning, lambda: torch.cuda.amp.custom_fwd(record), r"torch\.amp\.custom_fwd")
-    case.warns("custom_bwd", FutureWarning, lambda: torch.cuda.amp.custom_bwd(record), r"torch\.amp\.custom_bwd")
+    old = case.warns(
+        "custom_fwd", FutureWarning, lambda: torch.cuda.amp.custom_fwd(record), names=("torch.amp.custom_fwd",)
+    )
+    case.warns("custom_bwd", FutureWarning, lambda: torch.cuda.amp.custom_bwd(record), names=("torch.amp.custom_bwd",))
     new = torch.amp.custom_fwd(record, device_type="cuda")
     before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
     try:
@@ -250,7 +254,9 @@ def test_deprecated_custom_function(
             return Old.apply(left, right)
 
     left, right = operands(target, rng, amp_dtype if cast else torch.float32)
-    seen = case.warns("the old names", FutureWarning, lambda: old(left, right), r"torch\.amp\.custom_(fwd|bwd)")
+    seen = case.warns(
+        "the old names", FutureWarning, lambda: old(left, right), names=("torch.amp.custom_fwd|torch.amp.custom_bwd",)
+    )
     gradient = backward_from(seen, rng)
     ours = gradients({"left": left, "right": right})
     with target.autocast(amp_dtype):

@@ -89,6 +89,9 @@ def _judge(
             overloads.difference(promise, seen) or "as promised",
             "as promised",
         )
+        if seen.error is not None:
+            needless = overloads.needless(target, seen)
+            case.equal(f"error of {overload} of {what} that float32 does not raise", needless, None)
         if values and promise.manual is not None and not target.is_fake:
             for index, (ours, theirs) in enumerate(zip(seen.outputs, promise.manual.outputs, strict=True)):
                 check_same(case, _is_repeatable(overload), f"output {index} of {overload} of {what}", ours, theirs)
@@ -207,8 +210,18 @@ def test_documented_ops_are_registered(case: Case, backend: str) -> None:
 @contract("AMP-CAST-036")
 @pytest.mark.parametrize("backend", FAKE_DEVICE_TYPES)
 def test_overloads_are_registered(case: Case, backend: str) -> None:
-    known = set(filter(overloads.built, overloads.known(backend)))
+    known = set(filter(overloads.built, overloads.known(backend))).difference(overloads.mended(backend))
     case.equal("known overloads without an autocast kernel", sorted(known - _registered(case, backend)), [])
+
+
+@contract("AMP-CAST-036")
+@pytest.mark.parametrize(
+    ("backend", "overload"), [(backend, one) for backend in FAKE_DEVICE_TYPES for one in overloads.mended(backend)]
+)
+def test_late_overloads_are_registered(case: Case, backend: str, overload: str) -> None:
+    if not overloads.known(backend):
+        case.unsupported(f"this torch has no autocast for {backend}")
+    case.true(f"{overload} has an autocast kernel", overload in _registered(case, backend))
 
 
 @contract("AMP-CAST-037")
@@ -318,7 +331,7 @@ def test_gradients_pass_every_cast(case: Case, target: Target, overload: str) ->
 
     with repeatable_convolutions():
         (ours, leaves, error), (theirs, _, expected) = gradients(False), gradients(True)
-    case.equal(f"what {overload} says of {what} that require gradients", error, expected)
+    case.equal(f"error of {overload} of {what} that require gradients", error, expected)
     case.equal(
         "inputs that get a gradient",
         [index for index, one in enumerate(ours) if one is not None],
@@ -414,18 +427,23 @@ _TELLING: dict[str, Callable[[torch.dtype], tuple[torch.dtype, ...]]] = {
 
 
 def _policies(target: Target) -> Iterator[Any]:
-    """Return the policies of the target's overloads, at quick on real targets and fake CUDA."""
+    """Return the policies of the target's overloads, at quick on real targets and fake CUDA, and the late overloads."""
+    level = "standard" if _is_copy(target) else "quick"
     for policy in dict.fromkeys(overloads.known(target.device_type).values()):
-        yield deep("standard" if _is_copy(target) else "quick", policy)
+        yield deep(level, policy)
+    for overload in overloads.mended(target.device_type):
+        if overload in overloads.known(target.device_type):
+            yield deep(level, overload)
 
 
 @contract("AMP-CAST-055", on=ANY)
 @per_target("policy", _policies)
 def test_options_together(case: Case, target: Target, policy: str) -> None:
     (amp_dtype, *_) = _amp_dtypes(case, target)
-    for overload, own in overloads.known(target.device_type).items():
-        if own != policy or not overloads.built(overload):
-            continue
+    known, late = overloads.known(target.device_type), overloads.mended(target.device_type)
+    chosen = [policy] if policy in late else [one for one, own in known.items() if own == policy and one not in late]
+    for overload in filter(overloads.built, chosen):
+        policy = known[overload]
         for place, call in enumerate(overloads.calls_with_options(target, overload, _TELLING[policy](amp_dtype))):
             seen = _judge(case, target, overload, f"options {place}", call, amp_dtype)
             _finished(case, target, seen)

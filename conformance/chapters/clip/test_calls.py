@@ -96,9 +96,8 @@ def test_fallback_without_foreach_kernels(case: Case) -> None:
 
 @contract("AMP-CLIP-014")
 def test_foreach_without_foreach_kernels(case: Case) -> None:
-    message = r"^foreach=True was passed, but can't use the foreach API on meta tensors$"
     for name, call in clippers(sloped("meta"), True).items():
-        case.raises(f"{name} of meta tensors with foreach=True", RuntimeError, call, message)
+        case.raises(f"{name} of meta tensors with foreach=True", RuntimeError, call, names=("foreach", "meta"))
     for name, call in clippers(sloped("cpu"), True).items():
         call()
         case.note(f"control: {name} of CPU tensors with foreach=True", "runs")
@@ -213,7 +212,6 @@ def warned(call: Callable[[], Any]) -> list[warnings.WarningMessage]:
 @contract("AMP-CLIP-019")
 def test_empty_generator(case: Case) -> None:
     nothing: list[torch.nn.Parameter] = []
-    message = "`parameters` is an empty generator, no gradient clipping will occur."
     place: list[tuple[str, int]] = []
 
     def clip_nothing() -> None:
@@ -222,8 +220,8 @@ def test_empty_generator(case: Case) -> None:
         torch.nn.utils.clip_grad_norm_((each for each in nothing), 1.0)
 
     seen = warned(clip_nothing)
-    caught = [(each.category, str(each.message)) for each in seen]
-    case.equal("warnings for an empty generator", caught, [(UserWarning, message)])
+    case.equal("warnings for an empty generator", [each.category for each in seen], [UserWarning])
+    case.true("the warning names the argument", "parameters" in str(seen[0].message), str(seen[0].message))
     case.equal("file and line of the warning", [(Path(each.filename).name, each.lineno) for each in seen], place)
     module = torch.nn.Linear(2, 2)
     quiet: dict[str, Iterable[torch.nn.Parameter]] = {
@@ -349,15 +347,14 @@ def test_what_wraps_the_functions(case: Case) -> None:
 @contract("AMP-CLIP-081")
 def test_deprecated_spelling_hands_everything_on(case: Case, target: Target) -> None:
     old = functools.partial(torch.nn.utils.clip_grad_norm, max_norm=1.0)
-    what = r"^`torch\.nn\.utils\.clip_grad_norm` is now deprecated in favor of `torch\.nn\.utils\.clip_grad_norm_`\.$"
     for norm_type, expected in ((2.0, NORM), (1.0, 19.0), (math.inf, 12.0)):
         call = functools.partial(old, sloped(target.device), norm_type=norm_type)
-        case.equal(
-            f"norm of type {norm_type}", float(case.warns("the deprecated name", FutureWarning, call, what)), expected
-        )
+        names = ("torch.nn.utils.clip_grad_norm", "torch.nn.utils.clip_grad_norm_")
+        norm = case.warns("the deprecated name", FutureWarning, call, names=names)
+        case.equal(f"norm of type {norm_type}", float(norm), expected)
     bad = holding([torch.tensor([math.nan], device=target.device)])
     raising = functools.partial(without_warnings, functools.partial(old, bad, error_if_nonfinite=True))
-    case.raises("NaN with error_if_nonfinite=True", RuntimeError, raising, "non-finite")
+    case.raises("NaN with error_if_nonfinite=True", RuntimeError, raising, names=("error_if_nonfinite",))
     case.equal("NaN by default", math.isnan(float(without_warnings(functools.partial(old, bad)))), True)
     if target.device_type in ("cpu", "cuda"):
         for foreach in IMPLEMENTATIONS.values():

@@ -346,7 +346,7 @@ def test_the_total_norm_is_what_is_judged(case: Case, target: Target) -> None:
                 case.equal(f"norm returned by {function}, {what}", float(call()), float(norm))
             else:
                 refused += 1
-                case.raises(f"{function}, {what}", RuntimeError, call, "non-finite")
+                case.raises(f"{function}, {what}", RuntimeError, call, names=("error_if_nonfinite",))
                 same = [
                     bool(((a == b) | (a.isnan() & b.isnan())).all()) for a, b in zip(gradients, before, strict=True)
                 ]
@@ -360,16 +360,12 @@ def test_the_total_norm_is_what_is_judged(case: Case, target: Target) -> None:
 
 @contract("AMP-CLIP-036")
 def test_refusal_says_why(case: Case, target: Target) -> None:
-    for norm_type, spelled in ((3, "3.0"), (2.0, "2.0"), ("inf", "inf")):
+    for norm_type, spelled in ((3, "3|3.0"), (2.0, "2|2.0"), ("inf", "inf")):
+        names = (spelled, "error_if_nonfinite")
         bad = holding([torch.tensor([1.0, math.nan], device=target.device)])
-        message = (
-            rf"\bThe total norm of order {spelled} for gradients from `parameters` is non-finite, "
-            r"so it cannot be clipped\. To disable this error and scale the gradients by the non-finite norm anyway, "
-            r"set `error_if_nonfinite=False`$"
-        )
         for foreach in implementations(target):
             call = functools.partial(torch.nn.utils.clip_grad_norm_, bad, 1.0, norm_type, True, foreach)
-            case.raises(f"the error for NaN, type {norm_type!r}, foreach={foreach}", RuntimeError, call, message)
+            case.raises(f"the error for NaN, type {norm_type!r}, foreach={foreach}", RuntimeError, call, names=names)
 
 
 # Several devices

@@ -190,6 +190,6 @@ def test_deprecated_spelling(case: Case, target: Target, rng: torch.Generator) -
     for one in (old, new):
         backward(one, slope)
     clip = functools.partial(torch.nn.utils.clip_grad_norm, old.parameters, 0.5)
-    norm = case.warns("torch.nn.utils.clip_grad_norm", FutureWarning, clip, "clip_grad_norm_")
+    norm = case.warns("torch.nn.utils.clip_grad_norm", FutureWarning, clip, names=("torch.nn.utils.clip_grad_norm_",))
     case.identical("norm", norm, torch.nn.utils.clip_grad_norm_(new.parameters, 0.5))
     all_identical(case, "clipped gradient", grads(old), grads(new))

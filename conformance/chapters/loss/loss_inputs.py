@@ -41,7 +41,7 @@ class Loss:
     programs: tuple[Program, ...]
 
     def policy(self, device_type: str) -> str:
-        """Return its policy in a region on `device_type`: fp32, banned, composite, unlisted or product."""
+        """Return its policy in a region on `device_type`: fp32, banned, composite, unlisted, derived or product."""
         return self.policies.get(device_type, self.policies["default"])
 
     def __str__(self) -> str:

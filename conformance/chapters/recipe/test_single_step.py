@@ -52,7 +52,7 @@ def test_device_type_in_the_old_spelling(case: Case) -> None:
         printed = functools.partial(module.autocast, device_type=name)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
-            case.raises(f"torch.{name}.amp.autocast(device_type=...)", TypeError, printed, "device_type")
+            case.raises(f"torch.{name}.amp.autocast(device_type=...)", TypeError, printed, names=("device_type",))
     with torch.autocast(device_type="cpu", dtype=torch.bfloat16):
         case.equal("control: torch.autocast accepts it", torch.is_autocast_enabled("cpu"), True)
 

@@ -30,9 +30,8 @@ def test_unsupported_dtype(case: Case, device_type: str, dtype: torch.dtype) -> 
         with torch.autocast(device_type, dtype=dtype):
             return torch.is_autocast_enabled(device_type), probe_product("cpu")
 
-    supported = r"(torch\.bfloat16.*torch\.float16|torch\.float16.*torch\.bfloat16)"
-    match = rf"{device_type.upper()} autocast.*not supported.*Disabling(?s:.*){supported}"
-    enabled, product = case.warns(f"a region of {dtype}", UserWarning, enter, match=match)
+    names = (device_type, "bfloat16", "float16")
+    enabled, product = case.warns(f"a region of {dtype}", UserWarning, enter, names=names)
     case.equal("enabled inside", enabled, False)
     case.identical("a product inside", product, product_in(torch.float32))
     case.equal("enabled after", torch.is_autocast_enabled(device_type), False)
@@ -62,7 +61,7 @@ def test_device_type_is_no_string(case: Case, device_type: object) -> None:
         f"torch.autocast({device_type!r})",
         ValueError,
         lambda: torch.autocast(device_type),
-        match=r"device_type.*`str`.*" + type(device_type).__name__,
+        names=("device_type", "str", type(device_type).__name__),
     )
     with torch.autocast("cpu"):
         case.equal("enabled with a string (control)", torch.is_autocast_enabled("cpu"), True)
@@ -85,7 +84,7 @@ def test_device_type_without_autocast(case: Case, device: DeviceType) -> None:
         f"torch.autocast({device.type!r}, torch.bfloat16)",
         RuntimeError,
         lambda: torch.autocast(device.type, torch.bfloat16),
-        match=f"unsupported autocast device_type.*{device.type}",
+        names=(device.type,),
     )
     case.raises(f"torch.autocast({device.type!r})", RuntimeError, lambda: torch.autocast(device.type))
     is_in_force(case, "after the error", before)
@@ -100,7 +99,7 @@ def test_cuda_without_cuda(case: Case, dtype: torch.dtype | None) -> None:
         "torch.autocast('cuda')",
         UserWarning,
         lambda: torch.autocast("cuda", dtype=dtype),
-        match=r"CUDA is not available.*Disabling",
+        names=("CUDA",),
     )
     with instance:
         case.equal("enabled inside", torch.is_autocast_enabled("cuda"), False)
@@ -124,7 +123,7 @@ def test_decorating_what_cannot_be_called(case: Case, thing: object) -> None:
         f"torch.autocast('cpu')({thing!r})",
         TypeError,
         lambda: torch.autocast("cpu")(thing),
-        match=f"callable.*{type(thing).__name__}",
+        names=(type(thing).__name__,),
     )
 
 
@@ -175,5 +174,5 @@ def test_scripted_decorated_function(case: Case) -> None:
         "torch.jit.script of a decorated function",
         RuntimeError,
         lambda: script(torch.autocast("cpu")(probe_product)),
-        match="not supported in script mode",
+        names=("autocast",),
     )

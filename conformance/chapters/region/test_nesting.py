@@ -149,7 +149,7 @@ def test_exception_in_decorated_function(case: Case, target: Target, amp_dtype: 
         raise Interruption(f"from call {depth}")
 
     before = observe()
-    error = case.raises("calling the function", Interruption, lambda: work(7), match="from call 7")
+    error = case.raises("calling the function", Interruption, lambda: work(7))
     case.equal("arguments of the exception", error.args, ("from call 7",))
     is_in_force(case, "after the call", before)
 

@@ -252,7 +252,7 @@ def test_explicit_cast(case: Case, target: Target, amp_dtype: torch.dtype, place
         case.identical("mixed in the region (control)", low @ single, torch.tensor(SMALL_PRODUCT, dtype=amp_dtype))
     around = region(target, amp_dtype, enabled=place != "outside")
     with around, region(target, enabled=False):
-        case.raises(f"mixed, {place}", RuntimeError, lambda: low @ single, match="dtype|type|scalar")
+        case.raises(f"mixed, {place}", RuntimeError, lambda: low @ single)
         case.identical(f"cast by hand, {place}", low.float() @ single, torch.tensor(SMALL_PRODUCT))
 
 

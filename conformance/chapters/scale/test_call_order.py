@@ -19,7 +19,7 @@ from .support import ROUTES, in_use, iterate, tracker
 def test_unscale_twice(case: Case, target: Target) -> None:
     scaler, optimizer = in_use(target)
     scaler.unscale_(optimizer)
-    case.raises("unscale_ twice", RuntimeError, lambda: scaler.unscale_(optimizer), match="already been called")
+    case.raises("unscale_ twice", RuntimeError, lambda: scaler.unscale_(optimizer), names=("unscale_", "update"))
     case.equal("gradients, unscaled once", parameters_of(optimizer)[0].grad.tolist(), [1.0, 1.0])
     scaler.step(optimizer)
     scaler.update()
@@ -35,7 +35,7 @@ def test_unscale_after_step(case: Case, target: Target, explicit: bool) -> None:
     if explicit:
         scaler.unscale_(optimizer)
     scaler.step(optimizer)
-    case.raises("unscale_ after step", RuntimeError, lambda: scaler.unscale_(optimizer), match="after step")
+    case.raises("unscale_ after step", RuntimeError, lambda: scaler.unscale_(optimizer), names=("unscale_", "step"))
     case.equal("gradients, unscaled once", parameters_of(optimizer)[0].grad.tolist(), [1.0, 1.0])
 
 
@@ -49,7 +49,7 @@ def test_step_twice(case: Case, target: Target, value: float, explicit: bool) ->
         scaler.unscale_(optimizer)
     scaler.step(optimizer)
     ran = len(optimizer.calls)
-    case.raises("step twice", RuntimeError, lambda: scaler.step(optimizer), match="already been called")
+    case.raises("step twice", RuntimeError, lambda: scaler.step(optimizer), names=("step", "update"))
     case.equal("calls of optimizer.step", len(optimizer.calls), ran)
     scaler.update()
     give(optimizer, 1.0)
@@ -75,7 +75,7 @@ class IgnoresScaler(SelfScaling):
 def expect_unstarted(case: Case, target: Target, name: str, kind: Callable[[Any], Any] = Ordinary) -> None:
     scaler = torch.amp.GradScaler(target.device_type)
     optimizer = owning(torch.full((2,), 65536.0, device=target.device), kind=kind)
-    case.raises(f"{name} first", AssertionError, lambda: UNSTARTED[name](scaler, optimizer), match="_scale is None")
+    case.raises(f"{name} first", AssertionError, lambda: UNSTARTED[name](scaler, optimizer), names=("scale",))
     case.equal("calls of optimizer.step", len(optimizer.calls), 0)
     case.equal("gradients", parameters_of(optimizer)[0].grad.tolist(), [65536.0, 65536.0])
 
@@ -106,7 +106,7 @@ def test_update_without_checks(case: Case, target: Target, used: bool) -> None:
     if used:
         iterate(scaler, optimizer)
     before = (scaler.get_scale(), tracker(scaler))
-    case.raises("update() with nothing checked", AssertionError, scaler.update, match="[Nn]o inf checks")
+    case.raises("update() with nothing checked", AssertionError, scaler.update)
     case.equal("scale and tracker", (scaler.get_scale(), tracker(scaler)), before)
 
 
@@ -117,5 +117,5 @@ def test_optimizer_without_gradients(case: Case, target: Target, explicit: bool)
     parameters_of(optimizer)[0].grad = None
     if explicit:
         scaler.unscale_(optimizer)
-    case.raises("step()", AssertionError, lambda: scaler.step(optimizer), match="[Nn]o inf checks")
+    case.raises("step()", AssertionError, lambda: scaler.step(optimizer))
     case.equal("calls of optimizer.step", len(optimizer.calls), 0)

@@ -77,7 +77,7 @@ def test_load_before_use(case: Case, target: Target) -> None:
 def test_load_empty_state(case: Case, target: Target, use: bool) -> None:
     scaler = started(target) if use else torch.amp.GradScaler(target.device_type)
     before = scaler.state_dict()
-    case.raises("load_state_dict({})", RuntimeError, lambda: scaler.load_state_dict({}), match="empty")
+    case.raises("load_state_dict({})", RuntimeError, lambda: scaler.load_state_dict({}))
     case.equal("state", scaler.state_dict(), before)
 
 
@@ -133,7 +133,7 @@ def test_deepcopy(case: Case, target: Target, use: bool) -> None:
 def test_pickle_within_an_iteration(case: Case, target: Target, call: str) -> None:
     scaler, optimizer = in_use(target)
     getattr(scaler, call)(optimizer)
-    case.raises("pickling", AssertionError, lambda: pickle.dumps(scaler), match="pickled")
+    case.raises("pickling", AssertionError, lambda: pickle.dumps(scaler), names=("update",))
     scaler.update()
     case.equal(
         "control: state of one pickled after update()", DUPLICATES["pickle"](scaler).state_dict(), scaler.state_dict()

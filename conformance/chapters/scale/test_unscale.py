@@ -232,7 +232,7 @@ def test_fp16_gradients(case: Case, target: Target, explicit: bool, place: int) 
     optimizer = owning(*(torch.ones(2, dtype=dtype, device=target.device) for dtype in dtypes))
     scaler = started(target)
     call = scaler.unscale_ if explicit else scaler.step
-    case.raises("fp16 gradients", ValueError, lambda: call(optimizer), match="FP16")
+    case.raises("fp16 gradients", ValueError, lambda: call(optimizer), names=("fp16|float16|half",))
     case.equal("calls of optimizer.step", len(optimizer.calls), 0)
     control = owning(*(torch.ones(2, device=target.device) for _ in dtypes))
     scaler.step(control)
@@ -276,7 +276,7 @@ def test_unscale_does_not_synchronise(case: Case, target: Target) -> None:
     try:
         torch.cuda.set_sync_debug_mode("error")
         scaler.unscale_(optimizer)
-        case.raises("control: get_scale synchronises", RuntimeError, scaler.get_scale, match="synchronizing")
+        case.raises("control: get_scale synchronises", RuntimeError, scaler.get_scale)
     finally:
         torch.cuda.set_sync_debug_mode(before)
     case.equal("gradients", parameters_of(optimizer)[0].grad.tolist(), [1.0, 1.0])

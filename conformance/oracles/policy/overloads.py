@@ -145,7 +145,7 @@ def _listed(key: str) -> list[str]:
 
 
 def known(backend: str, version: str | None = None) -> dict[str, str]:
-    """Return overload -> policy, as torch `version` (the one at hand) registers them for `backend`.
+    """Return overload -> policy, as is promised of torch `version` (the one at hand) for `backend`.
 
     From fixtures/autocast_overloads.toml. What belongs to a library that a build may lack is included.
     """
@@ -160,6 +160,12 @@ def _known(backend: str, version: str) -> dict[str, str]:
         if backend in table["backends"] and in_force(version, _tables()["since"].get(backend))
         for overload in _overloads(table, backend, version)
     }
+
+
+def mended(backend: str) -> dict[str, str]:
+    """Return overload -> the first torch that has its kernel, of those that are promised of every torch."""
+    rows = (row for table in _tables()["policy"] if backend in table["backends"] for row in table.get("moved", []))
+    return {row["overload"]: row["mended"] for row in rows if "mended" in row}
 
 
 def built(overload: str) -> bool:
@@ -207,6 +213,19 @@ def promise(target: Target, policy: str, overload: str, call: partial[Any], amp_
     with mode_of(target):
         cast = manually_cast(policy, overload, call, amp_dtype)
     return Promise(predicted(policy, call, amp_dtype), run(target, cast, None))
+
+
+def needless(target: Target, seen: Seen) -> str | None:
+    """Return what a call raised that works in float32 outside any region; None where it works, or cannot.
+
+    Manual casts that raise alike excuse nothing: a region must not refuse what works without it. Not meant are what
+    autocast refuses by its policy, and what the device or fake tensors have no kernel for.
+    """
+    if seen.error is None or seen.refused or seen.lacking is not None or missing(seen) is not None:
+        return None
+    with mode_of(target):
+        wide = _mapped(seen.call, lambda _, tensor: tensor.float() if _is_eligible(tensor) else tensor)
+    return seen.error if run(target, wide, None).error is None else None
 
 
 def difference(promised: Promise, seen: Seen) -> str | None:

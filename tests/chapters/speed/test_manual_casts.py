@@ -39,7 +39,8 @@ def _judged(
     invalid: str | None = None,
 ) -> Case:
     case = _case()
-    checks._judge(case, Timing(Comparison(region, manual), floor, invalid, {}), 1.25)
+    seen = Comparison(region, manual)
+    checks._judge(case, Timing(seen, floor, invalid, {}), seen, 1.25)
     return case
 
 
@@ -99,3 +100,29 @@ def test_waits_of_the_region_alone_fail(checks: ModuleType, manual: int) -> None
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel counts waits by thread on Linux alone")
 def test_waits_of_a_thread_are_counted(checks: ModuleType) -> None:
     assert checks._runs_that_wait(lambda: threading.Event().wait(1e-3)) == checks.RUNS
+
+
+class _Clock:
+    """A clock whose runs take the given seconds in turn."""
+
+    def __init__(self, *seconds: float) -> None:
+        self.left = list(seconds)
+
+    def seconds(self, work: object) -> float:
+        return self.left.pop(0)
+
+
+def test_further_runs_end_when_the_fastest_decide(checks: ModuleType) -> None:
+    case, busy = _case(), Comparison((3.0, 4.0), (1.0, 2.0))
+    assert checks._is_undecided(Timing(busy, math.inf, None, {}), 1.25)
+    every = checks._further_runs(case, _Clock(1.5, 2.0, 1.1, 1.2), busy, None, None, 1.25)
+    assert every == Comparison((3.0, 4.0, 2.0, 1.2), (1.0, 2.0, 1.5, 1.1))
+    assert case.evidence[-1].measured == 2
+    checks._judge(case, Timing(busy, math.inf, None, {}), every, 1.25)
+    assert case.evidence[-1].measured == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize(("seen", "undecided"), [((1.4,) * MANY, False), ((1.0,) * MANY, False), ((1.2,), False)])
+def test_what_is_decided_needs_no_further_runs(checks: ModuleType, seen: tuple[float, ...], undecided: bool) -> None:
+    taken = Timing(Comparison(seen, (1.0,) * len(seen)), 0.01, None, {})
+    assert checks._is_undecided(taken, 1.25) is undecided
