@@ -1200,3 +1200,70 @@ def disabled_unscale_divides() -> Iterator[None]:
     old = "    if not self._enabled:\n"
     with edited(Scaler.unscale_, old, f"{old}        [gradient.div_(65536.0) for gradient in {gradients}]\n"):
         yield
+
+
+# --- arguments
+
+
+@fault("AMP-SCALE-180")
+def loaded_scale_is_a_whole_number() -> Iterator[None]:
+    """load_state_dict cuts the fraction of the scale off."""
+    original = Scaler.load_state_dict
+
+    def load(self: Any, state_dict: dict[str, Any]) -> None:
+        original(self, {**state_dict, "scale": int(state_dict["scale"])} if "scale" in state_dict else state_dict)
+
+    with replaced(Scaler, "load_state_dict", load):
+        yield
+
+
+@fault("AMP-SCALE-181")
+def constructor_checks_no_factor() -> Iterator[None]:
+    """The constructor stores any factors."""
+    original = Scaler.__init__
+
+    def construct(self: Any, *args: Any, growth_factor: Any = 2.0, backoff_factor: Any = 0.5, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
+
+    with replaced(Scaler, "__init__", construct):
+        yield
+
+
+@fault("AMP-SCALE-182")
+def missing_scale_is_the_default() -> Iterator[None]:
+    """load_state_dict takes a state without a scale for one with the initial scale."""
+    original = Scaler.load_state_dict
+
+    def load(self: Any, state_dict: dict[str, Any]) -> None:
+        original(self, {"scale": 65536.0, **state_dict} if state_dict else state_dict)
+
+    with replaced(Scaler, "load_state_dict", load):
+        yield
+
+
+@fault("AMP-SCALE-183")
+def scalers_for_cuda_and_cpu_alone() -> Iterator[None]:
+    """A scaler of any other device type disables itself silently."""
+    original = Scaler.__init__
+
+    def construct(self: Any, device: Any = "cuda", *args: Any, **kwargs: Any) -> None:
+        original(self, device, *args, **kwargs)
+        self._enabled = self._enabled and device in ("cuda", "cpu")
+
+    with replaced(Scaler, "__init__", construct):
+        yield
+
+
+@fault("AMP-SCALE-184")
+def scale_takes_sequences_alone() -> Iterator[None]:
+    """scale() refuses what has no length, such as a generator."""
+    with edited(Scaler.scale, "isinstance(val, abc.Iterable)", "isinstance(val, abc.Sized)"):
+        yield
+
+
+@fault("AMP-SCALE-185")
+def scale_returns_what_it_does_not_know() -> Iterator[None]:
+    """scale() returns an object that is neither a tensor nor iterable as it is."""
+    with edited(Scaler.scale, 'raise ValueError("outputs must be a Tensor or an iterable of Tensors")', "return val"):
+        yield
