@@ -55,6 +55,7 @@ def judged(run: Run, header: values.Header, pytest_status: int) -> values.Report
             values.Health(one.name, dict(one.before), dict(one.after), tuple(one.xids)) for one in run.watches
         ),
         not_applicable=run.not_applicable,
+        self_check=run.self_check,
     )
     report = values.Report(SCHEMA, header, tuple(run.cases), footer)
     if run.baseline is not None and not interrupted and not run.device_lost:

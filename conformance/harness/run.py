@@ -66,7 +66,9 @@ class Run:
         self.left_to_the_controller: set[str] = set()  # modules with cases that no worker runs
         self.collected: list[tuple[str, str, str]] = []  # contract, case and target
         self.shallow: set[str] = set()  # contracts of which the level leaves out cases
+        self.sought: frozenset[str] | None = None  # while the self-check collects: the contracts of its faults
         # What became of it.
+        self.self_check: values.SelfCheck | None = None
         self.cases: list[values.Case] = []
         self.problems: list[str] = []
         self.watches: list[Watch] = []
