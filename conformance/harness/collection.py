@@ -155,6 +155,13 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         config.hook.pytest_deselected(items=dropped)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Note which cases are to leave a record, after every plugin that leaves some out."""
+    run = session.config.stash[RUN]
+    if run.sought is None:
+        run.scheduled.update(found.id for item in session.items if (found := facts(item)) is not None)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     with parallel.without_collections():

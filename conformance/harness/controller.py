@@ -41,6 +41,7 @@ class Controller:
             self._run.self_check = self_check(session, self._run)
         except Spoilt as error:
             self._run.broke(f"self-check: {error}; nothing else was run")
+            self._run.stopped = True
             pytest.exit(f"self-check: {error}", returncode=int(pytest.ExitCode.INTERNAL_ERROR))
         terminal = session.config.pluginmanager.get_plugin("terminalreporter")
         if terminal is not None:
@@ -68,6 +69,7 @@ class Controller:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        self._run.stopped = self._run.stopped or bool(session.shouldstop or session.shouldfail)
         session.exitstatus = self._reporter.finish(int(exitstatus))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
