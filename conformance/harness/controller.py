@@ -42,7 +42,7 @@ class Controller:
         except Spoilt as error:
             self._run.broke(f"self-check: {error}; nothing else was run")
             self._run.stopped = True
-            pytest.exit(f"self-check: {error}", returncode=int(pytest.ExitCode.INTERNAL_ERROR))
+            pytest.exit(f"self-check: {error}", returncode=int(pytest.ExitCode.TESTS_FAILED))
         terminal = session.config.pluginmanager.get_plugin("terminalreporter")
         if terminal is not None:
             terminal.write_line(words.brief(self._run.self_check))

@@ -83,7 +83,7 @@ class _Trial:
             try:
                 with self.fault.planted(self.target.device_type):
                     broken = self._judge(item)
-            except NotPlanted as error:
+            except (NotPlanted, AttributeError) as error:
                 return self._noted("not planted", None, f"this torch lacks what it replaces: {error}")
             except NotRestored as error:
                 raise Spoilt(f"after {self.fault.name}, {error}") from None

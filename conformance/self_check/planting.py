@@ -50,12 +50,15 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 def kernel(op: str, function: Callable[..., Any], key: str) -> Iterator[None]:
     """Put a Python function in the place of the kernel of `op` (`mm`, `sum.dim_IntList`) at a dispatch key.
 
-    Raises NotRestored where the dispatcher's table of the operator is not as before at the end.
+    Raises NotPlanted where this torch has no such operator or key, and NotRestored where the dispatcher's table of the operator is not as before at the end.
     """
     before = torch._C._dispatch_dump(f"aten::{op}")
     library = torch.library.Library("aten", "IMPL")
     try:
-        library.impl(op, function, key)
+        try:
+            library.impl(op, function, key)
+        except RuntimeError as error:
+            raise NotPlanted(str(error).strip().splitlines()[0]) from None
         yield
     finally:
         library._destroy()
@@ -108,8 +111,7 @@ class Whole:
             for name, value in list(vars(owner).items())
             if owner is not torch or any(part in name for part in _OF_AMP)
         }
-        listed = torch._C._dispatch_get_registrations_for_dispatch_key
-        ops = {op for device_type in device_types for op in listed(autocast_key(device_type))}
+        ops = {op for device_type in device_types for op in _registered(autocast_key(device_type))}
         return cls(attributes, {op: torch._C._dispatch_dump(op) for op in ops if op.startswith("aten::")})
 
     def changed_since(self, before: Whole) -> list[str]:
@@ -121,3 +123,12 @@ class Whole:
             if any(one is not other for one, other in zip(self.attributes.get(name, gone), was, strict=True))
         ]
         return found + [op for op, was in before.kernels.items() if self.kernels.get(op) != was]
+
+
+def _registered(key: str) -> list[str]:
+    """Return the operators that have a kernel at a dispatch key; none where torch does not know the key."""
+    try:
+        found: list[str] = torch._C._dispatch_get_registrations_for_dispatch_key(key)
+    except RuntimeError:
+        return []
+    return found
