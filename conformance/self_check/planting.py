@@ -50,7 +50,8 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 def kernel(op: str, function: Callable[..., Any], key: str) -> Iterator[None]:
     """Put a Python function in the place of the kernel of `op` (`mm`, `sum.dim_IntList`) at a dispatch key.
 
-    Raises NotPlanted where this torch has no such operator or key, and NotRestored where the dispatcher's table of the operator is not as before at the end.
+    Raises NotPlanted where this torch has no such operator or key, and NotRestored where the dispatcher's table of the
+    operator is not as before at the end.
     """
     before = torch._C._dispatch_dump(f"aten::{op}")
     library = torch.library.Library("aten", "IMPL")
@@ -83,7 +84,10 @@ def autocast_key(device_type: str) -> str:
 def autocast_kernel(op: str, function: Callable[..., Any], device_type: str) -> Iterator[None]:
     """Let `function(dtype of the region, *args)` be what autocast does with the op on a device type."""
     key = autocast_key(device_type)
-    below = torch._C.DispatchKeySet(torch._C._dispatch_key_parse(key))
+    try:
+        below = torch._C.DispatchKeySet(torch._C._dispatch_key_parse(key))
+    except RuntimeError:
+        raise NotPlanted(f"there is no dispatch key {key}") from None
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(below):
