@@ -24,7 +24,7 @@ from _pytest.runner import runtestprotocol
 
 from conformance.harness.items import facts
 from tests.faults import Fault, load
-from tests.faults.campaigns import kill_page
+from tests.faults.campaigns import kill_page, pytorch_tests
 from tests.faults.campaigns.campaign import CHECKS, PLAIN, run
 from tests.faults.campaigns.children import in_child, in_turn, say
 
@@ -153,7 +153,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ]
         measure(in_turn(chosen), options.resume, options.minutes)
     if options.page:
-        options.page.write_text(kill_page.page(read(options.resume), every), encoding="utf-8")
+        theirs = pytorch_tests.read(options.resume.with_name(f"{options.resume.stem}-pytorch.csv"))
+        options.page.write_text(kill_page.page(read(options.resume), every, theirs), encoding="utf-8")
     return 0
 
 

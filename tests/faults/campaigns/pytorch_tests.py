@@ -21,7 +21,6 @@ import torch
 from _pytest.runner import runtestprotocol
 
 from tests.faults import Fault, load
-from tests.faults.campaigns import kill_matrix
 from tests.faults.campaigns.campaign import PLAIN
 from tests.faults.campaigns.children import in_child, in_turn, say
 
@@ -91,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=10.0, help="measure for so long")
     options = parser.parse_args(arguments)
     known = {row["fault"] for row in read(options.resume)}
-    measured = {row.fault for row in kill_matrix.read(options.matrix)} - known
+    measured = {row["fault"] for row in read(options.matrix)} - known
     faults = in_turn(fault for fault in load().values() if fault.name in measured)
     torch.set_num_threads(1)  # a child of a process whose threads have worked hangs
     folder = str(options.pytorch_tests)
