@@ -35,8 +35,8 @@ def judged(run: Run, header: values.Header, pytest_status: int) -> values.Report
     """
     stopped = pytest_status == pytest.ExitCode.INTERRUPTED and not run.device_lost
     interrupted = run.interrupted or stopped
-    for problem in [] if interrupted else _records_amiss(run, pytest_status):
-        run.broke(problem)
+    for amiss in [] if interrupted else _records_amiss(run, pytest_status):
+        run.broke(amiss)
     for watch in run.watches:
         watch.finish()
         run.problems += watch.problems()

@@ -41,7 +41,7 @@ def _nothing(device_type: str) -> Iterator[None]:
 
 def _left_broken(device_type: str) -> Iterator[None]:
     """get_scale is broken and stays so."""
-    torch.amp.GradScaler.get_scale = lambda self: 0.0  # type: ignore[method-assign]
+    torch.amp.GradScaler.get_scale = lambda self: 0.0
     yield
 
 
@@ -193,7 +193,7 @@ def test_faults_name_contracts_that_exist_and_that_no_waiver_excuses() -> None:
 def test_every_fault_is_caught_on_the_cpu_and_leaves_the_scored_run_alone(tmp_path: Path, root: Path) -> None:
     """The suite with and without a self-check in one process: the same verdicts of the same cases."""
     asked = [word for fault in registry.faults() for contract in fault.contracts for word in ("--contract", contract)]
-    found = []
+    found: list[dict[str, Any]] = []
     for more in ([], ["--self-check"], []):
         folder = tmp_path / str(len(found))
         arguments = [str(root / "conformance" / "chapters"), "-q", *PLAIN, "--level", "quick", "-n", "0", *asked]

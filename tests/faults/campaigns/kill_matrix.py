@@ -50,7 +50,19 @@ def read(path: Path) -> list[Row]:
         return []
     with path.open(newline="", encoding="utf-8") as stream:
         whole = [row for row in csv.DictReader(stream) if None not in row.values()]
-    return [Row(**{**row, "cases": int(row["cases"]), "seconds": float(row["seconds"])}) for row in whole]
+    return [
+        Row(
+            row["fault"],
+            row["chapters"],
+            row["level"],
+            row["how"],
+            int(row["cases"]),
+            float(row["seconds"]),
+            row["killers"],
+            row["note"],
+        )
+        for row in whole
+    ]
 
 
 def append(path: Path, row: Row) -> None:
