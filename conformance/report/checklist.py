@@ -19,8 +19,8 @@ _BOUNDED = ("<=", ">=", "in")
 _MEANING = {
     Overall.CONFORMANT: "Every contract that was judged holds, apart from those that are waived below.",
     Overall.NOT_CONFORMANT: "At least one contract does not hold, or the run itself is at fault; see below.",
-    Overall.INCONCLUSIVE: "No contract was seen to fail, but at least one could not be judged, or the self-check missed "
-    "a planted fault. This is no pass.",
+    Overall.INCONCLUSIVE: "No contract was seen to fail, but at least one could not be judged, or the self-check "
+    "missed a planted fault. This is no pass.",
     Overall.INCOMPLETE: "The run did not come to its end. Nothing here is a pass, whatever single contracts say.",
 }
 _STATES = {
