@@ -27,8 +27,10 @@ _MAY = {
     "workloads": {"workloads", "data", "torch"},
     "scaler": {"scaler", "oracles.shrinking", "oracles.numbers", "data", "torch"},
     "oracles": {"oracles", "scaler", "data", "torch"},
+    "self_check": {"self_check", "torch"},
     "harness": {
         "harness",
+        "self_check",
         "report",
         "data",
         "version",

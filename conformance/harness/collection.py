@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +28,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if chapter is None or not collection_path.name.startswith("test_"):
         return None
     run = config.stash[RUN]
+    if run.sought is not None:
+        return None if _names_any(collection_path, run.sought) else True
     if parallel.is_controller(config) and _module(collection_path) not in run.left_to_the_controller:
         return True
     return True if chapter not in run.chapters else None
+
+
+def _names_any(path: Path, contracts: Collection[str]) -> bool:
+    """Whether a module of checks names one of the contracts; importing it to find out takes longer."""
+    source = path.read_text(encoding="utf-8")
+    return any(f'"{contract}"' in source for contract in contracts)
 
 
 def _chapter(path: Path) -> str | None:
@@ -47,7 +55,8 @@ def _module(path: Path) -> str:
 def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: object) -> list[pytest.Item] | None:
     """Leave out the checks of contracts that were not selected, before they are multiplied into cases."""
     named = [mark.args[0] for mark in getattr(obj, "pytestmark", ()) if mark.name == "contract"]
-    return [] if named and named[0] not in collector.config.stash[RUN].contracts else None
+    run = collector.config.stash[RUN]
+    return [] if named and named[0] not in (run.contracts if run.sought is None else run.sought) else None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -112,6 +121,9 @@ def _parametrize(metafunc: pytest.Metafunc, name: str, values: list[Any], ids: l
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     run = config.stash[RUN]
+    if run.sought is not None:
+        items[:] = [item for item in items if (found := facts(item)) is not None and _runs(item, found, run)]
+        return
     kept, dropped, timed = [], [], []
     for item in items:
         found = facts(item)
@@ -121,7 +133,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         if found is None:
             kept.append(item)
             continue
-        absent = None if found.absent is None else found.absent(found.target)
+        absent = _absent(found)
         reason = absent or _left_out(item, found, run)
         if reason is None:
             kept.append(item)
@@ -141,6 +153,13 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     items[:] = kept
     if dropped:
         config.hook.pytest_deselected(items=dropped)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Note which cases are to leave a record, after every plugin that leaves some out."""
+    run = session.config.stash[RUN]
+    if run.sought is None:
+        run.scheduled.update(found.id for item in session.items if (found := facts(item)) is not None)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -165,6 +184,14 @@ def _lateness(item: pytest.Item) -> tuple[Any, ...]:
     indices = () if callspec is None else tuple(callspec.indices.values())
     judged = item.config.stash[RUN].catalogue.contracts[found.contract].judges
     return (_LAST.index(chapter) + 2, not judged, item.path.name, item.location[1], indices)
+
+
+def _runs(item: pytest.Item, found: Facts, run: Run) -> bool:
+    return _absent(found) is None and _left_out(item, found, run) is None
+
+
+def _absent(found: Facts) -> str | None:
+    return None if found.absent is None else found.absent(found.target)
 
 
 def _left_out(item: pytest.Item, found: Facts, run: Run) -> str | None:

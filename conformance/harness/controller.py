@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,27 @@ class Controller:
     def pytest_sessionstart(self) -> None:
         self._reporter.begin()
 
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
+        if self._run.options.self_check and not session.config.option.collectonly:
+            self._self_check(session)
+        return (yield)
+
+    def _self_check(self, session: pytest.Session) -> None:
+        """Plant faults and note what noticed them; a process that is not whole afterwards judges nothing."""
+        from ..report import self_check as words
+        from .self_check import Spoilt, self_check
+
+        try:
+            self._run.self_check = self_check(session, self._run)
+        except Spoilt as error:
+            self._run.broke(f"self-check: {error}; nothing else was run")
+            self._run.stopped = True
+            pytest.exit(f"self-check: {error}", returncode=int(pytest.ExitCode.TESTS_FAILED))
+        terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+        if terminal is not None:
+            terminal.write_line(words.brief(self._run.self_check))
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if (entry := getattr(report, "conformance", None)) is not None:
             self._reporter.add(entry)
@@ -47,6 +69,7 @@ class Controller:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        self._run.stopped = self._run.stopped or bool(session.shouldstop or session.shouldfail)
         session.exitstatus = self._reporter.finish(int(exitstatus))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

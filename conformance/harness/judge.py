@@ -14,7 +14,7 @@ from . import exhaustion
 from .check import Case
 from .endings import ContractViolation, Inconclusive, SuiteError, Unsupported, Untestable
 from .environment import redact
-from .evidence import plain
+from .evidence import plain, sentence
 from .waivers import Waiver
 
 _ENDINGS: tuple[tuple[type[BaseException], Verdict], ...] = (
@@ -41,6 +41,9 @@ class Judgement:
 
 def judge(case: Case, error: BaseException | None) -> Judgement:
     """Judge a case by how its check ended; any exception that is not the suite's own is torch's failure."""
+    unheeded = next((evidence for evidence in case.evidence if not evidence.holds), None)
+    if unheeded is not None and not isinstance(error, ContractViolation):
+        return Judgement(Verdict.FAIL, redact(sentence(unheeded)), None if error is None else _trace(error))
     if error is None:
         if any(evidence.judged for evidence in case.evidence) or (case.evidence and not case.contract.judges):
             return Judgement(Verdict.PASS, "")

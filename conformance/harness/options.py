@@ -41,6 +41,7 @@ class Options:
     baseline: Path | None
     workload: str | None
     expectations: tuple[Path, ...]
+    self_check: bool
 
 
 def add(parser: pytest.Parser) -> None:
@@ -122,6 +123,11 @@ def add(parser: pytest.Parser) -> None:
         metavar="FILE",
         help=f"hold speed-ups against this TOML file as well, such as `{COMMAND} calibrate` writes (repeatable)",
     )
+    group.addoption(
+        "--self-check",
+        action="store_true",
+        help="first plant faults in this torch and see that the contracts notice; INCONCLUSIVE where they do not",
+    )
     group.addoption("--list-contracts", action="store_true", help="print the catalogue of contracts and exit")
 
 
@@ -166,6 +172,7 @@ def read(config: pytest.Config) -> Options:
         baseline=None if option.baseline is None else here / option.baseline,
         workload=option.workload,
         expectations=tuple(here / path for path in option.expectations),
+        self_check=option.self_check,
     )
 
 

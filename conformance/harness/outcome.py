@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from ..report import diff, rollup, values
+from ..report import consistency, diff, rollup, text, values
 from ..report.document import SCHEMA
 from ..report.verdicts import Overall, Verdict
 from . import waivers
@@ -20,6 +21,8 @@ from .waivers import Waiver
 
 if TYPE_CHECKING:
     from .run import Run
+
+_NAMES = 3
 
 INCONCLUSIVE = 6
 """The exit status of an INCONCLUSIVE run under --require-conclusive."""
@@ -32,6 +35,8 @@ def judged(run: Run, header: values.Header, pytest_status: int) -> values.Report
     """
     stopped = pytest_status == pytest.ExitCode.INTERRUPTED and not run.device_lost
     interrupted = run.interrupted or stopped
+    for amiss in [] if interrupted else _records_amiss(run, pytest_status):
+        run.broke(amiss)
     for watch in run.watches:
         watch.finish()
         run.problems += watch.problems()
@@ -55,14 +60,42 @@ def judged(run: Run, header: values.Header, pytest_status: int) -> values.Report
             values.Health(one.name, dict(one.before), dict(one.after), tuple(one.xids)) for one in run.watches
         ),
         not_applicable=run.not_applicable,
+        self_check=run.self_check,
     )
     report = values.Report(SCHEMA, header, tuple(run.cases), footer)
     if run.baseline is not None and not interrupted and not run.device_lost:
         report = replace(report, footer=replace(footer, baseline=_compared(run, run.baseline, report)))
+    report = _concluded(run, report, pytest_status)
+    # What `verify` would say of the report: such a contradiction is a fault of the suite, not of torch.
+    if contradictions := list(consistency.contradictions(report)):
+        run.broke(f"the records contradict themselves: {contradictions[0]}{_and_more(contradictions)}")
+        report = _concluded(run, report, pytest_status)
+    return report
+
+
+def _concluded(run: Run, report: values.Report, pytest_status: int) -> values.Report:
+    """Return the report with its problems, its overall verdict and its exit status."""
     assert report.footer is not None
-    overall = rollup.overall(report)
-    status = _exit_status(run, report.footer, overall, pytest_status)
-    return replace(report, footer=replace(report.footer, overall=overall, exit_status=status))
+    footer = replace(report.footer, problems=tuple(run.problems))
+    overall = rollup.overall(replace(report, footer=footer))
+    status = _exit_status(run, footer, overall, pytest_status)
+    return replace(report, footer=replace(footer, overall=overall, exit_status=status))
+
+
+def _records_amiss(run: Run, pytest_status: int) -> Iterator[str]:
+    """Say which cases left no record, or more than one, though nothing stopped the run before its end."""
+    counts = Counter(case.id for case in run.cases)
+    if twice := sorted(id for id, count in counts.items() if count > 1):
+        yield f"{text.count(len(twice), 'case')} left more than one record: {text.some(twice, _NAMES)}"
+    early = run.stopped or run.device_lost or run.smoke_failed or pytest_status == pytest.ExitCode.INTERNAL_ERROR
+    if not early and (lost := sorted(run.scheduled - set(counts))):
+        yield f"{text.count(len(lost), 'case')} left no record: {text.some(lost, _NAMES)}"
+    if run.surroundings.workers and not run.collected and not early:
+        yield "no worker process said what it collected"
+
+
+def _and_more(problems: Sequence[str]) -> str:
+    return f" (and {len(problems) - 1} more)" * (len(problems) > 1)
 
 
 def _result(run: Run, id: str, cases: list[values.Case], interrupted: bool) -> values.ContractResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -103,6 +103,19 @@ class Alone:
             if session.shouldstop:
                 raise session.Interrupted(session.shouldstop)
         return result
+
+
+def collected_here(session: pytest.Session, run: Run, contracts: Collection[str]) -> list[pytest.Item]:
+    """Collect the cases of these contracts in the controller, beside the workers; what is known of the run stays."""
+    before = session.items, session.testscollected
+    run.sought = frozenset(contracts)
+    try:
+        with without_collections(), _quiet(session.config):
+            session.perform_collect()
+        return session.items
+    finally:
+        run.sought = None
+        session.items, session.testscollected = before
 
 
 @contextmanager

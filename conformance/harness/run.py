@@ -66,10 +66,14 @@ class Run:
         self.left_to_the_controller: set[str] = set()  # modules with cases that no worker runs
         self.collected: list[tuple[str, str, str]] = []  # contract, case and target
         self.shallow: set[str] = set()  # contracts of which the level leaves out cases
+        self.scheduled: set[str] = set()  # the cases that are to leave a record
+        self.sought: frozenset[str] | None = None  # while the self-check collects: the contracts of its faults
         # What became of it.
+        self.self_check: values.SelfCheck | None = None
         self.cases: list[values.Case] = []
         self.problems: list[str] = []
         self.watches: list[Watch] = []
+        self.stopped = False  # before its end, by an option such as -x
         self.interrupted = False  # by SIGTERM, also where something swallowed the exception
         self.broken = False
         self.smoke_failed = False
@@ -140,6 +144,7 @@ class Run:
             "left_to_the_controller": sorted(self.left_to_the_controller),
             "collected": [list(row) for row in self.collected],
             "shallow": sorted(self.shallow),
+            "scheduled": sorted(self.scheduled),
         }
 
     def merge(self, collection: dict[str, Any]) -> None:
@@ -149,6 +154,7 @@ class Run:
         self.left_to_the_controller = set(collection["left_to_the_controller"])
         self.collected = [(row[0], row[1], row[2]) for row in collection["collected"]]
         self.shallow = set(collection["shallow"])
+        self.scheduled = set(collection["scheduled"])
 
     def waiver_for(self, contract: str, case: str, target: str) -> Waiver | None:
         """Return the waiver in force that names this case."""

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from . import fingerprint, rollup, text
-from .values import Case, Contract, Evidence, Health, Report, Target, Waiver
+from . import fingerprint, rollup, self_check, text
+from .values import Case, Contract, Evidence, Health, Report, SelfCheck, Target, Waiver
 from .verdicts import Overall, Verdict
 
 _ROWS_SHOWN = 8
@@ -19,7 +19,8 @@ _BOUNDED = ("<=", ">=", "in")
 _MEANING = {
     Overall.CONFORMANT: "Every contract that was judged holds, apart from those that are waived below.",
     Overall.NOT_CONFORMANT: "At least one contract does not hold, or the run itself is at fault; see below.",
-    Overall.INCONCLUSIVE: "No contract was seen to fail, but at least one could not be judged. This is no pass.",
+    Overall.INCONCLUSIVE: "No contract was seen to fail, but at least one could not be judged, or the self-check "
+    "missed a planted fault. This is no pass.",
     Overall.INCOMPLETE: "The run did not come to its end. Nothing here is a pass, whatever single contracts say.",
 }
 _STATES = {
@@ -115,6 +116,8 @@ def _environment(report: Report) -> Iterator[str]:
         yield from _health(health)
     for found in fingerprint.fingerprints(report).values():
         yield from _fingerprint(found)
+    if report.footer and report.footer.self_check:
+        yield from _self_check(report.footer.self_check)
 
 
 def _health(health: Health) -> Iterator[str]:
@@ -125,6 +128,16 @@ def _health(health: Health) -> Iterator[str]:
     ]
     rows.append(["critical errors (Xid) meanwhile", "", ", ".join(map(str, health.xids)) or "none"])
     yield _table(["", "before the run", "after it"], rows)
+
+
+def _self_check(check: SelfCheck) -> Iterator[str]:
+    yield f"{text.markdown(self_check.brief(check).capitalize())}, each broken AMP in this torch before the run:"
+    rows = [
+        [text.markdown(cell) for cell in (fault.summary, fault.target, ", ".join(fault.contracts), fault.state)]
+        + [text.markdown(fault.case or fault.reason)]
+        for fault in check.faults
+    ]
+    yield _table(["fault", "target", "contracts that have to notice", "", "by, or why not"], rows)
 
 
 def _fingerprint(found: fingerprint.Fingerprint) -> Iterator[str]:

@@ -38,6 +38,7 @@ def contradictions(report: Report) -> Iterator[str]:
         yield from _of_totals(report, report.footer)
         yield from _of_contracts(report, report.footer)
         yield from _of_waivers(report, report.footer)
+        yield from _of_self_check(report, report.footer, targets)
         yield from _of_ending(report, report.footer)
 
 
@@ -171,6 +172,21 @@ def _named(report: Report, waiver: Waiver) -> list[Case]:
     patterns = [pattern.replace("[", "[[]") for pattern in waiver.cases]
     cases = report.cases_of.get(waiver.contract, [])
     return [case for case in cases if any(fnmatchcase(case.id, pattern) for pattern in patterns)]
+
+
+def _of_self_check(report: Report, footer: Footer, targets: set[str]) -> Iterator[str]:
+    for fault in footer.self_check.faults if footer.self_check else ():
+        what = f"the planted fault {fault.name} on {fault.target}"
+        if fault.target not in targets:
+            yield f"{what} was on no target of the run"
+        if (fault.state == "caught") != (fault.case is not None):
+            yield f"{what} is said to be {fault.state}, noticed by {fault.case or 'nothing'}"
+        if (fault.state == "caught") == bool(fault.reason):
+            yield f"{what} is said to be {fault.state}, with {'a' if fault.reason else 'no'} reason why not"
+        if fault.case is not None:
+            contract = fault.case.split("[")[0]
+            if contract not in fault.contracts or contract not in report.contracts:
+                yield f"{what} is said to be noticed by {fault.case}, which is no case of a contract that has to"
 
 
 def _of_ending(report: Report, footer: Footer) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from .values import Case, Contract, Report
+from .values import Case, Contract, PlantedFault, Report
 from .verdicts import Overall, Verdict
 
 # Verdicts of cases whose check ran to an end; a run with none of them has shown nothing.
@@ -69,6 +69,17 @@ def failing(report: Report) -> dict[str, list[Case]]:
     return {id: cases for id, cases in found.items() if cases}
 
 
+def planted(report: Report) -> list[PlantedFault]:
+    """Return the faults that the self-check planted, caught or not."""
+    check = report.footer.self_check if report.footer else None
+    return [fault for fault in check.faults if fault.state != "not planted"] if check else []
+
+
+def missed(report: Report) -> list[PlantedFault]:
+    """Return the planted faults that no contract noticed: what passes in such a run may be as broken."""
+    return [fault for fault in planted(report) if fault.state == "missed"]
+
+
 def overall(report: Report) -> Overall:
     """Return what the run comes to, from its records; what the footer says of it is not looked at."""
     footer = report.footer
@@ -79,6 +90,6 @@ def overall(report: Report) -> Overall:
     if stale or regressed or failing(report) or not any(case.verdict in EXECUTED for case in report.cases):
         return Overall.NOT_CONFORMANT
     judged = (report.cases_of[id] for id, contract in report.contracts.items() if contract.level != "info")
-    if any(case.verdict is Verdict.INCONCLUSIVE for cases in judged for case in cases):
+    if missed(report) or any(case.verdict is Verdict.INCONCLUSIVE for cases in judged for case in cases):
         return Overall.INCONCLUSIVE
     return Overall.CONFORMANT

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from tabulate import SEPARATING_LINE, DataRow, Line, TableFormat, tabulate
 
 from ..invocation import COMMAND, RUN
-from . import excuses, fingerprint, rollup, speed, text
+from . import excuses, fingerprint, rollup, self_check, speed, text
 from .values import Case, Contract, Report
 from .verdicts import Overall, Verdict
 
@@ -82,6 +82,7 @@ def render(report: Report, *, short: bool, width: int, report_path: str, color: 
 
 def _long(report: Report, width: int, paint: Paint) -> Iterator[str]:
     yield _table(report, width)
+    yield _self_check(report, width, paint)
     yield _measured(report, width)
     yield from _failed(report, width, paint)
     yield from _errors(report, width, paint)
@@ -95,6 +96,14 @@ def _long(report: Report, width: int, paint: Paint) -> Iterator[str]:
     yield _problems(report, width, paint)
     yield _baseline(report, width, paint)
     yield _index(report, width, paint)
+
+
+def _self_check(report: Report, width: int, paint: Paint) -> str:
+    check = report.footer.self_check if report.footer else None
+    if check is None:
+        return ""
+    rows = [text.wrap(line, width, _MARGIN, _MARGIN * 2) for line in self_check.lines(check)]
+    return "\n".join([_heading(self_check.brief(check), paint), *rows])
 
 
 def _measured(report: Report, width: int) -> str:
@@ -132,6 +141,7 @@ def _short(report: Report, width: int) -> Iterator[str]:
     ]
     footer = report.footer
     rows += [text.wrap(problem, width, "PROBLEM  ", _MARGIN) for problem in (footer.problems if footer else ())]
+    rows += [text.wrap(self_check.named(fault), width, "NOT CAUGHT  ", _MARGIN) for fault in rollup.missed(report)]
     if footer and footer.baseline:
         rows += [text.wrap(id, width, "REGRESSED  ") for id in footer.baseline.regressed[:_NAMES_SHOWN]]
         rows += [text.wrap(id, width, "GONE  ") for id in footer.baseline.gone[:_NAMES_SHOWN]]
@@ -413,8 +423,11 @@ def _because(report: Report, overall: Overall) -> Iterator[str]:
         yield text.count(len(footer.problems), "problem")
     if footer and footer.baseline and (lost := text.tally(footer.baseline.regressed + footer.baseline.gone)):
         yield f"{lost} worse than in the baseline"
-    if overall is Overall.INCONCLUSIVE:
+    if overall is Overall.INCONCLUSIVE and counted[Verdict.INCONCLUSIVE]:
         yield f"{text.count(counted[Verdict.INCONCLUSIVE], 'contract')} COULD NOT BE JUDGED, so this is no pass"
+    if missed := rollup.missed(report):
+        planted = text.count(len(rollup.planted(report)), "planted fault")
+        yield f"{len(missed)} of {planted} NOT CAUGHT, so this is no pass"
     so_far = " so far" if overall is Overall.INCOMPLETE else ""
 
     def partly(verdict: Verdict) -> str:

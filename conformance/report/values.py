@@ -196,13 +196,40 @@ class Health:
     xids: tuple[int, ...]
 
 
+SelfCheckState = Literal["caught", "missed", "not planted"]
+
+
+@dataclass(frozen=True)
+class PlantedFault:
+    """A fault that the self-check planted on a target, the contracts that have to notice, and the case that did.
+
+    The case failed with the fault and passed without it. `reason` says why none did, or why it was not planted.
+    """
+
+    name: str
+    summary: str
+    target: str
+    contracts: tuple[str, ...]
+    state: SelfCheckState
+    case: str | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class SelfCheck:
+    """What the self-check before the scored run came to."""
+
+    faults: tuple[PlantedFault, ...]
+    duration_s: Seconds
+
+
 @dataclass(frozen=True)
 class Footer:
     """What was known when the run ended; a report without one is of a run that did not end.
 
     `health` has a row for each device whose driver has counters. `not_applicable` holds, by id, the cases that need
     what the machine cannot have, each with the reason: they were not run. `digest` is that of the whole report
-    (consistency.digest), None in those of suites that wrote none.
+    (consistency.digest), None in those of suites that wrote none. `self_check` is None where none was asked for.
     """
 
     finished: Time
@@ -218,6 +245,7 @@ class Footer:
     health: tuple[Health, ...] = ()
     digest: Digest | None = None
     not_applicable: Mapping[str, str] = field(default_factory=dict)
+    self_check: SelfCheck | None = None
 
 
 @dataclass(frozen=True)

@@ -5,39 +5,12 @@ from __future__ import annotations
 import contextlib
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import torch
+from conformance.self_check.planting import dropped, kernel, replaced
 
-
-@contextlib.contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Put `value` in the place of an attribute, keeping descriptors as they are."""
-    before = inspect.getattr_static(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
-
-
-@contextlib.contextmanager
-def kernel(op: str, function: Callable[..., Any], key: str) -> Iterator[None]:
-    """Put a Python function in the place of the kernel of `op` (`mm`, `sum.dim_IntList`) at a dispatch key."""
-    library = torch.library.Library("aten", "IMPL")
-    try:
-        library.impl(op, function, key)
-        yield
-    finally:
-        library._destroy()
-
-
-@contextlib.contextmanager
-def dropped(op: str, key: str) -> Iterator[None]:
-    """Take an op's autocast kernel away: the op falls through as if it were on no list."""
-    with kernel(op, torch.library.fallthrough_kernel, key):
-        yield
+__all__ = ["dropped", "edited", "kernel", "replaced"]
 
 
 @contextlib.contextmanager

@@ -105,3 +105,12 @@ def test_a_checkout_is_used_where_it_is_run(site: Path, tmp_path: Path) -> None:
     run = _python(site, ROOT, *words, "--report", str(tmp_path / "out"), "-p", "no:cacheprovider")
 
     assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_the_self_check_is_installed(site: Path, project: Path) -> None:
+    asked = ("--contract", "AMP-SCALE-060", "--contract", "AMP-REGION-030", "--self-check", "-n", "2")
+
+    run = _python(site, project, "-c", _SCRIPT, "--level", "quick", "--device", "cpu", *asked)
+
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "self-check: caught 2 of 2 planted faults" in run.stdout

@@ -1,0 +1,1 @@
+"""Faults that `--self-check` plants in the torch that is installed, and removes without a trace."""
