@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .value_ops import LONG, Call
+from .value_ops import Call
 
-ROWS = 3
+ROWS, LONG = 3, 20_000
 
 
 @dataclass(frozen=True)
@@ -145,16 +145,12 @@ _POOLS: dict[str, Spelling] = {
     "avg_pool2d channels last": Spelling(lambda x: F.avg_pool2d(_last(x), (100, 200)).flatten(), of=LONG),
     "avg_pool3d": Spelling(lambda x: F.avg_pool3d(_volume(x), (10, 10, 200)).flatten(), of=LONG),
     "avg_pool3d channels last": Spelling(lambda x: F.avg_pool3d(_last_3d(x), (10, 10, 200)).flatten(), of=LONG),
-    "avg_pool2d divided by 1": Spelling(
-        lambda x: F.avg_pool2d(_image(x), (100, 200), divisor_override=1).flatten()
-    ),
+    "avg_pool2d divided by 1": Spelling(lambda x: F.avg_pool2d(_image(x), (100, 200), divisor_override=1).flatten()),
     "adaptive_avg_pool1d": Spelling(lambda x: F.adaptive_avg_pool1d(x, 1), of=LONG),
     "adaptive_avg_pool2d": Spelling(lambda x: F.adaptive_avg_pool2d(_image(x), 1).flatten(), of=LONG),
     "adaptive_avg_pool2d channels last": Spelling(lambda x: F.adaptive_avg_pool2d(_last(x), 1).flatten(), of=LONG),
     "adaptive_avg_pool3d": Spelling(lambda x: F.adaptive_avg_pool3d(_volume(x), 1).flatten(), of=LONG),
-    "adaptive_avg_pool3d channels last": Spelling(
-        lambda x: F.adaptive_avg_pool3d(_last_3d(x), 1).flatten(), of=LONG
-    ),
+    "adaptive_avg_pool3d channels last": Spelling(lambda x: F.adaptive_avg_pool3d(_last_3d(x), 1).flatten(), of=LONG),
     "lp_pool1d of order 1": Spelling(lambda x: F.lp_pool1d(x, 1.0, LONG)),
     "interpolate area": Spelling(lambda x: F.interpolate(_image(x), size=1, mode="area").flatten(), of=LONG),
 }
@@ -172,9 +168,9 @@ _PLACES: dict[str, Spelling] = {
         lambda x: _none(x, ROWS, 2).scatter_reduce(1, _first(x).expand(ROWS, LONG), x, "sum")[:, 0], on_cards=False
     ),
     "scatter_reduce mean": Spelling(
-        lambda x: _none(x, ROWS, 2).scatter_reduce(
-            1, _first(x).expand(ROWS, LONG), x, "mean", include_self=False
-        )[:, 0],
+        lambda x: _none(x, ROWS, 2).scatter_reduce(1, _first(x).expand(ROWS, LONG), x, "mean", include_self=False)[
+            :, 0
+        ],
         of=LONG,
         on_cards=False,
     ),
@@ -279,9 +275,7 @@ _PARAMETERS: dict[str, Repeat] = {
     ),
     "weight of linear": Repeat(lambda x: F.linear(_ones(x, LONG, FEW), x)),
     "weight of conv1d": Repeat(lambda x: F.conv1d(_ones(x, 50, FEW, 400), x[..., None]), on_cards=False),
-    "bias of group_norm": Repeat(
-        lambda x: F.group_norm(_none(x, 100, 4, 200), 2, _ones(x, 4), _column(x))
-    ),
+    "bias of group_norm": Repeat(lambda x: F.group_norm(_none(x, 100, 4, 200), 2, _ones(x, 4), _column(x))),
     "bias of group_norm without a weight": Repeat(
         lambda x: F.group_norm(_none(x, 100, 4, 200), 2, None, _column(x)), on_cards=False
     ),
@@ -333,3 +327,21 @@ ROWS_OF_NUMBERS: dict[str, Callable[[torch.Generator], Tensor]] = {
     "the first one alone": lambda rng: F.pad(torch.ones(ROWS, 1, dtype=torch.float64), (0, LONG - 1)),
 }
 """What is added up: no sum of any part is beyond what float32 holds exactly."""
+
+QUICK = {
+    *("sum", "mean", "cumsum of columns", "norm of order 1", "mm with ones", "linear with ones", "bmm with ones"),
+    *("einsum with ones", "conv2d", "avg_pool2d", "adaptive_avg_pool2d channels last", "index_add of one row"),
+    *("scatter_add", "scatter_reduce mean", "index_put", "segment_reduce", "embedding_bag", "sparse.sum", "l1_loss"),
+    *(
+        "expand",
+        "gather",
+        "index by a tensor",
+        "embedding",
+        "mul",
+        "bias of linear",
+        "bias of conv2d",
+        "weight of linear",
+    ),
+    *("bias of group_norm", "bias of batch_norm", "interpolate bilinear", "adaptive_avg_pool2d"),
+}
+"""Spellings and repeats of the depth `quick`."""

@@ -9,23 +9,27 @@ import pytest
 import torch
 from torch import Tensor
 
-from ...harness.check import Case, contract, per_target
+from ...harness.check import Case, contract, deep, per_target
 from ...harness.targets import Target
 from ...measure.precision import full_precision
 from ...oracles.numbers.formats import FORMATS, Format, rounded
 from ...oracles.numbers.running_error import UNIT
-from . import value_error
+from . import sum_spellings, value_error, value_ops
 from .sum_spellings import FEW, REPEATS, ROWS, ROWS_OF_NUMBERS, SPELLINGS
 from .support import slug
 from .value_error import LAYOUTS, MAGNITUDES, ORDINARY, Run
-from .value_ops import FUNCTIONS, LONG, OFF_CARDS, OPS, Call, ValueOp
+from .value_ops import FUNCTIONS, LONG, NO_GRADIENT, OFF_CARDS, OPS, Call, ValueOp
 
 # One thread, so that the order of every sum is that of one kernel, and most of these are small.
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SHORT_SHAPE, LONG_SHAPE, ONE, EMPTY = (7, 33), (3, LONG), (3, 1), (3, 0)
+SHORT_SHAPE, LONG_SHAPE, ONE, EMPTY = (37, 33), (2, LONG), (3, 1), (3, 0)
+QUICK_SIZES = ("huge", "small", "tiny")
+DATA = {**ORDINARY, **MAGNITUDES}
+Plan = Iterator[tuple[str, str, tuple[int, ...]]]
 
 WIDE: dict[str, Call] = {**{name: op.call for name, op in OPS.items() if op.wide}, **FUNCTIONS}
+QUICK = value_ops.QUICK | sum_spellings.QUICK
 BY_SLUG = {slug(name): name for table in (OPS, FUNCTIONS, SPELLINGS, REPEATS) for name in table}
 
 
@@ -33,7 +37,9 @@ def _parameters(known: Callable[[str], bool], names: list[str]) -> Callable[[Tar
     """Return the ids of the ops of a target: all on a CPU, on other devices those whose kernels are known."""
 
     def of(target: Target) -> Iterator[str]:
-        return (slug(name) for name in names if target.device_type == "cpu" or known(name))
+        for name in names:
+            if target.device_type == "cpu" or known(name):
+                yield slug(name) if name in QUICK else deep("standard", slug(name))
 
     return of
 
@@ -50,7 +56,9 @@ class _Tried:
         self.refused: dict[str, str] = {}
         self.judged = 0
 
-    def run(self, call: Call, x: Tensor, layout: str = "contiguous", incoming: tuple[float, float] | None = None) -> Run | None:
+    def run(
+        self, call: Call, x: Tensor, layout: str = "contiguous", incoming: tuple[float, float] | None = None
+    ) -> Run | None:
         """Return the run, or that of the gradient for an `incoming` one from low to high; None where there is none."""
         region = functools.partial(self.target.autocast, x.dtype)
         try:
@@ -80,19 +88,19 @@ def _drawn(draw: value_error.Draw, form: Format, rng: torch.Generator, shape: tu
 
 
 def _layouts(case: Case, rng: torch.Generator, place: int) -> list[str]:
-    """Return the layouts of the operand: at quick columns first for the first data, then one at random."""
+    """Return the layouts of the operand: below full columns first for the first data, then one at random."""
     names = list(LAYOUTS)
-    if case.level != "quick":
+    if case.level == "full":
         return names
     return ["transposed"] if place == 0 else [names[int(torch.randint(len(names), (1,), generator=rng))]]
 
 
 def _finite(case: Case, target: Target, rng: torch.Generator, name: str, *, backward: bool) -> None:
     tried = _Tried(case, target, name)
-    sizes = [size for size in MAGNITUDES if not backward or case.level != "quick" or size in ("huge", "small", "tiny")]
+    sizes = [size for size in MAGNITUDES if not backward or case.level == "full" or size in QUICK_SIZES]
     for dtype in case.supported(target):
         form, wrong = FORMATS[dtype], []
-        for _ in range(case.samples(quick=1, standard=1, full=10)):
+        for _ in range(case.samples(quick=1, standard=1, full=4)):
             for place, size in enumerate(sizes):
                 for layout in _layouts(case, rng, place):
                     x = _drawn(MAGNITUDES[size], form, rng, SHORT_SHAPE)
@@ -113,27 +121,28 @@ def test_results_are_finite(case: Case, target: Target, rng: torch.Generator, op
 
 
 @contract("AMP-NUMERICS-081")
-@per_target("op", _parameters(_is_known, list(WIDE)))
+@per_target("op", _parameters(_is_known, [name for name in WIDE if name not in NO_GRADIENT]))
 def test_gradients_are_finite(case: Case, target: Target, rng: torch.Generator, op: str) -> None:
     _finite(case, target, rng, BY_SLUG[op], backward=True)
 
 
-def _plan(case: Case, rng: torch.Generator, op: ValueOp, *, backward: bool) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """Yield kinds of data, layouts and shapes: at quick the telling ones and one at random."""
-    kinds = ["same sign", "plain"] if backward else list(ORDINARY)
-    if case.level == "quick":
+def _plan(
+    case: Case, rng: torch.Generator, op: ValueOp, *, backward: bool
+) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """Yield kinds of data, layouts and shapes: below full the telling ones and one at random."""
+    kinds = (["plain"] if op.centred else ["same sign", "plain"]) if backward else list(ORDINARY)
+    if case.level != "full" and len(kinds) > 1:
         kinds = [kinds[0], kinds[1 + int(torch.randint(len(kinds) - 1, (1,), generator=rng))]]
-    for _ in range(case.samples(quick=1, standard=1, full=10)):
+    for _ in range(case.samples(quick=1, standard=1, full=4)):
         for place, kind in enumerate(kinds):
             yield from ((kind, layout, SHORT_SHAPE) for layout in _layouts(case, rng, place))
-            if op.long and kind == "same sign":
+            if op.long and (place == 0 or case.level == "full"):
                 yield kind, "contiguous", LONG_SHAPE
-            elif op.long and case.level != "quick" and not backward:
-                yield kind, "every second", LONG_SHAPE
-    if op.empty:
+    if op.single and not (backward and op.scale_free):
         yield "plain", "contiguous", ONE
-        if not backward:
-            yield "plain", "contiguous", EMPTY
+        yield "wide", "contiguous", ONE
+    if op.empty and not backward:
+        yield "plain", "contiguous", EMPTY
 
 
 def _within(case: Case, target: Target, rng: torch.Generator, op: ValueOp, *, backward: bool) -> None:
@@ -141,14 +150,12 @@ def _within(case: Case, target: Target, rng: torch.Generator, op: ValueOp, *, ba
     for dtype in case.supported(target):
         form, worst = FORMATS[dtype], (0.0, "nothing")
         for kind, layout, shape in _plan(case, rng, op, backward=backward):
-            x = _drawn(ORDINARY[kind], form, rng, shape)
+            x = _drawn(DATA[kind], form, rng, shape)
             run = tried.run(op.call, x, layout, (0.5, 1.5) if backward else None)
             if run is None:
                 continue
             tried.judged += 1
-            ratio, what = (
-                value_error.gradient_error(run, form) if backward else value_error.result_error(run, op, form)
-            )
+            ratio, what = value_error.gradient_error(run, form) if backward else value_error.result_error(run, op, form)
             worst = max(worst, (ratio, f"{kind}, {'x'.join(map(str, shape))}, {layout}: {what}"))
         if form.name not in tried.refused:
             case.at_most(f"{op.name}: {form.name}, worst error ({worst[1]})", worst[0], 1.0, "of the bound")
@@ -179,9 +186,10 @@ def test_sums_agree(case: Case, target: Target, rng: torch.Generator, op: str) -
             with full_precision(target.device_type), target.autocast(dtype):
                 seen = spelling.call(rows.to(target.device, dtype)).detach().cpu().double()
             expected = (rows[: spelling.rows].sum(-1) / spelling.of).unsqueeze(1)
-            bound = (value_error.ROUNDINGS * form.unit_roundoff + LONG * UNIT) * expected
+            bound = (value_error.ROUNDINGS * form.unit_roundoff + sum_spellings.LONG * UNIT) * expected
             error = (seen.reshape(spelling.rows, -1) - expected).abs() / (bound + 2 * form.smallest)
-            what = f"{name}: {form.name}, {LONG} {kind}: error ({float(seen.flatten()[0]):.6g} of {float(expected[0]):.6g})"
+            first = f"{float(seen.flatten()[0]):.6g} for {float(expected[0]):.6g}"
+            what = f"{name}: {form.name}, {sum_spellings.LONG} numbers, {kind}: error of a sum ({first})"
             case.at_most(what, float(error.nan_to_num(nan=float("inf")).max()), 1.0, "of the bound")
 
 
@@ -199,3 +207,33 @@ def test_gradients_of_repeated_elements(case: Case, target: Target, rng: torch.G
             ratio, what = value_error.gradient_error(run, form)
             case.at_most(f"{name}: {form.name}, worst error of the gradient ({what})", ratio, 1.0, "of the bound")
     tried.close()
+
+
+# Where functions have an edge, and on both sides of it.
+POINTS = (-6.0, -3.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 3.0, 6.0)
+TIMES = 67
+"""How often all of them follow each other: in whole vectors, and in the tail that fills none."""
+
+
+@contract("AMP-NUMERICS-086")
+@per_target("op", _parameters(_is_known, [name for name in FUNCTIONS if name != "glu"]))
+def test_elements_are_alike(case: Case, target: Target, op: str) -> None:
+    name = BY_SLUG[op]
+    tried = _Tried(case, target, name)
+    for dtype in case.supported(target):
+        x = torch.tensor(POINTS, dtype=dtype).repeat(TIMES, 1)
+        for what, incoming in (("result", None), ("gradient", (1.0, 1.0))):
+            run = tried.run(FUNCTIONS[name], x, "contiguous", incoming)
+            if run is not None:
+                tried.judged += 1
+                seen = run.seen.detach().cpu()
+                case.equal(f"{name}: {FORMATS[dtype].name} {what}s of equal operands that differ", _unlike(x, seen), [])
+    tried.close()
+
+
+def _unlike(x: Tensor, seen: Tensor) -> list[tuple[float, list[float]]]:
+    """Return the operands whose results are further apart than two roundings to nearest, and those results."""
+    of_each = seen.double().view(TIMES, -1)
+    near = 2 * FORMATS[x.dtype].unit_roundoff * of_each.abs().amax(0)
+    apart = (of_each.amax(0) - of_each.amin(0) > near) | (of_each.isnan().any(0) != of_each.isnan().all(0))
+    return [(float(x[0, place]), of_each[:, place].unique().tolist()) for place in apart.nonzero().flatten().tolist()]

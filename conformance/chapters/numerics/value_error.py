@@ -16,18 +16,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...oracles.numbers.formats import Format, rounded
+from ...oracles.numbers.formats import Format
 from ...oracles.numbers.running_error import UNIT
 from .op_error import Region
 from .value_ops import Call, ValueOp
 
 ROUNDINGS = 4
-"""Tensors of the 16-bit type that an op may go through: of torch's compositions in Python those of cosine_similarity and
-the losses have most."""
+"""Tensors of the 16-bit type that an op may go through: of torch's compositions in Python and C++ those of
+cosine_similarity and the losses have most."""
 
-BACKWARD_ROUNDINGS = 16
-"""As many for each of the up to four of them: what autograd's formulas (tools/autograd/derivatives.yaml) save, and the
-three or four operations of each; in units of the largest element, since a gradient is a difference of such products."""
+BACKWARD_ROUNDINGS = 32
+"""Eight for each of them: a formula of tools/autograd/derivatives.yaml has up to four operations, each of which rounds,
+on results that were rounded when they were saved (an exponential of a log-probability near -10 passes on ten of these).
+In units of the largest element, since a gradient is a difference of such products."""
+
+_PRIME = 7919
 
 NEAR = 0.9
 """The part of the range up to which a result must be finite: two roundings of bf16 are below the rest."""
@@ -43,11 +46,13 @@ Draw = Callable[[Format, torch.Generator, Shape], Tensor]
 
 
 def _range(form: Format) -> tuple[float, float]:
-    """Return the smallest and the largest size of operands: their squares, and sums of these, are numbers of float32."""
+    """Return the smallest and the largest size of operands: sums of their squares are numbers of float32."""
     return max(form.smallest_normal, 2.0**-60), min(form.largest, 2.0**60)
 
 
-def _sized(size: Callable[[Format], float], *, signed: bool = True) -> Callable[[Format, torch.Generator, Shape], Tensor]:
+def _sized(
+    size: Callable[[Format], float], *, signed: bool = True
+) -> Callable[[Format, torch.Generator, Shape], Tensor]:
     """Return what draws numbers from 0.5 to 1.5 times a size, with random signs or all positive."""
 
     def draw(form: Format, rng: torch.Generator, shape: Shape) -> Tensor:
@@ -67,10 +72,11 @@ def _apart(form: Format, rng: torch.Generator, shape: Shape) -> Tensor:
 # Sizes at which intermediate results leave the range while the result does not.
 MAGNITUDES: dict[str, Draw] = {
     "huge": _sized(lambda form: _range(form)[1] / 4, signed=False),
+    "huge and negative": _sized(lambda form: -_range(form)[1] / 4, signed=False),
     "large": _sized(lambda form: 4 * math.sqrt(_range(form)[1])),
     "wide": _sized(lambda form: math.sqrt(_range(form)[1]) / 4),
     "small": _sized(lambda form: math.sqrt(_range(form)[0]) / 32),
-    "tiny": _sized(lambda form: _range(form)[0] / 64),
+    "tiny": _sized(lambda form: _range(form)[0] / 256),
 }
 ORDINARY: dict[str, Draw] = {
     "same sign": _sized(lambda form: 1.0, signed=False),
@@ -103,8 +109,11 @@ class Run:
         return self.seen.requires_grad and self.exact.requires_grad
 
     def gradients(self, low: float, high: float) -> Run | None:
-        """Return the gradients for an incoming one that rises from `low` to `high`; None where the result has none."""
-        seed = torch.linspace(low, high, self.exact.numel()).view_as(self.exact).to(self.seen.dtype)
+        """Return the gradients for an incoming one from `low` to `high`; None where the result has none."""
+        count = self.exact.numel()
+        # A row has numbers of the whole range, whatever its length, in no order.
+        steps = (torch.arange(count) * _PRIME).remainder(count).double() / max(count, 1)
+        seed = (low + (high - low) * steps).view_as(self.exact).to(self.seen.dtype)
         found = [
             torch.autograd.grad(result, operand, seed.to(result), allow_unused=True)[0]
             for result, operand in zip((self.seen, self.wide, self.exact), self.operands, strict=True)

@@ -1,6 +1,6 @@
 """Ops whose 16-bit results and gradients are compared with those of the same operands in float64.
 
-Each op is a function of one tensor of `rows` rows and any number of columns, 33 or 20,000, and makes what else it takes.
+Each op is a function of one tensor of a few rows, of 33 or of LONG numbers, and makes what else it takes.
 """
 
 from __future__ import annotations
@@ -15,26 +15,33 @@ from torch.nn import functional as F
 
 Call = Callable[[Tensor], Tensor]
 
-LONG = 20_000
+LONG = 66_000
+"""More than the largest number of fp16, so that a count of them is none."""
 
 
 @dataclass(frozen=True)
 class ValueOp:
     """An op and the ways in which its results are compared.
 
-    `long` ops add up more where rows are longer. `empty` ones have a result for rows of none. `wide` ones are taken at
-    magnitudes near the ends of the range too. `size` bounds the numbers that go into an element beyond what its
-    derivative shows, such as weights that cancel. `smooth` ones have a gradient that operands a rounding apart do not
-    change. `on_cards` is false where a card's kernel is not known to do better than that of the CPU, which fails.
+    `long` ops add up more where rows are longer; `empty` ones have a result for rows of none, `single` ones for rows of
+    one. `wide` ones are taken at magnitudes near the ends of the range too. `size` bounds the numbers that go into an
+    element beyond what its derivative shows, such as weights that cancel. `smooth` ones have a gradient that operands a
+    rounding apart do not change; of `centred` ones that goes for operands around zero, since a mean that their gradient
+    is made of may have been saved in the 16-bit type. `scale_free` ones have a gradient of zero where a row has one
+    element, which roundings hide. `on_cards` is false where a card's kernel is not known to do
+    better than that of the CPU, which fails.
     """
 
     name: str
     call: Call
     long: bool = True
     empty: bool = False
+    single: bool = False
     wide: bool = True
     size: Callable[[Tensor], float] | None = None
     smooth: bool = True
+    centred: bool = False
+    scale_free: bool = False
     on_cards: bool = True
 
 
@@ -191,9 +198,7 @@ _LOSSES: dict[str, Call] = {
     "binary_cross_entropy_with_logits": lambda x: F.binary_cross_entropy_with_logits(x, half(x)),
     "cross_entropy": lambda x: F.cross_entropy(x, classes(len(x), x, x.shape[1])),
     "cross_entropy of columns": lambda x: F.cross_entropy(x.t(), classes(x.shape[1], x, len(x))),
-    "cross_entropy smoothed": lambda x: F.cross_entropy(
-        x.t(), classes(x.shape[1], x, len(x)), label_smoothing=0.125
-    ),
+    "cross_entropy smoothed": lambda x: F.cross_entropy(x.t(), classes(x.shape[1], x, len(x)), label_smoothing=0.125),
     "cross_entropy of probabilities": lambda x: F.cross_entropy(x.t(), (half(x) / 4).t()),
     "nll_loss": lambda x: F.nll_loss(x.t(), classes(x.shape[1], x, len(x))),
     "nll_loss of pictures": lambda x: F.nll_loss(image(x), classes(x.shape[1], x, len(x)).view(image(x)[:, 0].shape)),
@@ -300,9 +305,7 @@ _RESAMPLING: dict[str, Call] = {
     "interpolate trilinear": lambda x: F.interpolate(volume(x), size=(5, 7, 3), mode="trilinear"),
     "interpolate nearest": lambda x: F.interpolate(image(x), size=(7, 5), mode="nearest"),
     "interpolate nearest-exact": lambda x: F.interpolate(image(x), size=(7, 5), mode="nearest-exact"),
-    "grid_sample": lambda x: F.grid_sample(
-        image(x), _small(x, 2, 2, 2)[None].expand(1, 2, 2, 2), align_corners=False
-    ),
+    "grid_sample": lambda x: F.grid_sample(image(x), _small(x, 2, 2, 2)[None].expand(1, 2, 2, 2), align_corners=False),
     "pixel_shuffle": lambda x: F.pixel_shuffle(image(x[:4]), 2),
     "fold": lambda x: F.fold(x[:, :32].reshape(len(x), 4, 8), (1, 11), (1, 4)),
     "unfold": lambda x: F.unfold(image(x), (2, 3)),
@@ -314,15 +317,40 @@ _RESAMPLING: dict[str, Call] = {
 _SIZES: dict[str, Callable[[Tensor], float]] = {
     **dict.fromkeys(_RESAMPLING, _largest),
     **dict.fromkeys(_CELLS, _one),
-    "corrcoef": _one,
+    **dict.fromkeys(("corrcoef", "layer_norm", "instance_norm", "group_norm", "batch_norm"), _one),
     "cov": lambda x: float(x.abs().max()) ** 2,
 }
-_EDGES = {"norm of order inf", "segment_reduce max", "embedding_bag max", "l1_loss", "margin_ranking_loss"}
+_SPREADS = {name for name in _DEVIATIONS if name.startswith(("var", "std", "cov", "corr", "masked.var"))}
+NO_GRADIENT = {"norm of order 0", "aminmax"}
+_EDGES = {
+    "norm of order 0",
+    "norm of order inf",
+    "segment_reduce max",
+    "embedding_bag max",
+    "l1_loss",
+    "margin_ranking_loss",
+}
 # No more numbers go into an element of these where rows are longer.
 _SHORT = {
     *(name for name in _PRODUCTS if name.startswith(("conv", "scaled"))),
     *("cross", "matrix_exp", "local_response_norm", "kthvalue", "sort", "topk", "cummax", "median"),
     *(name for name in _SELECTIONS if "pool" in name),
+}
+_SINGLE = {
+    *("softmax", "softmax of columns", "log_softmax", "log_softmax of columns", "softmin", "masked.softmax"),
+    *(
+        "layer_norm",
+        "rms_norm",
+        "normalize",
+        "cumsum",
+        "logcumsumexp",
+        "amax",
+        "max",
+        "median",
+        "sort",
+        "cosine_similarity",
+    ),
+    *("pairwise_distance", "mse_loss", "huber_loss", "binary_cross_entropy_with_logits", "linear", "matmul", "bmm"),
 }
 _EMPTY = {*_REDUCTIONS} - {"sum of all", "norm of all", "matrix_norm", "inner", "tensordot"}
 
@@ -341,8 +369,11 @@ def _table() -> dict[str, ValueOp]:
             call,
             long=name not in _RESAMPLING and name not in _CELLS and name not in _SHORT,
             empty=name in _EMPTY,
+            single=name in _EMPTY or name in _SINGLE,
             size=_SIZES.get(name),
             smooth=name not in _SELECTIONS and name not in _EDGES,
+            centred=("norm" in name and name in _NORMALIZATIONS) or name in _SPREADS,
+            scale_free=name in ("layer_norm", "rms_norm", "normalize", "cosine_similarity"),
             wide=name not in ("cross", "matrix_exp"),
             on_cards=name not in _PLACES and name not in OFF_CARDS,
         )
@@ -351,6 +382,7 @@ def _table() -> dict[str, ValueOp]:
 
 
 OPS: dict[str, ValueOp] = _table()
+
 
 def _named(name: str) -> Call:
     """Return a function of one tensor, looked up when it is called, so that a user's own torch is judged."""
@@ -363,10 +395,22 @@ FUNCTIONS: dict[str, Call] = {
     **{
         name: _named(name)
         for name in (
-            "gelu silu mish softplus logsigmoid elu celu selu hardswish hardsigmoid hardtanh leaky_relu relu6 softsign"
-            " tanhshrink softshrink sigmoid tanh erf exp expm1 log1p sqrt rsqrt reciprocal square sinc asinh atan cos"
-            " sin exp2 abs relu"
-        ).split()
+            *("gelu", "silu", "mish", "softplus", "logsigmoid", "elu", "celu", "selu", "hardswish", "hardsigmoid"),
+            *(
+                "hardtanh",
+                "leaky_relu",
+                "relu6",
+                "softsign",
+                "tanhshrink",
+                "softshrink",
+                "sigmoid",
+                "tanh",
+                "erf",
+                "exp",
+            ),
+            *("expm1", "log1p", "sqrt", "rsqrt", "reciprocal", "square", "sinc", "asinh", "atan", "cos", "sin", "exp2"),
+            *("abs", "relu"),
+        )
     },
     "gelu tanh": lambda x: F.gelu(x, approximate="tanh"),
     "log": lambda x: x.abs().log(),
@@ -391,4 +435,43 @@ FUNCTIONS: dict[str, Call] = {
     "clamp": lambda x: x.clamp(-1, 1),
     "dropout of nothing": lambda x: F.dropout(x, 0.0),
     "prelu": lambda x: F.prelu(x, _small(x, 2, 1)[:1].reshape(1)),
+}
+
+# What a model meets most, and kernels of their own that the rest is written with.
+QUICK = {
+    *(
+        "sum",
+        "sum of columns",
+        "mean",
+        "logsumexp",
+        "norm",
+        "vector_norm",
+        "masked.mean",
+        "var",
+        "std",
+        "cumsum",
+        "prod",
+    ),
+    *("cosine_similarity", "normalize", "amax", "sort", "softmax", "log_softmax of columns", "layer_norm"),
+    *(
+        "rms_norm",
+        "group_norm",
+        "batch_norm",
+        "avg_pool2d",
+        "adaptive_avg_pool2d",
+        "lp_pool2d",
+        "mse_loss",
+        "cross_entropy",
+    ),
+    *("binary_cross_entropy_with_logits", "scatter_reduce mean", "embedding_bag mean", "linear", "conv2d", "gru_cell"),
+    *(
+        "scaled_dot_product_attention",
+        "interpolate bilinear",
+        "gelu",
+        "silu",
+        "softplus",
+        "rsqrt",
+        "logit",
+        "matrix_exp",
+    ),
 }
