@@ -1,0 +1,239 @@
+"""Check the values of 16-bit results and gradients of whatever op a model meets in a region, against float64."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from ...harness.check import Case, contract, deep, per_target
+from ...harness.targets import Target
+from ...measure.precision import full_precision
+from ...oracles.numbers.formats import FORMATS, Format, rounded
+from ...oracles.numbers.running_error import UNIT
+from . import sum_spellings, value_error, value_ops
+from .sum_spellings import FEW, REPEATS, ROWS, ROWS_OF_NUMBERS, SPELLINGS
+from .support import slug
+from .value_error import LAYOUTS, MAGNITUDES, ORDINARY, Run
+from .value_ops import FUNCTIONS, LONG, NO_GRADIENT, OFF_CARDS, OPS, Call, ValueOp
+
+# One thread, so that the order of every sum is that of one kernel, and most of these are small.
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SHORT_SHAPE, LONG_SHAPE, ONE, EMPTY = (37, 33), (2, LONG), (3, 1), (3, 0)
+QUICK_SIZES = ("huge", "small", "tiny")
+DATA = {**ORDINARY, **MAGNITUDES}
+Plan = Iterator[tuple[str, str, tuple[int, ...]]]
+
+WIDE: dict[str, Call] = {**{name: op.call for name, op in OPS.items() if op.wide}, **FUNCTIONS}
+QUICK = value_ops.QUICK | sum_spellings.QUICK
+BY_SLUG = {slug(name): name for table in (OPS, FUNCTIONS, SPELLINGS, REPEATS) for name in table}
+
+
+def _parameters(known: Callable[[str], bool], names: list[str]) -> Callable[[Target], Iterator[str]]:
+    """Return the ids of the ops of a target: all on a CPU, on other devices those whose kernels are known."""
+
+    def of(target: Target) -> Iterator[str]:
+        for name in names:
+            if target.device_type == "cpu" or known(name):
+                yield slug(name) if name in QUICK else deep("standard", slug(name))
+
+    return of
+
+
+def _is_known(name: str) -> bool:
+    return name not in OFF_CARDS and (name not in OPS or OPS[name].on_cards)
+
+
+class _Tried:
+    """The runs of one op in every type of the case, and which types its kernels refuse."""
+
+    def __init__(self, case: Case, target: Target, name: str) -> None:
+        self.case, self.target, self.name = case, target, name
+        self.refused: dict[str, str] = {}
+        self.judged = 0
+
+    def run(
+        self, call: Call, x: Tensor, layout: str = "contiguous", incoming: tuple[float, float] | None = None
+    ) -> Run | None:
+        """Return the run, or that of the gradient for an `incoming` one from low to high; None where there is none."""
+        region = functools.partial(self.target.autocast, x.dtype)
+        try:
+            with full_precision(self.target.device_type):
+                found = value_error.called(call, x, LAYOUTS[layout], self.target.device, region)
+                if incoming is None:
+                    return found
+                return found.gradients(*incoming) if found.is_differentiable else None
+        except (RuntimeError, NotImplementedError) as error:
+            reason = value_error.refusal(error)
+            if reason is None:
+                raise
+            self.refused[FORMATS[x.dtype].name] = reason
+            return None
+
+    def close(self) -> None:
+        """Record the types without a kernel; end the case if there is no other."""
+        if self.refused:
+            self.case.note(f"{self.name}: types without a kernel", sorted(self.refused.items()))
+        if not self.judged:
+            why = "; ".join(sorted(set(self.refused.values()))) or "its result has no gradient"
+            self.case.unsupported(f"{self.target.name} computes no {self.name} of a 16-bit tensor: {why}")
+
+
+def _drawn(draw: value_error.Draw, form: Format, rng: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+    return rounded(draw(form, rng, shape), form).to(form.dtype)
+
+
+def _layouts(case: Case, rng: torch.Generator, place: int) -> list[str]:
+    """Return the layouts of the operand: below full columns first for the first data, then one at random."""
+    names = list(LAYOUTS)
+    if case.level == "full":
+        return names
+    return ["transposed"] if place == 0 else [names[int(torch.randint(len(names), (1,), generator=rng))]]
+
+
+def _finite(case: Case, target: Target, rng: torch.Generator, name: str, *, backward: bool) -> None:
+    tried = _Tried(case, target, name)
+    sizes = [size for size in MAGNITUDES if not backward or case.level == "full" or size in QUICK_SIZES]
+    for dtype in case.supported(target):
+        form, wrong = FORMATS[dtype], []
+        for _ in range(case.samples(quick=1, standard=1, full=4)):
+            for place, size in enumerate(sizes):
+                for layout in _layouts(case, rng, place):
+                    x = _drawn(MAGNITUDES[size], form, rng, SHORT_SHAPE)
+                    run = tried.run(WIDE[name], x, layout, (1.0, 1.0) if backward else None)
+                    if run is not None:
+                        tried.judged += 1
+                        wrong += [(size, seen, exact) for seen, exact in value_error.lost(run, form)[:2]]
+        if form.name not in tried.refused:
+            what = "gradients" if backward else "results"
+            case.equal(f"{name}: {form.name} {what} that are not finite, size of operands, seen, exact", wrong[:4], [])
+    tried.close()
+
+
+@contract("AMP-NUMERICS-080")
+@per_target("op", _parameters(_is_known, list(WIDE)))
+def test_results_are_finite(case: Case, target: Target, rng: torch.Generator, op: str) -> None:
+    _finite(case, target, rng, BY_SLUG[op], backward=False)
+
+
+@contract("AMP-NUMERICS-081")
+@per_target("op", _parameters(_is_known, [name for name in WIDE if name not in NO_GRADIENT]))
+def test_gradients_are_finite(case: Case, target: Target, rng: torch.Generator, op: str) -> None:
+    _finite(case, target, rng, BY_SLUG[op], backward=True)
+
+
+def _plan(
+    case: Case, rng: torch.Generator, op: ValueOp, *, backward: bool
+) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """Yield kinds of data, layouts and shapes: below full the telling ones and one at random."""
+    kinds = (["plain"] if op.centred else ["same sign", "plain"]) if backward else list(ORDINARY)
+    if case.level != "full" and len(kinds) > 1:
+        kinds = [kinds[0], kinds[1 + int(torch.randint(len(kinds) - 1, (1,), generator=rng))]]
+    for _ in range(case.samples(quick=1, standard=1, full=4)):
+        for place, kind in enumerate(kinds):
+            yield from ((kind, layout, SHORT_SHAPE) for layout in _layouts(case, rng, place))
+            if op.long and (place == 0 or case.level == "full"):
+                yield kind, "contiguous", LONG_SHAPE
+    if op.single and not (backward and op.scale_free):
+        yield "plain", "contiguous", ONE
+        yield "wide", "contiguous", ONE
+    if op.empty and not backward:
+        yield "plain", "contiguous", EMPTY
+
+
+def _within(case: Case, target: Target, rng: torch.Generator, op: ValueOp, *, backward: bool) -> None:
+    tried = _Tried(case, target, op.name)
+    for dtype in case.supported(target):
+        form, worst = FORMATS[dtype], (0.0, "nothing")
+        for kind, layout, shape in _plan(case, rng, op, backward=backward):
+            x = _drawn(DATA[kind], form, rng, shape)
+            run = tried.run(op.call, x, layout, (0.5, 1.5) if backward else None)
+            if run is None:
+                continue
+            tried.judged += 1
+            ratio, what = value_error.gradient_error(run, form) if backward else value_error.result_error(run, op, form)
+            worst = max(worst, (ratio, f"{kind}, {'x'.join(map(str, shape))}, {layout}: {what}"))
+        if form.name not in tried.refused:
+            case.at_most(f"{op.name}: {form.name}, worst error ({worst[1]})", worst[0], 1.0, "of the bound")
+    tried.close()
+
+
+@contract("AMP-NUMERICS-082")
+@per_target("op", _parameters(_is_known, list(OPS)))
+def test_results_are_within_the_bound(case: Case, target: Target, rng: torch.Generator, op: str) -> None:
+    _within(case, target, rng, OPS[BY_SLUG[op]], backward=False)
+
+
+@contract("AMP-NUMERICS-083")
+@per_target("op", _parameters(_is_known, [name for name, op in OPS.items() if op.smooth]))
+def test_gradients_are_within_the_bound(case: Case, target: Target, rng: torch.Generator, op: str) -> None:
+    _within(case, target, rng, OPS[BY_SLUG[op]], backward=True)
+
+
+@contract("AMP-NUMERICS-084")
+@per_target("op", _parameters(lambda name: SPELLINGS[name].on_cards, list(SPELLINGS)))
+def test_sums_agree(case: Case, target: Target, rng: torch.Generator, op: str) -> None:
+    name = BY_SLUG[op]
+    spelling = SPELLINGS[name]
+    for dtype in case.supported(target):
+        form = FORMATS[dtype]
+        for kind, draw in ROWS_OF_NUMBERS.items():
+            rows = draw(rng)
+            with full_precision(target.device_type), target.autocast(dtype):
+                seen = spelling.call(rows.to(target.device, dtype)).detach().cpu().double()
+            expected = (rows[: spelling.rows].sum(-1) / spelling.of).unsqueeze(1)
+            bound = (value_error.ROUNDINGS * form.unit_roundoff + sum_spellings.LONG * UNIT) * expected
+            error = (seen.reshape(spelling.rows, -1) - expected).abs() / (bound + 2 * form.smallest)
+            first = f"{float(seen.flatten()[0]):.6g} for {float(expected[0]):.6g}"
+            what = f"{name}: {form.name}, {sum_spellings.LONG} numbers, {kind}: error of a sum ({first})"
+            case.at_most(what, float(error.nan_to_num(nan=float("inf")).max()), 1.0, "of the bound")
+
+
+@contract("AMP-NUMERICS-085")
+@per_target("op", _parameters(lambda name: REPEATS[name].on_cards, list(REPEATS)))
+def test_gradients_of_repeated_elements(case: Case, target: Target, rng: torch.Generator, op: str) -> None:
+    name = BY_SLUG[op]
+    tried = _Tried(case, target, name)
+    for dtype in case.supported(target):
+        form = FORMATS[dtype]
+        x = _drawn(ORDINARY["same sign"], form, rng, (ROWS, FEW))
+        run = tried.run(REPEATS[name].call, x, "contiguous", (0.5, 1.5))
+        if run is not None:
+            tried.judged += 1
+            ratio, what = value_error.gradient_error(run, form)
+            case.at_most(f"{name}: {form.name}, worst error of the gradient ({what})", ratio, 1.0, "of the bound")
+    tried.close()
+
+
+# Where functions have an edge, and on both sides of it.
+POINTS = (-6.0, -3.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 3.0, 6.0)
+TIMES = 67
+"""How often all of them follow each other: in whole vectors, and in the tail that fills none."""
+
+
+@contract("AMP-NUMERICS-086")
+@per_target("op", _parameters(_is_known, [name for name in FUNCTIONS if name != "glu"]))
+def test_elements_are_alike(case: Case, target: Target, op: str) -> None:
+    name = BY_SLUG[op]
+    tried = _Tried(case, target, name)
+    for dtype in case.supported(target):
+        x = torch.tensor(POINTS, dtype=dtype).repeat(TIMES, 1)
+        for what, incoming in (("result", None), ("gradient", (1.0, 1.0))):
+            run = tried.run(FUNCTIONS[name], x, "contiguous", incoming)
+            if run is not None:
+                tried.judged += 1
+                seen = run.seen.detach().cpu()
+                case.equal(f"{name}: {FORMATS[dtype].name} {what}s of equal operands that differ", _unlike(x, seen), [])
+    tried.close()
+
+
+def _unlike(x: Tensor, seen: Tensor) -> list[tuple[float, list[float]]]:
+    """Return the operands whose results are further apart than two roundings to nearest, and those results."""
+    of_each = seen.double().view(TIMES, -1)
+    near = 2 * FORMATS[x.dtype].unit_roundoff * of_each.abs().amax(0)
+    apart = (of_each.amax(0) - of_each.amin(0) > near) | (of_each.isnan().any(0) != of_each.isnan().all(0))
+    return [(float(x[0, place]), of_each[:, place].unique().tolist()) for place in apart.nonzero().flatten().tolist()]
