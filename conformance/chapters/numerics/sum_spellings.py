@@ -102,10 +102,15 @@ _PRODUCTS: dict[str, Spelling] = {
     "bilinear with ones": Spelling(lambda x: F.bilinear(x, _ones(x, ROWS, 1), _ones(x, 2, LONG, 1))),
     "conv1d": Spelling(lambda x: F.conv1d(x.reshape(ROWS, 200, 100), _ones(x, 2, 200, 100))[..., 0]),
     "conv2d": Spelling(lambda x: F.conv2d(x.reshape(ROWS, 200, 10, 10), _ones(x, 2, 200, 10, 10)).flatten(1)),
-    "conv3d": Spelling(lambda x: F.conv3d(x.reshape(ROWS, 20, 10, 10, 10), _ones(x, 2, 20, 10, 10, 10)).flatten(1)),
-    "conv2d depthwise": Spelling(lambda x: F.conv2d(_image(x), _ones(x, ROWS, 1, 100, 200), groups=ROWS).flatten()),
+    "conv3d": Spelling(
+        lambda x: F.conv3d(x.reshape(ROWS, 20, 10, 10, 10), _ones(x, 2, 20, 10, 10, 10)).flatten(1), on_cards=False
+    ),
+    "conv2d depthwise": Spelling(
+        lambda x: F.conv2d(_image(x), _ones(x, ROWS, 1, 100, 200), groups=ROWS).flatten(), on_cards=False
+    ),
     "conv1d grouped": Spelling(
-        lambda x: F.conv1d(x.reshape(1, ROWS * 200, 100), _ones(x, ROWS, 200, 100), groups=ROWS).flatten()
+        lambda x: F.conv1d(x.reshape(1, ROWS * 200, 100), _ones(x, ROWS, 200, 100), groups=ROWS).flatten(),
+        on_cards=False,
     ),
     "conv_transpose1d": Spelling(
         lambda x: F.conv_transpose1d(x.reshape(ROWS, LONG, 1), _ones(x, LONG, 2, 1))[..., 0], on_cards=False
@@ -143,14 +148,18 @@ _POOLS: dict[str, Spelling] = {
     "avg_pool1d": Spelling(lambda x: F.avg_pool1d(x, LONG), of=LONG),
     "avg_pool2d": Spelling(lambda x: F.avg_pool2d(_image(x), (100, 200)).flatten(), of=LONG),
     "avg_pool2d channels last": Spelling(lambda x: F.avg_pool2d(_last(x), (100, 200)).flatten(), of=LONG),
-    "avg_pool3d": Spelling(lambda x: F.avg_pool3d(_volume(x), (10, 10, 200)).flatten(), of=LONG),
-    "avg_pool3d channels last": Spelling(lambda x: F.avg_pool3d(_last_3d(x), (10, 10, 200)).flatten(), of=LONG),
+    "avg_pool3d": Spelling(lambda x: F.avg_pool3d(_volume(x), (10, 10, 200)).flatten(), of=LONG, on_cards=False),
+    "avg_pool3d channels last": Spelling(
+        lambda x: F.avg_pool3d(_last_3d(x), (10, 10, 200)).flatten(), of=LONG, on_cards=False
+    ),
     "avg_pool2d divided by 1": Spelling(lambda x: F.avg_pool2d(_image(x), (100, 200), divisor_override=1).flatten()),
     "adaptive_avg_pool1d": Spelling(lambda x: F.adaptive_avg_pool1d(x, 1), of=LONG),
     "adaptive_avg_pool2d": Spelling(lambda x: F.adaptive_avg_pool2d(_image(x), 1).flatten(), of=LONG),
     "adaptive_avg_pool2d channels last": Spelling(lambda x: F.adaptive_avg_pool2d(_last(x), 1).flatten(), of=LONG),
-    "adaptive_avg_pool3d": Spelling(lambda x: F.adaptive_avg_pool3d(_volume(x), 1).flatten(), of=LONG),
-    "adaptive_avg_pool3d channels last": Spelling(lambda x: F.adaptive_avg_pool3d(_last_3d(x), 1).flatten(), of=LONG),
+    "adaptive_avg_pool3d": Spelling(lambda x: F.adaptive_avg_pool3d(_volume(x), 1).flatten(), of=LONG, on_cards=False),
+    "adaptive_avg_pool3d channels last": Spelling(
+        lambda x: F.adaptive_avg_pool3d(_last_3d(x), 1).flatten(), of=LONG, on_cards=False
+    ),
     "lp_pool1d of order 1": Spelling(lambda x: F.lp_pool1d(x, 1.0, LONG)),
     "interpolate area": Spelling(lambda x: F.interpolate(_image(x), size=1, mode="area").flatten(), of=LONG),
 }

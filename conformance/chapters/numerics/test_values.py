@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import pytest
 import torch
@@ -18,7 +18,19 @@ from . import sum_spellings, value_error, value_ops
 from .sum_spellings import FEW, REPEATS, ROWS, ROWS_OF_NUMBERS, SPELLINGS
 from .support import slug
 from .value_error import LAYOUTS, MAGNITUDES, ORDINARY, Run
-from .value_ops import FUNCTIONS, LONG, NO_GRADIENT, OFF_CARDS, OPS, Call, ValueOp
+from .value_ops import (
+    FUNCTIONS,
+    GRADIENTS_OFF_CARDS,
+    LARGE_GRADIENTS_OFF_CARDS,
+    LARGE_OFF_CARDS,
+    LONG,
+    NO_GRADIENT,
+    OFF_CARDS,
+    OPS,
+    RESULTS_OFF_CARDS,
+    Call,
+    ValueOp,
+)
 
 # One thread, so that the order of every sum is that of one kernel, and most of these are small.
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -33,19 +45,15 @@ QUICK = value_ops.QUICK | sum_spellings.QUICK
 BY_SLUG = {slug(name): name for table in (OPS, FUNCTIONS, SPELLINGS, REPEATS) for name in table}
 
 
-def _parameters(known: Callable[[str], bool], names: list[str]) -> Callable[[Target], Iterator[str]]:
-    """Return the ids of the ops of a target: all on a CPU, on other devices those whose kernels are known."""
+def _ops(names: Iterable[str], off_cards: Collection[str]) -> Callable[[Target], Iterator[str]]:
+    """Return the ids of the ops of a target: all on a CPU, and on other devices those that these are asked."""
 
     def of(target: Target) -> Iterator[str]:
         for name in names:
-            if target.device_type == "cpu" or known(name):
+            if target.device_type == "cpu" or name not in off_cards:
                 yield slug(name) if name in QUICK else deep("standard", slug(name))
 
     return of
-
-
-def _is_known(name: str) -> bool:
-    return name not in OFF_CARDS and (name not in OPS or OPS[name].on_cards)
 
 
 class _Tried:
@@ -115,13 +123,13 @@ def _finite(case: Case, target: Target, rng: torch.Generator, name: str, *, back
 
 
 @contract("AMP-NUMERICS-080")
-@per_target("op", _parameters(_is_known, list(WIDE)))
+@per_target("op", _ops(WIDE, LARGE_OFF_CARDS))
 def test_results_are_finite(case: Case, target: Target, rng: torch.Generator, op: str) -> None:
     _finite(case, target, rng, BY_SLUG[op], backward=False)
 
 
 @contract("AMP-NUMERICS-081")
-@per_target("op", _parameters(_is_known, [name for name in WIDE if name not in NO_GRADIENT]))
+@per_target("op", _ops([name for name in WIDE if name not in NO_GRADIENT], LARGE_GRADIENTS_OFF_CARDS))
 def test_gradients_are_finite(case: Case, target: Target, rng: torch.Generator, op: str) -> None:
     _finite(case, target, rng, BY_SLUG[op], backward=True)
 
@@ -163,19 +171,19 @@ def _within(case: Case, target: Target, rng: torch.Generator, op: ValueOp, *, ba
 
 
 @contract("AMP-NUMERICS-082")
-@per_target("op", _parameters(_is_known, list(OPS)))
+@per_target("op", _ops(OPS, RESULTS_OFF_CARDS))
 def test_results_are_within_the_bound(case: Case, target: Target, rng: torch.Generator, op: str) -> None:
     _within(case, target, rng, OPS[BY_SLUG[op]], backward=False)
 
 
 @contract("AMP-NUMERICS-083")
-@per_target("op", _parameters(_is_known, [name for name, op in OPS.items() if op.smooth]))
+@per_target("op", _ops([name for name, op in OPS.items() if op.smooth], GRADIENTS_OFF_CARDS))
 def test_gradients_are_within_the_bound(case: Case, target: Target, rng: torch.Generator, op: str) -> None:
     _within(case, target, rng, OPS[BY_SLUG[op]], backward=True)
 
 
 @contract("AMP-NUMERICS-084")
-@per_target("op", _parameters(lambda name: SPELLINGS[name].on_cards, list(SPELLINGS)))
+@per_target("op", _ops(SPELLINGS, [name for name, one in SPELLINGS.items() if not one.on_cards]))
 def test_sums_agree(case: Case, target: Target, rng: torch.Generator, op: str) -> None:
     name = BY_SLUG[op]
     spelling = SPELLINGS[name]
@@ -194,7 +202,7 @@ def test_sums_agree(case: Case, target: Target, rng: torch.Generator, op: str) -
 
 
 @contract("AMP-NUMERICS-085")
-@per_target("op", _parameters(lambda name: REPEATS[name].on_cards, list(REPEATS)))
+@per_target("op", _ops(REPEATS, [name for name, one in REPEATS.items() if not one.on_cards]))
 def test_gradients_of_repeated_elements(case: Case, target: Target, rng: torch.Generator, op: str) -> None:
     name = BY_SLUG[op]
     tried = _Tried(case, target, name)
@@ -216,7 +224,7 @@ TIMES = 67
 
 
 @contract("AMP-NUMERICS-086")
-@per_target("op", _parameters(_is_known, [name for name in FUNCTIONS if name != "glu"]))
+@per_target("op", _ops([name for name in FUNCTIONS if name != "glu"], OFF_CARDS))
 def test_elements_are_alike(case: Case, target: Target, op: str) -> None:
     name = BY_SLUG[op]
     tried = _Tried(case, target, name)
