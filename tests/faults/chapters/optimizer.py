@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -219,4 +220,124 @@ def zero_grad_multiplies() -> Iterator[None]:
 def closure_is_accepted() -> Iterator[None]:
     """GradScaler.step takes a closure and lets the optimizer see scaled gradients."""
     with edited(SCALER.step, 'if "closure" in kwargs:', "if False:"):
+        yield
+
+
+# --- implementations
+
+
+@fault("AMP-OPTIMIZER-097")
+def skip_scales_gradients() -> Iterator[None]:
+    """A skipped step doubles the gradients that it found."""
+
+    def double(optimizer: torch.optim.Optimizer) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad = parameter.grad * 2
+
+    with replaced(SCALER, "_maybe_opt_step", _around_skips(double)):
+        yield
+
+
+def _after_loading(then: Callable[[str, Any], Any]) -> Any:
+    """Optimizer.load_state_dict with another value for each entry of the state."""
+    original = torch.optim.Optimizer.load_state_dict
+
+    def load(self: torch.optim.Optimizer, state_dict: Any) -> None:
+        original(self, state_dict)
+        for entry in self.state.values():
+            for name, value in list(entry.items()):
+                entry[name] = then(name, value)
+
+    return replaced(torch.optim.Optimizer, "load_state_dict", load)
+
+
+@fault("AMP-OPTIMIZER-098")
+def loaded_numbers_count_from_zero() -> Iterator[None]:
+    """A step counter that was saved as a number is loaded as zero."""
+    original = torch.optim.Optimizer.load_state_dict
+
+    def load(self: torch.optim.Optimizer, state_dict: Any) -> None:
+        for entry in state_dict["state"].values():
+            if "step" in entry and not torch.is_tensor(entry["step"]):
+                entry["step"] = 0
+        original(self, state_dict)
+
+    with replaced(torch.optim.Optimizer, "load_state_dict", load):
+        yield
+
+
+@fault("AMP-OPTIMIZER-101", "AMP-OPTIMIZER-102")
+def loaded_averages_are_rounded() -> Iterator[None]:
+    """load_state_dict rounds averages to bf16 and keeps their dtype."""
+    with _after_loading(
+        lambda name, value: value.bfloat16().to(value.dtype) if torch.is_tensor(value) and value.dim() else value
+    ):
+        yield
+
+
+@fault("AMP-OPTIMIZER-100")
+def foreach_keeps_another_average() -> Iterator[None]:
+    """Adam with foreach=True holds an entry of state that its other implementations do not have."""
+    original = torch.optim.Adam.step
+
+    def step(self: Any, closure: Any = None) -> Any:
+        answer = original(self, closure)
+        for group in self.param_groups:
+            for parameter in group["params"] if group["foreach"] else ():
+                self.state[parameter]["norm"] = torch.zeros_like(parameter)
+        return answer
+
+    with replaced(torch.optim.Adam, "step", step):
+        yield
+
+
+@fault("AMP-OPTIMIZER-103")
+def adam_squares_complex_gradients() -> Iterator[None]:
+    """Adam does not look at complex gradients as pairs of real ones."""
+    with replaced(adam, "_view_as_real", lambda *tensors: None):
+        yield
+
+
+@fault("AMP-OPTIMIZER-104")
+def empty_gradients_are_infinite() -> Iterator[None]:
+    """unscale_ takes a gradient without elements for one that is not finite."""
+    original = SCALER._unscale_grads_
+
+    def unscale(self: Any, optimizer: Any, *args: Any) -> Any:
+        found = original(self, optimizer, *args)
+        gradients = [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
+        if any(gradient is not None and gradient.numel() == 0 for gradient in gradients):
+            for flag in found.values():
+                flag.fill_(1.0)
+        return found
+
+    with replaced(SCALER, "_unscale_grads_", unscale):
+        yield
+
+
+@fault("AMP-OPTIMIZER-105")
+def rates_in_tensors_are_larger() -> Iterator[None]:
+    """SGD steps a percent further with a learning rate in a tensor."""
+    original = torch.optim.SGD.__init__
+
+    @functools.wraps(original)
+    def construct(self: Any, params: Any, lr: Any = 1e-3, **options: Any) -> None:
+        original(self, params, lr * 1.01 if isinstance(lr, torch.Tensor) else lr, **options)
+
+    with replaced(torch.optim.SGD, "__init__", construct):
+        yield
+
+
+@fault("AMP-OPTIMIZER-106")
+def adam_has_no_eps() -> Iterator[None]:
+    """Adam divides by the root of the second moment alone."""
+    original = torch.optim.Adam.__init__
+
+    @functools.wraps(original)
+    def construct(self: Any, params: Any, *args: Any, **options: Any) -> None:
+        original(self, params, *args, **{**options, "eps": 0.0})
+
+    with replaced(torch.optim.Adam, "__init__", construct):
         yield
