@@ -166,7 +166,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         measure(in_turn(chosen), options.resume, options.minutes)
     if options.page:
         theirs = pytorch_tests.read(options.resume.with_name(f"{options.resume.stem}-pytorch.csv"))
-        options.page.write_text(kill_page.page(read(options.resume), every, theirs), encoding="utf-8")
+        rows = [row for row in read(options.resume) if row.fault in every]
+        options.page.write_text(kill_page.page(rows, every, theirs), encoding="utf-8")
     return 0
 
 

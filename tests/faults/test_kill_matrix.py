@@ -1,0 +1,90 @@
+"""The kill matrix: what a child says of a fault, the file that a campaign resumes, and the page."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.faults import Fault, load
+from tests.faults.campaigns import children, kill_matrix, kill_page, pytorch_tests
+from tests.faults.campaigns.children import in_child, in_turn
+from tests.faults.campaigns.kill_matrix import Row
+
+_EVIDENCE = Path(__file__).resolve().parents[2] / "docs" / "evidence"
+
+
+def _row(fault: str, *killers: str, note: str = "") -> Row:
+    return Row(fault, "scale", "quick", "warm", 10, 1.5, " ".join(killers), note)
+
+
+def test_a_child_says_what_it_found() -> None:
+    assert in_child(lambda: ["AMP-B-001", "AMP-A-001"]) == (frozenset({"AMP-A-001", "AMP-B-001"}), "")
+
+
+def test_a_child_that_raises_dies_or_hangs_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises() -> list[str]:
+        raise LookupError("no such thing")
+
+    def hangs() -> list[str]:
+        time.sleep(60)
+        return []
+
+    monkeypatch.setattr(children, "LIMIT", 0.2)
+
+    assert in_child(raises) == (frozenset(), "LookupError: no such thing")
+    assert in_child(lambda: os._exit(9)) == (frozenset(), "the process died")
+    assert in_child(hangs) == (frozenset(), "hangs for 0.2 s")
+
+
+def test_a_file_is_resumed_up_to_a_line_that_was_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "matrix.csv"
+    rows = [_row("one", "AMP-SCALE-001", "AMP-SCALE-002"), _row("two", note="hangs, it seems")]
+    for row in rows:
+        kill_matrix.append(path, row)
+    with path.open("a") as stream:
+        stream.write("three,scale,quick")
+
+    assert kill_matrix.read(path) == rows
+
+
+def test_every_chapter_has_its_share_of_any_beginning() -> None:
+    faults = load()
+    first = in_turn(faults.values())[: len(faults) // 4]
+
+    assert len(set(in_turn(faults.values()))) == len(faults)
+    for chapter in {fault.chapters[0] for fault in faults.values()}:
+        share = sum(fault.chapters[0] == chapter for fault in first) / len(first)
+        whole = sum(fault.chapters[0] == chapter for fault in faults.values()) / len(faults)
+        assert abs(share - whole) < 0.02
+
+
+def test_the_page_names_what_kills_alone_beside_others_and_nothing() -> None:
+    rows = [_row("one", "AMP-SCALE-001"), _row("two", "AMP-SCALE-001", "AMP-SCALE-010"), _row("three")]
+    faults = {row.fault: Fault(row.fault, "", ("AMP-SCALE-011",), lambda: iter(())) for row in rows}
+    theirs = [{"fault": "three", "tests": "40", "seconds": "2.0", "failed": "test_one", "note": ""}]
+
+    page = kill_page.page(rows, faults, theirs)
+    alone, beside, nothing = page.split("\n## ")[1:4]
+
+    assert "Measured: 3 of 3 faults (100%)" in page
+    assert "Not killed here, 1 of 3:\n\n- `three` (AMP-SCALE-011): no failure" in page
+    assert "AMP-SCALE-001 " in alone
+    assert "`one`" in alone
+    assert "AMP-SCALE-010 " in beside
+    assert "AMP-SCALE-001 (1)" in beside
+    assert "AMP-SCALE-011 " in nothing
+    assert "AMP-SCALE-001 " not in nothing
+    assert "PyTorch kills what this suite does not: `three`." in page
+
+
+def test_the_data_can_be_read_and_have_a_line_for_each_fault() -> None:
+    rows = kill_matrix.read(_EVIDENCE / "kill-matrix.csv")
+    theirs = pytorch_tests.read(_EVIDENCE / "kill-matrix-pytorch.csv")
+
+    assert rows
+    assert theirs
+    assert len({row.fault for row in rows}) == len(rows)
+    assert len({row["fault"] for row in theirs}) == len(theirs)
