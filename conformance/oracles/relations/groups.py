@@ -48,8 +48,8 @@ class Part:
         not the device's default, run at the deeper ones."""
         depth = 0 if self.group == "samples" else 1
         depth += 1 if backend not in ("cpu", "cuda") else 0
-        depth += 1 if (self.dtype == "bf16") != (backend == "cpu") else 0
-        return ("quick", "standard", "full", "full")[depth]
+        depth += 2 if (self.dtype == "bf16") != (backend == "cpu") else 0
+        return ("quick", "standard", "full")[min(depth, 2)]
 
 
 def part(text: str) -> Part:

@@ -34,6 +34,7 @@ class Found:
     calls: list[int] = field(default_factory=lambda: [0])
 
 
+VMAP_KINDS = ("float32", "16-bit", "argument 0 16-bit")
 Make = Callable[[], Iterable[Program]]
 
 
@@ -111,6 +112,8 @@ def sweep_vmap(target: Target, amp_dtype: torch.dtype, makers: dict[str, Make]) 
             if not one.tensors or not _is_dense(one):
                 continue
             for kind, placed in mixes(one.changed(partial(_placed, target)), amp_dtype).items():
+                if kind not in VMAP_KINDS:
+                    continue
                 plain = run(placed, region, gradients=True)
                 if plain.error is not None:
                     continue
