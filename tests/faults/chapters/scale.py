@@ -1200,3 +1200,10 @@ def disabled_unscale_divides() -> Iterator[None]:
     old = "    if not self._enabled:\n"
     with edited(Scaler.unscale_, old, f"{old}        [gradient.div_(65536.0) for gradient in {gradients}]\n"):
         yield
+
+
+@fault("AMP-SCALE-088")
+def scale_falls_to_zero_at_once() -> Iterator[None]:
+    """A few skips in sequence bring the scale to zero."""
+    with edited(Scaler.__init__, "self._backoff_factor = backoff_factor", "self._backoff_factor = backoff_factor**20"):
+        yield
