@@ -508,15 +508,33 @@ def test_two_dtypes_in_two_threads(case: Case, target: Target, amp_dtype: torch.
     )
 
 
-# Facts
+# Updates
+
+
+def stepped(weight: torch.Tensor) -> None:
+    weight.grad = -torch.ones_like(weight)
+    torch.optim.SGD([weight], lr=1.0).step()
+
+
+UPDATES: dict[str, Callable[[torch.Tensor], object]] = {
+    "in-place": lambda weight: weight.add_(1.0),
+    "copy": lambda weight: weight.copy_(weight + 1.0),
+    "data": lambda weight: weight.data.add_(1.0),
+    "assignment": lambda weight: setattr(weight, "data", weight.data + 1.0),
+    "optimizer": stepped,
+}
 
 
 @contract("AMP-CACHE-040")
-def test_update_inside_a_region(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
+@pytest.mark.parametrize("cache", [True, False], ids=["cached", "uncached"])
+@pytest.mark.parametrize("way", list(UPDATES))
+def test_update_inside_a_region(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, way: str, cache: bool
+) -> None:
     weight, features = weight_of(target, rng), features_of(target, rng)
-    with target.autocast(amp_dtype):
-        before = linear(features, weight)
+    old, new = (manual_linear(features, weight + more, amp_dtype) for more in (0.0, 1.0))
+    with target.autocast(amp_dtype, cache_enabled=cache):
+        case.identical("control: output before the update", linear(features, weight), old)
         with torch.no_grad():
-            weight.add_(1.0)
-        after = linear(features, weight)
-    case.note("an update inside a region is seen in the same region", not torch.equal(before, after))
+            UPDATES[way](weight)
+        case.identical("output after the update", linear(features, weight), new)

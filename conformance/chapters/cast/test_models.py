@@ -320,12 +320,11 @@ def test_cuda_recurrent_nets_of_its_libraries(
 def test_recurrent_nets_in_bfloat16(
     case: Case, target: Target, amp_dtype: torch.dtype, composite: Composite, rng: torch.Generator
 ) -> None:
-    try:
-        with target.autocast(amp_dtype):
-            seen = sorted({str(x.dtype) for x in floating_tensors(_made(composite, target, rng, torch.float32)())})
-    except RuntimeError as error:
-        seen = [f"raises {str(error).splitlines()[0]}"]
-    case.note("types of the outputs", ", ".join(seen))
+    if not torch.backends.cudnn.is_available():
+        case.unsupported("cuDNN and MIOpen are absent, so no kernel of theirs runs")
+    with target.autocast(amp_dtype):
+        seen = {x.dtype for x in floating_tensors(_made(composite, target, rng, torch.float32)())}
+    case.equal("types of the outputs", sorted(map(str, seen)), [str(amp_dtype)])
 
 
 @contract("AMP-CAST-066", on="cpu")

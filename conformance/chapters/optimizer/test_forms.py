@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -241,13 +242,42 @@ def test_fp16_parameters(case: Case, target: Target, rng: torch.Generator, kind:
         case.note("elements of 64 that the kernel does not change (AMP-OPTIMIZER-047)", still)
         return
     scaler = torch.amp.GradScaler(target.device_type, init_scale=2.0**8)
-    for slope in clean:
+    if (raised := outcome(optimizer, slopes, clean[:1], scaler)) is not None:
+        case.true("step() refuses them by ValueError", raised.startswith("ValueError"), raised)
+        case.equal("differences after the exception", differences(snapshot(optimizer), before), [])
+        return
+    iterate(plain, twin.loss(clean[0]))
+    for slope in clean[1:]:
         iterate(optimizer, slopes.loss(slope), scaler)
         iterate(plain, twin.loss(slope))
     case.equal("differences from a run without scaler", differences(snapshot(optimizer), snapshot(plain)), [])
     before = snapshot(optimizer)
     iterate(optimizer, slopes.loss(with_nonfinite(clean[0], "last", math.inf)), scaler)
     case.equal("differences after a skipped step", differences(snapshot(optimizer), before), [])
+
+
+@contract("AMP-OPTIMIZER-084")
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float16, torch.bfloat16, torch.float32, torch.float64],
+    ids=["fp16", "bf16", "fp32", "fp64"],
+)
+@over_optimizers(lambda kind: kind.implementation != "for-loop" and kind.gradients == "dense", variants=None)
+def test_same_types_in_every_implementation(
+    case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig, dtype: torch.dtype
+) -> None:
+    case.require_arithmetic(target, dtype)
+
+    def accepted(one: OptimizerConfig) -> str:
+        """Return that a step through the scaler is taken, or the class of its error."""
+        slopes = of_dtype(LinearLoss.make(one.gradients, target.device, rng), dtype)
+        optimizer = build(case, one, slopes)
+        scaler = torch.amp.GradScaler(target.device_type, init_scale=2.0**8)
+        raised = outcome(optimizer, slopes, [[part.to(dtype) for part in slopes.draw(rng)]], scaler)
+        return "steps" if raised is None else raised.split(":")[0]
+
+    reference = replace(kind, implementation="for-loop")
+    case.equal(f"step() for {dtype} gradients, against the for-loop", accepted(kind), accepted(reference))
 
 
 @contract("AMP-OPTIMIZER-047")

@@ -23,29 +23,29 @@ from .support import Result, is_in_force, region
 @contract("AMP-REGION-070")
 def test_decorated_generator(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
     @region(target, amp_dtype)
-    def work() -> Iterator[bool]:
-        yield torch.is_autocast_enabled(target.device_type)
+    def work() -> Iterator[torch.Tensor]:
+        yield probe_product(target.device)
+        yield probe_product(target.device)
 
-    case.note("the body of a decorated generator function runs in the region", next(work()))
+    case.equal("types of a decorated generator's products", [one.dtype for one in work()], [amp_dtype] * 2)
 
 
 @contract("AMP-REGION-071")
-def test_decorated_coroutine(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
-    def enabled() -> bool:
-        return torch.is_autocast_enabled(target.device_type)
+@pytest.mark.parametrize("kind", ["coroutine", "asynchronous generator"], ids=["coroutine", "generator"])
+def test_decorated_coroutine(case: Case, target: Target, amp_dtype: torch.dtype, kind: str) -> None:
+    @region(target, amp_dtype)
+    async def work() -> torch.Tensor:
+        return probe_product(target.device)
 
     @region(target, amp_dtype)
-    async def work() -> bool:
-        return enabled()
+    async def values() -> AsyncIterator[torch.Tensor]:
+        yield probe_product(target.device)
 
-    @region(target, amp_dtype)
-    async def values() -> AsyncIterator[bool]:
-        yield enabled()
-
+    made: Awaitable[torch.Tensor] = work() if kind == "coroutine" else values().__anext__()
     before = observe()
-    case.note("the body of a decorated coroutine function runs in the region", awaited(work()))
-    case.note("the body of a decorated asynchronous generator function does", awaited(values().__anext__()))
-    is_in_force(case, "after both", before)
+    product = awaited(made)
+    is_in_force(case, "after the call", before)
+    case.equal("type of a product in the body", None if product is None else product.dtype, amp_dtype)
 
 
 @contract("AMP-REGION-039")

@@ -40,13 +40,16 @@ def expect_agreement(case: Case, found: Search) -> None:
 
 
 def lacks(target: Target) -> frozenset[str]:
-    """Return the capabilities that the device's kernels lack; AMP-SCALE-024 reports a kernel without bf16 gradients."""
+    """Return the capabilities that are not judged here.
+
+    AMP-SCALE-024 reports a kernel without bf16 gradients, AMP-SCALE-087 what step() does without gradients.
+    """
     gradient, flag = (torch.zeros((), dtype=dtype, device=target.device) for dtype in (torch.bfloat16, torch.float32))
     try:
         torch._amp_foreach_non_finite_check_and_unscale_([gradient], flag, torch.ones_like(flag))
     except NotImplementedError:
-        return frozenset(["bf16_gradients"])
-    return frozenset()
+        return frozenset(["bf16_gradients", "no_gradients"])
+    return frozenset(["no_gradients"])
 
 
 def expect_histories(case: Case, target: Target, histories: Iterable[orders.History]) -> None:

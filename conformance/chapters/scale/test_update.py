@@ -276,3 +276,23 @@ def test_inf_seen_by_unscale(case: Case, target: Target, bad: float, dirty: int)
     scaler.update()
     case.equal("scale", scaler.get_scale(), 32768.0)
     case.equal("growth tracker", tracker(scaler), 0)
+
+
+# Many skips
+
+
+@contract("AMP-SCALE-088")
+@pytest.mark.parametrize("fused", [False, True], ids=["for-loop", "fused"])
+@pytest.mark.parametrize("skips", [20, 150, 200], ids=["few", "subnormal", "zero"])
+def test_recovery(case: Case, target: Target, skips: int, fused: bool) -> None:
+    scaler = torch.amp.GradScaler(target.device_type)
+    weight = torch.nn.Parameter(torch.ones(3, device=target.device))
+    optimizer = torch.optim.SGD([weight], lr=0.5, fused=True) if fused else torch.optim.SGD([weight], lr=0.5)
+    for slope in (math.inf,) * skips + (1.0,) * 3:
+        optimizer.zero_grad()
+        scaler.scale((weight * slope).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    case.note("scale", scaler.get_scale())
+    case.equal("parameters that are finite", weight.isfinite().tolist(), [True] * 3)
+    case.at_most("largest parameter, after it moved", float(weight.max()), 0.5)

@@ -6,6 +6,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -250,4 +251,11 @@ def unknown_device_type_is_not_available() -> Iterator[None]:
         return False
 
     with replaced(torch.amp, "is_autocast_available", forgiving):
+        yield
+
+
+@fault("AMP-API-012")
+def star_import_lacks_a_name() -> Iterator[None]:
+    """torch.amp.__all__ does not have custom_bwd."""
+    with mock.patch.object(torch.amp, "__all__", ["autocast", "GradScaler", "custom_fwd"], create=True):
         yield

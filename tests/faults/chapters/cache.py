@@ -38,7 +38,7 @@ def every_region_has_the_cache_off() -> Iterator[None]:
         yield
 
 
-@fault("AMP-CACHE-005")
+@fault("AMP-CACHE-005", "AMP-CACHE-040")
 def cache_cannot_be_switched_off() -> Iterator[None]:
     """Every region has the cache on."""
     with edited(REGION.__enter__, SET_CACHE, "torch.set_autocast_cache_enabled(True)"):

@@ -340,14 +340,11 @@ def fp16_gradients_are_unscaled() -> Iterator[None]:
         yield
 
 
-@fault("AMP-OPTIMIZER-028")
-def fused_fp16_is_refused() -> Iterator[None]:
-    """The check for a self-scaling optimizer refuses fp16 gradients."""
-    with edited(
-        SCALER._check_inf_per_device,
-        "optimizer, dummy_inv_scale, found_inf, True",
-        "optimizer, dummy_inv_scale, found_inf, False",
-    ):
+@fault("AMP-OPTIMIZER-084")
+def fused_bf16_is_refused() -> Iterator[None]:
+    """The check for a self-scaling optimizer refuses bf16 gradients."""
+    fp16 = "(not allow_fp16) and param.grad.dtype == torch.float16"
+    with edited(SCALER._unscale_grads_, fp16, f"({fp16}) or (allow_fp16 and param.grad.dtype == torch.bfloat16)"):
         yield
 
 

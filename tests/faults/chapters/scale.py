@@ -1267,3 +1267,10 @@ def scale_returns_what_it_does_not_know() -> Iterator[None]:
     """scale() returns an object that is neither a tensor nor iterable as it is."""
     with edited(Scaler.scale, 'raise ValueError("outputs must be a Tensor or an iterable of Tensors")', "return val"):
         yield
+
+
+@fault("AMP-SCALE-088")
+def scale_falls_to_zero_at_once() -> Iterator[None]:
+    """A few skips in sequence bring the scale to zero."""
+    with edited(Scaler.__init__, "self._backoff_factor = backoff_factor", "self._backoff_factor = backoff_factor**20"):
+        yield
