@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from ...harness.targets import Target
 from ...oracles.trace import counts
 from ...oracles.trace.ops import OpTrace
 from ...scaler import model as oracle
-from ...workloads.third_party_optimizers import give, owning, parameters_of
+from ...workloads.third_party_optimizers import Ordinary, SelfScaling, give, owning, parameters_of
 from .support import EACH_NON_FINITE, iterate, started, track, tracker
 
 # update() with one optimizer
@@ -276,3 +277,33 @@ def test_inf_seen_by_unscale(case: Case, target: Target, bad: float, dirty: int)
     scaler.update()
     case.equal("scale", scaler.get_scale(), 32768.0)
     case.equal("growth tracker", tracker(scaler), 0)
+
+
+# Long runs of overflows
+
+
+@contract("AMP-SCALE-186")
+@pytest.mark.parametrize("kind", [Ordinary, SelfScaling], ids=["ordinary", "self-scaling"])
+@pytest.mark.parametrize(
+    ("scale", "factor", "overflows"),
+    [
+        pytest.param(65536.0, 0.5, 100, id="normal"),
+        deep("standard", 1.0, 0.25, 50, id="normal-from-1"),
+        deep("standard", 65536.0, 0.5, 150, id="subnormal"),
+        pytest.param(65536.0, 0.5, 200, id="zero"),
+        deep("standard", 1.0, 0.25, 100, id="zero-from-1"),
+    ],
+)
+def test_clean_step_after_overflows(
+    case: Case, target: Target, kind: Any, scale: float, factor: float, overflows: int
+) -> None:
+    scaler = started(target, init_scale=scale, backoff_factor=factor)
+    optimizer = owning(torch.zeros((), device=target.device), kind=kind)
+    for _ in range(overflows):
+        iterate(scaler, optimizer, value=math.inf)
+    left = scaler.get_scale()
+    case.true(f"after {overflows} overflows the scale is above zero and has a finite reciprocal",
+              left > 0 and math.isfinite(oracle.reciprocal(left)), left)  # fmt: skip
+    give(optimizer, left)
+    scaler.unscale_(optimizer)
+    case.equal("a gradient of 1 in the next clean iteration, unscaled", parameters_of(optimizer)[0].grad.item(), 1.0)

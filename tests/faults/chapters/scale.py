@@ -1267,3 +1267,12 @@ def scale_returns_what_it_does_not_know() -> Iterator[None]:
     """scale() returns an object that is neither a tensor nor iterable as it is."""
     with edited(Scaler.scale, 'raise ValueError("outputs must be a Tensor or an iterable of Tensors")', "return val"):
         yield
+
+
+@fault("AMP-SCALE-186")
+def small_scales_become_zero() -> Iterator[None]:
+    """Backoff sets a scale below 2**-64 to zero."""
+    with _update_kernel(
+        "scale.fill_(scale.item() * backoff)", "scale.fill_(scale.item() * backoff if scale.item() > 2**-64 else 0.0)"
+    ):
+        yield
