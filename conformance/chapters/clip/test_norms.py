@@ -255,6 +255,20 @@ def test_infinity_norm_with_an_empty_gradient(case: Case, target: Target) -> Non
         case.equal(f"norm with the empty gradient, foreach={foreach}", float(norm), 4.0)
 
 
+@contract("AMP-CLIP-049")
+@pytest.mark.parametrize("place", ["first", "last"])
+@pytest.mark.parametrize(("norm_type", "expected"), [(math.inf, 4.0), (-math.inf, 3.0)], ids=["inf", "minus-inf"])
+def test_infinity_norms_around_an_empty_gradient(
+    case: Case, target: Target, norm_type: float, expected: float, place: str
+) -> None:
+    gradients = [torch.tensor([3.0, -4.0], device=target.device), torch.zeros(2, 0, device=target.device)]
+    control = torch.nn.utils.get_total_norm(gradients[:1], norm_type)
+    case.equal("control: norm without the empty gradient", float(control), expected)
+    for foreach in implementations(target):
+        norm = torch.nn.utils.get_total_norm(gradients[:: 1 if place == "last" else -1], norm_type, foreach=foreach)
+        case.equal(f"norm with the empty gradient, foreach={foreach}", float(norm), expected)
+
+
 # Norm types
 
 

@@ -172,3 +172,43 @@ def old_spelling_is_silent() -> Iterator[None]:
     """clip_grad_norm no longer warns."""
     with replaced(torch.nn.utils, "clip_grad_norm", torch.nn.utils.clip_grad_norm_):
         yield
+
+
+@fault("AMP-CLIP-092")
+def complex_gradients_count_by_their_real_part() -> Iterator[None]:
+    """The norm of a complex gradient is that of its real part."""
+    original = torch.linalg.vector_norm
+    several = torch._foreach_norm
+
+    def norm(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return original(tensor.real if tensor.is_complex() else tensor, *args, **kwargs)
+
+    def norms(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        return several([tensor.real if tensor.is_complex() else tensor for tensor in tensors], *args, **kwargs)
+
+    with replaced(torch.linalg, "vector_norm", norm), replaced(torch, "_foreach_norm", norms):
+        yield
+
+
+@fault("AMP-CLIP-093")
+def norms_are_computed_in_fp16() -> Iterator[None]:
+    """The norm of 16-bit gradients is rounded to fp16."""
+    with edited(
+        _NORM,
+        "total_norm = torch.linalg.vector_norm(",
+        "norms = [norm.half().to(norm.dtype) for norm in norms]\n    total_norm = torch.linalg.vector_norm(",
+    ):
+        yield
+
+
+@fault("AMP-CLIP-094")
+def refused_gradients_are_clipped_first() -> Iterator[None]:
+    """clip_grad_value_ halves every dense gradient before it clips."""
+    with edited(
+        clip_grad.clip_grad_value_,
+        "clip_value = float(clip_value)",
+        "clip_value = float(clip_value)\n    parameters = list(parameters)\n"
+        "    [p.grad.mul_(0.5) for p in parameters if p.grad is not None and p.grad.layout is torch.strided "
+        "and p.grad.is_contiguous()]",
+    ):
+        yield
