@@ -110,7 +110,8 @@ class Matrix:
         failed, note = in_child(lambda: self._failing(contracts, fault))
         killers, how = failed - clean, "warm"
         if not _named(killers, fault):
-            fresh, note = in_child(lambda: sorted(run(fault, chapters=None).failed))
+            fresh, more = in_child(lambda: sorted(run(fault, chapters=None).failed))
+            note = "; ".join(filter(None, (note, more)))
             if fresh:
                 killers, how = killers | fresh, "fresh"
         seconds = round(time.monotonic() - begun, 1)

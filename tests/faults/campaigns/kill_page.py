@@ -64,6 +64,9 @@ tests.faults.campaigns.pytorch_tests` over `test_autocast.py` and the GradScaler
 in intel/torch-xpu-ops, a copy for another device, instantiated for the CPU; none of them is part of this repository).
 {tests} tests are collected that do not fail on an unbroken torch; those that need a card skip themselves.
 
+This is no neutral comparison. The faults are those of this suite, each written because a contract speaks of it, and
+PyTorch's tests of CUDA, which are more, do not run here. The times are medians on a machine that was busy.
+
 {table}
 
 PyTorch kills what this suite does not: {only_theirs}.
