@@ -350,7 +350,13 @@ _SINGLE = {
     ),
     *("pairwise_distance", "mse_loss", "huber_loss", "binary_cross_entropy_with_logits", "linear", "matmul", "bmm"),
 }
-_EMPTY = {*_REDUCTIONS} - {"sum of all", "norm of all", "matrix_norm", "inner", "tensordot"}
+_EMPTY = {*_REDUCTIONS, "linear", "matmul", "bmm", "mv"} - {
+    "sum of all",
+    "norm of all",
+    "matrix_norm",
+    "inner",
+    "tensordot",
+}
 
 
 # What other devices are not asked: kernels of which none has been seen to do better than those of the CPU, which fail,
