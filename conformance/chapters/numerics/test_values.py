@@ -144,7 +144,8 @@ def _plan(case: Case, rng: torch.Generator, op: ValueOp, form: Format, *, backwa
     """Yield kinds of data, layouts and shapes: below full the telling ones and one at random."""
     kinds = (["plain"] if op.centred else ["same sign", "plain"]) if backward else list(ORDINARY)
     if case.level != "full" and len(kinds) > 1:
-        kinds = [kinds[0], kinds[1 + int(torch.randint(len(kinds) - 1, (1,), generator=rng))]]
+        another = kinds[1 + int(torch.randint(len(kinds) - 1, (1,), generator=rng))]
+        kinds = kinds[:1] if backward else [kinds[0], another]
     for _ in range(case.samples(quick=1, standard=1, full=4)):
         for place, kind in enumerate(kinds):
             yield from ((kind, layout, SHORT_SHAPE) for layout in _layouts(case, rng, place))
