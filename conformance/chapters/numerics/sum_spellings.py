@@ -268,8 +268,8 @@ _INDEXING: dict[str, Repeat] = {
     "outer": Repeat(lambda x: torch.outer(x[0], _ones(x, LONG))),
     "kron": Repeat(lambda x: torch.kron(x[0], _ones(x, LONG))),
     "meshgrid": Repeat(lambda x: torch.meshgrid(x[0], _none(x, LONG), indexing="ij")[0]),
-    "unfold": Repeat(lambda x: F.unfold(F.pad(x, (599, 599))[:, None, None], (1, 600)), on_cards=False),
-    "Tensor.unfold": Repeat(lambda x: F.pad(x, (599, 599)).unfold(1, 600, 1), on_cards=False),
+    "unfold": Repeat(lambda x: F.unfold(F.pad(x[:1], (599, 599))[:, None, None], (1, 600)), on_cards=False),
+    "Tensor.unfold": Repeat(lambda x: F.pad(x[:1], (599, 599)).unfold(1, 600, 1), on_cards=False),
     "pad replicate": Repeat(lambda x: F.pad(_square(x), (100, 100, 50, 50), mode="replicate"), on_cards=False),
     "mse_loss": Repeat(lambda x: F.mse_loss(x[:1].expand(LONG, FEW), _none(x, LONG, FEW), reduction="sum")),
 }

@@ -35,7 +35,7 @@ from .value_ops import (
 # One thread, so that the order of every sum is that of one kernel, and most of these are small.
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SHORT_SHAPE, LONG_SHAPE, ONE, EMPTY = (37, 33), (2, LONG), (3, 1), (3, 0)
+SHORT_SHAPE, ONE, EMPTY = (37, 33), (3, 1), (3, 0)
 QUICK_SIZES = ("huge", "small", "tiny")
 DATA = {**ORDINARY, **MAGNITUDES}
 Plan = Iterator[tuple[str, str, tuple[int, ...]]]
@@ -45,13 +45,19 @@ QUICK = value_ops.QUICK | sum_spellings.QUICK
 BY_SLUG = {slug(name): name for table in (OPS, FUNCTIONS, SPELLINGS, REPEATS) for name in table}
 
 
-def _ops(names: Iterable[str], off_cards: Collection[str]) -> Callable[[Target], Iterator[str]]:
-    """Return the ids of the ops of a target: all on a CPU, and on other devices those that these are asked."""
+def _ops(
+    names: Iterable[str], off_cards: Collection[str], *, functions: bool = False
+) -> Callable[[Target], Iterator[str]]:
+    """Return the ids of the ops of a target: all on a CPU, and on other devices those that these are asked.
+
+    Functions of one element run at full, or at standard where they are all that there is.
+    """
 
     def of(target: Target) -> Iterator[str]:
         for name in names:
+            level = "full" if name in FUNCTIONS and not functions else "standard"
             if target.device_type == "cpu" or name not in off_cards:
-                yield slug(name) if name in QUICK else deep("standard", slug(name))
+                yield slug(name) if name in QUICK else deep(level, slug(name))
 
     return of
 
@@ -134,18 +140,17 @@ def test_gradients_are_finite(case: Case, target: Target, rng: torch.Generator, 
     _finite(case, target, rng, BY_SLUG[op], backward=True)
 
 
-def _plan(
-    case: Case, rng: torch.Generator, op: ValueOp, *, backward: bool
-) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+def _plan(case: Case, rng: torch.Generator, op: ValueOp, form: Format, *, backward: bool) -> Plan:
     """Yield kinds of data, layouts and shapes: below full the telling ones and one at random."""
     kinds = (["plain"] if op.centred else ["same sign", "plain"]) if backward else list(ORDINARY)
     if case.level != "full" and len(kinds) > 1:
-        kinds = [kinds[0], kinds[1 + int(torch.randint(len(kinds) - 1, (1,), generator=rng))]]
+        another = kinds[1 + int(torch.randint(len(kinds) - 1, (1,), generator=rng))]
+        kinds = kinds[:1] if backward else [kinds[0], another]
     for _ in range(case.samples(quick=1, standard=1, full=4)):
         for place, kind in enumerate(kinds):
             yield from ((kind, layout, SHORT_SHAPE) for layout in _layouts(case, rng, place))
             if op.long and (place == 0 or case.level == "full"):
-                yield kind, "contiguous", LONG_SHAPE
+                yield kind, "contiguous", (2, LONG[form.dtype])
     if op.single and not (backward and op.scale_free):
         yield "plain", "contiguous", ONE
         yield "wide", "contiguous", ONE
@@ -157,7 +162,7 @@ def _within(case: Case, target: Target, rng: torch.Generator, op: ValueOp, *, ba
     tried = _Tried(case, target, op.name)
     for dtype in case.supported(target):
         form, worst = FORMATS[dtype], (0.0, "nothing")
-        for kind, layout, shape in _plan(case, rng, op, backward=backward):
+        for kind, layout, shape in _plan(case, rng, op, form, backward=backward):
             x = _drawn(DATA[kind], form, rng, shape)
             run = tried.run(op.call, x, layout, (0.5, 1.5) if backward else None)
             if run is None:
@@ -224,7 +229,7 @@ TIMES = 67
 
 
 @contract("AMP-NUMERICS-086")
-@per_target("op", _ops([name for name in FUNCTIONS if name != "glu"], OFF_CARDS))
+@per_target("op", _ops([name for name in FUNCTIONS if name != "glu"], OFF_CARDS, functions=True))
 def test_elements_are_alike(case: Case, target: Target, op: str) -> None:
     name = BY_SLUG[op]
     tried = _Tried(case, target, name)

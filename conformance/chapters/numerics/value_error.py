@@ -132,7 +132,7 @@ def called(call: Call, x: Tensor, layout: Call, device: torch.device, region: Re
 
 def refusal(error: Exception) -> str | None:
     """Return what an error says where the op has no kernel for the type, or None for any other error."""
-    named = re.search("Half|BFloat16|Low precision", str(error))
+    named = re.search("not (implemented|supported) for '?(Half|BFloat16)|Low precision", str(error))
     return f"{type(error).__name__}: {error}".split("\n")[0] if named else None
 
 
@@ -166,7 +166,7 @@ def result_error(run: Run, op: ValueOp, form: Format) -> tuple[float, str]:
         ratio = float(ratios[place])
         if ratio > 1 and math.isfinite(ratio) and run.exact.requires_grad:
             (slope,) = torch.autograd.grad(run.exact.flatten()[place], run.operands[2], retain_graph=True)
-            through = float((slope * run.operands[2]).abs().sum())
+            through = float((slope * run.operands[2].detach()).abs().sum())
             ratio = float(off[place] / (bound.flatten()[place] + relative * through))
         worst = max(worst, (ratio, f"{float(seen.flatten()[place]):.6g} for {float(exact.flatten()[place]):.6g}"))
     return worst

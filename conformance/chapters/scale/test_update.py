@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from ...harness.targets import Target
 from ...oracles.trace import counts
 from ...oracles.trace.ops import OpTrace
 from ...scaler import model as oracle
-from ...workloads.third_party_optimizers import Ordinary, SelfScaling, give, owning, parameters_of
+from ...workloads.third_party_optimizers import give, owning, parameters_of
 from .support import EACH_NON_FINITE, iterate, started, track, tracker
 
 # update() with one optimizer
