@@ -47,6 +47,7 @@ class Part:
         """Return the level from which the part runs: devices whose rules nearly equal CUDA's, and the dtype that is
         not the device's default, run at the deeper ones."""
         depth = 0 if self.group == "samples" else 1
+        depth += 1 if self.group == "modules" and backend != "cpu" else 0
         depth += 1 if backend not in ("cpu", "cuda") else 0
         depth += 2 if (self.dtype == "bf16") != (backend == "cpu") else 0
         return ("quick", "standard", "full")[min(depth, 2)]

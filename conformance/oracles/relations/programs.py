@@ -7,6 +7,7 @@ import functools
 import inspect
 import itertools
 import os
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -125,6 +126,18 @@ def quiet_database() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _same_random_numbers() -> Iterator[None]:
+    """Seed Python's and torch's generators, from which samples take shapes and values, and restore Python's."""
+    before = random.getstate()
+    random.seed(0)
+    torch.default_generator.manual_seed(0)
+    try:
+        yield
+    finally:
+        random.setstate(before)
+
+
 @functools.cache
 def _imported() -> tuple[list[Any], list[Any]]:
     """Import the databases, which takes seconds. Raises ImportError where a package for them is missing.
@@ -153,6 +166,7 @@ def name_of(entry: Any) -> str:
     return f"{entry.name}.{entry.variant_test_name}" if entry.variant_test_name else str(entry.name)
 
 
+@functools.cache
 def operators(device_type: str, amp_dtype: torch.dtype) -> dict[str, Any]:
     """Return the entries of the operator database with float32 and `amp_dtype` kernels on a device type, by name.
 
@@ -163,9 +177,10 @@ def operators(device_type: str, amp_dtype: torch.dtype) -> dict[str, Any]:
 
 
 def operator_programs(entry: Any, samples: int) -> list[Program]:
-    """Return float32 programs of an entry's first samples, on the CPU."""
+    """Return float32 programs of an entry's first samples, on the CPU: the same ones in every process."""
     try:
-        made = list(itertools.islice(entry.sample_inputs("cpu", torch.float32, requires_grad=False), samples))
+        with _same_random_numbers():
+            made = list(itertools.islice(entry.sample_inputs("cpu", torch.float32, requires_grad=False), samples))
     except (RuntimeError, NotImplementedError):  # a build without LAPACK cannot create some samples
         return []
     return [program(name_of(entry), entry.op, (one.input, *one.args), one.kwargs) for one in made]
@@ -186,12 +201,13 @@ def modules() -> dict[str, Any]:
 def module_programs(info: Any, training: bool, samples: int) -> list[Program]:
     """Return programs of a module on the CPU: its parameters and buffers are arguments, so that each can be cast."""
     made = []
-    inputs = info.module_inputs_func(info, "cpu", torch.float32, False, training)
-    for one in itertools.islice(inputs, samples):
-        if one.forward_input is None:
-            continue
-        module: nn.Module = info.module_cls(*one.constructor_input.args, **one.constructor_input.kwargs).train(training)
-        made.append(module_program(info.name, module, one.forward_input.args, one.forward_input.kwargs))
+    with _same_random_numbers():
+        inputs = info.module_inputs_func(info, "cpu", torch.float32, False, training)
+        for one in itertools.islice(inputs, samples):
+            if one.forward_input is not None:
+                created = info.module_cls(*one.constructor_input.args, **one.constructor_input.kwargs)
+                call = one.forward_input
+                made.append(module_program(info.name, created.train(training), call.args, call.kwargs))
     return made
 
 
