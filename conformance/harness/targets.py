@@ -28,7 +28,9 @@ def _has_autocast(device_type: str) -> bool:
 
 
 # The device types that torch's own autocast knows; a third party's arrives under its own name (privateuse1).
-FAKE_DEVICE_TYPES = tuple(kind for kind in ("cuda", "cpu", "xpu", "mps", "mtia", "maia") if _has_autocast(kind))
+# Of every supported torch, and of this one.
+_FAKED_SOMEWHERE = ("cuda", "cpu", "xpu", "mps", "mtia", "maia")
+FAKE_DEVICE_TYPES = tuple(kind for kind in _FAKED_SOMEWHERE if _has_autocast(kind))
 DEFAULT_TARGETS = ("cpu", *(f"fake:{kind}" for kind in FAKE_DEVICE_TYPES if kind != "cpu"))
 AMP_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 DTYPE_NAMES = {dtype: name for name, dtype in AMP_DTYPES.items()}
@@ -213,7 +215,7 @@ def resolve(name: str) -> Target:
 def known(name: str) -> bool:
     """Whether `name` can be that of a target on some machine: a fake one, or a device that torch can name."""
     if name.startswith("fake:"):
-        return name.removeprefix("fake:") in FAKE_DEVICE_TYPES
+        return name.removeprefix("fake:") in _FAKED_SOMEWHERE
     try:
         torch.device(name)
     except RuntimeError:
