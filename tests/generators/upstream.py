@@ -19,6 +19,7 @@ from typing import Any
 from tabulate import tabulate
 
 from conformance.data import read_toml
+from conformance.report.document import read
 from tests.paths import ROOT
 
 DATA = ROOT / "docs" / "evidence" / "upstream.toml"
@@ -70,8 +71,7 @@ def defects() -> list[Defect]:
 
 def failing(report: Path) -> list[str]:
     """Return the ids of the failed cases of one report."""
-    document: dict[str, Any] = json.loads((report / "report.json").read_text(encoding="utf-8"))
-    return [case["id"] for case in document["cases"] if case["verdict"] == "FAIL"]
+    return [case.id for case in read(report).cases if case.verdict == "FAIL"]
 
 
 def measured(reports: Path, table: list[Defect]) -> dict[str, list[str]]:
