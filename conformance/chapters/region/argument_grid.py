@@ -12,7 +12,7 @@ import torch
 
 DTYPES = (
     *(None, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e5m2),
-    *(torch.int32, torch.bool, torch.complex64, "float16", float),
+    *(torch.int32, torch.bool, torch.complex64, "float16"),
 )
 ENABLED = (True, False, 1, 0, None, "False", 0.5)
 CACHES = (None, True, False, 1, "no")

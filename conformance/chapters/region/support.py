@@ -49,11 +49,6 @@ def cuda_is_there(_: None) -> str | None:
     return None
 
 
-def cuda_is_absent(_: None) -> str | None:
-    """Return a reason where the machine has no CUDA, or torch_xla in its place, else None."""
-    return None if cuda_is_there(None) else "CUDA is not available; this is about machines with it"
-
-
 def in_new_thread(call: Callable[[], Result]) -> Result:
     """Return the result of `call` in a new thread."""
     with ThreadPoolExecutor(max_workers=1) as pool:

@@ -9,7 +9,7 @@ import pytest
 from ...harness.check import Case, applies, contract
 from ...harness.state import kept
 from .argument_grid import Arguments, grid, opened
-from .support import DEVICES, cuda_is_absent, cuda_is_there
+from .support import DEVICES, cuda_is_there
 
 # Names of devices without an autocast and names that are none are among them.
 TYPES = [*DEVICES, "privateuseone", "meta", "vulkan", "nonsense", "CPU", ""]
@@ -57,10 +57,4 @@ def test_device_string_with_an_index(case: Case, device_type: str) -> None:
 @contract("AMP-REGION-111")
 @applies(cuda_is_there)
 def test_cuda_string_with_an_index(case: Case) -> None:
-    _check_index(case, "cuda")
-
-
-@contract("AMP-REGION-111")
-@applies(cuda_is_absent)
-def test_cuda_string_with_an_index_on_cuda(case: Case) -> None:
     _check_index(case, "cuda")

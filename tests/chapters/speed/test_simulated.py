@@ -241,7 +241,7 @@ def test_casts_by_hand_are_timed_under_watch(monkeypatch: pytest.MonkeyPatch) ->
     check, given = case_of(*LINEAR)
     with machine(H100) as simulation, linear_by_hand(twice)(simulation):
         outcome = run(check, given, simulation)
-    assert (outcome.verdict, outcome.reason) == ("INCONCLUSIVE", "the device was slowed down by heat")
+    assert outcome.verdict == "FAIL"  # by the count of its operations, whatever the times
 
 
 def test_no_arm_finds_its_operands_in_the_cache() -> None:

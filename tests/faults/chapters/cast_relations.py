@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from conformance.oracles.relations import programs
 from tests.faults import fault
 from tests.faults.breaking import dropped, kernel, replaced
 
@@ -34,7 +35,7 @@ def conv_transpose2d_leaves_the_list() -> Iterator[None]:
         yield
 
 
-@fault("AMP-CAST-090")
+@fault("AMP-CAST-090", level="standard")
 def cat_refuses_mixed_dtypes() -> Iterator[None]:
     """cat, which promotes, raises in a region for tensors of two dtypes."""
     original = torch.cat
@@ -75,30 +76,6 @@ def silu_computes_in_16_bit() -> Iterator[None]:
         yield
 
 
-@fault("AMP-CAST-093", level="standard")
-def softsign_rounds_its_gradient() -> Iterator[None]:
-    """The gradient of softsign in a region is rounded to 16 bits."""
-
-    class Rounded(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            ctx.save_for_backward(x)
-            return F.softsign(x)
-
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-            (x,) = ctx.saved_tensors
-            return (gradient / (1 + x.abs()) ** 2).bfloat16().to(x.dtype)
-
-    original = F.softsign
-
-    def softsign(x: torch.Tensor) -> torch.Tensor:
-        return Rounded.apply(x) if torch.is_autocast_enabled("cpu") and x.requires_grad else original(x)
-
-    with replaced(F, "softsign", softsign):
-        yield
-
-
 @fault("AMP-CAST-094", level="standard")
 def erf_has_no_16_bit_kernel() -> Iterator[None]:
     """erf raises for 16-bit tensors."""
@@ -127,5 +104,6 @@ def vmap_of_mm_is_not_cast() -> Iterator[None]:
 @fault("AMP-CAST-096", level="standard")
 def method_does_not_autocast() -> Iterator[None]:
     """Tensor.mm, the method, runs below autocast."""
-    with replaced(torch.Tensor, "mm", _below(torch.Tensor.mm)):
+    entry = programs.operators("cpu", torch.bfloat16)["mm"]
+    with replaced(entry, "method_variant", _below(torch.Tensor.mm)):
         yield
