@@ -128,6 +128,22 @@ def test_deepcopy(case: Case, target: Target, use: bool) -> None:
     expect_duplicate(case, target, "deepcopy", use)
 
 
+@contract("AMP-SCALE-096")
+@pytest.mark.parametrize("duplicate", list(DUPLICATES))
+def test_iteration_of_both(case: Case, target: Target, duplicate: str) -> None:
+    scaler, optimizer = in_use(target)
+    twin = DUPLICATES[duplicate](scaler)
+    for each, gradient in ((scaler, 2.0), (twin, 4.0)):
+        each.scale(torch.ones((), device=target.device))
+        give(optimizer, gradient * each.get_scale())
+        each.unscale_(optimizer)
+        unscaled = parameters_of(optimizer)[0].grad
+        wanted = torch.full_like(unscaled, gradient)
+        case.identical(f"a gradient of {gradient}, unscaled by each in one iteration", unscaled, wanted)
+    scaler.update()
+    twin.update()
+
+
 @contract("AMP-SCALE-097")
 @pytest.mark.parametrize("call", ["unscale_", "step"])
 def test_pickle_within_an_iteration(case: Case, target: Target, call: str) -> None:

@@ -35,20 +35,6 @@ def conv_transpose2d_leaves_the_list() -> Iterator[None]:
         yield
 
 
-@fault("AMP-CAST-090", level="standard")
-def cat_refuses_mixed_dtypes() -> Iterator[None]:
-    """cat, which promotes, raises in a region for tensors of two dtypes."""
-    original = torch.cat
-
-    def refusing(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.is_autocast_enabled("cpu") and len({one.dtype for one in tensors}) > 1:
-            raise RuntimeError("expected tensors of one dtype")
-        return original(tensors, *args, **kwargs)
-
-    with replaced(torch, "cat", refusing):
-        yield
-
-
 @fault("AMP-CAST-091", level="standard")
 def inverse_is_cast_to_16_bit() -> Iterator[None]:
     """linalg_inv_ex is on the lower precision list, though its kernel has no 16-bit form."""

@@ -65,7 +65,7 @@ def loaded_scale_lasts_until_the_next_skip() -> Iterator[None]:
         yield
 
 
-@fault("AMP-SCALE-150", level="standard")
+@fault("AMP-SCALE-096")
 def copies_share_their_stages() -> Iterator[None]:
     """A deep copy and its original keep the stages of optimizers in one table."""
 
