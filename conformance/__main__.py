@@ -14,18 +14,24 @@ from .version import __version__
 
 try:
     from .commands import (
+        baseline,
         calibrate,
         cases,
         catalogue,
         checklist,
+        ci,
         diff,
         explain,
         fingerprint,
+        html,
+        merge,
         ops,
+        package,
         summary,
         surface,
         trace,
         verify,
+        waivers,
     )
     from .report import document
 except ModuleNotFoundError as missing:
@@ -36,10 +42,15 @@ except ModuleNotFoundError as missing:
 
 COMMANDS = (
     diff,
+    baseline,
     checklist,
+    html,
     summary,
+    ci,
     cases,
     verify,
+    package,
+    merge,
     explain,
     catalogue,
     surface,
@@ -47,6 +58,7 @@ COMMANDS = (
     fingerprint,
     trace,
     calibrate,
+    waivers,
 )
 NAMES = tuple(command.__name__.rsplit(".", 1)[1] for command in COMMANDS)
 

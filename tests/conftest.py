@@ -11,10 +11,11 @@ from typing import Any
 
 import hypothesis  # noqa: F401  (kept loaded, so that runs inside this process need not import it again)
 import pytest
-import torch._dynamo  # noqa: F401  (an optimizer imports it, and its operators cannot be registered twice)
+import torch._dynamo
 
 import conformance.harness.run  # noqa: F401  (likewise)
-from conformance.harness import catalogue, items, waivers
+from conformance.harness import catalogue, header, items, targets, waivers
+from conformance.report import values
 from tests import reports
 from tests.faults.campaigns.campaign import WITHOUT_COLLECTIONS
 
@@ -49,6 +50,10 @@ waivers.shipped = lambda known: ()
 """
 
 
+OP_POLICY = {"cpu": values.OpPolicy("AutocastCPU", "bfloat16", {"lower_precision": ("mm",)})}
+"""The autocast rules in the reports of toy suites."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a run of the suite came to: exit status, what was printed, and the report with its cases spelled out."""
@@ -72,6 +77,8 @@ class Toy:
         folder.mkdir()
         monkeypatch.setattr(catalogue, "FOLDER", folder)
         monkeypatch.setattr(waivers, "shipped", lambda known: ())
+        # It takes half a second to observe them.
+        monkeypatch.setattr(header, "op_policy", lambda run_targets: OP_POLICY)
 
     def contract(
         self, id: str, *, level: str = "must", authority: str = "documented", extra: str = "", title: str = ""
@@ -129,10 +136,27 @@ class Toy:
         return Outcome(ended.returncode, ended.stdout + ended.stderr, read)
 
 
+@pytest.fixture(autouse=True)
+def _without_autocast() -> None:
+    """Begin each test outside of a region: a generator of an earlier test sets the state anew where it is collected."""
+    for device_type in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(device_type):
+            torch.set_autocast_enabled(device_type, False)
+
+
 @pytest.fixture
 def toy(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Toy:
     """A toy suite in a folder of its own."""
     return Toy(pytester, monkeypatch)
+
+
+def foreign_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `--device npu` name a device of a third party's type, with the CPU in its place."""
+    resolve, probe = targets.resolve, targets._probe
+    npu, cpu = targets.Target("npu:0", "npu", 0, is_fake=False), resolve("cpu")
+    monkeypatch.setattr(targets, "resolve", lambda name: npu if name == "npu" else resolve(name))
+    monkeypatch.setattr(targets, "_probe", lambda target: probe(cpu if target == npu else target))
+    monkeypatch.setattr(targets.Target, "device", property(lambda target: torch.device("cpu")))
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,9 @@ import shutil
 import sys
 from pathlib import Path
 
-OK, DIFFERENT, USAGE = 0, 1, 4
+from ..report import document
+
+OK, DIFFERENT, INCOMPLETE, USAGE = 0, 1, 2, 4
 
 
 class UsageError(ValueError):
@@ -16,8 +18,13 @@ class UsageError(ValueError):
 
 def write(path: Path, page: str) -> int:
     """Write `page` to the file that --output names; raises UsageError."""
+    return write_bytes(path, page.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> int:
+    """Write `content` to the file that --output names; raises UsageError."""
     try:
-        path.write_text(page, encoding="utf-8")
+        path.write_bytes(content)
     except OSError as error:
         raise UsageError(f"--output {path} cannot be written: {error.strerror or error}") from None
     return OK
@@ -29,9 +36,21 @@ def show(words: str) -> None:
     print(words.encode(encoding, errors="replace").decode(encoding))
 
 
+def deliver(content: str, output: str | None, inputs: list[str | None]) -> int:
+    """Write `content` to the file `output`, or print it; raises UsageError if that is one of the `inputs`."""
+    if output is None:
+        show(content.rstrip("\n"))
+        return OK
+    for given in inputs:
+        file = None if given is None else document.locate(given)
+        if file is not None and os.path.exists(output) and Path(output).samefile(file):
+            raise UsageError(f"--output {output} is the report itself; name another file")
+    return write(Path(output), content)
+
+
 def width() -> int:
-    """Return how wide a text may be: the terminal's width, within 80 and 120."""
-    return min(max(shutil.get_terminal_size((100, 24)).columns, 80), 120)
+    """Return how wide a text may be: the terminal's width, within 80 and 100."""
+    return min(max(shutil.get_terminal_size((100, 24)).columns, 80), 100)
 
 
 def colour() -> bool:

@@ -1,4 +1,4 @@
-"""The command `explain`: loss scales, speed-ups and waivers of a run."""
+"""The command `explain`: loss scales, speed-ups, waivers and the programs of failed cases."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from .console import OK, UsageError, show, width
 # What `explain` shows, and what a report without it lacks.
 _SUBJECTS = {
     "scale": (explain.scale, "history of a loss scale"),
+    "snippet": (explain.snippet, "program of a failed case"),
     "speed": (speed.render, "speed-up"),
     "waivers": (excuses.render, "case that was waived"),
 }
@@ -20,15 +21,23 @@ def add(commands: Any) -> None:
     """Add `explain` to the parser's commands."""
     command = commands.add_parser(
         "explain",
-        help="show the loss scales of a run, its speed-ups with their causes, or what was waived and why",
+        help="show the loss scales of a run, its speed-ups with their causes, what was waived and why, or the program "
+        "of a failed case",
         description="Show what happened in a run. `explain scale REPORT`: the history of each loss scale: when it grew "
         "and fell, which iterations were skipped, and where it settled. `explain speed REPORT` is how many times "
         "faster AMP was than fp32, each with its interval and what explains it. `explain waivers REPORT` is every "
-        "contract that does not hold and was excused: what was seen, why it is excused, by whom and until when.",
+        "contract that does not hold and was excused: what was seen, why it is excused, by whom and until when. "
+        "`explain snippet REPORT --contract ID` prints a program that shows the first failed case with torch alone: it "
+        "ends with an error where the contract does not hold.",
     )
     command.add_argument("subject", nargs="?", metavar="SUBJECT", help=f"what to explain: {', '.join(_SUBJECTS)}")
     command.add_argument("report", nargs="?", metavar="REPORT", help="the report")
-    command.add_argument("--contract", action="append", metavar="ID", help="of these contracts only (wildcards)")
+    command.add_argument(
+        "--contract",
+        action="append",
+        metavar="ID",
+        help="of these contracts only (wildcards); of a snippet, also the id of a case",
+    )
     command.set_defaults(run=_explain)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from ..data import in_force, read_toml
+from ..data import digest_of, in_force, read_toml
 from ..report import values
 from .tables import Table
 
@@ -33,6 +33,7 @@ CHAPTERS = (
     "numerics",
     "parity",
     "recipe",
+    "transform",
     "api",
     "compile",
     "distributed",
@@ -78,6 +79,14 @@ class Contract:
     def judges(self) -> bool:
         """Whether its cases are judged: those of level info record facts about the machine."""
         return self.level != "info"
+
+    @property
+    def bounds(self) -> str:
+        """The versions of torch that it is about, as a reader sees them; empty where it is about all."""
+        words = " ".join(
+            f"{word} torch {version}" for word, version in (("from", self.since), ("until", self.until)) if version
+        )
+        return f"in force {words}" if words else ""
 
     def holds_for(self, torch_version: str) -> bool:
         """Whether the contract is in force on `torch_version` (`since` inclusive, `until` exclusive)."""
@@ -179,3 +188,8 @@ def load(folder: Path | None = None) -> Catalogue:
                 raise CatalogueError(f"{contract.id}: the {key} {value!r} is used twice")
             seen.add(value)
     return Catalogue(tuple(sorted(chapters, key=lambda chapter: CHAPTERS.index(chapter.name))))
+
+
+def digest() -> str:
+    """Return the SHA-256 of the files of the catalogue, which names its version exactly."""
+    return digest_of((f"{path.parent.name}/{path.name}", path) for path in FOLDER.glob(f"*/{FILE}"))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
-from ..report import fingerprint, scale_history, speed
+from ..report import consistency, fingerprint, scale_history, speed
 from ..report.values import Evidence, Relation
 from .catalogue import Contract
 from .endings import ContractViolation, Inconclusive, Unsupported, Untestable
@@ -36,7 +36,9 @@ def contract(
     """Say which contract a check asserts.
 
     `on` names the targets it runs on (`real`, `accelerator`, `fake`, a device type, or `fake:<device type>`; a
-    tuple means any of them) and matters to checks that ask for `target`. `dtypes` are the amp dtypes it is about.
+    tuple means any of them, and a device type in it also the devices that declare its op policy, where
+    `torch.<device type>` means that type alone) and matters to checks that ask for `target`. `dtypes` are the amp
+    dtypes it is about.
     """
     kinds = (on,) if isinstance(on, str) else on
 
@@ -141,7 +143,10 @@ class Case:
         self._substitutions = substitutions
 
     def equal(self, what: str, seen: Any, expected: Any) -> None:
-        """`seen` equals `expected` (the same type of bool, so that 1 is not True)."""
+        """`seen` equals `expected` (the same type of bool, so that 1 is not True), also as the report writes them.
+
+        A tensor in a table equals its number and does not read like it.
+        """
         holds = bool(seen == expected) and isinstance(seen, bool) == isinstance(expected, bool)
         self._judge(what, seen, "==", expected, "", holds)
 
@@ -298,7 +303,10 @@ class Case:
         raise Inconclusive(reason)
 
     def _judge(self, what: str, measured: Any, relation: Relation, bound: Any, unit: str, holds: bool) -> None:
-        found = Evidence(what, plain(measured), relation, plain(bound), unit, holds)
+        seen, wanted = plain(measured), plain(bound)
+        if relation == "==":
+            holds = holds and consistency.alike(seen, wanted)
+        found = Evidence(what, seen, relation, wanted, unit, holds)
         self.evidence.append(found)
         if not holds:
             raise ContractViolation(sentence(found))

@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ..report import rollup
 from . import benchmarks, parallel
 from .check import DEPTHS
 from .items import Facts, depth, facts
 from .keys import RUN
+from .measuring import TIMED
 
 if TYPE_CHECKING:
     from .run import Run
 
 CHAPTERS = Path(__file__).resolve().parent.parent / "chapters"
-_LAST = ("memory", "speed")
+
 _ABSENT = "none"
 
 
@@ -66,6 +68,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     run = metafunc.config.stash[RUN]
     metafunc.definition.own_markers = [_prune(own, run, mark.args[0]) for own in metafunc.definition.own_markers]
+    run.note_nothing_to_try(mark.args[0], mark.kwargs["on"])
     own = metafunc.definition.get_closest_marker("per_target")
     if own is not None:
         _parametrize_per_target(metafunc, run, mark, own)
@@ -83,7 +86,10 @@ def _parametrize_per_target(metafunc: pytest.Metafunc, run: Run, mark: pytest.Ma
     sets: list[Any] = []
     deeper: list[Any] = []
     for target in run.targets_for(mark.kwargs["on"]):
-        for value in values_of(target):
+        values = list(values_of(target))
+        if not values and not target.is_fake:
+            run.nothing_to_try.setdefault(target.name, set()).add(mark.args[0])
+        for value in values:
             plain, marks = (value.values[0], value.marks) if hasattr(value, "marks") else (value, ())
             made = pytest.param(target, plain, marks=marks, id=f"{run.slot(target)}-{plain}")
             (sets if depth(marks) <= run.depth else deeper).append(made)
@@ -176,14 +182,14 @@ def _refuse_repeated_ids(run: Run) -> None:
 
 def _lateness(item: pytest.Item) -> tuple[Any, ...]:
     chapter, found = _chapter(item.path), facts(item)
-    if chapter not in _LAST:
+    if chapter not in TIMED:
         return (0 if found is None else int(found.alone),)
     if found is None or not found.timed:
-        return (_LAST.index(chapter) + 2,)
+        return (TIMED.index(chapter) + 2,)
     callspec = getattr(item, "callspec", None)
     indices = () if callspec is None else tuple(callspec.indices.values())
     judged = item.config.stash[RUN].catalogue.contracts[found.contract].judges
-    return (_LAST.index(chapter) + 2, not judged, item.path.name, item.location[1], indices)
+    return (TIMED.index(chapter) + 2, not judged, item.path.name, item.location[1], indices)
 
 
 def _runs(item: pytest.Item, found: Facts, run: Run) -> bool:
@@ -198,10 +204,10 @@ def _left_out(item: pytest.Item, found: Facts, run: Run) -> str | None:
     """Say why an item is no case of this run, or None where it is one."""
     if found.parameters.get("target", "") is None:
         if found.by_target and run.targets_for(found.kinds):
-            return f"has nothing to try on {run.target_names()}"
-        return f"runs on {', '.join(found.kinds)} only; this run has {run.target_names()}"
+            return f"has nothing to try on {run.target_names()}{run.without_policy()}"
+        return f"{rollup.OTHER_TARGET}{', '.join(found.kinds)} only; this run has {run.target_names()}"
     if not run.dtypes_for(found.dtypes):
         return f"is about {', '.join(found.dtypes)} only, which --amp-dtype leaves out"
     if found.depth > run.depth:
-        return f"needs --level {DEPTHS[found.depth]}"
+        return f"{rollup.DEEPER}{DEPTHS[found.depth]}"
     return benchmarks.left_out(item)

@@ -16,13 +16,16 @@ from typing import Any
 
 import torch
 
+from .. import data
 from ..measure.flags import FLAGS
 from ..report.values import Environment, Suite
 from ..version import __version__
+from . import catalogue
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _PACKAGES = ("numpy", "pytest", "pytest-xdist", "pytest-benchmark", "hypothesis", "tabulate", "triton")
 
+_OF_TORCH = ("torch", "torchgen")
 # Variables that change what AMP computes or how fast; values that could hold a path are left out by name.
 _VARIABLES = re.compile(
     r"^(CUDA_VISIBLE_DEVICES|CUDA_LAUNCH_BLOCKING|CUDA_MODULE_LOADING|CUBLAS_WORKSPACE_CONFIG|CUBLASLT_\w+"
@@ -35,11 +38,24 @@ _VARIABLES = re.compile(
 
 
 def suite() -> Suite:
-    """Return the suite's version and, in a git checkout, its commit and whether the tree was clean."""
+    """Return the suite's version and digests and, in a git checkout, its commit and whether the tree was clean."""
     commit = _git("rev-parse", "HEAD")
-    changes = _git("status", "--porcelain") if commit else None
-    clean = None if commit is None or changes is None else changes == ""
-    return Suite(__version__, commit or None, clean)
+    digests = data.digest(), catalogue.digest()
+    changes = _git("status", "--porcelain", "--untracked-files=all", "-z") if commit else None
+    if not commit or changes is None:
+        return Suite(__version__, commit or None, None, *digests)
+    clean = all(_of_a_report(change) for change in changes.split("\0") if change)
+    return Suite(__version__, commit, clean, *digests)
+
+
+def _of_a_report(change: str) -> bool:
+    """Whether a line of `git status` is of an untracked file in the folder of a report, which changes no judgement."""
+    state, path = change[:2], change[3:]
+    try:
+        with (_ROOT / path).parent.joinpath("report.json").open("rb") as stream:
+            return state == "??" and stream.read(64).startswith(b'{"schema":"amp-conformance-report/')
+    except OSError:
+        return False
 
 
 def _git(*arguments: str) -> str | None:
@@ -65,9 +81,15 @@ def environment() -> Environment:
         os=f"{platform.system()} {platform.release()}",
         machine=platform.machine(),
         cpu=cpu(),
-        driver=_driver(),
-        packages={name: version for name in _PACKAGES if (version := _version(name)) is not None},
+        driver=driver(),
+        packages={name: version for name in (*_PACKAGES, *_extending()) if (version := _version(name)) is not None},
     )
+
+
+def _extending() -> list[str]:
+    """Name the loaded packages that extend torch, such as torch_xla or intel_extension_for_pytorch."""
+    loaded = {name.partition(".")[0] for name in list(sys.modules)}
+    return sorted(name for name in loaded if "torch" in name and name not in _OF_TORCH)
 
 
 def _version(package: str) -> str | None:
@@ -86,7 +108,7 @@ def cpu() -> str:
     return found.group(1).strip() if found else platform.processor() or "unknown"
 
 
-def _driver() -> str | None:
+def driver() -> str | None:
     """Return the version of the GPU's driver where the kernel or torch reports it."""
     for path in (Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/version")):
         try:
@@ -157,10 +179,16 @@ _FOLDERS = _private()
 _WORDS = [re.compile(rf"\b{re.escape(name)}\b") for name in _names()]
 
 
-def redact(text: str) -> str:
-    """Replace folders, host names and user names in `text`."""
+def redact_folders(text: str) -> str:
+    """Replace folders in `text`, which may be a program: a name in it that is also the user's is none of the user."""
     for path, name in _FOLDERS:
         text = text.replace(path, name)
+    return text
+
+
+def redact(text: str) -> str:
+    """Replace folders, host names and user names in `text`."""
+    text = redact_folders(text)
     for word in _WORDS:
         text = word.sub("<name>", text)
     return text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,14 @@ from .keys import CASE, RUN
 
 if TYPE_CHECKING:
     from .catalogue import Contract
+    from .check import Case
     from .run import Run
     from .state import Snapshot
+
+
+# The others of a contract mostly differ by a parameter, and a report of thousands of programs would not be small.
+_PROGRAMS_OF_A_CONTRACT = 2
+_PROGRAMS: pytest.StashKey[Counter[str]] = pytest.StashKey()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -108,6 +115,7 @@ def pytest_runtest_makereport(
 def _conclude(item: pytest.Item, found: Facts, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
     """Judge the case, put its record on the report, and give the report the outcome that pytest shows."""
     from . import exhaustion, judge
+    from .targets import is_foreign
 
     run = item.config.stash[RUN]
     case = item.stash.get(CASE, None)
@@ -120,6 +128,8 @@ def _conclude(item: pytest.Item, found: Facts, call: pytest.CallInfo[None], repo
         judgement = judge.Judgement(Verdict.ERROR, "the check does not ask for `case`, so it can record nothing")
     else:
         judgement = judge.judge(case, error)
+        if (op := judge.lacks_kernel(error)) and found.target is not None and is_foreign(found.target.device_type):
+            judgement = judge.Judgement(Verdict.UNSUPPORTED, f"{found.target.name} has no kernel of {op}")
     if error is not None and exhaustion.ran_out(error):
         exhaustion.give_back(error)
     if judgement.verdict in (Verdict.FAIL, Verdict.ERROR) and (lost := run.lost()) is not None:
@@ -129,6 +139,8 @@ def _conclude(item: pytest.Item, found: Facts, call: pytest.CallInfo[None], repo
     else:
         waiver = run.waiver_for(found.contract, found.id, found.target_name)
     judgement = judge.excuse(judgement, waiver)
+    if case is not None and judgement.verdict is Verdict.FAIL:
+        _reproduce(item, found, case, judgement.reason)
     entry = judge.record(
         id=found.id,
         contract=found.contract,
@@ -145,6 +157,19 @@ def _conclude(item: pytest.Item, found: Facts, call: pytest.CallInfo[None], repo
     item.user_properties += [("contract", found.contract), ("case", entry.id), ("verdict", entry.verdict.value)]
     report.user_properties = list(item.user_properties)
     _show(report, judgement, run.catalogue.contracts[found.contract], str(item.path), waiver.reason if waiver else "")
+
+
+def _reproduce(item: pytest.Item, found: Facts, case: Case, reason: str) -> None:
+    """Make the program of the very case its snippet, for the first failures of a contract."""
+    failures = item.config.stash.setdefault(_PROGRAMS, Counter())
+    failures[found.contract] += 1
+    if failures[found.contract] > _PROGRAMS_OF_A_CONTRACT:
+        case.reproduce("")
+        return
+    from .environment import redact_folders
+    from .reproduction import program
+
+    case.snippet = redact_folders(program.of(item, found, case, seed_of(item), reason))
 
 
 def _show(report: pytest.TestReport, judgement: Any, contract: Contract, path: str, excuse: str) -> None:

@@ -12,9 +12,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ..data import fixture, read_users_toml
+from ..data import fixture
 from ..report import text
-from .tables import Table, tables
+from .tables import Table, rows_of, tables
 from .waivers import today as date_of_today
 
 OPERATIONS = ("matmul", "linear", "bmm", "conv-first", "conv-last", "sdpa", "lstm")
@@ -167,13 +167,8 @@ def _in_force(path: Path, classes: tuple[DeviceClass, ...], today: datetime.date
 
 def read(path: Path) -> tuple[DeviceClass, ...]:
     """Read the expectations file at `path`; raises ExpectationsError in one line."""
-    table = read_users_toml(path, ExpectationsError)
-    if unknown := sorted(set(table) - {"class"}):
-        raise ExpectationsError(f"{path}: unknown key {unknown[0]!r}; an expectations file holds [[class]] tables only")
-    rows = table.get("class")
-    if not rows or not tables(rows):
-        raise ExpectationsError(f"{path}: an expectations file holds at least one [[class]] table")
-    found = tuple(_device_class(f"{path}, class {number}", row) for number, row in enumerate(rows, start=1))
+    rows = rows_of(path, "class", "an expectations file", ExpectationsError)
+    found = tuple(_device_class(where, row) for where, row in rows)
     ids = [one.id for one in found]
     if twice := next((id for id in ids if ids.count(id) > 1), None):
         raise ExpectationsError(f"{path}: the class {twice!r} is there twice")

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
-from collections.abc import Mapping
+import os
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..report import values
-from . import environment, targets
+from ..oracles.policy import declared, overloads, surface
+from ..report import reach, values
+from . import environment, options, targets
+from .endings import Untestable
 from .targets import Target
 
 if TYPE_CHECKING:
@@ -34,7 +40,56 @@ def header(run: Run) -> values.Header:
         options=_options(run),
         chapters=tuple(values.Chapter(chapter.name, chapter.title, chapter.summary) for chapter in used),
         contracts=tuple(contract.stated() for contract in run.contracts.values()),
+        not_judged=targets.not_judged(run.targets),
+        op_policy=op_policy(run.targets),
+        not_in_force={
+            id: contract.bounds
+            for id, contract in options.select(run.catalogue, run.options).items()
+            if id not in run.contracts
+        },
     )
+
+
+def op_policy(run_targets: Iterable[Target]) -> Mapping[str, values.OpPolicy] | None:
+    """Return the autocast rules of the targets' backends; None where this torch does not tell them.
+
+    Contracts of the chapter cast judge the rules, and fail where the dispatcher lacks what it takes to read them.
+    """
+    backends = dict.fromkeys(target.device_type for target in run_targets if _has_policy(target.device_type))
+    try:
+        with _without_deprecations():
+            found = {backend: surface.rules(targets.resolve, backend) for backend in backends}
+    except (AttributeError, RuntimeError, Untestable):
+        return None
+    return {
+        backend: values.OpPolicy(
+            rules["key"],
+            rules["amp_dtype"],
+            {policy: tuple(names) for policy, names in rules["overloads"].items()},
+            rules["not_in_force"],
+        )
+        for backend, rules in found.items()
+    }
+
+
+def _has_policy(device_type: str) -> bool:
+    return declared.followed(device_type) in overloads.BACKENDS
+
+
+@contextlib.contextmanager
+def _without_deprecations() -> Iterator[None]:
+    """Keep warnings about deprecated ops from the user, also those that torch writes to standard error by itself."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _target(run: Run, target: Target) -> values.Target:
@@ -62,6 +117,9 @@ def _options(run: Run) -> values.Options:
         waivers=tuple(path.name for path in asked.waivers),
         workers=run.surroundings.workers,
         selection=run.surroundings.selection,
+        op_policies=run.op_policies,
+        imports=asked.imports,
+        labels=dict(asked.labels),
     )
 
 
@@ -79,8 +137,22 @@ def heading(run: Run) -> list[str]:
     return [
         f"conformance: {len(run.contracts)} contracts, level {asked.level}, {', '.join(asked.amp_dtypes)}, "
         f"seed {asked.seed}, torch {torch.__version__}",
-        *(f"target: {target.name}, {target.probe['name']}{_lacking(target.probe)}" for target in run.targets),
+        *(f"target: {_described(run, target)}" for target in run.targets),
+        *_unjudged(run),
     ]
+
+
+def _described(run: Run, target: Target) -> str:
+    like = run.op_policies.get(target.device_type)
+    lists = f", judged by the op lists of {like}" if like else ""
+    return f"{target.name}, {target.probe['name']}{lists}{_lacking(target.probe)}"
+
+
+def _unjudged(run: Run) -> Iterator[str]:
+    judged = any(not target.is_fake and target.device_type != "cpu" for target in run.targets)
+    others = targets.not_judged(run.targets)
+    driver = environment.driver() if not others and not judged else None
+    return reach.unjudged(others, judged, driver, str(torch.__version__))
 
 
 def _lacking(probe: Mapping[str, Any]) -> str:

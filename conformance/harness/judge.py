@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,11 @@ from .environment import redact
 from .evidence import plain, sentence
 from .waivers import Waiver
 
+# In the words of torch's dispatcher (OperatorEntry.cpp) and of the fallbacks of backends.
+_NO_KERNEL = re.compile(
+    r"Could not run '([\w:.]+)' with arguments from the '\w+' backend|"
+    r"[Oo]perator '?(aten::[\w.]+)'? is not (?:currently |yet )?(?:implemented|supported)"
+)
 _ENDINGS: tuple[tuple[type[BaseException], Verdict], ...] = (
     (ContractViolation, Verdict.FAIL),
     (Unsupported, Verdict.UNSUPPORTED),
@@ -62,6 +68,12 @@ def judge(case: Case, error: BaseException | None) -> Judgement:
     return Judgement(Verdict.FAIL, f"raised {type(error).__name__}: {_first_line(error)}", _trace(error))
 
 
+def lacks_kernel(error: BaseException | None) -> str | None:
+    """Return the operator of which a device has no kernel at all, where the dispatcher says so."""
+    found = _NO_KERNEL.search(str(error)) if isinstance(error, NotImplementedError) else None
+    return next(filter(None, found.groups())) if found else None
+
+
 def excuse(judgement: Judgement, waiver: Waiver | None) -> Judgement:
     """Turn a failure that `waiver` speaks of into WAIVED."""
     if waiver is None or judgement.verdict is not Verdict.FAIL:
@@ -101,7 +113,7 @@ def record(
         reason=judgement.reason,
         detail=judgement.detail,
         evidence=tuple(case.evidence) if case else (),
-        snippet=case.reproduction if case and failed else None,
+        snippet=case.reproduction or None if case and failed else None,
         waiver=waiver.reason if waiver and judgement.verdict is Verdict.WAIVED else None,
         duration_s=round(duration, 4),
     )

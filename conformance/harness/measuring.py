@@ -18,6 +18,7 @@ DEADLINES = {
     "accelerator": {"quick": 15.0, "standard": 75.0, "full": 600.0},
     "cpu": {"quick": 8.0, "standard": 40.0, "full": 240.0},
 }
+TIMED = ("memory", "speed")
 _SPARSE, _OFTEN = 15.0, 0.2  # seconds between two lines of progress, and two states of a line that is overwritten
 # Of VT100 terminals: keep the place of the cursor, go back to it, erase what stands right of it.
 _SAVE, _RESTORE, _ERASE = "\x1b7", "\x1b8", "\x1b[K"
@@ -56,6 +57,11 @@ class Deadlines:
         for chapter, device_type in {(contract.chapter, device_type) for contract, device_type in rows}:
             kind = "cpu" if device_type == "cpu" else "accelerator"
             self._seconds[chapter] = self._seconds.get(chapter, 0.0) + DEADLINES[kind][self._level]
+
+    def of_chapters(self, chapters: Iterable[str]) -> float:
+        """Return the seconds that the timed cases of `chapters` may take: planned, or those of one device on a CPU."""
+        timed = set(chapters) & set(TIMED)
+        return sum(self._seconds.get(chapter, DEADLINES["cpu"][self._level]) for chapter in timed)
 
     def begin(self, contract: Contract) -> float:
         """Return when the next timed case of `contract` has to end.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import os
+import re
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,9 +19,19 @@ from .catalogue import Catalogue, Contract
 from .check import DEPTHS
 from .requirements import torch_problem
 
-REPORT_FILES = ("report.json", "summary.txt", "checklist.md")
+REPORT_FILES = (
+    "report.json",
+    "report.previous.json",
+    "report.whole",
+    "progress.json",
+    "progress.new",
+    "summary.txt",
+    "checklist.md",
+)
 _DTYPES = ("fp16", "bf16")
 _GROUP = "AMP conformance"
+_LABEL_KEY = re.compile(r"[a-z][a-z0-9_.-]{0,39}")
+_LABEL_VALUE = re.compile(r"[!-~]([ -~]{0,78}[!-~])?")
 
 
 @dataclass(frozen=True)
@@ -39,9 +50,14 @@ class Options:
     no_waivers: bool
     require_conclusive: bool
     baseline: Path | None
+    accepted_changes: tuple[Path, ...]
     workload: str | None
     expectations: tuple[Path, ...]
     self_check: bool
+    case_timeout: float | None
+    labels: tuple[tuple[str, str], ...]
+    imports: tuple[str, ...]
+    op_policies: tuple[tuple[str | None, str], ...]
 
 
 def add(parser: pytest.Parser) -> None:
@@ -66,7 +82,7 @@ def add(parser: pytest.Parser) -> None:
         "--level",
         metavar="quick|standard|full",
         default="standard",
-        help="depth of the run: seconds, minutes, tens of minutes (default standard)",
+        help="depth of the run (default standard); two idle CPU cores take about 40 s, 100 s, tens of minutes",
     )
     group.addoption(
         "--chapter",
@@ -103,12 +119,20 @@ def add(parser: pytest.Parser) -> None:
     group.addoption(
         "--require-conclusive",
         action="store_true",
-        help="end an INCONCLUSIVE run with exit status 6 (default 0)",
+        help="end an INCONCLUSIVE run with exit status 6 (default 0); a PARTIAL one always does",
     )
     group.addoption(
         "--baseline",
         metavar="OLD.json",
-        help="fail where a contract or case that passed in this report no longer does",
+        help="fail where a contract or case that passed in this report no longer does; stock, or torch-2.12.1 and the "
+        "like, name a stored one",
+    )
+    group.addoption(
+        "--accepted-changes",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="with --baseline: excuse the changes that this TOML file names (repeatable)",
     )
     group.addoption(
         "--workload",
@@ -127,6 +151,35 @@ def add(parser: pytest.Parser) -> None:
         "--self-check",
         action="store_true",
         help="first plant faults in this torch and see that the contracts notice; INCONCLUSIVE where they do not",
+    )
+    group.addoption(
+        "--case-timeout",
+        metavar="SECONDS",
+        help="end a case that hangs, with its stack, after so long (default 600, 1200, 3600 by level; 0: never)",
+    )
+    group.addoption(
+        "--label",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="your own word for the machine, kept in the report, such as host=node17 or rack=B3 (repeatable)",
+    )
+    group.addoption(
+        "--import",
+        action="append",
+        default=[],
+        dest="imports",
+        metavar="MODULE",
+        help="import this before anything is judged, such as torch_xla: what registers a device with torch; may be "
+        "repeated",
+    )
+    group.addoption(
+        "--op-policy",
+        action="append",
+        default=[],
+        metavar="[TYPE=]like:BACKEND",
+        help="judge a device without lists of its own by those of this backend (like:cuda); where several such devices "
+        "are judged, TYPE names one",
     )
     group.addoption("--list-contracts", action="store_true", help="print the catalogue of contracts and exit")
 
@@ -170,10 +223,57 @@ def read(config: pytest.Config) -> Options:
         no_waivers=option.no_waivers,
         require_conclusive=option.require_conclusive,
         baseline=None if option.baseline is None else here / option.baseline,
+        accepted_changes=tuple(here / path for path in option.accepted_changes),
         workload=option.workload,
         expectations=tuple(here / path for path in option.expectations),
         self_check=option.self_check,
+        case_timeout=_seconds(option.case_timeout),
+        labels=_labels(option.label),
+        imports=tuple(option.imports),
+        op_policies=tuple(map(_op_policy, option.op_policy)),
     )
+
+
+def _seconds(given: str | None) -> float | None:
+    if given is None:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 10**6:
+        raise pytest.UsageError(f"--case-timeout: {given!r} is not a number of seconds from 0 to 1000000")
+    return seconds
+
+
+def followed_backend(like: str) -> str | None:
+    """Return the BACKEND of like:BACKEND, or None for other words."""
+    word, colon, backend = like.partition(":")
+    return backend if colon and word == "like" else None
+
+
+def _op_policy(given: str) -> tuple[str | None, str]:
+    """Return the device type, or None for every one without lists, and the backend whose lists hold for it."""
+    name, equals, like = given.rpartition("=")
+    backend = followed_backend(like)
+    if (equals and not name) or backend is None:
+        raise pytest.UsageError(f"--op-policy: {given[:80]!r} is not like:BACKEND or TYPE=like:BACKEND (like:cuda)")
+    return name or None, backend
+
+
+def _labels(given: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """Return the labels as pairs; raises pytest.UsageError for one that is none and for a key that comes twice."""
+    found: dict[str, str] = {}
+    for label in given:
+        key, equals, value = label.partition("=")
+        if not equals or not _LABEL_KEY.fullmatch(key) or not _LABEL_VALUE.fullmatch(value):
+            raise pytest.UsageError(
+                f"--label: {label[:80]!r} is no KEY=VALUE of a word and at most 80 printable characters (host=node17)"
+            )
+        if key in found:
+            raise pytest.UsageError(f"--label: {key!r} is given twice")
+        found[key] = value
+    return tuple(found.items())
 
 
 def _report_folder(path: Path) -> Path:

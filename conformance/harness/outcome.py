@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
-from ..report import consistency, diff, rollup, text, values
+from ..report import comparison, consistency, rollup, text, values
 from ..report.document import SCHEMA
-from ..report.verdicts import Overall, Verdict
-from . import waivers
+from ..report.verdicts import EXECUTED, Overall, Verdict
+from . import targets, waivers
 from .header import now
 from .waivers import Waiver
 
@@ -24,8 +22,8 @@ if TYPE_CHECKING:
 
 _NAMES = 3
 
-INCONCLUSIVE = 6
-"""The exit status of an INCONCLUSIVE run under --require-conclusive."""
+NOT_ENOUGH = 6
+"""The exit status of a PARTIAL run, and of an INCONCLUSIVE one under --require-conclusive."""
 
 
 def judged(run: Run, header: values.Header, pytest_status: int) -> values.Report:
@@ -61,20 +59,21 @@ def judged(run: Run, header: values.Header, pytest_status: int) -> values.Report
         ),
         not_applicable=run.not_applicable,
         self_check=run.self_check,
+        unreached=_unreached(run, cases),
     )
     report = values.Report(SCHEMA, header, tuple(run.cases), footer)
     if run.baseline is not None and not interrupted and not run.device_lost:
-        report = replace(report, footer=replace(footer, baseline=_compared(run, run.baseline, report)))
-    report = _concluded(run, report, pytest_status)
+        report = replace(report, footer=replace(footer, baseline=_compared(run, *run.baseline, report)))
+    report = concluded(run, report, pytest_status)
     # What `verify` would say of the report: such a contradiction is a fault of the suite, not of torch.
     if contradictions := list(consistency.contradictions(report)):
         run.broke(f"the records contradict themselves: {contradictions[0]}{_and_more(contradictions)}")
-        report = _concluded(run, report, pytest_status)
+        report = concluded(run, report, pytest_status)
     return report
 
 
-def _concluded(run: Run, report: values.Report, pytest_status: int) -> values.Report:
-    """Return the report with its problems, its overall verdict and its exit status."""
+def concluded(run: Run, report: values.Report, pytest_status: int) -> values.Report:
+    """Return the report with the problems of `run`, its overall verdict and its exit status."""
     assert report.footer is not None
     footer = replace(report.footer, problems=tuple(run.problems))
     overall = rollup.overall(replace(report, footer=footer))
@@ -120,36 +119,49 @@ def _why_not_reached(run: Run, contract: str, interrupted: bool) -> str:
     return "none of its checks was collected"
 
 
-def _compared(run: Run, baseline: values.Report, report: values.Report) -> values.Baseline:
-    found = diff.regressions(baseline, report)
+def _unreached(run: Run, cases: Mapping[str, list[values.Case]]) -> dict[str, tuple[str, ...]]:
+    """Return, by target, the contracts that have no case there though nothing that was asked for leaves them out."""
+    listed = {row[0] for row in run.collected} | set(run.reasons)  # less what -k and the like leave out
+    found = {name: listed & ids for name, ids in run.nothing_to_try.items()}
+    if run.surroundings.selection is None and not run.stopped:
+        # A plugin left their cases or their modules out.
+        lost = {id for id in run.contracts if not cases[id] and id not in run.reasons}
+        found.setdefault(run.targets[0].name, set()).update(lost)
+    return {
+        name: tuple(id for id in run.contracts if id in ids and not any(case.target == name for case in cases[id]))
+        for name, ids in found.items()
+        if any(id in run.contracts for id in ids)
+    }
+
+
+def _compared(run: Run, baseline: values.Report, name: str, report: values.Report) -> values.Baseline:
+    """Compare the run with its baseline; a line on accepted changes that excuses nothing any more is a problem."""
+    found = comparison.compare(baseline, report, run.accepted, today=waivers.today())
+    run.problems += found.stale
     return values.Baseline(
-        Path(run.options.baseline or "").name,
-        tuple(id for id in found.regressed if _in_question(run, id)),
-        tuple(id for id in found.gone if _in_question(run, id)),
+        name,
+        found.regressed,
+        found.gone,
+        tuple(values.KnownChange(change.id, change.new, change.why) for change in found.known),
+        found.accepted,
     )
-
-
-def _in_question(run: Run, id: str) -> bool:
-    """Whether a contract or case of the baseline is one that this run was asked for, or that no catalogue knows."""
-    contract = id.split("[")[0]
-    if id in run.not_applicable or (contract == id and _wholly_not_applicable(run, id)):
-        return False
-    return contract in run.contracts or contract not in run.catalogue.contracts
-
-
-def _wholly_not_applicable(run: Run, contract: str) -> bool:
-    """Whether every collected case of a contract is one that this machine cannot have."""
-    ids = [row[1] for row in run.collected if row[0] == contract]
-    return bool(ids) and all(id in run.not_applicable for id in ids)
 
 
 def _state(run: Run, waiver: Waiver, cases: list[values.Case]) -> values.Waiver:
     """Return what became of a waiver in this run, from the `cases` of its contract."""
     names = [*(target.name for target in run.targets), "host"]
-    applies = {name: waiver.in_conditions(torch.__version__, name) for name in names}
+    applies = {name: run.applies(waiver, name) for name in names}
+    foreign = {target.name for target in run.targets if targets.is_foreign(target.device_type)}
     collected = [row for row in run.collected if row[0] == waiver.contract and applies[row[2]]]
     named = [row for row in collected if waiver.names(row[0], row[1])]
-    ran = [case.verdict for case in cases if waiver.names(case.contract, case.id) and applies[case.target]]
+    ran = [
+        case.verdict
+        for case in cases
+        if waiver.names(case.contract, case.id)
+        and applies[case.target]
+        # What torch's own backends break a third party's device may do right.
+        and (case.verdict is not Verdict.PASS or case.target not in foreign or waiver.speaks_of(case.target))
+    ]
     # A case that the selection or the level left out may be the one that is named.
     narrowed = run.surroundings.selection is not None or waiver.contract in run.shallow
     if waiver.expired(waivers.today()):
@@ -190,7 +202,7 @@ def _exit_status(run: Run, footer: values.Footer, overall: Overall, pytest_statu
     if pytest_status == pytest.ExitCode.USAGE_ERROR:
         return pytest_status
     failed = any(case.verdict is Verdict.FAIL and run.contracts[case.contract].judges for case in run.cases)
-    executed = any(case.verdict in rollup.EXECUTED for case in run.cases)
+    executed = any(case.verdict in EXECUTED for case in run.cases)
     broken = run.broken or any(case.verdict is Verdict.ERROR for case in run.cases)
     if failed or (overall is Overall.NOT_CONFORMANT and executed and not broken):
         return int(pytest.ExitCode.TESTS_FAILED)
@@ -198,6 +210,6 @@ def _exit_status(run: Run, footer: values.Footer, overall: Overall, pytest_statu
         return int(pytest.ExitCode.INTERNAL_ERROR)
     if not executed:
         return int(pytest.ExitCode.TESTS_FAILED if run.smoke_failed else pytest.ExitCode.NO_TESTS_COLLECTED)
-    if overall is Overall.INCONCLUSIVE and run.options.require_conclusive:
-        return INCONCLUSIVE
+    if overall is Overall.PARTIAL or (overall is Overall.INCONCLUSIVE and run.options.require_conclusive):
+        return NOT_ENOUGH
     return int(pytest.ExitCode.OK)

@@ -40,7 +40,8 @@ def possible(config: pytest.Config) -> bool:
     if not hasattr(option, "numprocesses") or option.numprocesses is not None or option.dist != "no" or option.tx:
         return False
     in_process = any(getattr(option, name, False) for name in _IN_PROCESS) or option.capture == "no"
-    return not (in_process or benchmarks.asked(config) or _in_worker())
+    by_node = any("::" in argument for argument in config.args)
+    return not (in_process or by_node or benchmarks.asked(config) or _in_worker())
 
 
 def engage(config: pytest.Config, options: Options, contracts: int) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import gc
+import importlib
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -14,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from . import benchmarks, parallel
+from . import benchmarks, parallel, progress, watchdog
 from . import catalogue as catalogues
 from . import options as options_module
 from .collection import CHAPTERS
@@ -34,9 +37,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     options_module.add(parser)
 
 
+def _refuse_unknown_checks(config: pytest.Config) -> None:
+    """Refuse a node id of a check that its module has not; raises pytest.UsageError with one line."""
+    for argument in config.args:
+        place, *names = argument.split("[")[0].split("::")
+        module = Path(config.invocation_params.dir, place)
+        if not names or CHAPTERS not in module.resolve().parents or not module.is_file():
+            continue
+        checks = re.findall(r"^def (test_\w+)\(", module.read_text(encoding="utf-8"), re.MULTILINE)
+        if names[-1] not in checks:
+            near = difflib.get_close_matches(names[-1], checks, n=1)
+            hint = f"; the nearest is {near[0]}" if near else ""
+            raise pytest.UsageError(f"{argument}: there is no check {names[-1]!r} in {place}{hint}")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     if not config.option.list_contracts:
+        _refuse_unknown_checks(config)
         if parallel.possible(config) and _only_conformance(config):
             options = options_module.read(config)
             parallel.engage(config, options, len(options_module.select(catalogues.load(), options)))
@@ -61,8 +79,12 @@ def pytest_configure(config: pytest.Config) -> None:
     run = config.stash[RUN] = prepare(options, config)
     if parallel.is_worker(config):
         config.pluginmanager.register(parallel.Worker(run), "conformance-worker")
+        _watch(config, run, watchdog.of_worker(config))
     elif not config.option.collectonly:
-        config.pluginmanager.register(Controller(run), "conformance-controller")
+        controller = Controller(run)
+        config.pluginmanager.register(controller, "conformance-controller")
+        config.pluginmanager.register(progress.Meter(run, config, controller.folder), "conformance-progress")
+        _watch(config, run, functools.partial(controller.hung, config))
     if parallel.is_controller(config):
         config.pluginmanager.register(parallel.Alone(run), "conformance-alone")
     # Hypothesis keeps notes on the modules it sees; a run leaves nothing in the folder where it was started.
@@ -73,10 +95,31 @@ def pytest_configure(config: pytest.Config) -> None:
         _quieten(config)
     if benchmarks.present(config):
         config.pluginmanager.register(benchmarks.Benchmarks(run, config), "conformance-benchmarks")
+    if config.option.noconftest:
+        _register_fixtures_of_chapters(config)
     config.add_cleanup(gc.unfreeze)
     if threading.current_thread() is threading.main_thread():
-        before = signal.signal(signal.SIGTERM, functools.partial(_interrupt, run))
-        config.add_cleanup(functools.partial(_restore_signal, before))
+        # A process in the background may have been started with SIGINT ignored.
+        taken = [signal.SIGTERM] + [signal.SIGINT] * (signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+        for number in taken:
+            before = signal.signal(number, functools.partial(_interrupt, run))
+            config.add_cleanup(functools.partial(_restore_signal, number, before))
+
+
+def _register_fixtures_of_chapters(config: pytest.Config) -> None:
+    """Register the conftest.py of the chapters, where pytest was told to load none, as `amp-conformance` tells it."""
+    suite = Path(__file__).resolve().parent.parent
+    package = __package__.rpartition(".")[0]
+    for path in sorted(suite.glob("chapters/*/conftest.py")):
+        name = ".".join(path.relative_to(suite).with_suffix("").parts)
+        config.pluginmanager.register(importlib.import_module(f"{package}.{name}"), f"conformance-{path.parent.name}")
+
+
+def _watch(config: pytest.Config, run: Run, ended: watchdog.Ended) -> None:
+    """End a case that hangs, unless a debugger holds it or the user wants none to be ended."""
+    debugged = config.option.usepdb or config.option.trace
+    if run.options.case_timeout != 0 and not debugged:
+        config.pluginmanager.register(watchdog.Watchdog(run, ended), "conformance-watchdog")
 
 
 def _wait_without_spinning() -> None:
@@ -86,13 +129,19 @@ def _wait_without_spinning() -> None:
         os.environ.setdefault("KMP_BLOCKTIME", "0")
 
 
-def _restore_signal(handler: Any) -> None:
-    signal.signal(signal.SIGTERM, handler)
+def _restore_signal(number: signal.Signals, handler: Any) -> None:
+    signal.signal(number, handler)
 
 
 def _interrupt(run: Run, number: int, frame: object) -> None:
+    """End the run; when all cases have ended, the first signal changes nothing and the second ends the process."""
+    if run.ending and not run.interrupted_at_its_end:
+        run.interrupted_at_its_end = True
+        return
+    if run.ending:
+        os._exit(int(pytest.ExitCode.INTERRUPTED) if run.status is None else run.status)
     run.interrupted = True
-    raise KeyboardInterrupt("terminated")
+    raise KeyboardInterrupt("terminated" if number == signal.SIGTERM else "interrupted")
 
 
 def _only_conformance(config: pytest.Config) -> bool:

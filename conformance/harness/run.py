@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..measure.health import Watch
+from ..oracles.policy.declared import followed
 from ..report import decode, document, values
 from ..workloads import user_workload
 from . import environment, lost_device, targets, waivers
@@ -41,8 +42,10 @@ class Run:
         catalogue: Catalogue,
         contracts: dict[str, Contract],
         run_targets: tuple[Target, ...],
+        op_policies: Mapping[str, str],
         known_failures: tuple[Waiver, ...],
-        baseline: document.Report | None,
+        baseline: tuple[document.Report, str] | None,
+        accepted: tuple[values.AcceptedChange, ...],
         own: user_workload.Builder | None,
         expectations: Expectations,
         surroundings: Surroundings,
@@ -52,8 +55,10 @@ class Run:
         self.contracts = contracts
         self.chapters = {contract.chapter for contract in contracts.values()}
         self.targets = run_targets
+        self.op_policies = op_policies
         self.waivers = known_failures
         self.baseline = baseline
+        self.accepted = accepted
         self.own = own
         self.expectations = expectations
         self.surroundings = surroundings
@@ -63,6 +68,7 @@ class Run:
         # What was collected.
         self.reasons: dict[str, str] = {}  # contracts that have no case, each with the reason
         self.not_applicable: dict[str, str] = {}  # cases that this machine cannot have, each with the reason
+        self.nothing_to_try: dict[str, set[str]] = {}  # by real target, contracts of which no check has a case there
         self.left_to_the_controller: set[str] = set()  # modules with cases that no worker runs
         self.collected: list[tuple[str, str, str]] = []  # contract, case and target
         self.shallow: set[str] = set()  # contracts of which the level leaves out cases
@@ -76,6 +82,9 @@ class Run:
         self.stopped = False  # before its end, by an option such as -x
         self.interrupted = False  # by SIGTERM, also where something swallowed the exception
         self.broken = False
+        self.interrupted_at_its_end = False
+        self.ending = False  # all cases have ended, and the report is being written and shown
+        self.status: int | None = None  # the exit status, as soon as the report is written
         self.smoke_failed = False
         self.device_lost = False
         self.started = time.monotonic()
@@ -84,7 +93,29 @@ class Run:
 
     def targets_for(self, kinds: tuple[str, ...]) -> list[Target]:
         """Return the run's targets that a check for `kinds` runs on."""
-        return [target for target in self.targets if any(_fits(target, kind) for kind in kinds)]
+        return [
+            target
+            for target in self.targets
+            if any(_fits(target, kind) for kind in kinds) or _is_like(followed(target.device_type), target, kinds)
+        ]
+
+    def note_nothing_to_try(self, contract: str, kinds: tuple[str, ...]) -> None:
+        """Note on which third party's devices a check of autocast in general, for `kinds`, has nothing to try.
+
+        Such a check names the CPU and accelerators of torch's own autocast.
+        """
+        named = {kind.removeprefix("fake:").removeprefix("torch.") for kind in kinds} - {"real", "accelerator", "fake"}
+        if "cpu" in named and len(named) > 1:
+            for target in self.targets:
+                if followed(target.device_type) not in (*named, *targets.FAKE_DEVICE_TYPES):
+                    self.nothing_to_try.setdefault(target.name, set()).add(contract)
+
+    def without_policy(self) -> str:
+        """Say of which devices no op policy is known or declared; empty where there is one for each."""
+        types = {target.device_type for target in self.targets}
+        unknown = sorted(kind for kind in types if targets.is_foreign(followed(kind)))
+        declare = "declare it, as with --op-policy like:cuda"
+        return f", as no op policy of {', '.join(unknown)} is known: {declare}" if unknown else ""
 
     def dtypes_for(self, names: tuple[str, ...]) -> list[str]:
         """Return the amp dtypes among `names` that the run is to judge."""
@@ -141,6 +172,7 @@ class Run:
         return {
             "reasons": self.reasons,
             "not_applicable": self.not_applicable,
+            "nothing_to_try": {name: sorted(ids) for name, ids in self.nothing_to_try.items()},
             "left_to_the_controller": sorted(self.left_to_the_controller),
             "collected": [list(row) for row in self.collected],
             "shallow": sorted(self.shallow),
@@ -151,21 +183,39 @@ class Run:
         """Take over what an xdist worker collected; every worker collects the same, before this process does."""
         self.reasons = collection["reasons"]
         self.not_applicable = collection["not_applicable"]
+        self.nothing_to_try = {name: set(ids) for name, ids in collection["nothing_to_try"].items()}
         self.left_to_the_controller = set(collection["left_to_the_controller"])
         self.collected = [(row[0], row[1], row[2]) for row in collection["collected"]]
         self.shallow = set(collection["shallow"])
         self.scheduled = set(collection["scheduled"])
 
+    def applies(self, waiver: Waiver, target: str) -> bool:
+        """Whether the conditions of a waiver hold on a target of the run.
+
+        A device that declares the op policy of another backend has what fake tensors of that backend show: departures
+        of the parts of torch that stand above a backend's kernels.
+        """
+        like = self.op_policies.get(target.split(":")[0])
+        names = (target, f"fake:{like}") if like else (target,)
+        return any(waiver.in_conditions(torch.__version__, name) for name in names)
+
     def waiver_for(self, contract: str, case: str, target: str) -> Waiver | None:
         """Return the waiver in force that names this case."""
         today = waivers.today()
         for waiver in self.waivers:
-            if waiver.names(contract, case) and waiver.in_conditions(torch.__version__, target):
+            if waiver.names(contract, case) and self.applies(waiver, target):
                 return None if waiver.expired(today) else waiver
         return None
+
+
+def _is_like(backend: str, target: Target, kinds: tuple[str, ...]) -> bool:
+    """Whether a check is about the op policy that a third party's device declares, and not about the backend alone."""
+    return not target.is_fake and backend != target.device_type and backend in kinds and len(kinds) > 1
 
 
 def _fits(target: Target, kind: str) -> bool:
     if target.is_fake:
         return kind in ("fake", target.name)
-    return kind in ("real", target.device_type) or (kind == "accelerator" and target.device_type != "cpu")
+    if kind in ("real", target.device_type, f"torch.{target.device_type}"):
+        return True
+    return kind == "accelerator" and target.device_type != "cpu"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
+
 import pytest
 import torch
 
-from ..report import document
+from ..oracles.policy import declared
+from ..report import baselines, comparison, document, values
 from ..workloads import user_workload
+from . import accepted, backends, environment, expectations, options, state, targets, waivers
 from . import catalogue as catalogues
-from . import environment, expectations, options, state, targets, waivers
 from .catalogue import Catalogue
 from .contradictions import contradictions
 from .options import Options
@@ -20,8 +24,15 @@ from .waivers import Waiver
 def prepare(asked: Options, config: pytest.Config) -> Run:
     """Resolve everything the user named; raises pytest.UsageError with one line and touches no file."""
     try:
+        backends.import_first(asked.imports, config.invocation_params.dir)
+    except backends.BackendError as error:
+        raise pytest.UsageError(str(error)) from None
+    run_targets = _targets(asked)
+    found = _declared(asked, run_targets)
+    declared.declare(found.op_policies)
+    try:
         catalogue = catalogues.load()
-        known_failures = () if asked.no_waivers else _waivers(asked, catalogue)
+        known_failures = () if asked.no_waivers else _waivers((*asked.waivers, *found.waivers), catalogue)
     except (catalogues.CatalogueError, waivers.WaiverError) as error:
         raise pytest.UsageError(str(error)) from None
     if (unlike := state.unlike_a_new_process()) is not None:
@@ -33,7 +44,6 @@ def prepare(asked: Options, config: pytest.Config) -> Run:
         for id, contract in options.select(catalogue, asked).items()
         if contract.holds_for(torch.__version__)
     }
-    run_targets = _targets(asked)
     if (clash := contradictions(run_targets)) is not None:
         raise pytest.UsageError(f"the settings of this process contradict each other: {clash}")
     return Run(
@@ -41,17 +51,26 @@ def prepare(asked: Options, config: pytest.Config) -> Run:
         catalogue,
         selected,
         run_targets,
+        found.op_policies,
         known_failures,
         _baseline(asked),
+        _accepted(asked),
         _user_workload(asked, run_targets, config),
         _expectations(asked, run_targets),
         Surroundings(config.invocation_params.dir, _selection(config, asked), _workers(config)),
     )
 
 
-def _waivers(asked: Options, catalogue: Catalogue) -> tuple[Waiver, ...]:
+def _declared(asked: Options, run_targets: tuple[Target, ...]) -> backends.Declared:
+    try:
+        return backends.declared(asked.op_policies, run_targets)
+    except backends.BackendError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def _waivers(files: Iterable[Path], catalogue: Catalogue) -> tuple[Waiver, ...]:
     known = catalogue.contracts
-    named = [waiver for path in asked.waivers for waiver in waivers.read(path, known)]
+    named = [waiver for path in files for waiver in waivers.read(path, known)]
     return (*named, *waivers.shipped(known))
 
 
@@ -112,13 +131,28 @@ def _expectations(asked: Options, run_targets: tuple[Target, ...]) -> expectatio
     return found
 
 
-def _baseline(asked: Options) -> document.Report | None:
+def _baseline(asked: Options) -> tuple[document.Report, str] | None:
+    """Read what the run is compared with, and what to call it; raises pytest.UsageError with one line."""
     if asked.baseline is None:
         return None
     try:
-        return document.read(asked.baseline)
+        found, name = baselines.read(asked.baseline, torch.__version__)
     except document.ReportError as error:
         raise pytest.UsageError(f"--baseline: {error}") from None
+    if comparison.incomplete(found):
+        raise pytest.UsageError(
+            f"--baseline: {name} is INCOMPLETE, of a run that did not end, and compares with nothing"
+        )
+    return found, name
+
+
+def _accepted(asked: Options) -> tuple[values.AcceptedChange, ...]:
+    if asked.accepted_changes and asked.baseline is None:
+        raise pytest.UsageError("--accepted-changes excuses changes against a baseline: add --baseline OLD.json")
+    try:
+        return accepted.read(asked.accepted_changes)
+    except accepted.AcceptedError as error:
+        raise pytest.UsageError(f"--accepted-changes: {error}") from None
 
 
 def _selection(config: pytest.Config, asked: Options) -> str | None:

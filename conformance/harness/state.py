@@ -15,6 +15,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
 from ..measure.flags import FLAGS
+from ..oracles.policy.declared import third_party
 
 # Device types whose autocast state is compared; each has its own enabled flag and dtype.
 _DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps", "mtia", "maia", "hpu", "xla", "ipu")
@@ -62,7 +63,8 @@ def _deterministic() -> tuple[bool, bool]:
 @functools.cache
 def _flags() -> tuple[_Flag, ...]:
     """Return every flag that is compared."""
-    flags = [flag for device_type in _DEVICE_TYPES for flag in _autocast_flags(device_type)]
+    device_types = filter(None, (*_DEVICE_TYPES, third_party()))
+    flags = [flag for device_type in device_types for flag in _autocast_flags(device_type)]
     flags += [
         _Flag("autocast cache enabled", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
         _Flag("autocast nesting depth", _nesting, _set_nesting),

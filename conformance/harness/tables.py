@@ -5,7 +5,10 @@ from __future__ import annotations
 import datetime
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
+
+from ..data import read_users_toml
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,20 @@ class Table:
         """Check that `key`, if it is there, holds one of `choices`."""
         if key in self.row and self.row[key] not in choices:
             self.refuse(f"{key} {self.row[key]!r} is not one of {', '.join(choices)}")
+
+
+def rows_of(path: Path, key: str, what: str, error: type[ValueError]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the tables `key` of a user's TOML file, each with the words that name its place.
+
+    The file, which messages call `what`, holds at least one and nothing else; raises `error` in one line.
+    """
+    table = read_users_toml(path, error)
+    if unknown := sorted(set(table) - {key}):
+        raise error(f"{path}: unknown key {unknown[0]!r}; {what} holds [[{key}]] tables only")
+    rows = table.get(key)
+    if not rows or not tables(rows):
+        raise error(f"{path}: {what} holds at least one [[{key}]] table")
+    return [(f"{path}, {key} {number}", row) for number, row in enumerate(rows, start=1)]
 
 
 def tables(value: Any) -> bool:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -147,6 +147,11 @@ class Target:
         return made
 
 
+def is_foreign(device_type: str) -> bool:
+    """Whether a device type is a third party's, of which torch promises no op lists and no set of operators."""
+    return device_type not in FAKE_DEVICE_TYPES
+
+
 def one_device_only(target: Target) -> str | None:
     """Say that the machine has no second device of the target's type, or return None."""
     count = torch.get_device_module(target.device_type).device_count()
@@ -183,6 +188,16 @@ def accelerator() -> str | None:
         return None
     found = torch.accelerator.current_accelerator()
     return None if found is None else found.type
+
+
+def not_judged(run_targets: Iterable[Target]) -> dict[str, str]:
+    """Return the accelerators of this machine that are none of `run_targets`, each with what it calls itself."""
+    if (device_type := accelerator()) is None:
+        return {}
+    module, names = device_module(device_type), {target.name for target in run_targets}
+    indices = range(_device_count(module))
+    here = (Target(f"{device_type}:{index}", device_type, index, is_fake=False) for index in indices)
+    return {target.name: _name(target) for target in here if target.name not in names}
 
 
 def resolve(name: str) -> Target:
@@ -256,7 +271,7 @@ def _probe(target: Target) -> dict[str, Any]:
         else None
     )
     return {
-        "name": re.sub(r"\s+", " ", str(getattr(properties, "name", None) or _own_name(target))),
+        "name": _name(target),
         "amp_dtypes": [name for name, dtype in AMP_DTYPES.items() if _declares(target, dtype, properties)],
         "tensor_cores": _tensor_cores(target, properties),
         "memory_bytes": getattr(properties, "total_memory", None),
@@ -266,8 +281,11 @@ def _probe(target: Target) -> dict[str, Any]:
     }
 
 
-def _own_name(target: Target) -> str:
-    return environment.cpu() if target.device_type == "cpu" else target.device_type
+def _name(target: Target) -> str:
+    """Return what a real device calls itself."""
+    properties = _properties(device_module(target.device_type), target.index)
+    own = environment.cpu() if target.device_type == "cpu" else target.device_type
+    return re.sub(r"\s+", " ", str(getattr(properties, "name", None) or own))
 
 
 def _properties(module: ModuleType | None, index: int | None) -> Any:

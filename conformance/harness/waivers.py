@@ -12,9 +12,9 @@ from typing import Any
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
-from ..data import fixture, read_users_toml
+from ..data import fixture
 from . import targets
-from .tables import Table, tables
+from .tables import Table, rows_of
 
 _REQUIRED = {"contract", "cases", "reason", "owner", "link", "expires"}
 _OPTIONAL = {"torch", "target"}
@@ -44,6 +44,11 @@ class Waiver:
         return SpecifierSet(self.torch).contains(release, prereleases=True) and any(
             fnmatchcase(name, pattern) for name in (target, device_type) for pattern in self.targets
         )
+
+    def speaks_of(self, target: str) -> bool:
+        """Whether a pattern names the target, or its device type, and not every one."""
+        names = (target, target.split(":")[0])
+        return any(fnmatchcase(name, pattern) for name in names for pattern in self.targets if pattern != "*")
 
     def names(self, contract: str, case: str) -> bool:
         """Whether the waiver names this case of this contract."""
@@ -83,14 +88,8 @@ def _waiver(where: str, row: dict[str, Any], known: Iterable[str]) -> Waiver:
 
 def read(path: Path, known: Iterable[str]) -> tuple[Waiver, ...]:
     """Read the waiver file at `path` for the `known` contract ids; raises WaiverError in one line."""
-    table = read_users_toml(path, WaiverError)
-    rows = table.get("waiver", [])
-    if unknown := sorted(set(table) - {"waiver"}):
-        raise WaiverError(f"{path}: unknown key {unknown[0]!r}; a waiver file holds [[waiver]] tables only")
-    if not tables(rows):
-        raise WaiverError(f"{path}: a waiver file holds [[waiver]] tables")
     known = set(known)
-    return tuple(_waiver(f"{path}, waiver {number}", row, known) for number, row in enumerate(rows, start=1))
+    return tuple(_waiver(where, row, known) for where, row in rows_of(path, "waiver", "a waiver file", WaiverError))
 
 
 def shipped(known: Iterable[str]) -> tuple[Waiver, ...]:

@@ -14,7 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .policy.lists import BACKENDS, Listing, eligible, listings, resolved, run_dtype, sets_dtype
+from .policy.lists import Listing, backend_of, eligible, listings, resolved, run_dtype, sets_dtype
 from .trace.casts import traced_casts
 from .trace.ops import OpTrace
 
@@ -49,7 +49,7 @@ class ManualCast(TorchFunctionMode):
         self._device_type, self._cache_enabled, self._last_first = device_type, cache, last_first
         self._amp_dtypes = [amp_dtype]
         # Other backends list what CUDA does, or less of it.
-        self._policies = _policies(device_type if device_type in BACKENDS else "cuda")
+        self._policies = _policies(backend_of(device_type))
         self._bodies: dict[types.FunctionType, Callable[..., Any]] = {}
         self._entered: list[types.FunctionType] = []
 

@@ -33,16 +33,18 @@ def contradictions(report: Report) -> Iterator[str]:
     """Yield, a line each, what the report says of itself that cannot all be true; nothing for what a run wrote."""
     targets = {target.name for target in report.header.targets} | {"host"}
     for case in report.cases:
-        yield from _of_case(report, case, targets)
+        yield from of_case(report, case, targets)
     if report.footer is not None:
         yield from _of_totals(report, report.footer)
         yield from _of_contracts(report, report.footer)
         yield from _of_waivers(report, report.footer)
         yield from _of_self_check(report, report.footer, targets)
+        yield from _of_unreached(report, report.footer, targets)
         yield from _of_ending(report, report.footer)
 
 
-def _of_case(report: Report, case: Case, targets: set[str]) -> Iterator[str]:
+def of_case(report: Report, case: Case, targets: set[str]) -> Iterator[str]:
+    """Yield what a case says of itself that cannot all be true; `targets` are the names that a case may name."""
     for evidence in case.evidence:
         if (why := _wrong(evidence)) is not None:
             yield f"the case {case.id} says of its {evidence.name!r} that it {why}"
@@ -83,7 +85,7 @@ def _wrong(evidence: Evidence) -> str | None:
     if evidence.relation == "identical":
         return None if (measured == bound) is holds else _denial(evidence)
     # NaN is not NaN, and objects that differ may read alike: what does not hold is believed.
-    return _denial(evidence) if holds and not _alike(measured, bound) else None
+    return _denial(evidence) if holds and not alike(measured, bound) else None
 
 
 def _denial(evidence: Evidence) -> str:
@@ -111,11 +113,11 @@ def _number(value: Any) -> float | None:
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def _alike(one: Any, other: Any) -> bool:
-    """Whether values that were equal in Python can read so: tables come in any order, fractions as texts."""
-    if isinstance(one, tuple) and isinstance(other, tuple):
+def alike(one: Any, other: Any) -> bool:
+    """Return whether values that were equal in Python can read so: tables come in any order, fractions as texts."""
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
         return len(one) == len(other) and (
-            all(map(_alike, one, other)) or sorted(map(str, one)) == sorted(map(str, other))
+            all(map(alike, one, other)) or sorted(map(str, one)) == sorted(map(str, other))
         )
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
@@ -189,6 +191,17 @@ def _of_self_check(report: Report, footer: Footer, targets: set[str]) -> Iterato
                 yield f"{what} is said to be noticed by {fault.case}, which is no case of a contract that has to"
 
 
+def _of_unreached(report: Report, footer: Footer, targets: set[str]) -> Iterator[str]:
+    for target, ids in footer.unreached.items():
+        if target not in targets:
+            yield f"{target!r} is said to have contracts without a case, and is no target of the run"
+        for id in ids:
+            if id not in report.contracts:
+                yield f"the contract {id} is said to have no case on {target}, and is none of the run"
+            elif any(case.target == target for case in report.cases_of[id]):
+                yield f"the contract {id} is said to have no case on {target}, and has one"
+
+
 def _of_ending(report: Report, footer: Footer) -> Iterator[str]:
     overall = rollup.overall(report)
     if footer.overall is not overall:
@@ -199,6 +212,7 @@ def _of_ending(report: Report, footer: Footer) -> Iterator[str]:
         Overall.INCOMPLETE: {2},
         Overall.NOT_CONFORMANT: {1, 3, 4, 5},
         Overall.INCONCLUSIVE: {6, 4} if report.header.options.require_conclusive else {0, 4},
+        Overall.PARTIAL: {6, 4},
         Overall.CONFORMANT: {0, 4},
     }[overall]
     if footer.exit_status not in allowed:

@@ -2,27 +2,50 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import re
 import stat
+import zlib
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from . import consistency, decode, layout
-from .values import Report
+from .values import Case, Report
 
-__all__ = ["SCHEMA", "Report", "ReportError", "decoded", "examine", "load", "locate", "parse", "read"]
+__all__ = [
+    "SCHEMA",
+    "Report",
+    "ReportError",
+    "cases",
+    "content",
+    "decoded",
+    "examine",
+    "examined",
+    "load",
+    "locate",
+    "parse",
+    "parsed",
+    "read",
+    "sha256",
+]
 
-SCHEMA = "amp-conformance-report/3"
+SCHEMA = "amp-conformance-report/4"
 FILE = "report.json"
+PACKED = f"{FILE}.gz"
 MAX_BYTES = 64 * 2**20
+
+# Of the report of a run in progress: what stands before its records, a line each, and after them.
+RECORDS_BEGIN = ',\n"cases": ['
+RECORDS_END = '\n],\n"footer": null}\n'
 
 _TIME = re.compile(r"\d{4}-\d{2}-\d{2}T")
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}\Z")
 _KIND, _VERSION = SCHEMA.split("/")
+_GZIP = b"\x1f\x8b"
 
 
 class ReportError(ValueError):
@@ -88,10 +111,15 @@ def examine(path: str | Path) -> tuple[Report, list[str]]:
     """Return the report at `path` and all that contradicts itself in it, a line each; raises ReportError."""
     file = locate(path)
     try:
-        written = load(file, "a report", MAX_BYTES)
-        report = parse(written)
+        return examined(_content(file, "a report", MAX_BYTES))
     except ReportError as error:
         raise type(error)(f"{file}: {error}") from None
+
+
+def examined(data: bytes) -> tuple[Report, list[str]]:
+    """Return the report in the bytes `data` and all that contradicts itself in it, a line each; raises ReportError."""
+    written = parsed(data)
+    report = parse(written)
     problems = list(consistency.contradictions(report))
     if report.footer and report.footer.digest and report.footer.digest != consistency.digest(written):
         problems.append("the report is not the one that the run wrote: it was changed or damaged (its digest differs)")
@@ -99,9 +127,28 @@ def examine(path: str | Path) -> tuple[Report, list[str]]:
 
 
 def locate(path: str | Path) -> Path:
-    """Return the file that `path` names: itself, or the report in that folder."""
+    """Return the file that `path` names: itself, or the report in that folder, gzipped if it is there only so."""
     # Path.is_dir raises below a folder that is locked, and for a name that is too long.
-    return Path(path) / FILE if os.path.isdir(path) else Path(path)
+    if not os.path.isdir(path):
+        return Path(path)
+    packed = not os.path.exists(Path(path, FILE)) and os.path.exists(Path(path, PACKED))
+    return Path(path, PACKED if packed else FILE)
+
+
+def sha256(file: Path) -> str:
+    """Return the SHA-256 of the report in `file`, of its bytes before compression if it is gzipped; raises ReportError.
+
+    A report therefore keeps its sum when it is compressed.
+    """
+    return hashlib.sha256(content(file)).hexdigest()
+
+
+def content(file: Path) -> bytes:
+    """Return the bytes of the report in `file`, decompressed if it is gzipped; raises ReportError."""
+    try:
+        return _content(file, "a report", MAX_BYTES)
+    except ReportError as error:
+        raise type(error)(f"{file}: {error}") from None
 
 
 def parse(document: Any) -> Report:
@@ -117,6 +164,12 @@ def parse(document: Any) -> Report:
     _check_ids(report)
     _check_ranges(report)
     return report
+
+
+def cases(check: Any) -> tuple[Case, ...]:
+    """Return the cases of one folded check (of json.loads); raises ReportError."""
+    found: tuple[Case, ...] = decoded(tuple[Case, ...], _told(layout.spelled_out, {"checks": [check]})["cases"])
+    return found
 
 
 def decoded(hint: Any, document: Any) -> Any:
@@ -136,29 +189,78 @@ def _told(decoder: decode.Decoder, document: Any) -> Any:
 
 
 def load(file: Path, what: str, at_most: int) -> Any:
-    """Return the JSON in `file`, which the messages call `what`; larger than `at_most` bytes it is not even read.
+    """Return the JSON in `file`, gzipped or not, which the messages call `what` and which has at most `at_most` bytes.
 
     Raises MissingReport, TooLarge and NotJSON.
     """
+    return parsed(_content(file, what, at_most))
+
+
+def parsed(data: bytes) -> Any:
+    """Return the JSON in `data`; raises NotJSON, also for keys that come twice and numbers that are not finite."""
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise NotJSON("not a JSON document: not UTF-8") from None
+    try:
+        try:
+            return _parsed(text)
+        except ValueError:
+            if (whole := _without_the_last_write(text)) is None:
+                raise
+            return _parsed(whole)
+    except RecursionError:
+        raise NotJSON("not a JSON document that can be read: nested too deeply") from None
+    except ValueError as error:
+        raise NotJSON(f"not a JSON document: {error}") from None
+
+
+def _parsed(text: str) -> Any:
+    return json.loads(text, parse_float=_finite, parse_constant=_refuse, object_pairs_hook=_unique)
+
+
+def _without_the_last_write(text: str) -> str | None:
+    """Return the records before the one whose write was cut off, as the report of a run that did not end.
+
+    A kill or a loss of power can cut a write in the middle. None where the text is not of a run in progress.
+    """
+    begun, mark, records = text.partition(RECORDS_BEGIN)
+    if not mark or not begun.startswith('{"schema":"' + _KIND) or "\n" in begun:
+        return None
+    lines = records.split("\n")[1:-1]
+    whole = [line.rstrip(",") for line in lines if line.endswith("},")]
+    return f"{begun}{mark}\n" + ",\n".join(whole) + RECORDS_END
+
+
+def _content(file: Path, what: str, at_most: int) -> bytes:
+    """Return the bytes of `file`, decompressed where they are gzip; more than `at_most` are never held in memory."""
     try:
         found = file.stat()
         if not stat.S_ISREG(found.st_mode):
             raise MissingReport("not a regular file")
         if found.st_size > at_most:
             raise TooLarge(f"{found.st_size} bytes, and {what} has at most {at_most}")
-        text = file.read_bytes().decode("utf-8")
+        content = file.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise MissingReport("there is no such file") from None
     except OSError as error:
         raise MissingReport(f"cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise NotJSON("not a JSON document: not UTF-8") from None
+    return _unpacked(content, what, at_most) if content.startswith(_GZIP) else content
+
+
+def _unpacked(packed: bytes, what: str, at_most: int) -> bytes:
+    unpacker = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     try:
-        return json.loads(text, parse_float=_finite, parse_constant=_refuse, object_pairs_hook=_unique)
-    except RecursionError:
-        raise NotJSON("not a JSON document that can be read: nested too deeply") from None
-    except ValueError as error:
-        raise NotJSON(f"not a JSON document: {error}") from None
+        content = unpacker.decompress(packed, at_most + 1)
+    except zlib.error:
+        raise NotJSON("not a JSON document: its gzip data are damaged") from None
+    if len(content) > at_most:
+        raise TooLarge(f"more than {at_most} bytes when decompressed, and {what} has at most so many")
+    if not unpacker.eof:
+        raise NotJSON("not a JSON document: its gzip data end early")
+    if unpacker.unused_data:
+        raise NotJSON("not a JSON document: something follows its gzip data")
+    return content
 
 
 def _finite(literal: str) -> float:
@@ -181,6 +283,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _check_kind(document: Any) -> None:
     schema = document.get("schema") if isinstance(document, dict) else None
+    if isinstance(schema, str) and schema.startswith("amp-conformance-baseline/"):
+        raise WrongKind("a baseline, which diff, html --against and --baseline read, and not a report")
     if not isinstance(schema, str) or not (found := re.fullmatch(rf"{_KIND}/(\d{{1,9}})", schema)):
         raise WrongKind(f'not a report of this suite: its "schema" is not {SCHEMA!r}')
     if int(found.group(1)) > int(_VERSION):

@@ -1,4 +1,4 @@
-"""The history of every loss scale that a report holds, in plain sentences."""
+"""The history of every loss scale that a report holds, in plain sentences, and the program of a failed case."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from . import text
 from .scale_history import ScaleHistory, Stretch, histories
 from .values import Report
+from .verdicts import Verdict
 
 # So many events are shown one by one; a longer history is cut in its middle.
 _TOLD = 12
@@ -32,6 +33,18 @@ def scale(report: Report, *, contracts: tuple[str, ...] = (), width: int = 100) 
     head = f"{text.count(len(chosen), 'loss scale')} in {text.count(number, 'contract')}"
     left = f" ({len(every) - len(chosen)} more in other contracts)" if len(chosen) < len(every) else ""
     return "\n\n".join([f"{head}{left}", *(_history(report, history, width) for history in chosen)])
+
+
+def snippet(report: Report, *, contracts: tuple[str, ...] = (), width: int = 100) -> str | None:
+    """Return the program of the first failed case, or of what the patterns name (contracts, or ids of cases).
+
+    It is source to be run, so that no line is wrapped to `width`. None where no such case has one.
+    """
+    for case in report.cases:
+        named = case.id in contracts or any(fnmatchcase(case.contract, one) for one in contracts)
+        if (named or not contracts) and case.snippet and case.verdict is Verdict.FAIL:
+            return text.clean(case.snippet)
+    return None
 
 
 def _history(report: Report, history: ScaleHistory, width: int) -> str:

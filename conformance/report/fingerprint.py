@@ -12,6 +12,8 @@ from .values import Case, Evidence, Report
 UNIT = "numerics fingerprint"
 """The unit of evidence that is a section of a fingerprint: its name, and a list of pairs of row and value."""
 
+# Rows that name software and instructions: they explain a difference, and are none of the arithmetic.
+_SOFTWARE = ("instructions", "libraries")
 _DTYPES = ("fp16", "bf16", "fp32")
 _SUBNORMAL = ("subnormal operands", "subnormal products", "subnormal results")
 
@@ -32,6 +34,11 @@ class Difference:
     row: str
     old: str
     new: str
+
+    @property
+    def arithmetic(self) -> bool:
+        """Whether results may differ by it; another version of a library alone says nothing of them."""
+        return self.row not in _SOFTWARE
 
     def __str__(self) -> str:
         return f"{self.row}: {self.old} -> {self.new}"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from . import reach
 from .values import Case, Contract, PlantedFault, Report
-from .verdicts import Overall, Verdict
+from .verdicts import EXECUTED, Overall, Verdict
 
-# Verdicts of cases whose check ran to an end; a run with none of them has shown nothing.
-EXECUTED = frozenset({Verdict.PASS, Verdict.FAIL, Verdict.WAIVED, Verdict.INCONCLUSIVE, Verdict.ERROR})
+# How the reasons begin why a contract has no case: it is about another kind of target, or about a deeper level.
+OTHER_TARGET, DEEPER = "runs on ", "needs --level "
 # What becomes of a waiver that rots: each of these fails the run.
 STALE = frozenset({"expired", "unmatched", "unneeded"})
 
@@ -89,6 +90,8 @@ def overall(report: Report) -> Overall:
     regressed = footer.baseline is not None and (footer.baseline.regressed or footer.baseline.gone)
     if stale or regressed or failing(report) or not any(case.verdict in EXECUTED for case in report.cases):
         return Overall.NOT_CONFORMANT
+    if reach.gaps(report):
+        return Overall.PARTIAL
     judged = (report.cases_of[id] for id, contract in report.contracts.items() if contract.level != "info")
     if missed(report) or any(case.verdict is Verdict.INCONCLUSIVE for cases in judged for case in cases):
         return Overall.INCONCLUSIVE

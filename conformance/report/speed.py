@@ -103,14 +103,65 @@ def _number(where: str, name: str, value: object) -> float:
     return float(value)
 
 
+def machine_class(report: Report, slot: str) -> tuple[str, ...]:
+    """Return what times and bytes of the target in `slot` depend on: device, capability, processor, threads."""
+    target = next((target for target in report.header.targets if target.slot == slot), None)
+    if target is None:
+        return ()
+    named = text.value(target.probe.get("name")), f"capability {text.value(target.probe.get('capability'))}"
+    threads = text.value(report.header.flags.get("torch.get_num_threads"))
+    return (*named, report.header.environment.cpu, f"{threads} threads")
+
+
+def other_class(old: Report, new: Report, slot: str) -> str | None:
+    """Return how the machines differ on which the target in `slot` was measured, None where they are of one class."""
+    there, here = machine_class(old, slot), machine_class(new, slot)
+    if there == here:
+        return None
+    return text.line("; ".join(f"{one} -> {other}" for one, other in zip(there, here, strict=False) if one != other))
+
+
 def differences(old: Report, new: Report) -> list[str]:
-    """Return a line for each speed-up whose interval has no number in common with that of the older report."""
-    there, here = ({(_slot(report, row), row.key): row for row in speedups(report)} for report in (old, new))
+    """Return a line for each speed-up whose interval has no number in common with that of the older report.
+
+    Measurements on machines of different classes are not compared.
+    """
     return [
-        f"{key} on {row.case.target}: {there[slot, key].interval} -> {row.interval}"
-        for (slot, key), row in here.items()
-        if (slot, key) in there and (row.high < there[slot, key].low or there[slot, key].high < row.low)
+        f"{after.key} on {after.case.target}: {before.interval} -> {after.interval}"
+        for before, after in _pairs(old, new)
+        if _apart(before, after)
     ]
+
+
+def not_compared(old: Report, new: Report) -> list[str]:
+    """Return a line for each target whose speed-ups are not compared, as they are of another class of machine."""
+    slots = {_slot(new, row): row.case.target for row in speedups(new)}
+    measured = {_slot(old, row) for row in speedups(old)}
+    found = ((target, other_class(old, new, slot)) for slot, target in slots.items() if slot in measured)
+    return [f"speed-ups on {text.line(target)} are not compared ({why})" for target, why in found if why is not None]
+
+
+def differing(old: Report, new: Report) -> dict[str, bool]:
+    """Return, by case, whether any of its speed-ups differs by more than both intervals; cases without one are not in.
+
+    The machines are of one class for each of these cases.
+    """
+    found: dict[str, bool] = {}
+    for before, after in _pairs(old, new):
+        found[after.case.id] = found.get(after.case.id, False) or _apart(before, after)
+    return found
+
+
+def _pairs(old: Report, new: Report) -> Iterator[tuple[Speedup, Speedup]]:
+    """Yield the speed-ups that both reports have of one class of machine, by the place of their target."""
+    there, here = ({(_slot(report, row), row.key): row for row in speedups(report)} for report in (old, new))
+    for place, row in here.items():
+        if place in there and other_class(old, new, place[0]) is None:
+            yield there[place], row
+
+
+def _apart(one: Speedup, other: Speedup) -> bool:
+    return one.high < other.low or other.high < one.low
 
 
 def _slot(report: Report, row: Speedup) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from . import text
-from .surface import BACKENDS, Surface
+from .surface import BACKENDS, Backend, Surface
 
 _MARGIN = "  "
 # What an op does under a policy, and the type that it then runs in. Source: aten/src/ATen/autocast_mode.h, CastPolicy.
@@ -33,6 +33,7 @@ _RUNS = {
     "unlisted": "in the type of its inputs",
     "unknown": "in a type that could not be observed",
 }
+_OPS_SPOKEN = 8
 _TOOLKITS = ("cuda", "hip", "xpu")
 _WITHOUT = "in the type of its inputs, or as the ops that it is made of"
 
@@ -67,11 +68,12 @@ class Change:
 
 def changes(old: Surface, new: Surface) -> list[Change]:
     """Return every difference between two surfaces but those of version and build, backend by backend."""
-    return [change for backend in BACKENDS for change in _of_backend(backend, old, new)]
+    there, here = old.backends, new.backends
+    return [change for name in BACKENDS for change in of_backend(name, there[name], here[name])]  # type: ignore[index]
 
 
-def _of_backend(name: str, old: Surface, new: Surface) -> Iterator[Change]:
-    there, here = old.backends[name], new.backends[name]  # type: ignore[index]
+def of_backend(name: str, there: Backend, here: Backend) -> Iterator[Change]:
+    """Yield every difference between the rules of one backend in two versions of torch."""
     if there.key != here.key:
         yield Change(name, Kind.KEY, "", there.key, here.key)
     if there.amp_dtype != here.amp_dtype and there.key and here.key:
@@ -96,8 +98,36 @@ def render(old: Surface, new: Surface, *, names: tuple[str, str], width: int = 1
     return "\n\n".join(section for section in [*sections, text.wrap(conclusion(found), width)] if section)
 
 
+@dataclass(frozen=True)
+class Sentence:
+    """What happened alike to the rules of `ops` (none: of the key itself) on some backends."""
+
+    kind: Kind
+    backends: tuple[str, ...]
+    ops: tuple[str, ...]
+    words: str
+
+    def __str__(self) -> str:
+        return ": ".join(filter(None, (", ".join(self.backends), ", ".join(self.ops), self.words)))
+
+    @property
+    def spoken(self) -> str:
+        """The same with the ops first: `rms_norm now autocasts to float32 on cuda, xpu`."""
+        where, ops = ", ".join(self.backends), text.some(list(self.ops), _OPS_SPOKEN)
+        if self.ops and self.kind in (Kind.ADDED, Kind.REMOVED):
+            words, semicolon, rest = self.words.partition("; ")
+            verb = f"{'has' if len(self.ops) == 1 else 'have'} " * words.startswith("no rule")
+            return f"{ops} {verb}{words} on {where}{semicolon}{rest}"
+        return f"{f'{ops} on {where}' if self.ops else where}: {self.words}"
+
+
 def sentences(found: Iterable[Change]) -> Iterator[tuple[Kind, str]]:
     """Say each change once: what happened alike on several backends, or to several ops, in one sentence."""
+    return ((one.kind, str(one)) for one in said(found))
+
+
+def said(found: Iterable[Change]) -> Iterator[Sentence]:
+    """Yield what `sentences` says, in parts."""
     found = list(found)
     turned = {change.backend: change for change in found if change.kind is Kind.KEY}
     yield from _keys(list(turned.values()), found)
@@ -111,8 +141,7 @@ def sentences(found: Iterable[Change]) -> Iterator[tuple[Kind, str]]:
     for kind in Kind:
         for (of, before, after, where), alike in ops.items():
             if of is kind:
-                subject = f"{', '.join(where)}: {', '.join(sorted(alike))}" if any(alike) else ", ".join(where)
-                yield kind, f"{subject}: {_says(kind, before, after, len(alike))}"
+                yield Sentence(kind, where, tuple(sorted(filter(None, alike))), _says(kind, before, after, len(alike)))
 
 
 def _counted(change: Change, key: Change | None) -> bool:
@@ -120,7 +149,7 @@ def _counted(change: Change, key: Change | None) -> bool:
     return key is not None and None in (key.old, key.new) and change.kind in (Kind.ADDED, Kind.REMOVED)
 
 
-def _keys(turned: list[Change], found: list[Change]) -> Iterator[tuple[Kind, str]]:
+def _keys(turned: list[Change], found: list[Change]) -> Iterator[Sentence]:
     """Keys gained or lost, with the number of rules that came or went with each."""
     alike: dict[str, list[Change]] = {}
     for change in turned:
@@ -134,7 +163,7 @@ def _keys(turned: list[Change], found: list[Change]) -> Iterator[tuple[Kind, str
             words = f"the dispatch key is {'new' if change.old is None else 'gone'}, {came}"
         alike.setdefault(words, []).append(change)
     for words, together in alike.items():
-        yield Kind.KEY, f"{', '.join(change.backend for change in together)}: {words}"
+        yield Sentence(Kind.KEY, tuple(change.backend for change in together), (), words)
 
 
 def _says(kind: Kind, old: str | None, new: str | None, number: int) -> str:

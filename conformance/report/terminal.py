@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
 
 from tabulate import SEPARATING_LINE, DataRow, Line, TableFormat, tabulate
 
-from ..invocation import COMMAND, RUN
-from . import excuses, fingerprint, rollup, self_check, speed, text
-from .values import Case, Contract, Report
+from ..invocation import COMMAND
+from . import causes, excuses, fingerprint, outline, reach, rollup, self_check, speed, text
+from .outline import Failure
+from .values import Baseline, Case, Contract, Report
 from .verdicts import Overall, Verdict
 
 _SIGHTINGS_SHOWN = 3
 _NAMES_SHOWN = 6
 _TRACE_LINES = 16
 _TRACE_HEAD = 4
+_SNIPPET_LINES = 32
 _INDEX_FROM = 4
 _MARGIN = "  "
 _FULL_WIDTH = 92
@@ -58,6 +59,7 @@ _COLOURS = {
     Overall.NOT_CONFORMANT: "\x1b[1;31m",
     Overall.INCONCLUSIVE: "\x1b[1;33m",
     Overall.INCOMPLETE: "\x1b[1;33m",
+    Overall.PARTIAL: "\x1b[1;33m",
 }
 
 # The frame of a traceback that belongs to the check; what stands above it is pytest's.
@@ -132,12 +134,12 @@ def _index(report: Report, width: int, paint: Paint) -> str:
 def _short(report: Report, width: int) -> Iterator[str]:
     yield _table(report, width)
     rows = [
-        text.wrap(f"{report.contracts[id].title}: {_what(cases[0])}", width, f"{_word(cases)} {id}  ", _MARGIN)
+        text.wrap(f"{report.contracts[id].title}: {outline.what(cases[0])}", width, f"{_word(cases)} {id}  ", _MARGIN)
         for id, cases in rollup.failing(report).items()
     ]
     rows += [
         text.cut(f"WAIVED {id}  ", f"{text.count(len(cases), 'case')}: {report.contracts[id].title}", width)
-        for id, cases in _with(report, Verdict.WAIVED).items()
+        for id, cases in outline.with_verdict(report, Verdict.WAIVED).items()
     ]
     footer = report.footer
     rows += [text.wrap(problem, width, "PROBLEM  ", _MARGIN) for problem in (footer.problems if footer else ())]
@@ -154,15 +156,14 @@ def _word(cases: list[Case]) -> str:
 
 def _table(report: Report, width: int) -> str:
     """One row a chapter; columns of verdicts count cases."""
-    rows = []
-    for chapter in report.header.chapters:
-        ids = [contract.id for contract in report.header.contracts if contract.chapter == chapter.name]
-        cases = [case for id in ids for case in report.cases_of[id]]
-        rows.append([text.line(chapter.name), len(ids), len(cases), *_counted(cases)])
+    rows = [
+        [text.line(found.chapter.name), len(found.contracts), found.cases.total(), *_counted(found.cases)]
+        for found in outline.chapters(report)
+    ]
     if not rows:
         return "No chapter was selected."
     if len(rows) > 1:
-        rows.append(["all", len(report.contracts), len(report.cases), *_counted(report.cases)])
+        rows.append(["all", len(report.contracts), len(report.cases), *_counted(Counter(rollup.totals(report)))])
     # The headers are rows, since tabulate pads its own and the table would not fit into 80 columns.
     names = [("", "chapter"), *(("", full) if width >= _FULL_WIDTH else folded for full, folded in _HEADERS)]
     above, names_below = (list(row) for row in zip(*names, strict=True))
@@ -171,9 +172,8 @@ def _table(report: Report, width: int) -> str:
     return tabulate([*heads, SEPARATING_LINE, *rows], tablefmt=_TABLE, colalign=alignment, disable_numparse=True)
 
 
-def _counted(cases: list[Case] | tuple[Case, ...]) -> list[int]:
-    counted = Counter(case.verdict for case in cases)
-    return [counted[verdict] for verdict in _COLUMNS]
+def _counted(cases: Counter[Verdict]) -> list[int]:
+    return [cases[verdict] for verdict in _COLUMNS]
 
 
 def _heading(title: str, paint: Paint) -> str:
@@ -186,30 +186,67 @@ def _failed(report: Report, width: int, paint: Paint) -> Iterator[str]:
         id: [case for case in cases if case.verdict is not Verdict.ERROR]
         for id, cases in rollup.failing(report).items()
     }
-    blocks = {id: cases for id, cases in blocks.items() if cases}
-    if blocks:
-        yield _heading(f"Failed: {text.count(len(blocks), 'contract')}", paint)
-    for id, cases in blocks.items():
-        yield _block(report, report.contracts[id], cases, width, paint)
+    failures = [outline.failure(report, id, cases) for id, cases in blocks.items() if cases]
+    if failures:
+        yield _heading(f"Failed: {text.count(len(failures), 'contract')}", paint)
+        yield _causes(report, width)
+    for failure in failures:
+        yield _block(failure, width, paint)
 
 
-def _block(report: Report, contract: Contract, cases: list[Case], width: int, paint: Paint) -> str:
+def _causes(report: Report, width: int) -> str:
+    """What failed cases have in common, where several contracts failed."""
+    found = causes.groups(report)
+    if not any(len(cause.contracts) > 1 for cause in found):
+        return ""
+    return "\n".join(["likely causes, by what failed cases share:", *causes.brief(found, width)])
+
+
+def _block(failure: Failure, width: int, paint: Paint) -> str:
     """Everything an engineer needs about one failed contract."""
+    contract = failure.contract
     title = text.wrap(contract.title, width, f"{contract.id}  ", _MARGIN)
     rows = [paint(title, "\x1b[1;31m")]
     rows.append(_field("promised", f"{contract.statement} ({contract.level}, {contract.authority})", width))
     rows.append(_field("source", contract.source, width))
-    rows += [_field("" if number else "seen", row, width) for number, row in enumerate(_sightings(cases))]
-    rows.append(_field("on", _where(report, contract, cases), width))
+    rows += [_field("" if number else "seen", row, width) for number, row in enumerate(_sightings(failure))]
+    rows.append(_field("on", failure.where, width))
     rows.append(_field("usual cause", contract.failure, width))
     rows.append(_field("next step", contract.next_step, width))
     # Not wrapped: it is there to be copied.
-    rows.append(f"{_MARGIN}{'run just this':<14}{text.line(_command(report, contract, _own(cases[0])))}")
-    if snippet := next((case.snippet for case in cases if case.snippet), None):
-        rows += [f"{_MARGIN}with torch alone:", text.indent(snippet, _MARGIN * 3)]
-    if trace := next((case.detail for case in cases if case.detail), None):
-        rows += [f"{_MARGIN}raised from:", _end_of(trace)]
+    rows.append(f"{_MARGIN}{'run just this':<14}{text.line(failure.command)}")
+    if failure.snippet:
+        rows += _program(failure.snippet, contract)
+    if failure.trace:
+        rows += [f"{_MARGIN}raised from:", _end_of(failure.trace)]
     return "\n".join(rows)
+
+
+def _sightings(failure: Failure) -> Iterator[str]:
+    """What was seen, with the cases that saw it."""
+    for sighting in failure.sightings[:_SIGHTINGS_SHOWN]:
+        yield sighting.what
+        yield f"  in {text.count(len(sighting.cases), 'case')}: {text.some(list(sighting.cases), _SIGHTINGS_SHOWN)}"
+    if rest := sum(len(sighting.cases) for sighting in failure.sightings[_SIGHTINGS_SHOWN:]):
+        yield f"... and {text.count(rest, 'more case')} that saw something else"
+
+
+def _program(snippet: str, contract: Contract) -> list[str]:
+    """The snippet of the first failed case; of a long one the check itself, and the command that writes all of it."""
+    lines = snippet.splitlines()
+    if len(lines) <= _SNIPPET_LINES:
+        return [f"{_MARGIN}with torch alone:", text.indent(snippet, _MARGIN * 3)]
+    head = next((number for number, line in enumerate(lines) if not line.startswith("#")), 0)
+    short = next((number for number, line in enumerate(lines[:head]) if line == "# in short:"), head)
+    checks = [number for number, line in enumerate(lines) if line.startswith("def test_")]
+    start = max([*checks[-1:], len(lines) - _SNIPPET_LINES])
+    shown = [line.removeprefix("#     ") for line in lines[short + 1 : head][:_SNIPPET_LINES]] or lines[start:]
+    command = f"{COMMAND} explain snippet REPORT --contract {contract.id} > case.py"
+    return [
+        f"{_MARGIN}with torch alone, {text.count(len(lines), 'line')}: {text.line(command)}",
+        f"{_MARGIN}in short:" if short < head else f"{_MARGIN}it ends with:",
+        text.indent("\n".join(shown), _MARGIN * 3),
+    ]
 
 
 def _end_of(trace: str) -> str:
@@ -224,51 +261,6 @@ def _end_of(trace: str) -> str:
 
 def _field(name: str, words: str, width: int) -> str:
     return text.wrap(words, width, f"{_MARGIN}{name:<14}")
-
-
-def _sightings(cases: list[Case]) -> Iterator[str]:
-    """What was seen, with the cases that saw it."""
-    groups: dict[str, list[str]] = {}
-    for case in cases:
-        groups.setdefault(_what(case), []).append(_short_id(case))
-    for what, ids in list(groups.items())[:_SIGHTINGS_SHOWN]:
-        yield what
-        yield f"  in {text.count(len(ids), 'case')}: {text.some(ids, _SIGHTINGS_SHOWN)}"
-    if len(groups) > _SIGHTINGS_SHOWN:
-        rest = sum(map(len, list(groups.values())[_SIGHTINGS_SHOWN:]))
-        yield f"... and {text.count(rest, 'more case')} that saw something else"
-
-
-def _what(case: Case) -> str:
-    """What a failing case saw."""
-    if case.verdict is Verdict.UNTESTABLE:
-        return f"could not be tested, which under --gpu fails a must: {case.reason}"
-    return text.sighting(case)
-
-
-def _short_id(case: Case) -> str:
-    """The part of a case id after its contract."""
-    return case.id.removeprefix(case.contract).strip("[]") or case.id
-
-
-def _where(report: Report, contract: Contract, cases: list[Case]) -> str:
-    ran = Counter(case.target for case in report.cases_of[contract.id])
-    failed = Counter(case.target for case in cases)
-    return ", ".join(f"{target}: {failed[target]} of {text.count(ran[target], 'case')}" for target in failed)
-
-
-def _command(report: Report, contract: Contract, own: str) -> str:
-    """The command that runs the contract again under the same options."""
-    options = report.header.options
-    words = [*RUN.split(), "--contract", contract.id]
-    words += ["--workload", own] * bool(own)
-    words += ["--gpu"] * options.gpu
-    words += [word for device in options.devices for word in ("--device", device)]
-    words += ["--amp-dtype", options.amp_dtype] * (options.amp_dtype != "both")
-    words += ["--level", options.level] * (options.level != "standard")
-    words += ["--seed", str(options.seed)] * (options.seed != 0)
-    words += ["--no-waivers"] * options.no_waivers
-    return shlex.join(words)
 
 
 def _errors(report: Report, width: int, paint: Paint) -> Iterator[str]:
@@ -286,14 +278,9 @@ def _errors(report: Report, width: int, paint: Paint) -> Iterator[str]:
         yield f"... and {text.count(len(cases) - _NAMES_SHOWN, 'more case')}"
 
 
-def _with(report: Report, verdict: Verdict) -> dict[str, list[Case]]:
-    found = {id: [case for case in cases if case.verdict is verdict] for id, cases in report.cases_of.items()}
-    return {id: cases for id, cases in found.items() if cases}
-
-
 def _waived(report: Report, width: int, paint: Paint) -> str:
     """A line for each contract: a clean torch has some thirty, whose reasons would hide everything else."""
-    waived = _with(report, Verdict.WAIVED)
+    waived = outline.with_verdict(report, Verdict.WAIVED)
     if not waived:
         return ""
     number = sum(map(len, waived.values()))
@@ -304,12 +291,16 @@ def _waived(report: Report, width: int, paint: Paint) -> str:
 
 def _facts_that_failed(report: Report, width: int, paint: Paint) -> str:
     """Contracts of level info that do not hold: said, and never counted."""
-    found = {id: cases for id, cases in _with(report, Verdict.FAIL).items() if report.contracts[id].level == "info"}
+    found = {
+        id: cases
+        for id, cases in outline.with_verdict(report, Verdict.FAIL).items()
+        if report.contracts[id].level == "info"
+    }
     if not found:
         return ""
     rows = [_heading("For information: facts that differ, which count for no verdict", paint)]
     rows += [
-        text.wrap(f"{report.contracts[id].title}: {_what(cases[0])}", width, f"{id}  ", _MARGIN)
+        text.wrap(f"{report.contracts[id].title}: {outline.what(cases[0])}", width, f"{id}  ", _MARGIN)
         for id, cases in found.items()
     ]
     return "\n".join(rows)
@@ -317,10 +308,12 @@ def _facts_that_failed(report: Report, width: int, paint: Paint) -> str:
 
 def _own_figures(report: Report, width: int, paint: Paint) -> str:
     """Return the figures of the user's workload that are measured and not judged."""
-    cases = [case for case in report.cases if _own(case) and report.contracts[case.contract].level == "info"]
+    cases = [
+        case for case in report.cases if outline.own_workload(case) and report.contracts[case.contract].level == "info"
+    ]
     if not cases:
         return ""
-    rows = [_heading(f"Measured of {text.line(_own(cases[0]))}, not judged", paint)]
+    rows = [_heading(f"Measured of {text.line(outline.own_workload(cases[0]))}, not judged", paint)]
     for case in cases:
         where = " ".join([case.target, *(str(value) for name, value in case.parameters.items() if name != "workload")])
         rows.append(
@@ -330,25 +323,16 @@ def _own_figures(report: Report, width: int, paint: Paint) -> str:
     return "\n".join(rows)
 
 
-def _own(case: Case) -> str:
-    """The name of the user's workload that a case is about; empty where it is about none."""
-    return case.parameters.get("workload", "")
-
-
 def _grouped(report: Report, verdict: Verdict, width: int, paint: Paint) -> str:
-    """The reasons of a verdict, each with the contracts that it stopped."""
-    reasons: dict[str, list[Case]] = {}
-    for case in report.cases:
-        if case.verdict is verdict:
-            reasons.setdefault(text.line(case.reason), []).append(case)
-    if not reasons:
+    """The causes of a verdict, each with the contracts that it stopped."""
+    groups = outline.not_judged(report).get(verdict)
+    if not groups:
         return ""
-    total = text.count(sum(map(len, reasons.values())), "case")
+    total = text.count(sum(len(group.cases) for group in groups), "case")
     rows = [_heading(f"{verdict.value.capitalize()}: {total}", paint)]
-    for reason, cases in reasons.items():
-        ids = list(dict.fromkeys(case.contract for case in cases))
-        rows.append(text.wrap(f"{text.count(len(cases), 'case')}: {reason or 'no reason is given'}", width, _MARGIN))
-        rows.append(text.wrap(text.some(ids, _NAMES_SHOWN), width, _MARGIN * 3))
+    for group in groups:
+        rows.append(text.wrap(f"{text.count(len(group.cases), 'case')}: {group.line}", width, _MARGIN))
+        rows.append(text.wrap(text.some(group.contracts, _NAMES_SHOWN), width, _MARGIN * 3))
     return "\n".join(rows)
 
 
@@ -365,14 +349,10 @@ def _not_applicable(report: Report, width: int, paint: Paint) -> str:
 
 
 def _not_reached(report: Report, width: int, paint: Paint) -> str:
-    missing = [id for id, cases in report.cases_of.items() if not cases]
-    if not missing:
+    reasons = outline.not_reached(report)
+    if not reasons:
         return ""
-    rows = [_heading(f"Not reached: {text.count(len(missing), 'contract')}", paint)]
-    reasons: dict[str, list[str]] = {}
-    for id in missing:
-        result = report.footer.contracts.get(id) if report.footer else None
-        reasons.setdefault(result.reason if result else "the run did not get that far", []).append(id)
+    rows = [_heading(f"Not reached: {outline.not_reached_count(report)}", paint)]
     for reason, ids in reasons.items():
         rows.append(text.wrap(f"{reason}: {text.some(ids, _NAMES_SHOWN)}", width, _MARGIN, _MARGIN * 3))
     return "\n".join(rows)
@@ -389,62 +369,30 @@ def _baseline(report: Report, width: int, paint: Paint) -> str:
     baseline = report.footer.baseline if report.footer else None
     if baseline is None:
         return ""
+    known = f"{len(baseline.known)} excused" if baseline.known else ""
     if not baseline.regressed and not baseline.gone:
-        return text.wrap(f"Against the baseline {baseline.path}: nothing that passed there is worse here.", width)
+        words = f"Against the baseline {baseline.path}: nothing that passed there is worse here"
+        return "\n".join([text.wrap(f"{words}{f' ({known})' * bool(known)}.", width), *_known(baseline, width)])
     rows = [_heading(f"Against the baseline {text.line(baseline.path)}", paint)]
     for word, ids in (("passed there, not here", baseline.regressed), ("passed there, gone here", baseline.gone)):
         if ids:
             rows.append(text.wrap(f"{word} ({len(ids)}): {text.some(list(ids), _NAMES_SHOWN)}", width, _MARGIN))
-    if baseline.gone and (narrowing := text.narrowing(report.header.options)):
-        words = f"This run was narrowed by {narrowing}: what the baseline has beyond that counts as gone."
-        rows.append(text.wrap(words, width, _MARGIN))
-    return "\n".join(rows)
+    return "\n".join([*rows, *_known(baseline, width)])
+
+
+def _known(baseline: Baseline, width: int) -> Iterator[str]:
+    """A line for each excuse of what passed in the baseline and does not here."""
+    excuses: dict[str, list[str]] = {}
+    for change in baseline.known:
+        if "[" in change.id or not change.excuse:
+            excuses.setdefault(change.excuse, []).append(change.id)
+    for excuse, ids in excuses.items():
+        yield text.wrap(f"excused ({len(ids)}): {text.some(ids, 2)}; {excuse}", width, _MARGIN, _MARGIN * 3)
 
 
 def _verdict(report: Report, width: int, report_path: str, paint: Paint) -> str:
     overall = rollup.overall(report)
-    line = f"{overall.value}: {'; '.join(_because(report, overall))}"
-    return f"{paint(text.line(line), _COLOURS[overall])}\nreport: {text.line(report_path)}"
-
-
-def _because(report: Report, overall: Overall) -> Iterator[str]:
-    """What the overall verdict rests on, in a few words each."""
-    footer = report.footer
-    verdicts = rollup.verdicts(report)
-    judged = {id: verdict for id, verdict in verdicts.items() if report.contracts[id].level != "info"}
-    counted = Counter(judged.values())
-    if overall is Overall.INCOMPLETE:
-        yield "the run did not end, so this is no pass"
-    if failing := rollup.failing(report):
-        yield f"{text.count(len(failing), 'contract')} failed"
-    if not any(case.verdict in rollup.EXECUTED for case in report.cases):
-        yield "nothing was executed"
-    if footer and footer.problems:
-        yield text.count(len(footer.problems), "problem")
-    if footer and footer.baseline and (lost := text.tally(footer.baseline.regressed + footer.baseline.gone)):
-        yield f"{lost} worse than in the baseline"
-    if overall is Overall.INCONCLUSIVE and counted[Verdict.INCONCLUSIVE]:
-        yield f"{text.count(counted[Verdict.INCONCLUSIVE], 'contract')} COULD NOT BE JUDGED, so this is no pass"
-    if missed := rollup.missed(report):
-        planted = text.count(len(rollup.planted(report)), "planted fault")
-        yield f"{len(missed)} of {planted} NOT CAUGHT, so this is no pass"
-    so_far = " so far" if overall is Overall.INCOMPLETE else ""
-
-    def partly(verdict: Verdict) -> str:
-        number = sum(rollup.in_part(report.cases_of[id]) for id, found in judged.items() if found is verdict)
-        return f" ({number} of them in part)" * bool(number)
-
-    if judged:
-        hold = f"{counted[Verdict.PASS]} of {text.count(len(judged), 'contract')} hold{'s' * (len(judged) == 1)}"
-        yield f"{hold}{partly(Verdict.PASS)}{so_far}"
-    else:
-        yield "nothing was judged"
-    for verdict in (Verdict.WAIVED, Verdict.UNSUPPORTED, Verdict.UNTESTABLE, Verdict.INCONCLUSIVE):
-        if counted[verdict]:
-            yield f"{counted[verdict]} {verdict.value.lower()}{partly(verdict)}"
-    if counted[None]:
-        yield f"{counted[None]} not reached"
-    if facts := len(verdicts) - len(judged):
-        yield f"{text.count(facts, 'contract')} for information only"
-    if narrowing := text.narrowing(report.header.options):
-        yield f"the run was narrowed by {narrowing}"
+    verdict = text.wrap(f"{outline.verdict(report)}: {'; '.join(outline.because(report))}", width, "", _MARGIN)
+    rows = [paint(verdict, _COLOURS[overall])]
+    rows += [paint(text.line(words), _COLOURS[Overall.PARTIAL]) for words in reach.not_judged(report.header)]
+    return "\n".join([*rows, f"report: {text.line(report_path)}"])

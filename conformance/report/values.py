@@ -22,11 +22,16 @@ Measured = Any  # a scalar, or nested tuples of scalars; a float that is not fin
 
 @dataclass(frozen=True)
 class Suite:
-    """Which suite judged: its version, and in a git checkout its commit and whether the tree was clean."""
+    """Which suite judged: its version, and in a git checkout its commit and whether the tree was clean.
+
+    `digest` is the SHA-256 of the suite's own files (data.digest), `catalogue` that of its catalogue of contracts.
+    """
 
     version: str
     commit: str | None
     clean: bool | None
+    digest: Digest | None = None
+    catalogue: Digest | None = None
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,11 @@ class Target:
 
 @dataclass(frozen=True)
 class Options:
-    """What the run was asked for; `selection` is what narrowed it besides the suite's own options."""
+    """What the run was asked for; `selection` is what narrowed it besides the suite's own options.
+
+    `labels` are the user's own words for the machine, such as its host or its rack. `op_policies` has, by device type,
+    the backend whose op policy was declared to hold for it; `imports` has the modules that were imported first.
+    """
 
     level: str
     amp_dtype: str
@@ -72,6 +81,9 @@ class Options:
     waivers: tuple[str, ...]
     workers: int
     selection: str | None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    op_policies: Mapping[str, str] = field(default_factory=dict)
+    imports: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -99,8 +111,28 @@ class Contract:
 
 
 @dataclass(frozen=True)
+class OpPolicy:
+    """The autocast rules of one backend, as the run observed them: each policy with the overloads that follow it.
+
+    `key` is None in a torch without a dispatch key for the backend, which has no rules and no amp dtype then.
+    `not_in_force` has ops and overloads with a rule in other versions of torch, each with the versions.
+    """
+
+    key: str | None
+    amp_dtype: str | None
+    overloads: Mapping[str, tuple[str, ...]]
+    not_in_force: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Header:
-    """What was known when the run began."""
+    """What was known when the run began.
+
+    `not_judged` holds the accelerators of the machine that are no target of the run, each with what it calls itself.
+    `op_policy` has, by backend, the rules of those that the run has targets of; None where this torch does not tell
+    which rules it has. `not_in_force` has contracts that were asked for and are about other versions of torch, each
+    with the versions.
+    """
 
     suite: Suite
     started: Time
@@ -111,6 +143,9 @@ class Header:
     options: Options
     chapters: tuple[Chapter, ...]
     contracts: tuple[Contract, ...]
+    not_judged: Mapping[str, str] = field(default_factory=dict)
+    op_policy: Mapping[str, OpPolicy] | None = None
+    not_in_force: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -177,13 +212,51 @@ class Waiver:
     matched: Count
 
 
+AcceptedState = Literal["used", "unused", "expired", "idle"]
+
+
+@dataclass(frozen=True)
+class AcceptedChange:
+    """A line of a file of accepted changes, and what became of it in a comparison.
+
+    It accepts that cases of a contract, or those of an op, went from the verdict `before` to `after`; None is gone.
+    `cases` are patterns over case ids; `matched` counts the changes that it names.
+    """
+
+    contract: str | None
+    op: str | None
+    cases: tuple[str, ...]
+    before: Verdict
+    after: Verdict | None
+    reason: str
+    owner: str
+    link: str
+    expires: Day
+    state: AcceptedState = "idle"
+    matched: Count = 0
+
+
+@dataclass(frozen=True)
+class KnownChange:
+    """A contract or case that passed there, does not here, and is excused by a waiver or an accepted change."""
+
+    id: str
+    after: Verdict | None
+    excuse: str
+
+
 @dataclass(frozen=True)
 class Baseline:
-    """How the run compares with an earlier report: what passed there and does not, or is not there, now."""
+    """How the run compares with an earlier report: what passed there and does not, or is not there, now.
+
+    `known` is excused and counts as neither. `accepted` has the lines of the files of accepted changes.
+    """
 
     path: str
     regressed: tuple[str, ...]
     gone: tuple[str, ...]
+    known: tuple[KnownChange, ...] = ()
+    accepted: tuple[AcceptedChange, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -230,6 +303,8 @@ class Footer:
     `health` has a row for each device whose driver has counters. `not_applicable` holds, by id, the cases that need
     what the machine cannot have, each with the reason: they were not run. `digest` is that of the whole report
     (consistency.digest), None in those of suites that wrote none. `self_check` is None where none was asked for.
+    `unreached` names, by target, the contracts that have no case there though neither an option nor the choice of
+    targets leaves them out.
     """
 
     finished: Time
@@ -246,6 +321,7 @@ class Footer:
     digest: Digest | None = None
     not_applicable: Mapping[str, str] = field(default_factory=dict)
     self_check: SelfCheck | None = None
+    unreached: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

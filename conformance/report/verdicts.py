@@ -23,10 +23,15 @@ class Verdict(str, Enum):
         return max(verdicts, key=list(cls).index)
 
 
+# Verdicts of cases whose check ran to an end; a run with none of them has shown nothing.
+EXECUTED = frozenset({Verdict.PASS, Verdict.FAIL, Verdict.WAIVED, Verdict.INCONCLUSIVE, Verdict.ERROR})
+
+
 class Overall(str, Enum):
     """What a whole run comes to."""
 
     CONFORMANT = "CONFORMANT"
     NOT_CONFORMANT = "NOT CONFORMANT"
     INCONCLUSIVE = "INCONCLUSIVE"
+    PARTIAL = "PARTIAL"
     INCOMPLETE = "INCOMPLETE"

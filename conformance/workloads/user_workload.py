@@ -16,6 +16,7 @@ import importlib.util
 import itertools
 import random
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -33,6 +34,15 @@ Function = Callable[[torch.device], object]
 REQUIRED = ("model", "optimizer", "loss", "batches")
 MOST_BATCHES = 64
 """As many batches are taken; a data loader may have any number."""
+
+
+# What stands between the suite and the user's code in a traceback: the suite, torch and Python itself.
+_NOT_THE_USERS = (
+    str(Path(__file__).parent.parent),
+    str(Path(torch.__file__).parent),
+    str(Path(importlib.__file__).parent),
+    "<frozen ",
+)
 
 
 class OwnError(ValueError):
@@ -294,8 +304,19 @@ def _is_on(tensor: torch.Tensor, device: torch.device) -> bool:
 
 
 def _told(error: BaseException) -> str:
+    """Return an exception in one line, with the line of the user's own code that raised or called what raised."""
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    said = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    first = f", caused by {type(cause).__name__}: {cause}".splitlines()[0] if cause is not None else ""
+    return f"{said}{first}{_place(error)}"
+
+
+def _place(error: BaseException) -> str:
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    own = [(file, line) for file, line in frames if not any(part in file for part in _NOT_THE_USERS)]
+    own = [place for place in own if "site-packages" not in place[0]] or own  # a library that the user's code called
+    return f" ({Path(own[-1][0]).name}, line {own[-1][1]})" if own else ""
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -105,10 +105,10 @@ def test_contracts_narrow_the_story(folder: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "no subject is given; there are: scale, speed, waivers (explain scale REPORT)"),
+        ([], "no subject is given; there are: scale, snippet, speed, waivers (explain scale REPORT)"),
         (
             ["weather", "report.json"],
-            "unknown subject 'weather'; there are: scale, speed, waivers (explain scale REPORT)",
+            "unknown subject 'weather'; there are: scale, snippet, speed, waivers (explain scale REPORT)",
         ),
         (["scale"], "no report is given (explain scale REPORT)"),
         (["scale", "absent.json"], "absent.json: there is no such file"),
@@ -231,3 +231,19 @@ def test_waivers_of_a_run_that_did_not_end_are_told_without_their_owner() -> Non
     assert story is not None
     assert "given by  not known: the run did not end" in story
     assert "read on" not in story
+
+
+def test_explain_prints_the_program_of_a_failed_case(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    raw = reports.raw("failing")
+    failed = [case for case in raw["cases"] if case["verdict"] == "FAIL"]
+    for number, case in enumerate(failed):
+        case["snippet"] = f"import torch\n\nraise SystemExit({number})  # \x1b[31m{'long ' * 40}"
+    Path("failing.json").write_text(json.dumps(raw), encoding="utf-8")
+
+    for number, words in ((0, []), (1, ["--contract", failed[1]["contract"]]), (2, ["--contract", failed[2]["id"]])):
+        assert _run("explain", "snippet", "failing.json", *words) == 0
+        out = capsys.readouterr().out
+        assert out.startswith(f"import torch\n\nraise SystemExit({number})  # ?[31mlong long")
+        assert len(out.splitlines()) == 3
+
+    assert _run("explain", "snippet", "none.json") == 4

@@ -66,6 +66,8 @@ def survey(targets: list[str]) -> dict[str, Any]:
         target = resolve(text)
         for dtype in TARGETS[text]:
             for group in groups.GROUPS:
+                if group == "inference" and target.device_type not in groups.WITH_FAST_PATHS:
+                    continue
                 part = groups.Part(group, dtype)
                 makers = groups.makers(part, target.device_type, "full", 0)
                 swept = sweep(target, part.amp_dtype, makers, every=True)

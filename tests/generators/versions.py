@@ -27,7 +27,7 @@ from conformance.harness.targets import Target, resolve
 from conformance.oracles.policy.overloads import mode_of, quiet
 from conformance.oracles.relations import groups
 from conformance.oracles.relations.outcomes import run
-from conformance.oracles.relations.programs import Program, mixes
+from conformance.oracles.relations.programs import Program, is_dense, mixes, placed_on
 from tests.paths import ROOT
 
 TARGETS = {"cpu": "bf16", "fake:cuda": "fp16"}
@@ -55,20 +55,14 @@ def survey() -> dict[str, Any]:
 def _calls(target: Target, amp_dtype: torch.dtype, name: str, made: list[Program]) -> dict[str, str]:
     calls = {}
     for one in made:
-        if target.is_fake and any(x.layout is not torch.strided for x in one.leaves if isinstance(x, torch.Tensor)):
+        if target.is_fake and not is_dense(one):
             continue
         with mode_of(target), quiet():
-            placed = one.changed(partial(_placed, target))
+            placed = one.changed(partial(placed_on, target))
             for kind, program in mixes(placed, amp_dtype).items():
                 if kind in KINDS:
                     calls[f"{name}: {kind}: {program.described()}"] = _seen(target, amp_dtype, program)
     return calls
-
-
-def _placed(target: Target, tensor: torch.Tensor) -> torch.Tensor:
-    if target.is_fake:
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=target.device)
-    return tensor
 
 
 def _seen(target: Target, amp_dtype: torch.dtype, program: Program) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import string
 import subprocess
 import sys
 from pathlib import Path
@@ -138,6 +139,15 @@ def test_every_snippet_runs_on_stock_torch(root: Path) -> None:
     """A reader pastes these; each runs alone, on the CPU, without an error, on any torch that its contract is about."""
     every = catalogue.load().contracts.values()
     snippets = {one.id: one.snippet for one in every if in_force(torch.__version__, one.since, one.until)}
+    # What forks would copy a process in which other snippets have started threads.
+    forking = {id: text for id, text in snippets.items() if 'get_context("fork")' in text}
+    for id, text in forking.items():
+        code = string.Template(text).substitute(device="cpu", amp_dtype="torch.bfloat16")
+        alone = subprocess.run(
+            [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False, timeout=120
+        )
+        assert (alone.returncode, bool(alone.stdout.strip())) == (0, True), (id, alone.stderr)
+    snippets = {id: text for id, text in snippets.items() if id not in forking}
     script = (
         "import io, contextlib, json, string, sys, warnings\n"
         "warnings.simplefilter('ignore')\n"

@@ -45,7 +45,7 @@ def test_only_what_needs_the_private_functions_is_untestable(root: Path, tmp_pat
     verdicts = {contract: {case["verdict"] for case in cases if case["contract"] == contract} for contract in contracts}
     on_maia = {case["verdict"] for case in cases if case["target"] == "fake:maia"}
 
-    assert run.returncode == 0, run.stdout
+    assert run.returncode == 6, run.stdout  # PARTIAL: most of this selection needs the private functions
     assert verdicts["AMP-CAST-001"] == {"PASS"}
     assert all(verdicts[contract] == {"UNTESTABLE"} for contract in ("AMP-CAST-035", "AMP-CAST-036", "AMP-CAST-037"))
     assert verdicts["AMP-CAST-043"] - {"UNTESTABLE"} == {"PASS"}

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,13 @@ def test_the_command_judges_beside_a_project(site: Path, project: Path) -> None:
     assert (project / "out" / "report.json").is_file()
 
 
+def test_the_command_has_the_fixtures_of_chapters(site: Path, project: Path) -> None:
+    run = _python(site, project, "-c", _SCRIPT, "--contract", "AMP-DISTRIBUTED-019", "--level", "quick")
+
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "1 of 1 contract holds" in " ".join(run.stdout.split())
+
+
 def test_pytest_names_what_clashes(site: Path, project: Path) -> None:
     run = _python(site, project, "-m", "pytest", "--pyargs", "amp_conformance", "--contract", "AMP-API-001")
 
@@ -114,3 +122,33 @@ def test_the_self_check_is_installed(site: Path, project: Path) -> None:
 
     assert run.returncode == 0, run.stdout + run.stderr
     assert "self-check: caught 2 of 2 planted faults" in run.stdout
+
+
+def test_a_wheel_has_the_files_of_the_views(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools", minversion="70.1", reason="a wheel is built with setuptools")
+    source = tmp_path / "source"
+    shutil.copytree(
+        ROOT / "conformance", source / "conformance", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+    )
+    shutil.copytree(ROOT / "fixtures", source / "fixtures")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    script = "from setuptools import build_meta; import sys; print(build_meta.build_wheel(sys.argv[1]))"
+
+    built = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], cwd=source, capture_output=True, text=True, check=False
+    )
+
+    assert built.returncode == 0, built.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    packed = set(zipfile.ZipFile(wheel).namelist())
+    views = ROOT / "conformance" / "report"
+    for path in views.iterdir():
+        if path.is_file():
+            assert f"amp_conformance/report/{path.name}" in packed
+    site = tmp_path / "site"
+    zipfile.ZipFile(wheel).extractall(site)
+    report = str(ROOT / "fixtures" / "reports" / "failing.json")
+    for words in (("html", report), ("checklist", report, "--format", "html"), ("ci", report)):
+        run = _python(site, tmp_path, "-c", _SCRIPT, *words)
+        assert "NOT CONFORMANT" in run.stdout, run.stderr

@@ -190,10 +190,16 @@ def test_folder_that_holds_something_else_is_refused(toy: Toy, folder: str) -> N
     assert [path.name for path in (toy.path / "taken").iterdir()] == ["notes.txt"]
 
 
-def test_earlier_report_is_replaced(toy: Toy) -> None:
+def test_earlier_report_is_kept_beside_the_new_one_and_that_is_said(toy: Toy) -> None:
     _suite(toy)
 
     assert toy.run().status == 0
+    first = (toy.path / "report" / "report.json").read_bytes()
+    outcome = toy.run()
+
+    assert outcome.status == 0
+    assert "--report: report held a report, which is now report.previous.json" in outcome.output
+    assert (toy.path / "report" / "report.previous.json").read_bytes() == first
     assert toy.run().status == 0
 
 

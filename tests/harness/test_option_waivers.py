@@ -149,6 +149,8 @@ def test_error_is_never_waived(toy: Toy) -> None:
         ({"target": '"cpu"'}, "target must be a list of patterns over targets"),
         ({"target": "[]"}, "target must be a list of patterns over targets"),
         ({"target": '["*", "quda"]'}, "there is no target 'quda'"),
+        ({"target": '"warp"'}, "target must be a list of patterns over targets"),
+        ({"target": '["warp"]'}, "there is no target 'warp'"),
         ({"torch": '"new"'}, "torch must be version bounds"),
         ({"contract": '"AMP-API-999"'}, "matches nothing: there is no contract 'AMP-API-999'"),
     ],
@@ -171,9 +173,13 @@ def test_bad_waiver_file_is_refused(toy: Toy, keys: dict[str, str | None], said:
         (None, "cannot be read"),
         ("[[waiver", "not TOML"),
         ("x = 1", "'x'"),
+        ("", "holds at least one [[waiver]] table"),
+        ("# nothing yet", "holds at least one [[waiver]] table"),
+        ("waiver = []", "holds at least one [[waiver]] table"),
+        ("#" * 2**20 + "#", "1048577 bytes, and a file of settings has at most 1048576"),
         ("x = " + "[" * 4000 + "]" * 4000, "not TOML that can be read: nested too deeply"),
     ],
-    ids=["missing", "broken", "unknown", "nested"],
+    ids=["missing", "broken", "unknown", "empty", "comment", "no tables", "large", "nested"],
 )
 def test_file_that_is_no_waiver_file_is_refused(toy: Toy, text: str | None, said: str) -> None:
     _suite(toy)

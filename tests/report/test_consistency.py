@@ -197,18 +197,22 @@ def test_waiver_that_ends_at_midnight_during_the_run_is_no_contradiction() -> No
 
 def test_verify_says_what_it_rests_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "report.json"
-    for raw, said in (
+    for raw, said, end in (
+        (_sealed("failing"), "its digest is that of what the run wrote", "a run that is NOT CONFORMANT"),
         (
-            _sealed("failing"),
-            "its digest is that of what the run wrote SOUND: a report of a run that is NOT CONFORMANT",
+            reports.raw("conformant"),
+            "it has no digest: figures that contradict nothing may have been changed",
+            "a run that is CONFORMANT",
         ),
-        (reports.raw("conformant"), "it has no digest: figures that contradict nothing may have been changed SOUND"),
-        (reports.raw("incomplete"), "it has no digest, as the run did not end: figures"),
+        (reports.raw("incomplete"), "it has no digest, as the run did not end: figures", ""),
     ):
         file.write_text(json.dumps(raw), encoding="utf-8")
 
-        assert main(["verify", str(tmp_path)]) == 0
-        assert said in " ".join(capsys.readouterr().out.split())
+        assert main(["verify", str(tmp_path)]) == (0 if raw["footer"] else 2)
+        shown = " ".join(capsys.readouterr().out.split())
+        assert said in shown
+        assert shown.endswith(end)
+        assert shown.startswith("INCOMPLETE: ") is (raw["footer"] is None)
 
 
 def test_many_contradictions_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

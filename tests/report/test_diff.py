@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from conformance.report import diff, document
+from conformance.report import comparison, diff, document
+from conformance.report.comparison import Kind
 from conformance.report.values import Report
 from tests import reports
 
@@ -14,7 +15,6 @@ from tests import reports
 def _of(verdicts: dict[str, str], **levels: str) -> Report:
     """Return a report with one case of each contract; `levels` are those of the contracts, `must` by default."""
     whole = reports.raw("improved")
-    whole["footer"] = None
     row, case = whole["header"]["contracts"][0], whole["cases"][0]
     whole["header"]["contracts"] = [{**row, "id": id, "level": levels.get(id, "must")} for id in verdicts]
     whole["cases"] = [
@@ -30,51 +30,51 @@ def _of(verdicts: dict[str, str], **levels: str) -> Report:
     [
         ("PASS", "PASS", None, False),
         ("FAIL", "FAIL", None, False),
-        ("PASS", "FAIL", diff.Kind.REGRESSED, True),
-        ("PASS", "ERROR", diff.Kind.REGRESSED, True),
-        ("PASS", "WAIVED", diff.Kind.REGRESSED, True),
-        ("PASS", "UNSUPPORTED", diff.Kind.REGRESSED, True),
-        ("PASS", "UNTESTABLE", diff.Kind.REGRESSED, True),
-        ("PASS", "INCONCLUSIVE", diff.Kind.UNDECIDED, False),
-        ("PASS", "not reached", diff.Kind.GONE, True),
-        ("FAIL", "not reached", diff.Kind.GONE, False),
-        ("FAIL", "PASS", diff.Kind.FIXED, False),
-        ("WAIVED", "PASS", diff.Kind.FIXED, False),
-        ("ERROR", "PASS", diff.Kind.FIXED, False),
-        ("UNSUPPORTED", "PASS", diff.Kind.CHANGED, False),
-        ("FAIL", "WAIVED", diff.Kind.CHANGED, False),
-        ("UNSUPPORTED", "FAIL", diff.Kind.CHANGED, False),
-        ("not reached", "PASS", diff.Kind.NEW, False),
-        ("not reached", "FAIL", diff.Kind.NEW, False),
+        ("PASS", "FAIL", Kind.REGRESSED, True),
+        ("PASS", "ERROR", Kind.REGRESSED, True),
+        ("PASS", "WAIVED", Kind.REGRESSED, True),  # with no waiver that says so
+        ("PASS", "UNSUPPORTED", Kind.REGRESSED, True),
+        ("PASS", "UNTESTABLE", Kind.REGRESSED, True),
+        ("PASS", "INCONCLUSIVE", Kind.UNDECIDED, False),
+        ("PASS", "not reached", Kind.GONE, True),
+        ("FAIL", "not reached", Kind.GONE, False),
+        ("FAIL", "PASS", Kind.FIXED, False),
+        ("WAIVED", "PASS", Kind.FIXED, False),
+        ("ERROR", "PASS", Kind.FIXED, False),
+        ("UNSUPPORTED", "PASS", Kind.CHANGED, False),
+        ("FAIL", "WAIVED", Kind.CHANGED, False),
+        ("UNSUPPORTED", "FAIL", Kind.CHANGED, False),
+        ("not reached", "PASS", Kind.NEW, False),
+        ("not reached", "FAIL", Kind.NEW, False),
     ],
 )
-def test_kind_of_a_change_and_whether_it_counts(old: str, new: str, kind: diff.Kind | None, counts: bool) -> None:
+def test_kind_of_a_change_and_whether_it_counts(old: str, new: str, kind: Kind | None, counts: bool) -> None:
     there, here = _of({"A": old, "B": "PASS"}), _of({"A": new, "B": "PASS"})
 
-    found = diff.changes(there, here)
+    found = comparison.compare(there, here)
 
-    assert [(change.id, change.kind) for change in found] == ([("A", kind), ("A[x]", kind)] if kind else [])
-    assert bool(diff.regressions(there, here)) is counts
+    assert [(change.id, change.kind) for change in found.changes] == ([("A", kind), ("A[x]", kind)] if kind else [])
+    assert found.worse is counts
 
 
 def test_contract_that_vanished_is_gone() -> None:
-    found = diff.regressions(_of({"A": "PASS", "B": "PASS"}), _of({"B": "PASS"}))
+    found = comparison.compare(_of({"A": "PASS", "B": "PASS"}), _of({"B": "PASS"}))
 
-    assert found == diff.Regressions((), ("A", "A[x]"))
+    assert (found.regressed, found.gone) == ((), ("A", "A[x]"))
 
 
 def test_contract_for_information_never_counts() -> None:
     there = _of({"A": "PASS", "B": "PASS"}, A="info")
 
-    assert not diff.regressions(there, _of({"A": "FAIL", "B": "PASS"}, A="info"))
-    assert not diff.regressions(there, _of({"B": "PASS"}))
+    assert not comparison.compare(there, _of({"A": "FAIL", "B": "PASS"}, A="info")).worse
+    assert not comparison.compare(there, _of({"B": "PASS"})).worse
 
 
 def test_regression_cannot_hide_behind_a_level_lowered_since() -> None:
     there = _of({"A": "PASS"})
 
-    assert diff.regressions(there, _of({"A": "FAIL"}, A="info")).regressed == ("A", "A[x]")
-    assert not diff.regressions(there, _of({"A": "PASS"}, A="info"))
+    assert comparison.compare(there, _of({"A": "FAIL"}, A="info")).regressed == ("A", "A[x]")
+    assert not comparison.compare(there, _of({"A": "PASS"}, A="info")).worse
 
 
 def test_regression_of_one_case_counts_where_the_contract_had_failed_before() -> None:
@@ -82,9 +82,9 @@ def test_regression_of_one_case_counts_where_the_contract_had_failed_before() ->
     passing = next(case for case in new["cases"] if case["id"] == "AMP-SCALE-002[halving:device-nan]")
     passing["verdict"] = "FAIL"
 
-    found = diff.regressions(document.parse(old), document.parse(new))
+    found = comparison.compare(document.parse(old), document.parse(new))
 
-    assert found == diff.Regressions(("AMP-SCALE-002[halving:device-nan]",), ())
+    assert (found.regressed, found.gone) == (("AMP-SCALE-002[halving:device-nan]",), ())
 
 
 def test_environment_difference_names_torch_and_hardware_first() -> None:
@@ -130,7 +130,7 @@ def test_time_of_the_run_is_no_difference() -> None:
 
 
 def _render(old: Report, new: Report) -> str:
-    return diff.render(old, new, names=("old.json", "new.json"), width=100)
+    return diff.render(old, new, comparison.compare(old, new), names=("old.json", "new.json"), width=100)
 
 
 def test_sections_stand_in_their_order() -> None:
@@ -138,15 +138,17 @@ def test_sections_stand_in_their_order() -> None:
     titles = [
         "old: old.json, CONFORMANT, torch 2.11.0+cpu",
         "new: new.json, CONFORMANT, torch 2.15.0+cpu",
+        "Op policy: what moved",
+        "rms_norm now autocasts to float32 on cuda",
         "Environment: what differs",
         "torch: 2.11.0+cpu -> 2.15.0+cpu",
-        "Gone: judged there, not judged here (1 case)",
-        "AMP-SCALE-002[halving:device-nan]: PASS -> not judged",
         "Fixed: did not hold there, passes here (1 contract and 1 case)",
         "AMP-MEMORY-001[linear:device]: WAIVED -> PASS",
+        "Gone: judged there, not judged here (1 case)",
+        "AMP-SCALE-002[halving:device-nan]: PASS -> not judged",
         "New: judged here only (1 case)",
-        "AMP-LOSS-001[cross_entropy:device-fp16-sum]: not judged -> PASS",
-        "REGRESSION: passed there, gone here: 1 case.",
+        "AMP-LOSS-001  cross_entropy of 16-bit logits is float32 in value\n    1 case PASS",
+        "REGRESSION: passed there, gone here: 1 case; fixed: 1 contract and 1 case; new: 1 case. Op policy moved: 1",
     ]
 
     assert [shown.index(title) for title in titles] == sorted(shown.index(title) for title in titles)
@@ -160,26 +162,39 @@ def test_regression_is_shown_with_what_was_seen() -> None:
     assert "AMP-SCALE-002  The loss scale is halved after a step with an inf" in shown
     assert "AMP-SCALE-002[halving:device-inf]: PASS -> FAIL, new scale: 65536 (required: exactly 32768)" in shown
     assert "Changed otherwise (1 contract and 1 case)" in shown
-    assert shown.endswith("REGRESSION: passed there, not here: 3 contracts and 4 cases.")
+    assert shown.splitlines()[-1].startswith("REGRESSION: passed there, not here: 3 contracts and 4 cases; undecided")
 
 
 def test_information_is_marked() -> None:
-    shown = _render(reports.sample("conformant"), reports.sample("untestable"))
+    whole = reports.raw("conformant")
+    informing = next(row for row in whole["header"]["contracts"] if row["level"] == "info")
+    case = next(case for case in whole["cases"] if case["contract"] == informing["id"])
+    case["verdict"] = "FAIL"
 
-    assert "is recorded (for information only)" in shown
+    shown = _render(reports.sample("conformant"), document.parse(whole))
+
+    assert "is recorded (for information only)" in shown.replace("\n      ", " ")
+    assert shown.splitlines()[-1].startswith("NO REGRESSION: ")
 
 
-def test_reason_of_a_contract_that_was_not_reached_is_shown() -> None:
-    shown = _render(reports.sample("conformant"), reports.sample("interrupted"))
+@pytest.mark.parametrize(("old", "new"), [("conformant", "interrupted"), ("interrupted", "conformant")])
+def test_run_that_did_not_end_is_compared_with_none_whichever_it_is(old: str, new: str) -> None:
+    there, here = reports.sample(old), reports.sample(new)
+    found = comparison.compare(there, here)
 
-    assert "PASS -> not judged, the run was interrupted before" in shown
+    assert found.worse
+    assert found.changes == ()
+    assert found.incomplete == (("new",) if new == "interrupted" else ("old",))
+    shown = _render(there, here)
+    assert shown.startswith(f"INCOMPLETE: {found.incomplete[0]}.json is of a run that did not end (it was interrupted;")
+    assert "REGRESSION" not in shown
 
 
 def test_equal_reports() -> None:
     report = reports.sample("conformant")
 
     assert _render(report, report).endswith(
-        "Environment: the same machine, software, flags and options.\n\n"
+        "Op policy: no rule moved.\n\nEnvironment: the same machine, software, flags and options.\n\n"
         "NO REGRESSION: every contract and every case has the same verdict."
     )
 

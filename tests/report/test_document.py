@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +64,9 @@ WRONG_FORM = [
     ("cases/0/note", "", document.UnknownKeys, "cases[0]: unknown key 'note'"),
     ("cases/0/evidence/0/note", "", document.UnknownKeys, "cases[0].evidence[0]: unknown key 'note'"),
     ("footer/signed", "me", document.UnknownKeys, "footer: unknown key 'signed'"),
-    ("schema", "amp-conformance-report/4", document.NewerSchema, "written by a newer suite"),
+    ("schema", "amp-conformance-report/5", document.NewerSchema, "written by a newer suite"),
     ("schema", "amp-conformance-report/1", document.OlderSchema, "written by an older suite"),
+    ("schema", "amp-conformance-report/3", document.OlderSchema, "(amp-conformance-report/3); this one reads"),
     ("schema", "junit/1", document.WrongKind, "not a report of this suite"),
     ("schema", 1, document.WrongKind, "not a report of this suite"),
     ("schema", None, document.WrongKind, "not a report of this suite"),
@@ -259,7 +263,7 @@ def test_case_of_an_unknown_contract_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_error_says_why_it_exists() -> None:
-    errors = document.ReportError.__subclasses__()
+    errors = [one for one in document.ReportError.__subclasses__() if one.__module__ == document.__name__]
 
     assert len(errors) == 11
     assert all(error.__doc__ for error in errors)
@@ -323,3 +327,63 @@ def test_schema_is_written_from_the_values() -> None:
     assert (ROOT / "conformance" / "report" / "schema.json").read_text(encoding="utf-8") == schema.text(), (
         "run: python -m conformance.report.schema"
     )
+
+
+def test_gzipped_report_is_read_and_keeps_its_sum(tmp_path: Path) -> None:
+    plain = reports.path("failing").read_bytes()
+    (tmp_path / "report.json.gz").write_bytes(gzip.compress(plain))
+
+    file = document.locate(tmp_path)
+
+    assert file.name == "report.json.gz"
+    assert document.read(tmp_path) == reports.sample("failing")
+    assert document.sha256(file) == document.sha256(reports.path("failing")) == hashlib.sha256(plain).hexdigest()
+
+
+def test_report_that_is_not_compressed_comes_first(tmp_path: Path) -> None:
+    for name in ("report.json", "report.json.gz"):
+        (tmp_path / name).touch()
+
+    assert document.locate(tmp_path).name == "report.json"
+
+
+_PACKED = gzip.compress(reports.path("failing").read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "said"),
+    [
+        (_PACKED[:-100], document.NotJSON, "its gzip data end early"),
+        (_PACKED[:10], document.NotJSON, "its gzip data end early"),
+        (_PACKED[:50] + bytes(50) + _PACKED[100:], document.NotJSON, "its gzip data are damaged"),
+        (_PACKED[:-8] + bytes(8), document.NotJSON, "its gzip data are damaged"),
+        (_PACKED + _PACKED, document.NotJSON, "something follows its gzip data"),
+        (gzip.compress(b"\xff"), document.NotJSON, "not UTF-8"),
+        (gzip.compress(_PACKED), document.NotJSON, "not UTF-8"),
+        (b"\x1f\x8b", document.NotJSON, "its gzip data end early"),
+    ],
+    ids=("cut off", "header alone", "changed", "other sums", "two members", "no text", "gzipped twice", "magic alone"),
+)
+def test_gzip_data_that_hold_no_report_are_refused(
+    content: bytes, error: type[document.ReportError], said: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "report.json.gz"
+    file.write_bytes(content)
+
+    for reading in (document.read, document.sha256):
+        if reading is document.sha256 and said == "not UTF-8":
+            continue  # a sum needs no text
+        with pytest.raises(error) as refused:
+            reading(file)
+        assert str(refused.value).startswith(f"{file}: ")
+        assert said in str(refused.value)
+
+
+def test_gzip_bomb_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    packer = zlib.compressobj(wbits=31)
+    megabyte = bytes(2**20)
+    file.write_bytes(b"".join([*(packer.compress(megabyte) for _ in range(2**7)), packer.flush()]))
+
+    with pytest.raises(document.TooLarge, match="more than 67108864 bytes when decompressed"):
+        document.read(file)

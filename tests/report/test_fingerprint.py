@@ -13,7 +13,7 @@ import pytest
 
 from conformance.__main__ import main
 from conformance.harness.check import Case
-from conformance.report import checklist, diff, document, fingerprint, terminal
+from conformance.report import checklist, comparison, diff, document, fingerprint, terminal
 from conformance.report.encode import encode
 from conformance.report.values import Report
 from tests import reports
@@ -106,15 +106,30 @@ def test_summary_has_a_line_of_what_matters() -> None:
 
 
 def test_checklist_has_the_whole_table_once() -> None:
-    page = checklist.render(_report())
+    page = checklist.render(_report(), with_annex=True)
 
-    assert "Numerics fingerprint of **cpu**, as measured:" in page
+    assert "**Numerics fingerprint of cpu,** as measured:" in page
     assert "| bf16 | subnormal operands | flushed |" in page
     assert page.count("MKL 2024.2") == 1
 
 
+def _compared(old: Report, new: Report) -> str:
+    return diff.render(old, new, comparison.compare(old, new), names=("old", "new"), width=100)
+
+
+def test_another_version_of_a_library_is_environment_and_no_arithmetic() -> None:
+    machine = {**SECTIONS["machine"], "libraries": "MKL 2025.1"}
+
+    shown = _compared(_report(), _report({**SECTIONS, "machine": machine}))
+
+    assert "Environment: what differs\n" in shown
+    assert "libraries: MKL 2024.2 -> MKL 2025.1" in shown
+    assert "fingerprint" not in shown
+    assert "arithmetic" not in shown
+
+
 def test_comparison_tells_what_changed() -> None:
-    shown = diff.render(_report(), _report(_truncating()), names=("old", "new"), width=100)
+    shown = _compared(_report(), _report(_truncating()))
 
     assert "Numerics fingerprint: what differs (1 row)\n" in shown
     assert "\n  fp16 accumulator: fp32, to nearest even -> fp32, toward zero\n" in shown
@@ -123,7 +138,7 @@ def test_comparison_tells_what_changed() -> None:
 
 @pytest.mark.parametrize(("old", "new"), [({}, SECTIONS), (SECTIONS, {}), (SECTIONS, SECTIONS)])
 def test_nothing_is_said_where_there_is_nothing_to_compare(old: Any, new: Any) -> None:
-    assert "fingerprint" not in diff.render(_report(old), _report(new), names=("old", "new"), width=100)
+    assert "fingerprint" not in _compared(_report(old), _report(new))
 
 
 def test_rows_that_only_one_has_are_not_measured_in_the_other() -> None:
@@ -187,7 +202,7 @@ def test_texts_of_a_fingerprint_cannot_control_the_terminal() -> None:
     for shown in (
         fingerprint.render(found),
         fingerprint.brief(found),
-        diff.render(report, other, names=("a", "b"), width=100),
+        _compared(report, other),
         checklist.render(report),
     ):
         assert "\x1b" not in shown

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
 import pytest
 
-from conformance.report import document, terminal
+from conformance.report import document, reach, terminal
 from conformance.report.values import Report
+from conformance.report.verdicts import Verdict
 from tests import reports
 
 
@@ -38,10 +40,14 @@ def _flat(text: str) -> str:
 )
 @pytest.mark.parametrize("short", [False, True])
 def test_last_lines_are_the_verdict_and_the_report(name: str, verdict: str, short: bool) -> None:
-    *_, last, path = _render(reports.sample(name), short=short).splitlines()
+    report = reports.sample(name)
+    *_, last = _render(report, short=short).split("\n\n")
+    said, path = last.rsplit("\n", 1)
 
-    assert verdict in last
+    assert f" on {reach.on(report)}: " in _flat(said)
+    assert verdict in _flat(said).replace(f" on {reach.on(report)}: ", ": ")
     assert path == "report: out/report.json"
+    assert max(map(len, said.splitlines())) <= 100
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -179,14 +185,18 @@ def test_many_failing_cases_are_counted_and_not_listed() -> None:
     assert "on            cpu: 500 of 500 cases" in shown
 
 
-def test_gone_cases_of_a_narrowed_run_are_explained() -> None:
-    whole = reports.changed("narrowed", "header/options/chapters", ["scale"])
-    whole["footer"]["baseline"] = {"path": "old.json", "regressed": [], "gone": ["AMP-LOSS-001"]}
+def test_excused_changes_are_shown_with_their_excuse() -> None:
+    known = [
+        {"id": "AMP-LOSS-001", "after": "WAIVED", "excuse": "waived: broken upstream"},
+        {"id": "AMP-LOSS-001[x]", "after": "WAIVED", "excuse": "waived: broken upstream"},
+    ]
+    whole = reports.raw("conformant")
+    whole["footer"]["baseline"] = {"path": "old.json", "regressed": [], "gone": [], "known": known}
 
     shown = _flat(_render(document.parse(whole)))
 
-    assert "passed there, gone here (1): AMP-LOSS-001" in shown
-    assert "This run was narrowed by --chapter scale -k 'not speed': what the baseline has beyond" in shown
+    assert "nothing that passed there is worse here (2 excused)." in shown
+    assert "excused (1): AMP-LOSS-001[x]; waived: broken upstream" in shown
 
 
 def test_clean_comparison_with_a_baseline_is_said() -> None:
@@ -241,18 +251,14 @@ def test_verdict_of_some_cases_alone_is_told_apart(verdict: str, said: str) -> N
     whole["footer"] = None
     next(case for case in whole["cases"] if case["contract"] == "AMP-LOSS-001")["verdict"] = verdict
 
-    assert said in _render(document.parse(whole)).replace(" so far", "")
+    assert said in _flat(_render(document.parse(whole))).replace(" so far", "")
 
 
 @pytest.mark.parametrize("name", reports.NAMES)
 @pytest.mark.parametrize("width", [80, 120])
 def test_prose_keeps_to_the_width(name: str, width: int) -> None:
     shown = _render(reports.sample(name), width=width)
-    prose = [
-        line
-        for line in shown.splitlines()
-        if not line.startswith(("      ", "  run just this", "CONF", "NOT CONF", "INCO", "report"))
-    ]
+    prose = [line for line in shown.splitlines() if not line.startswith(("      ", "  run just this", "report"))]
 
     assert max(map(len, prose)) <= width
 
@@ -303,3 +309,65 @@ def test_texts_of_a_report_cannot_control_the_terminal(where: str, short: bool) 
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b\u202e\ud800]", shown)
     if not where.endswith(("snippet", "detail")):
         assert not re.search("^AMP-FAKE-001", shown, re.MULTILINE)
+
+
+def _with_program(program: str) -> str:
+    failed = reports.sample("failing")
+    case = next(case for case in failed.cases if case.verdict is Verdict.FAIL)
+    cases = [dataclasses.replace(one, snippet=program if one is case else None) for one in failed.cases]
+    changed = dataclasses.replace(failed, cases=tuple(cases))
+    return terminal.render(changed, short=False, width=100, report_path="r")
+
+
+def test_of_a_long_program_the_end_is_shown_and_the_command_that_prints_all() -> None:
+    page = _with_program(
+        "\n".join([*("# head", "import torch"), *("x = 1",) * 60, "def test_it():", "    pass", "test_it()"])
+    )
+
+    assert re.search(r"with torch alone, 65 lines: .*explain snippet REPORT --contract AMP-\w+-\d+ > case.py", page)
+    assert "it ends with:\n      def test_it():\n          pass\n      test_it()" in page
+    assert "x = 1" not in page
+
+
+def test_of_a_long_program_the_shorter_account_at_its_head_is_shown() -> None:
+    page = _with_program("\n".join(["# head", "# in short:", "#     scaler.step()", *("x = 1",) * 60]))
+
+    assert "in short:\n      scaler.step()" in page
+    assert "x = 1" not in page
+
+
+def test_a_cause_is_told_once_however_it_is_worded() -> None:
+    whole = reports.raw("improved")
+    whole["footer"] = None
+    model = {**whole["cases"][0], "verdict": "UNSUPPORTED", "evidence": []}
+    core = "could not create a primitive for the LSTM"
+    wordings = [
+        f"RuntimeError: {core}. Run the workload with VERBOSE=all to get more information.",
+        f"{core}. Run the workload with VERBOSE=all to get more information.",
+        f"torch has no lstm in torch.float16 for this CPU: {core}",
+        f"torch has no step-lstm in torch.float16 for this CPU: {core}",
+        "ctc_loss is not on the float32 list of cuda (its policy: unlisted)",
+        "binary_cross_entropy is not on the float32 list of xpu (its policy: banned)",
+        "binary_cross_entropy is not on the float32 list of mps (its policy: banned)",
+        "RuntimeError: another thing. It has a second sentence.",
+    ]
+    whole["cases"] = [
+        {
+            **model,
+            "id": f"AMP-LOSS-001[cross_entropy:device-{number}]",
+            "reason": reason,
+            "target": "fake:" + ("cuda" if "cuda" in reason else "xpu" if "xpu" in reason else "mps"),
+            "parameters": {"op": reason.split()[0]} if "list of" in reason else {},
+        }
+        for number, reason in enumerate(wordings)
+    ]
+    header = whole["header"]
+    header["targets"] += [{**header["targets"][0], "name": f"fake:{one}", "slot": one} for one in ("xpu", "mps")]
+
+    shown = _render(document.parse(whole), width=80)
+
+    assert shown.count(core) == 1
+    assert f"4 cases: {core}\n" in shown
+    assert "3 cases: ctc_loss is not on the float32 list of cuda (its policy: unlisted); likewise" in _flat(shown)
+    assert "likewise binary_cross_entropy xpu, binary_cross_entropy mps AMP-LOSS-001" in _flat(shown)
+    assert "1 case: RuntimeError: another thing. It has a second sentence." in _flat(shown)

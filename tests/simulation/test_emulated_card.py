@@ -31,7 +31,7 @@ OF_TWO = ("AMP-SCALE-166", "AMP-OPTIMIZER-069", "AMP-REGION-096", "AMP-CLIP-047"
 def start(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Start:
     """Run contracts on one card or several, in a process of its own."""
 
-    def run(contracts: tuple[str, ...], *options: str, cards: int = 1) -> Outcome:
+    def run(contracts: tuple[str, ...], *options: str, cards: int = 1, gpu: bool = True) -> Outcome:
         folder = tmp_path_factory.mktemp("emulated")
         plugins = ["-p", "no:cacheprovider", "-p", "no:randomly"]
         chosen = [argument for contract in contracts for argument in ("--contract", contract)]
@@ -40,7 +40,7 @@ def start(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Start:
             "-m",
             "tests.simulation.emulated",
             "conformance",
-            "--gpu",
+            *["--gpu"] * gpu,
             "--level",
             "quick",
             *plugins,
@@ -77,6 +77,20 @@ def test_a_clean_card_conforms(clean: Outcome) -> None:
     assert {"AMP-SCALE-162", "AMP-SCALE-163", "AMP-SCALE-165", "AMP-OPTIMIZER-091", "AMP-SPEED-009"} <= cases_of(
         clean, "PASS"
     )
+
+
+@pytest.mark.parametrize(
+    ("gpu", "said"),
+    [
+        (False, "emulated card (cuda:0) is here and NOT judged: add --gpu"),
+        (True, "emulated card (cuda:1) is here and NOT judged: add --device cuda:1"),
+    ],
+)
+def test_cards_that_are_not_judged_are_said_before_and_after(start: Start, gpu: bool, said: str) -> None:
+    outcome = start(("AMP-SCALE-014",), cards=1 + gpu, gpu=gpu)
+
+    assert outcome.status == 0
+    assert outcome.output.count(f"\n{said}\n") == 2
 
 
 def test_two_devices_are_not_applicable_to_one_card(clean: Outcome) -> None:

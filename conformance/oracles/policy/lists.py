@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ...data import fixture, in_force, read_toml
+from . import declared
 from .samples import SAMPLES
 
 POLICIES = ("lower_precision", "fp32", "widest", "banned", "unlisted")
@@ -29,14 +30,25 @@ class Listing:
     source: str
 
 
-@functools.cache
 def listings(
     backend: str, policy: str | None = None, *, origin: str | None = None, version: str | None = None
 ) -> tuple[Listing, ...]:
     """Return what torch `version` (the one at hand) lists for `backend`, in the order of fixtures/op_lists.toml.
 
-    A name that has several samples ("norm", "norm.nuclear") is returned once for each of them.
+    A name that has several samples ("norm", "norm.nuclear") is returned once for each of them. A device type whose
+    declared policy is that of another backend has the lists of that one.
     """
+    return _listings(declared.followed(backend), policy, origin, version)
+
+
+def backend_of(device_type: str) -> str:
+    """Return the backend whose lists hold for a device type: its own, the one it declares, else CUDA's."""
+    followed = declared.followed(device_type)
+    return followed if followed in BACKENDS else "cuda"
+
+
+@functools.cache
+def _listings(backend: str, policy: str | None, origin: str | None, version: str | None) -> tuple[Listing, ...]:
     return tuple(
         Listing(name, sample, table["backend"], table["policy"], table["origin"], table["source"])
         for table in _tables()["list"]
@@ -104,6 +116,12 @@ def eligible(value: Any, device_type: str) -> bool:
 @functools.cache
 def _tables() -> dict[str, Any]:
     return read_toml(fixture("op_lists.toml"))
+
+
+def moved(backend: str) -> set[tuple[str, str, str]]:
+    """Return the names listed for some versions only: name, first version, version of the end ("": none)."""
+    rows = (row for table in _tables()["list"] if table["backend"] == backend for row in table.get("moved", []))
+    return {(row["op"], row.get("since", ""), row.get("until", "")) for row in rows}
 
 
 def _names(table: dict[str, Any], version: str) -> list[str]:

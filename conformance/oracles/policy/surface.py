@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ...data import fixture, read_toml
+from ...data import fixture, in_force, read_toml
 from . import lists as op_policy
 from . import overloads
 
@@ -45,6 +45,43 @@ def read(target_of: Callable[[str], overloads.Target], *, only: Collection[str] 
     }
 
 
+def rules(target_of: Callable[[str], overloads.Target], backend: str) -> dict[str, Any]:
+    """Return the dispatch key, the default amp dtype and the overloads of each policy of one backend.
+
+    Each overload is first tried against the policy that this version of torch is known to give it, so that a stock
+    torch takes a tenth of a second; the others are observed as in `read`. A backend without fake tensors is observed on
+    its device. Raises AttributeError as `read` does.
+    """
+    key = overloads.dispatch_key(backend)
+    if not _knows(key):
+        return {"key": None, "amp_dtype": None, "overloads": {}, "not_in_force": not_in_force(backend)}
+    amp_dtype, known = torch.get_autocast_dtype(backend), overloads.known(backend)
+    target = target_of(f"fake:{backend}" if backend in overloads.BACKENDS else backend)
+    found: dict[str, list[str]] = {}
+    for overload in sorted(overloads.registered(backend)):
+        policy = known.get(overload)
+        if policy is None or not overloads.follows(target, overload, amp_dtype, policy):
+            policy = overloads.observe(target, overload, amp_dtype).policy
+        found.setdefault(policy, []).append(overload)
+    return {
+        "key": key,
+        "amp_dtype": str(amp_dtype).removeprefix("torch."),
+        "overloads": {policy: found[policy] for policy in sorted(found)},
+        "not_in_force": not_in_force(backend),
+    }
+
+
+def not_in_force(backend: str) -> dict[str, str]:
+    """Return ops and overloads that autocast on `backend` in other versions of torch, each with when it does."""
+    rows = sorted({*overloads.moved(backend), *op_policy.moved(backend)})
+    return {
+        name: f"autocasts {text} torch {version}"
+        for name, since, until in rows
+        for text, version in (("until", until), ("from", since))
+        if version and not in_force(torch.__version__, since or None, until or None)
+    }
+
+
 def _build() -> dict[str, Any]:
     version = torch.version
     return {
@@ -57,7 +94,7 @@ def _build() -> dict[str, Any]:
 
 
 def _backend(name: str, target_of: Callable[[str], overloads.Target], only: Collection[str] | None) -> dict[str, Any]:
-    key = overloads.DISPATCH_KEYS[name]
+    key = overloads.dispatch_key(name)
     empty: dict[str, Any] = {"key": None, "amp_dtype": None, "overloads": {}, "undetermined": {}}
     if not _knows(key):
         return {**empty, "documented": documented(name)}
@@ -113,7 +150,7 @@ def indirect(target_of: Callable[[str], overloads.Target], overload: str, backen
     """
     if overload in overloads.registered(backend) or not _composite(overload):
         return False
-    if overload not in overloads.CALLS or not _knows(overloads.DISPATCH_KEYS[backend]):
+    if overload not in overloads.CALLS or not _knows(overloads.dispatch_key(backend)):
         return True
     seen = overloads.observe(target_of(f"fake:{backend}"), overload, torch.get_autocast_dtype(backend))
     return seen.policy != overloads.UNLISTED

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-# Every torch since 2.6 keeps an autocast state for these, whether or not the device is there.
-DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps", "hpu", "xla")
+from ..policy.declared import third_party
+
+# Every torch since 2.6 keeps an autocast state for these, whether or not the device is there, and for a third party's.
+DEVICE_TYPES = tuple(filter(None, ("cpu", "cuda", "xpu", "mps", "hpu", "xla", third_party())))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,12 +19,17 @@ from .programs import Program
 from .sweep import Make
 
 # samples: the suite's own calls of listed and unlisted ops; layouts: tensors that are not dense and contiguous;
-# operators, modules: torch's databases, whose import takes seconds.
-GROUPS = ("samples", "layouts", "operators", "modules")
+# operators, modules: torch's databases, whose import takes seconds; inference: the modules in eval mode under no_grad,
+# where attention and transformers take other kernels (their fast path).
+GROUPS = ("samples", "layouts", "operators", "modules", "inference")
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 # Programs of an entry of a database: in a case of many entries, by level, and in the case of a single one.
 SAMPLES_OF_MANY = {"quick": 1, "standard": 1, "full": 5}
 SAMPLES_OF_ONE = 5
+# Masks and options decide on a fast path: of such a module's inputs (up to 67), so many are drawn.
+SAMPLES_OF_FAST_PATHS = 16
+WITH_FAST_PATHS = ("cpu", "cuda")  # backends
+FAST_PATHS = ("nn.MultiheadAttention", "nn.Transformer", "nn.TransformerEncoder", "nn.TransformerEncoderLayer")
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ class Part:
         """Return the level from which the part runs: devices whose rules nearly equal CUDA's, and the dtype that is
         not the device's default, run at the deeper ones."""
         depth = 0 if self.group == "samples" else 1
-        depth += 1 if self.group == "modules" and backend != "cpu" else 0
+        depth += 1 if self.group in ("modules", "inference") and backend != "cpu" else 0
         depth += 1 if backend not in ("cpu", "cuda") else 0
         depth += 2 if (self.dtype == "bf16") != (backend == "cpu") else 0
         return ("quick", "standard", "full")[min(depth, 2)]
@@ -62,7 +67,7 @@ def part(text: str) -> Part:
 def parts(contract: str, backend: str, only: tuple[str, ...] = GROUPS) -> Iterator[Part]:
     """Return the parts of a contract on a backend: each group, and each program that some torch is known to fail."""
     for dtype in DTYPES:
-        for group in only:
+        for group in (one for one in only if backend in WITH_FAST_PATHS or one != "inference"):
             yield Part(group, dtype)
             for name in _single(contract, backend, dtype, group):
                 yield Part(group, dtype, name)
@@ -124,7 +129,8 @@ def _group(one: Part, device_type: str, samples: int) -> dict[str, Make]:
         if one.group == "operators":
             entries = programs.operators(device_type, one.amp_dtype)
             return {name: partial(_operators, entry, samples) for name, entry in entries.items()}
-        return {name: partial(_modules, info, samples) for name, info in programs.modules().items()}
+        make = _inference if one.group == "inference" else _modules
+        return {name: partial(make, info, samples) for name, info in programs.modules().items()}
 
 
 def _sample(name: str) -> Iterator[Program]:
@@ -140,3 +146,12 @@ def _operators(entry: Any, samples: int) -> list[Program]:
 def _modules(info: Any, samples: int) -> list[Program]:
     with programs.quiet_database():
         return [one for training in (True, False) for one in programs.module_programs(info, training, samples)]
+
+
+def _inference(info: Any, samples: int) -> list[Program]:
+    with programs.quiet_database():
+        fast = info.name in FAST_PATHS
+        made = programs.module_programs(info, False, None if fast else samples)
+    if fast:
+        made = random.Random(0).sample(made, min(SAMPLES_OF_FAST_PATHS, len(made)))
+    return [replace(one, function=torch.no_grad()(one.function)) for one in made]

@@ -17,6 +17,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
+from ..policy.overloads import Target
+
 SIXTEEN_BIT = (torch.float16, torch.bfloat16)
 Spellings = dict[str, Callable[..., Any]]
 
@@ -69,6 +71,18 @@ def program(name: str, function: Callable[..., Any], args: Any, kwargs: Any, par
 
 def _is_plain(leaf: torch.Tensor) -> bool:
     return leaf.dtype is torch.float32
+
+
+def is_dense(one: Program) -> bool:
+    """Return whether every tensor of the program is strided: fake devices have no others."""
+    return all(leaf.layout is torch.strided for leaf in one.leaves if isinstance(leaf, torch.Tensor))
+
+
+def placed_on(target: Target, tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor on the target's device, with its strides; on a fake one without values."""
+    if target.is_fake:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=target.device)
+    return tensor.to(target.device)
 
 
 def mixes(one: Program, amp_dtype: torch.dtype, *, every: bool = False) -> dict[str, Program]:
@@ -198,8 +212,11 @@ def modules() -> dict[str, Any]:
     return {info.name: info for info in _imported()[1] if "Lazy" not in info.name}
 
 
-def module_programs(info: Any, training: bool, samples: int) -> list[Program]:
-    """Return programs of a module on the CPU: its parameters and buffers are arguments, so that each can be cast."""
+def module_programs(info: Any, training: bool, samples: int | None) -> list[Program]:
+    """Return programs of a module's first samples (None: all) on the CPU.
+
+    Its parameters and buffers are arguments, so that each can be cast.
+    """
     made = []
     with _same_random_numbers():
         inputs = info.module_inputs_func(info, "cpu", torch.float32, False, training)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 
 from ..manual_cast import ManualCast
 from ..policy.overloads import LACKING, Target, mode_of, quiet
 from .outcomes import Outcome, difference, run
-from .programs import Program, Spellings, mixes, vmapped
+from .programs import Program, Spellings, is_dense, mixes, placed_on, vmapped
 
 
 @dataclass(frozen=True)
@@ -50,10 +49,10 @@ def sweep(
     for name, make in makers.items():
         forms: dict[tuple[str, str], tuple[str, str]] = {}
         for one in make():
-            if target.is_fake and not _is_dense(one):
+            if target.is_fake and not is_dense(one):
                 continue  # a fake device has dense tensors only
             with mode_of(target), quiet():
-                placed = one.changed(partial(_placed, target))
+                placed = one.changed(partial(placed_on, target))
                 _judge(target, amp_dtype, name, mixes(placed, amp_dtype, every=every), found, forms, compare)
     return found
 
@@ -67,7 +66,8 @@ def _judge(
     forms: dict[tuple[str, str], tuple[str, str]],
     compare: bool,
 ) -> None:
-    gradients = not target.is_fake
+    # Without a gradient outside (bsr products, inference), the call is judged without.
+    gradients = not target.is_fake and run(kinds["float32"], gradients=True).error is None
     region = partial(target.autocast, amp_dtype)
     outside = {kind: run(kinds[kind], gradients=gradients) for kind in ("float32", "16-bit")}
     inside = {kind: run(kinds[kind], region, gradients=gradients) for kind in ("float32", "16-bit")}
@@ -95,7 +95,7 @@ def _judge(
         if works and seen.error is not None and not _is_lacking(seen):
             found.refused.setdefault(name, f"{what}: {seen.error}")
         if compare and not target.is_fake and seen.error is None and outside["float32"].error is None:
-            text = _against_manual(target, amp_dtype, program, seen)
+            text = _against_manual(target, amp_dtype, program, seen, gradients)
             if text is not None:
                 found.differs.setdefault(name, f"{what}: {text}")
 
@@ -109,9 +109,9 @@ def sweep_vmap(target: Target, amp_dtype: torch.dtype, makers: dict[str, Make]) 
     region = partial(target.autocast, amp_dtype)
     for name, make in makers.items():
         for one in make():
-            if not one.tensors or not _is_dense(one):
+            if not one.tensors or not is_dense(one):
                 continue
-            for kind, placed in mixes(one.changed(partial(_placed, target)), amp_dtype).items():
+            for kind, placed in mixes(one.changed(partial(placed_on, target)), amp_dtype).items():
                 if kind not in VMAP_KINDS:
                     continue
                 plain = run(placed, region, gradients=True)
@@ -142,10 +142,10 @@ def sweep_routes(
     found = Found()
     for name, make in makers.items():
         for one in make():
-            if target.is_fake and not _is_dense(one):
+            if target.is_fake and not is_dense(one):
                 continue
             with mode_of(target), quiet():
-                placed = one.changed(partial(_placed, target))
+                placed = one.changed(partial(placed_on, target))
                 for kind in ("float32", "16-bit"):
                     _judge_routes(target, amp_dtype, kind, mixes(placed, amp_dtype)[kind], spellings[name], found)
     return found
@@ -179,23 +179,10 @@ def _is_lacking(outcome: Outcome) -> bool:
     return outcome.error is not None and LACKING.search(outcome.error) is not None
 
 
-def _against_manual(target: Target, amp_dtype: torch.dtype, program: Program, seen: Outcome) -> str | None:
-    manual = partial(run, program, partial(ManualCast, target.device_type, amp_dtype), gradients=True)
+def _against_manual(
+    target: Target, amp_dtype: torch.dtype, program: Program, seen: Outcome, gradients: bool
+) -> str | None:
+    manual = partial(run, program, partial(ManualCast, target.device_type, amp_dtype), gradients=gradients)
     wanted = manual()
     text = difference(seen, wanted, wanted)
     return None if text is None else difference(seen, wanted, manual())
-
-
-def _is_dense(one: Program) -> bool:
-    return all(leaf.layout is torch.strided for leaf in one.leaves if isinstance(leaf, torch.Tensor))
-
-
-def _placed(target: Target, tensor: torch.Tensor) -> torch.Tensor:
-    if target.is_fake:
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=target.device)
-    return tensor.to(target.device)
-
-
-def by_name(entries: dict[str, Any], programs: Callable[[Any], Iterable[Program]]) -> dict[str, Make]:
-    """Return makers of the programs of each entry of a database."""
-    return {name: partial(programs, entry) for name, entry in entries.items()}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..policy.lists import BACKENDS, listings
+from ..policy.lists import backend_of, listings
 
 LOW, FP32, WIDEST, KEEP = "lower_precision", "fp32", "widest", "input's own"
 
@@ -155,7 +155,7 @@ def widest(*values: Value) -> torch.dtype:
 
 def policy_of(op: str, device_type: str) -> str:
     """Return the list that an operation is on in the op reference; other accelerators share the list of CUDA."""
-    backend = device_type if device_type in BACKENDS else "cuda"
+    backend = backend_of(device_type)
     name = _NAMES.get(backend, {}).get(op, op)
     if name in _PARTS.get(backend, ()):
         return KEEP

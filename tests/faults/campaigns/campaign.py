@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import io
 import os
 import re
@@ -19,8 +20,10 @@ from unittest import mock
 
 import pytest
 
-from conformance.harness import catalogue, state
+from conformance.harness import catalogue, header, state
 from conformance.oracles.policy.fake_mode import fake_mode
+from conformance.report import document
+from conformance.report.values import Report
 from tests import reports
 from tests.faults import Fault
 from tests.faults.breaking import replaced
@@ -37,6 +40,10 @@ PLAIN = (*WITHOUT_COLLECTIONS, "-p", "no:cacheprovider", "--assert", "plain")
 _catalogue = functools.cache(catalogue.load)
 
 
+def _unread(run_targets: object) -> None:
+    """Leave the op policy out of the header: nothing of it is judged, and reading it takes longer than most faults."""
+
+
 @dataclass(frozen=True)
 class Caught:
     """What a run on a broken torch came to."""
@@ -47,6 +54,7 @@ class Caught:
     errors: frozenset[str]
     output: str
     cases: tuple[dict[str, Any], ...] = ()
+    report: Report | None = None
 
     @property
     def caught(self) -> bool:
@@ -71,6 +79,7 @@ def run(fault: Fault, *, chapters: tuple[str, ...] | None = None, until_caught: 
     output = io.StringIO()
     # A region that is broken leaks its state into this process, already in the smoke stage.
     whole = state.Snapshot()
+    gc.freeze()  # what is here already need not be searched at the end
     with tempfile.TemporaryDirectory() as folder:
         arguments = [*places, "-q", *PLAIN, "--level", fault.level, *(["--maxfail=1"] if until_caught else [])]
         try:
@@ -79,13 +88,18 @@ def run(fault: Fault, *, chapters: tuple[str, ...] | None = None, until_caught: 
                 contextlib.redirect_stdout(output),
                 fresh_checks(),
                 replaced(catalogue, "load", _catalogue),
+                replaced(header, "op_policy", _unread),
                 mock.patch.dict(os.environ, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1"),
             ):
                 status = int(pytest.main([*arguments, "--report", folder, *asked]))
         finally:
+            # A suspended generator leaves its region where it is collected, and sets what was in force around it.
+            gc.collect()
+            gc.unfreeze()
             whole.restore()
         path = Path(folder) / "report.json"
         cases = reports.written(path)["cases"] if path.exists() else []
+        report = document.read(path) if path.exists() else None
     return Caught(
         fault,
         status,
@@ -93,6 +107,7 @@ def run(fault: Fault, *, chapters: tuple[str, ...] | None = None, until_caught: 
         frozenset(case["contract"] for case in cases if case["verdict"] == "ERROR"),
         output.getvalue(),
         tuple(cases),
+        report,
     )
 
 

@@ -90,7 +90,8 @@ class Outcome:
     @property
     def at_home(self) -> bool:
         """Whether the contract is of a chapter that speaks of the function."""
-        return self.contract is not None and _chapter(self.contract) in homes(self.mutant)
+        contract = self.contract or ""  # or how the process ended, in brackets
+        return contract.startswith("AMP-") and _chapter(contract) in homes(self.mutant)
 
 
 Tell = Callable[[Outcome], None]

@@ -23,8 +23,8 @@ def torch_folder() -> Path:
 
 def lacking() -> str | None:
     """Say what the card lacks here, or None."""
-    if _compiler() is None:
-        return "it is compiled, and there is no C++ compiler (c++, or what CXX names)"
+    if reason := uncompiled():
+        return reason
     if (
         not (torch_folder() / "lib" / "libtorch_cpu.so").exists()
         or (torch_folder() / "lib" / "libc10_cuda.so").exists()
@@ -33,19 +33,25 @@ def lacking() -> str | None:
     return None
 
 
-def library() -> Path:
-    """Return the card for the torch at hand, compiled where it has not been.
+def uncompiled() -> str | None:
+    """Say why nothing can be compiled here, or None."""
+    return "it is compiled, and there is no C++ compiler (c++, or what CXX names)" if _compiler() is None else None
+
+
+def library(source: Path = FOLDER / "card.cpp") -> Path:
+    """Return the library of `source` (the card) for the torch at hand, compiled where it has not been.
 
     Raises CalledProcessError where the source does not compile.
     """
     home = torch_folder()
-    sources = b"".join(path.read_bytes() for path in sorted(FOLDER.glob("*.*")) if path.suffix in (".cpp", ".h"))
+    files = {source, *FOLDER.glob("*.cpp"), *FOLDER.glob("*.h")}
+    sources = b"".join(path.read_bytes() for path in sorted(files))
     key = hashlib.sha256(sources + str(home).encode() + (home / "version.py").read_bytes()).hexdigest()[:16]
-    made = Path(tempfile.gettempdir()) / f"emulated-card-{key}.so"
+    made = Path(tempfile.gettempdir()) / f"emulated-{source.stem}-{key}.so"
     if not made.exists():
         with tempfile.TemporaryDirectory(dir=made.parent) as folder:
             # Another process may be at it too: what is at its place is whole.
-            _compile(home, Path(folder) / made.name).replace(made)
+            _compile(home, source, Path(folder) / made.name).replace(made)
     return made
 
 
@@ -53,12 +59,11 @@ def _compiler() -> str | None:
     return shutil.which(os.environ.get("CXX", "c++"))
 
 
-def _compile(home: Path, to: Path) -> Path:
+def _compile(home: Path, source: Path, to: Path) -> Path:
     compiler = _compiler()
     assert compiler is not None
     headers = [f"-isystem{home / 'include'}", f"-isystem{home / 'include/torch/csrc/api/include'}"]
     links = [f"-L{home / 'lib'}", "-Wl,--no-as-needed", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{home / 'lib'}"]
-    source = str(FOLDER / "card.cpp")
-    command = [compiler, "-shared", "-fPIC", "-std=c++20", "-O1", *headers, source, "-o", str(to), *links]
+    command = [compiler, "-shared", "-fPIC", "-std=c++20", "-O1", *headers, str(source), "-o", str(to), *links]
     subprocess.run(command, check=True, capture_output=True, text=True)
     return to

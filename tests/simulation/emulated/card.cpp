@@ -183,25 +183,6 @@ Memory memory_of(const c10::FunctionSchema& schema, const Arguments& given) {
   return memory;
 }
 
-// Puts tensors of the CPU in the place of those on cards.
-void lend(const c10::FunctionSchema& schema, const Arguments& given, Call& call, Stack* stack) {
-  const auto begin = stack->size() - given.size();
-  for (size_t place = 0; place < given.size(); place++) {
-    auto& value = (*stack)[begin + place];
-    if (value.isDevice()) {
-      call.ask_for(value.toDevice());
-      if (value.toDevice().type() == c10::DeviceType::CUDA) value = kHost;
-    } else if (value.isStorage()) {
-      auto storage = value.toStorage();
-      if (storage.device().type() == c10::DeviceType::CUDA) value = call.lent(storage);
-    } else if (schema.arguments()[place].name() == "pin_memory" && value.isBool()) {
-      value = false;
-    } else {
-      value = changed(value, [&](const Tensor& tensor) { return call.lent(tensor); });
-    }
-  }
-}
-
 // Puts results on the card; returns the memory that they lie in.
 Memory give_back(const c10::FunctionSchema& schema, const Arguments& given, Call& call, Stack* stack) {
   Memory memory;
@@ -262,26 +243,8 @@ const at::CUDAHooksInterface& at::detail::getCUDAHooks() {
 TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&on_card>()); }
 TORCH_LIBRARY_IMPL(_, SparseCUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&on_card>()); }
 
-// Operators that have a kernel for the CPU and a composite one, which comes before a fallback: CUDA has its own too. So
-// has it of copy_ and convolution_backward, whose composite kernels choose by device.
-void implement(torch::Library& library, c10::DispatchKey cpu) {
-  static const std::unordered_set<std::string> by_name = {"aten::copy_", "aten::convolution_backward"};
-  const auto composites = {c10::DispatchKey::CompositeImplicitAutograd, c10::DispatchKey::CompositeExplicitAutograd,
-                           c10::DispatchKey::CompositeExplicitAutogradNonFunctional};
-  auto& dispatcher = c10::Dispatcher::singleton();
-  for (const auto& name : dispatcher.getAllOpNames()) {
-    auto op = dispatcher.findOp(name);
-    if (!op.has_value() || name.name.rfind("aten::", 0) != 0) continue;
-    bool both = false;
-    for (auto key : composites) both = both || op->hasKernelForDispatchKey(key);
-    both = both && op->hasKernelForDispatchKey(cpu);
-    if (both || (cpu == c10::DispatchKey::CPU && by_name.count(name.name)))
-      library.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&on_card>());
-  }
-}
-
-TORCH_LIBRARY_IMPL(aten, CUDA, m) { implement(m, c10::DispatchKey::CPU); }
-TORCH_LIBRARY_IMPL(aten, SparseCUDA, m) { implement(m, c10::DispatchKey::SparseCPU); }
+TORCH_LIBRARY_IMPL(aten, CUDA, m) { implement<&on_card>(m, c10::DispatchKey::CPU); }
+TORCH_LIBRARY_IMPL(aten, SparseCUDA, m) { implement<&on_card>(m, c10::DispatchKey::SparseCPU); }
 
 
 // --- What the Python side asks for (cuda.py)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -187,8 +187,13 @@ def install() -> None:
     )
     for module, table in places:
         for name, value in table.items():
-            setattr(module, name, value)
+            # Dynamo has one rule for each function, and refuses a function that has two names.
+            setattr(module, name, _copied(value) if isinstance(value, FunctionType) else value)
     _give_storages_a_card()
+
+
+def _copied(function: Any) -> Any:
+    return lambda *given, **named: function(*given, **named)
 
 
 def _give_storages_a_card() -> None:

@@ -23,8 +23,14 @@
 #include <utility>
 #include <vector>
 
+// The device type whose place is taken.
+#ifndef EMULATED_TYPE
+#define EMULATED_TYPE CUDA
+#endif
+
 namespace emulated {
 
+constexpr auto kType = c10::DeviceType::EMULATED_TYPE;
 constexpr int kMost = 8;
 const c10::Device kHost(c10::DeviceType::CPU);
 
@@ -37,7 +43,7 @@ inline thread_local c10::DeviceIndex current_card = 0;
 inline thread_local std::array<c10::StreamId, kMost> current_streams{};
 
 inline c10::Device card(c10::DeviceIndex index) {
-  return c10::Device(c10::DeviceType::CUDA, index < 0 ? current_card : index);
+  return c10::Device(kType, index < 0 ? current_card : index);
 }
 
 inline c10::Stream current_stream(c10::Device device) {
@@ -103,7 +109,7 @@ class Block {
  public:
   Block(c10::Storage lender, c10::Device device) : lender_(std::move(lender)), device_(device) {
     constexpr int64_t kRounding = 512;  // c10/cuda/CUDACachingAllocator: kMinBlockSize
-    if (device_.type() == c10::DeviceType::CUDA)
+    if (device_.type() == kType)
       bytes_ = (static_cast<int64_t>(lender_.nbytes()) + kRounding - 1) / kRounding * kRounding;
     if (bytes_ > 0) memory_in_use[device_.index()].add(bytes_);
   }

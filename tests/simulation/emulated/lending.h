@@ -4,10 +4,14 @@
 #include <ATen/ATen.h>
 #include <ATen/SparseTensorImpl.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <torch/library.h>
 
 #include <functional>
+#include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -18,6 +22,11 @@ namespace emulated {
 using at::Tensor;
 using c10::IValue;
 using torch::jit::Stack;
+
+#define EMULATED_JOINED(prefix, type) prefix##type
+#define EMULATED_SPARSE(type) EMULATED_JOINED(Sparse, type)
+constexpr auto kKey = c10::DispatchKey::EMULATED_TYPE;
+constexpr auto kSparseKey = c10::DispatchKey::EMULATED_SPARSE(EMULATED_TYPE);
 
 using Arguments = std::vector<IValue>;  // on the CPU
 
@@ -57,11 +66,11 @@ class Call {
 
   // The card that new results lie on.
   c10::Device home() const {
-    if (asked_.has_value() && asked_->type() == c10::DeviceType::CUDA) return card(asked_->index());
+    if (asked_.has_value() && asked_->type() == kType) return card(asked_->index());
     return tensors_.empty() ? card(-1) : tensors_.front().first.device();
   }
   void ask_for(c10::Device device) { asked_ = device; }
-  bool gives_to_card() const { return asked_.has_value() ? asked_->type() == c10::DeviceType::CUDA : on_card(); }
+  bool gives_to_card() const { return asked_.has_value() ? asked_->type() == kType : on_card(); }
 
   bool any(const std::function<bool(const Tensor&)>& is) const {
     for (auto& [card, host] : tensors_)
@@ -71,7 +80,7 @@ class Call {
 
   Tensor lent(const Tensor& tensor) {
     if (!tensor.defined()) return tensor;
-    if (tensor.device().type() != c10::DeviceType::CUDA) {
+    if (tensor.device().type() != kType) {
       from_host_.push_back(tensor);
       return tensor;
     }
@@ -107,14 +116,14 @@ class Call {
     if (tensor.layout() == c10::kSparse) {
       auto* impl = sparse_impl(tensor);
       auto indices = given_back(impl->indices()), values = given_back(impl->values());
-      return sparse_like(tensor, indices, values, c10::DispatchKey::SparseCUDA);
+      return sparse_like(tensor, indices, values, kSparseKey);
     }
     auto storage = given_back(tensor.storage());
     bool inference = c10::InferenceMode::is_enabled();
     // A view is an inference tensor where what it looks at is one, whatever the mode.
     for (auto& [card, host] : tensors_)
       if (card.layout() == c10::kStrided && card.storage().is_alias_of(storage)) inference = card.is_inference();
-    return dense_like(tensor, storage, c10::DispatchKey::CUDA, inference);
+    return dense_like(tensor, storage, kKey, inference);
   }
 
   // What the operator did in place to sizes and memory holds on the card too.
@@ -187,6 +196,44 @@ IValue changed(const IValue& value, Change change) {
     return made;
   }
   return value;
+}
+
+// Puts tensors of the CPU in the place of those on cards.
+inline void lend(const c10::FunctionSchema& schema, const Arguments& given, Call& call, Stack* stack) {
+  const auto begin = stack->size() - given.size();
+  for (size_t place = 0; place < given.size(); place++) {
+    auto& value = (*stack)[begin + place];
+    if (value.isDevice()) {
+      call.ask_for(value.toDevice());
+      if (value.toDevice().type() == kType) value = kHost;
+    } else if (value.isStorage()) {
+      auto storage = value.toStorage();
+      if (storage.device().type() == kType) value = call.lent(storage);
+    } else if (schema.arguments()[place].name() == "pin_memory" && value.isBool()) {
+      value = false;
+    } else {
+      value = changed(value, [&](const Tensor& tensor) { return call.lent(tensor); });
+    }
+  }
+}
+
+// Operators that have a kernel for the CPU and a composite one, which comes before a fallback: a device has
+// its own too. So has it of copy_ and convolution_backward, whose composite kernels choose by device.
+template <auto kernel>
+void implement(torch::Library& library, c10::DispatchKey cpu) {
+  static const std::unordered_set<std::string> by_name = {"aten::copy_", "aten::convolution_backward"};
+  const auto composites = {c10::DispatchKey::CompositeImplicitAutograd, c10::DispatchKey::CompositeExplicitAutograd,
+                           c10::DispatchKey::CompositeExplicitAutogradNonFunctional};
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    auto op = dispatcher.findOp(name);
+    if (!op.has_value() || name.name.rfind("aten::", 0) != 0) continue;
+    bool both = false;
+    for (auto key : composites) both = both || op->hasKernelForDispatchKey(key);
+    both = both && op->hasKernelForDispatchKey(cpu);
+    if (both || (cpu == c10::DispatchKey::CPU && by_name.count(name.name)))
+      library.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<kernel>());
+  }
 }
 
 }  // namespace emulated

@@ -1,0 +1,98 @@
+"""What third parties say of their devices: modules to import first, declared op policies, waivers of their own.
+
+A package of a backend says it once, by an entry point of the group `amp_conformance.backends` whose name is the device
+type and whose object is a mapping: `op_policy` ("like:cuda"), and `waivers`, the path of a file of waivers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+from ..oracles.policy import overloads
+from .options import followed_backend
+from .targets import Target, is_foreign
+
+GROUP = "amp_conformance.backends"
+_KEYS = ("op_policy", "waivers")
+
+
+class BackendError(ValueError):
+    """A module, a declaration or an entry point that cannot be taken at its word; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Declared:
+    """The op policies of the run's devices, device type to backend, and the files of waivers that packages ship."""
+
+    op_policies: Mapping[str, str]
+    waivers: tuple[Path, ...]
+
+
+def import_first(modules: Iterable[str], here: Path) -> None:
+    """Import modules, also from the folder `here`; raises BackendError with what went wrong."""
+    for name in modules:
+        try:
+            if str(here) not in sys.path:
+                sys.path.append(str(here))
+            importlib.import_module(name)
+        except Exception as error:
+            text = str(error).strip().splitlines() or [""]
+            raise BackendError(f"--import: {name}: {type(error).__name__}: {text[0]}") from None
+
+
+def declared(asked: Iterable[tuple[str | None, str]], targets: Iterable[Target]) -> Declared:
+    """Return what is declared of the device types of `targets`, where the user's words come before a package's."""
+    without = dict.fromkeys(target.device_type for target in targets if is_foreign(target.device_type))
+    policies: dict[str, str] = {}
+    files: list[Path] = []
+    for device_type in without:
+        for entry in entry_points(group=GROUP, name=device_type):
+            said = _said(entry)
+            if "op_policy" in said:
+                policies[device_type] = _own(entry, said["op_policy"])
+            if "waivers" in said:
+                files.append(Path(said["waivers"]))
+    for name, backend in asked:
+        chosen = list(without) if name is None else [name]
+        if name is not None and name not in without:
+            has = "is no device of this run" if is_foreign(name) else "has lists of its own"
+            raise BackendError(f"--op-policy: {name} {has}")
+        if not chosen:
+            raise BackendError("--op-policy: every device of this run has op lists of its own")
+        _check(backend, "--op-policy")
+        policies.update(dict.fromkeys(chosen, backend))
+    return Declared(policies, tuple(files))
+
+
+def _own(entry: EntryPoint, given: Any) -> str:
+    where = f"the entry point {entry.name} of {GROUP} ({entry.value}): op_policy"
+    if (backend := followed_backend(str(given))) is None:
+        raise BackendError(f"{where}: {str(given)[:80]!r} is not like:BACKEND (like:cuda)")
+    _check(backend, where)
+    return backend
+
+
+def _check(backend: str, where: str) -> None:
+    if backend not in overloads.BACKENDS:
+        known = ", ".join(overloads.BACKENDS)
+        raise BackendError(f"{where}: there are no op lists of {backend[:80]!r}; there are {known}")
+
+
+def _said(entry: EntryPoint) -> Mapping[str, Any]:
+    where = f"the entry point {entry.name} of {GROUP} ({entry.value})"
+    try:
+        found = entry.load()
+    except Exception as error:
+        text = str(error).strip().splitlines() or [""]
+        raise BackendError(f"{where} cannot be loaded: {type(error).__name__}: {text[0]}") from None
+    if not isinstance(found, Mapping):
+        raise BackendError(f"{where} is a {type(found).__name__} and no mapping")
+    if unknown := sorted(str(key) for key in found if key not in _KEYS):
+        raise BackendError(f"{where} has {unknown[0]!r}, and there are {', '.join(_KEYS)}")
+    return found

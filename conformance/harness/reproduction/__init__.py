@@ -1,0 +1,1 @@
+"""A failed case as a program of its own, which needs torch alone."""

@@ -1,0 +1,249 @@
+"""Devices of third parties: what is imported first, the op policy that they declare, and what they lack."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from conformance.harness import backends, judge, targets
+from conformance.oracles.policy import declared
+from conformance.oracles.policy.lists import backend_of, listings
+from tests.conftest import Toy, foreign_device
+
+WHERE = "[[waiver]]\ncontract = 'AMP-CAST-000'\ncases = ['*']\nreason = 'known'\nowner = 'us'\nlink = 'https://x.org'\n"
+_WAIVER = WHERE + "expires = 2099-12-31\ntarget = ['{target}']\n"
+_OPS = """
+from conformance.harness.check import per_target
+from conformance.oracles.policy.lists import listings
+"""
+_LISTED = """
+@contract("AMP-CAST-000", on=("cpu", "fake:cuda", "cuda"))
+def test_listed(case: Case, target: Target) -> None:
+    case.equal("lists", len(listings(target.device_type, "fp32")) > 0, {holds})
+"""
+_OF_CUDA = """
+@contract("AMP-CAST-000", on=("cpu", "torch.cuda"))
+def test_of_the_module(case: Case, target: Target) -> None:
+    case.true("ran", True)
+
+@contract("AMP-CAST-000", on="cuda")
+def test_of_the_device(case: Case, target: Target) -> None:
+    case.true("ran", True)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _npu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device of a third party's type, with the CPU in its place."""
+    foreign_device(monkeypatch)
+    monkeypatch.setattr(declared, "_FOLLOWED", {})
+
+
+def _package(monkeypatch: pytest.MonkeyPatch, said: Any) -> None:
+    """Let an installed package say this of npu."""
+
+    class Entry(EntryPoint):
+        def load(self) -> Any:
+            if isinstance(said, Exception):
+                raise said
+            return said
+
+    found = EntryPoints([Entry("npu", "vendor.amp:DECLARATION", backends.GROUP)])
+    monkeypatch.setattr(backends, "entry_points", lambda **chosen: found.select(**chosen))
+
+
+def _checked(toy: Toy, holds: bool = True) -> Toy:
+    toy.contract("AMP-CAST-000")
+    toy.checks(_OPS + _LISTED.format(holds=holds))
+    return toy
+
+
+def test_device_is_judged_by_the_lists_that_are_declared(toy: Toy) -> None:
+    outcome = _checked(toy).run("--device", "npu", "--op-policy", "like:cuda")
+
+    assert (outcome.status, outcome.report["footer"]["overall"]) == (0, "CONFORMANT")
+    assert outcome.report["header"]["options"]["op_policies"] == {"npu": "cuda"}
+    assert "npu:0" in outcome.output
+    assert "judged by the op lists of cuda" in outcome.output
+
+
+def test_declaration_ends_with_its_run(toy: Toy) -> None:
+    _checked(toy)
+    toy.run("--device", "npu", "--op-policy", "npu=like:cuda")
+    assert listings("npu")
+    toy.run("--device", "cpu")
+
+    assert not listings("npu")
+    assert backend_of("npu") == "cuda"  # what other accelerators list most
+
+
+def test_checks_of_cuda_alone_are_not_about_a_device_like_it(toy: Toy) -> None:
+    toy.contract("AMP-CAST-000")
+    toy.checks(_OF_CUDA)
+
+    outcome = toy.run("--device", "npu", "--op-policy", "like:cuda")
+
+    assert outcome.report["cases"] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--op-policy", "cuda"), "'cuda' is not like:BACKEND"),
+        (("--op-policy", "=like:cuda"), "is not like:BACKEND"),
+        (("--op-policy", "like:warp"), "there are no op lists of 'warp'; there are cuda, cpu"),
+        (("--op-policy", "xla=like:cuda"), "xla is no device of this run"),
+        (("--op-policy", "cpu=like:cuda", "--device", "cpu"), "cpu has lists of its own"),
+        (("--import", "no_such_module"), "--import: no_such_module: ModuleNotFoundError"),
+        (("--import", "broken_vendor"), "--import: broken_vendor: RuntimeError: no driver"),
+    ],
+)
+def test_wrong_words_are_refused_in_one_line(toy: Toy, options: tuple[str, ...], said: str) -> None:
+    (toy.path / "broken_vendor.py").write_text("raise RuntimeError('no driver\\nfound')\n")
+    outcome = _checked(toy).run("--device", "npu", *options)
+
+    assert outcome.status == 4
+    assert said in outcome.output
+
+
+def test_declaration_for_no_device_is_refused(toy: Toy) -> None:
+    outcome = _checked(toy).run("--device", "cpu", "--op-policy", "like:cuda")
+
+    assert outcome.status == 4
+    assert "every device of this run has op lists of its own" in outcome.output
+
+
+def test_module_is_imported_before_the_devices_are_resolved(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    (toy.path / "vendor_of_npu.py").write_text("import torch\ntorch.vendor_was_here = True\n")
+    seen: list[bool] = []
+    real = targets.resolve
+
+    def resolve(name: str) -> targets.Target:
+        seen.append(hasattr(torch, "vendor_was_here"))
+        return real(name)
+
+    monkeypatch.setattr(targets, "resolve", resolve)
+    try:
+        outcome = _checked(toy).run("--device", "cpu", "--import", "vendor_of_npu")
+    finally:
+        del torch.vendor_was_here
+
+    assert all(seen)
+    assert outcome.report["header"]["options"]["imports"] == ["vendor_of_npu"]
+
+
+def test_installed_package_declares_its_policy_and_waivers(
+    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "known.toml").write_text(_WAIVER.format(target="npu*"))
+    _package(monkeypatch, {"op_policy": "like:cuda", "waivers": tmp_path / "known.toml"})
+
+    outcome = _checked(toy, holds=False).run("--device", "npu")
+
+    assert outcome.report["header"]["options"]["op_policies"] == {"npu": "cuda"}
+    assert {case["verdict"] for case in outcome.report["cases"]} == {"WAIVED"}
+    assert outcome.status == 0
+
+
+def test_words_of_the_user_come_before_those_of_the_package(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    _package(monkeypatch, {"op_policy": "like:cuda"})
+
+    outcome = _checked(toy).run("--device", "npu", "--op-policy", "like:xpu")
+
+    assert outcome.report["header"]["options"]["op_policies"] == {"npu": "xpu"}
+
+
+@pytest.mark.parametrize(
+    ("package", "said"),
+    [
+        (RuntimeError("no driver"), "cannot be loaded: RuntimeError: no driver"),
+        ("like:cuda", "is a str and no mapping"),
+        ({"policy": "like:cuda"}, "has 'policy', and there are op_policy, waivers"),
+        ({"op_policy": "cuda"}, "op_policy: 'cuda' is not like:BACKEND"),
+    ],
+)
+def test_wrong_package_is_refused_by_its_name(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch, package: Any, said: str
+) -> None:
+    _package(monkeypatch, package)
+
+    outcome = _checked(toy).run("--device", "npu")
+
+    assert outcome.status == 4
+    assert f"the entry point npu of {backends.GROUP} (vendor.amp:DECLARATION)" in outcome.output
+    assert said in outcome.output
+
+
+@pytest.mark.parametrize(
+    ("target", "verdict"), [("fake:cuda", "WAIVED"), ("*cuda*", "WAIVED"), ("cuda", "FAIL"), ("xpu", "FAIL")]
+)
+def test_waivers_of_what_stands_above_the_kernels_hold(toy: Toy, tmp_path: Path, target: str, verdict: str) -> None:
+    (tmp_path / "known.toml").write_text(_WAIVER.format(target=target))
+
+    outcome = _checked(toy, holds=False).run(
+        "--device", "npu", "--op-policy", "like:cuda", "--waivers", str(tmp_path / "known.toml")
+    )
+
+    assert {case["verdict"] for case in outcome.report["cases"]} == {verdict}
+
+
+@pytest.mark.parametrize(("target", "status"), [("*", 0), ("npu*", 1)])
+def test_device_may_keep_what_torch_breaks_elsewhere(toy: Toy, tmp_path: Path, target: str, status: int) -> None:
+    (tmp_path / "known.toml").write_text(_WAIVER.format(target=target))
+
+    outcome = _checked(toy).run(
+        "--device", "npu", "--op-policy", "like:cuda", "--waivers", str(tmp_path / "known.toml")
+    )
+
+    assert outcome.status == status  # a waiver that names the device itself is unneeded
+
+
+_BY_DISPATCHER = "Could not run 'aten::mm' with arguments from the 'CPU' backend."
+
+
+@pytest.mark.parametrize(
+    ("error", "op"),
+    [
+        (NotImplementedError(_BY_DISPATCHER), "aten::mm"),
+        (NotImplementedError("The operator 'aten::cholesky' is not currently implemented for NPU"), "aten::cholesky"),
+        (NotImplementedError("\"mm\" not implemented for 'Half'"), None),
+        (RuntimeError(_BY_DISPATCHER), None),
+        (None, None),
+    ],
+)
+def test_kernel_that_is_missing_is_read_from_the_error(error: Exception | None, op: str | None) -> None:
+    assert judge.lacks_kernel(error) == op
+
+
+_NO_KERNEL = """
+@contract("AMP-CAST-000")
+def test_a(case: Case, target: Target) -> None:
+    raise NotImplementedError("Could not run 'aten::mm' with arguments from the 'CPU' backend.")
+"""
+
+
+@pytest.mark.parametrize(("device", "verdict"), [("npu", "UNSUPPORTED"), ("cpu", "FAIL")])
+def test_only_third_parties_may_lack_kernels(toy: Toy, device: str, verdict: str) -> None:
+    toy.contract("AMP-CAST-000")
+    toy.checks(_NO_KERNEL)
+
+    outcome = toy.run("--device", device)
+
+    assert {case["verdict"] for case in outcome.report["cases"]} == {verdict}
+
+
+def test_report_names_the_packages_that_extend_torch(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    (toy.path / "vendor_torch.py").write_text("")
+    (toy.path / "vendor_torch-1.2.dist-info").mkdir()
+    (toy.path / "vendor_torch-1.2.dist-info" / "METADATA").write_text("Name: vendor-torch\nVersion: 1.2\n")
+    monkeypatch.syspath_prepend(toy.path)
+
+    before = _checked(toy).run("--device", "cpu").report["header"]["environment"]["packages"]
+    after = toy.run("--device", "cpu", "--import", "vendor_torch").report["header"]["environment"]["packages"]
+
+    assert "vendor_torch" not in before
+    assert after["vendor_torch"] == "1.2"

@@ -1,0 +1,130 @@
+// A backend of a third party for torch's key PrivateUse1, as small as one can be that trains a model: tensors in the
+// host's memory, the CPU's kernels behind every operator, and the autocast rules that autocast_mode.h gives to CUDA.
+//
+// The memory of each tensor is lent to a tensor on the CPU for one call (../emulated/lending.h).
+#define EMULATED_TYPE PrivateUse1
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/library.h>
+
+#include "../emulated/lending.h"
+
+namespace {
+
+using namespace emulated;
+using at::IntArrayRef;
+using at::Scalar;
+using at::ScalarType;
+
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  c10::DeviceType type() const override { return kType; }
+  c10::Device exchangeDevice(c10::Device) const override { return card(0); }
+  c10::Device getDevice() const override { return card(0); }
+  void setDevice(c10::Device) const override {}
+  void uncheckedSetDevice(c10::Device) const noexcept override {}
+  c10::Stream getStream(c10::Device device) const noexcept override { return c10::Stream(c10::Stream::DEFAULT, device); }
+  c10::Stream exchangeStream(c10::Stream stream) const noexcept override { return stream; }
+  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+};
+C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
+
+struct Hooks final : at::PrivateUse1HooksInterface {
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override {
+    return at::detail::getDefaultCPUGenerator();
+  }
+  at::Generator getNewGenerator(c10::DeviceIndex) const override { return at::detail::createCPUGenerator(); }
+  at::Device getDeviceFromPtr(void*) const override { return card(0); }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  bool isPinnedPtr(const void*) const override { return false; }
+  bool isAvailable() const override { return true; }
+  void init() const override {}
+  void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
+    c10::Storage made(c10::Storage::use_byte_size_t{}, bytes, &allocator, true);
+    std::memcpy(made.mutable_data(), storage.data(), std::min(bytes, storage.nbytes()));
+    storage.unsafeGetStorageImpl()->set_data_ptr_noswap(
+        std::move(made.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks()));
+    storage.unsafeGetStorageImpl()->set_nbytes(bytes);
+  }
+};
+
+const bool prepared = [] {
+  c10::SetAllocator(kType, &allocator, 1);
+  at::RegisterPrivateUse1HooksInterface(new Hooks);
+  return true;
+}();
+
+// The operators that torch offers a backend for its convolutions, by those that they stand for.
+c10::OperatorHandle known(const c10::OperatorHandle& op, Stack* stack) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  const auto& name = op.schema().name();
+  if (name == "aten::convolution_overrideable") return dispatcher.findSchemaOrThrow("aten::convolution", "");
+  if (name != "aten::convolution_backward_overrideable") return op;
+  const auto sizes_of_bias = stack->end() - static_cast<int64_t>(op.schema().arguments().size()) + 3;
+  stack->insert(sizes_of_bias, IValue());
+  return dispatcher.findSchemaOrThrow("aten::convolution_backward", "");
+}
+
+// What is left out, as a small backend would: kernels that fuse several operators.
+bool lacks(const std::string& name) {
+  for (auto part : {"aten::_fused_", "aten::_thnn_fused_"})
+    if (name.rfind(part, 0) == 0) return true;
+  return false;
+}
+
+void on_device(const c10::OperatorHandle& asked, Stack* stack) {
+  const auto& wanted = asked.schema().name();
+  TORCH_CHECK_NOT_IMPLEMENTED(!lacks(wanted), "Could not run '", wanted,
+                              "' with arguments from the 'PrivateUse1' backend.");
+  const auto op = known(asked, stack);
+  const auto& schema = op.schema();
+  const Arguments given(stack->end() - schema.arguments().size(), stack->end());
+  Call call;
+  lend(schema, given, call, stack);
+  bool sparse = schema.name().find("sparse") != std::string::npos;
+  sparse = sparse || call.any([](const Tensor& tensor) { return tensor.layout() == c10::kSparse; });
+  {
+    at::AutoDispatchBelowADInplaceOrView below;
+    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    if (sparse) op.callBoxed(stack);
+    else op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  }
+  call.settle();
+  if (!call.gives_to_card()) return;
+  for (size_t place = stack->size() - schema.returns().size(); place < stack->size(); place++)
+    (*stack)[place] = changed((*stack)[place], [&](const Tensor& tensor) { return call.given_back(tensor); });
+}
+
+Tensor refused_loss(const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t) {
+  TORCH_CHECK(false, "binary_cross_entropy is unsafe to autocast; use binary_cross_entropy_with_logits");
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&on_device>()); }
+TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&on_device>()); }
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  implement<&on_device>(m, c10::DispatchKey::CPU);
+  for (auto name : {"aten::convolution_overrideable", "aten::convolution_backward_overrideable"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&on_device>());
+}
+TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, m) { implement<&on_device>(m, c10::DispatchKey::SparseCPU); }
+
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
+
+// The lists of autocast_mode.h, by its macros for backends out of the tree.
+TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
+#define LOWER_PRECISION(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
+#define FP32(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32)
+#define FP32_SET_OPT_DTYPE(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32_set_opt_dtype)
+#define PROMOTE(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, promote)
+  AT_FORALL_LOWER_PRECISION_FP(LOWER_PRECISION)
+  AT_FORALL_FP32(FP32)
+  AT_FORALL_FP32_SET_OPT_DTYPE(FP32_SET_OPT_DTYPE)
+  AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE(KERNEL_DIFFERENT_REDISPATCH_SIGNATURE_PRIVATEUSEONE)
+  AT_FORALL_PROMOTE(PROMOTE)
+  m.impl(TORCH_SELECTIVE_NAME("aten::binary_cross_entropy"), &refused_loss);
+}

@@ -1,0 +1,125 @@
+"""The backend with broken rules and kernels, by name, and the contracts of which one has to notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+_AUTOCAST, _DEVICE = "AutocastPrivateUse1", "PrivateUse1"
+_DEVICE_TYPE = "toyacc"
+_KEPT: list[torch.library.Library] = []  # what a library registers goes with it
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel for each of some overloads under a dispatch key, and patterns over the contracts that have to notice."""
+
+    contracts: tuple[str, ...]
+    key: str
+    kernels: dict[str, Callable[..., Any]]
+
+    def apply(self) -> None:
+        """Break the backend of this process, for good."""
+        library = torch.library.Library("aten", "IMPL")
+        _KEPT.append(library)
+        for name, kernel in self.kernels.items():
+            library.impl(name, kernel, self.key, allow_override=True)
+
+
+def _operator(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def _without(*names: str) -> dict[str, Callable[..., Any]]:
+    return dict.fromkeys(names, torch.library.fallthrough_kernel)
+
+
+def _casting(dtype: Callable[[], torch.dtype], *names: str, detached: bool = False, double: bool = False) -> Any:
+    """Return kernels that cast every floating tensor to `dtype()`, those of float64 too where `double` says so."""
+
+    def kernel_of(name: str) -> Callable[..., Any]:
+        def kernel(*args: Any, **keywords: Any) -> Any:
+            def cast(value: Any) -> Any:
+                fits = isinstance(value, torch.Tensor) and value.is_floating_point()
+                if not fits or (value.dtype == torch.float64 and not double):
+                    return value
+                return (value.detach() if detached else value).to(dtype())
+
+            given, named = tree_map(cast, (args, keywords))
+            with torch.autocast(_DEVICE_TYPE, enabled=False):
+                return _operator(name)(*given, **named)
+
+        return kernel
+
+    return {name: kernel_of(name) for name in names}
+
+
+def _amp_dtype() -> torch.dtype:
+    return torch.get_autocast_dtype(_DEVICE_TYPE)
+
+
+def _half() -> torch.dtype:
+    return torch.float16
+
+
+def _single() -> torch.dtype:
+    return torch.float32
+
+
+def _never_infinite(gradients: list[torch.Tensor], found_inf: torch.Tensor, factor: torch.Tensor) -> None:
+    for gradient in gradients:
+        gradient.mul_(factor.to(gradient.dtype))
+
+
+def _never_growing(
+    scale: torch.Tensor, tracker: torch.Tensor, found_inf: torch.Tensor, growth: float, backoff: float, interval: int
+) -> torch.Tensor:
+    if found_inf.item():
+        scale.mul_(backoff)
+    return scale
+
+
+def _rounded_to_bfloat16(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    made = torch.mm(input.cpu(), other.cpu())
+    return made.bfloat16().to(made.dtype).to(input.device)
+
+
+# Some thirty rules, as a backend may lack that copied an old list.
+_MANY = (
+    "bmm", "addmm", "addbmm", "baddbmm", "mv", "matmul", "softmax.int", "log_softmax.int", "layer_norm", "group_norm",
+    "exp", "log", "log2", "log10", "log1p", "pow.Tensor_Scalar", "rsqrt", "sum", "sum.dim_IntList", "prod", "cumsum",
+    "norm.Scalar", "mse_loss", "l1_loss", "nll_loss", "smooth_l1_loss", "kl_div", "cosine_similarity", "addcdiv",
+    "addcmul", "cat", "stack", "dot",
+)  # fmt: skip
+
+VARIANTS = {
+    "bmm_has_no_rule": Variant(("AMP-CAST-*",), _AUTOCAST, _without("bmm")),
+    "thirty_rules_are_missing": Variant(("AMP-CAST-*", "AMP-LOSS-*"), _AUTOCAST, _without(*_MANY)),
+    "convolutions_have_no_rule": Variant(
+        ("AMP-CAST-*",), _AUTOCAST, _without("conv2d", "conv1d", "_convolution", "convolution")
+    ),
+    "softmax_stays_in_16_bits": Variant(("AMP-CAST-*",), _AUTOCAST, _without("softmax.int", "log_softmax.int")),
+    "normalizations_stay_in_16_bits": Variant(("AMP-CAST-*",), _AUTOCAST, _without("layer_norm", "group_norm")),
+    "sums_stay_in_16_bits": Variant(("AMP-CAST-*",), _AUTOCAST, _without("sum", "sum.dim_IntList")),
+    "exp_is_lowered": Variant(("AMP-CAST-*",), _AUTOCAST, _casting(_amp_dtype, "exp")),
+    "losses_stay_in_16_bits": Variant(("AMP-LOSS-*", "AMP-CAST-*"), _AUTOCAST, _without("mse_loss", "l1_loss")),
+    "unsafe_loss_is_allowed": Variant(("AMP-LOSS-*", "AMP-CAST-*"), _AUTOCAST, _without("binary_cross_entropy")),
+    "addcmul_is_not_promoted": Variant(("AMP-CAST-*",), _AUTOCAST, _without("addcmul", "addcdiv")),
+    "linear_runs_in_fp32": Variant(("AMP-CAST-*",), _AUTOCAST, _casting(_single, "linear")),
+    "bf16_regions_compute_in_fp16": Variant(("AMP-CAST-*",), _AUTOCAST, _casting(_half, "mm", "linear", "addmm")),
+    "float64_is_lowered": Variant(("AMP-CAST-*",), _AUTOCAST, _casting(_amp_dtype, "mm", double=True)),
+    "weights_are_cast_each_time": Variant(("AMP-CACHE-*",), _AUTOCAST, _casting(_amp_dtype, "linear")),
+    "casts_lose_the_gradient": Variant(
+        ("AMP-BACKWARD-*",), _AUTOCAST, _casting(_amp_dtype, "linear", "mm", detached=True)
+    ),
+    "inf_is_not_found": Variant(
+        ("AMP-SCALE-*",), _DEVICE, {"_amp_foreach_non_finite_check_and_unscale_": _never_infinite}
+    ),
+    "scale_never_grows": Variant(("AMP-SCALE-*",), _DEVICE, {"_amp_update_scale_": _never_growing}),
+    "products_are_rounded_to_bf16": Variant(("AMP-NUMERICS-*",), _DEVICE, {"mm": _rounded_to_bfloat16}),
+}

@@ -1,0 +1,80 @@
+"""A backend of a third party under torch's key PrivateUse1: clean, undeclared, and with broken rules and kernels.
+
+The whole suite runs on the clean one at quick in CI (tox -e foreign).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+from tests import reports
+from tests.conftest import Outcome
+from tests.simulation.emulated.build import uncompiled
+from tests.simulation.foreign.variants import VARIANTS
+
+pytestmark = pytest.mark.skipif(uncompiled() is not None, reason=f"no backend: {uncompiled()}")
+
+_BACKEND = ("--import", "tests.simulation.foreign.toyacc", "--device", "toyacc")
+_DECLARED = ("--op-policy", "like:cuda")
+
+
+def _run(root: Path, folder: Path, contracts: tuple[str, ...], *options: str, variant: str = "") -> Outcome:
+    chosen = [argument for contract in contracts for argument in ("--contract", contract)]
+    plugins = ("-p", "no:cacheprovider", "-p", "no:randomly")
+    asked = [*_BACKEND, *options, "--level", "quick", *plugins, *chosen, "--report", str(folder)]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "conformance", *asked],
+        cwd=root,
+        env={**os.environ, "TOYACC_VARIANT": variant},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    written = folder / "report.json"
+    assert written.exists(), (done.stdout + done.stderr)[-3000:]
+    return Outcome(done.returncode, done.stdout, reports.written(written))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_broken_rules_and_kernels_are_caught(root: Path, tmp_path: Path, variant: str) -> None:
+    patterns = VARIANTS[variant].contracts
+
+    outcome = _run(root, tmp_path, patterns, *_DECLARED, variant=variant)
+
+    failed = {case["contract"] for case in outcome.report["cases"] if case["verdict"] == "FAIL"}
+    assert outcome.status == 1, outcome.output[-3000:]
+    assert any(fnmatchcase(contract, pattern) for contract in failed for pattern in patterns)
+    assert not [case["id"] for case in outcome.report["cases"] if case["verdict"] == "ERROR"]
+
+
+def test_clean_backend_holds_what_it_declares(root: Path, tmp_path: Path) -> None:
+    outcome = _run(root, tmp_path, ("AMP-CAST-0[0-3]*", "AMP-REGION-00*", "AMP-CACHE-00*"), *_DECLARED)
+
+    assert (outcome.status, outcome.report["footer"]["overall"]) == (0, "CONFORMANT"), outcome.output[-3000:]
+    assert outcome.report["header"]["options"]["op_policies"] == {"toyacc": "cuda"}
+    assert outcome.report["header"]["options"]["imports"] == ["tests.simulation.foreign.toyacc"]
+    assert "bmm" in outcome.report["header"]["op_policy"]["toyacc"]["overloads"]["lower_precision"]
+    assert "judged by the op lists of cuda" in " ".join(outcome.output.split())
+
+
+@pytest.mark.parametrize("variant", ["", "thirty_rules_are_missing"])
+def test_backend_that_declares_nothing_is_partial(root: Path, tmp_path: Path, variant: str) -> None:
+    outcome = _run(root, tmp_path, ("AMP-CAST-*", "AMP-API-*"), variant=variant)
+
+    assert (outcome.status, outcome.report["footer"]["overall"]) == (6, "PARTIAL"), outcome.output[-3000:]
+    assert "declare it, as with --op-policy like:cuda" in " ".join(outcome.output.split())
+
+
+def test_missing_kernel_is_unsupported_and_named(root: Path, tmp_path: Path) -> None:
+    outcome = _run(root, tmp_path, ("AMP-CAST-065",), *_DECLARED)
+
+    reasons = {case["reason"] for case in outcome.report["cases"] if case["verdict"] == "UNSUPPORTED"}
+    assert "toyacc:0 has no kernel of aten::_thnn_fused_lstm_cell" in reasons
+    assert outcome.status == 0
