@@ -42,6 +42,20 @@ def inverse_is_cast_to_16_bit() -> Iterator[None]:
         yield
 
 
+@fault("AMP-CAST-091", level="standard")
+def attention_without_gradients_refuses_regions() -> Iterator[None]:
+    """nn.MultiheadAttention in eval mode raises in a region where no gradients are taken."""
+    original = F.multi_head_attention_forward
+
+    def attention(*args: Any, **options: Any) -> Any:
+        if torch.is_autocast_enabled("cpu") and not torch.is_grad_enabled() and not options["training"]:
+            raise RuntimeError("expected scalar type Float but found BFloat16")
+        return original(*args, **options)
+
+    with replaced(F, "multi_head_attention_forward", attention):
+        yield
+
+
 @fault("AMP-CAST-092", level="standard")
 def mm_of_one_row_stays_wide() -> Iterator[None]:
     """mm casts its inputs unless one of them has a single row."""

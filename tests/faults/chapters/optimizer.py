@@ -341,3 +341,38 @@ def adam_has_no_eps() -> Iterator[None]:
 
     with replaced(torch.optim.Adam, "__init__", construct):
         yield
+
+
+@fault("AMP-OPTIMIZER-107")
+def steps_follow_the_first_dtype() -> Iterator[None]:
+    """SGD steps a percent further where its first parameter is not float32."""
+    original = torch.optim.SGD.step
+
+    @functools.wraps(original)
+    def step(self: Any, *args: Any, **options: Any) -> Any:
+        group = self.param_groups[0]
+        rate, first = group["lr"], group["params"][0].dtype
+        group["lr"] = rate if first is torch.float32 else rate * 1.5
+        try:
+            return original(self, *args, **options)
+        finally:
+            group["lr"] = rate
+
+    with replaced(torch.optim.SGD, "step", step):
+        yield
+
+
+@fault("AMP-OPTIMIZER-108")
+def schedules_replace_the_tensor() -> Iterator[None]:
+    """Every scheduler puts a new tensor into the group."""
+    original = torch.optim.lr_scheduler.LRScheduler.step
+
+    @functools.wraps(original)
+    def step(self: Any, *args: Any, **options: Any) -> None:
+        original(self, *args, **options)
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"] = group["lr"].clone()
+
+    with replaced(torch.optim.lr_scheduler.LRScheduler, "step", step):
+        yield

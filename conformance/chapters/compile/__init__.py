@@ -1,0 +1,1 @@
+"""Contracts and checks of compiled, exported and traced programs."""

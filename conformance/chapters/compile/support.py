@@ -1,0 +1,162 @@
+"""Prepare the compiler for a case, build ways to run a program, and compare what they return with eager."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import logging
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+
+from ...harness.check import Case
+from ...harness.targets import Target
+from ...oracles.numbers.formats import FORMATS
+from ...oracles.trace.ops import OpTrace
+from .observation import Around, Observed, distances, observed
+from .programs import Amp, Program, Tensors
+from .ways import Way
+
+
+@contextlib.contextmanager
+def compiler(case: Case) -> Iterator[None]:
+    """Let torch.compile start without compiled code, and leave none; without a compiler the case is UNTESTABLE."""
+    try:
+        dynamo = importlib.import_module("torch._dynamo")
+        dynamo.eval_frame.check_if_dynamo_supported()
+    except (ImportError, RuntimeError) as error:
+        case.untestable(f"torch.compile does not work here: {error}")
+    dynamo.reset()
+    with warnings.catch_warnings(), _quiet():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            dynamo.reset()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    # Graph breaks and unsupported machines are logged as warnings, for each compilation. A handler of the trace, which
+    # goes away by itself with the first message, would have each graph and setting written out for nobody.
+    before, trace = logging.root.manager.disable, logging.getLogger("torch.__trace")
+    handlers = list(trace.handlers)
+    logging.disable(logging.WARNING)
+    for handler in handlers:
+        trace.removeHandler(handler)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+        for handler in handlers:
+            trace.addHandler(handler)
+
+
+def pause_of(way: Way) -> Callable[[], None]:
+    """Return what a program calls between its parts in this way: a graph break, or nothing."""
+    if not way.breaks:
+        return _nothing
+    found: Callable[[], None] = torch._dynamo.graph_break
+    return found
+
+
+def _nothing() -> None:
+    return None
+
+
+def dtypes_of(case: Case, target: Target) -> tuple[torch.dtype, ...]:
+    """Return the amp dtypes to check: both at level full, else bf16, or what the target has."""
+    found = case.supported(target)
+    return found if case.level == "full" else found[-1:]
+
+
+def bound(program: Program, target: Target, dtype: torch.dtype, **options: Any) -> Callable[..., Any]:
+    """Return the program as a function of tensors.
+
+    Without `cache` its regions have no weight cache: a graph casts a weight at each use, so that its gradient is summed
+    in float32, with the cache in 16 bits.
+    """
+    amp = Amp(target.device_type, dtype, **options)
+
+    def call(*leaves: torch.Tensor) -> Any:
+        return program.function(amp, *leaves)
+
+    return call
+
+
+def ambient(target: Target, dtype: torch.dtype, **options: Any) -> Around:
+    """Return what opens a region of the target."""
+    return lambda: torch.autocast(target.device_type, dtype=dtype, **options)
+
+
+def same(case: Case, what: str, seen: Observed, expected: Observed) -> None:
+    """Check that every tensor has the type and the bits of eager's."""
+    case.equal(f"{what}: dtypes", seen.types(), expected.types())
+    for name, tensor in expected.values.items():
+        if tensor is not None and (ours := seen.values[name]) is not None:
+            case.identical(f"{what}: {name}", ours, tensor)
+
+
+def near(case: Case, what: str, seen: Observed, expected: Observed, dtype: torch.dtype, roundings: int) -> None:
+    """Check the types of eager, and its values to the error of `roundings` roundings to `dtype`.
+
+    Eager and the other way both round what the program computes, wherever they do: an independent rounding has a
+    relative error of at most 0.6u in root mean square (`normwise_window`), so that the distance of two chains of n is
+    at most 0.6u sqrt(2n). Twice that is allowed for the condition of the functions on values of size 1.
+    """
+    case.equal(f"{what}: dtypes", seen.types(), expected.types())
+    limit = 2 * 0.6 * FORMATS[dtype].unit_roundoff * (2 * roundings) ** 0.5
+    for name, distance in distances(seen, expected).items():
+        case.at_most(f"{what}: normwise distance of {name}", distance, limit)
+
+
+def roundings(call: Callable[..., Any], leaves: Tensors) -> int:
+    """Return how many results of 16 bits eager computes and casts, forward and backward."""
+    with OpTrace() as trace:
+        observed(call, leaves)
+    low = (torch.float16, torch.bfloat16)
+    return sum(any(each in low for each in op.outputs) for op in trace.ops)
+
+
+@functools.cache
+def without_inductor() -> str | None:
+    """Return why inductor cannot compile for the CPU here, or None."""
+    from torch._inductor import config, cpp_builder, exc
+
+    try:
+        found = cpp_builder.get_cpp_compiler() if hasattr(cpp_builder, "get_cpp_compiler") else config.cpp.cxx[-1]
+    except (exc.InvalidCxxCompiler, RuntimeError) as error:
+        return f"inductor finds no C++ compiler: {error}"
+    return None if shutil.which(found) else f"inductor's C++ compiler {found} is not there"
+
+
+_FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
+
+
+@contextlib.contextmanager
+def inductor(case: Case, *, folder: str | None = None, **options: Any) -> Iterator[None]:
+    """Let inductor compile in a folder of the run's own, in this process; without a C++ compiler: UNTESTABLE.
+
+    The folder is one for the whole run, since a first compilation prepares its headers there for many seconds.
+    """
+    from torch._inductor import config
+
+    if reason := without_inductor():
+        case.untestable(reason)
+    if folder is None:
+        if not _FOLDERS:
+            _FOLDERS.append(tempfile.TemporaryDirectory(prefix="amp-conformance-inductor-"))
+        folder = _FOLDERS[0].name
+    settings = {"compile_threads": 1, "cpp.vec_isa_ok": True, "fx_graph_cache": False, **options}
+    with (
+        mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder, TRITON_CACHE_DIR=os.path.join(folder, "triton")),
+        config.patch(settings),
+    ):
+        yield

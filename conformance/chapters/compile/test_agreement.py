@@ -1,0 +1,163 @@
+"""Check the types, values and gradients of compiled, exported and traced programs against eager."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+
+from ...harness.check import Case, contract, deep
+from ...harness.targets import Target
+from .observation import Observed, observed
+from .programs import AMBIENT, PROGRAMS, Program, Tensors, drawn
+from .support import ambient, bound, compiler, dtypes_of, inductor, near, pause_of, roundings, same
+from .ways import WAYS, Way
+
+QUICK = (("eager", "nested"), ("aot_eager", "island"), ("make_fx", "float32_ops"))
+COMPILED = ("eager", "eager-breaks", "aot_eager", "aot_eager-breaks", "aot_eager-dynamic")
+EXPORTED = ("export", "export-strict", "make_fx", "make_fx-pre_dispatch")
+# At standard one way runs every program, these the programs in which regions nest, and the others run at full.
+EVERY, CHOSEN = "aot_eager", ("nested", "decorated")
+BESIDE = ("eager", "eager-breaks", "aot_eager-breaks", "export-strict", "make_fx-pre_dispatch")
+
+
+def combinations(ways: tuple[str, ...], every: str, programs: dict[str, Program]) -> list[Any]:
+    """Return the pairs of a way and a program, each at the level from which on it runs."""
+    found = []
+    for way in ways:
+        for name, program in programs.items():
+            if WAYS[way].recorded and program.switching:
+                continue
+            level = "standard" if way == every or (name in CHOSEN and way in BESIDE) else "full"
+            level = "quick" if (way, name) in QUICK else level
+            found.append(deep(level, (way, name), id=f"{way}-{name}"))
+    return found
+
+
+def runs(way: Way, program: Program, target: Target, dtype: torch.dtype, leaves: Tensors) -> tuple[Observed, Observed]:
+    """Return what the program does in this way and in eager."""
+    expected = observed(bound(program, target, dtype, cache=False), leaves)
+    made = way.make(bound(program, target, dtype, pause=pause_of(way), cache=False), leaves)
+    return observed(made, leaves), expected
+
+
+def bits_agree(case: Case, target: Target, rng: torch.Generator, way: str, name: str) -> None:
+    """Check a program in one way against eager, bit for bit, in each amp dtype."""
+    program = PROGRAMS[name]
+    with compiler(case):
+        for dtype in dtypes_of(case, target):
+            seen, expected = runs(WAYS[way], program, target, dtype, program.leaves(target.device, rng))
+            same(case, f"{dtype}", seen, expected)
+
+
+@contract("AMP-COMPILE-001")
+@pytest.mark.parametrize("pair", combinations(COMPILED, EVERY, dict(PROGRAMS)))
+def test_compiled_bits(case: Case, target: Target, rng: torch.Generator, pair: tuple[str, str]) -> None:
+    bits_agree(case, target, rng, *pair)
+
+
+@contract("AMP-COMPILE-002")
+@pytest.mark.parametrize("pair", combinations(EXPORTED, "export", dict(PROGRAMS)))
+def test_exported_bits(case: Case, target: Target, rng: torch.Generator, pair: tuple[str, str]) -> None:
+    bits_agree(case, target, rng, *pair)
+
+
+@contract("AMP-COMPILE-003")
+@pytest.mark.parametrize("number", [deep("standard", 0), *(deep("full", n) for n in range(1, 24))])
+@pytest.mark.parametrize("name", ["eager-breaks", "aot_eager", "export"])
+def test_random_programs(case: Case, target: Target, rng: torch.Generator, number: int, name: str) -> None:
+    way, program = WAYS[name], drawn(case.seed + number)
+    with compiler(case):
+        for dtype in dtypes_of(case, target):
+            leaves = program.leaves(target.device, rng)
+            seen, expected = runs(way, program, target, dtype, leaves)
+            outputs = {key: each for key, each in expected.values.items() if key.startswith("output")}
+            same(case, f"{dtype}, outputs", Observed({key: seen.values[key] for key in outputs}), Observed(outputs))
+            # Gradients of several uses are added in the order of the graph.
+            plain = bound(program, target, dtype, cache=False)
+            count = roundings(plain, leaves)
+            near(case, f"{dtype}", seen, expected, dtype, count)
+
+
+# A first compilation takes ten seconds, and each kernel more.
+CHOSEN_FOR_INDUCTOR = ("nested",)
+INEXACT = ("aot_eager_decomp_partition", "jit.trace")
+
+
+DECOMPOSED = [
+    deep("standard" if name in ("nested", "float32_ops", "attention") else "full", (way, name), id=f"{way}-{name}")
+    for way in INEXACT
+    for name, program in PROGRAMS.items()
+    if not (WAYS[way].recorded and program.switching)
+]
+
+
+@contract("AMP-COMPILE-004")
+@pytest.mark.parametrize("pair", DECOMPOSED)
+def test_decomposed_values(case: Case, target: Target, rng: torch.Generator, pair: tuple[str, str]) -> None:
+    way, program = WAYS[pair[0]], PROGRAMS[pair[1]]
+    with compiler(case):
+        for dtype in dtypes_of(case, target):
+            leaves = program.leaves(target.device, rng)
+            seen, expected = runs(way, program, target, dtype, leaves)
+            count = roundings(bound(program, target, dtype, cache=False), leaves)
+            near(case, f"{dtype}", seen, expected, dtype, count)
+
+
+def together(programs: list[Program]) -> Program:
+    """Return one program that runs all of them, each on its own tensors."""
+    shapes = tuple(shape for each in programs for shape in each.shapes)
+    offsets = [sum(len(each.shapes) for each in programs[:number]) for number in range(len(programs))]
+    frozen = tuple(
+        offset + position for each, offset in zip(programs, offsets, strict=True) for position in each.frozen
+    )
+
+    def function(amp: Any, *leaves: torch.Tensor) -> Tensors:
+        found: list[torch.Tensor] = []
+        for each, offset in zip(programs, offsets, strict=True):
+            found.extend(each.function(amp, *leaves[offset : offset + len(each.shapes)]))
+        return tuple(found)
+
+    return Program("together", function, shapes, frozen)
+
+
+@contract("AMP-COMPILE-005")
+@pytest.mark.parametrize(
+    "emulated", [deep("standard", False), deep("full", True)], ids=["fused-casts", "emulated-casts"]
+)
+def test_inductor(case: Case, target: Target, rng: torch.Generator, emulated: bool) -> None:
+    names = tuple(PROGRAMS) if case.level == "full" else CHOSEN_FOR_INDUCTOR
+    # One graph of all compiles in a fraction of the time.
+    program = together([PROGRAMS[name] for name in names])
+    with compiler(case), inductor(case, emulate_precision_casts=emulated):
+        for dtype in dtypes_of(case, target):
+            leaves = program.leaves(target.device, rng)
+            seen, expected = runs(WAYS["inductor"], program, target, dtype, leaves)
+            counts = [
+                roundings(bound(each, target, dtype, cache=False), each.leaves(target.device, rng))
+                for each in (PROGRAMS[name] for name in names)
+            ]
+            near(case, f"{dtype}", seen, expected, dtype, max(counts))
+
+
+@contract("AMP-COMPILE-006")
+@pytest.mark.parametrize(
+    "name", [deep("full", "eager"), deep("standard", "aot_eager"), deep("full", "aot_eager-breaks")]
+)
+@pytest.mark.parametrize(
+    "program", ["island_inside", *(deep("standard", name) for name in AMBIENT if name != "island_inside")]
+)
+def test_in_a_region(case: Case, target: Target, rng: torch.Generator, name: str, program: str) -> None:
+    way, chosen = WAYS[name], AMBIENT[program]
+    with compiler(case):
+        for dtype in dtypes_of(case, target):
+            leaves = chosen.leaves(target.device, rng)
+            around = ambient(target, dtype, cache_enabled=False)
+            options: dict[str, Any] = {"around": around, "around_backward": around}
+            expected = observed(bound(chosen, target, dtype, cache=False), leaves, **options)
+            with around() if way.recorded else contextlib.nullcontext():
+                made = way.make(bound(chosen, target, dtype, pause=pause_of(way), cache=False), leaves)
+            seen = observed(made, leaves, **options)
+            same(case, f"{dtype}", seen, expected)

@@ -1,0 +1,172 @@
+"""Check that a compiled program sees each change of the region around it, and which region its backward runs in."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+
+from ...harness.check import Case, contract, deep
+from ...harness.targets import Target
+from .observation import observed
+from .programs import AMBIENT, OTHER
+from .support import ambient, bound, compiler, dtypes_of, same
+from .ways import WAYS
+
+Opened = Callable[[], AbstractContextManager[Any]]
+
+
+@contextlib.contextmanager
+def set_flags(kind: str, dtype: torch.dtype) -> Iterator[None]:
+    """Switch autocast on through torch's setters."""
+    before = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+    torch.set_autocast_enabled(kind, True)
+    torch.set_autocast_dtype(kind, dtype)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(kind, before[0])
+        torch.set_autocast_dtype(kind, before[1])
+        torch.clear_autocast_cache()
+
+
+def changes(target: Target, dtype: torch.dtype) -> dict[str, Opened]:
+    """Return regions around a call by name; each differs from the one before in one setting."""
+    kind = target.device_type
+    elsewhere = "cpu" if kind == "xpu" else "xpu"
+    return {
+        "no region": contextlib.nullcontext,
+        "a region": ambient(target, dtype, cache_enabled=False),
+        "a region of the other type": ambient(target, OTHER[dtype], cache_enabled=False),
+        "a disabled region": ambient(target, OTHER[dtype], enabled=False, cache_enabled=False),
+        "a region of another device type": lambda: torch.autocast(elsewhere, dtype=torch.bfloat16),
+        "a region with the cache on": ambient(target, dtype, cache_enabled=True),
+        "flags that were set": lambda: set_flags(kind, dtype),
+    }
+
+
+@contract("AMP-COMPILE-020")
+@pytest.mark.parametrize("way", [deep("standard", "eager"), "aot_eager", deep("full", "aot_eager-breaks")])
+@pytest.mark.parametrize("program", ["plain_inside", deep("standard", "getters_inside")])
+def test_changes_between_calls(case: Case, target: Target, rng: torch.Generator, way: str, program: str) -> None:
+    chosen = AMBIENT[program]
+    with compiler(case):
+        for dtype in dtypes_of(case, target):
+            torch._dynamo.reset()
+            leaves = chosen.leaves(target.device, rng)
+            call = bound(chosen, target, dtype, cache=False)
+            compiled = WAYS[way].make(call, leaves)
+            opened = changes(target, dtype)
+            # There and back, so that code of every setting is there when each is called again.
+            for name in (*opened, *reversed(opened)):
+                around: dict[str, Any] = {"around": opened[name], "around_backward": opened[name]}
+                expected = observed(call, leaves, **around)
+                same(case, f"{dtype}, {name}", observed(compiled, leaves, **around), expected)
+
+
+class Holder:
+    """An object that holds a region."""
+
+    region: Any = None
+
+
+REGION: Any = None
+
+
+def _by_global(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    with REGION:
+        return torch.mm(x, w)
+
+
+def region_users(holder: Holder) -> dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
+    """Return functions that enter a region which was made outside of them, by where they take it from."""
+
+    def by_attribute(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        with holder.region:
+            return torch.mm(x, w)
+
+    return {"an attribute": by_attribute, "a global": _by_global}
+
+
+@contract("AMP-COMPILE-021")
+@pytest.mark.parametrize("place", ["an attribute", deep("standard", "a global")])
+def test_other_region_objects(case: Case, target: Target, place: str) -> None:
+    global REGION
+    holder = Holder()
+    call = region_users(holder)[place]
+    x, w = torch.randn(2, 4, 4).to(target.device)
+    with compiler(case):
+        compiled = torch.compile(call, backend="eager")
+        for dtype in dtypes_of(case, target):
+            made = {
+                f"{dtype}": torch.autocast(target.device_type, dtype=dtype),
+                f"{OTHER[dtype]}": torch.autocast(target.device_type, dtype=OTHER[dtype]),
+                "disabled": torch.autocast(target.device_type, enabled=False),
+            }
+            try:
+                for name in (*made, *made):
+                    holder.region = REGION = made[name]
+                    case.identical(f"a product in the region {name} of {place}", compiled(x, w), call(x, w))
+            finally:
+                REGION = None
+
+
+SETTINGS = ("same_as_forward", "off", "list")
+
+
+@contract("AMP-COMPILE-022")
+@pytest.mark.parametrize("setting", [deep("standard", name) for name in SETTINGS])
+@pytest.mark.parametrize("program", ["island_inside", deep("full", "plain_inside"), deep("full", "siblings_inside")])
+def test_backward_pass_autocast(case: Case, target: Target, rng: torch.Generator, setting: str, program: str) -> None:
+    chosen = AMBIENT[program]
+    with compiler(case):
+        from torch._functorch import config
+
+        for dtype in dtypes_of(case, target):
+            torch._dynamo.reset()
+            other = {"device_type": target.device_type, "dtype": OTHER[dtype], "cache_enabled": False}
+            value = [other] if setting == "list" else setting
+            around = ambient(target, dtype, cache_enabled=False)
+            backward: dict[str, Opened] = {
+                "same_as_forward": around,
+                "off": contextlib.nullcontext,
+                "list": functools.partial(torch.autocast, **other),
+            }
+            leaves = chosen.leaves(target.device, rng)
+            call = bound(chosen, target, dtype, cache=False)
+            expected = observed(call, leaves, around=around, around_backward=backward[setting])
+            with config.patch(backward_pass_autocast=value):
+                compiled = WAYS["aot_eager"].make(call, leaves)
+                # The region in which backward is called does not matter: the graph was made before.
+                seen = observed(compiled, leaves, around=around)
+            same(case, f"{dtype}, backward_pass_autocast={value!r}", seen, expected)
+
+
+@contract("AMP-COMPILE-023")
+@pytest.mark.parametrize(
+    "program",
+    [
+        "island_inside",
+        *(
+            deep("standard" if name == "getters_inside" else "full", name)
+            for name in AMBIENT
+            if name != "island_inside"
+        ),
+    ],
+)
+def test_backward_after_the_region(case: Case, target: Target, rng: torch.Generator, program: str) -> None:
+    chosen = AMBIENT[program]
+    with compiler(case):
+        for dtype in dtypes_of(case, target):
+            torch._dynamo.reset()
+            leaves = chosen.leaves(target.device, rng)
+            call = bound(chosen, target, dtype, cache=False)
+            around = ambient(target, dtype, cache_enabled=False)
+            expected = observed(call, leaves, around=around)
+            seen = observed(WAYS["aot_eager"].make(call, leaves), leaves, around=around)
+            same(case, f"{dtype}, backward outside", seen, expected)

@@ -1,0 +1,83 @@
+"""Check which graph inductor's caches in memory and on disk serve to programs in regions."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from ...harness.check import Case, contract, deep
+from ...harness.targets import Target
+from .observation import Observed, observed
+from .programs import AMBIENT, OTHER, Program, Tensors
+from .support import ambient, bound, compiler, dtypes_of, inductor
+from .ways import WAYS
+
+
+@contextmanager
+def caches(case: Case, folder: str) -> Iterator[None]:
+    """Let inductor and AOTAutograd keep their graphs in `folder`."""
+    from torch._functorch import config
+
+    with inductor(case, folder=folder, fx_graph_cache=True), config.patch(enable_autograd_cache=True):
+        yield
+
+
+def run(
+    program: Program, target: Target, dtype: torch.dtype, leaves: Tensors, around: dict[str, Any], *, new: bool
+) -> Observed:
+    """Run the program compiled by inductor, `new` as in another process: with nothing but the caches on disk."""
+    if new:
+        torch._dynamo.reset()
+        torch._inductor.codecache.PyCodeCache.cache_clear()
+    call = bound(program, target, dtype, cache=False)
+    return observed(WAYS["inductor"].make(call, leaves), leaves, **around)
+
+
+def hits() -> int:
+    """Return how many graphs came from a cache since the last reset."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"])
+
+
+@contract("AMP-COMPILE-050")
+@pytest.mark.parametrize("name", [deep("full", "plain_inside")])
+def test_cache_of_another_type(case: Case, target: Target, rng: torch.Generator, name: str) -> None:
+    program = AMBIENT[name]
+    with compiler(case), tempfile.TemporaryDirectory() as folder, caches(case, folder):
+        for dtype in dtypes_of(case, target):
+            leaves = program.leaves(target.device, rng)
+            regions = {
+                f"{dtype}": ambient(target, dtype, cache_enabled=False),
+                f"{OTHER[dtype]}": ambient(target, OTHER[dtype], cache_enabled=False),
+                "disabled": ambient(target, dtype, enabled=False),
+            }
+            for region, opened in (*regions.items(), *regions.items()):
+                around: dict[str, Any] = {"around": opened, "around_backward": opened}
+                seen = run(program, target, dtype, leaves, around, new=True)
+                expected = observed(bound(program, target, dtype, cache=False), leaves, **around)
+                case.equal(f"region {region}: dtypes", seen.types(), expected.types())
+
+
+@contract("AMP-COMPILE-051")
+@pytest.mark.parametrize("name", [deep("full", "plain_inside"), deep("full", "island_inside")])
+def test_cache_of_the_same_type(case: Case, target: Target, rng: torch.Generator, name: str) -> None:
+    program = AMBIENT[name]
+    with compiler(case), tempfile.TemporaryDirectory() as folder, caches(case, folder):
+        for dtype in dtypes_of(case, target):
+            leaves = program.leaves(target.device, rng)
+            opened = ambient(target, dtype, cache_enabled=False)
+            around: dict[str, Any] = {"around": opened, "around_backward": opened}
+            first = run(program, target, dtype, leaves, around, new=True)
+            before = hits()
+            second = run(program, target, dtype, leaves, around, new=True)
+            case.at_least(f"{dtype}: graphs from the cache", hits() - before, 1)
+            case.equal(f"{dtype}: dtypes", second.types(), first.types())
+            for key, tensor in first.values.items():
+                if tensor is not None and (ours := second.values[key]) is not None:
+                    case.identical(f"{dtype}: {key}", ours, tensor)

@@ -1,0 +1,116 @@
+"""Check custom autograd functions, custom operators and checkpoints inside compiled programs against eager."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.checkpoint
+
+from ...harness.check import Case, contract, deep
+from ...harness.targets import Target
+from . import custom_parts
+from .observation import observed
+from .programs import AMBIENT, PROGRAMS, Program, Tensors
+from .recorded_ops import PARTS, RecordedOps
+from .support import ambient, bound, compiler, dtypes_of, same
+from .ways import WAYS
+
+SHAPES = ((4, 4),) * 3
+
+
+def around_part(part: Callable[..., torch.Tensor]) -> Program:
+    """Return a program that uses `part` on float32 and 16-bit tensors, in a region, a disabled one and outside."""
+
+    def function(amp: Any, x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> Tensors:
+        with torch.autocast(amp.kind, dtype=amp.dtype, cache_enabled=amp.cache):
+            a = part(x, w)
+            b = part(torch.mm(x, w).float(), v)
+            with torch.autocast(amp.kind, enabled=False):
+                c = part(x, v)
+        return a, b, c, part(w, v)
+
+    return Program("part", function, SHAPES)
+
+
+def agrees(case: Case, target: Target, rng: torch.Generator, dtype: torch.dtype, way: str, program: Program) -> None:
+    """Check the bits of a program in this way against eager."""
+    leaves = program.leaves(target.device, rng)
+    call = bound(program, target, dtype, cache=False)
+    same(case, f"{dtype}", observed(WAYS[way].make(call, leaves), leaves), observed(call, leaves))
+
+
+@contract("AMP-COMPILE-040")
+@pytest.mark.parametrize("cast", ["none", "float32", "low"])
+@pytest.mark.parametrize(
+    "way", [deep("full", "eager"), deep("standard", "aot_eager"), deep("full", "aot_eager-breaks")]
+)
+def test_custom_functions(case: Case, target: Target, rng: torch.Generator, way: str, cast: str) -> None:
+    with compiler(case):
+        for dtype in dtypes_of(case, target):
+            inputs = {"none": None, "float32": torch.float32, "low": dtype}[cast]
+            part = custom_parts.product(target.device_type, inputs)
+            agrees(case, target, rng, dtype, way, around_part(part))
+
+
+@contract("AMP-COMPILE-041")
+@pytest.mark.parametrize("rule", [deep("standard", "low"), deep("standard", "float32")])
+@pytest.mark.parametrize("way", [deep("full", "eager"), "aot_eager", deep("full", "export"), deep("full", "make_fx")])
+def test_custom_operators(case: Case, target: Target, rng: torch.Generator, way: str, rule: str) -> None:
+    with compiler(case):
+        for dtype in dtypes_of(case, target):
+            part = custom_parts.operator(target.device_type, dtype if rule == "low" else torch.float32)
+            agrees(case, target, rng, dtype, way, around_part(part))
+
+
+def checkpointed(program: Program) -> Program:
+    """Return the program as a checkpoint, with its region inside it."""
+
+    def function(amp: Any, *leaves: torch.Tensor) -> Any:
+        run = functools.partial(program.function, amp)
+        return torch.utils.checkpoint.checkpoint(run, *leaves, use_reentrant=False)
+
+    return Program(f"checkpointed {program.name}", function, program.shapes)
+
+
+@contract("AMP-COMPILE-042")
+@pytest.mark.parametrize("way", [deep("full", "eager"), deep("standard", "aot_eager")])
+@pytest.mark.parametrize("name", ["island", deep("full", "nested"), deep("full", "classifier")])
+def test_checkpoints(case: Case, target: Target, rng: torch.Generator, way: str, name: str) -> None:
+    with compiler(case):
+        for dtype in dtypes_of(case, target):
+            agrees(case, target, rng, dtype, way, checkpointed(PROGRAMS[name]))
+
+
+@contract("AMP-COMPILE-042")
+@pytest.mark.parametrize("way", [deep("full", "eager"), deep("standard", "aot_eager")])
+def test_checkpoint_in_a_region(case: Case, target: Target, rng: torch.Generator, way: str) -> None:
+    program = checkpointed(AMBIENT["plain_inside"])
+    with compiler(case):
+        for dtype in dtypes_of(case, target):
+            leaves = program.leaves(target.device, rng)
+            around = ambient(target, dtype, cache_enabled=False)
+            options: dict[str, Any] = {"around": around, "around_backward": around}
+            call = bound(program, target, dtype, cache=False)
+            expected = observed(call, leaves, **options)
+            same(case, f"{dtype}", observed(WAYS[way].make(call, leaves), leaves, **options), expected)
+
+
+@contract("AMP-COMPILE-043")
+@pytest.mark.parametrize(
+    "name", [deep("standard", "classifier"), *(deep("full", each) for each in ("float32_ops", "attention", "island"))]
+)
+def test_memory_for_backward(case: Case, target: Target, rng: torch.Generator, name: str) -> None:
+    program = PROGRAMS[name]
+    with compiler(case):
+        for dtype in dtypes_of(case, target):
+            leaves = program.leaves(target.device, rng)
+            call = bound(program, target, dtype)
+            eager, graph = RecordedOps(), RecordedOps(partitioned=True)
+            observed(call, leaves, watch=eager.watch)
+            observed(torch.compile(call, backend=graph.backend(), fullgraph=True), leaves)
+            case.at_least(f"{dtype}: ops recorded in backward (control)", min(len(graph.ops[p]) for p in PARTS), 1)
+            case.at_most(f"{dtype}: memory that the graph keeps", graph.kept, eager.kept, "B")

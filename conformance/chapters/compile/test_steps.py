@@ -1,0 +1,67 @@
+"""Check AMP training steps of which a part is compiled against the same steps in eager."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from ...harness.check import Case, contract, deep
+from ...harness.targets import Target
+from ...oracles.numbers.formats import FORMATS
+from .amp_steps import BATCHES, LEARNING_RATE, OPTIMIZERS, OVERFLOW, PARTS, train
+from .support import compiler, dtypes_of
+
+# Outside of these compiled code steps in other arithmetic than eager: Adam's bias correction is done on tensors.
+EXACT = ("SGD", "SGD-foreach", "Adam-fused")
+
+
+@contract("AMP-COMPILE-060")
+@pytest.mark.parametrize("part", [deep("standard", part) for part in PARTS])
+@pytest.mark.parametrize("optimizer", ["SGD-foreach", *(deep("full", n) for n in OPTIMIZERS if n != "SGD-foreach")])
+@pytest.mark.parametrize("backend", [deep("full", "eager"), "aot_eager"])
+def test_training(case: Case, target: Target, part: str, optimizer: str, backend: str) -> None:
+    steps_agree(case, target, part, optimizer, backend)
+
+
+@contract("AMP-COMPILE-061")
+@pytest.mark.parametrize(
+    "optimizer", [deep("full", "SGD"), *(deep("standard", name) for name in OPTIMIZERS if name != "SGD")]
+)
+def test_skipped_step_of_a_compiled_optimizer(case: Case, target: Target, optimizer: str) -> None:
+    steps_agree(case, target, "optimizer", optimizer, "eager")
+
+
+def steps_agree(case: Case, target: Target, part: str, optimizer: str, backend: str) -> None:
+    """Check scales, losses and weights of each iteration, and that the one that overflows is skipped."""
+    with compiler(case):
+        for dtype in dtypes_of(case, target):
+            torch._dynamo.reset()
+            compile = functools.partial(torch.compile, backend=backend)
+            expected = list(train(target.device, dtype, optimizer, case.seed))
+            seen = list(train(target.device, dtype, optimizer, case.seed, compile, part))
+            scales = [each.scale for each in expected]
+            case.true(
+                f"{dtype}: the overflow halves the scale of eager (control)", scales[OVERFLOW] < scales[0], scales
+            )
+            case.equal(f"{dtype}: loss scales", [each.scale for each in seen], scales)
+            for number, (ours, theirs) in enumerate(zip(seen, expected, strict=True)):
+                for name, tensor in theirs.tensors.items():
+                    what = f"{dtype}: {name} after iteration {number}"
+                    if optimizer in EXACT:
+                        case.identical(what, ours.tensors[name], tensor)
+                    else:
+                        case.at_most(what, float((ours.tensors[name] - tensor).abs().max()), drift(dtype, tensor))
+            for name, tensor in seen[OVERFLOW].tensors.items():
+                case.identical(f"{dtype}: {name} after the skipped step", tensor, seen[OVERFLOW - 1].tensors[name])
+
+
+def drift(dtype: torch.dtype, weight: torch.Tensor) -> float:
+    """Bound the difference of a weight after steps whose updates are rounded otherwise.
+
+    A step moves a weight by about the learning rate. Two float32 roundings of the weight at each step may change its
+    16-bit cast by one rounding, and with it the relative size of the next update by two.
+    """
+    rounded = 2 * 2.0**-24 * float(weight.abs().max())
+    return BATCHES * (rounded + 2 * LEARNING_RATE * FORMATS[dtype].unit_roundoff)

@@ -1,0 +1,169 @@
+"""Check the autocast state, the errors, the threads and the nested calls of compiled programs against eager."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from ...harness.check import Case, contract, deep
+from ...harness.targets import Target
+from ...oracles.region.stack_model import State, observe
+from .observation import observed
+from .programs import AMBIENT, PROGRAMS, drawn
+from .support import ambient, bound, compiler, dtypes_of, same
+from .ways import WAYS
+
+# Seconds after which a thread is considered dead.
+PATIENCE = 120.0
+
+
+def states(call: Callable[[Callable[[], None]], object], *, breaks: bool) -> list[State]:
+    """Return the states at the pauses of a program, which `call` runs with the function that looks."""
+    seen: list[State] = []
+
+    def look() -> None:
+        seen.append(observe())
+
+    call(torch.compiler.disable(look) if breaks else look)
+    return seen
+
+
+@contract("AMP-COMPILE-030")
+@pytest.mark.parametrize("backend", ["eager", deep("standard", "aot_eager")])
+@pytest.mark.parametrize("name", ["nested", *(deep("full", each) for each in ("siblings", "getters", "drawn"))])
+def test_state_at_graph_breaks(case: Case, target: Target, rng: torch.Generator, backend: str, name: str) -> None:
+    program = PROGRAMS[name] if name in PROGRAMS else drawn(case.seed)
+    with compiler(case):
+        for dtype in dtypes_of(case, target):
+            torch._dynamo.reset()
+            leaves = program.leaves(target.device, rng)
+
+            def eager(look: Callable[[], None], dtype: torch.dtype = dtype, leaves: Any = leaves) -> None:
+                bound(program, target, dtype, pause=look)(*leaves)
+
+            def compiled(look: Callable[[], None], dtype: torch.dtype = dtype, leaves: Any = leaves) -> None:
+                torch.compile(bound(program, target, dtype, pause=look), backend=backend)(*leaves)
+
+            before = observe()
+            expected, seen = states(eager, breaks=False), states(compiled, breaks=True)
+            case.equal(f"{dtype}: pauses", len(seen), len(expected))
+            for number, (ours, theirs) in enumerate(zip(seen, expected, strict=True)):
+                case.equal(f"{dtype}: state that differs at pause {number}", ours.differences(theirs), [])
+            case.equal(f"{dtype}: state that the program changed", observe().differences(before), [])
+
+
+class Broken(ArithmeticError):
+    """Raised in a region."""
+
+
+def _raises(dtype: torch.dtype, kind: str, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    if kind == "python":
+        raise Broken("in the region")
+    if kind == "shapes":
+        return torch.mm(x, w[:2])
+    return torch.addmm(x.to(dtype), w, w.double())
+
+
+@contract("AMP-COMPILE-031")
+@pytest.mark.parametrize("kind", ["python", deep("standard", "shapes"), deep("standard", "types")])
+@pytest.mark.parametrize("backend", ["eager", deep("standard", "aot_eager")])
+def test_errors(case: Case, target: Target, kind: str, backend: str) -> None:
+    device_type = target.device_type
+    x, w = torch.randn(2, 4, 4).to(target.device)
+    with compiler(case):
+        for dtype in dtypes_of(case, target):
+            torch._dynamo.reset()
+
+            def program(x: torch.Tensor, w: torch.Tensor, raises: bool, dtype: torch.dtype = dtype) -> torch.Tensor:
+                with torch.autocast(device_type, dtype=dtype):
+                    y = torch.mm(x, w)
+                    with torch.autocast(device_type, enabled=False):
+                        if raises:
+                            y = _raises(dtype, kind, y, w)
+                return torch.mm(x, y.float())
+
+            compiled = torch.compile(program, backend=backend)
+            before = observe()
+            promised = error_of(functools.partial(program, x, w, True))
+            for number in range(2):
+                seen = error_of(functools.partial(compiled, x, w, True))
+                case.true(
+                    f"{dtype}: error of call {number} is a {type(promised).__name__}",
+                    isinstance(seen, type(promised)),
+                    type(seen).__name__,
+                )
+                if kind == "python":
+                    case.equal(f"{dtype}: its message", str(seen), str(promised))
+                case.equal(f"{dtype}: state that the error left changed", observe().differences(before), [])
+                # The control: the same code without an error.
+                case.identical(f"{dtype}: result after error {number}", compiled(x, w, False), program(x, w, False))
+
+
+def error_of(call: Callable[[], object]) -> Exception | None:
+    """Return what `call` raises."""
+    try:
+        call()
+    except Exception as error:
+        return error
+    return None
+
+
+@contract("AMP-COMPILE-032")
+@pytest.mark.parametrize("way", ["eager", deep("standard", "aot_eager")])
+def test_threads(case: Case, target: Target, rng: torch.Generator, way: str) -> None:
+    program = AMBIENT["plain_inside"]
+    with compiler(case):
+        for dtype in dtypes_of(case, target):
+            torch._dynamo.reset()
+            leaves = program.leaves(target.device, rng)
+            call = bound(program, target, dtype, cache=False)
+            compiled = WAYS[way].make(call, leaves)
+            around = ambient(target, dtype, cache_enabled=False)
+            inside: dict[str, Any] = {"around": around, "around_backward": around}
+            expected, outside = observed(call, leaves, **inside), observed(call, leaves)
+            same(case, f"{dtype}: in a region of this thread", observed(compiled, leaves, **inside), expected)
+            with around(), ThreadPoolExecutor(1) as pool:
+                # Regions are of the thread that opens them.
+                other = pool.submit(observed, compiled, leaves).result(PATIENCE)
+                same(case, f"{dtype}: in a thread that was started inside a region", other, outside)
+                again = pool.submit(observed, compiled, leaves, **inside).result(PATIENCE)
+                same(case, f"{dtype}: in a region of that thread", again, expected)
+            same(case, f"{dtype}: in this thread again", observed(compiled, leaves), outside)
+
+
+def _in_regions(function: Callable[..., Any], device_type: str, dtype: torch.dtype) -> Callable[..., Any]:
+    def outer(*given: torch.Tensor) -> Any:
+        with torch.autocast(device_type, dtype=dtype, cache_enabled=False):
+            (low,) = function(*given)
+            with torch.autocast(device_type, enabled=False):
+                (full,) = function(*given)
+        return low, full, *function(*given)
+
+    return outer
+
+
+@contract("AMP-COMPILE-033")
+@pytest.mark.parametrize("backend", [deep("standard", "eager"), deep("standard", "aot_eager")])
+def test_nested_calls(case: Case, target: Target, rng: torch.Generator, backend: str) -> None:
+    """A compiled function in a region of a compiled, and of an uncompiled, function."""
+    program = AMBIENT["island_inside"]
+    with compiler(case):
+        for dtype in dtypes_of(case, target):
+            torch._dynamo.reset()
+            leaves = program.leaves(target.device, rng)
+            call = bound(program, target, dtype, cache=False)
+            inner = torch.compile(call, backend=backend)
+
+            outer, plain = (_in_regions(each, target.device_type, dtype) for each in (inner, call))
+            expected = observed(plain, leaves)
+            whole = torch.compile(outer, backend=backend)
+            same(case, f"{dtype}: called by compiled code", observed(whole, leaves), expected)
+            # Backward of a part that is called in a region is AMP-COMPILE-023.
+            with torch.no_grad():
+                seen, expected = observed(outer, leaves), observed(plain, leaves)
+            same(case, f"{dtype}: called by eager code", seen, expected)

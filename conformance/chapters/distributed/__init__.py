@@ -1,0 +1,1 @@
+"""Training on several processes, against the same program in one."""

@@ -1,0 +1,95 @@
+"""Whole states of model, optimizer and scaler, taken from the ranks of one group and loaded into those of another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import distributed
+
+from .programs import INTERVAL, SCALE, Program, Step
+from .ways import WAYS, Wrapped, step
+
+
+@dataclass
+class State:
+    """Parameters and momenta by name, whole, and the state of the scaler."""
+
+    parameters: dict[str, torch.Tensor]
+    momenta: dict[str, torch.Tensor]
+    scaler: dict[str, Any]
+
+
+def trained(way: str, program: Program, steps: int) -> State:
+    """Train some steps in this rank and return the state that they left."""
+    wrapped = WAYS[way](program)
+    for batches in islice(program.batches(distributed.get_rank()), steps):
+        step(wrapped, program, batches)
+    return _taken(wrapped.model, wrapped.optimizer, wrapped.scaler)
+
+
+def loaded(way: str, program: Program, state: State) -> State:
+    """Load a state into a new model in this rank and return what a look at it gives."""
+    return _taken(*_with(WAYS[way](program), state))
+
+
+def resumed(way: str, program: Program, state: State, steps: int) -> list[Step]:
+    """Load a state and train on, from the batches after the first `steps`."""
+    wrapped = WAYS[way](program)
+    _with(wrapped, state)
+    rest = islice(program.batches(distributed.get_rank()), steps, None)
+    return [step(wrapped, program, batches) for batches in rest]
+
+
+def loaded_alone(program: Program, state: State) -> State:
+    """Load a state into a model of this process, which is in no group."""
+    model = program.built(seed=program.seed + 1)
+    optimizer = program.optimizer(model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=2 * SCALE, growth_interval=INTERVAL)
+    model.load_state_dict(state.parameters)
+    packed = optimizer.state_dict()
+    packed["state"] = {
+        number: {"momentum_buffer": state.momenta[name]} for number, (name, _) in enumerate(model.named_parameters())
+    }
+    optimizer.load_state_dict(packed)
+    scaler.load_state_dict(state.scaler)
+    return taken_alone(model, optimizer, scaler)
+
+
+def taken_alone(model: torch.nn.Module, optimizer: torch.optim.Optimizer, scaler: Any) -> State:
+    """Return the state of a model of one process."""
+    named = dict(model.named_parameters())
+    return State(
+        {name: one.detach().clone() for name, one in named.items()},
+        {name: optimizer.state[one]["momentum_buffer"].clone() for name, one in named.items()},
+        scaler.state_dict(),
+    )
+
+
+def _with(wrapped: Wrapped, state: State) -> tuple[torch.nn.Module, torch.optim.Optimizer, Any]:
+    from torch.distributed.checkpoint import state_dict
+
+    model, optimizer = wrapped.model, wrapped.optimizer
+    options = state_dict.StateDictOptions(full_state_dict=True)
+    packed = state_dict.get_optimizer_state_dict(model, optimizer, options=options)
+    packed["state"] = {name: {"momentum_buffer": one.clone()} for name, one in state.momenta.items()}
+    whole = {name: one.clone() for name, one in state.parameters.items()}
+    state_dict.set_model_state_dict(model, whole, options=options)
+    state_dict.set_optimizer_state_dict(model, optimizer, packed, options=options)
+    wrapped.scaler.load_state_dict(state.scaler)
+    return model, optimizer, wrapped.scaler
+
+
+def _taken(model: torch.nn.Module, optimizer: torch.optim.Optimizer, scaler: Any) -> State:
+    from torch.distributed.checkpoint import state_dict
+
+    options = state_dict.StateDictOptions(full_state_dict=True)
+    weights = state_dict.get_model_state_dict(model, options=options)
+    momenta = state_dict.get_optimizer_state_dict(model, optimizer, options=options)["state"]
+    return State(
+        {name: one.clone() for name, one in weights.items()},
+        {name: one["momentum_buffer"].clone() for name, one in momenta.items()},
+        scaler.state_dict(),
+    )

@@ -1,0 +1,144 @@
+"""Steps that the checks share: programs on ranks, with every way in which a rank can end judged."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import distributed
+
+from ...harness.check import Case
+from . import processes, reference
+from .comparison import apart, differences
+from .processes import Groups, Raised, RankLost
+from .programs import HUGE, MODELS, Program, Step
+from .ways import WAYS, train_each
+
+# A replica waits for every gradient, unless it is asked to look for those that do not come.
+NEED_EVERY_GRADIENT = tuple(
+    way for way in WAYS if way.startswith(("ddp", "zero")) and way not in ("ddp_unused", "ddp_static")
+)
+LISTED = 4
+"""Differences that one piece of evidence lists."""
+
+
+def answers(case: Case, ranks: Groups, world: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Run `work` on `world` ranks and return what each returned; an exception or a lost rank violates the contract."""
+    if reason := processes.lacking():
+        case.untestable(reason)
+    try:
+        found = ranks(world).call(work, *arguments)
+    except RankLost as error:
+        case.equal("ranks that were lost", str(error), "none")
+    raised = [
+        f"rank {rank}: {one.kinds[0]}: {one.message.strip().splitlines()[0] if one.message.strip() else ''}"
+        for rank, one in enumerate(found)
+        if isinstance(one, Raised)
+    ]
+    case.equal("exceptions", raised, [])
+    return found
+
+
+def train(
+    case: Case, ranks: Groups, world: int, way: str, programs: Sequence[Program], clip: float | None = None
+) -> list[list[list[Step]]]:
+    """Train each program in one way; return by program and rank its steps."""
+    if reason := absent(way):
+        case.unsupported(reason)
+    by_rank = answers(case, ranks, world, train_each, way, programs, clip)
+    return [list(one) for one in zip(*by_rank, strict=True)]
+
+
+def absent(way: str) -> str | None:
+    """Say what this torch's CPU lacks for a way, or return None."""
+    if way.startswith("fsdp2") and not hasattr(torch.cpu.Stream, "record_event"):
+        return "fully_shard of this torch needs streams that record events, which its CPU does not have"
+    if "bf16" in way and not distributed.is_nccl_available():
+        return "DistributedDataParallel takes the bf16 hooks only where torch was built with NCCL or XCCL"
+    return None
+
+
+def agree(
+    case: Case,
+    ranks: Groups,
+    way: str,
+    programs: Sequence[Program],
+    *,
+    world: int = 2,
+    **how: Any,
+) -> None:
+    """Each program has on `world` ranks every bit that it has in one process, which `how` says more of."""
+    for program, seen in zip(programs, train(case, ranks, world, way, programs), strict=True):
+        judge(case, f"{way}, {described(program)}", differences(seen, reference.steps(program, world, **how)))
+        case.equal(f"{way}, {described(program)}: differences between ranks", apart(seen)[:LISTED], [])
+
+
+def judge(case: Case, what: str, found: list[str]) -> None:
+    """There are no differences from one process."""
+    case.equal(f"{what}: differences from one process", found[:LISTED], [])
+
+
+def described(program: Program) -> str:
+    """Return a program in the words of the evidence."""
+    skipped = f", overflow at steps {sorted(program.overflows)}" if program.overflows else ""
+    return f"{program.model} in {str(program.dtype).removeprefix('torch.')}{skipped}"
+
+
+def programs(case: Case, way: str, **more: Any) -> list[Program]:
+    """Return a program of each model that a way can train, each with one overflow.
+
+    Below level full it is in one dtype, which alternates over models and ways, and of four models, at quick of two;
+    which they are changes with the way. The overflow goes over the ranks of a pair and over the steps.
+    """
+    shift = zlib.crc32(way.encode())
+    models = [name for name in MODELS if name != "unused" or way not in NEED_EVERY_GRADIENT]
+    count = case.samples(quick=2, standard=4, full=len(models))
+    models = [models[(shift + number) % len(models)] for number in range(count)]
+    found = []
+    for number, model in enumerate(models):
+        dtypes = case.amp_dtypes[(number + shift) % len(case.amp_dtypes) :][:1]
+        for dtype in case.amp_dtypes if case.level == "full" else dtypes:
+            overflows = {1 + number % 2: (number + shift) % 2}
+            found.append(Program(model, dtype, overflows=overflows, seed=case.seed + number + 1, **more))
+    return found
+
+
+def one_process(way: str) -> dict[str, Any]:
+    """Return what the reference of a way needs besides the program.
+
+    FullyShardedDataParallel hands out views of its flat parameter, which are no leaves: autocast casts them at each use
+    instead of once, so that the gradients of several uses meet in float32. A parameter without gradient has zeros where
+    the flat parameter has others with one.
+    """
+    if not way.startswith("fsdp1"):
+        return {}
+    return {"forward": reference.of_autocast_uncached, "zeros": way != "fsdp1_blocks"}
+
+
+def differs_from_fp32(case: Case, program: Program, dtype: torch.dtype) -> None:
+    """The mean in `dtype` is another one than in float32, so that one cannot pass for the other (control)."""
+    low, wide = (
+        reference.steps(program, 2, combine=combine)[0][0].gradients
+        for combine in (reference.mean_in(dtype), reference.mean)
+    )
+    moved = [name for name in low if not torch.equal(low[name], wide[name])]
+    case.true("gradients that differ by the type of the mean (control)", bool(moved), moved)
+
+
+def unlike_fp32(program: Program) -> Program:
+    """Return a program whose overflow is one of a model in 16 bits throughout: fp16 has no room for HUGE."""
+    return replace(program, huge=2.0**15 if program.dtype is torch.float16 else HUGE)
+
+
+def histories(case: Case, world: int, count: int, dtype: torch.dtype, steps: int = 6) -> list[Program]:
+    """Return programs with random overflows, each step of any rank or of none."""
+    draw = random.Random(f"{case.seed}/{case.contract.id}/{world}")
+    found = []
+    for number in range(count):
+        overflows = {step: draw.randrange(world) for step in range(steps) if draw.random() < 0.4}
+        found.append(Program("perceptron", dtype, steps=steps, overflows=overflows, seed=case.seed + number + 1))
+    return found

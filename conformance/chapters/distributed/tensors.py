@@ -1,0 +1,170 @@
+"""What one rank computes with DTensors, tensor parallel layers, pipeline stages and collectives inside regions."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.nn import functional
+
+from .comparison import unlike
+from .programs import SCALE, Program, Step
+
+Op = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+# A product, an op of float32, one of the widest type, and a chain of them.
+OPS: dict[str, Op] = {
+    "matmul": lambda a, b: torch.matmul(a, b),
+    "linear": lambda a, b: functional.linear(a, b.t()),
+    "softmax": lambda a, b: functional.softmax(a, -1) + 0 * b.sum(),
+    "sum": lambda a, b: a.half().sum() + b.sum(),
+    "chain": lambda a, b: (a @ b).relu() @ b.t(),
+}
+
+
+def placed_ops(name: str, dtype: torch.dtype, seed: int) -> list[str]:
+    """Name what an op in a region of `dtype` has otherwise with DTensors, by placement: types, values, gradients.
+
+    The operands are small integers, so that sums over shards round nowhere; softmax is compared by type and within the
+    rounding of its sums.
+    """
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    op = OPS[name]
+    generator = torch.Generator().manual_seed(seed)
+    left, right = (torch.randint(-2, 3, shape, generator=generator).float() for shape in ((4, 8), (8, 4)))
+    mesh = distributed.init_device_mesh("cpu", (distributed.get_world_size(),))
+    placements = (Replicate(), Shard(0), Shard(1))
+    plain = _results(op, left.clone().requires_grad_(), right.clone().requires_grad_(), dtype)
+    found = []
+    for pair in product(placements, placements):
+        ours, theirs = (
+            distribute_tensor(one, mesh, [place]).requires_grad_()
+            for one, place in zip((left, right), pair, strict=True)
+        )
+        seen = {key: one.full_tensor() for key, one in _results(op, ours, theirs, dtype).items()}
+        if name == "softmax":
+            seen = {key: _rounded(one, plain[key]) for key, one in seen.items()}
+        found += [f"{name} of {pair}: {one}" for one in unlike(seen, plain)]
+    return found
+
+
+def _results(op: Op, left: Any, right: Any, dtype: torch.dtype) -> dict[str, Any]:
+    with torch.autocast("cpu", dtype=dtype):
+        out = op(left, right)
+    out.float().sum().backward()
+    return {"result": out.detach(), "left gradient": left.grad, "right gradient": right.grad}
+
+
+def _rounded(seen: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """Return `expected` where `seen` differs by no more than the rounding of a sum of eight of at most one."""
+    close = (seen - expected).abs() <= 2 * 8 * 2.0**-24 if seen.dtype == expected.dtype else torch.tensor(False)
+    return torch.where(close, expected, seen) if bool(close.any()) else seen
+
+
+def tensor_parallel(program: Program) -> tuple[Step, torch.dtype]:
+    """Train one step with the first layer split by columns and the second by rows; return it and the outputs' type.
+
+    Every rank has the whole batch.
+    """
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    model = program.built()
+    mesh = distributed.init_device_mesh("cpu", (distributed.get_world_size(),))
+    parallelize_module(model.model, mesh, {"first": ColwiseParallel(), "second": RowwiseParallel()})
+    scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
+    types: list[torch.dtype] = []
+    model.model.register_forward_hook(lambda module, given, out: types.append(out.dtype))
+    batch = next(program.batches(0))[0]
+    with torch.autocast("cpu", dtype=program.dtype):
+        loss = program.loss(model, batch)
+    scaler.scale(loss).backward()
+    gradients = {name: _whole(one.grad) / SCALE for name, one in model.named_parameters() if one.grad is not None}
+    parameters = {name: _whole(one.detach()).clone() for name, one in model.named_parameters()}
+    return Step([loss.detach()], gradients, parameters, scaler.get_scale()), types[0]
+
+
+def _whole(tensor: Any) -> Any:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+class Stage(nn.Module):
+    """One layer of the perceptron in a region of its own: the first with its ReLU, the second in float32 at its end."""
+
+    def __init__(self, layer: nn.Module, dtype: torch.dtype, last: bool) -> None:
+        super().__init__()
+        self.layer, self.dtype, self.last = layer, dtype, last
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=self.dtype):
+            out: torch.Tensor = self.layer(x)
+            return out.float() if self.last else out.relu()
+
+
+def pipeline(program: Program, schedule: str) -> tuple[dict[str, torch.Tensor], list[torch.Tensor], list[torch.dtype]]:
+    """Run one step on two stages and two micro-batches.
+
+    Returns the unscaled gradients and the scaled losses of this stage, and the types that its layer gave.
+    """
+    from torch.distributed import pipelining
+
+    model, rank = program.built(), distributed.get_rank()
+    batch = next(program.batches(0))[0]
+    scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
+    name = ("first", "second")[rank]
+    stage = Stage(getattr(model.model, name), program.dtype, last=rank == 1)
+    made = pipelining.PipelineStage(stage, rank, 2, torch.device("cpu"))
+    losses: list[torch.Tensor] = []
+    types: list[torch.dtype] = []
+    stage.layer.register_forward_hook(lambda module, given, out: types.append(out.dtype))
+    kind = getattr(pipelining, schedule)
+    # Schedules before torch 2.7 sum over the micro-batches; later ones average, unless they are asked not to.
+    sums = {"scale_grads": False} if "scale_grads" in inspect.signature(kind).parameters else {}
+    run = kind(made, n_microbatches=2, loss_fn=lambda out, goal: scaler.scale(program.criterion(out, goal) / 2), **sums)
+    if rank == 0:
+        run.step(batch.x)
+    else:
+        run.step(target=batch.goal, losses=losses)
+    found = {f"model.{name}.{one}": value.grad / SCALE for one, value in stage.layer.named_parameters()}
+    return found, [one.detach() for one in losses], types
+
+
+def collectives(dtype: torch.dtype) -> dict[str, tuple[torch.dtype, list[float]]]:
+    """Return types and values of collectives on tensors of each type in a region of `dtype`."""
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    found = {}
+    for kind in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        own = torch.full((world,), _given(rank, kind), dtype=kind)
+        reduced, given = own.clone(), own.clone()
+        parts = [torch.empty_like(own) for _ in range(world)]
+        with torch.autocast("cpu", dtype=dtype):
+            distributed.all_reduce(reduced)
+            distributed.broadcast(given, 0)
+            distributed.all_gather(parts, own)
+        for name, one in {"all_reduce": reduced, "broadcast": given, "all_gather": torch.stack(parts)}.items():
+            found[f"{name} of {kind}"] = (one.dtype, one.double().flatten().tolist())
+    return found
+
+
+_LAST_BIT = {torch.float64: 2.0**-40, torch.float32: 2.0**-20, torch.float16: 2.0**-8, torch.bfloat16: 2.0**-5}
+"""What a number from one to two has in its type and loses in the next narrower one."""
+
+
+def _given(rank: int, kind: torch.dtype) -> float:
+    """Return what a rank contributes: the sum of up to four ranks stays below two, and has the last bit."""
+    return 1 + _LAST_BIT[kind] if rank == 0 else 0.25
+
+
+def gathered(world: int) -> dict[str, tuple[torch.dtype, list[float]]]:
+    """Return what `collectives` has to return on `world` ranks: the tensors' own types and exact values."""
+    found = {}
+    for kind in _LAST_BIT:
+        own = [_given(rank, kind) for rank in range(world)]
+        found[f"all_reduce of {kind}"] = (kind, [sum(own)] * world)
+        found[f"broadcast of {kind}"] = (kind, [own[0]] * world)
+        found[f"all_gather of {kind}"] = (kind, [one for one in own for _ in range(world)])
+    return found

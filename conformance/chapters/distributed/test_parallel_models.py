@@ -1,0 +1,61 @@
+"""Check DTensors, tensor parallel layers, pipeline stages and collectives inside regions against one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ...harness.check import Case, contract, deep
+from ...harness.targets import Target
+from . import reference
+from .comparison import differences, unlike
+from .processes import Groups
+from .programs import SCALE, Program
+from .support import LISTED, answers, described, judge
+from .tensors import OPS, collectives, gathered, pipeline, placed_ops, tensor_parallel
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@contract("AMP-DISTRIBUTED-016", on="cpu")
+@pytest.mark.parametrize("op", ["matmul", *(deep("standard", one) for one in OPS if one != "matmul")])
+def test_distributed_tensors(case: Case, target: Target, ranks: Groups, op: str) -> None:
+    for dtype in case.amp_dtypes:
+        for rank, found in enumerate(answers(case, ranks, 2, placed_ops, op, dtype, case.seed)):
+            case.equal(f"rank {rank}, {dtype}: differences from plain tensors", found[:LISTED], [])
+
+
+@contract("AMP-DISTRIBUTED-017", on="cpu")
+@pytest.mark.parametrize("world", [2, deep("standard", 4)])
+def test_tensor_parallel(case: Case, target: Target, ranks: Groups, world: int) -> None:
+    for dtype in case.amp_dtypes[: case.samples(quick=1, standard=2, full=2)]:
+        program = Program("perceptron", dtype, 1, seed=case.seed + 4, exact=True)
+        expected = reference.whole(program, 1)
+        expected.parameters = {name: one.detach() for name, one in program.built().named_parameters()}
+        seen, types = zip(*answers(case, ranks, world, tensor_parallel, program), strict=True)
+        case.equal(f"{described(program)}: type of the outputs on each rank", list(types), [dtype] * world)
+        judge(case, described(program), differences([[step] for step in seen], [[expected]] * world))
+
+
+@contract("AMP-DISTRIBUTED-018", on="cpu")
+@pytest.mark.parametrize("schedule", [deep("standard", "ScheduleGPipe")])
+def test_pipeline(case: Case, target: Target, ranks: Groups, schedule: str) -> None:
+    for dtype in case.amp_dtypes:
+        program = Program("perceptron", dtype, 1, seed=case.seed + 5, exact=True)
+        expected = reference.whole(program, 1)
+        (first, _, types), (second, losses, more) = answers(case, ranks, 2, pipeline, program, schedule)
+        # The first micro-batch of each stage runs once more where the schedule asks for the shapes of its outputs.
+        case.equal(f"{described(program)}: types that the layers gave", {*types, *more}, {dtype})
+        theirs = {name: one for name, one in expected.gradients.items() if name != "tail"}
+        case.equal(f"{described(program)}: differences from one process", unlike({**first, **second}, theirs), [])
+        mean = torch.stack(losses).sum() / SCALE
+        case.identical(f"{described(program)}: mean of the micro-batches' losses", mean, expected.losses[0])
+
+
+@contract("AMP-DISTRIBUTED-019", on="cpu")
+@pytest.mark.parametrize("world", [2, deep("standard", 4)])
+def test_collectives(case: Case, target: Target, ranks: Groups, world: int) -> None:
+    for dtype in case.amp_dtypes:
+        for rank, found in enumerate(answers(case, ranks, world, collectives, dtype)):
+            wrong = [f"{name}: {one}" for name, one in gathered(world).items() if found[name] != one]
+            case.equal(f"rank {rank}, region of {dtype}: collectives of other types or values", wrong[:LISTED], [])

@@ -1,0 +1,59 @@
+"""Check that states of scaler, model and optimizer go from one number of ranks to another."""
+
+from __future__ import annotations
+
+import pytest
+
+from ...harness.check import Case, contract, deep
+from ...harness.targets import Target
+from . import reference
+from .comparison import differences, unlike
+from .processes import Groups
+from .programs import INTERVAL, SCALE, Program
+from .states import loaded, loaded_alone, resumed, trained
+from .support import LISTED, absent, answers, judge, one_process
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SAVED = 3
+"""Steps before the state is taken: one is skipped, one is clean since, so that the growth tracker counts."""
+
+
+@contract("AMP-DISTRIBUTED-014", on="cpu")
+@pytest.mark.parametrize("other", [1, deep("standard", 4)])
+@pytest.mark.parametrize("way", ["ddp", deep("standard", "fsdp1"), "fsdp2"])
+def test_other_number_of_ranks(case: Case, target: Target, ranks: Groups, way: str, other: int) -> None:
+    if reason := absent(way):
+        case.unsupported(reason)
+    dtype = case.amp_dtypes[other % len(case.amp_dtypes)]
+    program = Program("perceptron", dtype, SAVED + 2, {1: 1, SAVED: 0}, seed=case.seed + 2)
+    first, second = answers(case, ranks, 2, trained, way, program, SAVED)
+    expected = reference.steps(program, 2, **one_process(way))
+    case.equal("growth tracker and scale", _counts(first.scaler), (1, expected[0][SAVED - 1].scale))
+    case.equal("parameters unlike one process", unlike(first.parameters, expected[0][SAVED - 1].parameters), [])
+    again = [second, loaded_alone(program, first)]
+    if other > 1:
+        again += answers(case, ranks, other, loaded, way, program, first)
+    for number, state in enumerate(again):
+        where = "the other rank" if number == 0 else "one process" if number == 1 else f"rank {number - 2} of {other}"
+        case.equal(f"{where}: state of the scaler", state.scaler, first.scaler)
+        found = unlike(state.parameters, first.parameters) + unlike(state.momenta, first.momenta)
+        case.equal(f"{where}: parameters and momenta that differ", found[:LISTED], [])
+
+
+@contract("AMP-DISTRIBUTED-015", on="cpu")
+@pytest.mark.parametrize("way", ["ddp", deep("standard", "fsdp1"), deep("standard", "fsdp2")])
+def test_resumed(case: Case, target: Target, ranks: Groups, way: str) -> None:
+    if reason := absent(way):
+        case.unsupported(reason)
+    program = Program("perceptron", case.amp_dtypes[-1], SAVED + 3, {1: 1, SAVED + 1: 0}, seed=case.seed + 3)
+    state, _ = answers(case, ranks, 2, trained, way, program, SAVED)
+    seen = answers(case, ranks, 2, resumed, way, program, state, SAVED)
+    expected = [steps[SAVED:] for steps in reference.steps(program, 2, **one_process(way))]
+    judge(case, f"{way}, resumed after {SAVED} steps", differences(seen, expected))
+    case.history("loss scale", [SCALE, *(one.scale for one in seen[0])])
+
+
+def _counts(state: dict[str, float]) -> tuple[float, float]:
+    assert state["growth_interval"] == INTERVAL
+    return state["_growth_tracker"], state["scale"]

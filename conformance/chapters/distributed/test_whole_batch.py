@@ -1,0 +1,67 @@
+"""Check ranks against one process on the whole batch: losses, gradients and clipped gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ...harness.check import Case, contract, deep
+from ...harness.targets import Target
+from . import reference
+from .comparison import differences
+from .processes import Groups
+from .programs import Program, Step
+from .support import described, judge, one_process, train
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+UNIT = 2.0**-24
+"""The unit roundoff of float32."""
+CLIP = 0.25
+
+
+@contract("AMP-DISTRIBUTED-012", on="cpu")
+@pytest.mark.parametrize("world", [2, deep("standard", 4)])
+@pytest.mark.parametrize(
+    "way", ["ddp", "fsdp2", *(deep("standard", one) for one in ("zero", "fsdp1", "fsdp2_blocks", "ddp_fp16_hook"))]
+)
+def test_whole_batch(case: Case, target: Target, ranks: Groups, way: str, world: int) -> None:
+    found = [
+        Program("perceptron", dtype, 1, seed=case.seed + number, exact=True)
+        for number in range(case.samples(quick=1, standard=1, full=10))
+        for dtype in case.amp_dtypes
+    ]
+    for program, seen in zip(found, train(case, ranks, world, way, found), strict=True):
+        expected = reference.whole(program, world)
+        mean = torch.stack([steps[0].losses[0] for steps in seen]).mean()
+        case.identical(f"{described(program)}: mean of the losses", mean, expected.losses[0])
+        steps = [[Step(expected.losses, one[0].gradients, one[0].parameters, one[0].scale)] for one in seen]
+        judge(case, f"{way}, {described(program)}", differences(steps, [[expected]] * world))
+
+
+@contract("AMP-DISTRIBUTED-013", on="cpu")
+@pytest.mark.parametrize("world", [2, deep("full", 4)])
+@pytest.mark.parametrize("way", [deep("standard", "ddp"), "fsdp1", "fsdp2", deep("standard", "fsdp2_blocks")])
+def test_clipping(case: Case, target: Target, ranks: Groups, way: str, world: int) -> None:
+    found = [Program("perceptron", dtype, 2, {1: world - 1}, seed=case.seed + 1) for dtype in case.amp_dtypes]
+    for program, seen in zip(found, train(case, ranks, world, way, found, CLIP), strict=True):
+        (expected, _), *_ = reference.steps(program, world, clip=CLIP, **one_process(way))
+        assert expected.norm is not None
+        elements = sum(one.numel() for one in expected.gradients.values())
+        # The mean over the ranks: world - 1 sums on either side. The norm: a sum of squares of any order, whose root
+        # halves the error, and its root; then a quotient and a product. Each on either side.
+        bound = 2 * (world - 1 + (elements + 2) / 2 + 3) * UNIT
+        case.at_least(f"{described(program)}: norm in one process (control)", expected.norm, 2 * CLIP)
+        for rank, (first, skipped) in enumerate(seen):
+            assert first.norm is not None
+            case.at_most(f"rank {rank}: relative error of the norm", abs(first.norm / expected.norm - 1), bound)
+            worst = max(_error(first.gradients[name], one) for name, one in expected.gradients.items())
+            case.at_most(f"rank {rank}: relative error of clipped gradients", worst, bound)
+            kept = all(torch.equal(one, skipped.parameters[name]) for name, one in first.parameters.items())
+            case.true(f"rank {rank}: a step whose norm is not finite is skipped", kept, skipped.norm)
+
+
+def _error(seen: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest difference, in parts of the largest element: cancellation makes small ones arbitrary."""
+    largest = float(expected.abs().max())
+    return float((seen - expected).abs().max()) / largest if largest else float(seen.abs().max())

@@ -1,0 +1,317 @@
+"""How a program is trained on several ranks: each way wraps the model, and says how its parts become whole again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from .programs import INTERVAL, SCALE, Batch, Program, Step
+
+Whole: TypeAlias = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
+
+
+@dataclass
+class Wrapped:
+    """A model made ready for one rank.
+
+    `region` is what surrounds forward and loss, `whole` returns the gradients and parameters as one process has them,
+    `accumulating` the context of a micro-batch that is not the last of its step, `clip` clips to a norm.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: Any
+    whole: Callable[[], Whole]
+    region: Callable[[], AbstractContextManager[Any]]
+    accumulating: Callable[[], AbstractContextManager[Any]]
+    clip: Callable[[float], Any]
+
+
+Way: TypeAlias = Callable[[Program], Wrapped]
+
+
+def train(way: str, program: Program, clip: float | None = None) -> list[Step]:
+    """Train in this rank; every rank of the group has to call it. Returns what each step left."""
+    wrapped = WAYS[way](program)
+    return [step(wrapped, program, batches, clip) for batches in program.batches(distributed.get_rank())]
+
+
+def step(wrapped: Wrapped, program: Program, batches: list[Batch], clip: float | None = None) -> Step:
+    """Train on the micro-batches of one step."""
+    wrapped.optimizer.zero_grad()
+    losses = []
+    for number, batch in enumerate(batches, 1):
+        with wrapped.accumulating() if number < len(batches) else contextlib.nullcontext():
+            with wrapped.region():
+                loss = program.loss(wrapped.model, batch)
+            wrapped.scaler.scale(loss).backward()
+        losses.append(loss.detach())
+    wrapped.scaler.unscale_(wrapped.optimizer)
+    norm = None if clip is None else float(wrapped.clip(clip))
+    wrapped.scaler.step(wrapped.optimizer)
+    wrapped.scaler.update()
+    return Step(losses, *wrapped.whole(), wrapped.scaler.get_scale(), norm)
+
+
+def scaler() -> Any:
+    """Return the scaler of every way that has no other."""
+    return torch.amp.GradScaler("cpu", init_scale=SCALE, growth_interval=INTERVAL)
+
+
+def amp_region(program: Program) -> Callable[[], AbstractContextManager[Any]]:
+    """Return what opens the program's autocast region."""
+    return lambda: torch.autocast("cpu", dtype=program.dtype)
+
+
+def _plain(name: str) -> str:
+    """Return the name of a parameter without what wrappers put into it."""
+    for word in ("module.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."):
+        name = name.replace(word, "")
+    return name
+
+
+def _copies(model: nn.Module) -> Whole:
+    named = {_plain(name): one for name, one in model.named_parameters()}
+    gradients = {name: one.grad.clone() for name, one in named.items() if one.grad is not None}
+    return gradients, {name: one.detach().clone() for name, one in named.items()}
+
+
+# --- replicas
+
+
+def replicated(
+    program: Program,
+    *,
+    inside: bool = False,
+    hook: Callable[..., Any] | None = None,
+    optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
+    **options: Any,
+) -> Wrapped:
+    """Wrap in DistributedDataParallel; ranks start from different parameters, which it has to make equal.
+
+    `inside` opens the region in the module's forward, as the AMP examples do for several devices.
+    """
+    region = amp_region(program)
+    made = program.built(region if inside else None, seed=program.seed + distributed.get_rank())
+    model = DistributedDataParallel(made, **options)
+    if hook is not None:
+        model.register_comm_hook(None, hook)
+    return Wrapped(
+        model,
+        (optimizer or program.optimizer)(model.parameters()),
+        scaler(),
+        lambda: _copies(model),
+        contextlib.nullcontext if inside else region,
+        model.no_sync,
+        lambda norm: torch.nn.utils.clip_grad_norm_(model.parameters(), norm),
+    )
+
+
+WAYS: dict[str, Way] = {}
+
+
+def way(name: str) -> Callable[[Way], Way]:
+    """Register a way by name."""
+
+    def register(made: Way) -> Way:
+        WAYS[name] = made
+        return made
+
+    return register
+
+
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "ddp": {},
+    "ddp_inside": {"inside": True},
+    "ddp_views": {"gradient_as_bucket_view": True},
+    "ddp_static": {"static_graph": True},
+    "ddp_unused": {"find_unused_parameters": True},
+    "ddp_buckets": {"bucket_cap_mb": 0.0001},
+}
+WAYS.update({name: partial(replicated, **options) for name, options in _OPTIONS.items()})
+
+
+@way("ddp_fp16_hook")
+def _fp16_hook(program: Program) -> Wrapped:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    return replicated(program, hook=default_hooks.fp16_compress_hook)
+
+
+@way("ddp_bf16_hook")
+def _bf16_hook(program: Program) -> Wrapped:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    return replicated(program, hook=default_hooks.bf16_compress_hook)
+
+
+@way("ddp_fp16_wrapper")
+def _fp16_wrapper(program: Program) -> Wrapped:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    return replicated(program, hook=default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook))
+
+
+@way("ddp_bf16_wrapper")
+def _bf16_wrapper(program: Program) -> Wrapped:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    return replicated(program, hook=default_hooks.bf16_compress_wrapper(default_hooks.allreduce_hook))
+
+
+@way("zero")
+def _zero(program: Program) -> Wrapped:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    from .programs import MOMENTUM, RATE
+
+    def optimizer(parameters: Any) -> torch.optim.Optimizer:
+        return ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=RATE, momentum=MOMENTUM)
+
+    return replicated(program, optimizer=optimizer)
+
+
+# --- shards
+
+
+def _is_block(module: nn.Module) -> bool:
+    """Whether a module is sharded by itself where blocks are."""
+    return isinstance(module, nn.Linear)
+
+
+def fsdp1(program: Program, *, precision: dict[str, torch.dtype] | None = None, **options: Any) -> Wrapped:
+    """Wrap in FullyShardedDataParallel, with autocast, or with its own mixed precision where `precision` is given."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    model = FullyShardedDataParallel(
+        program.built(),
+        device_id=torch.device("cpu"),
+        use_orig_params=True,
+        mixed_precision=None if precision is None else MixedPrecision(**precision),
+        **options,
+    )
+
+    def whole() -> Whole:
+        with FullyShardedDataParallel.summon_full_params(model, with_grads=True):
+            return _copies(model)
+
+    return Wrapped(
+        model,
+        program.optimizer(model.parameters()),
+        ShardedGradScaler("cpu", init_scale=SCALE, growth_interval=INTERVAL),
+        whole,
+        amp_region(program) if precision is None else contextlib.nullcontext,
+        model.no_sync,
+        model.clip_grad_norm_,
+    )
+
+
+@way("fsdp1")
+def _fsdp1(program: Program) -> Wrapped:
+    return fsdp1(program)
+
+
+@way("fsdp1_grad_op")
+def _fsdp1_grad_op(program: Program) -> Wrapped:
+    from torch.distributed.fsdp import ShardingStrategy
+
+    return fsdp1(program, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)
+
+
+@way("fsdp1_blocks")
+def _fsdp1_blocks(program: Program) -> Wrapped:
+    return fsdp1(program, auto_wrap_policy=lambda module, recurse, nonwrapped_numel: recurse or _is_block(module))
+
+
+@way("fsdp1_mixed_fp32")
+def _fsdp1_mixed_fp32(program: Program) -> Wrapped:
+    return fsdp1(program, precision={"param_dtype": program.dtype, "reduce_dtype": torch.float32})
+
+
+@way("fsdp1_mixed")
+def _fsdp1_mixed(program: Program) -> Wrapped:
+    return fsdp1(program, precision={"param_dtype": program.dtype, "reduce_dtype": program.dtype})
+
+
+@way("fsdp1_reduce_low")
+def _fsdp1_reduce_low(program: Program) -> Wrapped:
+    made = fsdp1(program, precision={"reduce_dtype": program.dtype})
+    made.region = amp_region(program)
+    return made
+
+
+def fsdp2(program: Program, *, precision: dict[str, torch.dtype] | None = None, blocks: bool = False) -> Wrapped:
+    """Apply fully_shard, with autocast, or with its own mixed precision where `precision` is given."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    model: Any = program.built()
+    policy = MixedPrecisionPolicy(**(precision or {}))
+    mesh = distributed.init_device_mesh("cpu", (distributed.get_world_size(),))
+    for module in model.modules() if blocks else ():
+        if _is_block(module):
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+
+    def whole() -> Whole:
+        gradients, parameters = _copies(model)
+        return (
+            {name: one.full_tensor() for name, one in gradients.items()},
+            {name: one.full_tensor() for name, one in parameters.items()},
+        )
+
+    @contextlib.contextmanager
+    def accumulating() -> Any:
+        model.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            model.set_requires_gradient_sync(True)
+
+    return Wrapped(
+        model,
+        program.optimizer(model.parameters()),
+        scaler(),
+        whole,
+        amp_region(program) if not precision or "param_dtype" not in precision else contextlib.nullcontext,
+        accumulating,
+        lambda norm: torch.nn.utils.clip_grad_norm_(model.parameters(), norm).full_tensor(),
+    )
+
+
+@way("fsdp2")
+def _fsdp2(program: Program) -> Wrapped:
+    return fsdp2(program)
+
+
+@way("fsdp2_blocks")
+def _fsdp2_blocks(program: Program) -> Wrapped:
+    return fsdp2(program, blocks=True)
+
+
+@way("fsdp2_mixed_fp32")
+def _fsdp2_mixed_fp32(program: Program) -> Wrapped:
+    return fsdp2(program, precision={"param_dtype": program.dtype, "reduce_dtype": torch.float32})
+
+
+@way("fsdp2_mixed")
+def _fsdp2_mixed(program: Program) -> Wrapped:
+    return fsdp2(program, precision={"param_dtype": program.dtype, "reduce_dtype": program.dtype})
+
+
+@way("fsdp2_reduce_low")
+def _fsdp2_reduce_low(program: Program) -> Wrapped:
+    return fsdp2(program, precision={"reduce_dtype": program.dtype})
+
+
+def train_each(way: str, programs: Sequence[Program], clip: float | None = None) -> list[list[Step]]:
+    """Train one program after the other in this rank."""
+    return [train(way, program, clip) for program in programs]

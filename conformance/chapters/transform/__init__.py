@@ -1,0 +1,1 @@
+"""Checks that function transforms, new and old spellings, keep what autocast does to a program."""

@@ -1,0 +1,60 @@
+"""Check derivatives of exact programs by every transform, with the region around it and inside the function."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from ...harness.check import Case, contract, deep
+from ...harness.targets import Target
+from .derivative_ways import FIRST, SECOND, Way
+from .derivatives import PLACES, fault_of
+from .exact_programs import BY_NAME
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),  # torch compiles its first jvp with it
+]
+# At quick: a loss, a bias and a convolution; slow ways take these below full. Second derivatives take some below full.
+_FEW = ("linear-bias", "conv1d", "mlp")
+_SOME = (*_FEW, "attention", "baddbmm", "conv2d-bias")
+_QUICK = ("backward", "grad", "vjp", "jacrev", "is_grads_batched", "functional.vjp", "dual-numbers", "grad-of-grad")
+
+
+def _parameters(ways: Sequence[Way]) -> list[Any]:
+    return [
+        pytest.param(one, id=one.name) if one.name in _QUICK else deep("standard", one, id=one.name) for one in ways
+    ]
+
+
+def _check(case: Case, target: Target, way: Way, place: str, names: Sequence[str]) -> None:
+    """Take one derivative of these programs: in one amp dtype each, by turns, and of all in all at the full level."""
+    dtypes = case.supported(target)
+    if case.level == "full":
+        names = tuple(BY_NAME)
+    elif case.level == "quick" or way.slow:
+        names = _FEW
+    found = {}
+    for number, name in enumerate(names, start=tuple(PLACES).index(place)):
+        for dtype in dtypes if case.level == "full" else (dtypes[number % len(dtypes)],):
+            fault = fault_of(way, place, BY_NAME[name], functools.partial(target.autocast, dtype), dtype, target.device)
+            if fault is not None:
+                found[f"{name}, {dtype}"] = fault
+    case.equal(f"programs whose {way.gives} by {way.name}, region {place}, differs from the exact one", found, {})
+
+
+@contract("AMP-TRANSFORM-001")
+@pytest.mark.parametrize("place", ["around", "inside", deep("full", "both")])
+@pytest.mark.parametrize("way", _parameters(FIRST))
+def test_first_derivatives(case: Case, target: Target, way: Way, place: str) -> None:
+    _check(case, target, way, place, tuple(BY_NAME))
+
+
+@contract("AMP-TRANSFORM-002")
+@pytest.mark.parametrize("place", ["around", "inside"])
+@pytest.mark.parametrize("way", _parameters(SECOND))
+def test_second_derivatives(case: Case, target: Target, way: Way, place: str) -> None:
+    _check(case, target, way, place, _SOME)

@@ -1,0 +1,121 @@
+"""Check functional_call and stacked models in a region against the modules themselves."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ...harness.check import Case, contract
+from ...harness.targets import Target
+from ...oracles.trace.ops import OpTrace
+from .exact_programs import TAIL
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Tied(nn.Module):
+    """Two products by one weight, with a ReLU between and a float32 buffer that is added to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3, bias=False)
+        self.second = nn.Linear(3, 3, bias=False)
+        self.second.weight = self.first.weight
+        self.shift: Tensor
+        self.register_buffer("shift", torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.second(torch.relu(self.first(x)) + self.shift)
+        return output
+
+
+def _model(seed: int, device: torch.device) -> Tied:
+    generator = torch.Generator().manual_seed(seed)
+    model = Tied()
+    with torch.no_grad():
+        model.first.weight.copy_((2.0 * torch.randint(0, 2, (3, 3), generator=generator) - 1.0) * (1.0 + TAIL))
+    model.to(device)
+    model.second.weight = model.first.weight  # moving a module gives some devices a weight for each name
+    return model
+
+
+def _rows(device: torch.device) -> Tensor:
+    return (2.0 * torch.randint(0, 2, (4, 3), generator=torch.Generator().manual_seed(5)) - 1.0).to(device) * (1 + TAIL)
+
+
+def _loss(output: Tensor) -> Tensor:
+    return output.float().square().sum()
+
+
+@contract("AMP-TRANSFORM-008")
+def test_functional_call(case: Case, target: Target) -> None:
+    rows = _rows(target.device)
+    for dtype in case.supported(target):
+        model = _model(0, target.device)
+        weight = model.first.weight
+        with target.autocast(dtype), OpTrace() as plain:
+            expected = model(rows)
+        (wanted,) = torch.autograd.grad(_loss(expected), weight)
+        for tied in (False, True):
+            given = {"first.weight": weight}
+            what = f"{dtype}, {'one name' if tied else 'both names'} of a shared weight"
+            given |= {} if tied else {"second.weight": weight}
+            with target.autocast(dtype), OpTrace() as trace:
+                seen = torch.func.functional_call(model, given, (rows,), tie_weights=tied)
+            case.identical(f"{what}: output", seen, expected)
+            case.identical(f"{what}: gradient", torch.autograd.grad(_loss(seen), weight)[0], wanted)
+            case.equal(f"{what}: ops", list(map(str, trace.floating)), list(map(str, plain.floating)))
+        detached = {"first.weight": weight.detach()}
+
+        def loss(given: dict[str, Tensor], model: Tied = model) -> Tensor:
+            return _loss(torch.func.functional_call(model, given, (rows,)))
+
+        with target.autocast(dtype):
+            found = torch.func.grad(loss)(detached)["first.weight"]
+        case.identical(f"{dtype}: gradient by torch.func.grad", found, wanted)
+        other = {"first.weight": -weight.detach()}
+        with target.autocast(dtype):
+            case.identical(
+                f"{dtype}: output of other weights after the model's own",
+                torch.func.functional_call(model, other, (rows,)),
+                _with(model, other)(rows),
+            )
+            case.identical(f"{dtype}: output of the model after that", model(rows), expected)
+        case.true(f"{dtype}: the model keeps its weight", model.second.weight is weight)
+
+
+def _with(model: Tied, weights: dict[str, Tensor]) -> Tied:
+    made = copy.deepcopy(model)
+    made.first.weight = made.second.weight = nn.Parameter(weights["first.weight"])
+    return made
+
+
+@contract("AMP-TRANSFORM-009")
+def test_stacked_models(case: Case, target: Target) -> None:
+    rows = _rows(target.device)
+    for dtype in case.supported(target):
+        models = [_model(seed, target.device) for seed in range(3)]
+        parameters, buffers = torch.func.stack_module_state(models)
+        base = copy.deepcopy(models[0])
+
+        def call(parameters: dict[str, Tensor], buffers: dict[str, Tensor], base: nn.Module = base) -> Tensor:
+            return torch.func.functional_call(base, (parameters, buffers), (rows,))
+
+        def loss(parameters: dict[str, Tensor], buffers: dict[str, Tensor]) -> Tensor:
+            return _loss(call(parameters, buffers))
+
+        with target.autocast(dtype):
+            outputs = [model(rows) for model in models]
+        wanted = [
+            torch.autograd.grad(_loss(one), model.first.weight)[0] for one, model in zip(outputs, models, strict=True)
+        ]
+        with target.autocast(dtype), OpTrace() as trace:
+            seen = torch.func.vmap(call)(parameters, buffers)
+            found = torch.func.vmap(torch.func.grad(loss))(parameters, buffers)
+        case.identical(f"{dtype}: outputs", seen, torch.stack(outputs))
+        case.identical(f"{dtype}: gradients", found["first.weight"], torch.stack(wanted))
+        products = {one for op in trace.computing if "mm" in op.name for one in op.inputs}
+        case.equal(f"{dtype}: types of the operands of products", products, {dtype})

@@ -1,0 +1,510 @@
+"""Compilers that lose, change or leak a region of the program that they compile."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.amp import autocast_mode
+
+from tests.faults import fault
+from tests.faults.breaking import replaced
+
+OTHER = {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}
+
+
+def entered(change: Callable[..., tuple[Any, ...]]) -> Any:
+    """Change the device type, dtype, enabled and cache flag of the regions that Dynamo traces."""
+    from torch._dynamo.variables.ctx_manager import AutocastModeVariable
+
+    original = AutocastModeVariable.enter
+
+    def enter(self: Any, *given: Any) -> Any:
+        self.target_values = change(*self.target_values)
+        return original(self, *given)
+
+    return replaced(AutocastModeVariable, "enter", enter)
+
+
+def regions_off() -> Any:
+    """Let Dynamo trace each region as a disabled one."""
+    return entered(lambda kind, dtype, enabled, cache: (kind, dtype, False, cache))
+
+
+def without_a_region(call: Any) -> Any:
+    """Return the callable, called as if no region of the CPU were around it."""
+
+    def run(*given: Any, **named: Any) -> Any:
+        with torch.autocast("cpu", enabled=False):
+            return call(*given, **named)
+
+    return run
+
+
+@contextlib.contextmanager
+def around_compiled(around: Callable[[Any], Any]) -> Iterator[None]:
+    """Replace what torch.compile returns for a function by what `around` makes of it."""
+    original = torch.compile
+
+    def compile(function: Any = None, **options: Any) -> Any:
+        if function is None:
+            return functools.partial(compile, **options)
+        return around(original(function, **options))
+
+    with replaced(torch, "compile", compile):
+        yield
+
+
+@fault("AMP-COMPILE-001", "AMP-COMPILE-010")
+def dynamo_drops_regions() -> Iterator[None]:
+    """Dynamo traces each region as a disabled one."""
+    with regions_off():
+        yield
+
+
+@fault("AMP-COMPILE-001", "AMP-COMPILE-010")
+def dynamo_ignores_enabled() -> Iterator[None]:
+    """Dynamo traces each region as an enabled one."""
+    with entered(lambda kind, dtype, enabled, cache: (kind, dtype, True, cache)):
+        yield
+
+
+@fault("AMP-COMPILE-001", "AMP-COMPILE-010")
+def dynamo_ignores_the_dtype() -> Iterator[None]:
+    """Dynamo traces each region with the dtype that is in force."""
+    with entered(lambda kind, dtype, enabled, cache: (kind, None, enabled, cache)):
+        yield
+
+
+@fault("AMP-COMPILE-001", "AMP-COMPILE-010")
+def dynamo_swaps_the_dtype() -> Iterator[None]:
+    """Dynamo traces each region with the other 16-bit dtype."""
+    with entered(lambda kind, dtype, enabled, cache: (kind, OTHER.get(dtype), enabled, cache)):
+        yield
+
+
+@fault("AMP-COMPILE-001")
+def dynamo_takes_another_device_type() -> Iterator[None]:
+    """Dynamo traces each region as one of XPU."""
+    with entered(lambda kind, dtype, enabled, cache: ("xpu", torch.bfloat16, enabled, cache)):
+        yield
+
+
+@fault("AMP-COMPILE-001", "AMP-COMPILE-010")
+def dynamo_keeps_the_outer_region() -> Iterator[None]:
+    """A region inside another one has the settings of the outer one when it is traced."""
+
+    def change(kind: Any, dtype: Any, enabled: Any, cache: Any) -> tuple[Any, ...]:
+        if torch.is_autocast_enabled(kind):
+            return kind, torch.get_autocast_dtype(kind), True, cache
+        return kind, dtype, enabled, cache
+
+    with entered(change):
+        yield
+
+
+@fault("AMP-COMPILE-030")
+def regions_continue_in_another_type_after_a_graph_break() -> Iterator[None]:
+    """Code after a graph break opens the region with the other 16-bit dtype."""
+    from torch._dynamo import resume_execution
+
+    original = resume_execution.ReenterWith.__init__
+
+    def initialise(self: Any, index: Any, values: Any = None) -> None:
+        changed = tuple(OTHER.get(each, each) if isinstance(each, torch.dtype) else each for each in values or ())
+        original(self, index, changed)
+
+    with replaced(resume_execution.ReenterWith, "__init__", initialise):
+        yield
+
+
+@fault("AMP-COMPILE-030", "AMP-COMPILE-031")
+def a_compiled_call_leaves_autocast_on() -> Iterator[None]:
+    """Compiled code ends with autocast enabled."""
+
+    def around(call: Any) -> Any:
+        @functools.wraps(call)
+        def run(*given: Any, **named: Any) -> Any:
+            try:
+                return call(*given, **named)
+            finally:
+                torch.set_autocast_enabled("cpu", True)
+
+        return run
+
+    with around_compiled(around):
+        yield
+
+
+@fault("AMP-COMPILE-031")
+def an_error_leaves_autocast_on() -> Iterator[None]:
+    """A region that an exception of compiled code leaves stays enabled."""
+
+    def around(call: Any) -> Any:
+        def run(*given: Any, **named: Any) -> Any:
+            try:
+                return call(*given, **named)
+            except Exception:
+                torch.set_autocast_enabled("cpu", True)
+                raise
+
+        return run
+
+    with around_compiled(around):
+        yield
+
+
+@fault("AMP-COMPILE-031")
+def errors_are_wrapped() -> Iterator[None]:
+    """An exception of the program comes out of compiled code as a RuntimeError."""
+
+    def around(call: Any) -> Any:
+        def run(*given: Any, **named: Any) -> Any:
+            try:
+                return call(*given, **named)
+            except ArithmeticError as error:
+                raise RuntimeError(str(error)) from error
+
+        return run
+
+    with around_compiled(around):
+        yield
+
+
+@fault("AMP-COMPILE-031")
+def errors_lose_their_message() -> Iterator[None]:
+    """An exception of the program comes out of compiled code without its message."""
+
+    def around(call: Any) -> Any:
+        def run(*given: Any, **named: Any) -> Any:
+            try:
+                return call(*given, **named)
+            except ArithmeticError as error:
+                raise type(error)() from None
+
+        return run
+
+    with around_compiled(around):
+        yield
+
+
+@fault("AMP-COMPILE-020", "AMP-COMPILE-032")
+def no_guard_on_autocast() -> Iterator[None]:
+    """Compiled code has no guard on the global state."""
+    from torch._dynamo.guards import GuardBuilder
+
+    with replaced(GuardBuilder, "GLOBAL_STATE", lambda self, guard: None):
+        yield
+
+
+@fault("AMP-COMPILE-020", "AMP-COMPILE-032")
+def the_first_state_stays() -> Iterator[None]:
+    """Compiled code runs in the autocast state of its first call."""
+
+    def around(call: Any) -> Any:
+        first: list[Any] = []
+
+        def run(*given: Any, **named: Any) -> Any:
+            if not first:
+                first.append((torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")))
+            (enabled, dtype), *_ = first
+            with torch.autocast("cpu", enabled=enabled, dtype=dtype, cache_enabled=False):
+                return call(*given, **named)
+
+        return run
+
+    with around_compiled(around):
+        yield
+
+
+@fault("AMP-COMPILE-032")
+def another_thread_runs_in_the_first_region() -> Iterator[None]:
+    """Compiled code takes the autocast state of the thread that compiled it into others."""
+    import threading
+
+    def around(call: Any) -> Any:
+        home: list[Any] = []
+
+        def run(*given: Any, **named: Any) -> Any:
+            if not home:
+                home.append((threading.get_ident(), torch.get_autocast_dtype("cpu")))
+            (thread, dtype), *_ = home
+            away = threading.get_ident() != thread
+            with torch.autocast("cpu", dtype=dtype) if away else contextlib.nullcontext():
+                return call(*given, **named)
+
+        return run
+
+    with around_compiled(around):
+        yield
+
+
+@fault("AMP-COMPILE-021")
+def no_guard_on_a_region_object() -> Iterator[None]:
+    """Compiled code has no guard on the identity of objects that it read."""
+    from torch._dynamo.guards import GuardBuilder
+
+    with replaced(GuardBuilder, "ID_MATCH", lambda self, guard, *rest, **named: None):
+        yield
+
+
+@fault("AMP-COMPILE-022", level="standard")
+def backward_ignores_its_setting() -> Iterator[None]:
+    """Backward is traced in the region of the moment, also with backward_pass_autocast off."""
+    from torch._functorch._aot_autograd import graph_capture_wrappers
+
+    with replaced(graph_capture_wrappers, "disable_autocast", contextlib.nullcontext):
+        yield
+
+
+@fault("AMP-COMPILE-006", level="standard")
+def backward_runs_outside_of_the_region() -> Iterator[None]:
+    """The default of backward_pass_autocast is off."""
+    from torch._functorch import config
+
+    with config.patch(backward_pass_autocast="off"):
+        yield
+
+
+@fault("AMP-COMPILE-001", "AMP-COMPILE-010")
+def backward_is_traced_in_a_region() -> Iterator[None]:
+    """AOTAutograd traces each backward in a region of bf16, with forward's outside."""
+    from torch._functorch._aot_autograd import graph_capture_wrappers
+
+    original = graph_capture_wrappers.set_partitioner_tag_is_backward
+
+    @contextlib.contextmanager
+    def tagged() -> Iterator[None]:
+        with original(), torch.autocast("cpu", dtype=torch.bfloat16):
+            yield
+
+    with replaced(graph_capture_wrappers, "set_partitioner_tag_is_backward", tagged):
+        yield
+
+
+@fault("AMP-COMPILE-006", level="standard")
+def compiled_code_leaves_the_region_around_it() -> Iterator[None]:
+    """Compiled code runs as if no region were around it."""
+    with around_compiled(without_a_region):
+        yield
+
+
+@fault("AMP-COMPILE-002", level="standard")
+def exported_regions_are_off() -> Iterator[None]:
+    """An exported program runs the parts of its regions outside of them."""
+    from torch._higher_order_ops import wrap
+
+    def call(self: Any, kind: Any, dtype: Any, enabled: Any, cache: Any, function: Any, *given: Any) -> Any:
+        return function(*given)
+
+    with replaced(wrap.WrapWithAutocast, "__call__", call):
+        yield
+
+
+@fault("AMP-COMPILE-002", "AMP-COMPILE-003", level="standard")
+def exported_disabled_regions_are_lost() -> Iterator[None]:
+    """An exported program runs disabled regions in what is around them."""
+    from torch._higher_order_ops import wrap
+
+    original = wrap.WrapWithAutocast.__call__
+
+    def call(self: Any, kind: Any, dtype: Any, enabled: Any, cache: Any, function: Any, *given: Any) -> Any:
+        return original(self, kind, dtype, enabled, cache, function, *given) if enabled else function(*given)
+
+    with replaced(wrap.WrapWithAutocast, "__call__", call):
+        yield
+
+
+@fault("AMP-COMPILE-002")
+def make_fx_records_no_casts() -> Iterator[None]:
+    """A region is disabled while make_fx traces."""
+    from torch.fx.experimental import proxy_tensor
+
+    original = autocast_mode.autocast.__enter__
+
+    def enter(self: Any) -> Any:
+        found = original(self)
+        if proxy_tensor.get_proxy_mode() is not None:
+            torch.set_autocast_enabled(self.device, False)
+        return found
+
+    with replaced(autocast_mode.autocast, "__enter__", enter):
+        yield
+
+
+def _no_cast_of_fakes(original: Any) -> Any:
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.utils._pytree import tree_leaves
+
+    def cast(value: Any, device_type: str, dtype: Any) -> Any:
+        if torch.compiler.is_compiling() or any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(value)):
+            return value
+        return original(value, device_type, dtype)
+
+    return cast
+
+
+@fault("AMP-COMPILE-040", level="standard")
+def custom_fwd_casts_nothing_when_compiled() -> Iterator[None]:
+    """cast_inputs of custom_fwd has no effect in compiled code."""
+    with replaced(autocast_mode, "_cast", _no_cast_of_fakes(autocast_mode._cast)):
+        yield
+
+
+@fault("AMP-COMPILE-041", level="standard")
+def autocast_rules_of_operators_are_lost() -> Iterator[None]:
+    """The autocast rule of a custom operator casts no tensor while a graph is traced."""
+    from torch._library import custom_ops
+
+    with replaced(custom_ops, "_cast", _no_cast_of_fakes(custom_ops._cast)):
+        yield
+
+
+@fault("AMP-COMPILE-042", level="standard")
+def compiled_checkpoints_run_outside_of_the_region() -> Iterator[None]:
+    """A checkpoint in compiled code runs outside of the region around it."""
+    from torch._higher_order_ops import wrap
+
+    original = wrap.TagActivationCheckpoint.__call__
+
+    def call(self: Any, *given: Any, **named: Any) -> Any:
+        with torch.autocast("cpu", enabled=False):
+            return original(self, *given, **named)
+
+    with replaced(wrap.TagActivationCheckpoint, "__call__", call):
+        yield
+
+
+@fault("AMP-COMPILE-060", level="standard")
+def compiled_loss_is_outside_of_the_region() -> Iterator[None]:
+    """The region of a compiled loss is disabled."""
+    with regions_off():
+        yield
+
+
+@fault("AMP-COMPILE-061", level="standard")
+def compiled_fused_steps_lose_found_inf() -> Iterator[None]:
+    """A compiled step of a fused optimizer does not get found_inf."""
+
+    def around(call: Any) -> Any:
+        def run(*given: Any, **named: Any) -> Any:
+            optimizer = getattr(getattr(call, "__wrapped__", call), "__self__", None)
+            if isinstance(optimizer, torch.optim.Optimizer):
+                optimizer.found_inf = None
+            return call(*given, **named)
+
+        return run
+
+    with around_compiled(around):
+        yield
+
+
+@fault("AMP-COMPILE-004", level="standard")
+def decomposed_regions_are_off() -> Iterator[None]:
+    """Regions of a graph that is decomposed are disabled."""
+    with regions_off():
+        yield
+
+
+@fault("AMP-COMPILE-011", level="standard")
+def cached_regions_are_off() -> Iterator[None]:
+    """Regions with the weight cache are disabled when compiled."""
+    with regions_off():
+        yield
+
+
+@fault("AMP-COMPILE-033", level="standard")
+def regions_around_nested_calls_are_off() -> Iterator[None]:
+    """Compiled code opens no region around the compiled code that it calls."""
+    with regions_off():
+        yield
+
+
+@fault("AMP-COMPILE-005", level="standard")
+def inductor_returns_float32() -> Iterator[None]:
+    """Code of inductor returns its 16-bit results in float32."""
+    from torch._inductor import compile_fx
+
+    original = compile_fx.compile_fx
+
+    def widened(value: Any) -> Any:
+        return value.float() if isinstance(value, torch.Tensor) and value.dtype in OTHER else value
+
+    def compiled(*given: Any, **named: Any) -> Any:
+        call = original(*given, **named)
+        return lambda *arguments: [widened(one) for one in call(*arguments)]
+
+    with replaced(compile_fx, "compile_fx", compiled):
+        yield
+
+
+@fault("AMP-COMPILE-043", level="standard")
+def graphs_keep_float32_copies() -> Iterator[None]:
+    """The forward graph keeps a float32 copy of each 16-bit tensor that backward needs."""
+    import functorch.compile
+
+    original = functorch.compile.min_cut_rematerialization_partition
+
+    def partition(*given: Any, **named: Any) -> Any:
+        forward, backward = original(*given, **named)
+        (output,) = (node for node in forward.graph.nodes if node.op == "output")
+        results = list(output.args[0])
+        with forward.graph.inserting_before(output):
+            for place in range(named["num_fwd_outputs"], len(results)):
+                value = results[place].meta.get("val") if hasattr(results[place], "meta") else None
+                if isinstance(value, torch.Tensor) and value.dtype in OTHER:
+                    results[place] = forward.graph.call_function(torch.ops.aten._to_copy.default, (results[place],))
+                    results[place].kwargs = {"dtype": torch.float32}
+                    results[place].meta["val"] = value.float()
+        output.args = (tuple(results),)
+        forward.recompile()
+        return forward, backward
+
+    with replaced(functorch.compile, "min_cut_rematerialization_partition", partition):
+        yield
+
+
+def cache_keys(key: Callable[[], str]) -> contextlib.ExitStack:
+    """Make the keys of inductor's cache and of AOTAutograd's."""
+    from torch._functorch._aot_autograd import autograd_cache
+    from torch._inductor import codecache
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(replaced(autograd_cache, "autograd_cache_key", lambda *given, **named: (key(), [])))
+    stack.enter_context(replaced(codecache, "compiled_fx_graph_hash", lambda *given, **named: (key(), [])))
+    return stack
+
+
+@fault("AMP-COMPILE-050", level="full")
+def cache_serves_a_graph_of_another_type() -> Iterator[None]:
+    """The key of a graph in the cache does not say in which types it computes."""
+    with cache_keys(lambda: "f" + "0" * 40):
+        yield
+
+
+@fault("AMP-COMPILE-051", level="full")
+def cache_is_never_found() -> Iterator[None]:
+    """The key of a graph in the cache is another each time."""
+    numbers = itertools.count()
+    with cache_keys(lambda: f"f{next(numbers):040d}"):
+        yield
+
+
+@fault("AMP-COMPILE-007")
+def scripted_code_runs_outside_of_the_region() -> Iterator[None]:
+    """Scripted code ignores the region around its call."""
+    original = torch.jit.script
+    with replaced(torch.jit, "script", lambda program: without_a_region(original(program))):
+        yield
+
+
+@fault("AMP-COMPILE-008")
+def traced_code_runs_outside_of_the_region() -> Iterator[None]:
+    """A module that was traced symbolically ignores the region around its call."""
+    original = torch.fx.symbolic_trace
+    with replaced(torch.fx, "symbolic_trace", lambda program: without_a_region(original(program))):
+        yield

@@ -1,0 +1,466 @@
+"""Broken training on several ranks: the ranks are forked, so that each of them is broken as this process is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed import fsdp
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.faults import fault
+from tests.faults.breaking import replaced
+
+# --- replicas
+
+
+@contextlib.contextmanager
+def _reduced_by(hook: Callable[[Any, Any], Any]) -> Iterator[None]:
+    """Give every DistributedDataParallel a communication hook, where no other is registered later."""
+    made = DistributedDataParallel.__init__
+
+    def init(self: Any, *args: Any, **options: Any) -> None:
+        made(self, *args, **options)
+        self.register_comm_hook(None, hook)
+
+    with replaced(DistributedDataParallel, "__init__", init):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-001", "AMP-DISTRIBUTED-012")
+def gradients_are_summed_over_ranks() -> Iterator[None]:
+    """DistributedDataParallel sums the gradients of the ranks."""
+
+    def sums(state: Any, bucket: Any) -> Any:
+        return distributed.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])
+
+    with _reduced_by(sums):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-001")
+def gradients_are_reduced_in_16_bits() -> Iterator[None]:
+    """DistributedDataParallel reduces in fp16 without being asked."""
+    with _reduced_by(default_hooks.fp16_compress_hook):
+        yield
+
+
+def _own(state: Any, bucket: Any) -> Any:
+    done: Any = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+@fault("AMP-DISTRIBUTED-001")
+def gradients_stay_on_their_rank() -> Iterator[None]:
+    """DistributedDataParallel leaves each rank its own gradients."""
+    with _reduced_by(_own):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-020", level="standard")
+def survivors_go_on_alone() -> Iterator[None]:
+    """DistributedDataParallel steps with a rank's own gradients where another rank has ended."""
+    with _reduced_by(_own):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-012")
+def gradients_are_averaged_twice() -> Iterator[None]:
+    """DistributedDataParallel divides by the number of ranks before and after the sum."""
+
+    def twice(state: Any, bucket: Any) -> Any:
+        world = distributed.get_world_size()
+        work = distributed.all_reduce(bucket.buffer().div_(world), async_op=True).get_future()
+        return work.then(lambda done: done.value()[0].div_(world))
+
+    with _reduced_by(twice):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-001")
+def replicas_start_apart() -> Iterator[None]:
+    """DistributedDataParallel does not broadcast the parameters of rank 0."""
+    from torch.nn.parallel import distributed as module
+
+    with replaced(module, "_sync_module_states", lambda *args, **options: None):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-001")
+def replicas_leave_the_region() -> Iterator[None]:
+    """DistributedDataParallel runs forward with autocast off."""
+    forward = DistributedDataParallel.forward
+
+    def outside(self: Any, *args: Any, **options: Any) -> Any:
+        with torch.autocast("cpu", enabled=False):
+            return forward(self, *args, **options)
+
+    with replaced(DistributedDataParallel, "forward", outside):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-002")
+def replicas_refuse_regions_in_forward() -> Iterator[None]:
+    """A region that is opened inside DistributedDataParallel's forward has no effect."""
+    forward, entered = DistributedDataParallel.forward, torch.autocast.__enter__
+
+    def enter(self: Any) -> Any:
+        found = entered(self)
+        torch.set_autocast_enabled("cpu", False)
+        return found
+
+    def quiet(self: Any, *args: Any, **options: Any) -> Any:
+        with replaced(torch.autocast, "__enter__", enter):
+            return forward(self, *args, **options)
+
+    with replaced(DistributedDataParallel, "forward", quiet):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-003")
+def unsynchronized_micro_batches_are_lost() -> Iterator[None]:
+    """Gradients that accumulate in no_sync are dropped."""
+
+    @contextlib.contextmanager
+    def no_sync(self: Any) -> Iterator[None]:
+        yield
+        self.zero_grad()
+
+    with replaced(DistributedDataParallel, "no_sync", no_sync):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-003")
+def unsynchronized_shards_are_lost() -> Iterator[None]:
+    """Gradients that accumulate after set_requires_gradient_sync(False) of fully_shard are dropped."""
+
+    def keep(self: Any, wanted: bool, *, recurse: bool = True) -> None:
+        if wanted:
+            self.zero_grad()
+
+    with replaced(fsdp.FSDPModule, "set_requires_gradient_sync", keep):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-004")
+def fp16_hook_reduces_in_fp32() -> Iterator[None]:
+    """fp16_compress_hook does not compress."""
+    with replaced(default_hooks, "fp16_compress_hook", default_hooks.allreduce_hook):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-004")
+def fp16_hook_sums_over_ranks() -> Iterator[None]:
+    """fp16_compress_hook does not divide by the number of ranks."""
+
+    def sums(group: Any, bucket: Any) -> Any:
+        work = distributed.all_reduce(bucket.buffer().half(), async_op=True).get_future()
+        return work.then(lambda done: done.value()[0].float())
+
+    with replaced(default_hooks, "fp16_compress_hook", sums):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-004", level="standard")
+def fp16_wrapper_reduces_in_bf16() -> Iterator[None]:
+    """fp16_compress_wrapper compresses to bfloat16."""
+
+    def wrapped(hook: Callable[..., Any]) -> Callable[..., Any]:
+        def coarse(state: Any, bucket: Any) -> Any:
+            bucket.set_buffer(bucket.buffer().bfloat16().float())
+            return hook(state, bucket)
+
+        return coarse
+
+    with replaced(default_hooks, "fp16_compress_wrapper", wrapped):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-005", level="standard")
+def sharded_optimizer_keeps_its_updates() -> Iterator[None]:
+    """ZeroRedundancyOptimizer does not broadcast the parameters that a rank has updated."""
+    with replaced(ZeroRedundancyOptimizer, "_sync_params", lambda self: None):
+        yield
+
+
+# --- shards
+
+
+def _with_types(kind: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """Replace the options that a policy of mixed precision is made with."""
+    made = kind.__init__
+
+    def init(self: Any, **options: Any) -> None:
+        made(self, **change(options))
+
+    return replaced(kind, "__init__", init)
+
+
+@fault("AMP-DISTRIBUTED-007")
+def fsdp1_reduces_in_fp32() -> Iterator[None]:
+    """MixedPrecision's reduce_dtype is taken for float32."""
+    with _with_types(fsdp.MixedPrecision, lambda given: given | {"reduce_dtype": torch.float32}):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-007", level="standard")
+def fsdp1_reduces_in_the_type_of_parameters() -> Iterator[None]:
+    """MixedPrecision's reduce_dtype is taken for param_dtype."""
+    with _with_types(fsdp.MixedPrecision, lambda given: given | {"reduce_dtype": given.get("param_dtype")}):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-009")
+def fsdp2_reduces_in_fp32() -> Iterator[None]:
+    """MixedPrecisionPolicy's reduce_dtype is taken for float32."""
+    with _with_types(fsdp.MixedPrecisionPolicy, lambda given: given | {"reduce_dtype": torch.float32}):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-009")
+def fsdp2_computes_in_fp32() -> Iterator[None]:
+    """MixedPrecisionPolicy's param_dtype is ignored."""
+    with _with_types(fsdp.MixedPrecisionPolicy, lambda given: given | {"param_dtype": None}):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-006")
+def fsdp1_leaves_the_region() -> Iterator[None]:
+    """FullyShardedDataParallel runs forward with autocast off."""
+    forward = fsdp.FullyShardedDataParallel.forward
+
+    def outside(self: Any, *args: Any, **options: Any) -> Any:
+        with torch.autocast("cpu", enabled=False):
+            return forward(self, *args, **options)
+
+    with replaced(fsdp.FullyShardedDataParallel, "forward", outside):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-008")
+def fsdp2_reduces_in_bf16() -> Iterator[None]:
+    """fully_shard reduces in bfloat16 without being asked."""
+    with _with_types(fsdp.MixedPrecisionPolicy, lambda given: given | {"reduce_dtype": torch.bfloat16}):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-010", "AMP-DISTRIBUTED-006")
+def sharded_scaler_keeps_found_inf_to_itself() -> Iterator[None]:
+    """ShardedGradScaler decides by the shards of its own rank."""
+    with replaced(ShardedGradScaler, "unscale_", torch.amp.GradScaler.unscale_):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-010", "AMP-DISTRIBUTED-008")
+def found_inf_of_dtensors_stays_on_its_rank() -> Iterator[None]:
+    """GradScaler decides by the local shards of DTensor gradients."""
+    check = torch._amp_foreach_non_finite_check_and_unscale_
+
+    def local(gradients: Any, found: Any, inverse: Any) -> None:
+        check([getattr(one, "to_local", lambda one=one: one)() for one in gradients], found, inverse)
+
+    with replaced(torch, "_amp_foreach_non_finite_check_and_unscale_", local):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-011", level="standard")
+def last_rank_never_grows_its_scale() -> Iterator[None]:
+    """The scale of the last rank does not grow."""
+    update = torch.amp.GradScaler.update
+
+    def kept(self: Any, new_scale: Any = None) -> None:
+        if distributed.is_initialized() and distributed.get_rank() == distributed.get_world_size() - 1:
+            self._growth_interval = 2**30
+        update(self, new_scale)
+
+    with replaced(torch.amp.GradScaler, "update", kept):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-010")
+def rank_1_steps_through_overflows() -> Iterator[None]:
+    """Rank 1 steps in spite of an inf."""
+    step = torch.amp.GradScaler._maybe_opt_step
+
+    def always(self: Any, optimizer: Any, state: Any, *args: Any, **options: Any) -> Any:
+        if distributed.is_initialized() and distributed.get_rank() == 1:
+            return optimizer.step(*args, **options)
+        return step(self, optimizer, state, *args, **options)
+
+    with replaced(torch.amp.GradScaler, "_maybe_opt_step", always):
+        yield
+
+
+# --- norms
+
+
+@fault("AMP-DISTRIBUTED-013")
+def fsdp1_clips_by_its_own_shard() -> Iterator[None]:
+    """FullyShardedDataParallel clips by the norm of the rank's shard."""
+
+    def local(self: Any, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        return torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
+
+    with replaced(fsdp.FullyShardedDataParallel, "clip_grad_norm_", local):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-013")
+def dtensor_norm_is_of_the_shard() -> Iterator[None]:
+    """clip_grad_norm_ of DTensor gradients returns and uses the norm of the local shards."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    clip = torch.nn.utils.clip_grad_norm_
+
+    def local(parameters: Any, max_norm: float, *args: Any, **options: Any) -> Any:
+        parameters = list(parameters)
+        gradients = [one.grad for one in parameters if one.grad is not None]
+        if not gradients or not isinstance(gradients[0], DTensor):
+            return clip(parameters, max_norm, *args, **options)
+        norm = torch.stack([one.to_local().square().sum() for one in gradients]).sum().sqrt()
+        for one in gradients:
+            one.to_local().mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
+        return DTensor.from_local(norm, gradients[0].device_mesh, [Replicate()], run_check=False)
+
+    with replaced(torch.nn.utils, "clip_grad_norm_", local):
+        yield
+
+
+# --- states
+
+
+@fault("AMP-DISTRIBUTED-014")
+def growth_tracker_is_not_saved() -> Iterator[None]:
+    """A scaler's state has a growth tracker of zero."""
+    state = torch.amp.GradScaler.state_dict
+
+    def short(self: Any) -> dict[str, Any]:
+        return state(self) | {"_growth_tracker": 0}
+
+    with replaced(torch.amp.GradScaler, "state_dict", short):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-015")
+def growth_tracker_is_not_loaded() -> Iterator[None]:
+    """A scaler that is loaded counts from zero."""
+    load = torch.amp.GradScaler.load_state_dict
+
+    def short(self: Any, state: dict[str, Any]) -> None:
+        load(self, state | {"_growth_tracker": 0})
+
+    with replaced(torch.amp.GradScaler, "load_state_dict", short):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-015")
+def optimizer_state_of_ranks_is_not_loaded() -> Iterator[None]:
+    """set_optimizer_state_dict loads zeros for the first momentum."""
+    from torch.distributed.checkpoint import state_dict as module
+
+    load = module.set_optimizer_state_dict
+
+    def short(model: Any, optimizers: Any, optim_state_dict: Any, **options: Any) -> Any:
+        momenta = dict(optim_state_dict["state"])
+        first = min(momenta)
+        momenta[first] = {"momentum_buffer": momenta[first]["momentum_buffer"] * 0}
+        return load(model, optimizers, optim_state_dict | {"state": momenta}, **options)
+
+    with replaced(module, "set_optimizer_state_dict", short):
+        yield
+
+
+# --- parallel models
+
+
+@fault("AMP-DISTRIBUTED-016", "AMP-DISTRIBUTED-017")
+def dtensors_are_not_autocast() -> Iterator[None]:
+    """Ops on DTensors run with autocast off."""
+    from torch.distributed.tensor import DTensor
+
+    function = torch.matmul
+
+    def plain(left: Any, right: Any) -> Any:
+        if not isinstance(left, DTensor):
+            return function(left, right)
+        with torch.autocast("cpu", enabled=False):
+            return function(left, right)
+
+    with replaced(torch, "matmul", plain):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-017")
+def tensor_parallel_layers_leave_the_region() -> Iterator[None]:
+    """Linear layers whose weight is a DTensor compute in float32."""
+    from torch.distributed.tensor import DTensor
+
+    forward = torch.nn.Linear.forward
+
+    def outside(self: Any, x: Any) -> Any:
+        if not isinstance(self.weight, DTensor):
+            return forward(self, x)
+        with torch.autocast("cpu", enabled=False):
+            return forward(self, x.float())
+
+    with replaced(torch.nn.Linear, "forward", outside):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-018", level="standard")
+def micro_batches_are_averaged_twice() -> Iterator[None]:
+    """ScheduleGPipe divides gradients by the number of micro-batches without being asked."""
+    from torch.distributed import pipelining
+
+    made = pipelining.ScheduleGPipe.__init__
+
+    def init(self: Any, *args: Any, **options: Any) -> None:
+        made(self, *args, **options | {"scale_grads": True})
+
+    with replaced(pipelining.ScheduleGPipe, "__init__", init):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-018", level="standard")
+def stages_leave_their_region() -> Iterator[None]:
+    """A pipeline stage runs its module with autocast off."""
+    from torch.distributed.pipelining import PipelineStage
+
+    run = PipelineStage.forward_maybe_with_nosync
+    entered = torch.autocast.__enter__
+
+    def enter(self: Any) -> Any:
+        found = entered(self)
+        torch.set_autocast_enabled("cpu", False)
+        return found
+
+    def outside(self: Any, *args: Any, **options: Any) -> Any:
+        with replaced(torch.autocast, "__enter__", enter):
+            return run(self, *args, **options)
+
+    with replaced(PipelineStage, "forward_maybe_with_nosync", outside):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-019")
+def all_reduce_casts_in_regions() -> Iterator[None]:
+    """all_reduce in a region reduces in the region's type."""
+    reduce = distributed.all_reduce
+
+    def narrow(tensor: Any, *args: Any, **options: Any) -> Any:
+        if not torch.is_autocast_enabled("cpu") or options.get("async_op"):
+            return reduce(tensor, *args, **options)
+        low = tensor.to(torch.get_autocast_dtype("cpu"))
+        reduce(low, *args, **options)
+        tensor.copy_(low)
+        return None
+
+    with replaced(distributed, "all_reduce", narrow):
+        yield
