@@ -38,6 +38,9 @@ _MAY = {
         "workloads.user_workload",
         "measure.flags",  # the one table of process-wide flags, which the run reports and restores
         "measure.health",
+        "oracles.policy.declared",  # the op policy that a third party's device declares is set for a run
+        "oracles.policy.overloads",  # the header of a report has the autocast rules of this torch
+        "oracles.policy.surface",
         "oracles.numbers.bits",  # case.identical() compares as the oracles do
         "measure.precision",
         "measure.threads",
@@ -59,8 +62,8 @@ _MAY = {
     "__main__": {"commands", "report", "version", "invocation"},
     "conftest": {"harness"},
 }
-# Modules of a chapter that end cases, besides its checks and its support.py.
-_WITH_THE_HARNESS = {"speed": {"experiment", "timing", "tf32", "verdict"}}
+# Modules of a chapter that end cases or have fixtures, besides its checks and its support.py.
+_WITH_THE_HARNESS = {"speed": {"experiment", "timing", "tf32", "verdict"}, "distributed": {"conftest"}}
 
 
 def _modules() -> dict[str, Path]:
@@ -161,4 +164,5 @@ def test_no_folder_is_left_out_of_the_installation(root: Path) -> None:
     declared = read_toml(root / "pyproject.toml")["tool"]["setuptools"]["packages"]
     folders = {".".join(path.parent.relative_to(root).parts) for path in SUITE.rglob("__init__.py")}
 
-    assert sorted(declared) == sorted({"amp_conformance.fixtures"} | {f"amp_{folder}" for folder in folders})
+    data = {"amp_conformance.fixtures", "amp_conformance.fixtures.baselines"}
+    assert sorted(declared) == sorted(data | {f"amp_{folder}" for folder in folders})

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..harness.targets import Target
 from ..oracles.manual_cast import ManualCast, casts_last_first
-from ..oracles.policy.lists import BACKENDS, composite, listings
+from ..oracles.policy.lists import backend_of, composite, listings
 from ..oracles.policy.samples import SAMPLES, Inputs
 
 # The types of the operands, of which each but those on no list is one that the policy casts.
@@ -38,7 +38,7 @@ def side_by_side(
     of other listed operations (`cross_entropy` on CUDA), and what runs manually on leaves neither with gradients nor
     without: the device has no such kernel.
     """
-    backend = target.device_type if target.device_type in BACKENDS else "cuda"
+    backend = backend_of(target.device_type)
     given = _GIVEN[policy](amp_dtype)
     region = partial(target.autocast, amp_dtype)
     order = casts_last_first(target.device, region)

@@ -195,7 +195,7 @@ class World:
         if not self._tensors_agree():
             seen, expected = seen | self._real_tensors(), expected | self._model_tensors()
         pairs += [(what, seen[what], expected[what]) for what in expected]
-        return [Difference(what, str(one), str(two)) for what, one, two in pairs if one != two]
+        return [Difference(what, _said(one), str(two)) for what, one, two in pairs if one != two]
 
     def _state_of(self, scaler: Any, *, real: bool) -> dict[str, Any]:
         """Return the state of a scaler, and of the one that it was copied from, if any."""
@@ -561,6 +561,23 @@ def _nothing() -> None:
     return None
 
 
+class _Raised(str):
+    """The type of an exception, by which outcomes are compared, with its message, which is shown."""
+
+    message: str
+
+
+def _raised(name: str, error: Exception) -> _Raised:
+    made = _Raised(f"raises {name}")
+    made.message = (str(error).strip().splitlines() or [""])[0]
+    return made
+
+
+def _said(outcome: Any) -> str:
+    message = getattr(outcome, "message", "")
+    return f"{outcome}: {message}" if message else str(outcome)
+
+
 def _outcome(call: Callable[[], Any]) -> str:
     """Return the result of the call, or the type of its exception, as text, in which NaN equals NaN."""
     try:
@@ -568,7 +585,7 @@ def _outcome(call: Callable[[], Any]) -> str:
     except Exception as error:
         for documented in (AssertionError, RuntimeError, ValueError):
             if isinstance(error, documented):
-                return f"raises {documented.__name__}"
+                return _raised(documented.__name__, error)
         return f"raises {type(error).__name__}: {error}"
 
 

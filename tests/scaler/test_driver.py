@@ -102,6 +102,16 @@ def test_missing_method_departs_and_names_it() -> None:
     assert "AttributeError" in str(driven.mismatch)
 
 
+def test_text_of_an_exception_in_the_scaler_is_shown() -> None:
+    class Refusing(torch.amp.GradScaler):
+        def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+            raise RuntimeError("the master weights are elsewhere")
+
+    driven = few(lambda **settings: Refusing("cpu", **settings))
+
+    assert "raises RuntimeError: the master weights are elsewhere" in str(driven.mismatch)
+
+
 def test_factory_that_raises_is_the_callers() -> None:
     def factory(**settings: Any) -> Any:
         raise OSError("no device")
@@ -147,7 +157,16 @@ def group() -> Iterator[Any]:
 
 # What ShardedGradScaler does differently: its docstring says so of the types of losses and of fp16; a rank may have
 # no gradients; the rest is in docs/scalers.md.
-SHARDED = {"copies", "extremes", "fp16_refusal", "narrow_losses", "no_gradients", "pickles", "self_scaling"}
+SHARDED = {
+    "copies",
+    "double_factors",
+    "extremes",
+    "fp16_refusal",
+    "narrow_losses",
+    "no_gradients",
+    "pickles",
+    "self_scaling",
+}
 
 
 def _sharded(group: Any) -> Callable[..., Any]:
@@ -157,13 +176,13 @@ def _sharded(group: Any) -> Callable[..., Any]:
 
 
 def test_sharded_scaler_agrees_in_the_rest(group: Any) -> None:
-    few(_sharded(group), without=SHARDED).check()
+    drive(_sharded(group), without=SHARDED, histories=100).check()
 
 
 @pytest.mark.parametrize("name", sorted(SHARDED))
 def test_sharded_scaler_departs_in_each(group: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_machine, "SHRINK_CALLS", 0)  # that it differs is enough, in a history of any length
-    driven = few(_sharded(group), without=SHARDED - {name})
+    driven = drive(_sharded(group), without=SHARDED - {name}, histories=10)
 
     assert driven.mismatch is not None
 

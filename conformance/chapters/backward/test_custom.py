@@ -102,7 +102,7 @@ def test_cache_flag_of_backward(case: Case, target: Target) -> None:
         case.equal("cache flag in forward and in backward", recorded, [cached, cached])
 
 
-@contract("AMP-BACKWARD-066", on=("cuda", "fake:cuda"))
+@contract("AMP-BACKWARD-066", on=("torch.cuda", "fake:cuda"))
 def test_deprecated_decorators_in_every_state(case: Case, target: Target) -> None:
     # torch.autocast("cuda") disables itself without CUDA, so backward on fake tensors is compared with the new name's;
     # a region that belongs to another device shows in the states of the others.

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import inspect
 import itertools
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import torch
 from torch.utils._pytree import tree_map
@@ -18,6 +14,7 @@ from torch.utils._pytree import tree_map
 from ...data import fixture, read_toml
 from ...oracles.policy import overloads
 from ...oracles.policy.overloads import Seen, Target
+from ...oracles.relations.programs import quiet_database
 
 
 @dataclass(frozen=True)
@@ -29,41 +26,13 @@ class Swept:
     changed: dict[str, str]
 
 
-def database() -> list[Any]:
-    """Return the operator database; importing it takes seconds. Raises ImportError where a package for it is missing.
-
-    It forbids all later writes to the flags of torch.backends and names a folder in the environment: both are undone.
-    """
-    name, owner = "__allow_nonbracketed_mutation_flag", torch.backends.disable_global_flags.__globals__
-    allowed, environment = owner[name], dict(os.environ)
-    try:
-        from torch.testing._internal.common_methods_invocations import op_db
-    finally:
-        owner[name] = allowed
-        for key in set(os.environ) - set(environment):
-            del os.environ[key]
-    return list(op_db)
-
-
 def sweep(target: Target, amp_dtype: torch.dtype, entries: list[Any], samples: int) -> Swept:
     """Call each entry with float32 and with the amp dtype, in a region and outside, and compare casts and types.
 
     A call that torch cannot make outside a region either counts for nothing.
     """
-    with _unwatched():
+    with quiet_database():
         return _sweep(target, amp_dtype, entries, samples)
-
-
-@contextlib.contextmanager
-def _unwatched() -> Iterator[None]:
-    """Stop the database from inspecting the caller's stack, which is deep under pytest, for each sample and seed.
-
-    It looks for the unittest that asks; and torch.manual_seed notes where it was called for each backend that is not
-    started yet, while samples are made on the CPU.
-    """
-    seed = torch.default_generator.manual_seed
-    with mock.patch.object(inspect, "stack", list), mock.patch.object(torch, "manual_seed", seed):
-        yield
 
 
 def _sweep(target: Target, amp_dtype: torch.dtype, entries: list[Any], samples: int) -> Swept:

@@ -86,6 +86,12 @@ with FakeTensorMode(), torch.no_grad():
     result = {call}
 print([getattr(leaf, "dtype", leaf) for leaf in torch.utils._pytree.tree_leaves(result)], "promised: {promised}")
 """
+# Where a dtype is promised of every floating-point output.
+JUDGEMENT = """\
+leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+if any(leaf.is_floating_point() and leaf.dtype != {promised} for leaf in leaves):
+    raise SystemExit("an output has another dtype")
+"""
 
 
 @contextlib.contextmanager
@@ -96,7 +102,8 @@ def reproduced(case: Case, call: partial[Any], promised: str) -> Iterator[None]:
     except Exception:
         text = spell(call)
         if text is not None:
-            case.reproduce(SNIPPET.format(call=text, promised=promised))
+            judgement = JUDGEMENT if promised.startswith("torch.") else ""
+            case.reproduce((SNIPPET + judgement).format(call=text, promised=promised))
         raise
 
 

@@ -50,7 +50,7 @@ def _check(case: Case, target: Target, text: str, relation: str, what: str, swee
     makers = _makers(case, target, part)
     every = part.name is not None or case.level == "full"
     compare = part.name is None or relation == "differs"
-    key = (target, part.amp_dtype, every, compare, *sorted(makers))
+    key = (target, part.amp_dtype, part.group, every, compare, *sorted(makers))
     if key not in sweeps:
         sweeps[key] = sweep(target, part.amp_dtype, makers, every=every, compare=compare)
     _judge(case, target, part, what, sweeps[key].calls[0], getattr(sweeps[key], relation))

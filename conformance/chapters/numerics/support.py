@@ -16,6 +16,7 @@ from ...measure.precision import full_precision
 from ...oracles.numbers import error_bounds
 from ...oracles.numbers.formats import FORMATS, FP32, Format
 from ...oracles.policy import lists as op_policy
+from ...oracles.policy.declared import followed
 from . import op_error
 from .attention_kernels import attempts
 from .bounds_loss import LOSSES
@@ -111,7 +112,7 @@ def formats(op: Op, target: Target, amp_dtype: torch.dtype, *, is_loss: bool = F
     fp32 everywhere. 16 bits where the op is listed as fp32, and where the device is known to keep the statistics of a
     16-bit tensor in fp32 without a list; neither is known of third parties' devices.
     """
-    known = target.device_type in op_policy.BACKENDS and not is_loss and op.policy != "rms_norm"
+    known = followed(target.device_type) in op_policy.BACKENDS and not is_loss and op.policy != "rms_norm"
     return [FP32, FORMATS[amp_dtype]] if known or is_listed(op, target) else [FP32]
 
 

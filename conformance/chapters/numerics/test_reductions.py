@@ -13,6 +13,7 @@ from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...oracles.numbers.formats import FORMATS, FP32
 from ...oracles.policy import lists as op_policy
+from ...oracles.policy.declared import followed
 from . import op_error
 from .bounds_loss import LOSSES
 from .bounds_normalization import NORMALIZATIONS, running_statistics
@@ -52,7 +53,7 @@ def test_normalisations_are_within_the_bound(case: Case, target: Target, rng: to
 @contract("AMP-NUMERICS-062")
 def test_running_statistics_of_a_batch_norm(case: Case, target: Target, rng: torch.Generator) -> None:
     op = NORMALIZATIONS["batch_norm of running statistics"]
-    known = target.device_type in op_policy.BACKENDS
+    known = followed(target.device_type) in op_policy.BACKENDS
     for dtype in case.supported(target):
         for form in (FP32, FORMATS[dtype]) if known else (FP32,):
             image, weight, bias, mean, variance = op_error.operands(op, "plain", form, rng)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -57,11 +57,15 @@ class OptimizerConfig:
             return self.listed and device_type in _TABLE["foreach"]
         return device_type in _entry(self.optimizer).get("fused", ())
 
+    @property
+    def flags(self) -> Mapping[str, bool]:
+        """The arguments that choose the implementation, where the class has several."""
+        return _FLAGS[self.implementation] if _implementations(self.optimizer) != ("for-loop",) else {}
+
     def make(self, parameters: Iterable[Any], **changes: Any) -> torch.optim.Optimizer:
         """Construct it over parameters or parameter groups; `changes` replace arguments. Raises what torch raises."""
-        flags = _FLAGS[self.implementation] if _implementations(self.optimizer) != ("for-loop",) else {}
         made: torch.optim.Optimizer = getattr(torch.optim, self.optimizer)(
-            parameters, **{**self.arguments, **flags, **changes}
+            parameters, **{**self.arguments, **self.flags, **changes}
         )
         return made
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -142,3 +143,17 @@ def started(target: Target, **settings: Any) -> torch.amp.GradScaler:
 
 def tracker(scaler: torch.amp.GradScaler) -> int:
     return int(scaler.state_dict()["_growth_tracker"])
+
+
+@contextlib.contextmanager
+def uninitialised_memory_is_nan() -> Iterator[None]:
+    """Fill torch.empty with NaN, so that uninitialised state cannot be zero by chance."""
+    mode = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    try:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = True
+        yield
+    finally:
+        torch.utils.deterministic.fill_uninitialized_memory = fill
+        torch.use_deterministic_algorithms(mode[0], warn_only=mode[1])

@@ -17,7 +17,7 @@ from ...oracles.optimizer_state import differences, snapshot
 from ...workloads.linear_loss import LinearLoss, with_nonfinite
 from .optimizer_configs import OptimizerConfig
 from .parameter_kinds import KINDS, Draw, Given, dtypes_of, rounds, stepped, unit
-from .support import ALL, ROUTES, build, iterate
+from .support import ALL, ROUTES, build, iterate, uninitialised_memory_is_nan
 
 SHARED = tuple(kind for kind in ALL if kind.accepts("foreach") and kind.gradients == "dense")
 IMPLEMENTATIONS = ("for-loop", "foreach", "fused")
@@ -110,6 +110,39 @@ def expect_refusal(case: Case, kind: OptimizerConfig, what: str, number: int, er
     case.true(f"{what}: step {number + 1} is taken, or refused by name", plain and named, repr(error)[:100])
 
 
+# Other parameters
+
+
+MAGNITUDES = {"ones": 1.0, "small": 2.0**-12}  # of gradients, whose squares vanish beside an eps of 16 bits
+
+
+@contract("AMP-OPTIMIZER-107")
+@each("kind", "magnitude", cells=over(every, *MAGNITUDES))
+def test_order(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig, magnitude: str) -> None:
+    """Compare three steps of parameters of four dtypes, in several orders, with those of each of them alone."""
+    case.require_arithmetic(target, *FLOATS.values())
+    build(case, kind, LinearLoss.make(kind.gradients, target.device, rng))
+    made: Any = getattr(torch.optim, kind.optimizer)
+    draw = Draw(rng, target.device)
+    given = {name: draw.pairs(((8, 9),), dtype)[0] for name, dtype in FLOATS.items()}
+
+    def trained(names: Sequence[str]) -> dict[str, torch.Tensor]:
+        pairs = [given[name] for name in names]
+        parameters = held([(value.clone(), gradient) for value, gradient in pairs])
+        optimizer = made(parameters, **kind.flags)  # torch's defaults, among which eps may depend on the dtype
+        for _ in range(3):
+            give(parameters, pairs, MAGNITUDES[magnitude])
+            optimizer.step()
+        return {name: value.detach() for name, value in zip(names, parameters, strict=True)}
+
+    alone = {name: trained([name])[name] for name in FLOATS}
+    names = list(FLOATS)
+    for order in (names, names[::-1], names[2:] + names[:2]):
+        seen = trained(order)
+        other = [name for name in order if not torch.equal(seen[name].nan_to_num(), alone[name].nan_to_num())]
+        case.equal(f"order {', '.join(order)}: parameters with other steps than alone", other, [])
+
+
 # Skipped steps
 
 
@@ -122,20 +155,6 @@ def bad(pairs: Sequence[Given], value: float) -> list[Given]:
     last = [slope for _, slope in made if slope is not None and slope.numel()][-1]
     last[(-1,) * last.dim()] = value
     return made
-
-
-@contextmanager
-def uninitialised_memory_is_nan() -> Iterator[None]:
-    """Fill torch.empty with NaN, so that uninitialised state cannot be zero by chance."""
-    mode = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    fill = torch.utils.deterministic.fill_uninitialized_memory
-    try:
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = True
-        yield
-    finally:
-        torch.utils.deterministic.fill_uninitialized_memory = fill
-        torch.use_deterministic_algorithms(mode[0], warn_only=mode[1])
 
 
 def reloaded(kind: OptimizerConfig, optimizer: Any) -> Any:
@@ -584,12 +603,9 @@ def expect_finite(
 ) -> None:
     """Expect that three steps leave finite parameters, and with a rate of zero the same ones."""
     made = getattr(torch.optim, kind.optimizer)
-    flags = {"for-loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}[
-        kind.implementation
-    ]
     leaves = [torch.nn.Parameter(value.clone()) for value, _ in pairs]
     parameters = [leaf.clone() if differentiable else leaf for leaf in leaves]
-    optimizer = made(parameters, **{**flags, **arguments, **({"differentiable": True} if differentiable else {})})
+    optimizer = made(parameters, **{**kind.flags, **arguments, **({"differentiable": True} if differentiable else {})})
     for _ in range(case.samples(quick=1, standard=1, full=3)):
         for parameter, (_, gradient) in zip(parameters, pairs, strict=True):
             assert gradient is not None

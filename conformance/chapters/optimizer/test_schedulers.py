@@ -131,3 +131,42 @@ def test_schedulers(case: Case, target: Target, rng: torch.Generator, name: str,
 def test_every_scheduler_is_known(case: Case) -> None:
     case.equal("schedulers of the table that this torch lacks", sorted(set(SCHEDULERS) - set(schedulers())), [])
     case.note("schedulers that are not checked", sorted(set(schedulers()) - set(SCHEDULERS)))
+
+
+@contract("AMP-OPTIMIZER-108")
+@pytest.mark.parametrize(
+    "name", [*SHALLOW, *(deep("standard", name, id=name) for name in SCHEDULERS if name not in SHALLOW)]
+)
+def test_rates_in_tensors(case: Case, target: Target, name: str) -> None:
+    """Compare the rates of a schedule over a tensor with those over a number, and look what happens to the tensor."""
+    number, tensor = (_with_rate(target, rate) for rate in (0.25, torch.tensor(0.25, dtype=torch.float64)))
+    held = tensor.param_groups[0]["lr"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # ChainedScheduler and SequentialLR call step() of deprecated form
+        schedules = [SCHEDULERS[name](one) for one in (number, tensor)]
+        metric = {"metrics": 1.0} if name == "ReduceLROnPlateau" else {}
+        seen, expected, returned, then = [], [], [], []
+        for _ in range(6):
+            for one, schedule in zip((number, tensor), schedules, strict=True):
+                one.step()
+                schedule.step(**metric)
+            seen.append(float(tensor.param_groups[0]["lr"]))
+            expected.append(number.param_groups[0]["lr"])
+            returned.append(schedules[1].get_last_lr()[0])
+            then.append(float(returned[-1]))
+    far = [abs(ours - theirs) for ours, theirs in zip(seen, expected, strict=True)]
+    # Rates are kept in float64 or, where a schedule makes a tensor of its own, in float32.
+    case.at_most("distance of the rates from those over a number", max(far), 2.0**-20)
+    case.true("param_groups holds the tensor that the constructor was given", tensor.param_groups[0]["lr"] is held)
+    later = [float(rate) for rate in returned]
+    case.equal(
+        "values of get_last_lr() that later steps have changed",
+        [a for a, b in zip(then, later, strict=True) if a != b],
+        [],
+    )
+
+
+def _with_rate(target: Target, rate: float | torch.Tensor) -> torch.optim.Optimizer:
+    parameter = torch.nn.Parameter(torch.ones(2, device=target.device))
+    parameter.grad = torch.ones_like(parameter)
+    return torch.optim.SGD([parameter], lr=rate, foreach=False)

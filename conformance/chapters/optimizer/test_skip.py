@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,21 +14,18 @@ from ...oracles.optimizer_state import differences, gradients, on_host, snapshot
 from ...workloads.gradients import NON_FINITE
 from ...workloads.linear_loss import LinearLoss, with_nonfinite
 from .optimizer_configs import OptimizerConfig
-from .support import ALL, BAD, ROUTES, build, clones, iterate, only, over_optimizers, unmoved
-
-
-@contextlib.contextmanager
-def uninitialised_memory_is_nan() -> Iterator[None]:
-    """Fill torch.empty with NaN, so that uninitialised state cannot be zero by chance."""
-    mode = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    fill = torch.utils.deterministic.fill_uninitialized_memory
-    try:
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = True
-        yield
-    finally:
-        torch.utils.deterministic.fill_uninitialized_memory = fill
-        torch.use_deterministic_algorithms(mode[0], warn_only=mode[1])
+from .support import (
+    ALL,
+    BAD,
+    ROUTES,
+    build,
+    clones,
+    iterate,
+    only,
+    over_optimizers,
+    uninitialised_memory_is_nan,
+    unmoved,
+)
 
 
 @contract("AMP-OPTIMIZER-010")

@@ -172,7 +172,7 @@ def test_captured_iteration(case: Case, target: Target) -> None:
     case.at_least("control: distinct states of scale and tracker", len(tracks), 4)
 
 
-@contract("AMP-SCALE-164", on=("fake:cuda", "cuda"))
+@contract("AMP-SCALE-164", on=("fake:cuda", "torch.cuda"))
 def test_graphed_callables_refuse_the_cache(case: Case, target: Target) -> None:
     module = torch.nn.Linear(2, 2)
     sample = (torch.zeros(1, 2),)

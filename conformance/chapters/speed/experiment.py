@@ -18,7 +18,7 @@ from ...harness.endings import SuiteError
 from ...harness.expectations import OPERATION_SIZES, STEP_SIZES
 from ...harness.targets import DTYPE_NAMES, Target, device_module
 from ...measure.allocator import Allocator
-from ...oracles.policy.lists import BACKENDS, listings, resolved
+from ...oracles.policy.lists import backend_of, listings, resolved
 from . import clocks, diagnosis, intervals, paired_comparison, peak_rates, profile, tf32, timing
 from .operations import Operation, operation
 from .training_steps import STEPS, Step, step
@@ -463,7 +463,7 @@ def clock_mhz(facts: dict[str, object]) -> float | None:
 
 def fp32_ops(device_type: str) -> frozenset[str]:
     """Return the ops that autocast runs in fp32 on that device type, by the names that a profile shows."""
-    backend = device_type if device_type in BACKENDS else "cuda"
+    backend = backend_of(device_type)
     names = {listing.name for listing in listings(backend, "fp32")}
     return frozenset(names | {op for name in names for op in resolved(name)})
 
