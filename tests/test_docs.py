@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -65,3 +66,33 @@ def test_example_of_a_check_says_what_the_page_says(root: Path) -> None:
     assert [found.name for found in held["evidence"]] == ["type of mm", "type of mm, in place", "error"]
     assert str(failed["reason"]).startswith("error: 1.5 of the bound")
     assert [found.holds for found in failed["evidence"]] == [True, True, False]
+
+
+def test_jobs_of_the_gating_page_run(root: Path, tmp_path: Path) -> None:
+    page = (root / "docs" / "gating.md").read_text(encoding="utf-8")
+    github, gitlab = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    variables = dict(re.findall(r"^ +(TORCH|BASELINE): \"?([\w.-]+)", github, re.MULTILINE))
+    judged, shown = re.findall(r"run: (python -m (?:pytest|conformance).*)", github)
+    asked = judged.replace("--report gate", f"--report {tmp_path}/gate").replace(
+        "gate/junit.xml", f"{tmp_path}/junit.xml"
+    )
+
+    steps = [f"{asked} --contract AMP-SCALE-060", shown.replace("gate", f"{tmp_path}/gate")]
+    done = [
+        subprocess.run(
+            step.replace("python", sys.executable, 1),
+            shell=True,
+            cwd=root,
+            env={**os.environ, **variables, "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        for step in steps
+    ]
+
+    assert [ended.returncode for ended in done] == [0, 0], done
+    assert f"Against the baseline {variables['BASELINE']}: nothing" in done[0].stdout
+    assert "CONFORMANT" in (tmp_path / "summary.md").read_text(encoding="utf-8")
+    assert judged in gitlab
+    assert f"- {shown} -o gate/summary.md" in gitlab
