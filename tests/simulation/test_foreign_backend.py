@@ -46,7 +46,7 @@ def _run(root: Path, folder: Path, contracts: tuple[str, ...], *options: str, va
 def test_broken_rules_and_kernels_are_caught(root: Path, tmp_path: Path, variant: str) -> None:
     patterns = VARIANTS[variant].contracts
 
-    outcome = _run(root, tmp_path, patterns, *_DECLARED, variant=variant)
+    outcome = _run(root, tmp_path, patterns, *_DECLARED, "--maxfail=1", variant=variant)
 
     failed = {case["contract"] for case in outcome.report["cases"] if case["verdict"] == "FAIL"}
     assert outcome.status == 1, outcome.output[-3000:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -139,3 +140,54 @@ def test_attention_rounds_its_operands(
 
     for kernel, results in by_kernel(case, target, rng, run).items():
         case.equal(f"{kernel}: {operand} just above 1: results", results, [0.0])
+
+
+KEYS = 1100
+# Which of the keys a mask leaves open. Kernels take them in tiles of 16 to 512.
+OPEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "last": lambda key: key >= 600,
+    "first": lambda key: key < 500,
+    "ends": lambda key: (key < 100) | (key >= 1000),
+    "blocks": lambda key: key // 64 % 2 == 1,
+    "one": lambda key: key == KEYS - 1,
+}
+
+
+@contract("AMP-NUMERICS-088")
+@pytest.mark.parametrize("kind", ["boolean", "float"])
+@pytest.mark.parametrize("blocks", OPEN)
+def test_closed_keys_have_no_part(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, blocks: str, kind: str
+) -> None:
+    form = FORMATS[amp_dtype]
+    sources = [source.to(amp_dtype) for source in gaussians(rng, (1, 2, 24, 16), (1, 2, KEYS, 16), (1, 2, KEYS, 16))]
+    seed = torch.randn((1, 2, 24, 16), generator=rng).to(amp_dtype)
+    is_open = OPEN[blocks](torch.arange(KEYS))
+    mask = is_open if kind == "boolean" else torch.zeros(KEYS).masked_fill(~is_open, -torch.inf).to(amp_dtype)
+    mask = mask.expand(24, KEYS).to(target.device)
+    replaced = [sources[0], *(torch.where(is_open[:, None], source, 100.0) for source in sources[1:])]
+
+    def run(operands: list[Tensor]) -> list[Tensor]:
+        leaves = leaves_on(target, *operands)
+        with full_precision(target.device_type):
+            with target.autocast(amp_dtype):
+                seen = F.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], attn_mask=mask)
+            seen.backward(seed.to(target.device))
+        return [seen.detach().cpu(), *(leaf.grad.cpu() for leaf in leaves)]
+
+    references = [source.double().requires_grad_() for source in sources]
+    expected = exact.attention(references[0], *(reference[..., is_open, :] for reference in references[1:]))
+    expected.backward(seed.double())
+    expectations = [expected.detach(), *(reference.grad for reference in references)]
+    ran = by_kernel(case, target, rng, lambda: (run(sources), run(replaced)))
+    names = ("attention", "gradient of the query", "gradient of the key", "gradient of the value")
+    for kernel, (tensors, others) in ran.items():
+        for name, tensor, reference in zip(names, tensors, expectations, strict=True):
+            # With one open key the probabilities are 1, whatever the logits.
+            if reference.any():
+                case.at_most(f"{kernel}: {name}: normwise error", _in_units(tensor, reference, form), 16.0, "u")
+            else:
+                case.at_most(f"{kernel}: {name}: largest element", float(tensor.abs().max()), 16.0 * form.unit_roundoff)
+        case.identical(f"{kernel}: attention with other closed keys and values", others[0], tensors[0])
+        for name, tensor in zip(names[2:], tensors[2:], strict=True):
+            case.equal(f"{kernel}: {name}: elements of closed ones", int(tensor[..., ~is_open, :].count_nonzero()), 0)

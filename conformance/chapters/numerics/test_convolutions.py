@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...harness.check import Case, contract
+from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from ...measure.precision import full_precision
 from ...oracles.numbers import error_bounds, exact
@@ -127,3 +128,72 @@ def test_transposed_convolution_sums_overlaps(case: Case, target: Target, amp_dt
     # Every input lands on the middle of the output.
     case.note("exact sum of the overlaps", 1 / form.unit_roundoff + side**2 - 1)
     case.note("the same sum in a transposed convolution", float(seen[0, 0, side - 1, side - 1]))
+
+
+SPREADING = ("conv2d", "depthwise", "transposed2d")
+# What depends on an element of each operand, and the one of them that stays within some slices of an axis.
+DEPENDS = {
+    "image": ("result", "gradient of the weight"),
+    "weight": ("result", "gradient of the image"),
+    "incoming gradient": ("gradient of the image", "gradient of the weight"),
+}
+WITHIN = {"image": ("result", 0), "weight": ("result", 1), "incoming gradient": ("gradient of the image", 0)}
+
+
+def _spreading() -> list[object]:
+    """The convolutions by name, each in its layouts."""
+    found: list[object] = []
+    for name, one in CONVOLUTIONS.items():
+        layouts = [torch.contiguous_format]
+        if (spatial := len(one.image) - 2) > 1:
+            layouts.append(torch.channels_last if spatial == 2 else torch.channels_last_3d)
+        for layout in layouts:
+            id = f"{name}-{str(layout).removeprefix('torch.')}"
+            found.append(deep("quick" if name in SPREADING else "standard", (name, layout), id=id))
+    return found
+
+
+def _computed(call: Callable[..., Tensor], image: Tensor, weight: Tensor, seed: Tensor) -> dict[str, Tensor]:
+    image, weight = image.requires_grad_(), weight.requires_grad_()
+    seen = call(image, weight)
+    seen.backward(seed.to(seen.dtype))
+    found = {"result": seen, "gradient of the image": image.grad, "gradient of the weight": weight.grad}
+    return {what: tensor.detach().cpu() for what, tensor in found.items() if tensor is not None}
+
+
+@contract("AMP-NUMERICS-087")
+@pytest.mark.parametrize("pair", _spreading())
+def test_convolutions_pass_on_inf_and_nan(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, pair: tuple[str, torch.memory_format]
+) -> None:
+    name, layout = pair
+    convolution = CONVOLUTIONS[name]
+
+    def alone(image: Tensor, weight: Tensor) -> Tensor:
+        return convolution.call(image, weight, **convolution.options)
+
+    def in_a_region(image: Tensor, weight: Tensor) -> Tensor:
+        with full_precision(target.device_type), target.autocast(amp_dtype):
+            return alone(image, weight)
+
+    sizes = [convolution.image, convolution.weight]
+    sizes.append(tuple(alone(*(torch.zeros(size) for size in sizes)).shape))
+    lost, spread = {}, {}
+    for index, (operand, (what, axis)) in enumerate(WITHIN.items()):
+        last = math.prod(sizes[index]) - 1
+        for place, special in ((0, math.nan), (last // 2, math.inf), (last, -math.inf)):
+            marks = [torch.ones(size, dtype=torch.double) for size in sizes]
+            marks[index].zero_().view(-1)[place] = 1
+            depends = {key: tensor != 0 for key, tensor in _computed(alone, *marks).items()}
+            sources = [torch.randint(1, 3, size, generator=rng).float() for size in sizes]
+            sources[index].view(-1)[place] = special
+            laid = [source.contiguous(memory_format=layout).to(target.device) for source in sources]
+            wrong = {key: ~tensor.isfinite() for key, tensor in _computed(in_a_region, *laid).items()}
+            for key in DEPENDS[operand]:
+                if missing := int((depends[key] & ~wrong[key]).sum()):
+                    lost[f"{special} in place {place} of the {operand}: {key}"] = missing
+            others = [other for other in range(wrong[what].dim()) if other != axis]
+            if beyond := int((wrong[what].amax(others) & ~depends[what].amax(others)).sum()):
+                spread[f"{special} in place {place} of the {operand}: {what}, axis {axis}"] = beyond
+    case.equal("finite elements that depend on one that is not", lost, {})
+    case.equal("slices beyond those that depend on it, with elements that are not finite", spread, {})

@@ -557,6 +557,64 @@ def attention_scales_a_hundredth_too_far() -> Iterator[None]:
         yield
 
 
+def _masked(change: Callable[[torch.Tensor], torch.Tensor]) -> contextlib.AbstractContextManager[None]:
+    """Change the mask of attention."""
+
+    def run(dtype: torch.dtype, *args: Any, **kwargs: Any) -> torch.Tensor:
+        query, key, value, mask, *rest = (*args, None) if len(args) == 3 else args
+        changed = mask if mask is None else change(mask)
+        return torch.ops.aten.scaled_dot_product_attention(*_as(dtype, (query, key, value, changed)), *rest, **kwargs)
+
+    return _in_region("scaled_dot_product_attention", run)
+
+
+def _closed(mask: torch.Tensor) -> torch.Tensor:
+    return ~mask if mask.dtype == torch.bool else mask.isneginf()
+
+
+@fault("AMP-NUMERICS-088")
+def attention_reads_one_closed_key() -> Iterator[None]:
+    """Attention takes the first key of a tile of 64 that a mask closes as open."""
+
+    def change(mask: torch.Tensor) -> torch.Tensor:
+        changed = mask.clone()
+        first = _closed(mask) & (torch.arange(mask.shape[-1]) % 64 == 0)
+        changed[first] = 1 if mask.dtype == torch.bool else 0
+        return changed
+
+    with _masked(change):
+        yield
+
+
+@fault("AMP-NUMERICS-088")
+def attention_skips_an_open_tile() -> Iterator[None]:
+    """Attention leaves a last tile of 512 keys out where the one before it is closed."""
+
+    def change(mask: torch.Tensor) -> torch.Tensor:
+        changed = mask.clone()
+        if bool(_closed(mask)[..., :512].all()):
+            changed[..., 1024 : mask.shape[-1] - 1] = 0 if mask.dtype == torch.bool else -math.inf
+        return changed
+
+    with _masked(change):
+        yield
+
+
+@fault("AMP-NUMERICS-088")
+def attention_is_nan_after_a_closed_first_tile() -> Iterator[None]:
+    """Attention is NaN where a mask closes the first 512 keys of a row."""
+
+    def run(dtype: torch.dtype, *args: Any, **kwargs: Any) -> torch.Tensor:
+        result = torch.ops.aten.scaled_dot_product_attention(*_as(dtype, args), **kwargs)
+        mask = args[3] if len(args) > 3 else None
+        if mask is not None and mask.shape[-1] > 512 and bool(_closed(mask)[..., :512].all()):
+            return result * math.nan
+        return result
+
+    with _in_region("scaled_dot_product_attention", run):
+        yield
+
+
 # --- convolutions
 
 
@@ -596,6 +654,46 @@ def grouped_convolutions_mix_up_the_last_channel() -> Iterator[None]:
         result = _convolution(x, *args)
         if x.dtype in _LOW and args[-1] > 1:
             result[:, -1] = result[:, -2]
+        return result
+
+    with kernel("convolution", run, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-087")
+def convolutions_turn_nan_into_zero() -> Iterator[None]:
+    """16-bit convolutions give zero where a result is NaN."""
+
+    def run(x: torch.Tensor, *args: Any) -> torch.Tensor:
+        result = _convolution(x, *args)
+        return torch.where(result.isnan(), 0.0, result) if x.dtype in _LOW else result
+
+    with kernel("convolution", run, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-087")
+def weight_gradients_of_convolutions_saturate() -> Iterator[None]:
+    """The weight gradient of a 16-bit convolution is the largest number in the place of an infinity."""
+
+    def run(gradient: torch.Tensor, x: torch.Tensor, *args: Any) -> tuple[torch.Tensor, ...]:
+        image, weight, bias = _convolution_backward(gradient, x, *args)
+        if x.dtype in _LOW and weight is not None:
+            weight = weight.nan_to_num(nan=math.nan)
+        return image, weight, bias
+
+    with kernel("convolution_backward", run, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-087")
+def convolutions_mix_samples_that_are_not_finite() -> Iterator[None]:
+    """A sample of a 16-bit convolution that is not finite makes the next one NaN."""
+
+    def run(x: torch.Tensor, *args: Any) -> torch.Tensor:
+        result = _convolution(x, *args)
+        if x.dtype in _LOW and len(result) > 1:
+            result[1:] += (result[:-1].float() * 0).to(result.dtype)
         return result
 
     with kernel("convolution", run, "CPU"):
