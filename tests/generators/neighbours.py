@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
@@ -28,7 +29,10 @@ _COUNTED = (Kind.KNOWN, Kind.FIXED, Kind.NOT_APPLICABLE)
 _HEAD = """# Stock against stock: the gate between neighbouring versions
 
 Written by `python -m tests.generators.neighbours` from one run of level quick for each version, on a CPU and the fake
-accelerators, last finished on {day}. The exit status is that of `diff OLD NEW`; the other figures count cases.
+accelerators, the last of them on {day}. The exit status is that of `diff OLD NEW`; the other figures count cases. Not
+applicable is what the newer torch does not have.
+
+{builds}.
 
 """
 
@@ -65,7 +69,7 @@ def _row(old: Report, new: Report, found: Comparison) -> list[str]:
         version(old),
         version(new),
         "1" if found.worse else "0",
-        "; ".join(diff.moved(old, new)) or "nothing",
+        str(len(diff.moved(old, new)) or "-"),
         excused,
         *(str(counts[kind] or "-") for kind in _COUNTED[1:]),
     ]
@@ -76,14 +80,18 @@ def page(reports: Sequence[Report]) -> tuple[str, bool]:
     compared = [(old, new, comparison.compare(old, new)) for old, new in pairwise(reports)]
     compared.append((reports[0], reports[-1], comparison.compare(reports[0], reports[-1])))
     back = [(version(old), version(new), comparison.compare(new, old)) for old, new in pairwise(reports)]
-    titles = ("old", "new", "exit", "op policy that moved", "known, each with its waiver", "fixed", "not applicable")
+    titles = ("old", "new", "exit", "op policy moved", "known, each with its waiver", "fixed", "not applicable")
     rows = [titles, ["---"] * len(titles), *(_row(*one) for one in compared)]
     day = max(report.footer.finished for report in reports if report.footer is not None)[:10]
-    text = _HEAD.format(day=day) + "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    text += "\nNot applicable is what the newer torch does not have. The last row is from the oldest to the newest.\n"
-    red = [f"{new} to {old} ({_regressions(found)})" for old, new, found in back if found.worse]
-    text += f"\nBackwards, a downgrade, {len(back) - len(red)} of {len(back)} steps end with 0"
-    return text + (f"; red are {', '.join(red)}.\n" if red else ".\n"), not any(found.worse for _, _, found in compared)
+    builds = textwrap.fill("Builds: " + ", ".join(report.header.environment.torch for report in reports), 120)
+    text = _HEAD.format(day=day, builds=builds) + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    text += "\n## Op policy\n\n"
+    for old, new, _ in compared[:-1]:
+        text += "".join(f"- {version(old)} to {version(new)}: {sentence}\n" for sentence in diff.moved(old, new))
+    text += "\n`_cudnn_rnn` comes and goes with builds for CUDA.\n\n## Backwards\n"
+    red = [f"{new} to {old}: {_regressions(found)}" for old, new, found in back if found.worse]
+    text += f"\nOf the steps back, downgrades, {len(back) - len(red)} of {len(back)} end with 0.\n\n"
+    return text + "".join(f"- {one}\n" for one in red), not any(found.worse for _, _, found in compared)
 
 
 def _regressions(found: Comparison) -> str:

@@ -30,7 +30,8 @@ def test_step_that_regresses_is_red_and_the_way_back_is_not() -> None:
     assert "| 2.12.1 | 2.13.0 | 1 |" in text
     assert clean
     assert "| 2.13.0 | 2.12.1 | 0 |" in back
-    assert "0 of 1 steps end with 0; red are 2.12.1 to 2.13.0 (" in back
+    assert "downgrades, 0 of 1 end with 0" in back
+    assert "- 2.12.1 to 2.13.0: " in back
 
 
 @pytest.mark.parametrize(
