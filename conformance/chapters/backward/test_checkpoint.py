@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.utils import checkpoint as checkpointing
 from torch.utils.checkpoint import checkpoint
 
-from ...harness.check import Case, contract
+from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from ...measure.precision import repeatable_convolutions
 from ...oracles.trace.ops import OpTrace
@@ -514,3 +514,56 @@ def test_checkpoint_in_a_disabled_subregion(
     case.equal(
         "dtype, in forward and recomputation", [recorded[3] for recorded in segment.recorded], [torch.float32] * 2
     )
+
+
+def _saves(*ops: Any, otherwise: str) -> Callable[..., Any]:
+    """Return a policy of a selective checkpoint: the outputs of `ops` must be saved."""
+    policy = checkpointing.CheckpointPolicy
+
+    def decide(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+        return policy.MUST_SAVE if op in ops else getattr(policy, otherwise)
+
+    return decide
+
+
+ATEN = torch.ops.aten
+POLICIES = {
+    "products": _saves(ATEN.mm.default, ATEN.addmm.default, otherwise="PREFER_RECOMPUTE"),
+    "casts": _saves(ATEN._to_copy.default, otherwise="PREFER_RECOMPUTE"),
+    "all": _saves(otherwise="MUST_SAVE"),
+    "none": _saves(otherwise="MUST_RECOMPUTE"),
+}
+
+
+@contract("AMP-BACKWARD-072")
+@pytest.mark.parametrize("cached", [True, False], ids=["cache", "no-cache"])
+@pytest.mark.parametrize("weights", ["shared", "own"])
+@pytest.mark.parametrize("policy", [*list(POLICIES)[:2], *(deep("standard", name) for name in list(POLICIES)[2:])])
+def test_selective_checkpoints_that_share_a_weight(
+    case: Case, target: Target, rng: torch.Generator, policy: str, weights: str, cached: bool
+) -> None:
+    run = through(
+        use_reentrant=False,
+        context_fn=functools.partial(checkpointing.create_selective_checkpoint_contexts, POLICIES[policy]),
+    )
+    for dtype in case.supported(target):
+        values = [torch.randint(-1, 2, (4, 4), generator=rng).float() for _ in range(3)]
+        found = []
+        for call in (plain, run):
+            first, second = (torch.nn.Linear(4, 4, bias=False, device=target.device) for _ in range(2))
+            with torch.no_grad():
+                first.weight.copy_(values[0])
+                second.weight.copy_(values[1])
+            layers = (first, first if weights == "shared" else second)
+            x = values[2].to(target.device).requires_grad_()
+            error = None
+            try:
+                with target.autocast(dtype, cache_enabled=cached):
+                    output = call(layers[1], call(layers[0], x))
+                output.float().sum().backward()
+            except RuntimeError as raised:
+                error = f"{type(raised).__name__}: {str(raised).splitlines()[0]}"
+            found.append((error, gradients({"x": x, "first": first.weight, "second": second.weight})))
+        case.equal(f"{dtype}: errors without and with checkpoints", [error for error, _ in found], [None, None])
+        # Small integers: every order of the sums is exact.
+        case.equal(f"{dtype}: gradients that differ", apart(found[1][1], found[0][1]), [])

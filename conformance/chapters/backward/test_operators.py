@@ -250,3 +250,45 @@ def test_gradients_of_an_operator(case: Case, way: str, target: Target, rng: tor
                 case.identical(f"{where}: output", output.detach().cpu().double() + 0.0, a @ w + 0.0)
                 case.identical(f"{where}: gradient of x", found[0].cpu().double() + 0.0, g @ w.T + 0.0)
                 case.identical(f"{where}: gradient of the weight", found[1].cpu().double() + 0.0, a.T @ g + 0.0)
+
+
+CONTAINERS: dict[str, tuple[str, Callable[[torch.Tensor], Any]]] = {
+    "list-of-numbers": ("int[]", lambda x: [1, 2]),
+    "list-of-tensors": ("Tensor[]", lambda x: [x, x]),
+    "dictionary-of-numbers": ("Dict(str, int)", lambda x: {"a": 1, "b": 2}),
+    "dictionary-of-tensors": ("Dict(str, Tensor)", lambda x: {"a": x, "b": x}),
+}
+
+
+def _plain(value: Any) -> Any:
+    """Return a container with tensors as their dtypes; what is no container as its type."""
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
+    return value.dtype if isinstance(value, torch.Tensor) else value if isinstance(value, int) else type(value)
+
+
+@contract("AMP-BACKWARD-074", on=("cpu", "cuda"))
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_containers_reach_the_operator(case: Case, target: Target, amp_dtype: torch.dtype, kind: str) -> None:
+    type_, make = CONTAINERS[kind]
+    recorded: list[Any] = []
+
+    def body(x: torch.Tensor, held: Any) -> torch.Tensor:
+        recorded.append(_plain(held))
+        return x.clone()
+
+    x = torch.ones(2, device=target.device)
+    with by_name(body, f"(Tensor x, {type_} held)") as (operator, register, _):
+        register(target.device_type, amp_dtype)
+        operator(x, make(x))
+        error = None
+        with target.autocast(amp_dtype):
+            try:
+                operator(x, make(x))
+            except RuntimeError as raised:
+                error = f"{type(raised).__name__}: {str(raised).splitlines()[0]}"
+    case.equal("error of the call in a region", error, None)
+    case.equal("what reached the operator outside (control)", recorded[0], _plain(make(x)))
+    case.equal("what reached it in a region", recorded[1:], [_plain(make(x.to(amp_dtype)))])

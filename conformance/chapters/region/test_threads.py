@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import torch
 
 from ...harness.check import Case, contract
@@ -116,3 +118,48 @@ def test_region_in_a_thread(case: Case, target: Target, amp_dtype: torch.dtype) 
 
     case.identical("a product in a region in a new thread", in_new_thread(other), product_in(amp_dtype))
     runs_in(case, "in this thread", target, torch.float32)
+
+
+class Witness(torch.nn.Module):
+    """A module that returns its input and records the autocast state of the thread that calls it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states: list[tuple[bool, torch.dtype, bool]] = []
+        self.threads: set[int] = set()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        cached = torch.is_autocast_cache_enabled()
+        self.states.append((torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), cached))
+        self.threads.add(threading.get_ident())
+        return inputs
+
+
+@contract("AMP-REGION-112", on="cpu")
+@pytest.mark.parametrize("cached", [True, False], ids=["cache", "no-cache"])
+@pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
+def test_threads_of_the_benchmark(
+    case: Case, target: Target, amp_dtype: torch.dtype, enabled: bool, cached: bool
+) -> None:
+    witness = Witness()
+    benchmark = torch.utils.ThroughputBenchmark(witness)
+    benchmark.add_input(torch.ones(1))
+    with target.autocast(amp_dtype, enabled=enabled, cache_enabled=cached):
+        benchmark.benchmark(num_calling_threads=2, num_warmup_iters=1, num_iters=4)
+    others = witness.threads - {threading.get_ident()}
+    case.at_least("threads of the library (control)", len(others), 1)
+    case.equal("enabled in them", {state[0] for state in witness.states}, {enabled})
+    if enabled:
+        case.equal("dtype and cache flag in them", {state[1:] for state in witness.states}, {(amp_dtype, cached)})
+
+
+@contract("AMP-REGION-112", on="cpu")
+def test_forked_functions(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
+    x = torch.ones(2, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # later versions deprecate TorchScript
+        forked = torch.jit.trace(lambda x: torch.jit.wait(torch.jit.fork(torch.mm, x, x)), (x,))
+        with target.autocast(amp_dtype):
+            case.equal("dtype of a forked product", torch.jit.wait(torch.jit.fork(torch.mm, x, x)).dtype, amp_dtype)
+            case.equal("dtype in a traced fork", forked(x).dtype, amp_dtype)
+    case.equal("dtype of a product outside (control)", torch.mm(x, x).dtype, torch.float32)

@@ -202,3 +202,25 @@ def checkpoint_draws_dropout_anew() -> Iterator[None]:
 
     with replaced(torch, "set_rng_state", shifted):
         yield
+
+
+@fault("AMP-BACKWARD-072")
+def regions_without_a_cache_have_one() -> Iterator[None]:
+    """cache_enabled=False is ignored, so that a recomputation casts a weight whose cast forward took from the cache."""
+    original = torch.set_autocast_cache_enabled
+    with replaced(torch, "set_autocast_cache_enabled", lambda enabled: original(True)):
+        yield
+
+
+@fault("AMP-BACKWARD-073")
+def batched_gradients_take_the_first_vector() -> Iterator[None]:
+    """autograd.grad of a batch of vectors returns the products of the first one for all."""
+    original = torch.autograd.grad
+
+    def grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **options: Any) -> Any:
+        if options.get("is_grads_batched"):
+            grad_outputs = grad_outputs[:1].expand_as(grad_outputs)
+        return original(outputs, inputs, grad_outputs, *args, **options)
+
+    with replaced(torch.autograd, "grad", grad):
+        yield

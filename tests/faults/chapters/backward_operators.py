@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch._library import custom_ops
 
 from conformance.harness import catalogue
 from tests.faults import Breakage, fault
-from tests.faults.breaking import edited
+from tests.faults.breaking import edited, replaced
 
 TYPES = "(value.dtype is not torch.float64)"
 LISTS = "return type(value)(iterable)"
@@ -148,4 +149,18 @@ def operator_keeps_its_casts() -> Iterator[None]:
     """The rule of a custom operator casts a weight once and serves the copy when the weight has changed."""
     kept = "value.__dict__.setdefault(f'_cast_{dtype}', value.to(dtype)) if"
     with edited(custom_ops._cast, "value.to(dtype) if", kept):
+        yield
+
+
+@rule_fault("AMP-BACKWARD-074")
+def rule_drops_the_last_number_of_a_list() -> Iterator[None]:
+    """register_autocast passes a list of numbers without its last one."""
+    original = torch.library._cast
+
+    def shortened(value: Any, device_type: str, dtype: torch.dtype) -> Any:
+        if isinstance(value, tuple) and any(isinstance(part, list) and part == [1, 2] for part in value):
+            value = tuple(part[:-1] if isinstance(part, list) else part for part in value)
+        return original(value, device_type, dtype)
+
+    with replaced(torch.library, "_cast", shortened):
         yield

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
+from conformance.harness import catalogue
 from conformance.oracles.relations import programs
 from tests.faults import fault
 from tests.faults.breaking import dropped, kernel, replaced
@@ -107,3 +109,34 @@ def method_does_not_autocast() -> Iterator[None]:
     entry = programs.operators("cpu", torch.bfloat16)["mm"]
     with replaced(entry, "method_variant", _below(torch.Tensor.mm)):
         yield
+
+
+@fault("AMP-CAST-097", level="standard")
+def flex_attention_compares_dtypes() -> Iterator[None]:
+    """flex_attention refuses query, key and value of two dtypes, also in a region."""
+    module = importlib.import_module("torch.nn.attention.flex_attention")
+    original = module._validate_sdpa_input
+
+    def strict(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> None:
+        if query.dtype != key.dtype or query.dtype != value.dtype:
+            raise ValueError("Expected query, key, and value to have the same dtype")
+        original(query, key, value, **options)
+
+    with replaced(module, "_validate_sdpa_input", strict):
+        yield
+
+
+if catalogue.load().contracts["AMP-CAST-098"].holds_for(torch.__version__):
+
+    @fault("AMP-CAST-098")
+    def grouped_product_is_on_the_float32_list() -> Iterator[None]:
+        """A grouped product returns float32 in a region."""
+        original = torch._grouped_mm
+
+        def wide(*operands: torch.Tensor, **options: Any) -> torch.Tensor:
+            result = original(*operands, **options)
+            regions = (kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind))
+            return result.float() if result.device.type in regions else result
+
+        with replaced(torch, "_grouped_mm", wide):
+            yield

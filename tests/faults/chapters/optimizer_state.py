@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -485,4 +486,27 @@ def foreach_sgd_steps_half_in_bf16() -> Iterator[None]:
         original(tensors, others, *args, **kwargs, **({"alpha": alpha / 2 if narrow else alpha} if alpha != 1 else {}))
 
     with replaced(torch, "_foreach_add_", add):
+        yield
+
+
+@fault("AMP-OPTIMIZER-110")
+def adam_wants_maximize_in_a_saved_state() -> Iterator[None]:
+    """Adam's __setstate__ leaves a group without maximize as it is."""
+    original = torch.optim.Adam.__setstate__
+
+    def forgetful(self: Any, state: dict[str, Any]) -> None:
+        without = [group for group in state["param_groups"] if "maximize" not in group]
+        original(self, state)
+        for group in without:
+            del group["maximize"]
+
+    with replaced(torch.optim.Adam, "__setstate__", forgetful):
+        yield
+
+
+@fault("AMP-OPTIMIZER-111", level="standard")
+def distributed_load_leaves_the_state() -> Iterator[None]:
+    """torch.distributed.checkpoint.load returns without a change of the state that it was given."""
+    module = importlib.import_module("torch.distributed.checkpoint")
+    with replaced(module, "load", lambda state, **options: None):
         yield

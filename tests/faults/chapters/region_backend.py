@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from tests.faults import fault
-from tests.faults.breaking import edited
+from tests.faults.breaking import edited, replaced
 
 
 @fault("AMP-REGION-093")
@@ -53,4 +54,17 @@ def data_parallel_workers_are_never_in_a_region() -> Iterator[None]:
     """The threads of DataParallel start without autocast, whatever the caller has on."""
     function = importlib.import_module("torch.nn.parallel.parallel_apply").parallel_apply
     with edited(function, "enabled=autocast_enabled", "enabled=False"):
+        yield
+
+
+@fault("AMP-REGION-112")
+def benchmark_threads_are_never_in_a_region() -> Iterator[None]:
+    """The threads of ThroughputBenchmark start without autocast, whatever the caller has on."""
+    original = torch.utils.ThroughputBenchmark.benchmark
+
+    def benchmark(self: Any, **options: Any) -> Any:
+        with torch.autocast("cpu", enabled=False):
+            return original(self, **options)
+
+    with replaced(torch.utils.ThroughputBenchmark, "benchmark", benchmark):
         yield

@@ -1,0 +1,107 @@
+"""Check calls that the databases of torch lack: flex_attention and grouped matrix products."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from ...harness.check import Case, contract, deep
+from ...harness.targets import Target
+from ...oracles.numbers.error_bounds import attention_window, normwise_error
+from ...oracles.numbers.formats import FORMATS
+from ...oracles.policy.overloads import mode_of, quiet
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def flex_attention(*tensors: torch.Tensor) -> torch.Tensor:
+    """Return eager flex_attention, whose module takes long to import."""
+    from torch.nn.attention import flex_attention as module
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it recommends torch.compile
+        result: torch.Tensor = module.flex_attention(*tensors)
+    return result
+
+
+OPERANDS = ("query", "key", "value")
+LOW = [low for count in range(4) for low in itertools.combinations(OPERANDS, count)]
+
+
+# The compiler traces the eager call anew for each mix of dtypes, which takes a tenth of a second.
+@contract("AMP-CAST-097", on="cpu")
+@pytest.mark.parametrize("low", [deep("standard", low, id="-".join(low) or "none") for low in LOW])
+def test_flex_attention(
+    case: Case, target: Target, amp_dtype: torch.dtype, low: tuple[str, ...], rng: torch.Generator
+) -> None:
+    tensors = [
+        torch.randn(1, 2, 16, 16, generator=rng).to(target.device, amp_dtype if name in low else torch.float32)
+        for name in OPERANDS
+    ]
+    with target.autocast(amp_dtype):
+        control = F.scaled_dot_product_attention(*tensors)
+        try:
+            seen, error = flex_attention(*tensors), None
+        except (RuntimeError, ValueError, TypeError) as raised:
+            seen, error = control, f"{type(raised).__name__}: {str(raised).splitlines()[0]}"
+    case.equal("error of flex_attention, where scaled_dot_product_attention has none", error, None)
+    case.equal("dtype, against that of scaled_dot_product_attention", seen.dtype, control.dtype)
+    exact = F.scaled_dot_product_attention(*(x.double() for x in tensors))
+    # Twice the bound: the operands in float32 are rounded as well.
+    bound = 2 * attention_window(FORMATS[amp_dtype])[1]
+    case.at_most("error by norm", normwise_error(seen, exact), bound)
+    case.at_most("error by norm of scaled_dot_product_attention (control)", normwise_error(control, exact), bound)
+
+
+def _grouped(target: Target, form: str) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor | None]:
+    """Return float32 operands of a grouped product and the ends of its groups."""
+
+    def ones(*shape: int) -> torch.Tensor:
+        return torch.ones(*shape, device=target.device)
+
+    ends = torch.tensor([16, 32], dtype=torch.int32, device=target.device)
+    return {
+        "2d-2d": ((ones(16, 32), ones(16, 32).t()), ends),
+        "2d-3d": ((ones(32, 16), ones(2, 16, 16).transpose(1, 2)), ends),
+        "3d-2d": ((ones(2, 16, 16), ones(32, 16).t()), ends),
+        "3d-3d": ((ones(2, 16, 16), ones(2, 16, 16).transpose(1, 2)), None),
+    }[form]
+
+
+def _grouped_spellings() -> dict[str, Callable[..., Any]]:
+    """Return the public function, which came later, and the private one."""
+    found = {"functional": getattr(F, "grouped_mm", None), "private": getattr(torch, "_grouped_mm", None)}
+    return {name: call for name, call in found.items() if call is not None}
+
+
+@contract("AMP-CAST-098", on=("cpu", "fake:cuda", "cuda"))
+@pytest.mark.parametrize("mixture", ["16-bit", "mixed"])
+@pytest.mark.parametrize(
+    "form", [deep("standard", "2d-2d"), "2d-3d", deep("standard", "3d-2d"), deep("standard", "3d-3d")]
+)
+def test_grouped_products(case: Case, target: Target, amp_dtype: torch.dtype, form: str, mixture: str) -> None:
+    with mode_of(target), quiet():
+        operands, ends = _grouped(target, form)
+        low = tuple(x.to(amp_dtype) for x in operands)
+        mixes = (
+            {"both": low} if mixture == "16-bit" else {"left": (low[0], operands[1]), "right": (operands[0], low[1])}
+        )
+        found: dict[str, Any] = {}
+        for spelling, call in _grouped_spellings().items():
+            try:
+                call(*low, offs=ends)
+            except (RuntimeError, NotImplementedError) as error:
+                case.unsupported(f"no grouped product of {amp_dtype} here: {str(error).splitlines()[0]}")
+            for name, mix in mixes.items():
+                with target.autocast(amp_dtype):
+                    try:
+                        found[f"{spelling}, 16-bit: {name}"] = call(*mix, offs=ends).dtype
+                    except RuntimeError as error:
+                        found[f"{spelling}, 16-bit: {name}"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    case.equal("dtypes of the product", found, dict.fromkeys(found, amp_dtype))
