@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ...harness.check import Case, contract, deep
+from ...harness.check import Case, contract, deep, needs
 from ...harness.targets import Target
 from .optimizer_configs import present, takes_closure
 
@@ -104,6 +104,7 @@ def partly(state: dict[str, Any], option: str) -> dict[str, Any]:
 
 
 @contract("AMP-OPTIMIZER-111")
+@needs("streams")
 @pytest.mark.parametrize("option", [deep("standard", option) for option in ("nothing", *LATER)])
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
 @pytest.mark.filterwarnings("ignore")
