@@ -41,6 +41,7 @@ _MAY = {
         "oracles.policy.declared",  # the op policy that a third party's device declares is set for a run
         "oracles.policy.overloads",  # the header of a report has the autocast rules of this torch
         "oracles.policy.surface",
+        "oracles.policy.kernels",  # and which of them an extension registered
         "oracles.numbers.bits",  # case.identical() compares as the oracles do
         "measure.precision",
         "measure.threads",

@@ -290,6 +290,17 @@ class Case:
         if missing := [str(dtype) for dtype in dtypes if not target.computes_in(dtype)]:
             self.unsupported(f"{target.name} does not compute in {', '.join(missing)}")
 
+    def require_call(self, target: Target, what: str, call: Callable[[], object]) -> None:
+        """End the case as UNSUPPORTED where a third party's device cannot do `call()`, made outside of any region."""
+        from .targets import is_foreign
+
+        try:
+            call()
+        except Exception as error:
+            if not is_foreign(target.device_type):
+                raise
+            self.unsupported(f"{target.name} cannot {what}, without autocast too: {_first_line(error)}")
+
     def unsupported(self, reason: str) -> None:
         """End the case: the target declares that it lacks this."""
         raise Unsupported(reason)

@@ -138,7 +138,7 @@ def _conclude(item: pytest.Item, found: Facts, call: pytest.CallInfo[None], repo
         waiver = None
     else:
         waiver = run.waiver_for(found.contract, found.id, found.target_name)
-    judgement = judge.excuse(judgement, waiver)
+    judgement = judge.excuse(judgement, waiver, case)
     if case is not None and judgement.verdict is Verdict.FAIL:
         _reproduce(item, found, case, judgement.reason)
     entry = judge.record(

@@ -23,6 +23,8 @@ _NO_KERNEL = re.compile(
     r"Could not run '([\w:.]+)' with arguments from the '\w+' backend|"
     r"[Oo]perator '?(aten::[\w.]+)'? is not (?:currently |yet )?(?:implemented|supported)"
 )
+# How evidence of a check's control is named: "control: the first step", "control, fp16: ...", "... (control)".
+_CONTROL = re.compile(r"^control\b|\(control\b[^()]*\)$")
 _ENDINGS: tuple[tuple[type[BaseException], Verdict], ...] = (
     (ContractViolation, Verdict.FAIL),
     (Unsupported, Verdict.UNSUPPORTED),
@@ -34,6 +36,12 @@ _ENDINGS: tuple[tuple[type[BaseException], Verdict], ...] = (
     (SyntaxError, Verdict.ERROR),
     (ImportError, Verdict.ERROR),
 )
+
+
+# What a look-up in a table raises: in a module of the suite its table lacks the entry. A check module also looks up
+# what torch made, such as an optimizer's state, and torch's own functions raise the rest of Python's exceptions.
+_OF_TABLES = (KeyError, ZeroDivisionError)
+_SUITE = __name__.split(".")[0]
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,8 @@ def judge(case: Case, error: BaseException | None) -> Judgement:
     verdict = next((verdict for kind, verdict in _ENDINGS if isinstance(error, kind)), None)
     if isinstance(error, NameError) and _raised_in_torch(error):
         verdict = None
+    if verdict is None and isinstance(error, _OF_TABLES) and _raised_in_the_suite(error):
+        verdict = Verdict.ERROR
     if verdict is Verdict.ERROR:
         return Judgement(verdict, f"{type(error).__name__}: {_first_line(error)}", _trace(error))
     if verdict is Verdict.INCONCLUSIVE and not case.contract.judges:
@@ -74,11 +84,15 @@ def lacks_kernel(error: BaseException | None) -> str | None:
     return next(filter(None, found.groups())) if found else None
 
 
-def excuse(judgement: Judgement, waiver: Waiver | None) -> Judgement:
-    """Turn a failure that `waiver` speaks of into WAIVED."""
-    if waiver is None or judgement.verdict is not Verdict.FAIL:
+def excuse(judgement: Judgement, waiver: Waiver | None, case: Case | None) -> Judgement:
+    """Turn a failure that `waiver` speaks of into WAIVED; no waiver speaks of a failed control."""
+    if waiver is None or judgement.verdict is not Verdict.FAIL or _control_failed(case):
         return judgement
     return Judgement(Verdict.WAIVED, judgement.reason, judgement.detail)
+
+
+def _control_failed(case: Case | None) -> bool:
+    return case is not None and any(not one.holds and _CONTROL.search(one.name) for one in case.evidence)
 
 
 def broken(error: BaseException, phase: str) -> Judgement:
@@ -129,6 +143,13 @@ def _raised_in_torch(error: BaseException) -> bool:
     """Whether the code that raised is torch's own: a variable that it never set is its fault, not the suite's."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return str(frame.f_globals.get("__name__")).split(".")[0] == "torch"
+
+
+def _raised_in_the_suite(error: BaseException) -> bool:
+    """Whether the code that raised is the suite's own, less its check modules."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    names = str(frame.f_globals.get("__name__")).split(".")
+    return names[0] == _SUITE and not names[-1].startswith("test_")
 
 
 def _first_line(error: BaseException) -> str:

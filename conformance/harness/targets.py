@@ -218,12 +218,29 @@ def resolve(name: str) -> Target:
             raise TargetError(f"there is no {name!r}: a machine has one cpu device; {_available()}")
         return Target("cpu", "cpu", None, is_fake=False)
     module = device_module(device.type)
+    if module is None:
+        return _unregistered(device)
     count = _device_count(module)
     if count == 0:
         raise TargetError(f"torch finds no {device.type} device on this machine; {_available()}")
     index = 0 if device.index is None else device.index
     if index >= count:
         raise TargetError(f"there is no {name!r}: torch finds {count} {device.type} device(s); {_available()}")
+    return Target(f"{device.type}:{index}", device.type, index, is_fake=False)
+
+
+def _unregistered(device: torch.device) -> Target:
+    """Return the target of a type without a device module, whose devices alone can say that they are there."""
+    index = 0 if device.index is None else device.index
+    try:
+        torch.empty(1, device=torch.device(device.type, index))
+    except Exception as error:
+        text = str(error).strip().splitlines() or [""]
+        missing = "--import the package that brings it; where it is imported, it does not call"
+        raise TargetError(
+            f"torch.{device.type} is not registered, and no tensor can be made on {device.type}:{index} "
+            f"({type(error).__name__}: {text[0][:120]}): {missing} torch._register_device_module; see docs/backends.md"
+        ) from None
     return Target(f"{device.type}:{index}", device.type, index, is_fake=False)
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from . import fingerprint, rollup, self_check, text
+from . import fingerprint, reach, rollup, self_check, text
 from .blocks import Block, Heading, Lines, Paragraph, Strong, Table
 from .values import Case, Contract, Evidence, Report, Waiver
 from .verdicts import Verdict
@@ -56,6 +56,7 @@ def _environment(report: Report) -> Iterator[Block]:
         ("ended", _ended(report)),
         *((name.replace("_", " "), "none" if value is None else value) for name, value in environment.items()),
         *((f"package {name}", version) for name, version in header.environment.packages.items()),
+        *((f"autocast kernels of {name}", reach.sources(files)) for name, files in header.autocast_kernels.items()),
         *((f"option {name.replace('_', ' ')}", value) for name, value in options.items()),
         *(header.flags.items()),
         *((f"variable {name}", value) for name, value in header.variables.items()),

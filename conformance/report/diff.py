@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from . import causes, fingerprint, rollup, speed, surface_diff, text
+from . import causes, fingerprint, reach, rollup, speed, surface_diff, text
 from .comparison import Change, Comparison, Kind, release
 from .surface import Backend
 from .values import AcceptedChange, Case, Evidence, OpPolicy, Report
@@ -71,6 +71,8 @@ def _facts(report: Report, shared: Collection[str], variables: bool) -> Iterator
         yield f"option {name}", _plain(value)
     for name, value in header.environment.packages.items():
         yield f"package {name}", value
+    for device_type, sources in header.autocast_kernels.items():
+        yield f"autocast kernels of {device_type}", reach.sources(sources)
 
 
 def _plain(value: Any) -> str:

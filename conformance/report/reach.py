@@ -100,3 +100,15 @@ def unjudged(devices: Mapping[str, str], judged: bool, driver: str | None, torch
             f"a GPU driver ({driver}) is here and torch {torch} finds no accelerator, so none was judged: see that "
             "this torch is built for it and that no variable hides it"
         )
+
+
+def sources(files: Mapping[str, int]) -> str:
+    """Say which files outside of torch registered how many autocast kernels of a device type."""
+    return ", ".join(f"{count} registered at {text.line(file)}" for file, count in sorted(files.items()))
+
+
+def overridden(kernels: Mapping[str, Mapping[str, int]], of_torch: Collection[str]) -> Iterator[str]:
+    """Say of which device types of `of_torch`, whose autocast is torch's own, an extension registered kernels."""
+    for device_type, files in kernels.items():
+        if device_type in of_torch:
+            yield f"autocast kernels of {device_type} that are not torch's: {sources(files)}"

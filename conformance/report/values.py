@@ -131,7 +131,8 @@ class Header:
     `not_judged` holds the accelerators of the machine that are no target of the run, each with what it calls itself.
     `op_policy` has, by backend, the rules of those that the run has targets of; None where this torch does not tell
     which rules it has. `not_in_force` has contracts that were asked for and are about other versions of torch, each
-    with the versions.
+    with the versions. `autocast_kernels` has, by device type, the files outside of torch that registered the autocast
+    kernels in force, each with their number.
     """
 
     suite: Suite
@@ -146,6 +147,7 @@ class Header:
     not_judged: Mapping[str, str] = field(default_factory=dict)
     op_policy: Mapping[str, OpPolicy] | None = None
     not_in_force: Mapping[str, str] = field(default_factory=dict)
+    autocast_kernels: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -128,6 +128,17 @@ def test_case_patterns_match_brackets_as_they_stand(toy: Toy) -> None:
     assert outcome.verdicts() == {"AMP-API-001[a]": "WAIVED", "AMP-API-001[b]": "FAIL", "AMP-API-002[c]": "PASS"}
 
 
+@pytest.mark.parametrize("control", ["control: y", "control, fp16: y", "y (control)"])
+def test_failed_control_is_never_waived(toy: Toy, control: str) -> None:
+    _suite(toy, second=f"case.equal({control!r}, 1, 2)")
+
+    outcome = _run(toy)
+
+    assert outcome.verdicts()["AMP-API-001[a]"] == "WAIVED"
+    assert outcome.verdicts()["AMP-API-001[b]"] == "FAIL"
+    assert outcome.status == 1
+
+
 def test_error_is_never_waived(toy: Toy) -> None:
     _suite(toy, second="undefined_name")
 

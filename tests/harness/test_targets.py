@@ -132,3 +132,11 @@ def test_smoke_notices_a_wrong_product(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_smoke_passes_on_stock_torch() -> None:
     assert targets.smoke(targets.resolve("cpu")) is None
+
+
+def test_device_without_a_module_is_tried_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(targets.TargetError, match=r"torch\.xla is not registered.*docs/backends\.md"):
+        targets.resolve("xla")
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: None)
+
+    assert targets.resolve("xla") == Target("xla:0", "xla", 0, is_fake=False)

@@ -61,6 +61,23 @@ def test_name_that_torch_itself_lacks_is_a_failure(toy: Toy, monkeypatch: pytest
     assert "UnboundLocalError" in outcome.output
 
 
+@pytest.mark.parametrize(
+    ("module", "verdict"),
+    [("conformance.oracles.tables", "ERROR"), ("conformance.chapters.cast.test_it", "FAIL"), ("torch.optim", "FAIL")],
+)
+def test_look_up_that_fails_in_a_table_of_the_suite_is_an_error(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch, module: str, verdict: str
+) -> None:
+    namespace: dict[str, Any] = {"__name__": module}
+    exec("def broken():\n    return {}['missing']\n", namespace)
+    monkeypatch.setattr(torch.amp, "GradScaler", namespace["broken"])
+    _one(toy, "case.equal('one', torch.amp.GradScaler(), 1)")
+
+    outcome = toy.run()
+
+    assert outcome.verdicts() == {"AMP-API-001[it]": verdict}
+
+
 def test_unsupported_beside_a_pass_is_conformant(toy: Toy) -> None:
     toy.contract("AMP-API-001")
     toy.contract("AMP-API-002")

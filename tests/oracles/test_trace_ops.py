@@ -75,3 +75,22 @@ def test_ops_are_counted_by_name_and_size() -> None:
 
 def test_ops_are_equal_by_name_and_types() -> None:
     assert trace_of(lambda: torch.ones(2) + 1).computing == [Op("aten::add", (torch.float32,), (torch.float32,))]
+
+
+def test_tensors_of_a_functionalizing_backend_are_known() -> None:
+    """As below XLA: ops get the tensors that the caller's wrap, and views are copies."""
+    weight = torch._to_functional_tensor(torch.randn(5, 4))
+    torch._enable_functionalization(reapply_views=False)
+    try:
+        with OpTrace() as trace:
+            weight.half().t()
+            casts = trace.casts_of(weight)
+            weight.add_(1)
+            view = weight.view(4, 5)
+            view.half()
+    finally:
+        torch._disable_functionalization()
+
+    assert casts == trace.conversions[:1]
+    assert [one.tensor for one in trace.conversions][-1:] == [one.tensor for one in trace.casts_of(view)]
+    assert "aten::t" in [op.name for op in trace.ops]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...oracles.trace.ops import Conversion, OpTrace
+from ...oracles.trace.ops import Conversion, OpTrace, identity
 from .cache_model import FLOATS, MODES, UPDATES, CacheModel, Setting, Step, Use, WeightSpec, called
 
 SIDE = 4  # of the square weights
@@ -178,7 +178,7 @@ class _Play:
             "* 1": lambda: weight * 1,
             "detach()": weight.detach,
         }[step.form]()
-        names = {id(formed): called(step.weight, step.form), id(other): "x"}
+        names = {identity(formed): called(step.weight, step.form), identity(other): "x"}
         self._trace.ops.clear()
         try:
             output = _CALLS[step.function](other, formed)
@@ -196,8 +196,8 @@ class _Play:
         if output.dtype != use.dtype:
             return f"its result is in {output.dtype}, not in {use.dtype}"
         with torch.inference_mode(False):
-            identity = self._model.weights[step.weight].identity
-            self._outputs.append((place, use, identity, output.detach().clone(), other))
+            owner = self._model.weights[step.weight].identity
+            self._outputs.append((place, use, owner, output.detach().clone(), other))
         if output.requires_grad and step.function == "linear":
             return self._wrong_gradient(step, weight, output, self._player.slopes[other.dtype])
         return None
@@ -216,8 +216,8 @@ class _Play:
 
     def _wrong_value(self) -> str | None:
         """Compare each result with that of manual casts, after all regions have ended."""
-        for place, use, identity, output, other in self._outputs:
-            content = self._contents[identity, use.content].to(use.dtype)
+        for place, use, owner, output, other in self._outputs:
+            content = self._contents[owner, use.content].to(use.dtype)
             transposed = content.t() if place.step.form == "t()" else content
             manual = _CALLS[place.step.function](other.to(use.dtype), transposed)
             if output.dtype != manual.dtype or not torch.equal(output, manual):

@@ -306,6 +306,7 @@ def test_new_weight_at_an_old_address(
     ones = torch.ones(1, side, device=target.device)
     block = torch.empty(side, side, device=target.device)
     uses = case.samples(quick=8, standard=24, full=500)
+    case.require_call(target, "share a storage", lambda: torch.empty_like(block).set_(block.untyped_storage()))
     with target.autocast(amp_dtype), mode():
         for number in range(uses):
             value = float(number % 32)
@@ -433,6 +434,13 @@ def test_without_gradients(
     mode: Callable[[], contextlib.AbstractContextManager],
 ) -> None:
     weight, features = weight_of(target, rng), features_of(target, rng)
+    lowered = weight.detach().to(amp_dtype)
+
+    def used() -> torch.Tensor:
+        with mode():
+            return linear(features.to(amp_dtype), lowered)
+
+    case.require_call(target, f"use a tensor of before under {mode.__name__}", used)
     with target.autocast(amp_dtype):
         linear(features, weight)
         with mode():

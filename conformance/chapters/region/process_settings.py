@@ -67,7 +67,8 @@ def _readers(device_type: str) -> dict[str, Callable[[], Any]]:
     if "numpy" in sys.modules:
         generator = sys.modules["numpy"].random.get_state
         readers["NumPy's random numbers"] = lambda: hash(tuple(map(bytes, generator()[1:2])) + generator()[2:])
-    if hasattr(module := torch.get_device_module(device_type), "get_rng_state"):
+    module: Any = getattr(torch, device_type, None)  # which a third party may not have registered
+    if hasattr(module, "get_rng_state"):
         readers[f"random numbers of {device_type}"] = lambda: _digest(module.get_rng_state())
     paths = (*_PUBLIC, *(flag.name.removeprefix("torch.") for flag in FLAGS))
     readers.update({f"torch.{path}": functools.partial(_value, path) for path in paths})

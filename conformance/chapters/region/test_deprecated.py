@@ -29,7 +29,7 @@ def deprecated_autocast(device_type: str, *arguments: object, **options: object)
         return getattr(torch, device_type).amp.autocast(*arguments, **options)
 
 
-@contract("AMP-REGION-060", on=("cpu", "torch.cuda"))
+@contract("AMP-REGION-060", on=("torch.cpu", "torch.cuda"))
 def test_deprecated_spelling(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
     kind, before = target.device_type, observe()
 

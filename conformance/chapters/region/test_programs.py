@@ -10,6 +10,7 @@ from types import CodeType
 
 import pytest
 import torch
+from torch.cuda.amp.common import amp_definitely_not_available
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
@@ -66,7 +67,9 @@ def regions_of(target: Target, others: Sequence[str], *dtypes: torch.dtype | Non
 
 def neighbours(target: Target) -> list[str]:
     """Return other device types than the target's, whose regions torch opens without the hardware."""
-    return [kind for kind in ("xpu", "hpu", "cuda", "cpu") if kind != target.device_type][:3]
+    kinds = [kind for kind in ("xpu", "hpu", "cuda", "cpu") if kind != target.device_type][:3]
+    # With torch_xla installed and no CUDA, torch opens CUDA's regions of fp16 and refuses those of bf16.
+    return [kind for kind in kinds if kind != "cuda" or torch.cuda.is_available() or amp_definitely_not_available()]
 
 
 def explored(case: Case) -> int:

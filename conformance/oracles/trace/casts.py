@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .ops import Conversion, OpTrace
+from .ops import Conversion, OpTrace, identity
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def traced_casts(trace: OpTrace, call: partial[Any]) -> list[Cast]:
     Autocast casts with `Tensor.to`, which is dispatched as `aten::_to_copy` of the very tensor that the caller passed;
     so an argument is known by its identity.
     """
-    paths = {id(tensor): path for path, tensor in arguments(call)}
+    paths = {identity(tensor): path for path, tensor in arguments(call)}
     return [Cast(paths.get(one.tensor), one.source, one.target, one.kept_layout) for one in trace.conversions]
 
 

@@ -26,10 +26,26 @@ BOOKKEEPING = frozenset(
     )
 )
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def identity(tensor: torch.Tensor) -> int:
+    """Return the `id` by which a trace knows a tensor.
+
+    Below the functionalization of a backend such as XLA, ops get the tensor that the caller's one wraps.
+    """
+    if type(tensor) not in _PLAIN or not torch._is_functional_tensor(tensor):
+        return id(tensor)
+    torch._sync(tensor)  # what a view of an updated tensor wraps is made anew at its next use
+    return id(torch._from_functional_tensor(tensor))
+
 
 @dataclass(frozen=True)
 class Conversion:
-    """A tensor's copy in another dtype. Neither tensor is kept alive: `tensor` is an id, `result` a weak reference."""
+    """A tensor's copy in another dtype; neither is kept alive.
+
+    `tensor` is an `identity`, `result` a weak reference.
+    """
 
     tensor: int
     source: torch.dtype
@@ -64,8 +80,8 @@ class OpTrace(TorchDispatchMode):
     """Record the ops below autograd and autocast while the mode is entered, but for queries of a tensor (prim).
 
     Enter it inside the fake mode if any; fake kernels that ask for missing hardware are replaced. A trace compares
-    tensors by `id`: keep those alive that you ask it about. Autograd's worker threads inherit the mode from the thread
-    that called backward, so the backward of an accelerator is recorded too.
+    tensors by `identity`: keep those alive that you ask it about. Autograd's worker threads inherit the mode from the
+    thread that called backward, so the backward of an accelerator is recorded too.
     """
 
     @classmethod
@@ -87,7 +103,7 @@ class OpTrace(TorchDispatchMode):
         keywords = kwargs or {}
         result = call_op(func, args, keywords)
         if func.namespace != "prim":
-            self.ops.append(_recorded(func._schema.name, args, keywords, result))
+            self.ops.append(_recorded(_unfunctional(func._schema.name), args, keywords, result))
         return result
 
     @property
@@ -111,7 +127,7 @@ class OpTrace(TorchDispatchMode):
 
     def casts_of(self, tensor: torch.Tensor) -> list[Conversion]:
         """Return the casts of one tensor, which must have been alive all the time."""
-        return [one for one in self.conversions if one.tensor == id(tensor)]
+        return [one for one in self.conversions if one.tensor == identity(tensor)]
 
 
 def trace_of(call: Callable[[], object]) -> OpTrace:
@@ -130,12 +146,18 @@ def first_difference(seen: Sequence[Op], predicted: Sequence[Op]) -> str | None:
     return None
 
 
+def _unfunctional(name: str) -> str:
+    """Return the name of the view that functionalization replaced by a copy: `aten::t` for `aten::t_copy`."""
+    view = name.removesuffix("_copy")
+    return view if view in BOOKKEEPING else name
+
+
 def _recorded(name: str, args: tuple[Any, ...], keywords: dict[str, Any], result: Any) -> Op:
     given = list(_tensors((*args, *keywords.values())))
     conversion = None
     if name in _CASTS and result.dtype != args[0].dtype:
         kept = _strides(result) == _strides(args[0])
-        conversion = Conversion(id(args[0]), args[0].dtype, result.dtype, kept, weakref.ref(result))
+        conversion = Conversion(identity(args[0]), args[0].dtype, result.dtype, kept, weakref.ref(result))
     elements = max((tensor.numel() for tensor in given), default=0)
     return Op(name, _floating(given), _floating(_tensors((result,))), elements, conversion)
 
