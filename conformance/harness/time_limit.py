@@ -52,7 +52,8 @@ class TimeLimit:
         """Say that something needs `seconds` and which --time-limit gives as many to the case that runs now."""
         limit = self._spent + (seconds if spent_too else seconds / self._share)
         needed = limit if spent_too else seconds
-        return f"needs about {rounded(needed)}; --time-limit {round_up(limit)}"
+        # An estimate that was too short is no reason to name a limit that did not suffice.
+        return f"needs about {rounded(needed)}; --time-limit {round_up(max(limit, 1.5 * self.seconds))}"
 
 
 def rounded(seconds: float) -> str:
