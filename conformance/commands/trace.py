@@ -56,17 +56,21 @@ def _trace(arguments: argparse.Namespace) -> int:
         built = user_workload.Builder(arguments.workload, user_workload.load(arguments.workload)).build(target.device)
     except user_workload.OwnError as error:
         raise UsageError(f"{arguments.workload}: {error}") from None
+    if built.dtype not in (None, dtype):
+        raise UsageError(f"{arguments.workload}: its autocast settings have the dtype {built.dtype}: add --amp-dtype")
+    if arguments.scale is None:
+        scale = built.settings.get("init_scale", scale)
     account = _trained(
         nonfinite.trace,
         arguments.workload,
         built.model,
-        built.optimizer,
+        built.optimizers[0],
         built.loss,
         built.batches,
         dtype=dtype,
         steps=arguments.steps,
         scale=scale if arguments.amp_dtype == "fp16" else None,
-        clip=built.clip,
+        **built.loop(),
     )
     show("\n".join(_told(account, f"{arguments.workload} on {target.name}, autocast in {arguments.amp_dtype}")))
     return DIFFERENT if account.spoiled else OK
@@ -77,8 +81,9 @@ def _trained(train: Callable[..., Any], name: str, *arguments: Any, **options: A
     try:
         return train(*arguments, **options)
     except Exception as error:
-        first = (str(error).strip().splitlines() or [""])[0]
-        raise UsageError(f"{name}: the run raised {type(error).__name__}: {first}") from None
+        from ..workloads.user_workload import told
+
+        raise UsageError(f"{name}: the run raised {told(error)}") from None
 
 
 def _told(account: Any, what: str) -> Iterator[str]:

@@ -18,6 +18,7 @@ from ..report.values import Evidence, Relation
 from .catalogue import Contract
 from .endings import ContractViolation, Inconclusive, Unsupported, Untestable
 from .evidence import plain, sentence
+from .time_limit import rounded
 
 if TYPE_CHECKING:
     import torch
@@ -107,14 +108,31 @@ def needs(*capabilities: str) -> Callable[[Check], Check]:
     return mark
 
 
+def trains(*, fewest: int, quick: int, standard: int, full: int) -> Callable[[Check], Check]:
+    """Say how many training steps a check of the user's workload takes by level, and the fewest that it can do with.
+
+    Its case has a share of --time-limit and a line of progress; what it takes is estimated from these numbers.
+    """
+
+    def mark(check: Check) -> Check:
+        marked: Check = pytest.mark.trains(fewest=fewest, quick=quick, standard=standard, full=full)(check)
+        return marked
+
+    return mark
+
+
 @dataclass(frozen=True)
 class Allotment:
-    """What one timed case was given: when it has to end, where its progress shows, who else wants its times."""
+    """What one case was given: when it has to end, where its progress shows, who else wants its times.
+
+    `needs` says in words which option would give it that many seconds.
+    """
 
     ends: float
     show: Callable[[str], None]
     publish: Callable[[Sequence[float], Mapping[str, Any]], None]
     now: Callable[[], float] = time.monotonic
+    needs: Callable[[float], str] = lambda seconds: f"needs about {rounded(seconds)}"
 
     @property
     def seconds_left(self) -> float:
@@ -139,7 +157,7 @@ class Case:
         self.amp_dtypes = amp_dtypes  # those of the run that the check is about, for a check that tries them all
         self.evidence: list[Evidence] = []
         self.snippet: str | None = None
-        self.allotment: Allotment | None = None  # of a check that is `timed`
+        self.allotment: Allotment | None = None  # of a check that is `timed`, or of the user's workload
         self._substitutions = substitutions
 
     def equal(self, what: str, seen: Any, expected: Any) -> None:
@@ -312,6 +330,11 @@ class Case:
     def inconclusive(self, reason: str) -> None:
         """End the case: the measurement is too noisy to decide."""
         raise Inconclusive(reason)
+
+    def out_of_time(self, what: str, seconds: float) -> None:
+        """End the case: it was not given the `seconds` that `what`, the least that decides, takes."""
+        words = f"needs about {rounded(seconds)}" if self.allotment is None else self.allotment.needs(seconds)
+        raise Inconclusive(f"{what} {words}")
 
     def _judge(self, what: str, measured: Any, relation: Relation, bound: Any, unit: str, holds: bool) -> None:
         seen, wanted = plain(measured), plain(bound)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ..report import rollup
-from . import benchmarks, parallel
+from . import benchmarks, cost, parallel
 from .check import DEPTHS
 from .items import Facts, depth, facts
 from .keys import RUN
@@ -152,6 +152,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         if not found.stand_in:
             run.collected.append((found.contract, found.id, found.target_name))
     _refuse_repeated_ids(run)
+    run.time_limit.plan(found.steps.get("fewest", 1) for item in kept if (found := facts(item)) and found.own)
     run.deadlines.plan((run.catalogue.contracts[found.contract], found.target.device_type) for found in timed)
     # Stable: whatever order a plugin made is kept, but what needs an idle machine runs after all else, and what shares
     # a deadline in the order of the files, so that each run divides it alike: what is judged before information.
@@ -166,6 +167,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     run = session.config.stash[RUN]
     if run.sought is None:
         run.scheduled.update(found.id for item in session.items if (found := facts(item)) is not None)
+
+
+def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
+    """Say what the judgement of the user's workload takes, by its pace, and what limits it."""
+    run = config.stash[RUN]
+    own = [found for item in items if (found := facts(item)) is not None and found.own]
+    return cost.lines(run, own) if own and run.own is not None else []
 
 
 @pytest.hookimpl(wrapper=True)

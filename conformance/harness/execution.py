@@ -14,7 +14,7 @@ import pytest
 
 from ..report.encode import encode_case
 from ..report.verdicts import Verdict
-from . import benchmarks, measuring
+from . import benchmarks, cost, measuring
 from .check import Allotment
 from .endings import ContractViolation, Unsupported, Untestable
 from .items import Facts, facts, of_case
@@ -48,7 +48,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     before, run = state.Snapshot(), item.config.stash[RUN]
     try:
         state.seed_everything(seed_of(item))
-        _require_capabilities(found)
+        _require_capabilities(found, item.config.stash[RUN])
         with nullcontext() if found.target is None else found.target.current(), _measuring(item, found):
             result = yield
         lost_device.settle(run.accelerators)
@@ -71,29 +71,38 @@ def _restore(before: Snapshot, run: Run) -> None:
 @contextmanager
 def _measuring(item: pytest.Item, found: Facts) -> Generator[None]:
     """Give a timed check what it needs; raises where it cannot be had or the deadline has passed."""
-    if not found.timed:
+    if not found.timed and not found.own:
         yield
         return
-    if sys.gettrace() is not None or sys.getprofile() is not None:
+    if found.timed and (sys.gettrace() is not None or sys.getprofile() is not None):
         raise Untestable("a profiler, debugger or coverage tool watches each call, and would be timed: run without it")
     run = item.config.stash[RUN]
     progress = measuring.Progress(item.config)
-    item.stash[CASE].allotment = Allotment(
-        run.deadlines.begin(run.catalogue.contracts[found.contract]),
-        progress.show,
-        functools.partial(benchmarks.publish, item),
-        run.deadlines.now,
-    )
+    contract = run.catalogue.contracts[found.contract]
+    publish = functools.partial(benchmarks.publish, item)
+    if found.own:
+        limit = run.time_limit
+        ends = limit.begin(contract, found.steps.get("fewest", 1), cost.longest_step(run, found.target))
+        item.stash[CASE].allotment = Allotment(ends, progress.show, publish, limit.now, limit.words)
+    if found.timed:
+        ends = run.deadlines.begin(contract)
+        if found.own:
+            ends = min(ends, run.deadlines.now() + item.stash[CASE].allowance)
+        item.stash[CASE].allotment = Allotment(ends, progress.show, publish, run.deadlines.now)
     try:
         yield
     finally:
         progress.clear()
 
 
-def _require_capabilities(found: Facts) -> None:
+def _require_capabilities(found: Facts, run: Run) -> None:
     target, dtype = found.target, found.parameters.get("amp_dtype")
     if target is None:
         return
+    if found.own and run.own is not None and dtype is not None:
+        only = run.own.only.get(target.device)
+        if only not in (None, dtype):
+            raise Unsupported(f"the workload's autocast settings have the dtype {only}, so that {dtype} is not judged")
     if dtype is not None and not target.supports(dtype):
         raise Unsupported(f"{target.name} ({target.probe['name']}) does not compute natively in {dtype}")
     for capability in found.needs:

@@ -17,6 +17,7 @@ _MARKS = (
     "needs(capabilities): what the target must be capable of, or UNSUPPORTED",
     "applies(absent): absent(target) says what the machine cannot have, or None",
     "timed: the check takes times or peaks of memory, on a machine of its own",
+    "trains(fewest, quick, standard, full): how many steps the check trains the user's workload, by level",
     "alone: the check needs most of the memory, so that it runs after all others, in one process",
 )
 
@@ -44,7 +45,11 @@ class Facts:
     """Whether it is no case, but stands for those that the targets or dtypes of the run leave out."""
     timed: bool
     alone: bool
-    """Whether the case runs after all others, in one process; those that are timed do."""
+    """Whether the case runs after all others, in one process; those that are timed or of the user's workload do."""
+    own: bool
+    """Whether it is about the user's workload."""
+    steps: Mapping[str, int]
+    """How many steps it trains the user's workload, by level, and the fewest; empty where nobody said."""
     by_target: bool
     needs: tuple[str, ...]
     """The capabilities of a target that the check is about."""
@@ -87,6 +92,7 @@ def _read(item: pytest.Item) -> Facts | None:
     callspec = getattr(item, "callspec", None)
     parameters = {} if callspec is None else dict(callspec.params)
     stand_in = any(name in parameters and parameters[name] is None for name in ("target", "amp_dtype"))
+    own = "own" in getattr(item, "fixturenames", ()) and not stand_in
     name = getattr(item, "originalname", item.name).removeprefix("test_")
     return Facts(
         contract=contract.args[0],
@@ -97,7 +103,9 @@ def _read(item: pytest.Item) -> Facts | None:
         depth=depth(marks),
         stand_in=stand_in,
         timed="timed" in closest and not stand_in,
-        alone=("timed" in closest or "alone" in closest) and not stand_in,
+        alone=own or (("timed" in closest or "alone" in closest) and not stand_in),
+        own=own,
+        steps=dict(closest["trains"].kwargs) if "trains" in closest else {},
         by_target="per_target" in closest,
         needs=tuple(name for mark in marks if mark.name == "needs" for name in mark.args),
         absent=closest["applies"].args[0] if "applies" in closest and not stand_in else None,

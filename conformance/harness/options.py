@@ -52,6 +52,7 @@ class Options:
     baseline: Path | None
     accepted_changes: tuple[Path, ...]
     workload: str | None
+    time_limit: float | None
     expectations: tuple[Path, ...]
     self_check: bool
     case_timeout: float | None
@@ -141,6 +142,12 @@ def add(parser: pytest.Parser) -> None:
         "--chapter or --contract say what else",
     )
     group.addoption(
+        "--time-limit",
+        metavar="SECONDS",
+        help="with --workload: how long its judgement may take (default 120, 600, 3000 by level); seeds and steps are "
+        "fewer where that is short",
+    )
+    group.addoption(
         "--expectations",
         action="append",
         default=[],
@@ -203,6 +210,8 @@ def read(config: pytest.Config) -> Options:
         raise pytest.UsageError(f"--seed: {option.seed!r} is not a whole number") from None
     if not 0 <= seed < 2**63:
         raise pytest.UsageError(f"--seed: {seed} is not between 0 and 2**63 - 1")
+    if option.time_limit is not None and option.workload is None:
+        raise pytest.UsageError("--time-limit bounds the judgement of a model of your own: add --workload")
     here = config.invocation_params.dir
     if option.report is not None and option.baseline is not None:
         written = (here / option.report / "report.json").resolve()
@@ -225,24 +234,25 @@ def read(config: pytest.Config) -> Options:
         baseline=None if option.baseline is None else here / option.baseline,
         accepted_changes=tuple(here / path for path in option.accepted_changes),
         workload=option.workload,
+        time_limit=_seconds("--time-limit", option.time_limit, 1),
         expectations=tuple(here / path for path in option.expectations),
         self_check=option.self_check,
-        case_timeout=_seconds(option.case_timeout),
+        case_timeout=_seconds("--case-timeout", option.case_timeout, 0),
         labels=_labels(option.label),
         imports=tuple(option.imports),
         op_policies=tuple(map(_op_policy, option.op_policy)),
     )
 
 
-def _seconds(given: str | None) -> float | None:
+def _seconds(name: str, given: str | None, least: int) -> float | None:
     if given is None:
         return None
     try:
         seconds = float(given)
     except ValueError:
         seconds = -1.0
-    if not 0 <= seconds <= 10**6:
-        raise pytest.UsageError(f"--case-timeout: {given!r} is not a number of seconds from 0 to 1000000")
+    if not least <= seconds <= 10**6:
+        raise pytest.UsageError(f"{name}: {given!r} is not a number of seconds from {least} to 1000000")
     return seconds
 
 

@@ -16,6 +16,7 @@ import pytest
 from ..report import text
 from . import measuring
 from .items import facts
+from .time_limit import rounded
 
 if TYPE_CHECKING:
     from .run import Run
@@ -76,7 +77,7 @@ class Meter:
     def words(self) -> str:
         """Return the line for a person: `scale: 1200 cases left, about 40 s`."""
         left = text.count(self._left(), "case")
-        return f"{self._last['chapter']}: {left} left, about {_rounded(self.seconds_left())}"
+        return f"{self._last['chapter']}: {left} left, about {rounded(self.seconds_left())}"
 
     def seconds_left(self) -> float:
         """Estimate the rest of the run: timed chapters take their deadline, other cases as long as those before."""
@@ -111,10 +112,3 @@ class Meter:
                 os.replace(new, file)
             except OSError:
                 new.unlink(missing_ok=True)
-
-
-def _rounded(seconds: float) -> str:
-    """Return a duration as exact as an estimate is: `40 s`, `3 min`."""
-    if seconds < 90:
-        return f"{max(5, round(seconds / 5) * 5)} s"
-    return f"{round(seconds / 60)} min"

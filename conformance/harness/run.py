@@ -21,6 +21,7 @@ from .expectations import Expectations
 from .measuring import Deadlines
 from .options import Options
 from .targets import Target
+from .time_limit import LIMITS, TimeLimit
 from .waivers import Waiver
 
 
@@ -31,6 +32,11 @@ class Surroundings:
     here: Path
     selection: str | None
     workers: int
+
+
+def limit_of(options: Options) -> float:
+    """Return the seconds that the judgement of the user's workload may take."""
+    return LIMITS[options.level] if options.time_limit is None else options.time_limit
 
 
 class Run:
@@ -64,6 +70,7 @@ class Run:
         self.surroundings = surroundings
         self.depth = DEPTHS.index(options.level)
         self.deadlines = Deadlines(options.level)
+        self.time_limit = TimeLimit(limit_of(options))
         self.accelerators = lost_device.watched(run_targets)
         # What was collected.
         self.reasons: dict[str, str] = {}  # contracts that have no case, each with the reason

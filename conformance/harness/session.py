@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,12 @@ import torch
 from ..oracles.policy import declared
 from ..report import baselines, comparison, document, values
 from ..workloads import user_workload
-from . import accepted, backends, environment, expectations, options, state, targets, waivers
+from . import accepted, backends, environment, expectations, options, parallel, state, targets, waivers
 from . import catalogue as catalogues
 from .catalogue import Catalogue
 from .contradictions import contradictions
 from .options import Options
-from .run import Run, Surroundings
+from .run import Run, Surroundings, limit_of
 from .targets import Target
 from .waivers import Waiver
 
@@ -108,11 +109,32 @@ def _user_workload(
         function = user_workload.load(asked.workload, config.invocation_params.dir)
         builder = user_workload.Builder(asked.workload, function)
         for target in [] if config.option.collectonly else real:
+            _say(
+                config, f"workload: {asked.workload} on {target.name}: one pass over its batches in fp32, and two steps"
+            )
             with state.kept():
-                user_workload.probe(builder, target.device)
+                _try(builder, target, asked)
     except user_workload.OwnError as error:
         raise pytest.UsageError(f"--workload {asked.workload}: {error}") from None
     return builder
+
+
+def _try(builder: user_workload.Builder, target: Target, asked: Options) -> None:
+    """Try the workload in fp32, and two steps in each dtype that is to be judged, which says what a step takes."""
+    user_workload.probe(builder, target.device, user_workload.TRIED * limit_of(asked))
+    only = builder.only[target.device]
+    for dtype in (targets.AMP_DTYPES[name] for name in asked.amp_dtypes):
+        if only in (None, dtype) and target.supports(dtype):
+            builder.raises(target.device, dtype)
+
+
+def _say(config: pytest.Config, words: str) -> None:
+    """Write a line before pytest writes its own: a model may take a minute to build."""
+    capture = config.pluginmanager.get_plugin("capturemanager")
+    if getattr(config.option, "verbose", 0) < 0 or parallel.is_worker(config):
+        return
+    with nullcontext() if capture is None else capture.global_and_fixture_disabled():
+        print(words, flush=True)
 
 
 def _expectations(asked: Options, run_targets: tuple[Target, ...]) -> expectations.Expectations:

@@ -39,7 +39,9 @@ class Watchdog:
     def __init__(self, run: Run, ended: Ended) -> None:
         self._run = run
         asked = run.options.case_timeout
-        self._limit = SECONDS[run.options.level] if asked is None else asked
+        # A case of the user's workload may take all of --time-limit, and ends with the step that it is in then.
+        least = 2 * run.time_limit.seconds if run.options.time_limit is not None else 0.0
+        self._limit = max(SECONDS[run.options.level], least) if asked is None else asked
         self._ended = ended
         self._lock = threading.Lock()
         self._now: tuple[pytest.Item, Facts, float] | None = None

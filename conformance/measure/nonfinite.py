@@ -380,6 +380,19 @@ class Account:
         return bool(self.bad_weight) or self.collapsed or every or not all(map(math.isfinite, self.losses))
 
 
+@dataclass(frozen=True)
+class _Loop:
+    """How a step is taken: what is called in which order, and with which settings."""
+
+    model: torch.nn.Module
+    optimizers: tuple[torch.optim.Optimizer, ...]
+    loss: Callable[[Any, Any], torch.Tensor]
+    scaler: torch.amp.GradScaler
+    region: Callable[[], contextlib.AbstractContextManager[object]]
+    clip: float | None
+    after: Callable[[], object] | None
+
+
 def trace(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -390,68 +403,73 @@ def trace(
     steps: int | None = None,
     scale: float | None = 65536.0,
     clip: float | None = None,
+    others: Iterable[torch.optim.Optimizer] = (),
+    accumulate: int = 1,
+    after: Callable[[], object] | None = None,
+    scaler: Mapping[str, Any] | None = None,
+    autocast: Mapping[str, Any] | None = None,
 ) -> Account:
     """Train as the documented loop does, autocast in `dtype` and a GradScaler that starts at `scale`, and watch.
 
     Without a scale there is no scaler. Inputs may be a tensor, a tuple (by position) or a dict (by keyword). Ends
-    after `steps` iterations (default: one for each batch), or with a weight that is not finite.
+    after `steps` iterations (default: one for each batch), or with a weight that is not finite. `others` are further
+    optimizers; each iteration takes `accumulate` batches and ends with a call of `after`; `scaler` and `autocast` are
+    further arguments of GradScaler and of torch.autocast.
     """
     device = next(model.parameters()).device.type
-    scaler = torch.amp.GradScaler(device, init_scale=scale or 1.0, enabled=scale is not None)
+    settings = {"init_scale": scale or 1.0, "enabled": scale is not None}
+    loop = _Loop(
+        model,
+        (optimizer, *others),
+        loss,
+        torch.amp.GradScaler(device, **{**(scaler or {}), **settings}),
+        lambda: torch.autocast(device, dtype=dtype, **(autocast or {})),
+        clip,
+        after,
+    )
     account, given = Account(), list(batches)
     with Trace(model) as watch:
         for name, weight in model.named_parameters():
             watch.hand(f"the weight {name}", weight.detach())
         for number in range(len(given) if steps is None else steps):
-            inputs, target = given[number % len(given)]
-            watch.iteration, watch.scale = number, None if scale is None else float(scaler.get_scale())
-            _iteration(watch, account, model, optimizer, loss, (inputs, target), scaler, dtype, clip)
+            first = number * accumulate
+            taken = [given[place % len(given)] for place in range(first, first + accumulate)]
+            watch.iteration, watch.scale = number, None if scale is None else float(loop.scaler.get_scale())
+            _iteration(watch, account, loop, taken)
             if account.bad_weight:
                 break
         account.peak = watch.peak
     if scale is not None:
-        account.scales.append(float(scaler.get_scale()))
+        account.scales.append(float(loop.scaler.get_scale()))
     return account
 
 
-def _iteration(
-    watch: Trace,
-    account: Account,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    loss: Callable[[Any, Any], torch.Tensor],
-    batch: tuple[Any, Any],
-    scaler: torch.amp.GradScaler,
-    dtype: torch.dtype,
-    clip: float | None,
-) -> None:
-    device = next(model.parameters()).device.type
+def _iteration(watch: Trace, account: Account, loop: _Loop, batches: Sequence[tuple[Any, Any]]) -> None:
     if watch.scale is not None:
         account.scales.append(watch.scale)
-    watch.phase = "forward"
-    watch.hand("the batch's inputs", batch[0])
-    watch.hand("the batch's target", batch[1])
-    optimizer.zero_grad()
-    with torch.autocast(device, dtype=dtype):
-        output = called(model, batch[0])
-        watch.phase = "loss"
-        value = loss(output, batch[1])
-    watch.phase = "scaling"
-    scaled = scaler.scale(value)
-    watch.phase = "backward"
-    scaled.backward()
-    named = list(model.named_parameters())
-    found = watch.cause(value.detach(), scaled.detach(), *(weight.grad for _, weight in named))
+    for optimizer in loop.optimizers:
+        optimizer.zero_grad()
+    named = list(loop.model.named_parameters())
+    values: list[float] = []
+    found: Cause | None = None
+    for batch in batches:
+        value, cause = _backward(watch, loop, batch, len(batches), [weight for _, weight in named])
+        values.append(value)
+        found = found or cause
     watch.phase = "step"
-    if clip is not None:
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
-    scaler.step(optimizer)
-    scaler.update()
-    account.losses.append(float(value.detach()))
+    if loop.clip is not None:
+        for optimizer in loop.optimizers:
+            loop.scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(loop.model.parameters(), loop.clip)
+    for optimizer in loop.optimizers:
+        loop.scaler.step(optimizer)
+    loop.scaler.update()
+    if loop.after is not None:
+        loop.after()
+    account.losses.append(sum(values))
     if found is not None:
         account.causes.append(found)
-    if watch.scale is not None and scaler.get_scale() < watch.scale:
+    if watch.scale is not None and loop.scaler.get_scale() < watch.scale:
         account.skipped.append(watch.iteration)
     for name, weight in named:
         if (cause := watch.cause(weight.detach())) is not None and not account.bad_weight:
@@ -459,11 +477,32 @@ def _iteration(
             account.causes += [] if found is not None else [cause]
 
 
+def _backward(
+    watch: Trace, loop: _Loop, batch: tuple[Any, Any], shares: int, weights: Sequence[torch.nn.Parameter]
+) -> tuple[float, Cause | None]:
+    """Run one batch forward and backward; return its part of the loss and the cause of what is not finite."""
+    watch.phase = "forward"
+    watch.hand("the batch's inputs", batch[0])
+    watch.hand("the batch's target", batch[1])
+    with loop.region():
+        output = called(loop.model, batch[0])
+        watch.phase = "loss"
+        value = loop.loss(output, batch[1])
+        value = value / shares if shares > 1 else value
+    watch.phase = "scaling"
+    scaled = loop.scaler.scale(value)
+    watch.phase = "backward"
+    scaled.backward()
+    found = watch.cause(value.detach(), scaled.detach(), *(weight.grad for weight in weights))
+    return float(value.detach()), found
+
+
 def called(model: torch.nn.Module, inputs: Any) -> Any:
     """Call a model with inputs by keyword (a dict), by position (a tuple or list) or alone."""
     if isinstance(inputs, Mapping):
         return model(**inputs)
-    return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
+    # Not a named tuple, such as a PackedSequence: that is one input.
+    return model(*inputs) if type(inputs) in (tuple, list) else model(inputs)
 
 
 @contextlib.contextmanager

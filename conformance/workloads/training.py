@@ -15,7 +15,10 @@ Region = Callable[[], AbstractContextManager[object]]
 class Workload:
     """A model on its device with the optimizer, loss and batches that it is trained with.
 
-    `batches` are (input, target) pairs, used in order, epoch after epoch; `clip` is the maximum gradient norm.
+    `batches` are (input, target) pairs, used in order, epoch after epoch; `clip` is the maximum gradient norm. Where
+    the model has several optimizers the `others` step after `optimizer`. Each step sums the gradients of `accumulate`
+    batches, each loss divided by their number. `after` runs behind each step, also a skipped one, so that schedules
+    stay in phase: schedulers, averages of weights.
     """
 
     model: torch.nn.Sequential
@@ -23,6 +26,14 @@ class Workload:
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     batches: list[tuple[torch.Tensor, torch.Tensor]]
     clip: float | None = None
+    others: tuple[torch.optim.Optimizer, ...] = ()
+    accumulate: int = 1
+    after: Callable[[], object] | None = None
+
+    @property
+    def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
+        """Return all optimizers, in the order of their steps."""
+        return (self.optimizer, *self.others)
 
     def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the batch of the step with that number, counted from 0 and over all epochs."""
@@ -34,17 +45,26 @@ def train_step(work: Workload, step: int, region: Region, scaler: torch.amp.Grad
 
     A disabled scaler makes it the plain step. Gradients are left unscaled and, where the workload says so, clipped.
     """
-    inputs, target = work.batch(step)
-    work.optimizer.zero_grad()
-    with region():
-        loss = work.loss(work.model(inputs), target)
-    scaler.scale(loss).backward()
+    for optimizer in work.optimizers:
+        optimizer.zero_grad()
+    losses = []
+    for number in range(step * work.accumulate, (step + 1) * work.accumulate):
+        inputs, target = work.batch(number)
+        with region():
+            loss = work.loss(work.model(inputs), target)
+            loss = loss / work.accumulate if work.accumulate > 1 else loss
+        scaler.scale(loss).backward()
+        losses.append(loss.detach())
     if work.clip is not None:
-        scaler.unscale_(work.optimizer)
+        for optimizer in work.optimizers:
+            scaler.unscale_(optimizer)
         torch.nn.utils.clip_grad_norm_(work.model.parameters(), work.clip)
-    scaler.step(work.optimizer)
+    for optimizer in work.optimizers:
+        scaler.step(optimizer)
     scaler.update()
-    return loss.detach()
+    if work.after is not None:
+        work.after()
+    return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
 
 def train(work: Workload, steps: int, region: Region, scaler: torch.amp.GradScaler) -> list[float]:

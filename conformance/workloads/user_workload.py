@@ -1,25 +1,28 @@
 """Load a user's workload named `module:function` and validate it by the protocol before anything is judged.
 
 The function takes the torch.device to build on and returns a dict: `model` (a torch.nn.Module), `optimizer` (a
-torch.optim.Optimizer over its parameters), `loss` (a callable of output and target that gives a scalar tensor),
-`batches` (pairs of inputs and target; a tuple of inputs is passed by position, a dict by keyword) and, if gradients
-are clipped, `clip` (their largest norm). It is called anew for each run, with the generators of torch and of Python's
-`random` seeded before.
+torch.optim.Optimizer over its parameters, or several), `loss` (a callable of output and target that gives a scalar
+tensor), `batches` (pairs of inputs and target; a tuple of inputs is passed by position, a dict by keyword) and, as the
+user's loop has them, the keys of OPTIONAL. It is called anew for each run, with the generators of torch, of Python's
+`random` and of numpy seeded before.
 See docs/own-workloads.md.
 """
 
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import importlib.util
 import itertools
+import math
 import random
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,13 +30,22 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from .training import Workload
+from .training import Workload, train_step
 
 Function = Callable[[torch.device], object]
 
 REQUIRED = ("model", "optimizer", "loss", "batches")
+OPTIONAL = ("clip", "accumulate", "scheduler", "after_step", "scaler", "autocast")
+SCALER_SETTINGS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
+AUTOCAST_SETTINGS = ("dtype", "cache_enabled")
 MOST_BATCHES = 64
 """As many batches are taken; a data loader may have any number."""
+TRIED = 0.1
+"""The share of the time limit in which batches are tried before anything is judged; only those tried are used."""
+_SLOW_START = 2.0
+"""A first step that takes so many times as long as the second is timed again, in a run of its own."""
+_SAME_LOSS = 0.01
+"""Two losses of the same weights and batch differ by less, relative, whatever the order of the sums."""
 
 
 # What stands between the suite and the user's code in a traceback: the suite, torch and Python itself.
@@ -67,41 +79,132 @@ class Called(torch.nn.Module):
 class Own:
     """What the user's function built on one device."""
 
+    device: torch.device
     model: torch.nn.Module
-    optimizer: torch.optim.Optimizer
+    optimizers: tuple[torch.optim.Optimizer, ...]
     loss: Callable[[Any, Any], torch.Tensor]
     batches: list[tuple[Any, Any]]
-    clip: float | None
+    clip: float | None = None
+    accumulate: int = 1
+    after: Callable[[], None] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The settings of GradScaler."""
+    autocast: Mapping[str, Any] = field(default_factory=dict)
+    """The settings of torch.autocast but its dtype."""
+    dtype: torch.dtype | None = None
+    """The only autocast dtype of the workload, where it has one."""
 
     def workload(self) -> Workload:
         """Return the workload in the form that the suite's loops train."""
-        return Workload(Called(self.model), self.optimizer, self.loss, self.batches, self.clip)
+        return Workload(
+            Called(self.model),
+            self.optimizers[0],
+            self.loss,
+            self.batches,
+            self.clip,
+            self.optimizers[1:],
+            self.accumulate,
+            self.after,
+        )
+
+    def loop(self) -> dict[str, Any]:
+        """Return what the loop does besides the documented one's steps, as arguments of measure.nonfinite.trace."""
+        return {
+            "clip": self.clip,
+            "others": self.optimizers[1:],
+            "accumulate": self.accumulate,
+            "after": self.after,
+            "scaler": self.settings,
+            "autocast": self.autocast,
+        }
+
+    def region(self, dtype: torch.dtype | None) -> AbstractContextManager[object]:
+        """Return an autocast region of `dtype` with the user's settings; one of fp32 is no region."""
+        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype, **self.autocast)
+
+    def scaler(self, dtype: torch.dtype | None, **settings: Any) -> torch.amp.GradScaler:
+        """Return a GradScaler with the user's settings and, before those, `settings`; disabled but for fp16."""
+        return torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16, **{**self.settings, **settings})
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of a call of the user's function, of the first step after it and of a later step."""
+
+    build: float
+    first: float
+    step: float
+
+    def run(self, steps: int) -> float:
+        """Return the seconds of one run of `steps` steps, from the call of the function on."""
+        return self.build + self.first + max(0, steps - 1) * self.step
 
 
 @dataclass(frozen=True)
 class Builder:
-    """Builds the user's workload, the same each time for the same device and seed."""
+    """Builds the user's workload, the same each time for the same device and seed.
+
+    What was measured of it on the way is kept: paces by device and dtype (None: fp32), how many batches were tried, and
+    what a region raises.
+    """
 
     name: str
     function: Function
+    paces: dict[tuple[torch.device, torch.dtype | None], Pace] = field(default_factory=dict)
+    tried: dict[torch.device, int] = field(default_factory=dict)
+    only: dict[torch.device, torch.dtype | None] = field(default_factory=dict)
+    _raised: dict[tuple[torch.device, torch.dtype], str] = field(default_factory=dict)
 
     def build(self, device: torch.device, seed: int = 0) -> Own:
-        """Seed torch's generators and Python's, and call the function; raises OwnError where it breaks the protocol."""
-        torch.manual_seed(seed)
-        random.seed(seed)
-        return build(self.function, device)
+        """Seed all generators, and call the function; raises OwnError where it breaks the protocol."""
+        seed_all(seed)
+        return build(self.function, device, self.tried.get(device, MOST_BATCHES))
 
-    def raises(self, device: torch.device, region: Callable[[], AbstractContextManager[object]]) -> str:
-        """Try the first batch in `region`, forward and backward; return what it raises in one line, or nothing."""
-        work = self.build(device).workload()
-        inputs, target = work.batch(0)
-        try:
-            with region():
-                loss = work.loss(work.model(inputs), target)
-            loss.backward()
-        except Exception as error:
-            return f"the model raises in the region, which AMP-REGION-100 judges: {_told(error)}"
+    def raises(self, device: torch.device, dtype: torch.dtype) -> str:
+        """Try two steps in a region of `dtype`, once a run; return what they raise in one line, or nothing."""
+        if (device, dtype) not in self._raised:
+            self._raised[device, dtype] = self._tried_in_region(device, dtype)
+        return self._raised[device, dtype]
+
+    def _tried_in_region(self, device: torch.device, dtype: torch.dtype) -> str:
+        # What is loaded once makes the first steps of a process slow; what each run pays for shows the second time.
+        for last in (False, True):
+            seconds, own = self._timed_build(device)
+            work, scaler, taken = own.workload(), own.scaler(dtype), []
+            for number in range(2):
+                began = time.monotonic()
+                try:
+                    train_step(work, number, functools.partial(own.region, dtype), scaler).item()
+                except Exception as error:
+                    return f"the model raises in the region, which AMP-REGION-100 judges: {told(error)}"
+                taken.append(time.monotonic() - began)
+            self.paces[device, dtype] = Pace(seconds, *taken)
+            if last or taken[0] < _SLOW_START * taken[1]:
+                break
         return ""
+
+    def _timed_build(self, device: torch.device) -> tuple[float, Own]:
+        began = time.monotonic()
+        own = self.build(device)
+        return time.monotonic() - began, own
+
+    def repeats(self, device: torch.device, seed: int, other: int) -> bool:
+        """Return whether two seeds give the same weights and the same batches."""
+        ours, theirs = self.build(device, seed), self.build(device, other)
+        return _same(list(ours.model.parameters()), list(theirs.model.parameters())) and _same(
+            ours.batches, theirs.batches
+        )
+
+
+def seed_all(seed: int) -> None:
+    """Seed the global generators of torch, of Python and, where it is loaded, of numpy."""
+    random.seed(seed)
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:  # torch.manual_seed notes the stack of its caller for each backend that might be started later
+        torch.default_generator.manual_seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed % 2**32)
 
 
 def load(name: str, folder: Path | None = None) -> Function:
@@ -135,7 +238,7 @@ def _module(place: str, folder: Path) -> ModuleType:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise OwnError(f"{place} cannot be imported: {_told(error)}") from None
+        raise OwnError(f"{place} cannot be imported: {told(error)}") from None
 
 
 def _file(path: Path) -> ModuleType:
@@ -154,35 +257,113 @@ def _file(path: Path) -> ModuleType:
     return module
 
 
-def build(function: Function, device: torch.device) -> Own:
+def build(function: Function, device: torch.device, most: int = MOST_BATCHES) -> Own:
     """Call the user's function and hold what it returns to the protocol; raises OwnError."""
     try:
         given = function(device)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise OwnError(f"the function raised {_told(error)}") from None
+        raise OwnError(f"the function raised {told(error)}") from None
     if not isinstance(given, Mapping):
         keys = ", ".join(REQUIRED)
         raise OwnError(f"the function returned a {type(given).__name__}; it must return a dict with {keys}")
     if missing := [key for key in REQUIRED if key not in given]:
         raise OwnError(f"the function's dict lacks {', '.join(missing)}")
-    if unknown := [key for key in given if key not in (*REQUIRED, "clip")]:
-        raise OwnError(f"the function's dict has an unknown key {unknown[0]!r}; there are {', '.join(REQUIRED)}, clip")
-    model, optimizer, loss, clip = given["model"], given["optimizer"], given["loss"], given.get("clip")
+    if unknown := [key for key in given if key not in (*REQUIRED, *OPTIONAL)]:
+        known = ", ".join((*REQUIRED, *OPTIONAL))
+        raise OwnError(f"the function's dict has an unknown key {unknown[0]!r}; there are {known}")
+    model, loss, clip = given["model"], given["loss"], given.get("clip")
     if not isinstance(model, torch.nn.Module):
         raise OwnError(f"model is a {type(model).__name__}, not a torch.nn.Module")
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise OwnError(f"optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer")
+    optimizers = _several(given["optimizer"])
+    for optimizer in optimizers or (None,):
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise OwnError(f"optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer")
     if not callable(loss):
         raise OwnError(f"loss is a {type(loss).__name__}, not a function of output and target")
     if clip is not None and (isinstance(clip, bool) or not isinstance(clip, (int, float)) or not clip > 0):
         raise OwnError(f"clip is {clip!r}, not a positive number")
-    _check_parameters(model, optimizer, device)
-    return Own(model, optimizer, loss, list(_batches(given["batches"], device)), None if clip is None else float(clip))
+    accumulate = given.get("accumulate", 1)
+    if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
+        raise OwnError(f"accumulate is {accumulate!r}, not a number of batches")
+    _check_parameters(model, optimizers, device)
+    autocast = _settings(given, "autocast", AUTOCAST_SETTINGS)
+    return Own(
+        device,
+        model,
+        optimizers,
+        loss,
+        list(_batches(given["batches"], device, most)),
+        None if clip is None else float(clip),
+        accumulate,
+        _after(given),
+        _scaler_settings(given),
+        {name: value for name, value in autocast.items() if name != "dtype"},
+        _own_dtype(autocast),
+    )
 
 
-def _check_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+def _several(given: Any) -> tuple[Any, ...]:
+    return tuple(given) if isinstance(given, (tuple, list)) else (given,)
+
+
+def _settings(given: Mapping[str, Any], key: str, known: tuple[str, ...]) -> dict[str, Any]:
+    settings = given.get(key, {})
+    if not isinstance(settings, Mapping):
+        raise OwnError(f"{key} is a {type(settings).__name__}; give its settings as a dict with {', '.join(known)}")
+    if unknown := [name for name in settings if name not in known]:
+        raise OwnError(f"{key} has an unknown setting {unknown[0]!r}; there are {', '.join(known)}")
+    return dict(settings)
+
+
+def _scaler_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    settings = _settings(given, "scaler", SCALER_SETTINGS)
+    bad = [name for name, value in settings.items() if isinstance(value, bool) or not isinstance(value, (int, float))]
+    if bad or not all(0 < value < math.inf for value in settings.values()):
+        name = bad[0] if bad else next(name for name, value in settings.items() if not 0 < value < math.inf)
+        raise OwnError(f"scaler: {name} is {settings[name]!r}, not a positive number")
+    if settings.get("growth_factor", 2.0) <= 1 or settings.get("backoff_factor", 0.5) >= 1:
+        raise OwnError("scaler: growth_factor must be above 1 and backoff_factor below")
+    return settings
+
+
+def _own_dtype(settings: Mapping[str, Any]) -> torch.dtype | None:
+    if not isinstance(settings.get("cache_enabled", True), bool):
+        raise OwnError(f"autocast: cache_enabled is {settings['cache_enabled']!r}, not True or False")
+    dtype: torch.dtype | None = settings.get("dtype")
+    if dtype not in (None, torch.float16, torch.bfloat16):
+        raise OwnError(f"autocast: dtype is {dtype!r}, not torch.float16 or torch.bfloat16")
+    return dtype
+
+
+def _after(given: Mapping[str, Any]) -> Callable[[], None] | None:
+    """Return one function for what the user's loop calls after each step: schedulers, and a function of their own."""
+    schedulers, after = _several(given.get("scheduler", ())), given.get("after_step")
+    if given.get("scheduler", ()) is None:
+        schedulers = ()
+    for scheduler in schedulers:
+        if not callable(getattr(scheduler, "step", None)):
+            raise OwnError(f"scheduler is a {type(scheduler).__name__}, which has no step()")
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise OwnError("scheduler is a ReduceLROnPlateau, whose step() needs a metric: call it in after_step")
+    if after is not None and not callable(after):
+        raise OwnError(f"after_step is a {type(after).__name__}, not a function")
+    if not schedulers and after is None:
+        return None
+
+    def behind() -> None:
+        for scheduler in schedulers:
+            scheduler.step()
+        if after is not None:
+            after()
+
+    return behind
+
+
+def _check_parameters(
+    model: torch.nn.Module, optimizers: tuple[torch.optim.Optimizer, ...], device: torch.device
+) -> None:
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     if not trained:
         raise OwnError("the model has no parameters that require a gradient")
@@ -193,17 +374,21 @@ def _check_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer, 
             raise OwnError(f"{name} of the model is on {tensor.device}, not on {device}, which the function was given")
     for name, weight in trained.items():
         if weight.dtype != torch.float32:
-            raise OwnError(f"{name} of the model is {_short(weight.dtype)}; AMP trains float32 weights")
-    stepped = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
-    if not any(id(weight) in stepped for weight in trained.values()):
-        raise OwnError("the optimizer steps none of the model's parameters")
+            raise OwnError(
+                f"{name} of the model is {_short(weight.dtype)}; AMP trains float32 weights (frozen ones may be 16 bit)"
+            )
+    for number, optimizer in enumerate(optimizers):
+        stepped = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+        if not any(id(weight) in stepped for weight in trained.values()):
+            which = f"optimizer {number}" if number else "the optimizer"
+            raise OwnError(f"{which} steps none of the model's parameters that require a gradient")
 
 
-def _batches(given: Any, device: torch.device) -> Iterator[tuple[Any, Any]]:
+def _batches(given: Any, device: torch.device, most: int) -> Iterator[tuple[Any, Any]]:
     if not isinstance(given, Iterable):
         raise OwnError(f"batches is a {type(given).__name__}, not pairs of inputs and target")
     number = -1
-    for number, batch in enumerate(_drawn(given)):
+    for number, batch in enumerate(_drawn(given, most)):
         if not isinstance(batch, (tuple, list)):
             raise OwnError(f"batch {number} is a {type(batch).__name__}, not a pair of inputs and target")
         if len(batch) != 2:
@@ -218,25 +403,63 @@ def _batches(given: Any, device: torch.device) -> Iterator[tuple[Any, Any]]:
         raise OwnError("batches is empty")
 
 
-def _drawn(given: Iterable[Any]) -> Iterator[Any]:
+def _drawn(given: Iterable[Any], most: int) -> Iterator[Any]:
     """Yield the first batches; what drawing them raises is the user's."""
     try:
-        yield from itertools.islice(given, MOST_BATCHES)
+        yield from itertools.islice(given, most)
     except (OwnError, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
-        raise OwnError(f"drawing the batches raised {_told(error)}") from None
+        raise OwnError(f"drawing the batches raised {told(error)}") from None
 
 
-def probe(builder: Builder, device: torch.device) -> None:
-    """Build twice and train one pass over the batches in fp32; raises OwnError for what no AMP could train.
+def probe(builder: Builder, device: torch.device, seconds: float = math.inf) -> None:
+    """Build thrice and train one pass over the batches in fp32; raises OwnError for what no AMP could train.
 
-    Both builds must agree, as runs are compared that start alike, and share nothing; the loss must be a finite scalar,
-    and so its gradients.
+    The builds must agree, as runs are compared that start alike, and share nothing; the loss must be a finite scalar,
+    and so its gradients. The pass ends after two batches at the soonest where it has taken `seconds`; later builds then
+    have as many batches as were tried. The pace in fp32 is noted on the way.
     """
-    first, second = builder.build(device), builder.build(device)
+    first = builder.build(device)
+    second = builder.build(device)
+    _agree(first, second)
+    builder.only[device] = first.dtype
+    taken: list[float] = []
+    before = _loss(first, 0)
+    for number in range(len(first.batches)):
+        began = time.monotonic()
+        _step(first, number)
+        taken.append(time.monotonic() - began)
+        if number and sum(taken) > seconds:
+            break
+    builder.tried[device] = len(taken)
+    if first.after is not None:
+        try:
+            first.after()
+        except Exception as error:
+            raise OwnError(f"what is called after each step raised {told(error)}") from None
+    build_seconds, third = builder._timed_build(device)
+    # With a forward pass more: a compiled model is compiled in the first one of each run.
+    began = time.monotonic()
+    again = _loss(third, 0)
+    _step(third, 0)
+    taken.append(time.monotonic() - began)
+    later = min(taken[1:])
+    builder.paces[device, None] = Pace(build_seconds, taken[-1] * first.accumulate, later * first.accumulate)
+    if abs(again - before) > _SAME_LOSS * max(abs(again), abs(before)):
+        raise OwnError(
+            f"two calls with the same seed give other losses with batch 0 ({before:.6g}, and {again:.6g} after a pass "
+            f"of training): the model or its loss keeps state outside of the module, or has a generator of its own; "
+            f"make all of it anew in each call"
+        )
+
+
+def _agree(first: Own, second: Own) -> None:
+    """Hold two builds from one seed to the same weights and batches, in storages of their own; raises OwnError."""
     for (name, ours), theirs in zip(first.model.named_parameters(), second.model.parameters(), strict=False):
-        if ours is theirs or ours.untyped_storage().data_ptr() == theirs.untyped_storage().data_ptr():
+        if ours is theirs or (
+            ours.numel() and ours.untyped_storage().data_ptr() == theirs.untyped_storage().data_ptr()
+        ):
             raise OwnError(f"two calls give models that share weights ({name}); build a new model in each call")
         if not _same(ours, theirs):
             raise OwnError(
@@ -248,41 +471,62 @@ def probe(builder: Builder, device: torch.device) -> None:
             "two calls with the same seed give other batches; draw and shuffle with torch's global generator, which "
             "is seeded before each call"
         )
-    for number in range(len(first.batches)):
-        _step(first, number)
 
 
-def _step(own: Own, number: int) -> None:
-    """One step in fp32, on the batch of that number."""
+def _where(number: int) -> str:
+    return f"batch {number}, in fp32 and before AMP has any part in it"
+
+
+def _forward(own: Own, number: int) -> torch.Tensor:
+    """Return the loss in fp32, on the batch of that number; raises OwnError where it is none that can be trained."""
     work = own.workload()
     inputs, target = work.batch(number)
-    where = f"batch {number}, in fp32 and before AMP has any part in it"
-    work.optimizer.zero_grad()
+    # Of dropout: the same each time.
+    seed_all(number)
     try:
         loss = work.loss(work.model(inputs), target)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise OwnError(f"the forward pass raised {_told(error)} (with {where})") from None
+        raise OwnError(f"the forward pass raised {told(error)} (with {_where(number)})") from None
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
-        seen = f"has the shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"is a {type(loss).__name__}"
-        what = "has no gradient" if isinstance(loss, torch.Tensor) and loss.numel() == 1 else seen
-        raise OwnError(f"the loss {what}; it must be one number that depends on the model's parameters")
+        tensor = isinstance(loss, torch.Tensor)
+        seen = f"has the shape {tuple(loss.shape)}" if tensor else f"is a {type(loss).__name__}"
+        what = "has no gradient" if tensor and loss.numel() == 1 else seen
+        several = isinstance(loss, (Mapping, tuple, list))
+        hint = ": return the weighted sum of its terms" if several else ""
+        raise OwnError(f"the loss {what}; it must be one number that depends on the model's parameters{hint}")
     if not bool(loss.isfinite()):
-        raise OwnError(f"the loss is {loss.item()} with {where}")
+        raise OwnError(f"the loss is {loss.item()} with {_where(number)}")
+    return loss
+
+
+def _loss(own: Own, number: int) -> float:
+    return float(_forward(own, number).detach())
+
+
+def _step(own: Own, number: int) -> None:
+    """One step in fp32, on the batch of that number."""
+    for optimizer in own.optimizers:
+        optimizer.zero_grad()
+    loss = _forward(own, number)
     try:
         loss.backward()
     except RuntimeError as error:
-        raise OwnError(f"the backward pass raised {_told(error)} (with {where})") from None
+        raise OwnError(f"the backward pass raised {told(error)} (with {_where(number)})") from None
     for name, weight in own.model.named_parameters():
         if weight.grad is not None and not bool(_dense(weight.grad).isfinite().all()):
-            raise OwnError(f"the gradient of {name} is not finite with {where}")
+            raise OwnError(f"the gradient of {name} is not finite with {_where(number)}")
     if own.clip is not None:
         torch.nn.utils.clip_grad_norm_(own.model.parameters(), own.clip)
-    try:
-        work.optimizer.step()
-    except Exception as error:
-        raise OwnError(f"optimizer.step() raised {_told(error)} (with {where})") from None
+    for place, optimizer in enumerate(own.optimizers):
+        if all(weight.grad is None for group in optimizer.param_groups for weight in group["params"]):
+            which = f"optimizer {place}" if len(own.optimizers) > 1 else "the optimizer"
+            raise OwnError(f"{which} has no gradient to step by with {_where(number)}: GradScaler refuses such a step")
+        try:
+            optimizer.step()
+        except Exception as error:
+            raise OwnError(f"optimizer.step() raised {told(error)} (with {_where(number)})") from None
 
 
 def _same(ours: Any, theirs: Any) -> bool:
@@ -292,7 +536,7 @@ def _same(ours: Any, theirs: Any) -> bool:
 
 def _equal(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     """Return whether both hold the same numbers, NaN counting as one."""
-    return torch.equal(_dense(ours).nan_to_num(), _dense(theirs).nan_to_num())
+    return ours.shape == theirs.shape and torch.equal(_dense(ours).nan_to_num(), _dense(theirs).nan_to_num())
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
@@ -303,7 +547,7 @@ def _is_on(tensor: torch.Tensor, device: torch.device) -> bool:
     return tensor.device.type == device.type and (device.index or 0) == (tensor.device.index or 0)
 
 
-def _told(error: BaseException) -> str:
+def told(error: BaseException) -> str:
     """Return an exception in one line, with the line of the user's own code that raised or called what raised."""
     lines = str(error).strip().splitlines()
     said = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.harness import measuring, progress
+from conformance.harness import measuring, progress, time_limit
 from tests.conftest import Toy
 from tests.harness.test_option_report import _MAIN, _environment
 
@@ -119,4 +119,4 @@ def test_file_that_cannot_be_written_stops_nothing(suite: Toy, monkeypatch: pyte
 
 @pytest.mark.parametrize(("seconds", "words"), [(0.0, "5 s"), (42.0, "40 s"), (89.0, "90 s"), (150.0, "2 min")])
 def test_estimate_is_no_more_exact_than_it_can_be(seconds: float, words: str) -> None:
-    assert progress._rounded(seconds) == words
+    assert time_limit.rounded(seconds) == words

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -160,49 +159,3 @@ class ClearsSkipped(PageScaler):
 
 
 BROKEN: tuple[Callable[..., Any], ...] = (KeepsCount, Floored, ForgetsOthers, SkipsEmpty, UnscalesAgain, ClearsSkipped)
-
-
-class Accelerated(torch.amp.GradScaler):
-    """The scaler as Hugging Face accelerate steps it: through the optimizer that Accelerator.prepare() returns."""
-
-    def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        wrapping = importlib.import_module("accelerate.optimizer").AcceleratedOptimizer
-        calls = len(optimizer.calls)
-        wrapped = wrapping(optimizer, device_placement=False, scaler=_Stepping(super().step))
-        answer = wrapped.step(*args, **kwargs)
-        assert wrapped.step_was_skipped == (len(optimizer.calls) == calls)
-        return answer
-
-
-class Fabric(torch.amp.GradScaler):
-    """The scaler as Lightning Fabric's precision plugin uses it, also for saving and for clipping."""
-
-    def _plugin(self, scaler: Any) -> Any:
-        return importlib.import_module("lightning.fabric.plugins").MixedPrecision("16-mixed", "cpu", scaler)
-
-    def unscale_(self, optimizer: Any) -> None:
-        # step() calls this method again, through the plugin.
-        if getattr(self, "_inside", False):
-            return super().unscale_(optimizer)
-        self._inside = True
-        try:
-            self._plugin(self).unscale_gradients(optimizer)
-        finally:
-            self._inside = False
-
-    def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        self._inside = True
-        try:
-            return self._plugin(_Stepping(super().step)).optimizer_step(optimizer, *args, **kwargs)
-        finally:
-            self._inside = False
-
-
-class _Stepping:
-    """A scaler without update(): both frameworks call it after step(), and a history does so by itself."""
-
-    def __init__(self, step: Callable[..., Any]) -> None:
-        self.step = step
-
-    def update(self) -> None:
-        pass

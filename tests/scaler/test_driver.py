@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import unittest
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -142,79 +142,6 @@ def test_machine_of_a_broken_scaler_fails() -> None:
 def test_model_is_a_scaler_by_itself() -> None:
     model = GradScalerModel(init_scale=8.0, growth_interval=1)
     assert (model.scale(0.5), model.get_scale()) == (4.0, 8.0)
-
-
-@pytest.fixture
-def group() -> Iterator[Any]:
-    """A process group of this process alone."""
-    dist = pytest.importorskip("torch.distributed")
-    if not dist.is_available() or not dist.is_gloo_available():
-        pytest.skip("torch was built without distributed or without gloo")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield dist.group.WORLD
-    dist.destroy_process_group()
-
-
-# What ShardedGradScaler does differently: its docstring says so of the types of losses and of fp16; a rank may have
-# no gradients; the rest is in docs/scalers.md.
-SHARDED = {
-    "copies",
-    "double_factors",
-    "extremes",
-    "fp16_refusal",
-    "narrow_losses",
-    "no_gradients",
-    "pickles",
-    "self_scaling",
-}
-
-
-def _sharded(group: Any) -> Callable[..., Any]:
-    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
-
-    return functools.partial(ShardedGradScaler, "cpu", process_group=group)
-
-
-def test_sharded_scaler_agrees_in_the_rest(group: Any) -> None:
-    drive(_sharded(group), without=SHARDED, histories=100).check()
-
-
-@pytest.mark.parametrize("name", sorted(SHARDED))
-def test_sharded_scaler_departs_in_each(group: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_machine, "SHRINK_CALLS", 0)  # that it differs is enough, in a history of any length
-    driven = drive(_sharded(group), without=SHARDED - {name}, histories=10)
-
-    assert driven.mismatch is not None
-
-
-def test_accelerate_agrees() -> None:
-    pytest.importorskip("accelerate").Accelerator(cpu=True)
-
-    factory = functools.partial(own_scaler.Accelerated, "cpu")
-    few(factory, without=("arguments", "closure", "return_values")).check()
-
-
-@pytest.mark.parametrize("name", ["closure", "return_values"])
-def test_accelerate_departs(name: str) -> None:
-    pytest.importorskip("accelerate").Accelerator(cpu=True)
-
-    factory = functools.partial(own_scaler.Accelerated, "cpu")
-    driven = few(factory, without={"arguments", "closure", "return_values"} - {name})
-    assert driven.mismatch is not None
-
-
-def test_fabric_agrees() -> None:
-    pytest.importorskip("lightning.fabric.plugins")
-
-    few(functools.partial(own_scaler.Fabric, "cpu"), without=("arguments", "self_scaling")).check()
-
-
-@pytest.mark.parametrize("name", ["arguments", "self_scaling"])
-def test_fabric_departs(name: str) -> None:
-    pytest.importorskip("lightning.fabric.plugins")
-
-    factory = functools.partial(own_scaler.Fabric, "cpu")
-    assert few(factory, without={"arguments", "self_scaling"} - {name}).mismatch is not None
 
 
 def _shallow(case: Any) -> Any:

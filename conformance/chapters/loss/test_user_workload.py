@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...harness.check import Case, contract
+from ...harness.check import Case, contract, trains
 from ...harness.targets import Target
 from ...oracles.numbers.formats import FORMATS
 from ...oracles.trace.ops import OpTrace
@@ -19,14 +19,19 @@ WIDE = (torch.float32, torch.float64)
 
 
 @contract("AMP-LOSS-018")
+@trains(fewest=2, quick=8, standard=16, full=64)
 def test_the_loss_is_fp32(case: Case, target: Target, amp_dtype: torch.dtype, own: Builder) -> None:
-    if words := own.raises(target.device, lambda: target.autocast(amp_dtype)):
+    if words := own.raises(target.device, amp_dtype):
         case.untestable(words)
-    work, unit = own.build(target.device, case.seed).workload(), FORMATS[amp_dtype].unit_roundoff
+    built, unit = own.build(target.device, case.seed), FORMATS[amp_dtype].unit_roundoff
+    work = built.workload()
     worst, found, narrow = 0.0, 0, 0
     with torch.no_grad():
-        for inputs, expected in work.batches[: case.samples(quick=8, standard=16, full=64)]:
-            with target.autocast(amp_dtype):
+        for number, (inputs, expected) in enumerate(work.batches[: case.samples(quick=8, standard=16, full=64)]):
+            if number and not case.allowance:
+                case.note("batches that fit the time limit", number)
+                break
+            with built.region(amp_dtype):
                 output = work.model(inputs)
                 losses = []
                 wide_output = widened(output)

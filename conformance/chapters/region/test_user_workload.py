@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...harness.check import Case, contract
+from ...harness.check import Case, contract, trains
 from ...harness.targets import Target
 from ...workloads.training import train_step
 from ...workloads.user_workload import Builder
@@ -12,14 +12,16 @@ from .lowered_calls import ListedCalls
 
 
 @contract("AMP-REGION-100")
+@trains(fewest=3, quick=3, standard=3, full=3)
 def test_products_run_in_the_type_of_the_region(
     case: Case, target: Target, amp_dtype: torch.dtype, own: Builder
 ) -> None:
-    work = own.build(target.device, case.seed).workload()
+    built = own.build(target.device, case.seed)
+    work = built.workload()
     inputs, expected = work.batch(0)
     with ListedCalls(target.device_type) as plain:
         work.loss(work.model(inputs), expected)
-    with ListedCalls(target.device_type) as seen, target.autocast(amp_dtype):
+    with ListedCalls(target.device_type) as seen, built.region(amp_dtype):
         loss = work.loss(work.model(inputs), expected)
     loss.backward()  # an exception here is reported by another check
     if not seen.inside:
@@ -35,15 +37,15 @@ def test_products_run_in_the_type_of_the_region(
 
 
 @contract("AMP-REGION-101")
+@trains(fewest=4, quick=4, standard=4, full=4)
 def test_a_training_step_leaves_nothing_of_its_region(
     case: Case, target: Target, amp_dtype: torch.dtype, own: Builder
 ) -> None:
-    if words := own.raises(target.device, lambda: target.autocast(amp_dtype)):
+    if words := own.raises(target.device, amp_dtype):
         case.untestable(words)
     before, again = (_fp32(target, own, case.seed) for _ in range(2))
-    work = own.build(target.device, case.seed).workload()
-    scaler = torch.amp.GradScaler(target.device_type, enabled=amp_dtype == torch.float16)
-    train_step(work, 0, lambda: target.autocast(amp_dtype), scaler)
+    built = own.build(target.device, case.seed)
+    train_step(built.workload(), 0, lambda: built.region(amp_dtype), built.scaler(amp_dtype))
     case.equal("autocast after the step", torch.is_autocast_enabled(target.device_type), False)
     after = _fp32(target, own, case.seed)
     case.note("loss and gradients in fp32, before the step", len(before))

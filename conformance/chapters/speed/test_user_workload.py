@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 import statistics
-from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
 
-from ...harness.check import Case, contract, timed
+from ...harness.check import Case, contract, timed, trains
 from ...harness.targets import DTYPE_NAMES, Target, device_module
 from ...workloads.training import train_step
 from ...workloads.user_workload import Builder
 from . import diagnosis, profile, timing
 from .clocks import Work, step_clock
 from .experiment import broken_timing, clock_mhz, fp32_ops, matrix_units
-from .paired_comparison import PLANS
+from .paired_comparison import FEWEST_PAIRS, PLANS
 from .tf32 import has_tf32_flags, tf32_in_effect
 
 BUDGETS = {
@@ -27,13 +26,22 @@ BUDGETS = {
 
 
 @contract("AMP-SPEED-020")
+@trains(fewest=4, quick=80, standard=340, full=1600)
 @timed
 def test_step_against_fp32(case: Case, target: Target, amp_dtype: torch.dtype, own: Builder) -> None:
-    if words := own.raises(target.device, lambda: target.autocast(amp_dtype)):
+    if words := own.raises(target.device, amp_dtype):
         case.untestable(words)
     clock = step_clock(target.device_type, device_module(target.device_type))
     # Half of the time is for the noise floor: two equal arms.
     plan = replace(PLANS[case.level], budget=min(BUDGETS[case.level], case.allowance) / 2, warm_ups=5)
+    full, low = (own.paces[target.device, dtype].step for dtype in (None, amp_dtype))
+    # Both comparisons: two arms of AMP, and one of each; each arm is warmed up by a step.
+    least = (1 + FEWEST_PAIRS) * (full + 3 * low)
+    if least > 2 * plan.budget:
+        case.inconclusive(
+            f"{FEWEST_PAIRS} pairs of steps and as many of two equal arms take about {least:.0f} s, of which there are "
+            f"{2 * plan.budget:.0f}; a deeper level, or a smaller batch, would decide"
+        )
     arms = _arm(case, target, own, None), _arm(case, target, own, amp_dtype)
     with broken_timing():
         taken = timing.take(case, target, clock, arms, plan, name="a step of the workload")
@@ -84,11 +92,11 @@ def _diagnosed(target: Target, taken: timing.Timing, amp: Work, baseline: str) -
 
 
 def _arm(case: Case, target: Target, own: Builder, dtype: torch.dtype | None) -> Work:
-    work = own.build(target.device, case.seed).workload()
-    scaler = torch.amp.GradScaler(target.device_type, enabled=dtype == torch.float16)
+    built = own.build(target.device, case.seed)
+    work, scaler = built.workload(), built.scaler(dtype)
     numbers = iter(range(10**9))
 
     def step() -> None:
-        train_step(work, next(numbers), lambda: nullcontext() if dtype is None else target.autocast(dtype), scaler)
+        train_step(work, next(numbers), lambda: built.region(dtype), scaler)
 
     return step
