@@ -9,7 +9,8 @@ import torch
 
 from .overloads import dispatch_key, registered
 
-_OF_TORCH = re.compile(r"(^|/)aten/src/ATen/autocast_mode\.\w+$")
+# autocast_mode.cpp, and in builds for CUDA cudnn/AutocastRNN.cpp.
+_OF_TORCH = re.compile(r"(^|/)aten/src/ATen/[\w/]+\.\w+$")
 
 
 def foreign_sources(device_type: str) -> dict[str, int]:
