@@ -168,7 +168,7 @@ def _state(run: Run, waiver: Waiver, cases: list[values.Case]) -> values.Waiver:
         state = "expired"
     elif collected and not named and not narrowed:
         state = "unmatched"
-    elif Verdict.PASS in ran:
+    elif Verdict.PASS in ran and not waiver.varies:
         state = "unneeded"
     elif Verdict.WAIVED in ran:
         state = "used"

@@ -17,7 +17,7 @@ from . import targets
 from .tables import Table, rows_of
 
 _REQUIRED = {"contract", "cases", "reason", "owner", "link", "expires"}
-_OPTIONAL = {"torch", "target"}
+_OPTIONAL = {"torch", "target", "varies"}
 
 
 class WaiverError(ValueError):
@@ -26,7 +26,11 @@ class WaiverError(ValueError):
 
 @dataclass(frozen=True)
 class Waiver:
-    """One excuse: which cases of which contract, under which conditions, why, whose, and until when."""
+    """One excuse: which cases of which contract, under which conditions, why, whose, and until when.
+
+    `varies` says on what, other than the version and the target, the failure depends: a case that passes is no sign
+    then that the waiver is not needed.
+    """
 
     contract: str
     cases: tuple[str, ...]
@@ -36,6 +40,7 @@ class Waiver:
     expires: datetime.date
     torch: str = ""
     targets: tuple[str, ...] = ("*",)
+    varies: str = ""
 
     def in_conditions(self, torch_version: str, target: str) -> bool:
         """Whether the waiver's conditions hold for a case on `target` under `torch_version`."""
@@ -82,7 +87,11 @@ def _waiver(where: str, row: dict[str, Any], known: Iterable[str]) -> Waiver:
         table.refuse(f"matches nothing: there is no contract {row['contract']!r}")
     words = {key: row[key] for key in ("contract", "reason", "owner", "link", "expires")}
     return Waiver(
-        **words, cases=tuple(row["cases"]), torch=row.get("torch", ""), targets=tuple(row.get("target", ["*"]))
+        **words,
+        cases=tuple(row["cases"]),
+        torch=row.get("torch", ""),
+        targets=tuple(row.get("target", ["*"])),
+        varies=row.get("varies", ""),
     )
 
 

@@ -55,6 +55,19 @@ def test_waiver_that_a_passing_case_no_longer_needs_fails_the_run(toy: Toy) -> N
     assert "no longer needed" in outcome.output
 
 
+@pytest.mark.parametrize(("cases", "status", "state"), [('["*"]', 0, "used"), ('["AMP-API-001[b]"]', 1, "idle")])
+def test_waiver_of_a_failure_that_varies_is_not_stale_where_a_case_passes(
+    toy: Toy, cases: str, status: int, state: str
+) -> None:
+    _suite(toy, second="case.equal('y', 1, 1)")
+
+    outcome = _run(toy, varies='"on some CPUs"', cases=cases)
+
+    assert outcome.status == status  # by AMP-API-001[a], which the second waiver does not name
+    assert outcome.report["footer"]["waivers"][0]["state"] == state
+    assert "no longer needed" not in outcome.output
+
+
 @pytest.mark.parametrize(
     ("keys", "state"),
     [

@@ -20,6 +20,7 @@ from conformance.harness.check import Case
 from conformance.harness.reproduction import definitions, literals, program, stand_ins
 from conformance.harness.reproduction.definitions import CannotCopy, File
 from conformance.harness.targets import Target, resolve
+from tests.conftest import Toy
 from tests.harness.test_case import _CONTRACT
 
 
@@ -154,6 +155,30 @@ def test_a_program_runs_without_the_suite_and_judges_as_the_check_does(
     status, said = _exit(_written(check, scale=4), tmp_path)
     assert status == 1
     assert said == "AssertionError: the sum: 20.0, not 17"
+
+
+def test_a_program_is_given_a_few_numbers_of_a_tensor(check: Callable[..., None], tmp_path: Path) -> None:
+    text = _written(check, scale=torch.tensor(4.0, dtype=torch.float64))
+
+    assert "torch.tensor(4.0, dtype=torch.float64)" in text
+    assert _exit(text, tmp_path)[1].startswith("AssertionError: the sum: ")
+    with pytest.raises(CannotCopy, match="Tensor"):
+        _written(check, scale=torch.zeros(65))
+
+
+def test_dollars_and_inner_docstrings_are_kept(toy: Toy) -> None:
+    toy.contract("AMP-API-000")
+    toy.checks(
+        "@contract('AMP-API-000')\n"
+        "def test_price(case: Case) -> None:\n"
+        "    def inner() -> None:\n        'For $$3 or $device.'\n        return None\n"
+        "    case.equal('docstring', inner.__doc__, '$')\n"
+    )
+
+    (case,) = toy.run("--contract", "AMP-API-000").report["cases"]
+
+    assert case["verdict"] == "FAIL"
+    assert "'For $$3 or $device.'" in case["snippet"].replace('"""', "'")
 
 
 def test_a_program_begins_with_what_it_shows(check: Callable[..., None]) -> None:

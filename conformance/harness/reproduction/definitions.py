@@ -208,7 +208,8 @@ class _Rewriter(ast.NodeTransformer):
                 if isinstance(one, ast.arg):
                     one.annotation = None
         node.args = self.visit(node.args)
-        if isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant) and len(node.body) > 1:
+        # A function inside of a check may be looked at, docstring and all.
+        if not self._bodies and ast.get_docstring(node) is not None and len(node.body) > 1:
             node.body = node.body[1:]
         with_imports = self._function_imports(node)
         self._scopes.append(_locals(node))

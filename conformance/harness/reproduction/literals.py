@@ -21,6 +21,7 @@ import torch
 from .definitions import PACKAGE, CannotCopy, File, functions
 
 _DEEPEST = 12
+_FEW = 64
 _NAMESPACES = (
     "torch",
     "torch.nn.functional",
@@ -56,8 +57,17 @@ def source(file: File, value: Any, depth: int = 0) -> str:
         return f"{file.outside('import torch', 'torch')}.Size({list(value)!r})"
     if isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return f"{file.outside('import torch', 'torch')}.ops.{str(value).replace('::', '.')}"
+    if type(value) is torch.Tensor and _few(value):
+        numbers = f"{source(file, value.tolist())}, dtype={source(file, value.dtype)}"
+        return f"{file.outside('import torch', 'torch')}.tensor({numbers})"
     made = _container(file, value, depth)
     return _object(file, value, depth) if made is None else made
+
+
+def _few(value: torch.Tensor) -> bool:
+    """Whether a tensor is a few numbers on the host, with nothing else to be made again."""
+    plain = value.device.type == "cpu" and value.layout is torch.strided and not value.requires_grad
+    return plain and value.numel() <= _FEW
 
 
 def _container(file: File, value: Any, depth: int) -> str | None:

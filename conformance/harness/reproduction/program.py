@@ -42,13 +42,13 @@ def of(item: Any, found: Facts, case: Case, seed: int, reason: str) -> str:
     """
     own = None if case.snippet is None else case.reproduction
     if own is not None and _fails(own):
-        return own
+        return _verbatim(own)
     where = "host" if found.target is None else found.target.name
     title = f"{found.id} on {where}, torch {torch.__version__}\npromised: {case.contract.title}\nseen: {_line(reason)}"
     if own is not None:
         title += f"\n{IN_SHORT}\n{textwrap.indent(own, '    ')}"
     try:
-        return written(
+        text = written(
             item.function,
             title=title,
             case=case,
@@ -58,10 +58,16 @@ def of(item: Any, found: Facts, case: Case, seed: int, reason: str) -> str:
             seed=seed,
             leaks="leaves state behind" in reason,
         )
+        return _verbatim(text)
     except Exception as error:  # a broken torch may raise anything where it is only looked at
         why = str(error) if isinstance(error, CannotCopy) else "it cannot be written here"
         head = f"{found.id} on {where}: no program of this very case, which needs more than torch ({_line(why)});"
         return f"# {head}\n# this is of its contract, and does not fail by itself\n{case.reproduction}"
+
+
+def _verbatim(text: str) -> str:
+    """Return the template of which this text comes: `$` is one in a program, and in data that it holds."""
+    return text.replace("$", "$$")
 
 
 def _fails(snippet: str) -> bool:
