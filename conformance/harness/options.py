@@ -83,7 +83,7 @@ def add(parser: pytest.Parser) -> None:
         "--level",
         metavar="quick|standard|full",
         default="standard",
-        help="depth of the run (default standard); two idle CPU cores take about 40 s, 100 s, tens of minutes",
+        help="depth of the run (default standard); two idle CPU cores take about 1 min, 3 min, tens of minutes",
     )
     group.addoption(
         "--chapter",
