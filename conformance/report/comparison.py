@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from fnmatch import fnmatchcase
 
-from . import rollup, speed, text
+from . import lacking, rollup, speed, text
 from .values import AcceptedChange, Case, Report
 from .verdicts import Overall, Verdict
 
@@ -243,6 +243,9 @@ class _Rule:
         target = self._there.get(case.target)
         if target is not None and target.fake and target.slot not in self._here:
             return Kind.NOT_APPLICABLE, f"not applicable to torch {torch}: it has no autocast for {target.device_type}"
+        for value in case.parameters.values():
+            if (reason := lacking.lacks(torch, value)) is not None:
+                return Kind.NOT_APPLICABLE, f"not applicable to torch {torch}: {text.line(reason)}"
         return self._moved(case, torch)
 
     def _moved(self, case: Case, torch: str) -> tuple[Kind, str] | None:
