@@ -108,8 +108,8 @@ _LINES = {
         "other losses with batch 0 .* keeps state outside of the module",
     ),
     "generator of its own": (
-        "generator = torch.Generator(); generator.seed()\n"
-        "    model.forward = lambda x: model.last(model.first(x) + torch.randn(len(x), 8, generator=generator))",
+        "build.calls = getattr(build, 'calls', 0) + 1; generator = torch.Generator().manual_seed(build.calls)\n"
+        "    model.forward = lambda x: model.last(model.first(x) + 9 * torch.randn(len(x), 8, generator=generator))",
         "or has a generator of its own",
     ),
 }
