@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..oracles.policy import declared, kernels, overloads, surface
+from ..oracles.policy import declared, overloads, surface
 from ..report import reach, values
 from . import environment, options, targets
 from .endings import Untestable
@@ -42,7 +42,7 @@ def header(run: Run) -> values.Header:
         contracts=tuple(contract.stated() for contract in run.contracts.values()),
         not_judged=targets.not_judged(run.targets),
         op_policy=op_policy(run.targets),
-        autocast_kernels=autocast_kernels(run.targets),
+        autocast_kernels=run.autocast_kernels,
         not_in_force={
             id: contract.bounds
             for id, contract in options.select(run.catalogue, run.options).items()
@@ -71,16 +71,6 @@ def op_policy(run_targets: Iterable[Target]) -> Mapping[str, values.OpPolicy] | 
         )
         for backend, rules in found.items()
     }
-
-
-def autocast_kernels(run_targets: Iterable[Target]) -> dict[str, dict[str, int]]:
-    """Return, by device type of the targets, the files outside of torch whose autocast kernels are in force there."""
-    found: dict[str, dict[str, int]] = {}
-    for device_type in dict.fromkeys(target.device_type for target in run_targets):
-        with contextlib.suppress(AttributeError, RuntimeError):  # a torch that does not tell
-            if sources := kernels.foreign_sources(device_type):
-                found[device_type] = {environment.redact(file): count for file, count in sources.items()}
-    return found
 
 
 def _has_policy(device_type: str) -> bool:
@@ -149,7 +139,7 @@ def heading(run: Run) -> list[str]:
         f"conformance: {len(run.contracts)} contracts, level {asked.level}, {', '.join(asked.amp_dtypes)}, "
         f"seed {asked.seed}, torch {torch.__version__}",
         *(f"target: {_described(run, target)}" for target in run.targets),
-        *reach.overridden(autocast_kernels(run.targets), frozenset(targets.FAKE_DEVICE_TYPES)),
+        *reach.overridden(run.autocast_kernels, frozenset(targets.FAKE_DEVICE_TYPES)),
         *_unjudged(run),
     ]
 

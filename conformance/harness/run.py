@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +13,7 @@ from typing import Any
 import torch
 
 from ..measure.health import Watch
+from ..oracles.policy import kernels
 from ..oracles.policy.declared import followed
 from ..report import decode, document, values
 from ..workloads import user_workload
@@ -116,6 +119,16 @@ class Run:
             for target in self.targets:
                 if followed(target.device_type) not in (*named, *targets.FAKE_DEVICE_TYPES):
                     self.nothing_to_try.setdefault(target.name, set()).add(contract)
+
+    @functools.cached_property
+    def autocast_kernels(self) -> dict[str, dict[str, int]]:
+        """By device type of the targets, the files outside of torch whose autocast kernels are in force there."""
+        found: dict[str, dict[str, int]] = {}
+        for device_type in dict.fromkeys(target.device_type for target in self.targets):
+            with contextlib.suppress(AttributeError, RuntimeError):  # a torch that does not tell
+                if sources := kernels.foreign_sources(device_type):
+                    found[device_type] = {environment.redact(file): count for file, count in sources.items()}
+        return found
 
     def without_policy(self) -> str:
         """Say of which devices no op policy is known or declared; empty where there is one for each."""

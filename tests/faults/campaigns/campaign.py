@@ -21,6 +21,7 @@ from unittest import mock
 import pytest
 
 from conformance.harness import catalogue, header, state
+from conformance.harness.run import Run
 from conformance.oracles.policy.fake_mode import fake_mode
 from conformance.report import document
 from conformance.report.values import Report
@@ -89,6 +90,7 @@ def run(fault: Fault, *, chapters: tuple[str, ...] | None = None, until_caught: 
                 fresh_checks(),
                 replaced(catalogue, "load", _catalogue),
                 replaced(header, "op_policy", _unread),
+                replaced(Run, "autocast_kernels", {}),
                 mock.patch.dict(os.environ, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1"),
             ):
                 status = int(pytest.main([*arguments, "--report", folder, *asked]))
