@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,23 @@ def _without_autocast() -> None:
 def toy(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Toy:
     """A toy suite in a folder of its own."""
     return Toy(pytester, monkeypatch)
+
+
+def run_of(root: Path, folder: Path, command: Sequence[str], variables: Mapping[str, str]) -> Outcome:
+    """Run a Python module with its arguments in the checkout, in a process of its own that reports to `folder`."""
+    plugins = ("-p", "no:cacheprovider", "-p", "no:randomly")
+    done = subprocess.run(
+        [sys.executable, "-m", *command, "--level", "quick", *plugins, "--report", str(folder)],
+        cwd=root,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    written = folder / "report.json"
+    assert written.exists(), (done.stdout + done.stderr)[-3000:]
+    return Outcome(done.returncode, done.stdout, reports.written(written))
 
 
 def foreign_device(monkeypatch: pytest.MonkeyPatch) -> None:

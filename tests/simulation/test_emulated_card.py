@@ -5,16 +5,12 @@ The whole suite runs on it too, in CI (tox -e emulated).
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests import reports
-from tests.conftest import Outcome
+from tests.conftest import Outcome, run_of
 from tests.simulation.emulated.build import lacking
 
 pytestmark = pytest.mark.skipif(lacking() is not None, reason=f"no emulated card: {lacking()}")
@@ -33,30 +29,9 @@ def start(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Start:
 
     def run(contracts: tuple[str, ...], *options: str, cards: int = 1, gpu: bool = True) -> Outcome:
         folder = tmp_path_factory.mktemp("emulated")
-        plugins = ["-p", "no:cacheprovider", "-p", "no:randomly"]
         chosen = [argument for contract in contracts for argument in ("--contract", contract)]
-        command = [
-            sys.executable,
-            "-m",
-            "tests.simulation.emulated",
-            "conformance",
-            *["--gpu"] * gpu,
-            "--level",
-            "quick",
-            *plugins,
-        ]
-        done = subprocess.run(
-            [*command, *chosen, "--report", str(folder), *options],
-            cwd=root,
-            env={**os.environ, "EMULATED_CARDS": str(cards)},
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-        written = folder / "report.json"
-        assert written.exists(), (done.stdout + done.stderr)[-3000:]
-        return Outcome(done.returncode, done.stdout, reports.written(written))
+        command = ["tests.simulation.emulated", "conformance", *["--gpu"] * gpu, *chosen, *options]
+        return run_of(root, folder, command, {"EMULATED_CARDS": str(cards)})
 
     return run
 

@@ -5,16 +5,12 @@ The whole suite runs on the clean one at quick in CI (tox -e foreign).
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 
-from tests import reports
-from tests.conftest import Outcome
+from tests.conftest import Outcome, run_of
 from tests.simulation.emulated.build import uncompiled
 from tests.simulation.foreign.variants import VARIANTS
 
@@ -26,20 +22,8 @@ _DECLARED = ("--op-policy", "like:cuda")
 
 def _run(root: Path, folder: Path, contracts: tuple[str, ...], *options: str, variant: str = "") -> Outcome:
     chosen = [argument for contract in contracts for argument in ("--contract", contract)]
-    plugins = ("-p", "no:cacheprovider", "-p", "no:randomly")
-    asked = [*_BACKEND, *options, "--level", "quick", *plugins, *chosen, "--report", str(folder)]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "conformance", *asked],
-        cwd=root,
-        env={**os.environ, "TOYACC_VARIANT": variant},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    written = folder / "report.json"
-    assert written.exists(), (done.stdout + done.stderr)[-3000:]
-    return Outcome(done.returncode, done.stdout, reports.written(written))
+    command = ["pytest", "conformance", *_BACKEND, *options, *chosen]
+    return run_of(root, folder, command, {"TOYACC_VARIANT": variant})
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
