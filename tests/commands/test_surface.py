@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from conformance.__main__ import main
 from conformance.harness import targets
@@ -16,7 +15,7 @@ from conformance.oracles.policy import overloads
 from conformance.oracles.policy import surface as reader
 from conformance.report import surface, surface_diff
 from tests import reports
-from tests.faults.breaking import dropped, kernel
+from tests.faults.breaking import dropped, exp_in_half
 from tests.paths import ROOT
 from tests.report.surfaces import changed, small
 
@@ -139,14 +138,10 @@ def test_rule_that_is_dropped_or_moved_in_the_dispatcher_is_seen() -> None:
     def live() -> surface.Surface:
         return surface.parse(reader.read(targets.resolve, only={"exp", "mm"}))
 
-    def in_half(x: torch.Tensor) -> torch.Tensor:
-        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)):
-            return torch.exp(x.to(torch.float16))
-
     clean = live()
     with dropped("exp", "AutocastCUDA"):
         without = live()
-    with kernel("exp", in_half, "AutocastCUDA"):
+    with exp_in_half():
         moved = live()
 
     words = [[said for _, said in surface_diff.sentences(surface_diff.changes(clean, one))] for one in (without, moved)]

@@ -8,9 +8,21 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from conformance.self_check.planting import dropped, kernel, replaced
 
-__all__ = ["dropped", "edited", "kernel", "replaced"]
+__all__ = ["dropped", "edited", "exp_in_half", "kernel", "replaced"]
+
+
+def exp_in_half() -> contextlib.AbstractContextManager[None]:
+    """Move the rule of `exp` in CUDA's regions from float32 to float16."""
+
+    def in_half(x: torch.Tensor) -> torch.Tensor:
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)):
+            return torch.exp(x.to(torch.float16))
+
+    return kernel("exp", in_half, "AutocastCUDA")
 
 
 @contextlib.contextmanager

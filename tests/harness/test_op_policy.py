@@ -8,7 +8,7 @@ import torch
 from conformance.harness import header, targets
 from conformance.oracles.policy import overloads, surface
 from tests.conftest import Toy
-from tests.faults.breaking import dropped, kernel
+from tests.faults.breaking import dropped, exp_in_half
 
 CUDA = targets.resolve("fake:cuda")
 
@@ -34,14 +34,10 @@ def test_short_observation_gives_what_the_full_one_gives(backend: str) -> None:
 
 
 def test_rule_that_is_dropped_or_moved_is_seen() -> None:
-    def in_half(x: torch.Tensor) -> torch.Tensor:
-        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)):
-            return torch.exp(x.to(torch.float16))
-
     clean = _cuda()
     with dropped("exp", "AutocastCUDA"):
         without = _cuda()
-    with kernel("exp", in_half, "AutocastCUDA"):
+    with exp_in_half():
         moved = _cuda()
 
     assert "exp" in clean["fp32"]
