@@ -16,8 +16,8 @@ from tests.faults.campaigns.kill_matrix import Row
 _EVIDENCE = Path(__file__).resolve().parents[2] / "docs" / "evidence"
 
 
-def _row(fault: str, *killers: str, note: str = "") -> Row:
-    return Row(fault, "scale", "quick", "warm", 10, 1.5, " ".join(killers), note)
+def _row(fault: str, *killers: str, scope: str = "chapter", note: str = "") -> Row:
+    return Row(fault, "scale", "quick", scope, "warm", 10, 1.5, " ".join(killers), note)
 
 
 def test_a_child_says_what_it_found() -> None:
@@ -48,6 +48,29 @@ def test_a_file_is_resumed_up_to_a_line_that_was_cut_off(tmp_path: Path) -> None
         stream.write("three,scale,quick")
 
     assert kill_matrix.read(path) == rows
+
+
+def test_the_row_of_a_whole_chapter_takes_the_place_of_that_of_the_named_contracts(tmp_path: Path) -> None:
+    path = tmp_path / "matrix.csv"
+    named, whole = _row("one", "AMP-SCALE-001", scope="named"), _row("one", "AMP-SCALE-001", "AMP-SCALE-002")
+    for row in (named, _row("two"), whole):
+        kill_matrix.append(path, row)
+
+    assert kill_matrix.read(path) == [whole, _row("two")]
+
+
+def test_what_kills_alone_is_said_of_whole_chapters_only() -> None:
+    rows = [_row("one", "AMP-SCALE-001", scope="named"), _row("two", "AMP-SCALE-001", "AMP-SCALE-010")]
+    faults = {row.fault: Fault(row.fault, "", ("AMP-SCALE-011",), lambda: iter(())) for row in rows}
+
+    page = kill_page.page(rows, faults)
+    alone, beside, nothing = page.split("\n## ")[1:4]
+
+    assert "Measured: 2 of 2 faults (100%)**, 1 of them with all contracts of their chapters" in page
+    assert "AMP-SCALE-001" not in alone
+    assert "AMP-SCALE-001 " in beside
+    assert "AMP-SCALE-011 " in nothing
+    assert "AMP-SCALE-001 " not in nothing
 
 
 def test_every_chapter_has_its_share_of_any_beginning() -> None:

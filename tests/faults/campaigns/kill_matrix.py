@@ -1,7 +1,9 @@
-"""Contracts by faults: which contracts of its chapters fail under each fault, and the page that questions the others.
+"""Contracts by faults: which contracts fail under each fault, and the page that questions the others.
 
 `python -m tests.faults.campaigns.kill_matrix --resume docs/evidence/kill-matrix.csv --minutes 30` measures faults that
 the file does not have yet, of all chapters in turn, and appends them; `--page FILE` writes the page from the file.
+With `--scope named` the contracts that each fault names run, a second for each fault; a row of a whole chapter that is
+measured later takes the place of such a row.
 """
 
 from __future__ import annotations
@@ -31,11 +33,13 @@ from tests.faults.campaigns.children import in_child, in_turn, say
 
 @dataclass(frozen=True)
 class Row:
-    """One fault: the contracts that failed under it and not without it, of those of its chapters."""
+    """One fault: the contracts that failed under it and not without it, of those that ran."""
 
     fault: str
     chapters: str
     level: str
+    scope: str
+    """Which contracts ran: `chapter`, all of its chapters; `named`, those that it names."""
     how: str
     """`warm`: checks imported before torch was broken; `fresh`: imported after, where `warm` saw nothing."""
     cases: int
@@ -45,16 +49,17 @@ class Row:
 
 
 def read(path: Path) -> list[Row]:
-    """Read the rows of a file; one that was cut off in its last line is read up to there."""
+    """Read the rows of a file, the last of each fault; one that was cut off in its last line is read up to there."""
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as stream:
         whole = [row for row in csv.DictReader(stream) if None not in row.values()]
-    return [
+    rows = [
         Row(
             row["fault"],
             row["chapters"],
             row["level"],
+            row["scope"],
             row["how"],
             int(row["cases"]),
             float(row["seconds"]),
@@ -63,6 +68,7 @@ def read(path: Path) -> list[Row]:
         )
         for row in whole
     ]
+    return list({row.fault: row for row in rows}.values())
 
 
 def append(path: Path, row: Row) -> None:
@@ -78,11 +84,13 @@ def append(path: Path, row: Row) -> None:
 class Matrix:
     """A pytest plugin that collects the suite once and runs what a fault concerns in a child for each fault."""
 
-    def __init__(self, faults: Sequence[Fault], path: Path, ends: float) -> None:
+    def __init__(self, faults: Sequence[Fault], scope: str, path: Path, ends: float) -> None:
         self._faults = faults
+        self._scope = scope
         self._path = path
         self._ends = ends
-        self._clean: dict[tuple[str, ...], frozenset[str]] = {}
+        self._judged: set[str] = set()
+        self._failing_unbroken: frozenset[str] = frozenset()
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Take the place of pytest's loop."""
@@ -99,32 +107,35 @@ class Matrix:
         return True
 
     def _concerned(self, fault: Fault) -> list[str]:
+        if self._scope == "named":
+            return _named(self._items, fault)
         chapters = {chapter.upper() for chapter in fault.chapters}
         return [contract for contract in self._items if contract.split("-")[1] in chapters]
 
     def _row(self, fault: Fault) -> Row:
         contracts = self._concerned(fault)
         cases = sum(len(self._items[contract]) for contract in contracts)
+        self._judge_unbroken(contracts)
         begun = time.monotonic()
-        clean = self._without(tuple(fault.chapters), contracts)
         failed, note = in_child(lambda: self._failing(contracts, fault))
-        killers, how = failed - clean, "warm"
+        killers, how = failed - self._failing_unbroken, "warm"
         if not _named(killers, fault):
             fresh, more = in_child(lambda: sorted(run(fault, chapters=None).failed))
             note = "; ".join(filter(None, (note, more)))
             if fresh:
                 killers, how = killers | fresh, "fresh"
         seconds = round(time.monotonic() - begun, 1)
-        return Row(
-            fault.name, " ".join(fault.chapters), fault.level, how, cases, seconds, " ".join(sorted(killers)), note
-        )
+        found = " ".join(sorted(killers))
+        return Row(fault.name, " ".join(fault.chapters), fault.level, self._scope, how, cases, seconds, found, note)
 
-    def _without(self, chapters: tuple[str, ...], contracts: Sequence[str]) -> frozenset[str]:
-        """The contracts that fail in such a child with nothing broken: they kill nothing."""
-        if chapters not in self._clean:
-            self._clean[chapters], note = in_child(lambda: self._failing(contracts, None))
-            say(f"unbroken, {', '.join(chapters)}: {sorted(self._clean[chapters])} {note}")
-        return self._clean[chapters]
+    def _judge_unbroken(self, contracts: Sequence[str]) -> None:
+        """Note which of the contracts fail in such a child with nothing broken: they kill nothing."""
+        new = [contract for contract in contracts if contract not in self._judged]
+        failing, note = in_child(lambda: self._failing(new, None)) if new else (frozenset(), "")
+        self._judged.update(new)
+        self._failing_unbroken |= failing
+        if failing or note:
+            say(f"unbroken: {', '.join(sorted(failing))} {note}")
 
     def _failing(self, contracts: Sequence[str], fault: Fault | None) -> list[str]:
         with contextlib.nullcontext() if fault is None else fault.applied():
@@ -140,10 +151,10 @@ def _named(killers: Iterable[str], fault: Fault) -> list[str]:
     return [one for one in killers if any(fnmatchcase(one, pattern) for pattern in fault.contracts)]
 
 
-def measure(faults: Sequence[Fault], path: Path, minutes: float) -> int:
+def measure(faults: Sequence[Fault], scope: str, path: Path, minutes: float) -> int:
     """Collect the suite at quick and measure faults until the time is over."""
     torch.set_num_threads(1)  # a child of a process whose threads have worked hangs
-    matrix = Matrix(faults, path, time.monotonic() + minutes * 60)
+    matrix = Matrix(faults, scope, path, time.monotonic() + minutes * 60)
     with tempfile.TemporaryDirectory() as folder:
         arguments = [str(CHECKS), "-q", *PLAIN, "-p", "no:randomly", "-n", "0", "--level", "quick", "--report", folder]
         with contextlib.redirect_stdout(io.StringIO()):  # of a run whose cases leave no record there
@@ -154,17 +165,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure faults, or write the page."""
     parser = argparse.ArgumentParser("python -m tests.faults.campaigns.kill_matrix", description=__doc__)
     parser.add_argument("--faults", default="*", metavar="PATTERN", help="these alone (shell wildcards)")
+    parser.add_argument("--scope", default="chapter", choices=["chapter", "named"], help="the contracts that run")
     parser.add_argument("--resume", type=Path, required=True, metavar="FILE", help="the data: read, then appended to")
     parser.add_argument("--minutes", type=float, default=0.0, help="measure for so long (0: only write the page)")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the page of the documentation")
     options = parser.parse_args(arguments)
     every = load()
     if options.minutes:
-        known = {row.fault for row in read(options.resume)}
+        known = {row.fault for row in read(options.resume) if options.scope in ("named", row.scope)}
         chosen = [
             fault for fault in every.values() if fnmatchcase(fault.name, options.faults) and fault.name not in known
         ]
-        measure(in_turn(chosen), options.resume, options.minutes)
+        measure(in_turn(chosen), options.scope, options.resume, options.minutes)
     if options.page:
         theirs = pytorch_tests.read(options.resume.with_name(f"{options.resume.stem}-pytorch.csv"))
         rows = [row for row in read(options.resume) if row.fault in every]

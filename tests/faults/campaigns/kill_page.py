@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,14 +26,15 @@ Written by `python -m tests.faults.campaigns.kill_matrix --resume docs/evidence/
 docs/evidence/kill-matrix.md` on {date} with torch {torch}. The data, a line for each fault:
 [kill-matrix.csv](kill-matrix.csv).
 
-Under each fault the contracts of the fault's own chapters run at `quick`, in a forked child of one process. A contract
-**kills** a fault if it fails with the fault and not without it. A row that is `fresh` was run again by itself, with the
-checks imported after torch was broken and at the fault's own level, because no contract that the fault names failed at
-first. Cases that are timed or need most of the memory are not run, so the contracts of `speed` are not measured.
+Under each fault contracts run at `quick`, in a forked child of one process: all of the fault's own chapters (scope
+`chapter`), or those alone that the fault names (`named`, which takes a second instead of ten). A contract **kills** a
+fault if it fails with the fault and not without it. A row that is `fresh` was run again by itself, with the checks
+imported after torch was broken and at the fault's own level, because no contract that the fault names failed at first.
+Cases that are timed or need most of the memory run in such rows only.
 
-**Measured: {measured} of {faults} faults ({share})**, {seconds:.1f} s each in the median; the rest is to be appended by
-the same command. Whatever is said below of a contract holds for these faults, and for the contracts of their chapters
-alone: a fault of another chapter that it may kill is not tried on it.
+**Measured: {measured} of {faults} faults ({share})**, {whole} of them with all contracts of their chapters. What is
+said below of contracts that kill alone or beside others holds for these {whole} faults: a fault of another chapter that
+a contract may kill is not tried on it.
 
 {by_chapter}
 
@@ -51,8 +53,8 @@ beside it. "Killed with" is the contract that kills most of the same faults.
 
 ## `must` contracts that kill none of the measured faults
 
-Of the chapters that are measured. "Own faults" counts those of `tests/faults` that name the contract: where more of
-them exist than are measured nothing is said of it yet, and where there are none one has to be written.
+Faults of both scopes. "Own faults" counts those of `tests/faults` that name the contract: where more of them exist than
+are measured nothing is said of it yet, and where there are none one has to be written.
 
 {nothing}
 {pytorch}"""
@@ -76,27 +78,34 @@ PyTorch kills what this suite does not: {only_theirs}.
 def page(rows: Sequence[Row], faults: Mapping[str, Fault], theirs: Sequence[Mapping[str, str]] = ()) -> str:
     """Return the page."""
     musts = {id: one for id, one in catalogue.load().contracts.items() if one.level == "must"}
-    kills = {row.fault: row.killers.split() for row in rows}
-    killed: dict[str, list[str]] = {id: [] for id in musts}
-    for fault, killers in kills.items():
-        for id in killers:
-            killed.get(id, []).append(fault)
+    whole = [row for row in rows if row.scope == "chapter"]
+    kills = {row.fault: row.killers.split() for row in whole}
+    killed = _killed(musts, whole)
     alone = {id: [fault for fault in names if len(kills[fault]) == 1] for id, names in killed.items()}
-    reached = {chapter for row in rows for chapter in row.chapters.split()} - {"speed"}
+    killing = {id for row in rows for id in row.killers.split()}
     return _PAGE.format(
         date=datetime.date.today(),
         torch=torch.__version__,
         measured=len(rows),
+        whole=len(whole),
         faults=len(faults),
         share=f"{len(rows) / max(1, len(faults)):.0%}",
-        seconds=statistics.median(row.seconds for row in rows) if rows else 0.0,
         by_chapter=_by_chapter(rows, faults),
         missed=_missed(rows, faults),
         alone=_table(musts, {id: names for id, names in alone.items() if names}, ("alone kills", "kills"), killed),
         shared=_shared(musts, {id: names for id, names in killed.items() if names and not alone[id]}, kills),
-        nothing=_nothing(musts, [id for id in musts if not killed[id] and musts[id].chapter in reached], rows, faults),
+        nothing=_nothing(musts, [id for id in musts if id not in killing], rows, faults),
         pytorch=_pytorch(rows, theirs) if theirs else "",
     )
+
+
+def _killed(musts: Mapping[str, Contract], rows: Iterable[Row]) -> dict[str, list[str]]:
+    """Return the faults that each contract kills."""
+    killed: dict[str, list[str]] = {id: [] for id in musts}
+    for row in rows:
+        for id in row.killers.split():
+            killed.get(id, []).append(row.fault)
+    return killed
 
 
 def _by_chapter(rows: Sequence[Row], faults: Mapping[str, Fault]) -> str:
@@ -105,11 +114,12 @@ def _by_chapter(rows: Sequence[Row], faults: Mapping[str, Fault]) -> str:
     for chapter in dict.fromkeys(contract.chapter for contract in catalogue.load().contracts.values()):
         of_it = [fault for fault in faults.values() if fault.chapters[0] == chapter]
         found = [row for row in rows if row.chapters.split()[0] == chapter]
-        numbers = [len(row.killers.split()) for row in found]
-        killed = [number for number in numbers if number]
+        whole = [len(row.killers.split()) for row in found if row.scope == "chapter"]
+        killed = [number for number in whole if number]
         median = statistics.median(killed) if killed else "-"
-        table.append([chapter, len(of_it), len(found), len(killed), numbers.count(1), median])
-    headers = ["chapter", "faults", "measured", "killed", "by one contract alone", "killers of a fault, median"]
+        dead = sum(bool(row.killers) for row in found)
+        table.append([chapter, len(of_it), len(found), dead, len(whole), whole.count(1), median])
+    headers = ["chapter", "faults", "measured", "killed", "whole chapter", "by one contract alone", "killers, median"]
     return tabulate(table, headers=headers, tablefmt="github")
 
 
@@ -145,8 +155,10 @@ def _nothing(
     measured = {row.fault for row in rows}
     table = []
     for id in ids:
-        own = [name for name, fault in faults.items() if id in fault.contracts]
+        own = [name for name, fault in faults.items() if any(fnmatchcase(id, named) for named in fault.contracts)]
         table.append([id, musts[id].title, len(own), len(measured & set(own))])
+    if not table:
+        return f"None: each of the {len(musts)} `must` contracts kills one of them."
     return f"{len(table)} contracts.\n\n" + tabulate(
         table, headers=["contract", "title", "own faults", "measured"], tablefmt="github"
     )
