@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -109,23 +109,25 @@ def _user_workload(
         function = user_workload.load(asked.workload, config.invocation_params.dir)
         builder = user_workload.Builder(asked.workload, function)
         for target in [] if config.option.collectonly else real:
-            _say(
-                config, f"workload: {asked.workload} on {target.name}: one pass over its batches in fp32, and two steps"
-            )
+            _say(config, f"workload: {asked.workload} on {target.name}: one pass over its batches in fp32")
             with state.kept():
-                _try(builder, target, asked)
+                for words in _tried(builder, target, asked):
+                    _say(config, f"  {words}")
     except user_workload.OwnError as error:
         raise pytest.UsageError(f"--workload {asked.workload}: {error}") from None
     return builder
 
 
-def _try(builder: user_workload.Builder, target: Target, asked: Options) -> None:
-    """Try the workload in fp32, and two steps in each dtype that is to be judged, which says what a step takes."""
-    user_workload.probe(builder, target.device, user_workload.TRIED * limit_of(asked))
+def _tried(builder: user_workload.Builder, target: Target, asked: Options) -> Iterator[str]:
+    """Try the workload in fp32, and two steps in each dtype that is to be judged, each told before it begins."""
+    seconds = user_workload.TRIED * limit_of(asked)
+    user_workload.probe(builder, target.device, seconds)
     only = builder.only[target.device]
-    for dtype in (targets.AMP_DTYPES[name] for name in asked.amp_dtypes):
+    for name in asked.amp_dtypes:
+        dtype = targets.AMP_DTYPES[name]
         if only in (None, dtype) and target.supports(dtype):
-            builder.raises(target.device, dtype)
+            yield f"two steps in {name}"
+            builder.raises(target.device, dtype, seconds)
 
 
 def _say(config: pytest.Config, words: str) -> None:

@@ -160,13 +160,16 @@ class Builder:
         seed_all(seed)
         return build(self.function, device, self.tried.get(device, MOST_BATCHES))
 
-    def raises(self, device: torch.device, dtype: torch.dtype) -> str:
-        """Try two steps in a region of `dtype`, once a run; return what they raise in one line, or nothing."""
+    def raises(self, device: torch.device, dtype: torch.dtype, seconds: float = math.inf) -> str:
+        """Try two steps in a region of `dtype`, once a run; return what they raise in one line, or nothing.
+
+        A first step that was slow is not timed again where the trial has taken `seconds`.
+        """
         if (device, dtype) not in self._raised:
-            self._raised[device, dtype] = self._tried_in_region(device, dtype)
+            self._raised[device, dtype] = self._tried_in_region(device, dtype, time.monotonic() + seconds)
         return self._raised[device, dtype]
 
-    def _tried_in_region(self, device: torch.device, dtype: torch.dtype) -> str:
+    def _tried_in_region(self, device: torch.device, dtype: torch.dtype, until: float) -> str:
         # What is loaded once makes the first steps of a process slow; what each run pays for shows the second time.
         for last in (False, True):
             seconds, own = self._timed_build(device)
@@ -179,7 +182,7 @@ class Builder:
                     return f"the model raises in the region, which AMP-REGION-100 judges: {told(error)}"
                 taken.append(time.monotonic() - began)
             self.paces[device, dtype] = Pace(seconds, *taken)
-            if last or taken[0] < _SLOW_START * taken[1]:
+            if last or taken[0] < _SLOW_START * taken[1] or time.monotonic() > until:
                 break
         return ""
 

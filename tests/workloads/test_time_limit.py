@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from conformance.chapters.parity import test_user_workload as parity
 from conformance.harness import catalogue, endings, measuring, time_limit
@@ -21,6 +23,33 @@ _SLOW = (
     ),
 )
 _PARITY = "AMP-PARITY-050"
+_SLOW_START = """
+import time
+
+import torch
+
+builds = 0
+steps = 0
+
+
+def build(device):
+    global builds
+    builds += 1
+    model = torch.nn.Linear(4, 2)
+    return {
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "loss": loss,
+        "batches": [(torch.randn(3, 4), torch.randn(3, 2)) for _ in range(2)],
+    }
+
+
+def loss(output, target):
+    global steps
+    steps += 1
+    time.sleep(0.5 if steps == 1 else 0.0)
+    return torch.nn.functional.mse_loss(output, target)
+"""
 
 
 def _reasons(report: dict[str, Any], verdict: str) -> list[str]:
@@ -150,6 +179,18 @@ def test_a_limit_that_is_said_suffices() -> None:
 @pytest.mark.parametrize(("seconds", "rounded"), [(7.0, 10), (101.0, 110), (2399.0, 2400), (12345.0, 13000)])
 def test_limits_are_rounded_up(seconds: float, rounded: int) -> None:
     assert time_limit.round_up(seconds) == rounded
+
+
+@pytest.mark.parametrize(("seconds", "builds"), [(60.0, 2), (0.0, 1)])
+def test_a_slow_first_step_is_not_timed_again_where_the_time_is_over(
+    tmp_path: Path, seconds: float, builds: int
+) -> None:
+    (tmp_path / "slow_start.py").write_text(_SLOW_START)
+    function = user_workload.load("slow_start.py:build", tmp_path)
+    builder = user_workload.Builder("slow_start.py:build", function)
+
+    assert builder.raises(torch.device("cpu"), torch.bfloat16, seconds) == ""
+    assert function.__globals__["builds"] == builds
 
 
 def test_pace_of_a_run() -> None:
