@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -152,6 +152,7 @@ def _state(run: Run, waiver: Waiver, cases: list[values.Case]) -> values.Waiver:
     names = [*(target.name for target in run.targets), "host"]
     applies = {name: run.applies(waiver, name) for name in names}
     foreign = {target.name for target in run.targets if targets.is_foreign(target.device_type)}
+    replaced = {target.name for target in run.targets if target.device_type in run.autocast_kernels}
     collected = [row for row in run.collected if row[0] == waiver.contract and applies[row[2]]]
     named = [row for row in collected if waiver.names(row[0], row[1])]
     ran = [
@@ -159,8 +160,7 @@ def _state(run: Run, waiver: Waiver, cases: list[values.Case]) -> values.Waiver:
         for case in cases
         if waiver.names(case.contract, case.id)
         and applies[case.target]
-        # What torch's own backends break a third party's device may do right.
-        and (case.verdict is not Verdict.PASS or case.target not in foreign or waiver.speaks_of(case.target))
+        and not (case.verdict is Verdict.PASS and _elsewhere(waiver, case.target, foreign, replaced))
     ]
     # A case that the selection or the level left out may be the one that is named.
     narrowed = run.surroundings.selection is not None or waiver.contract in run.shallow
@@ -184,6 +184,14 @@ def _state(run: Run, waiver: Waiver, cases: list[values.Case]) -> values.Waiver:
         state=state,  # type: ignore[arg-type]  # one of its literals
         matched=len(ran),
     )
+
+
+def _elsewhere(waiver: Waiver, target: str, foreign: Collection[str], replaced: Collection[str]) -> bool:
+    """Whether a target may do right what the waiver is about: another's device, or kernels that are not stock torch's.
+
+    The device is another's where no pattern of the waiver names it.
+    """
+    return (target in foreign and not waiver.speaks_of(target)) or (target in replaced and waiver.shipped)
 
 
 def _stale(waiver: values.Waiver) -> str | None:

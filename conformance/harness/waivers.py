@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ class Waiver:
     """One excuse: which cases of which contract, under which conditions, why, whose, and until when.
 
     `varies` says on what, other than the version and the target, the failure depends: a case that passes is no sign
-    then that the waiver is not needed.
+    then that the waiver is not needed. `shipped` waivers are of what stock PyTorch breaks.
     """
 
     contract: str
@@ -41,6 +41,7 @@ class Waiver:
     torch: str = ""
     targets: tuple[str, ...] = ("*",)
     varies: str = ""
+    shipped: bool = False
 
     def in_conditions(self, torch_version: str, target: str) -> bool:
         """Whether the waiver's conditions hold for a case on `target` under `torch_version`."""
@@ -103,7 +104,7 @@ def read(path: Path, known: Iterable[str]) -> tuple[Waiver, ...]:
 
 def shipped(known: Iterable[str]) -> tuple[Waiver, ...]:
     """Return the waivers that the suite ships: what stock PyTorch is known to break."""
-    return read(fixture("waivers.toml"), known)
+    return tuple(replace(waiver, shipped=True) for waiver in read(fixture("waivers.toml"), known))
 
 
 def today() -> datetime.date:

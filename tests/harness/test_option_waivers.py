@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
+
 import pytest
 
+from conformance.harness import waivers
+from conformance.harness.run import Run
 from tests.conftest import Outcome, Toy
 
 _GOOD = {
@@ -53,6 +57,27 @@ def test_waiver_that_a_passing_case_no_longer_needs_fails_the_run(toy: Toy) -> N
     assert outcome.status == 1
     assert outcome.report["footer"]["waivers"][0]["state"] == "unneeded"
     assert "no longer needed" in outcome.output
+
+
+_EXTENDED = {"cpu": {"extension.cpp": 3}}
+
+
+@pytest.mark.parametrize(("kernels", "status"), [({}, 1), (_EXTENDED, 0), ({"xpu": {"extension.cpp": 1}}, 1)])
+def test_kernels_that_are_not_torchs_may_do_right_what_torch_breaks(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch, kernels: dict[str, dict[str, int]], status: int
+) -> None:
+    toy.contract("AMP-API-001")
+    toy.checks(
+        "@contract('AMP-API-001')\n"
+        "def test_a(case: Case, target: Target) -> None:\n    case.equal('x', 1, 1 + (target.name != 'cpu'))\n"
+    )
+    expires = datetime.date(2999, 12, 31)
+    of_torch = waivers.Waiver("AMP-API-001", ("*",), "why", "us", "https://example.org", expires, shipped=True)
+    monkeypatch.setattr(waivers, "shipped", lambda known: (of_torch,))
+    monkeypatch.setattr(Run, "autocast_kernels", kernels)
+
+    assert toy.run().status == status
+    assert _run(toy).status == 1  # a waiver of the user's own is held against its word
 
 
 @pytest.mark.parametrize(("cases", "status", "state"), [('["*"]', 0, "used"), ('["AMP-API-001[b]"]', 1, "idle")])
