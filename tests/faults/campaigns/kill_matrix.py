@@ -2,8 +2,8 @@
 
 `python -m tests.faults.campaigns.kill_matrix --resume docs/evidence/kill-matrix.csv --minutes 30` measures faults that
 the file does not have yet, of all chapters in turn, and appends them; `--page FILE` writes the page from the file.
-With `--scope named` the contracts that each fault names run, a second for each fault; a row of a whole chapter that is
-measured later takes the place of such a row.
+With `--scope named` the contracts that each fault names run, and those of its chapters that no fault names, a second or
+two for each fault; a row of a whole chapter that is measured later takes the place of such a row.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Row:
     chapters: str
     level: str
     scope: str
-    """Which contracts ran: `chapter`, all of its chapters; `named`, those that it names."""
+    """Which contracts ran: `chapter`, all of its chapters; `named`, those that it names and those that no fault names."""
     how: str
     """`warm`: checks imported before torch was broken; `fresh`: imported after, where `warm` saw nothing."""
     cases: int
@@ -91,6 +91,7 @@ class Matrix:
         self._ends = ends
         self._judged: set[str] = set()
         self._failing_unbroken: frozenset[str] = frozenset()
+        self._patterns = {pattern for fault in load().values() for pattern in fault.contracts}
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Take the place of pytest's loop."""
@@ -107,10 +108,11 @@ class Matrix:
         return True
 
     def _concerned(self, fault: Fault) -> list[str]:
-        if self._scope == "named":
-            return _named(self._items, fault)
         chapters = {chapter.upper() for chapter in fault.chapters}
-        return [contract for contract in self._items if contract.split("-")[1] in chapters]
+        near = [contract for contract in self._items if contract.split("-")[1] in chapters]
+        if self._scope == "chapter":
+            return near
+        return [one for one in near if _matches(one, fault.contracts) or not _matches(one, self._patterns)]
 
     def _row(self, fault: Fault) -> Row:
         contracts = self._concerned(fault)
@@ -148,7 +150,11 @@ def _fails(item: pytest.Item) -> bool:
 
 
 def _named(killers: Iterable[str], fault: Fault) -> list[str]:
-    return [one for one in killers if any(fnmatchcase(one, pattern) for pattern in fault.contracts)]
+    return [one for one in killers if _matches(one, fault.contracts)]
+
+
+def _matches(contract: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(contract, pattern) for pattern in patterns)
 
 
 def measure(faults: Sequence[Fault], scope: str, path: Path, minutes: float) -> int:

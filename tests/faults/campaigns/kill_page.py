@@ -27,10 +27,10 @@ docs/evidence/kill-matrix.md` on {date} with torch {torch}. The data, a line for
 [kill-matrix.csv](kill-matrix.csv).
 
 Under each fault contracts run at `quick`, in a forked child of one process: all of the fault's own chapters (scope
-`chapter`), or those alone that the fault names (`named`, which takes a second instead of ten). A contract **kills** a
-fault if it fails with the fault and not without it. A row that is `fresh` was run again by itself, with the checks
-imported after torch was broken and at the fault's own level, because no contract that the fault names failed at first.
-Cases that are timed or need most of the memory run in such rows only.
+`chapter`), or those that the fault names and those of its chapters that no fault names (`named`, which takes a second
+or two instead of ten). A contract **kills** a fault if it fails with the fault and not without it. A row that is
+`fresh` was run again by itself, with the checks imported after torch was broken and at the fault's own level, because
+no contract that the fault names failed at first. Cases that are timed or need most of the memory run in such rows only.
 
 **Measured: {measured} of {faults} faults ({share})**, {whole} of them with all contracts of their chapters. What is
 said below of contracts that kill alone or beside others holds for these {whole} faults: a fault of another chapter that
