@@ -39,7 +39,7 @@ class Row:
     chapters: str
     level: str
     scope: str
-    """Which contracts ran: `chapter`, all of its chapters; `named`, those that it names and those that no fault names."""
+    """The contracts that ran: `chapter`, all of its chapters; `named`, those that it names and those that none does."""
     how: str
     """`warm`: checks imported before torch was broken; `fresh`: imported after, where `warm` saw nothing."""
     cases: int
