@@ -16,6 +16,7 @@ from ..oracles.policy import declared, overloads, surface
 from ..report import reach, values
 from . import environment, options, targets
 from .endings import Untestable
+from .replacements import replaced_functions
 from .targets import Target
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def header(run: Run) -> values.Header:
         not_judged=targets.not_judged(run.targets),
         op_policy=op_policy(run.targets),
         autocast_kernels=run.autocast_kernels,
+        replaced_functions={origin: tuple(names) for origin, names in replaced_functions().items()},
         not_in_force={
             id: contract.bounds
             for id, contract in options.select(run.catalogue, run.options).items()
@@ -140,6 +142,7 @@ def heading(run: Run) -> list[str]:
         f"seed {asked.seed}, torch {torch.__version__}",
         *(f"target: {_described(run, target)}" for target in run.targets),
         *reach.overridden(run.autocast_kernels, frozenset(targets.FAKE_DEVICE_TYPES)),
+        *reach.replaced(replaced_functions()),
         *_unjudged(run),
     ]
 

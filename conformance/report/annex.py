@@ -57,6 +57,7 @@ def _environment(report: Report) -> Iterator[Block]:
         *((name.replace("_", " "), "none" if value is None else value) for name, value in environment.items()),
         *((f"package {name}", version) for name, version in header.environment.packages.items()),
         *((f"autocast kernels of {name}", reach.sources(files)) for name, files in header.autocast_kernels.items()),
+        *((f"replaced by {name}", ", ".join(names)) for name, names in header.replaced_functions.items()),
         *((f"option {name.replace('_', ' ')}", value) for name, value in options.items()),
         *(header.flags.items()),
         *((f"variable {name}", value) for name, value in header.variables.items()),

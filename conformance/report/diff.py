@@ -73,6 +73,8 @@ def _facts(report: Report, shared: Collection[str], variables: bool) -> Iterator
         yield f"package {name}", value
     for device_type, sources in header.autocast_kernels.items():
         yield f"autocast kernels of {device_type}", reach.sources(sources)
+    for origin, names in header.replaced_functions.items():
+        yield f"replaced by {origin}", ", ".join(names)
 
 
 def _plain(value: Any) -> str:

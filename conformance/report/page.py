@@ -397,6 +397,8 @@ def _run(report: Report, digest: str | None) -> Iterator[Child]:
     yield _facts("Environment", {**environment, **{f"package {name}": value for name, value in packages.items()}})
     kernels = {device_type: reach.sources(files) for device_type, files in header.autocast_kernels.items()}
     yield _facts("Autocast kernels that are not torch's", kernels)
+    functions = {origin: ", ".join(names) for origin, names in header.replaced_functions.items()}
+    yield _facts("Functions that are not torch's, by module", functions)
     options = {name.replace("_", " "): value for name, value in vars(header.options).items()}
     yield _facts("Options", {name: value for name, value in options.items() if value not in (None, (), "")})
     for target in header.targets:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from . import text
@@ -105,6 +105,12 @@ def unjudged(devices: Mapping[str, str], judged: bool, driver: str | None, torch
 def sources(files: Mapping[str, int]) -> str:
     """Say which files outside of torch registered how many autocast kernels of a device type."""
     return ", ".join(f"{count} registered at {text.line(file)}" for file, count in sorted(files.items()))
+
+
+def replaced(functions: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Say which modules put functions in place of torch's, and which."""
+    for origin, names in functions.items():
+        yield f"not torch's but of {text.line(origin)}: {text.some([text.line(name) for name in names], 4)}"
 
 
 def overridden(kernels: Mapping[str, Mapping[str, int]], of_torch: Collection[str]) -> Iterator[str]:

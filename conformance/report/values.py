@@ -132,7 +132,8 @@ class Header:
     `op_policy` has, by backend, the rules of those that the run has targets of; None where this torch does not tell
     which rules it has. `not_in_force` has contracts that were asked for and are about other versions of torch, each
     with the versions. `autocast_kernels` has, by device type, the files outside of torch that registered the autocast
-    kernels in force, each with their number.
+    kernels in force, each with their number. `replaced_functions` has, by the module outside of torch that they come
+    from, the names of torch's functions and classes that an extension put its own in place of.
     """
 
     suite: Suite
@@ -148,6 +149,7 @@ class Header:
     op_policy: Mapping[str, OpPolicy] | None = None
     not_in_force: Mapping[str, str] = field(default_factory=dict)
     autocast_kernels: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    replaced_functions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
