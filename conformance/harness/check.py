@@ -319,6 +319,15 @@ class Case:
                 raise
             self.unsupported(f"{target.name} cannot {what}, without autocast too: {_first_line(error)}")
 
+    def require_fused(self, target: Target, optimizer: type[torch.optim.Optimizer]) -> None:
+        """End the case as UNSUPPORTED where a third party's device has no fused `optimizer`: a step of one is tried."""
+        import torch
+
+        parameter = torch.nn.Parameter(torch.zeros(1, device=target.device))
+        parameter.grad = torch.zeros_like(parameter)
+        make: Any = optimizer
+        self.require_call(target, f"run a fused {optimizer.__name__}", lambda: make([parameter], fused=True).step())
+
     def unsupported(self, reason: str) -> None:
         """End the case: the target declares that it lacks this."""
         raise Unsupported(reason)

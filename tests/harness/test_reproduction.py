@@ -24,6 +24,16 @@ from tests.conftest import Toy
 from tests.harness.test_case import _CONTRACT
 
 
+# Of cases whose failures have no program: they train a user's own model within a time limit.
+_TIMED = {"allowance", "now", "out_of_time", "reproduction"}
+
+
+def test_the_case_of_a_program_has_what_checks_call() -> None:
+    public = {name for name in dir(Case) if not name.startswith("_")}
+
+    assert public - set(dir(stand_ins.Case)) == _TIMED
+
+
 @dataclasses.dataclass(frozen=True)
 class _Local:
     number: int

@@ -100,8 +100,7 @@ def test_whole_amp_step(case: Case, target: Target, amp_dtype: torch.dtype, rng:
         return torch.randint(-reach, reach + 1, shape, generator=rng).float().to(target.device)
 
     if fused:
-        one = torch.nn.Parameter(torch.zeros(1, device=target.device))
-        case.require_call(target, "run a fused Adam", lambda: torch.optim.Adam([one], fused=True))
+        case.require_fused(target, torch.optim.Adam)
     inputs, weights, targets = integers(3, 6, 9), integers(2, 5, 9), integers(2, 6, 5)
     layers = [torch.nn.Linear(9, 5, bias=False).to(target.device) for _ in range(2)]
     for layer in layers:

@@ -288,7 +288,7 @@ def test_recovery(case: Case, target: Target, skips: int, fused: bool) -> None:
     scaler = torch.amp.GradScaler(target.device_type)
     weight = torch.nn.Parameter(torch.ones(3, device=target.device))
     if fused:
-        case.require_call(target, "run a fused SGD", lambda: torch.optim.SGD([weight], fused=True))
+        case.require_fused(target, torch.optim.SGD)
     optimizer = torch.optim.SGD([weight], lr=0.5, fused=True) if fused else torch.optim.SGD([weight], lr=0.5)
     for slope in (math.inf,) * skips + (1.0,) * 3:
         optimizer.zero_grad()
