@@ -23,7 +23,6 @@ from conformance.harness.targets import Target, resolve
 from tests.conftest import Toy
 from tests.harness.test_case import _CONTRACT
 
-
 # Of cases whose failures have no program: they train a user's own model within a time limit.
 _TIMED = {"allowance", "now", "out_of_time", "reproduction"}
 
