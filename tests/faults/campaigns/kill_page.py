@@ -13,12 +13,15 @@ from tabulate import tabulate
 
 from conformance.harness import catalogue
 from conformance.harness.catalogue import Contract
+from conformance.report import baselines
+from conformance.report.verdicts import Verdict
 from tests.faults import Fault
 
 if TYPE_CHECKING:
     from tests.faults.campaigns.kill_matrix import Row
 
 _SHOWN = 4
+_STOCK = "torch-2.13.0"
 _Names = Mapping[str, Sequence[str]]
 _PAGE = """# Contracts by faults
 
@@ -53,8 +56,9 @@ beside it. "Killed with" is the contract that kills most of the same faults.
 
 ## `must` contracts that kill none of the measured faults
 
-Faults of both scopes. "Own faults" counts those of `tests/faults` that name the contract: where more of them exist than
-are measured nothing is said of it yet, and where there are none one has to be written.
+Faults of both scopes. "Own faults" counts those of `tests/faults` that name the contract. "On stock torch" is what the
+contract comes to at `quick` without a GPU ({baseline}): where it is waived or not reached, as for what only a card or a
+user's model shows, no fault can turn it red here; where it is judged and nothing kills it, a fault has to be written.
 
 {nothing}
 {pytorch}"""
@@ -94,6 +98,7 @@ def page(rows: Sequence[Row], faults: Mapping[str, Fault], theirs: Sequence[Mapp
         missed=_missed(rows, faults),
         alone=_table(musts, {id: names for id, names in alone.items() if names}, ("alone kills", "kills"), killed),
         shared=_shared(musts, {id: names for id, names in killed.items() if names and not alone[id]}, kills),
+        baseline=_STOCK,
         nothing=_nothing(musts, [id for id in musts if id not in killing], rows, faults),
         pytorch=_pytorch(rows, theirs) if theirs else "",
     )
@@ -153,15 +158,26 @@ def _nothing(
     musts: Mapping[str, Contract], ids: Iterable[str], rows: Sequence[Row], faults: Mapping[str, Fault]
 ) -> str:
     measured = {row.fault for row in rows}
+    stock = _on_stock()
     table = []
     for id in ids:
         own = [name for name, fault in faults.items() if any(fnmatchcase(id, named) for named in fault.contracts)]
-        table.append([id, musts[id].title, len(own), len(measured & set(own))])
+        table.append([id, musts[id].title, len(own), len(measured & set(own)), stock.get(id, "not reached")])
     if not table:
         return f"None: each of the {len(musts)} `must` contracts kills one of them."
-    return f"{len(table)} contracts.\n\n" + tabulate(
-        table, headers=["contract", "title", "own faults", "measured"], tablefmt="github"
+    table.sort(key=lambda row: row[-1])
+    return f"{len(table)} of {len(musts)} contracts.\n\n" + tabulate(
+        table, headers=["contract", "title", "own faults", "measured", "on stock torch"], tablefmt="github"
     )
+
+
+def _on_stock() -> dict[str, str]:
+    """Return what contracts come to in the stored run of stock torch: `judged` where a case passes, else a verdict."""
+    found: dict[str, str] = {}
+    for case in baselines.read(_STOCK, _STOCK.removeprefix("torch-"))[0].cases:
+        if found.get(case.contract) != "judged":
+            found[case.contract] = "judged" if case.verdict is Verdict.PASS else case.verdict.value.lower()
+    return found
 
 
 def _pytorch(rows: Sequence[Row], theirs: Sequence[Mapping[str, str]]) -> str:

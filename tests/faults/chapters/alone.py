@@ -1,0 +1,163 @@
+"""Faults for contracts that no other fault names: each breaks what one of them states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+
+from tests.faults import fault
+from tests.faults.breaking import replaced
+from tests.faults.cast_rules import DROPPED, ruled
+
+_SCALER = torch.amp.GradScaler
+
+
+@fault("AMP-CAST-007")
+def xpu_forgets_the_rule_of_layer_norm() -> Iterator[None]:
+    """XPU runs `layer_norm` in the type of its inputs."""
+    with ruled("layer_norm", DROPPED, "xpu"), ruled("native_layer_norm", DROPPED, "xpu"):
+        yield
+
+
+@fault("AMP-CAST-025")
+def loss_of_logits_keeps_their_type() -> Iterator[None]:
+    """CUDA's `binary_cross_entropy_with_logits` gives 16-bit logits a 16-bit loss."""
+    with ruled("binary_cross_entropy_with_logits", DROPPED, "cuda"):
+        yield
+
+
+@fault("AMP-CAST-028", "AMP-CAST-041")
+def norm_of_an_order_keeps_its_type() -> Iterator[None]:
+    """CUDA's `norm` with an order is 16-bit for 16-bit input."""
+    with ruled("norm.Scalar", DROPPED, "cuda"), ruled("norm.ScalarOpt_dim", DROPPED, "cuda"):
+        yield
+
+
+@fault("AMP-CAST-033")
+def region_of_cuda_is_one_of_the_cpu_too() -> Iterator[None]:
+    """A region of CUDA casts tensors of the CPU as well."""
+    plain = torch.set_autocast_enabled
+
+    def enable(device_type: str, enabled: bool) -> None:
+        plain(device_type, enabled)
+        if device_type == "cuda":
+            plain("cpu", enabled)
+
+    with replaced(torch, "set_autocast_enabled", enable):
+        yield
+
+
+@fault("AMP-CAST-034")
+def disabled_region_within_another_is_enabled() -> Iterator[None]:
+    """A region with enabled=False does nothing in one that is enabled."""
+    plain = torch.amp.autocast_mode.autocast.__enter__
+
+    def enter(region: torch.autocast) -> Any:
+        region._enabled = region._enabled or torch.is_autocast_enabled(region.device)
+        return plain(region)
+
+    with replaced(torch.amp.autocast_mode.autocast, "__enter__", enter):
+        yield
+
+
+@fault("AMP-BACKWARD-002")
+def backward_opens_a_region() -> Iterator[None]:
+    """`backward()` outside of a region runs its ops in bfloat16."""
+    plain = torch.autograd.backward
+
+    def backward(tensors: Any, *arguments: Any, **keywords: Any) -> None:
+        first = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors))
+        with torch.autocast(first.device.type, torch.bfloat16):
+            plain(tensors, *arguments, **keywords)
+
+    with replaced(torch.autograd, "backward", backward):
+        yield
+
+
+@fault("AMP-LOSS-008")
+def float32_logits_get_rounded_gradients() -> Iterator[None]:
+    """The gradient of `mse_loss` is rounded to bfloat16 on its way to float32 logits."""
+    plain = torch.nn.functional.mse_loss
+
+    def mse_loss(logits: torch.Tensor, *arguments: Any, **keywords: Any) -> torch.Tensor:
+        if logits.requires_grad and logits.dtype == torch.float32:
+            logits = logits.view_as(logits)
+            logits.register_hook(lambda gradient: gradient.to(torch.bfloat16).float())
+        return plain(logits, *arguments, **keywords)
+
+    with replaced(torch.nn.functional, "mse_loss", mse_loss):
+        yield
+
+
+@fault("AMP-SCALE-007")
+def scale_before_the_first_use_is_whole() -> Iterator[None]:
+    """`get_scale()` returns an int before the first call of scale()."""
+    plain = _SCALER.get_scale
+
+    def get_scale(scaler: torch.amp.GradScaler) -> float:
+        return plain(scaler) if scaler._scale is not None else int(plain(scaler))
+
+    with replaced(_SCALER, "get_scale", get_scale):
+        yield
+
+
+@fault("AMP-SCALE-093")
+def empty_state_is_ignored() -> Iterator[None]:
+    """`load_state_dict({})` leaves the scaler as it is, and says nothing."""
+    plain = _SCALER.load_state_dict
+
+    def load(scaler: torch.amp.GradScaler, state: dict[str, Any]) -> None:
+        if state:
+            plain(scaler, state)
+
+    with replaced(_SCALER, "load_state_dict", load):
+        yield
+
+
+@fault("AMP-CLIP-009")
+def norm_of_nothing_is_undefined() -> Iterator[None]:
+    """`clip_grad_norm_` returns NaN where no parameter has a gradient."""
+    plain = torch.nn.utils.clip_grad_norm_
+
+    def clip(parameters: Any, *arguments: Any, **keywords: Any) -> torch.Tensor:
+        single = isinstance(parameters, torch.Tensor) or not isinstance(parameters, Iterable)
+        every = parameters if single else list(parameters)
+        empty = not single and all(one.grad is None for one in every)
+        return torch.tensor(torch.nan) if empty else plain(every, *arguments, **keywords)
+
+    with replaced(torch.nn.utils, "clip_grad_norm_", clip):
+        yield
+
+
+@fault("AMP-BF16-004")
+def disabled_scaler_doubles_the_loss() -> Iterator[None]:
+    """`scale()` of a disabled GradScaler returns twice its argument."""
+    plain = _SCALER.scale
+
+    def scale(scaler: torch.amp.GradScaler, outputs: Any) -> Any:
+        return plain(scaler, outputs) if scaler.is_enabled() else outputs * 2
+
+    with replaced(_SCALER, "scale", scale):
+        yield
+
+
+@fault("AMP-NUMERICS-008")
+def smallest_normal_number_of_bfloat16_is_that_of_half() -> Iterator[None]:
+    """`torch.finfo` of bfloat16 tells the smallest normal number of float16."""
+    plain = torch.finfo
+
+    def finfo(*arguments: Any) -> Any:
+        told = plain(*arguments)
+        if arguments != (torch.bfloat16,):
+            return told
+        of_half = plain(torch.float16)
+        names = ("bits", "eps", "max", "min", "dtype", "resolution")
+        return mock.Mock(
+            **{name: getattr(told, name) for name in names}, tiny=of_half.tiny, smallest_normal=of_half.tiny
+        )
+
+    with replaced(torch, "finfo", finfo):
+        yield
