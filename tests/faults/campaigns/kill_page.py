@@ -165,7 +165,7 @@ def _nothing(
         table.append([id, musts[id].title, len(own), len(measured & set(own)), stock.get(id, "not reached")])
     if not table:
         return f"None: each of the {len(musts)} `must` contracts kills one of them."
-    table.sort(key=lambda row: row[-1])
+    table.sort(key=lambda row: str(row[-1]))
     return f"{len(table)} of {len(musts)} contracts.\n\n" + tabulate(
         table, headers=["contract", "title", "own faults", "measured", "on stock torch"], tablefmt="github"
     )
