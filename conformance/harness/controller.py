@@ -32,9 +32,16 @@ class Controller:
         """Return the folder of the report."""
         return self._reporter.folder
 
-    def pytest_sessionstart(self, session: pytest.Session) -> None:
-        self._reporter.begin()
-        self._say(session.config, self._reporter.said_before())
+    @pytest.hookimpl(wrapper=True)
+    def pytest_sessionstart(self, session: pytest.Session) -> Generator[None, object, object]:
+        try:
+            self._reporter.begin()
+            self._say(session.config, self._reporter.said_before())
+            return (yield)
+        except KeyboardInterrupt:
+            # A session that is interrupted before all hooks have begun it ends without pytest_sessionfinish.
+            self._reporter.finish(int(pytest.ExitCode.INTERRUPTED))
+            raise
 
     def _say(self, config: pytest.Config, words: str | None) -> None:
         terminal = config.pluginmanager.get_plugin("terminalreporter")

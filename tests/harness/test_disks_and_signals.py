@@ -192,6 +192,22 @@ def test_second_signal_ends_a_summary_with_the_status_of_the_run(toy: Toy) -> No
     assert "Traceback" not in outcome.output
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_before_the_first_case_leaves_an_incomplete_report(toy: Toy, number: signal.Signals) -> None:
+    _suite(toy, count=2, size=1)
+    outcome = toy.spawn(
+        "import os, signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from conformance.harness import header\n"
+        f"def heading(run):\n    os.kill(os.getpid(), {int(number)})\n    return []\n"
+        "header.heading = heading\n"
+    )
+
+    assert outcome.status == 2
+    assert "Traceback" not in outcome.output
+    assert outcome.report["footer"]["overall"] == "INCOMPLETE"
+    assert outcome.report["footer"]["interrupted"] is True
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_run_that_is_killed_at_a_drawn_moment_keeps_its_records(toy: Toy, seed: int) -> None:
     drawn = random.Random(seed)
