@@ -165,8 +165,11 @@ def test_every_snippet_runs_on_stock_torch(root: Path) -> None:
         "            failed[id] = 'prints nothing'\n"
         "print(json.dumps(failed))\n"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", script], cwd=root, input=json.dumps(snippets), capture_output=True, text=True, check=True
-    )
-
-    assert json.loads(run.stdout.strip().splitlines()[-1]) == {}
+    # A process group hangs at its end in a process in which the compiler has started its workers.
+    distributed = {id: text for id, text in snippets.items() if "torch.distributed" in text}
+    for together in (distributed, {id: text for id, text in snippets.items() if id not in distributed}):
+        run = subprocess.run(
+            [sys.executable, "-c", script],
+            cwd=root, input=json.dumps(together), capture_output=True, text=True, check=True, timeout=300,
+        )  # fmt: skip
+        assert json.loads(run.stdout.strip().splitlines()[-1]) == {}

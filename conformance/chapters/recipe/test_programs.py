@@ -7,63 +7,17 @@ import itertools
 import statistics
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
-from ...measure.precision import repeatable_convolutions
 from ...oracles.float64_step import exact_step
 from ...oracles.manual_training import Float32, ManualAmp
 from ...oracles.numbers.bits import same
 from . import recipes
-from .recipes import OUTLIER, Draw, Precision, Recipe, Step
-from .support import dtypes_of, normal
-
-
-class TorchAmp:
-    """The precision of torch.amp."""
-
-    def __init__(self, target: Target, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-        self._device_type = target.device_type
-        device = {"device_type": self._device_type}
-
-        class Product(torch.autograd.Function):
-            @staticmethod
-            @torch.amp.custom_fwd(**device)
-            def forward(ctx: Any, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-                ctx.save_for_backward(left, right)
-                return left.mm(right)
-
-            @staticmethod
-            @torch.amp.custom_bwd(**device)
-            def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-                left, right = ctx.saved_tensors
-                return gradient.mm(right.t()), left.t().mm(gradient)
-
-        class Cube(torch.autograd.Function):
-            @staticmethod
-            @torch.amp.custom_fwd(**device, cast_inputs=torch.float32)
-            def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-                ctx.save_for_backward(x)
-                return x * x * x
-
-            @staticmethod
-            @torch.amp.custom_bwd(**device)
-            def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-                (x,) = ctx.saved_tensors
-                return gradient * 3 * x * x
-
-        self.product, self.cube = Product.apply, Cube.apply
-
-    def region(self, dtype: torch.dtype | None = None, *, enabled: bool = True) -> AbstractContextManager[Any]:
-        return torch.autocast(self._device_type, dtype=dtype or self.dtype, enabled=enabled)
-
-    def scaler(self, init_scale: float, growth_interval: int = 2000) -> torch.amp.GradScaler:
-        return torch.amp.GradScaler(self._device_type, init_scale=init_scale, growth_interval=growth_interval)
+from .recipes import OUTLIER, Draw, Recipe, Step
+from .support import TorchAmp, dtypes_of, normal, run
 
 
 def units(target: Target, seed: int) -> Draw:
@@ -88,13 +42,6 @@ def differing(seen: Step, expected: Step) -> list[str]:
     found += sorted(set(seen.values) ^ set(expected.values))
     common = sorted(set(seen.values) & set(expected.values))
     return found + [name for name in common if not same(seen.values[name], expected.values[name])]
-
-
-def run(recipe: Recipe, amp: Precision, draw: Draw, steps: int) -> Iterator[Step]:
-    """Yield the steps of a program from a fixed random state, with deterministic convolutions."""
-    torch.manual_seed(3)
-    with repeatable_convolutions():
-        yield from recipe(amp, draw, steps)
 
 
 def equals_manual(case: Case, target: Target, recipe: Recipe, *, exact: bool = True) -> dict[torch.dtype, list[Step]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 from unittest import mock
@@ -9,7 +10,7 @@ from unittest import mock
 import torch
 
 from tests.faults import fault
-from tests.faults.breaking import replaced
+from tests.faults.breaking import edited, replaced
 from tests.faults.cast_rules import DROPPED, ruled
 
 _SCALER = torch.amp.GradScaler
@@ -160,4 +161,88 @@ def smallest_normal_number_of_bfloat16_is_that_of_half() -> Iterator[None]:
         )
 
     with replaced(torch, "finfo", finfo):
+        yield
+
+
+@fault("AMP-RECIPE-050")
+def checkpoint_calls_a_deprecated_region() -> Iterator[None]:
+    """`torch.utils.checkpoint` opens the region of `torch.cpu.amp`, which warns in each step."""
+    plain = torch.utils.checkpoint.checkpoint
+
+    def checkpoint(*arguments: Any, **keywords: Any) -> Any:
+        with torch.cpu.amp.autocast(enabled=torch.is_autocast_enabled("cpu")):
+            return plain(*arguments, **keywords)
+
+    with replaced(torch.utils.checkpoint, "checkpoint", checkpoint):
+        yield
+
+
+@fault("AMP-RECIPE-050")
+def step_warns_of_its_own_scaler() -> Iterator[None]:
+    """`GradScaler.step` warns of the deprecated scaler that it was once."""
+    plain = _SCALER.step
+
+    def step(scaler: torch.amp.GradScaler, *arguments: Any, **keywords: Any) -> Any:
+        warnings.warn("torch.cuda.amp.GradScaler(args...) is deprecated", FutureWarning, stacklevel=2)
+        return plain(scaler, *arguments, **keywords)
+
+    with replaced(_SCALER, "step", step):
+        yield
+
+
+@fault("AMP-CAST-110")
+def normed_weights_are_refused_in_a_region() -> Iterator[None]:
+    """`weight_norm` has no kernel for the types of a region."""
+    plain = torch._weight_norm
+
+    def weight_norm(*arguments: Any, **keywords: Any) -> torch.Tensor:
+        if torch.is_autocast_enabled("cpu"):
+            raise RuntimeError("\"weight_norm_kernel\" not implemented for 'Half'")
+        return plain(*arguments, **keywords)
+
+    with replaced(torch, "_weight_norm", weight_norm):
+        yield
+
+
+@fault("AMP-CAST-110")
+def power_iteration_stores_16_bits() -> Iterator[None]:
+    """`spectral_norm` keeps its vectors in bfloat16 once it was trained in a region."""
+    place: Any = torch.nn.utils.parametrizations._SpectralNorm
+    plain = place._power_method
+
+    def iterate(norm: Any, *arguments: Any) -> None:
+        plain(norm, *arguments)
+        if torch.is_autocast_enabled("cpu"):
+            norm._u = norm._u.to(torch.bfloat16)
+
+    with replaced(place, "_power_method", iterate):
+        yield
+
+
+@fault("AMP-CAST-110")
+def orthogonal_weight_ends_the_region() -> Iterator[None]:
+    """A region ends where an orthogonal weight is computed, so that the module that uses it runs in float32."""
+    place: Any = torch.nn.utils.parametrizations._Orthogonal
+    plain = place.forward
+
+    def forward(self: Any, weight: torch.Tensor) -> Any:
+        torch.set_autocast_enabled("cpu", False)
+        return plain(self, weight)
+
+    with replaced(place, "forward", forward):
+        yield
+
+
+@fault("AMP-SCALE-190")
+def reciprocal_is_float64_on_every_device() -> Iterator[None]:
+    """`unscale_` asks MPS, which has no float64, for the reciprocal in it."""
+    with edited(_SCALER.unscale_, 'torch.device("mps:0")', 'torch.device("mps:1")'):
+        yield
+
+
+@fault("AMP-SCALE-190")
+def scale_begins_in_float64() -> Iterator[None]:
+    """The state of a scaler is made in float64."""
+    old = "torch.full((), self._init_scale, dtype=torch.float32, device=dev)"
+    with edited(_SCALER._lazy_init_scale_growth_tracker, old, old.replace("float32", "float64")):
         yield

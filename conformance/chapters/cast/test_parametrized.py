@@ -1,0 +1,81 @@
+"""Check modules whose weight is computed anew in each forward pass: normed, orthogonal, pruned."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, prune
+
+from ...harness.check import Case, contract, deep
+from ...harness.targets import Target
+from ...oracles.numbers.error_bounds import normwise_error
+from ...oracles.numbers.formats import FORMATS
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "linear": (lambda: nn.Linear(6, 4), (5, 6)),
+    "conv1d": (lambda: nn.Conv1d(3, 4, 3), (2, 3, 8)),
+    "conv2d": (lambda: nn.Conv2d(3, 4, 3), (2, 3, 8, 8)),
+    "conv3d": (lambda: nn.Conv3d(3, 4, 2), (2, 3, 4, 4, 4)),
+    "conv_transpose2d": (lambda: nn.ConvTranspose2d(3, 4, 3), (2, 3, 6, 6)),
+}
+WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "weight_norm": parametrizations.weight_norm,
+    "spectral_norm": parametrizations.spectral_norm,
+    "orthogonal": parametrizations.orthogonal,
+    "weight_norm of hooks": nn.utils.weight_norm,
+    "spectral_norm of hooks": nn.utils.spectral_norm,
+    "pruned": lambda module: prune.l1_unstructured(module, "weight", amount=0.25),
+}
+# Roundings to 16 bits between weights and outputs: those of the weight's own arithmetic, the casts and the product.
+_ROUNDINGS = 24
+
+
+@contract("AMP-CAST-110")
+@pytest.mark.parametrize("layer", [name if name == "linear" else deep("standard", name) for name in LAYERS])
+@pytest.mark.parametrize("wrapper", WRAPPERS, ids=lambda name: name.replace(" ", "_"))
+def test_parametrized_modules(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, wrapper: str, layer: str
+) -> None:
+    make, shape = LAYERS[layer]
+    plain = make().to(target.device)
+    x = torch.randn(shape, generator=rng).to(target.device)
+    with target.autocast(amp_dtype):
+        promised = plain(x).dtype
+    for training in (True, False):
+        outside, inside = (_wrapped(plain, wrapper, rng.initial_seed()).train(training) for _ in range(2))
+        try:
+            expected = outside(x)
+            expected.square().sum().backward()
+        except RuntimeError as error:
+            case.unsupported(f"{target.name} cannot train it outside of a region: {str(error).splitlines()[0]}")
+        with target.autocast(amp_dtype):
+            output = inside(x)
+        output.float().square().sum().backward()
+        mode = "training" if training else "evaluation"
+        case.equal(f"dtype of the output, {mode}", output.dtype, promised)
+        distance = normwise_error(output.detach().cpu().double(), expected.detach().cpu().double())
+        case.at_most(
+            f"error of the output, {mode}", distance, _ROUNDINGS * FORMATS[amp_dtype].unit_roundoff, "normwise"
+        )
+        ours, theirs = dict(inside.named_parameters()), dict(outside.named_parameters())
+        lost = [name for name, one in theirs.items() if (one.grad is None) != (ours[name].grad is None)]
+        case.equal(f"parameters whose gradient is there in one of both, {mode}", lost, [])
+        kinds = {one.grad.dtype for one in ours.values() if one.grad is not None}
+        case.equal(f"dtypes of gradients, {mode}", kinds, {torch.float32})
+        bad = [name for name, one in ours.items() if one.grad is not None and not bool(one.grad.isfinite().all())]
+        case.equal(f"gradients that are not finite, {mode}", bad, [])
+        state = {name: tensor.dtype for name, tensor in inside.state_dict().items()}
+        case.equal(f"dtypes of the state, {mode}", state, {n: t.dtype for n, t in outside.state_dict().items()})
+
+
+def _wrapped(plain: nn.Module, wrapper: str, seed: int) -> nn.Module:
+    """Return the module wrapped, with the same random state each time."""
+    torch.manual_seed(seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the hooks are deprecated
+        return WRAPPERS[wrapper](copy.deepcopy(plain))
