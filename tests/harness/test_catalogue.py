@@ -139,15 +139,15 @@ def test_every_snippet_runs_on_stock_torch(root: Path) -> None:
     """A reader pastes these; each runs alone, on the CPU, without an error, on any torch that its contract is about."""
     every = catalogue.load().contracts.values()
     snippets = {one.id: one.snippet for one in every if in_force(torch.__version__, one.since, one.until)}
-    # What forks would copy a process in which other snippets have started threads.
-    forking = {id: text for id, text in snippets.items() if 'get_context("fork")' in text}
-    for id, text in forking.items():
+    # What forks would copy a process in which others have started threads; the end of a process group may hang there.
+    alone = {id: text for id, text in snippets.items() if 'get_context("fork")' in text or "init_process_group" in text}
+    for id, text in alone.items():
         code = string.Template(text).substitute(device="cpu", amp_dtype="torch.bfloat16")
-        alone = subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False, timeout=120
         )
-        assert (alone.returncode, bool(alone.stdout.strip())) == (0, True), (id, alone.stderr)
-    snippets = {id: text for id, text in snippets.items() if id not in forking}
+        assert (done.returncode, bool(done.stdout.strip())) == (0, True), (id, done.stderr)
+    snippets = {id: text for id, text in snippets.items() if id not in alone}
     script = (
         "import io, contextlib, json, string, sys, warnings\n"
         "warnings.simplefilter('ignore')\n"
@@ -165,11 +165,9 @@ def test_every_snippet_runs_on_stock_torch(root: Path) -> None:
         "            failed[id] = 'prints nothing'\n"
         "print(json.dumps(failed))\n"
     )
-    # A process group hangs at its end in a process in which the compiler has started its workers.
-    distributed = {id: text for id, text in snippets.items() if "torch.distributed" in text}
-    for together in (distributed, {id: text for id, text in snippets.items() if id not in distributed}):
-        run = subprocess.run(
-            [sys.executable, "-c", script],
-            cwd=root, input=json.dumps(together), capture_output=True, text=True, check=True, timeout=300,
-        )  # fmt: skip
-        assert json.loads(run.stdout.strip().splitlines()[-1]) == {}
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=root, input=json.dumps(snippets), capture_output=True, text=True, check=True, timeout=300,
+    )  # fmt: skip
+
+    assert json.loads(run.stdout.strip().splitlines()[-1]) == {}
