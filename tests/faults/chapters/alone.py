@@ -30,10 +30,17 @@ def loss_of_logits_keeps_their_type() -> Iterator[None]:
         yield
 
 
-@fault("AMP-CAST-028", "AMP-CAST-041")
+@fault("AMP-CAST-041")
 def norm_of_an_order_keeps_its_type() -> Iterator[None]:
     """CUDA's `norm` with an order is 16-bit for 16-bit input."""
     with ruled("norm.Scalar", DROPPED, "cuda"), ruled("norm.ScalarOpt_dim", DROPPED, "cuda"):
+        yield
+
+
+@fault("AMP-CAST-028")
+def norms_of_linalg_keep_their_type() -> Iterator[None]:
+    """CUDA's vector and nuclear norms, which `torch.norm` calls, are 16-bit for 16-bit input."""
+    with ruled("linalg_vector_norm", DROPPED, "cuda"), ruled("nuclear_norm", DROPPED, "cuda"):
         yield
 
 
@@ -245,4 +252,44 @@ def scale_begins_in_float64() -> Iterator[None]:
     """The state of a scaler is made in float64."""
     old = "torch.full((), self._init_scale, dtype=torch.float32, device=dev)"
     with edited(_SCALER._lazy_init_scale_growth_tracker, old, old.replace("float32", "float64")):
+        yield
+
+
+@fault("AMP-RECIPE-013")
+def weights_of_linear_are_rounded_to_bfloat16_first() -> Iterator[None]:
+    """`linear` in a region rounds its weight to bfloat16, whatever the dtype of the region."""
+    plain = torch.nn.functional.linear
+
+    def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if torch.is_autocast_enabled(weight.device.type):
+            weight = weight.to(torch.bfloat16).to(weight.dtype)
+        return plain(x, weight, bias)
+
+    with replaced(torch.nn.functional, "linear", linear):
+        yield
+
+
+@fault("AMP-RECIPE-017")
+def weight_used_without_gradients_gets_none_later() -> Iterator[None]:
+    """A weight that `linear` used under no_grad in a region has no gradient in the rest of that region."""
+    plain = torch.nn.functional.linear
+    seen: set[int] = set()
+
+    def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if not torch.is_autocast_enabled(weight.device.type):
+            seen.clear()
+        elif not torch.is_grad_enabled():
+            seen.add(id(weight))
+        elif id(weight) in seen:
+            weight = weight.detach()
+        return plain(x, weight, bias)
+
+    with replaced(torch.nn.functional, "linear", linear):
+        yield
+
+
+@fault("AMP-RECIPE-040")
+def state_of_the_scaler_is_not_restored() -> Iterator[None]:
+    """`load_state_dict` of a GradScaler keeps what the scaler has."""
+    with replaced(_SCALER, "load_state_dict", lambda scaler, state: None):
         yield
