@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import pytest
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -359,6 +360,35 @@ def test_backward_in_a_disabled_region(case: Case, target: Target, rng: torch.Ge
                 output.backward(gradient)
         wrong += [f"{chain.name} in {dtype}: {name}" for name in difference(gradients(leaves), outside)]
     case.equal("gradients that a disabled region around backward changes", wrong[:3], [])
+
+
+# The regions in which backward may be called: whether of the other dtype, and whether with the weight cache.
+AROUND = {"same": (False, True), "same-uncached": (False, False), "other": (True, True)}
+
+
+@contract("AMP-BACKWARD-075")
+@pytest.mark.parametrize("around", AROUND)
+def test_backward_keeps_the_types_of_forward(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, around: str
+) -> None:
+    is_other, cached = AROUND[around]
+    region_dtype = OTHER[amp_dtype] if is_other else amp_dtype
+    case.require(target, region_dtype)
+    wrong, compared = [], 0
+    for chain in CHAINS:
+        leaves = chain.leaves(normal(rng), target.device)
+        with repeatable_convolutions():
+            output = forward(chain, leaves, target, amp_dtype)
+            gradient = cotangent(output, rng)
+            output.backward(gradient, retain_graph=True)
+            outside = gradients(leaves)
+            with target.autocast(region_dtype, cache_enabled=cached):
+                output.backward(gradient)
+        inside = gradients(leaves)
+        compared += len(inside)
+        wrong += [f"{chain.name}: {name}" for name in difference(inside, outside)]
+    case.at_least("gradients compared", compared, len(CHAINS))
+    case.equal("gradients that the region around backward changes", wrong[:3], [])
 
 
 @contract("AMP-BACKWARD-047")

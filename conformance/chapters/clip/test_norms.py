@@ -123,6 +123,58 @@ def test_magnitudes(case: Case, target: Target, norm_type: float) -> None:
         case.at_most(f"error of gradients clipped to {limit:g}, {what}", error, 4 * U, "relative")
 
 
+# Powers of two by which gradients of about 1 are multiplied: their squares or cubes leave the range of fp32, they do not.
+RANGES = {"huge": (64, 80, 100, 115), "tiny": (-70, -85, -100)}
+
+
+@contract("AMP-CLIP-095")
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, math.inf], ids=str)
+@pytest.mark.parametrize("size", RANGES)
+def test_norms_over_the_range_of_the_type(
+    case: Case, target: Target, rng: torch.Generator, size: str, norm_type: float
+) -> None:
+    dtypes = [torch.float32, *(dtype for dtype in (torch.bfloat16,) if target.supports(dtype))]
+    wrong, compared = [], 0
+    for dtype, k, foreach in itertools.product(dtypes, RANGES[size], implementations(target)):
+        values = [torch.randn(shape, generator=rng).to(dtype) for shape in ((9,), (4, 8), (64,))]
+        exact = float(torch.linalg.vector_norm(torch.cat([one.double().flatten() for one in values]), norm_type))
+        gradients = [(one * 2.0**k).to(target.device) for one in values]
+        parameters = holding(gradients)
+        seen = float(torch.nn.utils.clip_grad_norm_(parameters, math.ldexp(exact, k - 3), norm_type, foreach=foreach))
+        relative = abs(math.ldexp(seen, -k) / exact - 1) if math.isfinite(seen) else math.inf
+        # Clipping adds 1e-6 to the norm, so that gradients of a tiny norm are not scaled by max_norm / norm.
+        error = 0.0 if size == "tiny" else relative_distance(gradients, [one * 2.0 ** (k - 3) for one in values])
+        bound = 4 * torch.finfo(dtype).eps
+        compared += 1
+        if not relative <= bound or not error <= bound:
+            wrong.append(f"{dtype}, foreach={foreach}, times 2**{k}: norm {seen:g}, error of the gradients {error:g}")
+    case.at_least("norms compared", compared, len(RANGES[size]))
+    case.equal("gradients whose norm or clipped values depend on their size", wrong[:3], [])
+
+
+@contract("AMP-CLIP-096")
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, math.inf], ids=str)
+def test_norms_of_split_gradients(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, norm_type: float
+) -> None:
+    whole = torch.randn(4096, generator=rng).to(amp_dtype)
+    exact = float(torch.linalg.vector_norm(whole.double(), norm_type))
+    splits = {
+        "whole": [whole],
+        "2 halves": whole.split(2048),
+        "64 rows": whole.view(64, 64).unbind(0),
+        "64 columns": whole.view(64, 64).unbind(1),
+        "512 parts": whole.split(8),
+        "unlike parts": whole.split([1, 7, 1000, 3, 3085]),
+    }
+    for (name, parts), foreach in itertools.product(splits.items(), implementations(target)):
+        gradients = holding([part.to(target.device) for part in parts])
+        seen = float(torch.nn.utils.clip_grad_norm_(gradients, 1e9, norm_type, foreach=foreach))
+        # The norm of each part and that of the norms are rounded to the type of the gradients.
+        error = abs(seen / exact - 1) / (torch.finfo(amp_dtype).eps / 2)
+        case.at_most(f"{name}, foreach={foreach}: error of the norm", error, 3.0, "u")
+
+
 @contract("AMP-CLIP-046")
 def test_norms_of_double_precision(case: Case, target: Target) -> None:
     """Check fp64 norms beyond 2**64, where fp32 squares overflow."""

@@ -230,6 +230,27 @@ def module(amp: Amp, x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> Tenso
     return (torch.mm(layer(h, w), v),)
 
 
+def composites(amp: Amp, x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> Tensors:
+    """Ops that ATen writes with others, of which some are listed and some are not."""
+    with torch.autocast(amp.kind, dtype=amp.dtype, cache_enabled=amp.cache):
+        a = torch.einsum("ij,kj->ik", x, w)
+        amp.pause()
+        b = torch.tensordot(x, v, 1)
+        c = torch.linalg.multi_dot([x, w, v])
+        return a, b, c, torch.chain_matmul(x, w, v), functional.cosine_similarity(x, w)
+
+
+def mixed_losses(amp: Amp, x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> Tensors:
+    """Losses of a 16-bit result and a float32 goal, in a disabled part of a region; some have no backward of that."""
+    with torch.autocast(amp.kind, dtype=amp.dtype, cache_enabled=amp.cache):
+        low = torch.mm(x, w)
+        with torch.autocast(amp.kind, enabled=False):
+            amp.pause()
+            goal, kept = v.detach().sign(), low.detach()
+            losses = (functional.huber_loss, functional.soft_margin_loss, functional.smooth_l1_loss, functional.l1_loss)
+            return (*(loss(kept, goal) for loss in losses), functional.mse_loss(kept, goal), low.sum() + v.sum())
+
+
 def plain(amp: Amp, x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> Tensors:
     """No region of its own: for programs that run in one around them."""
     h = functional.linear(x, w).relu()
@@ -258,6 +279,8 @@ PROGRAMS: Mapping[str, Program] = {
         _program(getters),
         _program(decorated),
         _program(module),
+        _program(composites),
+        _program(mixed_losses),
     )
 }
 """Programs that open their regions themselves, by name."""

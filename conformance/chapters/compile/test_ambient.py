@@ -116,6 +116,36 @@ def test_other_region_objects(case: Case, target: Target, place: str) -> None:
                 REGION = None
 
 
+# The settings of a region object that a program may set between two calls, and their values in turn.
+CHANGED: dict[str, tuple[str, Callable[[torch.dtype], tuple[Any, ...]]]] = {
+    "dtype": ("fast_dtype", lambda dtype: (dtype, OTHER[dtype], dtype)),
+    "enabled": ("_enabled", lambda dtype: (True, False, True)),
+}
+
+
+@contract("AMP-COMPILE-021")
+@pytest.mark.parametrize("setting", CHANGED)
+@pytest.mark.parametrize("place", ["an attribute", deep("standard", "a global")])
+def test_other_settings_of_one_object(case: Case, target: Target, place: str, setting: str) -> None:
+    global REGION
+    holder = Holder()
+    call = region_users(holder)[place]
+    x, w = torch.randn(2, 4, 4).to(target.device)
+    attribute, values = CHANGED[setting]
+    with compiler(case):
+        for dtype in dtypes_of(case, target):
+            torch._dynamo.reset()
+            compiled = torch.compile(call, backend="eager")
+            holder.region = REGION = torch.autocast(target.device_type, dtype=dtype)
+            try:
+                for value in values(dtype):
+                    setattr(REGION, attribute, value)
+                    what = f"a product in the region of {place} with {setting} {value}"
+                    case.identical(what, compiled(x, w), call(x, w))
+            finally:
+                REGION = None
+
+
 SETTINGS = ("same_as_forward", "off", "list")
 
 

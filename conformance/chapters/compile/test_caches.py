@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +17,8 @@ from .observation import Observed, observed
 from .programs import AMBIENT, OTHER, Program, Tensors
 from .support import ambient, bound, compiler, dtypes_of, inductor
 from .ways import WAYS
+
+Opened = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 @contextmanager
@@ -81,3 +84,40 @@ def test_cache_of_the_same_type(case: Case, target: Target, rng: torch.Generator
             for key, tensor in first.values.items():
                 if tensor is not None and (ours := second.values[key]) is not None:
                     case.identical(f"{dtype}: {key}", ours, tensor)
+
+
+def _one(x: torch.Tensor, opened: Opened) -> torch.Tensor:
+    with opened():
+        return torch.mm(x, x)
+
+
+@contract("AMP-COMPILE-051")
+@pytest.mark.parametrize("where", ["outside", "inside"])
+def test_graphs_may_be_cached(case: Case, target: Target, where: str) -> None:
+    try:
+        from torch._functorch._aot_autograd.autograd_cache import check_cacheable
+    except ImportError as error:
+        case.untestable(f"this torch does not tell which graphs its cache takes: {error}")
+        raise
+    with compiler(case):
+        for dtype in dtypes_of(case, target):
+            torch._dynamo.reset()
+            graphs: list[Any] = []
+
+            def backend(graph: Any, _: Any, graphs: list[Any] = graphs) -> Any:
+                graphs.append(graph)
+                return graph
+
+            opened = ambient(target, dtype, cache_enabled=False)
+            x = torch.randn(3, 3).to(target.device).requires_grad_()
+            with opened() if where == "outside" else contextlib.nullcontext():
+                # As the attribute of a call: the region is in the graph, or only around it.
+                inside = contextlib.nullcontext if where == "outside" else opened
+                torch.compile(_one, backend=backend)(x, inside)
+            case.equal(f"{dtype}: graphs", len(graphs), 1)
+            refused = None
+            try:
+                check_cacheable(graphs[0])
+            except Exception as error:
+                refused = str(error).splitlines()[0][:80]
+            case.equal(f"{dtype}: why a graph with the region {where} of it is not cached", refused, None)

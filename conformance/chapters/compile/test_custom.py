@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,8 @@ from .support import ambient, bound, compiler, dtypes_of, same
 from .ways import WAYS
 
 SHAPES = ((4, 4),) * 3
+# The backends that torch.compile documents and that have autocast.
+BACKENDS = ("cpu", "cuda", "xpu", "mps")
 
 
 def around_part(part: Callable[..., torch.Tensor]) -> Program:
@@ -114,3 +117,28 @@ def test_memory_for_backward(case: Case, target: Target, rng: torch.Generator, n
             observed(torch.compile(call, backend=graph.backend(), fullgraph=True), leaves)
             case.at_least(f"{dtype}: ops recorded in backward (control)", min(len(graph.ops[p]) for p in PARTS), 1)
             case.at_most(f"{dtype}: memory that the graph keeps", graph.kept, eager.kept, "B")
+
+
+def _rule(operator: Any, key: Any) -> str:
+    """Say what a higher-order operator does where an autocast key is active."""
+    if key in operator.py_kernels:
+        return "casts"
+    return "raises" if operator.non_fallthrough_keys.has(key) else "runs"
+
+
+@contract("AMP-COMPILE-044")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_higher_order_operators(case: Case, backend: str) -> None:
+    try:
+        for module in ("flex_attention", "triton_kernel_wrap"):
+            importlib.import_module(f"torch._higher_order_ops.{module}")
+        operators = dict(torch._ops._higher_order_ops)
+        ours, cuda = (getattr(torch._C.DispatchKey, f"Autocast{name}") for name in (backend.upper(), "CUDA"))
+    except (AttributeError, ImportError) as error:
+        case.untestable(f"this torch does not tell the rules of its higher-order operators: {error}")
+        raise
+    expected = {name: "casts" if _rule(one, cuda) == "casts" else "runs" for name, one in sorted(operators.items())}
+    case.at_least("operators", len(operators), 10)
+    wrong = {name: _rule(one, ours) for name, one in operators.items() if _rule(one, ours) != expected[name]}
+    told = [f"{name} {rule} in place of {expected[name]}" for name, rule in sorted(wrong.items())]
+    case.equal(f"operators with another rule in a region of {backend} than in one of CUDA", told[:5], [])

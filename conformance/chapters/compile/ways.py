@@ -18,7 +18,8 @@ class Way:
     """A way to run a program; `make` gets the program as a function of tensors, and the tensors.
 
     `exact` ways leave the arithmetic as it is. `breaks` breaks the graph wherever the program pauses. What `recorded`
-    ways make has the casts of the regions that were open then as ops, and knows no grad mode.
+    ways make has the casts of the regions that were open then as ops, and knows no grad mode. What ways that are not
+    `differentiable` make is for inference.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Way:
     exact: bool = True
     breaks: bool = False
     recorded: bool = False
+    differentiable: bool = True
 
 
 def _compiled(name: str, backend: str, *, exact: bool = True, breaks: bool = False, **options: Any) -> Way:
@@ -55,6 +57,13 @@ def _exported(*, strict: bool) -> Callable[[Call, Tensors], Call]:
     return make
 
 
+def _decomposed(program: Call, leaves: Tensors) -> Call:
+    from torch.export import export
+
+    call: Call = export(_AsModule(program), leaves, strict=False).run_decompositions().module()
+    return call
+
+
 def _traced(*, pre_dispatch: bool) -> Callable[[Call, Tensors], Call]:
     def make(program: Call, leaves: Tensors) -> Call:
         from torch.fx.experimental.proxy_tensor import make_fx
@@ -82,6 +91,7 @@ WAYS: Mapping[str, Way] = {
         _compiled("inductor", "inductor", exact=False, fullgraph=True),
         Way("export", _exported(strict=False)),
         Way("export-strict", _exported(strict=True)),
+        Way("export-decomposed", _decomposed, exact=False, differentiable=False),
         Way("make_fx", _traced(pre_dispatch=False), recorded=True),
         Way("make_fx-pre_dispatch", _traced(pre_dispatch=True)),
         Way("jit.trace", _jit_traced, exact=False, recorded=True),

@@ -115,16 +115,22 @@ def test_partial_sums_may_leave_the_range(case: Case, target: Target, op: str) -
     case.equal(f"{op}: 16 products of 90000, 16 of -90000 and one of 21", seen.cpu().double().unique().tolist(), [21.0])
 
 
+CONVOLUTIONS = {"conv1d": 1, "conv2d": 2, "conv3d": 3, "conv_transpose1d": 1, "conv_transpose2d": 2, "conv_transpose3d": 3}
+
+
 @contract("AMP-NUMERICS-018")
-@pytest.mark.parametrize("op", ["mm", "linear", "bmm", "addmm", "conv2d"])
+@pytest.mark.parametrize("op", ["mm", "linear", "bmm", "addmm", *CONVOLUTIONS])
 def test_results_beyond_the_range(case: Case, target: Target, amp_dtype: torch.dtype, op: str) -> None:
     form = FORMATS[amp_dtype]
     for factors, name in (((256.0, 255.875), "65504"), ((256.0, 256.0), "65536"), ((-256.0, 256.0), "-65536")):
         left, right = torch.full((3, 1), factors[0]), torch.full((1, 5), factors[1])
         exact_result = form.nearest(form.nearest(factors[0]) * form.nearest(factors[1]))
         with full_precision(target.device_type), target.autocast(amp_dtype):
-            if op == "conv2d":
-                seen = F.conv2d(left.to(target.device)[..., None, None], right.t().to(target.device)[..., None, None])
+            if op in CONVOLUTIONS:
+                weight = right if "transpose" in op else right.t()
+                inner = (1,) * CONVOLUTIONS[op]
+                operands = (part.reshape(*part.shape, *inner).to(target.device) for part in (left, weight))
+                seen = getattr(F, op)(*operands)
             else:
                 product = PRODUCTS[op]
                 (*batch, _, _), _, bias = product.operands(3, 1, 5)

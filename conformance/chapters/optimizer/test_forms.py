@@ -163,6 +163,65 @@ def test_sparse_gradients(case: Case, target: Target, rng: torch.Generator, kind
         case.equal(f"differences from {what}", differences(seen, expected), [])
 
 
+# Places (sparse dimensions first) and values of gradients of a (9, 3) table.
+ENTRIES: dict[str, tuple[list[list[int]], tuple[int, ...]]] = {
+    "rows": ([[0, 2, 8]], (3, 3)),
+    "repeated": ([[2, 2, 5]], (3, 3)),
+    "none": ([[]], (0, 3)),
+    "single": ([[0, 2, 8], [1, 1, 2]], (3,)),
+}
+# The layouts of the gradients of two parameters.
+PAIRS = (
+    ("rows", "dense"), ("dense", "rows"), ("none", "dense"), ("dense", "none"), ("repeated", "dense"), ("single", "dense"),
+    ("rows", "none"), ("repeated", "single"), ("none", "none"),
+)  # fmt: skip
+
+
+@contract("AMP-OPTIMIZER-112")
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, id=kind.id) for kind in ALL if kind.gradients == "sparse" and not kind.fused]
+)
+def test_layouts_of_gradients(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
+    build(case, kind, LinearLoss.make("sparse", target.device, rng))
+    plain_kind = next(
+        one for one in ALL if (one.optimizer, one.variant) == (kind.optimizer, kind.variant) and not one.flags.get("foreach")
+    )
+    wrong, moved = [], 0
+    for pair in PAIRS:
+        if kind.optimizer == "SparseAdam" and "dense" in pair:
+            continue
+        start = [torch.rand((9, 3), generator=rng).to(target.device) for _ in pair]
+        ours, theirs = ([torch.nn.Parameter(part.clone()) for part in start] for _ in range(2))
+        optimizer, plain = kind.make(ours), plain_kind.make(theirs)
+        scaler = torch.amp.GradScaler(target.device_type, init_scale=2.0**10)
+        scaler.scale(torch.zeros((), device=target.device))
+        for _ in range(3):
+            for mine, twin, layout in zip(ours, theirs, pair, strict=True):
+                gradient = _of_layout(layout, rng).to(target.device)
+                mine.grad, twin.grad = gradient * 2.0**10, gradient
+            scaler.step(optimizer)
+            scaler.update()
+            plain.step()
+        name = " and ".join(pair)
+        states = ({k: v for k, v in snapshot(one).items() if "param_groups" not in k} for one in (optimizer, plain))
+        wrong += [f"{name}: {place}" for place in differences(*states)]
+        for mine, before, layout in zip(ours, start, pair, strict=True):
+            moves = not torch.equal(mine, before)
+            moved += moves
+            if moves != (layout != "none"):
+                wrong.append(f"{name}: the parameter with {layout} entries {'moved' if moves else 'did not move'}")
+    case.at_least("parameters that moved", moved, 1)
+    case.equal("differences from the for-loop without a scaler", wrong[:3], [])
+
+
+def _of_layout(layout: str, rng: torch.Generator) -> torch.Tensor:
+    if layout == "dense":
+        return torch.randn((9, 3), generator=rng)
+    places, shape = ENTRIES[layout]
+    indices = torch.tensor(places, dtype=torch.int64).reshape(len(places), -1)
+    return torch.sparse_coo_tensor(indices, torch.randn(shape, generator=rng), (9, 3))
+
+
 # Parameters of other dtypes
 
 

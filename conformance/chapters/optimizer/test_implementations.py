@@ -509,6 +509,30 @@ def test_loaded_dtypes(case: Case, target: Target, rng: torch.Generator, kind: O
     case.equal("entries of the state that differ from the saved ones", differences(ours, theirs), [])
 
 
+@contract("AMP-OPTIMIZER-102")
+@each("kind", "counter", cells=over(lambda kind, _: kind.optimizer != "SGD", "float64-step", "capturable-float64-step"))
+def test_loaded_float64_counters(
+    case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig, counter: str
+) -> None:
+    arguments = {"capturable": True} if counter.startswith("capturable") else {}
+    if arguments and (kind.fused or not kind.accepts("capturable")):
+        case.unsupported(f"{kind.optimizer} has no capturable {kind.implementation} implementation")
+    draw = require(case, target, kind, "real", rng)
+    saved = trained(draw, loop(kind), 1)
+    state = copy.deepcopy(saved.state_dict())
+    # Beyond 2**24 = 16,777,216 fp32 does not hold every integer.
+    count = torch.tensor(2.0**25 + 3, dtype=torch.float64)
+    counted = [entry for entry in state["state"].values() if "step" in entry]
+    case.equal("control: parameters whose steps are counted", len(counted), len(saved.param_groups[0]["params"]))
+    for entry in counted:
+        entry["step"] = count.clone()
+    state["param_groups"][0] |= {"fused": kind.fused or None, **arguments}
+    loaded = kind.make([torch.nn.Parameter(one.detach().clone()) for one in saved.param_groups[0]["params"]], **arguments)
+    loaded.load_state_dict(state)
+    seen = {float(entry["step"]) for entry in loaded.state.values()}
+    case.equal("numbers of steps after the load", seen, {float(count)})
+
+
 def _flat_state(state: Any) -> dict[str, Any]:
     return {
         f"{number}/{name}": value.cpu() if isinstance(value, torch.Tensor) else value

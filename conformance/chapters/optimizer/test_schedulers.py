@@ -56,6 +56,23 @@ def test_scheduler_after_a_skip(case: Case, target: Target, rng: torch.Generator
     case.note("learning rate after it, relative to the first", schedule.get_last_lr()[0] / kind.arguments["lr"])
 
 
+@contract("AMP-OPTIMIZER-114")
+@BOTH
+def test_warnings_after_a_skip(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
+    slopes = LinearLoss.make("dense", target.device, rng)
+    optimizer = build(case, kind, slopes)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    scaler = torch.amp.GradScaler(target.device_type)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for bad in (True, False):
+            slope = slopes.draw(rng)
+            iterate(optimizer, slopes.loss(with_nonfinite(slope, "last", math.inf) if bad else slope), scaler)
+            schedule.step()
+    told = [str(warning.message)[:80] for warning in caught if "lr_scheduler" in str(warning.message)]
+    case.equal("warnings of a wrong order where the order is right", told, [])
+
+
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "StepLR": lambda o: lr_scheduler.StepLR(o, step_size=2, gamma=0.5),
     "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.5, total_steps=9),

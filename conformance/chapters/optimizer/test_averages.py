@@ -1,0 +1,106 @@
+"""Check that averages of models keep the type of every tensor and do not depend on what stands beside it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import swa_utils
+
+from ...harness.check import Case, contract
+from ...harness.targets import Target
+
+# The ways to average, as arguments of AveragedModel.
+AVERAGES: dict[str, Callable[[], dict[str, Any]]] = {
+    "default": dict,
+    "swa": lambda: {"avg_fn": swa_utils.get_swa_avg_fn()},
+    "multi-swa": lambda: {"multi_avg_fn": swa_utils.get_swa_multi_avg_fn()},
+    "ema": lambda: {"avg_fn": swa_utils.get_ema_avg_fn(0.5)},
+    "multi-ema": lambda: {"multi_avg_fn": swa_utils.get_ema_multi_avg_fn(0.5)},
+}
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64)
+# Two averages of numbers of a few bits are exact in each dtype.
+VALUES = (4.0, 12.0, 8.0)
+
+
+class Holder(torch.nn.Module):
+    """Hold tensors as parameters, integers as frozen ones, or as buffers."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor], *, buffers: bool) -> None:
+        super().__init__()
+        for number, value in enumerate(tensors):
+            if buffers:
+                self.register_buffer(f"tensor{number}", value)
+            else:
+                trained = value.is_floating_point() or value.is_complex()
+                self.register_parameter(f"tensor{number}", torch.nn.Parameter(value, requires_grad=trained))
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [value.detach() for value in self.state_dict().values()]
+
+
+def averaged(dtypes: Sequence[torch.dtype], device: torch.device, average: str, *, buffers: bool) -> list[torch.Tensor]:
+    """Return the average, after each of VALUES, of one tensor of each dtype."""
+    model = Holder((torch.zeros(3, device=device).to(dtype) for dtype in dtypes), buffers=buffers)
+    mean = swa_utils.AveragedModel(model, use_buffers=True, **AVERAGES[average]())
+    for value in VALUES:
+        for number, tensor in enumerate(model.tensors()):
+            tensor.fill_(value + 4 * number)
+        mean.update_parameters(model)
+    return [value.detach() for name, value in mean.module.state_dict().items()]
+
+
+def expected(number: int, average: str) -> float:
+    first, second, third = (value + 4 * number for value in VALUES)
+    return ((first + second) / 2 + third) / 2 if "ema" in average else (first + second + third) / 3
+
+
+@contract("AMP-OPTIMIZER-113")
+@pytest.mark.parametrize("kind", ["parameters", "buffers"])
+@pytest.mark.parametrize("average", AVERAGES)
+def test_mixed_dtypes(case: Case, target: Target, average: str, kind: str) -> None:
+    fits = [dtype for dtype in DTYPES if target.computes_in(dtype)]
+    wrong, compared = [], 0
+    for dtypes in itertools.permutations(fits, min(3, len(fits))):
+        for number, tensor in enumerate(averaged(dtypes, target.device, average, buffers=kind == "buffers")):
+            compared += 1
+            right = torch.full((3,), expected(number, average)).to(dtypes[number])
+            if tensor.dtype != dtypes[number] or not torch.equal(tensor.cpu(), right):
+                wrong.append(f"{dtypes}: tensor {number} is {tensor[0].item()!r} in place of {right[0].item()!r}")
+    case.at_least("tensors averaged", compared, 1)
+    case.equal("averages that depend on the tensors beside them", wrong[:3], [])
+
+
+@contract("AMP-OPTIMIZER-113")
+@pytest.mark.parametrize("kind", ["parameters", "buffers"])
+@pytest.mark.parametrize("average", AVERAGES)
+def test_integers(case: Case, target: Target, average: str, kind: str) -> None:
+    wrong = []
+    for dtypes in ((torch.int64, torch.float32), (torch.float32, torch.int64), (torch.int64,)):
+        try:
+            tensors = averaged(dtypes, target.device, average, buffers=kind == "buffers")
+        except RuntimeError as error:
+            wrong.append(f"{dtypes}: {str(error)[:60]}")
+            continue
+        for number, tensor in enumerate(tensors):
+            right = expected(number, average)
+            if tensor.dtype != dtypes[number] or not torch.equal(tensor.cpu().double(), torch.full((3,), right).double()):
+                wrong.append(f"{dtypes}: tensor {number} is {tensor[0].item()!r} in place of {right!r}")
+    case.equal("averages with integers that raise or are wrong", wrong[:3], [])
+
+
+@contract("AMP-OPTIMIZER-113")
+@pytest.mark.parametrize("average", AVERAGES)
+def test_first_average_is_the_model(case: Case, target: Target, average: str, rng: torch.Generator) -> None:
+    for use_buffers in (False, True):
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)).to(target.device)
+        mean = swa_utils.AveragedModel(model, use_buffers=use_buffers, **AVERAGES[average]())
+        for _ in range(2):
+            model(torch.randn((8, 4), generator=rng).to(target.device))
+        mean.update_parameters(model)
+        pairs = zip(mean.module.state_dict().items(), model.state_dict().values(), strict=True)
+        wrong = [name for (name, ours), theirs in pairs if not torch.equal(ours, theirs)]
+        case.equal(f"entries that differ from the model after one update, use_buffers={use_buffers}", wrong, [])
