@@ -168,3 +168,27 @@ def gathered(world: int) -> dict[str, tuple[torch.dtype, list[float]]]:
         found[f"broadcast of {kind}"] = (kind, [own[0]] * world)
         found[f"all_gather of {kind}"] = (kind, [one for one in own for _ in range(world)])
     return found
+
+
+def clipped_tiny(seed: int) -> list[str]:
+    """Name the placements by which clipping tiny gradients differs from that of plain ones.
+
+    Clipping divides by the norm plus 1e-6, which is added once however many ranks hold a part of the norm.
+    """
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = distributed.init_device_mesh("cpu", (distributed.get_world_size(),))
+    gradient = torch.randn((8, 4), generator=torch.Generator().manual_seed(seed)) * 2.0**-20
+    plain = nn.Parameter(torch.zeros(8, 4))
+    plain.grad = gradient.clone()
+    nn.utils.clip_grad_norm_([plain], 2.0**-21)
+    found = []
+    for place in (Replicate(), Shard(0), Shard(1)):
+        parameter = nn.Parameter(distribute_tensor(torch.zeros(8, 4), mesh, [place]))
+        parameter.grad = distribute_tensor(gradient.clone(), mesh, [place])
+        nn.utils.clip_grad_norm_([parameter], 2.0**-21)
+        seen = parameter.grad.full_tensor()
+        error = float((seen - plain.grad).norm() / plain.grad.norm())
+        if not error < 1e-5:
+            found.append(f"{place}: {error:.2g} of the norm apart")
+    return found

@@ -11,7 +11,8 @@ from . import reference
 from .comparison import differences
 from .processes import Groups
 from .programs import Program, Step
-from .support import described, judge, one_process, train
+from .support import answers, described, judge, one_process, train
+from .tensors import clipped_tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -59,6 +60,12 @@ def test_clipping(case: Case, target: Target, ranks: Groups, way: str, world: in
             case.at_most(f"rank {rank}: relative error of clipped gradients", worst, bound)
             kept = all(torch.equal(one, skipped.parameters[name]) for name, one in first.parameters.items())
             case.true(f"rank {rank}: a step whose norm is not finite is skipped", kept, skipped.norm)
+
+
+@contract("AMP-DISTRIBUTED-013", on="cpu")
+def test_clipping_of_tiny_gradients(case: Case, target: Target, ranks: Groups) -> None:
+    for rank, found in enumerate(answers(case, ranks, 2, clipped_tiny, case.seed)):
+        case.equal(f"rank {rank}: placements whose clipped gradients are not those of plain tensors", found, [])
 
 
 def _error(seen: torch.Tensor, expected: torch.Tensor) -> float:

@@ -187,6 +187,11 @@ def _is_block(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear)
 
 
+def _region(program: Program, precision: dict[str, torch.dtype] | None) -> Callable[[], AbstractContextManager[Any]]:
+    """Return what opens a region, or nothing where the wrapper casts the parameters."""
+    return contextlib.nullcontext if precision and "param_dtype" in precision else amp_region(program)
+
+
 def fsdp1(program: Program, *, precision: dict[str, torch.dtype] | None = None, **options: Any) -> Wrapped:
     """Wrap in FullyShardedDataParallel, with autocast, or with its own mixed precision where `precision` is given."""
     from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
@@ -209,7 +214,7 @@ def fsdp1(program: Program, *, precision: dict[str, torch.dtype] | None = None, 
         program.optimizer(model.parameters()),
         ShardedGradScaler("cpu", init_scale=SCALE, growth_interval=INTERVAL),
         whole,
-        amp_region(program) if precision is None else contextlib.nullcontext,
+        _region(program, precision),
         model.no_sync,
         model.clip_grad_norm_,
     )
@@ -230,23 +235,6 @@ def _fsdp1_grad_op(program: Program) -> Wrapped:
 @way("fsdp1_blocks")
 def _fsdp1_blocks(program: Program) -> Wrapped:
     return fsdp1(program, auto_wrap_policy=lambda module, recurse, nonwrapped_numel: recurse or _is_block(module))
-
-
-@way("fsdp1_mixed_fp32")
-def _fsdp1_mixed_fp32(program: Program) -> Wrapped:
-    return fsdp1(program, precision={"param_dtype": program.dtype, "reduce_dtype": torch.float32})
-
-
-@way("fsdp1_mixed")
-def _fsdp1_mixed(program: Program) -> Wrapped:
-    return fsdp1(program, precision={"param_dtype": program.dtype, "reduce_dtype": program.dtype})
-
-
-@way("fsdp1_reduce_low")
-def _fsdp1_reduce_low(program: Program) -> Wrapped:
-    made = fsdp1(program, precision={"reduce_dtype": program.dtype})
-    made.region = amp_region(program)
-    return made
 
 
 def fsdp2(program: Program, *, precision: dict[str, torch.dtype] | None = None, blocks: bool = False) -> Wrapped:
@@ -281,7 +269,7 @@ def fsdp2(program: Program, *, precision: dict[str, torch.dtype] | None = None, 
         program.optimizer(model.parameters()),
         scaler(),
         whole,
-        amp_region(program) if not precision or "param_dtype" not in precision else contextlib.nullcontext,
+        _region(program, precision),
         accumulating,
         lambda norm: torch.nn.utils.clip_grad_norm_(model.parameters(), norm).full_tensor(),
     )
@@ -297,19 +285,25 @@ def _fsdp2_blocks(program: Program) -> Wrapped:
     return fsdp2(program, blocks=True)
 
 
-@way("fsdp2_mixed_fp32")
-def _fsdp2_mixed_fp32(program: Program) -> Wrapped:
-    return fsdp2(program, precision={"param_dtype": program.dtype, "reduce_dtype": torch.float32})
+# The types of parameters and of reduction that are not those of autocast, by the dtype of the program.
+_PRECISIONS: dict[str, Callable[[torch.dtype], dict[str, torch.dtype]]] = {
+    "mixed_fp32": lambda dtype: {"param_dtype": dtype, "reduce_dtype": torch.float32},
+    "mixed": lambda dtype: {"param_dtype": dtype, "reduce_dtype": dtype},
+    "reduce_low": lambda dtype: {"reduce_dtype": dtype},
+}
 
 
-@way("fsdp2_mixed")
-def _fsdp2_mixed(program: Program) -> Wrapped:
-    return fsdp2(program, precision={"param_dtype": program.dtype, "reduce_dtype": program.dtype})
+def _in_precision(shard: Callable[..., Wrapped], types: Callable[[torch.dtype], Any], program: Program) -> Wrapped:
+    return shard(program, precision=types(program.dtype))
 
 
-@way("fsdp2_reduce_low")
-def _fsdp2_reduce_low(program: Program) -> Wrapped:
-    return fsdp2(program, precision={"reduce_dtype": program.dtype})
+WAYS.update(
+    {
+        f"{shard.__name__}_{name}": partial(_in_precision, shard, types)
+        for shard in (fsdp1, fsdp2)
+        for name, types in _PRECISIONS.items()
+    }
+)
 
 
 def train_each(way: str, programs: Sequence[Program], clip: float | None = None) -> list[list[Step]]:

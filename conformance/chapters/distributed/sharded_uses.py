@@ -1,0 +1,167 @@
+"""What one rank computes with sharded layers that are not all used, or trained, in each micro-batch."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import distributed, nn
+
+FEATURES = 8
+
+# The layers that the forward of each micro-batch uses, and "frozen" or "no_grad" where it is for inference.
+Use: TypeAlias = tuple[str, str]
+HISTORIES: dict[str, tuple[Use, ...]] = {
+    "all-all": (("ab", ""), ("ab", "")),
+    "one-all": (("a", ""), ("ab", "")),
+    "all-one": (("ab", ""), ("a", "")),
+    "one-other": (("a", ""), ("b", "")),
+    "one-one-all": (("a", ""), ("a", ""), ("ab", "")),
+    "inference-first": (("ab", "no_grad"), ("ab", "")),
+    "frozen-first": (("ab", "frozen"), ("ab", "")),
+}
+
+
+class Layers(nn.Module):
+    """Two Linear layers of which each forward uses those that it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, FEATURES)
+
+    def forward(self, x: torch.Tensor, used: str) -> torch.Tensor:
+        for name in used:
+            x = getattr(self, name)(x)
+        return x
+
+
+def built(seed: int) -> Layers:
+    """Return the layers with parameters of this seed."""
+    model, generator = Layers(), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / 2)
+    return model
+
+
+def batches(history: str, seed: int, rank: int) -> Iterator[tuple[torch.Tensor, Use]]:
+    """Yield the micro-batches of one rank."""
+    generator = torch.Generator().manual_seed(1000 * seed + rank)
+    for use in HISTORIES[history]:
+        yield torch.randn((4, FEATURES), generator=generator), use
+
+
+def sharded(history: str, dtype: torch.dtype, seed: int, blocks: bool) -> dict[str, torch.Tensor]:
+    """Return the whole gradients after a history under fully_shard with parameters in `dtype`, reduced in float32."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    model: Any = built(seed)
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    mesh = distributed.init_device_mesh("cpu", (distributed.get_world_size(),))
+    frozen_first = HISTORIES[history][0][1] == "frozen"
+    model.requires_grad_(not frozen_first)
+    for layer in (model.a, model.b) if blocks else ():
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    every = list(batches(history, seed, distributed.get_rank()))
+    for number, (x, (used, mode)) in enumerate(every, 1):
+        model.requires_grad_(mode != "frozen")
+        model.set_requires_gradient_sync(number == len(every))
+        with torch.no_grad() if mode == "no_grad" else contextlib.nullcontext():
+            out = model(x, used)
+        if not mode:
+            out.float().square().sum().backward()
+    return {name: one.grad.full_tensor() for name, one in model.named_parameters() if one.grad is not None}
+
+
+def by_hand(history: str, dtype: torch.dtype, seed: int, world: int) -> dict[str, torch.Tensor]:
+    """Return the mean over the ranks of float32 sums of the gradients of parameters that are cast to `dtype`."""
+    total: dict[str, torch.Tensor] = {}
+    for rank in range(world):
+        master = built(seed)
+        low = built(seed).to(dtype)
+        for x, (used, mode) in batches(history, seed, rank):
+            if mode:
+                continue
+            low.zero_grad()
+            low(x.to(dtype), used).float().square().sum().backward()
+            for (name, _), one in zip(master.named_parameters(), low.parameters(), strict=True):
+                if one.grad is not None:
+                    total[name] = total.get(name, torch.zeros(one.shape)) + one.grad.float() / world
+    return total
+
+
+# Inputs of forward
+
+
+@dataclass
+class Held:
+    """A dataclass with a tensor."""
+
+    tensor: torch.Tensor
+
+
+Named = collections.namedtuple("Named", ["tensor"])
+
+
+def inputs() -> dict[str, Any]:
+    """Return arguments of a forward that hold a tensor, by what they are."""
+    one = torch.ones(2)
+    return {
+        "float32": one,
+        "float64": one.double(),
+        "float16": one.half(),
+        "integer": one.long(),
+        "boolean": one.bool(),
+        "tuple": (one,),
+        "list": [one],
+        "dictionary": {"tensor": one},
+        "named tuple": Named(one),
+        "dataclass": Held(one),
+        "nested": [{"tensor": (one,)}],
+    }
+
+
+def held(value: Any) -> torch.Tensor:
+    """Return the tensor that an argument holds."""
+    while not isinstance(value, torch.Tensor):
+        if hasattr(value, "tensor"):
+            value = value.tensor
+        else:
+            value = value["tensor"] if isinstance(value, dict) else value[0]
+    return value
+
+
+class _Seeing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.seen = nn.Parameter(torch.ones(2)), {}
+
+    def forward(self, arguments: Sequence[Any], **named: Any) -> torch.Tensor:
+        names = list(inputs())
+        self.seen = {name: str(held(one).dtype) for name, one in zip(names, arguments, strict=True)}
+        self.seen |= {f"{name}, by name": str(held(one).dtype) for name, one in named.items()}
+        return self.weight.sum()
+
+
+def input_types(way: str, dtype: torch.dtype, cast: bool) -> dict[str, str]:
+    """Return the dtypes that forward sees of each input, with the casts of inputs on or off."""
+    from torch.distributed import fsdp
+
+    model: Any = _Seeing()
+    if way == "fsdp2":
+        policy = fsdp.MixedPrecisionPolicy(param_dtype=dtype, cast_forward_inputs=cast)
+        mesh = distributed.init_device_mesh("cpu", (distributed.get_world_size(),))
+        fsdp.fully_shard(model, mesh=mesh, mp_policy=policy)
+        wrapped = model
+    else:
+        precision = fsdp.MixedPrecision(param_dtype=dtype, cast_forward_inputs=cast, cast_root_forward_inputs=cast)
+        wrapped = fsdp.FullyShardedDataParallel(
+            model, device_id=torch.device("cpu"), use_orig_params=True, mixed_precision=precision
+        )
+    wrapped(list(inputs().values()), **inputs())
+    return dict(model.seen)

@@ -1,0 +1,49 @@
+"""Check sharded training where forward uses, trains or is given something else from one micro-batch to the next."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ...harness.check import Case, contract, deep
+from ...harness.targets import Target
+from .processes import Groups
+from .sharded_uses import HISTORIES, by_hand, input_types, inputs, held, sharded
+from .support import absent, answers
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@contract("AMP-DISTRIBUTED-021", on="cpu")
+@pytest.mark.parametrize("blocks", [False, deep("standard", True)], ids=["root", "blocks"])
+@pytest.mark.parametrize("history", ["one-all", *(deep("standard", one) for one in HISTORIES if one != "one-all")])
+def test_histories_of_uses(case: Case, target: Target, ranks: Groups, history: str, blocks: bool) -> None:
+    if reason := absent("fsdp2"):
+        case.unsupported(reason)
+    for dtype in case.amp_dtypes:
+        expected = by_hand(history, dtype, case.seed, 2)
+        for rank, seen in enumerate(answers(case, ranks, 2, sharded, history, dtype, case.seed, blocks)):
+            what = f"rank {rank}, {dtype}"
+            case.equal(f"{what}: gradients", sorted(seen), sorted(expected))
+            case.equal(f"{what}: their dtypes", {one.dtype for one in seen.values()}, {torch.float32})
+            # The same 16-bit products in the same order; float32 sums over micro-batches and ranks in another.
+            worst = max(float((seen[name] - one).norm() / one.norm()) for name, one in expected.items())
+            case.at_most(f"{what}: normwise error", worst, 8 * torch.finfo(torch.float32).eps)
+
+
+@contract("AMP-DISTRIBUTED-022", on="cpu")
+@pytest.mark.parametrize("way", ["fsdp2", deep("standard", "fsdp1")])
+def test_casts_of_inputs(case: Case, target: Target, ranks: Groups, way: str) -> None:
+    if reason := absent(way):
+        case.unsupported(reason)
+    for dtype in case.amp_dtypes:
+        for cast in (True, False):
+            expected = {}
+            for name, value in inputs().items():
+                given = held(value).dtype
+                right = str(dtype if cast and given.is_floating_point else given)
+                expected |= {name: right, f"{name}, by name": right}
+            for rank, seen in enumerate(answers(case, ranks, 2, input_types, way, dtype, cast)):
+                wrong = {name: one for name, one in seen.items() if one != expected.get(name)}
+                case.equal(f"rank {rank}, {dtype}, casts of inputs {cast}: inputs", len(seen), len(expected))
+                case.equal(f"rank {rank}, {dtype}, casts of inputs {cast}: inputs of another type", wrong, {})
