@@ -65,7 +65,9 @@ def test_fused_inference(
                 results[fused, within] = model(x, **arguments).detach().cpu().double()[kept]
         exact = results[False, False]
         unit = torch.finfo(amp_dtype).eps / 2
-        case.at_most(f"{what}: distance of fused inference outside of regions", _distance(results[True, False], exact), unit)
+        case.at_most(
+            f"{what}: distance of fused inference outside of regions", _distance(results[True, False], exact), unit
+        )
         # Two layers of eight roundings, which the norms and residuals do not amplify; of measured errors, 3u at most.
         for fused in (True, False):
             path = "fused inference" if fused else "layer by layer"

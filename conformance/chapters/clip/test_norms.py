@@ -123,7 +123,7 @@ def test_magnitudes(case: Case, target: Target, norm_type: float) -> None:
         case.at_most(f"error of gradients clipped to {limit:g}, {what}", error, 4 * U, "relative")
 
 
-# Powers of two by which gradients of about 1 are multiplied: their squares or cubes leave the range of fp32, they do not.
+# Powers of two that gradients of about 1 are multiplied by: squares or cubes leave the range of fp32, they do not.
 RANGES = {"huge": (64, 80, 100, 115), "tiny": (-70, -85, -100)}
 
 

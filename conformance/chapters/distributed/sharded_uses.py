@@ -129,17 +129,21 @@ def inputs() -> dict[str, Any]:
 def held(value: Any) -> torch.Tensor:
     """Return the tensor that an argument holds."""
     while not isinstance(value, torch.Tensor):
-        if hasattr(value, "tensor"):
-            value = value.tensor
-        else:
-            value = value["tensor"] if isinstance(value, dict) else value[0]
+        value = _inner(value)
     return value
+
+
+def _inner(value: Any) -> Any:
+    if isinstance(value, dict):
+        return value["tensor"]
+    return value.tensor if hasattr(value, "tensor") else value[0]
 
 
 class _Seeing(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.weight, self.seen = nn.Parameter(torch.ones(2)), {}
+        self.weight = nn.Parameter(torch.ones(2))
+        self.seen: dict[str, str] = {}
 
     def forward(self, arguments: Sequence[Any], **named: Any) -> torch.Tensor:
         names = list(inputs())

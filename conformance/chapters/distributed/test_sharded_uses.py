@@ -8,7 +8,7 @@ import torch
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from .processes import Groups
-from .sharded_uses import HISTORIES, by_hand, input_types, inputs, held, sharded
+from .sharded_uses import HISTORIES, by_hand, held, input_types, inputs, sharded
 from .support import absent, answers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -38,7 +38,7 @@ def test_casts_of_inputs(case: Case, target: Target, ranks: Groups, way: str) ->
         case.unsupported(reason)
     for dtype in case.amp_dtypes:
         for cast in (True, False):
-            expected = {}
+            expected: dict[str, str] = {}
             for name, value in inputs().items():
                 given = held(value).dtype
                 right = str(dtype if cast and given.is_floating_point else given)

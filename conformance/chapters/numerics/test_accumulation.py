@@ -115,7 +115,14 @@ def test_partial_sums_may_leave_the_range(case: Case, target: Target, op: str) -
     case.equal(f"{op}: 16 products of 90000, 16 of -90000 and one of 21", seen.cpu().double().unique().tolist(), [21.0])
 
 
-CONVOLUTIONS = {"conv1d": 1, "conv2d": 2, "conv3d": 3, "conv_transpose1d": 1, "conv_transpose2d": 2, "conv_transpose3d": 3}
+CONVOLUTIONS = {
+    "conv1d": 1,
+    "conv2d": 2,
+    "conv3d": 3,
+    "conv_transpose1d": 1,
+    "conv_transpose2d": 2,
+    "conv_transpose3d": 3,
+}
 
 
 @contract("AMP-NUMERICS-018")

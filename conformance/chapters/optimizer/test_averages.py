@@ -87,7 +87,9 @@ def test_integers(case: Case, target: Target, average: str, kind: str) -> None:
             continue
         for number, tensor in enumerate(tensors):
             right = expected(number, average)
-            if tensor.dtype != dtypes[number] or not torch.equal(tensor.cpu().double(), torch.full((3,), right).double()):
+            if tensor.dtype != dtypes[number] or not torch.equal(
+                tensor.cpu().double(), torch.full((3,), right).double()
+            ):
                 wrong.append(f"{dtypes}: tensor {number} is {tensor[0].item()!r} in place of {right!r}")
     case.equal("averages with integers that raise or are wrong", wrong[:3], [])
 

@@ -172,8 +172,8 @@ ENTRIES: dict[str, tuple[list[list[int]], tuple[int, ...]]] = {
 }
 # The layouts of the gradients of two parameters.
 PAIRS = (
-    ("rows", "dense"), ("dense", "rows"), ("none", "dense"), ("dense", "none"), ("repeated", "dense"), ("single", "dense"),
-    ("rows", "none"), ("repeated", "single"), ("none", "none"),
+    ("rows", "dense"), ("dense", "rows"), ("none", "dense"), ("dense", "none"), ("repeated", "dense"),
+    ("single", "dense"), ("rows", "none"), ("repeated", "single"), ("none", "none"),
 )  # fmt: skip
 
 
@@ -184,7 +184,9 @@ PAIRS = (
 def test_layouts_of_gradients(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
     build(case, kind, LinearLoss.make("sparse", target.device, rng))
     plain_kind = next(
-        one for one in ALL if (one.optimizer, one.variant) == (kind.optimizer, kind.variant) and not one.flags.get("foreach")
+        one
+        for one in ALL
+        if (one.optimizer, one.variant) == (kind.optimizer, kind.variant) and not one.flags.get("foreach")
     )
     wrong, moved = [], 0
     for pair in PAIRS:

@@ -527,7 +527,9 @@ def test_loaded_float64_counters(
     for entry in counted:
         entry["step"] = count.clone()
     state["param_groups"][0] |= {"fused": kind.fused or None, **arguments}
-    loaded = kind.make([torch.nn.Parameter(one.detach().clone()) for one in saved.param_groups[0]["params"]], **arguments)
+    loaded = kind.make(
+        [torch.nn.Parameter(one.detach().clone()) for one in saved.param_groups[0]["params"]], **arguments
+    )
     loaded.load_state_dict(state)
     seen = {float(entry["step"]) for entry in loaded.state.values()}
     case.equal("numbers of steps after the load", seen, {float(count)})
