@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -102,6 +104,40 @@ def test_errors(case: Case, target: Target, kind: str, backend: str) -> None:
                 case.equal(f"{dtype}: state that the error left changed", observe().differences(before), [])
                 # The control: the same code without an error.
                 case.identical(f"{dtype}: result after error {number}", compiled(x, w, False), program(x, w, False))
+
+
+# Ways that run the program in Python while they capture it.
+CAPTURING = ("export", "make_fx", "make_fx-pre_dispatch", "jit.trace")
+
+
+def _broken(device_type: str, dtype: torch.dtype, nested: bool) -> Callable[..., torch.Tensor]:
+    """Return a program that raises in its region, or in a disabled one inside of it."""
+
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(device_type, dtype=dtype, cache_enabled=False):
+            y = torch.mm(x, w)
+            with torch.autocast(device_type, enabled=False) if nested else contextlib.nullcontext():
+                _raises(dtype, "python", y, w)
+        return y
+
+    return program
+
+
+@contract("AMP-COMPILE-031")
+@pytest.mark.parametrize("way", [CAPTURING[0], *(deep("standard", way) for way in CAPTURING[1:])])
+def test_errors_while_capturing(case: Case, target: Target, way: str) -> None:
+    leaves = tuple(torch.randn(2, 4, 4).to(target.device))
+    with compiler(case):
+        for dtype, nested in itertools.product(dtypes_of(case, target), (False, True)):
+            torch._dynamo.reset()
+            before = observe()
+            program = _broken(target.device_type, dtype, nested)
+            seen = error_of(functools.partial(WAYS[way].make, program, leaves))
+            what = f"{dtype}, {'in two regions' if nested else 'in one region'}"
+            case.true(
+                f"{what}: the program's own error", isinstance(seen, Broken), f"{type(seen).__name__}: {seen}"[:80]
+            )
+            case.equal(f"{what}: state that the error left changed", observe().differences(before), [])
 
 
 def error_of(call: Callable[[], object]) -> Exception | None:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @contract("AMP-DISTRIBUTED-021", on="cpu")
 @pytest.mark.parametrize("blocks", [False, deep("standard", True)], ids=["root", "blocks"])
-@pytest.mark.parametrize("history", ["one-all", *(deep("standard", one) for one in HISTORIES if one != "one-all")])
+@pytest.mark.parametrize("history", ["all-one", *(deep("standard", one) for one in HISTORIES if one != "all-one")])
 def test_histories_of_uses(case: Case, target: Target, ranks: Groups, history: str, blocks: bool) -> None:
     if reason := absent("fsdp2"):
         case.unsupported(reason)

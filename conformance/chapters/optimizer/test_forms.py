@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -189,29 +190,31 @@ def test_layouts_of_gradients(case: Case, target: Target, rng: torch.Generator, 
         if (one.optimizer, one.variant) == (kind.optimizer, kind.variant) and not one.flags.get("foreach")
     )
     wrong, moved = [], 0
-    for pair in PAIRS:
+    single, double = torch.float32, torch.float64
+    dtypes = [(single, single), *([(single, double), (double, single)] if target.computes_in(double) else [])]
+    for pair, types in itertools.product(PAIRS, dtypes):
         if kind.optimizer == "SparseAdam" and "dense" in pair:
             continue
-        start = [torch.rand((9, 3), generator=rng).to(target.device) for _ in pair]
+        start = [torch.rand((9, 3), generator=rng).to(target.device, dtype) for dtype in types]
         ours, theirs = ([torch.nn.Parameter(part.clone()) for part in start] for _ in range(2))
         optimizer, plain = kind.make(ours), plain_kind.make(theirs)
         scaler = torch.amp.GradScaler(target.device_type, init_scale=2.0**10)
         scaler.scale(torch.zeros((), device=target.device))
         for _ in range(3):
             for mine, twin, layout in zip(ours, theirs, pair, strict=True):
-                gradient = _of_layout(layout, rng).to(target.device)
+                gradient = _of_layout(layout, rng).to(target.device, mine.dtype)
                 mine.grad, twin.grad = gradient * 2.0**10, gradient
             scaler.step(optimizer)
             scaler.update()
             plain.step()
-        name = " and ".join(pair)
+        name = " and ".join(f"{layout} in {dtype}" for layout, dtype in zip(pair, types, strict=True))
         states = ({k: v for k, v in snapshot(one).items() if "param_groups" not in k} for one in (optimizer, plain))
         wrong += [f"{name}: {place}" for place in differences(*states)]
         for mine, before, layout in zip(ours, start, pair, strict=True):
             moves = not torch.equal(mine, before)
             moved += moves
             if moves != (layout != "none"):
-                wrong.append(f"{name}: the parameter with {layout} entries {'moved' if moves else 'did not move'}")
+                wrong.append(f"{name}: the parameter with {layout} gradients {'moved' if moves else 'did not move'}")
     case.at_least("parameters that moved", moved, 1)
     case.equal("differences from the for-loop without a scaler", wrong[:3], [])
 

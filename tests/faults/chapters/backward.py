@@ -224,3 +224,20 @@ def batched_gradients_take_the_first_vector() -> Iterator[None]:
 
     with replaced(torch.autograd, "grad", grad):
         yield
+
+
+@fault("AMP-BACKWARD-075")
+def products_of_backward_in_a_region_have_another_type() -> Iterator[None]:
+    """A product that backward computes inside a region is rounded to the other 16-bit type."""
+    below = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+    def mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        dtype = torch.get_autocast_dtype("cpu")
+        other = torch.float16 if dtype is torch.bfloat16 else torch.bfloat16
+        with torch._C._ExcludeDispatchKeyGuard(below):
+            if torch._C._current_graph_task_id() < 0:
+                return torch.mm(a.to(dtype), b.to(dtype))
+            return torch.mm(a.to(other), b.to(other)).to(a.dtype)
+
+    with kernel("mm", mm, "AutocastCPU"):
+        yield

@@ -220,3 +220,23 @@ def alias_goes_its_own_way() -> Iterator[None]:
     """torch.special.expm1 leaves autocast behind on its way to expm1."""
     with replaced(torch.special, "expm1", _below("AutocastCUDA", torch.special.expm1)):
         yield
+
+
+@fault("AMP-CAST-111")
+def fused_inference_forgets_the_mask() -> Iterator[None]:
+    """The fused encoder layer computes without the mask that it was given."""
+    plain = torch._transformer_encoder_layer_fwd
+
+    def layer(*given: Any) -> torch.Tensor:
+        # The last two are the mask and its kind.
+        return plain(*given[:-2], None, None)
+
+    with replaced(torch, "_transformer_encoder_layer_fwd", layer):
+        yield
+
+
+@fault("AMP-CAST-112")
+def fused_attention_is_not_cast() -> Iterator[None]:
+    """The CPU has no rule for the attention of an encoder's fused inference."""
+    with dropped("_native_multi_head_attention", "AutocastCPU"):
+        yield

@@ -440,3 +440,37 @@ def thresholds_of_other_types_are_rounded() -> Iterator[None]:
     old = "clip_value = float(clip_value)"
     with edited(VALUE, old, f"{old} if isinstance(clip_value, float) else float(round(float(clip_value)))"):
         yield
+
+
+def _with_norm(change: Any) -> Any:
+    """Change the total norm that clip_grad_norm_ computes: `change(norm, gradients, norm_type)`."""
+    plain = clip_grad._get_total_norm
+
+    def norm(tensors: Any, norm_type: float = 2.0, *args: Any, **options: Any) -> torch.Tensor:
+        every = list(tensors)
+        return change(plain(every, norm_type, *args, **options), every, norm_type)
+
+    return replaced(clip_grad, "_get_total_norm", norm)
+
+
+@fault("AMP-CLIP-095")
+def norm_stops_at_the_root_of_its_range() -> Iterator[None]:
+    """The norm is computed as if squares had to fit into float32, of whatever type it is."""
+    with _with_norm(lambda norm, tensors, norm_type: norm.clamp(max=2.0**63)):
+        yield
+
+
+@fault("AMP-CLIP-096")
+def norms_of_many_parts_are_added_in_16_bits() -> Iterator[None]:
+    """The squares of the norms of 16-bit gradients are added one after the other in their type."""
+
+    def added(norm: torch.Tensor, tensors: Any, norm_type: float) -> torch.Tensor:
+        if norm.dtype not in (torch.float16, torch.bfloat16) or norm_type != 2.0 or len(tensors) < 100:
+            return norm
+        total = torch.zeros_like(norm)
+        for one in tensors:
+            total += torch.linalg.vector_norm(one) ** 2
+        return total.sqrt()
+
+    with _with_norm(added):
+        yield

@@ -508,3 +508,12 @@ def traced_code_runs_outside_of_the_region() -> Iterator[None]:
     original = torch.fx.symbolic_trace
     with replaced(torch.fx, "symbolic_trace", lambda program: without_a_region(original(program))):
         yield
+
+
+@fault("AMP-COMPILE-044")
+def branches_have_no_rule_in_regions_of_the_cpu() -> Iterator[None]:
+    """torch.cond is made without a fall-through for the autocast of the CPU."""
+    operator = torch._ops._higher_order_ops["cond"]
+    key = torch._C.DispatchKey.AutocastCPU
+    with replaced(operator, "non_fallthrough_keys", operator.non_fallthrough_keys.add(key)):
+        yield

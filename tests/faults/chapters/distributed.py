@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -463,4 +464,29 @@ def all_reduce_casts_in_regions() -> Iterator[None]:
         return None
 
     with replaced(distributed, "all_reduce", narrow):
+        yield
+
+
+def _policy_without(name: str, value: Any) -> Any:
+    """Let fully_shard's policy forget one of its settings."""
+    made = fsdp.MixedPrecisionPolicy
+
+    def policy(*given: Any, **options: Any) -> Any:
+        asked = made(*given, **options)
+        return dataclasses.replace(asked, **{name: value})
+
+    return replaced(fsdp, "MixedPrecisionPolicy", policy)
+
+
+@fault("AMP-DISTRIBUTED-021")
+def reduction_is_in_the_type_of_the_parameters() -> Iterator[None]:
+    """fully_shard ignores the type in which gradients are to be reduced."""
+    with _policy_without("reduce_dtype", None):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-022")
+def inputs_are_not_cast() -> Iterator[None]:
+    """fully_shard ignores that inputs are to be cast."""
+    with _policy_without("cast_forward_inputs", False):
         yield

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.optim import adam
+from torch.optim import adagrad, adam, swa_utils
 
 from tests.faults import fault
 from tests.faults.breaking import edited, kernel, replaced
@@ -373,6 +374,45 @@ def schedules_replace_the_tensor() -> Iterator[None]:
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"] = group["lr"].clone()
+
+    with replaced(torch.optim.lr_scheduler.LRScheduler, "step", step):
+        yield
+
+
+@fault("AMP-OPTIMIZER-112")
+def foreach_ends_at_the_first_sparse_gradient() -> Iterator[None]:
+    """The foreach Adagrad returns once it has stepped a parameter with a sparse gradient."""
+    with edited(adagrad._multi_tensor_adagrad, "            continue\n", "            return\n"):
+        yield
+
+
+@fault("AMP-OPTIMIZER-113")
+def averages_of_16_bit_tensors_stand_still() -> Iterator[None]:
+    """AveragedModel averages float32 tensors, and keeps the first values of 16-bit ones."""
+    plain = swa_utils.AveragedModel.update_parameters
+
+    def update(self: Any, model: torch.nn.Module) -> None:
+        kept = {name: one.clone() for name, one in self.module.state_dict().items() if one.element_size() == 2}
+        first = int(self.n_averaged) == 0
+        plain(self, model)
+        for name, one in self.module.state_dict().items():
+            if name in kept and not first:
+                one.copy_(kept[name])
+
+    with replaced(swa_utils.AveragedModel, "update_parameters", update):
+        yield
+
+
+@fault("AMP-OPTIMIZER-114")
+def scheduler_warns_of_fused_optimizers_too() -> Iterator[None]:
+    """A scheduler's first step warns of a wrong order if the optimizer counted no step."""
+    plain = torch.optim.lr_scheduler.LRScheduler.step
+
+    @functools.wraps(plain)
+    def step(self: Any, *args: Any, **options: Any) -> None:
+        if self._step_count == 1 and not any(float(state["step"]) for state in self.optimizer.state.values()):
+            warnings.warn("Detected call of `lr_scheduler.step()` before `optimizer.step()`.", stacklevel=2)
+        plain(self, *args, **options)
 
     with replaced(torch.optim.lr_scheduler.LRScheduler, "step", step):
         yield
