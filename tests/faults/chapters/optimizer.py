@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.optim import adagrad, adam, swa_utils
+from torch.optim import adam, swa_utils
 
 from tests.faults import fault
 from tests.faults.breaking import edited, kernel, replaced
@@ -376,13 +376,6 @@ def schedules_replace_the_tensor() -> Iterator[None]:
                 group["lr"] = group["lr"].clone()
 
     with replaced(torch.optim.lr_scheduler.LRScheduler, "step", step):
-        yield
-
-
-@fault("AMP-OPTIMIZER-112")
-def foreach_ends_at_the_first_sparse_gradient() -> Iterator[None]:
-    """The foreach Adagrad returns once it has stepped a parameter with a sparse gradient."""
-    with edited(adagrad._multi_tensor_adagrad, "            continue\n", "            return\n"):
         yield
 
 
