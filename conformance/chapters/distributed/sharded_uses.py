@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import distributed, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 FEATURES = 8
 
@@ -169,3 +170,94 @@ def input_types(way: str, dtype: torch.dtype, cast: bool) -> dict[str, str]:
         )
     wrapped(list(inputs().values()), **inputs())
     return dict(model.seen)
+
+
+# Parameters that are sharded over one dimension of a mesh and replicated over the other
+
+
+class _Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.a, self.b = nn.LayerNorm(FEATURES), nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, FEATURES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(self.norm(x)).relu())
+
+
+class _Reductions(TorchDispatchMode):
+    """Record the dtype and the shape of each tensor that is reduced over ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[tuple[int, ...], torch.dtype]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "all_reduce" in str(func):
+            found = args[0][0] if isinstance(args[0], list) else args[0]
+            self.seen.append((tuple(found.shape), found.dtype))
+        return func(*args, **(kwargs or {}))
+
+
+def reductions_of_replicated_parameters(dtype: torch.dtype, seed: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Return shape and dtype of what backward reduces by all_reduce on a mesh of two by two ranks.
+
+    The layer norm's parameters are replicated over the tensor parallel ranks, of which each has half of the sequence.
+    """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    mesh = distributed.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    model: Any = _Block()
+    plan = {
+        "norm": SequenceParallel(),
+        "a": ColwiseParallel(input_layouts=Shard(1)),
+        "b": RowwiseParallel(output_layouts=Shard(1)),
+    }
+    parallelize_module(model, mesh["tensor"], plan)
+    fully_shard(model, mesh=mesh["data"], mp_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32))
+    x = torch.randn((2, 4, FEATURES), generator=torch.Generator().manual_seed(seed))
+    out = model(DTensor.from_local(x, mesh["tensor"], [Shard(1)]))
+    with _Reductions() as reductions:
+        (out.to_local() if isinstance(out, DTensor) else out).float().square().sum().backward()
+    return reductions.seen
+
+
+def parallel_losses(dtype: torch.dtype, seed: int) -> list[str]:
+    """Name what loss_parallel makes otherwise of logits that are sharded over classes, alone and in a region."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    mesh = distributed.init_device_mesh("cpu", (distributed.get_world_size(),))
+    logits = torch.randn((4, 8), generator=torch.Generator().manual_seed(seed)).to(dtype)
+    labels = torch.arange(4)
+    found = []
+    for within in (False, True):
+        plain, ours = (
+            logits.clone().requires_grad_(),
+            distribute_tensor(logits.clone(), mesh, [Shard(1)]).requires_grad_(),
+        )
+        region = torch.autocast("cpu", dtype=dtype) if within else contextlib.nullcontext()
+        with region:
+            expected = nn.functional.cross_entropy(plain, labels)
+        expected.backward()
+        with loss_parallel():
+            with region:
+                loss = nn.functional.cross_entropy(ours, labels)
+            loss.backward()
+        where = "in a region" if within else "outside of regions"
+        if loss.dtype != expected.dtype:
+            found.append(f"{where}: loss in {loss.dtype} in place of {expected.dtype}")
+        unit = torch.finfo(expected.dtype).eps
+        # The loss is a mean of logarithms of sums, the gradient a softmax: a few roundings of either.
+        if not abs(float(loss) / float(expected) - 1) <= 4 * unit:
+            found.append(f"{where}: loss {float(loss)} in place of {float(expected)}")
+        seen = ours.grad.full_tensor()
+        if seen.dtype != dtype or not float((seen - plain.grad).abs().max()) <= 4 * torch.finfo(dtype).eps:
+            found.append(f"{where}: gradient in {seen.dtype}, {float((seen - plain.grad).abs().max())} apart")
+    return found

@@ -8,7 +8,16 @@ import torch
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from .processes import Groups
-from .sharded_uses import HISTORIES, by_hand, held, input_types, inputs, sharded
+from .sharded_uses import (
+    HISTORIES,
+    by_hand,
+    held,
+    input_types,
+    inputs,
+    parallel_losses,
+    reductions_of_replicated_parameters,
+    sharded,
+)
 from .support import absent, answers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -47,3 +56,24 @@ def test_casts_of_inputs(case: Case, target: Target, ranks: Groups, way: str) ->
                 wrong = {name: one for name, one in seen.items() if one != expected.get(name)}
                 case.equal(f"rank {rank}, {dtype}, casts of inputs {cast}: inputs", len(seen), len(expected))
                 case.equal(f"rank {rank}, {dtype}, casts of inputs {cast}: inputs of another type", wrong, {})
+
+
+@contract("AMP-DISTRIBUTED-021", on="cpu")
+@pytest.mark.parametrize("world", [deep("standard", 4)])
+def test_reduction_of_replicated_parameters(case: Case, target: Target, ranks: Groups, world: int) -> None:
+    if reason := absent("fsdp2"):
+        case.unsupported(reason)
+    for dtype in case.amp_dtypes:
+        found = answers(case, ranks, world, reductions_of_replicated_parameters, dtype, case.seed)
+        for rank, seen in enumerate(found):
+            of_parameters = [kind for shape, kind in seen if len(shape) == 1]
+            case.at_least(f"rank {rank}, {dtype}: gradients of replicated parameters", len(of_parameters), 2)
+            case.equal(f"rank {rank}, {dtype}: types in which they are added up", set(of_parameters), {torch.float32})
+
+
+@contract("AMP-DISTRIBUTED-023", on="cpu")
+@pytest.mark.parametrize("world", [2, deep("full", 4)])
+def test_parallel_losses(case: Case, target: Target, ranks: Groups, world: int) -> None:
+    for dtype in (*case.amp_dtypes, torch.float32)[: case.samples(quick=2, standard=3, full=3)]:
+        for rank, found in enumerate(answers(case, ranks, world, parallel_losses, dtype, case.seed)):
+            case.equal(f"rank {rank}, {dtype}: differences from the loss of whole logits", found, [])

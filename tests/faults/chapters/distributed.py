@@ -490,3 +490,17 @@ def inputs_are_not_cast() -> Iterator[None]:
     """fully_shard ignores that inputs are to be cast."""
     with _policy_without("cast_forward_inputs", False):
         yield
+
+
+@fault("AMP-DISTRIBUTED-023")
+def parallel_loss_is_in_float32() -> Iterator[None]:
+    """Cross entropy of DTensors is computed and returned in float32, whatever the logits are."""
+    from torch.distributed.tensor import DTensor
+
+    plain = torch.nn.functional.cross_entropy
+
+    def cross_entropy(logits: Any, *args: Any, **options: Any) -> Any:
+        return plain(logits.float() if isinstance(logits, DTensor) else logits, *args, **options)
+
+    with replaced(torch.nn.functional, "cross_entropy", cross_entropy):
+        yield

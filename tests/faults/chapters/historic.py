@@ -1,4 +1,4 @@
-"""Defects that PyTorch shipped before 2.6, planted again: the number in each docstring is that of docs/evidence/upstream.
+"""Defects that PyTorch shipped before 2.6, planted again, with their numbers in docs/evidence/upstream.
 
 Each names the contract of which the table says that it would have shown the defect.
 """
