@@ -38,6 +38,7 @@ _MAY = {
         "workloads.user_workload",
         "measure.flags",  # the one table of process-wide flags, which the run reports and restores
         "measure.health",
+        "oracles.policy.declaration",
         "oracles.policy.declared",  # the op policy that a third party's device declares is set for a run
         "oracles.policy.overloads",  # the header of a report has the autocast rules of this torch
         "oracles.policy.surface",

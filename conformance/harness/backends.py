@@ -1,7 +1,8 @@
 """What third parties say of their devices: modules to import first, declared op policies, waivers of their own.
 
 A package of a backend says it once, by an entry point of the group `amp_conformance.backends` whose name is the device
-type and whose object is a mapping: `op_policy` ("like:cuda"), and `waivers`, the path of a file of waivers.
+type and whose object is a mapping: `op_policy` ("like:cuda", or "surface:FILE:cuda" with the whole path of FILE), and
+`waivers`, the path of a file of waivers.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ..oracles.policy import overloads
-from .options import followed_backend
+from ..oracles.policy.declaration import Declaration
+from ..report.document import ReportError
+from .options import declaration
 from .targets import Target, is_foreign
 
 GROUP = "amp_conformance.backends"
@@ -30,7 +33,7 @@ class BackendError(ValueError):
 class Declared:
     """The op policies of the run's devices, device type to backend, and the files of waivers that packages ship."""
 
-    op_policies: Mapping[str, str]
+    op_policies: Mapping[str, Declaration]
     waivers: tuple[Path, ...]
 
 
@@ -46,10 +49,10 @@ def import_first(modules: Iterable[str], here: Path) -> None:
             raise BackendError(f"--import: {name}: {type(error).__name__}: {text[0]}") from None
 
 
-def declared(asked: Iterable[tuple[str | None, str]], targets: Iterable[Target]) -> Declared:
+def declared(asked: Iterable[tuple[str | None, Declaration]], targets: Iterable[Target]) -> Declared:
     """Return what is declared of the device types of `targets`, where the user's words come before a package's."""
     without = dict.fromkeys(target.device_type for target in targets if is_foreign(target.device_type))
-    policies: dict[str, str] = {}
+    policies: dict[str, Declaration] = {}
     files: list[Path] = []
     for device_type in without:
         for entry in entry_points(group=GROUP, name=device_type):
@@ -58,30 +61,34 @@ def declared(asked: Iterable[tuple[str | None, str]], targets: Iterable[Target])
                 policies[device_type] = _own(entry, said["op_policy"])
             if "waivers" in said:
                 files.append(Path(said["waivers"]))
-    for name, backend in asked:
+    for name, asked_for in asked:
         chosen = list(without) if name is None else [name]
         if name is not None and name not in without:
             has = "is no device of this run" if is_foreign(name) else "has lists of its own"
             raise BackendError(f"--op-policy: {name} {has}")
         if not chosen:
             raise BackendError("--op-policy: every device of this run has op lists of its own")
-        _check(backend, "--op-policy")
-        policies.update(dict.fromkeys(chosen, backend))
+        _check(asked_for, "--op-policy")
+        policies.update(dict.fromkeys(chosen, asked_for))
     return Declared(policies, tuple(files))
 
 
-def _own(entry: EntryPoint, given: Any) -> str:
+def _own(entry: EntryPoint, given: Any) -> Declaration:
     where = f"the entry point {entry.name} of {GROUP} ({entry.value}): op_policy"
-    if (backend := followed_backend(str(given))) is None:
-        raise BackendError(f"{where}: {str(given)[:80]!r} is not like:BACKEND (like:cuda)")
-    _check(backend, where)
-    return backend
+    try:
+        said = declaration(str(given), Path())
+    except ReportError as error:
+        raise BackendError(f"{where}: {error}") from None
+    if said is None:
+        raise BackendError(f"{where}: {str(given)[:80]!r} is not like:BACKEND (like:cuda) or surface:FILE:BACKEND")
+    _check(said, where)
+    return said
 
 
-def _check(backend: str, where: str) -> None:
-    if backend not in overloads.BACKENDS:
+def _check(said: Declaration, where: str) -> None:
+    if said.backend not in overloads.BACKENDS:
         known = ", ".join(overloads.BACKENDS)
-        raise BackendError(f"{where}: there are no op lists of {backend[:80]!r}; there are {known}")
+        raise BackendError(f"{where}: there are no op lists of {said.backend[:80]!r}; there are {known}")
 
 
 def _said(entry: EntryPoint) -> Mapping[str, Any]:

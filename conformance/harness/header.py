@@ -120,7 +120,7 @@ def _options(run: Run) -> values.Options:
         waivers=tuple(path.name for path in asked.waivers),
         workers=run.surroundings.workers,
         selection=run.surroundings.selection,
-        op_policies=run.op_policies,
+        op_policies={device_type: str(said) for device_type, said in run.op_policies.items()},
         imports=asked.imports,
         labels=dict(asked.labels),
     )

@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 
 from ..invocation import COMMAND
+from ..oracles.policy.declaration import Declaration
+from ..report import surface as surfaces
+from ..report.document import ReportError
 from . import catalogue as catalogues
 from .catalogue import Catalogue, Contract
 from .check import DEPTHS
@@ -58,7 +61,7 @@ class Options:
     case_timeout: float | None
     labels: tuple[tuple[str, str], ...]
     imports: tuple[str, ...]
-    op_policies: tuple[tuple[str | None, str], ...]
+    op_policies: tuple[tuple[str | None, Declaration], ...]
 
 
 def add(parser: pytest.Parser) -> None:
@@ -185,8 +188,9 @@ def add(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="[TYPE=]like:BACKEND",
-        help="judge a device without lists of its own by those of this backend (like:cuda); where several such devices "
-        "are judged, TYPE names one",
+        help="judge a device without lists of its own by those of this backend (like:cuda), or, as "
+        "[TYPE=]surface:FILE:BACKEND, by the rules of a backend in a surface file; where several such devices are "
+        "judged, TYPE names one",
     )
     group.addoption("--list-contracts", action="store_true", help="print the catalogue of contracts and exit")
 
@@ -240,7 +244,7 @@ def read(config: pytest.Config) -> Options:
         case_timeout=_seconds("--case-timeout", option.case_timeout, 0),
         labels=_labels(option.label),
         imports=tuple(option.imports),
-        op_policies=tuple(map(_op_policy, option.op_policy)),
+        op_policies=tuple(_op_policy(one, here) for one in option.op_policy),
     )
 
 
@@ -256,19 +260,40 @@ def _seconds(name: str, given: str | None, least: int) -> float | None:
     return seconds
 
 
-def followed_backend(like: str) -> str | None:
-    """Return the BACKEND of like:BACKEND, or None for other words."""
-    word, colon, backend = like.partition(":")
-    return backend if colon and word == "like" else None
+# How a declaration begins.
+_SAYS = ("like:", "surface:")
 
 
-def _op_policy(given: str) -> tuple[str | None, str]:
-    """Return the device type, or None for every one without lists, and the backend whose lists hold for it."""
-    name, equals, like = given.rpartition("=")
-    backend = followed_backend(like)
-    if (equals and not name) or backend is None:
-        raise pytest.UsageError(f"--op-policy: {given[:80]!r} is not like:BACKEND or TYPE=like:BACKEND (like:cuda)")
-    return name or None, backend
+def declaration(text: str, here: Path) -> Declaration | None:
+    """Return what like:BACKEND or surface:FILE:BACKEND declares, or None for other words; FILE is relative to `here`.
+
+    Raises ReportError where FILE cannot be read, or knows no such backend.
+    """
+    word, _, rest = text.partition(":")
+    if word == "like" and rest:
+        return Declaration(rest)
+    file, _, backend = rest.rpartition(":")
+    if word != "surface" or not file or not backend:
+        return None
+    block = {str(name): one for name, one in surfaces.read(here / file).backends.items()}.get(backend)
+    if block is None or not block.overloads:
+        raise ReportError(f"{file}: the surface has no overloads of {backend[:80]!r}")
+    return Declaration(backend, Path(file).name, dict(block.overloads))
+
+
+def _op_policy(given: str, here: Path) -> tuple[str | None, Declaration]:
+    """Return the device type, or None for every one without lists, and what is declared for it."""
+    name, equals, text = ("", "", given) if given.startswith(_SAYS) else given.partition("=")
+    try:
+        said = declaration(text, here)
+    except ReportError as error:
+        raise pytest.UsageError(f"--op-policy: {error}") from None
+    if (equals and not name) or said is None:
+        raise pytest.UsageError(
+            f"--op-policy: {given[:80]!r} is not like:BACKEND or TYPE=like:BACKEND (like:cuda), "
+            "nor surface:FILE:BACKEND"
+        )
+    return name or None, said
 
 
 def _labels(given: Iterable[str]) -> tuple[tuple[str, str], ...]:

@@ -14,6 +14,7 @@ import torch
 
 from ..measure.health import Watch
 from ..oracles.policy import kernels
+from ..oracles.policy.declaration import Declaration
 from ..oracles.policy.declared import followed
 from ..report import decode, document, values
 from ..workloads import user_workload
@@ -51,7 +52,7 @@ class Run:
         catalogue: Catalogue,
         contracts: dict[str, Contract],
         run_targets: tuple[Target, ...],
-        op_policies: Mapping[str, str],
+        op_policies: Mapping[str, Declaration],
         known_failures: tuple[Waiver, ...],
         baseline: tuple[document.Report, str] | None,
         accepted: tuple[values.AcceptedChange, ...],
@@ -216,7 +217,7 @@ class Run:
         of the parts of torch that stand above a backend's kernels.
         """
         like = self.op_policies.get(target.split(":")[0])
-        names = (target, f"fake:{like}") if like else (target,)
+        names = (target, f"fake:{like.backend}") if like else (target,)
         return any(waiver.in_conditions(torch.__version__, name) for name in names)
 
     def waiver_for(self, contract: str, case: str, target: str) -> Waiver | None:

@@ -40,7 +40,7 @@ def test_of_the_device(case: Case, target: Target) -> None:
 def _npu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device of a third party's type, with the CPU in its place."""
     foreign_device(monkeypatch)
-    monkeypatch.setattr(declared, "_FOLLOWED", {})
+    monkeypatch.setattr(declared, "_DECLARED", {})
 
 
 def _package(monkeypatch: pytest.MonkeyPatch, said: Any) -> None:
@@ -95,6 +95,8 @@ def test_checks_of_cuda_alone_are_not_about_a_device_like_it(toy: Toy) -> None:
     [
         (("--op-policy", "cuda"), "'cuda' is not like:BACKEND"),
         (("--op-policy", "=like:cuda"), "is not like:BACKEND"),
+        (("--op-policy", "surface:cuda"), "'surface:cuda' is not like:BACKEND"),
+        (("--op-policy", "surface:none.json:cuda"), "none.json: there is no such file"),
         (("--op-policy", "like:warp"), "there are no op lists of 'warp'; there are cuda, cpu"),
         (("--op-policy", "xla=like:cuda"), "xla is no device of this run"),
         (("--op-policy", "cpu=like:cuda", "--device", "cpu"), "cpu has lists of its own"),

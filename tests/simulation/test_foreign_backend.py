@@ -5,6 +5,7 @@ The whole suite runs on the clean one at quick in CI (tox -e foreign).
 
 from __future__ import annotations
 
+import json
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -46,6 +47,32 @@ def test_clean_backend_holds_what_it_declares(root: Path, tmp_path: Path) -> Non
     assert outcome.report["header"]["options"]["imports"] == ["tests.simulation.foreign.toyacc"]
     assert "bmm" in outcome.report["header"]["op_policy"]["toyacc"]["overloads"]["lower_precision"]
     assert "judged by the op lists of cuda" in " ".join(outcome.output.split())
+
+
+_CASTS = ("AMP-CAST-002", "AMP-CAST-012", "AMP-CAST-03*", "AMP-CAST-044", "AMP-CAST-045", "AMP-CAST-057")
+
+
+def _surface(root: Path, folder: Path, **rules: str) -> tuple[str, ...]:
+    """Write a surface whose rules of CUDA are those of torch 2.13 but for these, and return the declaration of it."""
+    document = json.loads((root / "fixtures" / "surfaces" / "2.13.0.json").read_text(encoding="utf-8"))
+    document["backends"]["cuda"]["overloads"] |= rules
+    (folder / "vendor.json").write_text(json.dumps(document), encoding="utf-8")
+    return "--op-policy", f"surface:{folder / 'vendor.json'}:cuda"
+
+
+@pytest.mark.parametrize(("variant", "status"), [("exp_is_lowered", 0), ("", 1)])
+def test_surface_takes_the_place_of_the_lists(root: Path, tmp_path: Path, variant: str, status: int) -> None:
+    """The backend that lowers exp holds a surface that says so, the one that does not breaks it."""
+    declaration = _surface(root, tmp_path, exp="lower_precision")
+
+    outcome = _run(root, tmp_path / "report", _CASTS, *declaration, variant=variant)
+
+    assert outcome.status == status, outcome.output[-3000:]
+    assert outcome.report["header"]["options"]["op_policies"] == {"toyacc": "cuda in the surface vendor.json"}
+    failing = [case for case in outcome.report["cases"] if case["verdict"] == "FAIL"]
+    assert all("exp" in case["reason"] for case in failing)
+    unsupported = {case["reason"] for case in outcome.report["cases"] if case["verdict"] == "UNSUPPORTED"}
+    assert "the surface that is declared for toyacc has another rule for exp" in unsupported
 
 
 @pytest.mark.parametrize("variant", ["", "thirty_rules_are_missing"])

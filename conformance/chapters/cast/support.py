@@ -15,6 +15,7 @@ from ...harness.check import Case, deep
 from ...harness.targets import Target
 from ...measure.precision import repeatable_convolutions
 from ...oracles.numbers.error_bounds import normwise_distance
+from ...oracles.policy import declared
 from ...oracles.policy.lists import (
     Listing,
     composite,
@@ -49,6 +50,12 @@ def run_sample(target: Target, call: partial[Any], amp_dtype: torch.dtype | None
     if seen.exception is not None and seen.lacking is None:
         raise seen.exception
     return seen
+
+
+def require_rule(case: Case, target: Target, row: Listing) -> None:
+    """End the case as UNSUPPORTED where the surface that is declared for the device has another rule for the op."""
+    if declared.overloads(target.device_type) is not None and row not in listings(target.device_type):
+        case.unsupported(f"the surface that is declared for {target.device_type} has another rule for {row.name}")
 
 
 def chosen(backend: str, policy: str | None, fits: Callable[[Listing], bool], *quick: str) -> list[Any]:

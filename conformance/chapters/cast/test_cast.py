@@ -39,6 +39,7 @@ from .support import (
     make_inputs,
     own_type,
     reproduced,
+    require_rule,
     run_manually_cast,
     run_sample,
 )
@@ -71,6 +72,7 @@ def _input_types(row: Listing, amp_dtype: torch.dtype) -> list[tuple[torch.dtype
 
 def _check_policy(case: Case, target: Target, amp_dtype: torch.dtype, row: Listing, rng: torch.Generator) -> None:
     """Check that every output of the sample call, in tuples and lists too, has the dtype of the policy."""
+    require_rule(case, target, row)
     with mode_of(target):
         for dtypes in dict.fromkeys(_input_types(row, amp_dtype)):
             inputs = make_inputs(target, dtypes, rng)
@@ -156,6 +158,7 @@ def test_xpu_registered(case: Case, target: Target, amp_dtype: torch.dtype, op: 
 
 
 def _check_bits(case: Case, target: Target, amp_dtype: torch.dtype, row: Listing, rng: torch.Generator) -> None:
+    require_rule(case, target, row)
     for dtypes in dict.fromkeys(_input_types(row, amp_dtype)):
         inputs = make_inputs(target, dtypes, rng)
         seen = run_sample(target, SAMPLES[row.sample](inputs), amp_dtype)
@@ -235,6 +238,7 @@ def _written_out(row: Listing, call: partial[Any]) -> Any:
 
 
 def _check_product(case: Case, target: Target, amp_dtype: torch.dtype, row: Listing, rng: torch.Generator) -> None:
+    require_rule(case, target, row)
     make = SAMPLES[row.sample]
     (seen,) = run_sample(target, make(make_inputs(target, [torch.float32], rng)), amp_dtype).outputs
     exact = _written_out(row, make(make_inputs(target, [amp_dtype], rng, cast_to=torch.float64)))
@@ -268,6 +272,7 @@ def test_cuda_product_is_accurate(
 
 
 def _check_fp32_value(case: Case, target: Target, amp_dtype: torch.dtype, row: Listing, rng: torch.Generator) -> None:
+    require_rule(case, target, row)
     seen = run_sample(target, SAMPLES[row.sample](make_inputs(target, [amp_dtype], rng)), amp_dtype)
     call = SAMPLES[row.sample](make_inputs(target, [amp_dtype], rng, cast_to=torch.float64))
     exact = run_sample(target, partial(_written_out, row, call), None)
@@ -303,6 +308,7 @@ def test_cuda_fp32_is_accurate(
 
 def _check_casts(case: Case, target: Target, amp_dtype: torch.dtype, row: Listing, rng: torch.Generator) -> None:
     """Check that each eligible argument of another dtype is cast once, and nothing else but by the op itself."""
+    require_rule(case, target, row)
     with mode_of(target):
         for dtypes in dict.fromkeys(_input_types(row, amp_dtype)):
             inputs = make_inputs(target, dtypes, rng)

@@ -37,6 +37,7 @@ from .support import (
     make_inputs,
     own_type,
     reproduced,
+    require_rule,
     run_manually_cast,
     run_sample,
 )
@@ -84,6 +85,7 @@ _QUICK_UNLISTED = ("relu", "add", "mean", "sigmoid", "gelu", "batch_norm", "max_
 @contract("AMP-CAST-013", on=CUDA)
 @pytest.mark.parametrize("op", chosen("cuda", "unlisted", is_any, *_QUICK_UNLISTED))
 def test_cuda_unlisted(case: Case, target: Target, amp_dtype: torch.dtype, op: Listing, rng: torch.Generator) -> None:
+    require_rule(case, target, op)
     with mode_of(target):
         for dtype in (torch.float32, amp_dtype):
             check_unchanged(case, target, amp_dtype, SAMPLES[op.sample], [dtype], rng)
@@ -196,6 +198,7 @@ _SEVERAL_INPUTS_FP32 = {
 
 def _check_mixed(case: Case, target: Target, amp_dtype: torch.dtype, row: Listing, rng: torch.Generator) -> None:
     """Check the op with each input in turn of the other dtype: it runs in the dtype of its policy."""
+    require_rule(case, target, row)
     with mode_of(target):
         count = make_inputs(target, [torch.float32], rng)
         SAMPLES[row.sample](count)

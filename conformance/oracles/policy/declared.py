@@ -6,19 +6,28 @@ from collections.abc import Mapping
 
 import torch
 
-_FOLLOWED: dict[str, str] = {}
+from .declaration import Declaration
+
+_DECLARED: dict[str, Declaration] = {}
 _UNNAMED = "privateuseone"
 
 
-def declare(policies: Mapping[str, str]) -> None:
-    """Let the lists and overloads of a backend (the value) hold for a device type (the key), and for no others."""
-    _FOLLOWED.clear()
-    _FOLLOWED.update(policies)
+def declare(policies: Mapping[str, Declaration]) -> None:
+    """Let the lists and overloads that are declared for a device type (the key) hold for it, and for no other."""
+    _DECLARED.clear()
+    _DECLARED.update(policies)
 
 
 def followed(device_type: str) -> str:
     """Return the backend whose op policy holds for a device type: the declared one, or itself."""
-    return _FOLLOWED.get(device_type, device_type)
+    declaration = _DECLARED.get(device_type)
+    return device_type if declaration is None else declaration.backend
+
+
+def overloads(device_type: str) -> Mapping[str, str] | None:
+    """Return the policies by overload of the surface that is declared for a device type, or None."""
+    declaration = _DECLARED.get(device_type)
+    return None if declaration is None or declaration.surface is None else declaration.overloads
 
 
 def third_party() -> str | None:

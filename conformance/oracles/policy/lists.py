@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -36,9 +37,32 @@ def listings(
     """Return what torch `version` (the one at hand) lists for `backend`, in the order of fixtures/op_lists.toml.
 
     A name that has several samples ("norm", "norm.nuclear") is returned once for each of them. A device type whose
-    declared policy is that of another backend has the lists of that one.
+    declared policy is that of another backend has the lists of that one; one that declares a surface has of them the
+    names whose ops have one policy there, with that policy.
     """
-    return _listings(declared.followed(backend), policy, origin, version)
+    if (surface := declared.overloads(backend)) is None:
+        return _listings(declared.followed(backend), policy, origin, version)
+    rows = _by_surface(_listings(declared.followed(backend), None, origin, version), tuple(sorted(surface.items())))
+    return tuple(row for row in rows if policy in (None, row.policy))
+
+
+# The policies of overloads in the words of the lists.
+_LISTED_AS = {"fp32_set_dtype": "fp32", "fp32_append_dtype": "fp32"}
+
+
+@functools.cache
+def _by_surface(rows: tuple[Listing, ...], surface: tuple[tuple[str, str], ...]) -> tuple[Listing, ...]:
+    policies: dict[str, set[str]] = {}
+    for overload, policy in surface:
+        policies.setdefault(overload.split(".")[0], set()).add(_LISTED_AS.get(policy, policy))
+    found = []
+    for row in rows:
+        of_ops = set().union(*(policies.get(op, {"unlisted"}) for op in resolved(row.name)))
+        if row.policy in of_ops or of_ops == {"unknown"}:
+            found.append(row)
+        elif len(of_ops) == 1 and (one := of_ops.pop()) in POLICIES and one != "unlisted":
+            found.append(dataclasses.replace(row, policy=one))
+    return tuple(found)
 
 
 def backend_of(device_type: str) -> str:

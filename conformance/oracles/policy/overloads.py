@@ -7,7 +7,7 @@ import functools
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from ...data import fixture, in_force, read_toml
 from ..trace.casts import Cast, arguments, expected_casts, traced_casts
 from ..trace.ops import OpTrace
+from . import declared
 from .declared import followed
 from .fake_mode import fake_mode
 from .lists import wider
@@ -158,10 +159,27 @@ def known(backend: str, version: str | None = None) -> dict[str, str]:
     """Return overload -> policy, as is promised of torch `version` (the one at hand) for `backend`.
 
     From fixtures/autocast_overloads.toml. What belongs to a library that a build may lack is included. A device type
-    has the policy of the backend that it declares, less the ops of that backend's libraries.
+    has the policy of the backend that it declares, less the ops of that backend's libraries, or that of its surface.
     """
     found, own = _known(followed(backend), version or torch.__version__), followed(backend) == backend
-    return {overload: policy for overload, policy in found.items() if own or not overload.startswith(_OF_LIBRARIES)}
+    kept = {overload: policy for overload, policy in found.items() if own or not overload.startswith(_OF_LIBRARIES)}
+    return kept if (surface := declared.overloads(backend)) is None else _of_surface(surface, kept)
+
+
+def _of_surface(surface: Mapping[str, str], listed: Mapping[str, str]) -> dict[str, str]:
+    """Return the policies of a surface: of an overload that it could not observe that of the lists, of no library."""
+    policies = {overload: listed.get(overload) if policy == UNKNOWN else policy for overload, policy in surface.items()}
+    return {
+        overload: policy
+        for overload, policy in policies.items()
+        if policy not in (None, UNLISTED) and not overload.startswith(_OF_LIBRARIES) and _exists(overload)
+    }
+
+
+@functools.cache
+def _exists(overload: str) -> bool:
+    name, _, which = overload.partition(".")
+    return hasattr(getattr(torch.ops.aten, name, None), which or "default")
 
 
 @functools.cache
