@@ -12,10 +12,11 @@ import torch
 from torch import distributed
 
 from ...harness.check import Case
+from ...oracles.manual_training import HandScale
 from . import processes, reference
 from .comparison import apart, differences
 from .processes import Groups, Raised, RankLost
-from .programs import HUGE, MODELS, Program, Step
+from .programs import HUGE, INTERVAL, MODELS, SCALE, Program, Step
 from .ways import WAYS, train_each
 
 # A replica waits for every gradient, unless it is asked to look for those that do not come.
@@ -24,6 +25,8 @@ NEED_EVERY_GRADIENT = tuple(
 )
 LISTED = 4
 """Differences that one piece of evidence lists."""
+LEAST_SCALE = SCALE / 4
+"""The loss scale below which no overflow is planned: what is large enough at `SCALE` need not overflow there."""
 
 
 def answers(case: Case, ranks: Groups, world: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -139,6 +142,10 @@ def histories(case: Case, world: int, count: int, dtype: torch.dtype, steps: int
     draw = random.Random(f"{case.seed}/{case.contract.id}/{world}")
     found = []
     for number in range(count):
-        overflows = {step: draw.randrange(world) for step in range(steps) if draw.random() < 0.4}
+        rule, overflows = HandScale(SCALE, INTERVAL), {}
+        for step in range(steps):
+            if draw.random() < 0.4 and (rule.scale or 0.0) >= LEAST_SCALE:
+                overflows[step] = draw.randrange(world)
+            rule.update(step not in overflows)
         found.append(Program("perceptron", dtype, steps=steps, overflows=overflows, seed=case.seed + number + 1))
     return found
