@@ -41,7 +41,8 @@ for title, snippet in json.load(sys.stdin).items():
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as pipe:
-        printed[title] = pipe.read()
+        # Some versions of gloo announce their connections on standard output.
+        printed[title] = "".join(line for line in pipe if not line.startswith("[Gloo]"))
     os.wait()
 print(json.dumps(printed))
 """
