@@ -104,6 +104,9 @@ def pytest_configure(config: pytest.Config) -> None:
         for number in taken:
             before = signal.signal(number, functools.partial(_interrupt, run))
             config.add_cleanup(functools.partial(_restore_signal, number, before))
+        # One that falls into a callback of the interpreter is lost there; the flag ends the run all the same.
+        lost = "(?s)Exception ignored.*KeyboardInterrupt.*(terminated|interrupted)"
+        config.addinivalue_line("filterwarnings", f"ignore:{lost}:pytest.PytestUnraisableExceptionWarning")
 
 
 def _register_fixtures_of_chapters(config: pytest.Config) -> None:

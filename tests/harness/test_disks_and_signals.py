@@ -208,6 +208,40 @@ def test_signal_before_the_first_case_leaves_an_incomplete_report(toy: Toy, numb
     assert outcome.report["footer"]["interrupted"] is True
 
 
+_IN_A_CALLBACK = """
+import os
+
+class Told:
+    def __del__(self):
+        os.kill(os.getpid(), {number})
+        sum(range(1000))
+
+@contract('AMP-API-001')
+@pytest.mark.parametrize('number', range(3))
+def test_a(case: Case, number: int) -> None:
+    if number == 1:
+        told = Told()
+        del told
+    case.true('ran', True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_in_a_callback_of_the_interpreter_ends_the_run(toy: Toy, number: signal.Signals) -> None:
+    """The exception of a signal is lost there, and no word of it reaches the user."""
+    toy.contract("AMP-API-001")
+    toy.checks(_IN_A_CALLBACK.format(number=int(number)))
+    run = _start(toy, "--report", "report")
+    output, _ = run.communicate()
+
+    report = document.read(toy.path / "report" / "report.json")
+    assert "Traceback" not in output
+    assert run.returncode == 2
+    assert len(report.cases) == 2
+    assert report.footer is not None
+    assert report.footer.overall.value == "INCOMPLETE"
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_run_that_is_killed_at_a_drawn_moment_keeps_its_records(toy: Toy, seed: int) -> None:
     drawn = random.Random(seed)
