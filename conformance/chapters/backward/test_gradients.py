@@ -346,19 +346,32 @@ def test_backward_in_a_region_of_another_type(case: Case, target: Target, rng: t
         case.at_most(f"{dtype} inside {other}: relative error", error / UNIT[torch.bfloat16], 3.0, "u of bfloat16")
 
 
+def outside_and_inside(
+    chain: Chain,
+    target: Target,
+    dtype: torch.dtype,
+    rng: torch.Generator,
+    around: contextlib.AbstractContextManager[object],
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Return the gradients of one forward in `dtype`: of a backward outside of regions, and of one in `around`."""
+    leaves = chain.leaves(normal(rng), target.device)
+    with repeatable_convolutions():
+        output = forward(chain, leaves, target, dtype)
+        gradient = cotangent(output, rng)
+        output.backward(gradient, retain_graph=True)
+        outside = gradients(leaves)
+        with around:
+            output.backward(gradient)
+    return outside, gradients(leaves)
+
+
 @contract("AMP-BACKWARD-046")
 def test_backward_in_a_disabled_region(case: Case, target: Target, rng: torch.Generator) -> None:
     wrong = []
     for dtype, chain in itertools.product(case.supported(target), CHAINS):
-        leaves = chain.leaves(normal(rng), target.device)
-        with repeatable_convolutions():
-            output = forward(chain, leaves, target, dtype)
-            gradient = cotangent(output, rng)
-            output.backward(gradient, retain_graph=True)
-            outside = gradients(leaves)
-            with target.autocast(OTHER[dtype], enabled=False):
-                output.backward(gradient)
-        wrong += [f"{chain.name} in {dtype}: {name}" for name in difference(gradients(leaves), outside)]
+        around = target.autocast(OTHER[dtype], enabled=False)
+        outside, inside = outside_and_inside(chain, target, dtype, rng, around)
+        wrong += [f"{chain.name} in {dtype}: {name}" for name in difference(inside, outside)]
     case.equal("gradients that a disabled region around backward changes", wrong[:3], [])
 
 
@@ -376,15 +389,8 @@ def test_backward_keeps_the_types_of_forward(
     case.require(target, region_dtype)
     wrong, compared = [], 0
     for chain in CHAINS:
-        leaves = chain.leaves(normal(rng), target.device)
-        with repeatable_convolutions():
-            output = forward(chain, leaves, target, amp_dtype)
-            gradient = cotangent(output, rng)
-            output.backward(gradient, retain_graph=True)
-            outside = gradients(leaves)
-            with target.autocast(region_dtype, cache_enabled=cached):
-                output.backward(gradient)
-        inside = gradients(leaves)
+        region = target.autocast(region_dtype, cache_enabled=cached)
+        outside, inside = outside_and_inside(chain, target, amp_dtype, rng, region)
         compared += len(inside)
         wrong += [f"{chain.name}: {name}" for name in difference(inside, outside)]
     case.at_least("gradients compared", compared, len(CHAINS))

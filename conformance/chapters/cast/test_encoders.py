@@ -32,7 +32,7 @@ def _added(hidden: torch.Tensor) -> torch.Tensor:
     return torch.zeros(hidden.shape).masked_fill(hidden, float("-inf"))
 
 
-# The arguments of forward that hide positions; a causal mask needs its flag, which is a hint.
+# The arguments of forward that hide positions.
 MASKS: dict[str, Callable[[], dict[str, torch.Tensor]]] = {
     "none": dict,
     "pairs": lambda: {"mask": _pairs()},

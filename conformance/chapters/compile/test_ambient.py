@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -13,12 +12,10 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
-from .observation import observed
+from .observation import Around, observed
 from .programs import AMBIENT, OTHER
 from .support import ambient, bound, compiler, dtypes_of, same
 from .ways import WAYS
-
-Opened = Callable[[], AbstractContextManager[Any]]
 
 
 @contextlib.contextmanager
@@ -35,7 +32,7 @@ def set_flags(kind: str, dtype: torch.dtype) -> Iterator[None]:
         torch.clear_autocast_cache()
 
 
-def changes(target: Target, dtype: torch.dtype) -> dict[str, Opened]:
+def changes(target: Target, dtype: torch.dtype) -> dict[str, Around]:
     """Return regions around a call by name; each differs from the one before in one setting."""
     kind = target.device_type
     elsewhere = "cpu" if kind == "xpu" else "xpu"
@@ -162,7 +159,7 @@ def test_backward_pass_autocast(case: Case, target: Target, rng: torch.Generator
             other = {"device_type": target.device_type, "dtype": OTHER[dtype], "cache_enabled": False}
             value = [other] if setting == "list" else setting
             around = ambient(target, dtype, cache_enabled=False)
-            backward: dict[str, Opened] = {
+            backward: dict[str, Around] = {
                 "same_as_forward": around,
                 "off": contextlib.nullcontext,
                 "list": functools.partial(torch.autocast, **other),

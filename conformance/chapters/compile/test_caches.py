@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,12 +13,10 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
-from .observation import Observed, observed
+from .observation import Around, Observed, observed
 from .programs import AMBIENT, OTHER, Program, Tensors
 from .support import ambient, bound, compiler, dtypes_of, inductor
 from .ways import WAYS
-
-Opened = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 @contextmanager
@@ -86,7 +84,7 @@ def test_cache_of_the_same_type(case: Case, target: Target, rng: torch.Generator
                     case.identical(f"{dtype}: {key}", ours, tensor)
 
 
-def _one(x: torch.Tensor, opened: Opened) -> torch.Tensor:
+def _one(x: torch.Tensor, opened: Around) -> torch.Tensor:
     with opened():
         return torch.mm(x, x)
 
@@ -111,7 +109,7 @@ def test_graphs_may_be_cached(case: Case, target: Target, where: str) -> None:
             opened = ambient(target, dtype, cache_enabled=False)
             x = torch.randn(3, 3).to(target.device).requires_grad_()
             with opened() if where == "outside" else contextlib.nullcontext():
-                # As the attribute of a call: the region is in the graph, or only around it.
+                # The compiled function opens the region itself, so that it is in the graph, or runs in one.
                 inside = contextlib.nullcontext if where == "outside" else opened
                 torch.compile(_one, backend=backend)(x, inside)
             case.equal(f"{dtype}: graphs", len(graphs), 1)

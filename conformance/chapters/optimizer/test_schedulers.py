@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -40,18 +40,30 @@ def test_scheduled_rates(case: Case, target: Target, rng: torch.Generator, kind:
     case.equal("differences from fp32", differences(snapshot(optimizer), snapshot(plain)), [])
 
 
-@contract("AMP-OPTIMIZER-073")
-@BOTH
-def test_scheduler_after_a_skip(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
+def scheduled(
+    case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig, overflows: Iterable[bool]
+) -> tuple[lr_scheduler.StepLR, list[str]]:
+    """Step optimizer and scheduler in the documented order, once per item, a skip where it is true.
+
+    Returns the scheduler and the warnings of the iterations that speak of schedulers.
+    """
     slopes = LinearLoss.make("dense", target.device, rng)
     optimizer = build(case, kind, slopes)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    schedule = lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
     scaler = torch.amp.GradScaler(target.device_type)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        iterate(optimizer, slopes.loss(with_nonfinite(slopes.draw(rng), "last", math.inf)), scaler)
-        schedule.step()
-    complaints = [str(warning.message) for warning in caught if "lr_scheduler" in str(warning.message)]
+        for overflow in overflows:
+            slope = slopes.draw(rng)
+            iterate(optimizer, slopes.loss(with_nonfinite(slope, "last", math.inf) if overflow else slope), scaler)
+            schedule.step()
+    return schedule, [str(warning.message) for warning in caught if "lr_scheduler" in str(warning.message)]
+
+
+@contract("AMP-OPTIMIZER-073")
+@BOTH
+def test_scheduler_after_a_skip(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
+    schedule, complaints = scheduled(case, target, rng, kind, overflows=[True])
     case.note("warnings when a scheduler steps after a skipped first step", len(complaints))
     case.note("learning rate after it, relative to the first", schedule.get_last_lr()[0] / kind.arguments["lr"])
 
@@ -59,18 +71,8 @@ def test_scheduler_after_a_skip(case: Case, target: Target, rng: torch.Generator
 @contract("AMP-OPTIMIZER-114")
 @BOTH
 def test_warnings_after_a_skip(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
-    slopes = LinearLoss.make("dense", target.device, rng)
-    optimizer = build(case, kind, slopes)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
-    scaler = torch.amp.GradScaler(target.device_type)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for bad in (True, False):
-            slope = slopes.draw(rng)
-            iterate(optimizer, slopes.loss(with_nonfinite(slope, "last", math.inf) if bad else slope), scaler)
-            schedule.step()
-    told = [str(warning.message)[:80] for warning in caught if "lr_scheduler" in str(warning.message)]
-    case.equal("warnings of a wrong order where the order is right", told, [])
+    _, complaints = scheduled(case, target, rng, kind, overflows=[True, False])
+    case.equal("warnings of a wrong order where the order is right", [one[:80] for one in complaints], [])
 
 
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {

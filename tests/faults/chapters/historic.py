@@ -111,13 +111,8 @@ def averaged_model_forgets_the_buffers() -> Iterator[None]:
 @fault("AMP-DISTRIBUTED-010")
 def overflow_is_read_before_its_reduction() -> Iterator[None]:
     """ShardedGradScaler takes found_inf of this rank, as it was before the reduction over the ranks (115710)."""
-    plain = torch.amp.GradScaler.unscale_
-
-    def unscale(self: Any, optimizer: Any) -> None:
-        # That of one process: nothing is reduced.
-        plain(self, optimizer)
-
-    with replaced(sharded_grad_scaler.ShardedGradScaler, "unscale_", unscale):
+    # That of one process reduces nothing.
+    with replaced(sharded_grad_scaler.ShardedGradScaler, "unscale_", torch.amp.GradScaler.unscale_):
         yield
 
 
@@ -135,7 +130,7 @@ def fused_inference_is_not_a_number_with_a_mask() -> Iterator[None]:
 
     def layer(*given: Any) -> torch.Tensor:
         out = plain(*given)
-        return out if given[-2] is None else out.masked_fill(torch.ones_like(out, dtype=torch.bool), float("nan"))
+        return out if given[-2] is None else torch.full_like(out, float("nan"))
 
     with replaced(torch, "_transformer_encoder_layer_fwd", layer):
         yield
