@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch.amp.grad_scaler import OptState
 from torch.distributed import fsdp
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
@@ -504,3 +505,112 @@ def parallel_loss_is_in_float32() -> Iterator[None]:
 
     with replaced(torch.nn.functional, "cross_entropy", cross_entropy):
         yield
+
+
+# --- the scaler of shards
+
+
+@fault("AMP-DISTRIBUTED-024")
+def sharded_scales_grow_late() -> Iterator[None]:
+    """ShardedGradScaler counts one clean step less than there were before its scale grows."""
+    update = ShardedGradScaler._amp_update_scale_cpu_
+
+    def late(self: Any, found_inf: Any) -> None:
+        self._growth_interval += 1
+        try:
+            update(self, found_inf)
+        finally:
+            self._growth_interval -= 1
+
+    with replaced(ShardedGradScaler, "_amp_update_scale_cpu_", late):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-024")
+def sharded_gradients_are_unscaled_twice() -> Iterator[None]:
+    """ShardedGradScaler does not refuse a second unscale_()."""
+    unscale = ShardedGradScaler.unscale_
+
+    def again(self: Any, optimizer: Any) -> None:
+        self._per_optimizer_states[id(optimizer)]["stage"] = OptState.READY
+        unscale(self, optimizer)
+
+    with replaced(ShardedGradScaler, "unscale_", again):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-024")
+def sharded_scales_start_lower() -> Iterator[None]:
+    """ShardedGradScaler starts at 2**15 where it is given no scale."""
+    made = ShardedGradScaler.__init__
+
+    def init(self: Any, device: str = "cuda", init_scale: float = 2.0**15, **options: Any) -> None:
+        made(self, device, init_scale, **options)
+
+    with replaced(ShardedGradScaler, "__init__", init):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-025")
+def sharded_losses_become_float32() -> Iterator[None]:
+    """ShardedGradScaler.scale gives float32 for 16-bit losses in a list."""
+    scale = ShardedGradScaler.scale
+
+    def wide(self: Any, outputs: Any) -> Any:
+        found: Any = scale(self, outputs)
+        return (
+            [one.float() if isinstance(one, torch.Tensor) else one for one in found] if type(found) is list else found
+        )
+
+    with replaced(ShardedGradScaler, "scale", wide):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-025")
+def sparse_sums_beyond_fp16_are_not_seen() -> Iterator[None]:
+    """ShardedGradScaler looks at the entries of sparse fp16 gradients before they are added up."""
+    unscale = ShardedGradScaler._unscale_grads_
+
+    def entries(self: Any, optimizer: Any, *args: Any) -> Any:
+        with replaced(torch.Tensor, "coalesce", lambda gradient: gradient):
+            return unscale(self, optimizer, *args)
+
+    with replaced(ShardedGradScaler, "_unscale_grads_", entries):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-026")
+def overflows_of_sharded_parameters_stay_on_their_rank() -> Iterator[None]:
+    """GradScaler looks at the local part of a DTensor's gradient, and no rank hears of another one's overflow."""
+    unscale = torch.amp.GradScaler._unscale_grads_
+
+    def local(self: Any, optimizer: Any, inverse: Any, found: Any, allow_fp16: bool) -> Any:
+        parameters = [one for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
+        if not any(hasattr(one.grad, "to_local") for one in parameters):
+            return unscale(self, optimizer, inverse, found, allow_fp16)
+        parts = [one.grad.to_local() if hasattr(one.grad, "to_local") else one.grad for one in parameters]
+        torch._amp_foreach_non_finite_check_and_unscale_(parts, found, inverse)
+        return {found.device: found}
+
+    with replaced(torch.amp.GradScaler, "_unscale_grads_", local):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-026")
+def ranks_without_gradients_are_not_told() -> Iterator[None]:
+    """ShardedGradScaler reduces no overflow on a rank whose optimizer has no gradient."""
+    unscale = ShardedGradScaler.unscale_
+
+    def alone(self: Any, optimizer: Any) -> None:
+        if any(one.grad is not None for group in optimizer.param_groups for one in group["params"]):
+            unscale(self, optimizer)
+            return
+        with replaced(distributed, "all_reduce", _reduces_a_copy(distributed.all_reduce)):
+            unscale(self, optimizer)
+
+    with replaced(ShardedGradScaler, "unscale_", alone):
+        yield
+
+
+def _reduces_a_copy(reduce: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda tensor, *args, **options: reduce(tensor.clone(), *args, **options)

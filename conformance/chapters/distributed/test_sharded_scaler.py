@@ -1,0 +1,88 @@
+"""Check ShardedGradScaler, call by call and with every implementation of an optimizer."""
+
+from __future__ import annotations
+
+import pytest
+
+from ...harness.check import Case, contract, deep
+from ...harness.targets import Target
+from ...scaler.adapters import ADAPTERS
+from .processes import Groups
+from .sharded_scaler import (
+    IMPLEMENTATIONS,
+    OPTIMIZERS,
+    SCALE,
+    SIZE,
+    defaults,
+    driven,
+    lacking,
+    scaled_losses,
+    steps,
+    steps_beside_a_rank_without_gradients,
+    taken_for_losses,
+    unscaled,
+)
+from .support import LISTED, answers
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+# What GradScaler promises and this scaler is documented, or made, to do otherwise: it keeps the type of a loss, takes
+# fp16 gradients and ranks without any, and has a process group, which cannot be copied.
+OTHERWISE = ("copies", "fp16_refusal", "narrow_losses", "no_gradients", "pickles")
+DEPARTURES = tuple(name for name in ADAPTERS["fsdp"].without if name not in OTHERWISE)
+
+
+@contract("AMP-DISTRIBUTED-024", on="cpu")
+@pytest.mark.parametrize("world", [1, deep("standard", 2)])
+@pytest.mark.parametrize("more", ["common", *(deep("full", one) for one in DEPARTURES)])
+def test_histories_of_calls(case: Case, target: Target, ranks: Groups, more: str, world: int) -> None:
+    without = [*OTHERWISE, *(one for one in DEPARTURES if one != more)]
+    histories = case.samples(quick=5, standard=20, full=100)
+    for rank, (mismatch, calls) in enumerate(answers(case, ranks, world, driven, without, histories, case.seed)):
+        case.at_least(f"rank {rank}: calls", calls, 500)
+        case.equal(f"rank {rank}: the shortest history that departs from GradScaler's rules", mismatch, "")
+
+
+@contract("AMP-DISTRIBUTED-024", on="cpu")
+def test_default_settings(case: Case, target: Target, ranks: Groups) -> None:
+    expected = {"scale": 65536.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000}
+    for state in answers(case, ranks, 1, defaults):
+        case.equal("default settings", {name: state.get(name) for name in expected}, expected)
+
+
+@contract("AMP-DISTRIBUTED-025", on="cpu")
+def test_types(case: Case, target: Target, ranks: Groups) -> None:
+    for wrong, asked in answers(case, ranks, 1, scaled_losses):
+        case.equal(f"of {asked} losses, those that are not scaled in their own type", wrong[:LISTED], [])
+    for taken in answers(case, ranks, 1, taken_for_losses):
+        case.equal("what is no loss and is scaled", taken, [])
+    for wrong, asked in answers(case, ranks, 1, unscaled):
+        case.equal(f"of {asked} gradients, those that are not unscaled, or skipped, in their own type", wrong, [])
+
+
+@contract("AMP-DISTRIBUTED-026", on="cpu")
+@pytest.mark.parametrize("explicit", [False, True], ids=["implicit", "explicit"])
+@pytest.mark.parametrize("kind", ["SGD", *(deep("standard", one) for one in OPTIMIZERS if one != "SGD")])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("scaler", ["sharded", "dtensor"])
+def test_overflows_with_each_implementation(
+    case: Case, target: Target, ranks: Groups, scaler: str, implementation: str, kind: str, explicit: bool
+) -> None:
+    if scaler == "dtensor" and (refused := answers(case, ranks, 2, lacking, kind, implementation)[0]):
+        case.unsupported(f"no {implementation} {kind} of sharded parameters: {refused}"[:150])
+    found = answers(case, ranks, 2, steps, scaler, kind, implementation, explicit)
+    for rank, (clean, *overflows) in enumerate(found):
+        case.equal(f"rank {rank}: exceptions", [one[0] for one in (clean, *overflows) if one[0]], [])
+        case.true(f"rank {rank}: a clean step changes every element (control)", all(x != 1.0 for x in clean[1]), clean)
+        case.equal(f"rank {rank}: loss scale after a clean step", clean[2], SCALE)
+        for who, (_, parameter, scale) in zip(("rank 0", "rank 1", "all ranks"), overflows, strict=True):
+            case.equal(f"rank {rank}: parameters where {who} overflowed", parameter, [1.0] * SIZE)
+            case.equal(f"rank {rank}: loss scale where {who} overflowed", scale, SCALE / 2)
+
+
+@contract("AMP-DISTRIBUTED-026", on="cpu")
+@pytest.mark.parametrize("world", [2, deep("full", 4)])
+def test_ranks_without_gradients(case: Case, target: Target, ranks: Groups, world: int) -> None:
+    for rank, (taken, scale) in enumerate(answers(case, ranks, world, steps_beside_a_rank_without_gradients)):
+        case.equal(f"rank {rank}: steps", taken, 0)
+        case.equal(f"rank {rank}: loss scale", scale, SCALE / 2)
