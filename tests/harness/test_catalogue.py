@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import string
 import subprocess
 import sys
@@ -143,9 +144,12 @@ def test_every_snippet_runs_on_stock_torch(root: Path) -> None:
     alone = {id: text for id, text in snippets.items() if 'get_context("fork")' in text or "init_process_group" in text}
     for id, text in alone.items():
         code = string.Template(text).substitute(device="cpu", amp_dtype="torch.bfloat16")
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False, timeout=120
-        )
+        for _ in range(2):
+            done = subprocess.run(
+                [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False, timeout=120
+            )
+            if done.returncode != -signal.SIGABRT:  # a busy machine showed gloo's threads abort at the end of a process
+                break
         assert (done.returncode, bool(done.stdout.strip())) == (0, True), (id, done.stderr)
     snippets = {id: text for id, text in snippets.items() if id not in alone}
     script = (
