@@ -39,22 +39,36 @@ def as_custom_op(body: Callable[..., torch.Tensor], schema: str) -> Iterator[Def
 
 
 @contextlib.contextmanager
-def by_name(body: Callable[..., torch.Tensor], schema: str) -> Iterator[Defined]:
-    """Define an operator with torch.library.Library, whose rules are registered by name."""
+def by_object(body: Callable[..., torch.Tensor], schema: str) -> Iterator[Defined]:
+    """Define an operator with torch.library.custom_op, and register its autocast rule through torch.library."""
+    with as_custom_op(body, schema) as defined:
+        yield defined._replace(register_autocast=functools.partial(torch.library.register_autocast, defined.operator))
+
+
+@contextlib.contextmanager
+def by_name(body: Callable[..., torch.Tensor], schema: str, *, overload: bool = False) -> Iterator[Defined]:
+    """Define an operator with torch.library.Library, whose rules are registered by its name, or by its overload."""
     with torch.library._scoped_library(LIBRARY, "FRAGMENT") as library:
         library.define(f"{NAME}{schema} -> Tensor")
         library.impl(NAME, body, "CompositeExplicitAutograd")
         qualified = f"{LIBRARY}::{NAME}"
         torch.library.register_fake(qualified, body, lib=library)
+        operator = getattr(getattr(torch.ops, LIBRARY), NAME)
         autocast, autograd = (
-            functools.partial(register, qualified, lib=library)
+            functools.partial(register, operator.default if overload else qualified, lib=library)
             for register in (torch.library.register_autocast, torch.library.register_autograd)
         )
-        yield Defined(getattr(getattr(torch.ops, LIBRARY), NAME), autocast, autograd)
+        yield Defined(operator, autocast, autograd)
 
 
-WAYS = {"custom-op": as_custom_op, "by-name": by_name}
-both_ways = pytest.mark.parametrize("way", WAYS)
+WAYS: dict[str, Callable[[Callable[..., torch.Tensor], str], contextlib.AbstractContextManager[Defined]]] = {
+    "custom-op": as_custom_op,
+    "by-object": by_object,
+    "by-name": by_name,
+    "by-overload": functools.partial(by_name, overload=True),
+}
+both_ways = pytest.mark.parametrize("way", ["custom-op", "by-name"])
+every_way = pytest.mark.parametrize("way", WAYS)
 
 
 class Recorder:
@@ -149,10 +163,19 @@ def cast_in_regions(case: Case, way: str, target: Target, rng: torch.Generator) 
     case.equal("what differs", wrong[:3], [])
 
 
-@both_ways
+@every_way
 @contract("AMP-BACKWARD-067", on=DEVICES)
 def test_operator_casts_its_tensors(case: Case, way: str, target: Target, rng: torch.Generator) -> None:
     cast_in_regions(case, way, target, rng)
+
+
+@every_way
+@contract("AMP-BACKWARD-067", on="cpu")
+def test_device_types_without_autocast(case: Case, way: str, target: Target) -> None:
+    with WAYS[way](Recorder(target), SCHEMA) as (_, register, _):
+        for device_type in ("meta", "lazy"):
+            call = functools.partial(register, device_type, torch.bfloat16)
+            case.raises(f"a rule for {device_type!r}", ValueError, call, names=(device_type,))
 
 
 @both_ways

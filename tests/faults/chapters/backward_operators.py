@@ -100,6 +100,31 @@ def operator_named_in_a_library_rounds_numbers() -> Iterator[None]:
         yield
 
 
+@rule_fault("AMP-BACKWARD-067")
+def rules_of_operators_that_are_given_themselves_are_lost() -> Iterator[None]:
+    """torch.library.register_autocast registers nothing for an operator that is given by its definition."""
+    register = torch.library.register_autocast
+
+    def lost(op: Any, *args: Any, **options: Any) -> Any:
+        return None if isinstance(op, custom_ops.CustomOpDef) else register(op, *args, **options)
+
+    with replaced(torch.library, "register_autocast", lost):
+        yield
+
+
+@rule_fault("AMP-BACKWARD-067")
+def rules_for_devices_without_autocast_are_taken() -> Iterator[None]:
+    """A rule for a device type that has no autocast is registered nowhere, without an error."""
+    register = custom_ops.CustomOpDef.register_autocast
+
+    def taken(self: Any, device_type: str, cast_inputs: torch.dtype) -> Any:
+        known = torch.amp.is_autocast_available(device_type)
+        return register(self, device_type, cast_inputs) if known else None
+
+    with replaced(custom_ops.CustomOpDef, "register_autocast", taken):
+        yield
+
+
 @rule_fault("AMP-BACKWARD-068")
 def operator_casts_complex_numbers() -> Iterator[None]:
     """The rule of a custom operator casts complex tensors, and drops what is imaginary."""
