@@ -15,7 +15,7 @@ from ...harness.check import Case, contract, deep, per_target
 from ...harness.targets import FAKE_DEVICE_TYPES, Target, is_foreign, resolve
 from ...measure.precision import repeatable_convolutions
 from ...oracles.numbers.error_bounds import normwise_distance
-from ...oracles.policy import overloads
+from ...oracles.policy import declared, overloads
 from ...oracles.policy.lists import BACKENDS, listings, repeatable, resolved
 from ...oracles.policy.overload_calls import CALLS, MORE
 from ...oracles.policy.samples import Inputs, spell
@@ -242,6 +242,20 @@ def test_every_kernel_is_accounted_for(case: Case, backend: str) -> None:
     for overload in strange:
         case.note("new", overloads.schema(overload))
     case.equal("overloads with an autocast kernel that the suite does not know", strange, [])
+
+
+def _declarations(target: Target) -> list[str]:
+    declaration = declared.declaration(target.device_type)
+    return [] if declaration is None or target.is_fake else [declaration.backend]
+
+
+@contract("AMP-CAST-037", on="accelerator")
+@per_target("followed", _declarations)
+def test_every_kernel_is_declared(case: Case, target: Target, followed: str) -> None:
+    registered = _registered(case, target.device_type)
+    case.note("overloads registered", len(registered))
+    strange = overloads.undeclared(target.device_type)
+    case.equal(f"overloads with an autocast kernel of {target.device_type} that are not declared", strange, [])
 
 
 # Not eligible: float64, integers, booleans and complex numbers; float32 next to float64 stays eligible.

@@ -30,6 +30,11 @@ def overloads(device_type: str) -> Mapping[str, str] | None:
     return None if declaration is None or declaration.surface is None else declaration.overloads
 
 
+def declaration(device_type: str) -> Declaration | None:
+    """Return what is declared for a device type, None where its own lists hold."""
+    return _DECLARED.get(device_type)
+
+
 def third_party() -> str | None:
     """Return the name under which a third party's device has taken torch's key PrivateUse1, or None."""
     name: str = torch._C._get_privateuse1_backend_name()

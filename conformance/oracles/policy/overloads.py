@@ -176,6 +176,13 @@ def _of_surface(surface: Mapping[str, str], listed: Mapping[str, str]) -> dict[s
     }
 
 
+def undeclared(device_type: str) -> list[str]:
+    """Return the overloads with an autocast kernel of a third party's device that its declaration does not speak of."""
+    surface = declared.overloads(device_type) or {}
+    named = {overload for overload, policy in surface.items() if policy != UNLISTED} | known(device_type).keys()
+    return sorted(one for one in registered(device_type) - named if not one.startswith(_OF_LIBRARIES))
+
+
 @functools.cache
 def _exists(overload: str) -> bool:
     name, _, which = overload.partition(".")

@@ -107,6 +107,7 @@ VARIANTS = {
     "normalizations_stay_in_16_bits": Variant(("AMP-CAST-*",), _AUTOCAST, _without("layer_norm", "group_norm")),
     "sums_stay_in_16_bits": Variant(("AMP-CAST-*",), _AUTOCAST, _without("sum", "sum.dim_IntList")),
     "exp_is_lowered": Variant(("AMP-CAST-*",), _AUTOCAST, _casting(_amp_dtype, "exp")),
+    "a_rule_that_is_not_declared": Variant(("AMP-CAST-037",), _AUTOCAST, _casting(_amp_dtype, "relu")),
     "losses_stay_in_16_bits": Variant(("AMP-LOSS-*", "AMP-CAST-*"), _AUTOCAST, _without("mse_loss", "l1_loss")),
     "unsafe_loss_is_allowed": Variant(("AMP-LOSS-*", "AMP-CAST-*"), _AUTOCAST, _without("binary_cross_entropy")),
     "addcmul_is_not_promoted": Variant(("AMP-CAST-*",), _AUTOCAST, _without("addcmul", "addcdiv")),
