@@ -184,6 +184,66 @@ def _shard(local: torch.Tensor) -> torch.Tensor:
     return DTensor.from_local(local, mesh, [Shard(0)], run_check=False)
 
 
+# By name the placements of the parameters of one optimizer on each dimension of the mesh: a dimension of the parameter
+# that is sharded, or "R" for a replica.
+PLACEMENTS: dict[str, tuple[str, ...]] = {
+    "replicated": ("R",),
+    "rows": ("0",),
+    "columns": ("1",),
+    "rows-replicated": ("0", "R"),
+    "replicated-rows": ("R", "0"),
+    "replicas-of-rows": ("R0",),
+    "rows-of-replicas": ("0R",),
+    "rows-and-columns": ("01",),
+    "rows-twice": ("00",),
+    "rows-twice-replicas": ("00", "R0"),
+    "rows-of-replicas-replicas-of-rows": ("0R", "R0"),
+}
+
+
+def ranks_of(name: str) -> int:
+    """Return the number of ranks of a mesh with two along each dimension."""
+    return 2 ** len(PLACEMENTS[name][0])
+
+
+def steps_with_placements(name: str) -> list[tuple[str, list[float], float]]:
+    """Overflow in each parameter in turn; return by step an exception, an element of each parameter and the scale.
+
+    The overflow lies in the part of the last rank, and in those of the ranks that hold a replica of it.
+    """
+    from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, init_device_mesh
+
+    kinds = PLACEMENTS[name]
+    mesh = init_device_mesh("cpu", (2,) * len(kinds[0]))
+    where = mesh.get_coordinate()
+    assert where is not None
+    found = []
+    for overflowing in range(len(kinds)):
+        parameters = []
+        for number, kind in enumerate(kinds):
+            bad = number == overflowing and all(at == 1 for at, one in zip(where, kind, strict=True) if one != "R")
+            placements: list[Placement] = [Replicate() if one == "R" else Shard(int(one)) for one in kind]
+            gradient = torch.full((2, 2), SCALE)
+            gradient[1, 0] = float("inf") if bad else SCALE
+            value, slope = (
+                DTensor.from_local(local, mesh, placements, run_check=False) for local in (torch.ones(2, 2), gradient)
+            )
+            parameters.append(torch.nn.Parameter(value))
+            parameters[-1].grad = slope
+        optimizer = torch.optim.SGD(parameters, lr=0.5)
+        scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
+        scaler.scale(torch.zeros(()))
+        raised = ""
+        try:
+            scaler.step(optimizer)
+            scaler.update()
+        except Exception as error:
+            raised = f"{type(error).__name__}: {error}"[:100]
+        locals_of: list[Any] = [one.detach() for one in parameters]
+        found.append((raised, [float(one.to_local()[0, 0]) for one in locals_of], scaler.get_scale()))
+    return found
+
+
 def steps_beside_a_rank_without_gradients() -> tuple[int, float]:
     """Overflow on the last rank, where the others have no gradient; return the steps of this one and the new scale."""
     parameter = torch.nn.Parameter(torch.zeros(3))

@@ -11,14 +11,17 @@ from .processes import Groups
 from .sharded_scaler import (
     IMPLEMENTATIONS,
     OPTIMIZERS,
+    PLACEMENTS,
     SCALE,
     SIZE,
     defaults,
     driven,
     lacking,
+    ranks_of,
     scaled_losses,
     steps,
     steps_beside_a_rank_without_gradients,
+    steps_with_placements,
     taken_for_losses,
     unscaled,
 )
@@ -86,3 +89,15 @@ def test_ranks_without_gradients(case: Case, target: Target, ranks: Groups, worl
     for rank, (taken, scale) in enumerate(answers(case, ranks, world, steps_beside_a_rank_without_gradients)):
         case.equal(f"rank {rank}: steps", taken, 0)
         case.equal(f"rank {rank}: loss scale", scale, SCALE / 2)
+
+
+@contract("AMP-DISTRIBUTED-027", on="cpu")
+@pytest.mark.parametrize("name", [one if ranks_of(one) == 2 else deep("standard", one) for one in PLACEMENTS])
+def test_overflows_with_placements(case: Case, target: Target, ranks: Groups, name: str) -> None:
+    kinds = PLACEMENTS[name]
+    for rank, found in enumerate(answers(case, ranks, ranks_of(name), steps_with_placements, name)):
+        for number, (raised, values, scale) in enumerate(found):
+            what = f"rank {rank}, an overflow in parameter {number} of {len(kinds)}"
+            case.equal(f"{what}: exception", raised, "")
+            case.equal(f"{what}: elements of the parameters", values, [1.0] * len(kinds))
+            case.equal(f"{what}: loss scale", scale, SCALE / 2)

@@ -14,6 +14,7 @@ from torch.distributed import fsdp
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.faults import fault
@@ -614,3 +615,34 @@ def ranks_without_gradients_are_not_told() -> Iterator[None]:
 
 def _reduces_a_copy(reduce: Callable[..., Any]) -> Callable[..., Any]:
     return lambda tensor, *args, **options: reduce(tensor.clone(), *args, **options)
+
+
+@fault("AMP-DISTRIBUTED-027", level="standard")
+def flags_are_reduced_along_one_dimension_of_a_mesh() -> Iterator[None]:
+    """The flag of sharded gradients is reduced over the first dimension of their mesh alone."""
+    from torch.distributed.tensor import DTensor
+
+    whole = DTensor.full_tensor
+
+    def first(self: Any, **options: Any) -> Any:
+        if self.device_mesh.ndim == 1 or self.numel() > 1:
+            return whole(self, **options)
+        local = self.to_local()
+        distributed.all_reduce(local, distributed.ReduceOp.MAX, group=self.device_mesh.get_group(0))
+        return local
+
+    with replaced(DTensor, "full_tensor", first):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-027")
+def flags_of_columns_are_not_reduced() -> Iterator[None]:
+    """An overflow in a gradient that is sharded along columns is not told to other ranks."""
+    unscale = torch._amp_foreach_non_finite_check_and_unscale_
+
+    def alone(gradients: Any, found_inf: Any, inverse: Any) -> None:
+        parts = [one.to_local() if getattr(one, "placements", ()) == (Shard(1),) else one for one in gradients]
+        unscale(parts, found_inf, inverse)
+
+    with replaced(torch, "_amp_foreach_non_finite_check_and_unscale_", alone):
+        yield
