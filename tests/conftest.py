@@ -16,6 +16,7 @@ import torch._dynamo
 
 import conformance.harness.run  # noqa: F401  (likewise)
 from conformance.harness import catalogue, header, items, targets, waivers
+from conformance.harness.reproduction import definitions
 from conformance.report import values
 from tests import reports
 from tests.faults.campaigns.campaign import WITHOUT_COLLECTIONS
@@ -106,6 +107,9 @@ class Toy:
 
     def run(self, *arguments: str, report: str = "report", shuffled: bool = False) -> Outcome:
         """Run the toy suite, in the order of the file or in a random one."""
+        # Another test's suite has the same name, and may have failed in this process.
+        definitions._module.cache_clear()
+        definitions._is_module.cache_clear()
         result = self._pytester.runpytest_inprocess(
             "-p",
             "conformance.harness.plugin",
