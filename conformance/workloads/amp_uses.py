@@ -34,9 +34,7 @@ class Uses:
         self.scaler = torch.amp.GradScaler(self.kind, init_scale=1024.0)
         self._off = torch.amp.GradScaler(self.kind, enabled=False)
         self._modules = [nn.ConvTranspose1d(4, 4, 1).to(device), nn.MultiheadAttention(4, 2).to(device)]
-        # The processor's library may have no LSTM in fp16.
-        recurrent = nn.GRU if amp_dtype == torch.float16 else nn.LSTM
-        self._modules.append(recurrent(4, 4).to(device))
+        self._modules.append(self._recurrent())
         self._decorated = self._region()(nn.functional.linear)
 
     def held(self) -> list[torch.Tensor]:
@@ -50,6 +48,18 @@ class Uses:
 
     def _region(self, **options: Any) -> torch.autocast:
         return torch.autocast(self.kind, dtype=self._dtype, **options)
+
+    def _recurrent(self) -> nn.Module:
+        """Return an LSTM; a GRU where the processor's oneDNN has no LSTM in the type of the region (AMP-CAST-065)."""
+        module = nn.LSTM(4, 4).to(self.device)
+        try:
+            with self._region():
+                module(self.x.unsqueeze(1))
+        except RuntimeError as error:
+            if "could not create a primitive" not in str(error):
+                raise
+            return nn.GRU(4, 4).to(self.device)
+        return module
 
     def _loss(self, number: int = 0) -> torch.Tensor:
         with self._region():

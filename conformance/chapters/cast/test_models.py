@@ -262,7 +262,7 @@ def _check_composite(case: Case, target: Target, amp_dtype: torch.dtype, row: Co
                 ):
                     seen = floating_tensors(call())
             except RuntimeError as error:
-                if _LACKING not in str(error) or _infers(call, target, amp_dtype):
+                if _LACKING not in str(error) or _is_able(row, call, target, amp_dtype, rng):
                     raise
                 case.unsupported(str(error).splitlines()[0])
             case.equal(f"types for {given}", [x.dtype for x in seen], [words[word] for word in row.outputs])
@@ -276,14 +276,18 @@ def _check_composite(case: Case, target: Target, amp_dtype: torch.dtype, row: Co
             case.at_most(f"output {index} for {given}, error", _distance(ours, reference), _CHAIN * unit)
 
 
-def _infers(call: Callable[[], Any], target: Target, amp_dtype: torch.dtype) -> bool:
-    """Whether the processor has the kernels of a call without gradients, so that it does not lack the instructions."""
-    try:
+def _is_able(
+    row: Composite, call: Callable[[], Any], target: Target, amp_dtype: torch.dtype, rng: torch.Generator
+) -> bool:
+    """Whether the composite works in the region without gradients, or in 16 bits outside of any region."""
+    with contextlib.suppress(RuntimeError):
         with torch.no_grad(), target.autocast(amp_dtype):
             call()
-    except RuntimeError:
-        return False
-    return True
+        return True
+    with contextlib.suppress(RuntimeError):
+        _made(row, target, rng, amp_dtype, cast_to=amp_dtype)()
+        return True
+    return False
 
 
 def _distance(seen: torch.Tensor, wanted: torch.Tensor) -> float:
