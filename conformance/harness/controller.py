@@ -117,6 +117,11 @@ class Controller:
         if "conformance" in output:
             self._run.merge(output["conformance"])
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Leave out frames without a line, with which pytest cannot show where a signal fell."""
+        excinfo.traceback = excinfo.traceback.filter(lambda entry: entry._rawentry.tb_lineno is not None)
+
     def pytest_unconfigure(self) -> None:
         shutil.rmtree(self._hung, ignore_errors=True)
 

@@ -46,12 +46,20 @@ class Watchdog:
         self._lock = threading.Lock()
         self._now: tuple[pytest.Item, Facts, float] | None = None
         self._over = threading.Event()
+        self._thread: threading.Thread | None = None
 
-    def pytest_sessionstart(self) -> None:
-        threading.Thread(target=self._watch, name="conformance-watchdog", daemon=True).start()
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        config = session.config
+        # pytest's own plugin takes faulthandler's only timer where it is asked to.
+        theirs = config.pluginmanager.hasplugin("faulthandler") and config.getini("faulthandler_timeout")
+        stderr = None if theirs else config.stash.get(fault_handler_stderr_fd_key, 2)
+        self._thread = threading.Thread(target=self._watch, args=(stderr,), name="conformance-watchdog", daemon=True)
+        self._thread.start()
 
     def pytest_sessionfinish(self) -> None:
         self._over.set()
+        if self._thread is not None:
+            self._thread.join()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -59,29 +67,29 @@ class Watchdog:
             return (yield)
         with self._lock:
             self._now = (item, of_case(item), time.monotonic())
-        # The interpreter may be what hangs; only this thread of faulthandler then still runs.
-        theirs = item.config.pluginmanager.hasplugin(
-            "faulthandler"
-        )  # pytest's own, which -p no:faulthandler leaves out
-        watched = not (theirs and item.config.getini("faulthandler_timeout"))
-        if watched:
-            stderr = item.config.stash.get(fault_handler_stderr_fd_key, 2)
-            faulthandler.dump_traceback_later(self._limit + _MERCY, exit=True, file=stderr)
         try:
             return (yield)
         finally:
-            if watched:
-                faulthandler.cancel_dump_traceback_later()
             with self._lock:
                 self._now = None
 
-    def _watch(self) -> None:
+    def _watch(self, stderr: int | None) -> None:
+        """Look for a case that runs too long, until the session is over.
+
+        A case may stop the interpreter, and this thread with it. faulthandler's thread still runs then: it ends the
+        process, with the stacks on `stderr` (a file descriptor; None leaves its timer to pytest), if this thread has
+        not set its timer back for as long as a case may take.
+        """
         while not self._over.wait(min(self._limit / _LOOKS, 5.0)):
+            if stderr is not None:
+                faulthandler.dump_traceback_later(self._limit + _MERCY, exit=True, file=stderr)
             with self._lock:
                 if self._now is None or time.monotonic() - self._now[2] < self._limit:
                     continue
                 item, found, _ = self._now
                 self._ended(self._record(item, found))
+        if stderr is not None:
+            faulthandler.cancel_dump_traceback_later()
 
     def _record(self, item: pytest.Item, found: Facts) -> dict[str, Any]:
         from . import judge

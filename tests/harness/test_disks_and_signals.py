@@ -242,6 +242,30 @@ def test_signal_in_a_callback_of_the_interpreter_ends_the_run(toy: Toy, number: 
     assert report.footer.overall.value == "INCOMPLETE"
 
 
+_BETWEEN_LINES = """
+def interrupted():
+    raise KeyboardInterrupt("terminated")
+
+# Python has no line for some instructions, and a signal may fall there.
+interrupted.__code__ = interrupted.__code__.replace(co_linetable=b"")
+
+@contract('AMP-API-001')
+def test_a(case: Case) -> None:
+    interrupted()
+"""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="every instruction has a line before Python 3.11")
+def test_signal_between_two_lines_ends_the_run(toy: Toy) -> None:
+    toy.contract("AMP-API-001")
+    toy.checks(_BETWEEN_LINES)
+    run = _start(toy, "--report", "report", "--disable-warnings")
+    output, _ = run.communicate()
+
+    assert "Traceback" not in output
+    assert run.returncode == 2
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_run_that_is_killed_at_a_drawn_moment_keeps_its_records(toy: Toy, seed: int) -> None:
     drawn = random.Random(seed)
