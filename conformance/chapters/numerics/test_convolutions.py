@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...harness.check import Case, contract, deep
+from ...harness.check import Case, contract, deep, per_target
 from ...harness.targets import Target
 from ...measure.precision import full_precision
 from ...oracles.numbers import error_bounds, exact
 from ...oracles.numbers.formats import FORMATS
 from .bit_patterns import unsigned_zeros
 from .bounds_convolution import Convolution
+from .convolution_sums import CONVOLUTION_SUMS, SUMS
 from .matmul_ops import gaussians
 from .matmul_spellings import integers
 from .support import leaves_on, within_window
@@ -128,6 +129,27 @@ def test_transposed_convolution_sums_overlaps(case: Case, target: Target, amp_dt
     # Every input lands on the middle of the output.
     case.note("exact sum of the overlaps", 1 / form.unit_roundoff + side**2 - 1)
     case.note("the same sum in a transposed convolution", float(seen[0, 0, side - 1, side - 1]))
+
+
+def _sums(target: Target) -> Iterator[object]:
+    """Yield the sums of a target: on a card those over channels alone, which matrix units keep in fp32."""
+    for id, one in CONVOLUTION_SUMS.items():
+        if target.device_type == "cpu" or one.place == "channels":
+            yield id if one.dimensions == 2 else deep("standard", id)
+
+
+@contract("AMP-NUMERICS-106")
+@per_target("op", _sums)
+def test_partial_sums_of_convolutions_may_leave_the_range(case: Case, target: Target, op: str) -> None:
+    case.require(target, torch.float16)
+    one = CONVOLUTION_SUMS[op]
+    for what, (first, second, expected) in SUMS.items():
+        seen = {}
+        for layout in one.layouts:
+            with full_precision(target.device_type):
+                found = one.seen(first, second, layout, target.device, target.autocast(torch.float16))
+            seen[str(layout).removeprefix("torch.")] = [str(number) for number in found.double().unique().tolist()]
+        case.equal(f"{op}: sum that is {what}", seen, dict.fromkeys(seen, [str(expected)]))
 
 
 SPREADING = ("conv2d", "depthwise", "transposed2d")
