@@ -32,6 +32,10 @@ CONVOLUTIONS = {
         Convolution("grouped", F.conv2d, (3, 12, 15, 13), (8, 6, 3, 3), {"groups": 2, "dilation": 2, "padding": 2}),
         Convolution("depthwise", F.conv2d, (3, 16, 15, 13), (16, 1, 3, 3), {"groups": 16, "padding": 1}),
         Convolution("conv3d", F.conv3d, (2, 4, 7, 8, 9), (6, 4, 3, 2, 3), {"padding": 1}),
+        # One place in the last dimension, which kernels made for rows of them treat apart.
+        Convolution("column1d", F.conv1d, (4, 40, 4), (48, 40, 3), {"stride": 3}),
+        Convolution("column2d", F.conv2d, (4, 40, 7, 4), (48, 40, 3, 3), {"stride": 3}),
+        Convolution("column3d", F.conv3d, (4, 40, 6, 8, 4), (48, 40, 3, 3, 3), {"stride": 3}),
         Convolution("transposed1d", F.conv_transpose1d, (4, 9, 33), (9, 8, 3), {"stride": 2}, True),
         Convolution("transposed2d", F.conv_transpose2d, (3, 9, 9, 11), (9, 8, 3, 3), {"stride": 2, "padding": 1}, True),
         Convolution("transposed3d", F.conv_transpose3d, (2, 4, 5, 6, 5), (4, 5, 3, 2, 3), transposed=True),
@@ -71,8 +75,29 @@ def test_integer_convolutions_are_exact(
     case.identical(f"{name} of integers", unsigned_zeros(seen), unsigned_zeros(expected))
 
 
+@contract("AMP-NUMERICS-047")
+@pytest.mark.parametrize("op", ["conv1d", "conv2d", "conv3d"])
+def test_convolutions_of_ones_count_the_kernel(case: Case, target: Target, amp_dtype: torch.dtype, op: str) -> None:
+    dimensions = int(op[4])
+    # Up to 3 channels * 4^3 taps, which bf16 holds. On a card a kernel of 3 may be computed by Winograd's transform.
+    wrong = {}
+    for channels in (1, 2, 3):
+        for side in (1, 2, 3, 4) if target.device_type == "cpu" else (1, 2, 4):
+            for samples in (1, 2):
+                image, weight = (torch.ones(n, channels, *(side,) * dimensions) for n in (samples, 1))
+                leaves = leaves_on(target, image, weight)
+                with full_precision(target.device_type):
+                    with target.autocast(amp_dtype):
+                        seen = getattr(F, op)(*leaves)
+                    seen.backward(torch.ones_like(seen))
+                found = [sorted({*tensor.detach().flatten().tolist()}) for tensor in (seen, *(x.grad for x in leaves))]
+                if found != [[float(channels * side**dimensions)], [1.0], [float(samples)]]:
+                    wrong[f"{samples} of {channels} channels, a side of {side}"] = found
+    case.equal(f"{op} of ones: wrong counts of products, gradients of image and weight", wrong, {})
+
+
 @contract("AMP-NUMERICS-020")
-@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.parametrize("name", [deep("standard" if "column" in name else "quick", name) for name in CONVOLUTIONS])
 def test_convolutions_run_in_sixteen_bits(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, name: str
 ) -> None:
@@ -95,7 +120,7 @@ def test_convolutions_run_in_sixteen_bits(
     ):
         window = error_bounds.normwise_window(form, additions, winograd=winograd)
         within_window(case, what, tensor, reference, window, form.unit_roundoff)
-        elements = min(math.prod(convolution.image), math.prod(convolution.weight))
+        elements = min(math.prod(convolution.image), math.prod(convolution.weight), seen.numel())
         gain = abs(error_bounds.gain_error(tensor, reference))
         bound = error_bounds.gain_bound(form, elements, additions, winograd=winograd)
         case.at_most(f"{what}: systematic scale error", gain, bound)

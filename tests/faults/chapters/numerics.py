@@ -776,6 +776,34 @@ def weight_gradients_of_convolutions_add_halves_of_an_image_in_fp16() -> Iterato
         yield
 
 
+@fault("AMP-NUMERICS-020", level="standard")
+def strided_convolutions_of_one_column_double() -> Iterator[None]:
+    """bf16 convolutions with a stride whose result has one column are twice too large."""
+
+    def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, stride: Any, *rest: Any) -> torch.Tensor:
+        result = _convolution(x, weight, bias, stride, *rest)
+        doubled = x.dtype == torch.bfloat16 and stride[-1] > 1 and result.shape[-1] == 1
+        return result * 2 if doubled else result
+
+    with kernel("convolution", run, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-047")
+def convolutions_of_one_place_lose_taps() -> Iterator[None]:
+    """bf16 convolutions of one channel with a kernel as large as the image have the first tap alone."""
+
+    def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, *rest: Any) -> torch.Tensor:
+        if x.dtype == torch.bfloat16 and x.shape[1:] == weight.shape[1:] and weight.shape[1] == 1:
+            first = torch.zeros_like(weight)
+            first.flatten(1)[:, 0] = weight.flatten(1)[:, 0]
+            weight = first
+        return _convolution(x, weight, bias, *rest)
+
+    with kernel("convolution", run, "CPU"):
+        yield
+
+
 # --- reductions and normalisations
 
 
