@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...harness.check import Case, contract, deep
+from ...harness.check import Case, contract, deep, per_target
 from ...harness.targets import Target
 from ...measure.precision import full_precision
 from ...oracles.numbers import error_bounds, exact
 from ...oracles.numbers.formats import FORMATS
 from .bit_patterns import unsigned_zeros
 from .bounds_convolution import Convolution
+from .convolution_sums import CONVOLUTION_SUMS, SUMS
 from .matmul_ops import gaussians
 from .matmul_spellings import integers
 from .support import leaves_on, within_window
@@ -31,6 +32,10 @@ CONVOLUTIONS = {
         Convolution("grouped", F.conv2d, (3, 12, 15, 13), (8, 6, 3, 3), {"groups": 2, "dilation": 2, "padding": 2}),
         Convolution("depthwise", F.conv2d, (3, 16, 15, 13), (16, 1, 3, 3), {"groups": 16, "padding": 1}),
         Convolution("conv3d", F.conv3d, (2, 4, 7, 8, 9), (6, 4, 3, 2, 3), {"padding": 1}),
+        # One place in the last dimension, which kernels made for rows of them treat apart.
+        Convolution("column1d", F.conv1d, (4, 40, 4), (48, 40, 3), {"stride": 3}),
+        Convolution("column2d", F.conv2d, (4, 40, 7, 4), (48, 40, 3, 3), {"stride": 3}),
+        Convolution("column3d", F.conv3d, (4, 40, 6, 8, 4), (48, 40, 3, 3, 3), {"stride": 3}),
         Convolution("transposed1d", F.conv_transpose1d, (4, 9, 33), (9, 8, 3), {"stride": 2}, True),
         Convolution("transposed2d", F.conv_transpose2d, (3, 9, 9, 11), (9, 8, 3, 3), {"stride": 2, "padding": 1}, True),
         Convolution("transposed3d", F.conv_transpose3d, (2, 4, 5, 6, 5), (4, 5, 3, 2, 3), transposed=True),
@@ -70,8 +75,29 @@ def test_integer_convolutions_are_exact(
     case.identical(f"{name} of integers", unsigned_zeros(seen), unsigned_zeros(expected))
 
 
+@contract("AMP-NUMERICS-047")
+@pytest.mark.parametrize("op", ["conv1d", "conv2d", "conv3d"])
+def test_convolutions_of_ones_count_the_kernel(case: Case, target: Target, amp_dtype: torch.dtype, op: str) -> None:
+    dimensions = int(op[4])
+    # Up to 3 channels * 4^3 taps, which bf16 holds. On a card a kernel of 3 may be computed by Winograd's transform.
+    wrong = {}
+    for channels in (1, 2, 3):
+        for side in (1, 2, 3, 4) if target.device_type == "cpu" else (1, 2, 4):
+            for samples in (1, 2):
+                image, weight = (torch.ones(n, channels, *(side,) * dimensions) for n in (samples, 1))
+                leaves = leaves_on(target, image, weight)
+                with full_precision(target.device_type):
+                    with target.autocast(amp_dtype):
+                        seen = getattr(F, op)(*leaves)
+                    seen.backward(torch.ones_like(seen))
+                found = [sorted({*tensor.detach().flatten().tolist()}) for tensor in (seen, *(x.grad for x in leaves))]
+                if found != [[float(channels * side**dimensions)], [1.0], [float(samples)]]:
+                    wrong[f"{samples} of {channels} channels, a side of {side}"] = found
+    case.equal(f"{op} of ones: wrong counts of products, gradients of image and weight", wrong, {})
+
+
 @contract("AMP-NUMERICS-020")
-@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.parametrize("name", [deep("standard" if "column" in name else "quick", name) for name in CONVOLUTIONS])
 def test_convolutions_run_in_sixteen_bits(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, name: str
 ) -> None:
@@ -94,7 +120,7 @@ def test_convolutions_run_in_sixteen_bits(
     ):
         window = error_bounds.normwise_window(form, additions, winograd=winograd)
         within_window(case, what, tensor, reference, window, form.unit_roundoff)
-        elements = min(math.prod(convolution.image), math.prod(convolution.weight))
+        elements = min(math.prod(convolution.image), math.prod(convolution.weight), seen.numel())
         gain = abs(error_bounds.gain_error(tensor, reference))
         bound = error_bounds.gain_bound(form, elements, additions, winograd=winograd)
         case.at_most(f"{what}: systematic scale error", gain, bound)
@@ -128,6 +154,27 @@ def test_transposed_convolution_sums_overlaps(case: Case, target: Target, amp_dt
     # Every input lands on the middle of the output.
     case.note("exact sum of the overlaps", 1 / form.unit_roundoff + side**2 - 1)
     case.note("the same sum in a transposed convolution", float(seen[0, 0, side - 1, side - 1]))
+
+
+def _sums(target: Target) -> Iterator[object]:
+    """Yield the sums of a target: on a card those over channels alone, which matrix units keep in fp32."""
+    for id, one in CONVOLUTION_SUMS.items():
+        if target.device_type == "cpu" or one.place == "channels":
+            yield id if one.dimensions == 2 else deep("standard", id)
+
+
+@contract("AMP-NUMERICS-106")
+@per_target("op", _sums)
+def test_partial_sums_of_convolutions_may_leave_the_range(case: Case, target: Target, op: str) -> None:
+    case.require(target, torch.float16)
+    one = CONVOLUTION_SUMS[op]
+    for what, (first, second, expected) in SUMS.items():
+        seen = {}
+        for layout in one.layouts:
+            with full_precision(target.device_type):
+                found = one.seen(first, second, layout, target.device, target.autocast(torch.float16))
+            seen[str(layout).removeprefix("torch.")] = [str(number) for number in found.double().unique().tolist()]
+        case.equal(f"{op}: sum that is {what}", seen, {layout: [str(expected)] for layout in seen})
 
 
 SPREADING = ("conv2d", "depthwise", "transposed2d")

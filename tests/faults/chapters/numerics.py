@@ -743,6 +743,67 @@ def input_gradients_of_convolutions_truncate() -> Iterator[None]:
         yield
 
 
+@fault("AMP-NUMERICS-106")
+def convolutions_add_halves_of_the_channels_in_fp16() -> Iterator[None]:
+    """fp16 convolutions round the sums over the first and the other half of the channels, and add those."""
+
+    def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, *rest: Any) -> torch.Tensor:
+        *_, transposed, _, groups = rest
+        half = x.shape[1] // 2
+        if x.dtype != torch.float16 or groups > 1 or half == 0:
+            return _convolution(x, weight, bias, *rest)
+        first, second = weight.split([half, x.shape[1] - half], 0 if transposed else 1)
+        return _convolution(x[:, :half], first, bias, *rest) + _convolution(x[:, half:], second, None, *rest)
+
+    with kernel("convolution", run, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-106")
+def weight_gradients_of_convolutions_add_halves_of_an_image_in_fp16() -> Iterator[None]:
+    """fp16 weight gradients of pointwise convolutions round the sums over both halves of each image, and add those."""
+
+    def run(gradient: torch.Tensor, x: torch.Tensor, *args: Any) -> tuple[torch.Tensor, ...]:
+        whole = _convolution_backward(gradient, x, *args)
+        half = x.shape[-1] // 2
+        if x.dtype != torch.float16 or x.shape[2:] != gradient.shape[2:] or half == 0 or whole[1] is None:
+            return whole
+        parts = (slice(None, half), slice(half, None))
+        weight = sum(_convolution_backward(gradient[..., part], x[..., part], *args)[1] for part in parts)
+        return (whole[0], torch.as_tensor(weight), whole[2])
+
+    with kernel("convolution_backward", run, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-020", level="standard")
+def strided_convolutions_of_one_column_double() -> Iterator[None]:
+    """bf16 convolutions with a stride whose result has one column are twice too large."""
+
+    def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, stride: Any, *rest: Any) -> torch.Tensor:
+        result = _convolution(x, weight, bias, stride, *rest)
+        doubled = x.dtype == torch.bfloat16 and stride[-1] > 1 and result.shape[-1] == 1
+        return result * 2 if doubled else result
+
+    with kernel("convolution", run, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-047")
+def convolutions_of_one_place_lose_taps() -> Iterator[None]:
+    """bf16 convolutions of one channel with a kernel as large as the image have the first tap alone."""
+
+    def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, *rest: Any) -> torch.Tensor:
+        if x.dtype == torch.bfloat16 and x.shape[1:] == weight.shape[1:] and weight.shape[1] == 1:
+            first = torch.zeros_like(weight)
+            first.flatten(1)[:, 0] = weight.flatten(1)[:, 0]
+            weight = first
+        return _convolution(x, weight, bias, *rest)
+
+    with kernel("convolution", run, "CPU"):
+        yield
+
+
 # --- reductions and normalisations
 
 
