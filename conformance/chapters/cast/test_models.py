@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ...harness.check import Case, contract, deep, per_target
+from ...harness.check import Case, by_rules, contract, deep, per_target
 from ...harness.targets import Target
 from ...measure.precision import repeatable_convolutions
 from ...oracles.manual_cast import ManualCast, casts_last_first
@@ -130,12 +130,14 @@ def _check_forward(case: Case, given: Given) -> None:
     case.at_least(f"ops that give {given.amp_dtype}", _low(seen.forward, given.amp_dtype), 3)
 
 
+@by_rules
 @contract("AMP-CAST-060", on=EVERYWHERE)
 @pytest.mark.parametrize("model", MODELS)
 def test_forward_stream(case: Case, target: Target, amp_dtype: torch.dtype, model: str, rng: torch.Generator) -> None:
     _check_forward(case, _given(model, target, amp_dtype, rng))
 
 
+@by_rules
 @contract("AMP-CAST-060", on="fake:xpu")
 @pytest.mark.parametrize("model", [MODELS[0], *(deep("standard", model) for model in MODELS[1:])])
 def test_xpu_forward_stream(
@@ -144,6 +146,7 @@ def test_xpu_forward_stream(
     _check_forward(case, _given(model, target, amp_dtype, rng))
 
 
+@by_rules
 @contract("AMP-CAST-061", on=REAL)
 @pytest.mark.parametrize("model", MODELS)
 def test_backward_stream(case: Case, target: Target, amp_dtype: torch.dtype, model: str, rng: torch.Generator) -> None:
@@ -162,6 +165,7 @@ def _same_bits(case: Case, seen: Ran, wanted: Ran) -> None:
         case.identical(name, tensor, promised)
 
 
+@by_rules
 @contract("AMP-CAST-062", on=REAL)
 @pytest.mark.parametrize("model", MODELS)
 def test_model_values(case: Case, target: Target, amp_dtype: torch.dtype, model: str, rng: torch.Generator) -> None:
@@ -187,6 +191,7 @@ def _mixed(
     return _given(model, target, amp_dtype, rng, inputs=amp_dtype if inputs else torch.float32, lowered=weights)
 
 
+@by_rules
 @contract("AMP-CAST-063", on=EVERYWHERE)
 @pytest.mark.parametrize("mixture", [deep("standard", "inputs"), deep("standard", "weights"), "both"])
 @pytest.mark.parametrize("model", MODELS)
@@ -196,6 +201,7 @@ def test_mixed_types(
     _check_whole(case, _mixed(model, target, amp_dtype, rng, *MIXTURES[mixture]))
 
 
+@by_rules
 @contract("AMP-CAST-064", on=CUDA_OR_CPU)
 @pytest.mark.parametrize("weights", [False, deep("standard", True)], ids=["float32", "mixed"])
 def test_fused_attention(
