@@ -124,14 +124,15 @@ class ManualCast(TorchFunctionMode):
         """Call a function without a policy; raise where it is made of ops that have one."""
         if not self._changed:
             return func(*args, **keywords)
-        with reached(self._ruled, self._ruled) as ops:
-            result = func(*args, **keywords)
-        if ops:
-            raise Undetermined(
-                f"the surface that is declared for {self._device_type} has no rule for {name}, "
-                f"and rules for ops that it is made of ({', '.join(sorted(ops))})"
-            )
-        return result
+        try:
+            with reached(self._ruled, self._ruled) as ops:
+                return func(*args, **keywords)
+        finally:
+            if ops:  # also where types that no rule made alike are refused
+                raise Undetermined(
+                    f"the surface that is declared for {self._device_type} has no rule for {name}, "
+                    f"and rules for ops that it is made of ({', '.join(sorted(ops))})"
+                )
 
     def _asking_for_fp32(self, func: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """What autocast does for an op that takes a dtype: none is given, and the first input is eligible."""
@@ -206,10 +207,11 @@ def _by_surface(policies: dict[str, Listing], device_type: str) -> dict[str, Lis
     added = {op: Listing(op, op, backend_of(device_type), "unlisted", "declared", "") for op in changed}
     found: dict[str, Listing] = {}
     for name, row in {**added, **policies}.items():
-        kept = by_surface(row, device_type)
+        ops = (name,) if name in resolved(row.name) else resolved(row.name)
+        kept = by_surface(row, device_type, ops)
         if kept is not None:
             found[name] = kept
-        elif any(declared_policies(op, device_type) != {"unlisted"} for op in resolved(row.name)):
+        elif any(declared_policies(op, device_type) != {"unlisted"} for op in ops):
             found[name] = _UNDETERMINED
     return found
 

@@ -46,11 +46,15 @@ def listings(
     return tuple(row for row in found if row is not None and policy in (None, row.policy))
 
 
-def by_surface(row: Listing, device_type: str) -> Listing | None:
-    """Return a row of the backend as the surface that is declared for a device type has it, or None."""
-    if declared.changed(device_type).isdisjoint(resolved(row.name)):
+def by_surface(row: Listing, device_type: str, ops: Iterable[str] | None = None) -> Listing | None:
+    """Return a row of the backend as the surface that is declared for a device type has it, or None.
+
+    `ops` are the ATen ops that carry its rule, by default those of its name.
+    """
+    carrying = resolved(row.name) if ops is None else tuple(ops)
+    if declared.changed(device_type).isdisjoint(carrying):
         return row
-    policies = set().union(*(declared_policies(op, device_type) for op in resolved(row.name)))
+    policies = set().union(*(declared_policies(op, device_type) for op in carrying))
     if len(policies) != 1 or composite(row):
         return None
     changed = dataclasses.replace(row, policy=policies.pop())
