@@ -219,7 +219,6 @@ def test_equals_cast_by_hand(
 
 
 @by_name(LISTED)
-@by_rules
 @contract("AMP-LOSS-007")
 def test_gradient_from_16_bit(
     case: Case, loss: Loss, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
@@ -229,7 +228,6 @@ def test_gradient_from_16_bit(
 
 
 @by_name(LISTED)
-@by_rules
 @contract("AMP-LOSS-008")
 def test_gradient_from_float32(
     case: Case, loss: Loss, target: Target, amp_dtype: torch.dtype, rng: torch.Generator

@@ -40,7 +40,7 @@ def reached(ops: Collection[str], hiding: Collection[str]) -> Iterator[set[str]]
 
 def _outside(profile: torch.autograd.profiler.profile, wanted: frozenset[str], hiding: frozenset[str]) -> Iterator[str]:
     """Return the names of the wanted ops outside of `hiding`; an op within another of its thread ends before it."""
-    events = profile.kineto_results.events()  # type: ignore[union-attr]
+    events = profile.kineto_results.events()
     named = [(event.name(), event) for event in events]
     if wanted.isdisjoint(name for name, _ in named):
         return
