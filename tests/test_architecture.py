@@ -43,6 +43,7 @@ _MAY = {
         "oracles.policy.overloads",  # the header of a report has the autocast rules of this torch
         "oracles.policy.surface",
         "oracles.policy.kernels",  # and which of them an extension registered
+        "oracles.trace.reached",  # which ops a case reaches, where a surface has other rules for some
         "oracles.numbers.bits",  # case.identical() compares as the oracles do
         "measure.precision",
         "measure.threads",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ def declared(asked: Iterable[tuple[str | None, Declaration]], targets: Iterable[
         for entry in entry_points(group=GROUP, name=device_type):
             said = _said(entry)
             if "op_policy" in said:
-                policies[device_type] = _own(entry, said["op_policy"])
+                policies[device_type] = _whole(_own(entry, said["op_policy"]))
             if "waivers" in said:
                 files.append(Path(said["waivers"]))
     for name, asked_for in asked:
@@ -69,7 +69,7 @@ def declared(asked: Iterable[tuple[str | None, Declaration]], targets: Iterable[
         if not chosen:
             raise BackendError("--op-policy: every device of this run has op lists of its own")
         _check(asked_for, "--op-policy")
-        policies.update(dict.fromkeys(chosen, asked_for))
+        policies.update(dict.fromkeys(chosen, _whole(asked_for)))
     return Declared(policies, tuple(files))
 
 
@@ -89,6 +89,15 @@ def _check(said: Declaration, where: str) -> None:
     if said.backend not in overloads.BACKENDS:
         known = ", ".join(overloads.BACKENDS)
         raise BackendError(f"{where}: there are no op lists of {said.backend[:80]!r}; there are {known}")
+
+
+def _whole(said: Declaration) -> Declaration:
+    """Say of a surface also which overloads of its backend it leaves out, and what it changes."""
+    if said.surface is None:
+        return said
+    left_out = dict.fromkeys(overloads.known(said.backend), overloads.UNLISTED)
+    whole = {**left_out, **said.overloads}
+    return replace(said, overloads=whole, changed=overloads.other_rules(whole, said.backend))
 
 
 def _said(entry: EntryPoint) -> Mapping[str, Any]:

@@ -60,6 +60,16 @@ def timed(check: Check) -> Check:
     return marked
 
 
+def by_rules(check: Check) -> Check:
+    """Say that a check takes the rule of each op from what the device declares, also where that is a surface.
+
+    Other checks rest on the lists of a backend. Where a surface has another rule for an op that they reach, their cases
+    are UNSUPPORTED.
+    """
+    marked: Check = pytest.mark.by_rules(check)
+    return marked
+
+
 def alone(check: Check) -> Check:
     """Say that a check needs most of the machine's memory: its cases run after all others, in one process."""
     marked: Check = pytest.mark.alone(check)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ..oracles.policy import declared
 from ..report.encode import encode_case
 from ..report.verdicts import Verdict
 from . import benchmarks, cost, measuring
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 # The others of a contract mostly differ by a parameter, and a report of thousands of programs would not be small.
 _PROGRAMS_OF_A_CONTRACT = 2
+# Of a case that rests on the lists of a backend: the ops that it reached for which the device has other rules.
+_OTHER_RULES: pytest.StashKey[set[str]] = pytest.StashKey()
 _PROGRAMS: pytest.StashKey[Counter[str]] = pytest.StashKey()
 
 
@@ -49,7 +52,11 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     try:
         state.seed_everything(seed_of(item))
         _require_capabilities(found, item.config.stash[RUN])
-        with nullcontext() if found.target is None else found.target.current(), _measuring(item, found):
+        with (
+            nullcontext() if found.target is None else found.target.current(),
+            _measuring(item, found),
+            _reaching_other_rules(item, found),
+        ):
             result = yield
         lost_device.settle(run.accelerators)
         if leaks := before.leaks():
@@ -93,6 +100,21 @@ def _measuring(item: pytest.Item, found: Facts) -> Generator[None]:
         yield
     finally:
         progress.clear()
+
+
+@contextmanager
+def _reaching_other_rules(item: pytest.Item, found: Facts) -> Generator[None]:
+    """Note which ops a case reaches for which the surface that the device declares has other rules than its backend."""
+    device_type = "" if found.target is None else str(found.target.device_type)
+    changed = declared.changed(device_type)
+    if not changed or found.by_rules or found.timed:
+        yield
+        return
+    from ..oracles.policy import overloads
+    from ..oracles.trace.reached import reached
+
+    with reached(changed, overloads.ruled(device_type) - changed) as item.stash[_OTHER_RULES]:
+        yield
 
 
 def _require_capabilities(found: Facts, run: Run) -> None:
@@ -139,6 +161,8 @@ def _conclude(item: pytest.Item, found: Facts, call: pytest.CallInfo[None], repo
         judgement = judge.judge(case, error)
         if (op := judge.lacks_kernel(error)) and found.target is not None and is_foreign(found.target.device_type):
             judgement = judge.Judgement(Verdict.UNSUPPORTED, f"{found.target.name} has no kernel of {op}")
+        if others := item.stash.get(_OTHER_RULES, None):
+            judgement = judge.by_other_rules(case, found.target.device_type, others)
     if error is not None and exhaustion.ran_out(error):
         exhaustion.give_back(error)
     if judgement.verdict in (Verdict.FAIL, Verdict.ERROR) and (lost := run.lost()) is not None:

@@ -18,6 +18,7 @@ _MARKS = (
     "applies(absent): absent(target) says what the machine cannot have, or None",
     "timed: the check takes times or peaks of memory, on a machine of its own",
     "trains(fewest, quick, standard, full): how many steps the check trains the user's workload, by level",
+    "by_rules: the check takes the rule of each op from what the device declares, also from a surface",
     "alone: the check needs most of the memory, so that it runs after all others, in one process",
 )
 
@@ -48,6 +49,8 @@ class Facts:
     """Whether the case runs after all others, in one process; those that are timed or of the user's workload do."""
     own: bool
     """Whether it is about the user's workload."""
+    by_rules: bool
+    """Whether the check takes the rule of each op from what the device declares."""
     steps: Mapping[str, int]
     """How many steps it trains the user's workload, by level, and the fewest; empty where nobody said."""
     by_target: bool
@@ -105,6 +108,7 @@ def _read(item: pytest.Item) -> Facts | None:
         timed="timed" in closest and not stand_in,
         alone=own or (("timed" in closest or "alone" in closest) and not stand_in),
         own=own,
+        by_rules="by_rules" in closest,
         steps=dict(closest["trains"].kwargs) if "trains" in closest else {},
         by_target="per_target" in closest,
         needs=tuple(name for mark in marks if mark.name == "needs" for name in mark.args),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from ..oracles.policy.declaration import Undetermined
 from ..report import values
 from ..report.verdicts import Verdict
 from . import exhaustion
@@ -28,6 +30,7 @@ _CONTROL = re.compile(r"^control\b|\(control\b[^()]*\)$")
 _ENDINGS: tuple[tuple[type[BaseException], Verdict], ...] = (
     (ContractViolation, Verdict.FAIL),
     (Unsupported, Verdict.UNSUPPORTED),
+    (Undetermined, Verdict.UNSUPPORTED),
     (Untestable, Verdict.UNTESTABLE),
     (Inconclusive, Verdict.INCONCLUSIVE),
     (pytest.skip.Exception, Verdict.UNTESTABLE),
@@ -51,6 +54,16 @@ class Judgement:
     verdict: Verdict
     reason: str
     detail: str | None = None
+
+
+def by_other_rules(case: Case, device_type: str, ops: Iterable[str]) -> Judgement:
+    """Judge a case by the lists of a backend that reached ops with other rules in the surface that holds instead."""
+    case.evidence.clear()  # what it measured is evidence of neither
+    return Judgement(
+        Verdict.UNSUPPORTED,
+        f"the surface that is declared for {device_type} has another rule for {', '.join(sorted(ops))}, "
+        "and the case rests on that of the lists",
+    )
 
 
 def judge(case: Case, error: BaseException | None) -> Judgement:

@@ -14,9 +14,22 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .policy.lists import Listing, backend_of, eligible, listings, resolved, run_dtype, sets_dtype
+from .policy import declared, overloads
+from .policy.declaration import Undetermined
+from .policy.lists import (
+    Listing,
+    backend_of,
+    by_surface,
+    declared_policies,
+    eligible,
+    listings,
+    resolved,
+    run_dtype,
+    sets_dtype,
+)
 from .trace.casts import traced_casts
 from .trace.ops import OpTrace
+from .trace.reached import reached
 
 # Functions without a policy of their own that do nothing but call one listed op.
 _CALLS = {"nll_loss_nd": "nll_loss", "__rmatmul__": "matmul"}
@@ -32,6 +45,9 @@ class ManualCast(TorchFunctionMode):
     Functions written in Python are followed into their body. With `cache` a float32 leaf that requires a gradient is
     cast once, where gradients are recorded; `copies` holds those casts, until the outermost region ends. Ops that C++
     makes of listed ones without a policy of their own (`torch.lstm`) are not followed, but for `cross_entropy`.
+
+    Where the device declares a surface with other rules than its backend's, those hold, and a call raises Undetermined
+    whose rule depends on the overload, or which is made of ops with rules and has none itself.
 
     `last_first` is the order in which the inputs of one op are cast, which no one promises (`casts_last_first`).
     """
@@ -49,7 +65,10 @@ class ManualCast(TorchFunctionMode):
         self._device_type, self._cache_enabled, self._last_first = device_type, cache, last_first
         self._amp_dtypes = [amp_dtype]
         # Other backends list what CUDA does, or less of it.
-        self._policies = _policies(backend_of(device_type))
+        backend = backend_of(device_type)
+        self._changed = declared.changed(device_type)
+        self._policies = _by_surface(_policies(backend), device_type) if self._changed else _policies(backend)
+        self._ruled = overloads.ruled(device_type) if self._changed else frozenset()
         self._bodies: dict[types.FunctionType, Callable[..., Any]] = {}
         self._entered: list[types.FunctionType] = []
 
@@ -86,7 +105,9 @@ class ManualCast(TorchFunctionMode):
             with self:
                 return _cross_entropy(*args)
         if listing is None or keywords.get("out") is not None:
-            return func(*args, **keywords)
+            return self._plainly(func, name, args, keywords)
+        if listing is _UNDETERMINED:
+            raise Undetermined(f"the surface that is declared for {self._device_type} has several rules for {name}")
         if sets_dtype(listing):
             return self._asking_for_fp32(func, args, keywords)
         found = [leaf.dtype for leaf in tree_leaves((args, keywords)) if eligible(leaf, self._device_type)]
@@ -98,6 +119,20 @@ class ManualCast(TorchFunctionMode):
         for index in reversed(range(len(values))) if self._last_first else range(len(values)):
             values[index] = tree_map(partial(self._cast, to), values[index])
         return func(*values[: len(args)], **dict(zip(keywords, values[len(args) :], strict=True)))
+
+    def _plainly(self, func: Any, name: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Call a function without a policy; raise where it is made of ops that have one."""
+        if not self._changed:
+            return func(*args, **keywords)
+        try:
+            with reached(self._ruled, self._ruled) as ops:
+                return func(*args, **keywords)
+        finally:
+            if ops:  # also where types that no rule made alike are refused
+                raise Undetermined(
+                    f"the surface that is declared for {self._device_type} has no rule for {name}, "
+                    f"and rules for ops that it is made of ({', '.join(sorted(ops))})"
+                )
 
     def _asking_for_fp32(self, func: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """What autocast does for an op that takes a dtype: none is given, and the first input is eligible."""
@@ -160,6 +195,25 @@ def _cross_entropy(logits: torch.Tensor, target: torch.Tensor, *options: Any) ->
 
 def _no(*_: object) -> bool:
     return False
+
+
+# Stands for the policy of an op that the rules of a surface leave open.
+_UNDETERMINED = Listing("", "", "", "undetermined", "declared", "")
+
+
+def _by_surface(policies: dict[str, Listing], device_type: str) -> dict[str, Listing]:
+    """The policies of a backend as the surface that is declared for a device type has them."""
+    changed = declared.changed(device_type)
+    added = {op: Listing(op, op, backend_of(device_type), "unlisted", "declared", "") for op in changed}
+    found: dict[str, Listing] = {}
+    for name, row in {**added, **policies}.items():
+        ops = (name,) if name in resolved(row.name) else resolved(row.name)
+        kept = by_surface(row, device_type, ops)
+        if kept is not None:
+            found[name] = kept
+        elif any(declared_policies(op, device_type) != {"unlisted"} for op in ops):
+            found[name] = _UNDETERMINED
+    return found
 
 
 @functools.cache

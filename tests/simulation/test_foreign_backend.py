@@ -75,6 +75,29 @@ def test_surface_takes_the_place_of_the_lists(root: Path, tmp_path: Path, varian
     assert "the surface that is declared for toyacc has another rule for exp" in unsupported
 
 
+@pytest.mark.parametrize(
+    ("variant", "rules", "verdicts"),
+    [
+        ("exp_is_lowered", {"exp": "lower_precision"}, {"PASS", "UNSUPPORTED", "WAIVED"}),
+        ("losses_stay_in_16_bits", {"mse_loss": "unlisted", "l1_loss": "unlisted"}, {"PASS", "UNSUPPORTED", "WAIVED"}),
+        ("losses_stay_in_16_bits", {"exp": "lower_precision"}, {"FAIL", "PASS", "UNSUPPORTED", "WAIVED"}),
+        ("linear_runs_in_fp32", {"exp": "lower_precision"}, {"FAIL", "PASS", "UNSUPPORTED", "WAIVED"}),
+    ],
+)
+def test_losses_models_and_products_follow_a_surface(
+    root: Path, tmp_path: Path, variant: str, rules: dict[str, str], verdicts: set[str]
+) -> None:
+    declaration = _surface(root, tmp_path, **rules)
+    contracts = ("AMP-LOSS-0*", "AMP-CAST-06[0-3]", "AMP-NUMERICS-012")
+
+    outcome = _run(root, tmp_path / "report", contracts, *declaration, variant=variant)
+
+    assert {case["verdict"] for case in outcome.report["cases"]} == verdicts
+    assert outcome.status == ("FAIL" in verdicts)
+    reasons = " ".join(case["reason"] for case in outcome.report["cases"] if case["verdict"] == "UNSUPPORTED")
+    assert f"has another rule for {next(iter(rules))}" in reasons
+
+
 @pytest.mark.parametrize("variant", ["", "thirty_rules_are_missing"])
 def test_backend_that_declares_nothing_is_partial(root: Path, tmp_path: Path, variant: str) -> None:
     outcome = _run(root, tmp_path, ("AMP-CAST-*", "AMP-API-*"), variant=variant)

@@ -32,6 +32,10 @@ CUDA = ("fake:cuda", "cuda")
 CUDA_OR_CPU = ("cpu", "fake:cuda", "cuda")
 
 
+# What holds of CUDA's ops on its own devices, and on others that declare its lists.
+LIKE_CUDA = ("cuda", "like:cuda")
+
+
 Make = Callable[[Inputs], "partial[Any]"]
 
 # 128 u of fp32: below a fifth of the smallest normwise error of one rounding to 16 bits (0.3 u of fp16), and above the
@@ -56,6 +60,31 @@ def require_rule(case: Case, target: Target, row: Listing) -> None:
     """End the case as UNSUPPORTED where the surface that is declared for the device has another rule for the op."""
     if declared.overloads(target.device_type) is not None and row not in listings(target.device_type):
         case.unsupported(f"the surface that is declared for {target.device_type} has another rule for {row.name}")
+
+
+def rule_of(case: Case, target: Target, sample: str) -> Listing | None:
+    """Return the row of a sample call on the lists of a target, None where it is on none.
+
+    Ends the case as UNSUPPORTED where the surface that is declared for the device takes the op off them.
+    """
+    device_type = target.device_type
+    found = next((row for row in listings(device_type) if row.sample == sample), None)
+    if found is None and any(row.sample == sample for row in listings(declared.followed(device_type))):
+        case.unsupported(f"the surface that is declared for {device_type} has no one rule for {sample}")
+    return found
+
+
+def policy_of(case: Case, target: Target, sample: str) -> str:
+    """Return the list that a sample call is on, `unlisted` where on none; ends the case as `rule_of` does."""
+    row = rule_of(case, target, sample)
+    return "unlisted" if row is None else row.policy
+
+
+def listed_rule(case: Case, target: Target, sample: str) -> Listing:
+    """Return the row of a sample call that every backend lists; ends the case as `rule_of` does."""
+    row = rule_of(case, target, sample)
+    assert row is not None
+    return row
 
 
 def chosen(backend: str, policy: str | None, fits: Callable[[Listing], bool], *quick: str) -> list[Any]:

@@ -13,16 +13,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ...harness.check import Case, contract
+from ...harness.check import Case, by_rules, contract
 from ...harness.targets import Target
 from ...measure.precision import repeatable_convolutions
 from ...oracles.policy.lists import (
-    listings,
     run_dtype,
 )
 from ...oracles.policy.overloads import mode_of, type_names
 from ...oracles.policy.samples import COMPOSITES, SAMPLES
-from .support import CUDA, CUDA_OR_CPU, make_inputs, run_sample
+from .support import CUDA, CUDA_OR_CPU, listed_rule, make_inputs, policy_of, run_sample
 
 
 def _module(made: nn.Module, **parameters: torch.Tensor) -> Callable[..., torch.Tensor]:
@@ -104,10 +103,11 @@ CALL_FORMS: dict[str, Callable[..., dict[str, Callable[[], torch.Tensor]]]] = {
 }
 
 
+@by_rules
 @contract("AMP-CAST-023", on=CUDA_OR_CPU)
 @pytest.mark.parametrize("op", list(CALL_FORMS))
 def test_ways_to_call(case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator) -> None:
-    policy = {row.sample: row.policy for row in listings(target.device_type)}.get(op, "unlisted")
+    policy = policy_of(case, target, op)
     given = torch.float32 if policy == "lower_precision" else amp_dtype
     with mode_of(target):
         tensors = [
@@ -210,12 +210,13 @@ def test_optional_input_widens(
             case.equal(f"type of {op} of {type_names([amp_dtype])} with a bias of {bias_dtype}", seen.dtype, expected)
 
 
+@by_rules
 @contract("AMP-CAST-046", on=("cpu", "cuda"))
 @pytest.mark.parametrize("op", ["linear", "mm", "conv2d", "addmm", "mse_loss", "prod"])
 def test_gradient_passes_the_cast(
     case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator
 ) -> None:
-    (row,) = (row for row in listings(target.device_type) if row.sample == op)
+    row = listed_rule(case, target, op)
     given = torch.float32 if row.policy == "lower_precision" else amp_dtype
     to = run_dtype(row.policy, [given], amp_dtype)
 

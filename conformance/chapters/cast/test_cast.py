@@ -30,6 +30,7 @@ from .float64_reference import REFERENCES
 from .support import (
     CUDA,
     FP32_ERROR,
+    LIKE_CUDA,
     cast_texts,
     casts_of_arguments,
     check_same,
@@ -43,6 +44,8 @@ from .support import (
     run_manually_cast,
     run_sample,
 )
+
+pytestmark = pytest.mark.by_rules
 
 XPU = ("fake:xpu", "xpu")
 
@@ -193,7 +196,7 @@ def test_cpu_values(case: Case, target: Target, amp_dtype: torch.dtype, op: List
     _check_bits(case, target, amp_dtype, op, rng)
 
 
-@contract("AMP-CAST-009", on="cuda")
+@contract("AMP-CAST-009", on=LIKE_CUDA)
 @pytest.mark.parametrize(
     "op", chosen("cuda", None, is_single, "linear", "mm", "conv2d", "softmax", "layer_norm", "sum", "addcmul")
 )
@@ -263,7 +266,7 @@ def test_cpu_product_is_accurate(
     _check_product(case, target, amp_dtype, op, rng)
 
 
-@contract("AMP-CAST-010", on="cuda")
+@contract("AMP-CAST-010", on=LIKE_CUDA)
 @pytest.mark.parametrize("op", chosen("cuda", "lower_precision", multilinear, "linear", "mm", "bmm", "conv2d"))
 def test_cuda_product_is_accurate(
     case: Case, target: Target, amp_dtype: torch.dtype, op: Listing, rng: torch.Generator
@@ -296,7 +299,7 @@ def test_cpu_fp32_is_accurate(
     _check_fp32_value(case, target, amp_dtype, op, rng)
 
 
-@contract("AMP-CAST-011", on="cuda")
+@contract("AMP-CAST-011", on=LIKE_CUDA)
 @pytest.mark.parametrize(
     "op", chosen("cuda", "fp32", _has_reference, "softmax", "layer_norm", "sum", "exp", "mse_loss")
 )

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from ...harness.check import Case, contract
+from ...harness.check import Case, by_rules, contract
 from ...harness.targets import Target
 from ...measure.precision import repeatable_convolutions
 from ...oracles.policy.lists import (
@@ -34,6 +34,7 @@ from .support import (
     dtype_names,
     is_any,
     is_single,
+    listed_rule,
     make_inputs,
     own_type,
     reproduced,
@@ -224,6 +225,7 @@ def _several_inputs(backend: str) -> list[Any]:
     return [pytest.param(row, id=row.sample) for row in listings(backend) if row.sample in names]
 
 
+@by_rules
 @contract("AMP-CAST-021", on=CUDA)
 @pytest.mark.parametrize("op", _several_inputs("cuda"))
 def test_cuda_mixed(case: Case, target: Target, amp_dtype: torch.dtype, op: Listing, rng: torch.Generator) -> None:
@@ -236,11 +238,12 @@ def test_cpu_mixed(case: Case, target: Target, amp_dtype: torch.dtype, op: Listi
     _check_mixed(case, target, amp_dtype, op, rng)
 
 
+@by_rules
 @contract("AMP-CAST-022", on=CUDA_OR_CPU)
 @pytest.mark.parametrize("op", ["linear", "mm", "conv2d", "mse_loss", "prod", "cdist", "kl_div"])
 def test_other_16_bit_type(case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator) -> None:
     other = torch.bfloat16 if amp_dtype is torch.float16 else torch.float16
-    (row,) = (row for row in listings(target.device_type) if row.sample == op)
+    row = listed_rule(case, target, op)
     with mode_of(target):
         call = SAMPLES[op](make_inputs(target, [other], rng))
         (seen,) = run_sample(target, call, amp_dtype).outputs

@@ -24,6 +24,8 @@ from ...oracles.trace.casts import arguments
 from . import opinfo_sweep
 from .support import check_same
 
+pytestmark = pytest.mark.by_rules
+
 ANY = ("cpu", "accelerator", "fake")
 
 

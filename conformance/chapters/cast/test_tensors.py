@@ -16,14 +16,14 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ...data import fixture, read_toml
-from ...harness.check import Case, contract, deep
+from ...harness.check import Case, by_rules, contract, deep
 from ...harness.targets import Target
 from ...measure.precision import repeatable_convolutions
-from ...oracles.policy.lists import listings, run_dtype, sets_dtype
+from ...oracles.policy.lists import run_dtype, sets_dtype
 from ...oracles.policy.overloads import mode_of
 from ...oracles.policy.samples import SAMPLES, Inputs
 from ...oracles.trace.ops import OpTrace
-from .support import CUDA_OR_CPU, FP32_ERROR, floating_tensors
+from .support import CUDA_OR_CPU, FP32_ERROR, floating_tensors, listed_rule, policy_of
 
 
 def _normed(target: Target, rng: torch.Generator, given: torch.dtype, training: bool) -> dict[str, torch.Tensor]:
@@ -174,14 +174,11 @@ class Wrapper(torch.Tensor):
 _WRAPPED = ("mm", "linear", "conv2d", "prod", "mse_loss", "relu")
 
 
-def _policy_of(sample: str, backend: str) -> str:
-    return {row.sample: row.policy for row in listings(backend)}.get(sample, "unlisted")
-
-
+@by_rules
 @contract("AMP-CAST-073", on=("cpu", "cuda"))
 @pytest.mark.parametrize("op", _WRAPPED)
 def test_wrapper_subclass(case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator) -> None:
-    row = {row.sample: row for row in listings(target.device_type)}[op]
+    row = listed_rule(case, target, op)
     given = torch.float32 if row.policy == "lower_precision" else amp_dtype
     expected = run_dtype(row.policy, [given], amp_dtype)
     call = SAMPLES[op](Inputs([given], target.device, rng.initial_seed()))
@@ -219,13 +216,14 @@ _KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@by_rules
 @contract("AMP-CAST-074", on=("cpu", "cuda"))
 @pytest.mark.parametrize("op", ["mm", "linear", "mse_loss", "prod", "relu", "cat"])
 @pytest.mark.parametrize("kind", list(_KINDS))
 def test_kinds_of_tensor(
     case: Case, target: Target, amp_dtype: torch.dtype, kind: str, op: str, rng: torch.Generator
 ) -> None:
-    policy = _policy_of(op, target.device_type)
+    policy = policy_of(case, target, op)
     given = torch.float32 if policy == "lower_precision" else amp_dtype
     call = SAMPLES[op](Inputs([given], target.device, rng.initial_seed()))
     args = _each(_KINDS[kind], call.args)
@@ -275,10 +273,11 @@ def _aliases() -> Iterator[Any]:
             yield pytest.param(sample, name, id=word) if quick else deep("standard", sample, name, id=word)
 
 
+@by_rules
 @contract("AMP-CAST-076", on=CUDA_OR_CPU)
 @pytest.mark.parametrize(("op", "name"), list(_aliases()))
 def test_aliases(case: Case, target: Target, amp_dtype: torch.dtype, op: str, name: str, rng: torch.Generator) -> None:
-    policy = _policy_of(op, target.device_type)
+    policy = policy_of(case, target, op)
     given = torch.float32 if policy == "lower_precision" else amp_dtype
     with mode_of(target), repeatable_convolutions():
         call = SAMPLES[op](Inputs([given], target.device, rng.initial_seed(), target.is_fake))

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from ...data import fixture, read_toml
+from ...oracles.policy.declared import changed, followed
+from ...oracles.policy.lists import declared_policies, resolved
 
 REDUCTIONS = ("none", "mean", "sum")
 
@@ -41,8 +43,16 @@ class Loss:
     programs: tuple[Program, ...]
 
     def policy(self, device_type: str) -> str:
-        """Return its policy in a region on `device_type`: fp32, banned, composite, unlisted, derived or product."""
-        return self.policies.get(device_type, self.policies["default"])
+        """Return its policy in a region on `device_type`: fp32, banned, composite, unlisted, derived or product.
+
+        By the backend that the device declares or, where its surface has other rules, by these; `open` where they
+        depend on the overload or differ among the ops that the loss is made of.
+        """
+        listed = self.policies.get(followed(device_type), self.policies["default"])
+        if changed(device_type).isdisjoint(ops := resolved(self.name)):
+            return listed
+        found = frozenset().union(*(declared_policies(op, device_type) for op in ops))
+        return next(iter(found)) if len(found) == 1 else "open"
 
     def __str__(self) -> str:
         return self.name if self.module or not self.programs else f"{self.name}-{self.programs[0].id}"

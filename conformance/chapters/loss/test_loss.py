@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ...data import in_force
-from ...harness.check import Case, contract
+from ...harness.check import Case, by_rules, contract
 from ...harness.targets import Target
 from ...oracles.numbers.loss_reference import gradient_bound, reference, reference_gradient, references
 from ...oracles.numbers.running_error import Rounded
@@ -132,6 +132,7 @@ def test_every_loss_is_known(case: Case) -> None:
 
 
 @by_name(LISTED)
+@by_rules
 @contract("AMP-LOSS-002", on=("real", "fake"))
 def test_dtype(case: Case, loss: Loss, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
     require_listed(case, loss, target)
@@ -174,6 +175,7 @@ def placed(call: Call, target: Target) -> Call:
 
 
 @by_name(LISTED)
+@by_rules
 @contract("AMP-LOSS-003")
 def test_value_from_16_bit(
     case: Case, loss: Loss, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
@@ -183,6 +185,7 @@ def test_value_from_16_bit(
 
 
 @by_name(LISTED)
+@by_rules
 @contract("AMP-LOSS-004")
 def test_value_from_float32(
     case: Case, loss: Loss, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
@@ -192,6 +195,7 @@ def test_value_from_float32(
 
 
 @by_name(LISTED)
+@by_rules
 @contract("AMP-LOSS-005")
 def test_value_from_mixed(case: Case, loss: Loss, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
     require_listed(case, loss, target)
@@ -199,6 +203,7 @@ def test_value_from_mixed(case: Case, loss: Loss, target: Target, amp_dtype: tor
 
 
 @by_name(LISTED)
+@by_rules
 @contract("AMP-LOSS-006")
 def test_equals_cast_by_hand(
     case: Case, loss: Loss, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
@@ -311,6 +316,7 @@ def test_composite_of_16_bit_is_told(
 
 
 @by_name([loss for loss in TABLE if loss.module])
+@by_rules
 @contract("AMP-LOSS-012")
 def test_module_equals_function(
     case: Case, loss: Loss, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
@@ -395,6 +401,7 @@ def test_model_to_loss(case: Case, target: Target, amp_dtype: torch.dtype, rng: 
 
 
 @by_name(LISTED)
+@by_rules
 @contract("AMP-LOSS-017", on=("real", "fake"))
 def test_no_op_computes_in_16_bit(
     case: Case, loss: Loss, target: Target, amp_dtype: torch.dtype, rng: torch.Generator

@@ -10,12 +10,18 @@ from dataclasses import dataclass, field
 class Declaration:
     """The backend whose lists hold for a device, and by overload the policies of a surface that hold in their place.
 
-    `surface` names the file of these policies; without one the lists hold as they are.
+    `surface` names the file of these policies; without one the lists hold as they are. `changed` has the ops ("mm") to
+    which the surface gives another rule than the backend has, to one of their overloads at least.
     """
 
     backend: str
     surface: str | None = None
     overloads: Mapping[str, str] = field(default_factory=dict)
+    changed: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         return self.backend if self.surface is None else f"{self.backend} in the surface {self.surface}"
+
+
+class Undetermined(Exception):
+    """The rules of the surface that a device declares do not say what a program does; the message says why."""

@@ -30,6 +30,12 @@ def overloads(device_type: str) -> Mapping[str, str] | None:
     return None if declaration is None or declaration.surface is None else declaration.overloads
 
 
+def changed(device_type: str) -> frozenset[str]:
+    """Return the ops ("mm") to which the surface declared for a device type gives another rule than its backend has."""
+    declaration = _DECLARED.get(device_type)
+    return frozenset() if declaration is None else declaration.changed
+
+
 def declaration(device_type: str) -> Declaration | None:
     """Return what is declared for a device type, None where its own lists hold."""
     return _DECLARED.get(device_type)

@@ -40,29 +40,39 @@ def listings(
     declared policy is that of another backend has the lists of that one; one that declares a surface has of them the
     names whose ops have one policy there, with that policy.
     """
-    if (surface := declared.overloads(backend)) is None:
+    if not declared.changed(backend):
         return _listings(declared.followed(backend), policy, origin, version)
-    rows = _by_surface(_listings(declared.followed(backend), None, origin, version), tuple(sorted(surface.items())))
-    return tuple(row for row in rows if policy in (None, row.policy))
+    found = (by_surface(row, backend) for row in _listings(declared.followed(backend), None, origin, version))
+    return tuple(row for row in found if row is not None and policy in (None, row.policy))
 
 
-# The policies of overloads in the words of the lists.
-_LISTED_AS = {"fp32_set_dtype": "fp32", "fp32_append_dtype": "fp32"}
+def by_surface(row: Listing, device_type: str, ops: Iterable[str] | None = None) -> Listing | None:
+    """Return a row of the backend as the surface that is declared for a device type has it, or None.
+
+    `ops` are the ATen ops that carry its rule, by default those of its name.
+    """
+    carrying = resolved(row.name) if ops is None else tuple(ops)
+    if declared.changed(device_type).isdisjoint(carrying):
+        return row
+    policies = set().union(*(declared_policies(op, device_type) for op in carrying))
+    if len(policies) != 1 or composite(row):
+        return None
+    changed = dataclasses.replace(row, policy=policies.pop())
+    return changed if changed.policy in _CASTING and not sets_dtype(changed) else None
 
 
-@functools.cache
-def _by_surface(rows: tuple[Listing, ...], surface: tuple[tuple[str, str], ...]) -> tuple[Listing, ...]:
-    policies: dict[str, set[str]] = {}
-    for overload, policy in surface:
-        policies.setdefault(overload.split(".")[0], set()).add(_LISTED_AS.get(policy, policy))
-    found = []
-    for row in rows:
-        of_ops = set().union(*(policies.get(op, {"unlisted"}) for op in resolved(row.name)))
-        if row.policy in of_ops or of_ops == {"unknown"}:
-            found.append(row)
-        elif len(of_ops) == 1 and (one := of_ops.pop()) in POLICIES and one != "unlisted":
-            found.append(dataclasses.replace(row, policy=one))
-    return tuple(found)
+# The policies of an overload that casts its arguments, or none of them, in the words of the lists.
+_CASTING = ("lower_precision", "fp32", "widest")
+
+
+def declared_policies(op: str, device_type: str) -> frozenset[str]:
+    """Return the policies that the surface declared for a device type gives to the overloads of an ATen op.
+
+    In the words of overloads.POLICIES, or `unlisted`; without those that the surface could not observe.
+    """
+    overloads = declared.overloads(device_type) or {}
+    found = {policy for overload, policy in overloads.items() if overload.split(".")[0] == op}
+    return frozenset(found or {"unlisted"}) - {"unknown"}
 
 
 def backend_of(device_type: str) -> str:

@@ -176,6 +176,20 @@ def _of_surface(surface: Mapping[str, str], listed: Mapping[str, str]) -> dict[s
     }
 
 
+def other_rules(surface: Mapping[str, str], backend: str) -> frozenset[str]:
+    """Return the ops ("mm") of which an overload has another policy in a surface than `backend` has in this torch."""
+    found = _known(backend, torch.__version__)
+    listed = {overload: policy for overload, policy in found.items() if not overload.startswith(_OF_LIBRARIES)}
+    own = _of_surface(surface, listed)
+    differ = (one for one in listed.keys() | own.keys() if listed.get(one) != own.get(one) and _exists(one))
+    return frozenset(one.split(".")[0] for one in differ)
+
+
+def ruled(device_type: str) -> frozenset[str]:
+    """Return the ops ("mm") with an autocast rule on a device type, whose own ops autocast leaves alone."""
+    return frozenset(overload.split(".")[0] for overload in known(device_type))
+
+
 def undeclared(device_type: str) -> list[str]:
     """Return the overloads with an autocast kernel of a third party's device that its declaration does not speak of."""
     surface = declared.overloads(device_type) or {}
