@@ -251,6 +251,14 @@ def mixed_losses(amp: Amp, x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) ->
             return (*(loss(kept, goal) for loss in losses), functional.mse_loss(kept, goal), low.sum() + v.sum())
 
 
+def fused(amp: Amp, x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> Tensors:
+    """A product, and ops of each policy on its result: two kernels of inductor where operands have 16 bits."""
+    with torch.autocast(amp.kind, dtype=amp.dtype, cache_enabled=amp.cache):
+        h = functional.gelu(functional.linear(x, w)) * 0.3
+        amp.pause()
+        return functional.softmax(h, -1), functional.mse_loss(h, v), h
+
+
 def plain(amp: Amp, x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> Tensors:
     """No region of its own: for programs that run in one around them."""
     h = functional.linear(x, w).relu()
@@ -281,6 +289,7 @@ PROGRAMS: Mapping[str, Program] = {
         _program(module),
         _program(composites),
         _program(mixed_losses),
+        _program(fused),
     )
 }
 """Programs that open their regions themselves, by name."""

@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
@@ -34,12 +35,24 @@ def compiler(case: Case) -> Iterator[None]:
     except (ImportError, RuntimeError) as error:
         case.untestable(f"torch.compile does not work here: {error}")
     dynamo.reset()
-    with warnings.catch_warnings(), _quiet():
+    with warnings.catch_warnings(), _quiet(), _without_timed_guards():
         warnings.simplefilter("ignore")
         try:
             yield
         finally:
             dynamo.reset()
+
+
+def _without_timed_guards() -> AbstractContextManager[Any]:
+    """Leave out the timing of new guards, which is logged only: it empties the processor's cache for each graph."""
+    guards = torch._dynamo.guards
+    if not hasattr(guards, "profile_guard_manager"):
+        return contextlib.nullcontext()
+    return mock.patch.object(guards, "profile_guard_manager", _no_time)
+
+
+def _no_time(*_: object) -> float:
+    return 0.0
 
 
 @contextlib.contextmanager
@@ -144,19 +157,31 @@ _FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 def inductor(case: Case, *, folder: str | None = None, **options: Any) -> Iterator[None]:
     """Let inductor compile in a folder of the run's own, in this process; without a C++ compiler: UNTESTABLE.
 
-    The folder is one for the whole run, since a first compilation prepares its headers there for many seconds.
+    Only at level full does it prepare the headers of its kernels, which takes as long as two kernels without.
     """
     from torch._inductor import config
 
     if reason := without_inductor():
         case.untestable(reason)
-    if folder is None:
-        if not _FOLDERS:
-            _FOLDERS.append(tempfile.TemporaryDirectory(prefix="amp-conformance-inductor-"))
-        folder = _FOLDERS[0].name
+    if not _FOLDERS:
+        _FOLDERS.append(tempfile.TemporaryDirectory(prefix="amp-conformance-inductor-"))
+    ours = _FOLDERS[0].name
+    folder = ours if folder is None else folder
     settings = {"compile_threads": 1, "cpp.vec_isa_ok": True, "fx_graph_cache": False, **options}
+    if hasattr(config, "cpp_cache_precompile_headers"):
+        settings["cpp_cache_precompile_headers"] = case.level == "full"
     with (
         mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder, TRITON_CACHE_DIR=os.path.join(folder, "triton")),
+        _headers_in(os.path.join(ours, "headers")),
         config.patch(settings),
     ):
         yield
+
+
+def _headers_in(folder: str) -> AbstractContextManager[Any]:
+    """Let inductor keep prepared headers in `folder`, once for all compilations: elsewhere it takes the user's."""
+    from torch._inductor import codecache
+
+    if not hasattr(codecache, "_HEADER_DIR"):
+        return contextlib.nullcontext()
+    return mock.patch.multiple(codecache, _HEADER_DIR=folder, _HEADER_LOCK_DIR=os.path.join(folder, "locks"))

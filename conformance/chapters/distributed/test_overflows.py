@@ -44,7 +44,7 @@ def test_one_rank_overflows(case: Case, target: Target, ranks: Groups, way: str,
 @pytest.mark.parametrize("way", WAYS)
 def test_random_histories(case: Case, target: Target, ranks: Groups, way: str, world: int) -> None:
     dtype = case.amp_dtypes[-1]
-    count = case.samples(quick=1, standard=2, full=10)
+    count = case.samples(quick=1, standard=1, full=10)
     found = histories(case, world, count, dtype, steps=case.samples(quick=4, standard=6, full=20))
     for program, seen in zip(found, train(case, ranks, world, way, found), strict=True):
         case.equal(f"{described(program)}: differences between ranks", apart(seen)[:LISTED], [])

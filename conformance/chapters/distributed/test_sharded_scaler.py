@@ -36,9 +36,10 @@ DEPARTURES = tuple(name for name in ADAPTERS["fsdp"].without if name not in OTHE
 
 
 @contract("AMP-DISTRIBUTED-024", on="cpu")
-@pytest.mark.parametrize("world", [1, deep("standard", 2)])
 @pytest.mark.parametrize("more", ["common", *(deep("full", one) for one in DEPARTURES)])
-def test_histories_of_calls(case: Case, target: Target, ranks: Groups, more: str, world: int) -> None:
+def test_histories_of_calls(case: Case, target: Target, ranks: Groups, more: str) -> None:
+    # Every rank plays every history, thousands of calls; the ranks of a pair do all that one alone does.
+    world = case.samples(quick=1, standard=2, full=2)
     without = [*OTHERWISE, *(one for one in DEPARTURES if one != more)]
     histories = case.samples(quick=5, standard=20, full=100)
     for rank, (mismatch, calls) in enumerate(answers(case, ranks, world, driven, without, histories, case.seed)):
