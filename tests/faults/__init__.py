@@ -15,13 +15,17 @@ Breakage = Callable[[], Iterator[None]]
 
 @dataclass(frozen=True)
 class Fault:
-    """One broken AMP: what is broken, and the contracts that speak of it, one of which must fail at `level`."""
+    """One broken AMP: what is broken, and the contracts that speak of it, one of which must fail at `level`.
+
+    `possible` says whether this machine has what the fault breaks.
+    """
 
     name: str
     summary: str
     contracts: tuple[str, ...]
     breakage: Breakage
     level: str = "quick"
+    possible: Callable[[], bool] = lambda: True
 
     @property
     def chapters(self) -> tuple[str, ...]:
@@ -38,10 +42,12 @@ class Fault:
 _REGISTRY: dict[str, Fault] = {}
 
 
-def fault(*contracts: str, level: str = "quick") -> Callable[[Breakage], Breakage]:
+def fault(
+    *contracts: str, level: str = "quick", possible: Callable[[], bool] = lambda: True
+) -> Callable[[Breakage], Breakage]:
     """Register a generator function that breaks torch, yields, and puts it back; its docstring says what is broken.
 
-    `level` is the one from which on a contract sees it.
+    `level` is the one from which on a contract sees it; `possible`, whether this machine has what it breaks.
     """
 
     def register(breakage: Breakage) -> Breakage:
@@ -49,7 +55,7 @@ def fault(*contracts: str, level: str = "quick") -> Callable[[Breakage], Breakag
         if name in _REGISTRY:
             raise ValueError(f"two faults are named {name}")
         summary = (breakage.__doc__ or "").strip().splitlines()[0]
-        _REGISTRY[name] = Fault(name, summary, contracts, breakage, level)
+        _REGISTRY[name] = Fault(name, summary, contracts, breakage, level, possible)
         return breakage
 
     return register

@@ -15,6 +15,8 @@ FAULTS = load()
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
 def test_fault_is_caught_by_a_contract_that_speaks_of_it(fault: Fault) -> None:
+    if not fault.possible():
+        pytest.skip("this machine lacks what the fault breaks")
     outcome = run(fault, until_caught=True)
 
     assert outcome.errors == frozenset(), outcome.output

@@ -88,7 +88,7 @@ def fused_attention_is_forgotten() -> Iterator[None]:
         yield
 
 
-@fault("AMP-CAST-065")
+@fault("AMP-CAST-035", "AMP-CAST-065")
 def recurrent_kernel_of_the_cpu_is_forgotten() -> Iterator[None]:
     """mkldnn_rnn_layer, which LSTM is on a CPU, has no autocast kernel."""
     with dropped("mkldnn_rnn_layer", "AutocastCPU"):

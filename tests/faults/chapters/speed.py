@@ -10,6 +10,7 @@ import torch
 
 from tests.faults import fault
 from tests.faults.breaking import dropped, kernel, replaced
+from tests.processor import runs_lstm
 
 
 @fault("AMP-SPEED-009")
@@ -226,7 +227,7 @@ def transposed_convolutions_have_no_cache() -> Iterator[None]:
     yield from _casting_at_each_use("conv_transpose1d", torch.conv_transpose1d)
 
 
-@fault("AMP-SPEED-008")
+@fault("AMP-SPEED-008", possible=runs_lstm)
 def recurrent_layers_have_no_cache() -> Iterator[None]:
     """The fused LSTM of the CPU casts its weights at each call."""
     yield from _casting_at_each_use("mkldnn_rnn_layer", torch.mkldnn_rnn_layer)
