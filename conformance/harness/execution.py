@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ..oracles.policy import declared
 from ..report.encode import encode_case
 from ..report.verdicts import Verdict
 from . import benchmarks, cost, measuring
@@ -105,6 +104,8 @@ def _measuring(item: pytest.Item, found: Facts) -> Generator[None]:
 @contextmanager
 def _reaching_other_rules(item: pytest.Item, found: Facts) -> Generator[None]:
     """Note which ops a case reaches for which the surface that the device declares has other rules than its backend."""
+    from ..oracles.policy import declared
+
     device_type = "" if found.target is None else str(found.target.device_type)
     changed = declared.changed(device_type)
     if not changed or found.by_rules or found.timed:
@@ -161,8 +162,6 @@ def _conclude(item: pytest.Item, found: Facts, call: pytest.CallInfo[None], repo
         judgement = judge.judge(case, error)
         if (op := judge.lacks_kernel(error)) and found.target is not None and is_foreign(found.target.device_type):
             judgement = judge.Judgement(Verdict.UNSUPPORTED, f"{found.target.name} has no kernel of {op}")
-        if others := item.stash.get(_OTHER_RULES, None):
-            judgement = judge.by_other_rules(case, found.target.device_type, others)
     if error is not None and exhaustion.ran_out(error):
         exhaustion.give_back(error)
     if judgement.verdict in (Verdict.FAIL, Verdict.ERROR) and (lost := run.lost()) is not None:
@@ -170,6 +169,8 @@ def _conclude(item: pytest.Item, found: Facts, call: pytest.CallInfo[None], repo
         report.lost_device = item.session.shouldstop = f"{lost}; the case that did it: {found.id}"  # type: ignore[attr-defined]
         waiver = None
     else:
+        if case is not None and (others := item.stash.get(_OTHER_RULES, None)):
+            judgement = judge.by_other_rules(case, found.target.device_type, others)
         waiver = run.waiver_for(found.contract, found.id, found.target_name)
     judgement = judge.excuse(judgement, waiver, case)
     if case is not None and judgement.verdict is Verdict.FAIL:
