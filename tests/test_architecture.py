@@ -24,9 +24,9 @@ _MAY = {
     "script": {"__main__", "pytest"},
     "report": {"report", "data", "version", "invocation"},
     "measure": {"measure", "data", "torch"},
-    "workloads": {"workloads", "data", "torch"},
+    "workloads": {"workloads", "measure.onednn", "data", "torch"},
     "scaler": {"scaler", "oracles.shrinking", "oracles.numbers", "data", "torch"},
-    "oracles": {"oracles", "scaler", "data", "torch"},
+    "oracles": {"oracles", "measure.onednn", "scaler", "data", "torch"},
     "self_check": {"self_check", "torch"},
     "harness": {
         "harness",

@@ -9,6 +9,8 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
+from ..measure.onednn import runs_lstm
+
 
 class _Doubled(torch.autograd.Function):
     """Twice its input; saves nothing."""
@@ -51,15 +53,8 @@ class Uses:
 
     def _recurrent(self) -> nn.Module:
         """Return an LSTM; a GRU where the processor's oneDNN has no LSTM in the type of the region (AMP-CAST-065)."""
-        module = nn.LSTM(4, 4).to(self.device)
-        try:
-            with self._region():
-                module(self.x.unsqueeze(1))
-        except RuntimeError as error:
-            if "could not create a primitive" not in str(error):
-                raise
-            return nn.GRU(4, 4).to(self.device)
-        return module
+        kind = nn.LSTM if runs_lstm(self.kind, self._dtype) else nn.GRU
+        return kind(4, 4).to(self.device)
 
     def _loss(self, number: int = 0) -> torch.Tensor:
         with self._region():

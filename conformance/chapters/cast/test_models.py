@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ...harness.check import Case, by_rules, contract, deep, per_target
 from ...harness.targets import Target
+from ...measure.onednn import lacks_primitive
 from ...measure.precision import repeatable_convolutions
 from ...oracles.manual_cast import ManualCast, casts_last_first
 from ...oracles.numbers.error_bounds import attention_window, normwise_error
@@ -229,10 +230,6 @@ def test_fused_attention(
     _check_whole(case, _mixed("transformer-sdpa", target, amp_dtype, rng, False, weights))
 
 
-# The message of oneDNN where the processor has no instruction for a dtype.
-_LACKING = "could not create a primitive"
-
-
 # The number of consecutive roundings to 16 bits from input to output: seven in each of five steps, or in each
 # of five layers of ops. Each changes a result by at most 0.6u of its norm (normwise_window), and the ops in between
 # (sigmoid, tanh, softmax, sums with weights of norm about 1) amplifies errors by at most 2.
@@ -287,7 +284,7 @@ def _check_composite(case: Case, target: Target, amp_dtype: torch.dtype, row: Co
                 ):
                     seen = floating_tensors(call())
             except RuntimeError as error:
-                if _LACKING not in str(error) or _is_able(row, call, target, amp_dtype, rng):
+                if not lacks_primitive(error) or _is_able(row, call, target, amp_dtype, rng):
                     raise
                 case.unsupported(str(error).splitlines()[0])
             case.equal(f"types for {given}", [x.dtype for x in seen], [words[word] for word in row.outputs])

@@ -14,6 +14,7 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
+from ...measure.onednn import lacks_primitive
 from ...measure.precision import full_precision
 from . import equivalence_test, models, text_data
 from .equivalence_test import Equivalence
@@ -46,9 +47,6 @@ FIGURES: dict[str, Callable[[Run], float]] = {
 }
 # An image of 355 is the resolution of the accuracy, and what may come of one rounding.
 FLOORS = {"test accuracy, %": 100 / 355}
-
-# oneDNN's message if the processor has no instruction for a type.
-_LACKING = "could not create a primitive"
 
 
 def _bf16_losses(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -126,7 +124,7 @@ def _runs(
         case.untestable(str(error))
         raise
     except RuntimeError as error:
-        if _LACKING not in str(error):
+        if not lacks_primitive(error):
             raise
         case.unsupported(str(error).splitlines()[0])
         raise

@@ -13,6 +13,7 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
+from ...measure.onednn import lacks_primitive
 from ...measure.precision import full_precision
 from ...oracles.symbolic.tensors import KEEP, policy_of
 from . import text_data
@@ -26,9 +27,6 @@ SCALE = 1024.0
 # As in torch._dynamo.utils.same for 16 bits: the error against float64, over that of sound 16-bit arithmetic.
 FACTOR = 3.0
 SLOPE = 1.0  # u; independent roundings all but cancel along the gradient, and 1 % is 2.6 u of bf16 and 20 u of fp16
-
-# oneDNN's message if the processor has no instruction for a type.
-_LACKING = "could not create a primitive"
 
 
 @contract("AMP-PARITY-018")
@@ -136,7 +134,7 @@ def _possible(case: Case) -> Iterator[None]:
     except text_data.NoText as error:
         case.untestable(str(error))
     except RuntimeError as error:
-        if _LACKING not in str(error):
+        if not lacks_primitive(error):
             raise
         case.unsupported(str(error).splitlines()[0])
 

@@ -10,6 +10,7 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import DTYPE_NAMES, Target
+from ...measure.onednn import lacks_primitive
 from ...oracles.trace import counts
 from ...oracles.trace.ops import OpTrace
 from ..op_comparison import Arm, backward, run, side_by_side
@@ -71,7 +72,7 @@ def _casts(
             for _ in range(CALLS):
                 module(*inputs)
         except RuntimeError as error:
-            if "could not create a primitive" not in str(error):
+            if not lacks_primitive(error):
                 raise
             return None
     return {name: len(trace.casts_of(each)) for name, each in module.named_parameters()}

@@ -16,6 +16,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from ...data import fixture, in_force, read_toml
+from ...measure.onednn import NO_PRIMITIVE
 from ..trace.casts import Cast, arguments, expected_casts, traced_casts
 from ..trace.ops import OpTrace
 from . import declared
@@ -66,7 +67,7 @@ _OTHERS: dict[str, tuple[Any, ...]] = {
     "number": (0, 1, 2, 0.5),
     "str": ("nearest", "nuc", "fro", "valid"),
 }
-LACKING = re.compile("could not create a primitive|not (compiled|built) with|LAPACK|MAGMA|CUDA driver version")
+LACKING = re.compile(rf"{NO_PRIMITIVE}|not (compiled|built) with|LAPACK|MAGMA|CUDA driver version")
 
 
 class Target(Protocol):

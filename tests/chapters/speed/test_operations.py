@@ -16,8 +16,8 @@ from conformance.chapters.speed.operations import operation
 from conformance.chapters.speed.training_steps import step
 from conformance.harness.expectations import KEYS, OPERATION_SIZES, OPERATIONS, STEP_SIZES, STEPS
 from conformance.measure.allocator import WORKSPACES
+from conformance.measure.onednn import runs_lstm
 from conformance.measure.storages import LiveStorages
-from tests.processor import runs_lstm
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 KINDS = ("cpu", "cuda")

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from conformance.measure.onednn import runs_lstm
 from tests.faults import fault
 from tests.faults.breaking import dropped, kernel, replaced
-from tests.processor import runs_lstm
 
 
 @fault("AMP-SPEED-009")
