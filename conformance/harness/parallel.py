@@ -158,3 +158,8 @@ def without_collections() -> Iterator[None]:
         gc.freeze()
         if enabled:
             gc.enable()
+
+
+def collect_all_again() -> None:
+    """End what `without_collections` did for the rest of the process: what is alive may be collected once it is not."""
+    gc.unfreeze()

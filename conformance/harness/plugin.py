@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import gc
 import importlib
 import os
 import re
@@ -97,7 +96,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(benchmarks.Benchmarks(run, config), "conformance-benchmarks")
     if config.option.noconftest:
         _register_fixtures_of_chapters(config)
-    config.add_cleanup(gc.unfreeze)
+    config.add_cleanup(parallel.collect_all_again)
     if threading.current_thread() is threading.main_thread():
         # A process in the background may have been started with SIGINT ignored.
         taken = [signal.SIGTERM] + [signal.SIGINT] * (signal.getsignal(signal.SIGINT) is signal.default_int_handler)

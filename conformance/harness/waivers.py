@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -45,9 +46,8 @@ class Waiver:
 
     def in_conditions(self, torch_version: str, target: str) -> bool:
         """Whether the waiver's conditions hold for a case on `target` under `torch_version`."""
-        release = Version(Version(torch_version).base_version)
         device_type = target if target.startswith("fake:") else target.split(":")[0]
-        return SpecifierSet(self.torch).contains(release, prereleases=True) and any(
+        return _within(self.torch, torch_version) and any(
             fnmatchcase(name, pattern) for name in (target, device_type) for pattern in self.targets
         )
 
@@ -63,6 +63,12 @@ class Waiver:
     def expired(self, today: datetime.date) -> bool:
         """Whether the waiver has ended; its last day still counts."""
         return today > self.expires
+
+
+@functools.cache
+def _within(bounds: str, torch_version: str) -> bool:
+    """Whether a version lies within bounds: asked for each waiver and target, of a few distinct ones."""
+    return SpecifierSet(bounds).contains(Version(Version(torch_version).base_version), prereleases=True)
 
 
 def _like(case: str, pattern: str) -> bool:

@@ -14,13 +14,14 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
 
-from conformance.harness import catalogue, header, state
+from conformance.harness import catalogue, header, parallel, reporting, state, waivers
+from conformance.harness.reproduction import program
 from conformance.harness.run import Run
 from conformance.oracles.policy.fake_mode import fake_mode
 from conformance.report import document
@@ -39,10 +40,18 @@ WITHOUT_COLLECTIONS = ("-p", "no:unraisableexception")
 PLAIN = (*WITHOUT_COLLECTIONS, "-p", "no:cacheprovider", "--assert", "plain")
 # The same for every fault, so it is read once.
 _catalogue = functools.cache(catalogue.load)
+_shipped = functools.cache(lambda read=waivers.shipped: read(_catalogue().contracts))
+# What lived before a fault is frozen once: a run that thaws it would have the collection after it search all of torch.
+_COLLECTOR = SimpleNamespace(**{**vars(gc), "freeze": lambda: None, "unfreeze": lambda: None})
 
 
 def _unread(run_targets: object) -> None:
     """Leave the op policy out of the header: nothing of it is judged, and reading it takes longer than most faults."""
+
+
+def _unwritten(*case: object) -> str:
+    """Write no program of a failed case: that takes a third of the time of most faults."""
+    return ""
 
 
 @dataclass(frozen=True)
@@ -69,10 +78,12 @@ class Caught:
         return [case for case in self.cases if case["contract"] == contract and case["verdict"] == "FAIL"]
 
 
-def run(fault: Fault, *, chapters: tuple[str, ...] | None = None, until_caught: bool = False) -> Caught:
+def run(
+    fault: Fault, *, chapters: tuple[str, ...] | None = None, until_caught: bool = False, programs: bool = False
+) -> Caught:
     """Run the contracts that speak of the fault, or all of `chapters` (none named: every one), on a broken torch.
 
-    `until_caught` ends the run with the first failure.
+    `until_caught` ends the run with the first failure. With `programs` the failed cases have their snippets.
     """
     places = modules(fault.contracts) if chapters is None else [str(CHECKS)]
     option, chosen = ("--contract", fault.contracts) if chapters is None else ("--chapter", chapters)
@@ -88,10 +99,7 @@ def run(fault: Fault, *, chapters: tuple[str, ...] | None = None, until_caught: 
                 fault.applied(),
                 contextlib.redirect_stdout(output),
                 fresh_checks(),
-                replaced(catalogue, "load", _catalogue),
-                replaced(header, "op_policy", _unread),
-                replaced(Run, "autocast_kernels", {}),
-                mock.patch.dict(os.environ, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1"),
+                _lean(programs),
             ):
                 status = int(pytest.main([*arguments, "--report", folder, *asked]))
         finally:
@@ -111,6 +119,23 @@ def run(fault: Fault, *, chapters: tuple[str, ...] | None = None, until_caught: 
         tuple(cases),
         report,
     )
+
+
+@contextlib.contextmanager
+def _lean(programs: bool) -> Iterator[None]:
+    """Leave out of a run what judges nothing, and read once what is the same for every fault."""
+    with (
+        replaced(catalogue, "load", _catalogue),
+        replaced(waivers, "shipped", lambda known: _shipped()),
+        contextlib.nullcontext() if programs else replaced(program, "of", _unwritten),
+        replaced(header, "op_policy", _unread),
+        replaced(header, "replaced_functions", dict),
+        replaced(parallel, "gc", _COLLECTOR),
+        replaced(reporting, "gc", _COLLECTOR),
+        replaced(Run, "autocast_kernels", {}),
+        mock.patch.dict(os.environ, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1"),
+    ):
+        yield
 
 
 def modules(patterns: Collection[str]) -> list[str]:

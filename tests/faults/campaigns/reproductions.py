@@ -76,7 +76,7 @@ def _failed(fault: Fault) -> tuple[dict[str, Any] | None, str]:
     """Return the first failed case of a contract that speaks of the fault, as the report has it."""
 
     def work() -> list[str]:
-        cases = [case for case in run(fault, until_caught=True).cases if case["verdict"] == "FAIL"]
+        cases = [case for case in run(fault, until_caught=True, programs=True).cases if case["verdict"] == "FAIL"]
         named = [case for case in cases if any(fnmatchcase(case["contract"], one) for one in fault.contracts)]
         return [json.dumps({key: case[key] for key in ("id", "snippet")}) for case in named[:1]]
 
