@@ -167,3 +167,17 @@ def attention_of_nested_tensors_shares_a_scale() -> Iterator[None]:
 
     with replaced(F, "scaled_dot_product_attention", attention):
         yield
+
+
+@fault("AMP-CAST-114")
+def padding_of_volumes_refuses_16_bits() -> Iterator[None]:
+    """F.pad of three dimensions in replicate mode raises for 16-bit tensors, as kernels that are not built do."""
+    original = F.pad
+
+    def pad(x: torch.Tensor, pad: tuple[int, ...], mode: str = "constant", value: Any = None) -> torch.Tensor:
+        if mode == "replicate" and len(pad) == 6 and x.element_size() == 2:
+            raise RuntimeError(f"\"replication_pad3d_cpu\" not implemented for '{x.dtype}'")
+        return original(x, pad, mode, value)
+
+    with replaced(F, "pad", pad):
+        yield

@@ -702,7 +702,7 @@ def convolutions_mix_samples_that_are_not_finite() -> Iterator[None]:
 
 @fault("AMP-NUMERICS-087", level="standard")
 def convolutions_of_one_column_lose_nan() -> Iterator[None]:
-    """16-bit convolutions with a stride whose result has one column of several rows give zero where it is not finite."""
+    """16-bit convolutions with a stride, whose result has one column, give zero where it is not finite."""
 
     def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, stride: Any, *rest: Any) -> torch.Tensor:
         result = _convolution(x, weight, bias, stride, *rest)
