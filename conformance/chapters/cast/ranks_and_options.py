@@ -47,6 +47,23 @@ def _sampled(rank: int, mode: str, x: Tensor) -> Tensor:
     return F.grid_sample(x, x.new_zeros(2, *(3,) * rank, rank), mode=mode, align_corners=False)
 
 
+def _resized(mode: str, antialias: bool, x: Tensor) -> Tensor:
+    return F.interpolate(x, scale_factor=2, mode=mode, antialias=antialias)
+
+
+def _padded(rank: int, mode: str, x: Tensor) -> Tensor:
+    return F.pad(x, (1,) * (2 * rank), mode=mode)
+
+
+def _norm(order: float, x: Tensor) -> Tensor:
+    result: Tensor = torch.linalg.vector_norm(x, order, dim=-1)
+    return result
+
+
+def _softmax(dim: int, x: Tensor) -> Tensor:
+    return F.softmax(x, dim)
+
+
 _MODES = {
     "as torch chooses": "use_mm_for_euclid_dist_if_necessary",
     "by products": "use_mm_for_euclid_dist",
@@ -70,33 +87,25 @@ FAMILIES: dict[str, dict[str, Form]] = {
     "batch_norm": _each(lambda rank, x: F.batch_norm(x, None, None, training=True)),
     "instance_norm": _each(lambda rank, x: F.instance_norm(x)),
     "group_norm": _each(lambda rank, x: F.group_norm(x, 2)),
-    "dropout": _each(lambda rank, x: F.dropout1d(x) if rank == 1 else getattr(F, f"dropout{rank}d")(x)),
-    "interpolate": {
-        mode: (_IMAGE[rank], lambda x, mode=mode: F.interpolate(x, scale_factor=2, mode=mode))
-        for mode, rank in _INTERPOLATIONS.items()
-    },
+    "dropout": _each(_named("dropout")),
+    "interpolate": {mode: (_IMAGE[rank], partial(_resized, mode, False)) for mode, rank in _INTERPOLATIONS.items()},
     "interpolate_antialiased": {
-        f"{mode}, antialias={smooth}": (
-            _IMAGE[2],
-            lambda x, mode=mode, smooth=smooth: F.interpolate(x, scale_factor=2, mode=mode, antialias=smooth),
-        )
+        f"{mode}, antialias={smooth}": (_IMAGE[2], partial(_resized, mode, smooth))
         for mode in ("bilinear", "bicubic")
         for smooth in (False, True)
     },
     "grid_sample": {
         f"{mode}, {rank}d": (_IMAGE[rank], partial(_sampled, rank, mode))
-        for mode, rank in (("bilinear", 2), ("nearest", 2), ("bilinear", 3), ("nearest", 3))
+        for mode in ("bilinear", "nearest")
+        for rank in (2, 3)
     },
     "pad": {
-        f"{mode}, {rank}d": (_IMAGE[rank], lambda x, mode=mode, rank=rank: F.pad(x, (1,) * (2 * rank), mode=mode))
+        f"{mode}, {rank}d": (_IMAGE[rank], partial(_padded, rank, mode))
         for mode in ("constant", "reflect", "replicate", "circular")
         for rank in (1, 2, 3)
     },
     "vector_norm": {
-        str(order): ((3, 40), lambda x, order=order: torch.linalg.vector_norm(x, order, dim=-1))
-        for order in (0.0, 1.0, 2.0, 3.0, 0.5, float("inf"), float("-inf"))
+        str(order): ((3, 40), partial(_norm, order)) for order in (0.0, 1.0, 2.0, 3.0, 0.5, float("inf"), float("-inf"))
     },
-    "softmax": {
-        f"dimension {dim}": ((3, 4, 5), lambda x, dim=dim: F.softmax(x, dim)) for dim in (0, 1, 2)
-    },
-}  # fmt: skip
+    "softmax": {f"dimension {dim}": ((3, 4, 5), partial(_softmax, dim)) for dim in (0, 1, 2)},
+}
