@@ -73,7 +73,7 @@ def _distance(seen: Tensor, wanted: Tensor, unit: float) -> float:
 
 
 @contract("AMP-CAST-113", on="cpu")
-@pytest.mark.parametrize("gradients", [True, False], ids=["training", "no-grad"])
+@pytest.mark.parametrize("gradients", [True, deep("standard", False)], ids=["training", "no-grad"])
 @pytest.mark.parametrize("mix", [mix if mix in ("float32", "low-value") else deep("standard", mix) for mix in MIXES])
 @pytest.mark.parametrize("layout", ["jagged", "strided"])
 def test_attention_of_nested_tensors(
