@@ -526,3 +526,23 @@ def test_values_without_gradients(case: Case, target: Target) -> None:
         answer: Any = torch.nn.utils.clip_grad_value_(given, 1.0)
         case.equal(f"result of clip_grad_value_ for {len(given)} parameters without gradients", answer, None)
     case.equal("gradients after the call", [parameter.grad for parameter in parameters], [None, None])
+
+
+@contract("AMP-CLIP-097")
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, math.inf], ids=str)
+def test_clipping_beyond_the_range(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, norm_type: float
+) -> None:
+    # Gradients up to an eighth of the largest number: the sum of squares of 512 of them is beyond the type, and the
+    # norm of float32 copies is not beyond float32.
+    k = 13 if amp_dtype is torch.float16 else 61
+    whole = ((1 + torch.rand(512, generator=rng)) * 2.0 ** (k - 1)).to(amp_dtype)
+    splits = {"whole": [whole], "8 rows": whole.view(8, 64).unbind(0), "unlike parts": whole.split([1, 7, 100, 404])}
+    exact = float(torch.linalg.vector_norm(whole.double(), norm_type))
+    for (name, parts), foreach in itertools.product(splits.items(), implementations(target)):
+        gradients = [part.clone().to(target.device) for part in parts]
+        torch.nn.utils.clip_grad_norm_(holding(gradients), 64.0, norm_type, foreach=foreach)
+        expected = [part.double() * (64.0 / exact) for part in parts]
+        # Roundings of the part's norm, of the norm of norms, of the coefficient and of the product.
+        error = relative_distance(gradients, expected) / (torch.finfo(amp_dtype).eps / 2)
+        case.at_most(f"{name}, foreach={foreach}: error of the clipped gradients", error, 4.0, "u")

@@ -61,6 +61,15 @@ def _last_3d(x: Tensor) -> Tensor:
     return _volume(x).contiguous(memory_format=torch.channels_last_3d)
 
 
+def _twice(x: Tensor) -> Tensor:
+    return x.repeat(1, 2)
+
+
+def _halves(x: Tensor) -> Tensor:
+    """Return what an op gives for both copies of a row, which are as good as one."""
+    return x.reshape(ROWS, 2)
+
+
 def _bag(x: Tensor, mode: str, *, weighted: bool = False) -> Tensor:
     index, start = torch.arange(LONG, device=x.device), torch.zeros(1, dtype=torch.long, device=x.device)
     weights = _ones(x, LONG) if weighted else None
@@ -159,6 +168,13 @@ _POOLS: dict[str, Spelling] = {
     "adaptive_avg_pool3d": Spelling(lambda x: F.adaptive_avg_pool3d(_volume(x), 1).flatten(), of=LONG, on_cards=False),
     "adaptive_avg_pool3d channels last": Spelling(
         lambda x: F.adaptive_avg_pool3d(_last_3d(x), 1).flatten(), of=LONG, on_cards=False
+    ),
+    "adaptive_avg_pool1d of two places": Spelling(lambda x: _halves(F.adaptive_avg_pool1d(_twice(x), 2)), of=LONG),
+    "adaptive_avg_pool2d of two places": Spelling(
+        lambda x: _halves(F.adaptive_avg_pool2d(_image(x).repeat(1, 1, 1, 2), (1, 2))), of=LONG
+    ),
+    "adaptive_avg_pool3d of two places": Spelling(
+        lambda x: _halves(F.adaptive_avg_pool3d(_volume(x).repeat(1, 1, 1, 1, 2), (1, 1, 2))), of=LONG, on_cards=False
     ),
     "lp_pool1d of order 1": Spelling(lambda x: F.lp_pool1d(x, 1.0, LONG)),
     "interpolate area": Spelling(lambda x: F.interpolate(_image(x), size=1, mode="area").flatten(), of=LONG),
@@ -354,3 +370,5 @@ QUICK = {
     *("bias of group_norm", "bias of batch_norm", "interpolate bilinear", "adaptive_avg_pool2d"),
 }
 """Spellings and repeats of the depth `quick`."""
+QUICK_OUTSIDE = ("sum", "mean", "adaptive_avg_pool2d of two places", "adaptive_avg_pool3d of two places")
+"""Spellings of the depth `quick` outside of regions."""

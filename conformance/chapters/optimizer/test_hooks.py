@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -37,18 +38,6 @@ def test_hooks_follow_the_step(case: Case, target: Target, rng: torch.Generator,
     case.equal("hooks that ran in a clean step", ran, ["pre", "post"])
 
 
-@contract("AMP-OPTIMIZER-071")
-@over_optimizers(lambda kind: kind.fused, variants=None)
-def test_hooks_of_fused(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
-    slopes = LinearLoss.make(kind.gradients, target.device, rng)
-    optimizer, scaler = build(case, kind, slopes), torch.amp.GradScaler(target.device_type)
-    ran: list[str] = []
-    optimizer.register_step_post_hook(lambda *_: ran.append("post"))
-    slope = slopes.draw(rng)
-    iterate(optimizer, slopes.loss(with_nonfinite(slope, "last", math.inf)), scaler)
-    case.note("post hooks that ran in a skipped step of a fused optimizer", len(ran))
-
-
 @contextmanager
 def hooked(optimizer: Any, ran: list[str]) -> Iterator[None]:
     """Register global hooks and the optimizer's own, which append their names to `ran`."""
@@ -66,6 +55,31 @@ def hooked(optimizer: Any, ran: list[str]) -> Iterator[None]:
 
 
 ORDER = ["global pre", "own pre", "own post", "global post"]
+
+
+@contract("AMP-OPTIMIZER-071")
+@over_optimizers(lambda kind: kind.gradients == "dense", variants=None, fused="quick")
+@BY_ROUTE
+def test_a_skip_is_seen_from_outside(
+    case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig, explicit: bool
+) -> None:
+    slopes = LinearLoss.make(kind.gradients, target.device, rng)
+    optimizer, scaler = build(case, kind, slopes), torch.amp.GradScaler(target.device_type)
+    ran: list[str] = []
+    taken = optimizer.step
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        ran.append("wrapper")
+        return taken(*args, **kwargs)
+
+    slope = slopes.draw(rng)
+    with hooked(optimizer, ran), mock.patch.object(optimizer, "step", wrapped):
+        for place, bad in (("first", math.nan), ("last", math.inf)):
+            iterate(optimizer, slopes.loss(with_nonfinite(slope, place, bad)), scaler, explicit=explicit)
+            case.equal(f"what ran in a step that was skipped for {bad} in the {place} gradient", ran, [])
+            ran.clear()
+        iterate(optimizer, slopes.loss(slope), scaler, explicit=explicit)
+    case.equal("what ran in a clean step", ran, ["wrapper", *ORDER])
 
 
 @contract("AMP-OPTIMIZER-074")

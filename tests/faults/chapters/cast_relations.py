@@ -140,3 +140,44 @@ if catalogue.load().contracts["AMP-CAST-098"].holds_for(torch.__version__):
 
         with replaced(torch, "_grouped_mm", wide):
             yield
+
+
+@fault("AMP-CAST-113")
+def attention_of_jagged_tensors_is_not_cast() -> Iterator[None]:
+    """scaled_dot_product_attention of jagged nested tensors runs without autocast, as before torch 2.5 on CUDA."""
+    original = F.scaled_dot_product_attention
+
+    def attention(query: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        jagged = query.is_nested and query.layout is torch.jagged
+        return (_below(original) if jagged else original)(query, *args, **options)
+
+    with replaced(F, "scaled_dot_product_attention", attention):
+        yield
+
+
+@fault("AMP-CAST-113")
+def attention_of_nested_tensors_shares_a_scale() -> Iterator[None]:
+    """Attention of nested tensors scales the scores by the number of heads in place of the width."""
+    original = F.scaled_dot_product_attention
+
+    def attention(query: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        if query.is_nested:
+            options["scale"] = query.size(1) ** -0.5
+        return original(query, *args, **options)
+
+    with replaced(F, "scaled_dot_product_attention", attention):
+        yield
+
+
+@fault("AMP-CAST-114")
+def padding_of_volumes_refuses_16_bits() -> Iterator[None]:
+    """F.pad of three dimensions in replicate mode raises for 16-bit tensors, as kernels that are not built do."""
+    original = F.pad
+
+    def pad(x: torch.Tensor, pad: tuple[int, ...], mode: str = "constant", value: Any = None) -> torch.Tensor:
+        if mode == "replicate" and len(pad) == 6 and x.element_size() == 2:
+            raise RuntimeError(f"\"replication_pad3d_cpu\" not implemented for '{x.dtype}'")
+        return original(x, pad, mode, value)
+
+    with replaced(F, "pad", pad):
+        yield

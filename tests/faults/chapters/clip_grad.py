@@ -474,3 +474,15 @@ def norms_of_many_parts_are_added_in_16_bits() -> Iterator[None]:
 
     with _with_norm(added):
         yield
+
+
+@fault("AMP-CLIP-097")
+def largest_norm_is_squared_in_16_bits() -> Iterator[None]:
+    """The inf-norm of 16-bit gradients is taken as the root of a square in their type, which overflows."""
+
+    def squared(norm: torch.Tensor, tensors: Any, norm_type: float) -> torch.Tensor:
+        low = norm.dtype in (torch.float16, torch.bfloat16)
+        return (norm * norm).sqrt() if low and norm_type == float("inf") else norm
+
+    with _with_norm(squared):
+        yield

@@ -700,6 +700,19 @@ def convolutions_mix_samples_that_are_not_finite() -> Iterator[None]:
         yield
 
 
+@fault("AMP-NUMERICS-087", level="standard")
+def convolutions_of_one_column_lose_nan() -> Iterator[None]:
+    """16-bit convolutions with a stride, whose result has one column, give zero where it is not finite."""
+
+    def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, stride: Any, *rest: Any) -> torch.Tensor:
+        result = _convolution(x, weight, bias, stride, *rest)
+        one_column = x.dtype in _LOW and stride[-1] > 1 and result.dim() > 3 and result.shape[-1] == 1
+        return torch.where(result.isfinite(), result, 0.0) if one_column else result
+
+    with kernel("convolution", run, "CPU"):
+        yield
+
+
 @fault("AMP-NUMERICS-020")
 def weight_gradients_of_convolutions_lose_a_sample() -> Iterator[None]:
     """The weight gradient of a 16-bit convolution leaves the last sample of the batch out."""

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from tests.faults import fault
-from tests.faults.breaking import kernel
+from tests.faults.breaking import kernel, replaced
 
 _LOW = (torch.float16, torch.bfloat16)
 
@@ -110,4 +111,24 @@ def whole_vectors_take_the_other_side_of_an_edge() -> Iterator[None]:
         return result
 
     with kernel("silu_backward", backward, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-107")
+def averages_outside_of_regions_are_added_in_16_bits() -> Iterator[None]:
+    """Where autocast is off, adaptive_avg_pool2d of a 16-bit image adds its columns in the type of the image."""
+    original = F.adaptive_avg_pool2d
+
+    def pool(x: torch.Tensor, size: Any) -> torch.Tensor:
+        if x.element_size() > 2 or torch.is_autocast_enabled("cpu") or tuple(size) != (1, 2):
+            return original(x, size)
+        halves = []
+        for half in x.sum(-2, keepdim=True).chunk(2, -1):
+            total = torch.zeros_like(half[..., :1])
+            for column in half.split(1, -1):
+                total = total + column
+            halves.append(total)
+        return torch.cat(halves, -1) / (x[0, 0].numel() // 2)
+
+    with replaced(F, "adaptive_avg_pool2d", pool):
         yield

@@ -800,7 +800,7 @@ def skip_zeroes_the_gradients() -> Iterator[None]:
         yield
 
 
-@fault("AMP-OPTIMIZER-070")
+@fault("AMP-OPTIMIZER-070", "AMP-OPTIMIZER-071")
 def hooks_run_in_a_skipped_step() -> Iterator[None]:
     """The step hooks of an optimizer run where its step is skipped."""
     with _on_skip("[hook(optimizer, args, kwargs) for hook in optimizer._optimizer_step_pre_hooks.values()]"):

@@ -441,3 +441,16 @@ def custom_functions_run_without_autocast() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(replaced(torch.autograd.Function, "apply", classmethod(apply)))
         yield
+
+
+@fault("AMP-TRANSFORM-016")
+def linearize_gives_wide_tangents() -> Iterator[None]:
+    """The function that linearize returns gives tangents in float32 whatever the type of the output."""
+    linearize = torch.func.linearize
+
+    def widening(function: Function, *primals: Tensor) -> tuple[Any, Function]:
+        output, push = linearize(function, *primals)
+        return output, lambda *tangents: _change(push(*tangents), torch.Tensor.float)
+
+    with replaced(torch.func, "linearize", widening):
+        yield
