@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -38,8 +39,8 @@ def refusals(dtype: torch.dtype, seed: int) -> list[tuple[str, str, str, bool, b
         before = [each.clone() for each in (layer.running_mean, layer.running_var) if each is not None]
         opened = torch.autocast("cpu", dtype=dtype) if place == "a region" else contextlib.nullcontext()
         with opened:
-            raised = _named(lambda layer=layer: layer(x))
-            wrapped = _named(lambda layer=layer: DistributedDataParallel(layer))
+            raised = _named(functools.partial(layer, x))
+            wrapped = _named(functools.partial(DistributedDataParallel, layer))
         after = [each for each in (layer.running_mean, layer.running_var) if each is not None]
         kept = all(same(one, other) for one, other in zip(after, before, strict=True))
         found.append((place, raised, wrapped, kept, torch.is_autocast_enabled("cpu")))
