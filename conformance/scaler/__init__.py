@@ -8,9 +8,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .driver import CAPABILITIES, Difference, Driven, Factory, GradScalerModel, Mismatch, drive, machine
+    from .driver import CAPABILITIES, Depth, Difference, Driven, Factory, GradScalerModel, Mismatch, drive, machine
 
-__all__ = ["CAPABILITIES", "Difference", "Driven", "Factory", "GradScalerModel", "Mismatch", "drive", "machine"]
+__all__ = [
+    "CAPABILITIES",
+    "Depth",
+    "Difference",
+    "Driven",
+    "Factory",
+    "GradScalerModel",
+    "Mismatch",
+    "drive",
+    "machine",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -95,6 +95,25 @@ def test_unknown_capability_is_refused() -> None:
         drive(torch_scaler, without=["pickle"])
 
 
+def test_short_histories_are_of_every_kind() -> None:
+    long, short = (few(torch_scaler, depth=depth) for depth in ("long", "short"))
+
+    short.check()
+    assert long.rules == short.rules
+    assert long.steps / 3 < short.steps < long.steps
+    assert len(long.not_driven) == len(short.not_driven) == 0
+
+
+@pytest.mark.parametrize("broken", own_scaler.BROKEN, ids=lambda kind: kind.__name__)
+def test_broken_scaler_departs_in_short_histories(broken: Callable[..., Any]) -> None:
+    assert few(broken, without=own_scaler.LACKS, depth="short").mismatch is not None
+
+
+def test_unknown_depth_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown depth 'deep'; there are 'short' and 'long'"):
+        drive(torch_scaler, depth="deep")  # type: ignore[arg-type]
+
+
 def test_missing_method_departs_and_names_it() -> None:
     driven = few(own_scaler.PageScaler)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from ...scaler import drive
+from ...scaler import Depth, drive
 from ...scaler.adapters import sharded
 from ...scaler.optimizers import CountedSGD
 
@@ -32,9 +32,9 @@ SIZE = 8
 """Elements of the parameter: each rank has a gradient for all of them, or for its shard."""
 
 
-def driven(without: Collection[str], histories: int, seed: int) -> tuple[str, int]:
+def driven(without: Collection[str], histories: int, seed: int, depth: Depth) -> tuple[str, int]:
     """Drive the scaler; return the shortest history after which it departs, "" for none, and the number of calls."""
-    found = drive(sharded, without=without, histories=histories, seed=seed)
+    found = drive(sharded, without=without, histories=histories, seed=seed, depth=depth)
     return "" if found.mismatch is None else str(found.mismatch), found.steps
 
 

@@ -8,6 +8,7 @@ import torch
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from . import reference
+from .batch_norms import evaluated, refusals
 from .comparison import differences, unlike
 from .processes import Groups
 from .programs import SCALE, Program
@@ -59,3 +60,20 @@ def test_collectives(case: Case, target: Target, ranks: Groups, world: int) -> N
         for rank, found in enumerate(answers(case, ranks, world, collectives, dtype)):
             wrong = [f"{name}: {one}" for name, one in gathered(world).items() if found[name] != one]
             case.equal(f"rank {rank}, region of {dtype}: collectives of other types or values", wrong[:LISTED], [])
+
+
+@contract("AMP-DISTRIBUTED-028", on="cpu")
+def test_synchronized_batch_normalization(case: Case, target: Target, ranks: Groups) -> None:
+    for dtype in case.amp_dtypes:
+        for rank, found in enumerate(answers(case, ranks, 2, refusals, dtype, case.seed)):
+            for place, raised, wrapped, kept, enabled in found:
+                what = f"rank {rank}, training in {place}, {dtype}"
+                case.equal(f"{what}: exception", raised, "ValueError, of SyncBatchNorm")
+                case.equal(f"{what}: exception of a replica", wrapped, "ValueError, of SyncBatchNorm")
+                case.equal(f"{what}: running statistics stay", kept, True)
+                case.equal(f"{what}: autocast after it", enabled, False)
+        for rank, evaluations in enumerate(answers(case, ranks, 2, evaluated, dtype, case.seed)):
+            for place, seen, expected, equal in evaluations:
+                what = f"rank {rank}, evaluation in {place}, {dtype} (control)"
+                case.equal(f"{what}: type of the result", seen, expected)
+                case.equal(f"{what}: the bits of BatchNorm1d", equal, True)

@@ -15,9 +15,10 @@ from ...harness.targets import Target
 from ...oracles.float64_step import exact_step
 from ...oracles.manual_training import Float32, ManualAmp
 from ...oracles.numbers.bits import same
-from . import recipes
-from .recipes import OUTLIER, Draw, Recipe, Step
-from .support import TorchAmp, dtypes_of, normal, run
+from ...workloads import recipes
+from ...workloads.recipes import OUTLIER, Draw, Recipe, Step, normal
+from ...workloads.torch_amp import TorchAmp
+from .support import dtypes_of, run
 
 
 def units(target: Target, seed: int) -> Draw:
@@ -49,8 +50,10 @@ def equals_manual(case: Case, target: Target, recipe: Recipe, *, exact: bool = T
     steps = case.samples(quick=4, standard=12, full=60)
     found: dict[torch.dtype, list[Step]] = {}
     for dtype in dtypes_of(case, target):
-        ours = found[dtype] = list(run(recipe, TorchAmp(target, dtype), normal(target, case.seed), steps))
-        theirs = list(run(recipe, ManualAmp(target.device_type, dtype), normal(target, case.seed), steps))
+        ours = found[dtype] = list(
+            run(recipe, TorchAmp(target.device_type, dtype), normal(target.device, case.seed), steps)
+        )
+        theirs = list(run(recipe, ManualAmp(target.device_type, dtype), normal(target.device, case.seed), steps))
         case.equal(f"{dtype}: steps", len(ours), len(theirs))
         for number, (seen, expected) in enumerate(zip(ours, theirs, strict=True)):
             if differs := differing(seen, expected):
@@ -59,7 +62,7 @@ def equals_manual(case: Case, target: Target, recipe: Recipe, *, exact: bool = T
         case.history(f"{dtype}: loss scale", [recipes.SCALE, *(step.scale for step in ours)])
         case.note(f"{dtype}: tensors compared", sum(len(step.values) + len(step.losses) for step in ours))
         if exact:
-            seen = next(run(recipe, TorchAmp(target, dtype), units(target, case.seed), 4))
+            seen = next(run(recipe, TorchAmp(target.device_type, dtype), units(target, case.seed), 4))
             expected = next(run(recipe, Float32(target.device_type, dtype), units(target, case.seed), 4))
             same_scale = Step(expected.losses, seen.scale, expected.values)
             case.equal(f"{dtype}: differences from float32 after a step on integers", differing(seen, same_scale), [])
@@ -85,7 +88,7 @@ def test_typical_loop(case: Case, target: Target) -> None:
 def test_clipping(case: Case, target: Target) -> None:
     wrong = functools.partial(recipes.clipping, unscaled=False)
     for dtype, steps in equals_manual(case, target, recipes.clipping).items():
-        control = next(run(wrong, TorchAmp(target, dtype), normal(target, case.seed), 4))
+        control = next(run(wrong, TorchAmp(target.device_type, dtype), normal(target.device, case.seed), 4))
         norm, scaled = float(steps[0].losses[1]), float(control.losses[1])
         case.equal(f"control, {dtype}: the norm of scaled gradients, relative", scaled / norm, recipes.SCALE)
         gradients = [value for name, value in control.values.items() if name.startswith("gradient")]
@@ -141,7 +144,7 @@ def test_several_models(case: Case, target: Target) -> None:
 def test_custom_functions(case: Case, target: Target) -> None:
     equals_manual(case, target, recipes.custom_functions)
     for dtype in case.supported(target):
-        amp = TorchAmp(target, dtype)
+        amp = TorchAmp(target.device_type, dtype)
         x = torch.full((2, 2), 40.0, device=target.device)
         with amp.region():
             product = amp.product(x, x)
@@ -161,8 +164,8 @@ def test_data_loader(case: Case, target: Target) -> None:
         return
     for dtype, steps in found.items():
         once = functools.partial(recipes.loaded, workers=1)
-        seen = list(run(once, TorchAmp(target, dtype), normal(target, case.seed), 4))
-        control = list(run(recipes.loaded, TorchAmp(target, dtype), normal(target, case.seed), 4))
+        seen = list(run(once, TorchAmp(target.device_type, dtype), normal(target.device, case.seed), 4))
+        control = list(run(recipes.loaded, TorchAmp(target.device_type, dtype), normal(target.device, case.seed), 4))
         case.equal(f"{dtype}: steps", len(seen), len(control))
         differs = [differing(*pair) for pair in zip(seen, control, strict=True)]
         case.equal(f"{dtype}: differences with a worker", [names for names in differs if names], [])
@@ -196,7 +199,7 @@ def test_averaged_weights(case: Case, target: Target) -> None:
 def test_transfer_learning(case: Case, target: Target) -> None:
     for dtype, steps in equals_manual(case, target, recipes.transfer).items():
         half = len(steps) // 2
-        start = recipes.perceptron(normal(target, case.seed)).state_dict()
+        start = recipes.perceptron(normal(target.device, case.seed)).state_dict()
         wrong = []
         for number, step in enumerate(steps):
             still = all(same(step.values[f"model.{name}"], start[name]) for name in ("0.weight", "0.bias"))
@@ -214,7 +217,7 @@ def test_adversarial_training(case: Case, target: Target) -> None:
     for dtype, steps in equals_manual(case, target, recipes.adversarial, exact=False).items():
         name = "between: gradient of generator.0.weight"
         case.equal(f"{dtype}: the generator has a gradient of the discriminator's loss", name in steps[0].values, False)
-        control = next(run(attached, TorchAmp(target, dtype), normal(target, case.seed), 1))
+        control = next(run(attached, TorchAmp(target.device_type, dtype), normal(target.device, case.seed), 1))
         case.equal(f"control, {dtype}: without the detach", name in control.values, True)
         case.equal(
             f"{dtype}: both moved", [moved(steps, 1, model) for model in ("generator", "discriminator")], [True] * 2
@@ -243,7 +246,7 @@ def test_learning_rate_schedule(case: Case, target: Target) -> None:
         for dtype, steps in equals_manual(case, target, recipes.scheduled, exact=False).items():
             rates = [float(step.values["learning rate"]) * 8 for step in steps[:4]]
             case.equal(f"{dtype}: learning rates, relative to the first", rates, [1.0, 0.5, 0.25, 0.125])
-            control = list(run(unguarded, TorchAmp(target, dtype), normal(target, case.seed), 4))
+            control = list(run(unguarded, TorchAmp(target.device_type, dtype), normal(target.device, case.seed), 4))
             rates = [float(step.values["learning rate"]) * 8 for step in control]
             case.equal(f"control, {dtype}: unguarded, a skipped step counts", rates, [0.5, 0.25, 0.125, 0.0625])
 
@@ -271,7 +274,7 @@ def test_float64_island(case: Case, target: Target) -> None:
 def test_gradients_set_to_zero(case: Case, target: Target) -> None:
     freed = functools.partial(recipes.zeroed, set_to_none=True)
     for dtype, steps in equals_manual(case, target, recipes.zeroed).items():
-        control = list(run(freed, TorchAmp(target, dtype), normal(target, case.seed), len(steps)))
+        control = list(run(freed, TorchAmp(target.device_type, dtype), normal(target.device, case.seed), len(steps)))
         # After an overflow both are finite again: zeroing removes the inf too.
         differs = [differing(*pair) for pair in zip(steps, control, strict=True)]
         case.equal(f"{dtype}: differences from set_to_none=True", [names for names in differs if names], [])
@@ -296,7 +299,7 @@ def test_convolutional_network(case: Case, target: Target) -> None:
 
 def errors(steps: list[Step], target: Target, seed: int, dtype: torch.dtype, rows: int) -> Iterator[tuple[str, float]]:
     """Yield the error of each gradient of each step against float64, in units of its expected 16-bit rounding error."""
-    draw = normal(target, seed)
+    draw = normal(target.device, seed)
     model = recipes.perceptron(draw)
     names = [name for name, _ in model.named_parameters()]
     manual = ManualAmp(target.device_type, dtype)
@@ -322,7 +325,7 @@ def test_gradients_against_float64(case: Case, target: Target) -> None:
     }
     count = case.samples(quick=4, standard=12, full=60)
     for dtype, (name, (recipe, rows)) in itertools.product(case.supported(target), programs.items()):
-        steps = list(run(recipe, TorchAmp(target, dtype), normal(target, case.seed), count))
+        steps = list(run(recipe, TorchAmp(target.device_type, dtype), normal(target.device, case.seed), count))
         found = list(errors(steps, target, case.seed, dtype, rows))
         weights = [error for which, error in found if which.endswith("weight")]
         biases = [error for which, error in found if which.endswith("bias")]

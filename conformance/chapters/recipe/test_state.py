@@ -15,8 +15,8 @@ from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...oracles.manual_training import HandScale, ManualAmp
 from ...oracles.numbers.bits import same
-from .recipes import FEATURES, HIDDEN, OUTPUTS, ROWS, Batches, batches, perceptron
-from .support import dtypes_of, normal
+from ...workloads.recipes import FEATURES, HIDDEN, OUTPUTS, ROWS, Batches, batches, normal, perceptron
+from .support import dtypes_of
 
 INTERVAL, SCALE = 2, 2.0**8
 
@@ -68,7 +68,7 @@ PARTS = ("model", "optimizer", "scaler")
 
 def started(case: Case, target: Target, dtype: torch.dtype | None, seed: int = 0, **options: Any) -> Run:
     """Return a run with new random weights and Adam, or `optimizer`."""
-    model = perceptron(normal(target, case.seed + seed))
+    model = perceptron(normal(target.device, case.seed + seed))
     make: Callable[..., torch.optim.Optimizer] = options.pop(
         "optimizer", functools.partial(torch.optim.Adam, lr=2.0**-6)
     )
@@ -99,7 +99,7 @@ def test_resume_after_every_step(case: Case, target: Target) -> None:
     count = case.samples(quick=5, standard=10, full=24)
     compared = 0
     for dtype in dtypes_of(case, target):
-        data = batches(normal(target, case.seed + 1), count)
+        data = batches(normal(target.device, case.seed + 1), count)
         for name, optimizer in OPTIMIZERS.items() if case.level != "quick" else [("Adam", OPTIMIZERS["Adam"])]:
             make = functools.partial(started, case, target, dtype, optimizer=optimizer)
             whole = make()
@@ -126,7 +126,7 @@ def test_resume_after_every_step(case: Case, target: Target) -> None:
 @contract("AMP-RECIPE-040")
 def test_state_of_the_scaler_forgotten(case: Case, target: Target) -> None:
     for dtype in case.supported(target):
-        data = batches(normal(target, case.seed + 1), 8)
+        data = batches(normal(target.device, case.seed + 1), 8)
         whole = started(case, target, dtype)
         expected = whole.train(data)
         first = started(case, target, dtype)
@@ -144,7 +144,7 @@ def test_state_of_the_scaler_forgotten(case: Case, target: Target) -> None:
 @contract("AMP-RECIPE-041")
 def test_switching_between_float32_and_amp(case: Case, target: Target) -> None:
     for dtype in case.supported(target):
-        data = batches(normal(target, case.seed + 1), 6, outlier=None)
+        data = batches(normal(target.device, case.seed + 1), 6, outlier=None)
         plain = started(case, target, None, enabled=False)
         plain.train(data[:3])
         # To AMP: model and optimizer of the float32 run, and a new scaler.
@@ -165,7 +165,7 @@ def test_switching_between_float32_and_amp(case: Case, target: Target) -> None:
 @contract("AMP-RECIPE-042")
 def test_inference(case: Case, target: Target) -> None:
     for dtype in case.supported(target):
-        draw = normal(target, case.seed)
+        draw = normal(target.device, case.seed)
         model, inputs = perceptron(draw), draw(ROWS, FEATURES)
         stored = {name: value.clone() for name, value in model.state_dict().items()}
         manual = ManualAmp(target.device_type, dtype)
@@ -202,7 +202,7 @@ def test_inference(case: Case, target: Target) -> None:
 def test_update_is_forgotten(case: Case, target: Target) -> None:
     for dtype in case.supported(target):
         run = started(case, target, dtype)
-        inputs, goal = batches(normal(target, case.seed), 1)[0]
+        inputs, goal = batches(normal(target.device, case.seed), 1)[0]
 
         def step(run: Run = run, inputs: torch.Tensor = inputs, goal: torch.Tensor = goal) -> None:
             run.optimizer.zero_grad()

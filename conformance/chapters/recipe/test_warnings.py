@@ -14,9 +14,10 @@ from torch.utils.checkpoint import checkpoint
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
-from . import recipes
-from .recipes import Draw, Precision, Step
-from .support import TorchAmp, dtypes_of, normal, run
+from ...workloads import recipes
+from ...workloads.recipes import Draw, Precision, Step, normal
+from ...workloads.torch_amp import TorchAmp
+from .support import dtypes_of, run
 
 # Warnings of others, such as of the Python that runs torch, are not about AMP.
 _ABOUT_AMP = re.compile(r"autocast|GradScaler|\bamp\b|custom_(fwd|bwd)|lr_scheduler|optimizer\.step", re.IGNORECASE)
@@ -64,7 +65,7 @@ def test_no_warning_about_amp(case: Case, target: Target, recipe: recipes.Recipe
     for dtype in dtypes_of(case, target):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            taken = list(run(recipe, TorchAmp(target, dtype), normal(target, case.seed), 4))
+            taken = list(run(recipe, TorchAmp(target.device_type, dtype), normal(target.device, case.seed), 4))
         told = [f"{one.category.__name__}: {one.message}" for one in caught if _ABOUT_AMP.search(str(one.message))]
         case.at_least(f"{dtype}: steps taken", len(taken), 1)
         case.equal(f"{dtype}: warnings about AMP", told, [])

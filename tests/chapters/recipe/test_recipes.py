@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from conformance.chapters.recipe import recipes
 from conformance.oracles.manual_training import Float32
+from conformance.workloads import recipes
 
 PROGRAMS = (
     *("typical", "clipping", "accumulation", "several", "custom_functions", "averaged", "transfer", "adversarial"),

@@ -424,9 +424,8 @@ def regions_around_nested_calls_are_off() -> Iterator[None]:
         yield
 
 
-@fault("AMP-COMPILE-005", level="standard")
-def inductor_returns_float32() -> Iterator[None]:
-    """Code of inductor returns its 16-bit results in float32."""
+def inductor_widens() -> Any:
+    """Let code of inductor return its 16-bit results in float32."""
     from torch._inductor import compile_fx
 
     original = compile_fx.compile_fx
@@ -438,7 +437,20 @@ def inductor_returns_float32() -> Iterator[None]:
         call = original(*given, **named)
         return lambda *arguments: [widened(one) for one in call(*arguments)]
 
-    with replaced(compile_fx, "compile_fx", compiled):
+    return replaced(compile_fx, "compile_fx", compiled)
+
+
+@fault("AMP-COMPILE-005", level="standard")
+def inductor_returns_float32() -> Iterator[None]:
+    """Code of inductor returns its 16-bit results in float32."""
+    with inductor_widens():
+        yield
+
+
+@fault("AMP-COMPILE-063", level="full")
+def models_of_inductor_return_float32() -> Iterator[None]:
+    """Models that inductor compiled return float32 in a region."""
+    with inductor_widens():
         yield
 
 
@@ -516,4 +528,82 @@ def branches_have_no_rule_in_regions_of_the_cpu() -> Iterator[None]:
     operator = torch._ops._higher_order_ops["cond"]
     key = torch._C.DispatchKey.AutocastCPU
     with replaced(operator, "non_fallthrough_keys", operator.non_fallthrough_keys.add(key)):
+        yield
+
+
+@fault("AMP-COMPILE-062")
+def nothing_is_compiled() -> Iterator[None]:
+    """torch.compile returns what it got."""
+    with replaced(torch, "compile", lambda function, **options: function):
+        yield
+
+
+@fault("AMP-COMPILE-062")
+def compiled_models_leave_the_region_around_them() -> Iterator[None]:
+    """A compiled model runs as if no region of the CPU were around it."""
+    with around_compiled(without_a_region):
+        yield
+
+
+def _with_first_weights(call: Any) -> Any:
+    if not isinstance(call, torch.nn.Module):
+        return call
+    first: list[torch.Tensor] = []
+
+    def run(*given: Any) -> Any:
+        parameters = list(call.parameters())
+        now = [parameter.data for parameter in parameters]
+        first.extend(each.clone() for each in now[len(first) :])
+        for parameter, old in zip(parameters, first, strict=True):
+            parameter.data = old
+        try:
+            return call(*given)
+        finally:
+            for parameter, each in zip(parameters, now, strict=True):
+                parameter.data = each
+
+    return run
+
+
+@fault("AMP-COMPILE-062", level="standard")
+def compiled_models_keep_the_first_casts_of_their_weights() -> Iterator[None]:
+    """A compiled module casts its weights at its first call and never again."""
+    with around_compiled(_with_first_weights):
+        yield
+
+
+@fault("AMP-COMPILE-060", "AMP-COMPILE-062", level="standard")
+def compiled_steps_never_skip() -> Iterator[None]:
+    """A compiled step steps the optimizer whatever its gradients are."""
+    compiled = []
+
+    def around(call: Any) -> Any:
+        def run(*given: Any) -> Any:
+            compiled.append(call)
+            try:
+                return call(*given)
+            finally:
+                compiled.pop()
+
+        return call if isinstance(call, torch.nn.Module) else run
+
+    original = torch.amp.GradScaler._maybe_opt_step
+
+    @torch.compiler.disable
+    def step(self: Any, optimizer: Any, state: Any, *given: Any, **named: Any) -> Any:
+        return optimizer.step() if compiled else original(self, optimizer, state, *given, **named)
+
+    with around_compiled(around), replaced(torch.amp.GradScaler, "_maybe_opt_step", step):
+        yield
+
+
+@fault("AMP-COMPILE-062", level="standard")
+def graphs_differentiate_twice_without_an_error() -> Iterator[None]:
+    """aot_eager runs as eager does, so that a second derivative is not refused."""
+    original = torch.compile
+
+    def compile(function: Any, *, backend: Any, **options: Any) -> Any:
+        return original(function, backend="eager" if backend == "aot_eager" else backend, **options)
+
+    with replaced(torch, "compile", compile):
         yield

@@ -646,3 +646,43 @@ def flags_of_columns_are_not_reduced() -> Iterator[None]:
 
     with replaced(torch, "_amp_foreach_non_finite_check_and_unscale_", alone):
         yield
+
+
+# --- synchronized batch normalization
+
+
+def _batch_normalized(change: Callable[..., Any]) -> Any:
+    """Let SyncBatchNorm's forward be `change` of its own, itself and the input."""
+    original = torch.nn.SyncBatchNorm.forward
+    return replaced(torch.nn.SyncBatchNorm, "forward", lambda self, x: change(original, self, x))
+
+
+@fault("AMP-DISTRIBUTED-028")
+def regions_train_by_the_statistics_of_one_rank() -> Iterator[None]:
+    """In a region SyncBatchNorm normalizes by the statistics of its rank, without an error."""
+
+    def forward(original: Any, layer: Any, x: Any) -> Any:
+        return torch.nn.BatchNorm1d.forward(layer, x) if torch.is_autocast_enabled("cpu") else original(layer, x)
+
+    with _batch_normalized(forward):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-028")
+def a_refused_batch_moves_running_statistics() -> Iterator[None]:
+    """SyncBatchNorm updates its running statistics before it refuses a batch."""
+
+    def forward(original: Any, layer: Any, x: Any) -> Any:
+        if layer.training:
+            layer.running_mean.add_(1.0)
+        return original(layer, x)
+
+    with _batch_normalized(forward):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-028")
+def converted_batch_normalizations_return_float32() -> Iterator[None]:
+    """A converted batch normalization evaluates 16-bit inputs in float32."""
+    with _batch_normalized(lambda original, layer, x: original(layer, x.float())):
+        yield
