@@ -35,11 +35,11 @@ def test_ops_of_backward_are_seen() -> None:
     assert ops == {"sigmoid_backward"}
 
 
-def _observes_all_threads() -> bool:
+def observes_all_threads() -> bool:
     return "profile_all_threads" in str(torch._C._profiler._ExperimentalConfig.__init__.__doc__)
 
 
-@pytest.mark.skipif(not _observes_all_threads(), reason="this torch observes the thread that asks alone")
+@pytest.mark.skipif(not observes_all_threads(), reason="this torch observes the thread that asks alone")
 def test_ops_of_other_threads_are_seen_and_hide_those_of_their_own() -> None:
     x = torch.ones(2, 2)
     with ThreadPoolExecutor(1) as pool:
