@@ -59,7 +59,9 @@ def test_check_by_rules_is_judged(toy: Toy) -> None:
 def test_op_in_a_thread_counts_and_one_within_an_op_that_keeps_its_rule_does_not(toy: Toy) -> None:
     if not observes_all_threads():
         pytest.skip("this torch observes the thread that asks alone")
-    thread = "from threading import Thread; t = Thread(target=torch.ones(2).exp); t.start(); t.join(); case.true('x', 1)"
+    thread = (
+        "from threading import Thread; t = Thread(target=torch.ones(2).exp); t.start(); t.join(); case.true('x', True)"
+    )
     inside = "case.true('x', torch.nn.functional.linear(*(torch.ones(2, 2),) * 2) is not None)"
 
     outcome = _run(toy, _check(1, thread) + _check(2, inside))
