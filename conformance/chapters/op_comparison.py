@@ -11,7 +11,8 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..harness.targets import Target
-from ..oracles.manual_cast import ManualCast, casts_last_first
+from ..oracles.cast_order import CastOrder
+from ..oracles.manual_cast import ManualCast
 from ..oracles.policy.lists import backend_of, composite, listings
 from ..oracles.policy.samples import SAMPLES, Inputs
 
@@ -41,14 +42,16 @@ def side_by_side(
     backend = backend_of(target.device_type)
     given = _GIVEN[policy](amp_dtype)
     region = partial(target.autocast, amp_dtype)
-    order = casts_last_first(target.device, region)
+    manual_casts = partial(ManualCast, target.device_type, amp_dtype, order=CastOrder(region))
     for listing in listings(backend, policy):
         if composite(listing):
             continue
         for wanted in (True, False):
             make = partial(_leaves, listing.sample, Inputs(given, target.device, seed), wanted)
             try:
-                manual = measure(partial(ManualCast, target.device_type, amp_dtype, last_first=order), make())
+                with manual_casts():
+                    make()()  # unmeasured: the order of the op's casts is read
+                manual = measure(manual_casts, make())
             except (RuntimeError, NotImplementedError):
                 continue
             seen = measure(region, make())

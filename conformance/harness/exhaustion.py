@@ -23,9 +23,11 @@ def ran_out(error: BaseException | None) -> bool:
     return named or (isinstance(error, RuntimeError) and _WORDS.search(str(error)) is not None)
 
 
-def give_back(error: BaseException) -> None:
-    """Free what the frames of `error` hold, and what the allocators keep for later, so that the next case has it."""
-    # pytest keeps the last exception for post-mortem debuggers, and with it every tensor that its frames name.
+def let_go(error: BaseException) -> None:
+    """Drop the local variables of the frames of `error`, and of the errors before it, which pytest keeps for debuggers.
+
+    With them go tensors, and generators that stand in a region, which leave it now.
+    """
     chained: BaseException | None = error
     while chained is not None:
         traceback.clear_frames(chained.__traceback__)
@@ -33,6 +35,11 @@ def give_back(error: BaseException) -> None:
             # Before Python 3.13 a frame whose locals were once asked for keeps a copy, which asking again renews.
             frame.f_locals  # noqa: B018
         chained = chained.__context__
+
+
+def give_back(error: BaseException) -> None:
+    """Free what the frames of `error` hold, and what the allocators keep for later, so that the next case has it."""
+    let_go(error)
     gc.collect()
     for device_type in ("cuda", "xpu", "mps"):
         module = getattr(torch, device_type, None)

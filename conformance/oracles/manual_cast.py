@@ -6,7 +6,6 @@ import contextlib
 import functools
 import types
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from .cast_order import CastOrder
 from .policy import declared, overloads
 from .policy.declaration import Undetermined
 from .policy.lists import (
@@ -27,8 +27,6 @@ from .policy.lists import (
     run_dtype,
     sets_dtype,
 )
-from .trace.casts import traced_casts
-from .trace.ops import OpTrace
 from .trace.reached import reached
 
 # Functions without a policy of their own that do nothing but call one listed op.
@@ -49,7 +47,7 @@ class ManualCast(TorchFunctionMode):
     Where the device declares a surface with other rules than its backend's, those hold, and a call raises Undetermined
     whose rule depends on the overload, or which is made of ops with rules and has none itself.
 
-    `last_first` is the order in which the inputs of one op are cast, which no one promises (`casts_last_first`).
+    `order` says in which order the inputs of one op are cast; without it they are cast from the first to the last.
     """
 
     def __init__(
@@ -58,11 +56,11 @@ class ManualCast(TorchFunctionMode):
         amp_dtype: torch.dtype | None = None,
         *,
         cache: bool = True,
-        last_first: bool = False,
+        order: CastOrder | None = None,
     ) -> None:
         super().__init__()
         self.copies: dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}  # with the weight: its id
-        self._device_type, self._cache_enabled, self._last_first = device_type, cache, last_first
+        self._device_type, self._cache_enabled, self._order = device_type, cache, order
         self._amp_dtypes = [amp_dtype]
         # Other backends list what CUDA does, or less of it.
         backend = backend_of(device_type)
@@ -115,8 +113,10 @@ class ManualCast(TorchFunctionMode):
             return func(*args, **keywords)
         to = run_dtype(listing.policy, found, amp_dtype)
         values = [*args, *keywords.values()]
-        # Inside a list the tensors are cast in their order, whatever the order of the inputs.
-        for index in reversed(range(len(values))) if self._last_first else range(len(values)):
+        places = [index for index, value in enumerate(values) if self._to_cast(to, value)]
+        if self._order is not None:
+            places = self._order.of(name, partial(func, *args, **keywords), places)
+        for index in places:  # inside a list the tensors are cast in their order, whatever the order of the inputs
             values[index] = tree_map(partial(self._cast, to), values[index])
         return func(*values[: len(args)], **dict(zip(keywords, values[len(args) :], strict=True)))
 
@@ -140,6 +140,9 @@ class ManualCast(TorchFunctionMode):
         if given or not eligible(args[0] if args else next(iter(keywords.values())), self._device_type):
             return func(*args, **keywords)
         return func(*args, **{**keywords, "dtype": torch.float32})
+
+    def _to_cast(self, to: torch.dtype, value: Any) -> bool:
+        return any(eligible(leaf, self._device_type) and leaf.dtype != to for leaf in tree_leaves(value))
 
     def _cast(self, to: torch.dtype, value: Any) -> Any:
         if not eligible(value, self._device_type) or value.dtype == to:
@@ -168,17 +171,6 @@ class ManualCast(TorchFunctionMode):
                 value = outer.cell_contents
                 cell.cell_contents = self._body(value) if isinstance(value, types.FunctionType) else value
         return self._bodies[func]
-
-
-def casts_last_first(device: torch.device, region: Callable[[], AbstractContextManager[Any]]) -> bool:
-    """Whether this build's autocast casts the last input of an op first: C++ leaves the order to the compiler.
-
-    `region` makes a region for `device`. Where nothing is cast the answer is False.
-    """
-    call = partial(torch.mm, *(torch.zeros(1, 1, device=device) for _ in range(2)))
-    with region(), OpTrace() as trace:
-        call()
-    return [cast.argument for cast in traced_casts(trace, call)] == ["1", "0"]
 
 
 def _of_classes(logits: torch.Tensor, target: torch.Tensor, *options: Any) -> bool:

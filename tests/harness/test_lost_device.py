@@ -7,7 +7,7 @@ import pytest
 from tests.conftest import Outcome, Toy
 
 # The CPU in the place of an accelerator. Errors of asynchronous kernels are raised at the next wait.
-_MORTAL = """
+MORTAL = """
 from conformance.harness import lost_device, targets
 
 STATE = {"dead": False}
@@ -53,7 +53,7 @@ def _died(toy: Toy, then: str, *arguments: str) -> Outcome:
     for id in ("AMP-CAST-001", "AMP-CAST-002", "AMP-CAST-003"):
         toy.contract(id)
     toy.checks(_CHECKS.format(then=then))
-    return toy.spawn(_MORTAL, "-p", "no:randomly", "--device", "cpu", *arguments)
+    return toy.spawn(MORTAL, "-p", "no:randomly", "--device", "cpu", *arguments)
 
 
 @pytest.mark.parametrize(

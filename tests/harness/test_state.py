@@ -72,6 +72,24 @@ def test_failed_case_is_cleaned_up_after(toy: Toy) -> None:
     assert toy.run().verdicts() == {"AMP-API-001[a]": "FAIL", "AMP-API-001[b]": "PASS"}
 
 
+def test_generators_of_a_failed_case_leave_their_regions_before_the_next_case(toy: Toy) -> None:
+    """The inner one, dropped last, restores the state of its entry: the outer one's region."""
+    toy.contract("AMP-API-001")
+    toy.checks(
+        "LEFT = []\n"
+        "def work():\n    with torch.autocast('cpu'):\n        yield\n"
+        "class Noted:\n    def __del__(self):\n        LEFT.append('left')\n"
+        "@contract('AMP-API-001')\ndef test_a(case: Case) -> None:\n"
+        "    outer, inner, last = work(), work(), Noted()\n    next(outer)\n    next(inner)\n"
+        "    case.equal('x', 1, 2)\n"
+        "@contract('AMP-API-001')\ndef test_b(case: Case) -> None:\n"
+        "    case.equal('local variables of the case before', LEFT, ['left'])\n"
+        "    case.equal('enabled', torch.is_autocast_enabled('cpu'), False)\n"
+    )
+
+    assert toy.run().verdicts() == {"AMP-API-001[a]": "FAIL", "AMP-API-001[b]": "PASS"}
+
+
 # What user code sets, and what the run says of it.
 _SET_BEFORE = {
     "torch.set_default_dtype(torch.float64)": "the default dtype: torch.float64, not torch.float32",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -31,6 +33,22 @@ def test_ops_of_backward_are_seen() -> None:
         x.sigmoid().sum().backward()
 
     assert ops == {"sigmoid_backward"}
+
+
+def observes_all_threads() -> bool:
+    return "profile_all_threads" in str(torch._C._profiler._ExperimentalConfig.__init__.__doc__)
+
+
+@pytest.mark.skipif(not observes_all_threads(), reason="this torch observes the thread that asks alone")
+def test_ops_of_other_threads_are_seen_and_hide_those_of_their_own() -> None:
+    x = torch.ones(2, 2)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(x.sum).result()  # a thread from before
+        with reached(("mm", "exp"), ("linear",)) as ops:
+            pool.submit(F.linear, x, x).result()
+            pool.submit(torch.exp, x).result()
+
+    assert ops == {"exp"}
 
 
 def test_tensors_in_lists_are_seen() -> None:

@@ -82,6 +82,7 @@ def test_surface_takes_the_place_of_the_lists(root: Path, tmp_path: Path, varian
         ("losses_stay_in_16_bits", {"mse_loss": "unlisted", "l1_loss": "unlisted"}, {"PASS", "UNSUPPORTED", "WAIVED"}),
         ("losses_stay_in_16_bits", {"exp": "lower_precision"}, {"FAIL", "PASS", "UNSUPPORTED", "WAIVED"}),
         ("linear_runs_in_fp32", {"exp": "lower_precision"}, {"FAIL", "PASS", "UNSUPPORTED", "WAIVED"}),
+        ("linear_runs_in_fp32", {"linear": "fp32"}, {"PASS", "UNSUPPORTED", "WAIVED"}),
     ],
 )
 def test_losses_models_and_products_follow_a_surface(
@@ -96,6 +97,15 @@ def test_losses_models_and_products_follow_a_surface(
     assert outcome.status == ("FAIL" in verdicts)
     reasons = " ".join(case["reason"] for case in outcome.report["cases"] if case["verdict"] == "UNSUPPORTED")
     assert f"has another rule for {next(iter(rules))}" in reasons
+
+
+def test_kernel_may_cast_its_inputs_in_an_order_of_its_own(root: Path, tmp_path: Path) -> None:
+    """The kernel casts its first input first, torch's macros the last; a weight that is used twice is cast twice."""
+    outcome = _run(root, tmp_path, ("AMP-CAST-06[0-3]",), *_DECLARED, variant="weights_are_cast_each_time")
+
+    failed = [case["id"] for case in outcome.report["cases"] if case["verdict"] == "FAIL"]
+    assert failed
+    assert all("-lstm" in case for case in failed)
 
 
 @pytest.mark.parametrize("variant", ["", "thirty_rules_are_missing"])

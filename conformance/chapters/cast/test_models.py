@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,8 @@ from ...harness.check import Case, by_rules, contract, deep, per_target
 from ...harness.targets import Target
 from ...measure.onednn import lacks_primitive
 from ...measure.precision import repeatable_convolutions
-from ...oracles.manual_cast import ManualCast, casts_last_first
+from ...oracles.cast_order import CastOrder
+from ...oracles.manual_cast import ManualCast
 from ...oracles.numbers.error_bounds import attention_window, normwise_error
 from ...oracles.numbers.formats import FORMATS
 from ...oracles.policy import declared
@@ -33,11 +33,14 @@ EVERYWHERE = ("cpu", "fake:cuda", "cuda", "xpu")
 REAL = ("cpu", "cuda", "xpu")
 
 
-@functools.cache
-def _last_first(target: Target) -> bool:
-    """Return the order of casts, which depends on neither values nor case and is read once."""
-    with mode_of(target):
-        return casts_last_first(target.device, lambda: target.autocast(torch.bfloat16))
+@contextlib.contextmanager
+def _manual(target: Target, amp_dtype: torch.dtype, call: Callable[[], Any]) -> Iterator[None]:
+    """Cast manually in the device's order, which is read while `call` does once what the block does."""
+    order = CastOrder(partial(target.autocast, amp_dtype))
+    with ManualCast(target.device_type, amp_dtype, order=order), OpTrace():  # which fake kernels need
+        call()
+    with ManualCast(target.device_type, amp_dtype, order=order):
+        yield
 
 
 @dataclass(frozen=True)
@@ -64,11 +67,9 @@ class Given:
         """Run the program in a region, or with manual casts, on the same values each time."""
         target, amp_dtype = self.target, self.amp_dtype
         with mode_of(target), repeatable_convolutions(), _attention(target):
-            weights, inputs = self._tensors()
+            (weights, inputs), others = self._tensors(), self._tensors()
             region = (
-                ManualCast(target.device_type, amp_dtype, last_first=_last_first(target))
-                if manual
-                else target.autocast(amp_dtype)
+                _manual(target, amp_dtype, partial(self.program, *others)) if manual else target.autocast(amp_dtype)
             )
             with region, OpTrace() as ahead:
                 output, loss = self.program(weights, inputs)
@@ -423,14 +424,12 @@ def test_attention_backends(
     inputs = Inputs([torch.float32, amp_dtype], target.device, rng.initial_seed())
     tensors = [inputs.f(2, 2, 64, 16) for _ in range(3)]
     call: partial[torch.Tensor] = partial(F.scaled_dot_product_attention, is_causal=causal)
-    casts = ManualCast(target.device_type, amp_dtype, last_first=_last_first(target))
     with sdpa_kernel(getattr(SDPBackend, _SDPA[backend])):
-        with OpTrace() as predicted:
-            try:
-                with casts:
-                    manual = call(*tensors)
-            except RuntimeError as error:
-                case.unsupported(f"{backend} attention takes no {amp_dtype} here: {str(error).splitlines()[0]}")
+        try:
+            with _manual(target, amp_dtype, partial(call, *tensors)), OpTrace() as predicted:
+                manual = call(*tensors)
+        except RuntimeError as error:
+            case.unsupported(f"{backend} attention takes no {amp_dtype} here: {str(error).splitlines()[0]}")
         with target.autocast(amp_dtype), OpTrace() as seen:
             result = call(*tensors)
     case.equal("first op that is not as predicted", first_difference(seen.floating, predicted.floating), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import math
 import pickle
 from collections.abc import Callable
@@ -27,6 +28,11 @@ FORMS = {
 EACH_NON_FINITE = pytest.mark.parametrize("bad", NON_FINITE.values(), ids=list(NON_FINITE))
 
 ROUTES = pytest.mark.parametrize("explicit", [False, True], ids=["step", "unscale-then-step"])
+
+
+def has_xla() -> bool:
+    """Return whether torch_xla is installed: without CUDA, torch then takes CUDA's scaler to be XLA's."""
+    return importlib.util.find_spec("torch_xla") is not None
 
 
 def started(target: Target, **settings: Any) -> torch.amp.GradScaler:

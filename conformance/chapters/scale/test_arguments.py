@@ -16,7 +16,7 @@ import torch
 from ...harness.check import Case, contract
 from ...harness.targets import Target
 from .argument_values import KINDS, ROUTES, START, Route, Trial, Values, expected, tried
-from .support import RESUMED, started
+from .support import RESUMED, has_xla, started
 
 CLEAR = (TypeError, ValueError, AssertionError, RuntimeError)  # the classes of an error that a caller can act on
 
@@ -123,7 +123,7 @@ def test_devices(case: Case, target: Target, spelling: str, enabled: bool) -> No
             case.note(f"GradScaler({device!r}, enabled={enabled})", repr(scaler))
             continue
         case.true(f"GradScaler({device!r}) is constructed", isinstance(scaler, torch.amp.GradScaler), repr(scaler))
-        there = spelling == "types" and torch.cuda.is_available()
+        there = has_xla() or (spelling == "types" and torch.cuda.is_available())
         wanted = enabled and (there or torch.device(device).type != "cuda")
         case.equal(f"GradScaler({device!r}, enabled={enabled}) is enabled", scaler.is_enabled(), wanted)
         expect_usable(case, target, device, scaler)

@@ -15,7 +15,7 @@ from ...harness.check import Case, applies, contract
 from ...harness.targets import Target
 from ...oracles.fake_hardware import cuda_that_says
 from ...workloads.third_party_optimizers import Ordinary, SelfScaling, owning, parameters_of
-from .support import SETTINGS, iterate, started, track, tracker
+from .support import SETTINGS, has_xla, iterate, started, track, tracker
 
 # Settings and state tensors
 
@@ -93,7 +93,7 @@ def test_backoff_factor_below_one(case: Case, target: Target) -> None:
 
 
 @contract("AMP-SCALE-006")
-@applies(lambda _: "CUDA is available; this is about machines without" if torch.cuda.is_available() else None)
+@applies(lambda _: "CUDA, or torch_xla in its place, is available" if torch.cuda.is_available() or has_xla() else None)
 def test_cuda_scaler_without_cuda(case: Case) -> None:
     scaler = case.warns("GradScaler('cuda')", UserWarning, lambda: torch.amp.GradScaler("cuda"), names=("CUDA",))
     case.equal("enabled", scaler.is_enabled(), False)

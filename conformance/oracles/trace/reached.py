@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator
+from typing import Any
 
 import torch
 
@@ -17,7 +18,8 @@ _observing = False
 def reached(ops: Collection[str], hiding: Collection[str]) -> Iterator[set[str]]:
     """Fill the set, when the block ends, with those of the ATen `ops` ("mm") that it calls, also within other ops.
 
-    Left out are calls without a float32 or 16-bit tensor among their arguments, and those within one of `hiding`.
+    Left out are calls without a float32 or 16-bit tensor among their arguments, and those within one of `hiding`. Calls
+    of all threads are seen, where this torch can do so (`profile_all_threads`); otherwise those of this thread alone.
     Inside of another such block the set stays empty: the profiler has one observer at a time.
     """
     global _observing
@@ -25,7 +27,7 @@ def reached(ops: Collection[str], hiding: Collection[str]) -> Iterator[set[str]]
     if _observing:
         yield found
         return
-    profile = torch.autograd.profiler.profile(record_shapes=True)
+    profile = torch.autograd.profiler.profile(record_shapes=True, experimental_config=_of_all_threads())
     profile._parse_kineto_results = lambda result: []  # a table in Python, which takes most of the time
     _observing = True
     profile.__enter__()
@@ -36,6 +38,13 @@ def reached(ops: Collection[str], hiding: Collection[str]) -> Iterator[set[str]]
         profile.__exit__(None, None, None)
         wanted = frozenset(_PREFIX + op for op in ops)
         found.update(_outside(profile, wanted, frozenset(_PREFIX + op for op in hiding)))
+
+
+def _of_all_threads() -> Any:
+    try:
+        return torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    except TypeError:
+        return None
 
 
 def _outside(profile: torch.autograd.profiler.profile, wanted: frozenset[str], hiding: frozenset[str]) -> Iterator[str]:
