@@ -60,6 +60,10 @@ PRODUCTS: dict[str, Product] = {
         Product("addmm", lambda a, b, c: torch.addmm(c, a, b), bias="full"),
         Product("bmm", lambda a, b, c: torch.bmm(a, b), batch=2),
         Product("bmm of one", lambda a, b, c: torch.bmm(a, b), batch=1),
+        # The layouts of a stored weight and of attention scores: kernels are chosen by which operands are transposed.
+        Product("linear of a stored weight", lambda a, b, c: F.linear(a, b.t().contiguous(), c), bias="row"),
+        Product("bmm of a transposed right", lambda a, b, c: torch.bmm(a, b.mT.contiguous().mT), batch=2),
+        Product("bmm of a transposed left", lambda a, b, c: torch.bmm(a.mT.contiguous().mT, b), batch=2),
         Product("baddbmm", lambda a, b, c: torch.baddbmm(c, a, b), batch=2, bias="full"),
         Product("einsum", lambda a, b, c: torch.einsum("bik,bkj->bij", a, b), batch=2),
     )

@@ -136,6 +136,10 @@ def _image(kind: str, form: Format, rng: torch.Generator) -> tuple[Tensor, ...]:
     return image, 1 + plain(form, rng, CHANNELS) / 4, plain(form, rng, CHANNELS)
 
 
+def _last(image: Tensor) -> Tensor:
+    return image.contiguous(memory_format=torch.channels_last)
+
+
 def _channel(row: Rounded) -> Rounded:
     return row.view(lambda tensor: tensor.view(1, CHANNELS, 1, 1))
 
@@ -315,6 +319,28 @@ NORMALIZATIONS: dict[str, Op] = {
             _group_norm,
             _group_norm_gradient,
             _HEAVY,
+            "group_norm",
+            (1, 2),
+        ),
+        # Another kernel: the channels lie side by side.
+        Op(
+            "group_norm of channels last",
+            lambda x, w, b: F.group_norm(_last(x), GROUPS, w, b, EPS),
+            _image,
+            _group_norm,
+            _group_norm_gradient,
+            ("same_sign", "plain", "wide", "off_grid"),
+            "group_norm",
+            (1, 2),
+        ),
+        # A case of its own, as the CPU's kernel for channels last takes the variance in one pass.
+        Op(
+            "group_norm of channels last and a large mean",
+            lambda x, w, b: F.group_norm(_last(x), GROUPS, w, b, EPS),
+            _image,
+            _group_norm,
+            _group_norm_gradient,
+            ("mean_heavy",),
             "group_norm",
             (1, 2),
         ),

@@ -31,6 +31,7 @@ _EVERYWHERE = (("odd", "wide"), ("odd", "subnormal"), ("tiles", "plain"))
 TELLING = (("long", "grid"), ("long", "grid_same_sign"), *_EVERYWHERE)
 TELLING_BACKWARD = (("tall", "grid_same_sign"), ("tall", "grid"), *_EVERYWHERE)
 QUICK = ("mm", "linear", "addmm", "bmm")
+LAYOUTS = ("linear of a stored weight", "bmm of a transposed right", "bmm of a transposed left")
 
 # Kernels of backward products are those of mm and bmm.
 QUICK_BACKWARD = ("linear", "bmm")
@@ -46,7 +47,7 @@ def _by_name(what: str, table: Mapping[str, object], quick: Sequence[str]) -> py
     return pytest.mark.parametrize(what, rows)
 
 
-by_product = _by_name("product", PRODUCTS, QUICK)
+by_product = _by_name("product", PRODUCTS, (*QUICK, *LAYOUTS))
 by_backward_product = _by_name("product", PRODUCTS, QUICK_BACKWARD)
 by_convolution = _by_name("convolution", CONVOLUTIONS, QUICK_CONVOLUTIONS)
 by_attention = pytest.mark.parametrize("attention", ATTENTIONS.values(), ids=map(slug, ATTENTIONS))

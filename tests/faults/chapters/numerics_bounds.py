@@ -636,6 +636,77 @@ def layer_norm_weight_gradients_are_rounded() -> Iterator[None]:
         yield
 
 
+def _group_norm_of(last: bool) -> Iterator[None]:
+    """Group norms of 16-bit images in one memory layout take the statistics in one pass and round them to 16 bits."""
+
+    def run(
+        x: torch.Tensor, weight: Any, bias: Any, n: int, c: int, size: int, groups: int, eps: float
+    ) -> tuple[torch.Tensor, ...]:
+        is_last = x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+        rows = x.reshape(n, groups, -1)
+        hat, mean, scale = _normalised(rows, [2], eps, "16 bit" if is_last is last else "exact")
+        hat = hat.reshape(x.shape)
+        for parameter, apply in ((weight, torch.mul), (bias, torch.add)):
+            if parameter is not None:
+                hat = apply(hat, parameter.float().view(1, c, *[1] * (x.dim() - 2)))
+        kept = torch.float32 if weight is not None and weight.dtype is torch.float32 else x.dtype
+        layout = torch.channels_last if is_last else torch.contiguous_format
+        return (
+            hat.to(x.dtype).contiguous(memory_format=layout),
+            mean.view(n, groups).to(kept),
+            scale.view(n, groups).to(kept),
+        )
+
+    with kernel("native_group_norm", run, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-062")
+def group_norm_of_channels_last_keeps_16_bit_statistics() -> Iterator[None]:
+    """Mean and variance of a group norm of 16-bit images are rounded to 16 bits if the channels are last."""
+    yield from _group_norm_of(last=True)
+
+
+@fault("AMP-NUMERICS-062")
+def group_norm_of_channels_first_keeps_16_bit_statistics() -> Iterator[None]:
+    """Mean and variance of a group norm of 16-bit images are rounded to 16 bits if the channels are first."""
+    yield from _group_norm_of(last=False)
+
+
+def _pieces_if(transposed: Callable[[torch.Tensor, torch.Tensor], bool], *ops: str) -> Iterator[None]:
+    """Products whose operands have one layout pass on partial sums of 64 terms in 16 bits."""
+    pieces = _in_pieces(lambda piece, dtype: piece.to(dtype), 64)
+
+    def run(op: str, *args: Any, **kwargs: Any) -> torch.Tensor:
+        _, a, b = _operands(op, *args)
+        return (pieces if transposed(a, b) else _native)(op, *args, **kwargs)
+
+    with _products(run, *ops):
+        yield
+
+
+def _is_transposed(matrix: torch.Tensor) -> bool:
+    return matrix.stride(-2) == 1 and matrix.stride(-1) > 1
+
+
+@fault("AMP-NUMERICS-012")
+def bmm_with_a_transposed_right_passes_sums_on_in_16_bits() -> Iterator[None]:
+    """Batched products keep partial sums in 16 bits if the right operand alone is transposed, as for attention."""
+    yield from _pieces_if(lambda a, b: _is_transposed(b) and not _is_transposed(a), "bmm")
+
+
+@fault("AMP-NUMERICS-012")
+def bmm_with_a_transposed_left_passes_sums_on_in_16_bits() -> Iterator[None]:
+    """Batched products keep partial sums in 16 bits if the left operand alone is transposed."""
+    yield from _pieces_if(lambda a, b: _is_transposed(a) and not _is_transposed(b), "bmm")
+
+
+@fault("AMP-NUMERICS-012")
+def linear_of_a_stored_weight_passes_sums_on_in_16_bits() -> Iterator[None]:
+    """A linear layer with a bias keeps partial sums in 16 bits if its weight is contiguous, as a layer's is."""
+    yield from _pieces_if(lambda a, b: _is_transposed(b), "addmm")
+
+
 @contextlib.contextmanager
 def _layer_norm_backward(change: Callable[..., tuple[torch.Tensor, ...]]) -> Iterator[None]:
     """The backward of fp32 layer norms, by its formula, with the gradients changed."""
