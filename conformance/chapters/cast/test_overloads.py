@@ -486,11 +486,10 @@ def test_other_numbers_and_shapes(case: Case, target: Target, overload: str) -> 
     (amp_dtype, *_) = _amp_dtypes(case, target)
     for dtypes in ((torch.float32,), (amp_dtype,), (amp_dtype, torch.float32)):
         for place, call in enumerate(overloads.more_calls(target, overload, dtypes)):
-            _finished(
-                case,
-                target,
-                _judge(case, target, overload, f"{overloads.type_names(dtypes)}, call {place}", call, amp_dtype),
-            )
+            what = f"{overloads.type_names(dtypes)}, call {place}"
+            _finished(case, target, _judge(case, target, overload, what, call, amp_dtype))
+            for how, changed in overloads.optionals(overload, call).items():
+                _judge(case, target, overload, f"{what} {how}", changed, amp_dtype)
 
 
 @contract("AMP-CAST-057", on=ANY)

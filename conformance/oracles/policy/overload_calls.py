@@ -298,7 +298,12 @@ MORE: dict[str, tuple[Callable[[Inputs], Arguments], ...]] = {
         lambda t: _a(t.f(3, 4), t.f(4, 5)),
         lambda t: _a(t.f(2, 2, 3, 4), t.f(4, 5)),
     ),
-    "linear": (lambda t: _a(t.f(4), t.f(5, 4), t.f(5)), lambda t: _a(t.f(3, 4), t.f(4))),
+    "linear": (
+        lambda t: _a(t.f(4), t.f(5, 4), t.f(5)),
+        lambda t: _a(t.f(3, 4), t.f(4)),
+        lambda t: _a(t.f(3, 4), t.f(5, 4), t.f(5)),
+        lambda t: _a(t.f(2, 2, 3, 4), t.f(5, 4), t.f(5)),
+    ),
     "addmm": (lambda t: _a(t.f(5), t.f(3, 4), t.f(4, 5)), lambda t: _a(t.f(3, 1), t.f(3, 4), t.f(4, 5))),
     "baddbmm": (lambda t: _a(t.f(5), t.f(2, 3, 4), t.f(2, 4, 5)),),
     "addbmm": (lambda t: _a(t.f(5), t.f(2, 3, 4), t.f(2, 4, 5)),),

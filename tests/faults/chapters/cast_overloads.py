@@ -574,6 +574,30 @@ def product_without_its_addend_is_forgotten(named: Arguments, amp_dtype: torch.d
     return named.get("beta", 1) == 0
 
 
+@spares("baddbmm", "cpu", "lower_precision", "AMP-CAST-055")
+def batched_product_without_its_addend_is_forgotten(named: Arguments, amp_dtype: torch.dtype) -> bool:
+    """baddbmm on the CPU casts nothing where beta is zero."""
+    return named.get("beta", 1) == 0
+
+
+@spares("addr", "cuda", "lower_precision", "AMP-CAST-055")
+def outer_product_without_its_addend_is_forgotten(named: Arguments, amp_dtype: torch.dtype) -> bool:
+    """addr on CUDA casts nothing where beta is zero."""
+    return named.get("beta", 1) == 0
+
+
+@spares("linear", "cpu", "lower_precision", "AMP-CAST-056")
+def linear_of_a_vector_without_bias_is_forgotten(named: Arguments, amp_dtype: torch.dtype) -> bool:
+    """linear on the CPU casts nothing where the input is a vector and there is no bias."""
+    return named["input"].dim() == 1 and named.get("bias") is None
+
+
+@spares("conv2d", "cuda", "lower_precision", "AMP-CAST-056", level="standard")
+def convolution_of_one_image_without_bias_is_forgotten(named: Arguments, amp_dtype: torch.dtype) -> bool:
+    """conv2d on CUDA casts nothing where the input has no batch dimension and there is no bias."""
+    return named["input"].dim() == 3 and named.get("bias") is None
+
+
 @spares("sum.dim_IntList", "cuda", "fp32_set_dtype", "AMP-CAST-055")
 def sum_that_keeps_its_dimension_is_forgotten(named: Arguments, amp_dtype: torch.dtype) -> bool:
     """sum on CUDA stays in its input's type where it keeps the dimension."""
