@@ -32,7 +32,6 @@ _PROGRAMS_OF_A_CONTRACT = 2
 # Of a case that rests on the lists of a backend: the ops that it reached for which the device has other rules.
 _OTHER_RULES: pytest.StashKey[set[str]] = pytest.StashKey()
 _PROGRAMS: pytest.StashKey[Counter[str]] = pytest.StashKey()
-_BEFORE: pytest.StashKey[Snapshot] = pytest.StashKey()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -49,7 +48,6 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     from . import lost_device, state
 
     before, run = state.Snapshot(), item.config.stash[RUN]
-    item.stash[_BEFORE] = before
     try:
         state.seed_everything(seed_of(item))
         _require_capabilities(found, item.config.stash[RUN])
@@ -70,6 +68,19 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 def _restore(before: Snapshot, run: Run) -> None:
     """Restore the state; a device that no longer works cannot be restored, and its own error says more."""
     try:
+        before.restore()
+    except RuntimeError:
+        if run.lost() is None:
+            raise
+
+
+def _let_go(error: BaseException, run: Run) -> None:
+    """Drop what the frames of an error hold: a generator that stood in a region sets the state around that region."""
+    from . import exhaustion, state
+
+    try:
+        before = state.Snapshot()
+        exhaustion.let_go(error)
         before.restore()
     except RuntimeError:
         if run.lost() is None:
@@ -167,9 +178,7 @@ def _conclude(item: pytest.Item, found: Facts, call: pytest.CallInfo[None], repo
     if error is not None and exhaustion.ran_out(error):
         exhaustion.give_back(error)
     elif error is not None and not item.config.getoption("usepdb"):
-        exhaustion.let_go(error)
-    if (before := item.stash.get(_BEFORE, None)) is not None:  # a generator that stood in a region restores its state
-        _restore(before, run)
+        _let_go(error, run)
     if judgement.verdict in (Verdict.FAIL, Verdict.ERROR) and (lost := run.lost()) is not None:
         judgement = judge.Judgement(Verdict.FAIL, f"{judgement.reason}; afterwards {lost}", judgement.detail)
         report.lost_device = item.session.shouldstop = f"{lost}; the case that did it: {found.id}"  # type: ignore[attr-defined]
