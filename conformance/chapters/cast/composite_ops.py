@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from ...data import fixture, read_toml
 from ...oracles.policy.samples import Inputs
@@ -53,6 +54,24 @@ def _call(t: Inputs, x: torch.Tensor, make: Callable[..., nn.Module], *sizes: in
     return partial(_filled(t, make, *sizes, **options), x)
 
 
+class _Packed(nn.Module):
+    """A recurrent net that gets its input as sequences packed one after the other, here of one length."""
+
+    def __init__(self, net: nn.RNNBase) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: torch.Tensor) -> Tensors:
+        packed, state = self.net(pack_padded_sequence(x, torch.full((x.shape[1],), len(x))))
+        return pad_packed_sequence(packed)[0], state
+
+
+def _packed(t: Inputs, make: Callable[..., nn.RNNBase]) -> partial[Any]:
+    call = _call(t, t.f(5, 2, 4), make, 4, 3)
+    module: nn.Module = _Packed(call.func)
+    return partial(module, *call.args)
+
+
 def _attention(t: Inputs) -> partial[Any]:
     x = t.f(2, 4, 8)
     return partial(_filled(t, nn.MultiheadAttention, 8, 2, batch_first=True), x, x, x)
@@ -77,10 +96,12 @@ def _ctc(t: Inputs) -> partial[Any]:
 # The input comes first, so that it may have another dtype than the weights, which follow.
 CALLS: dict[str, Callable[[Inputs], partial[Any]]] = {
     "gru": lambda t: _call(t, t.f(5, 2, 4), nn.GRU, 4, 3),
+    "gru-packed": lambda t: _packed(t, nn.GRU),
     "lstm": lambda t: _call(t, t.f(5, 2, 4), nn.LSTM, 4, 3),
     "lstm-deep": lambda t: _call(t, t.f(5, 2, 4), nn.LSTM, 4, 3, num_layers=2, bidirectional=True),
     "rnn-tanh": lambda t: _call(t, t.f(5, 2, 4), nn.RNN, 4, 3),
     "rnn-relu": lambda t: _call(t, t.f(5, 2, 4), nn.RNN, 4, 3, nonlinearity="relu"),
+    "rnn-packed": lambda t: _packed(t, nn.RNN),
     "gru-cell": lambda t: _call(t, t.f(2, 4), nn.GRUCell, 4, 3),
     "lstm-cell": lambda t: _call(t, t.f(2, 4), nn.LSTMCell, 4, 3),
     "rnn-cell": lambda t: _call(t, t.f(2, 4), nn.RNNCell, 4, 3),
@@ -91,6 +112,9 @@ CALLS: dict[str, Callable[[Inputs], partial[Any]]] = {
     "normalize": lambda t: partial(F.normalize, t.f(3, 4)),
     "ctc_loss": _ctc,
     "einsum": lambda t: partial(torch.einsum, "bij,bjk->bik", t.f(2, 3, 4), t.f(2, 4, 5)),
+    "einsum-of-three": lambda t: partial(torch.einsum, "ij,jk,kl->il", t.f(3, 4), t.f(4, 5), t.f(5, 2)),
+    "einsum-of-a-list": lambda t: partial(torch.einsum, "ij,jk,kl->il", [t.f(3, 4), t.f(4, 5), t.f(5, 2)]),
+    "einsum-by-numbers": lambda t: partial(torch.einsum, t.f(3, 4), [0, 1], t.f(4, 5), [1, 2], [0, 2]),
 }
 
 
@@ -125,4 +149,9 @@ def _lstm_cell(module: nn.LSTMCell, x: torch.Tensor) -> Tensors:
 
 
 # The formulas of torch.nn's documentation, one op a step, in the order of operations of aten/src/ATen/native/RNN.cpp.
-WRITTEN: dict[str, Callable[..., Any]] = {"gru": _gru, "gru-cell": _gru_cell, "lstm-cell": _lstm_cell}
+WRITTEN: dict[str, Callable[..., Any]] = {
+    "gru": _gru,
+    "gru-packed": lambda module, x: _gru(module.net, x),
+    "gru-cell": _gru_cell,
+    "lstm-cell": _lstm_cell,
+}

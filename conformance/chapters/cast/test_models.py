@@ -239,9 +239,20 @@ _CHAIN = 2 * 0.6 * 35
 
 # A fused kernel and single ops round in different places: at most one rounding a step.
 _APART = 2 * 0.6 * 10
-_RECURRENT = ("gru", "lstm", "lstm-deep", "rnn-tanh", "rnn-relu", "gru-cell", "lstm-cell", "rnn-cell")
+_RECURRENT = (
+    *("gru", "gru-packed", "lstm", "lstm-deep", "rnn-tanh", "rnn-relu", "rnn-packed"),
+    *("gru-cell", "lstm-cell", "rnn-cell"),
+)
 _ATTENTION = ("attention", "encoder", "encoder-inference")
-_FUNCTIONS = ("pairwise_distance", "normalize", "ctc_loss", "einsum")
+_FUNCTIONS = (
+    "pairwise_distance",
+    "normalize",
+    "ctc_loss",
+    "einsum",
+    "einsum-of-three",
+    "einsum-of-a-list",
+    "einsum-by-numbers",
+)
 
 
 def _rows(names: tuple[str, ...], backend: str, *, real: bool = False) -> list[Any]:

@@ -471,9 +471,10 @@ def test_options_together(case: Case, target: Target, policy: str) -> None:
     chosen = [policy] if policy in late else [one for one, own in known.items() if own == policy and one not in late]
     for overload in filter(overloads.built, chosen):
         policy = known[overload]
-        for place, call in enumerate(overloads.calls_with_options(target, overload, _TELLING[policy](amp_dtype))):
-            seen = _judge(case, target, overload, f"options {place}", call, amp_dtype)
-            _finished(case, target, seen)
+        for dtypes in dict.fromkeys((_TELLING[policy](amp_dtype), (torch.float32,))):
+            for place, call in enumerate(overloads.calls_with_options(target, overload, dtypes)):
+                what = f"{overloads.type_names(dtypes)}, options {place}"
+                _finished(case, target, _judge(case, target, overload, what, call, amp_dtype))
 
 
 def _with_more(target: Target) -> Iterator[Any]:

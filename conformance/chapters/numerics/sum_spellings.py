@@ -136,16 +136,22 @@ _PRODUCTS: dict[str, Spelling] = {
 _REDUCTIONS: dict[str, Spelling] = {
     "sum": Spelling(lambda x: x.sum(-1)),
     "sum of columns": Spelling(lambda x: x.t().contiguous().sum(0)),
+    "sum of a vector": Spelling(lambda x: x[0].sum(), rows=1),
+    "sum of a matrix": Spelling(lambda x: x[:1].reshape(100, 200).sum(), rows=1),
     "mean": Spelling(lambda x: x.mean(-1), of=LONG),
+    "mean of a vector": Spelling(lambda x: x[0].mean(), of=LONG, rows=1),
+    "mean of a matrix": Spelling(lambda x: x[:1].reshape(100, 200).mean(), of=LONG, rows=1),
     "nansum": Spelling(lambda x: x.nansum(-1)),
     "nanmean": Spelling(lambda x: x.nanmean(-1), of=LONG),
     "masked.sum": Spelling(lambda x: torch.masked.sum(x, -1)),
     "masked.mean": Spelling(lambda x: torch.masked.mean(x, -1), of=LONG),
     "cumsum": Spelling(lambda x: x.cumsum(-1)[:, -1]),
+    "cumsum of a vector": Spelling(lambda x: x[0].cumsum(0)[-1:], rows=1),
     "cumsum of columns": Spelling(lambda x: x.t().contiguous().cumsum(0)[-1]),
     "norm of order 1": Spelling(lambda x: x.norm(1, dim=-1)),
     "norm of order 1 of columns": Spelling(lambda x: x.t().contiguous().norm(1, dim=0)),
     "vector_norm of order 1": Spelling(lambda x: torch.linalg.vector_norm(x, 1, dim=-1)),
+    "vector_norm of order 1 of a vector": Spelling(lambda x: torch.linalg.vector_norm(x[0], 1), rows=1),
     "matrix_norm of order inf": Spelling(lambda x: torch.linalg.matrix_norm(x[:1], float("inf")), rows=1),
     "dist of order 1": Spelling(lambda x: torch.dist(x[0], torch.zeros_like(x[0]), p=1), rows=1),
     "trapezoid": Spelling(lambda x: torch.trapezoid(F.pad(x, (1, 1)))),
@@ -352,8 +358,13 @@ ROWS_OF_NUMBERS: dict[str, Callable[[torch.Generator], Tensor]] = {
     "the first one alone": lambda rng: F.pad(torch.ones(ROWS, 1, dtype=torch.float64), (0, LONG - 1)),
 }
 """What is added up: no sum of any part is beyond what float32 holds exactly."""
+AVERAGED: dict[str, Callable[[torch.Generator], Tensor]] = {
+    "numbers of 8 to 16": lambda rng: torch.randint(8, 17, (ROWS, LONG), generator=rng).double(),
+}
+"""What averages add up as well: the sum is beyond fp16, the average is not."""
 
 QUICK = {
+    *("sum of a vector", "mean of a vector", "cumsum of a vector"),
     *("sum", "mean", "cumsum of columns", "norm of order 1", "mm with ones", "linear with ones", "bmm with ones"),
     *("einsum with ones", "conv2d", "avg_pool2d", "adaptive_avg_pool2d channels last", "index_add of one row"),
     *("scatter_add", "scatter_reduce mean", "index_put", "segment_reduce", "embedding_bag", "sparse.sum", "l1_loss"),
@@ -370,5 +381,11 @@ QUICK = {
     *("bias of group_norm", "bias of batch_norm", "interpolate bilinear", "adaptive_avg_pool2d"),
 }
 """Spellings and repeats of the depth `quick`."""
-QUICK_OUTSIDE = ("sum", "mean", "adaptive_avg_pool2d of two places", "adaptive_avg_pool3d of two places")
+QUICK_OUTSIDE = (
+    "sum",
+    "mean",
+    "mean of a vector",
+    "adaptive_avg_pool2d of two places",
+    "adaptive_avg_pool3d of two places",
+)
 """Spellings of the depth `quick` outside of regions."""

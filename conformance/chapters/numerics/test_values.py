@@ -193,7 +193,8 @@ def _sums(case: Case, target: Target, rng: torch.Generator, op: str, *, region: 
     tried = _Tried(case, target, name)
     for dtype in case.supported(target):
         form = FORMATS[dtype]
-        for kind, draw in ROWS_OF_NUMBERS.items():
+        kinds = ROWS_OF_NUMBERS if spelling.of == 1 else {**ROWS_OF_NUMBERS, **sum_spellings.AVERAGED}
+        for kind, draw in kinds.items():
             rows = draw(rng)
             try:
                 with full_precision(target.device_type), target.autocast(dtype, enabled=region):

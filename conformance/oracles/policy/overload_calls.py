@@ -317,8 +317,17 @@ MORE: dict[str, tuple[Callable[[Inputs], Arguments], ...]] = {
         lambda t: _a([t.f(3, 4), t.f(4, 5), t.f(5, 2), t.f(2, 6)]),
         lambda t: _a([t.f(4), t.f(4, 5), t.f(5)]),
     ),
-    "cat": (lambda t: _a([t.f(3, 4)]), lambda t: _a([t.f(3, 4) for _ in range(5)], 1)),
-    "stack": (lambda t: _a([t.f(3, 4)]), lambda t: _a([t.f(3, 4) for _ in range(5)], 1)),
+    "cat": (
+        lambda t: _a([t.f(3, 4)]),
+        lambda t: _a([t.f(3, 4) for _ in range(5)], 1),
+        lambda t: _a([t.f(3, 4), t.f(0, 4)]),
+        lambda t: _a([t.f(0, 4), t.f(3, 4)]),
+    ),
+    "stack": (
+        lambda t: _a([t.f(3, 4)]),
+        lambda t: _a([t.f(3, 4) for _ in range(5)], 1),
+        lambda t: _a([t.f(0, 4), t.f(0, 4)]),
+    ),
     "conv1d": (lambda t: _a(t.f(2, 4, 9), t.f(6, 2, 3), t.f(6), [2], [1], [2], 2),),
     "conv2d": (
         lambda t: _a(t.f(2, 4, 9, 9), t.f(6, 2, 3, 2), t.f(6), [2, 1], [1, 0], [1, 2], 2),

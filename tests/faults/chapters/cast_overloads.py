@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -584,6 +585,24 @@ def batched_product_without_its_addend_is_forgotten(named: Arguments, amp_dtype:
 def outer_product_without_its_addend_is_forgotten(named: Arguments, amp_dtype: torch.dtype) -> bool:
     """addr on CUDA casts nothing where beta is zero."""
     return named.get("beta", 1) == 0
+
+
+@broken("cat", "cpu", "AMP-CAST-056")
+def cat_does_not_ask_empty_tensors(op: Any, named: Arguments, amp_dtype: torch.dtype) -> Any:
+    """cat on the CPU promotes to the widest type of the tensors that have elements."""
+    full = [one for one in named["tensors"] if one.numel()]
+    if not full or len(full) == len(named["tensors"]):
+        return RULES["widest"](op, named, amp_dtype)
+    widest = functools.reduce(torch.promote_types, [one.dtype for one in full])
+    return op(**{**named, "tensors": [one.to(widest) for one in full]})
+
+
+@broken("ctc_loss.IntList", "cpu", "AMP-CAST-055")
+def ctc_loss_without_infinities_rounds_its_input(op: Any, named: Arguments, amp_dtype: torch.dtype) -> Any:
+    """ctc_loss on the CPU rounds float32 numbers to the amp dtype where it gives zeros in place of infinities."""
+    if named.get("zero_infinity", False):
+        named = {**named, "log_probs": named["log_probs"].to(amp_dtype)}
+    return RULES["fp32"](op, named, amp_dtype)
 
 
 @spares("linear", "cpu", "lower_precision", "AMP-CAST-056")

@@ -37,6 +37,44 @@ def conv_transpose2d_leaves_the_list() -> Iterator[None]:
         yield
 
 
+@fault("AMP-CAST-069")
+def einsum_of_three_runs_outside_of_the_region() -> Iterator[None]:
+    """torch.einsum leaves the region where it gets more than two operands one by one."""
+    original = torch.einsum
+
+    def einsum(*args: Any) -> torch.Tensor:
+        return _below(original)(*args) if isinstance(args[0], str) and len(args) > 3 else original(*args)
+
+    with replaced(torch, "einsum", einsum):
+        yield
+
+
+@fault("AMP-CAST-069")
+def einsum_by_numbers_runs_outside_of_the_region() -> Iterator[None]:
+    """torch.einsum leaves the region where dimensions have numbers and not letters."""
+    original = torch.einsum
+
+    def einsum(*args: Any) -> torch.Tensor:
+        return original(*args) if isinstance(args[0], str) else _below(original)(*args)
+
+    with replaced(torch, "einsum", einsum):
+        yield
+
+
+@fault("AMP-CAST-065")
+def packed_sequences_run_outside_of_the_region() -> Iterator[None]:
+    """A GRU casts nothing where it gets a packed sequence."""
+    with kernel("gru.data", _below(torch.ops.aten.gru.data), "AutocastCPU"):
+        yield
+
+
+@fault("AMP-CAST-065")
+def packed_sequences_of_plain_nets_run_outside_of_the_region() -> Iterator[None]:
+    """An RNN with tanh casts nothing where it gets a packed sequence."""
+    with kernel("rnn_tanh.data", _below(torch.ops.aten.rnn_tanh.data), "AutocastCPU"):
+        yield
+
+
 @fault("AMP-CAST-091", level="standard")
 def inverse_is_cast_to_16_bit() -> Iterator[None]:
     """linalg_inv_ex is on the lower precision list, though its kernel has no 16-bit form."""

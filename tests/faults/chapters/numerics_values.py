@@ -32,6 +32,29 @@ def means_divide_a_16_bit_sum() -> Iterator[None]:
         yield
 
 
+@fault("AMP-NUMERICS-084", "AMP-NUMERICS-107")
+def means_of_whole_tensors_divide_a_16_bit_sum() -> Iterator[None]:
+    """The mean of all numbers of an fp16 tensor rounds the sum before it is divided."""
+
+    def mean(x: torch.Tensor, *, dtype: Any = None) -> torch.Tensor:
+        return x.sum(dtype=dtype) / x.numel() if x.dtype is torch.float16 else x.mean(range(x.dim()), dtype=dtype)
+
+    with kernel("mean", mean, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-084", "AMP-NUMERICS-107")
+def cumulative_sums_of_vectors_stop_growing() -> Iterator[None]:
+    """The cumulative sum of a 16-bit vector stops where the type cannot tell it from the next one."""
+
+    def cumsum(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+        result = torch.ops.aten.cumsum.out(x.double(), dim, out=torch.empty(0, dtype=torch.float64))
+        return _stuck(result, x.dtype) if x.dtype in _LOW and x.dim() == 1 else result.to(dtype or x.dtype)
+
+    with kernel("cumsum", cumsum, "CPU"):
+        yield
+
+
 @fault("AMP-NUMERICS-081")
 def gelu_gradients_cube_in_16_bits() -> Iterator[None]:
     """The gradient of GELU multiplies by the third power of a 16-bit operand and by one over it."""
