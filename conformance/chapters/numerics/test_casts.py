@@ -26,12 +26,21 @@ def _tabulated_casts() -> dict[str, Any]:
     return read_toml(fixture("casts.toml"))
 
 
+def _in_shape(*shape: int) -> Callable[[Tensor, torch.dtype], Tensor]:
+    return lambda source, dtype: source.reshape(shape).to(dtype).flatten()
+
+
 # Each kind of cast runs another kernel: whole vectors and their remainder, single elements, copies, single numbers.
+# Backends have kernels by rank as well.
 CASTS: dict[str, Callable[[Tensor, torch.dtype], Tensor]] = {
     "to": lambda source, dtype: source.to(dtype),
     "strided": lambda source, dtype: torch.stack([source, source], 1)[:, 0].to(dtype),
     "copy_": lambda source, dtype: torch.empty(source.shape, dtype=dtype, device=source.device).copy_(source),
     "scalar": lambda source, dtype: torch.stack([item.to(dtype) for item in source]),
+    "matrix": _in_shape(1, -1),
+    "sequence": _in_shape(1, -1, 1),
+    "image": _in_shape(1, 1, -1, 1),
+    "volume": _in_shape(1, 1, 1, -1, 1),
 }
 
 

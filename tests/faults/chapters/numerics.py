@@ -141,6 +141,13 @@ def casts_saturate() -> Iterator[None]:
 
 
 @fault("AMP-NUMERICS-003")
+def casts_of_images_saturate() -> Iterator[None]:
+    """Casts of four-dimensional tensors give the largest finite number beyond the range."""
+    with _cast(lambda x, dtype: _saturated(x, dtype) if x.dim() == 4 else x):
+        yield
+
+
+@fault("AMP-NUMERICS-003")
 def casts_overflow_at_the_largest_number() -> Iterator[None]:
     """Everything above the largest 16-bit number becomes infinite, before the threshold of rounding."""
     with _cast(lambda x, dtype: torch.where(x.abs() > torch.finfo(dtype).max, x * math.inf, x)):
