@@ -53,10 +53,15 @@ def test_gradients_are_those_of_autograd(op: Op) -> None:
             torch.testing.assert_close(expected.value, leaf.grad, rtol=1e-9, atol=1e-12)
 
 
+# The same op by a kernel that is exact in float64: that for channels last loses half the digits to its one-pass variance.
+_EXACT = {"group_norm of channels last and a large mean": "group_norm"}
+
+
 @pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
 def test_formulas_are_those_of_torch(op: Op) -> None:
     inputs = op_error.operands(op, op.kinds[-1], FP32, torch.Generator().manual_seed(1))
-    expected = op.call(*(x.double() if x.is_floating_point() else x for x in inputs))
+    call = OPS[_EXACT.get(op.name, op.name)].call
+    expected = call(*(x.double() if x.is_floating_point() else x for x in inputs))
     operands = [Rounded.exact(x) if x.is_floating_point() else x for x in inputs]
     # Beyond 20 torch's softplus is x.
     torch.testing.assert_close(op.formula(stored_in(FP32), *operands).value, expected, rtol=1e-8, atol=1e-9)
