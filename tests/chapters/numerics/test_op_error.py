@@ -53,7 +53,7 @@ def test_gradients_are_those_of_autograd(op: Op) -> None:
             torch.testing.assert_close(expected.value, leaf.grad, rtol=1e-9, atol=1e-12)
 
 
-# The same op by a kernel that is exact in float64: that for channels last loses half the digits to its one-pass variance.
+# The same op by a kernel that is exact in float64: the one for channels last loses half the digits (one-pass variance).
 _EXACT = {"group_norm of channels last and a large mean": "group_norm"}
 
 
