@@ -66,22 +66,26 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 def _restore(before: Snapshot, run: Run) -> None:
-    """Restore the state; a device that no longer works cannot be restored, and its own error says more."""
-    try:
+    """Restore the state, if the devices still work."""
+    with _unless_lost(run):
         before.restore()
-    except RuntimeError:
-        if run.lost() is None:
-            raise
 
 
 def _let_go(error: BaseException, run: Run) -> None:
     """Drop what the frames of an error hold: a generator that stood in a region sets the state around that region."""
     from . import exhaustion, state
 
-    try:
+    with _unless_lost(run):
         before = state.Snapshot()
         exhaustion.let_go(error)
         before.restore()
+
+
+@contextmanager
+def _unless_lost(run: Run) -> Generator[None]:
+    """Pass over what a device raises that no longer works: its state cannot be had, and its own error says more."""
+    try:
+        yield
     except RuntimeError:
         if run.lost() is None:
             raise

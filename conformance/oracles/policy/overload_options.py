@@ -63,29 +63,23 @@ def _log_probabilities(t: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
 _FACTORS = {"beta": 0.5, "alpha": 2.0}
 _DROPPED = {"beta": 0, "alpha": -1}  # without the summand, for which kernels have a way of their own
 
+
+def _added(*shapes: tuple[int, ...]) -> tuple[Maker, ...]:
+    """Return a product that is added to its first operand, by factors, and one that is not."""
+    return tuple(
+        partial(lambda factors, t: _a(*(t.f(*shape) for shape in shapes), **factors), factors)
+        for factors in (_FACTORS, _DROPPED)
+    )
+
+
 OPTIONS: dict[str, tuple[Maker, ...]] = {
     # Products
-    "addmm": (
-        lambda t: _a(t.f(3, 5), t.f(3, 4), t.f(4, 5), **_FACTORS),
-        lambda t: _a(t.f(3, 5), t.f(3, 4), t.f(4, 5), **_DROPPED),
-    ),
+    "addmm": _added((3, 5), (3, 4), (4, 5)),
     "_addmm_activation": (lambda t: _a(t.f(5), t.f(3, 4), t.f(4, 5), use_gelu=False, **_FACTORS),),
-    "addmv": (
-        lambda t: _a(t.f(3), t.f(3, 4), t.f(4), **_FACTORS),
-        lambda t: _a(t.f(3), t.f(3, 4), t.f(4), **_DROPPED),
-    ),
-    "addr": (
-        lambda t: _a(t.f(3, 4), t.f(3), t.f(4), **_FACTORS),
-        lambda t: _a(t.f(3, 4), t.f(3), t.f(4), **_DROPPED),
-    ),
-    "addbmm": (
-        lambda t: _a(t.f(3, 5), t.f(2, 3, 4), t.f(2, 4, 5), **_FACTORS),
-        lambda t: _a(t.f(3, 5), t.f(2, 3, 4), t.f(2, 4, 5), **_DROPPED),
-    ),
-    "baddbmm": (
-        lambda t: _a(t.f(2, 3, 5), t.f(2, 3, 4), t.f(2, 4, 5), **_FACTORS),
-        lambda t: _a(t.f(2, 3, 5), t.f(2, 3, 4), t.f(2, 4, 5), **_DROPPED),
-    ),
+    "addmv": _added((3,), (3, 4), (4,)),
+    "addr": _added((3, 4), (3,), (4,)),
+    "addbmm": _added((3, 5), (2, 3, 4), (2, 4, 5)),
+    "baddbmm": _added((2, 3, 5), (2, 3, 4), (2, 4, 5)),
     "einsum": (lambda t: _a("ij,jk,kl->il", [t.f(3, 4), t.f(4, 5), t.f(5, 2)], path=[1, 2, 0, 1]),),
     "linalg_vecdot": (lambda t: _a(t.f(3, 4), t.f(3, 4), dim=0),),
     # Convolutions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,15 @@ def _stuck(sums: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Sums of ones that the 16-bit type no longer tells from the next one."""
     most = 2 / torch.finfo(dtype).eps
     return sums.clamp(-most, most).to(dtype)
+
+
+def _cumulative_sums_stuck(ranks: Collection[int]) -> Iterator[None]:
+    def cumsum(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+        result = torch.ops.aten.cumsum.out(x.double(), dim, out=torch.empty(0, dtype=torch.float64))
+        return _stuck(result, x.dtype) if x.dtype in _LOW and x.dim() in ranks else result.to(dtype or x.dtype)
+
+    with kernel("cumsum", cumsum, "CPU"):
+        yield
 
 
 @fault("AMP-NUMERICS-080")
@@ -47,12 +56,7 @@ def means_of_whole_tensors_divide_a_16_bit_sum() -> Iterator[None]:
 def cumulative_sums_of_vectors_stop_growing() -> Iterator[None]:
     """The cumulative sum of a 16-bit vector stops where the type cannot tell it from the next one."""
 
-    def cumsum(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-        result = torch.ops.aten.cumsum.out(x.double(), dim, out=torch.empty(0, dtype=torch.float64))
-        return _stuck(result, x.dtype) if x.dtype in _LOW and x.dim() == 1 else result.to(dtype or x.dtype)
-
-    with kernel("cumsum", cumsum, "CPU"):
-        yield
+    yield from _cumulative_sums_stuck(ranks=(1,))
 
 
 @fault("AMP-NUMERICS-081")
@@ -74,12 +78,7 @@ def gelu_gradients_cube_in_16_bits() -> Iterator[None]:
 def cumulative_sums_stop_growing() -> Iterator[None]:
     """A cumulative sum of a 16-bit tensor ends where one more is lost."""
 
-    def cumsum(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-        result = torch.ops.aten.cumsum.out(x.double(), dim, out=torch.empty(0, dtype=torch.float64))
-        return _stuck(result, x.dtype) if x.dtype in _LOW else result.to(dtype or x.dtype)
-
-    with kernel("cumsum", cumsum, "CPU"):
-        yield
+    yield from _cumulative_sums_stuck(ranks=range(64))
 
 
 @fault("AMP-NUMERICS-083")
