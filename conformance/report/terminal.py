@@ -71,8 +71,8 @@ Paint = Callable[[str, str], str]
 def render(report: Report, *, short: bool, width: int, report_path: str, color: bool = False) -> str:
     """Return the account of `report` in lines of at most `width` (tables and programs may be wider).
 
-    `short` leaves one line for each contract that failed, was waived or could not be judged. `report_path` is where the reader finds
-    the report. Control codes are there with `color` only.
+    `short` leaves one line for each contract that failed, was waived or could not be judged. `report_path` is where the
+    reader finds the report. Control codes are there with `color` only.
     """
 
     def paint(words: str, code: str) -> str:
