@@ -90,7 +90,10 @@ void on_device(const c10::OperatorHandle& asked, Stack* stack) {
     at::AutoDispatchBelowADInplaceOrView below;
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     if (sparse) op.callBoxed(stack);
-    else op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    else {
+      in_one_layout(op, stack);
+      op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    }
   }
   call.settle();
   if (!call.gives_to_card()) return;
