@@ -2,7 +2,8 @@
 
 Kinds of data beyond those of `bounds_reduction`: `large` logits (near 1000, where exponentials overflow without a
 shift), `apart` logits (one of 128, far above the rest: logarithms of -128 are kept where probabilities vanish), `flat`
-logits (a thousand like ones: a sum of their exponentials that is kept in 16 bits stands still).
+logits (a thousand like ones: a sum of their exponentials that is kept in 16 bits stands still), `equal` logits (as many
+as a language has words: the sum of their exponentials is their number, which fp32 has and no 16-bit type).
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ CHANNELS, GROUPS, SIDE = 6, 2, 7
 def _logits(kind: str, form: Format, rng: torch.Generator) -> tuple[Tensor, ...]:
     if kind == "flat":
         return (plain(form, rng, 2, 1025) / 4,)
+    if kind == "equal":
+        return (torch.full((2, 50_001), 0.5, dtype=torch.float64),)
     x = 3 * plain(form, rng, 7, 133)
     if kind == "large":
         return (x + 1000,)
@@ -315,7 +318,7 @@ NORMALIZATIONS: dict[str, Op] = {
             _logits,
             _softmax,
             _softmax_gradient,
-            ("flat", "apart", "large", "plain"),
+            ("equal", "apart", "flat", "large", "plain"),
             "softmax",
         ),
         Op(
@@ -324,7 +327,7 @@ NORMALIZATIONS: dict[str, Op] = {
             _logits,
             _log_softmax,
             _log_softmax_gradient,
-            ("flat", "apart", "large", "plain"),
+            ("equal", "apart", "flat", "large", "plain"),
             "log_softmax",
         ),
         # Another kernel: the classes are not what lies side by side, as in images.
@@ -334,7 +337,7 @@ NORMALIZATIONS: dict[str, Op] = {
             _logits,
             _softmax_of_columns,
             _softmax_of_columns_gradient,
-            ("flat", "large", "plain"),
+            ("equal", "flat", "large", "plain"),
             "softmax",
         ),
         Op(
@@ -343,7 +346,7 @@ NORMALIZATIONS: dict[str, Op] = {
             _logits,
             _log_softmax,
             _log_softmax_gradient,
-            ("flat", "apart", "large", "plain"),
+            ("equal", "apart", "flat", "large", "plain"),
             "log_softmax",
         ),
         Op(

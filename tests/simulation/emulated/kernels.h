@@ -11,6 +11,7 @@
 
 #include "attention.h"
 #include "lending.h"
+#include "sums.h"
 
 namespace emulated {
 
@@ -208,11 +209,6 @@ inline void read_in_tf32(const std::string& name, size_t count, Stack* stack) {
 
 // --- Calls
 
-inline void batch_norm_backward(const c10::OperatorHandle& op, const Arguments&, Stack* stack) {
-  in_one_layout(op, stack);
-  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
-}
-
 using Kernel = void (*)(const c10::OperatorHandle&, const Arguments&, Stack*);
 
 // Kernels that change what the CPU's take or give; the others are in written().
@@ -220,7 +216,8 @@ inline Kernel adapted(const std::string& name) {
   static const std::unordered_map<std::string, Kernel> table = {
       {"aten::_amp_foreach_non_finite_check_and_unscale_", check_and_unscale},
       {"aten::_amp_update_scale_", update_scale},
-      {"aten::native_batch_norm_backward", batch_norm_backward},
+      {"aten::convolution_backward", sum_in_fp32},
+      {"aten::native_batch_norm_backward", sum_in_fp32},
       {"aten::_fused_adam_", fused_step},
       {"aten::_fused_adamw_", fused_step},
       {"aten::_fused_sgd_", fused_step},

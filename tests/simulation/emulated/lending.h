@@ -236,14 +236,4 @@ void implement(torch::Library& library, c10::DispatchKey cpu) {
   }
 }
 
-// The CPU's backward of a batch norm rounds its sums where gradient and input differ in layout; CUDA's keeps them in
-// fp32 (aten/src/ATen/native/cuda/Normalization.cuh), and cuDNN's takes the two in one layout.
-inline void in_one_layout(const c10::OperatorHandle& op, Stack* stack) {
-  const auto& schema = op.schema();
-  if (schema.name() != "aten::native_batch_norm_backward") return;
-  const auto first = stack->end() - static_cast<int64_t>(schema.arguments().size());
-  const auto format = first[1].toTensor().suggest_memory_format();
-  for (auto place : {0, 1}) first[place] = first[place].toTensor().contiguous(format);
-}
-
 }  // namespace emulated
