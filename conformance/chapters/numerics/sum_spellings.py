@@ -176,9 +176,6 @@ _REDUCTIONS: dict[str, Spelling] = {
     "margin_ranking_loss": Spelling(
         lambda x: F.margin_ranking_loss(-x[0], torch.zeros_like(x[0]), _ones(x, LONG), reduction="sum"), rows=1
     ),
-    "poisson_nll_loss": Spelling(
-        lambda x: F.poisson_nll_loss(x[0], torch.zeros_like(x[0]), log_input=False, reduction="sum"), rows=1
-    ),
     "sparse.sum": Spelling(lambda x: torch.sparse.sum(x.to_sparse(), 1).to_dense(), on_cards=False),
 }
 _POOLS: dict[str, Spelling] = {
