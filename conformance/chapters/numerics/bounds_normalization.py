@@ -1,8 +1,9 @@
-"""Error bounds for softmax and for layer, group, batch and RMS norm, forward and backward.
+"""Error bounds for softmax and for layer, group, batch, instance and RMS norm, forward and backward.
 
 Kinds of data beyond those of `bounds_reduction`: `large` logits (near 1000, where exponentials overflow without a
 shift), `apart` logits (one of 128, far above the rest: logarithms of -128 are kept where probabilities vanish), `flat`
-logits (a thousand like ones: a sum of their exponentials that is kept in 16 bits stands still).
+logits (a thousand like ones: a sum of their exponentials that is kept in 16 bits stands still), `equal` logits (as many
+as a language has words: the sum of their exponentials is their number, which fp32 has and no 16-bit type).
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ CHANNELS, GROUPS, SIDE = 6, 2, 7
 def _logits(kind: str, form: Format, rng: torch.Generator) -> tuple[Tensor, ...]:
     if kind == "flat":
         return (plain(form, rng, 2, 1025) / 4,)
+    if kind == "equal":
+        return (torch.full((2, 50_001), 0.5, dtype=torch.float64),)
     x = 3 * plain(form, rng, 7, 133)
     if kind == "large":
         return (x + 1000,)
@@ -128,51 +131,72 @@ def _rms_norm_gradient(store: Store, seed: Rounded, x: Rounded, weight: Rounded)
     return scale * (through - hat * (kept(through * hat, -1) / count)), total(seed * hat, 0)
 
 
-# --- normalization of images (samples, channels, height, width)
+# --- normalization of images (samples, channels, height, width), and of what has other dimensions after the channels
 
 
 def _image(kind: str, form: Format, rng: torch.Generator) -> tuple[Tensor, ...]:
-    image = DATA[kind](form, rng, 3, CHANNELS, SIDE, SIDE)
-    return image, 1 + plain(form, rng, CHANNELS) / 4, plain(form, rng, CHANNELS)
+    return images(kind, form, rng, 3, CHANNELS, SIDE, SIDE)
+
+
+def images(kind: str, form: Format, rng: torch.Generator, *shape: int) -> tuple[Tensor, ...]:
+    """Draw an image of a shape (samples, channels, ...), a weight and a bias."""
+    return DATA[kind](form, rng, *shape), 1 + plain(form, rng, shape[1]) / 4, plain(form, rng, shape[1])
 
 
 def _last(image: Tensor) -> Tensor:
     return image.contiguous(memory_format=torch.channels_last)
 
 
-def _channel(row: Rounded) -> Rounded:
-    return row.view(lambda tensor: tensor.view(1, CHANNELS, 1, 1))
+def _channel(row: Rounded, x: Rounded) -> Rounded:
+    """A number of each channel, to be broadcast over an image."""
+    return row.view(lambda tensor: tensor.view(1, -1, *_ones(x)))
+
+
+def _ones(x: Rounded) -> list[int]:
+    return [1] * (x.value.dim() - 2)
+
+
+def _space(x: Rounded) -> tuple[int, ...]:
+    return tuple(range(2, x.value.dim()))
+
+
+def _batch(x: Rounded) -> tuple[int, ...]:
+    return 0, *_space(x)
 
 
 def _grouped(x: Rounded) -> Rounded:
-    return x.view(lambda tensor: tensor.reshape(3, GROUPS, CHANNELS // GROUPS, SIDE, SIDE))
+    return x.view(lambda tensor: tensor.reshape(len(tensor), GROUPS, -1, *tensor.shape[2:]))
 
 
-def _imaged(x: Rounded) -> Rounded:
-    return x.view(lambda tensor: tensor.reshape(3, CHANNELS, SIDE, SIDE))
+def _like(grouped: Rounded, x: Rounded) -> Rounded:
+    return grouped.view(lambda tensor: tensor.reshape(x.value.shape))
 
 
 def _group_norm(store: Store, x: Rounded, weight: Rounded, bias: Rounded) -> Rounded:
     """(x - mean) rstd w + b, or x (rstd w) + (b - mean rstd w), whose terms cancel where the mean is large."""
     grouped = _grouped(x)
-    centred, scale = _statistics(grouped, (2, 3, 4))
-    straight = _imaged(centred * scale) * _channel(weight) + _channel(bias)
-    apart = _sizes(x.value, _group_mean(grouped).value, _per_channel(scale).value, weight.value)
-    return loosened(straight, apart + bias.value.abs().view(1, CHANNELS, 1, 1))
+    centred, scale = _statistics(grouped, _space(grouped))
+    straight = _like(centred * scale, x) * _channel(weight, x) + _channel(bias, x)
+    apart = _sizes(x, _group_mean(grouped, x).value, _per_channel(scale, x).value, weight)
+    return loosened(straight, apart + _channel(bias, x).value.abs())
 
 
-def _sizes(x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor) -> Tensor:
+def _sizes(x: Rounded, mean: Tensor, scale: Tensor, weight: Rounded) -> Tensor:
     """(|x| + |mean|) rstd |w|."""
-    return (x.abs() + mean.abs()) * scale * weight.abs().view(1, CHANNELS, 1, 1)
+    return (x.value.abs() + mean.abs()) * scale * _channel(weight, x).value.abs()
 
 
-def _group_mean(grouped: Rounded) -> Rounded:
-    return _per_channel(kept(grouped, 2, 3, 4) / float(CHANNELS // GROUPS * SIDE**2))
+def _group_mean(grouped: Rounded, x: Rounded) -> Rounded:
+    dims = _space(grouped)
+    return _per_channel(kept(grouped, *dims) / float(grouped.value[0, 0].numel()), x)
 
 
-def _per_channel(of_group: Rounded) -> Rounded:
-    """(samples, groups, 1, 1, 1) as (samples, channels, 1, 1)."""
-    return of_group.view(lambda tensor: tensor.reshape(3, GROUPS, 1, 1).repeat_interleave(CHANNELS // GROUPS, 1))
+def _per_channel(of_group: Rounded, x: Rounded) -> Rounded:
+    """(samples, groups, 1, ...) as (samples, channels, 1, ...)."""
+    samples, channels = x.value.shape[:2]
+    return of_group.view(
+        lambda tensor: tensor.reshape(samples, GROUPS, *_ones(x)).repeat_interleave(channels // GROUPS, 1)
+    )
 
 
 def _group_norm_gradient(
@@ -184,39 +208,55 @@ def _group_norm_gradient(
     (aten/src/ATen/native/cpu/group_norm_kernel.cpp): sums of n terms of the size of x, not of x - mean, and c2 x.
     """
     grouped = _grouped(x)
-    centred, scale = _statistics(grouped, (2, 3, 4))
-    count = CHANNELS // GROUPS * SIDE**2
-    hat, through = centred * scale, _grouped(seed * _channel(weight))
-    straight = _normal_gradient(through, hat, scale, (2, 3, 4))
-    mean = grouped.value.mean((2, 3, 4), keepdim=True).abs()
-    sums = (through.value.abs() * (grouped.value.abs() + mean)).sum((2, 3, 4), keepdim=True)
+    dims = _space(grouped)
+    centred, scale = _statistics(grouped, dims)
+    count = grouped.value[0, 0].numel()
+    hat, through = centred * scale, _grouped(seed * _channel(weight, x))
+    straight = _normal_gradient(through, hat, scale, dims)
+    mean = grouped.value.mean(dims, keepdim=True).abs()
+    sums = (through.value.abs() * (grouped.value.abs() + mean)).sum(dims, keepdim=True)
     c2 = scale.value**3 / count * sums
     of_x = loosened(straight, c2 * (count * centred.value.abs() + grouped.value.abs() + mean))
-    by_channel = (seed.value.abs() * (x.value.abs() + _group_mean(grouped).value.abs())).sum((2, 3), keepdim=True)
-    of_weight = loosened(
-        total(seed * _imaged(hat), *_BATCH), SIDE**2 * (by_channel * _per_channel(scale).value).sum(_BATCH)
-    )
-    return _imaged(of_x), of_weight, total(seed, *_BATCH)
+    size = seed.value.abs() * (x.value.abs() + _group_mean(grouped, x).value.abs()) * _per_channel(scale, x).value
+    of_weight = loosened(total(seed * _like(hat, x), *_batch(x)), x.value[0, 0].numel() * size.sum(_batch(x)))
+    return _like(of_x, x), of_weight, total(seed, *_batch(x))
 
 
-_BATCH = (0, 2, 3)
+def _by_channel(x: Rounded, weight: Rounded, bias: Rounded, dims: tuple[int, ...]) -> Rounded:
+    """(x - mean) rstd w + b, or x (rstd w) + (b - mean rstd w), as the CPU's kernels have it."""
+    centred, scale = _statistics(x, dims)
+    straight = centred * scale * _channel(weight, x) + _channel(bias, x)
+    apart = _sizes(x, x.value.mean(dims, keepdim=True), scale.value, weight)
+    return loosened(straight, apart + _channel(bias, x).value.abs())
+
+
+def _by_channel_gradient(
+    seed: Rounded, x: Rounded, weight: Rounded, dims: tuple[int, ...]
+) -> tuple[Rounded, Rounded, Rounded]:
+    centred, scale = _statistics(x, dims)
+    hat = centred * scale
+    of_x = _normal_gradient(seed * _channel(weight, x), hat, scale, dims)
+    return of_x, total(seed * hat, *_batch(x)), total(seed, *_batch(x))
 
 
 def _batch_norm(store: Store, x: Rounded, weight: Rounded, bias: Rounded) -> Rounded:
-    """(x - mean) rstd w + b, or x (rstd w) + (b - mean rstd w), as the CPU's kernels have it."""
-    centred, scale = _statistics(x, _BATCH)
-    straight = centred * scale * _channel(weight) + _channel(bias)
-    apart = _sizes(x.value, x.value.mean(_BATCH, keepdim=True), scale.value, weight.value)
-    return loosened(straight, apart + bias.value.abs().view(1, CHANNELS, 1, 1))
+    return _by_channel(x, weight, bias, _batch(x))
 
 
 def _batch_norm_gradient(
     store: Store, seed: Rounded, x: Rounded, weight: Rounded, bias: Rounded
 ) -> tuple[Rounded, Rounded, Rounded]:
-    centred, scale = _statistics(x, _BATCH)
-    hat = centred * scale
-    through = seed * _channel(weight)
-    return _normal_gradient(through, hat, scale, _BATCH), total(seed * hat, *_BATCH), total(seed, *_BATCH)
+    return _by_channel_gradient(seed, x, weight, _batch(x))
+
+
+def _instance_norm(store: Store, x: Rounded, weight: Rounded, bias: Rounded) -> Rounded:
+    return _by_channel(x, weight, bias, _space(x))
+
+
+def _instance_norm_gradient(
+    store: Store, seed: Rounded, x: Rounded, weight: Rounded, bias: Rounded
+) -> tuple[Rounded, Rounded, Rounded]:
+    return _by_channel_gradient(seed, x, weight, _space(x))
 
 
 def running_statistics(image: Tensor, mean: Tensor, variance: Tensor, momentum: float = 0.1) -> tuple[Rounded, Rounded]:
@@ -224,10 +264,11 @@ def running_statistics(image: Tensor, mean: Tensor, variance: Tensor, momentum: 
 
     Sums that were kept of an fp32 image have the error of n terms in any order; the variance is the unbiased one.
     """
-    x, count = Rounded.exact(image), float(image.numel() // CHANNELS)
-    centred, _ = _statistics(x, _BATCH)
-    kept_mean = total(x, *_BATCH) / count
-    kept_variance = total(centred * centred, *_BATCH) / (count - 1)
+    x = Rounded.exact(image)
+    dims, count = _batch(x), float(image[:, 0].numel())
+    centred, _ = _statistics(x, dims)
+    kept_mean = total(x, *dims) / count
+    kept_variance = total(centred * centred, *dims) / (count - 1)
     old, new = Rounded.constant(1 - momentum), Rounded.constant(momentum)
     return (
         Rounded.exact(mean) * old + kept_mean * new,
@@ -236,24 +277,30 @@ def running_statistics(image: Tensor, mean: Tensor, variance: Tensor, momentum: 
 
 
 def _running_image(kind: str, form: Format, rng: torch.Generator) -> tuple[Tensor, ...]:
-    return *_image(kind, form, rng), plain(form, rng, CHANNELS), 0.5 + torch.rand(CHANNELS, generator=rng).double()
+    return running_images(kind, form, rng, 3, CHANNELS, SIDE, SIDE)
+
+
+def running_images(kind: str, form: Format, rng: torch.Generator, *shape: int) -> tuple[Tensor, ...]:
+    """Draw what `images` does, a running mean and a running variance."""
+    drawn = images(kind, form, rng, *shape)
+    return *drawn, plain(form, rng, shape[1]), 0.5 + torch.rand(shape[1], generator=rng).double()
 
 
 def _running_norm(
     store: Store, x: Rounded, weight: Rounded, bias: Rounded, mean: Rounded, variance: Rounded
 ) -> Rounded:
-    scale = Rounded.constant(1.0) / (_channel(variance) + EPS).sqrt()
-    straight = (x - _channel(mean)) * scale * _channel(weight) + _channel(bias)
-    apart = _sizes(x.value, _channel(mean).value, scale.value, weight.value)
-    return loosened(straight, apart + bias.value.abs().view(1, CHANNELS, 1, 1))
+    scale = Rounded.constant(1.0) / (_channel(variance, x) + EPS).sqrt()
+    straight = (x - _channel(mean, x)) * scale * _channel(weight, x) + _channel(bias, x)
+    apart = _sizes(x, _channel(mean, x).value, scale.value, weight)
+    return loosened(straight, apart + _channel(bias, x).value.abs())
 
 
 def _running_norm_gradient(
     store: Store, seed: Rounded, x: Rounded, weight: Rounded, bias: Rounded, mean: Rounded, variance: Rounded
 ) -> tuple[Rounded | None, ...]:
-    scale = Rounded.constant(1.0) / (_channel(variance) + EPS).sqrt()
-    terms = seed * (x - _channel(mean)) * scale
-    return seed * _channel(weight) * scale, total(terms, *_BATCH), total(seed, *_BATCH), None, None
+    scale = Rounded.constant(1.0) / (_channel(variance, x) + EPS).sqrt()
+    terms = seed * (x - _channel(mean, x)) * scale
+    return seed * _channel(weight, x) * scale, total(terms, *_batch(x)), total(seed, *_batch(x)), None, None
 
 
 def _evaluate(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
@@ -271,7 +318,7 @@ NORMALIZATIONS: dict[str, Op] = {
             _logits,
             _softmax,
             _softmax_gradient,
-            ("flat", "apart", "large", "plain"),
+            ("equal", "apart", "flat", "large", "plain"),
             "softmax",
         ),
         Op(
@@ -280,7 +327,7 @@ NORMALIZATIONS: dict[str, Op] = {
             _logits,
             _log_softmax,
             _log_softmax_gradient,
-            ("flat", "apart", "large", "plain"),
+            ("equal", "apart", "flat", "large", "plain"),
             "log_softmax",
         ),
         # Another kernel: the classes are not what lies side by side, as in images.
@@ -290,7 +337,7 @@ NORMALIZATIONS: dict[str, Op] = {
             _logits,
             _softmax_of_columns,
             _softmax_of_columns_gradient,
-            ("flat", "large", "plain"),
+            ("equal", "flat", "large", "plain"),
             "softmax",
         ),
         Op(
@@ -299,7 +346,7 @@ NORMALIZATIONS: dict[str, Op] = {
             _logits,
             _log_softmax,
             _log_softmax_gradient,
-            ("flat", "apart", "large", "plain"),
+            ("equal", "apart", "flat", "large", "plain"),
             "log_softmax",
         ),
         Op(
@@ -363,6 +410,16 @@ NORMALIZATIONS: dict[str, Op] = {
             ("plain", "wide"),
             "batch_norm",
             (1, 2, 3, 4),
+        ),
+        Op(
+            "instance_norm",
+            lambda x, w, b: F.instance_norm(x, None, None, w, b),
+            _image,
+            _instance_norm,
+            _instance_norm_gradient,
+            ("plain", "wide", "off_grid"),
+            "instance_norm",
+            (1, 2),
         ),
         Op(
             "rms_norm",

@@ -21,6 +21,7 @@ from ...oracles.numbers.running_error import CONFIDENCE, UNIT, Rounded
 
 Region = Callable[[], AbstractContextManager[object]]
 Store = Callable[[Rounded], Rounded]
+Layout = Callable[[Tensor], Tensor]
 
 ORDER = 2.0
 """A kernel may evaluate an equivalent formula in another order; each rounding of this formula then stands
@@ -209,6 +210,8 @@ class Op:
     narrows: bool = False
     """Its backward casts the incoming gradient to the operand's type and adds up in that, so that the gradient of a
     16-bit operand has no bound where the op is listed as fp32."""
+    incoming: Layout = lambda gradient: gradient
+    """The memory layout that the incoming gradient gets, and equal values where several share their memory."""
 
 
 def operands(op: Op, kind: str, form: Format, generator: torch.Generator) -> list[Tensor]:
@@ -249,8 +252,8 @@ def measure(
         return found
     seed = torch.randn(seen.shape, generator=generator).double()
     # Where nothing cancels in the forward, nothing does in the backward.
-    seed = rounded(seed.abs() + 0.5 if kind in SAME_SIGN else seed, out)
-    seen.backward(seed.to(out.dtype).to(device))
+    seed = op.incoming(rounded(seed.abs() + 0.5 if kind in SAME_SIGN else seed, out))
+    seen.backward(op.incoming(seed.to(out.dtype).to(device)))
     gradients = op.gradient(store, Rounded.exact(seed), *exact)
     for place, (leaf, reference) in enumerate(zip(leaves, gradients, strict=True)):
         if reference is not None and leaf.grad is not None:

@@ -6,7 +6,7 @@ partial sum somewhere, and in a 16-bit type a partial sum stops growing at 2048 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -130,6 +130,12 @@ _PRODUCTS: dict[str, Spelling] = {
         )[0],
         on_cards=False,
     ),
+    "attention to each key alike": Spelling(
+        lambda x: F.scaled_dot_product_attention(
+            _none(x, 1, 1, 1, ROWS), _none(x, 1, 1, LONG, ROWS), x.t()[None, None]
+        ).flatten(),
+        of=LONG,
+    ),
     "cdist of order 1": Spelling(lambda x: torch.cdist(x, torch.zeros_like(x[:1]), p=1.0)[:, 0]),
     "sparse.mm with ones": Spelling(lambda x: torch.sparse.mm(x.to_sparse(), _ones(x, LONG, 2)), on_cards=False),
 }
@@ -156,7 +162,20 @@ _REDUCTIONS: dict[str, Spelling] = {
     "dist of order 1": Spelling(lambda x: torch.dist(x[0], torch.zeros_like(x[0]), p=1), rows=1),
     "trapezoid": Spelling(lambda x: torch.trapezoid(F.pad(x, (1, 1)))),
     "l1_loss": Spelling(lambda x: F.l1_loss(x[0], torch.zeros_like(x[0]), reduction="sum"), rows=1),
+    "mean of l1_loss": Spelling(lambda x: F.l1_loss(x[0], torch.zeros_like(x[0])), of=LONG, rows=1),
+    "smooth_l1_loss": Spelling(
+        lambda x: F.smooth_l1_loss(x[0], torch.zeros_like(x[0]), beta=0.0, reduction="sum"), rows=1
+    ),
     "nll_loss": Spelling(lambda x: -F.nll_loss(x[:1].t(), _first(x), reduction="sum"), rows=1),
+    "mean of nll_loss": Spelling(lambda x: -F.nll_loss(x[:1].t(), _first(x)), of=LONG, rows=1),
+    "nll_loss of pictures": Spelling(
+        lambda x: -F.nll_loss(x[:1].reshape(1, 1, 100, 200), _first(x).reshape(1, 100, 200), reduction="sum"), rows=1
+    ),
+    "kl_div": Spelling(lambda x: F.kl_div(-x[0], _ones(x, LONG), reduction="sum"), rows=1),
+    "hinge_embedding_loss": Spelling(lambda x: F.hinge_embedding_loss(x[0], _ones(x, LONG), reduction="sum"), rows=1),
+    "margin_ranking_loss": Spelling(
+        lambda x: F.margin_ranking_loss(-x[0], torch.zeros_like(x[0]), _ones(x, LONG), reduction="sum"), rows=1
+    ),
     "sparse.sum": Spelling(lambda x: torch.sparse.sum(x.to_sparse(), 1).to_dense(), on_cards=False),
 }
 _POOLS: dict[str, Spelling] = {
@@ -234,6 +253,8 @@ SPELLINGS: dict[str, Spelling] = {**_REDUCTIONS, **_PRODUCTS, **_POOLS, **_PLACE
 # --- what is repeated forward is added up backward
 
 FEW = 8
+MANY = 10_000
+"""Samples: more than fp16 adds up one by one."""
 
 
 @dataclass(frozen=True)
@@ -305,7 +326,19 @@ _PARAMETERS: dict[str, Repeat] = {
         lambda x: F.conv_transpose2d(_none(x, 50, 2, 20, 20), _none(x, 2, 4, 1, 1), _column(x))
     ),
     "weight of linear": Repeat(lambda x: F.linear(_ones(x, LONG, FEW), x)),
-    "weight of conv1d": Repeat(lambda x: F.conv1d(_ones(x, 50, FEW, 400), x[..., None]), on_cards=False),
+    "weight of matmul": Repeat(lambda x: _ones(x, 400, 50, FEW) @ x.t()),
+    "weight of bmm": Repeat(lambda x: torch.bmm(_ones(x, 400, 50, FEW), x.t().expand(400, FEW, ROWS))),
+    "weight of einsum": Repeat(lambda x: torch.einsum("bni,oi->bno", _ones(x, 400, 50, FEW), x)),
+    "weight of bilinear": Repeat(
+        lambda x: F.bilinear(_ones(x, MANY, 2), _ones(x, MANY, 4), x.reshape(ROWS, 2, 4)), on_cards=False
+    ),
+    "keys and values of attention": Repeat(
+        lambda x: F.scaled_dot_product_attention(_ones(x, 1, 1, MANY, FEW) / 8, x[None, None], x[None, None])
+    ),
+    "weight of rms_norm": Repeat(lambda x: F.rms_norm(_ones(x, LONG, 4), [4], _column(x)), on_cards=False),
+    "bias of instance_norm": Repeat(
+        lambda x: F.instance_norm(_none(x, 100, 4, 200), None, None, _ones(x, 4), _column(x))
+    ),
     "bias of group_norm": Repeat(lambda x: F.group_norm(_none(x, 100, 4, 200), 2, _ones(x, 4), _column(x))),
     "bias of group_norm without a weight": Repeat(
         lambda x: F.group_norm(_none(x, 100, 4, 200), 2, None, _column(x)), on_cards=False
@@ -314,6 +347,41 @@ _PARAMETERS: dict[str, Repeat] = {
         lambda x: F.batch_norm(_none(x, 100, 4, 200), None, None, _ones(x, 4), _column(x), training=True)
     ),
     "weight of prelu": Repeat(lambda x: F.prelu(-_ones(x, 1000, 4, 20), _column(x))),
+}
+
+
+def _convolved(call: Callable[..., Tensor], samples: Sequence[int], weight: Sequence[int], **options: int) -> Repeat:
+    """Return a convolution of ones by a weight of the numbers of x. Cards have no library for all dilated ones."""
+    return Repeat(lambda x: call(_ones(x, *samples), x.reshape(*weight), **options), on_cards="dilation" not in options)
+
+
+# Each weight is used for each sample, or for each place of one sample.
+_CONVOLUTIONS: dict[str, Repeat] = {
+    "weight of conv1d": _convolved(F.conv1d, (50, FEW, 400), (ROWS, FEW, 1)),
+    "weight of conv1d over samples": _convolved(F.conv1d, (MANY, FEW, 1), (ROWS, FEW, 1)),
+    "weight of conv1d over space": _convolved(F.conv1d, (1, FEW, LONG), (ROWS, FEW, 1)),
+    "weight of conv2d over samples": _convolved(F.conv2d, (MANY, 2, 2, 2), (ROWS, 2, 2, 2)),
+    "weight of conv2d over space": _convolved(F.conv2d, (1, 2, 142, 142), (ROWS, 2, 2, 2)),
+    "weight of conv2d channels last over samples": Repeat(
+        lambda x: F.conv2d(
+            _ones(x, MANY, 2, 2, 2).contiguous(memory_format=torch.channels_last), x.reshape(ROWS, 2, 2, 2)
+        )
+    ),
+    "weight of grouped conv2d over samples": _convolved(F.conv2d, (MANY, 6, 2, 2), (ROWS, 2, 2, 2), groups=ROWS),
+    "weight of depthwise conv2d over samples": _convolved(F.conv2d, (MANY, 3, 2, 4), (ROWS, 1, 2, 4), groups=ROWS),
+    "weight of depthwise conv2d over space": _convolved(F.conv2d, (1, 3, 142, 142), (ROWS, 1, 2, 4), groups=ROWS),
+    "weight of dilated conv2d over samples": _convolved(F.conv2d, (MANY, 2, 3, 3), (ROWS, 2, 2, 2), dilation=2),
+    "weight of conv3d over samples": _convolved(F.conv3d, (MANY, 1, 2, 2, 2), (ROWS, 1, 2, 2, 2)),
+    "weight of conv3d over space": _convolved(F.conv3d, (1, 1, 28, 28, 28), (ROWS, 1, 2, 2, 2)),
+    "weight of conv_transpose1d over samples": _convolved(F.conv_transpose1d, (MANY, ROWS, 1), (ROWS, 4, 2)),
+    "weight of conv_transpose2d over samples": _convolved(F.conv_transpose2d, (MANY, ROWS, 1, 1), (ROWS, 2, 2, 2)),
+    "weight of conv_transpose2d over space": _convolved(F.conv_transpose2d, (1, ROWS, 142, 142), (ROWS, 2, 2, 2)),
+    "weight of conv_transpose3d over samples": _convolved(
+        F.conv_transpose3d, (MANY, ROWS, 1, 1, 1), (ROWS, 1, 2, 2, 2)
+    ),
+    "weight of conv_tbc": Repeat(
+        lambda x: torch.conv_tbc(_ones(x, 50, 400, 4), x.reshape(2, 4, ROWS), _none(x, ROWS)), on_cards=False
+    ),
 }
 _RESAMPLING: dict[str, Repeat] = {
     "interpolate nearest": Repeat(_resized("nearest"), on_cards=False),
@@ -350,7 +418,7 @@ _RESAMPLING: dict[str, Repeat] = {
         on_cards=False,
     ),
 }
-REPEATS: dict[str, Repeat] = {**_INDEXING, **_PARAMETERS, **_RESAMPLING}
+REPEATS: dict[str, Repeat] = {**_INDEXING, **_PARAMETERS, **_CONVOLUTIONS, **_RESAMPLING}
 
 ROWS_OF_NUMBERS: dict[str, Callable[[torch.Generator], Tensor]] = {
     "numbers up to 3": lambda rng: torch.randint(0, 4, (ROWS, LONG), generator=rng).double(),
@@ -377,6 +445,8 @@ QUICK = {
         "bias of linear",
         "bias of conv2d",
         "weight of linear",
+        "weight of conv2d over samples",
+        "weight of conv2d over space",
     ),
     *("bias of group_norm", "bias of batch_norm", "interpolate bilinear", "adaptive_avg_pool2d"),
 }

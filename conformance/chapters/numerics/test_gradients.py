@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ...harness.check import Case, contract
+from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from ...oracles.numbers.formats import FORMATS, FP32, Format, rounded
+from .bounds_layouts import LaidOut, laid_out
 from .bounds_loss import LOSSES
 from .bounds_normalization import NORMALIZATIONS
 from .bounds_reduction import REDUCTIONS
@@ -34,12 +35,16 @@ def test_gradients_of_reductions(case: Case, target: Target, rng: torch.Generato
 
 def _is_left_to_066(op: Op, target: Target, form: Format, one: Measured) -> bool:
     """Return whether it is a parameter's gradient of a layer norm that ran on a 16-bit tensor."""
-    return op.name == "layer_norm" and form is not FP32 and not is_listed(op, target) and one.operand != 0
+    return op.policy == "layer_norm" and form is not FP32 and not is_listed(op, target) and one.operand != 0
 
 
 @contract("AMP-NUMERICS-063")
 @by_name(NORMALIZATIONS)
 def test_gradients_of_normalisations(case: Case, target: Target, rng: torch.Generator, op: Op) -> None:
+    _hold_gradients(case, target, rng, op)
+
+
+def _hold_gradients(case: Case, target: Target, rng: torch.Generator, op: Op) -> None:
     by_operand: dict[int, list[Measured]] = {}
     for form, some in runs(case, target, rng, op, backward=True):
         for one in _of_gradients(some):
@@ -47,6 +52,20 @@ def test_gradients_of_normalisations(case: Case, target: Target, rng: torch.Gene
                 by_operand.setdefault(one.operand, []).append(one)
     for operand, found in by_operand.items():
         hold(case, f"gradient of the {OPERANDS[operand]} of {op.name}", found)
+
+
+def _depth(laid_out: LaidOut) -> str:
+    """Return the level from which on a case runs: at quick images with the three layouts of models."""
+    telling = ("channels last", "channels last"), ("channels last", "contiguous"), ("contiguous", "expanded")
+    if laid_out.of == "images" and (laid_out.input, laid_out.gradient) in telling:
+        return "quick"
+    return "standard" if laid_out.of == "images" or laid_out.gradient == "strided" else "full"
+
+
+@contract("AMP-NUMERICS-063")
+@pytest.mark.parametrize("laid_out", [deep(_depth(one), one, id=one.id) for one in laid_out()])
+def test_gradients_of_each_layout(case: Case, target: Target, rng: torch.Generator, laid_out: LaidOut) -> None:
+    _hold_gradients(case, target, rng, laid_out.op)
 
 
 def _of_softmax(name: str, y: Tensor, seed: Tensor) -> tuple[Tensor, Tensor, Tensor]:

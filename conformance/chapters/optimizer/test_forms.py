@@ -20,7 +20,7 @@ from ...scaler import model as oracle
 from ...workloads.linear_loss import LinearLoss, with_nonfinite
 from .optimizer_configs import OptimizerConfig
 from .parameter_kinds import unit
-from .support import ALL, ROUTES, build, clones, iterate, over_optimizers, unmoved
+from .support import ALL, ROUTES, build, clones, iterate, left_on, over_optimizers, unmoved
 
 U = 2.0**-24
 
@@ -219,6 +219,87 @@ def test_layouts_of_gradients(case: Case, target: Target, rng: torch.Generator, 
                 wrong.append(f"{name}: the parameter with {layout} gradients {'moved' if moves else 'did not move'}")
     case.at_least("parameters that moved", moved, 1)
     case.equal("differences from the for-loop without a scaler", wrong[:3], [])
+
+
+def _stepped(optimizer: Any, scaler: torch.amp.GradScaler | None = None) -> str:
+    """Take one step; return the class of what was raised, or ""."""
+    try:
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+    except Exception as error:
+        # What a step that raises leaves on an optimizer is the matter of AMP-OPTIMIZER-068.
+        for name in left_on(optimizer):
+            delattr(optimizer, name)
+        return type(error).__name__
+    return ""
+
+
+def _give(parameters: Sequence[torch.Tensor], values: Sequence[torch.Tensor], scale: float = 1.0) -> None:
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.grad = value.to(parameter.device, parameter.dtype) * scale
+
+
+@contract("AMP-OPTIMIZER-115")
+@over_optimizers(variants="full")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_sparse_gradients_are_taken_or_refused(
+    case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig, dtype: torch.dtype
+) -> None:
+    case.require_arithmetic(target, dtype)
+    build(case, kind, LinearLoss.make(kind.gradients, target.device, rng))
+    wrong, refused = [], 0
+    for layouts in (("repeated",), ("repeated", "dense"), ("dense", "repeated")):
+        start = [torch.rand((9, 3), generator=rng).to(target.device, dtype) for _ in layouts]
+        ours, theirs = ([torch.nn.Parameter(part.clone()) for part in start] for _ in range(2))
+        optimizer, plain = kind.make(ours), kind.make(theirs)
+        scaler = torch.amp.GradScaler(target.device_type, init_scale=2.0**10)
+        scaler.scale(torch.zeros((), device=target.device))
+        name = f"{' and '.join(layouts)}"
+        before = _everything(optimizer)
+        bad = [_of_layout(layout, rng) for layout in layouts]
+        _give(ours, [_with_inf_in_one_entry(one) for one in bad])
+        raised = _stepped(optimizer, scaler)
+        if not kind.fused and (raised or differences(_everything(optimizer), before)):
+            wrong.append(f"{name}: an inf in one of two entries of a row: {raised or 'the step was taken'}")
+        if kind.fused and differences(_of_parameters(optimizer), _of_parameters(plain)):
+            wrong.append(f"{name}: an inf in one of two entries of a row: parameters moved")
+        scaler.update()
+        scale = scaler.get_scale()
+        wrong += [] if raised or scale == 2.0**9 else [f"{name}: the scale is {scale} after a skipped step"]
+        for step in (layouts, layouts, ("dense",) * len(layouts)):
+            values = [_of_layout(layout, rng) for layout in step]
+            _give(ours, values, scale)
+            _give(theirs, values)
+            seen, expected = _stepped(optimizer, scaler), _stepped(plain)
+            refused += bool(seen)
+            if seen != expected:
+                wrong.append(f"{name}: raised {seen or 'nothing'}, without a scaler {expected or 'nothing'}")
+            scaler.update()
+            on_cpu = target.device_type == "cpu"
+            found = differences(_everything(optimizer), _everything(plain)) if on_cpu else _apart(ours, theirs)
+            wrong += [f"{name}: {place}" for place in found]
+    case.note("steps that were refused", refused)
+    case.equal("differences from a run without a scaler", wrong[:3], [])
+
+
+def _with_inf_in_one_entry(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient with an infinity in the first of its entries, in a row that has another."""
+    if not gradient.is_sparse:
+        return gradient
+    values = gradient._values().clone()
+    values[0, 1] = math.inf
+    return torch.sparse_coo_tensor(gradient._indices(), values, gradient.shape)
+
+
+def _everything(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return parameters and state, without the settings of the groups."""
+    return {place: value for place, value in snapshot(optimizer).items() if "param_groups" not in place}
+
+
+def _of_parameters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    return {place: value for place, value in snapshot(optimizer).items() if place.startswith("parameter")}
 
 
 def _apart(ours: list[torch.nn.Parameter], theirs: list[torch.nn.Parameter]) -> list[str]:

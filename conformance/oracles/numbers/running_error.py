@@ -70,8 +70,10 @@ class Rounded:
         return _rounded(value, (self.error + value.detach().abs() * right.error) / smallest)
 
     def exp(self) -> Rounded:
+        """Return the exponential; that of zero, or of what a flush made of it, is exactly 1 (ISO C, F.10.3.1)."""
         value = self.value.exp()
-        return _rounded(value, value.detach() * self.error.expm1(), ELEMENTARY)
+        found = _rounded(value, value.detach() * self.error.expm1(), ELEMENTARY)
+        return Rounded(value, found.error.masked_fill((self.value == 0) & (self.error <= TINY), 0.0))
 
     def log(self) -> Rounded:
         return _rounded(self.value.log(), self.error / (self.value.detach() - self.error), ELEMENTARY)

@@ -587,8 +587,20 @@ def rms_norm_rounds_its_weight() -> Iterator[None]:
         yield
 
 
+Tells = Callable[[torch.Tensor, torch.Tensor], bool]
+
+
+def _always(gradient: torch.Tensor, x: torch.Tensor) -> bool:
+    return True
+
+
+def _are_channels_last(*images: torch.Tensor) -> bool:
+    last = torch.channels_last
+    return all(x.dim() == 4 and x.is_contiguous(memory_format=last) and not x.is_contiguous() for x in images)
+
+
 @contextlib.contextmanager
-def _group_norm_backward(change: Callable[..., tuple[torch.Tensor, ...]]) -> Iterator[None]:
+def _group_norm_backward(change: Callable[..., tuple[torch.Tensor, ...]], when: Tells = _always) -> Iterator[None]:
     """The backward of group norms, by its formula in fp32, with the gradients changed before they are rounded."""
 
     def run(g: Any, x: Any, mean: Any, scale: Any, weight: Any, n: int, c: int, hw: int, groups: int, mask: Any) -> Any:
@@ -598,7 +610,9 @@ def _group_norm_backward(change: Callable[..., tuple[torch.Tensor, ...]]) -> Ite
         through, normal = (wide * weight.float().reshape(1, c, 1)).reshape(n, groups, -1), hat.reshape(n, groups, -1)
         centred = through - through.mean(-1, True) - normal * (through * normal).mean(-1, True)
         of_x = (centred * scale.float().reshape(n, groups, 1)).reshape(x.shape)
-        changed = change(of_x, (wide * hat).sum((0, 2)), wide.sum((0, 2)))
+        changed = of_x, (wide * hat).sum((0, 2)), wide.sum((0, 2))
+        if when(g, x):
+            changed = change(*changed)
         dtypes = (x.dtype, weight.dtype, weight.dtype)
         return tuple(
             one.to(dtype) if wanted else None for one, dtype, wanted in zip(changed, dtypes, mask, strict=True)
@@ -619,6 +633,54 @@ def group_norm_gradients_are_a_hundredth_large() -> Iterator[None]:
 def group_norm_bias_gradients_are_rounded() -> Iterator[None]:
     """The gradient of a group norm's fp32 bias is rounded to bf16; those of input and weight are right."""
     with _group_norm_backward(lambda x, weight, bias: (x, weight, _through(torch.bfloat16, bias))):
+        yield
+
+
+@fault("AMP-NUMERICS-063")
+def group_norm_weight_gradients_are_rounded_if_all_is_channels_last() -> Iterator[None]:
+    """The gradient of a group norm's fp32 weight is rounded to bf16 if input and gradient are channels last."""
+    with _group_norm_backward(lambda x, weight, bias: (x, _through(torch.bfloat16, weight), bias), _are_channels_last):
+        yield
+
+
+@fault("AMP-NUMERICS-063")
+def batch_norm_sums_are_rounded_if_all_is_channels_last() -> Iterator[None]:
+    """The sum of a batch norm's gradients is rounded to 16 bits if input and gradient are 16 bit and channels last."""
+
+    def run(
+        g: Any,
+        x: Any,
+        weight: Any,
+        mean: Any,
+        variance: Any,
+        kept_mean: Any,
+        kept: Any,
+        train: bool,
+        eps: float,
+        mask: Any,
+    ) -> Any:
+        def exact(*tensors: Any) -> Any:
+            return torch.ops.aten.native_batch_norm_backward.default(*tensors, train, eps, mask)
+
+        parameters = weight, mean, variance, kept_mean, kept
+        if not train or x.dtype not in _LOW or not _are_channels_last(g, x):
+            return exact(g, x, *parameters)
+        of_x, of_weight, _ = exact(g.float(), x.float(), *parameters)
+        total, count = g.float().sum((0, 2, 3)), x[:, 0].numel()
+        rounded = _through(x.dtype, total)
+        off = (total - rounded) / count * kept * (1 if weight is None else weight)
+        return (of_x + off.view(1, -1, 1, 1)).to(x.dtype), of_weight, rounded
+
+    with kernel("native_batch_norm_backward", run, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-063", level="standard")
+def layer_norm_gradients_are_a_hundredth_large_if_strided() -> Iterator[None]:
+    """The gradient of a layer norm's input is 1 % too large if the incoming gradient has strides."""
+    with _layer_norm_backward(
+        lambda x, weight, bias: (x * 1.01, weight, bias), lambda gradient, x: gradient.stride(-1) != 1
+    ):
         yield
 
 
@@ -708,7 +770,7 @@ def linear_of_a_stored_weight_passes_sums_on_in_16_bits() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _layer_norm_backward(change: Callable[..., tuple[torch.Tensor, ...]]) -> Iterator[None]:
+def _layer_norm_backward(change: Callable[..., tuple[torch.Tensor, ...]], when: Tells = _always) -> Iterator[None]:
     """The backward of fp32 layer norms, by its formula, with the gradients changed."""
 
     def run(g: Any, x: Any, shape: Any, mean: Any, scale: Any, weight: Any, bias: Any, mask: Any) -> Any:
@@ -718,7 +780,9 @@ def _layer_norm_backward(change: Callable[..., tuple[torch.Tensor, ...]]) -> Ite
         of_x = scale * (through - through.mean(dims, True) - hat * (through * hat).mean(dims, True))
         rows = list(range(x.dim() - len(shape)))
         of_weight, of_bias = (g.float() * hat).sum(rows), g.float().sum(rows)
-        changed = change(of_x, of_weight, of_bias)
+        changed = of_x, of_weight, of_bias
+        if when(g, x):
+            changed = change(*changed)
         dtypes = (x.dtype, *(x.dtype if p is None else p.dtype for p in (weight, bias)))
         return tuple(c.to(d) if wanted else None for c, d, wanted in zip(changed, dtypes, mask, strict=True))
 

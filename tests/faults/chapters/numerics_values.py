@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from tests.faults import fault
 from tests.faults.breaking import kernel, replaced
+from tests.faults.chapters.numerics import _convolution_backward
 
 _LOW = (torch.float16, torch.bfloat16)
 
@@ -117,6 +118,95 @@ def enlarged_pictures_lose_gradients() -> Iterator[None]:
         return _stuck(result, gradient.dtype) if gradient.dtype in _LOW else result.to(gradient.dtype)
 
     with kernel("upsample_bilinear2d_backward", backward, "CPU"):
+        yield
+
+
+def _added_in(dtype: torch.dtype, terms: torch.Tensor, dim: int, size: int = 16) -> torch.Tensor:
+    """The sum of fp32 terms, by parts of `size`, which are added up in a 16-bit type."""
+    total = terms.narrow(dim, 0, 0).sum(dim).to(dtype)
+    for part in terms.split(size, dim):
+        total = (total.float() + part.sum(dim)).to(dtype)
+    return total
+
+
+@fault("AMP-NUMERICS-062", level="standard")
+def log_softmax_of_many_classes_adds_parts_in_16_bits() -> Iterator[None]:
+    """log_softmax of fp32 rows of more than 10,000 classes adds up parts of 1024 exponentials in bf16."""
+
+    def run(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
+        wide = x.float()
+        shifted = wide - wide.amax(dim, keepdim=True)
+        total = shifted.exp().sum(dim, keepdim=True)
+        if x.shape[dim] > 10_000 and x.dtype is torch.float32:
+            total = _added_in(torch.bfloat16, shifted.exp(), dim, 1024).float().unsqueeze(dim)
+        return (shifted - total.log()).to(x.dtype)
+
+    with kernel("_log_softmax", run, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-062", level="standard")
+def softmax_of_many_classes_adds_parts_in_16_bits() -> Iterator[None]:
+    """softmax of rows of more than 10,000 classes adds up parts of 1024 exponentials in bf16."""
+
+    def run(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
+        powers = (x.float() - x.float().amax(dim, keepdim=True)).exp()
+        total = powers.sum(dim, keepdim=True)
+        if x.shape[dim] > 10_000:
+            total = _added_in(torch.bfloat16, powers, dim, 1024).float().unsqueeze(dim)
+        return (powers / total).to(x.dtype)
+
+    with kernel("_softmax", run, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-084", level="standard")
+def hinge_losses_stop_growing() -> Iterator[None]:
+    """A hinge embedding loss of 16-bit operands adds up parts of 16 in 16 bits."""
+    plain = F.hinge_embedding_loss
+
+    def loss(x: torch.Tensor, y: torch.Tensor, **options: Any) -> torch.Tensor:
+        each = plain(x, y, **{**options, "reduction": "none"})
+        asked = options.get("reduction", "mean")
+        return _added_in(x.dtype, each.float(), 0) if x.dtype in _LOW and asked == "sum" else plain(x, y, **options)
+
+    with replaced(F, "hinge_embedding_loss", loss):
+        yield
+
+
+@fault("AMP-NUMERICS-084", level="standard")
+def attention_adds_up_many_keys_in_16_bits() -> Iterator[None]:
+    """Attention to more than 10,000 keys adds up parts of 16 values in 16 bits."""
+    plain = F.scaled_dot_product_attention
+
+    def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
+        if query.dtype not in _LOW or key.shape[-2] <= 10_000:
+            return plain(query, key, value, **options)
+        p = (query.float() @ key.float().mT / query.shape[-1] ** 0.5).softmax(-1)
+        return _added_in(query.dtype, p.unsqueeze(-1) * value.float().unsqueeze(-3), -2)
+
+    with replaced(F, "scaled_dot_product_attention", attention):
+        yield
+
+
+@fault("AMP-NUMERICS-085")
+def convolution_weights_add_up_places_in_16_bits() -> Iterator[None]:
+    """The weight gradient of a plain 16-bit convolution of one sample adds up parts of 16 places in 16 bits."""
+
+    def backward(gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, sizes: Any, *options: Any) -> Any:
+        stride, padding, dilation, transposed, _, groups, mask = options
+        whole = _convolution_backward(gradient, x, weight, sizes, *options)
+        plain = not transposed and groups == 1 and max((*stride, *dilation)) == 1 and not any(padding)
+        if not mask[1] or x.dtype not in _LOW or x.dim() != 4 or len(x) != 1 or not plain:
+            return whole
+        columns = F.unfold(x.float(), weight.shape[2:])[0]
+        parts = zip(gradient.float().flatten(2)[0].split(16, 1), columns.split(16, 1), strict=True)
+        total = torch.zeros(len(weight), len(columns), dtype=x.dtype)
+        for of_result, of_image in parts:
+            total = (total.float() + of_result @ of_image.t()).to(x.dtype)
+        return whole[0], total.view_as(weight), whole[2]
+
+    with kernel("convolution_backward", backward, "CPU"):
         yield
 
 

@@ -325,6 +325,31 @@ def sparse_gradients_are_unscaled_in_a_copy() -> Iterator[None]:
         yield
 
 
+@fault("AMP-OPTIMIZER-115")
+def sparse_gradients_become_dense() -> Iterator[None]:
+    """The scaler makes sparse gradients dense before the step, so that optimizers take what they refuse without it."""
+
+    def cut(optimizer: Any, skips: bool) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and parameter.grad.is_sparse:
+                    parameter.grad = parameter.grad.to_dense()
+
+    with replaced(SCALER, "_maybe_opt_step", _around_step(cut)):
+        yield
+
+
+@fault("AMP-OPTIMIZER-115")
+def sparse_bf16_gradients_stay_scaled() -> Iterator[None]:
+    """Sparse gradients in bf16 are left scaled and unchecked."""
+    with edited(
+        SCALER._unscale_grads_,
+        "if param.grad is None:",
+        "if param.grad is None or (param.grad.is_sparse and param.grad.dtype == torch.bfloat16):",
+    ):
+        yield
+
+
 @fault("AMP-OPTIMIZER-027")
 def only_fp32_is_unscaled() -> Iterator[None]:
     """Gradients of other dtypes than fp32 are left scaled and unchecked."""

@@ -11,6 +11,7 @@
 
 #include "attention.h"
 #include "lending.h"
+#include "sums.h"
 
 namespace emulated {
 
@@ -215,6 +216,8 @@ inline Kernel adapted(const std::string& name) {
   static const std::unordered_map<std::string, Kernel> table = {
       {"aten::_amp_foreach_non_finite_check_and_unscale_", check_and_unscale},
       {"aten::_amp_update_scale_", update_scale},
+      {"aten::convolution_backward", sum_in_fp32},
+      {"aten::native_batch_norm_backward", sum_in_fp32},
       {"aten::_fused_adam_", fused_step},
       {"aten::_fused_adamw_", fused_step},
       {"aten::_fused_sgd_", fused_step},

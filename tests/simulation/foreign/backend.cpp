@@ -12,6 +12,7 @@
 #include <torch/library.h>
 
 #include "../emulated/lending.h"
+#include "../emulated/sums.h"
 
 namespace {
 
@@ -90,7 +91,7 @@ void on_device(const c10::OperatorHandle& asked, Stack* stack) {
     at::AutoDispatchBelowADInplaceOrView below;
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     if (sparse) op.callBoxed(stack);
-    else op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    else sum_in_fp32(op, Arguments(stack->end() - given.size(), stack->end()), stack);
   }
   call.settle();
   if (!call.gives_to_card()) return;
