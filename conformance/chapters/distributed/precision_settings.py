@@ -11,6 +11,8 @@ from torch import distributed, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ...data import in_force
+
 FEATURES = 4
 # Twice this is beyond the range of float16, which holds it and its quarter.
 LARGE = 40960.0
@@ -61,7 +63,11 @@ def _computed(given: Settings) -> torch.dtype:
 
 
 def _reduced(given: Settings) -> torch.dtype:
-    found: torch.dtype = given["reduce_dtype"] or _computed(given)
+    """Return the type of the reduction; without a setting, fully_shard's is the parameter's own from 2.15 on."""
+    by_default = _computed(given)
+    if "output_dtype" in given and in_force(torch.__version__, since="2.15"):
+        by_default = torch.float32
+    found: torch.dtype = given["reduce_dtype"] or by_default
     return found
 
 
