@@ -82,3 +82,13 @@ def backend_module(dtypes: Sequence[torch.dtype] | None) -> Iterator[str]:
         module.get_amp_supported_dtype = lambda: list(dtypes)
     with mock.patch.object(torch, name, module, create=True):
         yield name
+
+
+@contextlib.contextmanager
+def no_backend_module() -> Iterator[str]:
+    """Leave the third party's backend without a module inside the block, where one is registered; yield its name."""
+    name = third_party_backend()
+    with mock.patch.object(torch, name) if hasattr(torch, name) else contextlib.nullcontext() as module:
+        if module is not None:
+            delattr(torch, name)
+        yield name

@@ -71,8 +71,8 @@ Paint = Callable[[str, str], str]
 def render(report: Report, *, short: bool, width: int, report_path: str, color: bool = False) -> str:
     """Return the account of `report` in lines of at most `width` (tables and programs may be wider).
 
-    `short` leaves one line for each contract that failed or was waived. `report_path` is where the reader finds
-    the report. Control codes are there with `color` only.
+    `short` leaves one line for each contract that failed, was waived or could not be judged. `report_path` is where the
+    reader finds the report. Control codes are there with `color` only.
     """
 
     def paint(words: str, code: str) -> str:
@@ -140,6 +140,10 @@ def _short(report: Report, width: int) -> Iterator[str]:
     rows += [
         text.cut(f"WAIVED {id}  ", f"{text.count(len(cases), 'case')}: {report.contracts[id].title}", width)
         for id, cases in outline.with_verdict(report, Verdict.WAIVED).items()
+    ]
+    rows += [
+        text.cut(f"INCONCLUSIVE {id}  ", f"{text.count(len(cases), 'case')}: {cases[0].reason}", width)
+        for id, cases in outline.with_verdict(report, Verdict.INCONCLUSIVE).items()
     ]
     footer = report.footer
     rows += [text.wrap(problem, width, "PROBLEM  ", _MARGIN) for problem in (footer.problems if footer else ())]

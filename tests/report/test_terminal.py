@@ -229,6 +229,12 @@ def test_short_form_names_what_was_waived() -> None:
     assert f"WAIVED AMP-MEMORY-001  1 case: {title}" in _render(reports.sample("conformant"), short=True, width=120)
 
 
+def test_short_form_says_what_could_not_be_judged() -> None:
+    shown = _render(reports.sample("inconclusive"), short=True, width=120)
+
+    assert "INCONCLUSIVE AMP-BF16-001  1 case: another process used the device meanwhile" in shown
+
+
 def test_each_waived_contract_is_one_line_however_much_its_waiver_says() -> None:
     whole = reports.raw("conformant")
     model = next(case for case in whole["cases"] if case["verdict"] == "WAIVED")

@@ -106,7 +106,10 @@ def test_a_fleet_is_judged_by_its_own_machine(tmp_path: Path) -> None:
     assert calibrated.reached == pytest.approx(
         {"bf16": figures["AMP TFLOP/s"], "fp32": figures["baseline TFLOP/s"]}, 1e-3
     )
-    assert [_judged(expected, seed).verdict for seed in (2, 3)] == ["PASS", "PASS"]
+    # The factor is the low end of one run's interval, in which a later run's ratio now and then lies.
+    verdicts = [_judged(expected, seed).verdict for seed in range(2, 8)]
+    assert set(verdicts) <= {"PASS", "INCONCLUSIVE"}
+    assert verdicts.count("PASS") >= 4
     lost = _judged(expected, 4, slower(1.3, lambda kernel: kernel.low))
     assert (lost.verdict, "calibrated" in str(lost.evidence)) == ("FAIL", True)
     # By the published factor alone nobody would have noticed.

@@ -1,4 +1,7 @@
-"""Ranks: processes in one group of gloo that run functions of this package, and end with the run."""
+"""Ranks: processes in one group that run functions of this package, and end with the run.
+
+The group is of gloo on the CPU, and of the collectives of their devices where each rank has an accelerator.
+"""
 
 from __future__ import annotations
 
@@ -59,13 +62,22 @@ class RankLost(Exception):
         self.answers = answers
 
 
-def lacking() -> str | None:
-    """Say what this torch or system lacks for several processes on the CPU, or return None."""
+def lacking(device_type: str = "cpu") -> str | None:
+    """Say what this torch or system lacks for several processes on devices of that type, or return None."""
     if not distributed.is_available():
         return "this torch was built without torch.distributed"
-    if not distributed.is_gloo_available():
-        return "this torch was built without gloo"
+    backend = backend_of(device_type)
+    if backend is None:
+        return f"torch knows no collectives of {device_type} (torch.distributed.Backend.register_backend)"
+    if not getattr(distributed, f"is_{backend}_available", lambda: True)():
+        return f"this torch was built without {backend}"
     return None
+
+
+def backend_of(device_type: str) -> str | None:
+    """Return the backend of torch.distributed that devices of a type have by default."""
+    found: str | None = distributed.Backend.default_device_backend_map.get(device_type)
+    return found
 
 
 @functools.cache
@@ -104,9 +116,9 @@ def _exit_as_backward_ends() -> None:
 
 
 class Ranks:
-    """Processes 0 to `world` - 1 of one process group; `call` runs a function in each."""
+    """Processes 0 to `world` - 1 of one process group, each on its own device; `call` runs a function in each."""
 
-    def __init__(self, world: int, method: str | None = None) -> None:
+    def __init__(self, world: int, method: str | None = None, device_type: str = "cpu") -> None:
         self.world = world
         self.alive = True
         self._folder = tempfile.mkdtemp(prefix="amp-conformance-ranks-")
@@ -121,7 +133,7 @@ class Ranks:
                 importlib.import_module(name)
             for rank in range(world):
                 ours, theirs = context.Pipe()
-                process = context.Process(target=_serve, args=(rank, world, store, theirs), daemon=True)
+                process = context.Process(target=_serve, args=(rank, world, store, device_type, theirs), daemon=True)
                 process.start()
                 theirs.close()
                 self._pipes.append(ours)
@@ -189,14 +201,15 @@ class Ranks:
 class Groups:
     """The groups of a run by their number of ranks: each is started when first asked for, and again when lost."""
 
-    def __init__(self) -> None:
+    def __init__(self, device_type: str = "cpu") -> None:
+        self.device_type = device_type
         self._by_world: dict[int, Ranks] = {}
 
     def __call__(self, world: int) -> Ranks:
         """Return the group of `world` ranks."""
         found = self._by_world.get(world)
         if found is None or not found.alive:
-            found = self._by_world[world] = Ranks(world)
+            found = self._by_world[world] = Ranks(world, device_type=self.device_type)
         return found
 
     def close(self) -> None:
@@ -213,13 +226,13 @@ def _account(work: str, world: int, lost: dict[int, str], silent: list[int], pat
     return f"{work}: {'; '.join(said)}"
 
 
-def _serve(rank: int, world: int, store: str, pipe: Connection) -> None:
+def _serve(rank: int, world: int, store: str, device_type: str, pipe: Connection) -> None:
     """Be one rank: join the group, then run what the parent sends until the pipe closes."""
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     _stay_quiet()
     torch.set_num_threads(1)
     try:
-        _join(rank, world, store)
+        _join(rank, world, store, device_type)
         failed = None
     except Exception as error:
         failed = _raised(error)
@@ -231,13 +244,15 @@ def _serve(rank: int, world: int, store: str, pipe: Connection) -> None:
         pipe.send_bytes(pickle.dumps(failed or _answer(request)))
 
 
-def _join(rank: int, world: int, store: str) -> None:
+def _join(rank: int, world: int, store: str, device_type: str) -> None:
+    if device_type != "cpu":
+        torch.get_device_module(device_type).set_device(rank)
     # Gloo otherwise looks up the name of the host, which need not have an address.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform.startswith("linux") else "lo0"
     if sys.platform == "win32":
         del os.environ["GLOO_SOCKET_IFNAME"]
     distributed.init_process_group(
-        "gloo",
+        backend_of(device_type),
         store=distributed.FileStore(store, world),
         rank=rank,
         world_size=world,

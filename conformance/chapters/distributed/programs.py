@@ -145,6 +145,10 @@ class Batch:
     goal: torch.Tensor
     blow: torch.Tensor
 
+    def to(self, device: torch.device) -> Batch:
+        """Return it on a device."""
+        return Batch(self.x.to(device), self.goal.to(device), self.blow.to(device))
+
 
 @dataclass(frozen=True)
 class Program:
@@ -163,21 +167,28 @@ class Program:
     seed: int = 1
     exact: bool = False
     """Small integers throughout, and a loss that is linear: no sum of the first step rounds, in whichever order."""
+    device_type: str = "cpu"
 
-    def built(self, region: Region | None = None, *, seed: int | None = None) -> Trained:
-        """Return the model with random parameters; `region` is what its forward opens by itself."""
+    def device(self, index: int) -> torch.device:
+        """Return the CPU, or the accelerator of that index: a rank's own has its number."""
+        return torch.device("cpu") if self.device_type == "cpu" else torch.device(self.device_type, index)
+
+    def built(self, region: Region | None = None, *, seed: int | None = None, index: int = 0) -> Trained:
+        """Return the model with random parameters on a device; `region` is what its forward opens by itself."""
         model = MODELS[self.model]()
         generator = torch.Generator().manual_seed(self.seed if seed is None else seed)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.copy_(0.5 * self._numbers(generator, *parameter.shape))
-        return Trained(model, region)
+        return Trained(model, region).to(self.device(index))
 
-    def batches(self, rank: int) -> Iterator[list[Batch]]:
-        """Yield the micro-batches of each step of one rank."""
+    def batches(self, rank: int, *, index: int | None = None) -> Iterator[list[Batch]]:
+        """Yield the micro-batches of each step of one rank, on its own device or on the one of an index."""
         generator = torch.Generator().manual_seed(1000 * self.seed + rank)
+        device = self.device(rank if index is None else index)
         for step in range(self.steps):
-            yield [self._batch(generator, self.overflows.get(step) == rank) for _ in range(self.micro)]
+            overflows = self.overflows.get(step) == rank
+            yield [self._batch(generator, overflows).to(device) for _ in range(self.micro)]
 
     def _batch(self, generator: torch.Generator, overflows: bool) -> Batch:
         x, goal = (self._numbers(generator, ROWS, width) for width in (FEATURES, OUTPUTS))
@@ -209,7 +220,7 @@ class Program:
 
 @dataclass
 class Step:
-    """The result of one step in one rank: the losses of its micro-batches, and what the step left.
+    """The result of one step in one rank: the losses of its micro-batches, and what the step left, on the CPU.
 
     Gradients and parameters are whole tensors by name; `norm` is what clipping returned.
     """

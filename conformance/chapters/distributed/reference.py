@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import torch
 
+from ...measure.precision import repeatable_convolutions
 from .programs import INTERVAL, SCALE, Batch, Program, Step, Trained
 
 Gradients: TypeAlias = dict[str, torch.Tensor]
@@ -31,7 +32,7 @@ def of_autocast(model: Trained, program: Program) -> Callable[..., torch.Tensor]
     """Return the forward of a model in an autocast region."""
 
     def forward(*inputs: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", dtype=program.dtype):
+        with torch.autocast(program.device_type, dtype=program.dtype):
             out: torch.Tensor = model(*inputs)
             return out
 
@@ -42,7 +43,7 @@ def of_autocast_uncached(model: Trained, program: Program) -> Callable[..., torc
     """Return the forward of a model in an autocast region that casts a parameter at each of its uses."""
 
     def forward(*inputs: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", dtype=program.dtype, cache_enabled=False):
+        with torch.autocast(program.device_type, dtype=program.dtype, cache_enabled=False):
             out: torch.Tensor = model(*inputs)
             return out
 
@@ -53,7 +54,7 @@ def of_autocast_inside(model: Trained, program: Program) -> Callable[..., torch.
     """Return the forward of a model that opens its region itself: nothing is around its call."""
 
     def forward(x: torch.Tensor, blow: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", dtype=program.dtype):
+        with torch.autocast(program.device_type, dtype=program.dtype):
             out = model.model(x)
         return model.joined(out, blow)
 
@@ -71,6 +72,7 @@ def of_casts(model: Trained, program: Program) -> Callable[..., torch.Tensor]:
     return forward
 
 
+@repeatable_convolutions()
 def steps(
     program: Program,
     world: int,
@@ -86,9 +88,9 @@ def steps(
     """
     model = program.built()
     optimizer = program.optimizer(model.parameters())
-    scaler = torch.amp.GradScaler("cpu", init_scale=SCALE, growth_interval=INTERVAL)
+    scaler = torch.amp.GradScaler(program.device_type, init_scale=SCALE, growth_interval=INTERVAL)
     found: list[list[Step]] = [[] for _ in range(world)]
-    for parts in zip(*(program.batches(rank) for rank in range(world)), strict=True):
+    for parts in zip(*(program.batches(rank, index=0) for rank in range(world)), strict=True):
         by_rank: list[Gradients] = []
         losses: list[list[torch.Tensor]] = []
         for batches in parts:
@@ -97,7 +99,7 @@ def steps(
             for batch in batches:
                 loss = program.loss(forward(model, program), batch)
                 scaler.scale(loss).backward()
-                losses[-1].append(loss.detach())
+                losses[-1].append(loss.detach().cpu())
             by_rank.append({name: one.grad for name, one in model.named_parameters() if one.grad is not None})
         for name, parameter in model.named_parameters():
             given = [one[name] for one in by_rank if name in one]
@@ -113,22 +115,23 @@ def steps(
     return found
 
 
+@repeatable_convolutions()
 def whole(program: Program, world: int) -> Step:
     """Train one step in this process on the batches of `world` ranks at once: rows after rows, one loss."""
     model = program.built()
     optimizer = program.optimizer(model.parameters())
-    scaler = torch.amp.GradScaler("cpu", init_scale=SCALE, growth_interval=INTERVAL)
-    parts = [next(program.batches(rank))[0] for rank in range(world)]
+    scaler = torch.amp.GradScaler(program.device_type, init_scale=SCALE, growth_interval=INTERVAL)
+    parts = [next(program.batches(rank, index=0))[0] for rank in range(world)]
     batch = Batch(*(torch.cat(column) for column in zip(*(astuple(part) for part in parts), strict=True)))
     loss = program.loss(of_autocast(model, program), batch)
     scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()
-    return Step([loss.detach()], *values(model), scaler.get_scale())
+    return Step([loss.detach().cpu()], *values(model), scaler.get_scale())
 
 
 def values(model: torch.nn.Module) -> tuple[Gradients, Gradients]:
-    """Return copies of the gradients and of the parameters of a model, by name."""
+    """Return copies of the gradients and of the parameters of a model on the CPU, by name."""
     named = dict(model.named_parameters())
-    gradients = {name: one.grad.clone() for name, one in named.items() if one.grad is not None}
-    return gradients, {name: one.detach().clone() for name, one in named.items()}
+    gradients = {name: one.grad.clone().cpu() for name, one in named.items() if one.grad is not None}
+    return gradients, {name: one.detach().clone().cpu() for name, one in named.items()}

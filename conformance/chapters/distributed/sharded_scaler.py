@@ -255,3 +255,19 @@ def steps_beside_a_rank_without_gradients() -> tuple[int, float]:
     scaler.step(optimizer)
     scaler.update()
     return len(optimizer.calls), scaler.get_scale()
+
+
+def step_in_own_group() -> tuple[int, float]:
+    """Overflow on the last rank, each rank with a process group of its own; return its steps and its new scale."""
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    groups = [distributed.new_group([rank]) for rank in range(distributed.get_world_size())]
+    last = distributed.get_rank() == distributed.get_world_size() - 1
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    optimizer = CountedSGD([parameter])
+    scaler = ShardedGradScaler("cpu", init_scale=SCALE, process_group=groups[distributed.get_rank()])
+    scaler.scale(torch.zeros(()))
+    parameter.grad = torch.full((3,), float("inf") if last else SCALE)
+    scaler.step(optimizer)
+    scaler.update()
+    return len(optimizer.calls), scaler.get_scale()

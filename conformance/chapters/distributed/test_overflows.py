@@ -6,14 +6,14 @@ import itertools
 
 import pytest
 
-from ...harness.check import Case, contract, deep
+from ...harness.check import Case, applies, contract, deep, needs
 from ...harness.targets import Target
 from ...oracles.manual_training import HandScale
 from ...oracles.numbers.bits import same
 from .comparison import apart
 from .processes import Groups
 from .programs import INTERVAL, SCALE, Program, Step
-from .support import LISTED, described, histories, train, unlike_fp32
+from .support import LISTED, described, histories, train, unlike_fp32, without_a_pair
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -21,7 +21,9 @@ MIXED = [deep("standard", one) for one in ("fsdp1_mixed", "fsdp2_mixed")]
 WAYS = ("ddp", "zero", "fsdp1", "fsdp2", "fsdp1_mixed", "fsdp2_mixed")
 
 
-@contract("AMP-DISTRIBUTED-010", on="cpu")
+@contract("AMP-DISTRIBUTED-010")
+@applies(without_a_pair)
+@needs("child processes")
 @pytest.mark.parametrize("world", [2, deep("full", 4)])
 @pytest.mark.parametrize(
     "way", ["ddp", "fsdp1", "fsdp2", *(deep("standard", one) for one in WAYS if one not in ("ddp", "fsdp1", "fsdp2"))]
@@ -29,7 +31,8 @@ WAYS = ("ddp", "zero", "fsdp1", "fsdp2", "fsdp1_mixed", "fsdp2_mixed")
 def test_one_rank_overflows(case: Case, target: Target, ranks: Groups, way: str, world: int) -> None:
     dtype = case.amp_dtypes[world % 4 // 2 - 1]
     # Clean and overflowing steps in turn; each rank overflows once.
-    program = Program("perceptron", dtype, 2 * world, {2 * rank + 1: rank for rank in range(world)}, seed=case.seed)
+    overflows = {2 * rank + 1: rank for rank in range(world)}
+    program = Program("perceptron", dtype, 2 * world, overflows, seed=case.seed, device_type=target.device_type)
     if "mixed" in way:
         program = unlike_fp32(program)
     (seen,) = train(case, ranks, world, way, [program])
@@ -39,13 +42,15 @@ def test_one_rank_overflows(case: Case, target: Target, ranks: Groups, way: str,
         case.equal(f"rank {rank}: loss scales", [one.scale for one in steps], _scales(program))
 
 
-@contract("AMP-DISTRIBUTED-011", on="cpu")
+@contract("AMP-DISTRIBUTED-011")
+@applies(without_a_pair)
+@needs("child processes")
 @pytest.mark.parametrize("world", [deep("full", 2), deep("standard", 4)])
 @pytest.mark.parametrize("way", WAYS)
 def test_random_histories(case: Case, target: Target, ranks: Groups, way: str, world: int) -> None:
     dtype = case.amp_dtypes[-1]
     count = case.samples(quick=1, standard=1, full=10)
-    found = histories(case, world, count, dtype, steps=case.samples(quick=4, standard=6, full=20))
+    found = histories(case, target, world, count, dtype, steps=case.samples(quick=4, standard=6, full=20))
     for program, seen in zip(found, train(case, ranks, world, way, found), strict=True):
         case.equal(f"{described(program)}: differences between ranks", apart(seen)[:LISTED], [])
         case.equal(f"{described(program)}: loss scales", [one.scale for one in seen[0]], _scales(program))

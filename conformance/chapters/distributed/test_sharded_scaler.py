@@ -19,6 +19,7 @@ from .sharded_scaler import (
     lacking,
     ranks_of,
     scaled_losses,
+    step_in_own_group,
     steps,
     steps_beside_a_rank_without_gradients,
     steps_with_placements,
@@ -91,6 +92,13 @@ def test_ranks_without_gradients(case: Case, target: Target, ranks: Groups, worl
     for rank, (taken, scale) in enumerate(answers(case, ranks, world, steps_beside_a_rank_without_gradients)):
         case.equal(f"rank {rank}: steps", taken, 0)
         case.equal(f"rank {rank}: loss scale", scale, SCALE / 2)
+
+
+@contract("AMP-DISTRIBUTED-026", on="cpu")
+def test_process_groups(case: Case, target: Target, ranks: Groups) -> None:
+    seen = answers(case, ranks, 2, step_in_own_group)
+    case.equal("steps of each rank, of which the last overflows", [taken for taken, _ in seen], [1, 0])
+    case.equal("loss scale of each rank", [scale for _, scale in seen], [SCALE, SCALE / 2])
 
 
 @contract("AMP-DISTRIBUTED-027", on="cpu")

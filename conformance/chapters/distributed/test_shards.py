@@ -4,48 +4,56 @@ from __future__ import annotations
 
 import pytest
 
-from ...harness.check import Case, contract, deep
+from ...harness.check import Case, applies, contract, deep, needs
 from ...harness.targets import Target
 from . import reference
 from .processes import Groups
-from .support import agree, differs_from_fp32, one_process, programs, unlike_fp32
+from .support import agree, differs_from_fp32, one_process, programs, unlike_fp32, without_a_pair
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@contract("AMP-DISTRIBUTED-006", on="cpu")
+@contract("AMP-DISTRIBUTED-006")
+@applies(without_a_pair)
+@needs("child processes")
 @pytest.mark.parametrize("way", ["fsdp1", deep("standard", "fsdp1_grad_op"), deep("standard", "fsdp1_blocks")])
 def test_fsdp1_and_autocast(case: Case, target: Target, ranks: Groups, way: str) -> None:
-    agree(case, ranks, way, programs(case, way), **one_process(way))
+    agree(case, ranks, way, programs(case, target, way), **one_process(way))
 
 
-@contract("AMP-DISTRIBUTED-008", on="cpu")
+@contract("AMP-DISTRIBUTED-008")
+@applies(without_a_pair)
+@needs("child processes")
 @pytest.mark.parametrize("way", ["fsdp2", deep("standard", "fsdp2_blocks")])
 def test_fsdp2_and_autocast(case: Case, target: Target, ranks: Groups, way: str) -> None:
-    agree(case, ranks, way, programs(case, way), **one_process(way))
+    agree(case, ranks, way, programs(case, target, way), **one_process(way))
 
 
-@contract("AMP-DISTRIBUTED-007", on="cpu")
+@contract("AMP-DISTRIBUTED-007")
+@applies(without_a_pair)
+@needs("child processes")
 @pytest.mark.parametrize(
     "way", [deep("standard", "fsdp1_mixed_fp32"), "fsdp1_mixed", deep("standard", "fsdp1_reduce_low")]
 )
 def test_fsdp1_mixed_precision(case: Case, target: Target, ranks: Groups, way: str) -> None:
-    in_16_bits(case, ranks, way)
+    in_16_bits(case, target, ranks, way)
 
 
-@contract("AMP-DISTRIBUTED-009", on="cpu")
+@contract("AMP-DISTRIBUTED-009")
+@applies(without_a_pair)
+@needs("child processes")
 @pytest.mark.parametrize(
     "way", [deep("standard", "fsdp2_mixed_fp32"), "fsdp2_mixed", deep("standard", "fsdp2_reduce_low")]
 )
 def test_fsdp2_mixed_precision(case: Case, target: Target, ranks: Groups, way: str) -> None:
-    in_16_bits(case, ranks, way)
+    in_16_bits(case, target, ranks, way)
 
 
-def in_16_bits(case: Case, ranks: Groups, way: str) -> None:
+def in_16_bits(case: Case, target: Target, ranks: Groups, way: str) -> None:
     """The way computes and reduces in the types that its policy asks for."""
     computes, reduces = "mixed" in way, not way.endswith("fp32")
     # The island is in float32 for autocast, and refuses parameters in 16 bits.
-    found = [program for program in programs(case, way) if program.model != "island" or not computes]
+    found = [program for program in programs(case, target, way) if program.model != "island" or not computes]
     for dtype in case.amp_dtypes:
         how = one_process(way) | {"combine": reference.mean_in(dtype) if reduces else reference.mean}
         if computes:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ...harness.check import Case, contract, deep
+from ...harness.check import Case, applies, contract, deep, needs
 from ...harness.targets import Target
 from . import reference
 from .comparison import differences
 from .processes import Groups
 from .programs import Program, Step
-from .support import answers, described, judge, one_process, train
+from .support import answers, described, judge, one_process, train, without_a_pair
 from .tensors import clipped_tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -21,14 +21,16 @@ UNIT = 2.0**-24
 CLIP = 0.25
 
 
-@contract("AMP-DISTRIBUTED-012", on="cpu")
+@contract("AMP-DISTRIBUTED-012")
+@applies(without_a_pair)
+@needs("child processes")
 @pytest.mark.parametrize("world", [2, deep("standard", 4)])
 @pytest.mark.parametrize(
     "way", ["ddp", "fsdp2", *(deep("standard", one) for one in ("zero", "fsdp1", "fsdp2_blocks", "ddp_fp16_hook"))]
 )
 def test_whole_batch(case: Case, target: Target, ranks: Groups, way: str, world: int) -> None:
     found = [
-        Program("perceptron", dtype, 1, seed=case.seed + number, exact=True)
+        Program("perceptron", dtype, 1, seed=case.seed + number, exact=True, device_type=target.device_type)
         for number in range(case.samples(quick=1, standard=1, full=10))
         for dtype in case.amp_dtypes
     ]
@@ -40,11 +42,16 @@ def test_whole_batch(case: Case, target: Target, ranks: Groups, way: str, world:
         judge(case, f"{way}, {described(program)}", differences(steps, [[expected]] * world))
 
 
-@contract("AMP-DISTRIBUTED-013", on="cpu")
+@contract("AMP-DISTRIBUTED-013")
+@applies(without_a_pair)
+@needs("child processes")
 @pytest.mark.parametrize("world", [2, deep("full", 4)])
 @pytest.mark.parametrize("way", [deep("standard", "ddp"), "fsdp1", "fsdp2", deep("standard", "fsdp2_blocks")])
 def test_clipping(case: Case, target: Target, ranks: Groups, way: str, world: int) -> None:
-    found = [Program("perceptron", dtype, 2, {1: world - 1}, seed=case.seed + 1) for dtype in case.amp_dtypes]
+    found = [
+        Program("perceptron", dtype, 2, {1: world - 1}, seed=case.seed + 1, device_type=target.device_type)
+        for dtype in case.amp_dtypes
+    ]
     for program, seen in zip(found, train(case, ranks, world, way, found, CLIP), strict=True):
         (expected, _), *_ = reference.steps(program, world, clip=CLIP, **one_process(way))
         assert expected.norm is not None

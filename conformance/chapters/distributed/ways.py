@@ -13,6 +13,7 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ...measure.precision import repeatable_convolutions
 from .programs import INTERVAL, SCALE, Batch, Program, Step
 
 Whole: TypeAlias = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
@@ -38,6 +39,7 @@ class Wrapped:
 Way: TypeAlias = Callable[[Program], Wrapped]
 
 
+@repeatable_convolutions()
 def train(way: str, program: Program, clip: float | None = None) -> list[Step]:
     """Train in this rank; every rank of the group has to call it. Returns what each step left."""
     wrapped = WAYS[way](program)
@@ -53,22 +55,23 @@ def step(wrapped: Wrapped, program: Program, batches: list[Batch], clip: float |
             with wrapped.region():
                 loss = program.loss(wrapped.model, batch)
             wrapped.scaler.scale(loss).backward()
-        losses.append(loss.detach())
+        losses.append(loss.detach().cpu())
     wrapped.scaler.unscale_(wrapped.optimizer)
     norm = None if clip is None else float(wrapped.clip(clip))
     wrapped.scaler.step(wrapped.optimizer)
     wrapped.scaler.update()
-    return Step(losses, *wrapped.whole(), wrapped.scaler.get_scale(), norm)
+    gradients, parameters = ({name: one.cpu() for name, one in part.items()} for part in wrapped.whole())
+    return Step(losses, gradients, parameters, wrapped.scaler.get_scale(), norm)
 
 
-def scaler() -> Any:
+def scaler(program: Program) -> Any:
     """Return the scaler of every way that has no other."""
-    return torch.amp.GradScaler("cpu", init_scale=SCALE, growth_interval=INTERVAL)
+    return torch.amp.GradScaler(program.device_type, init_scale=SCALE, growth_interval=INTERVAL)
 
 
 def amp_region(program: Program) -> Callable[[], AbstractContextManager[Any]]:
     """Return what opens the program's autocast region."""
-    return lambda: torch.autocast("cpu", dtype=program.dtype)
+    return lambda: torch.autocast(program.device_type, dtype=program.dtype)
 
 
 def _plain(name: str) -> str:
@@ -100,14 +103,15 @@ def replicated(
     `inside` opens the region in the module's forward, as the AMP examples do for several devices.
     """
     region = amp_region(program)
-    made = program.built(region if inside else None, seed=program.seed + distributed.get_rank())
+    rank = distributed.get_rank()
+    made = program.built(region if inside else None, seed=program.seed + rank, index=rank)
     model = DistributedDataParallel(made, **options)
     if hook is not None:
         model.register_comm_hook(None, hook)
     return Wrapped(
         model,
         (optimizer or program.optimizer)(model.parameters()),
-        scaler(),
+        scaler(program),
         lambda: _copies(model),
         contextlib.nullcontext if inside else region,
         model.no_sync,
@@ -197,9 +201,10 @@ def fsdp1(program: Program, *, precision: dict[str, torch.dtype] | None = None, 
     from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
+    rank = distributed.get_rank()
     model = FullyShardedDataParallel(
-        program.built(),
-        device_id=torch.device("cpu"),
+        program.built(index=rank),
+        device_id=program.device(rank),
         use_orig_params=True,
         mixed_precision=None if precision is None else MixedPrecision(**precision),
         **options,
@@ -212,7 +217,7 @@ def fsdp1(program: Program, *, precision: dict[str, torch.dtype] | None = None, 
     return Wrapped(
         model,
         program.optimizer(model.parameters()),
-        ShardedGradScaler("cpu", init_scale=SCALE, growth_interval=INTERVAL),
+        ShardedGradScaler(program.device_type, init_scale=SCALE, growth_interval=INTERVAL),
         whole,
         _region(program, precision),
         model.no_sync,
@@ -241,9 +246,9 @@ def fsdp2(program: Program, *, precision: dict[str, torch.dtype] | None = None, 
     """Apply fully_shard, with autocast, or with its own mixed precision where `precision` is given."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    model: Any = program.built()
+    model: Any = program.built(index=distributed.get_rank())
     policy = MixedPrecisionPolicy(**(precision or {}))
-    mesh = distributed.init_device_mesh("cpu", (distributed.get_world_size(),))
+    mesh = distributed.init_device_mesh(program.device_type, (distributed.get_world_size(),))
     for module in model.modules() if blocks else ():
         if _is_block(module):
             fully_shard(module, mesh=mesh, mp_policy=policy)
@@ -267,7 +272,7 @@ def fsdp2(program: Program, *, precision: dict[str, torch.dtype] | None = None, 
     return Wrapped(
         model,
         program.optimizer(model.parameters()),
-        scaler(),
+        scaler(program),
         whole,
         _region(program, precision),
         accumulating,

@@ -485,10 +485,12 @@ SAVED: dict[str, tuple[torch.dtype, torch.dtype | None]] = {
 
 
 @contract("AMP-OPTIMIZER-102")
-@each("kind", "saved", cells=over(lambda kind, _: kind.implementation == "for-loop", *SAVED))
+@each("kind", "saved", cells=over(lambda kind, _: kind.implementation in ("for-loop", "fused"), *SAVED))
 def test_loaded_dtypes(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig, saved: str) -> None:
     dtype, other = SAVED[saved]
     case.require_arithmetic(target, dtype)
+    if not kind.promised_on(target.device_type):
+        case.unsupported(f"no {kind.implementation} {kind.optimizer} on {target.device_type}")
     pairs = Draw(rng, target.device).pairs(((8, 9), (3, 2)), dtype)
     parameters = [torch.nn.Parameter(value.clone()) for value, _ in pairs]
     optimizer = kind.make(parameters)

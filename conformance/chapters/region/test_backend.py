@@ -14,19 +14,17 @@ import torch
 
 from ...harness.check import Case, applies, contract
 from ...harness.targets import Target, one_device_only, second
-from ...oracles.fake_hardware import backend_module, cuda_that_computes_nothing, cuda_that_says, third_party_backend
+from ...oracles.fake_hardware import (
+    backend_module,
+    cuda_that_computes_nothing,
+    cuda_that_says,
+    no_backend_module,
+    third_party_backend,
+)
 from ...oracles.region.stack_model import Setting, observe
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
 OTHER = {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}
-
-
-def without_a_backend(case: Case) -> str:
-    """Return the name of the PrivateUse1 backend, for which no module may be registered."""
-    name = third_party_backend()
-    if hasattr(torch, name):
-        case.untestable(f"a backend is registered here, torch.{name}; a stand-in would take its place")
-    return name
 
 
 def setting(device_type: str) -> Setting:
@@ -44,8 +42,8 @@ def silently(case: Case, what: str, call: Callable[[], Any]) -> Any:
 @contract("AMP-REGION-093")
 @pytest.mark.parametrize("module", ["none", "without-the-function"])
 def test_backend_that_declares_nothing(case: Case, module: str) -> None:
-    name, before = without_a_backend(case), observe()
-    with contextlib.nullcontext() if module == "none" else backend_module(None):
+    before = observe()
+    with no_backend_module() if module == "none" else backend_module(None) as name:
         for enabled in (True, False):
             make = partial(torch.autocast, name, enabled=enabled)
             case.raises(f"a region, enabled={enabled}", AssertionError, make, names=(name, "get_amp_supported_dtype"))
@@ -57,7 +55,7 @@ def test_backend_that_declares_nothing(case: Case, module: str) -> None:
 @contract("AMP-REGION-094")
 @DTYPES
 def test_backend_that_declares_dtypes(case: Case, dtype: torch.dtype) -> None:
-    name = without_a_backend(case)
+    name = third_party_backend()
     before = setting(name)
     with backend_module([dtype]):
         region = silently(case, "a declared dtype", lambda: torch.autocast(name, dtype=dtype))

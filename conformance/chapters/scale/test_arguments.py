@@ -70,21 +70,33 @@ def test_invalid_numbers(case: Case, target: Target, rng: torch.Generator, route
 
 
 @contract("AMP-SCALE-182")
+@pytest.mark.parametrize("use", [False, True], ids=["before-use", "after-use"])
+@pytest.mark.parametrize("missing", START)
+def test_missing_entry_is_named(case: Case, target: Target, use: bool, missing: str) -> None:
+    scaler = started(target) if use else torch.amp.GradScaler(target.device_type)
+    error = refusal_without(scaler, missing)
+    case.true(f"a state without {missing} is refused by name", missing in str(error), repr(error))
+    scaler.load_state_dict(dict(RESUMED))
+    case.equal("control: state after a complete one was loaded", scaler.state_dict(), RESUMED)
+
+
+@contract("AMP-SCALE-182")
 @pytest.mark.parametrize("missing", START)
 @pytest.mark.parametrize("use", [False, True], ids=["before-use", "after-use"])
 def test_incomplete_state(case: Case, target: Target, use: bool, missing: str) -> None:
     scaler = started(target) if use else torch.amp.GradScaler(target.device_type)
     before = scaler.state_dict()
-    state = {name: value for name, value in RESUMED.items() if name != missing}
-    error: Exception | None = None
-    try:
-        scaler.load_state_dict(state)
-    except Exception as raised:
-        error = raised
-    case.true(f"a state without {missing} is refused by name", missing in str(error), repr(error))
+    refusal_without(scaler, missing)
     case.equal(f"state after a state without {missing} was refused", scaler.state_dict(), before)
-    scaler.load_state_dict(dict(RESUMED))
-    case.equal("control: state after a complete one was loaded", scaler.state_dict(), RESUMED)
+
+
+def refusal_without(scaler: torch.amp.GradScaler, missing: str) -> Exception | None:
+    """Load a state without the entry `missing`; return the error that refuses it."""
+    try:
+        scaler.load_state_dict({name: value for name, value in RESUMED.items() if name != missing})
+    except Exception as raised:
+        return raised
+    return None
 
 
 # Devices

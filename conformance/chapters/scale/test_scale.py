@@ -143,6 +143,40 @@ def test_scale_changes_nothing_else(case: Case, target: Target) -> None:
     case.identical("the outputs, once the scaled ones are overwritten", loss, torch.tensor([1.5, -2.0]))
 
 
+LOSSES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    # name: an output of a model with one leaf of two elements
+    "leaf": lambda leaf: leaf,
+    "loss": lambda leaf: leaf.square().sum(),
+    "unreduced": lambda leaf: leaf * 3,
+    "view": lambda leaf: (leaf * 3)[:1],
+    "detached": lambda leaf: (leaf * 3).detach(),
+}
+
+
+@contract("AMP-SCALE-014")
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("inside", ["alone", "list", "iterator"])
+def test_scale_leaves_a_loss_of_a_model(case: Case, target: Target, name: str, inside: str) -> None:
+    leaf = torch.tensor([1.5, -2.0], device=target.device, requires_grad=True)
+    scaler = started(target, init_scale=512.0)
+    loss = LOSSES[name](leaf)
+    before = loss.detach().clone()
+    node, version = loss.grad_fn, loss._version
+    if inside == "alone":
+        scaled = scaler.scale(loss)
+    elif inside == "list":
+        [scaled] = scaler.scale([loss])
+    else:
+        [scaled] = list(scaler.scale(iter([loss])))
+    case.identical("the scaled output", scaled.detach(), before * 512)
+    case.identical("the output after scale()", loss.detach(), before)
+    seen = loss.grad_fn is node, loss._version, loss.requires_grad
+    case.equal("node, version and requires_grad of the output", seen, (True, version, name != "detached"))
+    with torch.no_grad():
+        scaled.zero_()
+    case.identical("the output, once the scaled one is overwritten", loss.detach(), before)
+
+
 @contract("AMP-SCALE-015")
 def test_gradients_are_scaled(case: Case, target: Target, rng: torch.Generator) -> None:
     values = torch.randn(5, generator=rng)

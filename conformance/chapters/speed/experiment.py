@@ -20,7 +20,7 @@ from ...harness.targets import DTYPE_NAMES, Target, device_module
 from ...measure.allocator import Allocator
 from ...oracles.policy.lists import backend_of, listings, resolved
 from . import clocks, diagnosis, intervals, paired_comparison, peak_rates, profile, tf32, timing
-from .operations import Operation, operation
+from .operations import Operation, operation, product
 from .training_steps import STEPS, Step, step
 
 Subject = Operation | Step
@@ -32,6 +32,8 @@ SHRINKS = 3  # a subject that does not fit is halved that often at most: an eigh
 FEWEST_WARM_UPS = 3  # runs of each arm before the pilot: one, and two that are no faster
 LONG = 2e-3  # seconds, beside which the host's own hundred microseconds do not show
 FEW = 5  # runs whose median is good enough for a diagnosis
+ARITHMETIC = 20e-3  # seconds of a pair of products that are not its launches: these take some hundred microseconds
+PRODUCTS = (128, 256, 512, 1024, 2048, 4096)  # of which the first that takes so long tells a device's rate
 
 CPU_SIZES = {False: ("middle", "compute"), True: ("small", "compute")}  # of operations, and of steps
 # A CPU's figures are for information: enough pairs that some interruptions don't show, in a fraction of a second.
@@ -235,6 +237,7 @@ class Experiments:
         self._floors: dict[tuple[str, str, str, str], float] = {}
         self._trusted: set[tuple[str, str]] = set()
         self._repeated: set[tuple[str, str]] = set()
+        self._rates: dict[tuple[str, torch.dtype], float] = {}
 
     def measure(self, case: Case, target: Target, spec: Experiment, among: int = 1) -> Measurement:
         """Measure an experiment, or return its earlier measurement; ends the case if that is impossible.
@@ -258,6 +261,7 @@ class Experiments:
     def _as_large_as_fits(
         self, case: Case, target: Target, spec: Experiment, plan: paired_comparison.Plan
     ) -> Measurement:
+        self.demand_time(case, target, spec.key, spec.make(target.device_type, SHRINKS).flops, spec.dtype, plan)
         for shrink in range(SHRINKS + 1):
             subject = spec.make(target.device_type, shrink)
             if not _fits(target, subject):
@@ -275,6 +279,25 @@ class Experiments:
             f"and {_gib(free_bytes(target))} are free"
         )
         raise AssertionError  # the case has ended
+
+    def demand_time(
+        self, case: Case, target: Target, name: str, flops: float, dtype: torch.dtype, plan: paired_comparison.Plan
+    ) -> None:
+        """End the case before work of so many operations whose first run alone outlasts the plan, by the device's rate.
+
+        A device in software, or one without 16-bit arithmetic, needs minutes for what keeps a card busy for a
+        millisecond, and no run can be stopped midway. Products are what a device computes fastest: nothing that it can
+        do in time is left out.
+        """
+        if target.device_type == "cpu":
+            return  # whose sizes take a millisecond or so
+        if (place := (target.name, dtype)) not in self._rates:
+            self._rates[place] = rate_of_products(target, dtype, case.now)
+        pair = flops / self._rates[place]
+        if pair > paired_comparison.PLANS["full"].budget:
+            case.untestable(f"at the rate of its matrix products this device takes {pair:.0f} s for a pair of {name}")
+        if pair > plan.budget:
+            case.out_of_time(name, pair * plan.pilot)
 
     def _in_time(
         self, case: Case, target: Target, spec: Experiment, subject: Subject, shrink: int, plan: paired_comparison.Plan
@@ -385,6 +408,28 @@ def arms(target: Target, spec: Experiment, subject: Subject) -> tuple[Work, Work
     if isinstance(subject, Step):
         return subject.arms(target.device, region, scaled=spec.dtype == torch.float16)
     return subject.arms(target.device, region)
+
+
+def rate_of_products(target: Target, dtype: torch.dtype, now: Callable[[], float]) -> float:
+    """Return the FLOP/s of matrix products, each run in fp32 and in a region, of the first size that tells it.
+
+    By the host, until an element of the result is there: no clock of the device has been checked yet.
+    """
+    spec = Experiment("matmul", "compute", dtype, "fp32")
+    rate = math.inf
+    for size in PRODUCTS:
+        subject = product(size)
+        works = [lambda work=work: work()[0, 0].item() for work in arms(target, spec, subject)]
+        for work in works:
+            work()  # which loads and compiles
+        start = now()
+        for work in works:
+            work()
+        taken = now() - start
+        rate = subject.flops / taken if taken > 0 else math.inf
+        if taken >= ARITHMETIC:
+            break
+    return rate
 
 
 def _try(case: Case, target: Target, spec: Experiment, bench: _Bench) -> None:

@@ -83,10 +83,14 @@ def _count(shape: Shape) -> int:
     return count
 
 
-def _matmul(at: Sizes) -> Operation:
-    n = at["size"]
+def product(n: int) -> Operation:
+    """Return a product of two square matrices of that size."""
     flops = 2.0 * n**3
     return Operation("matmul", ((n, n), (n, n)), n * n, flops, flops, torch.matmul, rows=n)
+
+
+def _matmul(at: Sizes) -> Operation:
+    return product(at["size"])
 
 
 def linear(rows: int, inputs: int, outputs: int) -> Operation:

@@ -70,13 +70,15 @@ def test_operations_as_expected(
 @contract("AMP-SPEED-032", on="accelerator")
 @timed
 @pytest.mark.parametrize("baseline", [deep("standard", "fp32"), deep("full", "tf32")])
-def test_break_even(case: Case, target: Target, amp_dtype: torch.dtype, baseline: str) -> None:
+def test_break_even(case: Case, target: Target, amp_dtype: torch.dtype, measured: Experiments, baseline: str) -> None:
     clock = clocks.device_clock(target.device_type, device_module(target.device_type))
     # Each number of rows is timed twice: against fp32, and against itself for the noise floor.
     plan = timing.within(paired_comparison.PLANS["quick"], case.allowance / (4 * len(ROWS)))
     spec = Experiment("linear", "compute", amp_dtype, baseline)
     ratios: dict[int, intervals.Interval] = {}
     with tf32.precision(case, target, baseline), experiment.broken_timing():
+        most = linear(max(ROWS), WIDTH, WIDTH)
+        measured.demand_time(case, target, f"a Linear on {max(ROWS)} rows", most.flops, amp_dtype, plan)
         before = timing.flush(target)
         for rows in ROWS:
             arms = experiment.arms(target, spec, linear(rows, WIDTH, WIDTH))
@@ -116,16 +118,18 @@ def test_operations_on_the_cpu_as_expected(
 @contract("AMP-SPEED-007")
 @timed
 @pytest.mark.parametrize("kind", ["device", deep("standard", "step")])
-def test_noise_floor(case: Case, target: Target, kind: str) -> None:
+def test_noise_floor(case: Case, target: Target, measured: Experiments, kind: str) -> None:
     on_device = kind == "device"
     spec = Experiment(*(("matmul", "middle") if on_device else ("step-mlp", "small")), torch.float16, "fp32")
     make = clocks.device_clock if on_device else clocks.step_clock
     clock = make(target.device_type, device_module(target.device_type))
     pairs = case.samples(quick=10, standard=30, full=200)
     plan = replace(experiment.plan_of(case, target), pilot=pairs, most=pairs)
-    work, _ = experiment.arms(target, spec, spec.make(target.device_type))
-    before = timing.flush(target) if on_device else None
+    subject = spec.make(target.device_type)
     with experiment.broken_timing():
+        measured.demand_time(case, target, spec.key, subject.flops, spec.dtype, plan)
+        work, _ = experiment.arms(target, spec, subject)
+        before = timing.flush(target) if on_device else None
         name = "two equal arms"
         taken = timing.take(case, target, clock, (work, work), plan, name=name, before=before, floor=lambda: 0.0)
     speedup = taken.speedup

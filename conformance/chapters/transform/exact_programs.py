@@ -3,6 +3,9 @@
 Each input is 1 or -1 with 2^-12 added to its size. The cast to float16 or bfloat16 rounds that to 1 or -1: half a unit
 in the last place of 1 is 2^-11 and 2^-8. All later values are integers below 256, which bfloat16 holds, so that every
 order of operations gives the same bits. An op that keeps its float32 operands carries the 2^-12 into its result.
+
+One program has an input that no op casts. Its derivatives are multiples of 2^12 + 1, which float32 holds and neither
+16-bit type, so that a derivative that was rounded to 16 bits on its way differs.
 """
 
 from __future__ import annotations
@@ -16,20 +19,24 @@ from torch import Tensor
 from torch.nn import functional as F
 
 TAIL = 2.0**-12
+# One bit more than float16 holds, and five more than bfloat16.
+WIDE = 2.0**12 + 1.0
 Function = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
 class ExactProgram:
-    """A function of tensors of these shapes; each input enters ops of the lower precision list only.
+    """A function of tensors of these shapes; inputs that are not `kept` enter ops of the lower precision list only.
 
-    `float32` means that it ends in an op of the float32 list, and not in one of the lower precision list.
+    `float32` means that it ends in float32, and not in an op of the lower precision list. The second derivatives of a
+    program with `kept` are not exact: they are squares of the first, which do not fit into float32.
     """
 
     name: str
     function: Function
     shapes: tuple[tuple[int, ...], ...]
     float32: bool = False
+    kept: tuple[int, ...] = ()
 
     @property
     def id(self) -> str:
@@ -65,6 +72,10 @@ def _residual(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
     return F.linear(x, first) + F.linear(x, second)
 
 
+def _float32_term(x: Tensor, weight: Tensor, term: Tensor) -> Tensor:
+    return F.linear(x, weight).float() + WIDE * term
+
+
 PROGRAMS = (
     ExactProgram("mm", torch.mm, ((2, 3), (3, 2))),
     ExactProgram("matmul", torch.matmul, ((2, 2, 3), (3, 2))),
@@ -79,6 +90,7 @@ PROGRAMS = (
     ExactProgram("attention", _attention, ((2, 2), (2, 2), (2, 2))),
     ExactProgram("residual", _residual, ((2, 3), (2, 3), (2, 3))),
     ExactProgram("mlp", _mlp, ((2, 3), (3, 3), (2, 3)), float32=True),
+    ExactProgram("float32-term", _float32_term, ((2, 3), (2, 3), (2, 2)), float32=True, kept=(2,)),
 )
 BY_NAME = {one.name: one for one in PROGRAMS}
 

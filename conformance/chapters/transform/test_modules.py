@@ -99,6 +99,8 @@ def test_stacked_models(case: Case, target: Target) -> None:
     for dtype in case.supported(target):
         models = [_model(seed, target.device) for seed in range(3)]
         parameters, buffers = torch.func.stack_module_state(models)
+        weights = torch.stack([model.first.weight for model in models])
+        case.identical(f"{dtype}: stacked weights", parameters["first.weight"], weights)
         base = copy.deepcopy(models[0])
 
         def call(parameters: dict[str, Tensor], buffers: dict[str, Tensor], base: nn.Module = base) -> Tensor:

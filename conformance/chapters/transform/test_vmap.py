@@ -18,7 +18,8 @@ from .exact_programs import BY_NAME
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 # AMP-TRANSFORM-003 judges the ops that vmap takes apart: convolutions, and products that add a tensor.
-_NAMES = ("mm", "matmul", "bmm", "einsum", "linear", "attention", "residual", "mlp")
+_NAMES = ("mm", "matmul", "bmm", "einsum", "linear", "attention", "residual", "mlp", "float32-term")
+_FEW = ("mm", "mlp", "float32-term")
 _QUICK = ("vmap", "nested", "vmap-of-grad")
 _BATCH = 4
 
@@ -31,7 +32,7 @@ _BATCH = 4
 )
 def test_vmap_of_programs(case: Case, target: Target, way: BatchedWay, place: str) -> None:
     found: dict[str, Any] = {}
-    for number, name in enumerate(("mm", "mlp") if case.level == "quick" else _NAMES):
+    for number, name in enumerate(_FEW if case.level == "quick" else _NAMES):
         program, dtypes = BY_NAME[name], case.supported(target)
         for dtype in dtypes if case.level == "full" else (dtypes[number % len(dtypes)],):
             function, outer = PLACES[place](program.function, functools.partial(target.autocast, dtype))

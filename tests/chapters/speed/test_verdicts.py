@@ -48,6 +48,7 @@ class Device:
         self.memory = memory
         self.made: list[Any] = []
         self.fails = 0  # how often memory runs out in the middle
+        self.rate = math.inf  # FLOP/s of its matrix products
 
     def work(self, seconds: float, noise: float) -> Callable[[], torch.Tensor]:
         def run() -> torch.Tensor:
@@ -118,6 +119,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Device]:
                 "device_module": lambda device_type: None,
                 "free_bytes": lambda target: made.memory,
                 "arms": arms,
+                "rate_of_products": lambda *_: made.rate,
             },
             experiment.timing: {"flush": lambda target: None},
             experiment.clocks: {"device_clock": lambda *_: made, "step_clock": lambda *_: made},
@@ -292,6 +294,47 @@ def test_a_ratio_that_changes_meanwhile_is_inconclusive(
     )
     with pytest.raises(Inconclusive, match=r"fp16/fp32: the ratio went from 2\.\d+ to 1"):
         judge()
+
+
+@pytest.mark.parametrize(
+    ("rate", "ending", "words"),
+    [
+        (1e7, Untestable, r"products this device takes \d+ s for a pair of matmul/compute/fp16/fp32"),
+        (1e9, Inconclusive, r"matmul/compute/fp16/fp32 needs about \d+ s"),
+    ],
+)
+def test_a_device_in_software_is_not_waited_for(
+    device: Callable[..., Device],
+    judge: Callable[..., Case],
+    rate: float,
+    ending: type[Exception],
+    words: str,
+) -> None:
+    made = device(0.03, 0.01)
+    made.rate = rate
+    with pytest.raises(ending, match=words):
+        judge()
+    assert not made.made
+
+
+def test_the_rate_of_products_is_that_of_a_size_that_is_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device of 100 GFLOP/s whose launches take half a millisecond: 1024 is the first size that tells its rate."""
+    clock = 0.0
+    sizes: list[float] = []
+
+    def arms(target: Any, spec: Experiment, subject: Any) -> Any:
+        def work() -> torch.Tensor:
+            nonlocal clock
+            sizes.append(subject.flops)
+            clock += 0.5e-3 + subject.flops / 1e11
+            return torch.ones(1, 1)
+
+        return work, work
+
+    monkeypatch.setattr(experiment, "arms", arms)
+    found = experiment.rate_of_products(_target(H100), torch.float16, lambda: clock)
+    assert max(sizes) == 2.0 * 1024**3
+    assert found == pytest.approx(1e11 / 2, rel=0.05)
 
 
 def test_what_was_spoiled_is_measured_once_more(
@@ -514,13 +557,13 @@ def test_every_timing_is_watched_shown_and_no_finer_than_equal_arms(
     case.allotment = Allotment(time.monotonic() + 60.0, shown.append, lambda *_: None)
     check = getattr(checks, f"test_{name}")
     if name == "break_even":
-        check(case, _target(H100), torch.float16, "fp32")
+        check(case, _target(H100), torch.float16, Experiments(), "fp32")
         kept = [evidence.measured for evidence in case.evidence if "of the ratio" in evidence.name]
         monkeypatch.setattr(experiment.intervals, "noise_floor", lambda equal: 1.0)
-        check(wide := _case("AMP-SPEED-032"), _target(H100), torch.float16, "fp32")
+        check(wide := _case("AMP-SPEED-032"), _target(H100), torch.float16, Experiments(), "fp32")
         wider = [evidence.measured for evidence in wide.evidence if "of the ratio" in evidence.name]
         assert all(more[0] < 0.5 * less[0] and more[2] > 2 * less[2] for more, less in zip(wider, kept, strict=True))
     else:
-        check(case, _target(H100), "device")
+        check(case, _target(H100), Experiments(), "device")
     assert any("slowed down by heat" in str(evidence.measured) for evidence in case.evidence)
     assert any("pairs, ratio " in words for words in shown)

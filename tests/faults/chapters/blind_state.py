@@ -106,3 +106,46 @@ def pickling_empties_the_scaler() -> Iterator[None]:
     """What is pickled is the scaler's own dictionary, so its tensors are taken from the scaler as well."""
     with edited(Scaler.__getstate__, "self.__dict__.copy()", "self.__dict__"):
         yield
+
+
+@fault("AMP-SCALE-014")
+def computed_losses_are_scaled_in_place() -> Iterator[None]:
+    """scale() of a loss that was computed multiplies the loss itself; leaves are copied."""
+    old = "return outputs * scale.to(device=outputs.device, non_blocking=True)"
+    with edited(Scaler.scale, old, old.replace("outputs *", "outputs.mul_(scale) if outputs.grad_fn else outputs *")):
+        yield
+
+
+@fault("AMP-SCALE-014")
+def computed_losses_in_a_list_are_scaled_in_place() -> Iterator[None]:
+    """scale() of several losses multiplies those that were computed in place."""
+    old = "return val * stash[0].get(val.device)"
+    new = "return val.mul_(stash[0].get(val.device)) if val.grad_fn else val * stash[0].get(val.device)"
+    with edited(Scaler.scale, old, new):
+        yield
+
+
+@fault("AMP-SCALE-182")
+def a_state_without_growth_factor_is_completed() -> Iterator[None]:
+    """load_state_dict takes 2 for a growth factor that is missing."""
+    with edited(Scaler.load_state_dict, 'state_dict["growth_factor"]', 'state_dict.get("growth_factor", 2.0)'):
+        yield
+
+
+@fault("AMP-SCALE-182")
+def a_state_without_growth_interval_is_completed() -> Iterator[None]:
+    """load_state_dict keeps the scaler's own growth interval where the state has none."""
+    old = 'state_dict["growth_interval"]'
+    with edited(Scaler.load_state_dict, old, 'state_dict.get("growth_interval", self._growth_interval)'):
+        yield
+
+
+@fault("AMP-OPTIMIZER-102")
+def step_of_a_fused_optimizer_is_loaded_in_the_type_of_the_parameter() -> Iterator[None]:
+    """load_state_dict casts the step of fused and capturable optimizers to 16 bits, and that of others not."""
+    with edited(
+        torch.optim.Optimizer._process_value_according_to_param_policy,
+        "return value.to(dtype=torch.float32, device=param.device)",
+        "return value.to(dtype=param.dtype, device=param.device)",
+    ):
+        yield

@@ -686,3 +686,85 @@ def converted_batch_normalizations_return_float32() -> Iterator[None]:
     """A converted batch normalization evaluates 16-bit inputs in float32."""
     with _batch_normalized(lambda original, layer, x: original(layer, x.float())):
         yield
+
+
+# --- settings of mixed precision
+
+
+@fault("AMP-DISTRIBUTED-029")
+def outputs_are_not_cast() -> Iterator[None]:
+    """fully_shard ignores output_dtype."""
+    with _policy_without("output_dtype", None):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-029")
+def buffers_are_not_cast() -> Iterator[None]:
+    """FullyShardedDataParallel ignores buffer_dtype."""
+    with _with_types(fsdp.MixedPrecision, lambda given: given | {"buffer_dtype": None}):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-029")
+def kept_gradients_become_float32() -> Iterator[None]:
+    """FullyShardedDataParallel ignores keep_low_precision_grads."""
+    with _with_types(fsdp.MixedPrecision, lambda given: given | {"keep_low_precision_grads": False}):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-029")
+def reduction_without_a_type_is_in_float32() -> Iterator[None]:
+    """MixedPrecision's reduce_dtype is float32 where it is not given, whatever param_dtype is."""
+    with _with_types(
+        fsdp.MixedPrecision, lambda given: given | {"reduce_dtype": given.get("reduce_dtype") or torch.float32}
+    ):
+        yield
+
+
+# --- means near the end of float16's range
+
+
+@fault("AMP-DISTRIBUTED-004")
+def compressed_gradients_are_divided_after_the_sum() -> Iterator[None]:
+    """Gradients in fp16 are added up before they are divided by the number of ranks."""
+    reduce = distributed.all_reduce
+
+    def late(tensor: Any, *args: Any, **options: Any) -> Any:
+        if tensor.dtype is not torch.float16:
+            return reduce(tensor, *args, **options)
+        size = distributed.get_world_size()
+        tensor.mul_(size)
+        work = reduce(tensor, *args, **options)
+        work.wait()
+        tensor.div_(size)
+        return work
+
+    with replaced(distributed, "all_reduce", late):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-009")
+def sharded_gradients_are_divided_after_the_sum() -> Iterator[None]:
+    """fully_shard adds fp16 gradients up before it divides them by the number of ranks."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives
+
+    factors = _fsdp_collectives._get_gradient_divide_factors
+
+    def late(*args: Any, **options: Any) -> Any:
+        before, after, *operations = factors(*args, **options)
+        return (None, before * after, *operations) if before and after else (before, after, *operations)
+
+    with replaced(_fsdp_collectives, "_get_gradient_divide_factors", late):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-026")
+def overflows_reach_ranks_of_other_groups() -> Iterator[None]:
+    """ShardedGradScaler reduces its flag over all ranks, whatever process group it was given."""
+    made = ShardedGradScaler.__init__
+
+    def init(self: Any, *args: Any, **options: Any) -> None:
+        made(self, *args, **{name: value for name, value in options.items() if name != "process_group"})
+
+    with replaced(ShardedGradScaler, "__init__", init):
+        yield

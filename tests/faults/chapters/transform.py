@@ -150,6 +150,39 @@ def backward_of_grad_is_rounded() -> Iterator[None]:
 
 
 @fault("AMP-TRANSFORM-001")
+def gradients_of_grad_pass_through_bfloat16() -> Iterator[None]:
+    """torch.func.grad rounds its gradients to bfloat16 and returns them in their dtype."""
+    with replaced(torch.func, "grad", _mapped(torch.func.grad, lambda x: x.bfloat16().to(x.dtype))):
+        yield
+
+
+@fault("AMP-TRANSFORM-001")
+def jacobians_pass_through_float16() -> Iterator[None]:
+    """jacrev rounds its rows to float16 and returns them in their dtype."""
+    with replaced(torch.func, "jacrev", _mapped(torch.func.jacrev, lambda x: x.half().to(x.dtype))):
+        yield
+
+
+@fault("AMP-TRANSFORM-001")
+def batched_backward_passes_through_bfloat16() -> Iterator[None]:
+    """Gradients with is_grads_batched are rounded to bfloat16 and returned in their dtype."""
+    mapped = torch._vmap_internals._vmap
+
+    def rounded(function: Function, *args: Any, **kwargs: Any) -> Function:
+        return mapped(lambda *given: _change(function(*given), lambda x: x.bfloat16().to(x.dtype)), *args, **kwargs)
+
+    with replaced(torch._vmap_internals, "_vmap", rounded):
+        yield
+
+
+@fault("AMP-TRANSFORM-006")
+def results_of_vmap_pass_through_float16() -> Iterator[None]:
+    """vmap rounds its results to float16 and returns them in their dtype."""
+    with replaced(torch.func, "vmap", _mapped(torch.func.vmap, lambda x: x.half().to(x.dtype))):
+        yield
+
+
+@fault("AMP-TRANSFORM-001")
 def jacobian_is_off_by_a_rounding() -> Iterator[None]:
     """jacrev's values are 2^-8 too large, as if they were rounded in bfloat16."""
     with replaced(torch.func, "jacrev", _mapped(torch.func.jacrev, lambda x: x * (1 + 2**-8))):
@@ -375,6 +408,20 @@ def stacked_models_are_one() -> Iterator[None]:
     """stack_module_state repeats the first model."""
     original = torch.func.stack_module_state
     with replaced(torch.func, "stack_module_state", lambda models: original([models[0]] * len(models))):
+        yield
+
+
+@fault("AMP-TRANSFORM-009")
+def stacked_weights_pass_through_bfloat16() -> Iterator[None]:
+    """stack_module_state rounds the weights to bfloat16 and returns them in float32."""
+    original = torch.func.stack_module_state
+
+    def rounded(models: Any) -> Any:
+        parameters, buffers = original(models)
+        kept = {name: one.detach().bfloat16().float().requires_grad_() for name, one in parameters.items()}
+        return kept, buffers
+
+    with replaced(torch.func, "stack_module_state", rounded):
         yield
 
 

@@ -1,0 +1,187 @@
+"""What one rank sees of each setting of a policy of mixed precision, and of means near the end of float16's range."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import torch
+from torch import distributed, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+FEATURES = 4
+# Twice this is beyond the range of float16, which holds it and its quarter.
+LARGE = 40960.0
+
+Settings: TypeAlias = dict[str, Any]
+"""The arguments of MixedPrecision or of MixedPrecisionPolicy; one that is not there has its default."""
+
+
+def _of_fsdp1(given: Settings) -> bool:
+    return not given["keep_low_precision_grads"]
+
+
+def _kept(given: Settings) -> bool:
+    return given["keep_low_precision_grads"] and _reduced(given) is _computed(given)
+
+
+def _kept_in_another_type(given: Settings) -> bool:
+    return given["keep_low_precision_grads"] and _reduced(given) is not _computed(given)
+
+
+GROUPS: dict[str, tuple[str, Callable[[Settings], bool]]] = {
+    "fsdp2": ("fsdp2", lambda given: True),
+    "fsdp1": ("fsdp1", _of_fsdp1),
+    "fsdp1-kept_gradients": ("fsdp1", _kept),
+    "fsdp1-kept_gradients_of_another_type": ("fsdp1", _kept_in_another_type),
+}
+"""The settings that a case judges, by name: what they are settings of, and whether one is among them."""
+
+
+def settings(group: str, dtype: torch.dtype) -> Iterator[Settings]:
+    """Yield the combinations of settings of a group."""
+    shard, among = GROUPS[group]
+    low, types = (None, dtype), (None, dtype, torch.float32)
+    grid: dict[str, tuple[Any, ...]] = {"param_dtype": low, "reduce_dtype": types}
+    if shard == "fsdp1":
+        grid |= {"buffer_dtype": low, "keep_low_precision_grads": (False, True)}
+    else:
+        grid |= {"output_dtype": types, "cast_forward_inputs": (True, False)}
+    for values in itertools.product(*grid.values()):
+        given = dict(zip(grid, values, strict=True))
+        if among(given):
+            yield given
+
+
+def _computed(given: Settings) -> torch.dtype:
+    found: torch.dtype = given["param_dtype"] or torch.float32
+    return found
+
+
+def _reduced(given: Settings) -> torch.dtype:
+    found: torch.dtype = given["reduce_dtype"] or _computed(given)
+    return found
+
+
+def promised(given: Settings) -> dict[str, str]:
+    """Return by part of a training step the dtype that the settings name for it."""
+    computed, reduced = _computed(given), _reduced(given)
+    cast = given.get("cast_forward_inputs", True)
+    kept = given.get("keep_low_precision_grads", False)
+    found = {
+        "parameter in forward": computed,
+        "input in forward": computed if cast else torch.float32,
+        "buffer in forward": given.get("buffer_dtype") or torch.float32,
+        "output": given.get("output_dtype") or computed,
+        "reduction": reduced,
+        "gradient": reduced if kept else torch.float32,
+        "parameter after backward": torch.float32,
+    }
+    return {name: str(one) for name, one in found.items()}
+
+
+class _Seeing(nn.Module):
+    """A product that records the dtypes of what its forward sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(FEATURES, FEATURES))
+        self.buffer: torch.Tensor
+        self.register_buffer("buffer", torch.ones(FEATURES))
+        self.seen: dict[str, str] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = {"parameter": self.weight, "input": x, "buffer": self.buffer}
+        self.seen = {f"{name} in forward": str(one.dtype) for name, one in parts.items()}
+        return nn.functional.linear(x.to(self.weight.dtype), self.weight)
+
+
+class _Reductions(TorchDispatchMode):
+    """Record the dtypes of the tensors that ranks add up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "reduce" in str(func) and str(func).startswith(("c10d", "_c10d")):
+            self.seen |= {str(one.dtype) for one in tree_leaves(args) if isinstance(one, torch.Tensor)}
+        return func(*args, **(kwargs or {}))
+
+
+def wrapped(module: nn.Module, shard: str, given: Settings) -> Any:
+    """Return the module under FullyShardedDataParallel or fully_shard with a policy of these settings."""
+    from torch.distributed import fsdp
+
+    if shard == "fsdp1":
+        return fsdp.FullyShardedDataParallel(
+            module,
+            device_id=torch.device("cpu"),
+            use_orig_params=True,
+            mixed_precision=fsdp.MixedPrecision(**given),
+        )
+    mesh = distributed.init_device_mesh("cpu", (distributed.get_world_size(),))
+    fsdp.fully_shard(module, mesh=mesh, mp_policy=fsdp.MixedPrecisionPolicy(**given))
+    return module
+
+
+def types_of(shard: str, given: Settings) -> dict[str, str]:
+    """Return by part of a training step the dtype that it has with these settings."""
+    module = _Seeing()
+    model = wrapped(module, shard, given)
+    out = model(torch.ones(2, FEATURES))
+    with _Reductions() as reductions:
+        out.float().sum().backward()
+    found = dict(module.seen)
+    found["output"] = str(out.dtype)
+    found["reduction"] = ", ".join(sorted(reductions.seen))
+    (parameter,) = model.parameters()
+    found["gradient"] = str(parameter.grad.dtype)
+    found["parameter after backward"] = str(parameter.dtype)
+    return found
+
+
+def every_type(group: str, dtype: torch.dtype) -> list[dict[str, str]]:
+    """Return the dtypes of a step with each of the settings of a group."""
+    return [types_of(GROUPS[group][0], given) for given in settings(group, dtype)]
+
+
+# Means that float16 holds, of gradients whose sum it does not
+
+
+def _hooked(module: nn.Module, name: str) -> Any:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    hooks = {
+        "fp16_compress_hook": default_hooks.fp16_compress_hook,
+        "fp16_compress_wrapper": default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook),
+    }
+    model = nn.parallel.DistributedDataParallel(module)
+    model.register_comm_hook(None, hooks[name])
+    return model
+
+
+class _Linear(nn.Module):
+    """A sum of parameters times LARGE."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(FEATURES))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.weight * x).sum()
+
+
+def mean_of_large(name: str) -> list[float]:
+    """Return this rank's gradients of a parameter whose gradient on each rank is LARGE, reduced in float16."""
+    module = _Linear()
+    sharded = name.startswith("fsdp")
+    model = wrapped(module, name, {"reduce_dtype": torch.float16}) if sharded else _hooked(module, name)
+    model(torch.full((FEATURES,), LARGE)).backward()
+    found: list[float] = []
+    for one in model.parameters():
+        gradient = one.grad.to_local() if hasattr(one.grad, "to_local") else one.grad
+        found += gradient.tolist()
+    return found
