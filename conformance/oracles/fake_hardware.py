@@ -26,6 +26,19 @@ def cuda_that_says(*, bf16: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def accelerator_that_is(device_type: str | None) -> Iterator[None]:
+    """Make torch report this as the current accelerator inside the block, or none, and CUDA only if it is that."""
+    device = None if device_type is None else torch.device(device_type)
+    with (
+        _answering(torch.accelerator, "current_accelerator", device),
+        _answering(torch.accelerator, "is_available", device is not None),
+        _answering(torch.cuda, "is_available", device_type == "cuda"),
+        _answering(torch.cuda, "is_bf16_supported", device_type == "cuda"),
+    ):
+        yield
+
+
+@contextlib.contextmanager
 def cuda_that_computes_nothing() -> Iterator[None]:
     """Let threads select CUDA devices and streams inside the block, for work that runs on the CPU.
 

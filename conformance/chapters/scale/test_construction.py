@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 import warnings
 from functools import partial
@@ -13,7 +14,7 @@ import torch
 
 from ...harness.check import Case, applies, contract
 from ...harness.targets import Target
-from ...oracles.fake_hardware import cuda_that_says
+from ...oracles.fake_hardware import accelerator_that_is, cuda_that_says
 from ...workloads.third_party_optimizers import Ordinary, SelfScaling, owning, parameters_of
 from .support import SETTINGS, has_xla, iterate, started, track, tracker
 
@@ -113,6 +114,49 @@ def test_cuda_scaler_where_cuda_is_there(case: Case) -> None:
         case.equal("enabled with enabled=False", torch.amp.GradScaler("cuda", enabled=False).is_enabled(), False)
     case.equal("warnings", [str(warning.message) for warning in caught], [])
     case.equal("its scale", scaler.get_scale(), 48.0)
+
+
+ACCELERATORS = (None, "xpu", "mps", "mtia", "privateuseone", "cuda")
+
+
+@contract("AMP-SCALE-191")
+@pytest.mark.parametrize("accelerator", ACCELERATORS, ids=str)
+def test_scaler_without_a_device(case: Case, rng: torch.Generator, accelerator: str | None) -> None:
+    argument = inspect.signature(torch.amp.GradScaler).parameters["device"]
+    case.equal("default of the argument device", argument.default, "cuda")
+    is_there = accelerator == "cuda" or has_xla()
+    warned = []
+    with accelerator_that_is(accelerator):
+        for arguments in ((), ("cuda",)):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                scaler = torch.amp.GradScaler(*arguments)
+            case.equal(f"GradScaler{arguments!r}: enabled", scaler.is_enabled(), is_there)
+            warned.append([warning.category.__name__ for warning in caught])
+        case.equal("classes of warnings", warned, [[]] * 2 if is_there else [["UserWarning"]] * 2)
+        other = "cpu" if accelerator in (None, "cuda") else str(accelerator)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            case.equal(f"control: GradScaler({other!r}) is enabled", torch.amp.GradScaler(other).is_enabled(), True)
+        if not is_there:
+            _runs_unscaled(case, scaler, rng)
+
+
+def _runs_unscaled(case: Case, scaler: torch.amp.GradScaler, rng: torch.Generator) -> None:
+    """Check that a disabled scaler leaves the loss, the gradients and the step as they are, inf or not."""
+    for bad in (1.0, math.inf):
+        slope = torch.rand(3, generator=rng) + 0.5
+        slope[1] *= bad
+        parameter = torch.nn.Parameter(torch.ones(3))
+        optimizer = torch.optim.SGD([parameter], lr=0.5)
+        loss = (parameter * slope).sum()
+        case.true("scale() returns the loss itself", scaler.scale(loss) is loss, "another")
+        loss.backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        case.identical("parameters after the step", parameter.detach(), 1 - 0.5 * slope)
+    case.equal("scale", scaler.get_scale(), 1.0)
 
 
 @contract("AMP-SCALE-007")

@@ -514,6 +514,31 @@ def foreach_sgd_steps_half_in_bf16() -> Iterator[None]:
         yield
 
 
+@fault("AMP-OPTIMIZER-116")
+def fused_adam_reads_fp64_gradients_in_fp32() -> Iterator[None]:
+    """Fused Adam rounds float64 gradients to float32, with a scaler and without."""
+    original = torch._fused_adam_
+
+    def step(parameters: Any, gradients: Any, *args: Any, **kwargs: Any) -> None:
+        original(parameters, [g.float().to(g.dtype) for g in gradients], *args, **kwargs)
+
+    with replaced(torch, "_fused_adam_", step):
+        yield
+
+
+@fault("AMP-OPTIMIZER-116", level="standard")
+def foreach_rmsprop_adds_squares_in_fp32() -> Iterator[None]:
+    """Foreach multiply-and-add of float64 tensors rounds what it adds to float32."""
+    original = torch._foreach_addcmul_
+
+    def add(tensors: Any, first: Any, second: Any, *args: Any, **kwargs: Any) -> None:
+        rounded = [x.float().to(x.dtype) if x.dtype == torch.float64 else x for x in first]
+        original(tensors, rounded, second, *args, **kwargs)
+
+    with replaced(torch, "_foreach_addcmul_", add):
+        yield
+
+
 @fault("AMP-OPTIMIZER-110")
 def adam_wants_maximize_in_a_saved_state() -> Iterator[None]:
     """Adam's __setstate__ leaves a group without maximize as it is."""

@@ -42,6 +42,17 @@ def scaler_for_cuda_is_never_enabled() -> Iterator[None]:
         yield
 
 
+@fault("AMP-SCALE-191")
+def scaler_follows_the_accelerator() -> Iterator[None]:
+    """A scaler for CUDA is one for the current accelerator where that is another."""
+    new = (
+        "follows = device == 'cuda' and torch.accelerator.is_available(); "
+        "self._device = torch.accelerator.current_accelerator().type if follows else device"
+    )
+    with edited(torch.amp.GradScaler.__init__, "self._device = device", new):
+        yield
+
+
 @fault("AMP-SCALE-106")
 def disabled_scaler_checks_its_factors() -> Iterator[None]:
     """A disabled scaler refuses factors that mean nothing to it."""
