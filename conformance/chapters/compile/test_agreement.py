@@ -26,7 +26,7 @@ SHARED = {
     ),
     "aot_eager-breaks": ("classifier", "decorated"),
     "aot_eager-dynamic": ("tied",),
-    "eager": ("ineligible", "mixed_losses"),
+    "eager": ("ineligible", "mixed_losses", "decorated_before"),
     "eager-breaks": ("module",),
     "export": tuple(PROGRAMS),
 }

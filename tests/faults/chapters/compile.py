@@ -107,6 +107,23 @@ def dynamo_keeps_the_outer_region() -> Iterator[None]:
         yield
 
 
+@fault("AMP-COMPILE-001", level="standard")
+def decorators_open_no_region_when_compiled() -> Iterator[None]:
+    """A function that torch.autocast decorated opens no region in compiled code."""
+    decorator = torch.amp.autocast_mode.autocast_decorator
+
+    def decorated(region: Any, function: Any) -> Any:
+        inside = decorator(region, function)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs) if torch.compiler.is_compiling() else inside(*args, **kwargs)
+
+        return run
+
+    with replaced(torch.amp.autocast_mode, "autocast_decorator", decorated):
+        yield
+
+
 @fault("AMP-COMPILE-030")
 def regions_continue_in_another_type_after_a_graph_break() -> Iterator[None]:
     """Code after a graph break opens the region with the other 16-bit dtype."""
@@ -117,6 +134,20 @@ def regions_continue_in_another_type_after_a_graph_break() -> Iterator[None]:
     def initialise(self: Any, index: Any, values: Any = None) -> None:
         changed = tuple(OTHER.get(each, each) if isinstance(each, torch.dtype) else each for each in values or ())
         original(self, index, changed)
+
+    with replaced(resume_execution.ReenterWith, "__init__", initialise):
+        yield
+
+
+@fault("AMP-COMPILE-030")
+def disabled_regions_are_enabled_after_a_graph_break() -> Iterator[None]:
+    """Code after a graph break opens each region enabled."""
+    from torch._dynamo import resume_execution
+
+    original = resume_execution.ReenterWith.__init__
+
+    def initialise(self: Any, index: Any, values: Any = None) -> None:
+        original(self, index, tuple(True if each is False else each for each in values or ()))
 
     with replaced(resume_execution.ReenterWith, "__init__", initialise):
         yield
