@@ -12,7 +12,7 @@ import torch
 from torch.amp import autocast_mode
 
 from tests.faults import fault
-from tests.faults.breaking import replaced
+from tests.faults.breaking import edited, replaced
 
 OTHER = {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}
 
@@ -438,6 +438,26 @@ def compiled_fused_steps_lose_found_inf() -> Iterator[None]:
 def decomposed_regions_are_off() -> Iterator[None]:
     """Regions of a graph that is decomposed are disabled."""
     with regions_off():
+        yield
+
+
+@fault("AMP-COMPILE-004", level="standard")
+def normalizations_are_decomposed_in_16_bits() -> Iterator[None]:
+    """The decomposition of layer normalization computes its statistics in the type of its operand."""
+    with edited(torch._refs._normalize, "utils.get_computation_dtype(a.dtype)", "a.dtype"):
+        yield
+
+
+@fault("AMP-COMPILE-004", level="standard")
+def elementwise_ops_are_decomposed_in_16_bits() -> Iterator[None]:
+    """Decompositions of activations and of their backward compute in the type of their operands."""
+    dtypes = torch._prims_common.elementwise_dtypes
+
+    def narrow(*args: Any, **options: Any) -> Any:
+        _, result = dtypes(*args, **options)
+        return result, result
+
+    with replaced(torch._prims_common, "elementwise_dtypes", narrow):
         yield
 
 
