@@ -18,6 +18,14 @@ def _nothing() -> None:
     return None
 
 
+def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.mm(a, b)
+
+
+def _exact_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.mm(a.float(), b)
+
+
 class Amp:
     """The device type and 16-bit type of a program's regions; a program calls `pause` between its parts."""
 
@@ -31,6 +39,9 @@ class Amp:
         self.cache = cache
         # Regions of XPU open without its hardware; they change nothing on another device.
         self.elsewhere = "cpu" if device_type == "xpu" else "xpu"
+        # Functions that were decorated before a program is compiled.
+        self.product = torch.autocast(device_type, dtype=dtype, cache_enabled=cache)(_product)
+        self.exact_product = torch.autocast(device_type, enabled=False)(_exact_product)
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,7 @@ def nested(amp: Amp, x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> Tenso
             amp.pause()
             with torch.autocast(amp.kind, enabled=False):
                 c = torch.mm(b.float(), v)
+                amp.pause()
             d = torch.mm(c, v)
         e = torch.mm(d, x)
     return a, b, c, d, e, torch.mm(x, v)
@@ -207,6 +219,13 @@ def decorated(amp: Amp, x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> Te
     return low, exact(low, v), torch.mm(w, v)
 
 
+def decorated_before(amp: Amp, x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> Tensors:
+    """Functions with regions as decorators, which are not part of what is compiled."""
+    low = amp.product(x, w)
+    amp.pause()
+    return low, amp.exact_product(low, v), torch.mm(w, v)
+
+
 class _Layer(torch.nn.Module):
     """A layer that opens a region in `forward` and a disabled one in another method."""
 
@@ -286,6 +305,7 @@ PROGRAMS: Mapping[str, Program] = {
         _program(evaluation, switching=True),
         _program(getters),
         _program(decorated),
+        _program(decorated_before),
         _program(module),
         _program(composites),
         _program(mixed_losses),

@@ -10,6 +10,8 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
+from ...oracles.numbers.formats import FORMATS
+from .decomposed_ops import SHAPES, allowed, error, every, operand, results
 from .observation import Observed, copies, observed
 from .programs import AMBIENT, PROGRAMS, Program, Tensors, drawn
 from .support import ambient, bound, compiler, dtypes_of, inductor, near, pause_of, roundings, same
@@ -26,7 +28,7 @@ SHARED = {
     ),
     "aot_eager-breaks": ("classifier", "decorated"),
     "aot_eager-dynamic": ("tied",),
-    "eager": ("ineligible", "mixed_losses"),
+    "eager": ("ineligible", "mixed_losses", "decorated_before"),
     "eager-breaks": ("module",),
     "export": tuple(PROGRAMS),
 }
@@ -120,6 +122,32 @@ def test_decomposed_values(case: Case, target: Target, rng: torch.Generator, pai
             seen, expected = runs(way, program, target, dtype, leaves)
             count = roundings(bound(program, target, dtype, cache=False), leaves)
             near(case, f"{dtype}", seen, expected, dtype, count)
+
+
+# At standard each 16-bit type in one way to tempt it: squares that leave the range, and sums that lose digits.
+TEMPTED = {("large numbers", torch.float16), ("long rows", torch.bfloat16)}
+
+
+@contract("AMP-COMPILE-004")
+@pytest.mark.parametrize("shape", [deep("standard", name) for name in SHAPES])
+def test_decomposed_ops(case: Case, target: Target, rng: torch.Generator, shape: str) -> None:
+    supported = case.supported(target)
+    chosen = [dtype for dtype in supported if case.level == "full" or (shape, dtype) in TEMPTED] or supported
+    with compiler(case):
+        for dtype in chosen:
+            torch._dynamo.reset()
+
+            def inside(*operands: torch.Tensor, dtype: torch.dtype = dtype) -> tuple[torch.Tensor, ...]:
+                with torch.autocast(target.device_type, dtype=dtype, cache_enabled=False):
+                    return every(*operands)
+
+            x = operand(shape, dtype, target.device, rng)
+            exact, expected = results(every, x.double()), results(inside, x)
+            seen = results(torch.compile(inside, backend="aot_eager_decomp_partition", fullgraph=True), x)
+            for name, right in expected.items():
+                case.equal(f"{dtype}: type of {name}", seen[name].dtype, right.dtype)
+                bound = error(right, exact[name]) + allowed(name) * FORMATS[dtype].unit_roundoff
+                case.at_most(f"{dtype}: error of {name}", error(seen[name], exact[name]), bound)
 
 
 def together(programs: list[Program]) -> Program:

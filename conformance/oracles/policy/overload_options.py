@@ -96,6 +96,8 @@ OPTIONS: dict[str, tuple[Maker, ...]] = {
         lambda t: _grouped_queries(t),
         lambda t: _grouped_queries(t, is_causal=True, scale=0.5),
         lambda t: _grouped_queries(t, attn_mask=t.f(6, 6), scale=0.25),
+        lambda t: _grouped_queries(t, attn_mask=t.mask(6, 6)),
+        lambda t: _a(t.f(1, 2, 4, 8), t.f(1, 2, 6, 8), t.f(1, 2, 6, 8), t.mask(4, 6), scale=2.0),
         lambda t: _a(t.f(1, 2, 4, 8), t.f(1, 2, 6, 8), t.f(1, 2, 6, 8), is_causal=True),
         lambda t: _a(t.f(1, 2, 4, 8), t.f(1, 2, 6, 8), t.f(1, 2, 6, 8), scale=2.0),
     ),
@@ -161,7 +163,7 @@ OPTIONS: dict[str, tuple[Maker, ...]] = {
     "cat": (lambda t: _a([t.f(3, 4), t.f(3, 2)], -1), lambda t: _a([t.f(3, 4, 2), t.f(3, 1, 2)], 1)),
     "stack": (lambda t: _a([t.f(3, 4), t.f(3, 4)], -1), lambda t: _a([t.f(3, 4), t.f(3, 4)], -2)),
     "index_copy": (lambda t: _a(t.f(3, 5), -1, t.i(5, 2), t.f(3, 2)),),
-    "index_put": (lambda t: _a(t.f(5), [t.i(5, 3)], t.f(3), True),),
+    "index_put": (lambda t: _a(t.f(5), [t.i(5, 3)], t.f(3), True), lambda t: _a(t.f(5), [t.mask(5)], t.f(1), True)),
     "scatter_add": (lambda t: _a(t.f(3, 5), -1, t.i(5, 3, 2), t.f(3, 2)),),
     # Pooling, sampling
     "avg_pool3d": (lambda t: _a(t.f(1, 2, 5, 5, 5), [2] * 3, [3] * 3, [1] * 3, True, False, 5),),

@@ -72,6 +72,12 @@ class Inputs:
             return torch.zeros(shape, dtype=torch.int64, device=self.device)
         return (torch.arange(count) * 3 % high).reshape(shape).to(self.device)
 
+    def mask(self, *shape: int) -> torch.Tensor:
+        """Booleans, of which each fourth is false, the first one true."""
+        if self.fake:
+            return torch.ones(shape, dtype=torch.bool, device=self.device)
+        return (torch.arange(torch.Size(shape).numel()) % 4 != 1).reshape(shape).to(self.device)
+
     def sets(self) -> torch.Tensor:
         """For each of three rows, the classes of five that it belongs to, ended by -1."""
         return torch.tensor([[3, 0, -1, 1, 2], [1, -1, 0, 2, 3], [4, 2, 1, -1, 0]], device=self.device)

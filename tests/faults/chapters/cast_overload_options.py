@@ -35,3 +35,19 @@ def _forgets(
 
 for _name, _row in _FORGETTING.items():
     _forgets(_name, *_row)
+
+
+def _casts_masks(name: str, overload: str, device_type: str, option: str) -> None:
+    def rule(op: Any, named: Arguments, amp_dtype: torch.dtype) -> Any:
+        mask = named.get(option)
+        if isinstance(mask, torch.Tensor) and mask.dtype is torch.bool:
+            named = {**named, option: mask.to(amp_dtype)}
+        return RULES["lower_precision"](op, named, amp_dtype)
+
+    rule.__name__ = f"{name}_are_cast"
+    rule.__doc__ = f"{overload} of {device_type} casts a boolean {option}, so that it is added to the scores."
+    broken(overload, device_type, "AMP-CAST-055")(rule)
+
+
+for _device_type in ("cpu", "cuda"):
+    _casts_masks(f"masks_of_attention_on_{_device_type}", "scaled_dot_product_attention", _device_type, "attn_mask")

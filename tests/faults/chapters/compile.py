@@ -12,7 +12,7 @@ import torch
 from torch.amp import autocast_mode
 
 from tests.faults import fault
-from tests.faults.breaking import replaced
+from tests.faults.breaking import edited, replaced
 
 OTHER = {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}
 
@@ -107,6 +107,23 @@ def dynamo_keeps_the_outer_region() -> Iterator[None]:
         yield
 
 
+@fault("AMP-COMPILE-001", level="standard")
+def decorators_open_no_region_when_compiled() -> Iterator[None]:
+    """A function that torch.autocast decorated opens no region in compiled code."""
+    decorator = torch.amp.autocast_mode.autocast_decorator
+
+    def decorated(region: Any, function: Any) -> Any:
+        inside = decorator(region, function)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs) if torch.compiler.is_compiling() else inside(*args, **kwargs)
+
+        return run
+
+    with replaced(torch.amp.autocast_mode, "autocast_decorator", decorated):
+        yield
+
+
 @fault("AMP-COMPILE-030")
 def regions_continue_in_another_type_after_a_graph_break() -> Iterator[None]:
     """Code after a graph break opens the region with the other 16-bit dtype."""
@@ -117,6 +134,20 @@ def regions_continue_in_another_type_after_a_graph_break() -> Iterator[None]:
     def initialise(self: Any, index: Any, values: Any = None) -> None:
         changed = tuple(OTHER.get(each, each) if isinstance(each, torch.dtype) else each for each in values or ())
         original(self, index, changed)
+
+    with replaced(resume_execution.ReenterWith, "__init__", initialise):
+        yield
+
+
+@fault("AMP-COMPILE-030")
+def disabled_regions_are_enabled_after_a_graph_break() -> Iterator[None]:
+    """Code after a graph break opens each region enabled."""
+    from torch._dynamo import resume_execution
+
+    original = resume_execution.ReenterWith.__init__
+
+    def initialise(self: Any, index: Any, values: Any = None) -> None:
+        original(self, index, tuple(True if each is False else each for each in values or ()))
 
     with replaced(resume_execution.ReenterWith, "__init__", initialise):
         yield
@@ -407,6 +438,26 @@ def compiled_fused_steps_lose_found_inf() -> Iterator[None]:
 def decomposed_regions_are_off() -> Iterator[None]:
     """Regions of a graph that is decomposed are disabled."""
     with regions_off():
+        yield
+
+
+@fault("AMP-COMPILE-004", level="standard")
+def normalizations_are_decomposed_in_16_bits() -> Iterator[None]:
+    """The decomposition of layer normalization computes its statistics in the type of its operand."""
+    with edited(torch._refs._normalize, "utils.get_computation_dtype(a.dtype)", "a.dtype"):
+        yield
+
+
+@fault("AMP-COMPILE-004", level="standard")
+def elementwise_ops_are_decomposed_in_16_bits() -> Iterator[None]:
+    """Decompositions of activations and of their backward compute in the type of their operands."""
+    dtypes = torch._prims_common.elementwise_dtypes
+
+    def narrow(*args: Any, **options: Any) -> Any:
+        _, result = dtypes(*args, **options)
+        return result, result
+
+    with replaced(torch._prims_common, "elementwise_dtypes", narrow):
         yield
 
 

@@ -1,0 +1,98 @@
+"""Ops that compilers take apart, each on a 16-bit tensor of its own whose rows are long or whose numbers are large."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def _labels(x: Tensor) -> Tensor:
+    return torch.arange(x.shape[0], device=x.device) % x.shape[1]
+
+
+def _goal(x: Tensor) -> Tensor:
+    return (0.75 * x.detach()).flip(-1)
+
+
+OPS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "softmax": lambda x: F.softmax(x, -1),
+    "log_softmax": lambda x: F.log_softmax(x, -1),
+    "layer_norm": lambda x: F.layer_norm(x, x.shape[1:]),
+    "rms_norm": lambda x: F.rms_norm(x, list(x.shape[1:]), eps=1e-5),
+    "group_norm": lambda x: F.group_norm(x[None], 1),
+    "batch_norm": lambda x: F.batch_norm(x.t(), None, None, training=True),
+    "gelu": F.gelu,
+    "gelu tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+    "mish": F.mish,
+    "softplus": F.softplus,
+    "hardswish": F.hardswish,
+    "elu": F.elu,
+    "glu": F.glu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "logsigmoid": F.logsigmoid,
+    "sum": lambda x: x.sum(-1),
+    "mean": lambda x: x.mean(-1),
+    "var": lambda x: x.var(-1),
+    "std": lambda x: x.std(-1),
+    "logsumexp": lambda x: x.logsumexp(-1),
+    "norm": lambda x: x.norm(dim=-1),
+    "mse_loss": lambda x: F.mse_loss(x, _goal(x)),
+    "smooth_l1_loss": lambda x: F.smooth_l1_loss(x, _goal(x)),
+    "huber_loss": lambda x: F.huber_loss(x, _goal(x)),
+    "cross_entropy": lambda x: F.cross_entropy(x, _labels(x)),
+    "avg_pool1d": lambda x: F.avg_pool1d(x[None], 4),
+    "interpolate": lambda x: F.interpolate(x[None], size=2 * x.shape[1], mode="linear"),
+}
+
+SHAPES: Mapping[str, tuple[tuple[int, int], float]] = {"long rows": ((2, 4096), 1.0), "large numbers": ((4, 64), 500.0)}
+"""The shape of the operands and the size of their numbers: squares of the large ones are beyond float16's range."""
+
+
+def operand(name: str, dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Tensor:
+    """Return the operand of every op in a 16-bit dtype."""
+    shape, size = SHAPES[name]
+    return (torch.randn(shape, generator=generator) * size).to(dtype).to(device)
+
+
+def every(*operands: Tensor) -> tuple[Tensor, ...]:
+    """Return the result of each op on its operand."""
+    return tuple(op(x) for op, x in zip(OPS.values(), operands, strict=True))
+
+
+def results(call: Callable[..., Sequence[Tensor]], x: Tensor) -> dict[str, Tensor]:
+    """Return outputs and gradients by op of a call like `every`, each op on a copy of `x`.
+
+    The cotangents differ from element to element: of a constant one a normalization has no gradient.
+    """
+    leaves = [x.detach().clone().requires_grad_() for _ in OPS]
+    outputs = call(*leaves)
+    losses = [(one.double() * _weights(one)).sum() for one in outputs]
+    gradients = torch.autograd.grad(torch.stack(losses).sum(), leaves)
+    found: dict[str, Tensor] = {name: one.detach() for name, one in zip(OPS, outputs, strict=True)}
+    return found | {f"gradient of {name}": one for name, one in zip(OPS, gradients, strict=True)}
+
+
+def _weights(output: Tensor) -> Tensor:
+    count: Any = output.numel()
+    return torch.linspace(-1.0, 2.0, count, dtype=torch.float64, device=output.device).reshape(output.shape)
+
+
+def error(found: Tensor, exact: Tensor) -> float:
+    """Return the largest error of an element, relative to the largest element."""
+    return float((found.double() - exact).abs().max() / exact.abs().max())
+
+
+def allowed(name: str) -> float:
+    """Return by how many units of roundoff a result may be farther from the exact one than eager's.
+
+    Its parts are in float32, so that it is rounded once, and an eighth is for the parts. A CPU keeps the mean and the
+    deviation of a normalization in 16 bits for backward, and either may be rounded to the neighbour of eager's.
+    """
+    return 1.125 + (4.0 if name.startswith("gradient of ") and name.endswith("_norm") else 0.0)
