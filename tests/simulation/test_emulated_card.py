@@ -96,6 +96,8 @@ def test_two_cards_conform_in_workers_as_in_one_process(start: Start) -> None:
         ("captured_steps_read_the_flag", "AMP-SCALE-163", 1),
         ("captured_steps_read_the_flag", "AMP-OPTIMIZER-091", 1),
         ("unscaling_waits", "AMP-SPEED-009", 1),
+        ("attention_runs_fused_in_a_region", "AMP-CAST-066", 1),
+        ("encoders_run_fused_in_a_region", "AMP-CAST-066", 1),
         ("factor_stays_on_the_scales_device", "AMP-SCALE-166", 2),
         ("fused_optimizers_see_one_device", "AMP-OPTIMIZER-069", 2),
         ("replicas_run_without_the_region", "AMP-REGION-096", 2),

@@ -77,6 +77,24 @@ def _attention(t: Inputs) -> partial[Any]:
     return partial(_filled(t, nn.MultiheadAttention, 8, 2, batch_first=True), x, x, x)
 
 
+def _attention_inference(t: Inputs) -> partial[Any]:
+    x = t.f(2, 4, 8)
+    attention = _filled(t, nn.MultiheadAttention, 8, 2, batch_first=True).eval()
+    return partial(torch.no_grad()(_Itself(attention)), x)
+
+
+class _Itself(nn.Module):
+    """Attention of an input to itself, which its fused path needs."""
+
+    def __init__(self, net: nn.MultiheadAttention) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: torch.Tensor) -> Tensors:
+        weighted: Tensors = self.net(x, x, x)
+        return weighted
+
+
 def _encoder(t: Inputs) -> partial[Any]:
     return _call(t, t.f(2, 4, 8), nn.TransformerEncoderLayer, 8, 2, 16, batch_first=True, dropout=0.0)
 
@@ -106,6 +124,7 @@ CALLS: dict[str, Callable[[Inputs], partial[Any]]] = {
     "lstm-cell": lambda t: _call(t, t.f(2, 4), nn.LSTMCell, 4, 3),
     "rnn-cell": lambda t: _call(t, t.f(2, 4), nn.RNNCell, 4, 3),
     "attention": _attention,
+    "attention-inference": _attention_inference,
     "encoder": _encoder,
     "encoder-inference": _inference,
     "pairwise_distance": lambda t: partial(lambda x: F.pairwise_distance(x, x.flip(0)), t.f(3, 4)),

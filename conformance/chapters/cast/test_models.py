@@ -243,7 +243,7 @@ _RECURRENT = (
     *("gru", "gru-packed", "lstm", "lstm-deep", "rnn-tanh", "rnn-relu", "rnn-packed"),
     *("gru-cell", "lstm-cell", "rnn-cell"),
 )
-_ATTENTION = ("attention", "encoder", "encoder-inference")
+_ATTENTION = ("attention", "attention-inference", "encoder", "encoder-inference")
 _FUNCTIONS = (
     "pairwise_distance",
     "normalize",

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch.nn.utils import clip_grad
+from torch.optim import adam, rmsprop, sgd
 from torch.utils import checkpoint as checkpointing
 
 from tests.faults import fault
@@ -148,4 +149,42 @@ def step_of_a_fused_optimizer_is_loaded_in_the_type_of_the_parameter() -> Iterat
         "return value.to(dtype=torch.float32, device=param.device)",
         "return value.to(dtype=param.dtype, device=param.device)",
     ):
+        yield
+
+
+@fault("AMP-OPTIMIZER-120")
+def foreach_decay_has_the_wrong_sign_under_maximize() -> Iterator[None]:
+    """Adam's foreach step subtracts the decay from the gradient where it maximizes."""
+    old = "torch._foreach_add_(device_grads, device_params, alpha=weight_decay)"
+    with edited(adam._multi_tensor_adam, old, old.replace("_foreach_add_", "_foreach_sub_")):
+        yield
+
+
+@fault("AMP-OPTIMIZER-120")
+def foreach_rmsprop_decays_only_under_momentum() -> Iterator[None]:
+    """RMSprop's foreach step leaves the weight decay out where there is no momentum."""
+    with edited(rmsprop._multi_tensor_rmsprop, "if weight_decay != 0:", "if weight_decay != 0 and momentum > 0:"):
+        yield
+
+
+@fault("AMP-OPTIMIZER-121")
+def foreach_maximize_negates_the_gradients() -> Iterator[None]:
+    """SGD's foreach step negates the gradients in place where it maximizes."""
+    old = "device_grads = torch._foreach_neg("
+    with edited(sgd._multi_tensor_sgd, old, "torch._foreach_neg_(device_grads); device_grads = list("):
+        yield
+
+
+@fault("AMP-OPTIMIZER-121")
+def first_momentum_is_the_gradient_itself() -> Iterator[None]:
+    """SGD keeps the first gradient as its momentum buffer, without a copy."""
+    with edited(sgd._single_tensor_sgd, "buf = grad.detach().clone()", "buf = grad.detach()"):
+        yield
+
+
+@fault("AMP-OPTIMIZER-121")
+def first_foreach_momentum_is_the_gradient_itself() -> Iterator[None]:
+    """SGD's foreach step keeps the first gradient as its momentum buffer, without a copy."""
+    old = "device_grads[i].detach().clone()"
+    with edited(sgd._multi_tensor_sgd, old, "device_grads[i].detach()"):
         yield

@@ -86,3 +86,17 @@ def replicas_run_without_the_region() -> Iterator[None]:
         yield
     finally:
         module["parallel_apply"] = apply
+
+
+@_fault
+def attention_runs_fused_in_a_region() -> Iterator[None]:
+    """MultiheadAttention takes its fused inference path in a region, whose kernel is on no list of CUDA."""
+    with edited(torch.nn.MultiheadAttention.forward, "elif torch.is_autocast_enabled():", "elif False:"):
+        yield
+
+
+@_fault
+def encoders_run_fused_in_a_region() -> Iterator[None]:
+    """TransformerEncoderLayer takes its fused inference path in a region."""
+    with edited(torch.nn.TransformerEncoderLayer.forward, "elif torch.is_autocast_enabled():", "elif False:"):
+        yield

@@ -1,0 +1,118 @@
+"""Check that optimizers step alike, and leave the gradients alone, under every combination of their arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+
+from ...harness.check import Case, contract, deep
+from ...harness.targets import Target
+from ...oracles.optimizer_state import differences, snapshot
+from .optimizer_configs import OptimizerConfig
+from .parameter_kinds import Draw, parameters_of, stepped
+from .support import ALL
+
+# Arguments that switch a term of the update on; the rest is that of the first variant.
+CHOICES: dict[str, tuple[Any, Any]] = {
+    "weight_decay": (0.0, 0.125),
+    "maximize": (False, True),
+    "momentum": (0.0, 0.75),
+    "dampening": (0.0, 0.5),
+    "nesterov": (False, True),
+    "amsgrad": (False, True),
+    "centered": (False, True),
+    "decoupled_weight_decay": (False, True),
+}
+QUICK = ("SGD", "Adam", "RMSprop")
+CHOSEN = tuple(kind for kind in ALL if kind.first and kind.gradients != "sparse" and kind.implementation != "default")
+KINDS = [
+    deep("quick" if kind.optimizer in QUICK else "standard", kind, id=f"{kind.optimizer}-{kind.implementation}")
+    for kind in CHOSEN
+]
+# Nesterov's momentum in cases of their own: AMP-OPTIMIZER-121 is waived for one of them.
+BY_NESTEROV = [
+    deep(
+        "quick" if kind.optimizer in QUICK else "standard",
+        kind,
+        nesterov,
+        id=f"{kind.optimizer}-{kind.implementation}{'-nesterov' * nesterov}",
+    )
+    for kind in CHOSEN
+    for nesterov in ((False, True) if kind.accepts("nesterov") else (False,))
+]
+SHAPES = ((8, 9), (3, 2))
+
+
+def combinations(kind: OptimizerConfig) -> Iterator[OptimizerConfig]:
+    """Yield the optimizer under every combination of the arguments of CHOICES that its for-loop accepts."""
+    names = [name for name in CHOICES if kind.accepts(name)]
+    for values in itertools.product(*(CHOICES[name] for name in names)):
+        arguments = {**kind.arguments, **dict(zip(names, values, strict=True))}
+        if arguments.get("nesterov") and (arguments.get("dampening") or not arguments["momentum"]):
+            continue  # SGD refuses them: Nesterov momentum requires a momentum and zero dampening
+        yield dataclasses.replace(kind, arguments=MappingProxyType(arguments))
+
+
+def require(case: Case, target: Target, kind: OptimizerConfig) -> None:
+    case.require_arithmetic(target, torch.float32)
+    if not kind.promised_on(target.device_type):
+        case.unsupported(f"no {kind.implementation} {kind.optimizer} on {target.device_type}")
+
+
+@contract("AMP-OPTIMIZER-120")
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
+    require(case, target, kind)
+    draw = Draw(rng, target.device)
+    for chosen in combinations(kind):
+        optimizer = chosen.make([torch.nn.Parameter(value) for value, _ in draw.pairs(SHAPES, torch.float32)])
+        plain = dataclasses.replace(chosen, implementation="for-loop")
+        for number in (1, 2):
+            give(optimizer, draw)
+            step = stepped(plain, optimizer)
+            far = {place: share for place, share in step.far.items() if not share <= 1}
+            case.equal(f"{dict(chosen.arguments)}, step {number}: error", step.raised, None)
+            case.equal(f"{dict(chosen.arguments)}, step {number}: distances beyond their bounds", far, {})
+
+
+@contract("AMP-OPTIMIZER-121")
+@pytest.mark.parametrize(("kind", "nesterov"), BY_NESTEROV)
+def test_gradients_are_left_alone(
+    case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig, nesterov: bool
+) -> None:
+    require(case, target, kind)
+    draw = Draw(rng, target.device)
+    for chosen in combinations(kind):
+        if chosen.arguments.get("nesterov", False) is not nesterov:
+            continue
+        optimizer = chosen.make([torch.nn.Parameter(value) for value, _ in draw.pairs(SHAPES, torch.float32)])
+        what = str(dict(chosen.arguments))
+        for number in (1, 2):
+            given = give(optimizer, draw)
+            optimizer.step()
+            kept = [torch.equal(p.grad, one) for p, one in zip(parameters_of(optimizer), given, strict=True)]
+            case.equal(f"{what}, step {number}: gradients that are what they were", kept, [True] * len(kept))
+            after = snapshot(optimizer)
+            for parameter in parameters_of(optimizer):
+                assert parameter.grad is not None
+                parameter.grad.fill_(math.nan)
+            moved = differences(state_of(snapshot(optimizer)), state_of(after))
+            case.equal(f"{what}, step {number}: state that changes with the gradient of that step", moved, [])
+
+
+def give(optimizer: torch.optim.Optimizer, draw: Draw) -> list[torch.Tensor]:
+    """Give every parameter a new gradient; return copies of them."""
+    for parameter in parameters_of(optimizer):
+        parameter.grad = draw.gradient(tuple(parameter.shape))
+    return [parameter.grad.clone() for parameter in parameters_of(optimizer) if parameter.grad is not None]
+
+
+def state_of(copied: dict[str, Any]) -> dict[str, Any]:
+    return {place: value for place, value in copied.items() if place.startswith("state/")}
