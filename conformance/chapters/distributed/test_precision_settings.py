@@ -22,7 +22,7 @@ def test_types_of_settings(case: Case, target: Target, ranks: Groups, group: str
         every = list(settings(group, dtype))
         for rank, found in enumerate(answers(case, ranks, 2, every_type, group, dtype)):
             case.equal(f"rank {rank}, {dtype}: combinations of settings", len(found), len(every))
-            wrong = {}
+            wrong: dict[str, str] = {}
             for given, seen in zip(every, found, strict=True):
                 right = promised(given)
                 text = ", ".join(f"{name}={value}" for name, value in given.items())
