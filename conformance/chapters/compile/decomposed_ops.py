@@ -48,7 +48,6 @@ OPS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "huber_loss": lambda x: F.huber_loss(x, _goal(x)),
     "cross_entropy": lambda x: F.cross_entropy(x, _labels(x)),
     "avg_pool1d": lambda x: F.avg_pool1d(x[None], 4),
-    "interpolate": lambda x: F.interpolate(x[None], size=2 * x.shape[1], mode="linear"),
 }
 
 SHAPES: Mapping[str, tuple[tuple[int, int], float]] = {"long rows": ((2, 4096), 1.0), "large numbers": ((4, 64), 500.0)}
