@@ -105,8 +105,10 @@ class Stage(nn.Module):
             return out.float() if self.last else out.relu()
 
 
-def pipeline(program: Program, schedule: str) -> tuple[dict[str, torch.Tensor], list[torch.Tensor], list[torch.dtype]]:
-    """Run one step on two stages and two micro-batches.
+def pipeline(
+    program: Program, schedule: str, averages: bool
+) -> tuple[dict[str, torch.Tensor], list[torch.Tensor], list[torch.dtype]]:
+    """Run one step on two stages and two micro-batches, whose gradients the schedule averages, or adds up.
 
     Returns the unscaled gradients and the scaled losses of this stage, and the types that its layer gave.
     """
@@ -123,14 +125,26 @@ def pipeline(program: Program, schedule: str) -> tuple[dict[str, torch.Tensor], 
     stage.layer.register_forward_hook(lambda module, given, out: types.append(out.dtype))
     kind = getattr(pipelining, schedule)
     # Schedules before torch 2.7 sum over the micro-batches; later ones average, unless they are asked not to.
-    sums = {"scale_grads": False} if "scale_grads" in inspect.signature(kind).parameters else {}
-    run = kind(made, n_microbatches=2, loss_fn=lambda out, goal: scaler.scale(program.criterion(out, goal) / 2), **sums)
+    options = {"scale_grads": averages} if averages_micro_batches(schedule) else {}
+    parts = 1 if averages else 2
+
+    def loss(out: torch.Tensor, goal: torch.Tensor) -> torch.Tensor:
+        return scaler.scale(program.criterion(out, goal) / parts)
+
+    run = kind(made, n_microbatches=2, loss_fn=loss, **options)
     if rank == 0:
         run.step(batch.x)
     else:
         run.step(target=batch.goal, losses=losses)
     found = {f"model.{name}.{one}": value.grad / SCALE for one, value in stage.layer.named_parameters()}
-    return found, [one.detach() for one in losses], types
+    return found, [one.detach() * parts / 2 for one in losses], types
+
+
+def averages_micro_batches(schedule: str) -> bool:
+    """Return whether a schedule of this torch can average gradients over micro-batches, as it does by default."""
+    from torch.distributed import pipelining
+
+    return "scale_grads" in inspect.signature(getattr(pipelining, schedule)).parameters
 
 
 def collectives(dtype: torch.dtype) -> dict[str, tuple[torch.dtype, list[float]]]:

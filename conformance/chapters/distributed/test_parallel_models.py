@@ -13,7 +13,7 @@ from .comparison import differences, unlike
 from .processes import Groups
 from .programs import SCALE, Program
 from .support import LISTED, answers, described, judge
-from .tensors import OPS, collectives, gathered, pipeline, placed_ops, tensor_parallel
+from .tensors import OPS, averages_micro_batches, collectives, gathered, pipeline, placed_ops, tensor_parallel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -44,13 +44,16 @@ def test_pipeline(case: Case, target: Target, ranks: Groups, schedule: str) -> N
     for dtype in case.amp_dtypes:
         program = Program("perceptron", dtype, 1, seed=case.seed + 5, exact=True)
         expected = reference.whole(program, 1)
-        (first, _, types), (second, losses, more) = answers(case, ranks, 2, pipeline, program, schedule)
-        # The first micro-batch of each stage runs once more where the schedule asks for the shapes of its outputs.
-        case.equal(f"{described(program)}: types that the layers gave", {*types, *more}, {dtype})
         theirs = {name: one for name, one in expected.gradients.items() if name != "tail"}
-        case.equal(f"{described(program)}: differences from one process", unlike({**first, **second}, theirs), [])
-        mean = torch.stack(losses).sum() / SCALE
-        case.identical(f"{described(program)}: mean of the micro-batches' losses", mean, expected.losses[0])
+        for averages in (False, True) if averages_micro_batches(schedule) else (False,):
+            found = answers(case, ranks, 2, pipeline, program, schedule, averages)
+            (first, _, types), (second, losses, more) = found
+            what = f"{described(program)}, gradients {'averaged' if averages else 'added up'}"
+            # The first micro-batch of each stage runs once more where the schedule asks for the shapes of its outputs.
+            case.equal(f"{what}: types that the layers gave", {*types, *more}, {dtype})
+            case.equal(f"{what}: differences from one process", unlike({**first, **second}, theirs), [])
+            mean = torch.stack(losses).sum() / SCALE
+            case.identical(f"{what}: mean of the micro-batches' losses", mean, expected.losses[0])
 
 
 @contract("AMP-DISTRIBUTED-019", on="cpu")

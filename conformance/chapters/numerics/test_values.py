@@ -17,7 +17,7 @@ from ...oracles.numbers.running_error import UNIT
 from . import sum_spellings, value_error, value_ops
 from .sum_spellings import FEW, REPEATS, ROWS, ROWS_OF_NUMBERS, SPELLINGS
 from .support import slug
-from .value_error import LAYOUTS, MAGNITUDES, ORDINARY, Run
+from .value_error import LAYOUTS, MAGNITUDES, OPPOSED, ORDINARY, Run
 from .value_ops import (
     FUNCTIONS,
     GRADIENTS_OFF_CARDS,
@@ -25,6 +25,7 @@ from .value_ops import (
     LARGE_OFF_CARDS,
     LONG,
     NO_GRADIENT,
+    OF_TWO,
     OFF_CARDS,
     OPS,
     RESULTS_OFF_CARDS,
@@ -37,6 +38,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 SHORT_SHAPE, ONE, EMPTY = (37, 33), (3, 1), (3, 0)
 QUICK_SIZES = ("huge", "small", "tiny")
+SIZES = {**MAGNITUDES, **OPPOSED}
 DATA = {**ORDINARY, **MAGNITUDES}
 Plan = Iterator[tuple[str, str, tuple[int, ...]]]
 
@@ -50,12 +52,12 @@ def _ops(
 ) -> Callable[[Target], Iterator[str]]:
     """Return the ids of the ops of a target: all on a CPU, and on other devices those that these are asked.
 
-    Functions of one element run at full, or at standard where they are all that there is.
+    Functions of one element run at full, or at standard where functions are all that there is.
     """
 
     def of(target: Target) -> Iterator[str]:
         for name in names:
-            level = "full" if name in FUNCTIONS and not functions else "standard"
+            level = "full" if name in FUNCTIONS and name not in OF_TWO and not functions else "standard"
             if target.device_type == "cpu" or name not in off_cards:
                 yield slug(name) if name in QUICK else deep(level, slug(name))
 
@@ -112,12 +114,13 @@ def _layouts(case: Case, rng: torch.Generator, place: int) -> list[str]:
 def _finite(case: Case, target: Target, rng: torch.Generator, name: str, *, backward: bool) -> None:
     tried = _Tried(case, target, name)
     sizes = [size for size in MAGNITUDES if not backward or case.level == "full" or size in QUICK_SIZES]
+    sizes += OPPOSED if name in FUNCTIONS else ()
     for dtype in case.supported(target):
         form, wrong = FORMATS[dtype], []
         for _ in range(case.samples(quick=1, standard=1, full=4)):
             for place, size in enumerate(sizes):
                 for layout in _layouts(case, rng, place):
-                    x = _drawn(MAGNITUDES[size], form, rng, SHORT_SHAPE)
+                    x = _drawn(SIZES[size], form, rng, SHORT_SHAPE)
                     run = tried.run(WIDE[name], x, layout, (1.0, 1.0) if backward else None)
                     if run is not None:
                         tried.judged += 1

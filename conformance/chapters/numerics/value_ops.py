@@ -457,6 +457,11 @@ FUNCTIONS: dict[str, Call] = {
     "prelu": lambda x: F.prelu(x, _small(x, 2, 1)[:1].reshape(1)),
 }
 
+OF_TWO = {
+    *("hypot", "atan2", "logaddexp", "logaddexp2", "xlogy", "lerp", "addcmul", "addcdiv", "add with alpha", "div"),
+}
+"""Functions of two elements, whose intermediate results leave the range where neither operand does."""
+
 # What a model meets most, and kernels of their own that the rest is written with.
 QUICK = {
     *("sum", "mean", "logsumexp", "norm", "masked.mean", "var", "std", "cumsum", "cosine_similarity", "amax"),

@@ -36,17 +36,19 @@ def test_vmap_of_programs(case: Case, target: Target, way: BatchedWay, place: st
         program, dtypes = BY_NAME[name], case.supported(target)
         for dtype in dtypes if case.level == "full" else (dtypes[number % len(dtypes)],):
             function, outer = PLACES[place](program.function, functools.partial(target.autocast, dtype))
-            batch = program.inputs(target.device, batch=_BATCH)
-            with outer():
-                wanted = loop(function, batch, gradients=way.gradients)
-            with outer(), OpTrace() as trace:
-                seen = way.run(function, batch)
-            same = all(
-                one.dtype == other.dtype and torch.equal(one, other) for one, other in zip(seen, wanted, strict=True)
-            )
-            text = wide_products(trace, dtype) if same else f"{seen} in place of {wanted}"
-            if text is not None:
-                found[f"{name}, {dtype}"] = text
+            for given in (torch.float32, dtype) if name in _FEW else (torch.float32,):
+                batch = tuple(one.to(given) for one in program.inputs(target.device, batch=_BATCH))
+                with outer():
+                    wanted = loop(function, batch, gradients=way.gradients)
+                with outer(), OpTrace() as trace:
+                    seen = way.run(function, batch)
+                same = all(
+                    one.dtype == other.dtype and torch.equal(one, other)
+                    for one, other in zip(seen, wanted, strict=True)
+                )
+                text = wide_products(trace, dtype) if same else f"{seen} in place of {wanted}"
+                if text is not None:
+                    found[f"{name} of {given}, {dtype}"] = text
     case.equal(f"programs whose {way.name}, region {place}, is not the loop over samples", found, {})
 
 

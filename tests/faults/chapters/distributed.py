@@ -432,6 +432,15 @@ def micro_batches_are_averaged_twice() -> Iterator[None]:
 
 
 @fault("AMP-DISTRIBUTED-018", level="standard")
+def pipelines_add_up_what_they_shall_average() -> Iterator[None]:
+    """A pipeline's gradients are sums over the micro-batches, also where it is asked for their mean."""
+    from torch.distributed.pipelining.stage import _PipelineStageBase
+
+    with replaced(_PipelineStageBase, "scale_grads", lambda self, divisor: None):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-018", level="standard")
 def stages_leave_their_region() -> Iterator[None]:
     """A pipeline stage runs its module with autocast off."""
     from torch.distributed.pipelining import PipelineStage

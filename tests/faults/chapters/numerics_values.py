@@ -42,6 +42,17 @@ def means_divide_a_16_bit_sum() -> Iterator[None]:
         yield
 
 
+@fault("AMP-NUMERICS-080", level="standard")
+def interpolation_takes_a_16_bit_difference() -> Iterator[None]:
+    """torch.lerp of 16-bit tensors rounds the difference of its ends, which leaves fp16 where they are far apart."""
+
+    def lerp(x: torch.Tensor, end: torch.Tensor, weight: float) -> torch.Tensor:
+        return x + (end - x) * weight
+
+    with kernel("lerp.Scalar", lerp, "CPU"):
+        yield
+
+
 @fault("AMP-NUMERICS-084", "AMP-NUMERICS-107")
 def means_of_whole_tensors_divide_a_16_bit_sum() -> Iterator[None]:
     """The mean of all numbers of an fp16 tensor rounds the sum before it is divided."""

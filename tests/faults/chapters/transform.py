@@ -111,6 +111,21 @@ def vmap_of_the_last_input_is_wide() -> Iterator[None]:
         yield
 
 
+@fault("AMP-TRANSFORM-006", level="standard")
+def batches_of_another_dimension_are_wide() -> Iterator[None]:
+    """vmap widens 16-bit inputs whose batch is not their first dimension."""
+    from torch._functorch import vmap as module
+
+    make = module._create_batched_inputs
+
+    def wide(dims: Any, inputs: Any, level: int, spec: Any) -> Any:
+        pairs = zip(dims, inputs, strict=True)
+        return make(dims, [one.float() if dim not in (None, 0) else one for dim, one in pairs], level, spec)
+
+    with replaced(module, "_create_batched_inputs", wide):
+        yield
+
+
 @fault("AMP-TRANSFORM-007")
 def vmap_draws_one_mask_for_all_samples() -> Iterator[None]:
     """With randomness="different" vmap draws the numbers of one sample."""
