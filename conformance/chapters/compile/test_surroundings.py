@@ -148,6 +148,46 @@ def test_errors_while_capturing(case: Case, target: Target, way: str) -> None:
             case.equal(f"{what}: state that the error left changed", observe().differences(before), [])
 
 
+class _Twice(torch.nn.Module):
+    """A Linear layer that is used twice, in the surrounding region or in one of its own."""
+
+    def __init__(self, region: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
+        super().__init__()
+        self.layer, self.region = torch.nn.Linear(4, 4), region
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with self.region():
+            return (self.layer(self.layer(x)),)
+
+
+HOLDING = ("make_fx", "make_fx-pre_dispatch", "export", "export-strict", "export-decomposed", "eager", "aot_eager")
+
+
+@contract("AMP-COMPILE-064")
+@pytest.mark.parametrize("way", [HOLDING[0], *(deep("standard", way) for way in HOLDING[1:])])
+def test_parameters_that_change(case: Case, target: Target, rng: torch.Generator, way: str) -> None:
+    values = [torch.randn(4, 4, generator=rng) for _ in range(3)]
+    with compiler(case):
+        for dtype, inside in itertools.product(dtypes_of(case, target), (False, True)):
+            torch._dynamo.reset()
+            region = functools.partial(torch.autocast, target.device_type, dtype=dtype)
+            model = _Twice(region if inside else contextlib.nullcontext).to(target.device)
+            x, first, second = (value.to(target.device) for value in values)
+            with torch.no_grad():
+                model.layer.weight.copy_(first)
+            with region():
+                before = model(x)[0].detach()
+                captured = WAYS[way].make(model, (x,))
+                captured(x)
+            with torch.no_grad():
+                model.layer.weight.copy_(second)
+            with region():
+                seen, expected = captured(x)[0].detach(), model(x)[0].detach()
+            what = f"{dtype}, region {'inside' if inside else 'around'}"
+            case.identical(f"{what}: result with other parameters", seen, expected)
+            case.true(f"{what}: it is another one than before (control)", not torch.equal(before, expected))
+
+
 def error_of(call: Callable[[], object]) -> Exception | None:
     """Return what `call` raises."""
     try:

@@ -153,6 +153,15 @@ def disabled_regions_are_enabled_after_a_graph_break() -> Iterator[None]:
         yield
 
 
+@fault("AMP-COMPILE-064")
+def captured_programs_hold_cached_casts() -> Iterator[None]:
+    """make_fx captures with the region's cache on, so that a cast of a parameter becomes a constant."""
+    from torch.fx.experimental import proxy_tensor
+
+    with replaced(proxy_tensor, "disable_autocast_cache", contextlib.nullcontext):
+        yield
+
+
 @fault("AMP-COMPILE-030", "AMP-COMPILE-031")
 def a_compiled_call_leaves_autocast_on() -> Iterator[None]:
     """Compiled code ends with autocast enabled."""
