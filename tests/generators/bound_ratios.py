@@ -59,6 +59,7 @@ BOUNDS = {
     "log_softmax": "relative error of the sum, a logarithm, roundings of the size of the logits",
     "layer_norm": "kappa n u: running error through mean, variance and quotient",
     "group_norm": "kappa n u, and 4 roundings of (\\|x\\| + \\|mean\\|) rstd w",
+    "instance_norm": "as batch norm, with the statistics of each sample",
     "batch_norm": "kappa n u, and 4 roundings of (\\|x\\| + \\|mean\\|) rstd w",
     "rms_norm": "relative: n u / 2 and three operations",
     "products": "K 2^-22 (\\|A\\|\\|B\\|), 0 where no partial sum rounds; fp32: the same",
