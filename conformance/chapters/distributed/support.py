@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from ...harness.check import Case
+from ...harness.check import Case, Check, applies, needs
 from ...harness.targets import Target, one_device_only
 from ...oracles.manual_training import HandScale
 from . import processes, reference
@@ -32,11 +32,18 @@ LEAST_SCALE = SCALE / 4
 
 def without_a_pair(target: Target) -> str | None:
     """Say why ranks cannot have devices of the target's type, each its own and all alike, or return None."""
-    if target.device_type == "cpu" or (reason := one_device_only(target)):
-        return None if target.device_type == "cpu" else reason
+    if target.device_type == "cpu":
+        return None
+    if reason := one_device_only(target):
+        return reason
     module = torch.get_device_module(target.device_type)
     names = [str(module.get_device_properties(index).name) for index in range(2)]
     return None if names[0] == names[1] else f"the first two devices are not alike: {names[0]}, {names[1]}"
+
+
+def on_a_device_each(check: Check) -> Check:
+    """Say that a check's ranks compute on the CPU or each on its own accelerator."""
+    return applies(without_a_pair)(needs("child processes")(check))
 
 
 def answers(case: Case, ranks: Groups, world: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:

@@ -6,14 +6,14 @@ import itertools
 
 import pytest
 
-from ...harness.check import Case, applies, contract, deep, needs
+from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from ...oracles.manual_training import HandScale
 from ...oracles.numbers.bits import same
 from .comparison import apart
 from .processes import Groups
 from .programs import INTERVAL, SCALE, Program, Step
-from .support import LISTED, described, histories, train, unlike_fp32, without_a_pair
+from .support import LISTED, described, histories, on_a_device_each, train, unlike_fp32
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -22,8 +22,7 @@ WAYS = ("ddp", "zero", "fsdp1", "fsdp2", "fsdp1_mixed", "fsdp2_mixed")
 
 
 @contract("AMP-DISTRIBUTED-010")
-@applies(without_a_pair)
-@needs("child processes")
+@on_a_device_each
 @pytest.mark.parametrize("world", [2, deep("full", 4)])
 @pytest.mark.parametrize(
     "way", ["ddp", "fsdp1", "fsdp2", *(deep("standard", one) for one in WAYS if one not in ("ddp", "fsdp1", "fsdp2"))]
@@ -43,8 +42,7 @@ def test_one_rank_overflows(case: Case, target: Target, ranks: Groups, way: str,
 
 
 @contract("AMP-DISTRIBUTED-011")
-@applies(without_a_pair)
-@needs("child processes")
+@on_a_device_each
 @pytest.mark.parametrize("world", [deep("full", 2), deep("standard", 4)])
 @pytest.mark.parametrize("way", WAYS)
 def test_random_histories(case: Case, target: Target, ranks: Groups, way: str, world: int) -> None:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ...harness.check import Case, applies, contract, deep, needs
+from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from . import reference
 from .processes import Groups
-from .support import agree, differs_from_fp32, one_process, programs, without_a_pair
+from .support import agree, differs_from_fp32, on_a_device_each, one_process, programs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @contract("AMP-DISTRIBUTED-001")
-@applies(without_a_pair)
-@needs("child processes")
+@on_a_device_each
 @pytest.mark.parametrize(
     "way", ["ddp", *(deep("standard", one) for one in ("ddp_views", "ddp_static", "ddp_unused", "ddp_buckets"))]
 )
@@ -25,16 +24,14 @@ def test_replicas(case: Case, target: Target, ranks: Groups, way: str) -> None:
 
 
 @contract("AMP-DISTRIBUTED-002")
-@applies(without_a_pair)
-@needs("child processes")
+@on_a_device_each
 def test_region_in_forward(case: Case, target: Target, ranks: Groups) -> None:
     found = programs(case, target, "ddp_inside")
     agree(case, ranks, "ddp_inside", found, forward=reference.of_autocast_inside)
 
 
 @contract("AMP-DISTRIBUTED-003")
-@applies(without_a_pair)
-@needs("child processes")
+@on_a_device_each
 @pytest.mark.parametrize("way", ["ddp", deep("standard", "ddp_views"), deep("standard", "fsdp1"), "fsdp2"])
 def test_accumulation(case: Case, target: Target, ranks: Groups, way: str) -> None:
     found = programs(case, target, way, micro=3)
@@ -42,8 +39,7 @@ def test_accumulation(case: Case, target: Target, ranks: Groups, way: str) -> No
 
 
 @contract("AMP-DISTRIBUTED-004")
-@applies(without_a_pair)
-@needs("child processes")
+@on_a_device_each
 @pytest.mark.parametrize(
     "way",
     [
@@ -61,8 +57,7 @@ def test_compression(case: Case, target: Target, ranks: Groups, way: str) -> Non
 
 
 @contract("AMP-DISTRIBUTED-005")
-@applies(without_a_pair)
-@needs("child processes")
+@on_a_device_each
 @pytest.mark.parametrize("way", [deep("standard", "zero")])
 def test_sharded_optimizer(case: Case, target: Target, ranks: Groups, way: str) -> None:
     agree(case, ranks, way, programs(case, target, way))

@@ -4,34 +4,31 @@ from __future__ import annotations
 
 import pytest
 
-from ...harness.check import Case, applies, contract, deep, needs
+from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from . import reference
 from .processes import Groups
-from .support import agree, differs_from_fp32, one_process, programs, unlike_fp32, without_a_pair
+from .support import agree, differs_from_fp32, on_a_device_each, one_process, programs, unlike_fp32
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @contract("AMP-DISTRIBUTED-006")
-@applies(without_a_pair)
-@needs("child processes")
+@on_a_device_each
 @pytest.mark.parametrize("way", ["fsdp1", deep("standard", "fsdp1_grad_op"), deep("standard", "fsdp1_blocks")])
 def test_fsdp1_and_autocast(case: Case, target: Target, ranks: Groups, way: str) -> None:
     agree(case, ranks, way, programs(case, target, way), **one_process(way))
 
 
 @contract("AMP-DISTRIBUTED-008")
-@applies(without_a_pair)
-@needs("child processes")
+@on_a_device_each
 @pytest.mark.parametrize("way", ["fsdp2", deep("standard", "fsdp2_blocks")])
 def test_fsdp2_and_autocast(case: Case, target: Target, ranks: Groups, way: str) -> None:
     agree(case, ranks, way, programs(case, target, way), **one_process(way))
 
 
 @contract("AMP-DISTRIBUTED-007")
-@applies(without_a_pair)
-@needs("child processes")
+@on_a_device_each
 @pytest.mark.parametrize(
     "way", [deep("standard", "fsdp1_mixed_fp32"), "fsdp1_mixed", deep("standard", "fsdp1_reduce_low")]
 )
@@ -40,8 +37,7 @@ def test_fsdp1_mixed_precision(case: Case, target: Target, ranks: Groups, way: s
 
 
 @contract("AMP-DISTRIBUTED-009")
-@applies(without_a_pair)
-@needs("child processes")
+@on_a_device_each
 @pytest.mark.parametrize(
     "way", [deep("standard", "fsdp2_mixed_fp32"), "fsdp2_mixed", deep("standard", "fsdp2_reduce_low")]
 )

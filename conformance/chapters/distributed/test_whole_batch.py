@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ...harness.check import Case, applies, contract, deep, needs
+from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from . import reference
 from .comparison import differences
 from .processes import Groups
 from .programs import Program, Step
-from .support import answers, described, judge, one_process, train, without_a_pair
+from .support import answers, described, judge, on_a_device_each, one_process, train
 from .tensors import clipped_tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -22,8 +22,7 @@ CLIP = 0.25
 
 
 @contract("AMP-DISTRIBUTED-012")
-@applies(without_a_pair)
-@needs("child processes")
+@on_a_device_each
 @pytest.mark.parametrize("world", [2, deep("standard", 4)])
 @pytest.mark.parametrize(
     "way", ["ddp", "fsdp2", *(deep("standard", one) for one in ("zero", "fsdp1", "fsdp2_blocks", "ddp_fp16_hook"))]
@@ -43,8 +42,7 @@ def test_whole_batch(case: Case, target: Target, ranks: Groups, way: str, world:
 
 
 @contract("AMP-DISTRIBUTED-013")
-@applies(without_a_pair)
-@needs("child processes")
+@on_a_device_each
 @pytest.mark.parametrize("world", [2, deep("full", 4)])
 @pytest.mark.parametrize("way", [deep("standard", "ddp"), "fsdp1", "fsdp2", deep("standard", "fsdp2_blocks")])
 def test_clipping(case: Case, target: Target, ranks: Groups, way: str, world: int) -> None:

@@ -14,10 +14,7 @@ from torch import Tensor
 
 from .bounds_normalization import NORMALIZATIONS, images, running_images
 from .op_error import Layout, Op
-
-
-def _strided(x: Tensor) -> Tensor:
-    return x.unsqueeze(-1).expand(*x.shape, 2).contiguous()[..., 0]
+from .value_error import LAYOUTS as STRIDES
 
 
 def _expanded(x: Tensor) -> Tensor:
@@ -28,8 +25,8 @@ def _expanded(x: Tensor) -> Tensor:
 LAYOUTS: dict[str, Layout] = {
     "contiguous": torch.Tensor.contiguous,
     "channels last": lambda x: x.movedim(1, -1).contiguous().movedim(-1, 1),
-    "transposed": lambda x: x.t().contiguous().t(),
-    "strided": _strided,
+    "transposed": STRIDES["transposed"],
+    "strided": STRIDES["every second"],
     "expanded": _expanded,
 }
 _OF_ROWS = (

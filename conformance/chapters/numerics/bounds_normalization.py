@@ -8,6 +8,9 @@ as a language has words: the sum of their exponentials is their number, which fp
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -222,8 +225,12 @@ def _group_norm_gradient(
     return _like(of_x, x), of_weight, total(seed, *_batch(x))
 
 
-def _by_channel(x: Rounded, weight: Rounded, bias: Rounded, dims: tuple[int, ...]) -> Rounded:
+Over = Callable[[Rounded], tuple[int, ...]]
+
+
+def _by_channel(over: Over, store: Store, x: Rounded, weight: Rounded, bias: Rounded) -> Rounded:
     """(x - mean) rstd w + b, or x (rstd w) + (b - mean rstd w), as the CPU's kernels have it."""
+    dims = over(x)
     centred, scale = _statistics(x, dims)
     straight = centred * scale * _channel(weight, x) + _channel(bias, x)
     apart = _sizes(x, x.value.mean(dims, keepdim=True), scale.value, weight)
@@ -231,32 +238,20 @@ def _by_channel(x: Rounded, weight: Rounded, bias: Rounded, dims: tuple[int, ...
 
 
 def _by_channel_gradient(
-    seed: Rounded, x: Rounded, weight: Rounded, dims: tuple[int, ...]
+    over: Over, store: Store, seed: Rounded, x: Rounded, weight: Rounded, bias: Rounded
 ) -> tuple[Rounded, Rounded, Rounded]:
+    dims = over(x)
     centred, scale = _statistics(x, dims)
     hat = centred * scale
     of_x = _normal_gradient(seed * _channel(weight, x), hat, scale, dims)
     return of_x, total(seed * hat, *_batch(x)), total(seed, *_batch(x))
 
 
-def _batch_norm(store: Store, x: Rounded, weight: Rounded, bias: Rounded) -> Rounded:
-    return _by_channel(x, weight, bias, _batch(x))
-
-
-def _batch_norm_gradient(
-    store: Store, seed: Rounded, x: Rounded, weight: Rounded, bias: Rounded
-) -> tuple[Rounded, Rounded, Rounded]:
-    return _by_channel_gradient(seed, x, weight, _batch(x))
-
-
-def _instance_norm(store: Store, x: Rounded, weight: Rounded, bias: Rounded) -> Rounded:
-    return _by_channel(x, weight, bias, _space(x))
-
-
-def _instance_norm_gradient(
-    store: Store, seed: Rounded, x: Rounded, weight: Rounded, bias: Rounded
-) -> tuple[Rounded, Rounded, Rounded]:
-    return _by_channel_gradient(seed, x, weight, _space(x))
+# Statistics of each channel over all samples, and over each sample by itself.
+_batch_norm, _instance_norm = (functools.partial(_by_channel, over) for over in (_batch, _space))
+_batch_norm_gradient, _instance_norm_gradient = (
+    functools.partial(_by_channel_gradient, over) for over in (_batch, _space)
+)
 
 
 def running_statistics(image: Tensor, mean: Tensor, variance: Tensor, momentum: float = 0.1) -> tuple[Rounded, Rounded]:

@@ -57,6 +57,12 @@ BAD = pytest.mark.parametrize(
 BOTH = pytest.mark.parametrize("kind", [PLAIN, FUSED], ids=["for-loop", "fused"])
 
 
+def demand(case: Case, kind: OptimizerConfig, device_type: str) -> None:
+    """End the case if torch does not say that this implementation is there on devices of that type."""
+    if not kind.promised_on(device_type):
+        case.unsupported(f"no {kind.implementation} {kind.optimizer} on {device_type}")
+
+
 def build(case: Case, kind: OptimizerConfig, slopes: LinearLoss, **changes: Any) -> torch.optim.Optimizer:
     """Return the optimizer over the loss's parameters; end the case if this device (or the suite) lacks it."""
     device = slopes.parameters[0].device

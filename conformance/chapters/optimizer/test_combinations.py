@@ -17,7 +17,7 @@ from ...harness.targets import Target
 from ...oracles.optimizer_state import differences, snapshot
 from .optimizer_configs import OptimizerConfig
 from .parameter_kinds import Draw, parameters_of, stepped
-from .support import ALL
+from .support import ALL, demand
 
 # Arguments that switch a term of the update on; the rest is that of the first variant.
 CHOICES: dict[str, tuple[Any, Any]] = {
@@ -32,18 +32,16 @@ CHOICES: dict[str, tuple[Any, Any]] = {
 }
 QUICK = ("SGD", "Adam", "RMSprop")
 CHOSEN = tuple(kind for kind in ALL if kind.first and kind.gradients != "sparse" and kind.implementation != "default")
-KINDS = [
-    deep("quick" if kind.optimizer in QUICK else "standard", kind, id=f"{kind.optimizer}-{kind.implementation}")
-    for kind in CHOSEN
-]
+
+
+def _depth(kind: OptimizerConfig) -> str:
+    return "quick" if kind.optimizer in QUICK else "standard"
+
+
+KINDS = [deep(_depth(kind), kind, id=f"{kind.optimizer}-{kind.implementation}") for kind in CHOSEN]
 # Nesterov's momentum in cases of their own: AMP-OPTIMIZER-121 is waived for one of them.
 BY_NESTEROV = [
-    deep(
-        "quick" if kind.optimizer in QUICK else "standard",
-        kind,
-        nesterov,
-        id=f"{kind.optimizer}-{kind.implementation}{'-nesterov' * nesterov}",
-    )
+    deep(_depth(kind), kind, nesterov, id=f"{kind.optimizer}-{kind.implementation}{'-nesterov' * nesterov}")
     for kind in CHOSEN
     for nesterov in ((False, True) if kind.accepts("nesterov") else (False,))
 ]
@@ -62,8 +60,7 @@ def combinations(kind: OptimizerConfig) -> Iterator[OptimizerConfig]:
 
 def require(case: Case, target: Target, kind: OptimizerConfig) -> None:
     case.require_arithmetic(target, torch.float32)
-    if not kind.promised_on(target.device_type):
-        case.unsupported(f"no {kind.implementation} {kind.optimizer} on {target.device_type}")
+    demand(case, kind, target.device_type)
 
 
 @contract("AMP-OPTIMIZER-120")

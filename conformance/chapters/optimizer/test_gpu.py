@@ -16,6 +16,7 @@ from ...workloads.gradients import holding
 from ...workloads.graphs import captured
 from ...workloads.linear_loss import LinearLoss, with_nonfinite
 from .optimizer_configs import OptimizerConfig, configs
+from .support import demand
 
 FUSED = tuple(kind for kind in configs(implementations=("fused",)) if kind.first and kind.scales_itself)
 CAPTURABLE = tuple(
@@ -32,8 +33,7 @@ def over_optimizers(chosen: tuple[OptimizerConfig, ...]) -> pytest.MarkDecorator
 def build(case: Case, kind: OptimizerConfig, slopes: LinearLoss) -> torch.optim.Optimizer:
     """Return the optimizer, capturable if it can be; end the case if this device lacks it."""
     flags = {"capturable": True} if kind.accepts("capturable") else {}
-    if not kind.promised_on(slopes.parameters[0].device.type):
-        case.unsupported(f"no {kind.implementation} {kind.optimizer} on {slopes.parameters[0].device.type}")
+    demand(case, kind, slopes.parameters[0].device.type)
     return kind.make(slopes.groups(), **flags)
 
 
@@ -140,8 +140,7 @@ def test_capturable_skip(case: Case, target: Target, rng: torch.Generator, kind:
 @over_optimizers(FUSED)
 def test_several_dtypes(case: Case, target: Target, kind: OptimizerConfig) -> None:
     case.require_arithmetic(target, torch.float64)
-    if not kind.promised_on(target.device_type):
-        case.unsupported(f"no fused {kind.optimizer} on {target.device_type}")
+    demand(case, kind, target.device_type)
     dtypes = (torch.float32, torch.float64, torch.float32, torch.float64)
     places = [(target.device, dtype) for dtype in dtypes]
     decides_once(case, target, kind, places, ((), *((place,) for place in range(4))))
@@ -152,8 +151,7 @@ def test_several_dtypes(case: Case, target: Target, kind: OptimizerConfig) -> No
 @pytest.mark.parametrize("bad_indices", [(), (0,), (2,), (0, 2)], ids=["clean", "first", "second", "both"])
 @over_optimizers(FUSED)
 def test_two_devices(case: Case, target: Target, kind: OptimizerConfig, bad_indices: tuple[int, ...]) -> None:
-    if not kind.promised_on(target.device_type):
-        case.unsupported(f"no fused {kind.optimizer} on {target.device_type}")
+    demand(case, kind, target.device_type)
     other = second(target)
     places = [(device, torch.float32) for device in (target.device, target.device, other, other)]
     decides_once(case, target, kind, places, (bad_indices,))

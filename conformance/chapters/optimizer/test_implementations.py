@@ -17,7 +17,7 @@ from ...oracles.optimizer_state import differences, snapshot
 from ...workloads.linear_loss import LinearLoss, with_nonfinite
 from .optimizer_configs import OptimizerConfig
 from .parameter_kinds import KINDS, Draw, Given, dtypes_of, rounds, stepped, unit
-from .support import ALL, ROUTES, build, iterate, uninitialised_memory_is_nan
+from .support import ALL, ROUTES, build, demand, iterate, uninitialised_memory_is_nan
 
 SHARED = tuple(kind for kind in ALL if kind.accepts("foreach") and kind.gradients == "dense")
 IMPLEMENTATIONS = ("for-loop", "foreach", "fused")
@@ -489,8 +489,7 @@ SAVED: dict[str, tuple[torch.dtype, torch.dtype | None]] = {
 def test_loaded_dtypes(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig, saved: str) -> None:
     dtype, other = SAVED[saved]
     case.require_arithmetic(target, dtype)
-    if not kind.promised_on(target.device_type):
-        case.unsupported(f"no {kind.implementation} {kind.optimizer} on {target.device_type}")
+    demand(case, kind, target.device_type)
     pairs = Draw(rng, target.device).pairs(((8, 9), (3, 2)), dtype)
     parameters = [torch.nn.Parameter(value.clone()) for value, _ in pairs]
     optimizer = kind.make(parameters)

@@ -32,7 +32,6 @@ SHRINKS = 3  # a subject that does not fit is halved that often at most: an eigh
 FEWEST_WARM_UPS = 3  # runs of each arm before the pilot: one, and two that are no faster
 LONG = 2e-3  # seconds, beside which the host's own hundred microseconds do not show
 FEW = 5  # runs whose median is good enough for a diagnosis
-ARITHMETIC = 20e-3  # seconds of a pair of products that are not its launches: these take some hundred microseconds
 PRODUCTS = (128, 256, 512, 1024, 2048, 4096)  # of which the first that takes so long tells a device's rate
 
 CPU_SIZES = {False: ("middle", "compute"), True: ("small", "compute")}  # of operations, and of steps
@@ -416,7 +415,6 @@ def rate_of_products(target: Target, dtype: torch.dtype, now: Callable[[], float
     By the host, until an element of the result is there: no clock of the device has been checked yet.
     """
     spec = Experiment("matmul", "compute", dtype, "fp32")
-    rate = math.inf
     for size in PRODUCTS:
         subject = product(size)
         works = [lambda work=work: work()[0, 0].item() for work in arms(target, spec, subject)]
@@ -426,10 +424,9 @@ def rate_of_products(target: Target, dtype: torch.dtype, now: Callable[[], float
         for work in works:
             work()
         taken = now() - start
-        rate = subject.flops / taken if taken > 0 else math.inf
-        if taken >= ARITHMETIC:
+        if taken >= timing.ARITHMETIC:
             break
-    return rate
+    return subject.flops / taken if taken > 0 else math.inf
 
 
 def _try(case: Case, target: Target, spec: Experiment, bench: _Bench) -> None:

@@ -19,13 +19,13 @@ from . import timing
 from .clocks import Clock, Work, device_clock, repeated
 from .intervals import Interval
 from .paired_comparison import PLANS, Comparison
+from .timing import ARITHMETIC
 
 F = torch.nn.functional
 # The smallest slow-down that the chapter must detect (docs/measuring.md); a processor's own time is counted coarser.
 ALLOWED = {"accelerator": 1.10, "cpu": 1.25}
 LONGEST = 1.0  # seconds of a comparison; an idle machine mostly needs a tenth
 SHORTEST = 1e-3  # seconds of one timed run, so that its overhead is negligible
-SLOW = 20e-3  # seconds of a small run that are arithmetic: some ten launches take a hundredth of that
 RUNS = 8  # runs whose blocking is counted
 LARGEST_KEPT = 31 * 2**20  # bytes, with what glibc adds to it below its limit
 AGAIN = 4.0  # seconds of further runs where a busy machine left the comparison undecided
@@ -35,7 +35,14 @@ APART = 5  # pairs from which on disjoint arms decide, where there are too few f
 # claim. An accelerator's small operations tell its launches alone, unless it is so slow that they take far longer; a
 # device in software takes half a minute for a size that fills a card.
 SIZES = {
-    "accelerator": ((128, SLOW), (256, SLOW), (512, SLOW), (1024, SHORTEST), (2048, SHORTEST), (4096, SHORTEST)),
+    "accelerator": (
+        (128, ARITHMETIC),
+        (256, ARITHMETIC),
+        (512, ARITHMETIC),
+        (1024, SHORTEST),
+        (2048, SHORTEST),
+        (4096, SHORTEST),
+    ),
     "cpu": ((96, SHORTEST), (192, SHORTEST), (384, SHORTEST), (768, SHORTEST)),
 }
 

@@ -10,6 +10,8 @@ from ...harness.check import Case
 from ...harness.targets import Target
 from . import cache_flush, clocks, intervals, machine_conditions, paired_comparison
 
+ARITHMETIC = 20e-3  # seconds of small work that are not its launches: some ten of these take some hundred microseconds
+
 
 @dataclass(frozen=True)
 class Timing:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -12,7 +14,8 @@ from torch.nn import functional as F
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from ...oracles.trace.ops import OpTrace
-from .batched_ways import WAYS, BatchedWay, loop
+from .batched_ways import WAYS, BatchedWay, Function, loop
+from .derivative_ways import Inputs
 from .derivatives import PLACES, wide_products
 from .exact_programs import BY_NAME
 
@@ -38,18 +41,28 @@ def test_vmap_of_programs(case: Case, target: Target, way: BatchedWay, place: st
             function, outer = PLACES[place](program.function, functools.partial(target.autocast, dtype))
             for given in (torch.float32, dtype) if name in _FEW else (torch.float32,):
                 batch = tuple(one.to(given) for one in program.inputs(target.device, batch=_BATCH))
-                with outer():
-                    wanted = loop(function, batch, gradients=way.gradients)
-                with outer(), OpTrace() as trace:
-                    seen = way.run(function, batch)
-                same = all(
-                    one.dtype == other.dtype and torch.equal(one, other)
-                    for one, other in zip(seen, wanted, strict=True)
-                )
-                text = wide_products(trace, dtype) if same else f"{seen} in place of {wanted}"
+                text = _fault_of(way, function, outer, batch, dtype)
                 if text is not None:
                     found[f"{name} of {given}, {dtype}"] = text
     case.equal(f"programs whose {way.name}, region {place}, is not the loop over samples", found, {})
+
+
+def _fault_of(
+    way: BatchedWay,
+    function: Function,
+    outer: Callable[[], AbstractContextManager[object]],
+    batch: Inputs,
+    dtype: torch.dtype,
+) -> str | None:
+    """Say how a way to batch a function differs from the loop over samples, or return None."""
+    with outer():
+        wanted = loop(function, batch, gradients=way.gradients)
+    with outer(), OpTrace() as trace:
+        seen = way.run(function, batch)
+    pairs = zip(seen, wanted, strict=True)
+    if all(one.dtype == other.dtype and torch.equal(one, other) for one, other in pairs):
+        return wide_products(trace, dtype)
+    return f"{seen} in place of {wanted}"
 
 
 @contract("AMP-TRANSFORM-007")
