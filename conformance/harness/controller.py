@@ -129,7 +129,8 @@ class Controller:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         self._run.stopped = self._run.stopped or bool(session.shouldstop or session.shouldfail)
         if exitstatus == pytest.ExitCode.INTERRUPTED and session.shouldfail:
-            exitstatus = pytest.ExitCode.TESTS_FAILED  # pytest-xdist takes the end that --maxfail asks for as an interrupt
+            # To pytest-xdist the end that --maxfail asks for is an interrupt.
+            exitstatus = pytest.ExitCode.TESTS_FAILED
         session.exitstatus = self._reporter.finish(int(exitstatus))
         junit.add(session.config, self._reporter.unlike_a_case())
 

@@ -27,6 +27,8 @@ from .value_ops import (
     NO_GRADIENT,
     OF_TWO,
     OFF_CARDS,
+    OPPOSED_GRADIENTS_OFF_CARDS,
+    OPPOSED_OFF_CARDS,
     OPS,
     RESULTS_OFF_CARDS,
     Call,
@@ -38,11 +40,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 SHORT_SHAPE, ONE, EMPTY = (37, 33), (3, 1), (3, 0)
 QUICK_SIZES = ("huge", "small", "tiny")
-SIZES = {**MAGNITUDES, **OPPOSED}
 DATA = {**ORDINARY, **MAGNITUDES}
 Plan = Iterator[tuple[str, str, tuple[int, ...]]]
 
 WIDE: dict[str, Call] = {**{name: op.call for name, op in OPS.items() if op.wide}, **FUNCTIONS}
+DIFFERENTIABLE = [name for name in WIDE if name not in NO_GRADIENT]
 QUICK = value_ops.QUICK | sum_spellings.QUICK
 BY_SLUG = {slug(name): name for table in (OPS, FUNCTIONS, SPELLINGS, REPEATS) for name in table}
 
@@ -111,17 +113,17 @@ def _layouts(case: Case, rng: torch.Generator, place: int) -> list[str]:
     return ["transposed"] if place == 0 else [names[int(torch.randint(len(names), (1,), generator=rng))]]
 
 
-def _finite(case: Case, target: Target, rng: torch.Generator, name: str, *, backward: bool) -> None:
+def _finite(
+    case: Case, target: Target, rng: torch.Generator, name: str, sizes: dict[str, value_error.Draw], *, backward: bool
+) -> None:
     tried = _Tried(case, target, name)
-    sizes = [size for size in MAGNITUDES if not backward or case.level == "full" or size in QUICK_SIZES]
-    sizes += OPPOSED if name in FUNCTIONS else ()
+    incoming = (1.0, 1.0) if backward else None
     for dtype in case.supported(target):
         form, wrong = FORMATS[dtype], []
         for _ in range(case.samples(quick=1, standard=1, full=4)):
-            for place, size in enumerate(sizes):
-                for layout in _layouts(case, rng, place):
-                    x = _drawn(SIZES[size], form, rng, SHORT_SHAPE)
-                    run = tried.run(WIDE[name], x, layout, (1.0, 1.0) if backward else None)
+            for place, (size, draw) in enumerate(sizes.items()):
+                for layout in _layouts(case, rng, place) if len(sizes) > 1 else LAYOUTS:
+                    run = tried.run(WIDE[name], _drawn(draw, form, rng, SHORT_SHAPE), layout, incoming)
                     if run is not None:
                         tried.judged += 1
                         wrong += [(size, seen, exact) for seen, exact in value_error.lost(run, form)[:2]]
@@ -134,13 +136,26 @@ def _finite(case: Case, target: Target, rng: torch.Generator, name: str, *, back
 @contract("AMP-NUMERICS-080")
 @per_target("op", _ops(WIDE, LARGE_OFF_CARDS))
 def test_results_are_finite(case: Case, target: Target, rng: torch.Generator, op: str) -> None:
-    _finite(case, target, rng, BY_SLUG[op], backward=False)
+    _finite(case, target, rng, BY_SLUG[op], MAGNITUDES, backward=False)
 
 
 @contract("AMP-NUMERICS-081")
-@per_target("op", _ops([name for name in WIDE if name not in NO_GRADIENT], LARGE_GRADIENTS_OFF_CARDS))
+@per_target("op", _ops(DIFFERENTIABLE, LARGE_GRADIENTS_OFF_CARDS))
 def test_gradients_are_finite(case: Case, target: Target, rng: torch.Generator, op: str) -> None:
-    _finite(case, target, rng, BY_SLUG[op], backward=True)
+    sizes = {size: draw for size, draw in MAGNITUDES.items() if case.level == "full" or size in QUICK_SIZES}
+    _finite(case, target, rng, BY_SLUG[op], sizes, backward=True)
+
+
+@contract("AMP-NUMERICS-108")
+@per_target("op", _ops(WIDE, OPPOSED_OFF_CARDS))
+def test_results_of_differences_are_finite(case: Case, target: Target, rng: torch.Generator, op: str) -> None:
+    _finite(case, target, rng, BY_SLUG[op], OPPOSED, backward=False)
+
+
+@contract("AMP-NUMERICS-109")
+@per_target("op", _ops(DIFFERENTIABLE, OPPOSED_GRADIENTS_OFF_CARDS))
+def test_gradients_of_differences_are_finite(case: Case, target: Target, rng: torch.Generator, op: str) -> None:
+    _finite(case, target, rng, BY_SLUG[op], OPPOSED, backward=True)
 
 
 def _plan(case: Case, rng: torch.Generator, op: ValueOp, form: Format, *, backward: bool) -> Plan:

@@ -78,7 +78,7 @@ MAGNITUDES: dict[str, Draw] = {
     "small": _sized(lambda form: math.sqrt(_range(form)[0]) / 32),
     "tiny": _sized(lambda form: _range(form)[0] / 256),
 }
-# Such sizes for functions of one or two elements: a difference of two operands leaves the range as well.
+# The same size with both signs: a difference of two operands leaves the range as well.
 OPPOSED: dict[str, Draw] = {"huge and opposed": _sized(lambda form: 0.6 * _range(form)[1])}
 ORDINARY: dict[str, Draw] = {
     "same sign": _sized(lambda form: 1.0, signed=False),

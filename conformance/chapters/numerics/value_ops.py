@@ -370,6 +370,14 @@ OFF_CARDS = {
 }
 LARGE_OFF_CARDS = OFF_CARDS | {"lp_pool1d", "lp_pool2d"}
 LARGE_GRADIENTS_OFF_CARDS = OFF_CARDS | {"atan2", "cosine_similarity", "norm of order 3", "sinc", "std", "std_mean"}
+OPPOSED_OFF_CARDS = OFF_CARDS | {
+    *("batch_norm", "batch_norm of features", "cross_entropy", "cross_entropy of columns", "cross_entropy smoothed"),
+    *("cumulative_trapezoid", "fold", "trapezoid"),
+}
+OPPOSED_GRADIENTS_OFF_CARDS = OFF_CARDS | {
+    *("gaussian_nll_loss", "norm of order 3", "pairwise_distance"),
+    *("std", "std_mean", "var", "var_mean", "var of columns"),
+}
 RESULTS_OFF_CARDS = OFF_CARDS | {"layer_norm", "lp_pool1d", "lp_pool2d", "normalize of order 1"}
 GRADIENTS_OFF_CARDS = OFF_CARDS | {
     *("avg_pool1d", "avg_pool2d", "avg_pool2d channels last", "batch_norm", "batch_norm channels last"),

@@ -42,7 +42,7 @@ def means_divide_a_16_bit_sum() -> Iterator[None]:
         yield
 
 
-@fault("AMP-NUMERICS-080", level="standard")
+@fault("AMP-NUMERICS-108", level="standard")
 def interpolation_takes_a_16_bit_difference() -> Iterator[None]:
     """torch.lerp of 16-bit tensors rounds the difference of its ends, which leaves fp16 where they are far apart."""
 
@@ -50,6 +50,37 @@ def interpolation_takes_a_16_bit_difference() -> Iterator[None]:
         return x + (end - x) * weight
 
     with kernel("lerp.Scalar", lerp, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-108", level="standard")
+def upsampling_takes_a_16_bit_difference() -> Iterator[None]:
+    """Linear upsampling of 16-bit rows starts at one neighbour and adds a part of the difference to the other."""
+    linear = torch.ops.aten.upsample_linear1d.default
+
+    def upsampled(x: torch.Tensor, size: Sequence[int], corners: bool, scales: float | None = None) -> torch.Tensor:
+        result = linear(x.double(), size, corners, scales)
+        if x.dtype not in _LOW:
+            return result.to(x.dtype)
+        start = F.interpolate(x.double(), list(size), mode="nearest").to(x.dtype)
+        steps = result.to(x.dtype) - start
+        return start + steps
+
+    with kernel("upsample_linear1d", upsampled, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-109")
+def deviations_are_taken_in_16_bits() -> Iterator[None]:
+    """The gradient of a 16-bit layer normalization takes the mean of each row in 16 bits."""
+    backward = torch.ops.aten.native_layer_norm_backward.default
+
+    def rounded(gradient: torch.Tensor, x: torch.Tensor, shape: Any, mean: torch.Tensor, *rest: Any) -> Any:
+        if x.dtype in _LOW:
+            mean = x.cumsum(-1)[..., -1:].to(x.dtype) / x.shape[-1]
+        return backward(gradient, x, shape, mean.float(), *rest)
+
+    with kernel("native_layer_norm_backward", rounded, "CPU"):
         yield
 
 
