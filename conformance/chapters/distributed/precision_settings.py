@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ...data import in_force
+from .ways import compression_hook
 
 FEATURES = 4
 # Twice this is beyond the range of float16, which holds it and its quarter.
@@ -158,14 +159,8 @@ def every_type(group: str, dtype: torch.dtype) -> list[dict[str, str]]:
 
 
 def _hooked(module: nn.Module, name: str) -> Any:
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-    hooks = {
-        "fp16_compress_hook": default_hooks.fp16_compress_hook,
-        "fp16_compress_wrapper": default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook),
-    }
     model = nn.parallel.DistributedDataParallel(module)
-    model.register_comm_hook(None, hooks[name])
+    model.register_comm_hook(None, compression_hook(name))
     return model
 
 

@@ -43,7 +43,7 @@ def _large(case: Case, ranks: Groups, name: str, world: int) -> None:
 
 @contract("AMP-DISTRIBUTED-004", on="cpu")
 @pytest.mark.parametrize("world", [2, deep("standard", 4)])
-@pytest.mark.parametrize("hook", ["fp16_compress_hook", "fp16_compress_wrapper"])
+@pytest.mark.parametrize("hook", ["fp16_hook", "fp16_wrapper"])
 def test_compressed_means_of_large_gradients(case: Case, target: Target, ranks: Groups, hook: str, world: int) -> None:
     _large(case, ranks, hook, world)
 

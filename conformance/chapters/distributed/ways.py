@@ -143,32 +143,25 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 WAYS.update({name: partial(replicated, **options) for name, options in _OPTIONS.items()})
 
 
-@way("ddp_fp16_hook")
-def _fp16_hook(program: Program) -> Wrapped:
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+def compression_hook(name: str) -> Callable[..., Any]:
+    """Return a communication hook that compresses gradients: fp16_hook, bf16_hook, fp16_wrapper or bf16_wrapper."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks as hooks
 
-    return replicated(program, hook=default_hooks.fp16_compress_hook)
-
-
-@way("ddp_bf16_hook")
-def _bf16_hook(program: Program) -> Wrapped:
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-    return replicated(program, hook=default_hooks.bf16_compress_hook)
+    dtype, kind = name.split("_")
+    compressed: Callable[..., Any] = getattr(hooks, f"{dtype}_compress_{kind}")
+    return compressed if kind == "hook" else compressed(hooks.allreduce_hook)
 
 
-@way("ddp_fp16_wrapper")
-def _fp16_wrapper(program: Program) -> Wrapped:
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-    return replicated(program, hook=default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook))
+def _compressed(program: Program, name: str) -> Wrapped:
+    return replicated(program, hook=compression_hook(name))
 
 
-@way("ddp_bf16_wrapper")
-def _bf16_wrapper(program: Program) -> Wrapped:
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-    return replicated(program, hook=default_hooks.bf16_compress_wrapper(default_hooks.allreduce_hook))
+WAYS.update(
+    {
+        f"ddp_{name}": partial(_compressed, name=name)
+        for name in ("fp16_hook", "bf16_hook", "fp16_wrapper", "bf16_wrapper")
+    }
+)
 
 
 @way("zero")
