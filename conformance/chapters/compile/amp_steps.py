@@ -11,11 +11,13 @@ from torch.nn import functional
 
 OVERFLOW = 1
 BATCHES = 4
-# Of Adam and AdamW.
+# Of Adam and AdamW, and of SGD.
 LEARNING_RATE = 0.01
+RATE, MOMENTUM = 0.1, 0.9
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=False),
-    "SGD-foreach": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=True),
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=RATE, momentum=MOMENTUM, foreach=False),
+    "SGD-foreach": lambda parameters: torch.optim.SGD(parameters, lr=RATE, momentum=MOMENTUM, foreach=True),
+    "Adam": lambda parameters: torch.optim.Adam(parameters, lr=LEARNING_RATE, foreach=False),
     "AdamW-foreach": lambda parameters: torch.optim.AdamW(parameters, lr=LEARNING_RATE, foreach=True),
     "Adam-fused": lambda parameters: torch.optim.Adam(parameters, lr=LEARNING_RATE, fused=True),
 }

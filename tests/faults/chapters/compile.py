@@ -7,6 +7,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.amp import autocast_mode
@@ -423,6 +424,21 @@ def compiled_checkpoints_run_outside_of_the_region() -> Iterator[None]:
 def compiled_loss_is_outside_of_the_region() -> Iterator[None]:
     """The region of a compiled loss is disabled."""
     with regions_off():
+        yield
+
+
+@fault("AMP-COMPILE-061", level="full")
+def inductor_takes_roots_too_large() -> Iterator[None]:
+    """Square roots in code of inductor, of which a step of Adam divides one by another, are larger by a tenth."""
+    from torch._inductor import lowering
+
+    root = torch.ops.aten.sqrt.default
+    original = lowering.lowerings[root]
+
+    def large(x: Any) -> Any:
+        return lowering.lowerings[torch.ops.aten.add.Tensor](original(x), 0.1)
+
+    with mock.patch.dict(lowering.lowerings, {root: large}):
         yield
 
 
