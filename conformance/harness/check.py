@@ -329,6 +329,30 @@ class Case:
                 raise
             self.unsupported(f"{target.name} cannot {what}, without autocast too: {_first_line(error)}")
 
+    def with_kernels(self, target: Target, programs: Mapping[str, Callable[[], object]]) -> tuple[str, ...]:
+        """Return the names of the programs of which a third party's device has every kernel, outside of any region.
+
+        What it has no kernel of is noted; without a program left the case ends as UNSUPPORTED.
+        """
+        from .judge import lacks_kernel
+        from .targets import is_foreign
+
+        if not is_foreign(target.device_type):
+            return tuple(programs)
+        lacking = {}
+        for name, run in programs.items():
+            try:
+                run()
+            except NotImplementedError as error:
+                if (op := lacks_kernel(error)) is None:
+                    raise
+                lacking[name] = op
+        if lacking:
+            self.note(f"programs that {target.name} has no kernel for", lacking)
+        if lacking.keys() == programs.keys():
+            self.unsupported(f"{target.name} has no kernel of {', '.join(sorted(set(lacking.values())))}")
+        return tuple(name for name in programs if name not in lacking)
+
     def require_fused(self, target: Target, optimizer: type[torch.optim.Optimizer]) -> None:
         """End the case as UNSUPPORTED where a third party's device has no fused `optimizer`: a step of one is tried."""
         import torch

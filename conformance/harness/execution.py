@@ -23,8 +23,10 @@ from .keys import CASE, RUN
 if TYPE_CHECKING:
     from .catalogue import Contract
     from .check import Case
+    from .judge import Judgement
     from .run import Run
     from .state import Snapshot
+    from .targets import Target
 
 
 # The others of a contract mostly differ by a parameter, and a report of thousands of programs would not be small.
@@ -161,6 +163,18 @@ def pytest_runtest_makereport(
     return report
 
 
+def _lacking(error: BaseException | None, target: Target) -> Judgement | None:
+    """Judge a case that a third party's device has no kernel, or its module no function, for."""
+    from . import judge
+    from .targets import device_module
+
+    if op := judge.lacks_kernel(error):
+        return judge.Judgement(Verdict.UNSUPPORTED, f"{target.name} has no kernel of {op}")
+    if name := judge.lacks_function(error, device_module(target.device_type)):
+        return judge.Judgement(Verdict.UNSUPPORTED, f"torch.{target.device_type} has no {name}")
+    return None
+
+
 def _conclude(item: pytest.Item, found: Facts, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
     """Judge the case, put its record on the report, and give the report the outcome that pytest shows."""
     from . import exhaustion, judge
@@ -177,8 +191,8 @@ def _conclude(item: pytest.Item, found: Facts, call: pytest.CallInfo[None], repo
         judgement = judge.Judgement(Verdict.ERROR, "the check does not ask for `case`, so it can record nothing")
     else:
         judgement = judge.judge(case, error)
-        if (op := judge.lacks_kernel(error)) and found.target is not None and is_foreign(found.target.device_type):
-            judgement = judge.Judgement(Verdict.UNSUPPORTED, f"{found.target.name} has no kernel of {op}")
+        if found.target is not None and is_foreign(found.target.device_type):
+            judgement = _lacking(error, found.target) or judgement
     if error is not None and exhaustion.ran_out(error):
         exhaustion.give_back(error)
     elif error is not None and not item.config.getoption("usepdb"):

@@ -6,6 +6,7 @@ import re
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,9 +21,12 @@ from .environment import redact
 from .evidence import plain, sentence
 from .waivers import Waiver
 
-# In the words of torch's dispatcher (OperatorEntry.cpp) and of the fallbacks of backends.
+# In the words of torch's dispatcher (OperatorEntry.cpp), of the operators that torch leaves to backends
+# (ConvolutionMM2d.cpp, attention.cpp), and of the fallbacks of backends. An operator that stops at an Autocast key has
+# a kernel outside of regions: a backend that registers no fallthrough for it is at fault.
 _NO_KERNEL = re.compile(
-    r"Could not run '([\w:.]+)' with arguments from the '\w+' backend|"
+    r"Could not run '([\w:.]+)' with arguments from the '(?!Autocast)\w+' backend|"
+    r"^(\w+_overrideable(?:_backward)?) not implemented|"
     r"[Oo]perator '?(aten::[\w.]+)'? is not (?:currently |yet )?(?:implemented|supported)"
 )
 # How evidence of a check's control is named: "control: the first step", "control, fp16: ...", "... (control)".
@@ -95,6 +99,12 @@ def lacks_kernel(error: BaseException | None) -> str | None:
     """Return the operator of which a device has no kernel at all, where the dispatcher says so."""
     found = _NO_KERNEL.search(str(error)) if isinstance(error, NotImplementedError) else None
     return next(filter(None, found.groups())) if found else None
+
+
+def lacks_function(error: BaseException | None, module: ModuleType | None) -> str | None:
+    """Return the function that a device module (`torch.cuda`) lacks, where torch, or a check, looked for it."""
+    found = isinstance(error, AttributeError) and module is not None and error.obj is module
+    return error.name if found else None  # type: ignore[union-attr]
 
 
 def excuse(judgement: Judgement, waiver: Waiver | None, case: Case | None) -> Judgement:

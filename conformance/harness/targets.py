@@ -152,6 +152,15 @@ def is_foreign(device_type: str) -> bool:
     return device_type not in FAKE_DEVICE_TYPES
 
 
+def has_kernel(device_type: str, operator: str) -> bool:
+    """Whether a third party registered a kernel of `operator` ("aten::mm") for its devices, and no fallback alone."""
+    key = {"xla": "XLA", "hpu": "HPU"}.get(device_type, "PrivateUse1")
+    try:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(operator, key))
+    except RuntimeError:  # this torch has no such operator
+        return False
+
+
 def one_device_only(target: Target) -> str | None:
     """Say that the machine has no second device of the target's type, or return None."""
     count = torch.get_device_module(target.device_type).device_count()
@@ -325,9 +334,14 @@ def clocks(target: Target) -> dict[str, float]:
 def _declares(target: Target, dtype: torch.dtype, properties: Any) -> bool:
     """Whether the device declares native arithmetic in `dtype`; a broken kernel is no such declaration.
 
-    fp16 is part of every backend that autocast supports. bf16 is native from compute capability 8.0 on
-    (CUDA C++ Programming Guide, arithmetic instructions); before, torch emulates it, which counts as no.
+    A third party's device lists the dtypes of its regions, and torch disables those of other dtypes. fp16 is part of
+    every backend of torch's own. bf16 is native from compute capability 8.0 on (CUDA C++ Programming Guide, arithmetic
+    instructions); before, torch emulates it, which counts as no.
     """
+    if is_foreign(target.device_type):
+        listed = getattr(device_module(target.device_type), "get_amp_supported_dtype", None)
+        if listed is not None and dtype not in listed():
+            return False
     if dtype is torch.float16 or target.device_type == "cpu":
         return True
     if target.device_type == "cuda" and torch.version.hip is None:

@@ -18,7 +18,7 @@ from . import targets
 from .tables import Table, rows_of
 
 _REQUIRED = {"contract", "cases", "reason", "owner", "link", "expires"}
-_OPTIONAL = {"torch", "target", "varies"}
+_OPTIONAL = {"torch", "target", "varies", "kernels"}
 
 
 class WaiverError(ValueError):
@@ -30,7 +30,9 @@ class Waiver:
     """One excuse: which cases of which contract, under which conditions, why, whose, and until when.
 
     `varies` says on what, other than the version and the target, the failure depends: a case that passes is no sign
-    then that the waiver is not needed. `shipped` waivers are of what stock PyTorch breaks.
+    then that the waiver is not needed. `kernels` are operators whose kernels in torch are at fault: a device of a third
+    party that has none of its own runs those, the CPU's or one made of other operators. `shipped` waivers are of what
+    stock PyTorch breaks.
     """
 
     contract: str
@@ -42,6 +44,7 @@ class Waiver:
     torch: str = ""
     targets: tuple[str, ...] = ("*",)
     varies: str = ""
+    kernels: tuple[str, ...] = ()
     shipped: bool = False
 
     def in_conditions(self, torch_version: str, target: str) -> bool:
@@ -49,6 +52,15 @@ class Waiver:
         device_type = target if target.startswith("fake:") else target.split(":")[0]
         return _within(self.torch, torch_version) and any(
             fnmatchcase(name, pattern) for name in (target, device_type) for pattern in self.targets
+        )
+
+    def about_kernels_of(self, torch_version: str, device_type: str) -> bool:
+        """Whether a device of a third party runs torch's kernels that are at fault, as it has none of its own."""
+        return (
+            bool(self.kernels)
+            and _within(self.torch, torch_version)
+            and targets.is_foreign(device_type)
+            and not any(targets.has_kernel(device_type, name) for name in self.kernels)
         )
 
     def speaks_of(self, target: str) -> bool:
@@ -79,9 +91,10 @@ def _like(case: str, pattern: str) -> bool:
 def _waiver(where: str, row: dict[str, Any], known: Iterable[str]) -> Waiver:
     table = Table(where, row, WaiverError)
     table.keys(_REQUIRED, _OPTIONAL)
-    table.texts(*sorted(set(row) - {"cases", "expires", "target"}))
+    table.texts(*sorted(set(row) - {"cases", "expires", "target", "kernels"}))
     table.lists("cases", of='patterns over case ids, such as ["*"]')
     table.lists("target", of='patterns over targets, such as ["cpu", "fake:*"]')
+    table.lists("kernels", of='operators, such as ["aten::mm"]')
     table.dates("expires")
     for pattern in row.get("target", []):
         if not set(pattern) & set("*?[") and not targets.known(pattern):
@@ -97,8 +110,9 @@ def _waiver(where: str, row: dict[str, Any], known: Iterable[str]) -> Waiver:
         **words,
         cases=tuple(row["cases"]),
         torch=row.get("torch", ""),
-        targets=tuple(row.get("target", ["*"])),
+        targets=tuple(row.get("target", [] if "kernels" in row else ["*"])),
         varies=row.get("varies", ""),
+        kernels=tuple(row.get("kernels", [])),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,8 @@ _BY_DISPATCHER = "Could not run 'aten::mm' with arguments from the 'CPU' backend
     [
         (NotImplementedError(_BY_DISPATCHER), "aten::mm"),
         (NotImplementedError("The operator 'aten::cholesky' is not currently implemented for NPU"), "aten::cholesky"),
+        (NotImplementedError("convolution_overrideable not implemented. You are likely"), "convolution_overrideable"),
+        (NotImplementedError(_BY_DISPATCHER.replace("CPU", "AutocastPrivateUse1")), None),
         (NotImplementedError("\"mm\" not implemented for 'Half'"), None),
         (RuntimeError(_BY_DISPATCHER), None),
         (None, None),
@@ -219,6 +222,16 @@ _BY_DISPATCHER = "Could not run 'aten::mm' with arguments from the 'CPU' backend
 )
 def test_kernel_that_is_missing_is_read_from_the_error(error: Exception | None, op: str | None) -> None:
     assert judge.lacks_kernel(error) == op
+
+
+def test_function_that_a_device_module_lacks_is_read_from_the_error() -> None:
+    module = types.ModuleType("torch.npu")
+    with pytest.raises(AttributeError) as caught:
+        _ = module.device
+    assert judge.lacks_function(caught.value, module) == "device"
+    assert judge.lacks_function(caught.value, types.ModuleType("torch.npu")) is None
+    assert judge.lacks_function(caught.value, None) is None
+    assert judge.lacks_function(RuntimeError("device"), module) is None
 
 
 _NO_KERNEL = """

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime
+from pathlib import Path
 
 import pytest
+import torch
 
-from conformance.harness import waivers
+from conformance.harness import catalogue, targets, waivers
 from conformance.harness.run import Run
 from tests.conftest import Outcome, Toy
 
@@ -30,10 +32,15 @@ def _suite(toy: Toy, second: str = "case.equal('y', 1, 2)") -> None:
     )
 
 
-def _run(toy: Toy, *arguments: str, **keys: str | None) -> Outcome:
+def _write(toy: Toy, **keys: str | None) -> Path:
     rows = {**_GOOD, **keys}
     text = "[[waiver]]\n" + "".join(f"{key} = {value}\n" for key, value in rows.items() if value is not None)
     (toy.path / "waivers.toml").write_text(text)
+    return toy.path / "waivers.toml"
+
+
+def _run(toy: Toy, *arguments: str, **keys: str | None) -> Outcome:
+    _write(toy, **keys)
     return toy.run("--waivers", "waivers.toml", *arguments)
 
 
@@ -119,6 +126,35 @@ def test_waiver_outside_its_conditions_excuses_nothing(toy: Toy, keys: dict[str,
     assert outcome.status == 1
     assert outcome.report["footer"]["waivers"][0]["state"] == "idle"
     assert outcome.verdicts()["AMP-API-001[a]"] == "FAIL"
+
+
+@pytest.mark.parametrize(
+    ("own", "device_type", "target", "applies"),
+    [
+        ((), "npu", None, True),
+        (("aten::mm",), "npu", None, False),
+        ((), "cpu", None, False),
+        ((), "npu", "cpu", True),
+        ((), "cuda", "cpu", False),
+    ],
+)
+def test_waiver_of_torchs_kernels_holds_on_devices_without_their_own(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch, own: tuple[str, ...], device_type: str, target: str | None, applies: bool
+) -> None:
+    monkeypatch.setattr(targets, "has_kernel", lambda device_type, operator: operator in own)
+    named = None if target is None else f'["{target}"]'
+    file = _write(toy, kernels='["aten::mm", "aten::bmm"]', target=named)
+    (waiver,) = waivers.read(file, ["AMP-API-001"])
+
+    assert waiver.about_kernels_of("2.13.0", device_type) == applies
+    assert waiver.in_conditions("2.13.0", "cpu") == (target == "cpu")
+
+
+def test_shipped_waivers_name_operators_of_torch() -> None:
+    named = {name for waiver in waivers.shipped(catalogue.load().contracts) for name in waiver.kernels}
+    assert named
+    for name in named:
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")
 
 
 def test_waiver_names_several_targets(toy: Toy) -> None:

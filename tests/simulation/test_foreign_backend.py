@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import Outcome, run_of
 from tests.simulation.emulated.build import uncompiled
-from tests.simulation.foreign.variants import VARIANTS
+from tests.simulation.foreign.variants import LACKING, VARIANTS
 
 pytestmark = pytest.mark.skipif(uncompiled() is not None, reason=f"no backend: {uncompiled()}")
 
@@ -37,6 +37,15 @@ def test_broken_rules_and_kernels_are_caught(root: Path, tmp_path: Path, variant
     assert outcome.status == 1, outcome.output[-3000:]
     assert any(fnmatchcase(contract, pattern) for contract in failed for pattern in patterns)
     assert not [case["id"] for case in outcome.report["cases"] if case["verdict"] == "ERROR"]
+
+
+@pytest.mark.parametrize("variant", LACKING)
+def test_backend_may_lack_what_it_says(root: Path, tmp_path: Path, variant: str) -> None:
+    outcome = _run(root, tmp_path, LACKING[variant].contracts, *_DECLARED, variant=variant)
+
+    verdicts = {case["verdict"] for case in outcome.report["cases"]}
+    assert (outcome.status, outcome.report["footer"]["overall"]) == (0, "CONFORMANT"), outcome.output[-3000:]
+    assert {"PASS", "UNSUPPORTED"} <= verdicts
 
 
 def test_clean_backend_holds_what_it_declares(root: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...harness.check import Case
-from ...harness.targets import Target
+from ...harness.targets import Target, is_foreign
 from ...measure.precision import full_precision
 from ...oracles.numbers import error_bounds
 from ...oracles.numbers.formats import FORMATS, FP32, Format
@@ -119,7 +119,15 @@ def formats(op: Op, target: Target, amp_dtype: torch.dtype, *, is_loss: bool = F
 def runs(
     case: Case, target: Target, rng: torch.Generator, op: Op, *, backward: bool, is_loss: bool = False
 ) -> Iterator[tuple[Format, list[Measured]]]:
-    """Measure the op on the data of this depth, in regions of every amp dtype; yield the type of the operands too."""
+    """Measure the op on the data of this depth, in regions of every amp dtype; yield the type of the operands too.
+
+    An op that a third party's device cannot do in float32 outside of regions ends the case as UNSUPPORTED.
+    """
+    if is_foreign(target.device_type):
+        operands = op_error.operands(op, op.kinds[0], FP32, torch.Generator().manual_seed(0))
+        case.require_call(
+            target, f"compute {op.name}", lambda: op.call(*(tensor.to(target.device) for tensor in operands))
+        )
     kinds = op.kinds[: case.samples(quick=1 if is_loss else 2, standard=9, full=9)]
     for dtype in case.supported(target):
         for form in formats(op, target, dtype, is_loss=is_loss):

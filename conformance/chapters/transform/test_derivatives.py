@@ -37,6 +37,7 @@ def _check(case: Case, target: Target, way: Way, place: str, names: Sequence[str
     dtypes = case.supported(target)
     if case.level != "full" and (case.level == "quick" or way.slow):
         names = tuple(name for name in _FEW if name in names)
+    names = case.with_kernels(target, {name: functools.partial(BY_NAME[name].run, target.device) for name in names})
     found = {}
     for number, name in enumerate(names, start=tuple(PLACES).index(place)):
         for dtype in dtypes if case.level == "full" else (dtypes[number % len(dtypes)],):

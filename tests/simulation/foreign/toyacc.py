@@ -9,10 +9,10 @@ import types
 import torch
 
 from tests.simulation.emulated.build import FOLDER, library
-from tests.simulation.foreign.variants import VARIANTS
+from tests.simulation.foreign.variants import LACKING, VARIANTS
 
 NAME = "toyacc"
-VARIABLE = "TOYACC_VARIANT"  # the name of what is broken, of tests.simulation.foreign.variants
+VARIABLE = "TOYACC_VARIANT"  # the name of what is broken or missing, of tests.simulation.foreign.variants
 
 
 def _module() -> types.ModuleType:
@@ -53,7 +53,7 @@ def load() -> None:
     torch._register_device_module(NAME, _module())
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     if variant := os.environ.get(VARIABLE):
-        VARIANTS[variant].apply()
+        {**VARIANTS, **LACKING}[variant].apply()
 
 
 load()

@@ -1,9 +1,9 @@
-"""The backend with broken rules and kernels, by name, and the contracts of which one has to notice."""
+"""The backend with broken parts, or without parts that it may lack, by name, and the contracts that speak of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,14 +16,26 @@ _KEPT: list[torch.library.Library] = []  # what a library registers goes with it
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel for each of some overloads under a dispatch key, and patterns over the contracts that have to notice."""
+    """A kernel for each of some overloads under a dispatch key, and patterns over the contracts that it concerns.
+
+    `module` has attributes of the device module; one that is None is missing.
+    """
 
     contracts: tuple[str, ...]
-    key: str
-    kernels: dict[str, Callable[..., Any]]
+    key: str = _DEVICE
+    kernels: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    module: Mapping[str, Any] = field(default_factory=dict)
+    default_dtype: torch.dtype | None = None  # of regions without a dtype
 
     def apply(self) -> None:
-        """Break the backend of this process, for good."""
+        """Change the backend of this process, for good."""
+        for name, value in self.module.items():
+            if value is None:
+                delattr(torch.get_device_module(_DEVICE_TYPE), name)
+            else:
+                setattr(torch.get_device_module(_DEVICE_TYPE), name, value)
+        if self.default_dtype is not None:
+            torch.set_autocast_dtype(_DEVICE_TYPE, self.default_dtype)
         library = torch.library.Library("aten", "IMPL")
         _KEPT.append(library)
         for name, kernel in self.kernels.items():
@@ -89,6 +101,20 @@ def _rounded_to_bfloat16(input: torch.Tensor, other: torch.Tensor) -> torch.Tens
     return made.bfloat16().to(made.dtype).to(input.device)
 
 
+def _not_implemented(*args: Any, **keywords: Any) -> None:
+    raise NotImplementedError(
+        "convolution_overrideable not implemented. You are likely triggering this with tensor backend other than "
+        "CPU/CUDA/MKLDNN, if this is intended, please use TORCH_LIBRARY_IMPL to override this function "
+    )
+
+
+def _contiguous_group_norm(input: torch.Tensor, *arguments: Any) -> Any:
+    input.view(-1)  # raises for other layouts, as the kernel that torch composes does
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)):
+        on_cpu = [one.cpu() if isinstance(one, torch.Tensor) else one for one in (input, *arguments)]
+        return tuple(one.to(input.device) for one in torch.native_group_norm(*on_cpu))
+
+
 # Some thirty rules, as a backend may lack that copied an old list.
 _MANY = (
     "bmm", "addmm", "addbmm", "baddbmm", "mv", "matmul", "softmax.int", "log_softmax.int", "layer_norm", "group_norm",
@@ -122,5 +148,38 @@ VARIANTS = {
         ("AMP-SCALE-*",), _DEVICE, {"_amp_foreach_non_finite_check_and_unscale_": _never_infinite}
     ),
     "scale_never_grows": Variant(("AMP-SCALE-*",), _DEVICE, {"_amp_update_scale_": _never_growing}),
+    "default_dtype_has_no_regions": Variant(
+        ("AMP-REGION-00*",), module={"get_amp_supported_dtype": lambda: [torch.bfloat16]}
+    ),
     "products_are_rounded_to_bf16": Variant(("AMP-NUMERICS-*",), _DEVICE, {"mm": _rounded_to_bfloat16}),
+}
+
+# Functions that torch documents for a device module, and regions do without.
+_FUNCTIONS = (
+    "is_initialized", "set_device", "synchronize", "get_device_properties", "get_rng_state", "set_rng_state", "device",
+    "manual_seed", "manual_seed_all", "_is_in_bad_fork", "is_bf16_supported",
+)  # fmt: skip
+
+# What a correct backend may lack. Its cases are UNSUPPORTED, and no contract fails.
+LACKING = {
+    "no_convolutions": Variant(
+        ("AMP-TRANSFORM-00[12]", "AMP-CAST-021", "AMP-CAST-031", "AMP-RECIPE-038"),
+        kernels={"convolution_overrideable": _not_implemented},
+    ),
+    "no_group_norm_of_channels_last": Variant(
+        ("AMP-NUMERICS-06[23]",), kernels={"native_group_norm": _contiguous_group_norm}
+    ),
+    "few_functions_in_the_module": Variant(
+        ("AMP-RECIPE-039", "AMP-RECIPE-04[01]", "AMP-REGION-00*", "AMP-SCALE-00*"),
+        module=dict.fromkeys(_FUNCTIONS),
+    ),
+    "no_float16": Variant(
+        ("AMP-CAST-01*", "AMP-CAST-02*", "AMP-REGION-00*", "AMP-SCALE-00*", "AMP-BF16-00*"),
+        module={"get_amp_supported_dtype": lambda: [torch.bfloat16]},
+        default_dtype=torch.bfloat16,
+    ),
+    "no_bfloat16": Variant(
+        ("AMP-CAST-01*", "AMP-CAST-02*", "AMP-REGION-00*", "AMP-SCALE-00*", "AMP-BF16-00*"),
+        module={"get_amp_supported_dtype": lambda: [torch.float16], "is_bf16_supported": None},
+    ),
 }
