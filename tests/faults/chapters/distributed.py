@@ -730,6 +730,36 @@ def reduction_without_a_type_is_in_float32() -> Iterator[None]:
         yield
 
 
+@fault("AMP-DISTRIBUTED-029")
+def unsharded_gradients_stay_in_16_bits() -> Iterator[None]:
+    """FullyShardedDataParallel without shards leaves gradients in the type of the reduction."""
+    from torch.distributed.fsdp import _runtime_utils
+
+    cast = _runtime_utils._cast_grad_to_param_dtype
+
+    def only_shards(state: Any, gradient: torch.Tensor, parameter: Any) -> None:
+        if state.sharding_strategy is not fsdp.ShardingStrategy.NO_SHARD:
+            cast(state, gradient, parameter)
+
+    with replaced(_runtime_utils, "_cast_grad_to_param_dtype", only_shards):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-029")
+def shards_of_gradients_are_reduced_in_float32() -> Iterator[None]:
+    """FullyShardedDataParallel that shards gradients alone ignores reduce_dtype."""
+    from torch.distributed.fsdp._flat_param import FlatParamHandle, HandleShardingStrategy
+
+    chosen = FlatParamHandle._init_param_reduce_dtypes
+
+    def init(self: Any, param_dtype: torch.dtype | None, reduce_dtype: torch.dtype | None) -> None:
+        alone = self._sharding_strategy is HandleShardingStrategy.SHARD_GRAD_OP
+        chosen(self, param_dtype, torch.float32 if alone else reduce_dtype)
+
+    with replaced(FlatParamHandle, "_init_param_reduce_dtypes", init):
+        yield
+
+
 # --- means near the end of float16's range
 
 
