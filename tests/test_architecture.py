@@ -24,9 +24,9 @@ _MAY = {
     "script": {"__main__", "pytest"},
     "report": {"report", "data", "version", "invocation"},
     "measure": {"measure", "data", "torch"},
-    "workloads": {"workloads", "measure.onednn", "data", "torch"},
+    "workloads": {"workloads", "measure.onednn", "measure.pending", "data", "torch"},
     "scaler": {"scaler", "oracles.shrinking", "oracles.numbers", "data", "torch"},
-    "oracles": {"oracles", "measure.onednn", "scaler", "data", "torch"},
+    "oracles": {"oracles", "measure.onednn", "measure.pending", "scaler", "data", "torch"},
     "self_check": {"self_check", "torch"},
     "harness": {
         "harness",
@@ -45,6 +45,7 @@ _MAY = {
         "oracles.policy.kernels",  # and which of them an extension registered
         "oracles.trace.reached",  # which ops a case reaches, where a surface has other rules for some
         "oracles.numbers.bits",  # case.identical() compares as the oracles do
+        "measure.pending",  # what a case that failed left to a lazy device
         "measure.precision",
         "measure.threads",
         "torch",

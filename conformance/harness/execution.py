@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ..measure.pending import drop_pending
 from ..report.encode import encode_case
 from ..report.verdicts import Verdict
 from . import benchmarks, cost, measuring
@@ -197,6 +198,8 @@ def _conclude(item: pytest.Item, found: Facts, call: pytest.CallInfo[None], repo
         exhaustion.give_back(error)
     elif error is not None and not item.config.getoption("usepdb"):
         _let_go(error, run)
+    if error is not None and found.target is not None:
+        drop_pending(found.target.device_type)
     if judgement.verdict in (Verdict.FAIL, Verdict.ERROR) and (lost := run.lost()) is not None:
         judgement = judge.Judgement(Verdict.FAIL, f"{judgement.reason}; afterwards {lost}", judgement.detail)
         report.lost_device = item.session.shouldstop = f"{lost}; the case that did it: {found.id}"  # type: ignore[attr-defined]

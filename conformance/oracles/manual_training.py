@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from ..measure.pending import run_pending
 from .manual_cast import ManualCast
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -70,7 +71,7 @@ def step_by_hand(
     factor = scale.scale
     (loss if factor is None else loss * factor).backward()
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    finite = factor is None or all(bool(gradient.isfinite().all()) for gradient in gradients)
+    finite = factor is None or _finite(gradients)
     if factor is not None:
         for gradient in gradients:
             gradient.mul_(1.0 / factor)
@@ -79,7 +80,14 @@ def step_by_hand(
     if finite:
         optimizer.step()
     scale.update(finite)
+    run_pending(loss.device.type)
     return loss.detach()
+
+
+def _finite(gradients: list[torch.Tensor]) -> bool:
+    for device_type in {gradient.device.type for gradient in gradients}:
+        run_pending(device_type)
+    return all(bool(gradient.isfinite().all()) for gradient in gradients)
 
 
 def train_by_hand(
@@ -115,7 +123,7 @@ class HandScaler:
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        self._finite[id(optimizer)] = all(bool(gradient.isfinite().all()) for gradient in gradients)
+        self._finite[id(optimizer)] = _finite(gradients)
         for gradient in gradients:
             gradient.mul_(1.0 / self.get_scale())
 

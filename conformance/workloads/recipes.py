@@ -14,6 +14,8 @@ import torch
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel
 
+from ..measure.pending import run_pending
+
 Draw: TypeAlias = Callable[..., torch.Tensor]
 Batches: TypeAlias = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -122,6 +124,13 @@ def values(**models: torch.nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
+def finished(losses: tuple[torch.Tensor, ...], scaler: Any, found: Mapping[str, torch.Tensor]) -> Step:
+    """Return the result of a step that a lazy device has run to its end, as `optimizer_step` of torch_xla does."""
+    for device_type in {loss.device.type for loss in losses}:
+        run_pending(device_type)
+    return Step(losses, scaler.get_scale(), found)
+
+
 def typical(amp: Precision, draw: Draw, steps: int, *, parts: Parts = PLAIN) -> Iterator[Step]:
     """Run typical mixed precision training, with one batch that overflows."""
     model = perceptron(draw)
@@ -141,7 +150,7 @@ def typical(amp: Precision, draw: Draw, steps: int, *, parts: Parts = PLAIN) -> 
 
     for inputs, goal in batches(draw, steps):
         loss = step(inputs, goal)
-        yield Step((loss,), scaler.get_scale(), values(model=model))
+        yield finished((loss,), scaler, values(model=model))
 
 
 def clipping(amp: Precision, draw: Draw, steps: int, *, unscaled: bool = True, parts: Parts = PLAIN) -> Iterator[Step]:
@@ -167,7 +176,7 @@ def clipping(amp: Precision, draw: Draw, steps: int, *, unscaled: bool = True, p
 
     for inputs, goal in batches(draw, steps):
         losses = step(inputs, goal)
-        yield Step(losses, scaler.get_scale(), values(model=model))
+        yield finished(losses, scaler, values(model=model))
 
 
 def accumulation(
@@ -197,7 +206,7 @@ def accumulation(
 
     for inputs, goal in batches(draw, steps, rows=total):
         losses = step(inputs, goal)
-        yield Step(losses, scaler.get_scale(), values(model=model))
+        yield finished(losses, scaler, values(model=model))
 
 
 def penalty(amp: Precision, draw: Draw, steps: int, *, parts: Parts = PLAIN) -> Iterator[Step]:
@@ -225,7 +234,7 @@ def penalty(amp: Precision, draw: Draw, steps: int, *, parts: Parts = PLAIN) -> 
 
     for inputs, goal in batches(draw, steps):
         losses = step(inputs, goal)
-        yield Step(losses, scaler.get_scale(), values(model=model))
+        yield finished(losses, scaler, values(model=model))
 
 
 def several(amp: Precision, draw: Draw, steps: int, *, parts: Parts = PLAIN) -> Iterator[Step]:
@@ -261,7 +270,7 @@ def several(amp: Precision, draw: Draw, steps: int, *, parts: Parts = PLAIN) -> 
     for number, (inputs, goal) in enumerate(batches(draw, steps, outlier=None)):
         # Only the second model's loss overflows.
         losses = step(inputs, goal, goal.new_tensor(2.0**120 if number == OUTLIER else 1.0))
-        yield Step(losses, scaler.get_scale(), values(first=models[0], second=models[1]))
+        yield finished(losses, scaler, values(first=models[0], second=models[1]))
 
 
 def custom_functions(amp: Precision, draw: Draw, steps: int, *, parts: Parts = PLAIN) -> Iterator[Step]:
@@ -287,7 +296,7 @@ def custom_functions(amp: Precision, draw: Draw, steps: int, *, parts: Parts = P
 
     for inputs, goal in batches(draw, steps):
         loss = step(inputs, goal)
-        yield Step((loss,), scaler.get_scale(), values(model=weights))
+        yield finished((loss,), scaler, values(model=weights))
 
 
 def evaluation(amp: Precision, draw: Draw, steps: int, *, parts: Parts = PLAIN) -> Iterator[Step]:
@@ -320,7 +329,7 @@ def evaluation(amp: Precision, draw: Draw, steps: int, *, parts: Parts = PLAIN) 
         model.eval()
         with torch.inference_mode() if number % 2 else torch.no_grad(), amp.region():
             output = forward(held)
-        yield Step((loss,), scaler.get_scale(), {"evaluation": output.clone(), **values(model=model)})
+        yield finished((loss,), scaler, {"evaluation": output.clone(), **values(model=model)})
 
 
 def averaged(amp: Precision, draw: Draw, steps: int, *, parts: Parts = PLAIN) -> Iterator[Step]:
@@ -348,7 +357,7 @@ def averaged(amp: Precision, draw: Draw, steps: int, *, parts: Parts = PLAIN) ->
         average.update_parameters(model)
         with torch.no_grad(), amp.region():
             output = averaged_forward(held)
-        yield Step((loss,), scaler.get_scale(), {"output": output, **values(model=model, average=average)})
+        yield finished((loss,), scaler, {"output": output, **values(model=model, average=average)})
 
 
 def transfer(amp: Precision, draw: Draw, steps: int, *, parts: Parts = PLAIN) -> Iterator[Step]:
@@ -374,7 +383,7 @@ def transfer(amp: Precision, draw: Draw, steps: int, *, parts: Parts = PLAIN) ->
             model[0].requires_grad_(True)
             optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 2.0**-6})
         loss = step(inputs, goal)
-        yield Step((loss,), scaler.get_scale(), values(model=model))
+        yield finished((loss,), scaler, values(model=model))
 
 
 def adversarial(amp: Precision, draw: Draw, steps: int, *, detach: bool = True, parts: Parts = PLAIN) -> Iterator[Step]:
@@ -417,7 +426,7 @@ def adversarial(amp: Precision, draw: Draw, steps: int, *, detach: bool = True, 
         second = generator_step(real, noise)
         found = values(generator=generator, discriminator=discriminator)
         found.update({f"between: {name}": value for name, value in between.items()})
-        yield Step((first, second), scaler.get_scale(), found)
+        yield finished((first, second), scaler, found)
 
 
 def distillation(amp: Precision, draw: Draw, steps: int, *, parts: Parts = PLAIN) -> Iterator[Step]:
@@ -443,7 +452,7 @@ def distillation(amp: Precision, draw: Draw, steps: int, *, parts: Parts = PLAIN
     for inputs, _ in batches(draw, steps, outlier=None):
         loss, taught = step(inputs)
         found = {"the teacher's output": taught, **values(teacher=teacher, student=student)}
-        yield Step((loss,), scaler.get_scale(), found)
+        yield finished((loss,), scaler, found)
 
 
 def scheduled(amp: Precision, draw: Draw, steps: int, *, guarded: bool = True, parts: Parts = PLAIN) -> Iterator[Step]:
@@ -470,7 +479,7 @@ def scheduled(amp: Precision, draw: Draw, steps: int, *, guarded: bool = True, p
     for inputs, goal in batches(draw, steps, outlier=0):
         loss = step(inputs, goal)
         rate = torch.tensor(optimizer.param_groups[0]["lr"])
-        yield Step((loss,), scaler.get_scale(), {"learning rate": rate, **values(model=model)})
+        yield finished((loss,), scaler, {"learning rate": rate, **values(model=model)})
 
 
 def tied(amp: Precision, draw: Draw, steps: int, *, parts: Parts = PLAIN) -> Iterator[Step]:
@@ -496,7 +505,7 @@ def tied(amp: Precision, draw: Draw, steps: int, *, parts: Parts = PLAIN) -> Ite
 
     for inputs, _ in batches(draw, steps):
         loss = step(inputs)
-        yield Step((loss,), scaler.get_scale(), values(model=weights))
+        yield finished((loss,), scaler, values(model=weights))
 
 
 def float64_island(amp: Precision, draw: Draw, steps: int, *, parts: Parts = PLAIN) -> Iterator[Step]:
@@ -527,7 +536,7 @@ def float64_island(amp: Precision, draw: Draw, steps: int, *, parts: Parts = PLA
 
     for inputs, goal in batches(draw, steps, outlier=None):
         loss, wide = step(inputs, goal)
-        yield Step((loss,), scaler.get_scale(), {"wide": wide, **values(model=layers, island=modules)})
+        yield finished((loss,), scaler, {"wide": wide, **values(model=layers, island=modules)})
 
 
 def zeroed(
@@ -551,7 +560,7 @@ def zeroed(
 
     for inputs, goal in batches(draw, steps):
         loss = step(inputs, goal)
-        yield Step((loss,), scaler.get_scale(), values(model=model))
+        yield finished((loss,), scaler, values(model=model))
 
 
 def groups(amp: Precision, draw: Draw, steps: int, *, parts: Parts = PLAIN) -> Iterator[Step]:
@@ -580,7 +589,7 @@ def groups(amp: Precision, draw: Draw, steps: int, *, parts: Parts = PLAIN) -> I
 
     for number, (inputs, goal) in enumerate(batches(draw, steps, outlier=None)):
         loss = step(inputs, goal, goal.new_tensor(float("inf") if number == OUTLIER else 1.0))
-        yield Step((loss,), scaler.get_scale(), values(model=model))
+        yield finished((loss,), scaler, values(model=model))
 
 
 def vision(amp: Precision, draw: Draw, steps: int, *, parts: Parts = PLAIN) -> Iterator[Step]:
@@ -613,7 +622,7 @@ def vision(amp: Precision, draw: Draw, steps: int, *, parts: Parts = PLAIN) -> I
     for _ in range(steps):
         images = draw(4, 3, 8, 8).contiguous(memory_format=torch.channels_last)
         loss = step(images, draw(4, OUTPUTS))
-        yield Step((loss,), scaler.get_scale(), values(model=model))
+        yield finished((loss,), scaler, values(model=model))
 
 
 def loaded(amp: Precision, draw: Draw, steps: int, *, workers: int = 0, parts: Parts = PLAIN) -> Iterator[Step]:
@@ -647,4 +656,4 @@ def loaded(amp: Precision, draw: Draw, steps: int, *, workers: int = 0, parts: P
         for inputs, goal in loader:
             loss = step(inputs, goal)
             found = {"epoch": torch.tensor(epoch), "inputs": inputs, **values(model=model)}
-            yield Step((loss,), scaler.get_scale(), found)
+            yield finished((loss,), scaler, found)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ..measure.pending import run_pending
+
 Region = Callable[[], AbstractContextManager[object]]
 
 
@@ -64,6 +66,7 @@ def train_step(work: Workload, step: int, region: Region, scaler: torch.amp.Grad
     scaler.update()
     if work.after is not None:
         work.after()
+    run_pending(losses[0].device.type)
     return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
 

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from ..measure.pending import run_pending
 from .training import Workload, train_step
 
 Function = Callable[[torch.device], object]
@@ -517,6 +518,7 @@ def _step(own: Own, number: int) -> None:
         loss.backward()
     except RuntimeError as error:
         raise OwnError(f"the backward pass raised {told(error)} (with {_where(number)})") from None
+    run_pending(loss.device.type)
     for name, weight in own.model.named_parameters():
         if weight.grad is not None and not bool(_dense(weight.grad).isfinite().all()):
             raise OwnError(f"the gradient of {name} is not finite with {_where(number)}")
@@ -530,6 +532,7 @@ def _step(own: Own, number: int) -> None:
             optimizer.step()
         except Exception as error:
             raise OwnError(f"optimizer.step() raised {told(error)} (with {_where(number)})") from None
+    run_pending(loss.device.type)
 
 
 def _same(ours: Any, theirs: Any) -> bool:

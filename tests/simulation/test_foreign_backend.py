@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.conftest import Outcome, run_of
 from tests.simulation.emulated.build import uncompiled
@@ -56,6 +57,17 @@ def test_clean_backend_holds_what_it_declares(root: Path, tmp_path: Path) -> Non
     assert outcome.report["header"]["options"]["imports"] == ["tests.simulation.foreign.toyacc"]
     assert "bmm" in outcome.report["header"]["op_policy"]["toyacc"]["overloads"]["lower_precision"]
     assert "judged by the op lists of cuda" in " ".join(outcome.output.split())
+
+
+def test_what_the_device_cannot_do_outside_of_regions_is_unsupported(root: Path, tmp_path: Path) -> None:
+    lacking = ("--import", "tests.simulation.foreign.lacking")
+
+    outcome = _run(root, tmp_path, ("AMP-CAST-051", "AMP-CAST-075"), *_DECLARED, *lacking)
+
+    reasons = {(case["verdict"], case["reason"].split(",")[0]) for case in outcome.report["cases"]}
+    named = {("UNSUPPORTED", "toyacc:0 cannot name the dimensions of a tensor")}
+    jagged = {("UNSUPPORTED", "toyacc:0 cannot make a jagged nested tensor")}
+    assert reasons == (jagged | named if hasattr(torch.Tensor, "refine_names") else jagged), outcome.output[-3000:]
 
 
 _CASTS = ("AMP-CAST-002", "AMP-CAST-012", "AMP-CAST-03*", "AMP-CAST-044", "AMP-CAST-045", "AMP-CAST-057")

@@ -12,6 +12,7 @@ import torch
 
 from ...harness.check import Case, deep
 from ...harness.targets import Target
+from ...measure.pending import run_pending
 from ...workloads.linear_loss import LinearLoss
 from .optimizer_configs import OptimizerConfig, configs
 
@@ -90,12 +91,14 @@ def iterate(
     optimizer.zero_grad()
     if scaler is None:
         loss.backward()
-        return optimizer.step()
-    scaler.scale(loss).backward()
-    if explicit:
-        scaler.unscale_(optimizer)
-    answer = scaler.step(optimizer)
-    scaler.update()
+        answer: Any = optimizer.step()
+    else:
+        scaler.scale(loss).backward()
+        if explicit:
+            scaler.unscale_(optimizer)
+        answer = scaler.step(optimizer)
+        scaler.update()
+    run_pending(loss.device.type)
     return answer
 
 

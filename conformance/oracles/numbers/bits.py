@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from ...measure.pending import run_pending
+
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -24,6 +26,7 @@ def equal_elements(seen: torch.Tensor, expected: torch.Tensor) -> torch.Tensor |
 
     Integers are compared, not floats: -0.0 is not 0.0, and no flush-to-zero mode can hide a subnormal. NaNs are equal.
     """
+    run_pending(seen.device.type)
     ours, theirs = bits(seen), bits(expected)
     if torch.equal(ours, theirs):
         return None
