@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from .targets import Target
+    from .waivers import Waiver
 
 Check = TypeVar("Check", bound=Callable[..., None])
 Result = TypeVar("Result")
@@ -160,11 +161,13 @@ class Case:
         seed: int,
         substitutions: dict[str, str],
         amp_dtypes: tuple[torch.dtype, ...] = (),
+        waivers: tuple[Waiver, ...] = (),
     ) -> None:
         self.contract = contract
         self.level = level
         self.seed = seed
         self.amp_dtypes = amp_dtypes  # those of the run that the check is about, for a check that tries them all
+        self.waivers = waivers  # those that name the case
         self.evidence: list[Evidence] = []
         self.snippet: str | None = None
         self.allotment: Allotment | None = None  # of a check that is `timed`, or of the user's workload
@@ -385,8 +388,12 @@ class Case:
             holds = holds and consistency.alike(seen, wanted)
         found = Evidence(what, seen, relation, wanted, unit, holds)
         self.evidence.append(found)
-        if not holds:
+        if not holds and not self.excused(what):
             raise ContractViolation(sentence(found))
+
+    def excused(self, what: str) -> bool:
+        """Whether a waiver names this evidence, and not whatever may fail in the case: the rest of it is judged."""
+        return any(waiver.excuses(what) and waiver.evidence != ("*",) for waiver in self.waivers)
 
 
 def _promised(kind: type[BaseException], names: Sequence[str]) -> str:

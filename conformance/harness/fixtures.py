@@ -48,6 +48,7 @@ def case(request: pytest.FixtureRequest) -> Case:
         seed=run.options.seed,
         substitutions={"device": device, "amp_dtype": str(dtype)},
         amp_dtypes=tuple(run.amp_dtype(name) for name in dtypes),
+        waivers=run.waivers_for(found.contract, found.id, found.target_name),
     )
     item.stash[CASE] = made
     return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -43,7 +43,8 @@ _ENDINGS: tuple[tuple[type[BaseException], Verdict], ...] = (
     (SyntaxError, Verdict.ERROR),
     (ImportError, Verdict.ERROR),
 )
-
+# A case that ends so has what failed before, in a waiver, as its verdict.
+_WITHOUT_A_VERDICT = (Unsupported, Undetermined, Untestable, Inconclusive, pytest.skip.Exception)
 
 # What a look-up in a table raises: in a module of the suite its table lacks the entry. A check module also looks up
 # what torch made, such as an optimizer's state, and torch's own functions raise the rest of Python's exceptions.
@@ -72,7 +73,11 @@ def by_other_rules(case: Case, device_type: str, ops: Iterable[str]) -> Judgemen
 
 def judge(case: Case, error: BaseException | None) -> Judgement:
     """Judge a case by how its check ended; any exception that is not the suite's own is torch's failure."""
-    unheeded = next((evidence for evidence in case.evidence if not evidence.holds), None)
+    failed = [one for one in case.evidence if not one.holds]
+    excused = [one for one in failed if case.excused(one.name)]
+    unheeded = next((one for one in failed if one not in excused), None)
+    if unheeded is None and excused and (error is None or isinstance(error, _WITHOUT_A_VERDICT)):
+        unheeded, error = excused[0], None
     if unheeded is not None and not isinstance(error, ContractViolation):
         return Judgement(Verdict.FAIL, redact(sentence(unheeded)), None if error is None else _trace(error))
     if error is None:
@@ -107,11 +112,18 @@ def lacks_function(error: BaseException | None, module: ModuleType | None) -> st
     return error.name if found else None  # type: ignore[union-attr]
 
 
-def excuse(judgement: Judgement, waiver: Waiver | None, case: Case | None) -> Judgement:
-    """Turn a failure that `waiver` speaks of into WAIVED; no waiver speaks of a failed control."""
-    if waiver is None or judgement.verdict is not Verdict.FAIL or _control_failed(case):
-        return judgement
-    return Judgement(Verdict.WAIVED, judgement.reason, judgement.detail)
+def excuse(judgement: Judgement, waivers: Sequence[Waiver], case: Case | None) -> tuple[Judgement, Waiver | None]:
+    """Turn a failure that is all in waivers into WAIVED, by the first of them; none speaks of a failed control."""
+    if judgement.verdict is not Verdict.FAIL or _control_failed(case):
+        return judgement, None
+    failed = [one for one in case.evidence if not one.holds] if case is not None else []
+    failures = [one.name for one in failed]
+    if judgement.reason not in {redact(sentence(one)) for one in failed}:
+        failures.append(judgement.reason)
+    found = [next((waiver for waiver in waivers if waiver.excuses(failure)), None) for failure in failures]
+    if None in found:
+        return judgement, None
+    return Judgement(Verdict.WAIVED, judgement.reason, judgement.detail), found[0]
 
 
 def _control_failed(case: Case | None) -> bool:

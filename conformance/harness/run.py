@@ -220,13 +220,14 @@ class Run:
         names = (target, f"fake:{like.backend}") if like else (target,)
         return any(waiver.in_conditions(torch.__version__, name) for name in names)
 
-    def waiver_for(self, contract: str, case: str, target: str) -> Waiver | None:
-        """Return the waiver in force that names this case."""
+    def waivers_for(self, contract: str, case: str, target: str) -> tuple[Waiver, ...]:
+        """Return the waivers in force that name this case."""
         today = waivers.today()
-        for waiver in self.waivers:
-            if waiver.names(contract, case) and self.applies(waiver, target):
-                return None if waiver.expired(today) else waiver
-        return None
+        return tuple(
+            waiver
+            for waiver in self.waivers
+            if waiver.names(contract, case) and self.applies(waiver, target) and not waiver.expired(today)
+        )
 
 
 def _is_like(backend: str, target: Target, kinds: tuple[str, ...]) -> bool:

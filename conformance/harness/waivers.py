@@ -18,7 +18,7 @@ from . import targets
 from .tables import Table, rows_of
 
 _REQUIRED = {"contract", "cases", "reason", "owner", "link", "expires"}
-_OPTIONAL = {"torch", "target", "varies", "kernels"}
+_OPTIONAL = {"torch", "target", "varies", "kernels", "evidence"}
 
 
 class WaiverError(ValueError):
@@ -31,8 +31,8 @@ class Waiver:
 
     `varies` says on what, other than the version and the target, the failure depends: a case that passes is no sign
     then that the waiver is not needed. `kernels` are operators whose kernels in torch are at fault: a device of a third
-    party that has none of its own runs those, the CPU's or one made of other operators. `shipped` waivers are of what
-    stock PyTorch breaks.
+    party that has none of its own runs those, the CPU's or one made of other operators. `evidence` are patterns over
+    what may fail in a case; the rest of it is judged. `shipped` waivers are of what stock PyTorch breaks.
     """
 
     contract: str
@@ -45,6 +45,7 @@ class Waiver:
     targets: tuple[str, ...] = ("*",)
     varies: str = ""
     kernels: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ("*",)
     shipped: bool = False
 
     def in_conditions(self, torch_version: str, target: str) -> bool:
@@ -72,6 +73,10 @@ class Waiver:
         """Whether the waiver names this case of this contract."""
         return contract == self.contract and any(_like(case, pattern) for pattern in self.cases)
 
+    def excuses(self, failure: str) -> bool:
+        """Whether the waiver is about a failure, which is named as its evidence is, or by what was raised."""
+        return any(_like(failure, pattern) for pattern in self.evidence)
+
     def expired(self, today: datetime.date) -> bool:
         """Whether the waiver has ended; its last day still counts."""
         return today > self.expires
@@ -91,10 +96,11 @@ def _like(case: str, pattern: str) -> bool:
 def _waiver(where: str, row: dict[str, Any], known: Iterable[str]) -> Waiver:
     table = Table(where, row, WaiverError)
     table.keys(_REQUIRED, _OPTIONAL)
-    table.texts(*sorted(set(row) - {"cases", "expires", "target", "kernels"}))
+    table.texts(*sorted(set(row) - {"cases", "expires", "target", "kernels", "evidence"}))
     table.lists("cases", of='patterns over case ids, such as ["*"]')
     table.lists("target", of='patterns over targets, such as ["cpu", "fake:*"]')
     table.lists("kernels", of='operators, such as ["aten::mm"]')
+    table.lists("evidence", of='patterns over the names of evidence, such as ["fp16*"]')
     table.dates("expires")
     for pattern in row.get("target", []):
         if not set(pattern) & set("*?[") and not targets.known(pattern):
@@ -113,6 +119,7 @@ def _waiver(where: str, row: dict[str, Any], known: Iterable[str]) -> Waiver:
         targets=tuple(row.get("target", [] if "kernels" in row else ["*"])),
         varies=row.get("varies", ""),
         kernels=tuple(row.get("kernels", [])),
+        evidence=tuple(row.get("evidence", ["*"])),
     )
 
 

@@ -100,6 +100,55 @@ def test_waiver_of_a_failure_that_varies_is_not_stale_where_a_case_passes(
     assert "no longer needed" not in outcome.output
 
 
+_LATER = """
+@contract('AMP-API-001')
+def test_a(case: Case) -> None:
+    case.equal('fp16: first', 1, 2)
+    {later}
+"""
+
+
+@pytest.mark.parametrize(
+    ("later", "verdict", "reason"),
+    [
+        ("case.equal('bf16: second', 1, 1)", "WAIVED", "fp16: first"),
+        ("case.equal('fp16: second', 1, 2)", "WAIVED", "fp16: first"),
+        ("case.equal('bf16: second', 1, 2)", "FAIL", "bf16: second"),
+        ("raise RuntimeError('fp16: of another kind')", "FAIL", "raised RuntimeError: fp16"),
+        ("case.unsupported('no bf16')", "WAIVED", "fp16: first"),
+    ],
+)
+def test_waiver_of_some_evidence_leaves_the_rest_of_the_case_judged(
+    toy: Toy, later: str, verdict: str, reason: str
+) -> None:
+    toy.contract("AMP-API-001")
+    toy.checks(_LATER.format(later=later))
+
+    outcome = _run(toy, evidence='["fp16:*"]')
+
+    (case,) = outcome.report["cases"]
+    assert (case["verdict"], case["reason"].split(":")[:2]) == (verdict, reason.split(":"))
+    assert outcome.status == (verdict == "FAIL")
+
+
+def test_waiver_of_what_is_raised_names_it(toy: Toy) -> None:
+    toy.contract("AMP-API-001")
+    toy.checks("@contract('AMP-API-001')\ndef test_a(case: Case) -> None:\n    raise RuntimeError('no such layout')\n")
+
+    assert _run(toy, evidence='["raised RuntimeError: no such *"]').status == 0
+    assert _run(toy, evidence='["fp16:*"]').status == 1
+
+
+def test_two_waivers_excuse_a_case_of_which_each_names_a_part(toy: Toy) -> None:
+    toy.contract("AMP-API-001")
+    toy.checks(_LATER.format(later="case.equal('bf16: second', 1, 2)"))
+    first = _write(toy, evidence='["fp16:*"]').read_text()
+    second = _write(toy, evidence='["bf16:*"]').read_text()
+    (toy.path / "waivers.toml").write_text(first + second)
+
+    assert toy.run("--waivers", "waivers.toml").status == 0
+
+
 @pytest.mark.parametrize(
     ("keys", "state"),
     [
