@@ -143,6 +143,24 @@ def test_order(case: Case, target: Target, rng: torch.Generator, kind: Optimizer
         case.equal(f"order {', '.join(order)}: parameters with other steps than alone", other, [])
 
 
+@contract("AMP-OPTIMIZER-107")
+@each("kind", cells=over())
+def test_first_gradient_comes_late(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
+    draw = require(case, target, kind, "real", rng)
+    pairs = draw.pairs(((8, 9), (8, 9)), torch.float32)
+    early, late = held([(value.clone(), slope) for value, slope in pairs])
+    (alone,) = held([(value.clone(), slope) for value, slope in pairs[1:]])
+    both, own = kind.make([early, late]), kind.make([alone])
+    give([early], pairs[:1])
+    both.step()
+    for step in (1, 2):
+        give([early, late], pairs)
+        give([alone], pairs[1:])
+        case.equal(f"error of step {step} of the later parameter", attempted(both), None)
+        own.step()
+    case.identical("the later parameter, against one in an optimizer of its own", late.detach(), alone.detach())
+
+
 # Skipped steps
 
 

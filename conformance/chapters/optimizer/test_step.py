@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +17,7 @@ from ...oracles.optimizer_state import differences, gradients, snapshot
 from ...workloads.linear_loss import LinearLoss, with_nonfinite
 from .float64_updates import UPDATES, steps
 from .optimizer_configs import OptimizerConfig
-from .support import ALL, BOTH, ROUTES, U, build, clones, iterate, kind_of, over_optimizers, twins, unmoved
+from .support import ALL, BOTH, ROUTES, U, build, clones, demand, iterate, kind_of, over_optimizers, twins, unmoved
 
 
 @contract("AMP-OPTIMIZER-030")
@@ -78,6 +81,77 @@ def test_step_equals_written_algorithm(case: Case, target: Target, rng: torch.Ge
             bound = 3 * U * (4 * max(map(abs, path)) + 16 * amplified * travelled)
             worst = max(worst, abs(seen - path[-1]) / bound)
     case.at_most("largest error of a parameter after three steps", worst, 1.0, "of its bound")
+
+
+# Usual settings, none of them a number of 16 bits, so that one that is rounded shows. A decay that is added to the
+# gradient would hide eps.
+USUAL: dict[str, dict[str, Any]] = {
+    "SGD": {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4, "nesterov": True},
+    "Adam": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8},
+    "AdamW": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2, "amsgrad": True},
+    "Adagrad": {"lr": 0.01, "lr_decay": 1e-4, "eps": 1e-10},
+}
+# (number of the step, elements, size of the gradients and moments); eps is of the size of the smallest.
+LATE = ((2, 13, 1.0), (60, 4099, 1.0), (60, 13, 1e-8), (257, 13, 1.0), (2049, 1, 1.0), (70_000, 13, 1.0))
+MOMENTS = {
+    "momentum_buffer": ("buffer", 1),
+    "exp_avg": ("mean", 1),
+    "exp_avg_sq": ("square", 2),
+    "max_exp_avg_sq": ("largest", 2),
+    "sum": ("sum", 2),
+}
+
+
+@contract("AMP-OPTIMIZER-032")
+@pytest.mark.parametrize("kind", [kind for kind in ALL if kind.optimizer in UPDATES and kind.first], ids=lambda k: k.id)
+def test_late_step_of_usual_settings(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
+    """Bound the errors as above, for one step. Every number is positive, so that no sum cancels."""
+    demand(case, kind, target.device_type)
+    options = USUAL[kind.optimizer]
+
+    def draw(elements: int, size: float) -> torch.Tensor:
+        return ((torch.rand(elements, generator=rng) + 0.25) * size).to(target.device)
+
+    parameters = [torch.nn.Parameter(draw(elements, 1.0)) for _, elements, _ in LATE]
+    optimizer = dataclasses.replace(kind, arguments=MappingProxyType(options)).make(parameters)
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    for parameter, (count, elements, size) in zip(parameters, LATE, strict=True):
+        held = optimizer.state[parameter]
+        for name in MOMENTS.keys() & held:
+            held[name].copy_(draw(elements, size) ** MOMENTS[name][1])
+        if "step" in held:
+            held["step"] += count - 2
+        parameter.grad = draw(elements, size) * 2.0**16
+    before = [taken(optimizer, parameter) for parameter in parameters]
+    scaler = torch.amp.GradScaler(target.device_type, init_scale=2.0**16)
+    scaler.scale(torch.ones((), device=target.device))
+    scaler.step(optimizer)
+    amplified = 1 / (1 - max(options.get("betas", (0.0,))))
+    worst: dict[str, float] = {}
+    for parameter, (count, elements, size), old in zip(parameters, LATE, before, strict=True):
+        new = taken(optimizer, parameter)
+        for place in {*range(0, elements, 31), elements - 1}:
+            state = {name: values[place] for name, values in old.items() if name not in ("parameter", "gradient")}
+            start, gradient = old["parameter"][place], old["gradient"][place] / 2.0**16
+            exact = UPDATES[kind.optimizer](start, gradient, count, state, options)
+            bounds = {name: 16 * U * max(state[name], old[name][place]) for name in state}
+            bounds["parameter"] = U * (4 * max(start, exact) + 16 * amplified * abs(exact - start))
+            for name, value in {**state, "parameter": exact}.items():
+                what = f"{name} of {elements} elements of size {size:g} in step {count}"
+                share = abs(new[name][place] - value) / (bounds[name] + 2.0**-149)
+                worst[what] = max(worst.get(what, 0.0), share)
+    beyond = {what: share for what, share in worst.items() if not share <= 1}
+    case.note("largest error of a parameter or its state", max(worst.values()), "of its bound")
+    case.equal("errors beyond their bounds", beyond, {})
+
+
+def taken(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter) -> dict[str, list[float]]:
+    """Return the elements of a parameter, its gradient and the moments that the optimizer keeps of it."""
+    held = {"parameter": parameter.detach(), "gradient": parameter.grad}
+    held |= {MOMENTS[name][0]: value for name, value in optimizer.state[parameter].items() if name in MOMENTS}
+    return {name: value.tolist() for name, value in held.items() if isinstance(value, torch.Tensor)}
 
 
 @contract("AMP-OPTIMIZER-033")

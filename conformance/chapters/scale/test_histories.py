@@ -15,6 +15,8 @@ from ...scaler import enumeration as orders
 from ...scaler.differential import Factory
 from ...scaler.optimizers import FUSED, PLAIN, SGD, Fused
 from ...scaler.state_machine import EXTREMES, Search, search
+from ...workloads.third_party_optimizers import Ordinary, SelfScaling, give, owning, parameters_of
+from .support import started
 
 
 def scalers(case: Case, target: Target) -> Factory:
@@ -100,6 +102,25 @@ def test_orders_of_calls(case: Case, target: Target) -> None:
         "full": ((PLAIN, SGD, FUSED), 4, 5),
     }[case.level]
     expect_histories(case, target, orders.orders(which, length, turns))
+
+
+@contract("AMP-SCALE-153")
+def test_any_of_many(case: Case, target: Target) -> None:
+    # Every subset of five optimizers, ordinary and self-scaling in turn, has a non-finite gradient.
+    kinds = (Ordinary, SelfScaling, Ordinary, Ordinary, SelfScaling)
+    wrong = []
+    for bad in itertools.product((False, True), repeat=len(kinds)):
+        optimizers = [owning(torch.ones(2, device=target.device), kind=kind) for kind in kinds]
+        scaler = started(target, init_scale=4.0, growth_interval=1)
+        for optimizer, dirty in zip(optimizers, bad, strict=True):
+            give(optimizer, math.inf if dirty else 4.0)
+            scaler.step(optimizer)
+        scaler.update()
+        stepped = [parameters_of(one)[0].tolist() == [-1.0, -1.0] for one in optimizers]
+        expected = [not dirty for dirty in bad], 2.0 if any(bad) else 8.0
+        if (stepped, scaler.get_scale()) != expected:
+            wrong.append(f"inf in {bad}: stepped {stepped}, scale {scaler.get_scale()}")
+    case.equal("iterations of five optimizers that stepped or updated otherwise", wrong, [])
 
 
 @contract("AMP-SCALE-154")
