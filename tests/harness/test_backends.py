@@ -194,6 +194,20 @@ def test_waivers_of_what_stands_above_the_kernels_hold(toy: Toy, tmp_path: Path,
     assert {case["verdict"] for case in outcome.report["cases"]} == {verdict}
 
 
+@pytest.mark.parametrize(("has_kernel", "verdict"), [(False, "WAIVED"), (True, "FAIL")])
+def test_waivers_of_torchs_kernels_hold_on_a_device_without_its_own(
+    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_kernel: bool, verdict: str
+) -> None:
+    monkeypatch.setattr(targets, "has_kernel", lambda device_type, operator: has_kernel)
+    (tmp_path / "known.toml").write_text(_WAIVER.format(target="cpu") + 'kernels = ["aten::mm"]\n')
+
+    outcome = _checked(toy, holds=False).run(
+        "--device", "npu", "--op-policy", "like:cuda", "--waivers", str(tmp_path / "known.toml")
+    )
+
+    assert {case["verdict"] for case in outcome.report["cases"]} == {verdict}
+
+
 @pytest.mark.parametrize(("target", "status"), [("*", 0), ("npu*", 1)])
 def test_device_may_keep_what_torch_breaks_elsewhere(toy: Toy, tmp_path: Path, target: str, status: int) -> None:
     (tmp_path / "known.toml").write_text(_WAIVER.format(target=target))
