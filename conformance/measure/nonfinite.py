@@ -331,7 +331,8 @@ def _magnitudes(tensor: torch.Tensor) -> torch.Tensor:
 
 def _largest(tensor: torch.Tensor) -> float:
     """Return the largest magnitude; NaN where one element is."""
-    return float(_magnitudes(tensor).amax())
+    # Below the functionalization of torch_xla, amax without dimensions returns its input.
+    return float(_magnitudes(tensor).max())
 
 
 @functools.cache
@@ -345,6 +346,9 @@ def _outputs(func: Any) -> frozenset[str]:
 
 
 def _storage(tensor: torch.Tensor) -> int:
+    if torch._is_functional_tensor(tensor):  # below the functionalization of torch_xla, ops get what this one wraps
+        torch._sync(tensor)
+        tensor = torch._from_functional_tensor(tensor)
     return int(tensor.untyped_storage()._cdata)
 
 

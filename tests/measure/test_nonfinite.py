@@ -250,3 +250,10 @@ def test_what_is_overwritten_is_no_operand() -> None:
     found = watch.earliest()
     assert found is not None
     assert (found.how, found.op) == ("made", "mul")
+
+
+def test_amax_is_not_relied_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below the functionalization of torch_xla, amax without dimensions returns its input."""
+    monkeypatch.setattr(torch.Tensor, "amax", lambda self: self)
+
+    assert _account(CLEAN["perceptron"]).first is None
