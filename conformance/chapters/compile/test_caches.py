@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -63,6 +65,55 @@ def test_cache_of_another_type(case: Case, target: Target, rng: torch.Generator,
                 seen = run(program, target, dtype, leaves, around, new=True)
                 expected = observed(bound(program, target, dtype, cache=False), leaves, **around)
                 case.equal(f"region {region}: dtypes", seen.types(), expected.types())
+
+
+class _Looked(BaseException):
+    """Raised in place of the lookup in the cache: no `except Exception` of the compiler stops it."""
+
+
+def _product(x: torch.Tensor) -> torch.Tensor:
+    return torch.mm(x, x)
+
+
+def keys(case: Case, call: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, opened: Around) -> list[str]:
+    """Return the keys with which AOTAutograd's cache looks for the graphs of a call in this region."""
+    from torch._functorch import config
+    from torch._functorch._aot_autograd import autograd_cache
+
+    if not hasattr(autograd_cache, "autograd_cache_key"):
+        case.untestable("this torch does not tell the keys of its cache")
+    found: list[str] = []
+    key_of = autograd_cache.autograd_cache_key
+
+    def looked(*args: Any, **kwargs: Any) -> Any:
+        found.append(key_of(*args, **kwargs)[0])
+        raise _Looked
+
+    torch._dynamo.reset()
+    caching = config.patch(enable_autograd_cache=True), torch._inductor.config.patch(fx_graph_cache=True)
+    seen = mock.patch.object(autograd_cache, "autograd_cache_key", looked)
+    with seen, caching[0], caching[1], opened(), contextlib.suppress(_Looked):
+        torch.compile(call, backend="inductor")(x)
+    return found
+
+
+@contract("AMP-COMPILE-050")
+def test_keys_of_settings(case: Case, target: Target) -> None:
+    """Every setting has a key of its own: it needs no compiler of C++ and no second run."""
+    with compiler(case):
+        for dtype in dtypes_of(case, target):
+            x = torch.randn(3, 3).to(target.device).requires_grad_()
+            regions = {
+                f"{dtype}": ambient(target, dtype, cache_enabled=False),
+                f"{OTHER[dtype]}": ambient(target, OTHER[dtype], cache_enabled=False),
+                "disabled": ambient(target, dtype, enabled=False),
+            }
+            found = {name: keys(case, _product, x, opened) for name, opened in regions.items()}
+            case.equal("lookups by region", [len(each) for each in found.values()], [1] * len(found))
+            for one, other in itertools.combinations(found, 2):
+                case.true(f"regions {one} and {other} have different keys", found[one] != found[other], found[one])
+            again = keys(case, _product, x, regions[f"{dtype}"])
+            case.equal("key of the first region again (control)", again, found[f"{dtype}"])
 
 
 @contract("AMP-COMPILE-051")

@@ -36,6 +36,8 @@ def _kept_in_another_type(given: Settings) -> bool:
 GROUPS: dict[str, tuple[str, Callable[[Settings], bool]]] = {
     "fsdp2": ("fsdp2", lambda given: True),
     "fsdp1": ("fsdp1", _of_fsdp1),
+    "fsdp1-SHARD_GRAD_OP": ("fsdp1-SHARD_GRAD_OP", _of_fsdp1),
+    "fsdp1-NO_SHARD": ("fsdp1-NO_SHARD", _of_fsdp1),
     "fsdp1-kept_gradients": ("fsdp1", _kept),
     "fsdp1-kept_gradients_of_another_type": ("fsdp1", _kept_in_another_type),
 }
@@ -47,7 +49,7 @@ def settings(group: str, dtype: torch.dtype) -> Iterator[Settings]:
     shard, among = GROUPS[group]
     low, types = (None, dtype), (None, dtype, torch.float32)
     grid: dict[str, tuple[Any, ...]] = {"param_dtype": low, "reduce_dtype": types}
-    if shard == "fsdp1":
+    if shard.startswith("fsdp1"):
         grid |= {"buffer_dtype": low, "keep_low_precision_grads": (False, True)}
     else:
         grid |= {"output_dtype": types, "cast_forward_inputs": (True, False)}
@@ -121,9 +123,11 @@ def wrapped(module: nn.Module, shard: str, given: Settings) -> Any:
     """Return the module under FullyShardedDataParallel or fully_shard with a policy of these settings."""
     from torch.distributed import fsdp
 
-    if shard == "fsdp1":
+    if shard.startswith("fsdp1"):
+        _, _, strategy = shard.partition("-")
         return fsdp.FullyShardedDataParallel(
             module,
+            sharding_strategy=fsdp.ShardingStrategy[strategy or "FULL_SHARD"],
             device_id=torch.device("cpu"),
             use_orig_params=True,
             mixed_precision=fsdp.MixedPrecision(**given),

@@ -558,6 +558,33 @@ def cache_serves_a_graph_of_another_type() -> Iterator[None]:
         yield
 
 
+def keys_in(region: Callable[[], contextlib.AbstractContextManager[Any]]) -> Any:
+    """Take the keys of AOTAutograd's cache in another region than that of the call."""
+    from torch._functorch._aot_autograd import autograd_cache
+
+    key_of = autograd_cache.autograd_cache_key
+
+    def key(*given: Any, **named: Any) -> Any:
+        with region():
+            return key_of(*given, **named)
+
+    return replaced(autograd_cache, "autograd_cache_key", key)
+
+
+@fault("AMP-COMPILE-050")
+def keys_of_graphs_leave_the_autocast_dtype_out() -> Iterator[None]:
+    """The key of a graph in AOTAutograd's cache holds whether autocast is on, but not its dtype (pytorch 181564)."""
+    with keys_in(lambda: torch.autocast("cpu", torch.bfloat16, enabled=torch.is_autocast_enabled("cpu"))):
+        yield
+
+
+@fault("AMP-COMPILE-050")
+def keys_of_graphs_leave_the_region_out() -> Iterator[None]:
+    """The key of a graph in AOTAutograd's cache is that of the same graph outside of regions."""
+    with keys_in(lambda: torch.autocast("cpu", enabled=False)):
+        yield
+
+
 @fault("AMP-COMPILE-051", level="full")
 def cache_is_never_found() -> Iterator[None]:
     """The key of a graph in the cache is another each time."""

@@ -478,6 +478,61 @@ def all_reduce_casts_in_regions() -> Iterator[None]:
         yield
 
 
+@fault("AMP-DISTRIBUTED-019")
+def buffers_are_broadcast_in_bf16() -> Iterator[None]:
+    """DistributedDataParallel broadcasts float32 buffers in bf16."""
+    send = DistributedDataParallel._sync_module_buffers
+
+    def narrow(self: Any, *args: Any, **options: Any) -> None:
+        send(self, *args, **options)
+        for one in self.module.buffers():
+            if one.dtype is torch.float32:
+                one.copy_(one.bfloat16())
+
+    with replaced(DistributedDataParallel, "_sync_module_buffers", narrow):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-019")
+def buffers_are_not_broadcast_in_regions() -> Iterator[None]:
+    """DistributedDataParallel leaves the buffers of each rank alone in a region."""
+    wanted = DistributedDataParallel.will_sync_module_buffers
+
+    def outside(self: Any) -> bool:
+        return bool(wanted(self)) and not torch.is_autocast_enabled("cpu")
+
+    with replaced(DistributedDataParallel, "will_sync_module_buffers", outside):
+        yield
+
+
+def _partial_sums_in_bf16(method: str) -> Any:
+    """Let a method of Partial that communicates float32 do so in bf16."""
+    from torch.distributed.tensor import Partial
+
+    original = getattr(Partial, method)
+
+    def narrow(self: Any, tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+        if tensor.dtype is not torch.float32:
+            return original(self, tensor, *args, **options)
+        return original(self, tensor.bfloat16(), *args, **options).to(torch.float32)
+
+    return replaced(Partial, method, narrow)
+
+
+@fault("AMP-DISTRIBUTED-019")
+def partial_sums_are_scattered_in_bf16() -> Iterator[None]:
+    """A float32 DTensor of partial sums is reduced and scattered in bf16."""
+    with _partial_sums_in_bf16("_reduce_shard_value"):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-019")
+def partial_sums_are_reduced_in_bf16() -> Iterator[None]:
+    """A float32 DTensor of partial sums is reduced in bf16."""
+    with _partial_sums_in_bf16("_reduce_value"):
+        yield
+
+
 def _policy_without(name: str, value: Any) -> Any:
     """Let fully_shard's policy forget one of its settings."""
     made = fsdp.MixedPrecisionPolicy
@@ -727,6 +782,36 @@ def reduction_without_a_type_is_in_float32() -> Iterator[None]:
     with _with_types(
         fsdp.MixedPrecision, lambda given: given | {"reduce_dtype": given.get("reduce_dtype") or torch.float32}
     ):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-029")
+def unsharded_gradients_stay_in_16_bits() -> Iterator[None]:
+    """FullyShardedDataParallel without shards leaves gradients in the type of the reduction."""
+    from torch.distributed.fsdp import _runtime_utils
+
+    cast = _runtime_utils._cast_grad_to_param_dtype
+
+    def only_shards(state: Any, gradient: torch.Tensor, parameter: Any) -> None:
+        if state.sharding_strategy is not fsdp.ShardingStrategy.NO_SHARD:
+            cast(state, gradient, parameter)
+
+    with replaced(_runtime_utils, "_cast_grad_to_param_dtype", only_shards):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-029")
+def shards_of_gradients_are_reduced_in_float32() -> Iterator[None]:
+    """FullyShardedDataParallel that shards gradients alone ignores reduce_dtype."""
+    from torch.distributed.fsdp._flat_param import FlatParamHandle, HandleShardingStrategy
+
+    chosen = FlatParamHandle._init_param_reduce_dtypes
+
+    def init(self: Any, param_dtype: torch.dtype | None, reduce_dtype: torch.dtype | None) -> None:
+        alone = self._sharding_strategy is HandleShardingStrategy.SHARD_GRAD_OP
+        chosen(self, param_dtype, torch.float32 if alone else reduce_dtype)
+
+    with replaced(FlatParamHandle, "_init_param_reduce_dtypes", init):
         yield
 
 
