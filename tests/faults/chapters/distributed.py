@@ -351,6 +351,33 @@ def growth_tracker_is_not_saved() -> Iterator[None]:
         yield
 
 
+def _consolidated(change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Change what ZeroRedundancyOptimizer's consolidated state holds of each tensor."""
+    whole = ZeroRedundancyOptimizer.state_dict
+
+    def changed(self: Any) -> dict[str, Any]:
+        found = whole(self)
+        for state in found["state"].values():
+            state |= {name: change(one) for name, one in state.items() if isinstance(one, torch.Tensor)}
+        return found
+
+    return replaced(ZeroRedundancyOptimizer, "state_dict", changed)
+
+
+@fault("AMP-DISTRIBUTED-014")
+def consolidated_state_is_in_bf16() -> Iterator[None]:
+    """ZeroRedundancyOptimizer consolidates its state in bf16."""
+    with _consolidated(lambda one: one.bfloat16().to(one.dtype)):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-014")
+def consolidated_state_has_another_type() -> Iterator[None]:
+    """ZeroRedundancyOptimizer's consolidated state is in float64."""
+    with _consolidated(torch.Tensor.double):
+        yield
+
+
 @fault("AMP-DISTRIBUTED-015")
 def growth_tracker_is_not_loaded() -> Iterator[None]:
     """A scaler that is loaded counts from zero."""
