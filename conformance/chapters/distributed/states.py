@@ -30,6 +30,21 @@ def trained(way: str, program: Program, steps: int) -> State:
     return _taken(wrapped.model, wrapped.optimizer, wrapped.scaler)
 
 
+def consolidated(program: Program, steps: int) -> dict[str, torch.Tensor]:
+    """Train some steps with ZeroRedundancyOptimizer; return the momenta of its state, consolidated on this rank."""
+    wrapped = WAYS["zero"](program)
+    for batches in islice(program.batches(distributed.get_rank()), steps):
+        step(wrapped, program, batches)
+    whole: dict[int, Any] = {}
+    # Every rank takes part in each consolidation, which leaves the state with one of them until the next.
+    for rank in range(distributed.get_world_size()):
+        wrapped.optimizer.consolidate_state_dict(to=rank)
+        if rank == distributed.get_rank():
+            whole = wrapped.optimizer.state_dict()["state"]
+    names = [name.removeprefix("module.") for name, _ in wrapped.model.named_parameters()]
+    return {name: whole[number]["momentum_buffer"].clone() for number, name in enumerate(names)}
+
+
 def loaded(way: str, program: Program, state: State) -> State:
     """Load a state into a new model in this rank and return what a look at it gives."""
     return _taken(*_with(WAYS[way](program), state))

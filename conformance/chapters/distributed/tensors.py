@@ -147,9 +147,43 @@ def averages_micro_batches(schedule: str) -> bool:
     return "scale_grads" in inspect.signature(getattr(pipelining, schedule)).parameters
 
 
+class _Holding(nn.Module):
+    """A parameter, and a buffer of each type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        for kind in _LAST_BIT:
+            self.register_buffer(f"of_{str(kind).removeprefix('torch.')}", torch.zeros(1, dtype=kind))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight
+
+
+def _buffers(dtype: torch.dtype) -> list[torch.Tensor]:
+    """Return the buffers of a replica after a forward in a region of `dtype`; before it each rank has its own."""
+    model = nn.parallel.DistributedDataParallel(_Holding())
+    for one in model.module.buffers():
+        one.fill_(_given(distributed.get_rank(), one.dtype))
+    with torch.autocast("cpu", dtype=dtype):
+        model(torch.ones(1))
+    return list(model.module.buffers())
+
+
 def collectives(dtype: torch.dtype) -> dict[str, tuple[torch.dtype, list[float]]]:
-    """Return types and values of collectives on tensors of each type in a region of `dtype`."""
+    """Return types and values of collectives on tensors of each type in a region of `dtype`.
+
+    DTensors are reduced and gathered where their placement changes, and buffers of replicas are broadcast in forward.
+    """
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
     rank, world = distributed.get_rank(), distributed.get_world_size()
+    mesh = distributed.init_device_mesh("cpu", (world,))
+    changes = {
+        "partial to replicated": (Partial(), Replicate()),
+        "partial to sharded": (Partial(), Shard(0)),
+        "sharded to replicated": (Shard(0), Replicate()),
+    }
     found = {}
     for kind in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
         own = torch.full((world,), _given(rank, kind), dtype=kind)
@@ -161,6 +195,13 @@ def collectives(dtype: torch.dtype) -> dict[str, tuple[torch.dtype, list[float]]
             distributed.all_gather(parts, own)
         for name, one in {"all_reduce": reduced, "broadcast": given, "all_gather": torch.stack(parts)}.items():
             found[f"{name} of {kind}"] = (one.dtype, one.double().flatten().tolist())
+        for name, (before, after) in changes.items():
+            part = own if before.is_partial() else own[:1]
+            with torch.autocast("cpu", dtype=dtype):
+                one = DTensor.from_local(part, mesh, [before]).redistribute(placements=[after]).to_local()
+            found[f"{name}, {kind}"] = (one.dtype, one.double().flatten().tolist())
+    for kind, one in zip(_LAST_BIT, _buffers(dtype), strict=True):
+        found[f"buffer, {kind}"] = (one.dtype, one.tolist())
     return found
 
 
@@ -181,6 +222,10 @@ def gathered(world: int) -> dict[str, tuple[torch.dtype, list[float]]]:
         found[f"all_reduce of {kind}"] = (kind, [sum(own)] * world)
         found[f"broadcast of {kind}"] = (kind, [own[0]] * world)
         found[f"all_gather of {kind}"] = (kind, [one for one in own for _ in range(world)])
+        found[f"partial to replicated, {kind}"] = (kind, [sum(own)] * world)
+        found[f"partial to sharded, {kind}"] = (kind, [sum(own)])
+        found[f"sharded to replicated, {kind}"] = (kind, own)
+        found[f"buffer, {kind}"] = (kind, own[:1])
     return found
 
 

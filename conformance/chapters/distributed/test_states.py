@@ -10,7 +10,7 @@ from . import reference
 from .comparison import differences, unlike
 from .processes import Groups
 from .programs import INTERVAL, SCALE, Program
-from .states import loaded, loaded_alone, resumed, trained
+from .states import consolidated, loaded, loaded_alone, resumed, trained
 from .support import LISTED, absent, answers, judge, one_process
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -39,6 +39,16 @@ def test_other_number_of_ranks(case: Case, target: Target, ranks: Groups, way: s
         case.equal(f"{where}: state of the scaler", state.scaler, first.scaler)
         found = unlike(state.parameters, first.parameters) + unlike(state.momenta, first.momenta)
         case.equal(f"{where}: parameters and momenta that differ", found[:LISTED], [])
+
+
+@contract("AMP-DISTRIBUTED-014", on="cpu")
+def test_consolidated_state(case: Case, target: Target, ranks: Groups) -> None:
+    program = Program("perceptron", case.amp_dtypes[-1], SAVED, {1: 1}, seed=case.seed + 4)
+    replica, *_ = answers(case, ranks, 2, trained, "ddp", program, SAVED)
+    for rank, momenta in enumerate(answers(case, ranks, 2, consolidated, program, SAVED)):
+        case.equal(f"rank {rank}: momenta unlike those of replicas", unlike(momenta, replica.momenta)[:LISTED], [])
+    moved = [name for name, one in replica.momenta.items() if bool(one.any())]
+    case.at_least("momenta that are not zero (control)", len(moved), 1)
 
 
 @contract("AMP-DISTRIBUTED-015", on="cpu")

@@ -63,6 +63,18 @@ def _function(target: Target, dtype: torch.dtype, module: nn.Module, inside: boo
 @pytest.mark.parametrize("kind", [kind if kind in QUICK else deep("standard", kind) for kind in DTYPES])
 @pytest.mark.parametrize("name", [name if name in QUICK else deep("standard", name) for name in MODULES])
 def test_linearize(case: Case, target: Target, rng: torch.Generator, name: str, kind: str, inside: bool) -> None:
+    _check(case, target, rng, name, kind, inside)
+
+
+# Below the full level a region around the call has these float32 modules alone.
+@contract("AMP-TRANSFORM-016", on="cpu")
+@pytest.mark.parametrize("name", ["nothing", *(deep("standard", name) for name in ("conv1d", "gelu", "softmax"))])
+def test_linearize_in_a_region(case: Case, target: Target, rng: torch.Generator, name: str) -> None:
+    _check(case, target, rng, name, "float32", inside=False)
+
+
+def _check(case: Case, target: Target, rng: torch.Generator, name: str, kind: str, inside: bool) -> None:
+    """Compare linearize with jvp: the region is in the function, or around the transform."""
     low_weights, low_input = DTYPES[kind]
     compared = 0
     dtypes = case.supported(target)

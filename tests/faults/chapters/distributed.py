@@ -351,6 +351,33 @@ def growth_tracker_is_not_saved() -> Iterator[None]:
         yield
 
 
+def _consolidated(change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Change what ZeroRedundancyOptimizer's consolidated state holds of each tensor."""
+    whole = ZeroRedundancyOptimizer.state_dict
+
+    def changed(self: Any) -> dict[str, Any]:
+        found = whole(self)
+        for state in found["state"].values():
+            state |= {name: change(one) for name, one in state.items() if isinstance(one, torch.Tensor)}
+        return found
+
+    return replaced(ZeroRedundancyOptimizer, "state_dict", changed)
+
+
+@fault("AMP-DISTRIBUTED-014")
+def consolidated_state_is_in_bf16() -> Iterator[None]:
+    """ZeroRedundancyOptimizer consolidates its state in bf16."""
+    with _consolidated(lambda one: one.bfloat16().to(one.dtype)):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-014")
+def consolidated_state_has_another_type() -> Iterator[None]:
+    """ZeroRedundancyOptimizer's consolidated state is in float64."""
+    with _consolidated(torch.Tensor.double):
+        yield
+
+
 @fault("AMP-DISTRIBUTED-015")
 def growth_tracker_is_not_loaded() -> Iterator[None]:
     """A scaler that is loaded counts from zero."""
@@ -475,6 +502,61 @@ def all_reduce_casts_in_regions() -> Iterator[None]:
         return None
 
     with replaced(distributed, "all_reduce", narrow):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-019")
+def buffers_are_broadcast_in_bf16() -> Iterator[None]:
+    """DistributedDataParallel broadcasts float32 buffers in bf16."""
+    send = DistributedDataParallel._sync_module_buffers
+
+    def narrow(self: Any, *args: Any, **options: Any) -> None:
+        send(self, *args, **options)
+        for one in self.module.buffers():
+            if one.dtype is torch.float32:
+                one.copy_(one.bfloat16())
+
+    with replaced(DistributedDataParallel, "_sync_module_buffers", narrow):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-019")
+def buffers_are_not_broadcast_in_regions() -> Iterator[None]:
+    """DistributedDataParallel leaves the buffers of each rank alone in a region."""
+    wanted = DistributedDataParallel.will_sync_module_buffers
+
+    def outside(self: Any) -> bool:
+        return bool(wanted(self)) and not torch.is_autocast_enabled("cpu")
+
+    with replaced(DistributedDataParallel, "will_sync_module_buffers", outside):
+        yield
+
+
+def _partial_sums_in_bf16(method: str) -> Any:
+    """Let a method of Partial that communicates float32 do so in bf16."""
+    from torch.distributed.tensor import Partial
+
+    original = getattr(Partial, method)
+
+    def narrow(self: Any, tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+        if tensor.dtype is not torch.float32:
+            return original(self, tensor, *args, **options)
+        return original(self, tensor.bfloat16(), *args, **options).to(torch.float32)
+
+    return replaced(Partial, method, narrow)
+
+
+@fault("AMP-DISTRIBUTED-019")
+def partial_sums_are_scattered_in_bf16() -> Iterator[None]:
+    """A float32 DTensor of partial sums is reduced and scattered in bf16."""
+    with _partial_sums_in_bf16("_reduce_shard_value"):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-019")
+def partial_sums_are_reduced_in_bf16() -> Iterator[None]:
+    """A float32 DTensor of partial sums is reduced in bf16."""
+    with _partial_sums_in_bf16("_reduce_value"):
         yield
 
 

@@ -516,3 +516,23 @@ def linearize_gives_wide_tangents() -> Iterator[None]:
 
     with replaced(torch.func, "linearize", widening):
         yield
+
+
+@fault("AMP-TRANSFORM-016")
+def linearize_leaves_the_region_around_it() -> Iterator[None]:
+    """linearize runs the function with autocast off."""
+    with replaced(torch.func, "linearize", _losing(torch.func.linearize)):
+        yield
+
+
+@fault("AMP-TRANSFORM-016")
+def linearize_halves_its_output_in_regions() -> Iterator[None]:
+    """The output of linearize in a region of the CPU is half of the function's."""
+    linearize = torch.func.linearize
+
+    def halving(function: Function, *primals: Tensor) -> tuple[Any, Function]:
+        output, push = linearize(function, *primals)
+        return (output / 2 if torch.is_autocast_enabled("cpu") else output), push
+
+    with replaced(torch.func, "linearize", halving):
+        yield
