@@ -116,6 +116,10 @@ def _to_loss(t: Tensors, low: Cast, high: Cast) -> torch.Tensor:
     return functional.mse_loss(high(logits), high(t["goal"]), reduction="sum")
 
 
+def _after_tanh(t: Tensors, low: Cast, high: Cast) -> torch.Tensor:
+    return functional.linear(low(torch.tanh(t["x"])), low(t["weight"]))
+
+
 CHAINS = (
     Chain("linear", {"x": (8, 16), "weight": (6, 16), "bias": (6,)}, _linear),
     Chain("mm", {"x": (8, 16), "weight": (16, 6)}, _mm),
@@ -148,3 +152,6 @@ CHAINS = (
     ),
 )
 """Every chain, single ops first."""
+
+AFTER_AN_UNLISTED_OP = Chain("tanh", {"x": (8, 16), "weight": (6, 16)}, _after_tanh)
+"""A product of what an op on no list computes in float32, which it saves for backward as it is."""

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...measure.precision import repeatable_convolutions
-from .op_chains import CHAINS, Chain
+from .op_chains import AFTER_AN_UNLISTED_OP, CHAINS, Chain
 from .support import OTHER, UNIT, cotangent, forward, gradients, integers, normal, small_integers
 
 BY_NAME: Mapping[str, Chain] = {chain.name: chain for chain in CHAINS}
@@ -498,7 +498,7 @@ def test_saved_tensor_hooks(case: Case, target: Target, rng: torch.Generator) ->
         "on the CPU": torch.autograd.graph.save_on_cpu,
     }
     wrong, compared = [], 0
-    for dtype, chain in itertools.product(case.supported(target), CHAINS):
+    for dtype, chain in itertools.product(case.supported(target), (*CHAINS, AFTER_AN_UNLISTED_OP)):
         leaves = chain.leaves(normal(rng), target.device)
         with repeatable_convolutions():
             output = forward(chain, leaves, target, dtype)

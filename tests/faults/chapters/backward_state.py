@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -353,6 +353,33 @@ def save_on_cpu_keeps_bf16() -> Iterator[None]:
 
     assert right is not None
     with replaced(torch.autograd.graph.save_on_cpu, "__init__", init):
+        yield
+
+
+def _save_on_cpu(pack: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Let save_on_cpu keep `pack` of what an op saves in a region of the CPU; kernels of listed ops run outside."""
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        torch.autograd.graph.saved_tensors_hooks.__init__(
+            self,
+            lambda tensor: (pack(tensor) if torch.is_autocast_enabled("cpu") else tensor, tensor.dtype),
+            lambda kept: kept[0].to(kept[1]),
+        )
+
+    return replaced(torch.autograd.graph.save_on_cpu, "__init__", init)
+
+
+@fault("AMP-BACKWARD-049")
+def save_on_cpu_follows_the_region() -> Iterator[None]:
+    """save_on_cpu keeps what ops on no list save in the type of the region."""
+    with _save_on_cpu(lambda tensor: tensor.to(torch.get_autocast_dtype("cpu"))):
+        yield
+
+
+@fault("AMP-BACKWARD-049")
+def save_on_cpu_doubles_in_regions() -> Iterator[None]:
+    """save_on_cpu keeps twice what ops on no list save in a region."""
+    with _save_on_cpu(lambda tensor: 2 * tensor.detach()):
         yield
 
 
