@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.optim.adadelta import _single_tensor_adadelta
 from torch.optim.adam import _single_tensor_adam
+from torch.optim.rmsprop import _single_tensor_rmsprop
 from torch.optim.sgd import _multi_tensor_sgd, _single_tensor_sgd
 
 from tests.faults import fault
@@ -72,6 +74,22 @@ def momentum_of_large_tensors_is_bf16() -> Iterator[None]:
     old = "buf.mul_(momentum).add_(grad, alpha=1 - dampening)"
     new = f"{old}.copy_(buf.bfloat16() if buf.numel() > 1024 else buf)"
     with edited(_single_tensor_sgd, old, new):
+        yield
+
+
+@fault("AMP-OPTIMIZER-120")
+def rmsprop_alpha_is_rounded_to_bf16() -> Iterator[None]:
+    """RMSprop's for-loop takes alpha in bf16."""
+    old = "square_avg.mul_(alpha)"
+    with edited(_single_tensor_rmsprop, old, "square_avg.mul_(torch.tensor(alpha, dtype=torch.bfloat16).item())"):
+        yield
+
+
+@fault("AMP-OPTIMIZER-120", level="standard")
+def adadelta_rho_is_rounded_to_bf16() -> Iterator[None]:
+    """Adadelta's for-loop takes rho of the squared gradients in bf16."""
+    old = "square_avg.mul_(rho)"
+    with edited(_single_tensor_adadelta, old, "square_avg.mul_(torch.tensor(rho, dtype=torch.bfloat16).item())"):
         yield
 
 
