@@ -151,9 +151,16 @@ def test_warnings_point_at_the_caller(case: Case) -> None:
     calls: dict[str, Callable[[], object]] = {
         "cpu": lambda: torch.autocast("cpu", dtype=torch.float32),
         "xpu": lambda: torch.autocast("xpu", dtype=torch.int8),
+        "torch.cuda.amp.autocast": lambda: torch.cuda.amp.autocast(enabled=False),
+        "torch.cuda.amp.GradScaler": lambda: torch.cuda.amp.GradScaler(enabled=False),
+        "torch.cuda.amp.custom_fwd": lambda: torch.cuda.amp.custom_fwd(print),
+        "torch.cuda.amp.custom_bwd": lambda: torch.cuda.amp.custom_bwd(print),
+        "torch.cpu.amp.autocast": lambda: torch.cpu.amp.autocast(enabled=False),
+        "torch.cpu.amp.GradScaler": lambda: torch.cpu.amp.GradScaler(enabled=False),
     }
     if not torch.cuda.is_available():
         calls["cuda"] = lambda: torch.autocast("cuda")
+        calls["GradScaler"] = lambda: torch.amp.GradScaler("cuda")
     for name, call in calls.items():
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

@@ -251,10 +251,25 @@ def test_bf16_gradients(case: Case, target: Target, explicit: bool) -> None:
     case.equal("calls of optimizer.step", len(optimizer.calls), 1)
 
 
+READ_BACK: dict[str, tuple[torch.dtype, ...]] = {
+    "one": (torch.float32,),
+    "many": (torch.float32,) * 5,
+    "several-dtypes": (torch.float32, torch.float64),
+}
+
+
 @contract("AMP-SCALE-029")
-def test_unscale_reads_nothing_back(case: Case, target: Target) -> None:
+@pytest.mark.parametrize("sparse_too", [False, True], ids=["dense", "sparse-too"])
+@pytest.mark.parametrize("dtypes", READ_BACK.values(), ids=list(READ_BACK))
+def test_unscale_reads_nothing_back(
+    case: Case, target: Target, dtypes: tuple[torch.dtype, ...], sparse_too: bool
+) -> None:
+    case.require_arithmetic(target, *dtypes)
     scaler = started(target)
-    optimizer = owning(torch.full((2,), 65536.0, device=target.device))
+    gradients = [torch.full((2,), 65536.0, dtype=dtype, device=target.device) for dtype in dtypes]
+    if sparse_too:
+        gradients += [sparse([1.0, 2.0], torch.float32, target, coalesced=coalesced) for coalesced in (False, True)]
+    optimizer = owning(*gradients)
     with OpTrace() as trace:
         scaler.unscale_(optimizer)
     case.equal("values that unscale_ copies to the host", counts.reads(trace.ops), 0)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.optim.adadelta import _single_tensor_adadelta
 from torch.optim.adam import _single_tensor_adam
+from torch.optim.rmsprop import _single_tensor_rmsprop
 from torch.optim.sgd import _multi_tensor_sgd, _single_tensor_sgd
 
 from tests.faults import fault
@@ -15,20 +17,21 @@ from tests.faults.breaking import edited, replaced
 
 # --- flags of several optimizers
 
+Scaler = torch.amp.GradScaler
 COMBINED = "for i in range(1, len(found_infs)):"
 
 
 @fault("AMP-SCALE-153")
 def only_the_first_two_flags_back_off() -> Iterator[None]:
     """update() combines the flags of the first two optimizers."""
-    with edited(torch.amp.GradScaler.update, COMBINED, "for i in range(1, min(2, len(found_infs))):"):
+    with edited(Scaler.update, COMBINED, "for i in range(1, min(2, len(found_infs))):"):
         yield
 
 
 @fault("AMP-SCALE-153")
 def only_the_first_and_last_flag_back_off() -> Iterator[None]:
     """update() combines the flags of the first and the last optimizer."""
-    with edited(torch.amp.GradScaler.update, COMBINED, "for i in (len(found_infs) - 1,):"):
+    with edited(Scaler.update, COMBINED, "for i in (len(found_infs) - 1,):"):
         yield
 
 
@@ -74,6 +77,22 @@ def momentum_of_large_tensors_is_bf16() -> Iterator[None]:
         yield
 
 
+@fault("AMP-OPTIMIZER-120")
+def rmsprop_alpha_is_rounded_to_bf16() -> Iterator[None]:
+    """RMSprop's for-loop takes alpha in bf16."""
+    old = "square_avg.mul_(alpha)"
+    with edited(_single_tensor_rmsprop, old, "square_avg.mul_(torch.tensor(alpha, dtype=torch.bfloat16).item())"):
+        yield
+
+
+@fault("AMP-OPTIMIZER-120", level="standard")
+def adadelta_rho_is_rounded_to_bf16() -> Iterator[None]:
+    """Adadelta's for-loop takes rho of the squared gradients in bf16."""
+    old = "square_avg.mul_(rho)"
+    with edited(_single_tensor_adadelta, old, "square_avg.mul_(torch.tensor(rho, dtype=torch.bfloat16).item())"):
+        yield
+
+
 # --- gradients that come late
 
 
@@ -82,4 +101,51 @@ def first_momentum_is_halved_but_for_one() -> Iterator[None]:
     """foreach SGD halves the first momentum of every parameter but the first of its list."""
     old = "device_grads[i].detach().clone()"
     with edited(_multi_tensor_sgd, old, f"{old}.div_(2 if bufs else 1)"):
+        yield
+
+
+# --- reads of the host
+
+
+@fault("AMP-SCALE-029")
+def gradients_of_several_dtypes_are_waited_for() -> Iterator[None]:
+    """unscale_ reads the scale where gradients have more than one dtype."""
+    old = "in per_dtype_grads.values():"
+    new = "in (per_dtype_grads.values() if len(per_dtype_grads) < 2 or inv_scale.item() else ()):"
+    with edited(Scaler._unscale_grads_, old, new):
+        yield
+
+
+@fault("AMP-SCALE-029")
+def sparse_gradients_are_waited_for() -> Iterator[None]:
+    """unscale_ reads the scale for each sparse gradient."""
+    with edited(Scaler._unscale_grads_, "if param.grad.is_sparse:", "if param.grad.is_sparse and inv_scale.item():"):
+        yield
+
+
+# --- warnings
+
+
+def _deeper(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Call it from a frame of another file, to which its warning then points."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        return function(*arguments, **options)
+
+    return call
+
+
+@fault("AMP-REGION-058")
+def deprecated_scaler_warns_of_another_file() -> Iterator[None]:
+    """The deprecation of torch.cuda.amp.GradScaler points below its caller."""
+    kind = torch.cuda.amp.GradScaler
+    with replaced(kind, "__init__", _deeper(kind.__init__)):
+        yield
+
+
+@fault("AMP-REGION-058")
+def deprecated_decorator_warns_of_another_file() -> Iterator[None]:
+    """The deprecation of torch.cuda.amp.custom_bwd points below its caller."""
+    with replaced(torch.cuda.amp, "custom_bwd", _deeper(torch.cuda.amp.custom_bwd)):
         yield
