@@ -108,6 +108,11 @@ def _not_implemented(*args: Any, **keywords: Any) -> None:
     )
 
 
+def _stopped(*args: Any, **keywords: Any) -> None:
+    """Raise as the dispatcher does where no kernel and no fallthrough is registered for the key."""
+    raise NotImplementedError("Could not run 'aten::exp' with arguments from the 'AutocastPrivateUse1' backend.")
+
+
 def _contiguous_group_norm(input: torch.Tensor, *arguments: Any) -> Any:
     input.view(-1)  # raises for other layouts, as the kernel that torch composes does
     with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)):
@@ -134,6 +139,7 @@ VARIANTS = {
     "sums_stay_in_16_bits": Variant(("AMP-CAST-*",), _AUTOCAST, _without("sum", "sum.dim_IntList")),
     "exp_is_lowered": Variant(("AMP-CAST-*",), _AUTOCAST, _casting(_amp_dtype, "exp")),
     "a_rule_that_is_not_declared": Variant(("AMP-CAST-037",), _AUTOCAST, _casting(_amp_dtype, "relu")),
+    "exp_stops_at_the_autocast_key": Variant(("AMP-CAST-*",), _AUTOCAST, {"exp": _stopped}),
     "losses_stay_in_16_bits": Variant(("AMP-LOSS-*", "AMP-CAST-*"), _AUTOCAST, _without("mse_loss", "l1_loss")),
     "unsafe_loss_is_allowed": Variant(("AMP-LOSS-*", "AMP-CAST-*"), _AUTOCAST, _without("binary_cross_entropy")),
     "addcmul_is_not_promoted": Variant(("AMP-CAST-*",), _AUTOCAST, _without("addcmul", "addcdiv")),
