@@ -167,7 +167,8 @@ def is_foreign(device_type: str) -> bool:
 
 def one_device_only(target: Target) -> str | None:
     """Say that the machine has no second device of the target's type, or return None."""
-    count = torch.get_device_module(target.device_type).device_count()
+    module = device_module(target.device_type)  # torch_xla registers none
+    count = 1 if module is None else module.device_count()
     return f"one {target.device_type} device only; this needs two" if count < 2 else None
 
 

@@ -78,6 +78,14 @@ def test_a_device_whose_ops_get_storages_without_bytes_lacks_storages(monkeypatc
     assert target.lacks("storages") == "below its functionalization a tensor of 32 bytes has a storage of 0 bytes"
 
 
+def test_a_device_without_a_module_counts_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "device_module", lambda device_type: None)
+
+    reason = targets.one_device_only(targets.Target("xla:0", "xla", 0, False))
+
+    assert reason == "one xla device only; this needs two"
+
+
 def test_a_declaration_of_what_is_no_capability_is_refused(suite: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "amp_conformance_lacks", {"unscaling": "it is slow"}, raising=False)
 
