@@ -45,6 +45,7 @@ CAPABILITIES: Mapping[str, tuple[str, ...]] = {
     "copies that do not wait": (),
     "pools of memory": (),
     "child processes": (),
+    "storages": (),
 }
 
 
@@ -85,8 +86,20 @@ class Target:
         module = device_module(self.device_type)
         if reason := declared(module).get(capability):
             return reason
+        if capability == "storages":
+            return self._without_storages()
         missing = [name for name in CAPABILITIES[capability] if not hasattr(module, name)]
         return f"torch.{self.device_type} has no {missing[0]}" if missing else None
+
+    def _without_storages(self) -> str | None:
+        """Return why the storages that ops get do not tell one tensor from another, and None where they do."""
+        if self.is_fake:
+            return None
+        tensor = torch.ones(8, device=self.device)
+        if torch._is_functional_tensor(tensor):
+            tensor = torch._from_functional_tensor(tensor)
+        seen = tensor.untyped_storage().nbytes()
+        return None if seen >= 32 else f"below its functionalization a tensor of 32 bytes has a storage of {seen} bytes"
 
     @contextlib.contextmanager
     def autocast(
@@ -163,7 +176,8 @@ def has_kernel(device_type: str, operator: str) -> bool:
 
 def one_device_only(target: Target) -> str | None:
     """Say that the machine has no second device of the target's type, or return None."""
-    count = torch.get_device_module(target.device_type).device_count()
+    module = device_module(target.device_type)  # torch_xla registers none
+    count = 1 if module is None else module.device_count()
     return f"one {target.device_type} device only; this needs two" if count < 2 else None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -63,6 +64,26 @@ def test_what_a_module_has_no_functions_for_it_lacks(suite: Toy) -> None:
     assert reasons["AMP-API-003"][0] == "UNSUPPORTED"
     assert reasons["AMP-API-003"][1].endswith("lacks graphs: torch.cpu has no CUDAGraph")
     assert outcome.report["header"]["targets"][0]["probe"]["lacks"] == []
+
+
+def test_a_device_whose_ops_get_storages_without_bytes_lacks_storages(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = targets.Target("cpu", "cpu", None, False)
+    assert target.lacks("storages") is None
+
+    inner = Mock()
+    inner.untyped_storage.return_value.nbytes.return_value = 0
+    monkeypatch.setattr(torch, "_is_functional_tensor", lambda tensor: True)
+    monkeypatch.setattr(torch, "_from_functional_tensor", lambda tensor: inner)
+
+    assert target.lacks("storages") == "below its functionalization a tensor of 32 bytes has a storage of 0 bytes"
+
+
+def test_a_device_without_a_module_counts_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "device_module", lambda device_type: None)
+
+    reason = targets.one_device_only(targets.Target("xla:0", "xla", 0, False))
+
+    assert reason == "one xla device only; this needs two"
 
 
 def test_a_declaration_of_what_is_no_capability_is_refused(suite: Toy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,13 @@ def test_what_the_device_cannot_do_outside_of_regions_is_unsupported(root: Path,
     assert reasons == (jagged | named if hasattr(torch.Tensor, "refine_names") else jagged), outcome.output[-3000:]
 
 
+def test_names_that_only_backends_of_torch_have_are_not_judged_on_another(root: Path, tmp_path: Path) -> None:
+    """`torch.cpu.amp` has no counterpart on a device that declares the CPU's lists."""
+    outcome = _run(root, tmp_path, ("AMP-RECIPE-003", "AMP-RECIPE-014"), "--op-policy", "like:cpu")
+
+    assert {case["contract"] for case in outcome.report["cases"]} == {"AMP-RECIPE-014"}, outcome.output[-3000:]
+
+
 _CASTS = ("AMP-CAST-002", "AMP-CAST-012", "AMP-CAST-03*", "AMP-CAST-044", "AMP-CAST-045", "AMP-CAST-057")
 
 

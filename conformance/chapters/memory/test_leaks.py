@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from ...harness.check import Case, contract
+from ...harness.check import Case, contract, needs
 from ...harness.targets import Target
 from ...measure.storages import LiveStorages
 from ...measure.threads import one_thread
@@ -46,6 +46,7 @@ def _warmed(case: Case, target: Target) -> Uses:
 
 
 @contract("AMP-MEMORY-052")
+@needs("storages")
 def test_no_use_leaves_tensors(case: Case, target: Target) -> None:
     _warmed(case, target)  # imports of a first call would slow down each collection
     with collected_apart(), LiveStorages() as live:
@@ -64,6 +65,7 @@ def test_no_use_leaves_tensors(case: Case, target: Target) -> None:
 
 
 @contract("AMP-MEMORY-052")
+@needs("storages")
 def test_a_custom_function_holds_what_it_saves(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
     uses = Uses(target.device, amp_dtype)
     with LiveStorages(uses.held()) as live:

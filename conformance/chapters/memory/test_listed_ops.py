@@ -14,7 +14,7 @@ from ...measure.storages import PeakStorages, SavedForBackward, without_bookkeep
 from ..op_comparison import Arm, backward, run, side_by_side, tensors_of
 from .support import sizes
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.needs("storages")]
 
 
 def _held(uses: int, arm: Arm, call: partial[Any]) -> tuple[dict[str, object], dict[str, int]]:

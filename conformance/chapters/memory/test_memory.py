@@ -18,7 +18,7 @@ from ...workloads.training import train_step
 from .python_objects import collected_apart
 from .support import RANDOM_STATES, check_saved_storages, sizes
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.needs("storages")]
 
 BLOCKS = blocks()
 ELEMENTS = 128 * 256 + 256 + 256 * 256 + 256 + 256 * 10 + 10  # of the perceptron that is trained

@@ -14,7 +14,7 @@ from ...oracles.symbolic.blocks import UNARY, Block, after_linear, blocks, chain
 from .step_memory import UPDATES, whole_step
 from .support import SCALARS, Training, check_saved_storages, held, region, step_as_predicted
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.needs("storages")]
 
 BLOCKS = blocks()
 SEVERAL = [name.removeprefix("op-") for name in BLOCKS if name.startswith("op-")]

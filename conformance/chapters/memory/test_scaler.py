@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ...harness.check import Case, contract, deep
+from ...harness.check import Case, contract, deep, needs
 from ...harness.targets import Target
 from ...measure.storages import PeakStorages
 from ...measure.threads import one_thread
@@ -40,6 +40,7 @@ def _step(target: Target, name: str, scaled: bool, steps: int) -> list[tuple[int
 
 
 @contract("AMP-MEMORY-050")
+@needs("storages")
 @pytest.mark.parametrize("name", ["sgd", "adam", deep("standard", "adamw")])
 def test_a_scaled_step_holds_no_more(case: Case, target: Target, name: str) -> None:
     with one_thread():

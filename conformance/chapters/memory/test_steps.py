@@ -18,7 +18,7 @@ from ...oracles.symbolic.blocks import blocks, execute, tensors
 from .networks import Net, net
 from .support import RANDOM_STATES
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.needs("storages")]
 
 BLOCKS = blocks()
 IMPOSSIBLE = 1 << 60  # bytes: more than any address space that torch allocates from

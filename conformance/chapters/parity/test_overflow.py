@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ...harness.check import Case, contract
+from ...harness.check import Case, contract, needs
 from ...harness.targets import Target
 from ...measure import nonfinite
 from ...measure.precision import full_precision
@@ -51,12 +51,14 @@ def _check(case: Case, target: Target, injected: Injected, dtype: torch.dtype) -
 
 
 @contract("AMP-PARITY-040", dtypes=("fp16",))
+@needs("storages")
 @pytest.mark.parametrize("name", [name for name, model in INJECTED.items() if model.dtypes == ("fp16",)], ids=_slug)
 def test_an_overflow_of_fp16_is_where_it_was_planted(case: Case, target: Target, name: str) -> None:
     _check(case, target, INJECTED[name], torch.float16)
 
 
 @contract("AMP-PARITY-040")
+@needs("storages")
 @pytest.mark.parametrize("name", [name for name, model in INJECTED.items() if len(model.dtypes) == 2], ids=_slug)
 def test_a_non_finite_value_is_where_it_was_planted(case: Case, target: Target, name: str) -> None:
     dtypes = case.supported(target)

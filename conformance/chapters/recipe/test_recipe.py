@@ -103,7 +103,7 @@ def test_equals_the_loop_by_hand(
 
 
 @by_program
-@contract("AMP-RECIPE-003", on=("cpu", "torch.cuda"))
+@contract("AMP-RECIPE-003", on=("torch.cpu", "torch.cuda"))
 def test_old_spelling(case: Case, program: str, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
     ours, theirs = twins(program, target, rng)
     old = old_spelling(target.device_type)
