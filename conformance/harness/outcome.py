@@ -62,7 +62,8 @@ def judged(run: Run, header: values.Header, pytest_status: int) -> values.Report
         unreached=_unreached(run, cases),
     )
     report = values.Report(SCHEMA, header, tuple(run.cases), footer)
-    if run.stopped and not run.problems and not rollup.failing(report):
+    left = run.scheduled - {case.id for case in run.cases}
+    if run.stopped and left and not run.problems and not rollup.failing(report):
         # What stopped it is a contract for information only, so that nothing says what the rest is.
         report = replace(report, footer=replace(footer, interrupted=True))
     if run.baseline is not None and not interrupted and not run.device_lost:

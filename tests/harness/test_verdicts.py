@@ -191,6 +191,24 @@ def test_first_failure_stops_where_asked_and_is_not_a_pass(toy: Toy) -> None:
     assert "stopped before" in outcome.report["footer"]["contracts"]["AMP-API-002"]["reason"]
 
 
+@pytest.mark.parametrize(("cases_left", "status", "overall"), [(1, 2, "INCOMPLETE"), (0, 0, "CONFORMANT")])
+def test_run_that_a_fact_stops_is_complete_only_where_nothing_is_left(
+    toy: Toy, cases_left: int, status: int, overall: str
+) -> None:
+    toy.contract("AMP-API-001", level="info", authority="engineering")
+    toy.contract("AMP-API-002")
+    toy.checks(
+        "@contract('AMP-API-002')\ndef test_a(case: Case) -> None:\n    case.equal('x', 1, 1)\n"
+        "@contract('AMP-API-001')\ndef test_b(case: Case) -> None:\n    case.equal('fact', 1, 2)\n"
+        + "@contract('AMP-API-002')\ndef test_c(case: Case) -> None:\n    case.equal('y', 1, 1)\n"
+        * cases_left
+    )
+
+    outcome = toy.run("-x")
+
+    assert (outcome.status, outcome.report["footer"]["overall"]) == (status, overall)
+
+
 def test_error_of_an_info_contract_fails_the_run(toy: Toy) -> None:
     """Info facts are never judged, but a suite that broke has said nothing about them either."""
     _one(toy, "undefined_name", level="info", authority="engineering")
