@@ -11,8 +11,8 @@ import torch
 # The allocators of CUDA, ROCm and XPU raise torch.OutOfMemoryError; other allocators, and drivers and libraries where
 # they allocate by themselves, a RuntimeError in words.
 _WORDS = re.compile(
-    r"DefaultCPUAllocator: (can't allocate memory|not enough memory)|(MPS|MTIA) backend out of memory"
-    r"|(CUDA|HIP) error: out of memory|(CUBLAS|CUDNN|HIPBLAS|CUSOLVER)_STATUS_(ALLOC_FAILED|NOT_ENOUGH_WORKSPACE)"
+    r"DefaultCPUAllocator: (can't allocate memory|not enough memory)|\b[Oo]ut of memory\b|RESOURCE_EXHAUSTED"
+    r"|(CUBLAS|CUDNN|HIPBLAS|CUSOLVER)_STATUS_(ALLOC_FAILED|NOT_ENOUGH_WORKSPACE)"
     r"|(miopenStatus|MIOPEN_STATUS_)AllocFailed|UR_RESULT_ERROR_OUT_OF_(DEVICE|HOST)_MEMORY|std::bad_alloc"
 )
 

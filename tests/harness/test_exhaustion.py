@@ -35,8 +35,10 @@ def test_after(case: Case) -> None:
         'raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")',
         'raise RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED")',
         'raise RuntimeError("level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)")',
+        'raise RuntimeError("Out of memory allocating 1152921504606846976 bytes.")',
+        'raise RuntimeError("RESOURCE_EXHAUSTED: attempting to reserve 4.00G")',
     ],
-    ids=["accelerator", "cpu", "mps", "host", "driver", "cublas", "cudnn", "xpu"],
+    ids=["accelerator", "cpu", "mps", "host", "driver", "cublas", "cudnn", "xpu", "xla-cpu", "xla"],
 )
 def test_the_next_case_runs(toy: Toy, raises: str) -> None:
     toy.contract("AMP-SPEED-001")
