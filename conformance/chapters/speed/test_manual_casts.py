@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -36,6 +36,8 @@ APART = 5  # pairs from which on disjoint arms decide, where there are too few f
 # device in software takes half a minute for a size that fills a card.
 SIZES = {
     "accelerator": (
+        (64, ARITHMETIC),
+        (96, ARITHMETIC),
         (128, ARITHMETIC),
         (256, ARITHMETIC),
         (512, ARITHMETIC),
@@ -178,14 +180,19 @@ def _is_undecided(taken: timing.Timing, allowed: float) -> bool:
     seen = taken.comparison
     if taken.invalid is None and (taken.speedup.low > allowed or taken.speedup.high <= allowed):
         return False
-    return not min(seen.baseline, default=math.inf) <= allowed * min(seen.candidate, default=math.inf)
+    return not _as_fast(seen.baseline, seen.candidate, allowed)
+
+
+def _as_fast(region: Sequence[float], manual: Sequence[float], allowed: float) -> bool:
+    """Return whether the fastest runs tell that the region is as fast as it must be; no runs tell nothing."""
+    return bool(region) and bool(manual) and min(region) <= allowed * min(manual)
 
 
 def _further_runs(case: Case, clock: Clock, seen: Comparison, manual: Work, region: Work, allowed: float) -> Comparison:
     """Go on with both arms in turn until the fastest runs decide, or the time is over: load only adds to a run."""
     until = case.now() + min(AGAIN, case.allowance / 2)
     slow, fast = list(seen.baseline), list(seen.candidate)
-    while not min(slow, default=math.inf) <= allowed * min(fast, default=math.inf) and case.now() < until:
+    while not _as_fast(slow, fast, allowed) and case.now() < until:
         fast.append(clock.seconds(manual))
         slow.append(clock.seconds(region))
     case.note("further pairs", len(fast) - len(seen.candidate))

@@ -122,6 +122,13 @@ def test_further_runs_end_when_the_fastest_decide(checks: ModuleType) -> None:
     assert case.evidence[-1].measured == pytest.approx(1.2)
 
 
+def test_comparison_without_time_for_a_pair_goes_on(checks: ModuleType) -> None:
+    case, nothing = _case(), Comparison((), ())
+    assert checks._is_undecided(Timing(nothing, math.inf, None, {}), 1.25)
+    every = checks._further_runs(case, _Clock(1.5, 2.0, 1.5, 1.6), nothing, None, None, 1.25)
+    assert every == Comparison((2.0, 1.6), (1.5, 1.5))
+
+
 @pytest.mark.parametrize(("seen", "undecided"), [((1.4,) * MANY, False), ((1.0,) * MANY, False), ((1.2,), False)])
 def test_what_is_decided_needs_no_further_runs(checks: ModuleType, seen: tuple[float, ...], undecided: bool) -> None:
     taken = Timing(Comparison(seen, (1.0,) * len(seen)), 0.01, None, {})
