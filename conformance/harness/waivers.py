@@ -77,6 +77,10 @@ class Waiver:
         """Whether the waiver is about a failure, which is named as its evidence is, or by what was raised."""
         return any(_like(failure, pattern) for pattern in self.evidence)
 
+    def excuses_a_part(self, failure: str) -> bool:
+        """Whether the waiver names this failure, and not whatever may fail in a case: the rest of it is judged."""
+        return self.evidence != ("*",) and self.excuses(failure)
+
     def expired(self, today: datetime.date) -> bool:
         """Whether the waiver has ended; its last day still counts."""
         return today > self.expires
