@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from .run import Run
     from .state import Snapshot
     from .targets import Target
-    from .waivers import Waiver
 
 
 # The others of a contract mostly differ by a parameter, and a report of thousands of programs would not be small.
@@ -204,12 +203,11 @@ def _conclude(item: pytest.Item, found: Facts, call: pytest.CallInfo[None], repo
     if judgement.verdict in (Verdict.FAIL, Verdict.ERROR) and (lost := run.lost()) is not None:
         judgement = judge.Judgement(Verdict.FAIL, f"{judgement.reason}; afterwards {lost}", judgement.detail)
         report.lost_device = item.session.shouldstop = f"{lost}; the case that did it: {found.id}"  # type: ignore[attr-defined]
-        waivers: tuple[Waiver, ...] = ()
+        waiver = None
     else:
         if case is not None and (others := item.stash.get(_OTHER_RULES, None)):
             judgement = judge.by_other_rules(case, found.target.device_type, others)
-        waivers = run.waivers_for(found.contract, found.id, found.target_name)
-    judgement, waiver = judge.excuse(judgement, waivers, case)
+        judgement, waiver = judge.excuse(judgement, case)
     if case is not None and judgement.verdict is Verdict.FAIL:
         _reproduce(item, found, case, judgement.reason)
     entry = judge.record(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -73,11 +73,9 @@ def by_other_rules(case: Case, device_type: str, ops: Iterable[str]) -> Judgemen
 
 def judge(case: Case, error: BaseException | None) -> Judgement:
     """Judge a case by how its check ended; any exception that is not the suite's own is torch's failure."""
-    failed = [one for one in case.evidence if not one.holds]
-    excused = [one for one in failed if any(waiver.excuses_a_part(one.name) for waiver in case.waivers)]
-    unheeded = next((one for one in failed if one not in excused), None)
-    if unheeded is None and excused and (error is None or isinstance(error, _WITHOUT_A_VERDICT)):
-        unheeded, error = excused[0], None
+    unheeded = next((one for one in case.evidence if not one.holds and one not in case.excused), None)
+    if unheeded is None and case.excused and (error is None or isinstance(error, _WITHOUT_A_VERDICT)):
+        unheeded, error = case.excused[0], None
     if unheeded is not None and not isinstance(error, ContractViolation):
         return Judgement(Verdict.FAIL, redact(sentence(unheeded)), None if error is None else _trace(error))
     if error is None:
@@ -112,22 +110,22 @@ def lacks_function(error: BaseException | None, module: ModuleType | None) -> st
     return error.name if found else None  # type: ignore[union-attr]
 
 
-def excuse(judgement: Judgement, waivers: Sequence[Waiver], case: Case | None) -> tuple[Judgement, Waiver | None]:
-    """Turn a failure that is all in waivers into WAIVED, by the first of them; none speaks of a failed control."""
-    if judgement.verdict is not Verdict.FAIL or _control_failed(case):
+def excuse(judgement: Judgement, case: Case | None) -> tuple[Judgement, Waiver | None]:
+    """Turn a failure that waivers of the case speak of into WAIVED, by the first; none speaks of a failed control."""
+    if case is None or judgement.verdict is not Verdict.FAIL or _control_failed(case):
         return judgement, None
-    failed = [one for one in case.evidence if not one.holds] if case is not None else []
+    failed = [one for one in case.evidence if not one.holds]
     failures = [one.name for one in failed]
     if judgement.reason not in {redact(sentence(one)) for one in failed}:
         failures.append(judgement.reason)
-    found = [next((waiver for waiver in waivers if waiver.excuses(failure)), None) for failure in failures]
+    found = [next((waiver for waiver in case.waivers if waiver.excuses(failure)), None) for failure in failures]
     if None in found:
         return judgement, None
     return Judgement(Verdict.WAIVED, judgement.reason, judgement.detail), found[0]
 
 
-def _control_failed(case: Case | None) -> bool:
-    return case is not None and any(not one.holds and _CONTROL.search(one.name) for one in case.evidence)
+def _control_failed(case: Case) -> bool:
+    return any(not one.holds and _CONTROL.search(one.name) for one in case.evidence)
 
 
 def broken(error: BaseException, phase: str) -> Judgement:

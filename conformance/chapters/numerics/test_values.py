@@ -121,6 +121,7 @@ def _finite(
     for dtype in case.supported(target):
         form, wrong = FORMATS[dtype], []
         for _ in range(case.samples(quick=1, standard=1, full=4)):
+            # Sizes share the layouts; one that is alone has all of them.
             for place, (size, draw) in enumerate(sizes.items()):
                 for layout in _layouts(case, rng, place) if len(sizes) > 1 else LAYOUTS:
                     run = tried.run(WIDE[name], _drawn(draw, form, rng, SHORT_SHAPE), layout, incoming)
