@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
@@ -43,6 +44,10 @@ def test_other_number_of_ranks(case: Case, target: Target, ranks: Groups, way: s
 
 @contract("AMP-DISTRIBUTED-014", on="cpu")
 def test_consolidated_state(case: Case, target: Target, ranks: Groups) -> None:
+    try:
+        torch.zeros(1).numpy()
+    except RuntimeError as error:  # torch.distributed reads objects of other ranks through numpy
+        case.untestable(f"this torch works without numpy: {error}")
     program = Program("perceptron", case.amp_dtypes[-1], SAVED, {1: 1}, seed=case.seed + 4)
     replica, *_ = answers(case, ranks, 2, trained, "ddp", program, SAVED)
     for rank, momenta in enumerate(answers(case, ranks, 2, consolidated, program, SAVED)):
