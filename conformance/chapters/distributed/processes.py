@@ -51,6 +51,14 @@ class Raised:
     trace: str
 
 
+class Unjoined(Raised):
+    """What kept one rank out of the process group: the machine's doing, or torch's, before any work began."""
+
+
+class NoGroup(Exception):
+    """The processes cannot form a group, here; the message has the reason of the first that could not join."""
+
+
 class RankLost(Exception):
     """A rank died or said nothing: the message names it. The group is gone; the next call needs a new one.
 
@@ -148,7 +156,8 @@ class Ranks:
         """Run `work(*arguments)` in every rank; return by rank what it returned, or `Raised`.
 
         `work` is a function of a module. Raises RankLost where a rank dies or does not answer within `patience`
-        seconds. After that, and after `Raised`, the group is closed, since its ranks may be out of step.
+        seconds, NoGroup where one could not join. After that, and after `Raised`, the group is closed, since its
+        ranks may be out of step.
         """
         request = pickle.dumps((work, arguments))
         for pipe in self._pipes:
@@ -174,6 +183,10 @@ class Ranks:
         raised = {rank: answer for rank, answer in answers.items() if isinstance(answer, Raised)}
         if lost or silent or raised:
             self.close()
+        for rank, answer in raised.items():
+            if isinstance(answer, Unjoined):
+                line = (answer.message.strip().splitlines() or [""])[0]
+                raise NoGroup(f"rank {rank} of {self.world} cannot join a process group: {answer.kinds[0]}: {line}")
         if lost or (silent and not raised):
             raise RankLost(_account(work.__name__, self.world, lost, silent, patience), answers)
         return [answers.get(rank) for rank in range(self.world)]
@@ -235,7 +248,7 @@ def _serve(rank: int, world: int, store: str, device_type: str, pipe: Connection
         _join(rank, world, store, device_type)
         failed = None
     except Exception as error:
-        failed = _raised(error)
+        failed = _raised(error, Unjoined)
     while True:
         try:
             request = pipe.recv_bytes()
@@ -270,9 +283,8 @@ def _answer(request: bytes) -> Any:
         return _raised(error)
 
 
-def _raised(error: Exception) -> Raised:
-    kinds = tuple(kind.__name__ for kind in type(error).__mro__)
-    return Raised(kinds, str(error), traceback.format_exc())
+def _raised(error: Exception, kind: type[Raised] = Raised) -> Raised:
+    return kind(tuple(one.__name__ for one in type(error).__mro__), str(error), traceback.format_exc())
 
 
 def _end_with(parent: int) -> None:

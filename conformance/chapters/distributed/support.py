@@ -16,7 +16,7 @@ from ...harness.targets import Target, one_device_only
 from ...oracles.manual_training import HandScale
 from . import processes, reference
 from .comparison import apart, differences
-from .processes import Groups, Raised, RankLost
+from .processes import Groups, NoGroup, Raised, RankLost
 from .programs import HUGE, INTERVAL, MODELS, SCALE, Program, Step
 from .ways import WAYS, train_each
 
@@ -54,6 +54,8 @@ def answers(case: Case, ranks: Groups, world: int, work: Callable[..., Any], *ar
         case.unsupported(f"{count} devices of {ranks.device_type}; this needs {world}")
     try:
         found = ranks(world).call(work, *arguments)
+    except NoGroup as error:
+        case.untestable(str(error))
     except RankLost as error:
         case.equal("ranks that were lost", str(error), "none")
     raised = [

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from conformance.chapters.distributed import processes
-from conformance.chapters.distributed.processes import Groups, Raised, RankLost, Ranks
+from conformance.chapters.distributed.processes import Groups, NoGroup, Raised, RankLost, Ranks
 from tests.chapters.distributed import ranks
 from tests.paths import ROOT
 
@@ -65,6 +65,16 @@ def test_an_exception_is_an_answer_and_ends_the_group(groups: Groups) -> None:
     assert "mine" in raised.message
     assert not first.alive
     assert groups(2).call(ranks.total, 0) == [1.0, 1.0]
+
+
+@pytest.mark.skipif(processes.start_method() != "fork", reason="what is put in place reaches forked ranks only")
+def test_ranks_that_cannot_join_are_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "backend_of", lambda device_type: "no_such_backend")
+    group = Ranks(2)
+
+    with pytest.raises(NoGroup, match=r"rank [01] of 2 cannot join a process group: \w+: .*no_such_backend"):
+        group.call(ranks.total, 1)
+    assert not group.alive
 
 
 def test_a_rank_that_dies_is_named(groups: Groups) -> None:
