@@ -156,7 +156,11 @@ def _state(run: Run, waiver: Waiver, cases: list[values.Case]) -> values.Waiver:
     names = [*(target.name for target in run.targets), "host"]
     applies = {name: run.applies(waiver, name) for name in names}
     foreign = {target.name for target in run.targets if targets.is_foreign(target.device_type)}
-    replaced = {target.name for target in run.targets if target.device_type in run.autocast_kernels}
+    unseen = {
+        target.name
+        for target in run.targets
+        if target.device_type in run.autocast_kernels or not (target.is_fake or waivers.seen_on(target.device_type))
+    }
     collected = [row for row in run.collected if row[0] == waiver.contract and applies[row[2]]]
     named = [row for row in collected if waiver.names(row[0], row[1])]
     ran = [
@@ -164,7 +168,7 @@ def _state(run: Run, waiver: Waiver, cases: list[values.Case]) -> values.Waiver:
         for case in cases
         if waiver.names(case.contract, case.id)
         and applies[case.target]
-        and not (case.verdict is Verdict.PASS and _elsewhere(waiver, case.target, foreign, replaced))
+        and not (case.verdict is Verdict.PASS and _elsewhere(waiver, case.target, foreign, unseen))
     ]
     # A case that the selection or the level left out may be the one that is named.
     narrowed = run.surroundings.selection is not None or waiver.contract in run.shallow
@@ -190,12 +194,12 @@ def _state(run: Run, waiver: Waiver, cases: list[values.Case]) -> values.Waiver:
     )
 
 
-def _elsewhere(waiver: Waiver, target: str, foreign: Collection[str], replaced: Collection[str]) -> bool:
-    """Whether a target may do right what the waiver is about: another's device, or kernels that are not stock torch's.
+def _elsewhere(waiver: Waiver, target: str, foreign: Collection[str], unseen: Collection[str]) -> bool:
+    """Whether a target may do right what the waiver is about: another's device, or kernels that we have not seen.
 
     The device is another's where no pattern of the waiver names it.
     """
-    return (target in foreign and not waiver.speaks_of(target)) or (target in replaced and waiver.shipped)
+    return (target in foreign and not waiver.speaks_of(target)) or (target in unseen and waiver.shipped)
 
 
 def _stale(waiver: values.Waiver) -> str | None:

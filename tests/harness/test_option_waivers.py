@@ -81,10 +81,29 @@ def test_kernels_that_are_not_torchs_may_do_right_what_torch_breaks(
     expires = datetime.date(2999, 12, 31)
     of_torch = waivers.Waiver("AMP-API-001", ("*",), "why", "us", "https://example.org", expires, shipped=True)
     monkeypatch.setattr(waivers, "shipped", lambda known: (of_torch,))
+    monkeypatch.setattr(waivers, "seen_on", lambda device_type: device_type == "cpu")
     monkeypatch.setattr(Run, "autocast_kernels", kernels)
 
     assert toy.run().status == status
     assert _run(toy).status == 1  # a waiver of the user's own is held against its word
+
+
+@pytest.mark.parametrize(("capability", "status"), [("AVX2", 1), ("AVX512", 0), ("DEFAULT", 0), ("SVE256", 0)])
+def test_a_cpu_with_other_instructions_may_do_right_what_torch_breaks(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch, capability: str, status: int
+) -> None:
+    toy.contract("AMP-API-001")
+    toy.checks(
+        "@contract('AMP-API-001', on=('cpu', 'fake'))\n"
+        "def test_a(case: Case, target: Target) -> None:\n    case.equal('x', 1, 1)\n"
+    )
+    expires = datetime.date(2999, 12, 31)
+    of_torch = waivers.Waiver("AMP-API-001", ("*",), "why", "us", "https://example.org", expires, shipped=True)
+    monkeypatch.setattr(waivers, "shipped", lambda known: (of_torch,))
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+
+    assert toy.run("--device", "cpu").status == status
+    assert toy.run("--device", "fake:cuda").status == 1  # fake tensors run no kernels
 
 
 @pytest.mark.parametrize(("cases", "status", "state"), [('["*"]', 0, "used"), ('["AMP-API-001[b]"]', 1, "idle")])
