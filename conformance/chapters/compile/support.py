@@ -19,6 +19,7 @@ import torch
 
 from ...harness.check import Case
 from ...harness.targets import Target
+from ...measure.compilers import without_torch_compile, without_torchscript
 from ...oracles.numbers.formats import FORMATS
 from ...oracles.trace.ops import OpTrace
 from .observation import Around, Observed, distances, observed
@@ -27,13 +28,11 @@ from .ways import Way
 
 
 @contextlib.contextmanager
-def compiler(case: Case) -> Iterator[None]:
-    """Let torch.compile start without compiled code, and leave none; without a compiler the case is UNTESTABLE."""
-    try:
-        dynamo = importlib.import_module("torch._dynamo")
-        dynamo.eval_frame.check_if_dynamo_supported()
-    except (ImportError, RuntimeError) as error:
-        case.untestable(f"torch.compile does not work here: {error}")
+def compiler(case: Case, way: str = "") -> Iterator[None]:
+    """Let torch.compile start without compiled code, and leave none; without it, or what `way` needs: UNTESTABLE."""
+    if reason := without_torch_compile() or (without_torchscript() if way == "jit.trace" else None):
+        case.untestable(reason)
+    dynamo = importlib.import_module("torch._dynamo")
     dynamo.reset()
     with warnings.catch_warnings(), _quiet(), _without_timed_guards():
         warnings.simplefilter("ignore")

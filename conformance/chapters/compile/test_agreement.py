@@ -116,7 +116,7 @@ DECOMPOSED = [
 @pytest.mark.parametrize("pair", DECOMPOSED)
 def test_decomposed_values(case: Case, target: Target, rng: torch.Generator, pair: tuple[str, str]) -> None:
     way, program = WAYS[pair[0]], PROGRAMS[pair[1]]
-    with compiler(case):
+    with compiler(case, way.name):
         for dtype in dtypes_of(case, target):
             leaves = program.leaves(target.device, rng)
             seen, expected = runs(way, program, target, dtype, leaves)

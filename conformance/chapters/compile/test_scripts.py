@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
+from ...measure.compilers import without_torchscript
 from .scripted_programs import OPS, REGIONS, product
 from .support import ambient, dtypes_of
 
@@ -19,7 +20,9 @@ from .support import ambient, dtypes_of
 CALLS = 3
 
 
-def _scripted(program: Callable[..., object]) -> Any:
+def _scripted(case: Case, program: Callable[..., object]) -> Any:
+    if reason := without_torchscript():
+        case.untestable(reason)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.jit is deprecated in newer versions
         return torch.jit.script(program)
@@ -42,12 +45,12 @@ def _agrees(case: Case, what: str, call: Any, program: Callable[..., object], x:
 @pytest.mark.parametrize("name", [*REGIONS, *(deep("standard", name) for name in OPS)])
 def test_scripted_regions(case: Case, target: Target, rng: torch.Generator, name: str) -> None:
     program = {**REGIONS, **OPS}[name]
-    _agrees(case, "", _scripted(program), program, *_operands(target, rng))
+    _agrees(case, "", _scripted(case, program), program, *_operands(target, rng))
 
 
 @contract("AMP-COMPILE-007")
 def test_scripted_program_in_a_region(case: Case, target: Target, rng: torch.Generator) -> None:
-    call, (x, w) = _scripted(product), _operands(target, rng)
+    call, (x, w) = _scripted(case, product), _operands(target, rng)
     for dtype in dtypes_of(case, target):
         regions = {
             "no region": ambient(target, dtype, enabled=False),

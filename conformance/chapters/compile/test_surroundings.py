@@ -135,7 +135,7 @@ def _broken(device_type: str, dtype: torch.dtype, nested: bool) -> Callable[...,
 @pytest.mark.parametrize("way", [CAPTURING[0], *(deep("standard", way) for way in CAPTURING[1:])])
 def test_errors_while_capturing(case: Case, target: Target, way: str) -> None:
     leaves = tuple(torch.randn(2, 4, 4).to(target.device))
-    with compiler(case):
+    with compiler(case, way):
         for dtype, nested in itertools.product(dtypes_of(case, target), (False, True)):
             torch._dynamo.reset()
             before = observe()

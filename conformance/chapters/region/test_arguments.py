@@ -13,6 +13,7 @@ import torch
 
 from ...harness.check import Case, applies, contract, deep
 from ...harness.targets import Target
+from ...measure.compilers import without_torchscript
 from ...oracles.policy.devices import DeviceType
 from ...oracles.region.stack_model import (
     observe,
@@ -172,6 +173,9 @@ def test_warnings_point_at_the_caller(case: Case) -> None:
 
 @contract("AMP-REGION-059")
 def test_scripted_decorated_function(case: Case) -> None:
+    if reason := without_torchscript():
+        case.untestable(reason)
+
     def script(decorated: Callable[..., object]) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

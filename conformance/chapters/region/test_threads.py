@@ -11,6 +11,7 @@ import torch
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
+from ...measure.compilers import without_torchscript
 from ...oracles.region.stack_model import (
     Region,
     RegionStack,
@@ -155,6 +156,8 @@ def test_threads_of_the_benchmark(
 
 @contract("AMP-REGION-112", on="cpu")
 def test_forked_functions(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
+    if reason := without_torchscript():
+        case.untestable(reason)
     x = torch.ones(2, 2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # later versions deprecate TorchScript
