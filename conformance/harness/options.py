@@ -6,6 +6,7 @@ import difflib
 import importlib.util
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -383,6 +384,12 @@ def require_packages() -> None:
     missing = [name for name in ("hypothesis", "tabulate") if importlib.util.find_spec(name) is None]
     if missing:
         raise pytest.UsageError(f"not installed: {', '.join(missing)}; the suite needs pip install {' '.join(missing)}")
+
+
+def require_docstrings() -> None:
+    """Refuse to run under python -OO, where torch has no docstrings; raises pytest.UsageError."""
+    if sys.flags.optimize > 1:
+        raise pytest.UsageError("python -OO takes torch's docstrings away: run without it, or unset PYTHONOPTIMIZE")
 
 
 def require_torch() -> None:

@@ -72,6 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
     options = options_module.read(config)
     _wait_without_spinning()
     options_module.require_packages()
+    options_module.require_docstrings()
     options_module.require_torch()
     from .session import prepare
 

@@ -1,4 +1,4 @@
-"""Without torch, or with one that is too old or broken, the run ends with one line that says what to do."""
+"""Without torch, or with one that is too old, broken or stripped, the run ends with one line that says what to do."""
 
 from __future__ import annotations
 
@@ -55,3 +55,16 @@ def test_missing_test_package_is_named(root: Path, package: str) -> None:
 
     assert run.returncode == 4
     assert f"not installed: {package}" in run.stdout + run.stderr
+
+
+def test_stripped_docstrings_are_refused(root: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-OO", "-m", "pytest", "conformance", "-p", "no:cacheprovider", "-p", "no:randomly"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert run.returncode == 4
+    assert "unset PYTHONOPTIMIZE" in run.stdout + run.stderr
