@@ -145,7 +145,7 @@ def _table() -> list[Op]:
         _op("huber_loss", _pairs, ("off_grid", "plain"), delta=2.5),
         _op("huber_loss", _pairs, ("off_grid", "plain"), "sum", delta=0.3),
         _op("smooth_l1_loss", _pairs, ("off_grid", "plain"), beta=0.25),
-        _op("smooth_l1_loss", _pairs, ("off_grid", "plain"), beta=2.5),
+        _op("smooth_l1_loss", _pairs, ("off_grid", "plain"), beta=0.7),
         _op("kl_div", _distributions, ("plain",), "batchmean"),
         _op(
             "kl_div",

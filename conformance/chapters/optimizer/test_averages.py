@@ -106,3 +106,30 @@ def test_first_average_is_the_model(case: Case, target: Target, average: str, rn
         pairs = zip(mean.module.state_dict().items(), model.state_dict().values(), strict=True)
         wrong = [name for (name, ours), theirs in pairs if not torch.equal(ours, theirs)]
         case.equal(f"entries that differ from the model after one update, use_buffers={use_buffers}", wrong, [])
+
+
+DECAYS = (0.999, 0.99, 0.3)
+"""Usual decays and a small one, none of them a number of 16 bits, so that one that is rounded shows."""
+
+
+@contract("AMP-OPTIMIZER-113")
+@pytest.mark.parametrize("several", [False, True], ids=["avg_fn", "multi_avg_fn"])
+def test_decay(case: Case, target: Target, rng: torch.Generator, several: bool) -> None:
+    case.require_arithmetic(target, torch.float32)
+    values = [torch.rand(16, generator=rng) + 0.25 for _ in range(4)]
+    for decay in DECAYS:
+        model = Holder([values[0].to(target.device)], buffers=False)
+        options: dict[str, Any] = (
+            {"multi_avg_fn": swa_utils.get_ema_multi_avg_fn(decay)}
+            if several
+            else {"avg_fn": swa_utils.get_ema_avg_fn(decay)}
+        )
+        mean = swa_utils.AveragedModel(model, **options)
+        exact = values[0].double()
+        for number, value in enumerate(values):
+            model.tensors()[0].copy_(value)
+            mean.update_parameters(model)
+            exact = value.double() if number == 0 else decay * exact + (1 - decay) * value.double()
+        error = (mean.module.state_dict()["tensor0"].cpu().double() - exact).abs() / exact
+        # A product, a sum and a rounded weight for each of three averages of positive numbers.
+        case.at_most(f"decay {decay}: relative error after four updates", float(error.max()), 9 * 2.0**-24)

@@ -853,6 +853,17 @@ def huber_loss_switches_at_one() -> Iterator[None]:
 
 
 @fault("AMP-NUMERICS-064")
+def beta_of_smooth_l1_loss_is_rounded() -> Iterator[None]:
+    """smooth_l1_loss rounds its beta to the region's type."""
+
+    def run(dtype: torch.dtype, x: Any, y: Any, reduction: int = 1, beta: float = 1.0) -> torch.Tensor:
+        return torch.ops.aten.smooth_l1_loss(x.float(), y.float(), reduction, float(torch.tensor(beta).to(dtype)))
+
+    with _in_region("smooth_l1_loss", run):
+        yield
+
+
+@fault("AMP-NUMERICS-064")
 def class_weights_are_rounded() -> Iterator[None]:
     """cross_entropy rounds its class weights to the region's type."""
 

@@ -396,6 +396,21 @@ def averages_of_16_bit_tensors_stand_still() -> Iterator[None]:
         yield
 
 
+@fault("AMP-OPTIMIZER-113")
+def decays_of_averages_are_rounded() -> Iterator[None]:
+    """Moving averages take their decay as a number of bfloat16."""
+    plain, several = swa_utils.get_ema_avg_fn, swa_utils.get_ema_multi_avg_fn
+
+    def rounded(decay: float) -> float:
+        return float(torch.tensor(decay).bfloat16())
+
+    with (
+        replaced(swa_utils, "get_ema_avg_fn", lambda decay=0.999: plain(rounded(decay))),
+        replaced(swa_utils, "get_ema_multi_avg_fn", lambda decay=0.999: several(rounded(decay))),
+    ):
+        yield
+
+
 @fault("AMP-OPTIMIZER-114")
 def scheduler_warns_of_fused_optimizers_too() -> Iterator[None]:
     """A scheduler's first step warns of a wrong order if the optimizer counted no step."""
