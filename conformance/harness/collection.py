@@ -12,14 +12,12 @@ import pytest
 from ..report import rollup
 from . import benchmarks, cost, parallel
 from .check import DEPTHS
-from .items import Facts, depth, facts
+from .items import CHAPTERS, Facts, depth, facts
 from .keys import RUN
 from .measuring import TIMED
 
 if TYPE_CHECKING:
     from .run import Run
-
-CHAPTERS = Path(__file__).resolve().parent.parent / "chapters"
 
 _ABSENT = "none"
 

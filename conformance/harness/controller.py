@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from . import junit, watchdog
-from .collection import CHAPTERS
+from .items import CHAPTERS
 
 if TYPE_CHECKING:
     from .run import Run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import warnings
 import zlib
 from collections import Counter
 from collections.abc import Generator
@@ -56,6 +57,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
         _require_capabilities(found, item.config.stash[RUN])
         with (
             nullcontext() if found.target is None else found.target.current(),
+            _warnings_that_do_not_raise(),
             _measuring(item, found),
             _reaching_other_rules(item, found),
         ):
@@ -92,6 +94,15 @@ def _unless_lost(run: Run) -> Generator[None]:
     except RuntimeError:
         if run.lost() is None:
             raise
+
+
+@contextmanager
+def _warnings_that_do_not_raise() -> Generator[None]:
+    """Let warnings be warnings, which -W and the filterwarnings of a project may turn into errors of torch."""
+    with warnings.catch_warnings():
+        if any(action == "error" for action, *_ in warnings.filters):
+            warnings.simplefilter("default")
+        yield
 
 
 @contextmanager

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from .check import DEPTHS
+
+CHAPTERS = Path(__file__).resolve().parent.parent / "chapters"
+"""The folder of the checks."""
 
 _MARKS = (
     "contract(id, on, dtypes): the contract that a check asserts",

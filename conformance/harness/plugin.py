@@ -19,9 +19,8 @@ import pytest
 from . import benchmarks, parallel, progress, watchdog
 from . import catalogue as catalogues
 from . import options as options_module
-from .collection import CHAPTERS
 from .controller import Controller
-from .items import register_marks
+from .items import CHAPTERS, register_marks
 from .keys import RUN
 
 if TYPE_CHECKING:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 from ..data import in_force
 
 OLDEST_TORCH = "2.6"
@@ -11,7 +13,10 @@ _WHERE = "(https://pytorch.org/get-started/locally/)"
 def torch_problem() -> str | None:
     """Import torch; return in one line why it cannot be used, None where it can."""
     try:
-        import torch
+        with warnings.catch_warnings():
+            # It warns where numpy is not installed, which -W may turn into an error.
+            warnings.simplefilter("default")
+            import torch
     except ModuleNotFoundError as error:
         if error.name != "torch":
             return f"torch cannot be imported: {error}"
