@@ -10,7 +10,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
+from ..measure.precision import refusals
 from ..oracles.policy.declaration import Undetermined
 from ..report import values
 from ..report.verdicts import Verdict
@@ -108,6 +110,18 @@ def lacks_function(error: BaseException | None, module: ModuleType | None) -> st
     """Return the function that a device module (`torch.cuda`) lacks, where torch, or a check, looked for it."""
     found = isinstance(error, AttributeError) and module is not None and error.obj is module
     return error.name if found else None  # type: ignore[union-attr]
+
+
+def lacks_float64(error: BaseException | None, device: torch.device) -> str | None:
+    """Return the module of torch whose Python code asked for float64 on a device that refuses all tensors of it.
+
+    What a check asks for itself, or an operator makes, is not meant: a region may have widened it.
+    """
+    if error is None or not _raised_in_torch(error):
+        return None
+    refused = (type(error), str(error)) in refusals(device, torch.float64)
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals["__name__"]) if refused else None
 
 
 def excuse(judgement: Judgement, case: Case | None) -> tuple[Judgement, Waiver | None]:

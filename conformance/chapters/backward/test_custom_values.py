@@ -137,8 +137,7 @@ def test_cast_inputs_reach(case: Case, target: Target, amp_dtype: torch.dtype, r
     def floats(dtype: torch.dtype) -> torch.Tensor:
         return torch.randn(4, generator=rng).to(target.device).to(dtype)
 
-    # MPS has no float64.
-    wide = {"float64": floats(torch.float64)} if target.device_type != "mps" else {}
+    wide = {"float64": floats(torch.float64)} if target.computes_in(torch.float64) else {}
     integers = torch.arange(4, device=target.device)
     flags = integers > 1
     given: dict[str, Any] = {

@@ -46,6 +46,8 @@ def lacks(target: Target) -> frozenset[str]:
 
     AMP-SCALE-024 reports a kernel without bf16 gradients, AMP-SCALE-087 what step() does without gradients.
     """
+    if not target.computes_in(torch.bfloat16):
+        return frozenset(["bf16_gradients", "no_gradients"])
     gradient, flag = (torch.zeros((), dtype=dtype, device=target.device) for dtype in (torch.bfloat16, torch.float32))
     try:
         torch._amp_foreach_non_finite_check_and_unscale_([gradient], flag, torch.ones_like(flag))

@@ -227,6 +227,7 @@ def test_sparse_gradients(case: Case, target: Target, coalesced: bool) -> None:
 @ROUTES
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["first", "middle", "last"])
 def test_fp16_gradients(case: Case, target: Target, explicit: bool, place: int) -> None:
+    case.require_arithmetic(target, torch.float16, torch.float64)
     dtypes = [torch.float32] * 3
     dtypes[place] = torch.float16
     optimizer = owning(*(torch.ones(2, dtype=dtype, device=target.device) for dtype in dtypes))

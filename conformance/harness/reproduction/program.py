@@ -157,7 +157,7 @@ def _target(file: File, target: Target) -> str:
 def _probe(file: File, target: Target) -> str:
     facts = {
         **target.probe,
-        "computes_in": [str(dtype) for dtype in _DTYPES if target.is_fake or target.computes_in(dtype)],
+        "computes_in": [str(dtype) for dtype in _DTYPES if target.computes_in(dtype)],
     }
     return literals.source(file, facts)
 

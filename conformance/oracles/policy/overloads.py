@@ -367,7 +367,7 @@ def calls(
         call = sample(target, overload, types[kind], seed)
         if kind != "asked":
             made[type_names(types[kind])] = call
-        elif takes_dtype(call) and (target.is_fake or target.device_type != "mps"):  # which has no float64
+        elif takes_dtype(call) and target.computes_in(torch.float64):
             made[f"{type_names(low)} with dtype=float64"] = partial(call, dtype=torch.float64)
     return made
 

@@ -18,7 +18,8 @@ _KEPT: list[torch.library.Library] = []  # what a library registers goes with it
 class Variant:
     """A kernel for each of some overloads under a dispatch key, and patterns over the contracts that it concerns.
 
-    `module` has attributes of the device module; one that is None is missing.
+    `module` has attributes of the device module; one that is None is missing. No tensor on the device can have one of
+    `missing_types`.
     """
 
     contracts: tuple[str, ...]
@@ -26,6 +27,7 @@ class Variant:
     kernels: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     module: Mapping[str, Any] = field(default_factory=dict)
     default_dtype: torch.dtype | None = None  # of regions without a dtype
+    missing_types: tuple[torch.dtype, ...] = ()
 
     def apply(self) -> None:
         """Change the backend of this process, for good."""
@@ -36,6 +38,8 @@ class Variant:
                 setattr(torch.get_device_module(_DEVICE_TYPE), name, value)
         if self.default_dtype is not None:
             torch.set_autocast_dtype(_DEVICE_TYPE, self.default_dtype)
+        for dtype in self.missing_types:
+            torch.ops.toyacc.lack(dtype)
         library = torch.library.Library("aten", "IMPL")
         _KEPT.append(library)
         for name, kernel in self.kernels.items():
@@ -187,5 +191,20 @@ LACKING = {
     "no_bfloat16": Variant(
         ("AMP-CAST-01*", "AMP-CAST-02*", "AMP-REGION-00*", "AMP-SCALE-00*", "AMP-BF16-00*"),
         module={"get_amp_supported_dtype": lambda: [torch.float16], "is_bf16_supported": None},
+    ),
+    "no_tensors_of_float16": Variant(
+        ("AMP-CAST-01*",),
+        module={"get_amp_supported_dtype": lambda: [torch.bfloat16]},
+        default_dtype=torch.bfloat16,
+        missing_types=(torch.float16, torch.complex32),
+    ),
+    "no_tensors_of_bfloat16": Variant(
+        ("AMP-CAST-01*",),
+        module={"get_amp_supported_dtype": lambda: [torch.float16], "is_bf16_supported": None},
+        missing_types=(torch.bfloat16,),
+    ),
+    "no_tensors_of_float64": Variant(
+        ("AMP-CAST-01*",),
+        missing_types=(torch.float64, torch.complex128),
     ),
 }
