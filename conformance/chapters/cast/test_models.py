@@ -27,7 +27,7 @@ from ...oracles.policy.samples import Inputs
 from ...oracles.trace.ops import Op, OpTrace, first_difference
 from .composite_ops import CALLS, WRITTEN, Composite, composites
 from .models import Program, programs
-from .support import CUDA, CUDA_OR_CPU, floating_tensors
+from .support import CUDA, CUDA_OR_CPU, floating_tensors, make_inputs
 
 EVERYWHERE = ("cpu", "fake:cuda", "cuda", "xpu")
 REAL = ("cpu", "cuda", "xpu")

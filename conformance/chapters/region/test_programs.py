@@ -59,7 +59,8 @@ def regions_of(target: Target, others: Sequence[str], *dtypes: torch.dtype | Non
         Region(kind, dtype, enabled, cache)
         for kind in (target.device_type, *others)
         for dtype in dtypes
-        if kind != target.device_type or dtype in (None, torch.float32) or target.supports(dtype)
+        # In a new thread the default is DEFAULTS', whatever the backend made it elsewhere.
+        if kind != target.device_type or dtype is torch.float32 or target.supports(dtype or DEFAULTS[kind])
         for enabled in (True, False)
         for cache in (None, True, False)
     ]
