@@ -48,10 +48,14 @@ _ENDINGS: tuple[tuple[type[BaseException], Verdict], ...] = (
 # A case that ends so has what failed before, in a waiver, as its verdict.
 _WITHOUT_A_VERDICT = (Unsupported, Undetermined, Untestable, Inconclusive, pytest.skip.Exception)
 
+# Of torch's Python code, what computes in a dtype of its own choice: the reciprocal of the scale, the products of Muon.
+_OUTSIDE_REGIONS = ("torch.amp.grad_scaler", "torch.optim.")
+
 # What a look-up in a table raises: in a module of the suite its table lacks the entry. A check module also looks up
 # what torch made, such as an optimizer's state, and torch's own functions raise the rest of Python's exceptions.
 _OF_TABLES = (KeyError, ZeroDivisionError)
 _SUITE = __name__.split(".")[0]
+_OF_A_TRACE = ("torch._ops", f"{_SUITE}.oracles.trace.")
 
 
 @dataclass(frozen=True)
@@ -112,16 +116,19 @@ def lacks_function(error: BaseException | None, module: ModuleType | None) -> st
     return error.name if found else None  # type: ignore[union-attr]
 
 
-def lacks_float64(error: BaseException | None, device: torch.device) -> str | None:
-    """Return the module of torch whose Python code asked for float64 on a device that refuses all tensors of it.
+def lacks_dtype(error: BaseException | None, device: torch.device) -> tuple[str, torch.dtype] | None:
+    """Return the module of torch that asked for a dtype of which a device refuses all tensors, and that dtype.
 
-    What a check asks for itself, or an operator makes, is not meant: a region may have widened it.
+    Only scalers and optimizers are meant: elsewhere a region may have cast to the dtype, which is a failure.
     """
-    if error is None or not _raised_in_torch(error):
+    if error is None:
         return None
-    refused = (type(error), str(error)) in refusals(device, torch.float64)
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return str(frame.f_globals["__name__"]) if refused else None
+    modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    module = next((name for name in reversed(modules) if not name.startswith(_OF_A_TRACE)), "")
+    if not module.startswith(_OUTSIDE_REGIONS):
+        return None
+    dtypes = (torch.float64, torch.bfloat16, torch.float16)
+    return next(((module, dtype) for dtype in dtypes if (type(error), str(error)) in refusals(device, dtype)), None)
 
 
 def excuse(judgement: Judgement, case: Case | None) -> tuple[Judgement, Waiver | None]:

@@ -138,9 +138,7 @@ def test_cast_inputs_reach(case: Case, target: Target, amp_dtype: torch.dtype, r
         return torch.randn(4, generator=rng).to(target.device).to(dtype)
 
     wide = {"float64": floats(torch.float64)} if target.computes_in(torch.float64) else {}
-    low, brief = (
-        dtype if target.computes_in(dtype) else torch.float32 for dtype in (torch.float16, torch.bfloat16)
-    )
+    low, brief = (dtype if target.computes_in(dtype) else torch.float32 for dtype in (torch.float16, torch.bfloat16))
     integers = torch.arange(4, device=target.device)
     flags = integers > 1
     given: dict[str, Any] = {

@@ -22,7 +22,7 @@ from ...harness.targets import Target
 from ...oracles.numbers.formats import FORMATS
 from ...oracles.trace.ops import OpTrace
 from .observation import Around, Observed, distances, observed
-from .programs import Amp, Program, Tensors
+from .programs import OTHER, Amp, Program, Tensors
 from .ways import Way
 
 
@@ -94,9 +94,10 @@ def bound(program: Program, target: Target, dtype: torch.dtype, **options: Any) 
     """Return the program as a function of tensors.
 
     Without `cache` its regions have no weight cache: a graph casts a weight at each use, so that its gradient is summed
-    in float32, with the cache in 16 bits.
+    in float32, with the cache in 16 bits. On a device with one 16-bit type inner regions have that.
     """
-    amp = Amp(target.device_type, dtype, **options)
+    other = OTHER[dtype] if target.supports(OTHER[dtype]) else dtype
+    amp = Amp(target.device_type, dtype, other=other, **options)
 
     def call(*leaves: torch.Tensor) -> Any:
         return program.function(amp, *leaves)

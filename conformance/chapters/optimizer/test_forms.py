@@ -454,6 +454,7 @@ def expect_first_step(
     case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig, dtype: torch.dtype
 ) -> None:
     """Bound the error: a first step rounds the parameter at most twice, and its change in at most 32 operations."""
+    case.require_arithmetic(target, dtype)
     build(case, kind, LinearLoss.make(kind.gradients, target.device, rng))
     unit = torch.finfo(dtype).eps / 2
     # Whole vectors of 16-bit numbers and a remainder.

@@ -70,7 +70,7 @@ def recorded(graph: torch.fx.Graph) -> list[tuple[Any, ...]]:
 
 
 def promised(tree: tuple[Any, ...], target: Target) -> list[tuple[Any, ...]]:
-    """Return the calls, in the form of `recorded`; torch disables a region of a type that the device does not support."""
+    """Return the calls, in the form of `recorded`; torch disables regions of types that the device does not support."""
     calls: list[tuple[Any, ...]] = []
     opened = 0
 
