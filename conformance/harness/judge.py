@@ -55,7 +55,11 @@ _OUTSIDE_REGIONS = ("torch.amp.grad_scaler", "torch.optim.")
 # what torch made, such as an optimizer's state, and torch's own functions raise the rest of Python's exceptions.
 _OF_TABLES = (KeyError, ZeroDivisionError)
 _SUITE = __name__.split(".")[0]
-_OF_A_TRACE = ("torch._ops", f"{_SUITE}.oracles.trace.")
+# What stands between such code and the operator that it calls: modes, and what keeps the compiler away.
+_BETWEEN = (
+    *("torch._ops", "torch._compile", "torch._dynamo.", "torch.utils._device"),
+    *(f"{_SUITE}.oracles.trace.", f"{_SUITE}.measure."),
+)
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,7 @@ def lacks_dtype(error: BaseException | None, device: torch.device) -> tuple[str,
     if error is None:
         return None
     modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
-    module = next((name for name in reversed(modules) if not name.startswith(_OF_A_TRACE)), "")
+    module = next((name for name in reversed(modules) if not name.startswith(_BETWEEN)), "")
     if not module.startswith(_OUTSIDE_REGIONS):
         return None
     dtypes = (torch.float64, torch.bfloat16, torch.float16)

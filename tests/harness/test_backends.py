@@ -248,6 +248,67 @@ def test_function_that_a_device_module_lacks_is_read_from_the_error() -> None:
     assert judge.lacks_function(RuntimeError("device"), module) is None
 
 
+class Lacking:
+    """A device that refuses all tensors of float64 and of bfloat16, each with words of its own, and code that asks."""
+
+    words = {torch.float64: "npu has no double", torch.bfloat16: "npu has no brain float"}
+
+    def refusals(self, device: torch.device, dtype: torch.dtype) -> frozenset[tuple[type[Exception], str]]:
+        return frozenset({(TypeError, self.words[dtype])} if dtype in self.words else ())
+
+    def asked(self, *modules: str, dtype: torch.dtype = torch.float64, words: str = "") -> Exception:
+        """Return what is raised where a module, called by the modules before it, asks for the dtype."""
+
+        def refuse() -> None:
+            raise TypeError(words or self.words[dtype])
+
+        call: Any = refuse
+        for module in reversed(modules):
+            scope = {"__name__": module, "call": call}
+            exec("def asking():\n    call()", scope)  # code of a module of that name
+            call = scope["asking"]
+        # The innermost frame is this module's; an operator has none.
+        try:
+            call()
+        except TypeError as error:
+            frames = error.__traceback__
+            assert frames is not None
+            last = frames
+            while last.tb_next is not None and last.tb_next.tb_next is not None:
+                last = last.tb_next
+            last.tb_next = None
+            return error
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("modules", "module"),
+    [
+        (("check", "torch.amp.grad_scaler"), "torch.amp.grad_scaler"),
+        (("check", "torch.optim._muon"), "torch.optim._muon"),
+        (
+            ("torch.amp.grad_scaler", "torch._compile", "conformance.measure.nonfinite", "torch._ops"),
+            "torch.amp.grad_scaler",
+        ),
+        (("check",), None),
+        (("check", "torch.nn.modules.linear"), None),
+        (("torch.optim.sgd", "check"), None),
+        (("check", "conformance.oracles.trace.ops", "torch._ops"), None),
+    ],
+)
+def test_dtype_that_a_scaler_or_an_optimizer_computes_in_may_be_missing(
+    monkeypatch: pytest.MonkeyPatch, modules: tuple[str, ...], module: str | None
+) -> None:
+    lacking, npu = Lacking(), torch.device("cpu")
+    monkeypatch.setattr(judge, "refusals", lacking.refusals)
+
+    for dtype in lacking.words:
+        expected = None if module is None else (module, dtype)
+        assert judge.lacks_dtype(lacking.asked(*modules, dtype=dtype), npu) == expected
+    assert judge.lacks_dtype(lacking.asked(*modules, words="expected a double"), npu) is None
+    assert judge.lacks_dtype(None, npu) is None
+
+
 _NO_KERNEL = """
 @contract("AMP-CAST-000")
 def test_a(case: Case, target: Target) -> None:

@@ -90,14 +90,18 @@ def dtypes_of(case: Case, target: Target) -> tuple[torch.dtype, ...]:
     return found if case.level == "full" else found[-1:]
 
 
+def inner_type(target: Target, dtype: torch.dtype) -> torch.dtype:
+    """Return the other 16-bit type, for regions inside or around those of `dtype`; `dtype` where there is no other."""
+    return OTHER[dtype] if target.supports(OTHER[dtype]) else dtype
+
+
 def bound(program: Program, target: Target, dtype: torch.dtype, **options: Any) -> Callable[..., Any]:
     """Return the program as a function of tensors.
 
     Without `cache` its regions have no weight cache: a graph casts a weight at each use, so that its gradient is summed
-    in float32, with the cache in 16 bits. On a device with one 16-bit type inner regions have that.
+    in float32, with the cache in 16 bits.
     """
-    other = OTHER[dtype] if target.supports(OTHER[dtype]) else dtype
-    amp = Amp(target.device_type, dtype, other=other, **options)
+    amp = Amp(target.device_type, dtype, other=inner_type(target, dtype), **options)
 
     def call(*leaves: torch.Tensor) -> Any:
         return program.function(amp, *leaves)

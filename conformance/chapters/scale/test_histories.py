@@ -22,9 +22,9 @@ from .support import started
 def scalers(case: Case, target: Target) -> Factory:
     """Return a factory of scalers; end the case if the device lacks a type.
 
-    The reciprocal is computed in fp64, and some of the gradients are fp16.
+    The reciprocal is computed in fp64, and the gradients are of each floating type.
     """
-    case.require_arithmetic(target, torch.float64, torch.float16)
+    case.require_arithmetic(target, torch.float64, torch.float16, torch.bfloat16)
     return lambda **settings: torch.amp.GradScaler(target.device_type, **settings)
 
 
@@ -49,8 +49,6 @@ def lacks(target: Target) -> frozenset[str]:
 
     AMP-SCALE-024 reports a kernel without bf16 gradients, AMP-SCALE-087 what step() does without gradients.
     """
-    if not target.computes_in(torch.bfloat16):
-        return frozenset(["bf16_gradients", "no_gradients"])
     gradient, flag = (torch.zeros((), dtype=dtype, device=target.device) for dtype in (torch.bfloat16, torch.float32))
     try:
         torch._amp_foreach_non_finite_check_and_unscale_([gradient], flag, torch.ones_like(flag))

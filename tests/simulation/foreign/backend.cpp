@@ -69,8 +69,12 @@ c10::OperatorHandle known(const c10::OperatorHandle& op, Stack* stack) {
   return dispatcher.findSchemaOrThrow("aten::convolution_backward", "");
 }
 
-// What is left out, as a small backend would: kernels that fuse several operators.
+bool fuses_steps = false;
+
+// What is left out, as a small backend would: kernels that fuse several operators; those of optimizers unless a variant
+// has them.
 bool lacks(const std::string& name) {
+  if (fuses_steps && name.rfind("aten::_fused_", 0) == 0) return false;
   for (auto part : {"aten::_fused_", "aten::_thnn_fused_"})
     if (name.rfind(part, 0) == 0) return true;
   return false;
@@ -128,6 +132,7 @@ TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, m) { implement<&on_device>(m, c10::D
 
 TORCH_LIBRARY(toyacc, m) {
   m.def("lack(ScalarType type) -> ()", [](ScalarType type) { missing_types().insert(type); });
+  m.def("fuse() -> ()", [] { fuses_steps = true; });
 }
 
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
