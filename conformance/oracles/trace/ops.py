@@ -33,7 +33,7 @@ def identity(tensor: torch.Tensor) -> int:
     """Return the address by which a trace knows a tensor, which is unique among the tensors that are alive.
 
     Below the functionalization of a backend such as XLA, ops get the tensor that the caller's one wraps. Python's object
-    of that one may be made after the trace, at the `id` of one that a traced op got: the address is that of the tensor.
+    for that one may be made after the trace, and have the `id` of one that is gone: the address is torch's.
     """
     if type(tensor) not in _PLAIN:
         return id(tensor)

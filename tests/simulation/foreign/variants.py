@@ -246,9 +246,9 @@ LACKING = {
     ),
     "no_tensors_of_float64": Variant(
         (
-            "AMP-REGION-002", "AMP-BACKWARD-030", "AMP-BACKWARD-068", "AMP-CAST-01[018]", "AMP-CAST-040", "AMP-CAST-044",
-            "AMP-CAST-068", "AMP-SCALE-028", "AMP-SCALE-180", "AMP-CLIP-016", "AMP-TRANSFORM-001", "AMP-PARITY-041",
-            "AMP-OPTIMIZER-024", "AMP-OPTIMIZER-103", "AMP-NUMERICS-106",
+            "AMP-REGION-002", "AMP-BACKWARD-030", "AMP-BACKWARD-068", "AMP-CAST-01[018]", "AMP-CAST-040",
+            "AMP-CAST-044", "AMP-CAST-068", "AMP-SCALE-028", "AMP-SCALE-180", "AMP-CLIP-016", "AMP-TRANSFORM-001",
+            "AMP-PARITY-041", "AMP-OPTIMIZER-024", "AMP-OPTIMIZER-103", "AMP-NUMERICS-106",
         ),
         missing_types=(torch.float64, torch.complex128),
     ),
