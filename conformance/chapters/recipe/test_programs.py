@@ -71,9 +71,13 @@ def equals_manual(case: Case, target: Target, recipe: Recipe, *, exact: bool = T
 
 
 def _without_signs_of_zero(step: Step) -> Step:
-    """Return a step with 0.0 in place of -0.0: a sum of negative zeros is either, by the number that it starts from."""
-    positive = {name: value + 0.0 if value.is_floating_point() else value for name, value in step.values.items()}
-    return Step(tuple(loss + 0.0 for loss in step.losses), step.scale, positive)
+    """Return a step with 0.0 in place of -0.0: a sum of negative zeros is either, by the number that it starts from.
+
+    On the CPU, since XLA's compiler leaves out the addition of zero.
+    """
+    values = {name: value.cpu() for name, value in step.values.items()}
+    positive = {name: value + 0.0 if value.is_floating_point() else value for name, value in values.items()}
+    return Step(tuple(loss.cpu() + 0.0 for loss in step.losses), step.scale, positive)
 
 
 def moved(steps: list[Step], number: int, model: str = "model") -> bool:

@@ -32,8 +32,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 def identity(tensor: torch.Tensor) -> int:
     """Return the address by which a trace knows a tensor, which is unique among the tensors that are alive.
 
-    Below the functionalization of a backend such as XLA, ops get the tensor that the caller's one wraps. Python's object
-    for that one may be made after the trace, and have the `id` of one that is gone: the address is torch's.
+    Below the functionalization of a backend such as XLA, ops get the tensor that the caller's one wraps. The object of
+    Python for that one may be made after the trace, with the `id` of one that is gone: the address is torch's.
     """
     if type(tensor) not in _PLAIN:
         return id(tensor)
