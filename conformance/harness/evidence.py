@@ -43,4 +43,14 @@ def plain(value: Any) -> Any:
         return sorted((plain(item) for item in value), key=str)
     if isinstance(value, dict):
         return [f"{plain(key)}: {plain(item)}" for key, item in value.items()]
-    return str(value)
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    """Return `str(value)`: torch prints a tensor in float64, of which a third party's device may refuse all tensors."""
+    try:
+        return str(value)
+    except (RuntimeError, TypeError):
+        if not hasattr(value, "is_cpu"):
+            raise
+    return str(value.cpu())

@@ -176,7 +176,7 @@ def pytest_runtest_makereport(
 
 
 def _lacking(error: BaseException | None, target: Target) -> Judgement | None:
-    """Judge a case that a third party's device has no kernel, or its module no function, for."""
+    """Judge a case for which a third party's device has no kernel, its module no function, or it no dtype."""
     from . import judge
     from .targets import device_module
 
@@ -184,6 +184,8 @@ def _lacking(error: BaseException | None, target: Target) -> Judgement | None:
         return judge.Judgement(Verdict.UNSUPPORTED, f"{target.name} has no kernel of {op}")
     if name := judge.lacks_function(error, device_module(target.device_type)):
         return judge.Judgement(Verdict.UNSUPPORTED, f"torch.{target.device_type} has no {name}")
+    if asked := judge.lacks_dtype(error, target.device):
+        return judge.Judgement(Verdict.UNSUPPORTED, f"{target.name} has no {asked[1]}, in which {asked[0]} computes")
     return None
 
 

@@ -10,7 +10,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
+from ..measure.precision import refusals
 from ..oracles.policy.declaration import Undetermined
 from ..report import values
 from ..report.verdicts import Verdict
@@ -46,10 +48,18 @@ _ENDINGS: tuple[tuple[type[BaseException], Verdict], ...] = (
 # A case that ends so has what failed before, in a waiver, as its verdict.
 _WITHOUT_A_VERDICT = (Unsupported, Undetermined, Untestable, Inconclusive, pytest.skip.Exception)
 
+# Of torch's Python code, what computes in a dtype of its own choice: the reciprocal of the scale, the products of Muon.
+_OUTSIDE_REGIONS = ("torch.amp.grad_scaler", "torch.optim.")
+
 # What a look-up in a table raises: in a module of the suite its table lacks the entry. A check module also looks up
 # what torch made, such as an optimizer's state, and torch's own functions raise the rest of Python's exceptions.
 _OF_TABLES = (KeyError, ZeroDivisionError)
 _SUITE = __name__.split(".")[0]
+# What stands between such code and the operator that it calls: modes, and what keeps the compiler away.
+_BETWEEN = (
+    *("torch._ops", "torch._compile", "torch._dynamo.", "torch.utils._device"),
+    *(f"{_SUITE}.oracles.trace.", f"{_SUITE}.measure."),
+)
 
 
 @dataclass(frozen=True)
@@ -108,6 +118,21 @@ def lacks_function(error: BaseException | None, module: ModuleType | None) -> st
     """Return the function that a device module (`torch.cuda`) lacks, where torch, or a check, looked for it."""
     found = isinstance(error, AttributeError) and module is not None and error.obj is module
     return error.name if found else None  # type: ignore[union-attr]
+
+
+def lacks_dtype(error: BaseException | None, device: torch.device) -> tuple[str, torch.dtype] | None:
+    """Return the module of torch that asked for a dtype of which a device refuses all tensors, and that dtype.
+
+    Only scalers and optimizers are meant: elsewhere a region may have cast to the dtype, which is a failure.
+    """
+    if error is None:
+        return None
+    modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    module = next((name for name in reversed(modules) if not name.startswith(_BETWEEN)), "")
+    if not module.startswith(_OUTSIDE_REGIONS):
+        return None
+    dtypes = (torch.float64, torch.bfloat16, torch.float16)
+    return next(((module, dtype) for dtype in dtypes if (type(error), str(error)) in refusals(device, dtype)), None)
 
 
 def excuse(judgement: Judgement, case: Case | None) -> tuple[Judgement, Waiver | None]:

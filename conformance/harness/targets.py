@@ -78,8 +78,8 @@ class Target:
         return DTYPE_NAMES.get(dtype) in self.probe["amp_dtypes"]
 
     def computes_in(self, dtype: torch.dtype) -> bool:
-        """Whether the device has arithmetic in `dtype`, natively or by emulation."""
-        return computes_in(self.device, dtype)
+        """Whether the device has arithmetic in `dtype`, natively or by emulation; fake tensors have every type."""
+        return self.is_fake or computes_in(self.device, dtype)
 
     def lacks(self, capability: str) -> str | None:
         """Return why the device lacks one of CAPABILITIES, and None where it has it."""

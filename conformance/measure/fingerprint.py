@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from .flags import FLAGS, flag, kept
-from .precision import full_precision
+from .precision import computes_in, full_precision
 from .summation import (
     MANY_TERMS,
     MOST_EXTRA_BITS,
@@ -360,7 +360,8 @@ def _rounds(result: torch.Tensor) -> str:
 
 
 def _machine(device: torch.device) -> Section:
-    found = {"NaN cast to " + name: _cast_nans(device, dtype) for name, dtype in NAMES.items() if name != "fp32"}
+    narrow = {name: dtype for name, dtype in NAMES.items() if name != "fp32" and computes_in(device, dtype)}
+    found = {"NaN cast to " + name: _cast_nans(device, dtype) for name, dtype in narrow.items()}
     found["multiply and add"] = _contraction(device)
     return _relaxed(device) | found | _libraries(device)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -16,6 +17,26 @@ def computes_in(device: torch.device, dtype: torch.dtype) -> bool:
         return float(torch.ones(1, dtype=dtype, device=device) + 1) == 2.0
     except (RuntimeError, TypeError, NotImplementedError):
         return False
+
+
+@functools.cache
+def refusals(device: torch.device, dtype: torch.dtype) -> frozenset[tuple[type[Exception], str]]:
+    """Return the exceptions that a device without `dtype` raises for its tensors: their classes and messages.
+
+    Empty where the device has tensors of `dtype`.
+    """
+    wanted: tuple[Callable[[], object], ...] = (
+        lambda: torch.ones(1, dtype=dtype, device=device),
+        lambda: torch.ones(1, device=device).to(dtype),
+        lambda: torch.ones(1, dtype=dtype).to(device),
+    )
+    found = set()
+    for call in wanted:
+        try:
+            call()
+        except (RuntimeError, TypeError, NotImplementedError) as error:
+            found.add((type(error), str(error)))
+    return frozenset(found)
 
 
 @contextlib.contextmanager

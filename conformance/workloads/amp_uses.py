@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -157,7 +158,14 @@ class Uses:
                 nn.functional.linear(self.x, self.weights[0])
 
     def use_modules(self) -> None:
-        with self._region():
+        self._run_modules(self._region())
+
+    def modules_without_amp(self) -> None:
+        """Compute what `use_modules` does, without a region."""
+        self._run_modules(contextlib.nullcontext())
+
+    def _run_modules(self, region: contextlib.AbstractContextManager[object]) -> None:
+        with region:
             convolution, attention, recurrent = self._modules
             convolution(self.x.t().unsqueeze(0)).float().sum().backward()
             attention(self.x, self.x, self.x)[0].float().sum().backward()

@@ -248,6 +248,64 @@ def test_function_that_a_device_module_lacks_is_read_from_the_error() -> None:
     assert judge.lacks_function(RuntimeError("device"), module) is None
 
 
+_WORDS = {torch.float64: "npu has no double", torch.bfloat16: "npu has no brain float"}
+
+
+def _asked(modules: tuple[str, ...], words: str) -> TypeError:
+    """Return the device's refusal of a dtype, raised below code of these modules, the innermost last."""
+
+    def refuse(*rest: Any) -> None:
+        raise TypeError(words)  # as an operator in C++, whose frames Python does not see
+
+    call: Any = refuse
+    for module in reversed(modules):
+        call = types.FunctionType(_calls.__code__, {"__name__": module, "call": call})
+    with pytest.raises(TypeError) as caught:
+        call()
+    error = caught.value
+    places = error.__traceback__
+    while places is not None and places.tb_next is not None and places.tb_next.tb_next is not None:
+        places = places.tb_next
+    assert places is not None
+    places.tb_next = None
+    return error
+
+
+def _calls() -> None:
+    call()  # type: ignore[name-defined]  # noqa: F821  (each copy has its own)
+
+
+_BETWEEN = ("torch._compile", "conformance.measure.nonfinite", "torch._ops")
+
+
+@pytest.mark.parametrize(
+    ("modules", "module"),
+    [
+        (("check", "torch.amp.grad_scaler"), "torch.amp.grad_scaler"),
+        (("check", "torch.optim._muon"), "torch.optim._muon"),
+        (
+            ("torch.amp.grad_scaler", "torch._compile", "conformance.measure.nonfinite", "torch._ops"),
+            "torch.amp.grad_scaler",
+        ),
+        (("check",), None),
+        (("check", "torch.nn.modules.linear"), None),
+        (("torch.optim.sgd", "check"), None),
+        (("check", "conformance.oracles.trace.ops", "torch._ops"), None),
+    ],
+)
+def test_dtype_that_a_scaler_or_an_optimizer_computes_in_may_be_missing(
+    monkeypatch: pytest.MonkeyPatch, modules: tuple[str, ...], module: str | None
+) -> None:
+    device = torch.device("cpu")
+    refusals = {dtype: frozenset({(TypeError, words)}) for dtype, words in _WORDS.items()}
+    monkeypatch.setattr(judge, "refusals", lambda device, dtype: refusals.get(dtype, frozenset()))
+
+    for dtype, words in _WORDS.items():
+        assert judge.lacks_dtype(_asked(modules, words), device) == (None if module is None else (module, dtype))
+    assert judge.lacks_dtype(_asked(modules, "expected a double"), device) is None
+    assert judge.lacks_dtype(None, device) is None
+
+
 _NO_KERNEL = """
 @contract("AMP-CAST-000")
 def test_a(case: Case, target: Target) -> None:

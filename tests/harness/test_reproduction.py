@@ -253,6 +253,14 @@ def _ending(call: Callable[[Any], Any], case: Any) -> bool:
     return True
 
 
+def test_stand_in_lacks_the_types_that_the_target_lacks() -> None:
+    """Types that no device is known to lack, such as integers, are not asked for when the program is written."""
+    other = stand_ins.Target("cpu", "cpu", None, False, {"without": ["torch.float64"]})
+
+    assert not other.computes_in(torch.float64)
+    assert other.computes_in(torch.int8)
+
+
 @pytest.mark.parametrize("name", ["cpu", "fake:cuda", "fake:xpu"])
 def test_the_region_of_the_stand_in_is_that_of_the_target(name: str) -> None:
     target = resolve(name)

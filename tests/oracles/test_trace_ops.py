@@ -7,7 +7,7 @@ import torch
 
 from conformance.oracles.trace import counts
 from conformance.oracles.trace.casts import alive
-from conformance.oracles.trace.ops import Op, OpTrace, trace_of
+from conformance.oracles.trace.ops import Op, OpTrace, identity, trace_of
 
 
 def test_a_product_and_its_backward() -> None:
@@ -94,3 +94,18 @@ def test_tensors_of_a_functionalizing_backend_are_known() -> None:
     assert casts == trace.conversions[:1]
     assert [one.tensor for one in trace.conversions][-1:] == [one.tensor for one in trace.casts_of(view)]
     assert "aten::t" in [op.name for op in trace.ops]
+
+
+def test_tensor_of_a_functionalizing_backend_is_not_taken_for_one_that_is_gone() -> None:
+    """Python's object of the tensor that is wrapped is made when it is asked for, where those of others were."""
+    whole = torch._to_functional_tensor(torch.ones(4))
+    torch._enable_functionalization(reapply_views=False)
+    try:
+        results = [whole + number for number in range(50)]
+    finally:
+        torch._disable_functionalization()
+    others = [torch.ones(1) for _ in range(100)]
+    gone = {identity(one) for one in others}
+    del others
+
+    assert not gone & {identity(one) for one in results}

@@ -137,12 +137,12 @@ def test_cast_inputs_reach(case: Case, target: Target, amp_dtype: torch.dtype, r
     def floats(dtype: torch.dtype) -> torch.Tensor:
         return torch.randn(4, generator=rng).to(target.device).to(dtype)
 
-    # MPS has no float64.
-    wide = {"float64": floats(torch.float64)} if target.device_type != "mps" else {}
+    wide = {"float64": floats(torch.float64)} if target.computes_in(torch.float64) else {}
+    low, brief = (dtype if target.computes_in(dtype) else torch.float32 for dtype in (torch.float16, torch.bfloat16))
     integers = torch.arange(4, device=target.device)
     flags = integers > 1
     given: dict[str, Any] = {
-        "tensors": [floats(torch.float32), (floats(torch.float16), {"deep": floats(torch.bfloat16)})],
+        "tensors": [floats(torch.float32), (floats(low), {"deep": floats(brief)})],
         "others": [integers, flags, 3, 2.5, "text", b"bytes", None, True],
         "wide": wide,
         "elsewhere": torch.ones(4, device="meta"),

@@ -286,12 +286,13 @@ def test_nothing_survives_a_generator(case: Case, target: Target, rng: torch.Gen
 
 @contract("AMP-CACHE-015")
 def test_nothing_survives_a_thread(case: Case, target: Target, rng: torch.Generator) -> None:
+    (amp_dtype, *_) = case.supported(target)  # of a thread, the default may be one that the device lacks
     features = torch.randn(3, 4, generator=rng).to(target.device)
     weight = torch.randn(5, 4, generator=rng).to(target.device).requires_grad_()
     trace = OpTrace()
 
     def work() -> int:
-        with torch.autocast(target.device_type), trace:
+        with torch.autocast(target.device_type, dtype=amp_dtype), trace:
             linear(features, weight)
             return len(alive(trace.casts_of(weight)))
 

@@ -44,7 +44,10 @@ FP32_ERROR = 128 * 2.0**-24
 
 
 def make_inputs(target: Target, dtypes: Iterable[torch.dtype], rng: torch.Generator, **options: Any) -> Inputs:
-    return Inputs(tuple(dtypes), target.device, rng.initial_seed(), target.is_fake, **options)
+    """Return inputs on the target, or on the CPU where they are cast to float64 and the target has none."""
+    wide = options.get("cast_to") is torch.float64 and not target.computes_in(torch.float64)
+    device = torch.device("cpu") if wide else target.device
+    return Inputs(tuple(dtypes), device, rng.initial_seed(), target.is_fake, **options)
 
 
 def run_sample(target: Target, call: partial[Any], amp_dtype: torch.dtype | None) -> Seen:

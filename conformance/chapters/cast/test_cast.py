@@ -250,7 +250,7 @@ def _check_product(case: Case, target: Target, amp_dtype: torch.dtype, row: List
     unit = torch.finfo(amp_dtype).eps / 2
     case.at_most(
         "largest error against float64 over the size of the products",
-        float(((seen.double() - exact).abs() / size).max()),
+        float(((seen.cpu().double() - exact.cpu()).abs() / size.cpu()).max()),
         _ROUNDINGS * unit,
     )
     # Control: an op that ran in fp32 would return nearly the result of unrounded inputs.

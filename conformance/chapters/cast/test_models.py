@@ -27,7 +27,7 @@ from ...oracles.policy.samples import Inputs
 from ...oracles.trace.ops import Op, OpTrace, first_difference
 from .composite_ops import CALLS, WRITTEN, Composite, composites
 from .models import Program, programs
-from .support import CUDA, CUDA_OR_CPU, floating_tensors
+from .support import CUDA, CUDA_OR_CPU, floating_tensors, make_inputs
 
 EVERYWHERE = ("cpu", "fake:cuda", "cuda", "xpu")
 REAL = ("cpu", "cuda", "xpu")
@@ -260,8 +260,7 @@ def _rows(names: tuple[str, ...], backend: str, *, real: bool = False) -> list[A
 
 
 def _made(row: Composite, target: Target, rng: torch.Generator, given: torch.dtype, **options: Any) -> partial[Any]:
-    inputs = Inputs((given, torch.float32), target.device, rng.initial_seed(), target.is_fake, **options)
-    return CALLS[row.name](inputs)
+    return CALLS[row.name](make_inputs(target, (given, torch.float32), rng, **options))
 
 
 def _run_manual(
@@ -446,6 +445,6 @@ def test_attention_backends(
     case.equal("first op that is not as predicted", first_difference(seen.floating, predicted.floating), None)
     case.identical("result, against manual casts", result, manual)
     low, high = attention_window(FORMATS[amp_dtype])
-    exact = call(*(x.to(amp_dtype).double() for x in tensors))
+    exact = call(*(x.to(amp_dtype).cpu().double() for x in tensors))
     case.equal("type", result.dtype, amp_dtype)
     case.between("error by norm", normwise_error(result, exact), low / 3, high)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -276,14 +276,9 @@ _UNTOUCHED = {
 def test_types_that_are_not_eligible(case: Case, target: Target, overload: str) -> None:
     (amp_dtype, *_) = _amp_dtypes(case, target)
     for what, dtypes in _UNTOUCHED.items():
-        if target.is_fake or _has(target, dtypes):
+        if all(target.computes_in(dtype) for dtype in dtypes):
             call = overloads.sample(target, overload, dtypes, case.seed)
             _judge(case, target, overload, what, call, amp_dtype, eligible=False)
-
-
-def _has(target: Target, dtypes: Iterable[torch.dtype]) -> bool:
-    """Return whether the device has tensors of these dtypes: MPS has no float64."""
-    return target.device_type != "mps" or not {torch.float64, torch.complex64}.intersection(dtypes)
 
 
 def _strided(x: torch.Tensor) -> torch.Tensor:

@@ -27,14 +27,22 @@ def _exact_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 class Amp:
-    """The device type and 16-bit type of a program's regions; a program calls `pause` between its parts."""
+    """The device type and 16-bit type of a program's regions; a program calls `pause` between its parts.
+
+    `other` is the type of inner regions, by default the other 16-bit type.
+    """
 
     def __init__(
-        self, device_type: str, dtype: torch.dtype, pause: Callable[[], None] = _nothing, cache: bool | None = None
+        self,
+        device_type: str,
+        dtype: torch.dtype,
+        pause: Callable[[], None] = _nothing,
+        cache: bool | None = None,
+        other: torch.dtype | None = None,
     ) -> None:
         self.kind = device_type
         self.dtype = dtype
-        self.other = OTHER[dtype]
+        self.other = OTHER[dtype] if other is None else other
         self.pause = pause
         self.cache = cache
         # Regions of XPU open without its hardware; they change nothing on another device.

@@ -23,7 +23,7 @@ from ...measure.compilers import without_torch_compile, without_torchscript
 from ...oracles.numbers.formats import FORMATS
 from ...oracles.trace.ops import OpTrace
 from .observation import Around, Observed, distances, observed
-from .programs import Amp, Program, Tensors
+from .programs import OTHER, Amp, Program, Tensors
 from .ways import Way
 
 
@@ -89,13 +89,18 @@ def dtypes_of(case: Case, target: Target) -> tuple[torch.dtype, ...]:
     return found if case.level == "full" else found[-1:]
 
 
+def inner_type(target: Target, dtype: torch.dtype) -> torch.dtype:
+    """Return the other 16-bit type, for regions inside or around those of `dtype`; `dtype` where there is no other."""
+    return OTHER[dtype] if target.supports(OTHER[dtype]) else dtype
+
+
 def bound(program: Program, target: Target, dtype: torch.dtype, **options: Any) -> Callable[..., Any]:
     """Return the program as a function of tensors.
 
     Without `cache` its regions have no weight cache: a graph casts a weight at each use, so that its gradient is summed
     in float32, with the cache in 16 bits.
     """
-    amp = Amp(target.device_type, dtype, **options)
+    amp = Amp(target.device_type, dtype, other=inner_type(target, dtype), **options)
 
     def call(*leaves: torch.Tensor) -> Any:
         return program.function(amp, *leaves)

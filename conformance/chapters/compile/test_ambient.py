@@ -14,7 +14,7 @@ from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from .observation import Around, observed
 from .programs import AMBIENT, OTHER
-from .support import ambient, bound, compiler, dtypes_of, same
+from .support import ambient, bound, compiler, dtypes_of, inner_type, same
 from .ways import WAYS
 
 
@@ -36,11 +36,13 @@ def changes(target: Target, dtype: torch.dtype) -> dict[str, Around]:
     """Return regions around a call by name; each differs from the one before in one setting."""
     kind = target.device_type
     elsewhere = "cpu" if kind == "xpu" else "xpu"
+    other = inner_type(target, dtype)
+    of_other = {} if other is dtype else {"a region of the other type": ambient(target, other, cache_enabled=False)}
     return {
         "no region": contextlib.nullcontext,
         "a region": ambient(target, dtype, cache_enabled=False),
-        "a region of the other type": ambient(target, OTHER[dtype], cache_enabled=False),
-        "a disabled region": ambient(target, OTHER[dtype], enabled=False, cache_enabled=False),
+        **of_other,
+        "a disabled region": ambient(target, other, enabled=False, cache_enabled=False),
         "a region of another device type": lambda: torch.autocast(elsewhere, dtype=torch.bfloat16),
         "a region with the cache on": ambient(target, dtype, cache_enabled=True),
         "flags that were set": lambda: set_flags(kind, dtype),

@@ -173,7 +173,8 @@ def test_partial_sums_of_convolutions_may_leave_the_range(case: Case, target: Ta
         for layout in one.layouts:
             with full_precision(target.device_type):
                 found = one.seen(first, second, layout, target.device, target.autocast(torch.float16))
-            seen[str(layout).removeprefix("torch.")] = [str(number) for number in found.double().unique().tolist()]
+            values = found.cpu().double().unique().tolist()
+            seen[str(layout).removeprefix("torch.")] = [str(number) for number in values]
         case.equal(f"{op}: sum that is {what}", seen, {layout: [str(expected)] for layout in seen})
 
 

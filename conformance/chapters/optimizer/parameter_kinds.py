@@ -133,9 +133,7 @@ KINDS: Mapping[str, Mapping[str, Callable[[Draw], list[Given]]]] = {
 
 def dtypes_of(aspect: str) -> tuple[torch.dtype, ...]:
     """Return the real dtypes that an aspect computes in."""
-    return {"16-bit": (torch.bfloat16, torch.float16), "complex": (torch.float32,)}.get(
-        aspect, (torch.float32, torch.float64)
-    )
+    return (torch.bfloat16, torch.float16) if aspect == "16-bit" else (torch.float32, torch.float64)
 
 
 @dataclass

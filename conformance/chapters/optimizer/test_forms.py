@@ -41,6 +41,7 @@ def expect_same_as_without(
     case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig, changes: Callable[[], dict[str, Any]]
 ) -> None:
     """Expect the steps, or exceptions, of a run without scaler with these arguments, and that skipped steps skip."""
+    case.require_arithmetic(target, torch.float64)  # of the scaler, whose exceptions are compared
     slopes = LinearLoss.make(kind.gradients, target.device, rng)
     build(case, kind, slopes.copy())
     twin = slopes.copy()
@@ -247,7 +248,7 @@ def _give(parameters: Sequence[torch.Tensor], values: Sequence[torch.Tensor], sc
 def test_sparse_gradients_are_taken_or_refused(
     case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig, dtype: torch.dtype
 ) -> None:
-    case.require_arithmetic(target, dtype)
+    case.require_arithmetic(target, dtype, torch.float64)
     build(case, kind, LinearLoss.make(kind.gradients, target.device, rng))
     wrong, refused = [], 0
     for layouts in (("repeated",), ("repeated", "dense"), ("dense", "repeated")):
@@ -379,6 +380,7 @@ def test_other_dtypes(
 @contract("AMP-OPTIMIZER-028", dtypes=("fp16",))
 @over_optimizers(lambda kind: kind.gradients != "sparse", variants=None)
 def test_fp16_parameters(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
+    case.require_arithmetic(target, torch.float16, torch.float64)
     build(case, kind, LinearLoss.make(kind.gradients, target.device, rng))
     slopes = of_dtype(LinearLoss.make(kind.gradients, target.device, rng), torch.float16)
     twin = slopes.copy()
@@ -452,6 +454,7 @@ def expect_first_step(
     case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig, dtype: torch.dtype
 ) -> None:
     """Bound the error: a first step rounds the parameter at most twice, and its change in at most 32 operations."""
+    case.require_arithmetic(target, dtype)
     build(case, kind, LinearLoss.make(kind.gradients, target.device, rng))
     unit = torch.finfo(dtype).eps / 2
     # Whole vectors of 16-bit numbers and a remainder.

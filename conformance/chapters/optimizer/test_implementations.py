@@ -217,6 +217,7 @@ def test_skips_of_complex(case: Case, target: Target, rng: torch.Generator, kind
 
 
 def expect_no_trace(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig, aspect: str) -> None:
+    case.require_arithmetic(target, torch.float64)  # of the scaler
     draw = require(case, target, kind, aspect, rng)
     other = HISTORIES[1 + int(torch.randint(len(HISTORIES) - 1, (), generator=rng))]
     names = [name for name in KINDS[aspect] if takes(kind, aspect, name)]

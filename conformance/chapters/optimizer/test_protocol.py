@@ -242,6 +242,7 @@ SCALING = [PLAIN, *(kind for kind in ALL if kind.scales_itself and kind.first)]
 @contract("AMP-OPTIMIZER-068")
 @pytest.mark.parametrize("kind", SCALING, ids=[kind.id for kind in SCALING])
 def test_step_that_raised(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
+    case.require_arithmetic(target, torch.float64)
     for explicit in ROUTES:
         slopes, twin, optimizer, plain = twins(case, target, rng, kind)
         scaler = torch.amp.GradScaler(target.device_type)

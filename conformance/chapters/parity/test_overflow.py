@@ -54,6 +54,7 @@ def _check(case: Case, target: Target, injected: Injected, dtype: torch.dtype) -
 @needs("storages")
 @pytest.mark.parametrize("name", [name for name, model in INJECTED.items() if model.dtypes == ("fp16",)], ids=_slug)
 def test_an_overflow_of_fp16_is_where_it_was_planted(case: Case, target: Target, name: str) -> None:
+    case.require(target, torch.float16)
     _check(case, target, INJECTED[name], torch.float16)
 
 

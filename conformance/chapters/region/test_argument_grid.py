@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+import torch
 
 from ...harness.check import Case, applies, contract
 from ...harness.state import kept
@@ -45,11 +46,12 @@ def _check_index(case: Case, device_type: str) -> None:
     case.equal("arguments treated otherwise with an index", unlike, [])
 
 
-_WITH_AUTOCAST = [name for name, device in DEVICES.items() if device.dtype is not None and name != "cuda"]
+_OWN = torch._C._get_privateuse1_backend_name()  # of a third party's device, "privateuseone" where there is none
+_WITH_AUTOCAST = [name for name, device in DEVICES.items() if device.dtype is not None and name not in ("cuda", _OWN)]
 
 
 @contract("AMP-REGION-111")
-@pytest.mark.parametrize("device_type", _WITH_AUTOCAST)
+@pytest.mark.parametrize("device_type", [*_WITH_AUTOCAST, pytest.param(_OWN, id="third-party")])
 def test_device_string_with_an_index(case: Case, device_type: str) -> None:
     _check_index(case, device_type)
 

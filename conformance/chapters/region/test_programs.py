@@ -59,7 +59,8 @@ def regions_of(target: Target, others: Sequence[str], *dtypes: torch.dtype | Non
         Region(kind, dtype, enabled, cache)
         for kind in (target.device_type, *others)
         for dtype in dtypes
-        if kind != target.device_type or dtype in (None, torch.float32) or target.supports(dtype)
+        # In a new thread the default is DEFAULTS', whatever the backend made it elsewhere.
+        if kind != target.device_type or dtype is torch.float32 or target.supports(dtype or DEFAULTS[kind])
         for enabled in (True, False)
         for cache in (None, True, False)
     ]
@@ -160,7 +161,7 @@ def shapes(target: Target, outer: str, inner: str, first: Region, second: Region
     other = torch.float16 if torch.get_autocast_dtype(target.device_type) is torch.bfloat16 else torch.bfloat16
     setters = {
         "flag": Set(2, target.device_type, True),
-        "dtype": Set(2, target.device_type, other),
+        **({"dtype": Set(2, target.device_type, other)} if target.computes_in(other) else {}),
         "flag of another device": Set(2, neighbours(target)[0], True),
         "cache": Set(2, target.device_type, False, cache=True),
     }

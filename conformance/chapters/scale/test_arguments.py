@@ -50,6 +50,7 @@ def sampled(case: Case, rng: torch.Generator, values: Values) -> tuple[Any, ...]
 @contract("AMP-SCALE-180")
 @_grid(valid=True)
 def test_valid_numbers(case: Case, target: Target, rng: torch.Generator, route: Route, values: Values) -> None:
+    case.require_arithmetic(target, torch.float64)
     for value in sampled(case, rng, values):
         trial = tried(route, target.device_type, values.argument, value)
         what = f"{values.argument}={value!r} by {route.name}"
@@ -59,6 +60,7 @@ def test_valid_numbers(case: Case, target: Target, rng: torch.Generator, route: 
 @contract("AMP-SCALE-181")
 @_grid(valid=False)
 def test_invalid_numbers(case: Case, target: Target, rng: torch.Generator, route: Route, values: Values) -> None:
+    case.require_arithmetic(target, torch.float64)
     for value in sampled(case, rng, values):
         trial = tried(route, target.device_type, values.argument, value)
         what = f"{values.argument}={value!r} by {route.name}"

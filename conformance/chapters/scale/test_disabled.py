@@ -42,7 +42,8 @@ def test_disabled_step(case: Case, target: Target) -> None:
 def test_disabled_unscale_and_update(case: Case, target: Target) -> None:
     scaler = disabled(target)
     optimizer = owning(
-        torch.tensor([2.0, math.inf], device=target.device), torch.ones(1, dtype=torch.float16, device=target.device)
+        torch.tensor([2.0, math.inf], device=target.device),
+        torch.ones(1, dtype=case.supported(target)[0], device=target.device),
     )
     for what, call in (
         ("unscale_()", lambda: scaler.unscale_(optimizer)),

@@ -20,8 +20,11 @@ from .support import started
 
 
 def scalers(case: Case, target: Target) -> Factory:
-    """Return a factory of scalers; end the case if the device has no fp64, in which the reciprocal is computed."""
-    case.require_arithmetic(target, torch.float64)
+    """Return a factory of scalers; end the case if the device lacks a type.
+
+    The reciprocal is computed in fp64, and the gradients are of each floating type.
+    """
+    case.require_arithmetic(target, torch.float64, torch.float16, torch.bfloat16)
     return lambda **settings: torch.amp.GradScaler(target.device_type, **settings)
 
 

@@ -227,6 +227,7 @@ def test_sparse_gradients(case: Case, target: Target, coalesced: bool) -> None:
 @ROUTES
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["first", "middle", "last"])
 def test_fp16_gradients(case: Case, target: Target, explicit: bool, place: int) -> None:
+    case.require_arithmetic(target, torch.float16, torch.float64)
     dtypes = [torch.float32] * 3
     dtypes[place] = torch.float16
     optimizer = owning(*(torch.ones(2, dtype=dtype, device=target.device) for dtype in dtypes))
@@ -312,6 +313,7 @@ def test_overflow_in_unscaling(case: Case, target: Target, scale: float) -> None
 
 @contract("AMP-SCALE-124")
 def test_fp16_sparse_gradients_are_added_first(case: Case, target: Target) -> None:
+    case.require_arithmetic(target, torch.float16)
     for values, found in (([40000.0, 40000.0], 1.0), ([20000.0, 20000.0], 0.0), ([1.0, math.inf], 1.0)):
         optimizer = owning(torch.zeros(8, dtype=torch.float16, device=target.device), kind=SelfScaling)
         parameters_of(optimizer)[0].grad = sparse(values, torch.float16, target, coalesced=False)

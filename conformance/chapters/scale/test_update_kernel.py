@@ -149,10 +149,11 @@ def test_refused_updates(case: Case, target: Target) -> None:
     scale, flag = torch.tensor(8.0, device=device), torch.zeros((), device=device)
     tracker = torch.zeros((), dtype=torch.int32, device=device)
     two = torch.ones(2, device=device)
+    narrow = next(dtype for dtype in (torch.bfloat16, torch.float16) if target.computes_in(dtype))
     arguments = {
         "int64 tracker": (scale, tracker.long(), flag),
         "fp32 tracker": (scale, tracker.float(), flag),
-        "bf16 scale": (scale.bfloat16(), tracker, flag),
+        "16-bit scale": (scale.to(narrow), tracker, flag),
         "int32 flag": (scale, tracker, flag.int()),
         "two scales": (two, tracker, flag),
         "two trackers": (scale, two.int(), flag),

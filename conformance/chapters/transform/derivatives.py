@@ -93,8 +93,8 @@ def direction_of(program: ExactProgram, device: torch.device) -> Direction:
 
 
 def _wanted(way: Way, promised: Any, direction: Direction) -> Tensor:
-    cotangent = direction.cotangent.double().reshape(-1).cpu()
-    tangents = torch.cat([one.double().reshape(-1).cpu() for one in direction.tangents])
+    cotangent = direction.cotangent.cpu().double().reshape(-1)
+    tangents = torch.cat([one.cpu().double().reshape(-1) for one in direction.tangents])
     results: dict[str, Tensor] = {
         "gradient": cotangent @ promised.jacobian,
         "tangent": promised.jacobian @ tangents,
@@ -108,7 +108,7 @@ def _wanted(way: Way, promised: Any, direction: Direction) -> Tensor:
 def _flat(way: Way, program: ExactProgram, found: Sequence[Tensor]) -> Tensor:
     """Return what a way gave in float64, in the form of `Derivatives`."""
     sizes = [one.numel() for one in program.signs()]
-    plain = [one.detach().double().cpu() for one in found]
+    plain = [one.detach().cpu().double() for one in found]
     if way.gives in ("gradient", "hvp", "tangent"):
         return torch.cat([one.reshape(-1) for one in plain])
     if way.gives == "jacobian":

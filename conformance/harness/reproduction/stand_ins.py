@@ -166,7 +166,7 @@ class Target:
         return {torch.float16: "fp16", torch.bfloat16: "bf16"}.get(dtype) in self.probe["amp_dtypes"]
 
     def computes_in(self, dtype: torch.dtype) -> bool:
-        return str(dtype) in self.probe["computes_in"]
+        return str(dtype) not in self.probe["without"]
 
     def lacks(self, capability: str) -> str | None:
         return None

@@ -80,6 +80,7 @@ class Target(Protocol):
     @property
     def is_fake(self) -> bool: ...
     def __hash__(self) -> int: ...
+    def computes_in(self, dtype: torch.dtype) -> bool: ...
     def autocast(self, dtype: torch.dtype, *, enabled: bool = True) -> contextlib.AbstractContextManager[None]: ...
 
 
@@ -367,7 +368,7 @@ def calls(
         call = sample(target, overload, types[kind], seed)
         if kind != "asked":
             made[type_names(types[kind])] = call
-        elif takes_dtype(call) and (target.is_fake or target.device_type != "mps"):  # which has no float64
+        elif takes_dtype(call) and target.computes_in(torch.float64):
             made[f"{type_names(low)} with dtype=float64"] = partial(call, dtype=torch.float64)
     return made
 

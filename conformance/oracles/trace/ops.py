@@ -30,14 +30,17 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def identity(tensor: torch.Tensor) -> int:
-    """Return the `id` by which a trace knows a tensor.
+    """Return the address by which a trace knows a tensor, which is unique among the tensors that are alive.
 
-    Below the functionalization of a backend such as XLA, ops get the tensor that the caller's one wraps.
+    Below the functionalization of a backend such as XLA, ops get the tensor that the caller's one wraps. The object of
+    Python for that one may be made after the trace, with the `id` of one that is gone: the address is torch's.
     """
-    if type(tensor) not in _PLAIN or not torch._is_functional_tensor(tensor):
+    if type(tensor) not in _PLAIN:
         return id(tensor)
+    if not torch._is_functional_tensor(tensor):
+        return tensor._cdata
     torch._sync(tensor)  # what a view of an updated tensor wraps is made anew at its next use
-    return id(torch._from_functional_tensor(tensor))
+    return torch._from_functional_tensor(tensor)._cdata
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 
@@ -45,3 +47,17 @@ def test_copies_do_not_follow_the_model() -> None:
         model[0].weight.add_(1)
 
     assert not torch.equal(named["model.0.weight"], model[0].weight)
+
+
+def test_signs_of_zeros_are_no_difference_of_a_step_on_integers() -> None:
+    """XLA's compiler gives -0.0 as the float32 sum of negative zeros, and torch's CPU 0.0."""
+    checks = importlib.import_module("conformance.chapters.recipe.test_programs")
+
+    def step(*values: float, loss: float = 0.0) -> recipes.Step:
+        return checks._without_signs_of_zero(
+            recipes.Step((torch.tensor(loss),), 4.0, {"gradient": torch.tensor(values), "count": torch.tensor([1])})
+        )
+
+    assert checks.differing(step(-0.0, 1.0, loss=-0.0), step(0.0, 1.0)) == []
+    assert checks.differing(step(-0.0, 1.0), step(0.0, -1.0)) == ["gradient"]
+    assert step(1.0).values["count"].dtype == torch.int64

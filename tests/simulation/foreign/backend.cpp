@@ -69,11 +69,27 @@ c10::OperatorHandle known(const c10::OperatorHandle& op, Stack* stack) {
   return dispatcher.findSchemaOrThrow("aten::convolution_backward", "");
 }
 
-// What is left out, as a small backend would: kernels that fuse several operators.
+bool fuses_steps = false;
+
+// What is left out, as a small backend would: kernels that fuse several operators; those of optimizers unless a variant
+// has them.
 bool lacks(const std::string& name) {
+  if (fuses_steps && name.rfind("aten::_fused_", 0) == 0) return false;
   for (auto part : {"aten::_fused_", "aten::_thnn_fused_"})
     if (name.rfind(part, 0) == 0) return true;
   return false;
+}
+
+// The types that no tensor on the device can have; none, unless a variant says so.
+std::unordered_set<ScalarType>& missing_types() {
+  static std::unordered_set<ScalarType> types;
+  return types;
+}
+
+Tensor of_a_type_that_it_has(const Tensor& tensor) {
+  TORCH_CHECK_TYPE(!tensor.defined() || !missing_types().count(tensor.scalar_type()),
+                   "Cannot make a tensor of ", tensor.scalar_type(), " on the device, which does not support it");
+  return tensor;
 }
 
 void on_device(const c10::OperatorHandle& asked, Stack* stack) {
@@ -96,7 +112,7 @@ void on_device(const c10::OperatorHandle& asked, Stack* stack) {
   call.settle();
   if (!call.gives_to_card()) return;
   for (size_t place = stack->size() - schema.returns().size(); place < stack->size(); place++)
-    (*stack)[place] = changed((*stack)[place], [&](const Tensor& tensor) { return call.given_back(tensor); });
+    (*stack)[place] = changed((*stack)[place], [&](const Tensor& tensor) { return call.given_back(of_a_type_that_it_has(tensor)); });
 }
 
 Tensor refused_loss(const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t) {
@@ -113,6 +129,11 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&on_device>());
 }
 TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, m) { implement<&on_device>(m, c10::DispatchKey::SparseCPU); }
+
+TORCH_LIBRARY(toyacc, m) {
+  m.def("lack(ScalarType type) -> ()", [](ScalarType type) { missing_types().insert(type); });
+  m.def("fuse() -> ()", [] { fuses_steps = true; });
+}
 
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 

@@ -9,7 +9,7 @@ import types
 import torch
 
 from tests.simulation.emulated.build import FOLDER, library
-from tests.simulation.foreign.variants import LACKING, VARIANTS
+from tests.simulation.foreign.variants import FUSED, LACKING, VARIANTS
 
 NAME = "toyacc"
 VARIABLE = "TOYACC_VARIANT"  # the name of what is broken or missing, of tests.simulation.foreign.variants
@@ -53,7 +53,7 @@ def load() -> None:
     torch._register_device_module(NAME, _module())
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     if variant := os.environ.get(VARIABLE):
-        {**VARIANTS, **LACKING}[variant].apply()
+        {**VARIANTS, **LACKING, **FUSED}[variant].apply()
 
 
 load()
