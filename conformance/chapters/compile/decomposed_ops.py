@@ -39,6 +39,7 @@ OPS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "logsigmoid": F.logsigmoid,
     "sum": lambda x: x.sum(-1),
     "mean": lambda x: x.mean(-1),
+    "mean beyond the range": lambda x: (x.abs() * 8).mean(-1),
     "var": lambda x: x.var(-1),
     "std": lambda x: x.std(-1),
     "logsumexp": lambda x: x.logsumexp(-1),
@@ -52,6 +53,10 @@ OPS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 SHAPES: Mapping[str, tuple[tuple[int, int], float]] = {"long rows": ((2, 4096), 1.0), "large numbers": ((4, 64), 500.0)}
 """The shape of the operands and the size of their numbers: squares of the large ones are beyond float16's range."""
+
+
+IN_ONE_KERNEL = ("softmax", "sum", "mean beyond the range", "var")
+"""The ops that inductor compiles below level full, all in one kernel: it takes a compiler of C++ seconds."""
 
 
 def operand(name: str, dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Tensor:

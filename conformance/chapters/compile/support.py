@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import importlib
 import logging
 import os
@@ -34,6 +35,7 @@ def compiler(case: Case) -> Iterator[None]:
         dynamo.eval_frame.check_if_dynamo_supported()
     except (ImportError, RuntimeError) as error:
         case.untestable(f"torch.compile does not work here: {error}")
+    _freeze()
     dynamo.reset()
     with warnings.catch_warnings(), _quiet(), _without_timed_guards():
         warnings.simplefilter("ignore")
@@ -41,6 +43,14 @@ def compiler(case: Case) -> Iterator[None]:
             yield
         finally:
             dynamo.reset()
+
+
+@functools.cache
+def _freeze() -> None:
+    """Leave the compiler, once it is imported, out of the collections of garbage: they would search all of it."""
+    importlib.import_module("torch._functorch.aot_autograd")
+    gc.collect()
+    gc.freeze()
 
 
 def _without_timed_guards() -> AbstractContextManager[Any]:

@@ -113,6 +113,8 @@ def test_keys_of_settings(case: Case, target: Target) -> None:
             case.equal("lookups by region", [len(each) for each in found.values()], [1] * len(found))
             for one, other in itertools.combinations(found, 2):
                 case.true(f"regions {one} and {other} have different keys", found[one] != found[other], found[one])
+            low, full = (keys(case, _product, one, regions["disabled"]) for one in (x.detach().to(dtype), x.detach()))
+            case.true("inputs of two types have different keys", low != full, full)
             again = keys(case, _product, x, regions[f"{dtype}"])
             case.equal("key of the first region again (control)", again, found[f"{dtype}"])
 

@@ -44,7 +44,7 @@ SKIPPING = (
     *(recipes.averaged, recipes.scheduled, recipes.tied, recipes.zeroed, recipes.groups),
 )
 
-SAMPLED = {"model": 3, "step": 1}
+SAMPLED = {"model": 2, "step": 1}
 """By part, the number of recipes of which it is compiled at level standard; at quick one model, at full all."""
 COMPILED = [
     *(

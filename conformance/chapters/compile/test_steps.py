@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 
-from ...harness.check import Case, contract, deep
+from ...harness.check import Case, by_seed, contract, deep
 from ...harness.targets import Target
 from ...oracles.numbers.formats import FORMATS
 from .amp_steps import BATCHES, LEARNING_RATE, MOMENTUM, OPTIMIZERS, OVERFLOW, PARTS, RATE, train
@@ -18,7 +18,9 @@ EXACT = ("SGD", "SGD-foreach", "Adam-fused")
 
 
 @contract("AMP-COMPILE-060")
-@pytest.mark.parametrize("part", [deep("standard", part) for part in PARTS])
+@pytest.mark.parametrize(
+    "part", [deep("standard", part) if part == "iteration" else by_seed("standard", 1, part) for part in PARTS]
+)
 @pytest.mark.parametrize("optimizer", ["SGD-foreach", *(deep("full", n) for n in OPTIMIZERS if n != "SGD-foreach")])
 @pytest.mark.parametrize("backend", [deep("full", "eager"), "aot_eager"])
 def test_training(case: Case, target: Target, part: str, optimizer: str, backend: str) -> None:
