@@ -102,6 +102,7 @@ def test_two_cards_conform_in_workers_as_in_one_process(start: Start) -> None:
         ("fused_optimizers_see_one_device", "AMP-OPTIMIZER-069", 2),
         ("rates_of_the_cpu_are_moved", "AMP-OPTIMIZER-125", 2),
         ("rates_in_tensors_are_halved", "AMP-OPTIMIZER-125", 2),
+        ("rates_in_tensors_are_halved", "AMP-COMPILE-061", 2),
         ("replicas_run_without_the_region", "AMP-REGION-096", 2),
         ("coefficient_stays_where_the_norm_is", "AMP-CLIP-047", 2),
     ],
