@@ -165,7 +165,9 @@ _FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 
 @contextlib.contextmanager
 def inductor(case: Case, *, folder: str | None = None, **options: Any) -> Iterator[None]:
-    """Let inductor compile in a folder of the run's own, in this process; without a C++ compiler: UNTESTABLE.
+    """Let inductor compile in a folder of the run's own, in this process; without its compiler: UNTESTABLE.
+
+    That is one of C++, and on other devices than the CPU Triton.
 
     Only at level full does it prepare the headers of its kernels, which takes as long as two kernels without.
     """
@@ -185,7 +187,19 @@ def inductor(case: Case, *, folder: str | None = None, **options: Any) -> Iterat
         _headers_in(os.path.join(ours, "headers")),
         config.patch(settings),
     ):
-        yield
+        try:
+            yield
+        except Exception as error:
+            if not _lacks_triton(error):
+                raise
+            case.untestable("inductor makes kernels of this device with Triton, which is not there")
+
+
+def _lacks_triton(error: Exception) -> bool:
+    from torch._inductor import exc
+
+    missing = getattr(exc, "TritonMissing", ())
+    return any(isinstance(one, missing) for one in (error, getattr(error, "inner_exception", None), error.__cause__))
 
 
 def _headers_in(folder: str) -> AbstractContextManager[Any]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 import torch
 
-from ...harness.check import Case, contract, deep
+from ...harness.check import Case, contract, deep, needs
 from ...harness.targets import Target
 from .observation import observed
 from .programs import OTHER, Program, Tensors
@@ -52,24 +51,28 @@ def graphs_of_inductor(graph: Any, inputs: Any) -> Callable[..., Any]:
     return made
 
 
-def _emulating(case: Case, made: str) -> AbstractContextManager[Any]:
-    """Ask inductor to emulate eager's casts; kernels need a compiler of C++."""
-    if made == "kernels":
-        return inductor(case, emulate_precision_casts=True)
-    from torch._inductor import config
-
-    patched: AbstractContextManager[Any] = config.patch(emulate_precision_casts=True)
-    return patched
+def _agree(case: Case, target: Target, rng: torch.Generator, backend: Any) -> None:
+    for dtype in dtypes_of(case, target):
+        torch._dynamo.reset()
+        leaves = ARITHMETIC.leaves(target.device, rng)
+        call = bound(ARITHMETIC, target, dtype, cache=False)
+        seen = observed(torch.compile(call, backend=backend, fullgraph=True), leaves)
+        same(case, f"{dtype}", seen, observed(call, leaves))
 
 
 @contract("AMP-COMPILE-065")
-@pytest.mark.parametrize("made", [deep("standard", "graphs"), deep("full", "kernels")])
-def test_roundings_of_eager(case: Case, target: Target, rng: torch.Generator, made: str) -> None:
-    backend: Any = graphs_of_inductor if made == "graphs" else "inductor"
-    with compiler(case), _emulating(case, made):
-        for dtype in dtypes_of(case, target):
-            torch._dynamo.reset()
-            leaves = ARITHMETIC.leaves(target.device, rng)
-            call = bound(ARITHMETIC, target, dtype, cache=False)
-            seen = observed(torch.compile(call, backend=backend, fullgraph=True), leaves)
-            same(case, f"{dtype}", seen, observed(call, leaves))
+@pytest.mark.parametrize("part", [deep("standard", "graphs")])
+def test_roundings_of_graphs(case: Case, target: Target, rng: torch.Generator, part: str) -> None:
+    with compiler(case):
+        from torch._inductor import config
+
+        with config.patch(emulate_precision_casts=True):
+            _agree(case, target, rng, graphs_of_inductor)
+
+
+@contract("AMP-COMPILE-065")
+@needs("compiled kernels")
+@pytest.mark.parametrize("part", [deep("full", "kernels")])
+def test_roundings_of_kernels(case: Case, target: Target, rng: torch.Generator, part: str) -> None:
+    with compiler(case), inductor(case, emulate_precision_casts=True):
+        _agree(case, target, rng, "inductor")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ...harness.check import Case, applies, by_seed, contract, deep
+from ...harness.check import Case, applies, by_seed, contract, deep, needs
 from ...harness.targets import Target, one_device_only, second
 from ...oracles.numbers.formats import FORMATS
 from .amp_steps import BATCHES, LEARNING_RATE, MOMENTUM, OPTIMIZERS, OVERFLOW, PARTS, RATE, train
@@ -39,6 +39,7 @@ def test_skipped_step_of_a_compiled_optimizer(case: Case, target: Target, optimi
 
 
 @contract("AMP-COMPILE-061")
+@needs("compiled kernels")
 @pytest.mark.parametrize("optimizer", [deep("full", name) for name in OPTIMIZERS])
 def test_skipped_step_with_inductor(case: Case, target: Target, optimizer: str) -> None:
     with inductor(case):

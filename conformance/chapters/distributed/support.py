@@ -132,7 +132,8 @@ def programs(case: Case, target: Target, way: str, **more: Any) -> list[Program]
         for dtype in case.amp_dtypes if case.level == "full" else dtypes:
             overflows = {1 + number % 2: (number + shift) % 2}
             seed = case.seed + number + 1
-            found.append(Program(model, dtype, overflows=overflows, seed=seed, device_type=target.device_type, **more))
+            size = {"steps": 4 if case.level == "full" else 3, "device_type": target.device_type, **more}
+            found.append(Program(model, dtype, overflows=overflows, seed=seed, **size))
     return found
 
 

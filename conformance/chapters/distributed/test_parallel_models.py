@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @contract("AMP-DISTRIBUTED-016", on="cpu")
 @pytest.mark.parametrize("op", ["matmul", *(deep("standard", one) for one in OPS if one != "matmul")])
 def test_distributed_tensors(case: Case, target: Target, ranks: Groups, op: str) -> None:
-    turns = 1 if case.level == "full" else len(case.amp_dtypes)
+    turns = case.samples(quick=4, standard=len(case.amp_dtypes), full=1)
     for number, dtype in enumerate(case.amp_dtypes):
         for rank, found in enumerate(answers(case, ranks, 2, placed_ops, op, dtype, case.seed, number, turns)):
             case.equal(f"rank {rank}, {dtype}: differences from plain tensors", found[:LISTED], [])
