@@ -82,6 +82,14 @@ def deep(level: str, *values: Any, id: str | None = None) -> Any:
     return pytest.param(*values, id=id, marks=pytest.mark.depth(level))
 
 
+def by_seed(level: str, count: int, *values: Any, id: str | None = None) -> Any:
+    """A parameter set that is one of several from `level` on, of which --seed chooses `count`; at full all run.
+
+    The several are those of one parametrize mark with the same level and count.
+    """
+    return pytest.param(*values, id=id, marks=(pytest.mark.depth(level), pytest.mark.by_seed(level, count)))
+
+
 def per_target(name: str, values: Callable[[Any], Iterable[Any]]) -> Callable[[Check], Check]:
     """Parametrise a check that asks for `target` by `name` as well, with `values(target)` on each target of the run.
 

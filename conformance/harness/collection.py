@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Collection, Generator
 from pathlib import Path
@@ -107,7 +108,12 @@ def _prune(mark: pytest.Mark, run: Run, contract: str) -> pytest.Mark:
         return mark
     names, values, *rest = mark.args
     values = list(values)
-    kept = [place for place, value in enumerate(values) if depth(getattr(value, "marks", ())) <= run.depth] or [0]
+    left_out = _not_drawn(values, run, f"{contract} {names}")
+    kept = [
+        place
+        for place, value in enumerate(values)
+        if place not in left_out and depth(getattr(value, "marks", ())) <= run.depth
+    ] or [0]
     if len(kept) == len(values):
         return mark
     run.shallow.add(contract)
@@ -115,6 +121,22 @@ def _prune(mark: pytest.Mark, run: Run, contract: str) -> pytest.Mark:
     if isinstance(kwargs.get("ids"), (list, tuple)):
         kwargs["ids"] = [kwargs["ids"][place] for place in kept]
     return pytest.mark.parametrize(names, [values[place] for place in kept], *rest, **kwargs).mark
+
+
+def _not_drawn(values: list[Any], run: Run, what: str) -> set[int]:
+    """Return the places of the parameters that the seed of the run leaves out below full (`by_seed` of check.py)."""
+    if run.depth == len(DEPTHS) - 1:
+        return set()
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for place, value in enumerate(values):
+        for mark in getattr(value, "marks", ()):
+            if mark.name == "by_seed":
+                groups.setdefault(mark.args, []).append(place)
+    found: set[int] = set()
+    for (level, count), places in groups.items():
+        draw = random.Random(f"{run.options.seed} {what} {level}")
+        found |= set(places) - set(draw.sample(places, min(count, len(places))))
+    return found
 
 
 def _parametrize(metafunc: pytest.Metafunc, name: str, values: list[Any], ids: list[str]) -> None:

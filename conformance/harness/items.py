@@ -18,6 +18,7 @@ _MARKS = (
     "contract(id, on, dtypes): the contract that a check asserts",
     "per_target(name, values): values(target) parametrises the check on each target",
     "depth(level): the case is left out below this --level",
+    "by_seed(level, count): from this --level to below full the seed chooses `count` of the parameters with this mark",
     "needs(capabilities): what the target must be capable of, or UNSUPPORTED",
     "applies(absent): absent(target) says what the machine cannot have, or None",
     "timed: the check takes times or peaks of memory, on a machine of its own",

@@ -45,6 +45,7 @@ CAPABILITIES: Mapping[str, tuple[str, ...]] = {
     "copies that do not wait": (),
     "pools of memory": (),
     "child processes": (),
+    "compiled kernels": (),
     "storages": (),
 }
 

@@ -30,6 +30,27 @@ def test_depth(toy: Toy, asked: tuple[str, ...], operators: set[str], samples: i
     assert {case["evidence"][0]["measured"] for case in outcome.report["cases"]} == {samples}
 
 
+def test_seed_chooses_some_below_full(toy: Toy) -> None:
+    toy.contract("AMP-API-001")
+    toy.checks(
+        "from conformance.harness.check import by_seed\n"
+        "OPS = ['always', *(by_seed('standard', 3, f'op{n}') for n in range(8))]\n"
+        "@pytest.mark.parametrize('op', OPS)\n"
+        "@contract('AMP-API-001')\n"
+        "def test_it(case: Case, op: str) -> None:\n"
+        "    case.equal('x', 1, 1)\n"
+    )
+
+    def run(*asked: str) -> set[str]:
+        return {case["parameters"]["op"] for case in toy.run(*asked).report["cases"]}
+
+    assert run("--level", "quick") == {"always"}
+    assert len(run()) == 4
+    assert run() == run()
+    assert len({frozenset(run("--seed", str(seed))) for seed in range(4)}) > 1
+    assert len(run("--level", "full")) == 9
+
+
 def test_contract_that_needs_more_depth_is_reported(toy: Toy) -> None:
     toy.contract("AMP-API-001")
     toy.checks(

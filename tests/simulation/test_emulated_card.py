@@ -20,7 +20,7 @@ Start = Callable[..., Outcome]
 # Graphs, streams, gradient scaling, fused kernels, waits; times and peaks of memory, which the simulated card has.
 OF_A_CARD = ("AMP-SCALE-047", "AMP-SCALE-14*", "AMP-SCALE-16*", "AMP-OPTIMIZER-027", "AMP-OPTIMIZER-046")
 MORE = ("AMP-OPTIMIZER-09*", "AMP-SPEED-001", "AMP-SPEED-009", "AMP-MEMORY-019")
-OF_TWO = ("AMP-SCALE-166", "AMP-OPTIMIZER-069", "AMP-REGION-096", "AMP-CLIP-047")
+OF_TWO = ("AMP-SCALE-166", "AMP-OPTIMIZER-069", "AMP-OPTIMIZER-125", "AMP-REGION-096", "AMP-CLIP-047")
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +100,9 @@ def test_two_cards_conform_in_workers_as_in_one_process(start: Start) -> None:
         ("encoders_run_fused_in_a_region", "AMP-CAST-066", 1),
         ("factor_stays_on_the_scales_device", "AMP-SCALE-166", 2),
         ("fused_optimizers_see_one_device", "AMP-OPTIMIZER-069", 2),
+        ("rates_of_the_cpu_are_moved", "AMP-OPTIMIZER-125", 2),
+        ("rates_in_tensors_are_halved", "AMP-OPTIMIZER-125", 2),
+        ("rates_in_tensors_are_halved", "AMP-COMPILE-061", 2),
         ("replicas_run_without_the_region", "AMP-REGION-096", 2),
         ("coefficient_stays_where_the_norm_is", "AMP-CLIP-047", 2),
     ],

@@ -39,6 +39,7 @@ OPS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "logsigmoid": F.logsigmoid,
     "sum": lambda x: x.sum(-1),
     "mean": lambda x: x.mean(-1),
+    "mean beyond the range": lambda x: (x.abs() * 8).mean(-1),
     "var": lambda x: x.var(-1),
     "std": lambda x: x.std(-1),
     "logsumexp": lambda x: x.logsumexp(-1),
@@ -54,28 +55,32 @@ SHAPES: Mapping[str, tuple[tuple[int, int], float]] = {"long rows": ((2, 4096), 
 """The shape of the operands and the size of their numbers: squares of the large ones are beyond float16's range."""
 
 
+IN_ONE_KERNEL = ("softmax", "sum", "mean beyond the range", "var")
+"""The ops that inductor compiles below level full, all in one kernel: it takes a compiler of C++ seconds."""
+
+
 def operand(name: str, dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Tensor:
     """Return the operand of every op in a 16-bit dtype."""
     shape, size = SHAPES[name]
     return (torch.randn(shape, generator=generator) * size).to(dtype).to(device)
 
 
-def every(*operands: Tensor) -> tuple[Tensor, ...]:
-    """Return the result of each op on its operand."""
-    return tuple(op(x) for op, x in zip(OPS.values(), operands, strict=True))
+def every(names: Sequence[str], *operands: Tensor) -> tuple[Tensor, ...]:
+    """Return the result of each of these ops on its operand."""
+    return tuple(OPS[name](x) for name, x in zip(names, operands, strict=True))
 
 
-def results(call: Callable[..., Sequence[Tensor]], x: Tensor) -> dict[str, Tensor]:
-    """Return outputs and gradients by op of a call like `every`, each op on a copy of `x`.
+def results(names: Sequence[str], call: Callable[..., Sequence[Tensor]], x: Tensor) -> dict[str, Tensor]:
+    """Return outputs and gradients of these ops, from a call like `every`, each op on a copy of `x`.
 
     The cotangents differ from element to element: of a constant one a normalization has no gradient.
     """
-    leaves = [x.detach().clone().requires_grad_() for _ in OPS]
+    leaves = [x.detach().clone().requires_grad_() for _ in names]
     outputs = call(*leaves)
     losses = [(one.double() * _weights(one)).sum() for one in outputs]
     gradients = torch.autograd.grad(torch.stack(losses).sum(), leaves)
-    found: dict[str, Tensor] = {name: one.detach() for name, one in zip(OPS, outputs, strict=True)}
-    return found | {f"gradient of {name}": one for name, one in zip(OPS, gradients, strict=True)}
+    found: dict[str, Tensor] = {name: one.detach() for name, one in zip(names, outputs, strict=True)}
+    return found | {f"gradient of {name}": one for name, one in zip(names, gradients, strict=True)}
 
 
 def _weights(output: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import importlib
 import logging
 import os
@@ -33,6 +34,7 @@ def compiler(case: Case, way: str = "") -> Iterator[None]:
     if reason := without_torch_compile() or (without_torchscript() if way == "jit.trace" else None):
         case.untestable(reason)
     dynamo = importlib.import_module("torch._dynamo")
+    _freeze()
     dynamo.reset()
     with warnings.catch_warnings(), _quiet(), _without_timed_guards():
         warnings.simplefilter("ignore")
@@ -40,6 +42,14 @@ def compiler(case: Case, way: str = "") -> Iterator[None]:
             yield
         finally:
             dynamo.reset()
+
+
+@functools.cache
+def _freeze() -> None:
+    """Leave the compiler, once it is imported, out of the collections of garbage: they would search all of it."""
+    importlib.import_module("torch._functorch.aot_autograd")
+    gc.collect()
+    gc.freeze()
 
 
 def _without_timed_guards() -> AbstractContextManager[Any]:
@@ -159,7 +169,9 @@ _FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 
 @contextlib.contextmanager
 def inductor(case: Case, *, folder: str | None = None, **options: Any) -> Iterator[None]:
-    """Let inductor compile in a folder of the run's own, in this process; without a C++ compiler: UNTESTABLE.
+    """Let inductor compile in a folder of the run's own, in this process; without its compiler: UNTESTABLE.
+
+    That is one of C++, and on other devices than the CPU Triton.
 
     Only at level full does it prepare the headers of its kernels, which takes as long as two kernels without.
     """
@@ -179,7 +191,19 @@ def inductor(case: Case, *, folder: str | None = None, **options: Any) -> Iterat
         _headers_in(os.path.join(ours, "headers")),
         config.patch(settings),
     ):
-        yield
+        try:
+            yield
+        except Exception as error:
+            if not _lacks_triton(error):
+                raise
+            case.untestable("inductor makes kernels of this device with Triton, which is not there")
+
+
+def _lacks_triton(error: Exception) -> bool:
+    from torch._inductor import exc
+
+    missing = getattr(exc, "TritonMissing", ())
+    return any(isinstance(one, missing) for one in (error, getattr(error, "inner_exception", None), error.__cause__))
 
 
 def _headers_in(folder: str) -> AbstractContextManager[Any]:

@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import random
 from typing import Any
 
 import pytest
 import torch
 
-from ...harness.check import Case, contract, deep
+from ...harness.check import Case, by_seed, contract, deep, needs
 from ...harness.targets import Target
 from ...oracles.numbers.formats import FORMATS
-from .decomposed_ops import SHAPES, allowed, error, every, operand, results
+from .decomposed_ops import IN_ONE_KERNEL, OPS, SHAPES, allowed, error, every, operand, results
 from .observation import Observed, copies, observed
 from .programs import AMBIENT, PROGRAMS, Program, Tensors, drawn
+from .spellings import NAMES, spellings
 from .support import ambient, bound, compiler, dtypes_of, inductor, near, pause_of, roundings, same
 from .ways import WAYS, Way
 
 QUICK = (("eager", "nested"), ("aot_eager", "island"), ("make_fx", "float32_ops"))
 COMPILED = ("eager", "eager-breaks", "aot_eager", "aot_eager-breaks", "aot_eager-dynamic")
 EXPORTED = ("export", "export-strict", "make_fx", "make_fx-pre_dispatch")
-# At standard each program runs in one way of these, and one in which regions nest in every way of `BESIDE`.
-SHARED = {
-    "aot_eager": (
-        *("nested", "island", "siblings", "float32_ops", "attention", "convolution"),
-        *("evaluation", "getters", "composites", "fused"),
+# At standard these run: regions that nest in each way, and functions that were decorated before. The seed draws others.
+STANDARD = (
+    *(
+        ("aot_eager", "nested"),
+        ("aot_eager-breaks", "nested"),
+        ("eager-breaks", "nested"),
+        ("eager", "decorated_before"),
     ),
-    "aot_eager-breaks": ("classifier", "decorated"),
-    "aot_eager-dynamic": ("tied",),
-    "eager": ("ineligible", "mixed_losses", "decorated_before"),
-    "eager-breaks": ("module",),
-    "export": tuple(PROGRAMS),
-}
-NESTED = "nested"
-BESIDE = ("eager", "eager-breaks", "aot_eager-breaks", "export-strict", "make_fx-pre_dispatch")
+    *(("export", "nested"), ("export-strict", "nested"), ("make_fx-pre_dispatch", "nested")),
+)
+DRAWN = 5
+DYNAMIC = "aot_eager-dynamic"
 
 
 def combinations(ways: tuple[str, ...]) -> list[Any]:
@@ -43,9 +44,13 @@ def combinations(ways: tuple[str, ...]) -> list[Any]:
         for name, program in PROGRAMS.items():
             if WAYS[way].recorded and program.switching:
                 continue
-            shown = name in SHARED.get(way, ()) or (name == NESTED and way in BESIDE)
-            level = "quick" if (way, name) in QUICK else "standard" if shown else "full"
-            found.append(deep(level, (way, name), id=f"{way}-{name}"))
+            pair, named = (way, name), f"{way}-{name}"
+            if way == DYNAMIC and name != "tied":  # dynamic shapes take several times as long
+                found.append(deep("full", pair, id=named))
+            elif pair in QUICK or pair in STANDARD:
+                found.append(deep("quick" if pair in QUICK else "standard", pair, id=named))
+            else:
+                found.append(by_seed("standard", DRAWN, pair, id=named))
     return found
 
 
@@ -74,6 +79,19 @@ def test_compiled_bits(case: Case, target: Target, rng: torch.Generator, pair: t
     bits_agree(case, target, rng, *pair)
 
 
+@contract("AMP-COMPILE-001")
+@pytest.mark.parametrize("backend", ["eager", deep("full", "aot_eager")])
+@pytest.mark.parametrize("name", [deep("standard", name) for name in NAMES])
+def test_spellings(case: Case, target: Target, rng: torch.Generator, name: str, backend: str) -> None:
+    """Regions from containers, closures, arguments, partials, generators and decorators."""
+    x, w = (torch.randn(4, 4, generator=rng).to(target.device).requires_grad_() for _ in range(2))
+    with compiler(case):
+        for dtype in dtypes_of(case, target):
+            torch._dynamo.reset()
+            call = spellings(target.device_type, dtype)[name]
+            same(case, f"{dtype}", observed(torch.compile(call, backend=backend), (x, w)), observed(call, (x, w)))
+
+
 @contract("AMP-COMPILE-002")
 @pytest.mark.parametrize("pair", combinations(EXPORTED))
 def test_exported_bits(case: Case, target: Target, rng: torch.Generator, pair: tuple[str, str]) -> None:
@@ -98,14 +116,11 @@ def test_random_programs(case: Case, target: Target, rng: torch.Generator, numbe
 
 
 INEXACT = ("aot_eager_decomp_partition", "export-decomposed", "jit.trace")
-# Of each way at standard. Both of the first two decompose, the same ops in different ways.
-SHOWN = {
-    "aot_eager_decomp_partition": ("nested", "float32_ops", "mixed_losses"),
-    "export-decomposed": ("attention", "composites"),
-    "jit.trace": ("nested", "float32_ops", "attention", "composites", "mixed_losses"),
-}
+SHOWN = ("aot_eager_decomp_partition", "float32_ops")
 DECOMPOSED = [
-    deep("standard" if name in SHOWN[way] else "full", (way, name), id=f"{way}-{name}")
+    deep("standard", (way, name), id=f"{way}-{name}")
+    if (way, name) == SHOWN
+    else by_seed("standard", 3, (way, name), id=f"{way}-{name}")
     for way in INEXACT
     for name, program in PROGRAMS.items()
     if not (WAYS[way].recorded and program.switching)
@@ -132,6 +147,10 @@ TEMPTED = {("large numbers", torch.float16), ("long rows", torch.bfloat16)}
 @pytest.mark.parametrize("shape", [deep("standard", name) for name in SHAPES])
 def test_decomposed_ops(case: Case, target: Target, rng: torch.Generator, shape: str) -> None:
     supported = case.supported(target)
+    # Below full each op but normalizations is tempted in one way, which the seed chooses.
+    norms = [name for name in OPS if name.endswith("_norm")]
+    mixed = random.Random(case.seed).sample([name for name in OPS if name not in norms], len(OPS) - len(norms))
+    names = tuple(OPS) if case.level == "full" else (*norms, *mixed[list(SHAPES).index(shape) :: len(SHAPES)])
     chosen = [dtype for dtype in supported if case.level == "full" or (shape, dtype) in TEMPTED] or supported
     with compiler(case):
         for dtype in chosen:
@@ -139,11 +158,12 @@ def test_decomposed_ops(case: Case, target: Target, rng: torch.Generator, shape:
 
             def inside(*operands: torch.Tensor, dtype: torch.dtype = dtype) -> tuple[torch.Tensor, ...]:
                 with torch.autocast(target.device_type, dtype=dtype, cache_enabled=False):
-                    return every(*operands)
+                    return every(names, *operands)
 
             x = operand(shape, dtype, target.device, rng)
-            exact, expected = results(every, x.double()), results(inside, x)
-            seen = results(torch.compile(inside, backend="aot_eager_decomp_partition", fullgraph=True), x)
+            exact = results(names, functools.partial(every, names), x.double())
+            expected = results(names, inside, x)
+            seen = results(names, torch.compile(inside, backend="aot_eager_decomp_partition", fullgraph=True), x)
             for name, right in expected.items():
                 case.equal(f"{dtype}: type of {name}", seen[name].dtype, right.dtype)
                 bound = error(right, exact[name]) + allowed(name) * FORMATS[dtype].unit_roundoff
@@ -177,10 +197,9 @@ GRAPHS = {
 
 
 @contract("AMP-COMPILE-005")
-@pytest.mark.parametrize("graph", [deep("standard" if name == "fused" else "full", name) for name in GRAPHS])
-@pytest.mark.parametrize(
-    "emulated", [deep("standard", False), deep("full", True)], ids=["fused-casts", "emulated-casts"]
-)
+@needs("compiled kernels")
+@pytest.mark.parametrize("graph", [deep("full", name) for name in GRAPHS])
+@pytest.mark.parametrize("emulated", [False, True], ids=["fused-casts", "emulated-casts"])
 def test_inductor(case: Case, target: Target, rng: torch.Generator, emulated: bool, graph: str) -> None:
     programs = [PROGRAMS[name] for name in GRAPHS[graph]]
     program = together(programs)
@@ -198,6 +217,33 @@ def test_inductor(case: Case, target: Target, rng: torch.Generator, emulated: bo
             near(case, f"{dtype}", seen, expected, dtype, max(counts))
 
 
+@contract("AMP-COMPILE-005")
+@needs("compiled kernels")
+@pytest.mark.parametrize("part", [deep("standard", "forward")])
+def test_ops_of_inductor(case: Case, target: Target, rng: torch.Generator, part: str) -> None:
+    """Each op on long rows of one 16-bit type and on large numbers of the other, in a region of that type."""
+    names = tuple(OPS) if case.level == "full" else IN_ONE_KERNEL
+    tempted = [pair for pair in sorted(TEMPTED, key=str) if pair[1] in case.supported(target)]
+    operands = [operand(shape, dtype, target.device, rng) for shape, dtype in tempted]
+
+    def inside(*operands: torch.Tensor) -> list[torch.Tensor]:
+        found = []
+        for x, (_, dtype) in zip(operands, tempted, strict=True):
+            with torch.autocast(target.device_type, dtype=dtype, cache_enabled=False):
+                found += [OPS[name](x) for name in names]
+        return found
+
+    with compiler(case), inductor(case):
+        seen = torch.compile(inside, backend="inductor", fullgraph=True)(*operands)
+        expected = inside(*operands)
+    exact = [OPS[name](x.double()) for x in operands for name in names]
+    what = [(f"{name} of {shape} in {dtype}", dtype) for shape, dtype in tempted for name in names]
+    for (name, dtype), ours, theirs, right in zip(what, seen, expected, exact, strict=True):
+        case.equal(f"type of {name}", ours.dtype, theirs.dtype)
+        bound = error(theirs, right) + allowed(name) * FORMATS[dtype].unit_roundoff
+        case.at_most(f"error of {name}", error(ours, right), bound)
+
+
 # Programs whose regions are those of others.
 ALIKE = ("one_inside", "decorated_inside")
 
@@ -210,7 +256,11 @@ ALIKE = ("one_inside", "decorated_inside")
     "program",
     [
         "island_inside",
-        *(deep("full" if name in ALIKE else "standard", name) for name in AMBIENT if name != "island_inside"),
+        *(
+            deep("full", name) if name in ALIKE else by_seed("standard", 1, name)
+            for name in AMBIENT
+            if name != "island_inside"
+        ),
     ],
 )
 def test_in_a_region(case: Case, target: Target, rng: torch.Generator, name: str, program: str) -> None:

@@ -14,7 +14,7 @@ from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from .observation import Around, observed
 from .programs import AMBIENT, OTHER
-from .support import ambient, bound, compiler, dtypes_of, inner_type, same
+from .support import ambient, bound, compiler, dtypes_of, inner_type, pause_of, same
 from .ways import WAYS
 
 
@@ -50,11 +50,14 @@ def changes(target: Target, dtype: torch.dtype) -> dict[str, Around]:
 
 
 # Each change compiles the program again.
-FIRST = {("eager", "getters_inside"): "quick", ("aot_eager", "plain_inside"): "standard"}
+FIRST = {
+    ("eager", "getters_inside"): "quick",
+    ("aot_eager", "plain_inside"): "standard",
+}
 CHANGING = [
     deep(FIRST.get((way, name), "full"), (way, name), id=f"{name}-{way}")
     for name in ("plain_inside", "getters_inside")
-    for way in ("eager", "aot_eager", "aot_eager-breaks")
+    for way in ("eager", "eager-breaks", "aot_eager", "aot_eager-breaks")
 ]
 
 
@@ -67,13 +70,44 @@ def test_changes_between_calls(case: Case, target: Target, rng: torch.Generator,
             torch._dynamo.reset()
             leaves = chosen.leaves(target.device, rng)
             call = bound(chosen, target, dtype, cache=False)
-            compiled = WAYS[way].make(call, leaves)
+            pausing = bound(chosen, target, dtype, pause=pause_of(WAYS[way]), cache=False)
+            compiled = WAYS[way].make(pausing, leaves)
             opened = changes(target, dtype)
             # There and back, so that code of every setting is there when each is called again.
             for name in (*opened, *reversed(opened)):
                 around: dict[str, Any] = {"around": opened[name], "around_backward": opened[name]}
                 expected = observed(call, leaves, **around)
                 same(case, f"{dtype}, {name}", observed(compiled, leaves, **around), expected)
+
+
+@contract("AMP-COMPILE-020")
+@pytest.mark.parametrize("way", [deep("full", "eager"), deep("standard", "aot_eager")])
+def test_changes_at_a_graph_break(case: Case, target: Target, rng: torch.Generator, way: str) -> None:
+    """A function that is not compiled, and leaves the flags changed, is called between two compiled parts."""
+    kind = target.device_type
+    x, w = (torch.randn(4, 4, generator=rng).to(target.device) for _ in range(2))
+    with compiler(case):
+        for dtype in dtypes_of(case, target):
+            torch._dynamo.reset()
+            wanted: list[tuple[bool, torch.dtype]] = [(False, dtype)]
+
+            def switch(wanted: list[tuple[bool, torch.dtype]] = wanted) -> None:
+                torch.set_autocast_enabled(kind, wanted[0][0])
+                torch.set_autocast_dtype(kind, wanted[0][1])
+
+            def program(x: torch.Tensor, w: torch.Tensor, switch: Callable[[], None] = switch) -> torch.Tensor:
+                y = x + w
+                switch()
+                return torch.mm(y, w)
+
+            compiled = torch.compile(functools.partial(program, switch=torch.compiler.disable(switch)), backend=way)
+            for flags in ((False, dtype), (True, dtype), (True, OTHER[dtype]), (False, dtype), (True, dtype)):
+                wanted[0] = flags
+                results = []
+                for call in (compiled, program):
+                    with torch.autocast(kind, enabled=False):  # which restores the flags, and does not set them
+                        results.append(call(x, w))
+                case.identical(f"{dtype}: a product after the flags became {flags}", *results)
 
 
 class Holder:

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 import torch
 
-from ...harness.check import Case, contract, deep
+from ...harness.check import Case, contract, deep, needs
 from ...harness.targets import Target
 from .observation import Around, Observed, observed
 from .programs import AMBIENT, OTHER, Program, Tensors
@@ -49,6 +49,7 @@ def hits() -> int:
 
 
 @contract("AMP-COMPILE-050")
+@needs("compiled kernels")
 @pytest.mark.parametrize("name", [deep("full", "plain_inside")])
 def test_cache_of_another_type(case: Case, target: Target, rng: torch.Generator, name: str) -> None:
     program = AMBIENT[name]
@@ -113,11 +114,14 @@ def test_keys_of_settings(case: Case, target: Target) -> None:
             case.equal("lookups by region", [len(each) for each in found.values()], [1] * len(found))
             for one, other in itertools.combinations(found, 2):
                 case.true(f"regions {one} and {other} have different keys", found[one] != found[other], found[one])
+            low = keys(case, _product, x.detach().to(dtype).requires_grad_(), regions["disabled"])
+            case.true("inputs of two types have different keys", low != found["disabled"], low)
             again = keys(case, _product, x, regions[f"{dtype}"])
             case.equal("key of the first region again (control)", again, found[f"{dtype}"])
 
 
 @contract("AMP-COMPILE-051")
+@needs("compiled kernels")
 @pytest.mark.parametrize("name", [deep("full", "plain_inside"), deep("full", "island_inside")])
 def test_cache_of_the_same_type(case: Case, target: Target, rng: torch.Generator, name: str) -> None:
     program = AMBIENT[name]

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import pytest
 import torch
 
-from ...harness.check import Case, contract, deep
+from ...harness.check import Case, contract, deep, needs
 from ...harness.targets import Target
 from ...measure.precision import repeatable_convolutions
 from ...oracles.numbers.error_bounds import normwise_distance
@@ -44,7 +44,7 @@ SKIPPING = (
     *(recipes.averaged, recipes.scheduled, recipes.tied, recipes.zeroed, recipes.groups),
 )
 
-SAMPLED = {"model": 3, "step": 1}
+SAMPLED = {"model": 2, "step": 1}
 """By part, the number of recipes of which it is compiled at level standard; at quick one model, at full all."""
 COMPILED = [
     *(
@@ -184,6 +184,7 @@ def test_gradient_penalty(case: Case, target: Target, part: str) -> None:
 
 
 @contract("AMP-COMPILE-063")
+@needs("compiled kernels")
 @pytest.mark.parametrize(
     "name", [deep("full", name) for name in ("typical", "evaluation", "custom_functions", "tied", "groups")]
 )

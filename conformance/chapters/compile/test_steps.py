@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
+from typing import Any
 
 import pytest
 import torch
 
-from ...harness.check import Case, contract, deep
-from ...harness.targets import Target
+from ...harness.check import Case, applies, by_seed, contract, deep, needs
+from ...harness.targets import Target, one_device_only, second
 from ...oracles.numbers.formats import FORMATS
 from .amp_steps import BATCHES, LEARNING_RATE, MOMENTUM, OPTIMIZERS, OVERFLOW, PARTS, RATE, train
 from .support import compiler, dtypes_of, inductor
@@ -18,7 +20,9 @@ EXACT = ("SGD", "SGD-foreach", "Adam-fused")
 
 
 @contract("AMP-COMPILE-060")
-@pytest.mark.parametrize("part", [deep("standard", part) for part in PARTS])
+@pytest.mark.parametrize(
+    "part", [deep("standard", part) if part == "iteration" else by_seed("standard", 1, part) for part in PARTS]
+)
 @pytest.mark.parametrize("optimizer", ["SGD-foreach", *(deep("full", n) for n in OPTIMIZERS if n != "SGD-foreach")])
 @pytest.mark.parametrize("backend", [deep("full", "eager"), "aot_eager"])
 def test_training(case: Case, target: Target, part: str, optimizer: str, backend: str) -> None:
@@ -35,10 +39,51 @@ def test_skipped_step_of_a_compiled_optimizer(case: Case, target: Target, optimi
 
 
 @contract("AMP-COMPILE-061")
+@needs("compiled kernels")
 @pytest.mark.parametrize("optimizer", [deep("full", name) for name in OPTIMIZERS])
 def test_skipped_step_with_inductor(case: Case, target: Target, optimizer: str) -> None:
     with inductor(case):
         steps_agree(case, target, "optimizer", optimizer, "inductor")
+
+
+RATE_IN_A_TENSOR = 2.0**-4
+ON_TWO_DEVICES: dict[str, dict[str, Any]] = {
+    f"{name}-{implementation}": {"kind": getattr(torch.optim, name), implementation: True}
+    for name in ("SGD", "Adam", "AdamW")
+    for implementation in ("foreach", "fused")
+}
+
+
+@contract("AMP-COMPILE-061")
+@applies(one_device_only)
+@pytest.mark.parametrize("optimizer", [deep("standard", name) for name in ON_TWO_DEVICES])
+def test_rate_in_a_tensor_on_two_devices(case: Case, target: Target, optimizer: str) -> None:
+    """The step of an optimizer with its rate in a CPU tensor and parameters on two devices, compiled or not."""
+    settings = dict(ON_TWO_DEVICES[optimizer])
+    kind: Any = settings.pop("kind")
+    if "Adam" in optimizer:
+        settings["capturable"] = True
+    found: list[list[torch.Tensor]] = []
+    with compiler(case):
+        for rate, compile in itertools.product((RATE_IN_A_TENSOR, torch.tensor(RATE_IN_A_TENSOR)), (False, True)):
+            torch._dynamo.reset()
+            given = [torch.tensor([0.5, -1.25, 2.0], device=device) for device in (target.device, second(target))]
+            parameters = [torch.nn.Parameter(one.clone()) for one in given]
+            made = kind(parameters, lr=rate, **settings)
+            scaler = torch.amp.GradScaler(target.device_type, init_scale=2.0**10)
+            if compile:
+                made.step = torch.compile(made.step, backend="eager")
+            for overflows in (False, True, False):
+                scale = float(scaler.scale(torch.ones((), device=target.device)))
+                for number, (parameter, gradient) in enumerate(zip(parameters, given, strict=True)):
+                    parameter.grad = gradient * (float("inf") if overflows and number == 0 else scale)
+                scaler.step(made)
+                scaler.update()
+            found.append([parameter.detach().cpu() for parameter in parameters])
+    names = ("a number, compiled", "a tensor", "a tensor, compiled")
+    for name, seen in zip(names, found[1:], strict=True):
+        for number, (ours, theirs) in enumerate(zip(seen, found[0], strict=True)):
+            case.identical(f"parameter of device {number} with the rate in {name}", ours, theirs)
 
 
 def steps_agree(case: Case, target: Target, part: str, optimizer: str, backend: str) -> None:

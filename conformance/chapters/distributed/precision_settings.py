@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
@@ -43,6 +44,23 @@ GROUPS: dict[str, tuple[str, Callable[[Settings], bool]]] = {
     "fsdp1-kept_gradients_of_another_type": ("fsdp1", _kept_in_another_type),
 }
 """The settings that a case judges, by name: what they are settings of, and whether one is among them."""
+
+
+def sampled(group: str, dtype: torch.dtype, seed: int) -> list[Settings]:
+    """Return combinations in which each two values of two settings are together, in an order that the seed draws."""
+    every = list(settings(group, dtype))
+    random.Random(f"{seed} {group} {dtype}").shuffle(every)
+    missing = {pair for given in every for pair in _pairs(given)}
+    found: list[Settings] = []
+    while missing:
+        best = max(every, key=lambda given: len(missing & _pairs(given)))
+        found.append(best)
+        missing -= _pairs(best)
+    return found
+
+
+def _pairs(given: Settings) -> set[tuple[Any, ...]]:
+    return set(itertools.combinations(given.items(), 2))
 
 
 def settings(group: str, dtype: torch.dtype) -> Iterator[Settings]:
@@ -154,9 +172,9 @@ def types_of(shard: str, given: Settings) -> dict[str, str]:
     return found
 
 
-def every_type(group: str, dtype: torch.dtype) -> list[dict[str, str]]:
-    """Return the dtypes of a step with each of the settings of a group."""
-    return [types_of(GROUPS[group][0], given) for given in settings(group, dtype)]
+def every_type(group: str, combinations: list[Settings]) -> list[dict[str, str]]:
+    """Return the dtypes of a step with each of these settings of a group."""
+    return [types_of(GROUPS[group][0], given) for given in combinations]
 
 
 # Means that float16 holds, of gradients whose sum it does not

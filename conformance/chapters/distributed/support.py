@@ -118,15 +118,15 @@ def described(program: Program) -> str:
 def programs(case: Case, target: Target, way: str, **more: Any) -> list[Program]:
     """Return a program of each model that a way can train on a target, each with one overflow.
 
-    Below level full it is in one dtype, which alternates over models and ways, and of four models, at quick of two;
-    which they are changes with the way. The overflow goes over the ranks of a pair and over the steps.
+    Below level full it is in one dtype, which alternates over models and ways, and of two models, at quick of one;
+    which they are changes with the way and the seed. The overflow goes over the ranks of a pair and over the steps.
     """
-    shift = zlib.crc32(way.encode())
+    shift = zlib.crc32(way.encode()) + case.seed
     left_out = ["unused"] if way in NEED_EVERY_GRADIENT else []
     if target.device_type != "cpu":
         left_out += ["attention"]  # whose backward adds up in the order in which a card's blocks end
     models = [name for name in MODELS if name not in left_out]
-    count = case.samples(quick=2, standard=4, full=len(models))
+    count = case.samples(quick=1, standard=2, full=len(models))
     models = [models[(shift + number) % len(models)] for number in range(count)]
     found = []
     for number, model in enumerate(models):
@@ -134,7 +134,8 @@ def programs(case: Case, target: Target, way: str, **more: Any) -> list[Program]
         for dtype in case.amp_dtypes if case.level == "full" else dtypes:
             overflows = {1 + number % 2: (number + shift) % 2}
             seed = case.seed + number + 1
-            found.append(Program(model, dtype, overflows=overflows, seed=seed, device_type=target.device_type, **more))
+            size = {"steps": 4 if case.level == "full" else 3, "device_type": target.device_type, **more}
+            found.append(Program(model, dtype, overflows=overflows, seed=seed, **size))
     return found
 
 

@@ -26,9 +26,10 @@ OPS: dict[str, Op] = {
 }
 
 
-def placed_ops(name: str, dtype: torch.dtype, seed: int) -> list[str]:
+def placed_ops(name: str, dtype: torch.dtype, seed: int, turn: int, turns: int) -> list[str]:
     """Name what an op in a region of `dtype` has otherwise with DTensors, by placement: types, values, gradients.
 
+    The pairs of placements are taken in `turns`, of which this is one; which pairs it takes changes with the seed.
     The operands are small integers, so that sums over shards round nowhere; softmax is compared by type and within the
     rounding of its sums.
     """
@@ -41,7 +42,7 @@ def placed_ops(name: str, dtype: torch.dtype, seed: int) -> list[str]:
     placements = (Replicate(), Shard(0), Shard(1))
     plain = _results(op, left.clone().requires_grad_(), right.clone().requires_grad_(), dtype)
     found = []
-    for pair in product(placements, placements):
+    for pair in tuple(product(placements, placements))[(turn + seed) % turns :: turns]:
         ours, theirs = (
             distribute_tensor(one, mesh, [place]).requires_grad_()
             for one, place in zip((left, right), pair, strict=True)

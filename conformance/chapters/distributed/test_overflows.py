@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from ...harness.check import Case, contract, deep
+from ...harness.check import Case, by_seed, contract, deep
 from ...harness.targets import Target
 from ...oracles.manual_training import HandScale
 from ...oracles.numbers.bits import same
@@ -44,7 +44,7 @@ def test_one_rank_overflows(case: Case, target: Target, ranks: Groups, way: str,
 @contract("AMP-DISTRIBUTED-011")
 @on_a_device_each
 @pytest.mark.parametrize("world", [deep("full", 2), deep("standard", 4)])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [by_seed("standard", 3, way) for way in WAYS])
 def test_random_histories(case: Case, target: Target, ranks: Groups, way: str, world: int) -> None:
     dtype = case.amp_dtypes[-1]
     count = case.samples(quick=1, standard=1, full=10)

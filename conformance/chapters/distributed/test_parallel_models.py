@@ -21,15 +21,16 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @contract("AMP-DISTRIBUTED-016", on="cpu")
 @pytest.mark.parametrize("op", ["matmul", *(deep("standard", one) for one in OPS if one != "matmul")])
 def test_distributed_tensors(case: Case, target: Target, ranks: Groups, op: str) -> None:
-    for dtype in case.amp_dtypes:
-        for rank, found in enumerate(answers(case, ranks, 2, placed_ops, op, dtype, case.seed)):
+    turns = case.samples(quick=4, standard=len(case.amp_dtypes), full=1)
+    for number, dtype in enumerate(case.amp_dtypes):
+        for rank, found in enumerate(answers(case, ranks, 2, placed_ops, op, dtype, case.seed, number, turns)):
             case.equal(f"rank {rank}, {dtype}: differences from plain tensors", found[:LISTED], [])
 
 
 @contract("AMP-DISTRIBUTED-017", on="cpu")
 @pytest.mark.parametrize("world", [2, deep("standard", 4)])
 def test_tensor_parallel(case: Case, target: Target, ranks: Groups, world: int) -> None:
-    for dtype in case.amp_dtypes[: case.samples(quick=1, standard=2, full=2)]:
+    for dtype in case.amp_dtypes if case.level == "full" else case.amp_dtypes[world // 4 :][:1]:
         program = Program("perceptron", dtype, 1, seed=case.seed + 4, exact=True)
         expected = reference.whole(program, 1)
         expected.parameters = {name: one.detach() for name, one in program.built().named_parameters()}

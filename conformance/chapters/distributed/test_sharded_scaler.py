@@ -40,9 +40,9 @@ DEPARTURES = tuple(name for name in ADAPTERS["fsdp"].without if name not in OTHE
 @pytest.mark.parametrize("more", ["common", *(deep("full", one) for one in DEPARTURES)])
 def test_histories_of_calls(case: Case, target: Target, ranks: Groups, more: str) -> None:
     # Every rank plays every history, thousands of calls; the ranks of a pair do all that one alone does.
-    world = case.samples(quick=1, standard=2, full=2)
+    world = case.samples(quick=1, standard=1, full=2)
     without = [*OTHERWISE, *(one for one in DEPARTURES if one != more)]
-    histories = case.samples(quick=5, standard=10, full=100)
+    histories = case.samples(quick=3, standard=10, full=100)
     depth = "long" if case.level == "full" else "short"
     for rank, (mismatch, calls) in enumerate(answers(case, ranks, world, driven, without, histories, case.seed, depth)):
         case.at_least(f"rank {rank}: calls", calls, 500)

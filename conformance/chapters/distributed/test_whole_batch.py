@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ...harness.check import Case, contract, deep
+from ...harness.check import Case, by_seed, contract, deep
 from ...harness.targets import Target
 from . import reference
 from .comparison import differences
@@ -25,7 +25,8 @@ CLIP = 0.25
 @on_a_device_each
 @pytest.mark.parametrize("world", [2, deep("standard", 4)])
 @pytest.mark.parametrize(
-    "way", ["ddp", "fsdp2", *(deep("standard", one) for one in ("zero", "fsdp1", "fsdp2_blocks", "ddp_fp16_hook"))]
+    "way",
+    ["ddp", "fsdp2", *(by_seed("standard", 2, one) for one in ("zero", "fsdp1", "fsdp2_blocks", "ddp_fp16_hook"))],
 )
 def test_whole_batch(case: Case, target: Target, ranks: Groups, way: str, world: int) -> None:
     found = [

@@ -157,6 +157,53 @@ def test_two_devices(case: Case, target: Target, kind: OptimizerConfig, bad_indi
     decides_once(case, target, kind, places, (bad_indices,))
 
 
+RATE = 2.0**-4
+# A fused optimizer takes a rate on a device to every device; the others read it where it is.
+RATES = [
+    pytest.param(kind, place, id=f"{kind.id}-{place}")
+    for kind in configs(implementations=("for-loop", "foreach", "fused"))
+    if kind.first and kind.accepts("lr") and kind.gradients == "dense"
+    for place in (("cpu", "first", "second") if kind.fused else ("cpu",))
+]
+
+
+@contract("AMP-OPTIMIZER-125", on="cuda")
+@applies(one_device_only)
+@pytest.mark.parametrize(("kind", "place"), RATES)
+def test_rate_in_a_tensor_on_two_devices(case: Case, target: Target, kind: OptimizerConfig, place: str) -> None:
+    case.require_arithmetic(target, torch.float64)
+    demand(case, kind, target.device_type)
+    other = second(target)
+    # The parts of other implementations than fused ones compute with a rate in a tensor in float32, not in float64.
+    dtypes = (torch.float32, torch.float64) if kind.fused else (torch.float32,)
+    places = [(device, dtype) for dtype in dtypes for device in (target.device, other)]
+    where = {"cpu": torch.device("cpu"), "first": target.device, "second": other}[place]
+    flags = {"capturable": True} if kind.accepts("capturable") and not kind.fused else {}
+    given = [torch.tensor([0.5, -1.25, 2.0 + n], dtype=dtype, device=one) for n, (one, dtype) in enumerate(places)]
+    parameters, plain = holding(given), holding(given)
+    try:
+        optimizer = kind.make(parameters, lr=torch.tensor(RATE, device=where), **flags)
+    except ValueError as error:
+        case.unsupported(f"{kind.id} refuses a learning rate in a tensor: {error}")
+        raise
+    control = kind.make(plain, lr=RATE, **flags)
+    scalers = [torch.amp.GradScaler(target.device_type, init_scale=1024.0) for _ in range(2)]
+    for number, bad in enumerate((False, True, False)):
+        for scaler, owners, one in zip(scalers, (parameters, plain), (optimizer, control), strict=True):
+            scale = scaler.scale(torch.ones((), device=target.device)).item()
+            for at, (owner, gradient) in enumerate(zip(owners, given, strict=True)):
+                # On one device: what a flag of two does is AMP-OPTIMIZER-069.
+                owner.grad = gradient * (math.inf if bad and at == 0 else scale)
+            step(scaler, one)
+        pairs = [(ours.detach(), theirs.detach()) for ours, theirs in zip(parameters, plain, strict=True)]
+        unlike = [str(places[at]) for at, pair in enumerate(pairs) if not torch.equal(*pair)]
+        what = f"step {number}{', which overflows' if bad else ''}"
+        case.equal(f"{what}: parameters unlike those of the rate in a number", unlike, [])
+        case.equal(f"{what}: loss scales", *(scaler.get_scale() for scaler in scalers))
+    moved = [not torch.equal(one.detach(), start) for one, start in zip(plain, given, strict=True)]
+    case.equal("parameters that the steps move (control)", moved, [True] * len(moved))
+
+
 def decides_once(
     case: Case,
     target: Target,

@@ -34,11 +34,11 @@ def _cases(relation: str, target: Target) -> Iterator[Any]:
 
 
 def _names(case: Case, target: Target, relation: str) -> list[str]:
-    """Return the ops of this run: all at full, else some that the seed chooses; at standard all or half on the CPU."""
+    """Return the ops of this run: all at full, else some that the seed chooses."""
     names = sorted(SAMPLES.keys() - exceptions(relation))
-    parts = {"quick": 12, "standard": 10, "full": 1}[case.level]
+    parts = {"quick": 24, "standard": 16, "full": 1}[case.level]
     if case.level == "standard" and target.device_type in _FIRST:
-        parts = 1 if (target.device_type, relation) in (("cpu", "vmap"), ("cpu", "vjp")) else 2
+        parts = 3 if target.device_type == "cpu" else 6
     return random.Random(case.seed).sample(names, len(names) // parts)
 
 

@@ -36,6 +36,7 @@ LACKS = {
     "copies that do not wait": "a copy is done when the call returns, so that nothing can come too early",
     "pools of memory": "memory that is given back is not used again, so that nothing can lie in another's",
     "child processes": "a process that is started by itself finds no card",
+    "compiled kernels": "what inductor compiles is for the processors of a real card",
 }
 SYNC_DEBUG_MODES = ("default", "warn", "error")
 

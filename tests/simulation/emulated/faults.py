@@ -89,6 +89,31 @@ def replicas_run_without_the_region() -> Iterator[None]:
 
 
 @_fault
+def rates_of_the_cpu_are_moved() -> Iterator[None]:
+    """Fused Adam and AdamW move a learning rate that is on the CPU too, and keep the last device's."""
+    from torch.optim import adam
+
+    with edited(
+        adam._fused_adam,
+        'if isinstance(lr, Tensor) and str(lr.device) != "cpu" else None',
+        "if isinstance(lr, Tensor) else None",
+    ):
+        yield
+
+
+@_fault
+def rates_in_tensors_are_halved() -> Iterator[None]:
+    """Fused SGD steps with half of a learning rate that is in a tensor."""
+    step = torch._fused_sgd_
+
+    def halved(*args: Any, lr: Any, **kwargs: Any) -> None:
+        step(*args, lr=lr / 2 if isinstance(lr, torch.Tensor) else lr, **kwargs)
+
+    with replaced(torch, "_fused_sgd_", halved):
+        yield
+
+
+@_fault
 def attention_runs_fused_in_a_region() -> Iterator[None]:
     """MultiheadAttention takes its fused inference path in a region, whose kernel is on no list of CUDA."""
     with edited(torch.nn.MultiheadAttention.forward, "elif torch.is_autocast_enabled():", "elif False:"):
