@@ -15,7 +15,6 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
 from ..measure.flags import FLAGS
-from ..oracles.policy.declared import third_party
 
 # Device types whose autocast state is compared; each has its own enabled flag and dtype.
 _DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps", "mtia", "maia", "hpu", "xla", "ipu")
@@ -63,7 +62,8 @@ def _deterministic() -> tuple[bool, bool]:
 @functools.cache
 def _flags() -> tuple[_Flag, ...]:
     """Return every flag that is compared."""
-    device_types = filter(None, (*_DEVICE_TYPES, third_party()))
+    # A region of a third party's type can be opened where there is no such device too.
+    device_types = (*_DEVICE_TYPES, torch._C._get_privateuse1_backend_name())
     flags = [flag for device_type in device_types for flag in _autocast_flags(device_type)]
     flags += [
         _Flag("autocast cache enabled", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
