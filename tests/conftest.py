@@ -156,10 +156,11 @@ def toy(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Toy:
 
 
 def run_of(root: Path, folder: Path, command: Sequence[str], variables: Mapping[str, str]) -> Outcome:
-    """Run a Python module with its arguments in the checkout, in a process of its own that reports to `folder`."""
+    """Run a module with its arguments in the checkout, at quick unless they say, in a process that reports to `folder`."""
     plugins = ("-p", "no:cacheprovider", "-p", "no:randomly")
+    level = () if "--level" in command else ("--level", "quick")
     done = subprocess.run(
-        [sys.executable, "-m", *command, "--level", "quick", *plugins, "--report", str(folder)],
+        [sys.executable, "-m", *command, *level, *plugins, "--report", str(folder)],
         cwd=root,
         env={**os.environ, **variables},
         capture_output=True,

@@ -108,7 +108,7 @@ def test_two_cards_conform_in_workers_as_in_one_process(start: Start) -> None:
     ],
 )
 def test_a_fault_fails_on_the_card(start: Start, fault: str, contract: str, cards: int) -> None:
-    outcome = start((contract,), "--fault", fault, cards=cards)
+    outcome = start((contract,), "--fault", fault, "--level", "standard", cards=cards)
 
-    assert outcome.status == 1
+    assert outcome.status == 1, outcome.output
     assert cases_of(outcome, "FAIL") == {contract}

@@ -77,6 +77,11 @@ CHECKS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "captured step, Adam": ("optimizer", "test_captured_step", {"kind": FUSED["Adam"]}),
     "captured step, SGD": ("optimizer", "test_captured_step", {"kind": FUSED["SGD"]}),
     "fused steps of two devices": ("optimizer", "test_two_devices", {"kind": FUSED["Adam"], "bad_indices": (0, 2)}),
+    "rate in a tensor": (
+        "optimizer",
+        "test_rate_in_a_tensor_on_two_devices",
+        {"kind": FUSED["SGD"], "place": "cpu"},
+    ),
     "capturable skip": ("optimizer", "test_capturable_skip", {"kind": FUSED["AdamW"]}),
     "cast inside a graph": ("cache", "test_replays_cast_again", {"place": "inside"}),
     "cast inside a graph, cached": ("cache", "test_replays_cast_again", {"place": "inside-cached"}),
@@ -98,7 +103,7 @@ def run_named(name: str, monkeypatch: pytest.MonkeyPatch) -> Case:
     """Run one of the checks; two devices are the CPU twice."""
     chapter, check, given = CHECKS[name]
     found = module(chapter)
-    if check == "test_two_devices":
+    if check.endswith("two_devices"):
         monkeypatch.setattr(found, "second", lambda target: torch.device("cpu"))
     return run(getattr(found, check), **given)
 
@@ -156,6 +161,17 @@ def _ignores_the_flag(name: str) -> Breakage:
         return original(*args, **{**kwargs, "found_inf": None})
 
     return lambda fake: replaced(torch, name, ignoring)
+
+
+@contextlib.contextmanager
+def _rates_in_tensors_are_halved(fake: FakeCuda) -> Iterator[None]:
+    original = torch._fused_sgd_
+
+    def halved(*args: Any, lr: Any, **kwargs: Any) -> None:
+        original(*args, lr=lr / 2 if isinstance(lr, torch.Tensor) else lr, **kwargs)
+
+    with replaced(torch, "_fused_sgd_", halved):
+        yield
 
 
 @contextlib.contextmanager
@@ -364,6 +380,7 @@ FAULTS: dict[str, tuple[str, Breakage]] = {
     "captured step is lost": ("captured step, SGD", _forgets("_fused_sgd_")),
     "capturable skip steps": ("capturable skip", _ignores_the_flag("_fused_adamw_")),
     "fused steps of two devices ignore the flag": ("fused steps of two devices", _ignores_the_flag("_fused_adam_")),
+    "rates in tensors are halved": ("rate in a tensor", _rates_in_tensors_are_halved),
     "one device's flag": ("two devices", _edited(Scaler._maybe_opt_step, _VERDICT, "if True:")),
     "the flag is lost": (
         "two devices, self-scaling",
