@@ -156,7 +156,7 @@ def toy(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Toy:
 
 
 def run_of(root: Path, folder: Path, command: Sequence[str], variables: Mapping[str, str]) -> Outcome:
-    """Run a module with its arguments in the checkout, at quick unless they say, in a process that reports to `folder`."""
+    """Run a module with its arguments in the checkout, at quick unless they say, with its report in `folder`."""
     plugins = ("-p", "no:cacheprovider", "-p", "no:randomly")
     level = () if "--level" in command else ("--level", "quick")
     done = subprocess.run(

@@ -94,26 +94,25 @@ def _parametrize_per_target(metafunc: pytest.Metafunc, run: Run, mark: pytest.Ma
             (sets if depth(marks) <= run.depth else deeper).append(made)
     if deeper:
         run.shallow.add(mark.args[0])
-    # If every one is left out, one placeholder stays, so that the report can give the reason.
-    sets = sets or deeper[:1] or [pytest.param(None, None, id=_ABSENT)]
+    # If every one is left out, a placeholder of the lowest level stays, so that the report can give the reason.
+    sets = sets or sorted(deeper, key=lambda each: depth(each.marks))[:1] or [pytest.param(None, None, id=_ABSENT)]
     metafunc.parametrize(("target", name), sets, indirect=["target"])
 
 
 def _prune(mark: pytest.Mark, run: Run, contract: str) -> pytest.Mark:
     """Take the parameters that the level leaves out from a parametrize mark, before they become items.
 
-    If every one is left out, one placeholder stays, so that the report can give the reason.
+    If every one is left out, a placeholder of the lowest level stays, so that the report can give the reason.
     """
     if mark.name != "parametrize":
         return mark
     names, values, *rest = mark.args
     values = list(values)
+    depths = [depth(getattr(value, "marks", ())) for value in values]
     left_out = _not_drawn(values, run, f"{contract} {names}")
-    kept = [
-        place
-        for place, value in enumerate(values)
-        if place not in left_out and depth(getattr(value, "marks", ())) <= run.depth
-    ] or [0]
+    kept = [place for place, value in enumerate(values) if place not in left_out and depths[place] <= run.depth] or [
+        depths.index(min(depths))
+    ]
     if len(kept) == len(values):
         return mark
     run.shallow.add(contract)
@@ -151,6 +150,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         items[:] = [item for item in items if (found := facts(item)) is not None and _runs(item, found, run)]
         return
     kept, dropped, timed = [], [], []
+    deeper: dict[str, int] = {}
     for item in items:
         found = facts(item)
         if parallel.elsewhere(config, found is not None and found.alone):
@@ -167,10 +167,14 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         else:
             dropped.append(item)
             run.reasons.setdefault(found.contract, reason)
+            if absent is None and reason.startswith(rollup.DEEPER):
+                deeper[found.contract] = min(found.depth, deeper.get(found.contract, found.depth))
         if absent is not None:
             run.not_applicable[found.id] = absent
         if not found.stand_in:
             run.collected.append((found.contract, found.id, found.target_name))
+    # Of several reasons the lowest level: the one that the reader can act on, whatever the order of the cases.
+    run.reasons.update((contract, f"{rollup.DEEPER}{DEPTHS[depth]}") for contract, depth in deeper.items())
     _refuse_repeated_ids(run)
     run.time_limit.plan(found.steps.get("fewest", 1) for item in kept if (found := facts(item)) and found.own)
     run.deadlines.plan((run.catalogue.contracts[found.contract], found.target.device_type) for found in timed)

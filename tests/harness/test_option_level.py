@@ -63,6 +63,21 @@ def test_contract_that_needs_more_depth_is_reported(toy: Toy) -> None:
     assert outcome.report["footer"]["contracts"]["AMP-API-001"]["reason"] == "needs --level full"
 
 
+def test_the_level_that_is_said_is_the_lowest_that_has_a_case(toy: Toy) -> None:
+    toy.contract("AMP-API-001")
+    toy.checks(
+        "@contract('AMP-API-001')\n@pytest.mark.parametrize('op', [deep('full', 'c')])\n"
+        "def test_first(case: Case, op: str) -> None:\n    case.equal('x', 1, 1)\n\n"
+        "@contract('AMP-API-001')\n@pytest.mark.parametrize('op', [deep('full', 'c'), deep('standard', 'b')])\n"
+        "def test_second(case: Case, op: str) -> None:\n    case.equal('x', 1, 1)\n"
+    )
+
+    outcome = toy.run("--level", "quick")
+
+    assert outcome.report["footer"]["contracts"]["AMP-API-001"]["reason"] == "needs --level standard"
+    assert toy.run("--level", "standard").status == 0
+
+
 def test_unknown_level_is_refused(toy: Toy) -> None:
     outcome = toy.run("--level", "deep")
 
