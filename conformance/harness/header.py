@@ -62,7 +62,7 @@ def op_policy(run_targets: Iterable[Target]) -> Mapping[str, values.OpPolicy] | 
     try:
         with _without_deprecations():
             found = {backend: surface.rules(targets.resolve, backend) for backend in backends}
-    except (AttributeError, RuntimeError, Untestable):
+    except (AttributeError, RuntimeError, TypeError, Untestable):  # a TypeError: the device lacks tensors of a dtype
         return None
     return {
         backend: values.OpPolicy(

@@ -349,13 +349,14 @@ def clocks(target: Target) -> dict[str, float]:
 def _declares(target: Target, dtype: torch.dtype, properties: Any) -> bool:
     """Whether the device declares native arithmetic in `dtype`; a broken kernel is no such declaration.
 
-    A third party's device lists the dtypes of its regions, and torch disables those of other dtypes. fp16 is part of
+    A third party's device lists the dtypes of its regions, and torch disables those of other dtypes; one that it lists
+    and has no tensors of counts as no, and is what AMP-REGION-113 fails. fp16 is part of
     every backend of torch's own. bf16 is native from compute capability 8.0 on (CUDA C++ Programming Guide, arithmetic
     instructions); before, torch emulates it, which counts as no.
     """
     if is_foreign(target.device_type):
         listed = getattr(device_module(target.device_type), "get_amp_supported_dtype", None)
-        if listed is not None and dtype not in listed():
+        if listed is not None and (dtype not in listed() or not _makes_tensors(target, dtype)):
             return False
     if dtype is torch.float16 or target.device_type == "cpu":
         return True
@@ -364,6 +365,10 @@ def _declares(target: Target, dtype: torch.dtype, properties: Any) -> bool:
     asked = getattr(device_module(target.device_type), "is_bf16_supported", None)
     if asked is not None:
         return bool(asked())
+    return _makes_tensors(target, dtype)
+
+
+def _makes_tensors(target: Target, dtype: torch.dtype) -> bool:
     try:
         torch.ones(1, device=target.device, dtype=dtype)
     except (RuntimeError, NotImplementedError, TypeError):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ...harness.check import Case, applies, contract
-from ...harness.targets import Target, one_device_only, second
+from ...harness.targets import Target, device_module, is_foreign, one_device_only, second
 from ...oracles.fake_hardware import (
     backend_module,
     cuda_that_computes_nothing,
@@ -50,6 +50,29 @@ def test_backend_that_declares_nothing(case: Case, module: str) -> None:
     with backend_module([torch.float16, torch.bfloat16]), torch.autocast(name):
         case.equal("enabled with a backend that declares its dtypes (control)", torch.is_autocast_enabled(name), True)
     case.equal("state that the refusal changed", observe().differences(before), [])
+
+
+def lists_no_dtypes(target: Target) -> str | None:
+    if is_foreign(target.device_type) and hasattr(device_module(target.device_type), "get_amp_supported_dtype"):
+        return None
+    return "not a third party's device whose module has get_amp_supported_dtype"
+
+
+@contract("AMP-REGION-113", on="accelerator")
+@applies(lists_no_dtypes)
+def test_listed_dtypes_are_those_of_tensors(case: Case, target: Target) -> None:
+    numbers = torch.tensor([1.5, -2.0, 0.0])  # of every floating dtype from 8 bits on
+    module: Any = device_module(target.device_type)
+    for dtype in module.get_amp_supported_dtype():
+        try:
+            made = torch.zeros(3, device=target.device, dtype=dtype)
+            cast = numbers.to(target.device).to(dtype)
+            back = cast.float().cpu()
+        except (RuntimeError, TypeError, NotImplementedError) as error:
+            case.equal(f"what tensors of {dtype} raise", f"{type(error).__name__}: {error}", "nothing")
+            continue
+        case.equal(f"dtypes of a tensor and of a cast to {dtype}", [made.dtype, cast.dtype], [dtype, dtype])
+        case.identical(f"numbers cast to {dtype} and back", back, numbers)
 
 
 @contract("AMP-REGION-094")

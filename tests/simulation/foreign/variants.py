@@ -181,6 +181,7 @@ VARIANTS = {
     "addcmul_is_not_promoted": Variant(("AMP-CAST-*",), _AUTOCAST, _without("addcmul", "addcdiv")),
     "linear_runs_in_fp32": Variant(("AMP-CAST-*",), _AUTOCAST, _casting(_single, "linear")),
     "bf16_regions_compute_in_fp16": Variant(("AMP-CAST-*",), _AUTOCAST, _casting(_half, "mm", "linear", "addmm")),
+    "a_listed_dtype_has_no_tensors": Variant(("AMP-REGION-113",), missing_types=(torch.float16, torch.complex32)),
     "float64_is_lowered": Variant(("AMP-CAST-*",), _AUTOCAST, _casting(_amp_dtype, "mm", double=True)),
     "weights_are_cast_each_time": Variant(("AMP-CACHE-*",), _AUTOCAST, _casting(_amp_dtype, "linear")),
     "casts_lose_the_gradient": Variant(
