@@ -26,7 +26,7 @@ _MAY = {
     "measure": {"measure", "data", "torch"},
     "workloads": {"workloads", "measure.onednn", "measure.pending", "data", "torch"},
     "scaler": {"scaler", "oracles.shrinking", "oracles.numbers", "data", "torch"},
-    "oracles": {"oracles", "measure.onednn", "measure.pending", "scaler", "data", "torch"},
+    "oracles": {"oracles", "measure.flags", "measure.onednn", "measure.pending", "scaler", "data", "torch"},
     "self_check": {"self_check", "torch"},
     "harness": {
         "harness",

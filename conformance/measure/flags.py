@@ -36,9 +36,10 @@ class Flag:
         return found() if callable(found) else found
 
     def write(self, value: Any) -> None:
-        """Set it."""
+        """Set it, also where writes to the flags of torch.backends are forbidden."""
         if self.setter is None:
-            setattr(_owner(self.name), self._last, value)
+            with writable():
+                setattr(_owner(self.name), self._last, value)
         else:
             getattr(_owner(self.setter), self.setter.rpartition(".")[2])(value)
 
@@ -96,6 +97,17 @@ def kept(*flags: Flag) -> Iterator[None]:
     finally:
         for each, value in before:
             each.write(value)
+
+
+@contextmanager
+def writable() -> Iterator[None]:
+    """Allow writes to the flags of torch.backends; at the end what it was before holds.
+
+    torch.backends.disable_global_flags forbids them, which the import of torch.testing._internal.common_utils calls: a
+    plugin of the user, or Dynamo in torch 2.6, imports it.
+    """
+    with getattr(torch.backends, "__allow_nonbracketed_mutation")():  # noqa: B009  (in a class the name is another)
+        yield
 
 
 @functools.cache

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from conformance.measure.precision import computes_in, full_precision, refusals
+from conformance.measure.flags import writable
+from conformance.measure.precision import computes_in, full_precision, refusals, repeatable_convolutions
 
 MATMUL = torch.backends.cuda.matmul
 FLAGS = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
@@ -20,6 +21,18 @@ def test_reduced_precision_is_off_inside_and_back_after() -> None:
 
     assert inside == [False, False]
     assert [getattr(MATMUL, name) for name in FLAGS] == before == [True, True]
+
+
+def test_flags_are_set_where_writes_to_them_are_forbidden() -> None:
+    before = torch.backends.cudnn.deterministic
+    with writable():
+        torch.backends.disable_global_flags()  # as the import of torch.testing._internal.common_utils does
+        with repeatable_convolutions():
+            assert torch.backends.cudnn.deterministic
+        assert torch.backends.cudnn.deterministic is before
+        assert torch.backends.flags_frozen()
+
+    assert not torch.backends.flags_frozen()
 
 
 def test_flags_come_back_after_an_exception() -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
+from ...measure.flags import writable
 from ..policy.overloads import Target
 
 SIXTEEN_BIT = (torch.float16, torch.bfloat16)
@@ -158,13 +159,12 @@ def _imported() -> tuple[list[Any], list[Any]]:
 
     The import forbids all later writes to the flags of torch.backends and sets environment variables: both are undone.
     """
-    name, owner = "__allow_nonbracketed_mutation_flag", torch.backends.disable_global_flags.__globals__
-    allowed, environment = owner[name], dict(os.environ)
+    environment = dict(os.environ)
     try:
-        from torch.testing._internal.common_methods_invocations import op_db
-        from torch.testing._internal.common_modules import module_db
+        with writable():
+            from torch.testing._internal.common_methods_invocations import op_db
+            from torch.testing._internal.common_modules import module_db
     finally:
-        owner[name] = allowed
         for key in set(os.environ) - set(environment):
             del os.environ[key]
     return list(op_db), list(module_db)
