@@ -106,7 +106,7 @@ def writable() -> Iterator[None]:
     torch.backends.disable_global_flags forbids them, which the import of torch.testing._internal.common_utils calls: a
     plugin of the user, or Dynamo in torch 2.6, imports it.
     """
-    with getattr(torch.backends, "__allow_nonbracketed_mutation")():  # noqa: B009  (in a class the name is another)
+    with getattr(torch.backends, "__allow_nonbracketed_mutation")():
         yield
 
 
