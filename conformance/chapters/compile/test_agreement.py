@@ -64,13 +64,36 @@ def runs(way: Way, program: Program, target: Target, dtype: torch.dtype, leaves:
     return observed(made, leaves), expected
 
 
+# Behind its break this program uses a result of before several times. Gradients of several uses are added in the order
+# of the graph that has them, which need not be eager's.
+USED_BEHIND_THE_BREAK = ("aot_eager-breaks", "fused")
+
+
 def bits_agree(case: Case, target: Target, rng: torch.Generator, way: str, name: str) -> None:
     """Check a program in one way against eager, bit for bit, in each amp dtype."""
     program = PROGRAMS[name]
     with compiler(case):
         for dtype in dtypes_of(case, target):
-            seen, expected = runs(WAYS[way], program, target, dtype, program.leaves(target.device, rng))
-            same(case, f"{dtype}", seen, expected)
+            leaves = program.leaves(target.device, rng)
+            seen, expected = runs(WAYS[way], program, target, dtype, leaves)
+            if (way, name) == USED_BEHIND_THE_BREAK:
+                same_outputs(case, f"{dtype}, outputs", seen, expected)
+                near(
+                    case,
+                    f"{dtype}",
+                    seen,
+                    expected,
+                    dtype,
+                    roundings(bound(program, target, dtype, cache=False), leaves),
+                )
+            else:
+                same(case, f"{dtype}", seen, expected)
+
+
+def same_outputs(case: Case, what: str, seen: Observed, expected: Observed) -> None:
+    """Check the outputs alone, bit for bit."""
+    outputs = {key: each for key, each in expected.values.items() if key.startswith("output")}
+    same(case, what, Observed({key: seen.values[key] for key in outputs}), Observed(outputs))
 
 
 @contract("AMP-COMPILE-001")
@@ -107,8 +130,7 @@ def test_random_programs(case: Case, target: Target, rng: torch.Generator, numbe
         for dtype in dtypes_of(case, target):
             leaves = program.leaves(target.device, rng)
             seen, expected = runs(way, program, target, dtype, leaves)
-            outputs = {key: each for key, each in expected.values.items() if key.startswith("output")}
-            same(case, f"{dtype}, outputs", Observed({key: seen.values[key] for key in outputs}), Observed(outputs))
+            same_outputs(case, f"{dtype}, outputs", seen, expected)
             # Gradients of several uses are added in the order of the graph.
             plain = bound(program, target, dtype, cache=False)
             count = roundings(plain, leaves)
