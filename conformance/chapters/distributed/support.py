@@ -115,14 +115,14 @@ def described(program: Program) -> str:
     return f"{program.model} in {str(program.dtype).removeprefix('torch.')}{skipped}"
 
 
-def programs(case: Case, target: Target, way: str, **more: Any) -> list[Program]:
-    """Return a program of each model that a way can train on a target, each with one overflow.
+def programs(case: Case, target: Target, way: str, without: Sequence[str] = (), **more: Any) -> list[Program]:
+    """Return a program of each model but those of `without` that a way can train on a target, each with one overflow.
 
     Below level full it is in one dtype, which alternates over models and ways, and of two models, at quick of one;
     which they are changes with the way and the seed. The overflow goes over the ranks of a pair and over the steps.
     """
     shift = zlib.crc32(way.encode()) + case.seed
-    left_out = ["unused"] if way in NEED_EVERY_GRADIENT else []
+    left_out = [*without, *(["unused"] if way in NEED_EVERY_GRADIENT else [])]
     if target.device_type != "cpu":
         left_out += ["attention"]  # whose backward adds up in the order in which a card's blocks end
     models = [name for name in MODELS if name not in left_out]

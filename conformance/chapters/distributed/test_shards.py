@@ -49,7 +49,7 @@ def in_16_bits(case: Case, target: Target, ranks: Groups, way: str) -> None:
     """The way computes and reduces in the types that its policy asks for."""
     computes, reduces = "mixed" in way, not way.endswith("fp32")
     # The island is in float32 for autocast, and refuses parameters in 16 bits.
-    found = [program for program in programs(case, target, way) if program.model != "island" or not computes]
+    found = programs(case, target, way, ["island"] if computes else [])
     for dtype in case.amp_dtypes:
         how = one_process(way) | {"combine": reference.mean_in(dtype) if reduces else reference.mean}
         if computes:
