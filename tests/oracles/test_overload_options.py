@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from conformance.oracles.policy import overloads
 from conformance.oracles.policy.overload_calls import CALLS, MORE
@@ -83,3 +84,62 @@ def test_each_option_is_tried_at_another_value(overload: str) -> None:
 def test_calls_with_options_can_be_made(overload: str) -> None:
     for call in option_calls(overload, _inputs):
         call()
+
+
+# Options that choose how it is computed, or what a singular matrix raises, and not what the result is.
+WITHOUT_EFFECT = {
+    ("_lu_with_info", "check_errors"),
+    ("linalg_cholesky_ex", "check_errors"),
+    ("linalg_inv_ex", "check_errors"),
+    ("cdist", "compute_mode"),
+    ("group_norm", "cudnn_enabled"),
+    ("layer_norm", "cudnn_enable"),
+}
+SEED = 1
+
+
+def _calls_and_options() -> Iterator[tuple[str, str]]:
+    for overload in sorted(name for name in OPTIONS if _schema(name) and overloads.known("cpu").get(name)):
+        for argument in _schema(overload).arguments:
+            if argument.has_default_value() and (overload, argument.name) not in WITHOUT_EFFECT:
+                yield overload, argument.name
+
+
+def _result(overload: str, make: Any, without: str | None = None) -> Any:
+    """What a call returns; the argument `without` is at its default."""
+    torch.manual_seed(SEED)
+    args, keywords = make(_inputs())
+    own = _schema(overload).arguments
+    given = {**{argument.name: value for argument, value in zip(own, args, strict=False)}, **keywords}
+    if without is not None:
+        given[without] = next(argument.default_value for argument in own if argument.name == without)
+    name, _, which = overload.partition(".")
+    torch.manual_seed(SEED)
+    return tree_leaves(getattr(getattr(torch.ops.aten, name), which or "default")(**given))
+
+
+@pytest.mark.parametrize(("overload", "option"), list(_calls_and_options()))
+def test_each_option_that_is_given_changes_the_result(overload: str, option: str) -> None:
+    """A rule that drops an argument is noticed by what the argument changes."""
+    places = [argument.name for argument in _schema(overload).arguments].index(option)
+    default = _schema(overload).arguments[places].default_value
+    unlike = []
+    for make in OPTIONS[overload]:
+        args, keywords = make(_inputs())
+        given = args[places] if places < len(args) else keywords.get(option, default)
+        if not isinstance(given, torch.Tensor) and _is_default(given, default):
+            continue
+        try:
+            changed = _result(overload, make, without=option)
+        except (RuntimeError, ValueError):
+            return  # without it the call is refused
+        right = _result(overload, make)
+        unlike.append(
+            len(right) != len(changed)
+            or any(
+                ours.dtype != theirs.dtype or not torch.equal(ours.nan_to_num(nan=7.5), theirs.nan_to_num(nan=7.5))
+                for ours, theirs in zip(right, changed, strict=True)
+            )
+        )
+
+    assert any(unlike) or not unlike

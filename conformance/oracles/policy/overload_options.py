@@ -29,12 +29,12 @@ def _a(*args: Any, **kwargs: Any) -> Arguments:
 
 
 def _upsampled(*size: int, corners: bool | None = None) -> Maker:
-    """Upsample to one and a half times the size, passed as a factor too; `corners` where the overload requires it."""
+    """Upsample by a factor that is not quite that of the sizes; `corners` where the overload requires it."""
     return lambda t: _a(
         t.f(1, 2, *size),
         [side * 3 // 2 for side in size],
         *([] if corners is None else [corners]),
-        *[1.5] * len(size),
+        *[1.6] * len(size),
     )
 
 
@@ -53,6 +53,11 @@ def _unpadded(*size: int) -> Maker:
 def _grouped_queries(t: Inputs, **options: Any) -> Arguments:
     """Return attention with four query heads and two key and value heads."""
     return _a(t.f(1, 4, 6, 8), t.f(1, 2, 6, 8), t.f(1, 2, 6, 8), enable_gqa=True, **options)
+
+
+def _nilpotent(t: Inputs) -> torch.Tensor:
+    """Return a matrix of rank 2 whose lower triangle, mirrored, is one of rank 3."""
+    return t.tril(3).tril(-1)
 
 
 def _log_probabilities(t: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
@@ -105,10 +110,10 @@ OPTIONS: dict[str, tuple[Maker, ...]] = {
         lambda t: _a(t.f(1, 2, 16, 8), t.f(1, 2, 16, 8), t.f(1, 2, 16, 8), 0.0, True, scale=0.5),
     ),
     # Element by element
-    "softplus": (lambda t: _a(t.f(3, 4), 2.0, 10.0),),
+    "softplus": (lambda t: _a(t.f(3, 4), 2.0, 1.0),),
     "addcdiv": (lambda t: _a(t.f(3, 4), t.f(3, 4), t.p(3, 4), value=2.5),),
     "addcmul": (lambda t: _a(t.f(3, 4), t.f(3, 4), t.f(3, 4), value=2.5),),
-    "cross": (lambda t: _a(t.f(3, 4), t.f(3, 4), 0),),
+    "cross": (lambda t: _a(t.f(3, 3), t.f(3, 3), 1),),
     # Sums, norms, distances
     "sum.dim_IntList": (lambda t: _a(t.p(3, 40), [0], True), lambda t: _a(t.p(3, 4, 5), [-1, 0], True)),
     "prod.dim_int": (lambda t: _a(t.p(3, 4), 0, True), lambda t: _a(t.p(3, 4), -1, True)),
@@ -127,7 +132,7 @@ OPTIONS: dict[str, tuple[Maker, ...]] = {
     "cdist": (lambda t: _a(t.f(3, 4), t.f(5, 4), 1.0, 2), lambda t: _a(t.f(3, 4), t.f(5, 4), 2.0, 1)),
     "pdist": (lambda t: _a(t.f(4, 3), 1.0),),
     "dist": (lambda t: _a(t.f(3, 4), t.f(3, 4), 1),),
-    "cosine_similarity": (lambda t: _a(t.f(3, 4), t.f(3, 4), 0, 0.125),),
+    "cosine_similarity": (lambda t: _a(t.f(3, 4), t.f(3, 4), 0, 4.0),),
     "quantile": (lambda t: _a(t.f(3, 5), t.u(2), 0, True, interpolation="nearest"),),
     "quantile.scalar": (lambda t: _a(t.f(3, 5), 0.3, 0, True, interpolation="lower"),),
     "nanquantile": (lambda t: _a(t.f(3, 5), t.u(2), 0, True, interpolation="higher"),),
@@ -139,11 +144,11 @@ OPTIONS: dict[str, tuple[Maker, ...]] = {
     # Losses
     "binary_cross_entropy": (lambda t: _a(t.u(3, 4), t.u(3, 4), t.p(3, 4), _SUM),),
     "binary_cross_entropy_with_logits": (lambda t: _a(t.f(3, 4), t.u(3, 4), t.p(3, 4), t.p(4), _SUM),),
-    "cosine_embedding_loss": (lambda t: _a(t.f(3, 4), t.f(3, 4), t.sign(3), 0.5, _NONE),),
+    "cosine_embedding_loss": (lambda t: _a(t.f(3, 4), t.f(3, 4), t.sign(3), -0.5, _NONE),),
     "cross_entropy_loss": (lambda t: _a(t.f(3, 5), t.i(5, 3), t.p(5), _SUM, 3, 0.25),),
-    "ctc_loss.IntList": (lambda t: _a(*_log_probabilities(t), [6, 6], [3, 3], 4, _SUM, True),),
+    "ctc_loss.IntList": (lambda t: _a(*_log_probabilities(t), [6, 2], [3, 3], 4, _SUM, True),),
     "ctc_loss.Tensor": (
-        lambda t: _a(*_log_probabilities(t), torch.tensor([6, 6]), torch.tensor([3, 3]), 4, _SUM, True),
+        lambda t: _a(*_log_probabilities(t), torch.tensor([6, 2]), torch.tensor([3, 3]), 4, _SUM, True),
     ),
     "hinge_embedding_loss": (lambda t: _a(t.p(3, 4), t.sign(3, 4), 0.5, _NONE),),
     "huber_loss": (lambda t: _a(t.f(3, 4), t.f(3, 4), _NONE, 0.5),),
@@ -158,7 +163,7 @@ OPTIONS: dict[str, tuple[Maker, ...]] = {
     "poisson_nll_loss": (lambda t: _a(t.p(3, 4), t.p(3, 4), False, True, 0.125, _SUM),),
     "smooth_l1_loss": (lambda t: _a(t.f(3, 4), t.f(3, 4), _NONE, 0.5),),
     "soft_margin_loss": (lambda t: _a(t.f(3, 4), t.sign(3, 4), _NONE),),
-    "triplet_margin_loss": (lambda t: _a(t.f(3, 4), t.f(3, 4), t.f(3, 4), 0.5, 1.0, 0.125, True, _NONE),),
+    "triplet_margin_loss": (lambda t: _a(t.f(3, 4), t.f(3, 4), t.f(3, 4), 4.0, 1.0, 0.125, True, _NONE),),
     # Lists, indices
     "cat": (lambda t: _a([t.f(3, 4), t.f(3, 2)], -1), lambda t: _a([t.f(3, 4, 2), t.f(3, 1, 2)], 1)),
     "stack": (lambda t: _a([t.f(3, 4), t.f(3, 4)], -1), lambda t: _a([t.f(3, 4), t.f(3, 4)], -2)),
@@ -166,24 +171,30 @@ OPTIONS: dict[str, tuple[Maker, ...]] = {
     "index_put": (lambda t: _a(t.f(5), [t.i(5, 3)], t.f(3), True), lambda t: _a(t.f(5), [t.mask(5)], t.f(1), True)),
     "scatter_add": (lambda t: _a(t.f(3, 5), -1, t.i(5, 3, 2), t.f(3, 2)),),
     # Pooling, sampling
-    "avg_pool3d": (lambda t: _a(t.f(1, 2, 5, 5, 5), [2] * 3, [3] * 3, [1] * 3, True, False, 5),),
+    "avg_pool3d": (
+        lambda t: _a(t.f(1, 2, 6, 6, 6), [3] * 3, [2] * 3, [1] * 3, True, False, 5),
+        lambda t: _a(t.f(1, 2, 6, 6, 6), [3] * 3, [2] * 3, [1] * 3, True, False),
+    ),
     "max_pool3d": (lambda t: _a(t.f(1, 2, 6, 6, 6), [2] * 3, [3] * 3, [1] * 3, [2] * 3, True),),
     "grid_sampler": (lambda t: _a(t.f(1, 2, 3, 3, 3), t.u(1, 2, 2, 2, 3), 1, 2, True),),
     "upsample_nearest1d": (_upsampled(4),),
     "upsample_nearest2d": (_upsampled(4, 6),),
-    "upsample_nearest3d": (_upsampled(4, 2, 2),),
+    "upsample_nearest3d": (_upsampled(4, 4, 4),),
     "_upsample_nearest_exact1d": (_upsampled(4),),
     "_upsample_nearest_exact2d": (_upsampled(4, 6),),
-    "_upsample_nearest_exact3d": (_upsampled(4, 2, 2),),
+    "_upsample_nearest_exact3d": (_upsampled(4, 4, 4),),
     "upsample_linear1d": (_upsampled(4, corners=False), _upsampled(4, corners=True)),
     "upsample_bilinear2d": (_upsampled(4, 6, corners=False), _upsampled(4, 6, corners=True)),
-    "_upsample_bilinear2d_aa": (_upsampled(4, 6, corners=True),),
-    "upsample_trilinear3d": (_upsampled(4, 2, 2, corners=True),),
-    "upsample_bicubic2d": (_upsampled(4, 6, corners=True),),
-    "_upsample_bicubic2d_aa": (_upsampled(4, 6, corners=True),),
+    "_upsample_bilinear2d_aa": (_upsampled(4, 6, corners=False), _upsampled(4, 6, corners=True)),
+    "upsample_trilinear3d": (_upsampled(4, 4, 4, corners=False), _upsampled(4, 2, 2, corners=True)),
+    "upsample_bicubic2d": (_upsampled(4, 6, corners=False), _upsampled(4, 6, corners=True)),
+    "_upsample_bicubic2d_aa": (_upsampled(4, 6, corners=False), _upsampled(4, 6, corners=True)),
     # Spectra
     "stft": (lambda t: _a(t.f(32), 8, 4, 6, t.p(6), True, False, True),),
-    "stft.center": (lambda t: _a(t.f(32), 8, 4, 6, t.p(6), False, "constant", True, False, True),),
+    "stft.center": (
+        lambda t: _a(t.f(32), 8, 4, 6, t.p(6), False, "constant", True, False, True),
+        lambda t: _a(t.f(32), 8, 4, 6, t.p(6), True, "constant", True, False, True),
+    ),
     **{
         f"fft_{name}": (lambda t: _a(t.f(6, 4), 4, 0, "ortho"),)
         for name in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
@@ -203,18 +214,26 @@ OPTIONS: dict[str, tuple[Maker, ...]] = {
     "linalg_eigh": (lambda t: _a(t.spd(3), "U"),),
     "linalg_eigvalsh": (lambda t: _a(t.spd(3), "U"),),
     "linalg_inv_ex": (lambda t: _a(t.spd(3), check_errors=True),),
-    "linalg_lstsq": (lambda t: _a(t.spd(3), t.f(3, 2), 0.01, driver="gelsd"),),
-    "linalg_matrix_rank": (lambda t: _a(t.spd(3), 0.1, True),),
-    "linalg_matrix_rank.atol_rtol_float": (lambda t: _a(t.spd(3), atol=0.1, rtol=0.1, hermitian=True),),
-    "linalg_matrix_rank.atol_rtol_tensor": (lambda t: _a(t.spd(3), atol=t.u(1), rtol=t.u(1), hermitian=True),),
-    "linalg_matrix_rank.tol_tensor": (lambda t: _a(t.spd(3), t.u(1), True),),
+    "linalg_lstsq": (lambda t: _a(t.spd(3), t.f(3, 2), 0.9, driver="gelsd"),),
+    "linalg_matrix_rank": (lambda t: _a(_nilpotent(t), 0.001, True), lambda t: _a(t.spd(3), 1.5)),
+    "linalg_matrix_rank.atol_rtol_float": (
+        lambda t: _a(t.spd(3), atol=1.5),
+        lambda t: _a(t.spd(3), rtol=0.5),
+        lambda t: _a(_nilpotent(t), atol=0.001, rtol=0.001, hermitian=True),
+    ),
+    "linalg_matrix_rank.atol_rtol_tensor": (
+        lambda t: _a(t.spd(3), atol=t.u(1) + 1.2),
+        lambda t: _a(t.spd(3), rtol=t.u(1) * 0.2 + 0.4),
+        lambda t: _a(_nilpotent(t), atol=t.u(1) * 0.001, rtol=t.u(1) * 0.001, hermitian=True),
+    ),
+    "linalg_matrix_rank.tol_tensor": (lambda t: _a(_nilpotent(t), t.u(1) * 0.001, True),),
     "linalg_qr": (lambda t: _a(t.f(4, 3), "complete"),),
     "linalg_solve": (lambda t: _a(t.spd(3), t.f(2, 3), left=False),),
     "linalg_svd": (lambda t: _a(t.f(4, 3), False),),
-    "linalg_tensorsolve": (lambda t: _a(t.spd(3), t.f(3), [0]),),
+    "linalg_tensorsolve": (lambda t: _a(t.tril(3), t.f(3), [0]),),
     "ormqr": (lambda t: _a(t.f(4, 3), t.u(3), t.f(2, 4), False, True),),
-    "pinverse": (lambda t: _a(t.f(4, 3), 0.125),),
+    "pinverse": (lambda t: _a(t.f(4, 3), 0.9),),
     "qr": (lambda t: _a(t.f(4, 3), False),),
-    "svd": (lambda t: _a(t.f(4, 3), False, False),),
+    "svd": (lambda t: _a(t.f(4, 3), False), lambda t: _a(t.f(4, 3), False, False)),
     "triangular_solve": (lambda t: _a(t.f(3, 2), t.tril(3), False, True, True),),
 }

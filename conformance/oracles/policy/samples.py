@@ -70,7 +70,8 @@ class Inputs:
         count = torch.Size(shape).numel()
         if self.fake:
             return torch.zeros(shape, dtype=torch.int64, device=self.device)
-        return (torch.arange(count) * 3 % high).reshape(shape).to(self.device)
+        factor = next(each for each in (3, 5, 7, 2) if math.gcd(each, high) == 1)
+        return (torch.arange(count) * factor % high).reshape(shape).to(self.device)
 
     def mask(self, *shape: int) -> torch.Tensor:
         """Booleans, of which each fourth is false, the first one true."""
