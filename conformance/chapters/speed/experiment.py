@@ -263,7 +263,7 @@ class Experiments:
         self.demand_time(case, target, spec.key, spec.make(target.device_type, SHRINKS).flops, spec.dtype, plan)
         for shrink in range(SHRINKS + 1):
             subject = spec.make(target.device_type, shrink)
-            if not _fits(target, subject):
+            if not _fits(target, subject) or self._pair(case, target, subject.flops, spec.dtype) > plan.budget:
                 continue
             try:
                 if (found := self._in_time(case, target, spec, subject, shrink, plan)) is not None:
@@ -288,15 +288,19 @@ class Experiments:
         millisecond, and no run can be stopped midway. Products are what a device computes fastest: nothing that it can
         do in time is left out.
         """
-        if target.device_type == "cpu":
-            return  # whose sizes take a millisecond or so
-        if (place := (target.name, dtype)) not in self._rates:
-            self._rates[place] = rate_of_products(target, dtype, case.now)
-        pair = flops / self._rates[place]
+        pair = self._pair(case, target, flops, dtype)
         if pair > paired_comparison.PLANS["full"].budget:
             case.untestable(f"at the rate of its matrix products this device takes {pair:.0f} s for a pair of {name}")
         if pair > plan.budget:
             case.out_of_time(name, pair * plan.pilot)
+
+    def _pair(self, case: Case, target: Target, flops: float, dtype: torch.dtype) -> float:
+        """Return the seconds that a pair of that much work takes at least, by the rate of the device's products."""
+        if target.device_type == "cpu":
+            return 0.0  # its sizes take a millisecond or so
+        if (place := (target.name, dtype)) not in self._rates:
+            self._rates[place] = rate_of_products(target, dtype, case.now)
+        return flops / self._rates[place]
 
     def _in_time(
         self, case: Case, target: Target, spec: Experiment, subject: Subject, shrink: int, plan: paired_comparison.Plan

@@ -317,6 +317,18 @@ def test_a_device_in_software_is_not_waited_for(
     assert not made.made
 
 
+@pytest.mark.parametrize(("rate", "shrunk"), [(2e9, 8), (2e10, 4)])
+def test_no_size_is_run_that_takes_longer_than_the_plan(
+    device: Callable[..., Device], judge: Callable[..., Case], rate: float, shrunk: int
+) -> None:
+    """A run cannot be stopped midway: on a device in software the largest size takes minutes."""
+    made = device(0.03, 0.01)
+    made.rate = rate
+    with pytest.raises(Inconclusive, match=f"fitted only at a batch {shrunk} times smaller"):
+        judge()
+    assert {subject.flops for subject in made.made} == {2.0 * (8192 // shrunk) ** 3}
+
+
 def test_the_rate_of_products_is_that_of_a_size_that_is_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device of 100 GFLOP/s whose launches take half a millisecond: 1024 is the first size that tells its rate."""
     clock = 0.0
