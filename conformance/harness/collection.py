@@ -110,9 +110,8 @@ def _prune(mark: pytest.Mark, run: Run, contract: str) -> pytest.Mark:
     values = list(values)
     depths = [depth(getattr(value, "marks", ())) for value in values]
     left_out = _not_drawn(values, run, f"{contract} {names}")
-    kept = [place for place, value in enumerate(values) if place not in left_out and depths[place] <= run.depth] or [
-        depths.index(min(depths))
-    ]
+    kept = [place for place, own in enumerate(depths) if place not in left_out and own <= run.depth]
+    kept = kept or [depths.index(min(depths))]
     if len(kept) == len(values):
         return mark
     run.shallow.add(contract)

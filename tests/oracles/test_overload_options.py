@@ -45,11 +45,15 @@ def _schema(overload: str) -> Any:
     return own and own._schema
 
 
+def _named(overload: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by their names."""
+    return {**dict(zip((argument.name for argument in _schema(overload).arguments), args, strict=False)), **keywords}
+
+
 def _given(overload: str) -> Iterator[dict[str, Any]]:
-    names = [argument.name for argument in _schema(overload).arguments]
     for make in (CALLS[overload], *MORE.get(overload, ()), *OPTIONS.get(overload, ())):
         args, keywords = make(_inputs())
-        yield {**dict(zip(names, args, strict=False)), **keywords}
+        yield _named(overload, args, keywords)
 
 
 def _is_default(value: Any, default: Any) -> bool:
@@ -95,7 +99,6 @@ WITHOUT_EFFECT = {
     ("group_norm", "cudnn_enabled"),
     ("layer_norm", "cudnn_enable"),
 }
-SEED = 1
 
 
 def _calls_and_options() -> Iterator[tuple[str, str]]:
@@ -105,35 +108,28 @@ def _calls_and_options() -> Iterator[tuple[str, str]]:
                 yield overload, argument.name
 
 
-def _result(overload: str, make: Any, without: str | None = None) -> Any:
-    """What a call returns; the argument `without` is at its default."""
-    torch.manual_seed(SEED)
-    args, keywords = make(_inputs())
-    own = _schema(overload).arguments
-    given = {**{argument.name: value for argument, value in zip(own, args, strict=False)}, **keywords}
-    if without is not None:
-        given[without] = next(argument.default_value for argument in own if argument.name == without)
-    name, _, which = overload.partition(".")
-    torch.manual_seed(SEED)
-    return tree_leaves(getattr(getattr(torch.ops.aten, name), which or "default")(**given))
+def _results(op: Any, arguments: dict[str, Any]) -> list[torch.Tensor]:
+    torch.manual_seed(1)
+    found: list[torch.Tensor] = tree_leaves(op(**arguments))
+    return found
 
 
 @pytest.mark.parametrize(("overload", "option"), list(_calls_and_options()))
 def test_each_option_that_is_given_changes_the_result(overload: str, option: str) -> None:
     """A rule that drops an argument is noticed by what the argument changes."""
-    places = [argument.name for argument in _schema(overload).arguments].index(option)
-    default = _schema(overload).arguments[places].default_value
+    default = next(one.default_value for one in _schema(overload).arguments if one.name == option)
     unlike = []
-    for make in OPTIONS[overload]:
-        args, keywords = make(_inputs())
-        given = args[places] if places < len(args) else keywords.get(option, default)
-        if not isinstance(given, torch.Tensor) and _is_default(given, default):
+    # Each call is made twice, for some ops write to an argument.
+    for call, again in zip(option_calls(overload, _inputs), option_calls(overload, _inputs), strict=True):
+        given, others = (_named(overload, each.args, each.keywords) for each in (call, again))
+        own = given.get(option, default)
+        if not isinstance(own, torch.Tensor) and _is_default(own, default):
             continue
         try:
-            changed = _result(overload, make, without=option)
+            changed = _results(again.func, {**others, option: default})
         except (RuntimeError, ValueError):
             return  # without it the call is refused
-        right = _result(overload, make)
+        right = _results(call.func, given)
         unlike.append(
             len(right) != len(changed)
             or any(

@@ -23,6 +23,7 @@ from conformance.harness.endings import ContractViolation
 from conformance.harness.targets import Target, one_device_only, resolve
 from tests.faults.breaking import edited, replaced
 from tests.simulation.cuda_fake import FakeCuda, Graph, cuda  # noqa: F401  (a fixture)
+from tests.simulation.emulated.faults import rates_in_tensors_are_halved
 
 Scaler = torch.amp.GradScaler
 CPU = resolve("cpu")
@@ -161,17 +162,6 @@ def _ignores_the_flag(name: str) -> Breakage:
         return original(*args, **{**kwargs, "found_inf": None})
 
     return lambda fake: replaced(torch, name, ignoring)
-
-
-@contextlib.contextmanager
-def _rates_in_tensors_are_halved(fake: FakeCuda) -> Iterator[None]:
-    original = torch._fused_sgd_
-
-    def halved(*args: Any, lr: Any, **kwargs: Any) -> None:
-        original(*args, lr=lr / 2 if isinstance(lr, torch.Tensor) else lr, **kwargs)
-
-    with replaced(torch, "_fused_sgd_", halved):
-        yield
 
 
 @contextlib.contextmanager
@@ -380,7 +370,7 @@ FAULTS: dict[str, tuple[str, Breakage]] = {
     "captured step is lost": ("captured step, SGD", _forgets("_fused_sgd_")),
     "capturable skip steps": ("capturable skip", _ignores_the_flag("_fused_adamw_")),
     "fused steps of two devices ignore the flag": ("fused steps of two devices", _ignores_the_flag("_fused_adam_")),
-    "rates in tensors are halved": ("rate in a tensor", _rates_in_tensors_are_halved),
+    "rates in tensors are halved": ("rate in a tensor", lambda fake: rates_in_tensors_are_halved()),
     "one device's flag": ("two devices", _edited(Scaler._maybe_opt_step, _VERDICT, "if True:")),
     "the flag is lost": (
         "two devices, self-scaling",

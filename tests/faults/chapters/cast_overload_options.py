@@ -55,21 +55,21 @@ for _device_type in ("cpu", "cuda"):
 
 # Options whose value changes the result of a usual call rarely, which is how their loss went unnoticed.
 _LOSING = {
-    "ctc_loss.IntList": ("fp32", "zero_infinity"),
-    "pinverse": ("fp32", "rcond"),
-    "avg_pool3d": ("fp32", "count_include_pad"),
-    "nll_loss2d": ("fp32", "ignore_index"),
+    "ctc_loss.IntList": "zero_infinity",
+    "pinverse": "rcond",
+    "avg_pool3d": "count_include_pad",
+    "nll_loss2d": "ignore_index",
 }
 
 
-def _loses(overload: str, policy: str, option: str) -> None:
+def _loses(overload: str, option: str) -> None:
     def rule(op: Any, named: Arguments, amp_dtype: torch.dtype) -> Any:
-        return RULES[policy](op, {name: value for name, value in named.items() if name != option}, amp_dtype)
+        return RULES["fp32"](op, {name: value for name, value in named.items() if name != option}, amp_dtype)
 
     rule.__name__ = f"{overload.partition('.')[0]}_loses_{option}"
     rule.__doc__ = f"{overload} of the CPU computes as if {option} were not given."
     broken(overload, "cpu", "AMP-CAST-055")(rule)
 
 
-for _overload, (_policy, _option) in _LOSING.items():
-    _loses(_overload, _policy, _option)
+for _overload, _option in _LOSING.items():
+    _loses(_overload, _option)
