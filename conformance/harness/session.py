@@ -16,6 +16,7 @@ from . import accepted, backends, environment, expectations, options, parallel, 
 from . import catalogue as catalogues
 from .catalogue import Catalogue
 from .contradictions import contradictions
+from .items import CHAPTERS
 from .options import Options
 from .run import Run, Surroundings, limit_of
 from .targets import Target
@@ -183,11 +184,20 @@ def _selection(config: pytest.Config, asked: Options) -> str | None:
     """Return what narrowed the run besides our own options, or None."""
     option = config.option
     parts = [f"-k {option.keyword}"] * bool(option.keyword) + [f"-m {option.markexpr}"] * bool(option.markexpr)
-    parts += [argument for argument in config.args if "::" in argument or argument.endswith(".py")]
+    parts += [argument for argument in config.args if _is_a_part(config, argument)]
     parts += [f"--deselect {name}" for name in option.deselect or ()]
     parts += [f"--workload {asked.workload}"] * (asked.workload is not None and not asked.chapters + asked.contracts)
     parts += ["--lf"] * bool(getattr(option, "lf", False)) + ["--sw"] * bool(getattr(option, "stepwise", False))
     return environment.redact(" ".join(parts)) if parts else None
+
+
+def _is_a_part(config: pytest.Config, argument: str) -> bool:
+    """Return whether an argument names a check, a file, or a folder or package below that of all chapters."""
+    if "::" in argument or argument.endswith(".py"):
+        return True
+    if config.option.pyargs and ".chapters." in argument:
+        return True
+    return CHAPTERS in Path(config.invocation_params.dir, argument).resolve().parents
 
 
 def _workers(config: pytest.Config) -> int:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+from tests import reports
 from tests.conftest import Toy
 
 
@@ -65,3 +70,20 @@ def test_node_id_selects_one_case(suite: Toy) -> None:
     outcome = suite.run("test_toy.py::test_c")
 
     assert set(outcome.verdicts()) == {"AMP-SCALE-001[c]"}
+
+
+def test_a_folder_of_a_chapter_selects_it(root: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "conformance/chapters/bf16", "-q", "-p", "no:cacheprovider"]
+    run = subprocess.run(
+        [*command, "-n", "0", "--level", "quick", "--report", str(tmp_path / "report")],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    report = reports.written(tmp_path / "report" / "report.json")
+
+    assert run.returncode == 0, run.stdout
+    assert report["header"]["options"]["selection"] == "conformance/chapters/bf16"
+    assert {case["contract"][:8] for case in report["cases"]} == {"AMP-BF16"}
+    assert not any(report["footer"]["unreached"].values())

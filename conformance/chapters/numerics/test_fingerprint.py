@@ -202,8 +202,9 @@ SPOILED = {
     "inf-query": ("query", float("inf"), slice(3, 4)),
     "nan-query": ("query", float("nan"), slice(3, 4)),
 }
-# Fewer keys than a vector has elements, and whole vectors with a rest.
-KEYS = (4, 33)
+# Fewer keys than a vector has elements, and whole vectors with a rest; the signs that the logits of an infinite query
+# have: both in each vector, or one in the first half and the other in the second.
+KEYS = ((4, "in turn"), (33, "in turn"), (33, "in halves"))
 
 
 @contract("AMP-NUMERICS-094")
@@ -211,17 +212,18 @@ KEYS = (4, 33)
 def test_attention_hands_on_what_is_not_finite(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, what: str
 ) -> None:
-    for keys in KEYS:
-        _check_spoiled(case, target, amp_dtype, rng, what, keys)
+    for keys, signs in KEYS:
+        _check_spoiled(case, target, amp_dtype, rng, what, keys, signs)
 
 
 def _check_spoiled(
-    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, what: str, keys: int
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, what: str, keys: int, signs: str
 ) -> None:
     name, value, rows = SPOILED[what]
     sources = {part: torch.randn(1, 2, 5 if part == "query" else keys, 16, generator=rng) for part in _PARTS}
     # Logits of both signs in each row, so that an infinite query is not a row that is masked throughout.
-    sources["key"][:, :, 0, 5], sources["key"][:, :, 1, 5] = 1.0, -1.0
+    places = torch.arange(keys)
+    sources["key"][..., 5] = torch.where(places % 2 == 0 if signs == "in turn" else places < keys // 2, 1.0, -1.0)
     sources[name][0, 0, 3, 5] = value
 
     def run() -> tuple[Tensor, list[bool]]:
@@ -235,7 +237,7 @@ def _check_spoiled(
 
     ran = by_kernel(case, target, rng, run)
     for kernel, (finite, gradients) in ran.items():
-        where = f"{kernel}, {keys} keys"
+        where = f"{kernel}, {keys} keys, signs {signs}"
         untouched = torch.ones_like(finite[0, 0])
         untouched[rows] = False
         whole = bool((finite[0, 1]).all() and finite[0, 0][untouched].all())

@@ -200,17 +200,11 @@ class _Bench:
         """The clock of the ratio: whole steps are what the host waits for, operations what the device works."""
         return self.by_host if self.experiment.is_step else self.on_device
 
-    def affordable(self) -> bool:
-        """Return whether the pilot's pairs, and as many runs to warm up as it takes, fit into the plan's budget.
-
-        Only of an accelerator's large sizes is that asked: all others are as small as they are useful.
-        """
-        if self.target.device_type == "cpu" or self.experiment.size != "compute":
-            return True
-        self.baseline()  # which loads and compiles
+    def pair(self) -> float:
+        """Return the seconds that both arms take once, after a run that loads and compiles."""
+        self.baseline()
         self.amp()
-        pair = sum(paired_comparison.seconds(self.clock, arm) for arm in (self.baseline, self.amp))
-        return pair * (self.plan.pilot + FEWEST_WARM_UPS) <= self.plan.budget
+        return sum(paired_comparison.seconds(self.clock, arm) for arm in (self.baseline, self.amp))
 
 
 def _bench(target: Target, spec: Experiment, subject: Subject, shrink: int, plan: paired_comparison.Plan) -> _Bench:
@@ -226,6 +220,22 @@ def _bench(target: Target, spec: Experiment, subject: Subject, shrink: int, plan
         *arms(target, spec, subject),
         None if spec.is_step else timing.flush(target),
     )
+
+
+def _affordable(case: Case, bench: _Bench) -> bool:
+    """Return whether the pilot's pairs, and as many runs to warm up as it takes, fit into the plan's budget.
+
+    Only of an accelerator's large sizes is that asked: all others are as small as they are useful. The smallest of them
+    is measured even if fewer pairs fit; the case ends where not one does.
+    """
+    if bench.target.device_type == "cpu" or bench.experiment.size != "compute":
+        return True
+    pair, plan = bench.pair(), bench.plan
+    if bench.shrink == SHRINKS:
+        if pair > plan.budget:
+            case.out_of_time(bench.experiment.key, pair * plan.pilot)
+        return True
+    return pair * (plan.pilot + FEWEST_WARM_UPS) <= plan.budget
 
 
 class Experiments:
@@ -309,7 +319,7 @@ class Experiments:
         with tf32.precision(case, target, spec.baseline), broken_timing():
             bench = _bench(target, spec, subject, shrink, plan)
             _try(case, target, spec, bench)
-            return self._measured_on(case, bench) if shrink == SHRINKS or bench.affordable() else None
+            return self._measured_on(case, bench) if _affordable(case, bench) else None
 
     def _measured_on(self, case: Case, bench: _Bench) -> Measurement:
         spec, clock = bench.experiment, bench.clock

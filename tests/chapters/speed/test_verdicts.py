@@ -329,6 +329,16 @@ def test_no_size_is_run_that_takes_longer_than_the_plan(
     assert {subject.flops for subject in made.made} == {2.0 * (8192 // shrunk) ** 3}
 
 
+def test_a_device_whose_rate_falls_with_the_size_is_not_waited_for(
+    device: Callable[..., Device], judge: Callable[..., Case]
+) -> None:
+    """Its small products promise a pair in time; the smallest size takes seconds, and was run forty times before."""
+    made = device(2.0, 1.0)
+    with pytest.raises(Inconclusive, match="matmul/compute/fp16/fp32 needs about"):
+        judge()
+    assert made.now < 40
+
+
 def test_the_rate_of_products_is_that_of_a_size_that_is_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device of 100 GFLOP/s whose launches take half a millisecond: 1024 is the first size that tells its rate."""
     clock = 0.0
