@@ -19,6 +19,14 @@ _FLAGS = MappingProxyType(
 )
 
 
+# Arguments that choose an implementation, are used by the constructor alone, or are no numbers.
+_OF_ALL_GROUPS = frozenset(
+    ("params", "lr", "foreach", "fused", "capturable", "differentiable")
+    + ("initial_accumulator_value", "nesterov", "ns_steps", "adjust_lr_fn")
+)
+_OTHER = MappingProxyType({"etas": (0.25, 1.5), "d": 1.5, "eps": 2.0**-8})  # within their limits; one that shows
+
+
 @dataclass(frozen=True)
 class OptimizerConfig:
     """One optimizer with one set of arguments, in one of its implementations.
@@ -68,6 +76,14 @@ class OptimizerConfig:
             parameters, **{**self.arguments, **self.flags, **changes}
         )
         return made
+
+    def other_settings(self) -> dict[str, Any]:
+        """Return other values of every setting that a parameter group can have of its own, the rate apart."""
+        given = {**_defaults(self.optimizer), **self.arguments}
+        found = {name: _other(name, value) for name, value in given.items() if name not in _OF_ALL_GROUPS}
+        if given.get("nesterov") and "dampening" in found:
+            found["dampening"] = 0.0  # which SGD demands with it
+        return {name: value for name, value in found.items() if value != given[name]}
 
     def accepts(self, argument: str) -> bool:
         """Whether the constructor has that argument."""
@@ -132,6 +148,22 @@ def _entry(optimizer: str) -> dict[str, Any]:
 def _signature(optimizer: str) -> frozenset[str]:
     found = getattr(torch.optim, optimizer)
     return _arguments(found, found.__init__)
+
+
+def _defaults(optimizer: str) -> dict[str, Any]:
+    parameters = inspect.signature(getattr(torch.optim, optimizer)).parameters
+    return {name: parameter.default for name, parameter in parameters.items()}
+
+
+def _other(name: str, value: Any) -> Any:
+    """Return another valid value of a setting: a flag turned, three quarters of a number, a quarter for zero."""
+    if name in _OTHER and not (name == "eps" and isinstance(value, (list, tuple))):
+        return _OTHER[name]
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, (list, tuple)):
+        return tuple(None if each is None else 0.75 * each for each in value)
+    return 0.75 * value or 0.25
 
 
 @functools.cache

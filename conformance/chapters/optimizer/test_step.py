@@ -188,12 +188,13 @@ def test_parameter_groups_and_missing_gradients(
     slopes = LinearLoss.make(kind.gradients, target.device, rng)
     alone = slopes.copy()
     build(case, kind, slopes.copy())
-    rates = (0.25, 0.0625)
-    groups = [{**group, "lr": rate} for group, rate in zip(slopes.groups(), rates, strict=True)]
+    settings: tuple[dict[str, Any], ...] = ({"lr": 0.25}, {**kind.other_settings(), "lr": 0.0625})
+    groups = [{**group, **own} for group, own in zip(slopes.groups(), settings, strict=True)]
     parts = [
-        kind.make(group["params"], lr=rate)  # type: ignore[arg-type]
-        for group, rate in zip(alone.groups(), rates, strict=True)
+        kind.make(group["params"], **own)  # type: ignore[arg-type]
+        for group, own in zip(alone.groups(), settings, strict=True)
     ]
+    case.note("settings in which the second group differs", sorted(settings[1]))
     optimizer, scaler = kind.make(groups), torch.amp.GradScaler(target.device_type)
     for _ in range(2):
         slope = slopes.draw(rng)
@@ -266,6 +267,35 @@ def test_zero_grad(case: Case, target: Target, rng: torch.Generator, kind: Optim
         expected = [None if set_to_none else 0] * len(left)
         case.equal("nonzero elements of the gradients after zero_grad()", left, expected)
     case.equal("differences from fp32", differences(snapshot(optimizer), snapshot(plain)), [])
+
+
+@contract("AMP-OPTIMIZER-080")
+@pytest.mark.parametrize("set_to_none", [True, False], ids=["none", "zeros"])
+@over_optimizers(lambda kind: kind.gradients != "sparse", variants=None)
+def test_zero_grad_of_every_type(case: Case, target: Target, kind: OptimizerConfig, set_to_none: bool) -> None:
+    """Gradients of each type and layout, in two groups, one of them from a graph of its own."""
+    kinds = [(torch.float32, False), *((dtype, False) for dtype in case.supported(target)), (torch.float32, True)]
+    kinds += [(torch.float64, False), (torch.complex64, False), (torch.float32, False)]
+    parameters = []
+    for dtype, strided in kinds:
+        try:
+            made = torch.ones(4, 6, dtype=dtype, device=target.device)
+        except (RuntimeError, TypeError):
+            continue  # a type that the device has not
+        parameters.append(torch.nn.Parameter(made))
+        parameters[-1].grad = torch.full_like(made, math.inf)
+        if strided:
+            parameters[-1].grad = torch.full((6, 4), math.nan, dtype=dtype, device=target.device).t()
+    try:
+        optimizer = kind.make([{"params": parameters[:2]}, {"params": parameters[2:]}])
+    except (TypeError, ValueError, RuntimeError) as error:
+        case.note("refused by the constructor", repr(error)[:100])
+        parameters = [parameter for parameter in parameters if parameter.dtype is torch.float32]
+        optimizer = kind.make([{"params": parameters[:1]}, {"params": parameters[1:]}])
+    optimizer.zero_grad(set_to_none=set_to_none)
+    left = [(str(p.dtype), None if p.grad is None else int(p.grad.count_nonzero())) for p in parameters]
+    expected = [(str(p.dtype), None if set_to_none else 0) for p in parameters]
+    case.equal("nonzero elements of the gradients of each type after zero_grad()", left, expected)
 
 
 @contract("AMP-OPTIMIZER-081")
