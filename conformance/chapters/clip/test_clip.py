@@ -218,6 +218,24 @@ def test_one_tensor(case: Case, target: Target, rng: torch.Generator, foreach: b
     all_identical(case, "gradient of the others (the first of them clipped by value)", grads(slopes)[1:], expected)
 
 
+@contract("AMP-CLIP-008")
+@FOREACH
+def test_one_tensor_of_any_rank(case: Case, target: Target, foreach: bool | None) -> None:
+    workload(case, target, torch.Generator(), foreach)
+    for shape in ((), (1,), (3,), (2, 1), (2, 3, 1), (1, 2, 1, 2)):
+        parameter = torch.nn.Parameter(torch.zeros(shape, device=target.device))
+        parameter.grad = torch.full(shape, 4.0, device=target.device)
+        norm = 4.0 * parameter.numel() ** 0.5
+        seen = float(torch.nn.utils.clip_grad_norm_(parameter, norm / 4, foreach=foreach))
+        case.at_most(f"error of the norm of one tensor of shape {shape}", abs(seen - norm) / norm, 8 * U, "relative")
+        far = float((parameter.grad - 1.0).abs().max())
+        case.at_most(f"error of the gradient of shape {shape} clipped by norm", far, 2.0**-18)  # norm + 1e-6
+        torch.nn.utils.clip_grad_value_(parameter, 0.5, foreach=foreach)
+        case.identical(
+            f"gradient of shape {shape} clipped by value", parameter.grad, torch.full_like(parameter.grad, 0.5)
+        )
+
+
 @contract("AMP-CLIP-009")
 def test_nothing_to_clip(case: Case, target: Target) -> None:
     parameters = [torch.nn.Parameter(torch.ones(3, device=target.device)) for _ in range(2)]

@@ -20,9 +20,9 @@ _FLAGS = MappingProxyType(
 
 
 # Arguments that choose an implementation, are used by the constructor alone, or are no numbers.
+_IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
 _OF_ALL_GROUPS = frozenset(
-    ("params", "lr", "foreach", "fused", "capturable", "differentiable")
-    + ("initial_accumulator_value", "nesterov", "ns_steps", "adjust_lr_fn")
+    ("params", "lr", "initial_accumulator_value", "nesterov", "ns_steps", "adjust_lr_fn", *_IMPLEMENTATION)
 )
 _OTHER = MappingProxyType({"etas": (0.25, 1.5), "d": 1.5, "eps": 2.0**-8})  # within their limits; one that shows
 

@@ -196,7 +196,10 @@ def test_parameter_groups_and_missing_gradients(
     ]
     case.note("settings in which the second group differs", sorted(settings[1]))
     optimizer, scaler = kind.make(groups), torch.amp.GradScaler(target.device_type)
-    for _ in range(2):
+    for number in range(3):
+        if number == 2:  # a saved state brings the settings of each group
+            saved, optimizer = optimizer.state_dict(), kind.make(slopes.groups())
+            optimizer.load_state_dict(saved)
         slope = slopes.draw(rng)
         iterate(optimizer, slopes.loss(slope), scaler)
         alone.loss(slope).backward()
@@ -273,7 +276,7 @@ def test_zero_grad(case: Case, target: Target, rng: torch.Generator, kind: Optim
 @pytest.mark.parametrize("set_to_none", [True, False], ids=["none", "zeros"])
 @over_optimizers(lambda kind: kind.gradients != "sparse", variants=None)
 def test_zero_grad_of_every_type(case: Case, target: Target, kind: OptimizerConfig, set_to_none: bool) -> None:
-    """Gradients of each type and layout, in two groups, one of them from a graph of its own."""
+    """Gradients of each type and of two layouts, in two groups; the last parameter is frozen."""
     kinds = [(torch.float32, False), *((dtype, False) for dtype in case.supported(target)), (torch.float32, True)]
     kinds += [(torch.float64, False), (torch.complex64, False), (torch.float32, False)]
     parameters = []
@@ -286,6 +289,7 @@ def test_zero_grad_of_every_type(case: Case, target: Target, kind: OptimizerConf
         parameters[-1].grad = torch.full_like(made, math.inf)
         if strided:
             parameters[-1].grad = torch.full((6, 4), math.nan, dtype=dtype, device=target.device).t()
+    parameters[-1].requires_grad_(False)  # frozen since its backward
     try:
         optimizer = kind.make([{"params": parameters[:2]}, {"params": parameters[2:]}])
     except (TypeError, ValueError, RuntimeError) as error:
