@@ -105,6 +105,29 @@ def _vmap_of_vjp(f: Function, inputs: Inputs, direction: Direction) -> Any:
     return torch.func.vmap(pull)(_basis(output))
 
 
+def _with_aux(f: Function) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return the function with something beside its result, of which no derivative is taken."""
+
+    def both(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+        result = f(*inputs)
+        return result, result.detach().double()
+
+    return both
+
+
+def _vjp_with_aux(f: Function, inputs: Inputs, direction: Direction) -> Any:
+    output, pull, _ = torch.func.vjp(_with_aux(f), *inputs, has_aux=True)
+    return pull(direction.cotangent.to(output.dtype))
+
+
+def _grad_with_aux(f: Function, inputs: Inputs, direction: Direction) -> Any:
+    return torch.func.grad(_with_aux(weighted(f, direction)), numbers(inputs), has_aux=True)(*inputs)[0]
+
+
+def _grad_and_value_with_aux(f: Function, inputs: Inputs, direction: Direction) -> Any:
+    return torch.func.grad_and_value(_with_aux(weighted(f, direction)), numbers(inputs), has_aux=True)(*inputs)[0]
+
+
 def _basis(output: Tensor) -> Tensor:
     identity = torch.eye(output.numel(), dtype=output.dtype, device=output.device)
     return identity.reshape(output.numel(), *output.shape)
@@ -129,7 +152,15 @@ FIRST = (
         "gradient",
         lambda f, inputs, direction: torch.autograd.functional.vjp(f, inputs, direction.cotangent)[1],
     ),
+    Way("vjp-aux", "gradient", _vjp_with_aux),
+    Way("grad-aux", "gradient", _grad_with_aux),
+    Way("grad_and_value-aux", "gradient", _grad_and_value_with_aux),
     Way("jacrev", "jacobian", lambda f, inputs, direction: torch.func.jacrev(f, numbers(inputs))(*inputs)),
+    Way(
+        "jacrev-aux",
+        "jacobian",
+        lambda f, inputs, direction: torch.func.jacrev(_with_aux(f), numbers(inputs), has_aux=True)(*inputs)[0],
+    ),
     Way(
         "jacrev-chunks",
         "jacobian",
@@ -146,6 +177,12 @@ FIRST = (
         lambda f, inputs, direction: torch.func.jvp(f, inputs, direction.tangents)[1],
         forward=True,
     ),
+    Way(
+        "jvp-aux",
+        "tangent",
+        lambda f, inputs, direction: torch.func.jvp(_with_aux(f), inputs, direction.tangents, has_aux=True)[1],
+        forward=True,
+    ),
     Way("linearize", "tangent", _linearize, forward=True, slow=True),
     Way(
         "functional.jvp",
@@ -155,6 +192,12 @@ FIRST = (
     ),
     Way(
         "jacfwd", "jacobian", lambda f, inputs, direction: torch.func.jacfwd(f, numbers(inputs))(*inputs), forward=True
+    ),
+    Way(
+        "jacfwd-aux",
+        "jacobian",
+        lambda f, inputs, direction: torch.func.jacfwd(_with_aux(f), numbers(inputs), has_aux=True)(*inputs)[0],
+        forward=True,
     ),
     Way(
         "functional.jacobian-forward",

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from .derivative_ways import FIRST, SECOND, Way
-from .derivatives import PLACES, fault_of
-from .exact_programs import BY_NAME, PROGRAMS
+from .derivatives import PLACES, direction_of, fault_of
+from .exact_programs import BY_NAME, PROGRAMS, TAIL
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -24,7 +26,10 @@ pytestmark = [
 _TWICE = tuple(one.name for one in PROGRAMS if not one.kept)
 _FEW = ("linear-bias", "conv1d", "mlp", "float32-term")
 _SOME = ("linear-bias", "conv1d", "mlp", "attention", "baddbmm", "conv2d-bias")
-_QUICK = ("backward", "grad", "vjp", "jacrev", "is_grads_batched", "functional.vjp", "dual-numbers", "grad-of-grad")
+_QUICK = (
+    *("backward", "grad", "vjp", "jacrev", "is_grads_batched", "functional.vjp", "dual-numbers", "grad-of-grad"),
+    *("vjp-aux", "jvp-aux", "jacrev-chunks", "functional.jacobian-forward"),
+)
 
 
 def _parameters(ways: Sequence[Way]) -> list[Any]:
@@ -56,6 +61,34 @@ def _check(case: Case, target: Target, way: Way, place: str, names: Sequence[str
 @pytest.mark.parametrize("way", _parameters(FIRST))
 def test_first_derivatives(case: Case, target: Target, way: Way, place: str) -> None:
     _check(case, target, way, place, tuple(BY_NAME))
+
+
+@contract("AMP-TRANSFORM-001")
+@pytest.mark.parametrize("place", ["around", "inside"])
+@pytest.mark.parametrize("way", _parameters([one for one in FIRST if one.gives == "jacobian" and not one.forward]))
+def test_jacobians_behind_a_cast(case: Case, target: Target, way: Way, place: str) -> None:
+    """A factor of float32 in front of a 16-bit product: 16-bit gradients come in, the last ones are float32."""
+
+    def scaled(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.mm((1.0 + TAIL) * x, weight)
+
+    for dtype in case.supported(target):
+        inputs = BY_NAME["mm"].inputs(target.device)
+        function, outer = PLACES[place](scaled, functools.partial(target.autocast, dtype))
+        direction = direction_of(BY_NAME["mm"], target.device)
+        with outer():
+            leaves = tuple(one.detach().requires_grad_() for one in inputs)
+            output = function(*leaves)
+            rows = [
+                torch.autograd.grad(output, leaves, basis, retain_graph=True)
+                for basis in torch.eye(output.numel(), dtype=output.dtype, device=output.device).view(-1, *output.shape)
+            ]
+            seen = way.take(function, inputs, direction)
+        for number, (one, shape) in enumerate(zip(seen, [one.shape for one in inputs], strict=True)):
+            expected = torch.stack([row[number] for row in rows])
+            case.identical(
+                f"{dtype}: rows of input {number} against backward of each", one.reshape(-1, *shape), expected
+            )
 
 
 @contract("AMP-TRANSFORM-002")

@@ -13,6 +13,7 @@ from torch import Tensor
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from ...oracles.policy.fake_mode import fake_mode
+from ...oracles.trace.ops import OpTrace
 from .derivative_ways import FIRST, SECOND, Direction, Way
 from .exact_programs import TAIL
 
@@ -90,6 +91,38 @@ class _Refusal(Exception):
     """What the function of a transform raises."""
 
 
+@contract("AMP-TRANSFORM-017")
+@pytest.mark.parametrize("place", ["outside", "disabled", deep("standard", "again")])
+def test_backward_later(case: Case, target: Target, place: str) -> None:
+    """Call what vjp gave behind the region, with a product of the forward that was kept in float32."""
+    for dtype in case.supported(target):
+        inputs = _matrices(target)
+        leaves = tuple(one.detach().requires_grad_() for one in inputs)
+
+        def island(a: Tensor, b: Tensor, dtype: torch.dtype = dtype) -> Tensor:
+            with target.autocast(dtype, enabled=False):
+                wide = torch.mm(a, b)
+            return wide + torch.mm(a, b)
+
+        later: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
+            "outside": contextlib.nullcontext,
+            "disabled": lambda dtype=dtype: target.autocast(dtype, enabled=False),  # type: ignore[misc]
+            "again": lambda dtype=dtype: target.autocast(dtype),  # type: ignore[misc]
+        }
+        with target.autocast(dtype):
+            output, pull = torch.func.vjp(island, *inputs)
+            eager = island(*leaves)
+        cotangent = torch.full_like(eager, 1.0 + TAIL)
+        with later[place](), OpTrace() as ours:
+            seen = pull(cotangent.to(output.dtype))
+        with later[place](), OpTrace() as theirs:
+            expected = torch.autograd.grad(eager, leaves, cotangent)
+        types = [sorted({str(op.inputs) for op in one.computing if "mm" in op.name}) for one in (ours, theirs)]
+        case.equal(f"{dtype}: types of the operands of products, {place}", types[0], types[1])
+        for number, (one, other) in enumerate(zip(seen, expected, strict=True)):
+            case.identical(f"{dtype}: gradient {number} of vjp, {place}, against backward there", one, other)
+
+
 @contract("AMP-TRANSFORM-011")
 @pytest.mark.parametrize("way", _ways())
 def test_errors(case: Case, target: Target, way: Way) -> None:
@@ -140,6 +173,24 @@ def test_weight_cache(case: Case, target: Target, way: Way) -> None:
             what = f"{dtype}, {first} call first"
             case.identical(f"{what}: product after the transform", output, exact.to(dtype))
             case.identical(f"{what}: its gradient", torch.autograd.grad(output.float().sum(), weight)[0], promised)
+        _check_left(case, target, dtype, way, w.clone().requires_grad_())
+
+
+def _check_left(case: Case, target: Target, dtype: torch.dtype, way: Way, weight: Tensor) -> None:
+    """Check that a region that is left inside of a transform leaves no cast of a weight behind."""
+    x, direction = _matrices(target)[0], _direction(target)
+
+    def within(a: Tensor, b: Tensor) -> Tensor:
+        with target.autocast(dtype):
+            return torch.mm(a, weight) + torch.mm(b, weight)
+
+    way.take(within, (x, x), direction)
+    with torch.no_grad():
+        weight.neg_()
+    with target.autocast(dtype):
+        seen = torch.mm(x, weight)
+    expected = torch.mm(x.sign(), weight.sign()).to(dtype)
+    case.identical(f"{dtype}: product of a weight that changed behind a region inside the transform", seen, expected)
 
 
 @contract("AMP-TRANSFORM-013", on="fake:cuda")
