@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -109,11 +110,11 @@ class Held:
 Named = collections.namedtuple("Named", ["tensor"])
 
 
-def inputs() -> dict[str, Any]:
-    """Return arguments of a forward that hold a tensor, by what they are."""
-    one = torch.ones(2)
+def inputs(kind: torch.dtype = torch.float32) -> dict[str, Any]:
+    """Return arguments of a forward that hold a tensor, by what they are; those in containers are of that kind."""
+    one = torch.ones(2, dtype=kind)
     return {
-        "float32": one,
+        "float32": one.float(),
         "float64": one.double(),
         "float16": one.half(),
         "integer": one.long(),
@@ -170,6 +171,32 @@ def input_types(way: str, dtype: torch.dtype, cast: bool) -> dict[str, str]:
         )
     wrapped(list(inputs().values()), **inputs())
     return dict(model.seen)
+
+
+class _Giving(nn.Module):
+    """Return what is given, beside a product with the parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, value: Any) -> Any:
+        self.layer(held(value).float())
+        return value
+
+
+def output_types(given: torch.dtype, asked: torch.dtype) -> dict[str, str]:
+    """Return the dtypes that come out of fully_shard with output_dtype `asked`, of containers of `given` tensors."""
+    from torch.distributed import fsdp
+
+    model: Any = _Giving()
+    policy = fsdp.MixedPrecisionPolicy(output_dtype=asked, cast_forward_inputs=False)
+    mesh = distributed.init_device_mesh("cpu", (distributed.get_world_size(),))
+    fsdp.fully_shard(model, mesh=mesh, mp_policy=policy)
+    found = {}
+    for name, value in inputs(given).items():
+        found[name] = str(held(model(value)).dtype)
+    return found
 
 
 # Parameters that are sharded over one dimension of a mesh and replicated over the other
@@ -234,10 +261,12 @@ def parallel_losses(dtype: torch.dtype, seed: int) -> list[str]:
     from torch.distributed.tensor.parallel import loss_parallel
 
     mesh = distributed.init_device_mesh("cpu", (distributed.get_world_size(),))
-    logits = torch.randn((4, 8), generator=torch.Generator().manual_seed(seed)).to(dtype)
+    drawn = torch.randn((4, 8), generator=torch.Generator().manual_seed(seed))
     labels = torch.arange(4)
     found = []
-    for within in (False, True):
+    # exp of the larger logits is beyond every type.
+    for within, size in itertools.product((False, True), (1.0, 64.0)):
+        logits = (drawn * size).to(dtype)
         plain, ours = (
             logits.clone().requires_grad_(),
             distribute_tensor(logits.clone(), mesh, [Shard(1)]).requires_grad_(),
@@ -250,7 +279,7 @@ def parallel_losses(dtype: torch.dtype, seed: int) -> list[str]:
             with region:
                 loss = nn.functional.cross_entropy(ours, labels)
             loss.backward()
-        where = "in a region" if within else "outside of regions"
+        where = f"{'in a region' if within else 'outside of regions'}, logits of {size:g}"
         if loss.dtype != expected.dtype:
             found.append(f"{where}: loss in {loss.dtype} in place of {expected.dtype}")
         unit = torch.finfo(expected.dtype).eps

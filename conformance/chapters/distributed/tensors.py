@@ -107,11 +107,12 @@ class Stage(nn.Module):
 
 
 def pipeline(
-    program: Program, schedule: str, averages: bool
+    program: Program, schedule: str, averages: bool, low: bool = False
 ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor], list[torch.dtype]]:
     """Run one step on two stages and two micro-batches, whose gradients the schedule averages, or adds up.
 
-    Returns the unscaled gradients and the scaled losses of this stage, and the types that its layer gave.
+    Returns the unscaled gradients and the scaled losses of this stage, and the types that its layer gave. With `low`
+    the parameters of the layer are of the program's type.
     """
     from torch.distributed import pipelining
 
@@ -120,6 +121,8 @@ def pipeline(
     scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
     name = ("first", "second")[rank]
     stage = Stage(getattr(model.model, name), program.dtype, last=rank == 1)
+    if low:
+        stage.layer.to(program.dtype)
     made = pipelining.PipelineStage(stage, rank, 2, torch.device("cpu"))
     losses: list[torch.Tensor] = []
     types: list[torch.dtype] = []
@@ -230,25 +233,27 @@ def gathered(world: int) -> dict[str, tuple[torch.dtype, list[float]]]:
     return found
 
 
-def clipped_tiny(seed: int) -> list[str]:
-    """Name the placements by which clipping tiny gradients differs from that of plain ones.
+def clipped(seed: int, dtype: torch.dtype, size: float) -> list[str]:
+    """Name the placements by which clipping gradients of that size differs from that of plain ones.
 
     Clipping divides by the norm plus 1e-6, which is added once however many ranks hold a part of the norm.
     """
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     mesh = distributed.init_device_mesh("cpu", (distributed.get_world_size(),))
-    gradient = torch.randn((8, 4), generator=torch.Generator().manual_seed(seed)) * 2.0**-20
-    plain = nn.Parameter(torch.zeros(8, 4))
+    gradient = (torch.randn((8, 4), generator=torch.Generator().manual_seed(seed)) * size).to(dtype)
+    plain = nn.Parameter(torch.zeros(8, 4, dtype=dtype))
     plain.grad = gradient.clone()
-    nn.utils.clip_grad_norm_([plain], 2.0**-21)
+    nn.utils.clip_grad_norm_([plain], size / 2)
+    # Norms of the parts, the norm of those, the coefficient and the product, on either side.
+    allowed = 8 * torch.finfo(dtype).eps
     found = []
     for place in (Replicate(), Shard(0), Shard(1)):
-        parameter = nn.Parameter(distribute_tensor(torch.zeros(8, 4), mesh, [place]))
+        parameter = nn.Parameter(distribute_tensor(torch.zeros(8, 4, dtype=dtype), mesh, [place]))
         parameter.grad = distribute_tensor(gradient.clone(), mesh, [place])
-        nn.utils.clip_grad_norm_([parameter], 2.0**-21)
+        nn.utils.clip_grad_norm_([parameter], size / 2)
         seen = parameter.grad.full_tensor()
-        error = float((seen - plain.grad).norm() / plain.grad.norm())
-        if not error < 1e-5:
+        error = float((seen - plain.grad).float().norm() / plain.grad.float().norm())
+        if not error < max(allowed, 1e-5):
             found.append(f"{place}: {error:.2g} of the norm apart")
     return found

@@ -55,6 +55,15 @@ def test_pipeline(case: Case, target: Target, ranks: Groups, schedule: str) -> N
             case.equal(f"{what}: differences from one process", unlike({**first, **second}, theirs), [])
             mean = torch.stack(losses).sum() / SCALE
             case.identical(f"{what}: mean of the micro-batches' losses", mean, expected.losses[0])
+        if averages_micro_batches(schedule):
+            averaged, added = (answers(case, ranks, 2, pipeline, program, schedule, one, True) for one in (True, False))
+            for rank, ((mean_of, *_), (sum_of, *_)) in enumerate(zip(averaged, added, strict=True)):
+                case.equal(
+                    f"{dtype}: types of the gradients of 16-bit parameters",
+                    {one.dtype for one in mean_of.values()},
+                    {dtype},
+                )
+                case.equal(f"{dtype}, rank {rank}: averaged gradients, of halved losses", unlike(mean_of, sum_of), [])
 
 
 @contract("AMP-DISTRIBUTED-019", on="cpu")

@@ -14,6 +14,7 @@ from .sharded_uses import (
     held,
     input_types,
     inputs,
+    output_types,
     parallel_losses,
     reductions_of_replicated_parameters,
     sharded,
@@ -21,6 +22,21 @@ from .sharded_uses import (
 from .support import absent, answers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@contract("AMP-DISTRIBUTED-029", on="cpu")
+def test_casts_of_outputs(case: Case, target: Target, ranks: Groups) -> None:
+    if reason := absent("fsdp2"):
+        case.unsupported(reason)
+    for dtype in case.amp_dtypes:
+        for given, asked in ((torch.float32, dtype), (dtype, torch.float32)):
+            expected = {
+                name: str(asked if held(value).is_floating_point() else held(value).dtype)
+                for name, value in inputs(given).items()
+            }
+            for rank, seen in enumerate(answers(case, ranks, 2, output_types, given, asked)):
+                wrong = {name: one for name, one in seen.items() if one != expected[name]}
+                case.equal(f"rank {rank}, {given} with output_dtype {asked}: outputs of another type", wrong, {})
 
 
 @contract("AMP-DISTRIBUTED-021", on="cpu")

@@ -12,7 +12,7 @@ from .comparison import differences
 from .processes import Groups
 from .programs import Program, Step
 from .support import answers, described, judge, on_a_device_each, one_process, train
-from .tensors import clipped_tiny
+from .tensors import clipped
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -69,9 +69,13 @@ def test_clipping(case: Case, target: Target, ranks: Groups, way: str, world: in
 
 
 @contract("AMP-DISTRIBUTED-013", on="cpu")
-def test_clipping_of_tiny_gradients(case: Case, target: Target, ranks: Groups) -> None:
-    for rank, found in enumerate(answers(case, ranks, 2, clipped_tiny, case.seed)):
-        case.equal(f"rank {rank}: placements whose clipped gradients are not those of plain tensors", found, [])
+@pytest.mark.parametrize("kind", ["tiny", "16-bit"])
+def test_clipping_of_distributed_tensors(case: Case, target: Target, ranks: Groups, kind: str) -> None:
+    given = [(torch.float32, 2.0**-20)] if kind == "tiny" else [(dtype, 1.0) for dtype in case.amp_dtypes]
+    for dtype, size in given:
+        for rank, found in enumerate(answers(case, ranks, 2, clipped, case.seed, dtype, size)):
+            what = f"rank {rank}, {dtype}: placements whose clipped gradients are not those of plain tensors"
+            case.equal(what, found, [])
 
 
 def _error(seen: torch.Tensor, expected: torch.Tensor) -> float:
