@@ -532,11 +532,25 @@ def test_clipping_beyond_the_range(
 ) -> None:
     # Gradients up to an eighth of the largest number: the sum of squares of 512 of them is beyond the type, and the
     # norm of float32 copies is not beyond float32.
-    k = 13 if amp_dtype is torch.float16 else 61
-    whole = ((1 + torch.rand(512, generator=rng)) * 2.0 ** (k - 1)).to(amp_dtype)
+    _check_large(case, target, amp_dtype, rng, norm_type, 12 if amp_dtype is torch.float16 else 60)
+
+
+@contract("AMP-CLIP-097")
+@pytest.mark.parametrize("norm_type", [2.0, 3.0], ids=str)
+def test_clipping_where_powers_are_beyond_the_range(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, norm_type: float
+) -> None:
+    # The squares of fp16 gradients are beyond fp16, and their norm is not; bf16 has the range of fp32.
+    _check_large(case, target, amp_dtype, rng, norm_type, 8)
+
+
+def _check_large(
+    case: Case, target: Target, dtype: torch.dtype, rng: torch.Generator, norm_type: float, exponent: int
+) -> None:
+    whole = ((1 + torch.rand(512, generator=rng)) * 2.0**exponent).to(dtype)
     splits = {"whole": [whole], "8 rows": whole.view(8, 64).unbind(0), "unlike parts": whole.split([1, 7, 100, 404])}
     exact = float(torch.linalg.vector_norm(whole.double(), norm_type))
-    limits = torch.finfo(amp_dtype)
+    limits = torch.finfo(dtype)
     unit = limits.eps / 2
     # Roundings of the part's norm, of the norm of norms, of the coefficient and of the product; max_norm / norm is
     # computed as max_norm * (1 / norm), of which a subnormal factor is rounded to a multiple of the smallest number.

@@ -191,3 +191,32 @@ def test_closed_keys_have_no_part(
         case.identical(f"{kernel}: attention with other closed keys and values", others[0], tensors[0])
         for name, tensor in zip(names[2:], tensors[2:], strict=True):
             case.equal(f"{kernel}: {name}: elements of closed ones", int(tensor[..., ~is_open, :].count_nonzero()), 0)
+
+
+@contract("AMP-NUMERICS-088")
+@pytest.mark.parametrize("kind", ["boolean", "float"])
+def test_rows_without_a_key(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, kind: str
+) -> None:
+    """A query to which every key is closed gets in 16 bits what it gets in float32 from the same kernel."""
+    form = FORMATS[amp_dtype]
+    sources = [source.to(amp_dtype) for source in gaussians(rng, (1, 2, 24, 16), (1, 2, KEYS, 16), (1, 2, KEYS, 16))]
+    is_open = torch.ones(24, KEYS, dtype=torch.bool)
+    is_open[3] = is_open[20] = False
+
+    def run(dtype: torch.dtype) -> Tensor:
+        query, key, value = (source.to(target.device, dtype) for source in sources)
+        mask = is_open if kind == "boolean" else torch.zeros(24, KEYS).masked_fill(~is_open, -torch.inf).to(dtype)
+        with full_precision(target.device_type):
+            return F.scaled_dot_product_attention(query, key, value, attn_mask=mask.to(target.device)).float().cpu()
+
+    wide = by_kernel(case, target, rng, lambda: run(torch.float32))
+    for kernel, seen in by_kernel(case, target, rng, lambda: run(amp_dtype)).items():
+        if kernel not in wide:
+            continue
+        for rows, name in ((~is_open.any(1), "without a key"), (is_open.any(1), "with keys")):
+            ours, theirs = seen[..., rows, :], wide[kernel][..., rows, :]
+            finite = theirs.isfinite()
+            case.identical(f"{kernel}: finite elements of rows {name}", ours.isfinite(), finite)
+            far = float((ours - theirs)[finite].abs().max()) if finite.any() else 0.0
+            case.at_most(f"{kernel}: rows {name}: distance from float32", far / form.unit_roundoff, 64.0, "u")

@@ -229,6 +229,8 @@ def _with_a_number(case: Case, target: Target, form: Format, op: str, number: fl
     for what, seen in (
         ("tensor first", exact(source.to(target.device), number)),
         ("in place", _in_place(op, source.to(target.device), number)),
+        ("in a tensor", exact(source.to(target.device), torch.tensor(number, device=target.device))),
+        ("in a 16-bit tensor", exact(source.to(target.device), torch.tensor(number).to(target.device, form.dtype))),
     ):
         found = seen.cpu()
         fits = [(found.view(torch.int16) == way.view(torch.int16)) | (found.isnan() & way.isnan()) for way in results]

@@ -231,6 +231,15 @@ def _bags(x: Tensor, mode: str, weighted: bool = False) -> Tensor:
     return F.embedding_bag(indices, x.t().contiguous(), ends, mode=mode, per_sample_weights=weights)
 
 
+def _bags_to_ends(x: Tensor, mode: str) -> Tensor:
+    """Return bags of the first two and of the last two columns of `x`, whose ends are given, the last one's too."""
+    columns = torch.arange(x.shape[1], device=x.device)
+    few = min(2, len(columns) // 2)
+    ends = torch.tensor([0, few, 2 * few], device=x.device)
+    indices = torch.cat([columns[:few], columns[len(columns) - few :]])
+    return F.embedding_bag(indices, x.t().contiguous(), ends, mode=mode, include_last_offset=True)
+
+
 def _segments(x: Tensor, reduce: str) -> Tensor:
     lengths = torch.tensor([x.shape[1] - 2, 2], device=x.device)
     return torch.segment_reduce(x.t().contiguous(), reduce, lengths=lengths, axis=0)
@@ -247,6 +256,7 @@ _PLACES: dict[str, Call] = {
     "embedding_bag mean": lambda x: _bags(x, "mean"),
     "embedding_bag max": lambda x: _bags(x, "max"),
     "embedding_bag weighted": lambda x: _bags(x, "sum", weighted=True),
+    "embedding_bag mean to the end": lambda x: _bags_to_ends(x, "mean"),
 }
 
 
