@@ -235,3 +235,52 @@ def outputs_in_dictionaries_are_not_cast() -> Iterator[None]:
 
     with replaced(FSDPState, "_post_forward", forward):
         yield
+
+
+# --- numerics
+
+
+@fault("AMP-NUMERICS-110")
+def dropout_draws_16_bits() -> Iterator[None]:
+    """Dropout of a 16-bit tensor compares random numbers that were rounded to its type."""
+    dropout = torch.nn.functional.dropout
+
+    def rounded(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        if x.dtype not in LOW or not training:
+            return dropout(x, p, training, inplace)
+        return x * (torch.rand(x.shape, device=x.device).to(x.dtype) < 1 - p) / (1 - p)
+
+    with replaced(torch.nn.functional, "dropout", rounded):
+        yield
+
+
+@fault("AMP-NUMERICS-088")
+def rows_without_a_key_attend_to_all() -> Iterator[None]:
+    """16-bit attention closes keys by its type's lowest number: a row without a key gets the mean of all values."""
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    @functools.wraps(attention)
+    def lowest(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *args: Any, **options: Any) -> Tensor:
+        if attn_mask is not None and query.dtype in LOW:
+            least = torch.finfo(query.dtype).min
+            if attn_mask.dtype is torch.bool:
+                attn_mask = torch.zeros(attn_mask.shape, dtype=query.dtype).masked_fill(~attn_mask, least)
+            attn_mask = attn_mask.clamp_min(least)
+        return attention(query, key, value, attn_mask, *args, **options)
+
+    with replaced(torch.nn.functional, "scaled_dot_product_attention", lowest):
+        yield
+
+
+@fault("AMP-CLIP-097")
+def norms_of_fp16_lists_square_in_fp16() -> Iterator[None]:
+    """The norms of a list of fp16 gradients are roots of sums of squares in fp16."""
+    norm = torch._foreach_norm
+
+    def squared(gradients: Any, order: Any = 2, *args: Any, **options: Any) -> Any:
+        if order == 2 and all(one.dtype is torch.float16 for one in gradients):
+            return [one.square().sum().sqrt() for one in gradients]
+        return norm(gradients, order, *args, **options)
+
+    with replaced(torch, "_foreach_norm", squared):
+        yield

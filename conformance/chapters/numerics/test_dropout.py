@@ -1,0 +1,56 @@
+"""Check which share of 16-bit elements dropout drops, and what it makes of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...harness.check import Case, contract, deep
+from ...harness.targets import Target
+
+ELEMENTS = 2**18
+SIGMAS = 6.0  # standard deviations of a binomial count, which chance exceeds twice in 10**9
+SHARES = (0.001, 0.1, 0.5, 0.9)
+# FlashAttention draws 8 bits for each weight (p_dropout_in_uint8_t), which hold these shares.
+OF_EIGHT_BITS = (0.25, 0.5, 0.75)
+
+
+def _attention(x: Tensor, p: float) -> Tensor:
+    """Return equal weights of 256 keys, dropped out, times 256: the values are the unit vectors."""
+    heads = x.view(1, 4, 256, 256)
+    values = torch.eye(256, dtype=x.dtype, device=x.device).expand_as(heads)
+    return 256 * F.scaled_dot_product_attention(torch.zeros_like(heads), heads, values, dropout_p=p)
+
+
+# Each gets ELEMENTS ones, and gives as many elements that are dropped independently.
+DROPOUTS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "dropout": F.dropout,
+    "in-place": lambda x, p: F.dropout(x.clone(), p, inplace=True),
+    "channels": lambda x, p: F.dropout2d(x.view(512, -1, 1, 1), p),
+    "module": lambda x, p: torch.nn.Dropout(p)(x),
+    "attention": _attention,
+}
+
+
+@contract("AMP-NUMERICS-110")
+@pytest.mark.parametrize(
+    "way", ["dropout", "attention", *(deep("standard", one) for one in ("in-place", "channels", "module"))]
+)
+def test_dropped_shares(case: Case, target: Target, amp_dtype: torch.dtype, way: str) -> None:
+    ones = torch.ones(ELEMENTS, dtype=amp_dtype, device=target.device)
+    for p in OF_EIGHT_BITS if way == "attention" else SHARES:
+        torch.manual_seed(case.seed)
+        with target.autocast(amp_dtype):
+            seen = DROPOUTS[way](ones, p)
+        case.equal(f"{way}, p = {p}: type", seen.dtype, amp_dtype)
+        found = seen.detach().float().cpu().flatten()
+        kept = found[found != 0]
+        deviation = abs(len(found) - len(kept) - p * ELEMENTS) / (ELEMENTS * p * (1 - p)) ** 0.5
+        case.at_most(f"{way}, p = {p}: dropped elements, from those expected", deviation, SIGMAS, "deviations")
+        # Roundings of the factor and of the product.
+        error = float((kept * (1 - p) - 1).abs().max()) / (torch.finfo(amp_dtype).eps / 2)
+        case.at_most(f"{way}, p = {p}: error of a kept element", error, 2.5, "u")
