@@ -110,7 +110,7 @@ def _with_aux(f: Function) -> Callable[..., tuple[Tensor, Tensor]]:
 
     def both(*inputs: Tensor) -> tuple[Tensor, Tensor]:
         result = f(*inputs)
-        return result, result.detach().double()
+        return result, -result.detach()
 
     return both
 
