@@ -216,6 +216,18 @@ GRAPHS = {
 }
 
 
+@contract("AMP-COMPILE-004", on="cpu")
+def test_traced_modules(case: Case, target: Target) -> None:
+    """A module that was traced in a region, called outside of regions."""
+    for dtype in case.supported(target):
+        model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)).to(target.device).eval()
+        x = torch.ones(2, 3, device=target.device)
+        with compiler(case, "jit.trace"), torch.no_grad():
+            with target.autocast(dtype, cache_enabled=False):
+                traced, expected = torch.jit.trace(model, x), model(x)
+            case.identical(f"{dtype}: output of the traced module", traced(x), expected)
+
+
 @contract("AMP-COMPILE-005")
 @needs("compiled kernels")
 @pytest.mark.parametrize("graph", [deep("full", name) for name in GRAPHS])

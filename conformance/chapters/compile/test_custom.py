@@ -142,3 +142,19 @@ def test_higher_order_operators(case: Case, backend: str) -> None:
     wrong = {name: _rule(one, ours) for name, one in operators.items() if _rule(one, ours) != expected[name]}
     told = [f"{name} {rule} in place of {expected[name]}" for name, rule in sorted(wrong.items())]
     case.equal(f"operators with another rule in a region of {backend} than in one of CUDA", told[:5], [])
+
+
+@contract("AMP-COMPILE-044", on="cpu")
+@pytest.mark.parametrize("backend", ["eager", deep("standard", "aot_eager")])
+def test_branches_of_cond(case: Case, target: Target, backend: str) -> None:
+    def branches(x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = torch.cond(x.sum() > 0, lambda x: x @ x, lambda x: (x @ x) * 2, (x,))
+        return found
+
+    for dtype in case.supported(target):
+        for sign in (1.0, -1.0):
+            x = torch.full((2, 2), sign, device=target.device)
+            with compiler(case), torch.no_grad(), target.autocast(dtype):
+                seen = torch.compile(branches, backend=backend, fullgraph=True)(x)
+            expected = torch.full((2, 2), 2.0 if sign > 0 else 4.0, dtype=dtype, device=target.device)
+            case.identical(f"{dtype}: product in the branch for {sign:g}", seen, expected)

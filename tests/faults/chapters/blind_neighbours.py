@@ -284,3 +284,41 @@ def norms_of_fp16_lists_square_in_fp16() -> Iterator[None]:
 
     with replaced(torch, "_foreach_norm", squared):
         yield
+
+
+# --- compiled programs
+
+
+@fault("AMP-COMPILE-004")
+def modules_are_traced_outside_of_the_region() -> Iterator[None]:
+    """torch.jit.trace of a module runs its forward with autocast off."""
+    trace = torch.jit.trace
+
+    @functools.wraps(trace)
+    def outside(function: Any, *args: Any, **options: Any) -> Any:
+        enabled = torch.is_autocast_enabled("cpu") and not isinstance(function, torch.nn.Module)
+        with torch.autocast("cpu", enabled=enabled, dtype=torch.get_autocast_dtype("cpu")):
+            return trace(function, *args, **options)
+
+    with replaced(torch.jit, "trace", outside):
+        yield
+
+
+@fault("AMP-COMPILE-044")
+def branches_run_outside_of_the_region() -> Iterator[None]:
+    """torch.cond runs its branches with autocast off."""
+    cond = torch.cond
+
+    @functools.wraps(cond)
+    def outside(condition: Any, true: Any, false: Any, operands: Any = ()) -> Any:
+        def off(branch: Any) -> Any:
+            def run(*given: Any) -> Any:
+                with torch.autocast("cpu", enabled=False):
+                    return branch(*given)
+
+            return run
+
+        return cond(condition, off(true), off(false), operands)
+
+    with replaced(torch, "cond", outside):
+        yield
