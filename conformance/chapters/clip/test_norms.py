@@ -553,8 +553,9 @@ def _check_large(
     limits = torch.finfo(dtype)
     unit = limits.eps / 2
     # Roundings of the part's norm, of the norm of norms, of the coefficient and of the product; max_norm / norm is
-    # computed as max_norm * (1 / norm), of which a subnormal factor is rounded to a multiple of the smallest number.
-    allowed = 4.0 + (limits.smallest_normal * limits.eps / 2 * exact / unit if exact <= limits.max else 0.0)
+    # computed as max_norm * (1 / norm), of which a subnormal factor is rounded to a multiple of the smallest number,
+    # by smallest_normal * norm units of the factor at most.
+    allowed = 4.0 + (limits.smallest_normal * exact if exact <= limits.max else 0.0)
     for (name, parts), foreach in itertools.product(splits.items(), implementations(target)):
         gradients = [part.clone().to(target.device) for part in parts]
         torch.nn.utils.clip_grad_norm_(holding(gradients), 64.0, norm_type, foreach=foreach)

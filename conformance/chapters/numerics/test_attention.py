@@ -153,6 +153,16 @@ OPEN: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def _operands(rng: torch.Generator, dtype: torch.dtype) -> list[Tensor]:
+    """Return 24 queries of 16 features, KEYS keys and their values, in two heads."""
+    return [source.to(dtype) for source in gaussians(rng, (1, 2, 24, 16), (1, 2, KEYS, 16), (1, 2, KEYS, 16))]
+
+
+def _mask(is_open: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
+    """Return the mask that opens these keys: "boolean", or "float" with -inf for closed ones."""
+    return is_open if kind == "boolean" else torch.zeros(is_open.shape).masked_fill(~is_open, -torch.inf).to(dtype)
+
+
 @contract("AMP-NUMERICS-088")
 @pytest.mark.parametrize("kind", ["boolean", "float"])
 @pytest.mark.parametrize("blocks", OPEN)
@@ -160,11 +170,10 @@ def test_closed_keys_have_no_part(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, blocks: str, kind: str
 ) -> None:
     form = FORMATS[amp_dtype]
-    sources = [source.to(amp_dtype) for source in gaussians(rng, (1, 2, 24, 16), (1, 2, KEYS, 16), (1, 2, KEYS, 16))]
+    sources = _operands(rng, amp_dtype)
     seed = torch.randn((1, 2, 24, 16), generator=rng).to(amp_dtype)
     is_open = OPEN[blocks](torch.arange(KEYS))
-    mask = is_open if kind == "boolean" else torch.zeros(KEYS).masked_fill(~is_open, -torch.inf).to(amp_dtype)
-    mask = mask.expand(24, KEYS).to(target.device)
+    mask = _mask(is_open, kind, amp_dtype).expand(24, KEYS).to(target.device)
     replaced = [sources[0], *(torch.where(is_open[:, None], source, 100.0) for source in sources[1:])]
 
     def run(operands: list[Tensor]) -> list[Tensor]:
@@ -200,15 +209,15 @@ def test_rows_without_a_key(
 ) -> None:
     """A query to which every key is closed gets in 16 bits what it gets in float32 from the same kernel."""
     form = FORMATS[amp_dtype]
-    sources = [source.to(amp_dtype) for source in gaussians(rng, (1, 2, 24, 16), (1, 2, KEYS, 16), (1, 2, KEYS, 16))]
+    sources = _operands(rng, amp_dtype)
     is_open = torch.ones(24, KEYS, dtype=torch.bool)
     is_open[3] = is_open[20] = False
 
     def run(dtype: torch.dtype) -> Tensor:
         query, key, value = (source.to(target.device, dtype) for source in sources)
-        mask = is_open if kind == "boolean" else torch.zeros(24, KEYS).masked_fill(~is_open, -torch.inf).to(dtype)
+        mask = _mask(is_open, kind, dtype).to(target.device)
         with full_precision(target.device_type):
-            return F.scaled_dot_product_attention(query, key, value, attn_mask=mask.to(target.device)).float().cpu()
+            return F.scaled_dot_product_attention(query, key, value, attn_mask=mask).float().cpu()
 
     wide = by_kernel(case, target, rng, lambda: run(torch.float32))
     for kernel, seen in by_kernel(case, target, rng, lambda: run(amp_dtype)).items():

@@ -24,7 +24,8 @@ _IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
 _OF_ALL_GROUPS = frozenset(
     ("params", "lr", "initial_accumulator_value", "nesterov", "ns_steps", "adjust_lr_fn", *_IMPLEMENTATION)
 )
-_OTHER = MappingProxyType({"etas": (0.25, 1.5), "d": 1.5, "eps": 2.0**-8})  # within their limits; one that shows
+_OTHER_PAIRS = MappingProxyType({"etas": (0.25, 1.5)})  # below and above one
+_OTHER_NUMBERS = MappingProxyType({"d": 1.5, "eps": 2.0**-8})  # at least one; a number that shows
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class OptimizerConfig:
 
     def other_settings(self) -> dict[str, Any]:
         """Return other values of every setting that a parameter group can have of its own, the rate apart."""
-        given = {**_defaults(self.optimizer), **self.arguments}
+        given = {**_signature(self.optimizer), **self.arguments}
         found = {name: _other(name, value) for name, value in given.items() if name not in _OF_ALL_GROUPS}
         if given.get("nesterov") and "dampening" in found:
             found["dampening"] = 0.0  # which SGD demands with it
@@ -145,31 +146,24 @@ def _entry(optimizer: str) -> dict[str, Any]:
     return entry
 
 
-def _signature(optimizer: str) -> frozenset[str]:
+def _signature(optimizer: str) -> Mapping[str, Any]:
     found = getattr(torch.optim, optimizer)
     return _arguments(found, found.__init__)
 
 
-def _defaults(optimizer: str) -> dict[str, Any]:
-    parameters = inspect.signature(getattr(torch.optim, optimizer)).parameters
-    return {name: parameter.default for name, parameter in parameters.items()}
-
-
 def _other(name: str, value: Any) -> Any:
     """Return another valid value of a setting: a flag turned, three quarters of a number, a quarter for zero."""
-    if name in _OTHER and not (name == "eps" and isinstance(value, (list, tuple))):
-        return _OTHER[name]
     if isinstance(value, bool):
         return not value
     if isinstance(value, (list, tuple)):
-        return tuple(None if each is None else 0.75 * each for each in value)
-    return 0.75 * value or 0.25
+        return _OTHER_PAIRS.get(name) or tuple(None if each is None else 0.75 * each for each in value)
+    return _OTHER_NUMBERS.get(name, 0.75 * value or 0.25)
 
 
 @functools.cache
-def _arguments(made: type, _: Callable[..., None]) -> frozenset[str]:
-    """The arguments of a class, as long as it has that constructor."""
-    return frozenset(inspect.signature(made).parameters)
+def _arguments(made: type, _: Callable[..., None]) -> Mapping[str, Any]:
+    """The arguments of a class and their defaults, as long as it has that constructor."""
+    return MappingProxyType({name: one.default for name, one in inspect.signature(made).parameters.items()})
 
 
 def _implementations(optimizer: str) -> tuple[str, ...]:

@@ -281,10 +281,9 @@ def test_zero_grad_of_every_type(case: Case, target: Target, kind: OptimizerConf
     kinds += [(torch.float64, False), (torch.complex64, False), (torch.float32, False)]
     parameters = []
     for dtype, strided in kinds:
-        try:
-            made = torch.ones(4, 6, dtype=dtype, device=target.device)
-        except (RuntimeError, TypeError):
-            continue  # a type that the device has not
+        if not target.computes_in(dtype):
+            continue
+        made = torch.ones(4, 6, dtype=dtype, device=target.device)
         parameters.append(torch.nn.Parameter(made))
         parameters[-1].grad = torch.full_like(made, math.inf)
         if strided:

@@ -97,12 +97,12 @@ def _linearize(f: Function, inputs: Inputs, direction: Direction) -> Any:
 def _batched_backward(f: Function, inputs: Inputs, direction: Direction) -> Any:
     leaves = _leaves(inputs)
     output = f(*leaves)
-    return torch.autograd.grad(output, leaves, _basis(output), is_grads_batched=True)
+    return torch.autograd.grad(output, leaves, basis(output), is_grads_batched=True)
 
 
 def _vmap_of_vjp(f: Function, inputs: Inputs, direction: Direction) -> Any:
     output, pull = torch.func.vjp(f, *inputs)
-    return torch.func.vmap(pull)(_basis(output))
+    return torch.func.vmap(pull)(basis(output))
 
 
 def _with_aux(f: Function) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -120,15 +120,18 @@ def _vjp_with_aux(f: Function, inputs: Inputs, direction: Direction) -> Any:
     return pull(direction.cotangent.to(output.dtype))
 
 
-def _grad_with_aux(f: Function, inputs: Inputs, direction: Direction) -> Any:
-    return torch.func.grad(_with_aux(weighted(f, direction)), numbers(inputs), has_aux=True)(*inputs)[0]
+def _with_aux_by(name: str, *, scalar: bool = False) -> Callable[[Function, Inputs, Direction], Any]:
+    """Return a way to call that transform of torch.func with has_aux; one of a `scalar` takes the weighted sum."""
+
+    def take(f: Function, inputs: Inputs, direction: Direction) -> Any:
+        given = _with_aux(weighted(f, direction) if scalar else f)
+        return getattr(torch.func, name)(given, numbers(inputs), has_aux=True)(*inputs)[0]
+
+    return take
 
 
-def _grad_and_value_with_aux(f: Function, inputs: Inputs, direction: Direction) -> Any:
-    return torch.func.grad_and_value(_with_aux(weighted(f, direction)), numbers(inputs), has_aux=True)(*inputs)[0]
-
-
-def _basis(output: Tensor) -> Tensor:
+def basis(output: Tensor) -> Tensor:
+    """Return the unit cotangents of an output, stacked in front."""
     identity = torch.eye(output.numel(), dtype=output.dtype, device=output.device)
     return identity.reshape(output.numel(), *output.shape)
 
@@ -153,14 +156,10 @@ FIRST = (
         lambda f, inputs, direction: torch.autograd.functional.vjp(f, inputs, direction.cotangent)[1],
     ),
     Way("vjp-aux", "gradient", _vjp_with_aux),
-    Way("grad-aux", "gradient", _grad_with_aux),
-    Way("grad_and_value-aux", "gradient", _grad_and_value_with_aux),
+    Way("grad-aux", "gradient", _with_aux_by("grad", scalar=True)),
+    Way("grad_and_value-aux", "gradient", _with_aux_by("grad_and_value", scalar=True)),
     Way("jacrev", "jacobian", lambda f, inputs, direction: torch.func.jacrev(f, numbers(inputs))(*inputs)),
-    Way(
-        "jacrev-aux",
-        "jacobian",
-        lambda f, inputs, direction: torch.func.jacrev(_with_aux(f), numbers(inputs), has_aux=True)(*inputs)[0],
-    ),
+    Way("jacrev-aux", "jacobian", _with_aux_by("jacrev")),
     Way(
         "jacrev-chunks",
         "jacobian",
@@ -193,12 +192,7 @@ FIRST = (
     Way(
         "jacfwd", "jacobian", lambda f, inputs, direction: torch.func.jacfwd(f, numbers(inputs))(*inputs), forward=True
     ),
-    Way(
-        "jacfwd-aux",
-        "jacobian",
-        lambda f, inputs, direction: torch.func.jacfwd(_with_aux(f), numbers(inputs), has_aux=True)(*inputs)[0],
-        forward=True,
-    ),
+    Way("jacfwd-aux", "jacobian", _with_aux_by("jacfwd"), forward=True),
     Way(
         "functional.jacobian-forward",
         "jacobian",

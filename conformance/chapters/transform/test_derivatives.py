@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
-from .derivative_ways import FIRST, SECOND, Way
+from .derivative_ways import FIRST, SECOND, Way, basis
 from .derivatives import PLACES, direction_of, fault_of
 from .exact_programs import BY_NAME, PROGRAMS, TAIL
 
@@ -79,16 +79,11 @@ def test_jacobians_behind_a_cast(case: Case, target: Target, way: Way, place: st
         with outer():
             leaves = tuple(one.detach().requires_grad_() for one in inputs)
             output = function(*leaves)
-            rows = [
-                torch.autograd.grad(output, leaves, basis, retain_graph=True)
-                for basis in torch.eye(output.numel(), dtype=output.dtype, device=output.device).view(-1, *output.shape)
-            ]
+            rows = [torch.autograd.grad(output, leaves, one, retain_graph=True) for one in basis(output)]
             seen = way.take(function, inputs, direction)
-        for number, (one, shape) in enumerate(zip(seen, [one.shape for one in inputs], strict=True)):
-            expected = torch.stack([row[number] for row in rows])
-            case.identical(
-                f"{dtype}: rows of input {number} against backward of each", one.reshape(-1, *shape), expected
-            )
+        for number, (one, given) in enumerate(zip(seen, inputs, strict=True)):
+            ours, expected = one.reshape(-1, *given.shape), torch.stack([row[number] for row in rows])
+            case.identical(f"{dtype}: rows of input {number} against backward of each", ours, expected)
 
 
 @contract("AMP-TRANSFORM-002")

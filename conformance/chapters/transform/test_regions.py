@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -91,38 +92,6 @@ class _Refusal(Exception):
     """What the function of a transform raises."""
 
 
-@contract("AMP-TRANSFORM-017")
-@pytest.mark.parametrize("place", ["outside", "disabled", deep("standard", "again")])
-def test_backward_later(case: Case, target: Target, place: str) -> None:
-    """Call what vjp gave behind the region, with a product of the forward that was kept in float32."""
-    for dtype in case.supported(target):
-        inputs = _matrices(target)
-        leaves = tuple(one.detach().requires_grad_() for one in inputs)
-
-        def island(a: Tensor, b: Tensor, dtype: torch.dtype = dtype) -> Tensor:
-            with target.autocast(dtype, enabled=False):
-                wide = torch.mm(a, b)
-            return wide + torch.mm(a, b)
-
-        later: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
-            "outside": contextlib.nullcontext,
-            "disabled": lambda dtype=dtype: target.autocast(dtype, enabled=False),  # type: ignore[misc]
-            "again": lambda dtype=dtype: target.autocast(dtype),  # type: ignore[misc]
-        }
-        with target.autocast(dtype):
-            output, pull = torch.func.vjp(island, *inputs)
-            eager = island(*leaves)
-        cotangent = torch.full_like(eager, 1.0 + TAIL)
-        with later[place](), OpTrace() as ours:
-            seen = pull(cotangent.to(output.dtype))
-        with later[place](), OpTrace() as theirs:
-            expected = torch.autograd.grad(eager, leaves, cotangent)
-        types = [sorted({str(op.inputs) for op in one.computing if "mm" in op.name}) for one in (ours, theirs)]
-        case.equal(f"{dtype}: types of the operands of products, {place}", types[0], types[1])
-        for number, (one, other) in enumerate(zip(seen, expected, strict=True)):
-            case.identical(f"{dtype}: gradient {number} of vjp, {place}, against backward there", one, other)
-
-
 @contract("AMP-TRANSFORM-011")
 @pytest.mark.parametrize("way", _ways())
 def test_errors(case: Case, target: Target, way: Way) -> None:
@@ -191,6 +160,38 @@ def _check_left(case: Case, target: Target, dtype: torch.dtype, way: Way, weight
         seen = torch.mm(x, weight)
     expected = torch.mm(x.sign(), weight.sign()).to(dtype)
     case.identical(f"{dtype}: product of a weight that changed behind a region inside the transform", seen, expected)
+
+
+@contract("AMP-TRANSFORM-017")
+@pytest.mark.parametrize("place", ["outside", "disabled", deep("standard", "again")])
+def test_backward_later(case: Case, target: Target, place: str) -> None:
+    """Call what vjp gave behind the region, with a product of the forward that was kept in float32."""
+    for dtype in case.supported(target):
+        inputs = _matrices(target)
+        leaves = tuple(one.detach().requires_grad_() for one in inputs)
+
+        def island(a: Tensor, b: Tensor, dtype: torch.dtype = dtype) -> Tensor:
+            with target.autocast(dtype, enabled=False):
+                wide = torch.mm(a, b)
+            return wide + torch.mm(a, b)
+
+        later: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
+            "outside": contextlib.nullcontext,
+            "disabled": functools.partial(target.autocast, dtype, enabled=False),
+            "again": functools.partial(target.autocast, dtype),
+        }
+        with target.autocast(dtype):
+            output, pull = torch.func.vjp(island, *inputs)
+            eager = island(*leaves)
+        cotangent = torch.full_like(eager, 1.0 + TAIL)
+        with later[place](), OpTrace() as ours:
+            seen = pull(cotangent.to(output.dtype))
+        with later[place](), OpTrace() as theirs:
+            expected = torch.autograd.grad(eager, leaves, cotangent)
+        types = [sorted({str(op.inputs) for op in one.computing if "mm" in op.name}) for one in (ours, theirs)]
+        case.equal(f"{dtype}: types of the operands of products, {place}", types[0], types[1])
+        for number, (one, other) in enumerate(zip(seen, expected, strict=True)):
+            case.identical(f"{dtype}: gradient {number} of vjp, {place}, against backward there", one, other)
 
 
 @contract("AMP-TRANSFORM-013", on="fake:cuda")
