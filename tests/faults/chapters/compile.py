@@ -459,6 +459,51 @@ def compiled_fused_steps_lose_found_inf() -> Iterator[None]:
         yield
 
 
+def after_compiled_steps(change: Callable[[Any], None]) -> Any:
+    """Let `change` have each optimizer whose step is compiled, after each step."""
+
+    def around(call: Any) -> Any:
+        def run(*given: Any, **named: Any) -> Any:
+            returned = call(*given, **named)
+            optimizer = getattr(getattr(call, "__wrapped__", call), "__self__", None)
+            if isinstance(optimizer, torch.optim.Optimizer):
+                change(optimizer)
+            return returned
+
+        return run
+
+    return around_compiled(around)
+
+
+@fault("AMP-COMPILE-066", level="standard")
+def compiled_steps_keep_their_state_in_another_type() -> Iterator[None]:
+    """A compiled step stores the state of each parameter in float64."""
+
+    def widen(optimizer: Any) -> None:
+        for state in optimizer.state.values():
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    state[name] = value.to(torch.complex128 if value.is_complex() else torch.float64)
+
+    with after_compiled_steps(widen):
+        yield
+
+
+@fault("AMP-COMPILE-066", level="standard")
+def compiled_steps_decay_more() -> Iterator[None]:
+    """A compiled step decays each parameter that has a gradient by a sixteenth more than in eager."""
+
+    @torch.no_grad()
+    def decay(optimizer: Any) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.mul_(1 - 1 / 16)
+
+    with after_compiled_steps(decay):
+        yield
+
+
 @fault("AMP-COMPILE-004", level="standard")
 def decomposed_regions_are_off() -> Iterator[None]:
     """Regions of a graph that is decomposed are disabled."""
