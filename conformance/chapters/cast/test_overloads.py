@@ -442,13 +442,13 @@ def test_options(case: Case, target: Target, overload: str) -> None:
 
 
 # Input dtypes for which no other policy has the same result.
-_TELLING: dict[str, Callable[[torch.dtype], tuple[torch.dtype, ...]]] = {
-    "lower_precision": lambda amp_dtype: (torch.float32,),
-    "fp32": lambda amp_dtype: (amp_dtype,),
-    "fp32_set_dtype": lambda amp_dtype: (amp_dtype,),
-    "fp32_append_dtype": lambda amp_dtype: (amp_dtype,),
-    "widest": lambda amp_dtype: (torch.float32, amp_dtype),
-    "banned": lambda amp_dtype: (torch.float32,),
+_TELLING: dict[str, Callable[[torch.dtype], tuple[tuple[torch.dtype, ...], ...]]] = {
+    "lower_precision": lambda amp_dtype: ((torch.float32,),),
+    "fp32": lambda amp_dtype: ((amp_dtype,),),
+    "fp32_set_dtype": lambda amp_dtype: ((amp_dtype,),),
+    "fp32_append_dtype": lambda amp_dtype: ((amp_dtype,),),
+    "widest": overloads.one_wide,
+    "banned": lambda amp_dtype: ((torch.float32,),),
 }
 
 
@@ -470,7 +470,7 @@ def test_options_together(case: Case, target: Target, policy: str) -> None:
     chosen = [policy] if policy in late else [one for one, own in known.items() if own == policy and one not in late]
     for overload in filter(overloads.built, chosen):
         policy = known[overload]
-        for dtypes in dict.fromkeys((_TELLING[policy](amp_dtype), (torch.float32,))):
+        for dtypes in dict.fromkeys((*_TELLING[policy](amp_dtype), (torch.float32,))):
             for place, call in enumerate(overloads.calls_with_options(target, overload, dtypes)):
                 what = f"{overloads.type_names(dtypes)}, options {place}"
                 _finished(case, target, _judge(case, target, overload, what, call, amp_dtype))
@@ -484,7 +484,9 @@ def _with_more(target: Target) -> Iterator[Any]:
 @per_target("overload", _with_more)
 def test_other_numbers_and_shapes(case: Case, target: Target, overload: str) -> None:
     (amp_dtype, *_) = _amp_dtypes(case, target)
-    for dtypes in ((torch.float32,), (amp_dtype,), (amp_dtype, torch.float32)):
+    widest = _policy(target, overload) == "widest"
+    mixed = overloads.one_wide(amp_dtype) if widest else ((amp_dtype, torch.float32),)
+    for dtypes in ((torch.float32,), (amp_dtype,), *mixed):
         for place, call in enumerate(overloads.more_calls(target, overload, dtypes)):
             what = f"{overloads.type_names(dtypes)}, call {place}"
             _finished(case, target, _judge(case, target, overload, what, call, amp_dtype))

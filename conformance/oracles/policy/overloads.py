@@ -47,7 +47,7 @@ DECIDING = {
     "fp32": ("low", "asked"),
     "fp32_set_dtype": ("low", "asked"),
     "fp32_append_dtype": ("low",),
-    "widest": ("low", "high first"),
+    "widest": ("low", "high first", "low first"),
     "banned": ("high",),
 }
 # The ops of one backend's libraries, which no other backend has.
@@ -67,6 +67,7 @@ _OTHERS: dict[str, tuple[Any, ...]] = {
     "number": (0, 1, 2, 0.5),
     "str": ("nearest", "nuc", "fro", "valid"),
 }
+_PLACES = 5  # as many as the longest list of tensors has
 LACKING = re.compile(rf"{NO_PRIMITIVE}|not (compiled|built) with|LAPACK|MAGMA|CUDA driver version")
 
 
@@ -411,6 +412,13 @@ def more_calls(target: Target, overload: str, dtypes: Sequence[torch.dtype]) -> 
     with mode_of(target):
         given = [make(Inputs(tuple(dtypes), target.device, 0, target.is_fake)) for make in MORE[overload]]
     return [partial(_own(overload), *args, **keywords) for args, keywords in given]
+
+
+def one_wide(amp_dtype: torch.dtype) -> tuple[tuple[torch.dtype, ...], ...]:
+    """Return the dtypes of tensors of which one, each of the first five in turn, is in float32 and the others are not."""
+    return tuple(
+        tuple(torch.float32 if number == place else amp_dtype for number in range(_PLACES)) for place in range(_PLACES)
+    )
 
 
 def calls_with_options(target: Target, overload: str, dtypes: Sequence[torch.dtype]) -> list[partial[Any]]:
