@@ -415,7 +415,7 @@ def more_calls(target: Target, overload: str, dtypes: Sequence[torch.dtype]) -> 
 
 
 def one_wide(amp_dtype: torch.dtype) -> tuple[tuple[torch.dtype, ...], ...]:
-    """Return the dtypes of tensors of which one, each of the first five in turn, is in float32 and the others are not."""
+    """Return the dtypes of tensors of which one, each of the first five in turn, is float32 and the others are not."""
     return tuple(
         tuple(torch.float32 if number == place else amp_dtype for number in range(_PLACES)) for place in range(_PLACES)
     )
