@@ -145,6 +145,8 @@ _REDUCTIONS: dict[str, Spelling] = {
     "sum of a vector": Spelling(lambda x: x[0].sum(), rows=1),
     "sum of a matrix": Spelling(lambda x: x[:1].reshape(100, 200).sum(), rows=1),
     "mean": Spelling(lambda x: x.mean(-1), of=LONG),
+    "mean of columns": Spelling(lambda x: x.t().contiguous().mean(0), of=LONG),
+    "mean of two dimensions": Spelling(lambda x: _image(x).mean((-2, -1)).flatten(), of=LONG),
     "mean of a vector": Spelling(lambda x: x[0].mean(), of=LONG, rows=1),
     "mean of a matrix": Spelling(lambda x: x[:1].reshape(100, 200).mean(), of=LONG, rows=1),
     "nansum": Spelling(lambda x: x.nansum(-1)),
