@@ -1,0 +1,252 @@
+"""Modules of torch.nn with each of their options: how each is made and called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+
+@dataclass(frozen=True)
+class Use:
+    """A module, and a call of it: `shapes` of the tensors that `call` takes after the module.
+
+    `smooth` is False where a rounding may move a number over a kink, beyond which gradients are others.
+    """
+
+    make: Callable[[], nn.Module]
+    shapes: tuple[tuple[int, ...], ...]
+    call: Callable[..., Any] = lambda module, *given: module(*given)
+    training: bool = True
+    smooth: bool = True
+
+
+def uses() -> dict[str, Use]:
+    """Return every use by its name, of one family after the other."""
+    families = (_recurrent, _cells, _attention, _transformers, _embeddings, _convolutions, _pools, _norms, _others)
+    return {name: use for family in families for name, use in family()}
+
+
+LENGTHS = (2, 5, 3)  # of sequences that are packed, not sorted by length
+
+
+def _packed(module: Any, x: Tensor, *state: Tensor, in_order: bool) -> Any:
+    lengths = sorted(LENGTHS, reverse=True) if in_order else LENGTHS
+    packed = pack_padded_sequence(x, torch.tensor(lengths), module.batch_first, in_order)
+    given = (state if len(state) == 2 else state[0],) if state else ()
+    outputs, last = module(packed, *given)
+    return pad_packed_sequence(outputs, module.batch_first)[0], last
+
+
+def _with_state(module: Any, x: Tensor, *state: Tensor) -> Any:
+    return module(x, state if len(state) == 2 else state[0])
+
+
+def _recurrent() -> Iterator[tuple[str, Use]]:
+    yield "RNN of relu", Use(partial(nn.RNN, 4, 6, nonlinearity="relu"), ((5, 3, 4),), smooth=False)
+    for name, kind in {"RNN": nn.RNN, "GRU": nn.GRU, "LSTM": nn.LSTM}.items():
+        made: Any = kind
+        states = 2 if name == "LSTM" else 1
+        batch, state = (5, 3, 4), ((2, 3, 6),) * states
+        both = partial(made, 4, 6, bidirectional=True)
+        deep = partial(made, 4, 6, 2, dropout=0.5)
+        yield f"{name}", Use(partial(made, 4, 6), (batch,))
+        yield f"{name} without batch", Use(partial(made, 4, 6), ((5, 4),))
+        yield f"{name} without bias", Use(partial(made, 4, 6, bias=False), (batch,))
+        yield f"{name} of batches first", Use(partial(both, batch_first=True), ((3, 5, 4),))
+        yield f"{name} in two directions", Use(both, (batch, *state), _with_state)
+        yield f"{name} of two layers in inference", Use(deep, (batch, *state), _with_state, training=False)
+        for how, in_order in (("sorted", True), ("unsorted", False)):
+            call = partial(_packed, in_order=in_order)
+            yield f"{name} of {how} packs", Use(both, (batch,), call)
+            yield f"{name} of {how} packs with a state", Use(both, (batch, *state), call)
+    yield "LSTM with projections", Use(partial(nn.LSTM, 4, 6, proj_size=3), ((5, 3, 4),))
+
+
+def _cells() -> Iterator[tuple[str, Use]]:
+    for kind in (nn.RNNCell, nn.GRUCell, nn.LSTMCell):
+        made: Any = kind
+        state = ((3, 6),) * (2 if kind is nn.LSTMCell else 1)
+        yield kind.__name__, Use(partial(made, 4, 6), ((3, 4),))
+        yield f"{kind.__name__} with a state", Use(partial(made, 4, 6), ((3, 4), *state), _with_state)
+        yield f"{kind.__name__} without bias", Use(partial(made, 4, 6, bias=False), ((3, 4), *state), _with_state)
+
+
+CLOSED = torch.tensor([[False] * 5, [False, False, False, True, True]])
+"""The keys that are padding, of two sequences of five."""
+CAUSAL = torch.ones(5, 5, dtype=torch.bool).triu(1)
+
+
+def _on(x: Tensor, mask: Tensor, numbers: float | None = None) -> Tensor:
+    """Return a mask on the device of x; with `numbers` one of floats to add, that much where it is closed."""
+    return (mask if numbers is None else mask.float() * numbers).to(x.device)
+
+
+def _attention() -> Iterator[tuple[str, Use]]:
+    made = partial(nn.MultiheadAttention, 8, 2, batch_first=True)
+    x = ((2, 5, 8),)
+
+    def attend(module: Any, x: Tensor, given: Callable[[Tensor], dict[str, Any]]) -> Any:
+        return module(x, x, x, **given(x))
+
+    calls: dict[str, Callable[[Tensor], dict[str, Any]]] = {
+        "weights": lambda x: {},
+        "no weights": lambda x: {"need_weights": False},
+        "weights of each head": lambda x: {"average_attn_weights": False},
+        "padding": lambda x: {"key_padding_mask": _on(x, CLOSED)},
+        "padding by numbers": lambda x: {"key_padding_mask": _on(x, CLOSED, -1.5), "need_weights": False},
+        "a causal mask": lambda x: {"attn_mask": _on(x, CAUSAL), "is_causal": True, "need_weights": False},
+        "a mask of numbers": lambda x: {"attn_mask": _on(x, CAUSAL, -0.75)},
+        "a mask of each head": lambda x: {"attn_mask": _on(x, CAUSAL).expand(4, 5, 5), "need_weights": False},
+        "a mask and padding": lambda x: {
+            "attn_mask": _on(x, CAUSAL, -0.75),
+            "key_padding_mask": _on(x, CLOSED, -1.5),
+        },
+    }
+    for name, given in calls.items():
+        yield f"MultiheadAttention with {name}", Use(made, x, partial(attend, given=given))
+        if "mask" not in name:
+            yield (
+                f"MultiheadAttention with {name} in inference",
+                Use(made, x, partial(attend, given=given), training=False),
+            )
+    plain = partial(attend, given=lambda x: {})
+    yield "MultiheadAttention with biases of keys", Use(partial(made, add_bias_kv=True), x, plain)
+    yield "MultiheadAttention with a zero key", Use(partial(made, add_zero_attn=True), x, plain)
+    yield "MultiheadAttention without bias", Use(partial(made, bias=False), x, plain)
+    yield "MultiheadAttention of other keys", Use(partial(made, kdim=6, vdim=4), ((2, 5, 8), (2, 3, 6), (2, 3, 4)))
+    yield "MultiheadAttention of sequences first", Use(partial(nn.MultiheadAttention, 8, 2), ((5, 2, 8),) * 3)
+
+
+def _transformers() -> Iterator[tuple[str, Use]]:
+    options: dict[str, Any] = {"batch_first": True, "dropout": 0.0}
+    encoder = partial(nn.TransformerEncoderLayer, 8, 2, 16, activation="gelu", **options)
+    decoder = partial(nn.TransformerDecoderLayer, 8, 2, 16, activation="gelu", **options)
+    x = ((2, 5, 8),)
+
+    def padded(module: Any, x: Tensor) -> Any:
+        return module(x, src_key_padding_mask=_on(x, CLOSED))
+
+    def causal(module: Any, x: Tensor) -> Any:
+        return module(x, _on(x, CAUSAL, -1e4))
+
+    def decoded(module: Any, x: Tensor, memory: Tensor) -> Any:
+        return module(x, memory, tgt_mask=_on(x, CAUSAL), memory_key_padding_mask=_on(x, CLOSED))
+
+    for training in (True, False):
+        when = "" if training else " in inference"
+        yield f"TransformerEncoderLayer{when}", Use(encoder, x, training=training)
+        yield f"TransformerEncoderLayer with padding{when}", Use(encoder, x, padded, training)
+        yield f"TransformerEncoderLayer with a mask{when}", Use(encoder, x, causal, training)
+        first = partial(encoder, norm_first=True)
+        yield f"TransformerEncoderLayer, norms first{when}", Use(first, x, training=training)
+        kinked = partial(encoder, activation="relu")
+        yield f"TransformerEncoderLayer of relu{when}", Use(kinked, x, padded, training, smooth=False)
+        yield f"TransformerDecoderLayer{when}", Use(decoder, ((2, 5, 8), (2, 5, 8)), decoded, training)
+
+
+NUMBERS = torch.tensor([[1, 3, 3, 0], [2, 1, 4, 1]])
+"""Rows of an embedding, of which row 1 may be padding."""
+
+
+def _embeddings() -> Iterator[tuple[str, Use]]:
+    def look_up(module: Any) -> Any:
+        return module(NUMBERS.to(module.weight.device))
+
+    def bags(module: Any, *weights: Tensor) -> Any:
+        device = module.weight.device
+        return module(NUMBERS.to(device), None, *weights)
+
+    def flat(module: Any, *weights: Tensor) -> Any:
+        device = module.weight.device
+        return module(NUMBERS.flatten().to(device), torch.tensor([0, 3, 8], device=device), *weights)
+
+    yield "Embedding", Use(partial(nn.Embedding, 6, 4), (), look_up)
+    yield "Embedding with padding", Use(partial(nn.Embedding, 6, 4, padding_idx=1), (), look_up)
+    yield "Embedding by frequency", Use(partial(nn.Embedding, 6, 4, scale_grad_by_freq=True), (), look_up)
+    for mode in ("sum", "mean", "max"):
+        made = partial(nn.EmbeddingBag, 6, 4, mode=mode)
+        yield f"EmbeddingBag, {mode}", Use(made, (), bags)
+        yield f"EmbeddingBag, {mode}, with padding", Use(partial(made, padding_idx=1), (), bags)
+        yield f"EmbeddingBag, {mode}, with all ends", Use(partial(made, include_last_offset=True), (), flat)
+    yield "EmbeddingBag with weights", Use(partial(nn.EmbeddingBag, 6, 4, mode="sum"), ((2, 4),), bags)
+
+
+def _convolutions() -> Iterator[tuple[str, Use]]:
+    for rank in (1, 2, 3):
+        conv: Any = getattr(nn, f"Conv{rank}d")
+        transposed: Any = getattr(nn, f"ConvTranspose{rank}d")
+        x = ((2, 4, *(6,) * rank),)
+        for mode in ("zeros", "reflect", "replicate", "circular"):
+            yield f"Conv{rank}d padded by {mode}", Use(partial(conv, 4, 6, 3, padding=1, padding_mode=mode), x)
+        yield f"Conv{rank}d of the same size", Use(partial(conv, 4, 6, 3, padding="same", dilation=2), x)
+        yield f"Conv{rank}d in groups", Use(partial(conv, 4, 6, 3, 2, 1, groups=2, bias=False), x)
+        yield f"ConvTranspose{rank}d", Use(partial(transposed, 4, 6, 3, 2, 1, 1, groups=2), x)
+        yield f"ConvTranspose{rank}d, dilated", Use(partial(transposed, 4, 6, 2, dilation=2, bias=False), x)
+
+
+def _pools() -> Iterator[tuple[str, Use]]:
+    for rank in (1, 2, 3):
+        average: Any = getattr(nn, f"AvgPool{rank}d")
+        largest: Any = getattr(nn, f"MaxPool{rank}d")
+        adaptive: Any = getattr(nn, f"AdaptiveAvgPool{rank}d")
+        x = ((2, 3, *(7,) * rank),)
+        yield f"AvgPool{rank}d", Use(partial(average, 3, 2, 1), x)
+        yield (
+            f"AvgPool{rank}d without its padding",
+            Use(partial(average, 3, 2, 1, ceil_mode=True, count_include_pad=False), x),
+        )
+        yield f"MaxPool{rank}d", Use(partial(largest, 3, 2, 1, ceil_mode=True), x)
+        yield f"MaxPool{rank}d with places", Use(partial(largest, 2, dilation=2, return_indices=True), x)
+        yield f"AdaptiveAvgPool{rank}d", Use(partial(adaptive, 3), x)
+        yield f"LPPool{rank}d", Use(partial(getattr(nn, f"LPPool{rank}d"), 2, 3, 2), x)
+        yield f"InstanceNorm{rank}d", Use(partial(getattr(nn, f"InstanceNorm{rank}d"), 3, affine=True), x)
+
+
+def _norms() -> Iterator[tuple[str, Use]]:
+    x = ((4, 6, 5, 5),)
+    for training in (True, False):
+        when = "" if training else " in inference"
+        yield f"BatchNorm2d{when}", Use(partial(nn.BatchNorm2d, 6), x, training=training)
+        yield f"BatchNorm2d without weights{when}", Use(partial(nn.BatchNorm2d, 6, affine=False), x, training=training)
+        yield (
+            f"BatchNorm2d without averages{when}",
+            Use(partial(nn.BatchNorm2d, 6, track_running_stats=False), x, training=training),
+        )
+    yield "BatchNorm1d", Use(partial(nn.BatchNorm1d, 6, momentum=None), ((8, 6),))
+    yield "BatchNorm3d", Use(partial(nn.BatchNorm3d, 6), ((2, 6, 3, 3, 3),))
+    yield "GroupNorm", Use(partial(nn.GroupNorm, 3, 6), x)
+    yield "GroupNorm without weights", Use(partial(nn.GroupNorm, 3, 6, affine=False), x)
+    yield "LayerNorm", Use(partial(nn.LayerNorm, (5, 5)), x)
+    yield "LayerNorm without weights", Use(partial(nn.LayerNorm, 5, elementwise_affine=False), x)
+    yield "LayerNorm without bias", Use(partial(nn.LayerNorm, 5, bias=False), x)
+    yield "RMSNorm", Use(partial(nn.RMSNorm, 5), x)
+    yield "LocalResponseNorm", Use(partial(nn.LocalResponseNorm, 2), x)
+
+
+def _others() -> Iterator[tuple[str, Use]]:
+    image = ((2, 4, 6, 6),)
+    for mode in ("nearest", "bilinear", "bicubic"):
+        yield f"Upsample, {mode}", Use(partial(nn.Upsample, scale_factor=1.5, mode=mode), image)
+    for mode in ("bilinear", "bicubic"):
+        made = partial(nn.Upsample, size=(9, 7), mode=mode, align_corners=True)
+        yield f"Upsample, {mode}, of aligned corners", Use(made, image)
+    yield "Upsample, trilinear", Use(partial(nn.Upsample, scale_factor=2, mode="trilinear"), ((1, 2, 3, 3, 3),))
+    yield "PixelShuffle", Use(partial(nn.PixelShuffle, 2), image)
+    yield "Unfold", Use(partial(nn.Unfold, 3, 1, 1, 2), image)
+    yield "Fold", Use(partial(nn.Fold, (6, 6), 2), ((1, 8, 25),))
+    yield "Linear", Use(partial(nn.Linear, 6, 5), ((2, 3, 6),))
+    yield "Linear without bias", Use(partial(nn.Linear, 6, 5, bias=False), ((6,),))
+    yield "Bilinear", Use(partial(nn.Bilinear, 4, 3, 5), ((6, 4), (6, 3)))
+    yield "CosineSimilarity", Use(partial(nn.CosineSimilarity, 0), ((4, 6), (4, 6)))
+    yield "PairwiseDistance", Use(partial(nn.PairwiseDistance, 1.0), ((4, 6), (4, 6)))
+    yield "PReLU", Use(partial(nn.PReLU, 4), image)
+    yield "GLU", Use(partial(nn.GLU, 1), image)
+    yield "Softmax2d", Use(nn.Softmax2d, image)
+    for name in ("ELU", "CELU", "SELU", "GELU", "SiLU", "Mish", "Softplus", "LogSigmoid", "Hardswish", "Tanhshrink"):
+        yield name, Use(getattr(nn, name), image)

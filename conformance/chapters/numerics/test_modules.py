@@ -1,0 +1,100 @@
+"""Check the values and gradients of modules, with each of their options, in a region against those outside."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+from ...harness.check import Case, by_seed, contract
+from ...harness.targets import Target
+from ...oracles.numbers.error_bounds import normwise_distance
+from ...oracles.numbers.formats import FORMATS
+from .module_uses import Use, uses
+from .support import slug
+
+USES = uses()
+BY_SLUG = {slug(name): name for name in USES}
+ROUNDINGS = 32.0  # that what passes through a few layers may be off by, normwise: 2 % in fp16, an eighth in bf16
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Outputs that are floating-point, integer ones, and gradients by the name of the parameter or input."""
+
+    outputs: list[torch.Tensor]
+    places: list[torch.Tensor]
+    gradients: dict[str, torch.Tensor]
+
+
+@contract("AMP-NUMERICS-112")
+@pytest.mark.parametrize("use", [by_seed("quick", 24, one) for one in BY_SLUG])
+def test_modules_as_outside(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, use: str) -> None:
+    name = BY_SLUG[use]
+    one, unit = USES[name], FORMATS[amp_dtype].unit_roundoff
+    seed = int(torch.randint(2**30, (), generator=rng))
+    torch.manual_seed(seed)
+    module = one.make().train(one.training)
+    given = [torch.randn(shape, generator=rng).to(amp_dtype).float() for shape in one.shapes]
+    state = {key: _rounded(value, amp_dtype) for key, value in module.state_dict().items()}
+
+    def ran(inputs: torch.dtype, weights: torch.dtype = torch.float32, *, region: bool = True) -> Seen:
+        module.to(target.device, weights).load_state_dict(state)
+        with target.autocast(amp_dtype) if region else contextlib.nullcontext():
+            return _seen(one, module, [x.to(target.device, inputs) for x in given], seed)
+
+    case.require_call(target, f"run {name}", lambda: ran(torch.float32, region=False))
+    wanted = ran(torch.float32, region=False)
+    for dtypes in ((torch.float32, torch.float32), (amp_dtype, torch.float32), (amp_dtype, amp_dtype)):
+        what = "{}: inputs in {}, weights in {}".format(name, *dtypes)
+        try:
+            seen = ran(*dtypes)
+        except (RuntimeError, ValueError) as error:
+            case.note(f"{what}: raised (AMP-CAST-091, AMP-CAST-094)", f"{type(error).__name__}: {error}"[:120])
+            continue
+        far = _far(seen, wanted, ROUNDINGS * unit, gradients=one.smooth)
+        case.equal(f"{what}: what is not as outside of the region", far, {})
+
+
+def _rounded(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return value.to(dtype).to(value.dtype) if value.is_floating_point() else value.clone()
+
+
+def _seen(one: Use, module: torch.nn.Module, given: list[torch.Tensor], seed: int) -> Seen:
+    """Call the module, and take the gradients of its outputs weighted by random numbers."""
+    leaves = [x.clone().requires_grad_() for x in given]
+    module.zero_grad()
+    found = [leaf for leaf in tree_leaves(one.call(module, *leaves)) if isinstance(leaf, torch.Tensor)]
+    outputs = [leaf for leaf in found if leaf.is_floating_point()]
+    generator = torch.Generator().manual_seed(seed)
+    weights = [torch.randn(each.shape, generator=generator).to(each.device, each.dtype) for each in outputs]
+    with torch.autocast(given[0].device.type if given else "cpu", enabled=False):
+        torch.autograd.backward(outputs, weights)
+    gradients: dict[str, Any] = {f"input {number}": leaf.grad for number, leaf in enumerate(leaves)}
+    gradients |= {key: parameter.grad for key, parameter in module.named_parameters()}
+    gradients |= {f"buffer {key}": value.clone() for key, value in module.named_buffers()}
+    kept = {key: value.detach() for key, value in gradients.items() if value is not None}
+    return Seen([each.detach() for each in outputs], [leaf for leaf in found if not leaf.is_floating_point()], kept)
+
+
+def _far(seen: Seen, wanted: Seen, bound: float, *, gradients: bool) -> dict[str, Any]:
+    """Return what is missing, of another shape, or farther than `bound` from what is wanted, by its name."""
+    pairs = {f"output {number}": pair for number, pair in enumerate(zip(seen.outputs, wanted.outputs, strict=False))}
+    if gradients:
+        pairs |= {key: (seen.gradients.get(key), value) for key, value in wanted.gradients.items()}
+    found: dict[str, Any] = {}
+    if len(seen.outputs) != len(wanted.outputs):
+        found["outputs"] = len(seen.outputs)
+    for number, (ours, theirs) in enumerate(zip(seen.places, wanted.places, strict=False)):
+        if not torch.equal(ours, theirs):
+            found[f"places {number}"] = "other places"
+    for key, (one, right) in pairs.items():
+        if one is None or one.shape != right.shape:
+            found[key] = None if one is None else tuple(one.shape)
+        elif not (distance := normwise_distance(one, right)) <= bound:
+            found[key] = distance
+    return found
