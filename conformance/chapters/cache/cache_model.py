@@ -262,13 +262,14 @@ def random_steps(
     generator: random.Random,
     weights: int,
     functions: Sequence[str],
+    dtypes: Sequence[torch.dtype],
     *,
     modes: bool = False,
     length: int = 24,
 ) -> list[Step]:
-    """Return up to `length` random steps over so many weights, used in `functions`, with or without grad modes."""
+    """Return up to `length` random steps over so many weights: uses in `functions`, regions of `dtypes`, grad modes."""
     ops = _OPS + (("mode",) * 4 if modes else ())
-    main = generator.choice(LOW)
+    main = generator.choice(dtypes)
 
     def step(op: str) -> Step:
         return Step(
@@ -277,7 +278,7 @@ def random_steps(
             form=generator.choice(("itself",) * 6 + FORMS[1:]),
             function=generator.choice(("linear",) * 5 + tuple(functions)),
             setting=Setting(
-                dtype=generator.choice((main,) * 6 + LOW),
+                dtype=generator.choice((main,) * 6 + tuple(dtypes)),
                 enabled=generator.random() < 0.85,
                 cache_enabled=generator.choice((None, None, None, True, False)),
                 elsewhere=generator.random() < 0.1,

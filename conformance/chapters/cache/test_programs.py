@@ -86,6 +86,7 @@ def programs(case: Case, target: Target, count: int, **options: Any) -> None:
     """Check casts, results, gradients and live casts of random programs against the model."""
     tried: list[int] = []
     kinds = tuple(kind for kind in WEIGHTS if kind.dtype not in LOW or target.supports(kind.dtype))
+    dtypes = tuple(filter(target.supports, LOW))
     with one_thread():
         player = player_on(case, target, kinds)
 
@@ -94,7 +95,7 @@ def programs(case: Case, target: Target, count: int, **options: Any) -> None:
             return player.mismatch(steps) is not None
 
         found = shortest(
-            lambda generator: random_steps(generator, len(kinds), functions_on(target), **options),
+            lambda generator: random_steps(generator, len(kinds), functions_on(target), dtypes, **options),
             differs,
             count=count,
             seed=explored(case),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -24,12 +24,13 @@ class Use:
     call: Callable[..., Any] = lambda module, *given: module(*given)
     training: bool = True
     smooth: bool = True
+    family: str = ""
 
 
 def uses() -> dict[str, Use]:
     """Return every use by its name, of one family after the other."""
     families = (_recurrent, _cells, _attention, _transformers, _embeddings, _convolutions, _pools, _norms, _others)
-    return {name: use for family in families for name, use in family()}
+    return {name: replace(use, family=family.__name__) for family in families for name, use in family()}
 
 
 LENGTHS = (2, 5, 3)  # of sequences that are packed, not sorted by length

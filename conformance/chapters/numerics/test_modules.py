@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from ...harness.check import Case, by_seed, contract
+from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from ...oracles.numbers.error_bounds import normwise_distance
 from ...oracles.numbers.formats import FORMATS
@@ -18,6 +19,7 @@ from .module_uses import Use, uses
 from .support import slug
 
 USES = uses()
+DRAWN = 3  # of each family
 BY_SLUG = {slug(name): name for name in USES}
 ROUNDINGS = 32.0  # that what passes through a few layers may be off by, normwise: 2 % in fp16, an eighth in bf16
 
@@ -32,9 +34,35 @@ class Seen:
 
 
 @contract("AMP-NUMERICS-112")
-@pytest.mark.parametrize("use", [by_seed("quick", 24, one) for one in BY_SLUG])
+def test_some_modules(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
+    """Judge a few uses of each family, which the seed chooses: all of them run from the level standard on."""
+    families: dict[str, list[str]] = {}
+    for name in USES:
+        families.setdefault(USES[name].family, []).append(name)
+    drawn = [
+        names[place]
+        for names in families.values()
+        for place in torch.randperm(len(names), generator=rng)[:DRAWN].tolist()
+    ]
+    for name in case.with_kernels(target, {name: functools.partial(_plain, target, name) for name in drawn}):
+        _judge(case, target, amp_dtype, rng, name)
+
+
+@contract("AMP-NUMERICS-112")
+@pytest.mark.parametrize("use", [deep("standard", one) for one in BY_SLUG])
 def test_modules_as_outside(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, use: str) -> None:
-    name = BY_SLUG[use]
+    one = BY_SLUG[use]
+    case.require_call(target, f"run {one}", lambda: _plain(target, one))
+    _judge(case, target, amp_dtype, rng, one)
+
+
+def _plain(target: Target, name: str) -> None:
+    """Run a module in float32, outside of regions."""
+    given = [torch.ones(shape, device=target.device) for shape in USES[name].shapes]
+    _seen(USES[name], USES[name].make().to(target.device), given, 0, target.device_type)
+
+
+def _judge(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, name: str) -> None:
     one, unit = USES[name], FORMATS[amp_dtype].unit_roundoff
     seed = int(torch.randint(2**30, (), generator=rng))
     torch.manual_seed(seed)
@@ -45,9 +73,8 @@ def test_modules_as_outside(case: Case, target: Target, amp_dtype: torch.dtype, 
     def ran(inputs: torch.dtype, weights: torch.dtype = torch.float32, *, region: bool = True) -> Seen:
         module.to(target.device, weights).load_state_dict(state)
         with target.autocast(amp_dtype) if region else contextlib.nullcontext():
-            return _seen(one, module, [x.to(target.device, inputs) for x in given], seed)
+            return _seen(one, module, [x.to(target.device, inputs) for x in given], seed, target.device_type)
 
-    case.require_call(target, f"run {name}", lambda: ran(torch.float32, region=False))
     wanted = ran(torch.float32, region=False)
     for dtypes in ((torch.float32, torch.float32), (amp_dtype, torch.float32), (amp_dtype, amp_dtype)):
         what = "{}: inputs in {}, weights in {}".format(name, *dtypes)
@@ -64,7 +91,7 @@ def _rounded(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return value.to(dtype).to(value.dtype) if value.is_floating_point() else value.clone()
 
 
-def _seen(one: Use, module: torch.nn.Module, given: list[torch.Tensor], seed: int) -> Seen:
+def _seen(one: Use, module: torch.nn.Module, given: list[torch.Tensor], seed: int, device_type: str) -> Seen:
     """Call the module, and take the gradients of its outputs weighted by random numbers."""
     leaves = [x.clone().requires_grad_() for x in given]
     module.zero_grad()
@@ -72,7 +99,7 @@ def _seen(one: Use, module: torch.nn.Module, given: list[torch.Tensor], seed: in
     outputs = [leaf for leaf in found if leaf.is_floating_point()]
     generator = torch.Generator().manual_seed(seed)
     weights = [torch.randn(each.shape, generator=generator).to(each.device, each.dtype) for each in outputs]
-    with torch.autocast(given[0].device.type if given else "cpu", enabled=False):
+    with torch.autocast(device_type, enabled=False):
         torch.autograd.backward(outputs, weights)
     gradients: dict[str, Any] = {f"input {number}": leaf.grad for number, leaf in enumerate(leaves)}
     gradients |= {key: parameter.grad for key, parameter in module.named_parameters()}

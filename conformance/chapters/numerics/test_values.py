@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...harness.check import Case, contract, deep, per_target
-from ...harness.targets import Target
+from ...harness.targets import Target, is_foreign
 from ...measure.precision import full_precision
 from ...oracles.numbers.formats import FORMATS, Format, rounded
 from ...oracles.numbers.running_error import UNIT
@@ -86,11 +87,21 @@ class _Tried:
                     return found
                 return found.gradients(*incoming) if found.is_differentiable else None
         except (RuntimeError, NotImplementedError) as error:
-            reason = value_error.refusal(error)
+            reason = value_error.refusal(error) or self._lacks(call, x, layout)
             if reason is None:
                 raise
             self.refused[FORMATS[x.dtype].name] = reason
             return None
+
+    def _lacks(self, call: Call, x: Tensor, layout: str) -> str | None:
+        """Return why a third party's device cannot do the call in float32, outside of regions, either."""
+        if not is_foreign(self.target.device_type):
+            return None
+        try:
+            value_error.called(call, x.float(), LAYOUTS[layout], self.target.device, contextlib.nullcontext)
+        except (RuntimeError, NotImplementedError) as error:
+            return f"without autocast too: {str(error).splitlines()[0][:100]}"
+        return None
 
     def close(self) -> None:
         """Record the types without a kernel; end the case if there is no other."""

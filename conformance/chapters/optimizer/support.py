@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ...harness.check import Case, deep
-from ...harness.targets import Target
+from ...harness.targets import Target, is_foreign
 from ...measure.pending import run_pending
 from ...workloads.linear_loss import LinearLoss
 from .optimizer_configs import OptimizerConfig, configs
@@ -58,10 +58,12 @@ BAD = pytest.mark.parametrize(
 BOTH = pytest.mark.parametrize("kind", [PLAIN, FUSED], ids=["for-loop", "fused"])
 
 
-def demand(case: Case, kind: OptimizerConfig, device_type: str) -> None:
-    """End the case if torch does not say that this implementation is there on devices of that type."""
-    if not kind.promised_on(device_type):
-        case.unsupported(f"no {kind.implementation} {kind.optimizer} on {device_type}")
+def demand(case: Case, kind: OptimizerConfig, device: torch.device) -> None:
+    """End the case if torch does not say that this implementation is there; on a third party's device, if it is not."""
+    if is_foreign(device.type):
+        build(case, kind, LinearLoss.make(kind.gradients, device, torch.Generator()))
+    elif not kind.promised_on(device.type):
+        case.unsupported(f"no {kind.implementation} {kind.optimizer} on {device.type}")
 
 
 def build(case: Case, kind: OptimizerConfig, slopes: LinearLoss, **changes: Any) -> torch.optim.Optimizer:

@@ -60,7 +60,7 @@ def combinations(kind: OptimizerConfig) -> Iterator[OptimizerConfig]:
 
 def require(case: Case, target: Target, kind: OptimizerConfig) -> None:
     case.require_arithmetic(target, torch.float32)
-    demand(case, kind, target.device_type)
+    demand(case, kind, target.device)
 
 
 @contract("AMP-OPTIMIZER-120")

@@ -33,7 +33,7 @@ def over_optimizers(chosen: tuple[OptimizerConfig, ...]) -> pytest.MarkDecorator
 def build(case: Case, kind: OptimizerConfig, slopes: LinearLoss) -> torch.optim.Optimizer:
     """Return the optimizer, capturable if it can be; end the case if this device lacks it."""
     flags = {"capturable": True} if kind.accepts("capturable") else {}
-    demand(case, kind, slopes.parameters[0].device.type)
+    demand(case, kind, slopes.parameters[0].device)
     return kind.make(slopes.groups(), **flags)
 
 
@@ -140,7 +140,7 @@ def test_capturable_skip(case: Case, target: Target, rng: torch.Generator, kind:
 @over_optimizers(FUSED)
 def test_several_dtypes(case: Case, target: Target, kind: OptimizerConfig) -> None:
     case.require_arithmetic(target, torch.float64)
-    demand(case, kind, target.device_type)
+    demand(case, kind, target.device)
     dtypes = (torch.float32, torch.float64, torch.float32, torch.float64)
     places = [(target.device, dtype) for dtype in dtypes]
     decides_once(case, target, kind, places, ((), *((place,) for place in range(4))))
@@ -151,7 +151,7 @@ def test_several_dtypes(case: Case, target: Target, kind: OptimizerConfig) -> No
 @pytest.mark.parametrize("bad_indices", [(), (0,), (2,), (0, 2)], ids=["clean", "first", "second", "both"])
 @over_optimizers(FUSED)
 def test_two_devices(case: Case, target: Target, kind: OptimizerConfig, bad_indices: tuple[int, ...]) -> None:
-    demand(case, kind, target.device_type)
+    demand(case, kind, target.device)
     other = second(target)
     places = [(device, torch.float32) for device in (target.device, target.device, other, other)]
     decides_once(case, target, kind, places, (bad_indices,))
@@ -172,7 +172,7 @@ RATES = [
 @pytest.mark.parametrize(("kind", "place"), RATES)
 def test_rate_in_a_tensor_on_two_devices(case: Case, target: Target, kind: OptimizerConfig, place: str) -> None:
     case.require_arithmetic(target, torch.float64)
-    demand(case, kind, target.device_type)
+    demand(case, kind, target.device)
     other = second(target)
     # The parts of other implementations than fused ones compute with a rate in a tensor in float32, not in float64.
     dtypes = (torch.float32, torch.float64) if kind.fused else (torch.float32,)

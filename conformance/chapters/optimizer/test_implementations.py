@@ -514,7 +514,7 @@ def _loads(kind: OptimizerConfig, saved: str) -> bool:
 def test_loaded_dtypes(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig, saved: str) -> None:
     dtype, other = SAVED[saved]
     case.require_arithmetic(target, dtype)
-    demand(case, kind, target.device_type)
+    demand(case, kind, target.device)
     pairs = Draw(rng, target.device).pairs(((8, 9), (3, 2)), dtype)
     parameters = [torch.nn.Parameter(value.clone()) for value, _ in pairs]
     optimizer = kind.make(parameters)

@@ -106,7 +106,7 @@ MOMENTS = {
 @pytest.mark.parametrize("kind", [kind for kind in ALL if kind.optimizer in UPDATES and kind.first], ids=lambda k: k.id)
 def test_late_step_of_usual_settings(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
     """Bound the errors as above, for one step. Every number is positive, so that no sum cancels."""
-    demand(case, kind, target.device_type)
+    demand(case, kind, target.device)
     options = USUAL[kind.optimizer]
 
     def draw(elements: int, size: float) -> torch.Tensor:

@@ -200,6 +200,7 @@ def test_graphed_callables_refuse_the_cache(case: Case, target: Target) -> None:
 @contract("AMP-SCALE-165", on="accelerator", dtypes=("fp16",))
 @needs("streams")
 def test_streams(case: Case, target: Target) -> None:
+    case.require(target, torch.float16)
     module = torch.get_device_module(target.device_type)
     alone, spread = Problem(target, fused=False), Problem(target, fused=False)
     with target.current():

@@ -50,8 +50,8 @@ DECIDING = {
     "widest": ("low", "high first", "low first"),
     "banned": ("high",),
 }
-# The ops of one backend's libraries, which no other backend has.
-_OF_LIBRARIES = ("cudnn_", "_cudnn_", "miopen_", "mkldnn_")
+# The ops of one backend's libraries, which no other backend has, and one that takes memory for that of a CPU.
+_OF_LIBRARIES = ("cudnn_", "_cudnn_", "miopen_", "mkldnn_", "_grid_sampler_2d_cpu_fallback")
 # Observations other than a policy: a kernel that does nothing, and one of unknown behaviour.
 UNLISTED, UNKNOWN = "unlisted", "unknown"
 # The overload with a dtype argument for one without (fp32_append_dtype in autocast_mode.h).

@@ -1,0 +1,223 @@
+"""Check that every way to take gradients gives the same, and that hooks and checkpoints act as outside of regions."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils import checkpoint
+
+from ...harness.check import Case, contract
+from ...harness.targets import Target
+
+ROUNDS = 2  # of which the second adds to the gradients of the first
+
+
+def _leaves(target: Target, rng: torch.Generator) -> list[Tensor]:
+    return [torch.randn(shape, generator=rng).to(target.device).requires_grad_() for shape in ((4, 6), (5, 6), (5,))]
+
+
+def _loss(target: Target, dtype: torch.dtype, leaves: list[Tensor]) -> Tensor:
+    """A product in 16 bits, and operations in float32 on the same leaves, whose gradients are no 16-bit numbers."""
+    x, weight, bias = leaves
+    with target.autocast(dtype):
+        return F.linear(x, weight, bias).float().tanh().sum() + sum(leaf.exp().mean() for leaf in leaves)
+
+
+def _from_grad(loss: Tensor, leaves: list[Tensor], **options: Any) -> None:
+    for leaf, slope in zip(leaves, torch.autograd.grad(loss, leaves, **options), strict=True):
+        leaf.grad = slope.detach() if leaf.grad is None else leaf.grad + slope.detach()
+
+
+WAYS: dict[str, Callable[[Tensor, list[Tensor]], Any]] = {
+    "loss.backward()": lambda loss, leaves: loss.backward(),
+    "loss.backward(inputs=)": lambda loss, leaves: loss.backward(inputs=leaves),
+    "loss.backward(retain_graph=True)": lambda loss, leaves: loss.backward(retain_graph=True),
+    "loss.backward(create_graph=True)": lambda loss, leaves: loss.backward(create_graph=True),
+    "loss.backward(gradient)": lambda loss, leaves: loss.backward(torch.ones_like(loss)),
+    "autograd.backward": lambda loss, leaves: torch.autograd.backward([loss], inputs=leaves),
+    "autograd.grad": _from_grad,
+    "autograd.grad(create_graph=True)": lambda loss, leaves: _from_grad(loss, leaves, create_graph=True),
+    "autograd.grad(allow_unused=True)": lambda loss, leaves: _from_grad(loss, leaves, allow_unused=True),
+    "autograd.grad(is_grads_batched=True)": lambda loss, leaves: _from_grad_of_a_batch(loss, leaves),
+}
+
+
+def _from_grad_of_a_batch(loss: Tensor, leaves: list[Tensor]) -> None:
+    ones = torch.ones(1, device=loss.device, dtype=loss.dtype)
+    found = torch.autograd.grad(loss, leaves, ones, is_grads_batched=True)
+    for leaf, slope in zip(leaves, found, strict=True):
+        leaf.grad = slope[0] if leaf.grad is None else leaf.grad + slope[0]
+
+
+@contract("AMP-BACKWARD-080")
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True:UserWarning")
+@pytest.mark.parametrize("place", ["outside", "inside"])
+def test_ways_to_take_gradients(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, place: str
+) -> None:
+    leaves = _leaves(target, rng)
+    found: dict[str, list[Tensor | None]] = {}
+    for name, way in WAYS.items():
+        for leaf in leaves:
+            leaf.grad = None
+        for _ in range(ROUNDS):
+            loss = _loss(target, amp_dtype, leaves)
+            with target.autocast(amp_dtype) if place == "inside" else contextlib.nullcontext():
+                way(loss, leaves)
+        found[name] = [None if leaf.grad is None else leaf.grad.detach().clone() for leaf in leaves]
+        for leaf in leaves:
+            leaf.grad = None
+    first = found.pop("loss.backward()")
+    coarse = [number for number, one in enumerate(first) if one is None or torch.equal(one, one.to(amp_dtype).float())]
+    case.equal(f"gradients that are numbers of 16 bits, called {place} (control)", coarse, [])
+    for name, slopes in found.items():
+        for number, (seen, wanted) in enumerate(zip(slopes, first, strict=True)):
+            case.identical(f"{name}, called {place}: gradient of leaf {number}", seen, wanted)
+
+
+# Hooks
+
+
+def _doubled(given: Any) -> Any:
+    return tuple(None if one is None else one * 2 for one in given)
+
+
+def _forward_hook(layers: Any, taken: list[Any]) -> Any:
+    return layers[1].register_forward_hook(lambda module, given, made: made * 2)
+
+
+def _forward_pre_hook(layers: Any, taken: list[Any]) -> Any:
+    return layers[1].register_forward_pre_hook(lambda module, given: _doubled(given))
+
+
+def _full_backward_hook(layers: Any, taken: list[Any]) -> Any:
+    return layers[1].register_full_backward_hook(lambda module, given, slopes: _doubled(given))
+
+
+def _full_backward_pre_hook(layers: Any, taken: list[Any]) -> Any:
+    return layers[1].register_full_backward_pre_hook(lambda module, slopes: _doubled(slopes))
+
+
+def _tensor_hook(layers: Any, taken: list[Any]) -> Any:
+    return layers[1].register_forward_hook(
+        lambda module, given, made: made.register_hook(lambda slope: slope * 2) and None
+    )
+
+
+def _parameter_hook(layers: Any, taken: list[Any]) -> Any:
+    return layers[0].weight.register_hook(lambda slope: slope * 2)
+
+
+def _accumulated_hook(layers: Any, taken: list[Any]) -> Any:
+    return layers[0].weight.register_post_accumulate_grad_hook(lambda weight: taken.append(weight.grad.clone()))
+
+
+HOOKS = {
+    "forward": _forward_hook,
+    "forward-pre": _forward_pre_hook,
+    "full-backward": _full_backward_hook,
+    "full-backward-pre": _full_backward_pre_hook,
+    "tensor": _tensor_hook,
+    "parameter": _parameter_hook,
+    "accumulated": _accumulated_hook,
+}
+"""What registers a hook that doubles what it gets: on the middle one of three layers, or on the first weight."""
+
+
+@contract("AMP-BACKWARD-081")
+@pytest.mark.parametrize("hook", list(HOOKS))
+def test_hooks_act_in_a_region(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, hook: str
+) -> None:
+    """Numbers that 16 bits hold, so that a region changes no bit of the results."""
+    layers = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3))).to(target.device)
+    with torch.no_grad():
+        for parameter in layers.parameters():
+            parameter.copy_(torch.randint(-1, 2, parameter.shape, generator=rng))
+    x = torch.randint(-2, 3, (3, 4), generator=rng).float().to(target.device)
+
+    def ran(hooked: bool, region: bool) -> list[Tensor]:
+        taken: list[Any] = []
+        handle = HOOKS[hook](layers, taken) if hooked else None
+        layers.zero_grad()
+        leaf = x.clone().requires_grad_()
+        with target.autocast(amp_dtype) if region else contextlib.nullcontext():
+            made = layers(leaf)
+        made.backward(torch.ones_like(made))
+        if handle is not None:
+            handle.remove()
+        slopes = [leaf.grad, *(parameter.grad for parameter in layers.parameters()), *taken]
+        return [one.detach().float().clone() for one in (made, *slopes) if one is not None]
+
+    plain, hooked = ran(False, False), ran(True, False)
+    acts = len(plain) != len(hooked) or any(not torch.equal(*pair) for pair in zip(plain, hooked, strict=True))
+    case.true("outside of a region the hook changes something (control)", acts)
+    seen = ran(True, True)
+    case.equal("tensors in the region", len(seen), len(hooked))
+    for number, (ours, theirs) in enumerate(zip(seen, hooked, strict=True)):
+        case.identical(f"result, gradients of input and parameters, what the hook saw: {number}", ours, theirs)
+
+
+# Checkpoints
+
+
+@contextlib.contextmanager
+def _early_stop(wanted: bool) -> Iterator[None]:
+    with checkpoint.set_checkpoint_early_stop(wanted):
+        yield
+
+
+@contract("AMP-BACKWARD-081")
+@pytest.mark.parametrize("stops", [True, False], ids=["stops", "runs-on"])
+def test_early_stop_of_a_checkpoint(case: Case, target: Target, amp_dtype: torch.dtype, stops: bool) -> None:
+    """Without early stop the recomputation runs to the end of the function."""
+    leaf = torch.ones(3, 4, device=target.device, requires_grad=True)
+
+    def events(region: bool) -> list[str]:
+        seen: list[str] = []
+
+        def part(x: Tensor) -> Tensor:
+            seen.append("start")
+            made = torch.tanh(F.linear(x, x))
+            seen.append("end")
+            return made
+
+        with _early_stop(stops), target.autocast(amp_dtype) if region else contextlib.nullcontext():
+            made = checkpoint.checkpoint(part, leaf, use_reentrant=False)
+            made.float().sum().backward()
+        return seen
+
+    case.equal("outside of a region (control)", events(False), ["start", "end", "start"] + ["end"] * (not stops))
+    case.equal("in a region", events(True), ["start", "end", "start"] + ["end"] * (not stops))
+
+
+@contract("AMP-BACKWARD-081")
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not-reentrant"])
+def test_checkpoint_of_several_outputs(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, reentrant: bool
+) -> None:
+    """Outputs of a 16-bit type, of float32 and of integers, each with a part in the gradients."""
+    leaves = _leaves(target, rng)
+
+    def part(x: Tensor, weight: Tensor, bias: Tensor) -> Any:
+        low = F.linear(x, weight, bias)
+        return low, x.exp(), low.argmax(-1), weight.tanh() * 3
+
+    def slopes(keep: bool) -> list[Tensor]:
+        for leaf in leaves:
+            leaf.grad = None
+        with target.autocast(amp_dtype):
+            made = part(*leaves) if keep else checkpoint.checkpoint(part, *leaves, use_reentrant=reentrant)
+        total = made[0].float().sum() + made[1].mean() + made[3].float().sum()
+        total.backward()
+        return [leaf.grad.clone() for leaf in leaves if leaf.grad is not None]
+
+    wanted = slopes(True)
+    for number, (seen, right) in enumerate(zip(slopes(False), wanted, strict=True)):
+        case.identical(f"gradient of leaf {number}", seen, right)
