@@ -193,7 +193,7 @@ def stepped(plain: OptimizerConfig, optimizer: Any, coarsest: float = 0.0) -> St
         bound = coarse * (2 * (right.detach().abs() + way) + 32 * way)
         found.far[f"parameter {number} ({seen.dtype})"] = _worst(wide(seen) - right.detach(), bound)
         for name in ideal:
-            found.far |= _state_distance(number, name, state.get(name), ideal[name], coarsest)
+            found.far |= _state_distance(f"{number}/{name}", state.get(name), ideal[name], coarsest, seen.dim() == 0)
     return found
 
 
@@ -202,16 +202,24 @@ def rounds(name: str, value: Any) -> bool:
     return name != "step" and isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-def _state_distance(number: int, name: str, seen: Any, ideal: Any, coarsest: float) -> dict[str, float]:
-    place = f"state {number}/{name}"
+def _state_distance(key: str, seen: Any, ideal: Any, coarsest: float, scalar: bool) -> dict[str, float]:
+    """Return the distance of an entry of the state in its bound; `scalar` is for one of a parameter of one number."""
+    place, name = f"state {key}", key.partition("/")[2]
+    if _shape(seen) != _shape(ideal):
+        return {f"{place} of shape {_shape(seen)}": float("inf")}
     if name == "step" or not isinstance(ideal, torch.Tensor) or not isinstance(seen, torch.Tensor):
         return {place: 0.0 if _number(seen) == _number(ideal) else float("inf")}
     if ideal.numel() == 0 or not (seen.dtype.is_floating_point or seen.dtype.is_complex):
         return {}
     # Single numbers are kept in fp32, whatever the dtype of the parameter, and computed from Python's floats.
-    rounding = max(unit(seen.dtype), coarsest, unit(torch.float32) if ideal.dim() == 0 else 0.0)
+    kept = unit(seen.dtype) if scalar or ideal.dim() else 0.0
+    rounding = max(kept, coarsest, unit(torch.float32) if ideal.dim() == 0 else 0.0)
     bound = torch.full((), 32 * rounding * float(ideal.abs().max()), dtype=torch.float64)
     return {place: _worst(wide(seen) - ideal, bound)}
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return tuple(getattr(value, "shape", ()))
 
 
 def _number(value: Any) -> Any:

@@ -299,6 +299,12 @@ def test_zero_grad_of_every_type(case: Case, target: Target, kind: OptimizerConf
     left = [(str(p.dtype), None if p.grad is None else int(p.grad.count_nonzero())) for p in parameters]
     expected = [(str(p.dtype), None if set_to_none else 0) for p in parameters]
     case.equal("nonzero elements of the gradients of each type after zero_grad()", left, expected)
+    module = torch.nn.ParameterList(parameters)
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, math.inf)
+    module.zero_grad(set_to_none=set_to_none)
+    left = [(str(p.dtype), None if p.grad is None else int(p.grad.count_nonzero())) for p in parameters]
+    case.equal("nonzero elements of the gradients of each type after zero_grad() of a module", left, expected)
 
 
 @contract("AMP-OPTIMIZER-081")

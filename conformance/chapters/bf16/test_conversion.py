@@ -1,0 +1,79 @@
+"""Check that a module converted to 16 bits keeps what is tied, shared, and of no floating-point type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from ...harness.check import Case, contract
+from ...harness.targets import Target
+
+CONVERSIONS: dict[str, Callable[[torch.nn.Module, torch.dtype], torch.nn.Module]] = {
+    "method": lambda module, dtype: module.bfloat16() if dtype is torch.bfloat16 else module.half(),
+    "to": lambda module, dtype: module.to(dtype),
+    "to-device": lambda module, dtype: module.to(next(module.parameters()).device, dtype),
+}
+
+
+def _module(device: torch.device) -> torch.nn.Module:
+    """Return a module with tied weights, a frozen one, gradients, and buffers of several types."""
+    module = torch.nn.Sequential(torch.nn.Embedding(5, 4), torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    module.append(torch.nn.Linear(4, 5, bias=False))
+    module[3].weight = module[0].weight
+    module[1].bias.requires_grad_(False)
+    module.register_buffer("counts", torch.tensor([2**24 + 1, 257], dtype=torch.int64))
+    module.register_buffer("mask", torch.tensor([True, False]))
+    module.register_buffer("scale", torch.tensor([0.1]))
+    module.to(device)
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.full_like(parameter, 0.1)
+    return module
+
+
+@contract("AMP-BF16-010")
+@pytest.mark.parametrize("way", list(CONVERSIONS))
+def test_conversion_of_a_module(case: Case, target: Target, amp_dtype: torch.dtype, way: str) -> None:
+    module = _module(target.device)
+    parameters = dict(module.named_parameters())
+    optimizer = torch.optim.SGD([one for one in parameters.values() if one.requires_grad], lr=0.5)
+    before = {key: value.detach().clone() for key, value in module.state_dict().items()}
+    returned = CONVERSIONS[way](module, amp_dtype)
+    case.true("the module itself is returned", returned is module)
+    now = dict(module.named_parameters())
+    case.equal("parameters that became others", [key for key in now if now[key] is not parameters.get(key)], [])
+    case.true("tied weights are tied", module[3].weight is module[0].weight)
+    wanted = {key: amp_dtype if value.is_floating_point() else value.dtype for key, value in before.items()}
+    case.equal("types", {key: value.dtype for key, value in module.state_dict().items()}, wanted)
+    for key, value in module.state_dict().items():
+        case.identical(key, value, before[key].to(wanted[key]))
+    case.equal("trained parameters", [key for key in now if now[key].requires_grad], [k for k in now if k != "1.bias"])
+    slopes = {key: None if one.grad is None else one.grad.dtype for key, one in now.items()}
+    case.equal("types of gradients", slopes, {key: None if key == "1.bias" else amp_dtype for key in now})
+    optimizer.step()
+    for key, one in now.items():
+        if one.requires_grad:
+            right = (before[key].to(amp_dtype).double() - 0.5 * one.grad.double()).cpu()
+            far = float((one.detach().cpu().double() - right).abs().max() / right.abs().max())
+            case.at_most(f"{key} after a step of the optimizer that was made before", far, torch.finfo(amp_dtype).eps)
+
+
+@contract("AMP-BF16-010")
+@pytest.mark.parametrize("saved", ["16-bit", "float32"])
+def test_loading_keeps_types(case: Case, target: Target, amp_dtype: torch.dtype, saved: str) -> None:
+    """A state of another type is copied into the module's tensors, unless it is told to assign them."""
+    given, taken = (amp_dtype, torch.float32) if saved == "16-bit" else (torch.float32, amp_dtype)
+    source, module = _module(target.device).to(given), _module(target.device).to(taken)
+    parameters = dict(module.named_parameters())
+    module.load_state_dict(source.state_dict())
+    now = dict(module.named_parameters())
+    case.equal("parameters that became others", [key for key in now if now[key] is not parameters.get(key)], [])
+    for key, value in source.state_dict().items():
+        wanted = value.to(taken) if value.is_floating_point() else value
+        case.identical(key, module.state_dict()[key], wanted)
+    assigned = _module(target.device).to(taken)
+    assigned.load_state_dict(source.state_dict(), assign=True)
+    types = {str(one.dtype) for one in assigned.parameters()}
+    case.equal("types of parameters that are assigned", types, {str(given)})
