@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -221,3 +223,31 @@ def test_checkpoint_of_several_outputs(
     wanted = slopes(True)
     for number, (seen, right) in enumerate(zip(slopes(False), wanted, strict=True)):
         case.identical(f"gradient of leaf {number}", seen, right)
+
+
+@contract("AMP-BACKWARD-081")
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not-reentrant"])
+def test_nothing_of_a_recomputation_survives(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, reentrant: bool
+) -> None:
+    """No cycle of references keeps what the recomputation made until Python looks for garbage."""
+    leaves = _leaves(target, rng)
+    made: list[weakref.ref[Tensor]] = []
+
+    def part(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        low = F.linear(x, weight, bias)
+        made.append(weakref.ref(low))
+        return low.tanh()
+
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with target.autocast(amp_dtype):
+            result = checkpoint.checkpoint(part, *leaves, use_reentrant=reentrant)
+        result.float().sum().backward()
+        del result
+        alive = [one() is not None for one in made]
+    finally:
+        if collecting:
+            gc.enable()
+    case.equal("tensors of both runs that are alive", alive, [False, False])

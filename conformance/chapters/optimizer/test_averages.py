@@ -135,3 +135,43 @@ def test_decay(case: Case, target: Target, rng: torch.Generator, several: bool) 
         # A product, a sum and a rounded weight for each of three averages of positive numbers; 16-bit ones are stored.
         bound = (9 if dtype is torch.float32 else 12) * torch.finfo(dtype).eps / 2
         case.at_most(f"{dtype}, decay {decay}: relative error after four updates", float(error.max()), bound)
+
+
+@contract("AMP-OPTIMIZER-113")
+@pytest.mark.parametrize("average", AVERAGES)
+def test_averages_go_on_after_loading(case: Case, target: Target, average: str, rng: torch.Generator) -> None:
+    """An average that is loaded from the state of another goes on like that one."""
+    model = torch.nn.Linear(4, 4).to(target.device)
+    means = [swa_utils.AveragedModel(model, **AVERAGES[average]()) for _ in range(2)]
+    for number in range(4):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(torch.randint(-8, 9, parameter.shape, generator=rng))
+        if number == 2:
+            means[1].load_state_dict(means[0].state_dict())
+        for mean in means if number >= 2 else means[:1]:
+            mean.update_parameters(model)
+    case.equal("models averaged", int(means[1].n_averaged), int(means[0].n_averaged))
+    for key, value in means[0].module.state_dict().items():
+        case.identical(f"{key} of the average that was loaded", means[1].module.state_dict()[key], value)
+
+
+@contract("AMP-OPTIMIZER-113")
+@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+def test_update_bn_in_a_region(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, training: bool
+) -> None:
+    """Statistics are taken anew, in float32, and modes and momenta are what they were."""
+    batches = [torch.randn(8, 4, generator=rng).to(target.device) + 3 for _ in range(3)]
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4, momentum=0.25)).to(target.device)
+    model.train(training)
+    model[1].running_mean.fill_(1e4)
+    with target.autocast(amp_dtype):
+        swa_utils.update_bn(batches, model)
+        wanted = torch.cat([model[0](batch) for batch in batches]).float().mean(0)
+    modes = [module.training for module in (model, *model)]
+    case.equal("whether the model and its two layers train", modes, [training] * 3)
+    case.equal("momentum", model[1].momentum, 0.25)
+    case.equal("type of the statistics", model[1].running_mean.dtype, torch.float32)
+    far = float((model[1].running_mean - wanted).detach().abs().max() / wanted.detach().abs().max())
+    case.at_most("distance of the mean from that of all batches", far, 4 * torch.finfo(amp_dtype).eps)
