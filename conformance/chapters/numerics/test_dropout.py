@@ -44,8 +44,9 @@ def test_dropped_shares(case: Case, target: Target, amp_dtype: torch.dtype, way:
     ones = torch.ones(ELEMENTS, dtype=amp_dtype, device=target.device)
     for p in OF_EIGHT_BITS if way == "attention" else SHARES:
         torch.manual_seed(case.seed)
+        leaf = ones.clone().requires_grad_(way != "attention")
         with target.autocast(amp_dtype):
-            seen = DROPOUTS[way](ones, p)
+            seen = DROPOUTS[way](leaf, p)
         case.equal(f"{way}, p = {p}: type", seen.dtype, amp_dtype)
         found = seen.detach().float().cpu().flatten()
         kept = found[found != 0]
@@ -54,3 +55,9 @@ def test_dropped_shares(case: Case, target: Target, amp_dtype: torch.dtype, way:
         # Roundings of the factor and of the product.
         error = float((kept * (1 - p) - 1).abs().max()) / (torch.finfo(amp_dtype).eps / 2)
         case.at_most(f"{way}, p = {p}: error of a kept element", error, 2.5, "u")
+        if seen.requires_grad:
+            (slope,) = torch.autograd.grad(seen, leaf, torch.ones_like(seen))
+            slopes = slope.float().cpu().flatten()
+            case.equal(f"{way}, p = {p}: gradients of dropped elements", int(slopes[found == 0].count_nonzero()), 0)
+            error = float((slopes[found != 0] * (1 - p) - 1).abs().max()) / (torch.finfo(amp_dtype).eps / 2)
+            case.at_most(f"{way}, p = {p}: error of the gradient of a kept element", error, 2.5, "u")
