@@ -14,7 +14,7 @@ from .support import compiler, inductor
 
 # Without elements these divide by their number, complex numbers they and the fused implementations refuse.
 _REFUSES_SOME = ("Adafactor", "Muon")
-GRAPHED = ("fp32", "complex")
+GRAPHED = {"aot_eager": ("fp32", "complex"), "inductor": ("fp32",)}  # inductor compiles no complex numbers in 2.6
 OPERATIONS = 32  # of which a change is rounded in each at most, as an entry of the state is
 
 
@@ -42,7 +42,7 @@ def _judge(case: Case, target: Target, rng: torch.Generator, optimizer: str, bac
     """Judge every kind of parameters at level full, else one that the seed chooses; a graph takes seconds for each."""
     kinds = [kind for kind in PARAMETERS if kind not in ("bf16", "mixed") or target.supports(torch.bfloat16)]
     if backend != "eager":
-        kinds = [kind for kind in kinds if kind in GRAPHED]
+        kinds = [kind for kind in kinds if kind in GRAPHED[backend]]
     elif case.level != "full":
         kinds = [kinds[int(torch.randint(len(kinds), (), generator=rng))]]
     with compiler(case):
@@ -54,6 +54,8 @@ def _judge(case: Case, target: Target, rng: torch.Generator, optimizer: str, bac
 def _steps_agree(case: Case, target: Target, rng: torch.Generator, optimizer: str, kind: str, backend: str) -> None:
     """Step both from the same parameters and state each time; one step overflows, where a scaler takes these."""
     drawn = draw(kind, target.device, rng)
+    # Muon orthogonalizes in bf16, in sums and products that compiled code may take in another order.
+    coarsest = torch.finfo(torch.bfloat16).eps / 2 if optimizer.startswith("Muon") else 0.0
     values = drawn()
     try:
         plain, ours = (Training(optimizer, values, scaled=kind not in UNSCALED) for _ in range(2))
@@ -77,9 +79,9 @@ def _steps_agree(case: Case, target: Target, rng: torch.Generator, optimizer: st
             return
         case.equal(f"{what}: error", seen.raised and f"{type(seen.raised).__name__}: {seen.raised}"[:200], None)
         case.equal(f"{what}: loss scale", ours.scaler.get_scale(), plain.scaler.get_scale())
-        _compare(case, what, seen, wanted, before)
+        _compare(case, what, seen, wanted, before, coarsest)
         if overflows:
-            _compare(case, f"{what}, skipped", seen, before, before)
+            _compare(case, f"{what}, skipped", seen, before, before, coarsest)
         ours.follow(plain)
 
 
@@ -96,14 +98,14 @@ def _expect_refusal(case: Case, optimizer: str, kind: str, error: Exception) -> 
     case.note(f"{kind}: refused in eager too", f"{type(error).__name__}: {error}"[:100])
 
 
-def _compare(case: Case, what: str, seen: Seen, wanted: Seen, before: Seen) -> None:
+def _compare(case: Case, what: str, seen: Seen, wanted: Seen, before: Seen, coarsest: float) -> None:
     case.equal(f"{what}: entries of the state", _types(seen.state), _types(wanted.state))
     far: dict[str, float] = {}
     for number, (one, right, then) in enumerate(
         zip(seen.parameters, wanted.parameters, before.parameters, strict=True)
     ):
         entries = [value for place, value in wanted.state.items() if place.startswith(f"{number}/")]
-        unit = max(_unit(value) for value in (right, *entries))
+        unit = max(coarsest, *(_unit(value) for value in (right, *entries)))
         if not right.numel():
             continue
         # A change may be the difference of larger numbers, as momentum is: the largest stands for all of them.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from conformance.chapters.cache.cache_model import CacheModel, Setting, Step, WeightSpec, random_steps, simpler
+from conformance.chapters.cache.cache_model import LOW, CacheModel, Setting, Step, WeightSpec, random_steps, simpler
 from conformance.chapters.cache.cache_runner import CachePlayer
 from tests.faults.breaking import kernel
 
@@ -113,7 +113,7 @@ def test_a_program_can_be_read_and_run() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_every_script_runs(seed: int) -> None:
     kinds = (WeightSpec(), WeightSpec(parameter=True), WeightSpec(view=True), WeightSpec(HALF))
-    steps = random_steps(random.Random(seed), len(kinds), FUNCTIONS)
+    steps = random_steps(random.Random(seed), len(kinds), FUNCTIONS, LOW)
 
     exec(player(*kinds).script([step for step in steps if step.op != "retype"]), {})
 
@@ -149,8 +149,8 @@ def test_nothing_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_drawn_programs_are_repeated_and_their_simpler_steps_end() -> None:
-    steps = random_steps(random.Random(0), 3, FUNCTIONS, modes=True)
+    steps = random_steps(random.Random(0), 3, FUNCTIONS, LOW, modes=True)
 
-    assert steps == random_steps(random.Random(0), 3, FUNCTIONS, modes=True)
+    assert steps == random_steps(random.Random(0), 3, FUNCTIONS, LOW, modes=True)
     assert steps[0].op == "enter"
     assert all(other != step for step in steps for other in simpler(step))
