@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from torch.utils import checkpoint
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
+from ...measure.garbage import uncollected
 
 ROUNDS = 2  # of which the second adds to the gradients of the first
 
@@ -31,9 +31,26 @@ def _loss(target: Target, dtype: torch.dtype, leaves: list[Tensor]) -> Tensor:
         return F.linear(x, weight, bias).float().tanh().sum() + sum(leaf.exp().mean() for leaf in leaves)
 
 
-def _from_grad(loss: Tensor, leaves: list[Tensor], **options: Any) -> None:
-    for leaf, slope in zip(leaves, torch.autograd.grad(loss, leaves, **options), strict=True):
+def _add(leaves: list[Tensor], slopes: Iterable[Tensor]) -> None:
+    for leaf, slope in zip(leaves, slopes, strict=True):
         leaf.grad = slope.detach() if leaf.grad is None else leaf.grad + slope.detach()
+
+
+def _from_grad(loss: Tensor, leaves: list[Tensor], **options: Any) -> None:
+    _add(leaves, torch.autograd.grad(loss, leaves, **options))
+
+
+def _from_grad_of_a_batch(loss: Tensor, leaves: list[Tensor]) -> None:
+    found = torch.autograd.grad(loss, leaves, torch.ones_like(loss)[None], is_grads_batched=True)
+    _add(leaves, (slopes[0] for slopes in found))
+
+
+def _taken(leaves: list[Tensor]) -> list[Tensor | None]:
+    """Return the gradients of the leaves, and leave none."""
+    slopes = [None if leaf.grad is None else leaf.grad.detach() for leaf in leaves]
+    for leaf in leaves:
+        leaf.grad = None
+    return slopes
 
 
 WAYS: dict[str, Callable[[Tensor, list[Tensor]], Any]] = {
@@ -46,15 +63,8 @@ WAYS: dict[str, Callable[[Tensor, list[Tensor]], Any]] = {
     "autograd.grad": _from_grad,
     "autograd.grad(create_graph=True)": lambda loss, leaves: _from_grad(loss, leaves, create_graph=True),
     "autograd.grad(allow_unused=True)": lambda loss, leaves: _from_grad(loss, leaves, allow_unused=True),
-    "autograd.grad(is_grads_batched=True)": lambda loss, leaves: _from_grad_of_a_batch(loss, leaves),
+    "autograd.grad(is_grads_batched=True)": _from_grad_of_a_batch,
 }
-
-
-def _from_grad_of_a_batch(loss: Tensor, leaves: list[Tensor]) -> None:
-    ones = torch.ones(1, device=loss.device, dtype=loss.dtype)
-    found = torch.autograd.grad(loss, leaves, ones, is_grads_batched=True)
-    for leaf, slope in zip(leaves, found, strict=True):
-        leaf.grad = slope[0] if leaf.grad is None else leaf.grad + slope[0]
 
 
 @contract("AMP-BACKWARD-080")
@@ -66,15 +76,11 @@ def test_ways_to_take_gradients(
     leaves = _leaves(target, rng)
     found: dict[str, list[Tensor | None]] = {}
     for name, way in WAYS.items():
-        for leaf in leaves:
-            leaf.grad = None
         for _ in range(ROUNDS):
             loss = _loss(target, amp_dtype, leaves)
             with target.autocast(amp_dtype) if place == "inside" else contextlib.nullcontext():
                 way(loss, leaves)
-        found[name] = [None if leaf.grad is None else leaf.grad.detach().clone() for leaf in leaves]
-        for leaf in leaves:
-            leaf.grad = None
+        found[name] = _taken(leaves)
     first = found.pop("loss.backward()")
     coarse = [number for number, one in enumerate(first) if one is None or torch.equal(one, one.to(amp_dtype).float())]
     case.equal(f"gradients that are numbers of 16 bits, called {place} (control)", coarse, [])
@@ -169,12 +175,6 @@ def test_hooks_act_in_a_region(
 # Checkpoints
 
 
-@contextlib.contextmanager
-def _early_stop(wanted: bool) -> Iterator[None]:
-    with checkpoint.set_checkpoint_early_stop(wanted):
-        yield
-
-
 @contract("AMP-BACKWARD-081")
 @pytest.mark.parametrize("stops", [True, False], ids=["stops", "runs-on"])
 def test_early_stop_of_a_checkpoint(case: Case, target: Target, amp_dtype: torch.dtype, stops: bool) -> None:
@@ -190,7 +190,10 @@ def test_early_stop_of_a_checkpoint(case: Case, target: Target, amp_dtype: torch
             seen.append("end")
             return made
 
-        with _early_stop(stops), target.autocast(amp_dtype) if region else contextlib.nullcontext():
+        with (
+            checkpoint.set_checkpoint_early_stop(stops),
+            target.autocast(amp_dtype) if region else contextlib.nullcontext(),
+        ):
             made = checkpoint.checkpoint(part, leaf, use_reentrant=False)
             made.float().sum().backward()
         return seen
@@ -211,14 +214,11 @@ def test_checkpoint_of_several_outputs(
         low = F.linear(x, weight, bias)
         return low, x.exp(), low.argmax(-1), weight.tanh() * 3
 
-    def slopes(keep: bool) -> list[Tensor]:
-        for leaf in leaves:
-            leaf.grad = None
+    def slopes(keep: bool) -> list[Tensor | None]:
         with target.autocast(amp_dtype):
             made = part(*leaves) if keep else checkpoint.checkpoint(part, *leaves, use_reentrant=reentrant)
-        total = made[0].float().sum() + made[1].mean() + made[3].float().sum()
-        total.backward()
-        return [leaf.grad.clone() for leaf in leaves if leaf.grad is not None]
+        (made[0].float().sum() + made[1].mean() + made[3].float().sum()).backward()
+        return _taken(leaves)
 
     wanted = slopes(True)
     for number, (seen, right) in enumerate(zip(slopes(False), wanted, strict=True)):
@@ -239,9 +239,7 @@ def test_nothing_of_a_recomputation_survives(
         made.append(weakref.ref(low))
         return low.tanh()
 
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with uncollected():
         given = [leaf * 2 for leaf in leaves]
         made.append(weakref.ref(given[0]))
         with target.autocast(amp_dtype):
@@ -250,7 +248,4 @@ def test_nothing_of_a_recomputation_survives(
         result.float().sum().backward()
         del result
         alive = [one() is not None for one in made]
-    finally:
-        if collecting:
-            gc.enable()
     case.equal("the input and tensors of both runs that are alive", alive, [False, False, False])

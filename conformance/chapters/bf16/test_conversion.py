@@ -21,13 +21,12 @@ def _module(device: torch.device) -> torch.nn.Module:
     """Return a module with tied weights, a frozen one, gradients, and buffers of several types."""
     module = torch.nn.Sequential(torch.nn.Embedding(5, 4), torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
     module.append(torch.nn.Linear(4, 5, bias=False))
-    module.to(device)  # which unties weights where the device's tensors cannot take the place of others
-    module[3].weight = module[0].weight
-    module[1].bias.requires_grad_(False)
     module.register_buffer("counts", torch.tensor([2**24 + 1, 257], dtype=torch.int64))
     module.register_buffer("mask", torch.tensor([True, False]))
     module.register_buffer("scale", torch.tensor([0.1]))
-    module.to(device)
+    module.to(device)  # which unties weights where the device's tensors cannot take the place of others
+    module[3].weight = module[0].weight
+    module[1].bias.requires_grad_(False)
     for parameter in module.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.full_like(parameter, 0.1)

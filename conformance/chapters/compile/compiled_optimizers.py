@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from ...workloads.optimizer_classes import present
+
 STEPS, OVERFLOW = 4, 1
 SHAPES = ((8, 6), (3, 5), (4, 4))  # matrices, which Muon demands
 PARAMETERS = ("fp32", "bf16", "mixed", "complex", "empty", "missing")
@@ -23,11 +25,10 @@ _DTYPES = {"bf16": (torch.bfloat16,), "mixed": (torch.float32, torch.bfloat16), 
 
 def implementations() -> Iterator[tuple[str, type[torch.optim.Optimizer], dict[str, Any]]]:
     """Yield the name, class and arguments of each implementation of each optimizer that this torch has."""
-    for name, kind in sorted(vars(torch.optim).items()):
-        if not inspect.isclass(kind) or not issubclass(kind, torch.optim.Optimizer):
+    for name in present():
+        if name in _OTHER_CALLS:
             continue
-        if kind is torch.optim.Optimizer or name in _OTHER_CALLS or name.startswith("_"):
-            continue
+        kind = getattr(torch.optim, name)
         accepted = inspect.signature(kind).parameters
         settings = {setting: value for setting, value in SETTINGS.items() if setting in accepted}
         yield f"{name}-for-loop", kind, settings | ({"foreach": False} if "foreach" in accepted else {})

@@ -9,6 +9,7 @@ import torch
 
 from ...harness.check import Case, by_seed, contract, deep, needs
 from ...harness.targets import Target
+from ...oracles.numbers.error_bounds import largest_share
 from .compiled_optimizers import OPTIMIZERS, OVERFLOW, PARAMETERS, STEPS, UNSCALED, Seen, Training, draw, overflowed
 from .support import compiler, inductor
 
@@ -110,11 +111,11 @@ def _compare(case: Case, what: str, seen: Seen, wanted: Seen, before: Seen, coar
             continue
         # A change may be the difference of larger numbers, as momentum is: the largest stands for all of them.
         size, way = right.abs(), (right - then).abs().max()
-        far[f"parameter {number}"] = _share(one - right, unit * (2 * (size + way) + OPERATIONS * way))
+        far[f"parameter {number}"] = largest_share(one - right, unit * (2 * (size + way) + OPERATIONS * way))
     for place, right in wanted.state.items():
         if isinstance(right, torch.Tensor) and right.numel() and place in seen.state:
             bound = OPERATIONS * _unit(right) * right.abs().max()
-            far[f"state {place}"] = _share(seen.state[place] - right, bound.expand(right.shape))
+            far[f"state {place}"] = largest_share(seen.state[place] - right, bound.expand(right.shape))
     beyond = {place: share for place, share in far.items() if not share <= 1}
     case.equal(f"{what}: distances beyond what roundings explain", beyond, {})
 
@@ -136,12 +137,3 @@ def _unit(value: Any) -> float:
     ):
         return 0.0
     return torch.finfo(value.dtype).eps / 2
-
-
-def _share(difference: torch.Tensor, bound: torch.Tensor) -> float:
-    """Return the largest |difference| in its bound; 0 where there is none, inf for NaN."""
-    if not difference.numel():
-        return 0.0
-    seen, allowed = difference.abs().cpu().double(), bound.abs().cpu().double()
-    share = seen / allowed.clamp(min=torch.finfo(torch.float64).tiny)
-    return float("inf") if bool(share.isnan().any()) else float(share.max())

@@ -11,6 +11,7 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
+from ...measure.garbage import uncollected
 from ...measure.storages import LiveStorages, SavedForBackward, bytes_by_dtype
 from ...oracles.symbolic.blocks import Saved, blocks, execute, predict, tensors
 from ...workloads.mlp import mlp
@@ -184,23 +185,17 @@ def _after_each_step(target: Target, amp_dtype: torch.dtype, rng: torch.Generato
     non_finite = torch.full_like(work.batches[0][0], float("inf"))
     given = [non_finite, *work.model.parameters(), *(tensor for batch in work.batches for tensor in batch)]
     alive = []
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        with LiveStorages(given) as live:
-            for step in range(steps):
-                inputs, labels = work.batch(step)
-                output = STYLES[style](target, amp_dtype, work.model, non_finite if step % 5 == 3 else inputs)
-                loss = work.loss(output.float(), labels)
-                scaler.scale(loss).backward()
-                scaler.step(work.optimizer)
-                scaler.update()
-                work.optimizer.zero_grad(set_to_none=True)
-                del output, loss
-                alive.append(live.live_bytes)
-    finally:
-        if collecting:
-            gc.enable()
+    with uncollected(), LiveStorages(given) as live:
+        for step in range(steps):
+            inputs, labels = work.batch(step)
+            output = STYLES[style](target, amp_dtype, work.model, non_finite if step % 5 == 3 else inputs)
+            loss = work.loss(output.float(), labels)
+            scaler.scale(loss).backward()
+            scaler.step(work.optimizer)
+            scaler.update()
+            work.optimizer.zero_grad(set_to_none=True)
+            del output, loss
+            alive.append(live.live_bytes)
     return alive
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ...data import fixture, in_force, read_toml
+from ...workloads.optimizer_classes import present
 
 _TABLE = read_toml(fixture("optimizers.toml"))
 _FLAGS = MappingProxyType(
@@ -89,20 +90,6 @@ class OptimizerConfig:
     def accepts(self, argument: str) -> bool:
         """Whether the constructor has that argument."""
         return argument in _signature(self.optimizer)
-
-
-def present() -> tuple[str, ...]:
-    """Return the names of the optimizer classes that torch.optim has, sorted."""
-    return tuple(
-        sorted(
-            name
-            for name, value in vars(torch.optim).items()
-            if inspect.isclass(value)
-            and issubclass(value, torch.optim.Optimizer)
-            and value is not torch.optim.Optimizer
-            and not name.startswith("_")
-        )
-    )
 
 
 def listed() -> dict[str, str]:

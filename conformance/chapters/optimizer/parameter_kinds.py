@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ...oracles.numbers.error_bounds import largest_share
 from .optimizer_configs import OptimizerConfig
 
 Given = tuple[torch.Tensor, torch.Tensor | None]  # a parameter's value, and the gradient of one step
@@ -191,7 +192,7 @@ def stepped(plain: OptimizerConfig, optimizer: Any, coarsest: float = 0.0) -> St
         coarse = max([unit(seen.dtype), coarsest, *(unit(v.dtype) for k, v in state.items() if rounds(k, v))])
         way = (right.detach() - then).abs()
         bound = coarse * (2 * (right.detach().abs() + way) + 32 * way)
-        found.far[f"parameter {number} ({seen.dtype})"] = _worst(wide(seen) - right.detach(), bound)
+        found.far[f"parameter {number} ({seen.dtype})"] = largest_share(wide(seen) - right.detach(), bound)
         for name in ideal:
             found.far |= _state_distance(f"{number}/{name}", state.get(name), ideal[name], coarsest, seen.dim() == 0)
     return found
@@ -215,7 +216,7 @@ def _state_distance(key: str, seen: Any, ideal: Any, coarsest: float, scalar: bo
     kept = unit(seen.dtype) if scalar or ideal.dim() else 0.0
     rounding = max(kept, coarsest, unit(torch.float32) if ideal.dim() == 0 else 0.0)
     bound = torch.full((), 32 * rounding * float(ideal.abs().max()), dtype=torch.float64)
-    return {place: _worst(wide(seen) - ideal, bound)}
+    return {place: largest_share(wide(seen) - ideal, bound)}
 
 
 def _shape(value: Any) -> tuple[int, ...]:
@@ -224,9 +225,3 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 def _number(value: Any) -> Any:
     return float(value) if isinstance(value, (torch.Tensor, int, float)) else value
-
-
-def _worst(difference: torch.Tensor, bound: torch.Tensor) -> float:
-    """Return the largest |difference| in its bound; inf for NaN."""
-    share = (difference.abs() / bound.abs().clamp(min=torch.finfo(torch.float64).tiny)).max()
-    return float("inf") if bool(share.isnan()) else float(share)

@@ -14,13 +14,14 @@ from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...oracles.optimizer_state import differences, snapshot
 from ...workloads.linear_loss import LinearLoss, with_nonfinite
+from ...workloads.optimizer_classes import present
 from ...workloads.third_party_optimizers import (
     Ordinary,
     SelfScaling,
     owning,
     parameters_of,
 )
-from .optimizer_configs import OptimizerConfig, present, takes_closure
+from .optimizer_configs import OptimizerConfig, takes_closure
 from .support import BAD, ROUTES, iterate, over_optimizers, started, twins
 
 

@@ -13,7 +13,8 @@ import torch
 
 from ...harness.check import Case, contract, deep, needs
 from ...harness.targets import Target
-from .optimizer_configs import present, takes_closure
+from ...workloads.optimizer_classes import present
+from .optimizer_configs import takes_closure
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -7,7 +7,8 @@ import inspect
 import torch
 
 from ...harness.check import Case, contract
-from .optimizer_configs import configs, listed, present, reached, takes_closure
+from ...workloads.optimizer_classes import present
+from .optimizer_configs import configs, listed, reached, takes_closure
 
 
 @contract("AMP-OPTIMIZER-001")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from ...measure.garbage import uncollected
 from .clocks import BrokenTiming, Clock, Work, repeated
 from .intervals import CONFIDENCE, Interval, median_ratio, order_statistic
 
@@ -172,18 +171,6 @@ def warm_up(
     return fastest
 
 
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keep Python's garbage collector, which strikes whichever arm happens to run, out of the measurement."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 @dataclass
 class _Pairs:
     """Takes pairs: both arms once, in an order that a fair coin says."""
@@ -237,7 +224,7 @@ def compare(
     """
     pairs = _Pairs(clock, (baseline, candidate), before or (lambda: None), random.Random(seed))
     start = now()
-    with _no_collection():
+    with uncollected():
         pace = pairs.warm_up(plan.warm_ups, lambda: now() - start > plan.budget / 2)
         warm = now()
         affordable = plan.within((plan.budget - (warm - start)) / pace)

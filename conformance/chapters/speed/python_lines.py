@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Callable
 from typing import Any
+
+from ...measure.garbage import uncollected
 
 
 def lines_of(work: Callable[[], object]) -> int:
@@ -20,13 +21,11 @@ def lines_of(work: Callable[[], object]) -> int:
         seen += 1
         return trace
 
-    before, collecting = sys.gettrace(), gc.isenabled()
-    gc.disable()
-    sys.settrace(trace)
-    try:
-        work()
-    finally:
-        sys.settrace(before)
-        if collecting:
-            gc.enable()
+    before = sys.gettrace()
+    with uncollected():
+        sys.settrace(trace)
+        try:
+            work()
+        finally:
+            sys.settrace(before)
     return seen

@@ -61,6 +61,15 @@ def normwise_distance(seen: torch.Tensor, wanted: torch.Tensor) -> float:
     return normwise_error(seen, wanted)
 
 
+def largest_share(difference: torch.Tensor, bound: torch.Tensor) -> float:
+    """Return the largest |difference| in its bound, by element; 0 where there is none, inf for NaN."""
+    if not difference.numel():
+        return 0.0
+    seen, allowed = difference.abs().cpu().double(), bound.abs().cpu().double()
+    share = float((seen / allowed.clamp(min=torch.finfo(torch.float64).tiny)).max())
+    return math.inf if math.isnan(share) else share
+
+
 def gain_error(seen: torch.Tensor, exact: torch.Tensor) -> float:
     """Return the systematic scale error <seen, exact> / <exact, exact> - 1, which independent roundings do not have."""
     seen, exact = seen.detach().cpu().double(), exact.detach().cpu().double()

@@ -51,7 +51,7 @@ DECIDING = {
     "banned": ("high",),
 }
 # The ops of one backend's libraries, which no other backend has, and one that takes memory for that of a CPU.
-_OF_LIBRARIES = ("cudnn_", "_cudnn_", "miopen_", "mkldnn_", "_grid_sampler_2d_cpu_fallback")
+_OF_ONE_BACKEND = ("cudnn_", "_cudnn_", "miopen_", "mkldnn_", "_grid_sampler_2d_cpu_fallback")
 # Observations other than a policy: a kernel that does nothing, and one of unknown behaviour.
 UNLISTED, UNKNOWN = "unlisted", "unknown"
 # The overload with a dtype argument for one without (fp32_append_dtype in autocast_mode.h).
@@ -165,7 +165,7 @@ def known(backend: str, version: str | None = None) -> dict[str, str]:
     has the policy of the backend that it declares, less the ops of that backend's libraries, or that of its surface.
     """
     found, own = _known(followed(backend), version or torch.__version__), followed(backend) == backend
-    kept = {overload: policy for overload, policy in found.items() if own or not overload.startswith(_OF_LIBRARIES)}
+    kept = {overload: policy for overload, policy in found.items() if own or not overload.startswith(_OF_ONE_BACKEND)}
     return kept if (surface := declared.overloads(backend)) is None else _of_surface(surface, kept)
 
 
@@ -175,14 +175,14 @@ def _of_surface(surface: Mapping[str, str], listed: Mapping[str, str]) -> dict[s
     return {
         overload: policy
         for overload, policy in policies.items()
-        if policy not in (None, UNLISTED) and not overload.startswith(_OF_LIBRARIES) and _exists(overload)
+        if policy not in (None, UNLISTED) and not overload.startswith(_OF_ONE_BACKEND) and _exists(overload)
     }
 
 
 def other_rules(surface: Mapping[str, str], backend: str) -> frozenset[str]:
     """Return the ops ("mm") of which an overload has another policy in a surface than `backend` has in this torch."""
     found = _known(backend, torch.__version__)
-    listed = {overload: policy for overload, policy in found.items() if not overload.startswith(_OF_LIBRARIES)}
+    listed = {overload: policy for overload, policy in found.items() if not overload.startswith(_OF_ONE_BACKEND)}
     own = _of_surface(surface, listed)
     differ = (one for one in listed.keys() | own.keys() if listed.get(one) != own.get(one) and _exists(one))
     return frozenset(one.split(".")[0] for one in differ)
@@ -197,7 +197,7 @@ def undeclared(device_type: str) -> list[str]:
     """Return the overloads with an autocast kernel of a third party's device that its declaration does not speak of."""
     surface = declared.overloads(device_type) or {}
     named = {overload for overload, policy in surface.items() if policy != UNLISTED} | known(device_type).keys()
-    return sorted(one for one in registered(device_type) - named if not one.startswith(_OF_LIBRARIES))
+    return sorted(one for one in registered(device_type) - named if not one.startswith(_OF_ONE_BACKEND))
 
 
 @functools.cache

@@ -10,9 +10,10 @@ import torch
 
 from conformance.chapters.optimizer import optimizer_configs
 from conformance.chapters.optimizer.float64_updates import UPDATES, steps
-from conformance.chapters.optimizer.optimizer_configs import configs, listed, present, reached, takes_closure
+from conformance.chapters.optimizer.optimizer_configs import configs, listed, reached, takes_closure
 from conformance.oracles.optimizer_state import differences, gradients, same, snapshot
 from conformance.workloads.linear_loss import LinearLoss, with_nonfinite
+from conformance.workloads.optimizer_classes import present
 
 
 class Newcomer(torch.optim.SGD):
