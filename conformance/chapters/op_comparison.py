@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..harness.targets import Target
 from ..oracles.cast_order import CastOrder
 from ..oracles.manual_cast import ManualCast
+from ..oracles.policy import declared
 from ..oracles.policy.lists import backend_of, composite, listings
 from ..oracles.policy.samples import SAMPLES, Inputs
 
@@ -39,7 +40,8 @@ def side_by_side(
     of other listed operations (`cross_entropy` on CUDA), and what runs manually on leaves neither with gradients nor
     without: the device has no such kernel.
     """
-    backend = backend_of(target.device_type)
+    device_type = target.device_type
+    backend = device_type if declared.changed(device_type) else backend_of(device_type)
     given = _GIVEN[policy](amp_dtype)
     region = partial(target.autocast, amp_dtype)
     manual_casts = partial(ManualCast, target.device_type, amp_dtype, order=CastOrder(region))

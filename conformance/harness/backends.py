@@ -91,13 +91,21 @@ def _check(said: Declaration, where: str) -> None:
         raise BackendError(f"{where}: there are no op lists of {said.backend[:80]!r}; there are {known}")
 
 
+def without_lists(targets: Iterable[Target]) -> dict[str, Declaration]:
+    """Return by device type the own rules of torch's backends that the op reference has no lists for (MPS)."""
+    types = {target.device_type for target in targets if not target.is_fake}
+    return {one: _whole(Declaration(one)) for one in types if overloads.without_lists(one)}
+
+
 def _whole(said: Declaration) -> Declaration:
-    """Say of a surface also which overloads of its backend it leaves out, and what it changes."""
-    if said.surface is None:
+    """Say of a surface, and of a backend without lists, also which overloads it leaves out, and what it changes."""
+    if said.surface is not None:
+        whole = {**dict.fromkeys(overloads.known(said.backend), overloads.UNLISTED), **said.overloads}
+        return replace(said, overloads=whole, changed=overloads.other_rules(whole, said.backend))
+    if not overloads.without_lists(said.backend):
         return said
-    left_out = dict.fromkeys(overloads.known(said.backend), overloads.UNLISTED)
-    whole = {**left_out, **said.overloads}
-    return replace(said, overloads=whole, changed=overloads.other_rules(whole, said.backend))
+    rules, changed = overloads.own_rules(said.backend)
+    return replace(said, overloads=rules, changed=changed)
 
 
 def _said(entry: EntryPoint) -> Mapping[str, Any]:

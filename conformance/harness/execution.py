@@ -134,7 +134,7 @@ def _measuring(item: pytest.Item, found: Facts) -> Generator[None]:
 
 @contextmanager
 def _reaching_other_rules(item: pytest.Item, found: Facts) -> Generator[None]:
-    """Note which ops a case reaches for which the surface that the device declares has other rules than its backend."""
+    """Note which ops a case reaches for which the device has other rules than the lists of its backend."""
     from ..oracles.policy import declared
 
     device_type = "" if found.target is None else str(found.target.device_type)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from ..measure.precision import refusals
+from ..oracles.policy import declared
 from ..oracles.policy.declaration import Undetermined
 from ..report import values
 from ..report.verdicts import Verdict
@@ -72,11 +73,11 @@ class Judgement:
 
 
 def by_other_rules(case: Case, device_type: str, ops: Iterable[str]) -> Judgement:
-    """Judge a case by the lists of a backend that reached ops with other rules in the surface that holds instead."""
+    """Judge a case by the lists of a backend that reached ops for which other rules hold on the device."""
     case.evidence.clear()  # what it measured is evidence of neither
     return Judgement(
         Verdict.UNSUPPORTED,
-        f"the surface that is declared for {device_type} has another rule for {', '.join(sorted(ops))}, "
+        f"{declared.source_of_rules(device_type)} has another rule for {', '.join(sorted(ops))}, "
         "and the case rests on that of the lists",
     )
 

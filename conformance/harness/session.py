@@ -31,7 +31,7 @@ def prepare(asked: Options, config: pytest.Config) -> Run:
         raise pytest.UsageError(str(error)) from None
     run_targets = _targets(asked)
     found = _declared(asked, run_targets)
-    declared.declare(found.op_policies)
+    declared.declare({**backends.without_lists(run_targets), **found.op_policies})
     try:
         catalogue = catalogues.load()
         known_failures = () if asked.no_waivers else _waivers((*asked.waivers, *found.waivers), catalogue)

@@ -44,8 +44,8 @@ class ManualCast(TorchFunctionMode):
     cast once, where gradients are recorded; `copies` holds those casts, until the outermost region ends. Ops that C++
     makes of listed ones without a policy of their own (`torch.lstm`) are not followed, but for `cross_entropy`.
 
-    Where the device declares a surface with other rules than its backend's, those hold, and a call raises Undetermined
-    whose rule depends on the overload, or which is made of ops with rules and has none itself.
+    Where other rules hold on the device than its backend lists (a surface, MPS), a call raises Undetermined whose rule
+    depends on the overload, or which is made of ops with rules and has none itself.
 
     `order` says in which order the inputs of one op are cast; without it they are cast from the first to the last.
     """
@@ -105,7 +105,7 @@ class ManualCast(TorchFunctionMode):
         if listing is None or keywords.get("out") is not None:
             return self._plainly(func, name, args, keywords)
         if listing is _UNDETERMINED:
-            raise Undetermined(f"the surface that is declared for {self._device_type} has several rules for {name}")
+            raise Undetermined(f"{declared.source_of_rules(self._device_type)} has several rules for {name}")
         if sets_dtype(listing):
             return self._asking_for_fp32(func, args, keywords)
         found = [leaf.dtype for leaf in tree_leaves((args, keywords)) if eligible(leaf, self._device_type)]
@@ -130,7 +130,7 @@ class ManualCast(TorchFunctionMode):
         finally:
             if ops:  # also where types that no rule made alike are refused
                 raise Undetermined(
-                    f"the surface that is declared for {self._device_type} has no rule for {name}, "
+                    f"{declared.source_of_rules(self._device_type)} has no rule for {name}, "
                     f"and rules for ops that it is made of ({', '.join(sorted(ops))})"
                 )
 

@@ -22,10 +22,12 @@ _BACKEND = ("--import", "tests.simulation.foreign.toyacc", "--device", "toyacc")
 _DECLARED = ("--op-policy", "like:cuda")
 
 
-def _run(root: Path, folder: Path, contracts: tuple[str, ...], *options: str, variant: str = "") -> Outcome:
+def _run(
+    root: Path, folder: Path, contracts: tuple[str, ...], *options: str, variant: str = "", rules: str = "cuda"
+) -> Outcome:
     chosen = [argument for contract in contracts for argument in ("--contract", contract)]
     command = ["pytest", "conformance", *_BACKEND, *options, *chosen]
-    return run_of(root, folder, command, {"TOYACC_VARIANT": variant})
+    return run_of(root, folder, command, {"TOYACC_VARIANT": variant, "TOYACC_RULES": rules})
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -90,6 +92,34 @@ def test_names_that_only_backends_of_torch_have_are_not_judged_on_another(root: 
     outcome = _run(root, tmp_path, ("AMP-RECIPE-003", "AMP-RECIPE-014"), "--op-policy", "like:cpu")
 
     assert {case["contract"] for case in outcome.report["cases"]} == {"AMP-RECIPE-014"}, outcome.output[-3000:]
+
+
+_OF_LISTS = ("AMP-CAST-012", "AMP-CAST-03*", "AMP-LOSS-00*", "AMP-REGION-00*", "AMP-CACHE-00*")
+# What rests on the lists of CUDA, where MPS has no lists of its own but other rules for some ops.
+_OF_RULES = (
+    "AMP-NUMERICS-018", "AMP-NUMERICS-020", "AMP-NUMERICS-04[07]", "AMP-MEMORY-01[4-7]", "AMP-MEMORY-051",
+    "AMP-SPEED-008", "AMP-SPEED-052", "AMP-SCALE-190", "AMP-CAST-110", "AMP-RECIPE-028",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("backend", "contracts"), [("cpu", _OF_LISTS), ("mps", (*_OF_LISTS, *_OF_RULES))])
+def test_backend_with_the_rules_of_another_holds_them(
+    root: Path, tmp_path: Path, backend: str, contracts: tuple[str, ...]
+) -> None:
+    outcome = _run(root, tmp_path, contracts, "--op-policy", f"like:{backend}", rules=backend)
+
+    assert (outcome.status, outcome.report["footer"]["overall"]) == (0, "CONFORMANT"), outcome.output[-3000:]
+    reasons = " ".join(case["reason"] for case in outcome.report["cases"] if case["verdict"] == "UNSUPPORTED")
+    for op in ("conv_transpose3d", "batch_norm", "vdot"):
+        assert (f"the op policy of mps has another rule for {op}" in reasons) == (backend == "mps")
+
+
+@pytest.mark.parametrize(("backend", "differs"), [("cpu", "exp"), ("mps", "conv_transpose3d.input")])
+def test_rules_of_one_backend_are_not_those_of_another(root: Path, tmp_path: Path, backend: str, differs: str) -> None:
+    outcome = _run(root, tmp_path, ("AMP-CAST-03[89]",), *_DECLARED, "--level", "standard", rules=backend)
+
+    failing = {case["id"].rpartition("-")[2] for case in outcome.report["cases"] if case["verdict"] == "FAIL"}
+    assert f"{differs}]" in failing, outcome.output[-3000:]
 
 
 _CASTS = ("AMP-CAST-002", "AMP-CAST-012", "AMP-CAST-03*", "AMP-CAST-044", "AMP-CAST-045", "AMP-CAST-057")

@@ -18,6 +18,7 @@ from ...oracles.numbers.error_bounds import normwise_distance
 from ...oracles.policy import declared
 from ...oracles.policy.lists import (
     Listing,
+    backend_of,
     composite,
     listings,
     sets_dtype,
@@ -60,20 +61,20 @@ def run_sample(target: Target, call: partial[Any], amp_dtype: torch.dtype | None
 
 
 def require_rule(case: Case, target: Target, row: Listing) -> None:
-    """End the case as UNSUPPORTED where the surface that is declared for the device has another rule for the op."""
+    """End the case as UNSUPPORTED where the device has another rule for the op than its lists."""
     if declared.overloads(target.device_type) is not None and row not in listings(target.device_type):
-        case.unsupported(f"the surface that is declared for {target.device_type} has another rule for {row.name}")
+        case.unsupported(f"{declared.source_of_rules(target.device_type)} has another rule for {row.name}")
 
 
 def rule_of(case: Case, target: Target, sample: str) -> Listing | None:
     """Return the row of a sample call on the lists of a target, None where it is on none.
 
-    Ends the case as UNSUPPORTED where the surface that is declared for the device takes the op off them.
+    Ends the case as UNSUPPORTED where the rules that hold for the device in their place take the op off them.
     """
     device_type = target.device_type
     found = next((row for row in listings(device_type) if row.sample == sample), None)
-    if found is None and any(row.sample == sample for row in listings(declared.followed(device_type))):
-        case.unsupported(f"the surface that is declared for {device_type} has no one rule for {sample}")
+    if found is None and any(row.sample == sample for row in listings(backend_of(device_type))):
+        case.unsupported(f"{declared.source_of_rules(device_type)} has no one rule for {sample}")
     return found
 
 

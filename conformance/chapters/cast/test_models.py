@@ -125,7 +125,8 @@ def _both(case: Case, given: Given) -> tuple[Ran, Ran]:
     except RuntimeError as error:
         if not declared.changed(given.target.device_type):
             raise
-        case.unsupported(f"the rules of the surface make the model raise: {str(error).splitlines()[0]}")
+        rules = declared.source_of_rules(given.target.device_type)
+        case.unsupported(f"{rules} makes the model raise: {str(error).splitlines()[0]}")
     return given.run(manual=False), predicted
 
 

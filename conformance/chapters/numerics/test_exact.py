@@ -16,7 +16,7 @@ from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...measure.precision import full_precision
 from ...oracles.numbers.formats import FORMATS, Format, rounded
-from ...oracles.policy import lists as op_policy
+from ...oracles.policy import overloads
 from .bit_patterns import unsigned_zeros
 from .matmul_spellings import BIASED, PLACES, PLAIN, STORED, Product, through
 from .sparse_matmul import Sparse, sparse
@@ -156,7 +156,7 @@ def test_spellings(case: Case, target: Target, amp_dtype: torch.dtype, rng: torc
 
 
 def _widens(op: str, target: Target) -> bool:
-    return any(listing.name == op for listing in op_policy.listings(target.device_type, "widest"))
+    return overloads.known(target.device_type).get(op) == "widest"
 
 
 @contract("AMP-NUMERICS-040")

@@ -30,7 +30,7 @@ class _Wide(TorchDispatchMode):
         return result
 
 
-@contract("AMP-SCALE-190", on=("fake:mps", "mps"))
+@contract("AMP-SCALE-190", on=("fake:mps", "torch.mps"))
 def test_no_float64(case: Case, target: Target) -> None:
     with mode_of(target):
         for dtype, new in itertools.product((torch.float32, torch.float16), (None, 8.0)):

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Declaration:
-    """The backend whose lists hold for a device, and by overload the policies of a surface that hold in their place.
+    """The backend whose lists hold for a device, and by overload the policies that hold in their place.
 
-    `surface` names the file of these policies; without one the lists hold as they are. `changed` has the ops ("mm") to
-    which the surface gives another rule than the backend has, to one of their overloads at least.
+    These are of the file that `surface` names or, of a backend that the op reference has no lists for, its own; without
+    either the lists hold as they are. `changed` has the ops ("mm") to which they give another rule than the lists do,
+    to one of their overloads at least.
     """
 
     backend: str

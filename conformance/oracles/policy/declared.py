@@ -25,13 +25,21 @@ def followed(device_type: str) -> str:
 
 
 def overloads(device_type: str) -> Mapping[str, str] | None:
-    """Return the policies by overload of the surface that is declared for a device type, or None."""
+    """Return the policies by overload that hold for a device type in place of its lists, or None."""
     declaration = _DECLARED.get(device_type)
-    return None if declaration is None or declaration.surface is None else declaration.overloads
+    return None if declaration is None or not declaration.overloads else declaration.overloads
+
+
+def source_of_rules(device_type: str) -> str:
+    """Return the words for what holds for a device type in place of lists."""
+    declaration = _DECLARED.get(device_type)
+    if declaration is None or declaration.surface is not None:
+        return f"the surface that is declared for {device_type}"
+    return f"the op policy of {declaration.backend}"
 
 
 def changed(device_type: str) -> frozenset[str]:
-    """Return the ops ("mm") to which the surface declared for a device type gives another rule than its backend has."""
+    """Return the ops ("mm") to which the surface declared for a device type gives another rule than its lists have."""
     declaration = _DECLARED.get(device_type)
     return frozenset() if declaration is None else declaration.changed
 

@@ -37,17 +37,17 @@ def listings(
     """Return what torch `version` (the one at hand) lists for `backend`, in the order of fixtures/op_lists.toml.
 
     A name that has several samples ("norm", "norm.nuclear") is returned once for each of them. A device type whose
-    declared policy is that of another backend has the lists of that one; one that declares a surface has of them the
-    names whose ops have one policy there, with that policy.
+    declared policy is that of another backend has the lists of that one; one that declares a surface, or is of a
+    backend without lists, has of them the names whose ops have one policy there, with that policy.
     """
     if not declared.changed(backend):
         return _listings(declared.followed(backend), policy, origin, version)
-    found = (by_surface(row, backend) for row in _listings(declared.followed(backend), None, origin, version))
+    found = (by_surface(row, backend) for row in _listings(backend_of(backend), None, origin, version))
     return tuple(row for row in found if row is not None and policy in (None, row.policy))
 
 
 def by_surface(row: Listing, device_type: str, ops: Iterable[str] | None = None) -> Listing | None:
-    """Return a row of the backend as the surface that is declared for a device type has it, or None.
+    """Return a row of the backend by the rules that hold for a device type in place of its lists, or None.
 
     `ops` are the ATen ops that carry its rule, by default those of its name.
     """
@@ -66,7 +66,7 @@ _CASTING = ("lower_precision", "fp32", "widest")
 
 
 def declared_policies(op: str, device_type: str) -> frozenset[str]:
-    """Return the policies that the surface declared for a device type gives to the overloads of an ATen op.
+    """Return the policies that hold for the overloads of an ATen op on a device type in place of its lists.
 
     In the words of overloads.POLICIES, or `unlisted`; without those that the surface could not observe.
     """

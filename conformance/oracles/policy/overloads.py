@@ -22,7 +22,7 @@ from ..trace.ops import OpTrace
 from . import declared
 from .declared import followed
 from .fake_mode import fake_mode
-from .lists import wider
+from .lists import backend_of, wider
 from .overload_calls import CALLS, MORE, call
 from .overload_options import option_calls
 from .samples import Inputs
@@ -39,6 +39,7 @@ BACKENDS = tuple(DISPATCH_KEYS)
 # The keys of device types that torch knows without a policy of their own; a third party's has that of PrivateUse1.
 _OTHER_KEYS = {"hpu": "AutocastHPU", "xla": "AutocastXLA", "ipu": "AutocastIPU"}
 POLICIES = ("lower_precision", "fp32", "fp32_set_dtype", "fp32_append_dtype", "widest", "banned")
+_IN_FP32 = ("fp32", "fp32_set_dtype", "fp32_append_dtype")
 # The kinds of calls that tell them apart: all float32, all in the amp dtype, that with a dtype asked for, and mixed;
 # and for each policy those that no other policy answers alike.
 KINDS = ("high", "low", "asked", "high first", "low first")
@@ -181,10 +182,29 @@ def _of_surface(surface: Mapping[str, str], listed: Mapping[str, str]) -> dict[s
 
 def other_rules(surface: Mapping[str, str], backend: str) -> frozenset[str]:
     """Return the ops ("mm") of which an overload has another policy in a surface than `backend` has in this torch."""
+    return _differing(surface, backend, lambda policy: policy)
+
+
+def without_lists(backend: str) -> bool:
+    """Return whether this is a backend of torch whose rules are in no list of the op reference."""
+    return backend in BACKENDS and backend_of(backend) != backend
+
+
+def own_rules(backend: str) -> tuple[dict[str, str], frozenset[str]]:
+    """Return the policies by overload of a backend without lists, and the ops that compute in other types by them.
+
+    A cast to fp32 and a dtype of fp32 are the same. What the lists that hold for it have beside them is UNLISTED.
+    """
+    lists = backend_of(backend)
+    rules = {**dict.fromkeys(_known(lists, torch.__version__), UNLISTED), **_known(backend, torch.__version__)}
+    return rules, _differing(rules, lists, lambda policy: "fp32" if policy in _IN_FP32 else policy)
+
+
+def _differing(surface: Mapping[str, str], backend: str, meaning: Callable[[str], str]) -> frozenset[str]:
     found = _known(backend, torch.__version__)
     listed = {overload: policy for overload, policy in found.items() if not overload.startswith(_OF_ONE_BACKEND)}
-    own = _of_surface(surface, listed)
-    differ = (one for one in listed.keys() | own.keys() if listed.get(one) != own.get(one) and _exists(one))
+    both = [{one: meaning(rule) for one, rule in rules.items()} for rules in (listed, _of_surface(surface, listed))]
+    differ = (one for one in both[0].keys() | both[1].keys() if both[0].get(one) != both[1].get(one) and _exists(one))
     return frozenset(one.split(".")[0] for one in differ)
 
 

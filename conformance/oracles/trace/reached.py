@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -27,6 +28,7 @@ def reached(ops: Collection[str], hiding: Collection[str]) -> Iterator[set[str]]
     if _observing:
         yield found
         return
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read once: torch 2.13 says on standard error that it starts
     profile = torch.autograd.profiler.profile(record_shapes=True, experimental_config=_of_all_threads())
     profile._parse_kineto_results = lambda result: []  # a table in Python, which takes most of the time
     _observing = True

@@ -1,5 +1,6 @@
 // A backend of a third party for torch's key PrivateUse1, as small as one can be that trains a model: tensors in the
-// host's memory, the CPU's kernels behind every operator, and the autocast rules that autocast_mode.h gives to CUDA.
+// host's memory, the CPU's kernels behind every operator, and the autocast rules that autocast_mode.h gives to CUDA, or
+// rules by name for each operator.
 //
 // The memory of each tensor is lent to a tensor on the CPU for one call (../emulated/lending.h).
 #define EMULATED_TYPE PrivateUse1
@@ -119,6 +120,63 @@ Tensor refused_loss(const Tensor&, const Tensor&, const std::optional<Tensor>&, 
   TORCH_CHECK(false, "binary_cross_entropy is unsafe to autocast; use binary_cross_entropy_with_logits");
 }
 
+torch::Library& rules() {
+  static torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::AutocastPrivateUse1, __FILE__, __LINE__);
+  return library;
+}
+
+// The lists of autocast_mode.h, by its macros for backends out of the tree.
+void rules_of_cuda() {
+  auto& m = rules();
+#define LOWER_PRECISION(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
+#define FP32(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32)
+#define FP32_SET_OPT_DTYPE(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32_set_opt_dtype)
+#define PROMOTE(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, promote)
+  AT_FORALL_LOWER_PRECISION_FP(LOWER_PRECISION)
+  AT_FORALL_FP32(FP32)
+  AT_FORALL_FP32_SET_OPT_DTYPE(FP32_SET_OPT_DTYPE)
+  AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE(KERNEL_DIFFERENT_REDISPATCH_SIGNATURE_PRIVATEUSEONE)
+  AT_FORALL_PROMOTE(PROMOTE)
+  m.impl(TORCH_SELECTIVE_NAME("aten::binary_cross_entropy"), &refused_loss);
+}
+
+// One boxed kernel for each policy, whatever the operator: what a backend does that has lists of its own.
+using Wanted = ScalarType (*)(const Arguments&);
+
+ScalarType lower(const Arguments&) { return at::autocast::get_autocast_dtype(kType); }
+
+ScalarType single(const Arguments&) { return ScalarType::Float; }
+
+ScalarType widest(const Arguments& given) {
+  auto found = lower(given);
+  for (auto& value : given)
+    changed(value, [&](const Tensor& tensor) {
+      if (tensor.defined()) found = at::autocast::prioritize(found, tensor, kType);
+      return tensor;
+    });
+  return found;
+}
+
+template <Wanted wanted>
+void ruled(const c10::OperatorHandle& op, Stack* stack) {
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastPrivateUse1);
+  const auto first = stack->end() - static_cast<int64_t>(op.schema().arguments().size());
+  const auto dtype = wanted(Arguments(first, stack->end()));
+  for (auto value = first; value != stack->end(); ++value)
+    *value = changed(*value, [&](const Tensor& tensor) {
+      return tensor.defined() ? at::autocast::cached_cast(dtype, tensor, kType) : tensor;
+    });
+  op.callBoxed(stack);
+}
+
+void rule(const std::string& overload, const std::string& policy) {
+  auto kernel = policy == "lower_precision" ? torch::CppFunction::makeFromBoxedFunction<&ruled<lower>>()
+                      : policy == "fp32"          ? torch::CppFunction::makeFromBoxedFunction<&ruled<single>>()
+                      : policy == "widest"        ? torch::CppFunction::makeFromBoxedFunction<&ruled<widest>>()
+                                                  : throw std::invalid_argument("no kernel for the policy " + policy);
+  rules().impl(("aten::" + overload).c_str(), std::move(kernel));
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&on_device>()); }
@@ -133,20 +191,8 @@ TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, m) { implement<&on_device>(m, c10::D
 TORCH_LIBRARY(toyacc, m) {
   m.def("lack(ScalarType type) -> ()", [](ScalarType type) { missing_types().insert(type); });
   m.def("fuse() -> ()", [] { fuses_steps = true; });
+  m.def("rules_of_cuda() -> ()", &rules_of_cuda);
+  m.def("rule(str overload, str policy) -> ()", [](std::string overload, std::string policy) { rule(overload, policy); });
 }
 
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
-
-// The lists of autocast_mode.h, by its macros for backends out of the tree.
-TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
-#define LOWER_PRECISION(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
-#define FP32(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32)
-#define FP32_SET_OPT_DTYPE(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32_set_opt_dtype)
-#define PROMOTE(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, promote)
-  AT_FORALL_LOWER_PRECISION_FP(LOWER_PRECISION)
-  AT_FORALL_FP32(FP32)
-  AT_FORALL_FP32_SET_OPT_DTYPE(FP32_SET_OPT_DTYPE)
-  AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE(KERNEL_DIFFERENT_REDISPATCH_SIGNATURE_PRIVATEUSEONE)
-  AT_FORALL_PROMOTE(PROMOTE)
-  m.impl(TORCH_SELECTIVE_NAME("aten::binary_cross_entropy"), &refused_loss);
-}

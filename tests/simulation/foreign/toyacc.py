@@ -8,11 +8,13 @@ import types
 
 import torch
 
+from conformance.oracles.policy.overloads import known
 from tests.simulation.emulated.build import FOLDER, library
 from tests.simulation.foreign.variants import FUSED, LACKING, VARIANTS
 
 NAME = "toyacc"
 VARIABLE = "TOYACC_VARIANT"  # the name of what is broken or missing, of tests.simulation.foreign.variants
+RULES = "TOYACC_RULES"  # a backend of torch, cuda unless it is given, whose autocast rules the device has
 
 
 def _module() -> types.ModuleType:
@@ -47,11 +49,16 @@ def _module() -> types.ModuleType:
 
 
 def load() -> None:
-    """Load the backend and register its device module."""
+    """Load the backend, give it its autocast rules and register its device module."""
     torch.ops.load_library(str(library(FOLDER.parent / "foreign" / "backend.cpp")))
     torch.utils.rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, _module())
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    if (backend := os.environ.get(RULES, "cuda")) == "cuda":
+        torch.ops.toyacc.rules_of_cuda()
+    else:
+        for overload, policy in known(backend).items():
+            torch.ops.toyacc.rule(overload, policy)
     if variant := os.environ.get(VARIABLE):
         {**VARIANTS, **LACKING, **FUSED}[variant].apply()
 
