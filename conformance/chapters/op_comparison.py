@@ -35,10 +35,10 @@ def side_by_side(
 ) -> Iterator[tuple[str, T, T]]:
     """Yield the name of each op on that list of the target, and its measurements in a region and with manual casts.
 
-    `measure` is given an arm, which it enters, and a call on new leaves of types that the list casts. Manual casts are
-    those of the op lists and of the rule of the weight cache. Left out is what has no cast of its own, as it is made
-    of other listed operations (`cross_entropy` on CUDA), and what runs manually on leaves neither with gradients nor
-    without: the device has no such kernel.
+    `measure` is given an arm, which it enters, and a call on new leaves of types that the list casts, each time of the
+    same values. Manual casts are those of the op lists and of the rule of the weight cache. Left out is what has no
+    cast of its own, as it is made of other listed operations (`cross_entropy` on CUDA), and what runs manually neither
+    on leaves with gradients nor on others: the device has no such kernel.
     """
     device_type = target.device_type
     backend = device_type if declared.changed(device_type) else backend_of(device_type)
@@ -49,7 +49,7 @@ def side_by_side(
         if composite(listing):
             continue
         for wanted in (True, False):
-            make = partial(_leaves, listing.sample, Inputs(given, target.device, seed), wanted)
+            make = partial(_leaves, listing.sample, partial(Inputs, given, target.device, seed), wanted)
             try:
                 with manual_casts():
                     make()()  # unmeasured: the order of the op's casts is read
@@ -81,11 +81,10 @@ def tensors_of(values: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
-def _leaves(sample: str, inputs: Inputs, wanted: bool) -> partial[Any]:
+def _leaves(sample: str, inputs: Callable[[], Inputs], wanted: bool) -> partial[Any]:
     def leaf(value: Any) -> Any:
         floating = isinstance(value, torch.Tensor) and value.is_floating_point()
         return value.detach().requires_grad_(wanted) if floating else value
 
-    inputs.made = 0
-    call = SAMPLES[sample](inputs)
+    call = SAMPLES[sample](inputs())
     return partial(call.func, *tree_map(leaf, call.args), **tree_map(leaf, call.keywords))

@@ -57,6 +57,11 @@ def _pairs(seen: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[Pair]
         yield name, seen.get(name), wanted.get(name)
 
 
+def _named(where: str, seen: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[Pair]:
+    for name, one, other in _pairs(seen, wanted):
+        yield f"{where}: {name}", one, other
+
+
 def _copied(way: Callable[[nn.Module], nn.Module], device: torch.device, region: Region) -> Iterator[Pair]:
     model = _model(device)
     wanted = {name: value.clone() for name, value in model.state_dict().items()}  # a copy has no gradients
@@ -99,7 +104,7 @@ def _state_loaded(device: torch.device, region: Region) -> Iterator[Pair]:
         with region():
             ours.load_state_dict(theirs.state_dict())
         for number, (state, wanted) in enumerate(zip(ours.state.values(), theirs.state.values(), strict=True)):
-            yield from ((f"{kind.__name__}, parameter {number}, {name}", *rest) for name, *rest in _pairs(state, wanted))
+            yield from _named(f"{kind.__name__}, parameter {number}", state, wanted)
 
 
 def _converted(device: torch.device, region: Region) -> Iterator[Pair]:
@@ -116,7 +121,7 @@ def _converted(device: torch.device, region: Region) -> Iterator[Pair]:
         model = _model(device)
         with region():
             way(model)
-        yield from ((f"{name}: {key}", *rest) for key, *rest in _pairs(_held(model), wanted))
+        yield from _named(name, _held(model), wanted)
 
 
 _FIRST_VALUES: dict[str, tuple[Callable[[torch.Tensor], object], tuple[int, ...]]] = {
@@ -169,7 +174,7 @@ def _built(device: torch.device, region: Region) -> Iterator[Pair]:
         torch.manual_seed(SEED)
         with region():
             made = make().to(device)
-        yield from ((f"{name}: {key}", *rest) for key, *rest in _pairs(_held(made), wanted))
+        yield from _named(name, _held(made), wanted)
 
 
 def _first_call(device: torch.device, region: Region) -> Iterator[Pair]:
@@ -193,7 +198,7 @@ def _first_call(device: torch.device, region: Region) -> Iterator[Pair]:
             else:
                 module(given)
             found.append(_held(module))
-        yield from ((f"{name}: {key}", *rest) for key, *rest in _pairs(found[1], found[0]))
+        yield from _named(name, found[1], found[0])
 
 
 def _averaged(device: torch.device, region: Region) -> Iterator[Pair]:
@@ -210,7 +215,7 @@ def _averaged(device: torch.device, region: Region) -> Iterator[Pair]:
             else:
                 averages.update_parameters(model)
             found.append(dict(averages.state_dict()))
-        yield from ((f"{name}: {key}", *rest) for key, *rest in _pairs(found[1], found[0]))
+        yield from _named(name, found[1], found[0])
 
 
 def _flattened(device: torch.device, region: Region) -> Iterator[Pair]:

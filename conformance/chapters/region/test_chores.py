@@ -32,7 +32,11 @@ def _differing(chore: str, device: torch.device, region: Region) -> tuple[int, d
 @pytest.mark.parametrize("chore", CHORES, ids=lambda name: name.replace(" ", "_"))
 def test_chores(case: Case, target: Target, amp_dtype: torch.dtype, chore: str) -> None:
     case.require_call(target, chore, lambda: _differing(chore, target.device, contextlib.nullcontext))
-    for name, region in {"outside": contextlib.nullcontext, "in a region": partial(target.autocast, amp_dtype)}.items():
+    regions: dict[str, Region] = {
+        "outside": contextlib.nullcontext,
+        "in a region": partial(target.autocast, amp_dtype),
+    }
+    for name, region in regions.items():
         count, wrong = _differing(chore, target.device, region)
         case.at_least(f"{name}: tensors", count, 2)
         case.equal(f"{name}: what is not as it should be", wrong, {})
