@@ -52,6 +52,7 @@ def by_surface(row: Listing, device_type: str, ops: Iterable[str] | None = None)
     `ops` are the ATen ops that carry its rule, by default those of its name.
     """
     carrying = resolved(row.name) if ops is None else tuple(ops)
+    row = dataclasses.replace(row, backend=declared.followed(device_type))
     if declared.changed(device_type).isdisjoint(carrying):
         return row
     policies = set().union(*(declared_policies(op, device_type) for op in carrying))
@@ -99,12 +100,12 @@ def resolved(name: str) -> tuple[str, ...]:
 
 def sets_dtype(listing: Listing) -> bool:
     """Return whether the op's autocast kernel passes dtype=float32 instead of casting the input."""
-    return listing.policy == "fp32" and listing.name in _tables()["set_dtype"][listing.backend]
+    return listing.policy == "fp32" and listing.name in _by_backend("set_dtype", listing.backend)
 
 
 def composite(listing: Listing) -> bool:
     """Return whether the name denotes several ops, so that no single cast of its arguments is promised."""
-    return listing.name in _tables()["composite"][listing.backend]
+    return listing.name in _by_backend("composite", listing.backend)
 
 
 def multilinear(listing: Listing) -> bool:
@@ -145,6 +146,11 @@ def eligible(value: Any, device_type: str) -> bool:
         and value.dtype != torch.float64
         and value.device.type == device_type
     )
+
+
+def _by_backend(table: str, backend: str) -> list[str]:
+    names: dict[str, list[str]] = _tables()[table]
+    return names.get(backend, names["cuda"])
 
 
 @functools.cache
