@@ -52,7 +52,8 @@ def by_surface(row: Listing, device_type: str, ops: Iterable[str] | None = None)
     `ops` are the ATen ops that carry its rule, by default those of its name.
     """
     carrying = resolved(row.name) if ops is None else tuple(ops)
-    row = dataclasses.replace(row, backend=declared.followed(device_type))
+    if row.backend != (own := declared.followed(device_type)):
+        row = dataclasses.replace(row, backend=own)
     if declared.changed(device_type).isdisjoint(carrying):
         return row
     policies = set().union(*(declared_policies(op, device_type) for op in carrying))
