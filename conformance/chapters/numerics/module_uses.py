@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.utils.checkpoint import checkpoint
 
 
 @dataclass(frozen=True)
@@ -24,13 +27,23 @@ class Use:
     call: Callable[..., Any] = lambda module, *given: module(*given)
     training: bool = True
     smooth: bool = True
-    family: str = ""
 
 
 def uses() -> dict[str, Use]:
     """Return every use by its name, of one family after the other."""
-    families = (_recurrent, _cells, _attention, _transformers, _embeddings, _convolutions, _pools, _norms, _others)
-    return {name: replace(use, family=family.__name__) for family in families for name, use in family()}
+    families = (
+        _recurrent,
+        _cells,
+        _attention,
+        _transformers,
+        _embeddings,
+        _convolutions,
+        _pools,
+        _norms,
+        _others,
+        _shared,
+    )
+    return {name: use for family in families for name, use in family()}
 
 
 LENGTHS = (2, 5, 3)  # of sequences that are packed, not sorted by length
@@ -251,3 +264,54 @@ def _others() -> Iterator[tuple[str, Use]]:
     yield "Softmax2d", Use(nn.Softmax2d, image)
     for name in ("ELU", "CELU", "SELU", "GELU", "SiLU", "Mish", "Softplus", "LogSigmoid", "Hardswish", "Tanhshrink"):
         yield name, Use(getattr(nn, name), image)
+
+
+class _Adapted(nn.Module):
+    """A layer with an adapter of low rank beside it (LoRA)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.down, self.up = nn.Linear(6, 5), nn.Linear(6, 2, bias=False), nn.Linear(2, 5, bias=False)
+        self.layer.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.layer(x) + 2 * self.up(self.down(x))
+        return made
+
+
+class _Standardized(nn.Conv2d):
+    """A convolution whose weight is computed at each call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        return F.conv2d(x, weight / (weight.std((1, 2, 3), keepdim=True) + 1e-3), self.bias, padding=1)
+
+
+def _tied(module: Any, x: Tensor) -> Tensor:
+    words = torch.tensor([[0, 5, 1], [1, 1, 4]], device=x.device)
+    return F.linear(torch.tanh(module(words) + x), module.weight)
+
+
+def _in_parts(module: Any, x: Tensor) -> Tensor:
+    query, key, value = (F.linear(x, part) for part in module.weight.chunk(3))
+    return query * 2 + key - value * 3
+
+
+def _shared() -> Iterator[tuple[str, Use]]:
+    """Modules that are called several times, and weights that have several uses or are computed."""
+    image = ((4, 6, 5, 5),)
+    yield "BatchNorm2d twice", Use(partial(nn.BatchNorm2d, 6), image, lambda module, x: module(x) + module(2 * x + 1))
+    yield "LSTM twice", Use(partial(nn.LSTM, 4, 4), ((5, 3, 4),), lambda module, x: module(module(x)[0])[0])
+    yield (
+        "Linear and its weight turned",
+        Use(partial(nn.Linear, 6, 5), ((3, 6),), lambda module, x: F.linear(torch.tanh(module(x)), module.weight.t())),
+    )
+    yield "Embedding whose weight is the head", Use(partial(nn.Embedding, 6, 4), ((2, 3, 4),), _tied)
+    yield "Linear in parts", Use(partial(nn.Linear, 6, 12, bias=False), ((3, 6),), _in_parts)
+    yield "Linear with an adapter", Use(_Adapted, ((3, 6),))
+    yield "Conv2d of a standardized weight", Use(partial(_Standardized, 6, 4, 3), image)
+    yield "Linear of a normed weight", Use(lambda: parametrizations.weight_norm(nn.Linear(6, 5)), ((3, 6),))
+    yield (
+        "Conv1d in a checkpoint",
+        Use(partial(nn.Conv1d, 4, 6, 3), ((2, 4, 7),), lambda module, x: checkpoint(module, x, use_reentrant=False)),
+    )

@@ -19,7 +19,6 @@ from .module_uses import Use, uses
 from .support import slug
 
 USES = uses()
-DRAWN = 3  # of each family
 BY_SLUG = {slug(name): name for name in USES}
 ROUNDINGS = 32.0  # that what passes through a few layers may be off by, normwise: 2 % in fp16, an eighth in bf16
 
@@ -35,17 +34,11 @@ class Seen:
 
 @contract("AMP-NUMERICS-112")
 def test_some_modules(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
-    """Judge a few uses of each family, which the seed chooses: all of them run from the level standard on."""
-    families: dict[str, list[str]] = {}
-    for name in USES:
-        families.setdefault(USES[name].family, []).append(name)
-    drawn = [
-        names[place]
-        for names in families.values()
-        for place in torch.randperm(len(names), generator=rng)[:DRAWN].tolist()
-    ]
-    for name in case.with_kernels(target, {name: functools.partial(_plain, target, name) for name in drawn}):
-        _judge(case, target, amp_dtype, rng, name)
+    """Judge each use in types that the seed chooses: in all of them from the level standard on."""
+    for name in case.with_kernels(target, {name: functools.partial(_plain, target, name) for name in USES}):
+        types = _types(amp_dtype)
+        drawn = int(torch.randint(len(types), (), generator=rng))
+        _judge(case, target, amp_dtype, rng, name, types[drawn : drawn + 1])
 
 
 @contract("AMP-NUMERICS-112")
@@ -53,7 +46,12 @@ def test_some_modules(case: Case, target: Target, amp_dtype: torch.dtype, rng: t
 def test_modules_as_outside(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, use: str) -> None:
     one = BY_SLUG[use]
     case.require_call(target, f"run {one}", lambda: _plain(target, one))
-    _judge(case, target, amp_dtype, rng, one)
+    _judge(case, target, amp_dtype, rng, one, _types(amp_dtype))
+
+
+def _types(amp_dtype: torch.dtype) -> tuple[tuple[torch.dtype, torch.dtype], ...]:
+    """Return the types of inputs and weights that a module meets in a region."""
+    return (torch.float32, torch.float32), (amp_dtype, torch.float32), (amp_dtype, amp_dtype)
 
 
 def _plain(target: Target, name: str) -> None:
@@ -62,7 +60,14 @@ def _plain(target: Target, name: str) -> None:
     _seen(USES[name], USES[name].make().to(target.device), given, 0, target.device_type)
 
 
-def _judge(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, name: str) -> None:
+def _judge(
+    case: Case,
+    target: Target,
+    amp_dtype: torch.dtype,
+    rng: torch.Generator,
+    name: str,
+    types: tuple[tuple[torch.dtype, torch.dtype], ...],
+) -> None:
     one, unit = USES[name], FORMATS[amp_dtype].unit_roundoff
     seed = int(torch.randint(2**30, (), generator=rng))
     torch.manual_seed(seed)
@@ -76,7 +81,7 @@ def _judge(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Genera
             return _seen(one, module, [x.to(target.device, inputs) for x in given], seed, target.device_type)
 
     wanted = ran(torch.float32, region=False)
-    for dtypes in ((torch.float32, torch.float32), (amp_dtype, torch.float32), (amp_dtype, amp_dtype)):
+    for dtypes in types:
         what = "{}: inputs in {}, weights in {}".format(name, *dtypes)
         try:
             seen = ran(*dtypes)

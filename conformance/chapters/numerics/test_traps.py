@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -142,7 +143,7 @@ WINDOWS = {
     "transposed2d": Windows(2, 6, 8, 9, 3, {"stride": 2, "padding": 1}, transposed=True),
     "transposed3d": Windows(3, 4, 6, 5, 3, {"stride": 2}, transposed=True),
 }
-MEMORY = {
+MEMORY: dict[str, Callable[[Tensor], Tensor]] = {
     "as it is": lambda image: image,
     "channels last": lambda image: image.contiguous(
         memory_format={4: torch.channels_last, 5: torch.channels_last_3d}.get(image.dim(), torch.contiguous_format)
