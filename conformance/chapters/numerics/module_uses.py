@@ -97,8 +97,9 @@ CAUSAL = torch.ones(5, 5, dtype=torch.bool).triu(1)
 
 
 def _on(x: Tensor, mask: Tensor, numbers: float | None = None) -> Tensor:
-    """Return a mask on the device of x; with `numbers` one of floats to add, that much where it is closed."""
-    return (mask if numbers is None else mask.float() * numbers).to(x.device)
+    """Return a mask on the device of x; with `numbers` one of float32 to add, that much where it is closed."""
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return (mask if numbers is None else mask.to(wide) * numbers).to(x.device)
 
 
 def _attention() -> Iterator[tuple[str, Use]]:

@@ -61,3 +61,29 @@ def test_dropped_shares(case: Case, target: Target, amp_dtype: torch.dtype, way:
             case.equal(f"{way}, p = {p}: gradients of dropped elements", int(slopes[found == 0].count_nonzero()), 0)
             error = float((slopes[found != 0] * (1 - p) - 1).abs().max()) / (torch.finfo(amp_dtype).eps / 2)
             case.at_most(f"{way}, p = {p}: error of the gradient of a kept element", error, 2.5, "u")
+
+
+# Each drops whole channels, of which it gets 8 in each of 64 samples.
+OF_CHANNELS: dict[str, tuple[Callable[[Tensor, float], Tensor], tuple[int, ...]]] = {
+    "dropout1d": (F.dropout1d, (7,)),
+    "dropout2d": (F.dropout2d, (3, 5)),
+    "dropout3d": (F.dropout3d, (2, 3, 2)),
+    "feature_alpha_dropout": (lambda x, p: F.feature_alpha_dropout(x, p, training=True), (3, 5)),
+    "Dropout1d": (lambda x, p: torch.nn.Dropout1d(p)(x), (7,)),
+    "Dropout2d": (lambda x, p: torch.nn.Dropout2d(p)(x), (3, 5)),
+    "Dropout3d": (lambda x, p: torch.nn.Dropout3d(p, inplace=True)(x.clone()), (2, 3, 2)),
+}
+
+
+@contract("AMP-NUMERICS-110")
+@pytest.mark.parametrize("way", OF_CHANNELS)
+def test_channels_are_dropped_whole(case: Case, target: Target, amp_dtype: torch.dtype, way: str) -> None:
+    call, space = OF_CHANNELS[way]
+    torch.manual_seed(case.seed)
+    with target.autocast(amp_dtype):
+        seen = call(torch.ones(64, 8, *space, dtype=amp_dtype, device=target.device), 0.5)
+    channels = seen.float().cpu().flatten(2)
+    case.equal(f"{way}: channels of two values", int((channels.amin(2) != channels.amax(2)).sum()), 0)
+    dropped = int((channels[..., 0] < channels.max()).sum())
+    # Of 512 channels, twice in 10**9 by chance.
+    case.between(f"{way}: channels that are dropped", dropped, 256 - SIGMAS * 128**0.5, 256 + SIGMAS * 128**0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
+from ...measure.precision import full_precision
 from ...oracles.numbers.error_bounds import normwise_distance
 from ...oracles.numbers.formats import FORMATS
 from .module_uses import Use, uses
@@ -20,6 +22,7 @@ from .support import slug
 
 USES = uses()
 BY_SLUG = {slug(name): name for name in USES}
+SINGLE = 2.0**-15  # that float32 may be off by, normwise: 512 roundings, a hundredth of one of bf16
 ROUNDINGS = 32.0  # that what passes through a few layers may be off by, normwise: 2 % in fp16, an eighth in bf16
 
 
@@ -47,6 +50,22 @@ def test_modules_as_outside(case: Case, target: Target, amp_dtype: torch.dtype, 
     one = BY_SLUG[use]
     case.require_call(target, f"run {one}", lambda: _plain(target, one))
     _judge(case, target, amp_dtype, rng, one, _types(amp_dtype))
+
+
+@contract("AMP-NUMERICS-113")
+def test_modules_in_float32(case: Case, target: Target, rng: torch.Generator) -> None:
+    """Outside of regions, against the same module in float64 on the CPU."""
+    for name in case.with_kernels(target, {name: functools.partial(_plain, target, name) for name in USES}):
+        one, seed = USES[name], int(torch.randint(2**30, (), generator=rng))
+        torch.manual_seed(seed)
+        module = one.make().train(one.training)
+        given = [torch.randn(shape, generator=rng) for shape in one.shapes]
+        wanted = _seen(one, copy.deepcopy(module).double(), [x.double() for x in given], seed, "cpu")
+        module.to(target.device)
+        with full_precision(target.device_type):
+            seen = _seen(one, module, [x.to(target.device) for x in given], seed, target.device_type)
+        far = _far(seen, wanted, SINGLE, gradients=one.smooth)
+        case.equal(f"{name}: what is not as in float64", far, {})
 
 
 def _types(amp_dtype: torch.dtype) -> tuple[tuple[torch.dtype, torch.dtype], ...]:
