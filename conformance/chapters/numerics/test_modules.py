@@ -141,7 +141,7 @@ def _far(seen: Seen, wanted: Seen, bound: float, *, gradients: bool) -> dict[str
     if len(seen.outputs) != len(wanted.outputs):
         found["outputs"] = len(seen.outputs)
     for number, (ours, theirs) in enumerate(zip(seen.places, wanted.places, strict=False)):
-        if not torch.equal(ours, theirs):
+        if not torch.equal(ours.cpu(), theirs.cpu()):
             found[f"places {number}"] = "other places"
     for key, (one, right) in pairs.items():
         if one is None or one.shape != right.shape:
