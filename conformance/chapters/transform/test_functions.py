@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
@@ -16,7 +17,10 @@ from ...oracles.trace.ops import OpTrace
 from .derivatives import PLACES, wide_products
 from .exact_programs import TAIL
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),  # torch compiles its first jvp with it
+]
 
 
 class Product(torch.autograd.Function):
@@ -78,3 +82,80 @@ def test_functions(case: Case, target: Target, function: type[torch.autograd.Fun
             case.identical(f"{dtype}, region {place}: {transform}", seen, value if mapped else gradient)
             if mapped or place == "around":
                 case.equal(f"{dtype}, region {place}: products in another type", wide_products(trace, dtype), None)
+
+
+# The state that each static method of a function saw: its name, whether the region was on, and its dtype.
+States = set[tuple[str, bool, torch.dtype | None]]
+
+
+def _witness(device_type: str, seen: States) -> Callable[[Tensor], Tensor]:
+    """Return a function that doubles, of which every static method notes the state of autocast."""
+
+    def note(name: str) -> None:
+        on = torch.is_autocast_enabled(device_type)
+        seen.add((name, on, torch.get_autocast_dtype(device_type) if on else None))
+
+    class Witness(torch.autograd.Function):
+        @staticmethod
+        def forward(x: Tensor) -> Tensor:
+            note("forward")
+            return 2 * x
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            note("setup_context")
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            note("backward")
+            return 2 * gradient
+
+        @staticmethod
+        def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+            note("jvp")
+            return 2 * tangent
+
+        @staticmethod
+        def vmap(info: Any, dims: tuple[int | None, ...], x: Tensor) -> tuple[Tensor, int | None]:
+            note("vmap")
+            return Witness.apply(x), dims[0]
+
+    return Witness.apply
+
+
+def _dual(f: Callable[[Tensor], Tensor], x: Tensor) -> Any:
+    with forward_ad.dual_level():
+        return f(forward_ad.make_dual(x, x))
+
+
+_CALLS: dict[str, tuple[Callable[[Callable[[Tensor], Tensor], Tensor], Any], tuple[str, ...]]] = {
+    "backward": (lambda f, x: f(x.clone().requires_grad_()).mean().backward(), ("backward",)),
+    "grad": (lambda f, x: torch.func.grad(lambda x: f(x).mean())(x), ("backward",)),
+    "vjp": (lambda f, x: torch.func.vjp(f, x)[1](x), ("backward",)),
+    "jvp": (lambda f, x: torch.func.jvp(f, (x,), (x,)), ("jvp",)),
+    "dual numbers": (_dual, ("jvp",)),
+    "jacfwd": (lambda f, x: torch.func.jacfwd(f)(x), ("jvp",)),
+    "jacrev": (lambda f, x: torch.func.jacrev(f)(x), ("backward",)),
+    "vmap": (lambda f, x: torch.func.vmap(f)(x), ("vmap",)),
+    "vmap of grad": (lambda f, x: torch.func.vmap(torch.func.grad(lambda x: f(x).mean()))(x), ("vmap", "backward")),
+    "hessian": (lambda f, x: torch.func.hessian(lambda x: f(x).mean())(x), ("jvp", "backward")),
+}
+"""Calls of a function on a vector, and its static methods that they run beside forward and setup_context."""
+
+
+@contract("AMP-TRANSFORM-015")
+@pytest.mark.parametrize("call", _CALLS, ids=lambda name: name.replace(" ", "_"))
+def test_static_methods_see_the_region(case: Case, target: Target, call: str) -> None:
+    run, methods = _CALLS[call]
+    x = torch.ones(3, device=target.device)
+    for dtype in case.supported(target):
+        for on in (True, False):
+            seen: States = set()
+            f = _witness(target.device_type, seen)
+            with target.autocast(dtype), target.autocast(dtype, enabled=on):
+                run(f, x)
+            names = ("forward", "setup_context", *methods)
+            missing = sorted(set(names) - {name for name, *_ in seen})
+            case.equal(f"{dtype}: static methods that {call} does not run (control)", missing, [])
+            others = sorted(str(one) for one in seen if one[1:] != (on, dtype if on else None))
+            case.equal(f"{dtype}, region {'on' if on else 'off'}: other states seen by {call}", others, [])
