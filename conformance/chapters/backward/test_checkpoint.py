@@ -202,6 +202,33 @@ def test_contexts_of_a_checkpoint(case: Case, target: Target, rng: torch.Generat
         )
 
 
+@contract("AMP-BACKWARD-055")
+def test_contexts_of_a_checkpoint_are_the_inner_ones(case: Case, target: Target) -> None:
+    """Regions of their own: the function runs in them, whatever is open around the checkpoint."""
+    states: list[tuple[bool, torch.dtype]] = []
+
+    def part(x: torch.Tensor) -> torch.Tensor:
+        states.append(seen_state(target)[:2])
+        return torch.tanh(x * x)
+
+    for dtype in case.supported(target):
+        for opened in ({"enabled": False}, {"enabled": True}):
+            x = torch.ones(3, device=target.device, requires_grad=True)
+            states.clear()
+            outer = target.autocast(dtype, enabled=not opened["enabled"])
+            own = functools.partial(torch.autocast, target.device_type, dtype=dtype, **opened)
+            with outer:
+                made = checkpointing.checkpoint(
+                    part,
+                    x,
+                    use_reentrant=False,
+                    context_fn=lambda own=own: (own(), own()),
+                )
+            made.sum().backward()
+            found = [on for on, _ in states]
+            case.equal(f"{dtype}: region on in the function and in its recomputation", found, [opened["enabled"]] * 2)
+
+
 @contract("AMP-BACKWARD-056")
 def test_selective_checkpointing(case: Case, target: Target, rng: torch.Generator) -> None:
     policy = checkpointing.CheckpointPolicy

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils import checkpoint
 
@@ -87,6 +88,61 @@ def test_ways_to_take_gradients(
     for name, slopes in found.items():
         for number, (seen, wanted) in enumerate(zip(slopes, first, strict=True)):
             case.identical(f"{name}, called {place}: gradient of leaf {number}", seen, wanted)
+
+
+@contract("AMP-BACKWARD-080")
+@pytest.mark.parametrize("place", ["outside", "inside"])
+def test_gradients_of_gradients(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, place: str
+) -> None:
+    """The penalty of the AMP examples, which hand parameters over as a generator."""
+    containers: dict[str, Callable[[list[Tensor]], Any]] = {
+        "list": list,
+        "tuple": tuple,
+        "generator": lambda leaves: (leaf for leaf in leaves),
+        "values of a dict": lambda leaves: dict(enumerate(leaves)).values(),
+    }
+    leaves = _leaves(target, rng)
+    found = {}
+    for name, container in containers.items():
+        loss = _loss(target, amp_dtype, leaves)
+        with target.autocast(amp_dtype) if place == "inside" else contextlib.nullcontext():
+            slopes = torch.autograd.grad(loss, container(leaves), create_graph=True)
+            case.equal(f"gradients of a {name} that have no graph", sum(not one.requires_grad for one in slopes), 0)
+            penalty = torch.stack([slope.float().square().mean() for slope in slopes]).mean()
+            penalty.backward()
+        found[name] = _taken(leaves)
+    first = found.pop("list")
+    case.equal("gradients of the penalty that are missing", [one is None for one in first], [False] * len(first))
+    for name, seen in found.items():
+        for number, (one, wanted) in enumerate(zip(seen, first, strict=True)):
+            case.identical(f"gradients of a {name}, called {place}: those of the penalty, leaf {number}", one, wanted)
+
+
+class _Once(torch.autograd.Function):
+    """Twice the input, whose backward cannot be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        return 2 * slope
+
+
+@contract("AMP-BACKWARD-080")
+def test_once_differentiable_refuses_a_second_derivative(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
+    for dtype in (torch.float32, amp_dtype):
+        for region in (contextlib.nullcontext(), target.autocast(amp_dtype)):
+            x = torch.ones(3, device=target.device, dtype=dtype, requires_grad=True)
+            where = f"{dtype}, {'outside' if isinstance(region, contextlib.nullcontext) else 'in a region'}"
+            with region:
+                weight = torch.ones_like(x, requires_grad=True)
+                (slope,) = torch.autograd.grad(_Once.apply(x), x, weight, create_graph=True)
+            case.true(f"{where}: the gradient has a graph", slope.requires_grad, slope.requires_grad)
+            case.raises(f"{where}: a second derivative", RuntimeError, slope.sum().backward)
 
 
 # Hooks
@@ -170,6 +226,24 @@ def test_hooks_act_in_a_region(
     case.equal("tensors in the region", len(seen), len(hooked))
     for number, (ours, theirs) in enumerate(zip(seen, hooked, strict=True)):
         case.identical(f"result, gradients of input and parameters, what the hook saw: {number}", ours, theirs)
+
+
+@contract("AMP-BACKWARD-081")
+def test_a_forward_hook_chooses_the_type(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
+    """What a hook returns is the output of the module, in the type that the hook gave it."""
+    for dtype in (torch.float32, amp_dtype):
+
+        def hook(module: Any, given: Any, made: Tensor, dtype: torch.dtype = dtype) -> Tensor:
+            return made.to(dtype)
+
+        layer = torch.nn.Linear(4, 3).to(target.device)
+        layer.register_forward_hook(hook)
+        chain = torch.nn.Sequential(layer, torch.nn.Identity())
+        with target.autocast(amp_dtype):
+            made = chain(torch.ones(2, 4, device=target.device))
+        case.equal(f"output of a module whose hook returns {dtype}", made.dtype, dtype)
+        (slope,) = torch.autograd.grad(made.sum(), layer.weight)
+        case.equal(f"gradient of its weight, a hook that returns {dtype}", slope.dtype, torch.float32)
 
 
 # Checkpoints
