@@ -203,8 +203,10 @@ def test_hooks_act_in_a_region(
     layers = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3))).to(target.device)
     with torch.no_grad():
         for parameter in layers.parameters():
-            parameter.copy_(torch.randint(-1, 2, parameter.shape, generator=rng))
-    x = torch.randint(-2, 3, (3, 4), generator=rng).float().to(target.device)
+            parameter.copy_(torch.randint(0, 2, parameter.shape, generator=rng))
+        for layer in layers:
+            layer.weight.fill_diagonal_(1)  # so that no gradient is zero
+    x = torch.randint(0, 2, (3, 4), generator=rng).float().index_fill(1, torch.tensor([0]), 1).to(target.device)
 
     def ran(hooked: bool, region: bool) -> list[Tensor]:
         taken: list[Any] = []

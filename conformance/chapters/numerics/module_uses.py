@@ -223,6 +223,11 @@ def _pools() -> Iterator[tuple[str, Use]]:
         yield f"InstanceNorm{rank}d", Use(partial(getattr(nn, f"InstanceNorm{rank}d"), 3, affine=True), x)
 
 
+def _last_channels(module: Any, x: Tensor) -> Any:
+    """Call it on numbers around one, whose mean is far from zero."""
+    return module((x + 1).contiguous(memory_format=torch.channels_last))
+
+
 def _norms() -> Iterator[tuple[str, Use]]:
     x = ((4, 6, 5, 5),)
     for training in (True, False):
@@ -233,6 +238,9 @@ def _norms() -> Iterator[tuple[str, Use]]:
             f"BatchNorm2d without averages{when}",
             Use(partial(nn.BatchNorm2d, 6, track_running_stats=False), x, training=training),
         )
+    many = ((16, 3, 96, 96),)  # 147,456 places of each channel, whose sums are beyond fp16
+    yield "BatchNorm2d of many places", Use(partial(nn.BatchNorm2d, 3), many, _last_channels)
+    yield "GroupNorm of many places", Use(partial(nn.GroupNorm, 1, 3), many, _last_channels)
     yield "BatchNorm1d", Use(partial(nn.BatchNorm1d, 6, momentum=None), ((8, 6),))
     yield "BatchNorm3d", Use(partial(nn.BatchNorm3d, 6), ((2, 6, 3, 3, 3),))
     yield "GroupNorm", Use(partial(nn.GroupNorm, 3, 6), x)
