@@ -152,7 +152,7 @@ def one_process(way: str) -> dict[str, Any]:
 
 
 def in_types_of(way: str, program: Program) -> tuple[Program, dict[str, Any]]:
-    """Return a program for a way that has a type of its own to compute or to reduce in, and its reference's rest."""
+    """Return the program that a way can train in its own types, and what its reference needs besides."""
     how = one_process(way)
     if way.endswith(("mixed", "reduce_low")):
         how |= {"combine": reference.mean_in(program.dtype)}
