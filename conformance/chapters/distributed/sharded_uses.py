@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -110,6 +110,21 @@ class Held:
 Named = collections.namedtuple("Named", ["tensor"])
 
 
+Containers: TypeAlias = dict[str, Callable[[torch.Tensor], Any]]
+
+
+def containers() -> Containers:
+    """Return what puts a tensor into a container, by what that is."""
+    return {
+        "tuple": lambda one: (one,),
+        "list": lambda one: [one],
+        "dictionary": lambda one: {"tensor": one},
+        "named tuple": Named,
+        "dataclass": Held,
+        "nested": lambda one: [{"tensor": (one,)}],
+    }
+
+
 def inputs(kind: torch.dtype = torch.float32) -> dict[str, Any]:
     """Return arguments of a forward that hold a tensor, by what they are; those in containers are of that kind."""
     one = torch.ones(2, dtype=kind)
@@ -119,12 +134,7 @@ def inputs(kind: torch.dtype = torch.float32) -> dict[str, Any]:
         "float16": one.half(),
         "integer": one.long(),
         "boolean": one.bool(),
-        "tuple": (one,),
-        "list": [one],
-        "dictionary": {"tensor": one},
-        "named tuple": Named(one),
-        "dataclass": Held(one),
-        "nested": [{"tensor": (one,)}],
+        **{name: container(one) for name, container in containers().items()},
     }
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import distributed
 
+from .comparison import unlike
 from .programs import INTERVAL, SCALE, Program, Step
 from .ways import WAYS, Wrapped, step
 
@@ -43,6 +44,51 @@ def consolidated(program: Program, steps: int) -> dict[str, torch.Tensor]:
             whole = wrapped.optimizer.state_dict()["state"]
     names = [name.removeprefix("module.") for name, _ in wrapped.model.named_parameters()]
     return {name: whole[number]["momentum_buffer"].clone() for number, name in enumerate(names)}
+
+
+STATES: dict[str, dict[str, bool]] = {
+    "sharded": {},
+    "sharded, offloaded": {"cpu_offload": True},
+    "full": {"full_state_dict": True},
+    "full, offloaded": {"full_state_dict": True, "cpu_offload": True},
+}
+"""Options of a state of a model, by what it is."""
+
+
+def unlike_masters(way: str, program: Program) -> list[str]:
+    """Train one step; name what states of the model, and a model that loads them, have other than its parameters."""
+    from torch.distributed.checkpoint import state_dict
+
+    wrapped = WAYS[way](program)
+    step(wrapped, program, next(program.batches(distributed.get_rank())))
+    _, masters = wrapped.whole()
+    coarse = [name for name, one in masters.items() if torch.equal(one, one.to(program.dtype).float())]
+    found = [f"{name} is exact in {program.dtype} (control)" for name in coarse if name != "tail"]
+    for name, given in STATES.items():
+        # FullyShardedDataParallel on a CPU reads memory that it has freed, also without mixed precision, up to 2.13.
+        if name == "full, offloaded" and way.startswith("fsdp1"):
+            continue
+        options = state_dict.StateDictOptions(**given)
+        state = state_dict.get_model_state_dict(wrapped.model, options=options)
+        both, _ = state_dict.get_state_dict(wrapped.model, wrapped.optimizer, options=options)
+        for which, one in {name: state, f"{name}, with the optimizer": both}.items():
+            whole = _whole(one)
+            # Rank 0 alone has a full state that is offloaded, and FullyShardedDataParallel's parts are ShardedTensors.
+            if whole or (len(given) == 2 and distributed.get_rank() == 0):
+                found += [f"{which}: {difference}" for difference in unlike(whole, masters)]
+        if len(given) < 2:
+            another = WAYS[way](replace(program, seed=program.seed + 1))
+            state_dict.set_model_state_dict(another.model, state, options=options)
+            found += [f"{name}, loaded: {one}" for one in unlike(another.whole()[1], masters)]
+    return found
+
+
+def _whole(state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the whole tensors of a state: every rank takes part. Those of ShardedTensors cannot be had on a CPU."""
+    from torch.distributed._shard.sharded_tensor import ShardedTensor
+
+    parts = {name: one for name, one in state.items() if not isinstance(one, ShardedTensor)}
+    return {name: one.full_tensor() if hasattr(one, "full_tensor") else one for name, one in parts.items()}
 
 
 def loaded(way: str, program: Program, state: State) -> State:

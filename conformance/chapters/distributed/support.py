@@ -151,6 +151,16 @@ def one_process(way: str) -> dict[str, Any]:
     return {"forward": reference.of_autocast_uncached, "zeros": way != "fsdp1_blocks"}
 
 
+def in_types_of(way: str, program: Program) -> tuple[Program, dict[str, Any]]:
+    """Return the program that a way can train in its own types, and what its reference needs besides."""
+    how = one_process(way)
+    if way.endswith(("mixed", "reduce_low")):
+        how |= {"combine": reference.mean_in(program.dtype)}
+    if "mixed" in way:
+        return unlike_fp32(program), how | {"forward": reference.of_casts}
+    return program, how
+
+
 def differs_from_fp32(case: Case, program: Program, dtype: torch.dtype) -> None:
     """The mean in `dtype` is another one than in float32, so that one cannot pass for the other (control)."""
     low, wide = (

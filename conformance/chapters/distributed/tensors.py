@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch import distributed, nn
 from torch.nn import functional
 
 from .comparison import unlike
-from .programs import SCALE, Program, Step
+from .programs import SCALE, Program, Region, Step
 
 Op = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -94,25 +96,30 @@ def _whole(tensor: Any) -> Any:
 
 
 class Stage(nn.Module):
-    """One layer of the perceptron in a region of its own: the first with its ReLU, the second in float32 at its end."""
+    """One layer of the perceptron, the first with its ReLU, in a region of its own where it has one.
 
-    def __init__(self, layer: nn.Module, dtype: torch.dtype, last: bool) -> None:
+    The last stage returns float32, and so does a stage without a region.
+    """
+
+    def __init__(self, layer: nn.Module, region: Region | None, last: bool) -> None:
         super().__init__()
-        self.layer, self.dtype, self.last = layer, dtype, last
+        self.layer, self.region, self.last = layer, region, last
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", dtype=self.dtype):
+        with self.region() if self.region else contextlib.nullcontext():
             out: torch.Tensor = self.layer(x)
-            return out.float() if self.last else out.relu()
+            out = out if self.last else out.relu()
+            return out.float() if self.last or self.region is None else out
 
 
 def pipeline(
-    program: Program, schedule: str, averages: bool, low: bool = False
+    program: Program, schedule: str, averages: bool, low: bool = False, around: bool = False
 ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor], list[torch.dtype]]:
     """Run one step on two stages and two micro-batches, whose gradients the schedule averages, or adds up.
 
     Returns the unscaled gradients and the scaled losses of this stage, and the types that its layer gave. With `low`
-    the parameters of the layer are of the program's type.
+    the parameters of the layer are of the program's type; with `around` the region is not the stage's own but around
+    the step of the schedule.
     """
     from torch.distributed import pipelining
 
@@ -120,7 +127,8 @@ def pipeline(
     batch = next(program.batches(0))[0]
     scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
     name = ("first", "second")[rank]
-    stage = Stage(getattr(model.model, name), program.dtype, last=rank == 1)
+    region: Region = partial(torch.autocast, "cpu", dtype=program.dtype)
+    stage = Stage(getattr(model.model, name), None if around else region, last=rank == 1)
     if low:
         stage.layer.to(program.dtype)
     made = pipelining.PipelineStage(stage, rank, 2, torch.device("cpu"))
@@ -136,11 +144,13 @@ def pipeline(
         return scaler.scale(program.criterion(out, goal) / parts)
 
     run = kind(made, n_microbatches=2, loss_fn=loss, **options)
-    if rank == 0:
-        run.step(batch.x)
-    else:
-        run.step(target=batch.goal, losses=losses)
-    found = {f"model.{name}.{one}": value.grad / SCALE for one, value in stage.layer.named_parameters()}
+    with region() if around else contextlib.nullcontext():
+        if rank == 0:
+            run.step(batch.x)
+        else:
+            run.step(target=batch.goal, losses=losses)
+    gradients = {one: value.grad for one, value in stage.layer.named_parameters() if value.grad is not None}
+    found = {f"model.{name}.{one}": value / SCALE for one, value in gradients.items()}
     return found, [one.detach() * parts / 2 for one in losses], types
 
 
@@ -157,7 +167,7 @@ class _Holding(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(1))
-        for kind in _LAST_BIT:
+        for kind in LAST_BIT:
             self.register_buffer(f"of_{str(kind).removeprefix('torch.')}", torch.zeros(1, dtype=kind))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -168,7 +178,7 @@ def _buffers(dtype: torch.dtype) -> list[torch.Tensor]:
     """Return the buffers of a replica after a forward in a region of `dtype`; before it each rank has its own."""
     model = nn.parallel.DistributedDataParallel(_Holding())
     for one in model.module.buffers():
-        one.fill_(_given(distributed.get_rank(), one.dtype))
+        one.fill_(contributed(distributed.get_rank(), one.dtype))
     with torch.autocast("cpu", dtype=dtype):
         model(torch.ones(1))
     return list(model.module.buffers())
@@ -190,7 +200,7 @@ def collectives(dtype: torch.dtype) -> dict[str, tuple[torch.dtype, list[float]]
     }
     found = {}
     for kind in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
-        own = torch.full((world,), _given(rank, kind), dtype=kind)
+        own = torch.full((world,), contributed(rank, kind), dtype=kind)
         reduced, given = own.clone(), own.clone()
         parts = [torch.empty_like(own) for _ in range(world)]
         with torch.autocast("cpu", dtype=dtype):
@@ -204,25 +214,25 @@ def collectives(dtype: torch.dtype) -> dict[str, tuple[torch.dtype, list[float]]
             with torch.autocast("cpu", dtype=dtype):
                 one = DTensor.from_local(part, mesh, [before]).redistribute(placements=[after]).to_local()
             found[f"{name}, {kind}"] = (one.dtype, one.double().flatten().tolist())
-    for kind, one in zip(_LAST_BIT, _buffers(dtype), strict=True):
+    for kind, one in zip(LAST_BIT, _buffers(dtype), strict=True):
         found[f"buffer, {kind}"] = (one.dtype, one.tolist())
     return found
 
 
-_LAST_BIT = {torch.float64: 2.0**-40, torch.float32: 2.0**-20, torch.float16: 2.0**-8, torch.bfloat16: 2.0**-5}
+LAST_BIT = {torch.float64: 2.0**-40, torch.float32: 2.0**-20, torch.float16: 2.0**-8, torch.bfloat16: 2.0**-5}
 """What a number from one to two has in its type and loses in the next narrower one."""
 
 
-def _given(rank: int, kind: torch.dtype) -> float:
+def contributed(rank: int, kind: torch.dtype) -> float:
     """Return what a rank contributes: the sum of up to four ranks stays below two, and has the last bit."""
-    return 1 + _LAST_BIT[kind] if rank == 0 else 0.25
+    return 1 + LAST_BIT[kind] if rank == 0 else 0.25
 
 
 def gathered(world: int) -> dict[str, tuple[torch.dtype, list[float]]]:
     """Return what `collectives` has to return on `world` ranks: the tensors' own types and exact values."""
     found = {}
-    for kind in _LAST_BIT:
-        own = [_given(rank, kind) for rank in range(world)]
+    for kind in LAST_BIT:
+        own = [contributed(rank, kind) for rank in range(world)]
         found[f"all_reduce of {kind}"] = (kind, [sum(own)] * world)
         found[f"broadcast of {kind}"] = (kind, [own[0]] * world)
         found[f"all_gather of {kind}"] = (kind, [one for one in own for _ in range(world)])

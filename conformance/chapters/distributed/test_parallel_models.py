@@ -10,6 +10,7 @@ from ...harness.targets import Target
 from . import reference
 from .batch_norms import evaluated, refusals
 from .comparison import differences, unlike
+from .differentiable import gradients_of_collectives
 from .processes import Groups
 from .programs import SCALE, Program
 from .support import LISTED, answers, described, judge
@@ -66,6 +67,20 @@ def test_pipeline(case: Case, target: Target, ranks: Groups, schedule: str) -> N
                 case.equal(f"{dtype}, rank {rank}: averaged gradients, of halved losses", unlike(mean_of, sum_of), [])
 
 
+@contract("AMP-DISTRIBUTED-018", on="cpu")
+@pytest.mark.parametrize("schedule", [deep("standard", "ScheduleGPipe")])
+def test_region_around_a_pipeline(case: Case, target: Target, ranks: Groups, schedule: str) -> None:
+    for dtype in case.amp_dtypes:
+        program = Program("perceptron", dtype, 1, seed=case.seed + 8, exact=True)
+        theirs = {name: one for name, one in reference.whole(program, 1).gradients.items() if name != "tail"}
+        for averages in (False, True) if averages_micro_batches(schedule) else (False,):
+            found = answers(case, ranks, 2, pipeline, program, schedule, averages, False, True)
+            (first, _, types), (second, _, more) = found
+            what = f"{described(program)}, gradients {'averaged' if averages else 'added up'}"
+            case.equal(f"{what}: types that the layers gave", {*types, *more}, {dtype})
+            case.equal(f"{what}: differences from one process", unlike({**first, **second}, theirs), [])
+
+
 @contract("AMP-DISTRIBUTED-019", on="cpu")
 @pytest.mark.parametrize("world", [2, deep("standard", 4)])
 def test_collectives(case: Case, target: Target, ranks: Groups, world: int) -> None:
@@ -73,6 +88,15 @@ def test_collectives(case: Case, target: Target, ranks: Groups, world: int) -> N
         for rank, found in enumerate(answers(case, ranks, world, collectives, dtype)):
             wrong = [f"{name}: {one}" for name, one in gathered(world).items() if found[name] != one]
             case.equal(f"rank {rank}, region of {dtype}: collectives of other types or values", wrong[:LISTED], [])
+
+
+@contract("AMP-DISTRIBUTED-030", on="cpu")
+@pytest.mark.parametrize("world", [2, deep("standard", 4)])
+def test_gradients_of_collectives(case: Case, target: Target, ranks: Groups, world: int) -> None:
+    for region in (None, *case.amp_dtypes):
+        for rank, found in enumerate(answers(case, ranks, world, gradients_of_collectives, region)):
+            what = f"rank {rank}, {f'region of {region}' if region else 'no region'}: not the exact value, or its type"
+            case.equal(what, found[:LISTED], [])
 
 
 @contract("AMP-DISTRIBUTED-028", on="cpu")

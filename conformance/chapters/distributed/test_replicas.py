@@ -8,8 +8,26 @@ import torch
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from . import reference
+from .comparison import differences
 from .processes import Groups
-from .support import agree, differs_from_fp32, on_a_device_each, one_process, programs
+from .programs import Program
+from .replica_uses import (
+    averages_of_models,
+    gradients_of_outputs,
+    trained_after_an_exception,
+    updates_of_sharded_optimizer,
+)
+from .support import (
+    LISTED,
+    agree,
+    answers,
+    described,
+    differs_from_fp32,
+    judge,
+    on_a_device_each,
+    one_process,
+    programs,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -21,6 +39,15 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 )
 def test_replicas(case: Case, target: Target, ranks: Groups, way: str) -> None:
     agree(case, ranks, way, programs(case, target, way))
+
+
+@contract("AMP-DISTRIBUTED-001", on="cpu")
+@pytest.mark.parametrize("option", ["find_unused_parameters", deep("standard", "static_graph")])
+def test_outputs_in_containers(case: Case, target: Target, ranks: Groups, option: str) -> None:
+    for dtype in case.amp_dtypes[: case.samples(quick=1, standard=2, full=2)]:
+        for rank, found in enumerate(answers(case, ranks, 2, gradients_of_outputs, dtype, option)):
+            what = f"rank {rank}, region of {dtype}: outputs whose gradients are not the mean"
+            case.equal(what, found[:LISTED], [])
 
 
 @contract("AMP-DISTRIBUTED-002")
@@ -36,6 +63,17 @@ def test_region_in_forward(case: Case, target: Target, ranks: Groups) -> None:
 def test_accumulation(case: Case, target: Target, ranks: Groups, way: str) -> None:
     found = programs(case, target, way, micro=3)
     agree(case, ranks, way, found[: case.samples(quick=1, standard=1, full=len(found))], **one_process(way))
+
+
+@contract("AMP-DISTRIBUTED-003", on="cpu")
+@pytest.mark.parametrize("way", ["ddp", deep("standard", "ddp_views"), deep("standard", "fsdp1")])
+def test_exception_without_synchronization(case: Case, target: Target, ranks: Groups, way: str) -> None:
+    for dtype, forward in zip(case.amp_dtypes, (True, False), strict=False):
+        program = Program("perceptron", dtype, 2, seed=case.seed + 6)
+        expected = reference.steps(program, 2, **one_process(way))
+        seen = answers(case, ranks, 2, trained_after_an_exception, way, program, forward)
+        where = "after" if forward else "before"
+        judge(case, f"{way}, {described(program)}, exception {where} forward", differences(seen, expected))
 
 
 @contract("AMP-DISTRIBUTED-004")
@@ -61,3 +99,17 @@ def test_compression(case: Case, target: Target, ranks: Groups, way: str) -> Non
 @pytest.mark.parametrize("way", [deep("standard", "zero")])
 def test_sharded_optimizer(case: Case, target: Target, ranks: Groups, way: str) -> None:
     agree(case, ranks, way, programs(case, target, way))
+
+
+@contract("AMP-DISTRIBUTED-005", on="cpu")
+@pytest.mark.parametrize("optimizer", ["SGD", deep("standard", "AdamW")])
+def test_sharded_optimizer_of_each_type(case: Case, target: Target, ranks: Groups, optimizer: str) -> None:
+    for rank, found in enumerate(answers(case, ranks, 2, updates_of_sharded_optimizer, optimizer, case.seed)):
+        case.equal(f"rank {rank}: parameters unlike those of the optimizer alone", found[:LISTED], [])
+
+
+@contract("AMP-DISTRIBUTED-031", on="cpu")
+@pytest.mark.parametrize("world", [2, deep("standard", 4)])
+def test_averages_of_models(case: Case, target: Target, ranks: Groups, world: int) -> None:
+    for rank, found in enumerate(answers(case, ranks, world, averages_of_models)):
+        case.equal(f"rank {rank}: parameters that are not the mean over the ranks", found[:LISTED], [])

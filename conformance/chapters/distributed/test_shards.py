@@ -6,9 +6,8 @@ import pytest
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
-from . import reference
 from .processes import Groups
-from .support import agree, differs_from_fp32, on_a_device_each, one_process, programs, unlike_fp32
+from .support import agree, differs_from_fp32, in_types_of, on_a_device_each, one_process, programs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -51,10 +50,7 @@ def in_16_bits(case: Case, target: Target, ranks: Groups, way: str) -> None:
     # The island is in float32 for autocast, and refuses parameters in 16 bits.
     found = programs(case, target, way, ["island"] if computes else [])
     for dtype in case.amp_dtypes:
-        how = one_process(way) | {"combine": reference.mean_in(dtype) if reduces else reference.mean}
-        if computes:
-            how["forward"] = reference.of_casts
-        ours = [unlike_fp32(program) if computes else program for program in found if program.dtype is dtype]
-        agree(case, ranks, way, ours, **how)
+        for program, how in (in_types_of(way, one) for one in found if one.dtype is dtype):
+            agree(case, ranks, way, [program], **how)
     if reduces:
         differs_from_fp32(case, found[0], found[0].dtype)

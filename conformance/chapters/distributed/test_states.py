@@ -11,25 +11,29 @@ from . import reference
 from .comparison import differences, unlike
 from .processes import Groups
 from .programs import INTERVAL, SCALE, Program
-from .states import consolidated, loaded, loaded_alone, resumed, trained
-from .support import LISTED, absent, answers, judge, one_process
+from .states import consolidated, loaded, loaded_alone, resumed, trained, unlike_masters
+from .support import LISTED, absent, answers, in_types_of, judge, one_process
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+MASTERS = ("fsdp1_mixed", "fsdp1_mixed_fp32", "fsdp2_mixed", "fsdp2_mixed_fp32", "ddp")
 SAVED = 3
 """Steps before the state is taken: one is skipped, one is clean since, so that the growth tracker counts."""
 
 
 @contract("AMP-DISTRIBUTED-014", on="cpu")
 @pytest.mark.parametrize("other", [1, deep("standard", 4)])
-@pytest.mark.parametrize("way", ["ddp", deep("standard", "fsdp1"), "fsdp2"])
+@pytest.mark.parametrize(
+    "way",
+    ["ddp", deep("standard", "fsdp1"), "fsdp2", *(deep("standard", one) for one in ("fsdp1_mixed", "fsdp2_mixed"))],
+)
 def test_other_number_of_ranks(case: Case, target: Target, ranks: Groups, way: str, other: int) -> None:
     if reason := absent(way):
         case.unsupported(reason)
     dtype = case.amp_dtypes[other % len(case.amp_dtypes)]
-    program = Program("perceptron", dtype, SAVED + 2, {1: 1, SAVED: 0}, seed=case.seed + 2)
+    program, how = in_types_of(way, Program("perceptron", dtype, SAVED + 2, {1: 1, SAVED: 0}, seed=case.seed + 2))
     first, second = answers(case, ranks, 2, trained, way, program, SAVED)
-    expected = reference.steps(program, 2, **one_process(way))
+    expected = reference.steps(program, 2, **how)
     case.equal("growth tracker and scale", _counts(first.scaler), (1, expected[0][SAVED - 1].scale))
     case.equal("parameters unlike one process", unlike(first.parameters, expected[0][SAVED - 1].parameters), [])
     again = [second, loaded_alone(program, first)]
@@ -54,6 +58,17 @@ def test_consolidated_state(case: Case, target: Target, ranks: Groups) -> None:
         case.equal(f"rank {rank}: momenta unlike those of replicas", unlike(momenta, replica.momenta)[:LISTED], [])
     moved = [name for name, one in replica.momenta.items() if bool(one.any())]
     case.at_least("momenta that are not zero (control)", len(moved), 1)
+
+
+@contract("AMP-DISTRIBUTED-014", on="cpu")
+@pytest.mark.parametrize("way", ["fsdp2_mixed", *(deep("standard", one) for one in MASTERS if one != "fsdp2_mixed")])
+def test_states_of_master_weights(case: Case, target: Target, ranks: Groups, way: str) -> None:
+    if reason := absent(way):
+        case.unsupported(reason)
+    for dtype in case.amp_dtypes:
+        program, _ = in_types_of(way, Program("perceptron", dtype, 1, seed=case.seed + 7))
+        for rank, found in enumerate(answers(case, ranks, 2, unlike_masters, way, program)):
+            case.equal(f"rank {rank}, {dtype}: states unlike the float32 parameters", found[:LISTED], [])
 
 
 @contract("AMP-DISTRIBUTED-015", on="cpu")

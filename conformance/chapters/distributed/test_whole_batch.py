@@ -11,7 +11,7 @@ from . import reference
 from .comparison import differences
 from .processes import Groups
 from .programs import Program, Step
-from .support import answers, described, judge, on_a_device_each, one_process, train
+from .support import answers, described, in_types_of, judge, on_a_device_each, train
 from .tensors import clipped
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -45,14 +45,38 @@ def test_whole_batch(case: Case, target: Target, ranks: Groups, way: str, world:
 @contract("AMP-DISTRIBUTED-013")
 @on_a_device_each
 @pytest.mark.parametrize("world", [2, deep("full", 4)])
-@pytest.mark.parametrize("way", [deep("standard", "ddp"), "fsdp1", "fsdp2", deep("standard", "fsdp2_blocks")])
+@pytest.mark.parametrize(
+    "way",
+    [
+        deep("standard", "ddp"),
+        "fsdp1",
+        "fsdp2",
+        "fsdp1_mixed_fp32",
+        *(
+            deep("standard", one)
+            for one in (
+                "fsdp2_blocks",
+                "fsdp1_mixed",
+                "fsdp1_reduce_low",
+                "fsdp2_mixed",
+                "fsdp2_mixed_fp32",
+                "fsdp2_reduce_low",
+            )
+        ),
+    ],
+)
 def test_clipping(case: Case, target: Target, ranks: Groups, way: str, world: int) -> None:
-    found = [
-        Program("perceptron", dtype, 2, {1: world - 1}, seed=case.seed + 1, device_type=target.device_type)
-        for dtype in case.amp_dtypes
-    ]
-    for program, seen in zip(found, train(case, ranks, world, way, found, CLIP), strict=True):
-        (expected, _), *_ = reference.steps(program, world, clip=CLIP, **one_process(way))
+    found, hows = zip(
+        *(
+            in_types_of(
+                way, Program("perceptron", dtype, 2, {1: world - 1}, seed=case.seed + 1, device_type=target.device_type)
+            )
+            for dtype in case.amp_dtypes
+        ),
+        strict=True,
+    )
+    for program, how, seen in zip(found, hows, train(case, ranks, world, way, found, CLIP), strict=True):
+        (expected, _), *_ = reference.steps(program, world, clip=CLIP, **how)
         assert expected.norm is not None
         elements = sum(one.numel() for one in expected.gradients.values())
         # The mean over the ranks: world - 1 sums on either side. The norm: a sum of squares of any order, whose root

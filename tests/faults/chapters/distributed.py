@@ -109,6 +109,33 @@ def replicas_leave_the_region() -> Iterator[None]:
         yield
 
 
+def _outputs_without(kinds: tuple[type, ...]) -> Any:
+    """Have DistributedDataParallel overlook 16-bit outputs in containers of these kinds."""
+    from torch.nn.parallel import distributed as module
+
+    find = module._find_tensors
+
+    def partly(obj: Any) -> Any:
+        found = list(find(obj))
+        return [one for one in found if one.dtype.itemsize > 2] if isinstance(obj, kinds) else found
+
+    return replaced(module, "_find_tensors", partly)
+
+
+@fault("AMP-DISTRIBUTED-001")
+def outputs_in_dictionaries_count_as_unused() -> Iterator[None]:
+    """find_unused_parameters overlooks 16-bit outputs in dictionaries."""
+    with _outputs_without((dict,)):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-001")
+def outputs_in_lists_count_as_unused() -> Iterator[None]:
+    """find_unused_parameters overlooks 16-bit outputs in lists."""
+    with _outputs_without((list,)):
+        yield
+
+
 @fault("AMP-DISTRIBUTED-002")
 def replicas_refuse_regions_in_forward() -> Iterator[None]:
     """A region that is opened inside DistributedDataParallel's forward has no effect."""
@@ -135,6 +162,20 @@ def unsynchronized_micro_batches_are_lost() -> Iterator[None]:
     def no_sync(self: Any) -> Iterator[None]:
         yield
         self.zero_grad()
+
+    with replaced(DistributedDataParallel, "no_sync", no_sync):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-003")
+def replicas_stay_unsynchronized_after_exceptions() -> Iterator[None]:
+    """An exception in no_sync leaves synchronization off."""
+
+    @contextlib.contextmanager
+    def no_sync(self: Any) -> Iterator[None]:
+        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
+        yield
+        self.require_backward_grad_sync = before
 
     with replaced(DistributedDataParallel, "no_sync", no_sync):
         yield
@@ -191,6 +232,64 @@ def sharded_optimizer_keeps_its_updates() -> Iterator[None]:
     """ZeroRedundancyOptimizer does not broadcast the parameters that a rank has updated."""
     with replaced(ZeroRedundancyOptimizer, "_sync_params", lambda self: None):
         yield
+
+
+def _stale(dtype: torch.dtype) -> Any:
+    """Have ZeroRedundancyOptimizer broadcast no parameters of a type."""
+    send = ZeroRedundancyOptimizer._broadcast_params_from_rank
+
+    def partly(self: Any, rank: int) -> Any:
+        groups = self._partition_parameters()[rank]
+        kept = [group["params"] for group in groups]
+        for group in groups:
+            group["params"] = [one for one in group["params"] if one.dtype is not dtype]
+        try:
+            return send(self, rank)
+        finally:
+            for group, parameters in zip(groups, kept, strict=True):
+                group["params"] = parameters
+
+    return replaced(ZeroRedundancyOptimizer, "_broadcast_params_from_rank", partly)
+
+
+@fault("AMP-DISTRIBUTED-005")
+def sharded_optimizer_keeps_updates_in_fp16() -> Iterator[None]:
+    """ZeroRedundancyOptimizer does not broadcast the float16 parameters that a rank has updated."""
+    with _stale(torch.float16):
+        yield
+
+
+def _averaged_in(change: Callable[[list[Any]], torch.dtype | None]) -> Any:
+    """Round the parameters that are averaged over ranks to a type."""
+    from torch.distributed.algorithms.model_averaging import utils
+
+    average = utils.average_parameters
+
+    def coarse(parameters: Any, group: Any) -> None:
+        parameters = list(parameters)
+        dtype = change([one.dtype for one in parameters])
+        for one in parameters:
+            one.data = one.data.to(dtype or one.dtype).to(one.dtype)
+        average(iter(parameters), group)
+
+    return replaced(utils, "average_parameters", coarse)
+
+
+@fault("AMP-DISTRIBUTED-031")
+def averages_are_in_the_narrowest_type() -> Iterator[None]:
+    """Parameters of several types are averaged in the type of the smallest."""
+    with _averaged_in(lambda types: min(types, key=lambda one: one.itemsize)):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-031")
+def averages_of_doubles_are_in_float32() -> Iterator[None]:
+    """Parameters in float64 are averaged in float32."""
+    with _averaged_in(lambda types: torch.float32 if torch.float64 in types else None):
+        yield
+
+
+# --- shards
 
 
 # --- shards
@@ -316,6 +415,20 @@ def fsdp1_clips_by_its_own_shard() -> Iterator[None]:
 
 
 @fault("AMP-DISTRIBUTED-013")
+def mixed_precision_clips_by_its_own_shard() -> Iterator[None]:
+    """FullyShardedDataParallel with a param_dtype clips by the norm of the rank's shard."""
+    clip = fsdp.FullyShardedDataParallel.clip_grad_norm_
+
+    def local(self: Any, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        if self.mixed_precision.param_dtype is None:
+            return clip(self, max_norm, norm_type)
+        return torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
+
+    with replaced(fsdp.FullyShardedDataParallel, "clip_grad_norm_", local):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-013")
 def dtensor_norm_is_of_the_shard() -> Iterator[None]:
     """clip_grad_norm_ of DTensor gradients returns and uses the norm of the local shards."""
     from torch.distributed.tensor import DTensor, Replicate
@@ -348,6 +461,24 @@ def growth_tracker_is_not_saved() -> Iterator[None]:
         return state(self) | {"_growth_tracker": 0}
 
     with replaced(torch.amp.GradScaler, "state_dict", short):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-014")
+def states_have_the_type_of_parameters_in_forward() -> Iterator[None]:
+    """The state of a module under fully_shard is rounded to param_dtype."""
+    from torch.distributed.checkpoint import state_dict
+
+    get = state_dict.get_model_state_dict
+
+    def coarse(model: Any, **options: Any) -> Any:
+        found = get(model, **options)
+        if not isinstance(model, fsdp.FSDPModule):
+            return found
+        dtype = model._get_fsdp_state()._mp_policy.param_dtype or torch.float32
+        return {name: one.to(dtype).to(one.dtype) for name, one in found.items()}
+
+    with replaced(state_dict, "get_model_state_dict", coarse):
         yield
 
 
@@ -485,6 +616,56 @@ def stages_leave_their_region() -> Iterator[None]:
             return run(self, *args, **options)
 
     with replaced(PipelineStage, "forward_maybe_with_nosync", outside):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-018", level="standard")
+def later_micro_batches_leave_the_region() -> Iterator[None]:
+    """A region around a schedule's step is in force for the first micro-batch alone."""
+    from torch.distributed.pipelining.stage import _PipelineStageBase
+
+    run = _PipelineStageBase.forward_one_chunk
+
+    def first(self: Any, number: int, *args: Any, **options: Any) -> Any:
+        with torch.autocast("cpu", enabled=False) if number else contextlib.nullcontext():
+            return run(self, number, *args, **options)
+
+    with replaced(_PipelineStageBase, "forward_one_chunk", first):
+        yield
+
+
+def _collective(function: str, backward: Callable[[Callable[..., Any], Any], Any]) -> Any:
+    """Replace the backward of a collective of torch.distributed.nn; it gets the original, for one gradient."""
+    from torch.distributed.nn import functional
+
+    kind: Any = getattr(functional, function)
+    right = kind.backward
+
+    def other(ctx: Any, *gradients: Any) -> Any:
+        return backward(lambda *given: right(ctx, *given), gradients)
+
+    return replaced(kind, "backward", staticmethod(other))
+
+
+@fault("AMP-DISTRIBUTED-030")
+def gradients_of_all_reduce_stay_on_their_rank() -> Iterator[None]:
+    """all_reduce of 16-bit tensors is not reduced in backward."""
+
+    def own(right: Callable[..., Any], gradients: Any) -> Any:
+        return right(*gradients) if gradients[0].dtype.itemsize > 2 else (None, None, *gradients)
+
+    with _collective("_AllReduce", own):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-030")
+def gradients_of_broadcasts_are_reduced_in_bf16() -> Iterator[None]:
+    """Gradients of a broadcast tensor are rounded to bf16 before they are reduced."""
+
+    def coarse(right: Callable[..., Any], gradients: Any) -> Any:
+        return right(*(one.bfloat16().to(one.dtype) for one in gradients))
+
+    with _collective("_Broadcast", coarse):
         yield
 
 

@@ -1,0 +1,174 @@
+"""What one rank computes with replicas: containers of outputs, exceptions in no_sync, parameters of every type."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ...measure.precision import repeatable_convolutions
+from .comparison import unlike
+from .programs import Program, Step
+from .sharded_uses import Containers, containers, held
+from .tensors import LAST_BIT, contributed
+from .ways import WAYS, step
+
+WIDTH = 2
+RATE = 0.5
+
+
+# --- outputs
+
+
+class _Containing(nn.Module):
+    """Return the outputs of one of two layers in a container, in the type that the region gives, or in float32."""
+
+    def __init__(self, container: Callable[[torch.Tensor], Any], wide: bool) -> None:
+        super().__init__()
+        self.container, self.wide = container, wide
+        self.used, self.unused = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        out = self.used(x)
+        return self.container(out.float() if self.wide else out)
+
+
+def gradients_of_outputs(dtype: torch.dtype, option: str) -> list[str]:
+    """Name the containers of outputs with which a replica's gradients are not the mean over the ranks, by step.
+
+    An option of DistributedDataParallel is on. It is not documented that static_graph looks into dataclasses.
+    Each rank's inputs are twice its number, so that the gradients of the weight are the mean of small integers.
+    """
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    expected = {"weight": torch.full((WIDTH, WIDTH), float(world - 1)), "bias": torch.ones(WIDTH)}
+    found = []
+    forms: Containers = {"tensor": lambda one: one} | containers()
+    for (name, container), wide in itertools.product(forms.items(), (False, True)):
+        if (name, option) == ("dataclass", "static_graph"):
+            continue
+        options: dict[str, Any] = {option: True}
+        model = DistributedDataParallel(_Containing(container, wide), **options)
+        for number in range(2):
+            model.zero_grad()
+            with torch.autocast("cpu", dtype=dtype):
+                out = held(model(torch.full((1, WIDTH), 2.0 * rank)))
+            out.float().sum().backward()
+            seen = {key: one.grad for key, one in model.module.used.named_parameters() if one.grad is not None}
+            what = f"{out.dtype} in a {name}, step {number}"
+            found += [f"{what}: {one}" for one in unlike(seen, expected)]
+    return found
+
+
+# --- exceptions
+
+
+@repeatable_convolutions()
+def trained_after_an_exception(way: str, program: Program, forward: bool) -> list[Step]:
+    """Raise in a micro-batch without synchronization, after its forward or before it; then train."""
+    wrapped = WAYS[way](program)
+    rank = distributed.get_rank()
+    with contextlib.suppress(FloatingPointError), wrapped.accumulating(), wrapped.region():
+        if forward:
+            program.loss(wrapped.model, next(program.batches(rank))[0])
+        raise FloatingPointError
+    return [step(wrapped, program, batches) for batches in program.batches(rank)]
+
+
+# --- parameters of each type
+
+
+def _parameters(kind: torch.dtype, seed: int) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(seed)
+    return [nn.Parameter(torch.randn((size, 2), generator=generator).to(kind)) for size in (3, 4, 5, 1)]
+
+
+def _groups(parameters: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
+    """Return the parameters in two groups of different learning rates."""
+    return [{"params": list(parameters[0::2]), "lr": RATE}, {"params": list(parameters[1::2]), "lr": RATE / 4}]
+
+
+def updates_of_sharded_optimizer(name: str, seed: int) -> list[str]:
+    """Name what ZeroRedundancyOptimizer makes of parameters of each type otherwise than its optimizer."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    kind: Any = getattr(torch.optim, name)
+    found = []
+    for dtype, views in itertools.product(LAST_BIT, (False, True)):
+        ours, plain = _parameters(dtype, seed), _parameters(dtype, seed)
+        optimizers = (
+            ZeroRedundancyOptimizer(_groups(ours), kind, parameters_as_bucket_view=views, lr=RATE),
+            kind(_groups(plain), lr=RATE),
+        )
+        for number in range(2):
+            generator = torch.Generator().manual_seed(seed + number + 1)
+            for one, other in zip(ours, plain, strict=True):
+                other.grad = torch.randn(other.shape, generator=generator).to(dtype)
+                one.grad = other.grad.clone()
+            for optimizer in optimizers:
+                optimizer.step()
+            what = f"{dtype}{', views of buckets' * views}, step {number}"
+            found += [f"{what}: {one}" for one in unlike(_numbered(ours), _numbered(plain))]
+    return found
+
+
+def _names(types: Sequence[torch.dtype]) -> str:
+    return " and ".join(str(one).removeprefix("torch.") for one in types)
+
+
+def _numbered(parameters: Sequence[nn.Parameter]) -> dict[str, torch.Tensor]:
+    return {str(number): one.detach() for number, one in enumerate(parameters)}
+
+
+MIXES: tuple[tuple[torch.dtype, ...], ...] = (
+    *((kind,) for kind in LAST_BIT),
+    (torch.float32, torch.bfloat16),
+    (torch.float16, torch.float32),
+    (torch.bfloat16, torch.float16, torch.float32),
+    tuple(LAST_BIT),
+)
+
+
+def averages_of_models() -> list[str]:
+    """Name what the averagers of models return of parameters of several types, other than their exact means."""
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    found = []
+    for types in MIXES:
+        expected = {
+            str(number): torch.full((3,), sum(contributed(one, kind) for one in range(world)) / world, dtype=kind)
+            for number, kind in enumerate(types)
+        }
+        for name, average in _averagers():
+            parameters = [nn.Parameter(torch.full((3,), contributed(rank, kind), dtype=kind)) for kind in types]
+            for one in parameters:
+                one.grad = torch.zeros_like(one)
+            average(parameters)
+            found += [f"{name} of {_names(types)}: {one}" for one in unlike(_numbered(parameters), expected)]
+    return found
+
+
+def _averagers() -> Iterator[tuple[str, Callable[[list[nn.Parameter]], Any]]]:
+    from torch.distributed.algorithms.model_averaging import averagers, utils
+    from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
+    from torch.distributed.optim import PostLocalSGDOptimizer
+
+    def periodic() -> Any:
+        return averagers.PeriodicModelAverager(period=1, warmup_steps=0)
+
+    def stepped(parameters: list[nn.Parameter]) -> None:
+        PostLocalSGDOptimizer(torch.optim.SGD(parameters, lr=RATE), periodic()).step()
+
+    def hierarchical(parameters: list[nn.Parameter]) -> None:
+        levels = OrderedDict([(1, distributed.get_world_size())])
+        HierarchicalModelAverager(period_group_size_dict=levels, warmup_steps=0).average_parameters(parameters)
+
+    yield "PeriodicModelAverager", lambda parameters: periodic().average_parameters(parameters)
+    yield "PeriodicModelAverager, groups", lambda parameters: periodic().average_parameters([{"params": parameters}])
+    yield "HierarchicalModelAverager", hierarchical
+    yield "PostLocalSGDOptimizer", stepped
+    yield "average_parameters", lambda parameters: utils.average_parameters(iter(parameters), distributed.group.WORLD)
