@@ -81,6 +81,11 @@ def _quiet() -> Iterator[None]:
             trace.addHandler(handler)
 
 
+def graphs() -> int:
+    """Return how many graphs were compiled so far."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
 def pause_of(way: Way) -> Callable[[], None]:
     """Return what a program calls between its parts in this way: a graph break, or nothing."""
     if not way.breaks:
@@ -150,6 +155,21 @@ def roundings(call: Callable[..., Any], leaves: Tensors) -> int:
         observed(call, leaves)
     low = (torch.float16, torch.bfloat16)
     return sum(any(each in low for each in op.outputs) for op in trace.ops)
+
+
+def same_but_for_sums(
+    case: Case,
+    program: Program,
+    target: Target,
+    dtype: torch.dtype,
+    leaves: Tensors,
+    seen: Observed,
+    expected: Observed,
+) -> None:
+    """Check the outputs bit for bit, and that the gradients differ by no more than the order of their sums can."""
+    outputs = {key: each for key, each in expected.values.items() if key.startswith("output")}
+    same(case, f"{dtype}, outputs", Observed({key: seen.values[key] for key in outputs}), Observed(outputs))
+    near(case, f"{dtype}", seen, expected, dtype, roundings(bound(program, target, dtype, cache=False), leaves))
 
 
 @functools.cache

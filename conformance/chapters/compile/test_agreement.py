@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import random
 from typing import Any
@@ -17,21 +18,35 @@ from .decomposed_ops import IN_ONE_KERNEL, OPS, SHAPES, allowed, error, every, o
 from .observation import Observed, copies, observed
 from .programs import AMBIENT, PROGRAMS, Program, Tensors, drawn
 from .spellings import NAMES, spellings
-from .support import ambient, bound, compiler, dtypes_of, inductor, near, pause_of, roundings, same
-from .ways import WAYS, Way
+from .support import (
+    ambient,
+    bound,
+    compiler,
+    dtypes_of,
+    graphs,
+    inductor,
+    near,
+    pause_of,
+    roundings,
+    same,
+    same_but_for_sums,
+)
+from .ways import OF_ANY_SIZE, WAYS, Way
 
-QUICK = (("eager", "nested"), ("aot_eager", "island"), ("make_fx", "float32_ops"))
+QUICK = (
+    *(("eager", "nested"), ("eager", "decorated_before"), ("aot_eager", "island")),
+    *(("export", "nested"), ("make_fx", "float32_ops")),
+)
 COMPILED = ("eager", "eager-breaks", "aot_eager", "aot_eager-breaks", "aot_eager-dynamic")
 EXPORTED = ("export", "export-strict", "make_fx", "make_fx-pre_dispatch")
-# At standard these run: regions that nest in each way, and functions that were decorated before. The seed draws others.
+# At standard these run: regions that nest in each way. The seed draws others.
 STANDARD = (
     *(
         ("aot_eager", "nested"),
         ("aot_eager-breaks", "nested"),
         ("eager-breaks", "nested"),
-        ("eager", "decorated_before"),
     ),
-    *(("export", "nested"), ("export-strict", "nested"), ("make_fx-pre_dispatch", "nested")),
+    *(("export-strict", "nested"), ("make_fx-pre_dispatch", "nested")),
 )
 DRAWN = 5
 DYNAMIC = "aot_eager-dynamic"
@@ -82,21 +97,6 @@ def bits_agree(case: Case, target: Target, rng: torch.Generator, way: str, name:
                 same(case, f"{dtype}", seen, expected)
 
 
-def same_but_for_sums(
-    case: Case,
-    program: Program,
-    target: Target,
-    dtype: torch.dtype,
-    leaves: Tensors,
-    seen: Observed,
-    expected: Observed,
-) -> None:
-    """Check the outputs bit for bit, and that the gradients differ by no more than the order of their sums can."""
-    outputs = {key: each for key, each in expected.values.items() if key.startswith("output")}
-    same(case, f"{dtype}, outputs", Observed({key: seen.values[key] for key in outputs}), Observed(outputs))
-    near(case, f"{dtype}", seen, expected, dtype, roundings(bound(program, target, dtype, cache=False), leaves))
-
-
 @contract("AMP-COMPILE-001")
 @pytest.mark.parametrize("pair", combinations(COMPILED))
 def test_compiled_bits(case: Case, target: Target, rng: torch.Generator, pair: tuple[str, str]) -> None:
@@ -116,10 +116,61 @@ def test_spellings(case: Case, target: Target, rng: torch.Generator, name: str, 
             same(case, f"{dtype}", observed(torch.compile(call, backend=backend), (x, w)), observed(call, (x, w)))
 
 
+SIZES = (2, 3, 5, 6)
+# The second size makes the sizes symbols of the graph, which serves all sizes from then on.
+GRAPHS_OF_SIZES = 2
+# The order of its chained products depends on the sizes.
+COMPILED_FOR_EACH_SIZE = ("composites",)
+SQUARE = tuple(name for name, program in PROGRAMS.items() if program.shapes == ((4, 4),) * 3)
+
+
+def square(program: Program, size: int) -> Program:
+    """Return the program on matrices of this size."""
+    return dataclasses.replace(program, shapes=((size, size),) * 3)
+
+
+@contract("AMP-COMPILE-001")
+@pytest.mark.parametrize("way", ["eager", *(deep("standard", way) for way in ("eager-breaks", "aot_eager"))])
+@pytest.mark.parametrize(
+    "name", ["nested", *(by_seed("standard", 2, name) for name in SQUARE if name not in ("nested", "fused"))]
+)
+def test_sizes_that_change(case: Case, target: Target, rng: torch.Generator, way: str, name: str) -> None:
+    program = PROGRAMS[name]
+    with compiler(case):
+        for dtype in dtypes_of(case, target):
+            torch._dynamo.reset()
+            before = graphs()
+            pausing = bound(program, target, dtype, pause=pause_of(WAYS[way]), cache=False)
+            call = bound(program, target, dtype, cache=False)
+            compiled = WAYS[way].make(pausing, ())
+            for size in SIZES:
+                leaves = square(program, size).leaves(target.device, rng)
+                seen, expected = observed(compiled, leaves), observed(call, leaves)
+                same(case, f"{dtype}, matrices of size {size}", seen, expected)
+            if not WAYS[way].breaks and name not in COMPILED_FOR_EACH_SIZE:
+                case.at_most(f"{dtype}: graphs compiled (control)", graphs() - before, GRAPHS_OF_SIZES)
+
+
 @contract("AMP-COMPILE-002")
 @pytest.mark.parametrize("pair", combinations(EXPORTED))
 def test_exported_bits(case: Case, target: Target, rng: torch.Generator, pair: tuple[str, str]) -> None:
     bits_agree(case, target, rng, *pair)
+
+
+@contract("AMP-COMPILE-002")
+@pytest.mark.parametrize("way", [deep("standard", way) for way in OF_ANY_SIZE])
+@pytest.mark.parametrize("name", ["nested", deep("full", "siblings"), deep("full", "getters")])
+def test_exported_for_any_size(case: Case, target: Target, rng: torch.Generator, way: str, name: str) -> None:
+    """Programs that are captured once with a symbol for the size, and run with other sizes."""
+    program = PROGRAMS[name]
+    with compiler(case):
+        for dtype in dtypes_of(case, target):
+            call = bound(program, target, dtype, cache=False)
+            captured = OF_ANY_SIZE[way](call, square(program, SIZES[-1]).leaves(target.device, rng))
+            for size in SIZES:
+                leaves = square(program, size).leaves(target.device, rng)
+                seen, expected = observed(captured, leaves), observed(call, leaves)
+                same(case, f"{dtype}, matrices of size {size}", seen, expected)
 
 
 @contract("AMP-COMPILE-003")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -19,10 +19,10 @@ from .ways import WAYS
 
 
 @contextlib.contextmanager
-def set_flags(kind: str, dtype: torch.dtype) -> Iterator[None]:
-    """Switch autocast on through torch's setters."""
+def set_flags(kind: str, dtype: torch.dtype, *, enabled: bool = True) -> Iterator[None]:
+    """Switch autocast on or off through torch's setters."""
     before = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-    torch.set_autocast_enabled(kind, True)
+    torch.set_autocast_enabled(kind, enabled)
     torch.set_autocast_dtype(kind, dtype)
     try:
         yield
@@ -108,6 +108,59 @@ def test_changes_at_a_graph_break(case: Case, target: Target, rng: torch.Generat
                     with torch.autocast(kind, enabled=False):  # which restores the flags, and does not set them
                         results.append(call(x, w))
                 case.identical(f"{dtype}: a product after the flags became {flags}", *results)
+
+
+# The device types that one program asks about: each change compiles it again, of which Dynamo allows eight.
+ASKED = {"documented": ("cpu", "cuda", "xpu", "mps"), "further": ("hpu", "xla", "privateuseone")}
+CHANGED_STATE = ("enabled", "dtype", "dtype while disabled")
+Flags: TypeAlias = dict[str, tuple[bool, torch.dtype]]
+
+
+def flags_in_turn(kinds: tuple[str, ...], changed: str) -> list[Flags]:
+    """Return settings of autocast by device type: a first one, and for each type one that differs there alone."""
+    first = changed == "dtype", torch.float16
+    other = {"enabled": (True, torch.float16), "dtype": (True, torch.bfloat16)}.get(changed, (False, torch.bfloat16))
+    return [{kind: other if kind == one else first for kind in kinds} for one in (None, *kinds)]
+
+
+@contextlib.contextmanager
+def each_flag_set(flags: Flags) -> Iterator[None]:
+    """Set autocast of several device types."""
+    with contextlib.ExitStack() as stack:
+        for kind, (enabled, dtype) in flags.items():
+            stack.enter_context(set_flags(kind, dtype, enabled=enabled))
+        yield
+
+
+@contract("AMP-COMPILE-020")
+@pytest.mark.parametrize("changed", [*CHANGED_STATE[:2], *(deep("standard", name) for name in CHANGED_STATE[2:])])
+@pytest.mark.parametrize("group", ["documented", deep("standard", "further")])
+@pytest.mark.parametrize("backend", ["eager", deep("full", "aot_eager")])
+def test_state_of_each_device_type(case: Case, target: Target, group: str, changed: str, backend: str) -> None:
+    """A program that asks for the autocast state of several device types, of which one changes between its calls."""
+    kinds = ASKED[group]
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = []
+        for kind in kinds:
+            y = x + 1 if torch.is_autocast_enabled(kind) else x - 1
+            found.append(y.to(torch.get_autocast_dtype(kind)))
+        return tuple(found)
+
+    x = torch.zeros(2, device=target.device)
+    results = []
+    with compiler(case):
+        compiled = torch.compile(program, backend=backend, fullgraph=True)
+        settings = flags_in_turn(kinds, changed)
+        for flags in (*settings, *settings):
+            with each_flag_set(flags):
+                seen, expected = compiled(x), program(x)
+            results.append([(each.dtype, float(each[0])) for each in expected])
+            for kind, ours, theirs in zip(kinds, seen, expected, strict=True):
+                enabled, dtype = flags[kind]
+                case.identical(f"answer for {kind}, enabled {enabled}, {dtype}, others {flags}", ours, theirs)
+    distinct = {tuple(each) for each in results}
+    case.equal("different answers of eager (control)", len(distinct), len(settings))
 
 
 class Holder:

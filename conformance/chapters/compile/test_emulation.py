@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -68,6 +70,34 @@ def test_roundings_of_graphs(case: Case, target: Target, rng: torch.Generator, p
 
         with config.patch(emulate_precision_casts=True):
             _agree(case, target, rng, graphs_of_inductor)
+
+
+# The ways to ask one compilation for it. Names of options may have dashes.
+OPTIONS = ("emulate_precision_casts", "emulate-precision-casts")
+
+
+@contract("AMP-COMPILE-065")
+@pytest.mark.parametrize("option", [deep("standard", name) for name in OPTIONS])
+def test_option_of_torch_compile(case: Case, target: Target, rng: torch.Generator, option: str) -> None:
+    with compiler(case):
+        from torch._inductor import compile_fx, config
+
+        asked: list[bool] = []
+
+        def graph_itself(*given: Any, **options: Any) -> Callable[..., Any]:
+            asked.append(config.emulate_precision_casts)
+            return _graph_itself(*given, **options)
+
+        changed = functools.partial(compile_fx.compile_fx, inner_compile=graph_itself)
+        with mock.patch.object(compile_fx, "compile_fx", changed), config.patch(emulate_precision_casts=False):
+            for value in (True, False):
+                asked.clear()
+                for dtype in dtypes_of(case, target):
+                    torch._dynamo.reset()
+                    call = bound(ARITHMETIC, target, dtype, cache=False)
+                    leaves = ARITHMETIC.leaves(target.device, rng)
+                    observed(torch.compile(call, backend="inductor", fullgraph=True, options={option: value}), leaves)
+                case.equal(f"emulate_precision_casts while inductor compiles with {value}", set(asked), {value})
 
 
 @contract("AMP-COMPILE-065")

@@ -21,7 +21,7 @@ from ...oracles.trace.ops import OpTrace
 from ...workloads import recipes
 from ...workloads.recipes import Parts, Step, normal
 from ...workloads.torch_amp import TorchAmp
-from .support import compiler, dtypes_of, inductor
+from .support import compiler, dtypes_of, graphs, inductor
 
 Tensors: TypeAlias = dict[str, torch.Tensor]
 
@@ -95,11 +95,6 @@ def run(case: Case, target: Target, recipe: recipes.Program, dtype: torch.dtype,
     amp = TorchAmp(target.device_type, dtype, cache_enabled=False if recipe in UNCACHED else None)
     with repeatable_convolutions():
         return list(recipe(amp, normal(target.device, case.seed), steps, parts=parts))
-
-
-def graphs() -> int:
-    """Return how many graphs were compiled so far."""
-    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
 def tensors(step: Step) -> Tensors:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,6 +28,46 @@ EXACT = ("SGD", "SGD-foreach", "Adam-fused")
 @pytest.mark.parametrize("backend", [deep("full", "eager"), "aot_eager"])
 def test_training(case: Case, target: Target, part: str, optimizer: str, backend: str) -> None:
     steps_agree(case, target, part, optimizer, backend)
+
+
+LIMIT = 8.0
+# The sizes of gradients: below the limit, above it, far below it, and with an infinity.
+SIZES = {"below": 0.5, "above": 2.0**7, "far below": 2.0**-20, "infinite": float("inf")}
+CLIPS: dict[str, Callable[[list[torch.nn.Parameter]], torch.Tensor | None]] = {
+    "clip_grad_norm_": lambda given: torch.nn.utils.clip_grad_norm_(given, LIMIT),
+    "clip_grad_norm_, largest": lambda given: torch.nn.utils.clip_grad_norm_(given, LIMIT, float("inf")),
+    "clip_grad_norm_, single": lambda given: torch.nn.utils.clip_grad_norm_(given, LIMIT, 1.0, foreach=False),
+    "clip_grad_value_": lambda given: torch.nn.utils.clip_grad_value_(given, LIMIT),
+}
+
+
+def gradients_of(device: torch.device, size: float) -> list[torch.nn.Parameter]:
+    """Return parameters of several types and shapes, one without a gradient, with gradients of this size."""
+    found = []
+    for number, dtype in enumerate((torch.float32, torch.float32, torch.bfloat16)):
+        parameter = torch.nn.Parameter(torch.ones(2, 3 + number, dtype=dtype, device=device))
+        parameter.grad = torch.linspace(-1.0, 1.0, parameter.numel(), device=device).view_as(parameter).to(dtype)
+        found.append(parameter)
+    found[-1].grad.view(-1)[-1] = size
+    return [*found, torch.nn.Parameter(torch.ones(2, device=device))]
+
+
+@contract("AMP-COMPILE-060")
+@pytest.mark.parametrize("backend", ["eager", deep("standard", "aot_eager")])
+@pytest.mark.parametrize("clip", ["clip_grad_norm_", *(deep("standard", name) for name in list(CLIPS)[1:])])
+def test_clipping(case: Case, target: Target, clip: str, backend: str) -> None:
+    with compiler(case):
+        compiled = torch.compile(CLIPS[clip], backend=backend)
+        for name, size in SIZES.items():
+            ours, theirs = (gradients_of(target.device, size) for _ in range(2))
+            seen, expected = compiled(ours), CLIPS[clip](theirs)
+            if isinstance(expected, torch.Tensor):
+                case.identical(f"norm, gradients {name} the limit", seen, expected)
+            for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+                what = f"gradient {number}, {name} the limit"
+                case.equal(f"{what}, is there", one.grad is not None, other.grad is not None)
+                if one.grad is not None and other.grad is not None:
+                    case.identical(what, one.grad, other.grad)
 
 
 @contract("AMP-COMPILE-061")

@@ -38,7 +38,9 @@ def _compiled(name: str, backend: str, *, exact: bool = True, breaks: bool = Fal
     return Way(name, make, exact, breaks)
 
 
-class _AsModule(torch.nn.Module):
+class AsModule(torch.nn.Module):
+    """A program as the module that torch.export asks for."""
+
     def __init__(self, program: Call) -> None:
         super().__init__()
         self.program = program
@@ -51,7 +53,7 @@ def _exported(*, strict: bool) -> Callable[[Call, Tensors], Call]:
     def make(program: Call, leaves: Tensors) -> Call:
         from torch.export import export
 
-        call: Call = export(_AsModule(program), leaves, strict=strict).module()
+        call: Call = export(AsModule(program), leaves, strict=strict).module()
         return call
 
     return make
@@ -60,7 +62,7 @@ def _exported(*, strict: bool) -> Callable[[Call, Tensors], Call]:
 def _decomposed(program: Call, leaves: Tensors) -> Call:
     from torch.export import export
 
-    call: Call = export(_AsModule(program), leaves, strict=False).run_decompositions().module()
+    call: Call = export(AsModule(program), leaves, strict=False).run_decompositions().module()
     return call
 
 
@@ -98,3 +100,26 @@ WAYS: Mapping[str, Way] = {
     )
 }
 """The ways by name."""
+
+
+def _exported_for_any_size(program: Call, leaves: Tensors) -> Call:
+    from torch.export import Dim, export
+
+    size = Dim("size", min=2, max=64)
+    shapes = (tuple(dict.fromkeys(range(leaf.dim()), size) for leaf in leaves),)
+    call: Call = export(AsModule(program), leaves, strict=False, dynamic_shapes=shapes).module()
+    return call
+
+
+def _traced_for_any_size(program: Call, leaves: Tensors) -> Call:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    call: Call = make_fx(program, pre_dispatch=True, tracing_mode="symbolic")(*leaves)
+    return call
+
+
+OF_ANY_SIZE: Mapping[str, Callable[[Call, Tensors], Call]] = {
+    "export": _exported_for_any_size,
+    "make_fx-pre_dispatch": _traced_for_any_size,
+}
+"""Ways to capture a program of square matrices of one size, for any size from 2 on, by name."""

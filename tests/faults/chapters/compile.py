@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import itertools
 from collections.abc import Callable, Iterator
@@ -108,7 +109,7 @@ def dynamo_keeps_the_outer_region() -> Iterator[None]:
         yield
 
 
-@fault("AMP-COMPILE-001", level="standard")
+@fault("AMP-COMPILE-001")
 def decorators_open_no_region_when_compiled() -> Iterator[None]:
     """A function that torch.autocast decorated opens no region in compiled code."""
     decorator = torch.amp.autocast_mode.autocast_decorator
@@ -754,4 +755,172 @@ def graphs_differentiate_twice_without_an_error() -> Iterator[None]:
         return original(function, backend="eager" if backend == "aot_eager" else backend, **options)
 
     with replaced(torch, "compile", compile):
+        yield
+
+
+@fault("AMP-COMPILE-001")
+def regions_of_dynamic_shapes_are_off() -> Iterator[None]:
+    """Dynamo traces each region as a disabled one where a size is a symbol."""
+    from torch._dynamo.variables.ctx_manager import AutocastModeVariable
+
+    original = AutocastModeVariable.enter
+
+    def enter(self: Any, tx: Any, *given: Any) -> Any:
+        if tx.output.shape_env is not None and tx.output.shape_env.var_to_range:
+            kind, dtype, _, cache = self.target_values
+            self.target_values = (kind, dtype, False, cache)
+        return original(self, tx, *given)
+
+    with replaced(AutocastModeVariable, "enter", enter):
+        yield
+
+
+@fault("AMP-COMPILE-002", level="standard")
+def programs_for_any_size_have_no_regions() -> Iterator[None]:
+    """torch.export with dynamic shapes leaves the regions out."""
+    original = torch.export.export
+
+    def export(module: Any, *given: Any, dynamic_shapes: Any = None, **named: Any) -> Any:
+        program = original(module, *given, dynamic_shapes=dynamic_shapes, **named)
+        return program if dynamic_shapes is None else _with_regions(program, lambda settings: (*settings[:2], False))
+
+    with replaced(torch.export, "export", export):
+        yield
+
+
+def _with_regions(program: Any, change: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> Any:
+    """Change the device type, dtype and enabled flag of each region of an exported program."""
+    for graph in program.graph_module.modules():
+        if isinstance(graph, torch.fx.GraphModule):
+            for node in graph.graph.nodes:
+                if node.target is torch.ops.higher_order.wrap_with_autocast:
+                    node.args = (*change(node.args[:3]), *node.args[3:])
+            graph.recompile()
+    return program
+
+
+@fault("AMP-COMPILE-067")
+def loaded_programs_have_the_other_type() -> Iterator[None]:
+    """torch.export.load gives regions of bfloat16 as regions of float16."""
+    original = torch.export.load
+
+    def load(*given: Any, **named: Any) -> Any:
+        found = original(*given, **named)
+        return _with_regions(found, lambda settings: (settings[0], torch.float16, settings[2]))
+
+    with replaced(torch.export, "load", load):
+        yield
+
+
+@fault("AMP-COMPILE-067", level="standard")
+def copied_programs_have_all_regions_enabled() -> Iterator[None]:
+    """A copy of an exported program has an enabled region where the program has a disabled one."""
+    original = copy.deepcopy
+
+    def copied(one: Any, *given: Any) -> Any:
+        found = original(one, *given)
+        if isinstance(found, torch.export.ExportedProgram):
+            return _with_regions(found, lambda settings: (settings[0], settings[1] or torch.bfloat16, True))
+        return found
+
+    with replaced(copy, "deepcopy", copied):
+        yield
+
+
+@fault("AMP-COMPILE-068")
+def split_graphs_lose_their_regions() -> Iterator[None]:
+    """split_module leaves the regions out of each part but the first."""
+    from torch.fx.passes import split_module
+
+    original = split_module.split_module
+
+    def split(*given: Any, **named: Any) -> Any:
+        found = original(*given, **named)
+        for part in list(found.children())[1:]:
+            for node in reversed(part.graph.nodes):
+                if node.target in (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast):
+                    part.graph.erase_node(node)
+            part.recompile()
+        return found
+
+    with replaced(split_module, "split_module", split):
+        yield
+
+
+@fault("AMP-COMPILE-068")
+def dead_code_elimination_drops_regions() -> Iterator[None]:
+    """Elimination of dead code takes the calls that enter and leave disabled regions for dead code."""
+    original = torch.fx.Node.is_impure
+
+    def impure(self: Any, *given: Any, **named: Any) -> bool:
+        entered = self.args[0] if self.target is torch.amp.autocast_mode._exit_autocast else self
+        if entered.target is torch.amp.autocast_mode._enter_autocast and entered.args[2] is False:
+            return False
+        return bool(original(self, *given, **named))
+
+    with replaced(torch.fx.Node, "is_impure", impure):
+        yield
+
+
+@fault("AMP-COMPILE-020")
+def guards_leave_out_other_device_types() -> Iterator[None]:
+    """A compiled program gives the answer of its first call on the autocast of CUDA."""
+    answers: dict[int, bool] = {}
+
+    def around(call: Any) -> Any:
+        def run(*given: Any, **named: Any) -> Any:
+            now = torch.is_autocast_enabled("cuda")
+            torch.set_autocast_enabled("cuda", answers.setdefault(id(call), now))
+            try:
+                return call(*given, **named)
+            finally:
+                torch.set_autocast_enabled("cuda", now)
+
+        return run
+
+    with around_compiled(around):
+        yield
+
+
+@fault("AMP-COMPILE-043")
+def compiled_checkpoints_keep_activations() -> Iterator[None]:
+    """Nothing of a checkpoint is marked to be computed again in a compiled program."""
+    from torch._higher_order_ops.wrap import TagActivationCheckpoint
+
+    def call(self: Any, graph: Any, *given: Any, **named: Any) -> Any:
+        return graph(*given)
+
+    with replaced(TagActivationCheckpoint, "__call__", call):
+        yield
+
+
+@fault("AMP-COMPILE-065", level="standard")
+def options_of_inductor_are_ignored() -> Iterator[None]:
+    """torch.compile leaves the options for inductor out."""
+    with replaced(torch._TorchCompileInductorWrapper, "apply_options", lambda self, options: None):
+        yield
+
+
+@fault("AMP-COMPILE-060")
+def compiled_clipping_does_nothing() -> Iterator[None]:
+    """Gradients are not clipped in compiled code."""
+    original = torch.nn.utils.clip_grad._clip_grads_with_norm_
+
+    def clip(*given: Any, **named: Any) -> Any:
+        return None if torch.compiler.is_compiling() else original(*given, **named)
+
+    with replaced(torch.nn.utils.clip_grad, "_clip_grads_with_norm_", clip):
+        yield
+
+
+@fault("AMP-COMPILE-002")
+def export_enables_inner_regions() -> Iterator[None]:
+    """torch.export takes each disabled region for an enabled one."""
+    original = torch.export.export
+
+    def export(*given: Any, **named: Any) -> Any:
+        found = original(*given, **named)
+        return _with_regions(found, lambda settings: (settings[0], settings[1] or torch.bfloat16, True))
+
+    with replaced(torch.export, "export", export):
         yield
