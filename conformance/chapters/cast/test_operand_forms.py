@@ -45,13 +45,15 @@ FORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "of a subclass": lambda x: x.as_subclass(_Subclass),
 }
 RESIZED = ("one of the first dimension", "none of the first dimension")
+SEEN_ELSEWHERE = ("turned", "channels last", "without a gradient", "result of an operation")  # at quick
 TENSORS = 4  # of which each in turn has the form; of those of another size the first, as batches have
 
 
 def _parameters() -> Iterator[Any]:
     for form in FORMS:
         name = form.replace(" ", "_")
-        yield pytest.param(form, "lower_precision", id=f"{name}-lower_precision")
+        level = "standard" if form in SEEN_ELSEWHERE else "quick"
+        yield deep(level, form, "lower_precision", id=f"{name}-lower_precision")
         if form not in RESIZED:  # for which a kernel of these lists may end the process: pdist of none
             for policy in ("fp32", "widest"):
                 yield deep("standard", form, policy, id=f"{name}-{policy}")
