@@ -103,7 +103,7 @@ def _difference(seen: Any, manual: Any) -> str:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of deprecated ops, and of losses whose targets are broadcast
 @by_rules
-@contract("AMP-CAST-115")
+@contract("AMP-CAST-115", on=("cpu", "cuda", "xpu", "mps", "mtia", "maia"))
 @pytest.mark.parametrize(("form", "policy"), list(_parameters()))
 def test_operands_in_turn(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, form: str, policy: str

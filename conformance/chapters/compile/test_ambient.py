@@ -138,6 +138,7 @@ def each_flag_set(flags: Flags) -> Iterator[None]:
 @pytest.mark.parametrize("backend", ["eager", deep("full", "aot_eager")])
 def test_state_of_each_device_type(case: Case, target: Target, group: str, changed: str, backend: str) -> None:
     """A program that asks for the autocast state of several device types, of which one changes between its calls."""
+    case.require(target, torch.float16, torch.bfloat16)
     kinds = ASKED[group]
 
     def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim import swa_utils
 
 Region: TypeAlias = Callable[[], AbstractContextManager[Any]]
 Pair: TypeAlias = tuple[str, "torch.Tensor | None", "torch.Tensor | None"]
@@ -202,11 +202,11 @@ def _first_call(device: torch.device, region: Region) -> Iterator[Pair]:
 
 
 def _averaged(device: torch.device, region: Region) -> Iterator[Pair]:
-    for name, options in {"mean": {}, "moving average": {"multi_avg_fn": get_ema_multi_avg_fn(0.9)}}.items():
+    for name, options in {"mean": {}, "moving average": {"multi_avg_fn": swa_utils.get_ema_multi_avg_fn(0.9)}}.items():
         found = []
         for inside in (False, True):
             model = _model(device)
-            averages = AveragedModel(model, **options)
+            averages = swa_utils.AveragedModel(model, **options)
             averages.update_parameters(model)
             _spoil(model)
             if inside:
