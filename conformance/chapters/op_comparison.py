@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -74,6 +75,30 @@ def backward(results: list[torch.Tensor]) -> None:
     """Run backward from gradients of ones."""
     if results:
         torch.autograd.backward(results, [torch.ones_like(result) for result in results])
+
+
+def operands(call: partial[Any]) -> list[torch.Tensor]:
+    """Return the floating-point tensors of a call."""
+    return [tensor for tensor in tensors_of((call.args, call.keywords)) if tensor.is_floating_point()]
+
+
+def with_operands(call: partial[Any], change: Callable[[Any], Any]) -> partial[Any]:
+    """Return the call with each of its arguments, and of those in containers, changed."""
+    return partial(call.func, *tree_map(change, call.args), **tree_map(change, call.keywords))
+
+
+def bits(tensor: torch.Tensor | None) -> tuple[Any, ...]:
+    """Return type, shape and bits of a tensor, which compare by ==, each NaN as one; of None that it is missing."""
+    if tensor is None:
+        return ("missing",)
+    plain = tensor.as_subclass(torch.Tensor).detach().cpu()
+    kept = plain.masked_fill(plain.isnan(), math.nan).contiguous() if plain.is_floating_point() else plain.contiguous()
+    return kept.dtype, tuple(kept.shape), bytes(kept.reshape(-1).view(torch.uint8).tolist())
+
+
+def difference(seen: tuple[Any, ...], manual: tuple[Any, ...]) -> str:
+    """Say how what `bits` returned of two tensors differs."""
+    return "other values" if seen[:2] == manual[:2] else f"{seen[:2]} in place of {manual[:2]}"
 
 
 def tensors_of(values: Any) -> list[torch.Tensor]:

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils import checkpoint
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...measure.garbage import uncollected
+from ...workloads.once_differentiable import DoubledOnce
 
 ROUNDS = 2  # of which the second adds to the gradients of the first
 
@@ -119,19 +119,6 @@ def test_gradients_of_gradients(
             case.identical(f"gradients of a {name}, called {place}: those of the penalty, leaf {number}", one, wanted)
 
 
-class _Once(torch.autograd.Function):
-    """Twice the input, whose backward cannot be differentiated."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return 2 * x
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
-        return 2 * slope
-
-
 @contract("AMP-BACKWARD-080")
 def test_once_differentiable_refuses_a_second_derivative(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
     for dtype in (torch.float32, amp_dtype):
@@ -140,7 +127,7 @@ def test_once_differentiable_refuses_a_second_derivative(case: Case, target: Tar
             where = f"{dtype}, {'outside' if isinstance(region, contextlib.nullcontext) else 'in a region'}"
             with region:
                 weight = torch.ones_like(x, requires_grad=True)
-                (slope,) = torch.autograd.grad(_Once.apply(x), x, weight, create_graph=True)
+                (slope,) = torch.autograd.grad(DoubledOnce.apply(x), x, weight, create_graph=True)
             case.true(f"{where}: the gradient has a graph", slope.requires_grad, slope.requires_grad)
             case.raises(f"{where}: a second derivative", RuntimeError, slope.sum().backward)
 

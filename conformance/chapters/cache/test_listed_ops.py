@@ -9,21 +9,16 @@ from typing import Any, TypeAlias
 
 import pytest
 import torch
-from torch.utils._pytree import tree_map
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
-from ..op_comparison import Arm, side_by_side, tensors_of
+from ..op_comparison import Arm, backward, bits, difference, operands, side_by_side, tensors_of, with_operands
 
 Program: TypeAlias = "Callable[[Arm, partial[Any]], list[Any]]"
 
 
 class _Interruption(Exception):
     """Raised to leave a region early."""
-
-
-def _floating(call: partial[Any]) -> list[torch.Tensor]:
-    return [tensor for tensor in tensors_of((call.args, call.keywords)) if tensor.is_floating_point()]
 
 
 def _twice(region: Arm, call: partial[Any]) -> list[Any]:
@@ -44,11 +39,8 @@ def _slices(region: Arm, call: partial[Any]) -> list[Any]:
     def half(number: int) -> Callable[[Any], Any]:
         return lambda value: whole[id(value)][number] if id(value) in whole else value
 
-    whole = {id(leaf): torch.stack([leaf, leaf.flip(0)]) for leaf in _floating(call)}
-    halves = [
-        partial(call.func, *tree_map(half(number), call.args), **tree_map(half(number), call.keywords))
-        for number in range(2)
-    ]
+    whole = {id(leaf): torch.stack([leaf, leaf.flip(0)]) for leaf in operands(call)}
+    halves = [with_operands(call, half(number)) for number in range(2)]
     with region():
         return [one() for one in (*halves, *halves)]
 
@@ -56,12 +48,12 @@ def _slices(region: Arm, call: partial[Any]) -> list[Any]:
 def _beside_itself(region: Arm, call: partial[Any]) -> list[Any]:
     """Use each tensor by an op on no list too, before and after, as a head does that is tied to an embedding."""
     with region():
-        return [*(leaf * 1 for leaf in _floating(call)), call(), *(leaf * 3 for leaf in _floating(call))]
+        return [*(leaf * 1 for leaf in operands(call)), call(), *(leaf * 3 for leaf in operands(call))]
 
 
 def _halve(call: partial[Any]) -> None:
     with torch.no_grad():
-        for leaf in _floating(call):
+        for leaf in operands(call):
             leaf.mul_(0.5)
 
 
@@ -81,7 +73,7 @@ def _changed_after_an_exception(region: Arm, call: partial[Any]) -> list[Any]:
 
 
 def _unfrozen(region: Arm, call: partial[Any]) -> list[Any]:
-    learning = [leaf for leaf in _floating(call) if leaf.requires_grad]
+    learning = [leaf for leaf in operands(call) if leaf.requires_grad]
     with region():
         for leaf in learning:
             leaf.requires_grad_(False)
@@ -107,28 +99,10 @@ def _seen(program: Program, region: Arm, call: partial[Any]) -> dict[str, tuple[
     """Return types, shapes and bits of the results, and of the gradients of the op's tensors."""
     torch.manual_seed(0)
     results = [result for result in tensors_of(program(region, call)) if result.is_floating_point()]
-    learning = [result for result in results if result.requires_grad]
-    if learning:
-        torch.autograd.backward(learning, [torch.ones_like(result) for result in learning])
-    found = {f"result {number}": _bits(result.detach()) for number, result in enumerate(results)}
-    return found | {
-        f"gradient {number}": ("missing",) if leaf.grad is None else _bits(leaf.grad)
-        for number, leaf in enumerate(_floating(call))
-        if leaf.requires_grad
-    }
-
-
-def _bits(tensor: torch.Tensor) -> tuple[Any, ...]:
-    kept = tensor.cpu().contiguous()
-    return kept.dtype, tuple(kept.shape), bytes(kept.reshape(-1).view(torch.uint8).tolist())
-
-
-def _differences(seen: dict[str, tuple[Any, ...]], manual: dict[str, tuple[Any, ...]]) -> dict[str, str]:
-    return {
-        what: "missing" if seen[what] == ("missing",) else "other values" if seen[what][:2] == one[:2] else "other type"
-        for what, one in manual.items()
-        if seen[what] != one
-    }
+    backward([result for result in results if result.requires_grad])
+    found = {f"result {number}": bits(result) for number, result in enumerate(results)}
+    leaves = enumerate(operands(call))
+    return found | {f"gradient {number}": bits(leaf.grad) for number, leaf in leaves if leaf.requires_grad}
 
 
 @contract("AMP-CACHE-057", on=("cpu", "cuda", "xpu", "mps", "mtia", "maia"))
@@ -138,6 +112,7 @@ def test_listed_ops(case: Case, target: Target, amp_dtype: torch.dtype, rng: tor
     measure = partial(_seen, PROGRAMS[program])
     for name, seen, manual in side_by_side(target, "lower_precision", amp_dtype, rng.initial_seed(), measure):
         judged += 1
-        if seen != manual:
-            case.equal(f"{name} {program}: what differs from manual casts", _differences(seen, manual), {})
+        wrong = {what: difference(seen[what], one) for what, one in manual.items() if seen[what] != one}
+        if wrong:
+            case.equal(f"{name} {program}: what differs from manual casts", wrong, {})
     case.at_least("operations judged", judged, 1)

@@ -183,3 +183,9 @@ def dtype_names(casts: Iterable[Cast]) -> list[str]:
 
 def floating_tensors(result: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+
+
+def channels_last(x: torch.Tensor) -> torch.Tensor:
+    """Return the tensor in the channels-last format of its rank, as it is where there is none."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return x.contiguous(memory_format=formats[x.dim()]) if x.dim() in formats else x

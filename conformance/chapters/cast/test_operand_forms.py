@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._pytree import tree_map
 
 from ...harness.check import Case, by_rules, contract, deep
 from ...harness.targets import Target
 from ...oracles.policy.lists import repeatable
-from ..op_comparison import Arm, side_by_side, tensors_of
+from ..op_comparison import Arm, backward, bits, difference, operands, side_by_side, tensors_of, with_operands
+from .support import channels_last
 
 
 def _wider(x: torch.Tensor) -> torch.Tensor:
@@ -22,11 +21,6 @@ def _wider(x: torch.Tensor) -> torch.Tensor:
     whole = x.new_zeros(tuple(size + 2 for size in x.shape))
     inner = whole[tuple(slice(1, -1) for _ in x.shape)]
     return inner.copy_(x)
-
-
-def _channels_last(x: torch.Tensor) -> torch.Tensor:
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return x.contiguous(memory_format=formats[x.dim()]) if x.dim() in formats else x
 
 
 class _Subclass(torch.Tensor):
@@ -39,7 +33,7 @@ FORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none of the first dimension": lambda x: x.narrow(0, 0, 0) if x.dim() else x,
     "part of a larger one": _wider,
     "turned": lambda x: x.mT.contiguous().mT if x.dim() > 1 else x,
-    "channels last": _channels_last,
+    "channels last": channels_last,
     "without a gradient": lambda x: x.detach(),
     "result of an operation": lambda x: x * 1,
     "of a subclass": lambda x: x.as_subclass(_Subclass),
@@ -59,10 +53,10 @@ def _parameters() -> Iterator[Any]:
                 yield deep("standard", form, policy, id=f"{name}-{policy}")
 
 
-def _seen(form: str, arm: Arm, call: partial[Any]) -> dict[str, Any]:
+def _seen(form: str, arm: Arm, call: partial[Any]) -> dict[str, tuple[Any, ...]]:
     """Return by the tensor that has the form what the op gives, and the gradients of its tensors."""
-    leaves = [tensor for tensor in tensors_of((call.args, call.keywords)) if tensor.is_floating_point()]
-    found: dict[str, Any] = {}
+    leaves = operands(call)
+    found: dict[str, tuple[Any, ...]] = {}
     for number, leaf in enumerate(leaves[: 1 if form in RESIZED else TENSORS]):
         changed = FORMS[form](leaf)
 
@@ -72,33 +66,18 @@ def _seen(form: str, arm: Arm, call: partial[Any]) -> dict[str, Any]:
         for one in leaves:
             one.grad = None
         torch.manual_seed(0)
+        where = f"tensor {number} {form}"
         try:
             with arm():
-                made = tensors_of(call.func(*tree_map(formed, call.args), **tree_map(formed, call.keywords)))
+                made = tensors_of(with_operands(call, formed)())
         except (RuntimeError, ValueError, IndexError):
-            found[f"tensor {number} {form}"] = "raises"
+            found[where] = ("raises",)
             continue
-        learning = [each for each in made if each.requires_grad]
-        if learning:
-            torch.autograd.backward(learning, [torch.ones_like(each) for each in learning])
-        found |= {f"tensor {number} {form}: result {place}": _bits(each.detach()) for place, each in enumerate(made)}
-        found |= {
-            f"tensor {number} {form}: gradient {place}": "missing" if one.grad is None else _bits(one.grad)
-            for place, one in enumerate(leaves)
-            if one.requires_grad
-        }
+        backward([each for each in made if each.requires_grad])
+        found |= {f"{where}: result {place}": bits(each) for place, each in enumerate(made)}
+        learning = [(place, one) for place, one in enumerate(leaves) if one.requires_grad]
+        found |= {f"{where}: gradient {place}": bits(one.grad) for place, one in learning}
     return found
-
-
-def _bits(tensor: torch.Tensor) -> tuple[Any, ...]:
-    plain = tensor.as_subclass(torch.Tensor).cpu()
-    values = plain.nan_to_num(nan=math.pi) if plain.is_floating_point() else plain
-    return plain.dtype, tuple(plain.shape), bytes(values.contiguous().reshape(-1).view(torch.uint8).tolist())
-
-
-def _difference(seen: Any, manual: Any) -> str:
-    ours, theirs = (one if isinstance(one, str) else one and one[:2] for one in (seen, manual))
-    return "other values" if ours == theirs else f"{ours} in place of {theirs}"
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of deprecated ops, and of losses whose targets are broadcast
@@ -116,7 +95,9 @@ def test_operands_in_turn(
         if name in undefined or not repeatable(name.split(".")[0]):
             continue
         judged += len(manual)
-        wrong = {what: _difference(seen[what], one) for what, one in manual.items() if seen.get(what) != one}
+        wrong = {
+            what: difference(seen.get(what, ("absent",)), one) for what, one in manual.items() if seen.get(what) != one
+        }
         if wrong:
             case.equal(f"{name}: what differs from manual casts", wrong, {})
     case.at_least("results judged", judged, 1)

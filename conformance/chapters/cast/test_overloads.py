@@ -22,7 +22,7 @@ from ...oracles.policy.samples import Inputs, spell
 from ...oracles.relations.programs import operator_database
 from ...oracles.trace.casts import arguments
 from . import opinfo_sweep
-from .support import check_same
+from .support import channels_last, check_same
 
 pytestmark = pytest.mark.by_rules
 
@@ -291,15 +291,10 @@ def _strided(x: torch.Tensor) -> torch.Tensor:
     return view.copy_(x)
 
 
-def _channels_last(x: torch.Tensor) -> torch.Tensor:
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return x.contiguous(memory_format=formats[x.dim()]) if x.dim() in formats else x
-
-
 # Dense tensors keep their strides when they are cast (torch.Tensor.to, memory_format=torch.preserve_format).
 _DENSE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "transposed inputs": lambda x: x.mT.contiguous().mT if x.dim() > 1 else x,
-    "channels-last inputs": _channels_last,
+    "channels-last inputs": channels_last,
 }
 _FORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     **_DENSE,

@@ -5,6 +5,7 @@ Each chore is done in a region that it is given, and yields what it left with wh
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import pickle
@@ -155,14 +156,11 @@ _MODULES: dict[str, Callable[[], nn.Module]] = {
 def _first_values(device: torch.device, region: Region) -> Iterator[Pair]:
     for name, (fill, shape) in _FIRST_VALUES.items():
         found = []
-        for around in (None, region):
+        for around in (contextlib.nullcontext, region):
             torch.manual_seed(SEED)
             tensor = torch.empty(shape, device=device)
-            if around is None:
+            with around():
                 fill(tensor)
-            else:
-                with around():
-                    fill(tensor)
             found.append(tensor)
         yield name, found[1], found[0]
 
@@ -187,15 +185,12 @@ def _first_call(device: torch.device, region: Region) -> Iterator[Pair]:
     for name, (make, shape) in lazy.items():
         given = torch.ones(shape, device=device)
         found = []
-        for inside in (False, True):
+        for around in (contextlib.nullcontext, region):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that lazy modules are new
                 module = make().to(device)
             torch.manual_seed(SEED)
-            if inside:
-                with region():
-                    module(given)
-            else:
+            with around():
                 module(given)
             found.append(_held(module))
         yield from _named(name, found[1], found[0])
@@ -204,15 +199,12 @@ def _first_call(device: torch.device, region: Region) -> Iterator[Pair]:
 def _averaged(device: torch.device, region: Region) -> Iterator[Pair]:
     for name, options in {"mean": {}, "moving average": {"multi_avg_fn": swa_utils.get_ema_multi_avg_fn(0.9)}}.items():
         found = []
-        for inside in (False, True):
+        for around in (contextlib.nullcontext, region):
             model = _model(device)
             averages = swa_utils.AveragedModel(model, **options)
             averages.update_parameters(model)
             _spoil(model)
-            if inside:
-                with region():
-                    averages.update_parameters(model)
-            else:
+            with around():
                 averages.update_parameters(model)
             found.append(dict(averages.state_dict()))
         yield from _named(name, found[1], found[0])

@@ -12,9 +12,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad, functional
-from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+from ...workloads.once_differentiable import DoubledOnce
 
 Program: TypeAlias = Callable[[Tensor, Tensor], Any]
 _func = torch.func
@@ -59,11 +60,13 @@ def _linearize(x: Tensor, y: Tensor) -> Any:
     return output, push(y, x), push(x, x)
 
 
-def _again(found: Any) -> Any:
-    """Return a result with create_graph, and the gradients of it that reach what it was made of."""
+def _again(found: Any, leaves: Sequence[Tensor]) -> Any:
+    """Return a result with create_graph, and the gradients by these leaves of the mean of what has a graph in it."""
     tensors = [one for one in tree_leaves(found) if isinstance(one, Tensor) and one.requires_grad]
-    total = torch.stack([one.float().mean() for one in tensors]).mean() if tensors else None
-    return found, total
+    if not tensors:
+        return found, None
+    total = torch.stack([one.float().mean() for one in tensors]).mean()
+    return found, total, torch.autograd.grad(total, leaves, allow_unused=True)
 
 
 def _functional(x: Tensor, y: Tensor) -> Any:
@@ -72,8 +75,8 @@ def _functional(x: Tensor, y: Tensor) -> Any:
     for options in ({}, {"vectorize": True}, {"vectorize": True, "strategy": "forward-mode"}, {"strict": True}):
         found.append(functional.jacobian(_f, (x, y), **options))
     for vectorized in (False, True):
-        found.append(_again(functional.jacobian(_f, (a, b), create_graph=True, vectorize=vectorized)))
-        found.append(_again(functional.hessian(_scalar, (a, b), create_graph=True, vectorize=vectorized)))
+        found.append(_again(functional.jacobian(_f, (a, b), create_graph=True, vectorize=vectorized), (a, b)))
+        found.append(_again(functional.hessian(_scalar, (a, b), create_graph=True, vectorize=vectorized), (a, b)))
     found += [functional.hessian(_scalar, (x, y), vectorize=True, outer_jacobian_strategy="forward-mode")]
     found += [functional.vjp(_f, (x, y), v=y), functional.jvp(_f, (x, y), v=(y, x))]
     found += [functional.vhp(_scalar, (x, y), v=(y, x)), functional.hvp(_scalar, (x, y), v=(y, x))]
@@ -81,19 +84,10 @@ def _functional(x: Tensor, y: Tensor) -> Any:
     found += [functional.hvp(one, x, v=y), functional.vhp(one, x, v=y), functional.hessian(one, x)]
     found += [functional.jacobian(lambda x: _f(x, y), x), functional.vjp(lambda x: _f(x, y), x, v=y)]
     for name, given in (("vjp", y), ("jvp", (y, x))):
-        found.append(_again(getattr(functional, name)(_f, (a, b), v=given, create_graph=True)[1]))
+        found.append(_again(getattr(functional, name)(_f, (a, b), v=given, create_graph=True)[1], (a, b)))
     for name in ("vhp", "hvp"):
-        found.append(_again(getattr(functional, name)(_scalar, (a, b), v=(y, x), create_graph=True)[1]))
-    sums = [torch.autograd.grad(total, (a, b), allow_unused=True) for _, total in _pairs(found) if total is not None]
-    return found, sums
-
-
-def _pairs(found: Sequence[Any]) -> list[tuple[Any, Tensor | None]]:
-    return [one for one in found if isinstance(one, tuple) and len(one) == 2 and _is_scalar(one[1])]
-
-
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dim() == 0 and value.requires_grad
+        found.append(_again(getattr(functional, name)(_scalar, (a, b), v=(y, x), create_graph=True)[1], (a, b)))
+    return found
 
 
 def _grad(x: Tensor, y: Tensor) -> Any:
@@ -179,20 +173,9 @@ def _saved(x: Tensor, y: Tensor) -> Any:
     return found, packed
 
 
-class _Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return 2 * x
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
-        return 2 * slope
-
-
 def _once(x: Tensor, y: Tensor) -> Any:
     (a,) = _leaves(x)
-    output = _Doubled.apply(a)
+    output = DoubledOnce.apply(a)
     (slope,) = torch.autograd.grad(output, a, y.clone().requires_grad_(), create_graph=True)
     return output, slope, _raised(lambda: torch.autograd.grad(slope.mean(), a))
 
