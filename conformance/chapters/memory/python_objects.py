@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import types
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 
+_ROUNDS, _MORE_ROUNDS = 3, 12
 _CLOSED = (types.ModuleType, types.CodeType, types.FrameType, types.BuiltinFunctionType)
 
 
@@ -32,6 +35,33 @@ def tracked() -> int:
     """Return the number of live gc-tracked objects created since `collected_apart()` was entered."""
     gc.collect()
     return len(gc.get_objects())
+
+
+def kinds() -> Counter[str]:
+    """Return how many of the objects that `tracked` counts are of each type, by name."""
+    return Counter(f"{type(item).__module__}.{type(item).__qualname__}" for item in gc.get_objects())
+
+
+def rises(use: Callable[[], object], counts: Callable[[], tuple[int, ...]], rounds: int) -> list[list[int]]:
+    """Return by how much each of some calls of `use` raises each of the counts."""
+    # Of tuples of numbers, which are no objects to the collector.
+    seen = [counts()]
+    for _ in range(rounds):
+        use()
+        seen.append(counts())
+    return [[now - before for before, now in itertools.pairwise(each)] for each in zip(*seen, strict=True)]
+
+
+def least_rises(use: Callable[[], object], counts: Callable[[], tuple[int, ...]]) -> list[int]:
+    """Return by how much a call of `use` raises each of the counts at least, or 0.
+
+    A leak shows at each call; what comes once may be a cache, what goes is what others leave. Other threads of the
+    process leave objects as well, perhaps in a few calls in a row: after such rises more calls tell.
+    """
+    found = rises(use, counts, _ROUNDS)
+    if any(min(each) > 0 for each in found):
+        found = [[*few, *more] for few, more in zip(found, rises(use, counts, _MORE_ROUNDS), strict=True)]
+    return [max(0, min(each)) for each in found]
 
 
 def reachable(roots: Iterable[object]) -> int:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from ...harness.targets import Target
 from ...measure.storages import LiveStorages
 from ...measure.threads import one_thread
 from ...workloads.amp_uses import Uses
-from .python_objects import collected_apart, reachable, tracked
+from .python_objects import collected_apart, kinds, least_rises, reachable, rises, tracked
 
 ROUNDS = 3
 
@@ -25,16 +24,6 @@ ROUNDS = 3
 def _one_thread() -> Iterator[None]:
     with one_thread():
         yield
-
-
-def _rises(use: Callable[[], object], counts: Callable[[], tuple[int, ...]]) -> list[list[int]]:
-    """Return by how much each call of `use` raises each of the counts."""
-    # Of tuples of numbers, which are no objects to the collector.
-    seen = [counts()]
-    for _ in range(ROUNDS):
-        use()
-        seen.append(counts())
-    return [[now - before for before, now in itertools.pairwise(each)] for each in zip(*seen, strict=True)]
 
 
 def _warmed(case: Case, target: Target) -> Uses:
@@ -60,7 +49,7 @@ def test_no_use_leaves_tensors(case: Case, target: Target) -> None:
             return (live.live_bytes,)
 
         for name, use in uses.all().items():
-            case.equal(f"{name}: bytes that each call leaves", _rises(use, alive), [[0] * ROUNDS])
+            case.equal(f"{name}: bytes that each call leaves", rises(use, alive, ROUNDS), [[0] * ROUNDS])
         case.equal("bytes alive after all uses: the scale and its tracker", live.live_bytes - held, 8)
 
 
@@ -89,7 +78,8 @@ def test_no_use_leaves_objects(case: Case, target: Target) -> None:
     uses = _warmed(case, target)
     with collected_apart():
         for name, use in uses.all().items():
-            rises = _rises(use, lambda: (tracked(), reachable([uses.scaler, *_amp()])))
-            # A leak shows at each call; what comes once may be a cache, what goes is what others leave.
-            least = [max(0, min(each)) for each in rises]
+            before = kinds()
+            least = least_rises(use, lambda: (tracked(), reachable([uses.scaler, *_amp()])))
+            if any(least):
+                case.note(f"{name}: new objects by type", dict((kinds() - before).most_common(8)))
             case.equal(f"{name}: objects that each call leaves, in all and on AMP's own", least, [0, 0])

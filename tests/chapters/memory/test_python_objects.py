@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from conformance.chapters.memory.python_objects import collected_apart, reachable, tracked
+from conformance.chapters.memory.python_objects import collected_apart, kinds, least_rises, reachable, tracked
 from conformance.chapters.speed.python_lines import lines_of
 from conformance.oracles.trace.counts import HostReads
 
@@ -22,6 +22,24 @@ def test_new_containers_are_tracked_and_freed_ones_are_not() -> None:
         after = tracked()
 
     assert (with_two - before, after - before) == (3, 0)
+
+
+def test_objects_that_a_few_calls_leave_are_no_leak_and_those_of_each_call_are() -> None:
+    kept: list[object] = []
+    calls = iter(range(100))
+
+    def sometimes() -> None:
+        if next(calls) < 5:  # as another thread does that works for a while
+            kept.append([])
+
+    with collected_apart():
+        before = kinds()
+        by_chance = least_rises(sometimes, lambda: (tracked(), len(kept)))
+        always = least_rises(lambda: kept.append([]), lambda: (tracked(), len(kept)))
+        new = kinds() - before
+
+    assert (by_chance, always) == ([0, 0], [1, 1])
+    assert new["builtins.list"] >= 5 + 15
 
 
 def test_counting_gives_all_objects_back_to_the_collector() -> None:
