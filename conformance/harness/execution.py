@@ -130,6 +130,8 @@ def _measuring(item: pytest.Item, found: Facts) -> Generator[None]:
         yield
     finally:
         progress.clear()
+        if found.timed:
+            run.deadlines.end(contract, ends)
 
 
 @contextmanager

@@ -40,7 +40,8 @@ def attended() -> float:
 class Deadlines:
     """Shares the time of each chapter among its timed cases: what one leaves unused goes to those that follow.
 
-    A case that is judged shares it with those that are judged; one of information takes its part of what they leave.
+    A case that is judged shares it with those that are judged; one of information takes its part of what they leave,
+    and what it takes beyond its part, such as a run that was longer than foreseen, is not theirs.
     """
 
     def __init__(self, level: str, now: Callable[[], float] = attended) -> None:
@@ -48,7 +49,7 @@ class Deadlines:
         self._level = level
         self._seconds: dict[str, float] = {}
         self._left: Counter[tuple[str, bool]] = Counter()
-        self._ends: dict[str, float] = {}
+        self._ends: dict[tuple[str, bool], float] = {}
 
     def plan(self, cases: Iterable[tuple[Contract, str]]) -> None:
         """Take in the timed cases of the run, each as its contract and its device type."""
@@ -68,16 +69,23 @@ class Deadlines:
 
         Where no time is left it raises Inconclusive, or, where nothing would be judged, Untestable.
         """
-        now, chapter = self.now(), contract.chapter
-        ends = self._ends.setdefault(chapter, now + self._seconds[chapter])
-        cases = self._left[chapter, True] + (0 if contract.judges else self._left[chapter, False])
-        self._left[chapter, contract.judges] -= 1
+        now, chapter, judges = self.now(), contract.chapter, contract.judges
+        for judged in (True, False):
+            self._ends.setdefault((chapter, judged), now + self._seconds[chapter])
+        ends = self._ends[chapter, judges]
+        cases = self._left[chapter, True] + (0 if judges else self._left[chapter, False])
+        self._left[chapter, judges] -= 1
         if now >= ends:
-            raise (Inconclusive if contract.judges else Untestable)(
+            raise (Inconclusive if judges else Untestable)(
                 f"the {self._seconds[chapter]:g} s that --level {self._level} gives the chapter {chapter} were spent "
                 "before; a deeper level has more, and --chapter or --contract leave fewer cases"
             )
         return now + (ends - now) / max(1, cases)
+
+    def end(self, contract: Contract, ends: float) -> None:
+        """Take in that the case of `contract` that had to end at `ends` has ended now."""
+        if not contract.judges:
+            self._ends[contract.chapter, True] += max(0.0, self.now() - ends)
 
 
 class Progress:

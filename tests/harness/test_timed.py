@@ -152,6 +152,27 @@ def test_information_has_what_is_judged_leaves() -> None:
         deadlines.begin(RECORDED)
 
 
+def test_what_information_takes_beyond_its_part_is_not_taken_from_what_is_judged() -> None:
+    now = [0.0]
+    deadlines = measuring.Deadlines("quick", now=lambda: now[0])
+    deadlines.plan([(JUDGED, "cuda")] * 2 + [(RECORDED, "cuda")] * 2)
+    seconds = measuring.DEADLINES["accelerator"]["quick"]
+
+    ends = deadlines.begin(RECORDED)
+    now[0] = ends + seconds
+    deadlines.end(RECORDED, ends)
+    left = (2 * seconds - now[0]) / 2
+    assert deadlines.begin(JUDGED) == pytest.approx(now[0] + left)
+    with pytest.raises(Untestable, match="were spent before"):
+        deadlines.begin(RECORDED)
+
+    ends = deadlines.begin(JUDGED)
+    now[0] = 2 * seconds
+    deadlines.end(JUDGED, ends)  # of one that is judged it is
+    with pytest.raises(Inconclusive, match="were spent before"):
+        deadlines.begin(JUDGED)
+
+
 @pytest.mark.parametrize(
     ("told", "waited"), [("7000000000 2500000000 40\n", 2.5), ("0 0 1\n", 0.0), ("", 0.0), (None, 0.0)]
 )

@@ -264,5 +264,7 @@ def run(
         check(**{key: offered[key] for key in inspect.signature(check).parameters})
     except Exception as raised:
         error = raised
+    if deadlines is not None and _mark(check, "timed") and case.allotment is not None:
+        deadlines.end(contract, case.allotment.ends)
     judged = judge.judge(case, error)
     return Outcome(contract.id, name, judged.verdict.value, judged.detail or judged.reason, tuple(case.evidence))
