@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import io
 import json
 import os
@@ -38,6 +39,8 @@ def in_turn(faults: Iterable[Fault]) -> list[Fault]:
 def in_child(work: Callable[[], Iterable[str]]) -> tuple[frozenset[str], str]:
     """Do work in a forked child; returns its names and, where it died or hung, a note."""
     source, sink = os.pipe()
+    # Its thread is not in the child, which would wait for it at the first exception; the watchdog sets it again.
+    faulthandler.cancel_dump_traceback_later()
     child = os.fork()
     if child == 0:
         os.close(source)
