@@ -164,6 +164,55 @@ def test_state_of_each_device_type(case: Case, target: Target, group: str, chang
     case.equal("different answers of eager (control)", len(distinct), len(settings))
 
 
+# Getters in the spellings before torch 2.4, each with the device type that it is about; the cache's is about none.
+GETTERS = {
+    "is_autocast_enabled": "cuda",
+    "get_autocast_gpu_dtype": "cuda",
+    "is_autocast_cpu_enabled": "cpu",
+    "get_autocast_cpu_dtype": "cpu",
+    "is_autocast_xla_enabled": "xla",
+    "get_autocast_xla_dtype": "xla",
+    "is_autocast_cache_enabled": "cpu",
+}
+ASKED_AT_QUICK = ("is_autocast_enabled", "get_autocast_cpu_dtype", "is_autocast_cache_enabled")
+
+
+@contextlib.contextmanager
+def set_cache(enabled: bool) -> Iterator[None]:
+    """Switch the weight cache on or off through torch's setter."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(enabled)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
+@contract("AMP-COMPILE-020")
+@pytest.mark.filterwarnings("ignore:torch.(is|get)_autocast:DeprecationWarning")
+@pytest.mark.parametrize("getter", [name if name in ASKED_AT_QUICK else deep("standard", name) for name in GETTERS])
+def test_getters_of_old(case: Case, target: Target, getter: str) -> None:
+    """A program that asks by an older getter, in a graph or beside it, when what it tells changes between two calls."""
+    case.require(target, torch.float16, torch.bfloat16)
+    kind, ask = GETTERS[getter], getattr(torch, getter)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        told = ask()
+        return x.to(told) if isinstance(told, torch.dtype) else x + 1 if told else x - 1
+
+    x = torch.zeros(2, device=target.device)
+    settings = [(False, torch.float16, True), (True, torch.float16, True), (True, torch.bfloat16, False)]
+    answers = set()
+    with compiler(case):
+        compiled = torch.compile(program, backend="eager")
+        for enabled, dtype, cache in (*settings, *reversed(settings)):
+            with set_flags(kind, dtype, enabled=enabled), set_cache(cache):
+                seen, expected = compiled(x), program(x)
+            answers.add((expected.dtype, float(expected[0])))
+            case.identical(f"enabled {enabled}, {dtype}, cache {cache}", seen, expected)
+    case.equal("different answers of eager (control)", len(answers), 2)
+
+
 class Holder:
     """An object that holds a region."""
 

@@ -882,6 +882,26 @@ def guards_leave_out_other_device_types() -> Iterator[None]:
         yield
 
 
+@fault("AMP-COMPILE-020")
+def guards_leave_out_the_cache_flag() -> Iterator[None]:
+    """A compiled program sees the cache flag of its first call."""
+    answers: dict[int, bool] = {}
+
+    def around(call: Any) -> Any:
+        def run(*given: Any, **named: Any) -> Any:
+            now = torch.is_autocast_cache_enabled()
+            torch.set_autocast_cache_enabled(answers.setdefault(id(call), now))
+            try:
+                return call(*given, **named)
+            finally:
+                torch.set_autocast_cache_enabled(now)
+
+        return run
+
+    with around_compiled(around):
+        yield
+
+
 @fault("AMP-COMPILE-043")
 def compiled_checkpoints_keep_activations() -> Iterator[None]:
     """Nothing of a checkpoint is marked to be computed again in a compiled program."""
