@@ -183,6 +183,20 @@ def results_of_forward_hooks_are_dropped() -> Iterator[None]:
 
 
 @fault("AMP-BACKWARD-081")
+def checkpoints_are_held_by_a_cycle() -> Iterator[None]:
+    """What a checkpoint takes stays until Python looks for garbage."""
+    right = checkpoint.checkpoint
+
+    def held(function: Any, *given: Any, **named: Any) -> Any:
+        cycle: list[Any] = [given]
+        cycle.append(cycle)
+        return right(function, *given, **named)
+
+    with replaced(checkpoint, "checkpoint", held):
+        yield
+
+
+@fault("AMP-BACKWARD-081")
 def checkpoints_stop_early_in_regions() -> Iterator[None]:
     """A checkpoint that is called in a region stops early whatever set_checkpoint_early_stop says."""
 
