@@ -1,0 +1,144 @@
+"""Check the distribution of what is drawn at random in 16 bits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from ...harness.check import Case, contract
+from ...harness.targets import Target
+
+SIGMAS = 6.0
+DRAWS = 2**21  # of which a normal distribution has 66 on either side beyond four standard deviations
+FEW = 4  # of a million: what a waiver of an event that is rarer does not excuse
+
+Shares = Callable[[float], float]
+
+
+def _normal(x: float) -> float:
+    return math.erfc(-x / math.sqrt(2)) / 2
+
+
+def _between(low: float, high: float) -> Shares:
+    return lambda x: min(max((x - low) / (high - low), 0.0), 1.0)
+
+
+def _truncated(x: float) -> float:
+    return _between(_normal(-2.0), _normal(2.0))(_normal(x))
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A call that fills a tensor at random, and the documented distribution of what it draws."""
+
+    call: Callable[[Tensor], Tensor]
+    below: Shares
+    """The share of draws that are at most a number."""
+    at: tuple[float, ...]
+    """The numbers at which the shares are compared."""
+    least: float = -math.inf
+    most: float = math.inf
+    without_least: bool = False
+    without_most: bool = False
+
+
+_TAILS = (-4.0, -3.0, -2.0, -1.0, -0.25, 0.25, 1.0, 2.0, 3.0, 4.0)
+_QUARTERS = (0.125, 0.25, 0.5, 0.75, 0.9375)
+_init = torch.nn.init
+
+DRAWN: dict[str, Draw] = {
+    "rand": Draw(torch.rand_like, _between(0, 1), _QUARTERS, 0.0, 1.0, without_most=True),
+    "uniform": Draw(lambda x: x.uniform_(-2, 2), _between(-2, 2), (-1.75, -1.0, 0.0, 1.0, 1.75), -2.0, 2.0),
+    "randn": Draw(torch.randn_like, _normal, _TAILS),
+    "normal": Draw(lambda x: x.normal_(1, 2), lambda x: _normal((x - 1) / 2), tuple(1 + 2 * at for at in _TAILS)),
+    "exponential": Draw(
+        lambda x: x.exponential_(),
+        lambda x: -math.expm1(-x),
+        (2.0**-10, 2.0**-8, 0.0625, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0),
+        least=0.0,
+        without_least=True,
+    ),
+    "log_normal": Draw(
+        lambda x: x.log_normal_(0, 1), lambda x: _normal(math.log(x)), (0.03125, 0.125, 0.5, 1.0, 2.0, 8.0, 32.0), 0.0
+    ),
+    "cauchy": Draw(
+        lambda x: x.cauchy_(), lambda x: 0.5 + math.atan(x) / math.pi, (-64.0, -8.0, -1.0, -0.25, 0.25, 1.0, 8.0, 64.0)
+    ),
+    "geometric": Draw(
+        lambda x: x.geometric_(0.25), lambda x: 1 - 0.75 ** math.floor(x), (1.5, 2.5, 4.5, 8.5, 16.5), least=1.0
+    ),
+    "bernoulli": Draw(lambda x: x.bernoulli_(0.3), lambda x: 0.7, (0.5,), 0.0, 1.0),
+    "bernoulli of a tensor": Draw(lambda x: torch.bernoulli(x.fill_(0.25)), lambda x: 0.75, (0.5,), 0.0, 1.0),
+    "trunc_normal": Draw(_init.trunc_normal_, _truncated, (-1.875, -1.0, -0.25, 0.25, 1.0, 1.875), -2.0, 2.0),
+    "trunc_normal of few deviations": Draw(
+        lambda x: _init.trunc_normal_(x, std=0.03125),
+        lambda x: _normal(32 * x),
+        tuple(at / 32 for at in _TAILS),
+        # Beyond eight standard deviations there is one in 10**15.
+        least=-0.25,
+        most=0.25,
+    ),
+    "xavier_uniform": Draw(
+        lambda x: _init.xavier_uniform_(x.view(2048, -1), gain=math.sqrt((2048 + DRAWS // 2048) / 6)),
+        _between(-1, 1),
+        (-0.875, -0.5, 0.0, 0.5, 0.875),
+        -1.0,
+        1.0,
+    ),
+}
+
+
+@contract("AMP-NUMERICS-114")
+@pytest.mark.parametrize("draw", DRAWN)
+def test_distributions(case: Case, target: Target, amp_dtype: torch.dtype, draw: str) -> None:
+    chosen = DRAWN[draw]
+    torch.manual_seed(case.seed)
+    drawn = chosen.call(torch.empty(DRAWS, dtype=amp_dtype, device=target.device))
+    case.equal("type", drawn.dtype, amp_dtype)
+    values = drawn.float().cpu().flatten()
+    outside = (values < chosen.least) | (values > chosen.most) | values.isnan()
+    outside |= (values == chosen.least) & chosen.without_least | (values == chosen.most) & chosen.without_most
+    case.at_most("draws outside of the distribution, if it happens by chance", int(outside.sum()), FEW)
+    case.equal("draws outside of the distribution", int(outside.sum()), 0)
+    for at in chosen.at:
+        # A draw is the number that an exact one rounds to: it counts on either side of its own place.
+        seen = [float((values < at).double().mean()), float((values <= at).double().mean())]
+        step = abs(at) * torch.finfo(amp_dtype).eps
+        low, high = chosen.below(at - step), chosen.below(at + step)
+        case.at_most(f"standard deviations by which too many are below {at:g}", _beyond(seen[0], high), SIGMAS)
+        case.at_most(f"standard deviations by which too few are below {at:g}", _beyond(1 - seen[1], 1 - low), SIGMAS)
+
+
+def _beyond(seen: float, promised: float) -> float:
+    """Return by how many standard deviations a share of the draws is above the promised one."""
+    return (seen - promised) / math.sqrt(max(promised * (1 - promised), 1 / DRAWS) / DRAWS)
+
+
+# Weights, and how many of them are drawn in a row.
+CLASSES = {"with replacement": (1, True), "one": (1, False), "without replacement": (2, False)}
+
+
+@contract("AMP-NUMERICS-114")
+@pytest.mark.parametrize("way", CLASSES)
+def test_classes(case: Case, target: Target, amp_dtype: torch.dtype, way: str) -> None:
+    """Classes of probability zero, in rows as long as a vocabulary, and the shares of a few others."""
+    number, replacement = CLASSES[way]
+    torch.manual_seed(case.seed)
+    rows = torch.zeros(256, 4096, dtype=amp_dtype)
+    rows[:, :number] = 1
+    drawn = torch.multinomial(rows.to(target.device), number, replacement=replacement)
+    wrong = int((drawn >= number).sum())
+    case.at_most("classes of probability zero that are drawn, if it happens by chance", wrong, FEW)
+    case.equal("classes of probability zero that are drawn", wrong, 0)
+
+    rows = torch.tensor([0.0, 1.0, 2.0, 0.0, 5.0], dtype=amp_dtype).expand(2**17, 5).contiguous()
+    first = torch.multinomial(rows.to(target.device), number, replacement=replacement)[:, 0].cpu()
+    shares = torch.bincount(first, minlength=5).double() / len(first)
+    for place, share in enumerate((0.0, 0.125, 0.25, 0.0, 0.625)):
+        allowed = SIGMAS * math.sqrt(share * (1 - share) / len(first))
+        case.at_most(f"class {place}: distance of its share from {share:g}", abs(float(shares[place]) - share), allowed)
