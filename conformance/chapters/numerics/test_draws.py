@@ -52,9 +52,9 @@ _QUARTERS = (0.125, 0.25, 0.5, 0.75, 0.9375)
 _init = torch.nn.init
 
 DRAWN: dict[str, Draw] = {
-    "rand": Draw(torch.rand_like, _between(0, 1), _QUARTERS, 0.0, 1.0, without_most=True),
+    "rand": Draw(lambda x: torch.rand_like(x), _between(0, 1), _QUARTERS, 0.0, 1.0, without_most=True),
     "uniform": Draw(lambda x: x.uniform_(-2, 2), _between(-2, 2), (-1.75, -1.0, 0.0, 1.0, 1.75), -2.0, 2.0),
-    "randn": Draw(torch.randn_like, _normal, _TAILS),
+    "randn": Draw(lambda x: torch.randn_like(x), _normal, _TAILS),
     "normal": Draw(lambda x: x.normal_(1, 2), lambda x: _normal((x - 1) / 2), tuple(1 + 2 * at for at in _TAILS)),
     "exponential": Draw(
         lambda x: x.exponential_(),
@@ -74,7 +74,9 @@ DRAWN: dict[str, Draw] = {
     ),
     "bernoulli": Draw(lambda x: x.bernoulli_(0.3), lambda x: 0.7, (0.5,), 0.0, 1.0),
     "bernoulli of a tensor": Draw(lambda x: torch.bernoulli(x.fill_(0.25)), lambda x: 0.75, (0.5,), 0.0, 1.0),
-    "trunc_normal": Draw(_init.trunc_normal_, _truncated, (-1.875, -1.0, -0.25, 0.25, 1.0, 1.875), -2.0, 2.0),
+    "trunc_normal": Draw(
+        lambda x: _init.trunc_normal_(x), _truncated, (-1.875, -1.0, -0.25, 0.25, 1.0, 1.875), -2.0, 2.0
+    ),
     "trunc_normal of few deviations": Draw(
         lambda x: _init.trunc_normal_(x, std=0.03125),
         lambda x: _normal(32 * x),
