@@ -1,4 +1,4 @@
-"""Faults of random numbers and of functions of one 16-bit number, as PyTorch and others had them."""
+"""Faults of random numbers, of functions of one 16-bit number and of an eps, as PyTorch and others had them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tests.faults import fault
@@ -96,3 +97,71 @@ def log1p_overflows() -> Iterator[None]:
 def inverse_error_function_is_coarse() -> Iterator[None]:
     """erfinv of 16 bits takes a formula that is off by one part in 50."""
     yield from _afterwards(torch, "erfinv", lambda made: made * 1.02)
+
+
+@fault("AMP-NUMERICS-115")
+def softplus_with_another_beta_refuses_fp16() -> Iterator[None]:
+    """softplus of fp16 takes no beta but 1 (pytorch 101946)."""
+    right = F.softplus
+
+    def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+        if input.dtype is torch.float16 and beta != 1.0:
+            raise RuntimeError("input types 'tensor<f16>' and 'tensor<1xf32>' are not broadcast compatible")
+        return right(input, beta, threshold)
+
+    with replaced(F, "softplus", softplus):
+        yield
+
+
+class _SquareIn16Bits(torch.autograd.Function):
+    """atan whose derivative has the square of its input in the type of the input, and overflows before it divides."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.detach().atan()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return gradients[0] * (x * x) / (x * x + x**4)
+
+
+@fault("AMP-NUMERICS-115")
+def gradient_of_atan_overflows_on_the_way() -> Iterator[None]:
+    """The derivative of atan is a quotient of powers in 16 bits."""
+    right = torch.atan
+
+    def atan(input: Tensor, **named: Any) -> Tensor:
+        return _SquareIn16Bits.apply(input) if input.dtype in LOW else right(input, **named)
+
+    with replaced(torch, "atan", atan):
+        yield
+
+
+@fault("AMP-NUMERICS-116")
+def eps_of_layer_norm_is_rounded() -> Iterator[None]:
+    """layer_norm of fp16 rounds its eps to fp16, in which 1e-12 is 0 (pytorch 41527)."""
+    right = F.layer_norm
+
+    def layer_norm(input: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
+        if input.dtype is torch.float16:
+            eps = float(torch.tensor(eps).half())
+        return right(input, shape, weight, bias, eps)
+
+    with replaced(F, "layer_norm", layer_norm):
+        yield
+
+
+@fault("AMP-NUMERICS-116")
+def eps_of_a_distance_is_left_out() -> Iterator[None]:
+    """pairwise_distance of 16-bit operands leaves its eps out, so that the gradient at equal ones is 0 / 0."""
+
+    def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Tensor:
+        if x1.dtype not in LOW:
+            return right(x1, x2, p, eps, keepdim)
+        return (x1 - x2).square().sum(-1, keepdim=keepdim).sqrt()
+
+    right = F.pairwise_distance
+    with replaced(F, "pairwise_distance", pairwise_distance):
+        yield

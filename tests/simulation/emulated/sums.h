@@ -1,8 +1,11 @@
-// Backward kernels whose sums a device keeps in fp32, and a CPU in the type of 16-bit tensors.
+// Kernels whose sums and statistics a device keeps in fp32, and a CPU in the type of 16-bit tensors.
 #pragma once
 
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+
+#include <string>
+#include <utility>
 
 #include "lending.h"
 
@@ -10,13 +13,42 @@ namespace emulated {
 
 constexpr c10::DispatchKeySet kCpu(c10::DispatchKey::CPU);
 
-// A CPU rounds the sums of a batch norm where gradient and input differ in layout; CUDA's kernels keep them in fp32
-// (aten/src/ATen/native/cuda/Normalization.cuh), and cuDNN's take the two in one layout.
-inline void batch_norm_backward(const c10::OperatorHandle& op, Stack* stack) {
-  const auto first = stack->end() - static_cast<int64_t>(op.schema().arguments().size());
-  const auto format = first[1].toTensor().suggest_memory_format();
-  for (auto place : {0, 1}) first[place] = first[place].toTensor().contiguous(format);
-  op.redispatchBoxed(kCpu, stack);
+inline bool is_short(const c10::IValue& value) {
+  if (!value.isTensor() || !value.toTensor().defined()) return false;
+  const auto type = value.toTensor().scalar_type();
+  return type == at::kHalf || type == at::kBFloat16;
+}
+
+// CUDA's kernels of norms compute in fp32 and keep statistics in it (aten/src/ATen/native/cuda/Normalization.cuh and
+// layer_norm_kernel.cu); a CPU rounds the statistics, and the sums of a gradient, to 16 bits.
+inline void norm_in_fp32(const c10::OperatorHandle& op, const Arguments& given, Stack* stack) {
+  const auto& name = op.schema().name();
+  const bool backward = name.find("backward") != std::string::npos;
+  const auto& input = given[backward ? 1 : 0].toTensor();
+  Stack wide(given);
+  bool any = false;
+  for (auto& value : wide) {
+    if (!is_short(value)) continue;
+    any = true;
+    value = value.toTensor().to(at::kFloat);
+  }
+  if (!any) return op.redispatchBoxed(kCpu, stack);
+  const Stack before(wide);
+  op.redispatchBoxed(kCpu, &wide);
+  if (!backward && name == "aten::native_batch_norm") {
+    for (auto place : {3, 4}) {  // running statistics, updated in place
+      if (is_short(given[place])) given[place].toTensor().copy_(before[place].toTensor());
+    }
+  }
+  const size_t weight = name == "aten::native_batch_norm_backward" ? 2 : name == "aten::native_layer_norm_backward" ? 5 : 4;
+  for (size_t place = 0; place < wide.size(); place++) {
+    const auto& made = wide[place].toTensor();
+    if (!made.defined() || (!backward && place > 0)) continue;
+    const bool of_weight = backward && place > 0 && given[weight].isTensor() && given[weight].toTensor().defined();
+    wide[place] = made.to(of_weight ? given[weight].toTensor().scalar_type() : input.scalar_type());
+  }
+  torch::jit::drop(*stack, given.size());
+  for (auto& made : wide) stack->push_back(std::move(made));
 }
 
 // cuDNN adds up the weight gradient of 16-bit tensors in fp32; a CPU without 16-bit instructions adds samples up in 16.
@@ -36,7 +68,7 @@ inline void convolution_backward(const c10::OperatorHandle& op, const Arguments&
 // Calls the CPU's kernel of the operator, with those sums in fp32.
 inline void sum_in_fp32(const c10::OperatorHandle& op, const Arguments& given, Stack* stack) {
   const auto& name = op.schema().name();
-  if (name == "aten::native_batch_norm_backward") batch_norm_backward(op, stack);
+  if (name.find("_norm") != std::string::npos) norm_in_fp32(op, given, stack);
   else if (name == "aten::convolution_backward") convolution_backward(op, given, stack);
   else op.redispatchBoxed(kCpu, stack);
 }
