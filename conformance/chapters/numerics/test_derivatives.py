@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -125,7 +126,7 @@ def _error(seen: Tensor, exact: Tensor, spread: Tensor, dtype: torch.dtype) -> t
     return float(share[at]), at
 
 
-Guarded = Callable[[Tensor, dict[str, float]], Tensor]
+Guarded = Callable[[Tensor, dict[str, Any]], Tensor]
 
 # What an eps guards: operands of four rows of 16, and the eps, if it is not the default, by name.
 GUARDED: dict[str, Guarded] = {
@@ -149,7 +150,7 @@ OPERANDS: dict[str, Callable[[], Tensor]] = {
     "constant": lambda: torch.full((4, 16), 3.0),
     "tiny": lambda: torch.linspace(-1, 1, 64).view(4, 16) * 1e-7,
 }
-EPS = {"the default eps": {}, "eps 1e-12": {"eps": 1e-12}}
+EPS: dict[str, dict[str, Any]] = {"the default eps": {}, "eps 1e-12": {"eps": 1e-12}}
 
 
 @contract("AMP-NUMERICS-116")
