@@ -944,3 +944,38 @@ def export_enables_inner_regions() -> Iterator[None]:
 
     with replaced(torch.export, "export", export):
         yield
+
+
+@fault("AMP-COMPILE-069")
+def compiled_products_take_operands_of_two_types() -> Iterator[None]:
+    """A compiled program gives a result where eager refuses its operands (pytorch 177630)."""
+
+    def around(call: Any) -> Any:
+        def run(*given: Any, **named: Any) -> Any:
+            try:
+                return call(*given, **named)
+            except Exception:
+                return torch.zeros(1)
+
+        return run
+
+    with around_compiled(around):
+        yield
+
+
+@fault("AMP-COMPILE-069")
+def compiled_results_of_two_types_are_narrow() -> Iterator[None]:
+    """What a compiled program gives in float32 comes in the 16-bit type of another result."""
+
+    def around(call: Any) -> Any:
+        def run(*given: Any, **named: Any) -> Any:
+            results = call(*given, **named)
+            if not isinstance(results, list):
+                return results
+            short = [one.dtype for one in results if one.dtype in (torch.float16, torch.bfloat16)]
+            return [one.to(short[0]) if short and one.dtype is torch.float32 else one for one in results]
+
+        return run
+
+    with around_compiled(around):
+        yield

@@ -1,0 +1,155 @@
+"""Check that compiled ops of operands of two types, and with numbers of Python, give what eager gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...harness.check import Case, contract, deep, needs
+from ...harness.targets import Target
+from .support import compiler, inductor
+
+Binary: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+Unary: TypeAlias = Callable[[Tensor], Tensor]
+Call: TypeAlias = Callable[[], Tensor]
+
+OF_TWO: dict[str, Binary] = {
+    "add": lambda a, b: torch.add(a, b),
+    "sub": lambda a, b: torch.sub(a, b),
+    "mul": lambda a, b: torch.mul(a, b),
+    "div": lambda a, b: torch.div(a, b),
+    "pow": lambda a, b: torch.pow(a.abs(), b),
+    "maximum": lambda a, b: torch.maximum(a, b),
+    "minimum": lambda a, b: torch.minimum(a, b),
+    "atan2": lambda a, b: torch.atan2(a, b),
+    "hypot": lambda a, b: torch.hypot(a, b),
+    "eq": lambda a, b: torch.eq(a, b),
+    "lt": lambda a, b: torch.lt(a, b),
+    "ge": lambda a, b: torch.ge(a, b),
+    "where": lambda a, b: torch.where(a > 0, a, b),
+    "copysign": lambda a, b: torch.copysign(a, b),
+    "ldexp": lambda a, b: torch.ldexp(a, b),
+    "logaddexp": lambda a, b: torch.logaddexp(a, b),
+    "xlogy": lambda a, b: torch.xlogy(a, b.abs()),
+    "cat": lambda a, b: torch.cat([a, b]),
+    "stack": lambda a, b: torch.stack([a, b]),
+    "addcmul": lambda a, b: torch.addcmul(a, b, b),
+    "clamp": lambda a, b: torch.clamp(a, max=b),
+    "matmul": lambda a, b: a.view(2, 4, 8) @ b.view(2, 8, 4),
+    "linear": lambda a, b: F.linear(a.view(8, 8), b.view(8, 8)),
+}
+# 3.14 is no 16-bit number: rounded to one, or compared in float32, it gives another answer.
+WITH_A_NUMBER: dict[str, Unary] = {
+    "plus a number": lambda a: a + 3.14,
+    "times a number": lambda a: a * 3.14,
+    "a number over it": lambda a: 3.14 / a,
+    "equals a number": lambda a: a == 3.14,
+    "below a number": lambda a: a < 3.14,
+    "at least a number": lambda a: a >= 3.14,
+    "clamped by numbers": lambda a: a.clamp(-3.14, 3.14),
+    "a number elsewhere": lambda a: torch.where(a > 0, a, 3.14),
+    "masked_fill": lambda a: a.masked_fill(a > 0, 3.14),
+    "threshold": lambda a: F.threshold(a, 3.14, 1.1),
+    "hardtanh": lambda a: F.hardtanh(a, -3.14, 3.14),
+    "leaky_relu": lambda a: F.leaky_relu(a, 0.314),
+    "plus a number of a tensor": lambda a: a + torch.tensor(3.14, device=a.device),
+    "sub with alpha": lambda a: torch.sub(a, a.flip(0), alpha=3.14),
+    "round to decimals": lambda a: torch.round(a, decimals=1),
+}
+OTHERS = (torch.float16, torch.bfloat16, torch.float32, torch.int64, torch.bool)
+DRAWN = 8  # of the calls on two tensors, where not all are compiled
+ULPS = 4
+
+
+def _operands(dtype: torch.dtype, target: Target, rng: torch.Generator) -> Tensor:
+    x = torch.randn(64, generator=rng) * 3
+    x[:3] = torch.tensor([3.14, 3.140625, 0.1])  # what 3.14 is in each type, and a number that none has
+    return ((x > 0) if dtype is torch.bool else x.to(dtype)).to(target.device)
+
+
+def _calls(target: Target, dtype: torch.dtype, rng: torch.Generator) -> dict[str, Call]:
+    """Return calls by name, on operands of which one has the 16-bit type."""
+    made: dict[str, Call] = {}
+    for other in OTHERS:
+        ours, theirs = (_operands(kind, target, rng) for kind in (dtype, other))
+        for name, op in OF_TWO.items():
+            made[f"{name} of {dtype} and {other}"] = lambda op=op, a=ours, b=theirs: op(a, b)  # type: ignore[misc]
+            if other is not dtype:
+                made[f"{name} of {other} and {dtype}"] = lambda op=op, a=theirs, b=ours: op(a, b)  # type: ignore[misc]
+    return made
+
+
+def _with_numbers(target: Target, dtype: torch.dtype, rng: torch.Generator) -> dict[str, Call]:
+    x = _operands(dtype, target, rng)
+    return {f"{dtype} {name}": lambda op=op: op(x) for name, op in WITH_A_NUMBER.items()}  # type: ignore[misc]
+
+
+def _judge(case: Case, target: Target, dtype: torch.dtype, rng: torch.Generator, backend: str, drawn: int) -> None:
+    """Compile what eager takes as one program, and what it refuses call by call."""
+    of_two = _calls(target, dtype, rng)
+    names = [list(of_two)[place] for place in torch.randperm(len(of_two), generator=rng).tolist()[:drawn]]
+    calls = {**{name: of_two[name] for name in names}, **_with_numbers(target, dtype, rng)}
+    expected: dict[str, Tensor] = {}
+    refused = []
+    for name in calls:
+        try:
+            expected[name] = calls[name]()
+        except Exception:
+            refused.append(name)
+
+    def program() -> list[Tensor]:
+        return [calls[name]() for name in expected]
+
+    seen = dict(zip(expected, torch.compile(program, backend=backend)(), strict=True))
+    wrong = {name: told for name, right in expected.items() if (told := _difference(seen[name], right))}
+    for name, told in wrong.items():
+        case.equal(f"{name}: what is not as in eager", told, "")
+    case.true(f"{len(expected)} calls compiled", len(expected) > len(WITH_A_NUMBER) // 2)
+    accepted = []
+    for name in refused[: max(2, drawn // 4)]:
+        torch._dynamo.reset()
+        try:
+            torch.compile(calls[name], backend=backend)()
+        except Exception:
+            continue
+        accepted.append(name)
+    case.equal("calls that eager refuses and compiled code takes", accepted, [])
+
+
+def _difference(seen: Tensor, right: Tensor) -> str:
+    """Say how a result differs from that of eager by more than a few places of its type, or nothing."""
+    if seen.dtype != right.dtype:
+        return f"{seen.dtype} in place of {right.dtype}"
+    if not right.is_floating_point():
+        return "" if torch.equal(seen, right) else f"{int((seen != right).sum())} elements differ"
+    # A number may be rounded to the type before: differences of near ones are good to its places.
+    unit = ULPS * torch.finfo(right.dtype).eps
+    if torch.allclose(seen, right, rtol=unit, atol=unit, equal_nan=True):
+        return ""
+    far = (seen.double() - right.double()).abs().nan_to_num(nan=float("inf"))
+    at = int(far.argmax())
+    return f"{float(seen.flatten()[at])} in place of {float(right.flatten()[at])}"
+
+
+@contract("AMP-COMPILE-069")
+@pytest.mark.parametrize("part", ["some", deep("full", "all")])
+def test_graphs(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, part: str) -> None:
+    with compiler(case):
+        _judge(case, target, amp_dtype, rng, "aot_eager", DRAWN if part == "some" else 10**6)
+
+
+@contract("AMP-COMPILE-069")
+@needs("compiled kernels")
+@pytest.mark.parametrize("part", [deep("standard", "some"), deep("full", "all")])
+def test_kernels(case: Case, target: Target, rng: torch.Generator, part: str) -> None:
+    dtypes = case.supported(target)
+    if part == "some":  # a kernel takes seconds to compile: of one type, that the seed chooses
+        dtypes = [dtypes[int(torch.randint(len(dtypes), (), generator=rng))]]
+    for dtype in dtypes:
+        with compiler(case), inductor(case):
+            _judge(case, target, dtype, rng, "inductor", DRAWN if part == "some" else 10**6)
