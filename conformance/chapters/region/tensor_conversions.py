@@ -35,7 +35,7 @@ def _inner(x: Tensor, low: torch.dtype, device: torch.device | None = None) -> T
 
 def _turned(x: Tensor, low: torch.dtype, device: torch.device | None = None) -> Tensor:
     place = torch.zeros(tuple(reversed(x.shape)), dtype=low, device=device or x.device)
-    place = place.permute(*reversed(range(x.dim())))
+    place = place.permute(tuple(reversed(range(x.dim()))))
     return place.copy_(x)
 
 
@@ -102,8 +102,6 @@ CONVERSIONS: dict[str, Conversion] = {
     "into a part": Conversion(_inner, "low", "copy"),
     "into a turned tensor": Conversion(_turned, "low", "copy"),
     "into a larger tensor": Conversion(_spread, "low", "copy"),
-    "full_like and add_": Conversion(lambda x, low: torch.zeros_like(x, dtype=low).add_(x), "low", "copy"),
-    "fill by where": Conversion(lambda x, low: torch.where(x == x, x, 0 * x), "own", "copy"),
 }
 Trip = Callable[[Tensor, torch.dtype, torch.device], Tensor]
 # From a tensor on the host to the device, or by it to the host, to the dtype.
