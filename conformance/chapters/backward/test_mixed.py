@@ -58,7 +58,9 @@ FP32_ROUNDINGS = 8 + 40 * 3  # of a chain of four ops and their sums over 120 te
 
 @contract("AMP-BACKWARD-053")
 @pytest.mark.parametrize("kind", ["parameter", "leaf"])
-def test_broadcast_operands(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, kind: str) -> None:
+def test_broadcast_operands(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, kind: str
+) -> None:
     make = torch.nn.Parameter if kind == "parameter" else lambda x: x.requires_grad_()
     low = (torch.rand(40, 6, generator=rng) + 0.5).to(amp_dtype)
     judged, fine, wrong = 0, 0, {}

@@ -165,7 +165,11 @@ def test_lazy_signs(case: Case, target: Target, amp_dtype: torch.dtype, rng: tor
 
     wrong, judged = {}, 0
     for name, operation in COMPLEX.items():
-        for which, left, right in (("both", LAZY[lazy](a), LAZY[lazy](b)), ("left", LAZY[lazy](a), b), ("right", a, LAZY[lazy](b))):
+        for which, left, right in (
+            ("both", LAZY[lazy](a), LAZY[lazy](b)),
+            ("left", LAZY[lazy](a), b),
+            ("right", a, LAZY[lazy](b)),
+        ):
             if left.is_complex() != right.is_complex():
                 continue
             wanted = result(operation, _resolved(left), _resolved(right))

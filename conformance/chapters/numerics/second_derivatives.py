@@ -82,9 +82,7 @@ _OTHERS: dict[str, Twice] = {
     "huber_loss": Twice(F.huber_loss, ((5, 6), (5, 6))),
     "cosine_similarity": Twice(F.cosine_similarity, ((5, 6), (5, 6))),
     "avg_pool2d": Twice(lambda x: F.avg_pool2d(x, 2).square(), ((2, 3, 4, 4),)),
-    "interpolate": Twice(
-        lambda x: F.interpolate(x, scale_factor=2, mode="bilinear").square(), ((2, 2, 3, 3),)
-    ),
+    "interpolate": Twice(lambda x: F.interpolate(x, scale_factor=2, mode="bilinear").square(), ((2, 2, 3, 3),)),
 }
 TWICE: dict[str, Twice] = {name: Twice(call, _X) for name, call in _ACTIVATIONS.items()} | _OTHERS
 

@@ -88,7 +88,9 @@ CONVERSIONS: dict[str, Conversion] = {
     "_to_copy": Conversion(lambda x, low: torch.ops.aten._to_copy(x, dtype=low), "low", "copy"),
     "clone": Conversion(lambda x, low: x.clone(), "own", "copy"),
     "clone(channels_last)": Conversion(lambda x, low: x.clone(memory_format=CHANNELS_LAST), "own", "copy", True),
-    "contiguous(channels_last)": Conversion(lambda x, low: x.contiguous(memory_format=CHANNELS_LAST), "own", None, True),
+    "contiguous(channels_last)": Conversion(
+        lambda x, low: x.contiguous(memory_format=CHANNELS_LAST), "own", None, True
+    ),
     "contiguous": Conversion(lambda x, low: x.contiguous(), "own", None),
     "detach": Conversion(lambda x, low: x.detach(), "own", "memory"),
     "asarray": Conversion(lambda x, low: torch.asarray(x, dtype=low), "low", None),
