@@ -10,7 +10,7 @@ import torch
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
-from ...oracles.numbers.formats import FORMATS, FP32, narrow, tensor_of
+from ...oracles.numbers.formats import FORMATS, narrow, tensor_of
 from .tensor_conversions import LAYOUTS, differences, numbers
 
 
