@@ -149,20 +149,21 @@ CHANGES: dict[str, Callable[[Tensor], object]] = {
 
 
 def _in_place(saves: str, change: str, x: Tensor, w: Tensor, given: torch.dtype, region: Any) -> tuple[Any, ...]:
-    """Return by how much the version grew, and how the backward ended."""
+    """Return by how much the version grew, how the backward ended, and whether the op took a cast copy."""
     with region:
         y, used = SAVES[saves](x.to(given), w.to(given))
         before = y._version
         try:
             CHANGES[change](y)
         except (RuntimeError, NotImplementedError) as error:
-            return "refused", type(error).__name__
+            return "refused", type(error).__name__, False
         grown = y._version - before
     try:
         used.float().sum().backward()
     except RuntimeError as error:
-        return grown, "in-place" if "modified by an inplace operation" in str(error) else type(error).__name__
-    return grown, "gradients"
+        ending = "in-place" if "modified by an inplace operation" in str(error) else type(error).__name__
+        return grown, ending, used.dtype != y.dtype
+    return grown, "gradients", used.dtype != y.dtype
 
 
 QUICK = ("tanh, its result", "linear")
@@ -194,7 +195,7 @@ def test_changes_of_saved_tensors(case: Case, target: Target, amp_dtype: torch.d
             judged += 1
             errors += inside[1] == "in-place"
             # Of a cast copy that autocast saves in its place, a change is no error.
-            cast = given is torch.float32 and inside[1] == "gradients"
+            cast = inside[2] and inside[1] == "gradients"
             if inside[0] != outside[0] or (inside[1] != outside[1] and not cast):
                 wrong[f"{change} of {given}"] = f"{inside} in place of {outside}"
             if change != "nothing" and not outside[0]:
