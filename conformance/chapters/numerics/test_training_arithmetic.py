@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -121,7 +122,10 @@ def test_lists_of_several_types(
     wrong, judged = {}, 0
     for dtypes in ((torch.float32, amp_dtype), (amp_dtype, torch.float32), (amp_dtype,), (torch.float32,)):
         given = _lists(target, rng, dtypes, one_of.lists)
-        regions = {"outside": contextlib.nullcontext(), "in a region": target.autocast(amp_dtype)}
+        regions: dict[str, contextlib.AbstractContextManager[Any]] = {
+            "outside": contextlib.nullcontext(),
+            "in a region": target.autocast(amp_dtype),
+        }
         for name, region in list(regions.items())[: 1 if one_of.new else 2]:
             ours, theirs, before = ([[one.clone() for one in each] for each in given] for _ in range(3))
             expected = one_of.loop(*theirs)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +29,10 @@ def _nearest(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 @contract("AMP-REGION-115")
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda name: name.replace(" ", "_"))
 def test_conversions(case: Case, target: Target, amp_dtype: torch.dtype, layout: str) -> None:
-    regions = {"outside": contextlib.nullcontext, "in a region": partial(target.autocast, amp_dtype)}
+    regions: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+        "outside": contextlib.nullcontext,
+        "in a region": partial(target.autocast, amp_dtype),
+    }
     for given in (torch.float32, amp_dtype):
         host = LAYOUTS[layout](_nearest(numbers(), given))
         found = {}

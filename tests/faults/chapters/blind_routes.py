@@ -184,9 +184,9 @@ def fills_in_place_keep_the_version() -> Iterator[None]:
 
     def fill(original: Any, self: Tensor, *given: Any) -> Tensor:
         if self.dtype not in LOW:
-            return original(self, *given)  # type: ignore[no-any-return]
+            return original(self, *given)
         with torch.autograd._unsafe_preserve_version_counter(self):
-            return original(self, *given)  # type: ignore[no-any-return]
+            return original(self, *given)
 
     with replaced(Tensor, "masked_fill_", in_a_region(Tensor.masked_fill_, fill)):
         yield
