@@ -29,7 +29,7 @@ def _by_depth() -> Iterator[Any]:
         yield pytest.param(name, id=slug(name)) if name in QUICK else deep("standard", name, id=slug(name))
 
 
-@contract("AMP-NUMERICS-115")
+@contract("AMP-NUMERICS-117")
 @pytest.mark.parametrize("op", list(_by_depth()))
 def test_second_derivatives(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, op: str) -> None:
     values = [torch.randn(shape, generator=rng).to(amp_dtype) for shape in TWICE[op].shapes]

@@ -113,7 +113,7 @@ def _lists(target: Target, rng: torch.Generator, dtypes: Sequence[torch.dtype], 
     return made
 
 
-@contract("AMP-NUMERICS-116")
+@contract("AMP-NUMERICS-118")
 @pytest.mark.parametrize("op", list(FOREACH), ids=slug)
 def test_lists_of_several_types(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, op: str

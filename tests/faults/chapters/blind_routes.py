@@ -216,7 +216,7 @@ class _HalvedTwice(torch.autograd.Function):
         return _Halved.apply(slope)
 
 
-@fault("AMP-NUMERICS-115")
+@fault("AMP-NUMERICS-117")
 def second_derivatives_of_layer_norm_are_halved() -> Iterator[None]:
     """layer_norm of 16-bit tensors halves the second derivatives by what comes in."""
     original = F.layer_norm
@@ -260,7 +260,7 @@ def embeddings_lose_repeated_rows_where_deterministic() -> Iterator[None]:
 # --- lists
 
 
-@fault("AMP-NUMERICS-116")
+@fault("AMP-NUMERICS-118")
 def lists_have_the_type_of_their_first() -> Iterator[None]:
     """_foreach_addcmul_ leaves tensors of another type than the first as they are."""
     original = torch._foreach_addcmul_
