@@ -91,7 +91,7 @@ def bits(tensor: torch.Tensor | None) -> tuple[Any, ...]:
     """Return type, shape and bits of a tensor, which compare by ==, each NaN as one; of None that it is missing."""
     if tensor is None:
         return ("missing",)
-    plain = tensor.as_subclass(torch.Tensor).detach().cpu()
+    plain = tensor.as_subclass(torch.Tensor).detach().to_dense().cpu()
     kept = plain.masked_fill(plain.isnan(), math.nan).contiguous() if plain.is_floating_point() else plain.contiguous()
     return kept.dtype, tuple(kept.shape), bytes(kept.reshape(-1).view(torch.uint8).tolist())
 

@@ -239,3 +239,96 @@ def test_gradient_passes_the_cast(
         case.equal(f"type of the gradient of input {index}", seen.dtype, given)
         case.identical(f"gradient of input {index}", seen, wanted)
         case.at_least(f"largest gradient of input {index}", float(seen.abs().max()), 0.0)
+
+
+# The spellings of the matrix product; `@=` makes a new tensor.
+PRODUCTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "function": torch.matmul,
+    "linalg": torch.linalg.matmul,
+    "aten": torch.ops.aten.matmul,
+    "method": lambda a, b: a.matmul(b),
+    "operator": lambda a, b: a @ b,
+    "reflected": lambda a, b: b.__rmatmul__(a),
+    "assignment": operator.imatmul,
+}
+_SIDES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "tensor": lambda x: x,
+    "leaf": lambda x: x.clone().requires_grad_(),
+    "parameter": lambda x: nn.Parameter(x.clone()),
+    "frozen parameter": partial(nn.Parameter, requires_grad=False),
+}
+# Every product of matrices and vectors with sizes up to 3, and batches of one and two.
+_SHAPES = [
+    *(((m, k), (k, n)) for m, k, n in itertools.product((1, 2, 3), repeat=3)),
+    *(((k,), (k, n)) for k, n in itertools.product((1, 2, 3), repeat=2)),
+    *(((m, k), (k,)) for m, k in itertools.product((1, 2, 3), repeat=2)),
+    *(((k,), (k,)) for k in (1, 2, 3)),
+    *(((b, 2, 3), right) for b in (1, 2) for right in ((3,), (3, 1), (3, 2), (1, 3, 2), (2, 3, 2))),
+    *((left, (b, 3, 2)) for b in (1, 2) for left in ((3,), (1, 3), (2, 3))),
+]
+
+
+@by_rules
+@contract("AMP-CAST-023", on=("cpu", "cuda"))
+@pytest.mark.parametrize("right", list(_SIDES), ids=lambda name: name.replace(" ", "_"))
+def test_spellings_of_the_product(
+    case: Case, target: Target, amp_dtype: torch.dtype, right: str, rng: torch.Generator
+) -> None:
+    if policy_of(case, target, "matmul") != "lower_precision":
+        case.unsupported("matmul is on another list")
+    wrong, judged = {}, 0
+    for shapes in _SHAPES:
+        # Products and sums of small integers are exact in 16 bits, whatever the kernel.
+        a, b = (torch.randint(-3, 4, shape, generator=rng).float().to(target.device) for shape in shapes)
+        expected = torch.matmul(a.double().cpu(), b.double().cpu()).to(amp_dtype)
+        for left, (spelling, product) in itertools.product(_SIDES, PRODUCTS.items()):
+            with target.autocast(amp_dtype):
+                seen = product(_SIDES[left](a), _SIDES[right](b))
+            judged += 1
+            if seen.dtype != amp_dtype or not torch.equal(seen.cpu() + 0, expected + 0):
+                wrong[f"{spelling} of a {left} {shapes[0]} and a {right} {shapes[1]}"] = seen.dtype
+    case.equal("products that are not as promised", dict(list(wrong.items())[:5]), {})
+    case.at_least("products judged", judged, 100)
+
+
+# An op by its spellings: the function, the methods, the operators, and in place.
+BINARY: dict[str, tuple[Callable[..., torch.Tensor], ...]] = {
+    "add": (torch.add, torch.Tensor.add, operator.add, lambda a, b: b.__radd__(a)),
+    "sub": (torch.sub, torch.Tensor.sub, operator.sub, lambda a, b: b.__rsub__(a)),
+    "mul": (torch.mul, torch.Tensor.mul, operator.mul, lambda a, b: b.__rmul__(a)),
+    "div": (torch.div, torch.Tensor.div, operator.truediv),  # __rtruediv__ multiplies by a reciprocal
+    "pow": (torch.pow, torch.Tensor.pow, operator.pow, lambda a, b: b.__rpow__(a)),
+    "floor_divide": (torch.floor_divide, torch.Tensor.floor_divide, operator.floordiv),
+    "remainder": (torch.remainder, torch.Tensor.remainder, operator.mod),
+    "less": (torch.lt, torch.Tensor.lt, operator.lt),
+    "equal": (torch.eq, torch.Tensor.eq, operator.eq),
+    "maximum": (torch.maximum, torch.Tensor.maximum),
+    "atan2": (torch.atan2, torch.Tensor.atan2),
+    "add in place": (torch.Tensor.add_, operator.iadd),
+    "sub in place": (torch.Tensor.sub_, operator.isub),
+    "mul in place": (torch.Tensor.mul_, operator.imul),
+    "div in place": (torch.Tensor.div_, operator.itruediv),
+    "pow in place": (torch.Tensor.pow_, operator.ipow),
+}
+
+
+@contract("AMP-CAST-023", on=("cpu", "cuda", "xpu", "mps"))
+@pytest.mark.parametrize("op", list(BINARY), ids=lambda name: name.replace(" ", "_"))
+def test_spellings_of_binary_ops(
+    case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator
+) -> None:
+    first, *_ = BINARY[op]
+    wrong, judged = {}, 0
+    values = torch.rand(2, 2, 3, generator=rng) + 0.5
+    for dtypes in itertools.product((torch.float32, amp_dtype), repeat=2):
+        a, b = (value.to(target.device, dtype) for value, dtype in zip(values, dtypes, strict=True))
+        with target.autocast(amp_dtype):
+            expected = first(a.clone(), b)
+        for left, right, (number, spelling) in itertools.product(_SIDES, _SIDES, enumerate(BINARY[op])):
+            with target.autocast(amp_dtype), torch.set_grad_enabled("in place" not in op):
+                seen = spelling(_SIDES[left](a.clone()), _SIDES[right](b))
+            judged += 1
+            if seen.dtype != expected.dtype or not torch.equal(seen.detach(), expected):
+                wrong[f"spelling {number} of a {left} of {dtypes[0]} and a {right} of {dtypes[1]}"] = seen.dtype
+    case.equal("spellings that differ from the function of tensors", dict(list(wrong.items())[:5]), {})
+    case.at_least("spellings judged", judged, 64)

@@ -30,18 +30,32 @@ def _in_shape(*shape: int) -> Callable[[Tensor, torch.dtype], Tensor]:
     return lambda source, dtype: source.reshape(shape).to(dtype).flatten()
 
 
+def _into_a_slice(source: Tensor, dtype: torch.dtype) -> Tensor:
+    whole = torch.zeros(source.numel() + 5, dtype=dtype, device=source.device)
+    whole[3:-2] = source
+    return whole[3:-2]
+
+
 # Each kind of cast runs another kernel: whole vectors and their remainder, single elements, copies, single numbers.
 # Backends have kernels by rank as well.
 CASTS: dict[str, Callable[[Tensor, torch.dtype], Tensor]] = {
     "to": lambda source, dtype: source.to(dtype),
     "strided": lambda source, dtype: torch.stack([source, source], 1)[:, 0].to(dtype),
     "copy_": lambda source, dtype: torch.empty(source.shape, dtype=dtype, device=source.device).copy_(source),
+    "slice": _into_a_slice,
+    "one-step": lambda source, dtype: source.cpu().to(source.device, dtype),
+    "from-host": lambda source, dtype: torch.empty(source.shape, dtype=dtype, device=source.device).copy_(source.cpu()),
+    "to-host": lambda source, dtype: source.to("cpu", dtype),
     "scalar": lambda source, dtype: torch.stack([item.to(dtype) for item in source]),
     "matrix": _in_shape(1, -1),
     "sequence": _in_shape(1, -1, 1),
     "image": _in_shape(1, 1, -1, 1),
     "volume": _in_shape(1, 1, 1, -1, 1),
 }
+
+
+# Into part of a tensor, and from and to the host, with the dtype in the same step.
+BETWEEN = ("slice", "one-step", "from-host", "to-host")
 
 
 # (m, k) times (k, n), each through another op that casts its operands under autocast.
@@ -95,7 +109,7 @@ def test_casts_at_the_midpoints(case: Case, target: Target, amp_dtype: torch.dty
     # Odd strides alternate between ties below even and odd neighbours.
     patterns = _midpoints(form, case.samples(quick=61, standard=7, full=1))
     source, expected = _cast(patterns, form)
-    for way in ("to", "strided"):
+    for way in ("to", "strided", *BETWEEN):
         seen = CASTS[way](source.to(target.device), amp_dtype)
         case.identical(f"{way}: {len(patterns)} fp32 numbers at and next to a tie", seen, expected)
 
@@ -106,7 +120,7 @@ def test_casts_of_arbitrary_patterns(case: Case, target: Target, amp_dtype: torc
     source, expected = _cast(torch.randint(0, 2**32, (count,), generator=rng).tolist(), FORMATS[amp_dtype])
     # Repeated past the sizes from which kernels share the work among threads (32,768 on a CPU).
     copies = -(-100_000 // count)
-    for way in ("to", "copy_"):
+    for way in ("to", "copy_", *BETWEEN):
         seen = CASTS[way](source.repeat(copies).to(target.device), amp_dtype)
         case.identical(f"{way}: {count} random fp32 patterns, {copies} times", seen, expected.repeat(copies))
 
@@ -134,7 +148,7 @@ def test_casts_keep_infinity_nan_and_signed_zero(case: Case, target: Target, amp
 
 
 @contract("AMP-NUMERICS-006")
-@pytest.mark.parametrize("way", ["to", "strided", "copy_"])
+@pytest.mark.parametrize("way", ["to", "strided", "copy_", *BETWEEN])
 def test_widening_is_exact(case: Case, target: Target, amp_dtype: torch.dtype, way: str) -> None:
     form = FORMATS[amp_dtype]
     seen = CASTS[way](all_patterns(form).to(target.device), torch.float32)

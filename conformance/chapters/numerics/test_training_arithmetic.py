@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +15,8 @@ from torch import Tensor
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from ...oracles.numbers.formats import FORMATS, FP32, Format, tensor_of
-from .support import leaves_on
+from .foreach_ops import FOREACH
+from .support import leaves_on, slug
 
 
 @contract("AMP-NUMERICS-026")
@@ -94,3 +100,46 @@ def test_gradients_do_not_depend_on_the_scale(
     first, second = gradients.values()
     for layer in range(2):
         case.identical(f"layer {layer}: gradients at 2^{exponent} and twice that", first[layer], second[layer])
+
+
+def _lists(target: Target, rng: torch.Generator, dtypes: Sequence[torch.dtype], count: int) -> list[list[torch.Tensor]]:
+    """Return lists of positive tensors of these dtypes in turn, of several shapes, one empty, one not contiguous."""
+    shapes = ((3,), (4, 5), (), (2, 3, 2), (0,), (7,), (5, 4))
+    made = []
+    for _ in range(count):
+        plain = [torch.rand(shape, generator=rng) + 0.5 for shape in shapes]
+        placed = [one.to(target.device, dtypes[at % len(dtypes)]) for at, one in enumerate(plain)]
+        made.append([*placed[:-1], placed[-1].t()])
+    return made
+
+
+@contract("AMP-NUMERICS-118")
+@pytest.mark.parametrize("op", list(FOREACH), ids=slug)
+def test_lists_of_several_types(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, op: str
+) -> None:
+    one_of = FOREACH[op]
+    wrong, judged = {}, 0
+    for dtypes in ((torch.float32, amp_dtype), (amp_dtype, torch.float32), (amp_dtype,), (torch.float32,)):
+        given = _lists(target, rng, dtypes, one_of.lists)
+        regions: dict[str, contextlib.AbstractContextManager[Any]] = {
+            "outside": contextlib.nullcontext(),
+            "in a region": target.autocast(amp_dtype),
+        }
+        for name, region in list(regions.items())[: 1 if one_of.new else 2]:
+            ours, theirs, before = ([[one.clone() for one in each] for each in given] for _ in range(3))
+            expected = one_of.loop(*theirs)
+            case.require_call(target, op, partial(one_of.call, *before))
+            with region:
+                seen = one_of.call(*ours)
+            for place, (one, other) in enumerate(zip(seen, expected, strict=True)):
+                judged += 1
+                # A fused kernel may round once where the loop rounds twice.
+                wide, exact = one.detach().cpu().double(), other.detach().cpu().double()
+                bound = 4 * torch.finfo(other.dtype).eps * exact.abs()
+                if (one.dtype, one.shape) != (other.dtype, other.shape) or not bool(
+                    ((wide - exact).abs() <= bound).all()
+                ):
+                    wrong[f"{name}, tensor {place} of {dtypes}"] = one.dtype
+    case.equal(f"{op}: tensors that differ from the loop", wrong, {})
+    case.at_least("tensors judged", judged, 28)

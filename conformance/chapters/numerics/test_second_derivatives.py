@@ -1,0 +1,146 @@
+"""Check second derivatives in 16 bits, and gradients of elements that an index names several times."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...harness.check import Case, contract, deep
+from ...harness.targets import Target
+from ...measure.precision import full_precision
+from ...oracles.numbers.formats import FORMATS
+from .second_derivatives import TWICE, derivatives
+from .support import slug
+
+# As AMP-NUMERICS-083 for first derivatives: up to eight 16-bit results follow each other, of four roundings each.
+ROUNDINGS = 32
+QUICK = ("gelu", "silu", "tanh", "linear", "conv1d", "conv2d", "layer_norm", "attention")
+
+
+def _by_depth() -> Iterator[Any]:
+    for name in TWICE:
+        yield pytest.param(name, id=slug(name)) if name in QUICK else deep("standard", name, id=slug(name))
+
+
+@contract("AMP-NUMERICS-117")
+@pytest.mark.parametrize("op", list(_by_depth()))
+def test_second_derivatives(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, op: str) -> None:
+    values = [torch.randn(shape, generator=rng).to(amp_dtype) for shape in TWICE[op].shapes]
+    state = rng.get_state()
+    exact = dict(derivatives(TWICE[op], [value.double() for value in values], rng, contextlib.nullcontext))
+    on_device = [value.to(target.device) for value in values]
+    region = partial(target.autocast, amp_dtype)
+
+    def measure() -> dict[str, Tensor]:
+        rng.set_state(state)
+        with full_precision(target.device_type):
+            return dict(derivatives(TWICE[op], on_device, rng, region))
+
+    case.require_call(target, f"second derivatives of {op}", measure)
+    seen = measure()
+    case.equal("second derivatives", sorted(seen), sorted(exact))
+    # Terms that cancel, or are zero, are held against the size of the largest.
+    floor = max(float(one.norm()) for one in exact.values()) / 16
+    for name, one in exact.items():
+        error = float((seen[name].detach().cpu().double() - one).norm())
+        bound = ROUNDINGS * FORMATS[amp_dtype].unit_roundoff * max(float(one.norm()), floor)
+        case.at_most(f"{op}: error of {name}", error if error == error else float("inf"), bound)
+
+
+Index = Callable[[Tensor, Tensor], Tensor]
+# Of rows (7, 5) and an index (40,) that names some of them often.
+INDEXED: dict[str, Index] = {
+    "x[index]": lambda x, i: x[i],
+    "x[index, :]": lambda x, i: x[i, :],
+    "x[index, 2]": lambda x, i: x[i, 2],
+    "x[:, columns]": lambda x, i: x[:, i % 5],
+    "x[index, columns]": lambda x, i: x[i, i % 5],
+    "x[matrix]": lambda x, i: x[i.view(4, 10)],
+    "index_select": lambda x, i: x.index_select(0, i),
+    "gather": lambda x, i: x.gather(0, i[:, None].expand(40, 5)),
+    "gather columns": lambda x, i: x.gather(1, (i % 5).expand(7, 40)),
+    "take": lambda x, i: x.take(i),
+    "take_along_dim": lambda x, i: torch.take_along_dim(x, i[:, None], 0),
+    "embedding": lambda x, i: F.embedding(i, x),
+    "embedding, padding_idx": lambda x, i: F.embedding(i, x, padding_idx=6),
+    "embedding_bag": lambda x, i: F.embedding_bag(i.view(4, 10), x, mode="sum"),
+    "embedding, sparse": lambda x, i: F.embedding(i, x, sparse=True),
+    "repeat_interleave": lambda x, i: x.repeat_interleave(i[:7] + 1, 0),
+    "unfold": lambda x, i: x.unfold(0, 3, 1),
+    "stack": lambda x, i: torch.stack([x[int(n)] for n in i[:6]]),
+}
+# The sums of the rows of y (40, 5) for each number of an index.
+ADDED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "index_add": lambda x, i, y: x.index_add(0, i, y),
+    "scatter_add": lambda x, i, y: x.scatter_add(0, i[:, None].expand(40, 5), y),
+    "scatter_reduce": lambda x, i, y: x.scatter_reduce(0, i[:, None].expand(40, 5), y, "sum"),
+    "scatter, add": lambda x, i, y: x.scatter(0, i[:, None].expand(40, 5), y, reduce="add"),
+    "index_put": lambda x, i, y: x.index_put((i,), y, accumulate=True),
+    "index_put_": lambda x, i, y: x.clone().index_put_((i,), y, accumulate=True),
+    "index_add_": lambda x, i, y: x.clone().index_add_(0, i, y),
+    "scatter_add_ of a part": lambda x, i, y: F.pad(x, (1, 1))[:, 1:-1].scatter_add_(0, i[:, None].expand(40, 5), y),
+}
+
+
+@contextlib.contextmanager
+def _deterministic(flag: bool) -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(flag)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+@contract("AMP-NUMERICS-085")
+@pytest.mark.parametrize("algorithms", ["any", "deterministic"])
+def test_repeated_indices(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, algorithms: str
+) -> None:
+    # Sums of up to 40 numbers of up to 3 are exact in both types, in every order.
+    rows = torch.randint(-3, 4, (7, 5), generator=rng).float()
+    more = torch.randint(-3, 4, (40, 5), generator=rng).float()
+    index = torch.randint(0, 3, (40,), generator=rng)
+    index[:2] = torch.tensor([6, 5])
+    wrong, judged = {}, 0
+
+    def gradient(call: Index, x: Tensor, i: Tensor, region: Any) -> Tensor:
+        leaf = x.detach().requires_grad_()
+        with region:
+            result = call(leaf, i)
+        steps = (torch.arange(result.numel(), device=x.device) % 5 - 2).reshape(result.shape)
+        (found,) = torch.autograd.grad(result, leaf, steps.to(result.dtype))
+        return found.to_dense()
+
+    for given in (amp_dtype, torch.float32):
+        for name, call in INDEXED.items():
+            wanted = gradient(call, rows.double(), index, contextlib.nullcontext())
+            try:
+                with _deterministic(algorithms == "deterministic"):
+                    x, i = rows.to(target.device, given), index.to(target.device)
+                    seen = gradient(call, x, i, target.autocast(amp_dtype))
+            except (RuntimeError, NotImplementedError):  # no kernel, or none that is deterministic
+                continue
+            judged += 1
+            if seen.dtype != given or not torch.equal(seen.cpu().double() + 0, wanted + 0):
+                wrong[f"gradient of {name} of {given}"] = seen.dtype
+        for name, add in ADDED.items():
+            wanted = add(rows.double(), index, more.double())
+            try:
+                with _deterministic(algorithms == "deterministic"), target.autocast(amp_dtype):
+                    x, y = (each.to(target.device, given) for each in (rows, more))
+                    seen = add(x, index.to(target.device), y)
+            except (RuntimeError, NotImplementedError):
+                continue
+            judged += 1
+            if seen.dtype != given or not torch.equal(seen.cpu().double() + 0, wanted + 0):
+                wrong[f"{name} of {given}"] = seen.dtype
+    case.equal("sums over a repeated index that are not exact", wrong, {})
+    case.at_least("sums judged", judged, 20)
