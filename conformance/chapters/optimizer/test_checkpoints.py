@@ -67,10 +67,10 @@ POINTS: Mapping[str, tuple[int, str, bool]] = {
     "after_a_later_unscale": (2, "unscale_", True),
 }
 MAKERS: Mapping[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "SGD": lambda groups: torch.optim.SGD(groups, lr=0.25, momentum=0.75, weight_decay=0.125),
-    "AdamW": lambda groups: torch.optim.AdamW(groups, lr=0.25, weight_decay=0.125, amsgrad=True),
-    "Adagrad": lambda groups: torch.optim.Adagrad(groups, lr=0.25, lr_decay=0.125),
-    "RMSprop": lambda groups: torch.optim.RMSprop(groups, lr=0.25, momentum=0.75, centered=True),
+    "SGD": lambda groups: torch.optim.SGD(groups, lr=2.0**-6, momentum=0.75, weight_decay=0.125),
+    "AdamW": lambda groups: torch.optim.AdamW(groups, lr=2.0**-6, weight_decay=0.125, amsgrad=True),
+    "Adagrad": lambda groups: torch.optim.Adagrad(groups, lr=2.0**-6, lr_decay=0.125),
+    "RMSprop": lambda groups: torch.optim.RMSprop(groups, lr=2.0**-6, momentum=0.75, centered=True),
 }
 
 
@@ -90,7 +90,7 @@ class Training:
         for parameter, values in zip(model.parameters(), drawn[4:], strict=False):
             parameter.data.copy_(values.flatten()[: parameter.numel()].reshape(parameter.shape))
         model[0].bias.requires_grad_(False)
-        optimizer = make([{"params": model[0].parameters()}, {"params": model[1].parameters(), "lr": 0.5}])
+        optimizer = make([{"params": model[0].parameters()}, {"params": model[1].parameters(), "lr": 2.0**-5}])
         scaler = torch.amp.GradScaler(target.device_type, init_scale=2.0**8, growth_interval=2)
         return cls(model, optimizer, scaler, list(drawn[:4].to(target.device)))
 

@@ -126,7 +126,9 @@ STEPPING = [
 @contract("AMP-OPTIMIZER-129")
 @BY_PAIR
 @pytest.mark.parametrize("kind", STEPPING)
-def test_steps(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig, pair: str) -> None:
+def test_steps_of_every_optimizer(
+    case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig, pair: str
+) -> None:
     """Step as the for-loop does in float64; moments may be kept in either type."""
     demand(case, kind, target.device)
     draw = Draw(rng, target.device, matrices=kind.gradients == "matrices")
