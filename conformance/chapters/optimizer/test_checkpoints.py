@@ -206,7 +206,7 @@ def over_groups(kind: OptimizerConfig, model: Holder, *, other: bool) -> torch.o
     """Return the optimizer over the groups; with `other`, the second and third have settings of their own."""
     settings = {**kind.other_settings(), "lr": 0.125} if other else {}
     settings.pop("maximize", None)  # an option of all groups for a part of the optimizers
-    changes = ({}, settings, {"lr": 0.0625} if other else {})
+    changes: tuple[dict[str, Any], ...] = ({}, settings, {"lr": 0.0625} if other else {})
     return kind.make([{"params": [*group], **change} for group, change in zip(model.groups, changes, strict=True)])
 
 
