@@ -94,6 +94,54 @@ def test_mixtures(case: Case, target: Target, rng: torch.Generator, mixture: str
         case.equal(f"dtypes of the gradients, {what}", kept, given)
 
 
+FORMS: dict[str, Callable[[Sequence[torch.Tensor]], Any]] = {
+    "a tuple": tuple,
+    "a generator": lambda tensors: (each for each in tensors),
+    "the values of a dict": lambda tensors: dict(enumerate(tensors)).values(),
+    "an iterator": iter,
+}
+
+
+def clip_in_two_steps(given: Callable[[Sequence[torch.Tensor]], Any], held: Sequence[Any], foreach: bool | None) -> Any:
+    norm = torch.nn.utils.get_total_norm(given([each.grad for each in held]), foreach=foreach)
+    torch.nn.utils.clip_grads_with_norm_(given(held), 1.0, norm, foreach=foreach)
+    return norm
+
+
+CLIPPERS: dict[str, Callable[[Callable[[Sequence[torch.Tensor]], Any], Sequence[Any], bool | None], Any]] = {
+    "clip_grad_norm_": lambda form, held, foreach: torch.nn.utils.clip_grad_norm_(form(held), 1.0, foreach=foreach),
+    "clip_grads_with_norm_": clip_in_two_steps,
+    "clip_grad_value_": lambda form, held, foreach: torch.nn.utils.clip_grad_value_(form(held), 1.0, foreach=foreach),
+}
+
+
+@contract("AMP-CLIP-092")
+@pytest.mark.parametrize("function", CLIPPERS)
+def test_mixtures_in_any_iterable(case: Case, target: Target, rng: torch.Generator, function: str) -> None:
+    """Clip each mixture in iterables of each kind, which can be read once, as in a list."""
+    compared, wrong = 0, []
+    for (name, dtypes), foreach in itertools.product(MIXTURES.items(), implementations(target)):
+        complex_ones = any(dtype.is_complex for dtype in dtypes)
+        if not all(target.computes_in(real(dtype)) for dtype in dtypes) or (
+            complex_ones and function == "clip_grad_value_"
+        ):
+            continue
+        first = drawn(target, rng, dtypes)
+        listed = [gradient.clone() for gradient in first]
+        norm = CLIPPERS[function](list, holding(listed), foreach)
+        if all(torch.equal(now, then) for now, then in zip(listed, first, strict=True)):
+            wrong.append(f"{name}, foreach={foreach}: a list is not clipped (control)")
+        for form, make in FORMS.items():
+            gradients = [gradient.clone() for gradient in first]
+            seen = CLIPPERS[function](make, holding(gradients), foreach)
+            compared += len(gradients)
+            same = [torch.equal(now, then) for now, then in zip(gradients, listed, strict=True)]
+            if not all(same) or (norm is not None and not torch.equal(seen, norm)):
+                wrong.append(f"{name} in {form}, foreach={foreach}: equal to those of a list: {same}")
+    case.at_least("gradients compared", compared, 1)
+    case.equal("mixtures that are clipped in another way than in a list", wrong[:3], [])
+
+
 LARGE: dict[str, tuple[torch.dtype, ...]] = {
     "fp16": (HALF,),
     "fp16+fp32": (HALF, SINGLE),

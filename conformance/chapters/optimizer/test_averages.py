@@ -175,3 +175,42 @@ def test_update_bn_in_a_region(
     case.equal("type of the statistics", model[1].running_mean.dtype, torch.float32)
     far = float((model[1].running_mean - wanted).detach().abs().max() / wanted.detach().abs().max())
     case.at_most("distance of the mean from that of all batches", far, 4 * torch.finfo(amp_dtype).eps)
+
+
+# The types of an average and of its model.
+TYPES: dict[str, tuple[torch.dtype, torch.dtype]] = {
+    "fp32-of-bf16": (torch.float32, torch.bfloat16),
+    "fp32-of-fp16": (torch.float32, torch.float16),
+    "fp64-of-fp32": (torch.float64, torch.float32),
+    "bf16-of-fp32": (torch.bfloat16, torch.float32),
+}
+MOVING: dict[str, Callable[[], dict[str, Any]]] = {
+    **AVERAGES,
+    "ema": lambda: {"avg_fn": swa_utils.get_ema_avg_fn(0.999)},
+    "multi-ema": lambda: {"multi_avg_fn": swa_utils.get_ema_multi_avg_fn(0.999)},
+}
+
+
+@contract("AMP-OPTIMIZER-113")
+@pytest.mark.parametrize("types", TYPES)
+@pytest.mark.parametrize("average", MOVING)
+def test_average_of_another_type(case: Case, target: Target, rng: torch.Generator, average: str, types: str) -> None:
+    """An average that is kept in another type than the model follows its formula in the type that it is kept in."""
+    kept, given = TYPES[types]
+    case.require_arithmetic(target, kept, given)
+    values = [(torch.rand(16, generator=rng) + 1).to(given) for _ in range(5)]
+    model = Holder([values[0].to(target.device)], buffers=False)
+    mean = swa_utils.AveragedModel(model, **MOVING[average]()).to(kept)
+    exact = values[0].double()
+    for number, value in enumerate(values):
+        model.tensors()[0].copy_(value)
+        mean.update_parameters(model)
+        rate = (1 - 0.999) if "ema" in average else 1 / (number + 1)
+        exact = exact + (rate if number else 1.0) * (value.double() - exact)
+    seen = mean.module.state_dict()["tensor0"]
+    case.equal("type of the average", seen.dtype, kept)
+    case.equal("type of the model", model.tensors()[0].dtype, given)
+    error = float(((seen.cpu().double() - exact).abs() / exact).max())
+    # In each of four averages a difference, a product and a sum; avg_fn weighs the model in the model's own type.
+    weighing = 4 * 0.001 * 2 * torch.finfo(given).eps if "ema" in average else 0.0
+    case.at_most("relative error after five updates", error, 16 * torch.finfo(kept).eps / 2 + weighing)

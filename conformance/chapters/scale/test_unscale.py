@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -123,6 +125,91 @@ def test_parameter_groups(case: Case, target: Target) -> None:
     started(target).unscale_(optimizer)
     seen = [parameter.grad.tolist() for parameter in parameters_of(optimizer)]
     case.equal("gradients of three groups", seen, [[1.0] * 3, [1.0], [5.0] * 5])
+
+
+GROUPS = ("usual", "without gradients", "empty", "of rate 0", "frozen in part", "frozen since backward", "bf16")
+
+
+def group_of(kind: str, device: torch.device) -> dict[str, Any]:
+    """Return a parameter group of two tensors whose gradients, where they have one, are 2**16."""
+    dtype = torch.bfloat16 if kind == "bf16" else torch.float32
+    parameters = [torch.zeros(3, dtype=dtype, device=device, requires_grad=True) for _ in range(kind != "empty" and 2)]
+    for parameter in parameters if kind != "without gradients" else []:
+        parameter.grad = torch.full_like(parameter, 65536.0)
+    if kind.startswith("frozen"):
+        parameters[0].requires_grad_(False)
+    if kind == "frozen in part":
+        parameters[0].grad = None
+    return {"params": parameters, **({"lr": 0.0} if kind == "of rate 0" else {})}
+
+
+@contract("AMP-SCALE-023")
+@pytest.mark.parametrize("kind", GROUPS)
+@ROUTES
+def test_groups_in_every_place(case: Case, target: Target, kind: str, explicit: bool) -> None:
+    """Put a group of each kind first, in the middle and last among two others of every kind."""
+    if kind == "bf16":
+        case.require_arithmetic(target, torch.bfloat16)
+    others = [other for other in GROUPS if other != "bf16"]
+    kinds = [(*pair[:place], kind, *pair[place:]) for pair in itertools.product(others, repeat=2) for place in range(3)]
+    wrong, seen = [], 0
+    for order in kinds:
+        optimizer = torch.optim.SGD([group_of(each, target.device) for each in order], lr=0.25)
+        gradients = [parameter.grad for parameter in parameters_of(optimizer) if parameter.grad is not None]
+        if not gradients:
+            continue
+        scaler = started(target)
+        (scaler.unscale_ if explicit else scaler.step)(optimizer)
+        seen += len(gradients)
+        if not all(bool((gradient == 1).all()) for gradient in gradients):
+            wrong.append(f"{', '.join(order)}: {[gradient[0].item() for gradient in gradients]}")
+    case.at_least("gradients seen", seen, 1)
+    case.equal("groups whose gradients are not unscaled once", wrong[:3], [])
+
+
+@contract("AMP-SCALE-044")
+@pytest.mark.parametrize("kind", GROUPS[3:])
+def test_an_inf_in_any_group(case: Case, target: Target, kind: str) -> None:
+    """One inf in a group of each kind skips the step, wherever the group is."""
+    if kind == "bf16":
+        case.require_arithmetic(target, torch.bfloat16)
+    wrong = []
+    for other, place in itertools.product(("usual", "without gradients", "empty"), range(3)):
+        order = [other, other]
+        order.insert(place, kind)
+        optimizer = torch.optim.SGD([group_of(each, target.device) for each in order], lr=0.25)
+        optimizer.param_groups[place]["params"][1].grad[-1] = math.inf
+        scaler = started(target)
+        scaler.step(optimizer)
+        scaler.update()
+        moved = [number for number, each in enumerate(parameters_of(optimizer)) if bool((each != 0).any())]
+        if moved or scaler.get_scale() != 32768.0:
+            wrong.append(f"{', '.join(order)}: scale {scaler.get_scale()}, parameters that moved: {moved}")
+    case.equal("orders in which the step was taken", wrong[:3], [])
+
+
+@contract("AMP-SCALE-021")
+@pytest.mark.parametrize(
+    "scale", [3.0, 65535.0, *(deep("standard", scale) for scale in ODD_SCALES[2:])], ids="{:g}".format
+)
+def test_any_default_dtype(case: Case, target: Target, rng: torch.Generator, scale: float) -> None:
+    case.require_arithmetic(target, torch.float64)
+    numbers = torch.randn(67, generator=rng) * 1000
+    expected = expected_unscaled(numbers, oracle.rounded(scale, oracle.FP32))
+    before = torch.get_default_dtype()
+    for dtype in (torch.float64, torch.bfloat16, torch.float16):
+        gradient = numbers.to(target.device, copy=True)
+        optimizer = owning(gradient)
+        try:
+            torch.set_default_dtype(dtype)
+            scaler = started(target, init_scale=scale)
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+        finally:
+            torch.set_default_dtype(before)
+        case.identical(f"gradients times the rounded reciprocal, default dtype {dtype}", gradient, expected)
+        case.equal(f"the scale, default dtype {dtype}", scaler.get_scale(), oracle.rounded(scale, oracle.FP32))
 
 
 @contract("AMP-SCALE-023")
