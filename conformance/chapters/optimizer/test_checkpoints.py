@@ -363,7 +363,7 @@ def test_source_of_a_model(case: Case, target: Target, rng: torch.Generator) -> 
         optimizer = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.5)
         return {
             "model": model,
-            "average": swa_utils.AveragedModel(model, use_buffers=True),
+            "average": swa_utils.AveragedModel(model),
             "scaler": torch.amp.GradScaler(target.device_type, growth_interval=1),
             "scheduler": torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 2]),
             "optimizer": optimizer,

@@ -68,7 +68,7 @@ inline void convolution_backward(const c10::OperatorHandle& op, const Arguments&
 // Calls the CPU's kernel of the operator, with those sums in fp32.
 inline void sum_in_fp32(const c10::OperatorHandle& op, const Arguments& given, Stack* stack) {
   const auto& name = op.schema().name();
-  if (name.find("_norm") != std::string::npos) norm_in_fp32(op, given, stack);
+  if (name.rfind("aten::native_", 0) == 0 && name.find("_norm") != std::string::npos) norm_in_fp32(op, given, stack);
   else if (name == "aten::convolution_backward") convolution_backward(op, given, stack);
   else op.redispatchBoxed(kCpu, stack);
 }
