@@ -116,10 +116,11 @@ def test_copies_keep_the_type(case: Case, target: Target, way: str) -> None:
 
 
 SHALLOW = ("SGD", "AdamW")
+# Muon is left out: it orthogonalizes in bf16, where a rounding of the gradient grows beyond what bounds a step.
 STEPPING = [
     pytest.param(kind, id=kind.id) if kind.optimizer in SHALLOW else deep("standard", kind, id=kind.id)
     for kind in ALL
-    if kind.first and kind.implementation != "default" and kind.gradients != "sparse"
+    if kind.first and kind.implementation != "default" and kind.gradients != "sparse" and kind.optimizer != "Muon"
 ]
 
 
