@@ -15,17 +15,13 @@ from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...oracles.numbers.formats import FORMATS
 from .bit_patterns import all_patterns
+from .value_ops import named
 
 Unary = Callable[[Tensor], Tensor]
 
 
-def _named(name: str) -> Unary:
-    """Return a function of one tensor, looked up when it is called, so that a user's own torch is judged."""
-    return lambda x: getattr(F if hasattr(F, name) else torch, name)(x)
-
-
 def _all(names: str) -> dict[str, Unary]:
-    return {name: _named(name) for name in names.split()}
+    return {name: named(name) for name in names.split()}
 
 
 # By family; those of AMP-NUMERICS-045 and their neighbours, with options that are not the default.

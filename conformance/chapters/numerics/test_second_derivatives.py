@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
+from ...measure.determinism import deterministic_algorithms
 from ...measure.precision import full_precision
 from ...oracles.numbers.formats import FORMATS
 from .second_derivatives import TWICE, derivatives
@@ -89,16 +90,6 @@ ADDED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 
-@contextlib.contextmanager
-def _deterministic(flag: bool) -> Iterator[None]:
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(flag)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-
-
 @contract("AMP-NUMERICS-085")
 @pytest.mark.parametrize("algorithms", ["any", "deterministic"])
 def test_repeated_indices(
@@ -123,7 +114,7 @@ def test_repeated_indices(
         for name, call in INDEXED.items():
             wanted = gradient(call, rows.double(), index, contextlib.nullcontext())
             try:
-                with _deterministic(algorithms == "deterministic"):
+                with deterministic_algorithms(algorithms == "deterministic"):
                     x, i = rows.to(target.device, given), index.to(target.device)
                     seen = gradient(call, x, i, target.autocast(amp_dtype))
             except (RuntimeError, NotImplementedError):  # no kernel, or none that is deterministic
@@ -134,7 +125,7 @@ def test_repeated_indices(
         for name, add in ADDED.items():
             wanted = add(rows.double(), index, more.double())
             try:
-                with _deterministic(algorithms == "deterministic"), target.autocast(amp_dtype):
+                with deterministic_algorithms(algorithms == "deterministic"), target.autocast(amp_dtype):
                     x, y = (each.to(target.device, given) for each in (rows, more))
                     seen = add(x, index.to(target.device), y)
             except (RuntimeError, NotImplementedError):

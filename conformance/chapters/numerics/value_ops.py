@@ -422,7 +422,7 @@ def _table() -> dict[str, ValueOp]:
 OPS: dict[str, ValueOp] = _table()
 
 
-def _named(name: str) -> Call:
+def named(name: str) -> Call:
     """Return a function of one tensor, looked up when it is called, so that a user's own torch is judged."""
     return lambda x: getattr(F if hasattr(F, name) else torch, name)(x)
 
@@ -431,7 +431,7 @@ def _named(name: str) -> Call:
 # operands of these sizes.
 FUNCTIONS: dict[str, Call] = {
     **{
-        name: _named(name)
+        name: named(name)
         for name in (
             *("gelu", "silu", "mish", "softplus", "logsigmoid", "elu", "celu", "selu", "hardswish", "hardsigmoid"),
             *(

@@ -12,6 +12,7 @@ import torch
 
 from ...harness.check import Case, deep
 from ...harness.targets import Target, is_foreign
+from ...measure.determinism import deterministic_algorithms
 from ...measure.pending import run_pending
 from ...workloads.linear_loss import LinearLoss
 from .optimizer_configs import OptimizerConfig, configs
@@ -159,12 +160,10 @@ def tracker(scaler: torch.amp.GradScaler) -> int:
 @contextlib.contextmanager
 def uninitialised_memory_is_nan() -> Iterator[None]:
     """Fill torch.empty with NaN, so that uninitialised state cannot be zero by chance."""
-    mode = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     fill = torch.utils.deterministic.fill_uninitialized_memory
-    try:
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = True
-        yield
-    finally:
-        torch.utils.deterministic.fill_uninitialized_memory = fill
-        torch.use_deterministic_algorithms(mode[0], warn_only=mode[1])
+    with deterministic_algorithms(True, warn_only=True):
+        try:
+            torch.utils.deterministic.fill_uninitialized_memory = True
+            yield
+        finally:
+            torch.utils.deterministic.fill_uninitialized_memory = fill

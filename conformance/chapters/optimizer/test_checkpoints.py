@@ -136,29 +136,26 @@ def by_way(ways: Mapping[str, Saved]) -> pytest.MarkDecorator:
 BY_POINT = pytest.mark.parametrize("point", POINTS)
 
 
-def compare(case: Case, target: Target, rng: torch.Generator, save: Saved, point: str, *, later: bool) -> None:
-    """Compare a training in which a checkpoint is taken with one without: there, or at the end."""
+def compare(case: Case, target: Target, rng: torch.Generator, save: Saved, point: str) -> None:
+    """Compare a training in which a checkpoint is taken with one without: there, and at the end."""
     for name in MAKERS if case.level != "quick" else ("SGD", "AdamW"):
         drawn = torch.randn(8, 5, 4, generator=rng)
         training, undisturbed = (Training.start(target, MAKERS[name], drawn) for _ in range(2))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # functions of torch.distributed say that there is one process
             end = training.run(POINTS[point], save)
-        if later:
-            expected = undisturbed.run(POINTS[point], None)
-            case.equal(
-                f"{name}: what differs at the end from training without a checkpoint", differences(end, expected), []
-            )
-        else:
-            case.equal(f"{name}: parameters, gradients and settings that the checkpoint changed", training.changed, [])
+        case.equal(f"{name}: parameters, gradients and settings that the checkpoint changed", training.changed, [])
+        expected = undisturbed.run(POINTS[point], None)
+        case.equal(
+            f"{name}: what differs at the end from training without a checkpoint", differences(end, expected), []
+        )
 
 
 @contract("AMP-OPTIMIZER-126")
 @BY_POINT
 @by_way(PLAIN)
 def test_checkpoints_in_training(case: Case, target: Target, rng: torch.Generator, way: str, point: str) -> None:
-    for later in (False, True):
-        compare(case, target, rng, PLAIN[way], point, later=later)
+    compare(case, target, rng, PLAIN[way], point)
 
 
 def need_distributed(case: Case) -> None:
@@ -173,19 +170,8 @@ def need_distributed(case: Case) -> None:
 def test_distributed_checkpoints_in_training(
     case: Case, target: Target, rng: torch.Generator, way: str, point: str
 ) -> None:
-    """A distributed checkpoint leaves the parameters, their gradients and the settings as they are."""
     need_distributed(case)
-    compare(case, target, rng, DISTRIBUTED[way], point, later=False)
-
-
-@contract("AMP-OPTIMIZER-126")
-@needs("streams")
-@BY_POINT
-@by_way(DISTRIBUTED)
-def test_training_goes_on(case: Case, target: Target, rng: torch.Generator, way: str, point: str) -> None:
-    """A distributed checkpoint leaves the state, and with it every later step, as it is."""
-    need_distributed(case)
-    compare(case, target, rng, DISTRIBUTED[way], point, later=True)
+    compare(case, target, rng, DISTRIBUTED[way], point)
 
 
 # --- loading one

@@ -6,7 +6,7 @@ import functools
 import math
 import statistics
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -15,6 +15,7 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
+from ...measure.determinism import deterministic_algorithms
 from ...measure.precision import full_precision
 from ...oracles.float64_step import Exact, ExactAdam, exact_step
 from ...workloads import mlp as p2
@@ -341,16 +342,9 @@ def test_no_step_is_skipped_once_calibrated(
     case.equal("scale at the end", scales[-1], INITIAL_SCALE / 2**settled)
 
 
-@contextmanager
-def _without_atomics() -> Iterator[None]:
+def _without_atomics() -> AbstractContextManager[None]:
     """Use deterministic algorithms on ROCm, where products may otherwise be summed with atomics."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    if torch.version.hip is not None:
-        torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+    return nullcontext() if torch.version.hip is None else deterministic_algorithms(True, warn_only=True)
 
 
 @contract("AMP-PARITY-016")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -152,16 +152,26 @@ def assignments_to_slices_truncate() -> Iterator[None]:
 # --- backward
 
 
-class _Rounded(torch.autograd.Function):
-    """The tensor itself, with a gradient that is rounded to bfloat16."""
+class _Changed(torch.autograd.Function):
+    """The tensor itself, with a gradient that a function changes."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.change = change
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
-        return slope.to(torch.bfloat16).to(slope.dtype)
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
+        return ctx.change(slope), None
+
+
+def _rounded(slope: Tensor) -> Tensor:
+    return slope.to(torch.bfloat16).to(slope.dtype)
+
+
+def _half_of_its_gradient(slope: Tensor) -> Tensor:
+    changed: Tensor = _Changed.apply(slope, lambda second: second * 0.5)
+    return changed
 
 
 @fault("AMP-BACKWARD-053")
@@ -170,7 +180,7 @@ def quotients_round_the_gradient_of_what_broadcasts() -> Iterator[None]:
 
     def divide(original: Any, self: Tensor, other: Any) -> Tensor:
         if self.dtype in LOW and isinstance(other, Tensor) and other.shape != self.shape:
-            other = _Rounded.apply(other)
+            other = _Changed.apply(other, _rounded)
         found: Tensor = original(self, other)
         return found
 
@@ -192,37 +202,14 @@ def fills_in_place_keep_the_version() -> Iterator[None]:
         yield
 
 
-class _Halved(torch.autograd.Function):
-    """The tensor itself, with half of its gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
-        return slope * 0.5
-
-
-class _HalvedTwice(torch.autograd.Function):
-    """The tensor itself and its gradient, which has half of its own gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Any:
-        return _Halved.apply(slope)
-
-
 @fault("AMP-NUMERICS-117")
 def second_derivatives_of_layer_norm_are_halved() -> Iterator[None]:
     """layer_norm of 16-bit tensors halves the second derivatives by what comes in."""
     original = F.layer_norm
 
     def layer_norm(input: Tensor, *given: Any, **named: Any) -> Tensor:
-        return original(_HalvedTwice.apply(input) if input.dtype in LOW else input, *given, **named)
+        changed = _Changed.apply(input, _half_of_its_gradient) if input.dtype in LOW else input
+        return original(changed, *given, **named)
 
     with replaced(F, "layer_norm", layer_norm):
         yield

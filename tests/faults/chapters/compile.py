@@ -862,44 +862,37 @@ def dead_code_elimination_drops_regions() -> Iterator[None]:
         yield
 
 
-@fault("AMP-COMPILE-020")
-def guards_leave_out_other_device_types() -> Iterator[None]:
-    """A compiled program gives the answer of its first call on the autocast of CUDA."""
+def _first_answer_stays(ask: Callable[[], bool], tell: Callable[[bool], None]) -> Iterator[None]:
+    """Compiled code runs with the flag that was in force at its first call."""
     answers: dict[int, bool] = {}
 
     def around(call: Any) -> Any:
         def run(*given: Any, **named: Any) -> Any:
-            now = torch.is_autocast_enabled("cuda")
-            torch.set_autocast_enabled("cuda", answers.setdefault(id(call), now))
+            now = ask()
+            tell(answers.setdefault(id(call), now))
             try:
                 return call(*given, **named)
             finally:
-                torch.set_autocast_enabled("cuda", now)
+                tell(now)
 
         return run
 
     with around_compiled(around):
         yield
+
+
+@fault("AMP-COMPILE-020")
+def guards_leave_out_other_device_types() -> Iterator[None]:
+    """A compiled program gives the answer of its first call on the autocast of CUDA."""
+    yield from _first_answer_stays(
+        lambda: torch.is_autocast_enabled("cuda"), lambda enabled: torch.set_autocast_enabled("cuda", enabled)
+    )
 
 
 @fault("AMP-COMPILE-020")
 def guards_leave_out_the_cache_flag() -> Iterator[None]:
     """A compiled program sees the cache flag of its first call."""
-    answers: dict[int, bool] = {}
-
-    def around(call: Any) -> Any:
-        def run(*given: Any, **named: Any) -> Any:
-            now = torch.is_autocast_cache_enabled()
-            torch.set_autocast_cache_enabled(answers.setdefault(id(call), now))
-            try:
-                return call(*given, **named)
-            finally:
-                torch.set_autocast_cache_enabled(now)
-
-        return run
-
-    with around_compiled(around):
-        yield
+    yield from _first_answer_stays(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled)
 
 
 @fault("AMP-COMPILE-043")
