@@ -24,7 +24,8 @@ from .sweep import Make
 # option that is ignored, a wrong branch or element gives hundreds in float16.
 LIMIT = 40.0
 _SEEDS_ITSELF = "wrapper_set_seed"  # how the database calls an op that draws, whose draws differ by type and device
-NEAR = 3  # results of operands moved by a rounding that tell how the exact result moves
+# Results of moved operands, which tell how the exact one moves: so many that none of a million numbers stays by chance.
+NEAR = 8
 
 
 def weights(output: Tensor) -> Tensor:
@@ -78,6 +79,7 @@ def sweep(
     seed: int,
     limit: float = LIMIT,
     region: Region | None = None,
+    together: bool = False,
 ) -> Inexact:
     """Judge so many programs of each public entry, spread over all that it has, each in one of the layouts."""
     judged = 0
@@ -94,7 +96,7 @@ def sweep(
             # Models meet no other layout of images as often as channels last.
             images = any(isinstance(leaf, Tensor) and leaf.dim() in (4, 5) for leaf in one.leaves)
             for layout in {next(layouts), "channels last"} if images else {next(layouts)}:
-                errors = departures(one, form, limit, layout=layout, device=device, region=region)
+                errors = departures(one, form, limit, layout=layout, device=device, region=region, together=together)
                 judged += errors is not None
                 for what, error in (errors or {}).items():
                     text = f"{what} is {error:.4g} roundings from exact, operands {layout}: {one.described()}"
@@ -105,19 +107,28 @@ def sweep(
 
 
 def departures(
-    program: Program, form: Format, limit: float, *, layout: str, device: torch.device, region: Region | None = None
+    program: Program,
+    form: Format,
+    limit: float,
+    *,
+    layout: str,
+    device: torch.device,
+    region: Region | None = None,
+    together: bool = False,
+    wanted: Callable[[Collection[int]], Collection[int]] = tuple,
 ) -> dict[str, float] | None:
     """Return the errors of a program's results and gradients above `limit`, in roundings to `form`, by name.
 
     The program's float32 arguments are rounded to `form` and lie as `layout` says; with `region` they are float32
-    numbers that the region casts, for several ops in a row. The reference is the program in float64 on the CPU. None
-    where nothing can be judged: no float64 or 16-bit kernel, tensors that are not strided, or results that are drawn.
+    numbers that the region casts. `together` is for several ops in a row; `wanted` chooses the arguments that gradients
+    are taken of. The reference is the program in float64 on the CPU. None where nothing can be judged: no float64 or
+    16-bit kernel, tensors that are not strided, or results that are drawn.
     """
     if not is_dense(program) or _SEEDS_ITSELF in getattr(getattr(program.function, "__code__", None), "co_names", ()):
         return None
     low = program.cast(dict.fromkeys(program.tensors, form.dtype))
     wide = low.cast(dict.fromkeys(program.tensors, torch.float64))
-    positions, exact = _reference(wide)
+    positions, exact = _reference(wide, wanted)
     if exact.exception is not None or not torch.equal(torch.default_generator.get_state(), _seeded()):
         return None
     copy = LAYOUTS[layout]
@@ -127,7 +138,7 @@ def departures(
     seen = run(placed, region or contextlib.nullcontext, copy=copy)
     if seen.exception is not None:
         return None
-    errors_of = partial(_errors, form, together=region is not None)
+    errors_of = partial(_errors, form, together=together)
     errors = errors_of(seen, exact)
     if max(errors.values(), default=0.0) <= limit:
         return {}
@@ -140,12 +151,15 @@ def departures(
     return {name: error for name, error in errors_of(seen, exact, (*near, single)).items() if error > limit}
 
 
-def _reference(wide: Program) -> tuple[Collection[int], Outcome]:
-    """Return the positions of the arguments that have gradients, and the float64 outcome with these."""
-    outcome = outcomes.run(wide, gradients=True, weights=weights)
+def _reference(
+    wide: Program, wanted: Callable[[Collection[int]], Collection[int]]
+) -> tuple[Collection[int], Outcome]:
+    """Return the positions of the arguments that have gradients and are wanted, and the float64 outcome with these."""
+    positions = wanted(wide.tensors)
+    outcome = outcomes.run(wide, gradients=positions, weights=weights, arguments=True)
     if outcome.exception is None:
-        return wide.tensors, outcome
-    alone = {i: outcomes.run(wide, gradients=(i,), weights=weights) for i in wide.tensors}
+        return positions, outcome
+    alone = {i: outcomes.run(wide, gradients=(i,), weights=weights) for i in positions}
     positions = tuple(i for i, one in alone.items() if one.exception is None)
     return positions, outcomes.run(wide, gradients=positions, weights=weights, arguments=True)
 
