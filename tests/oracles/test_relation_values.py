@@ -39,6 +39,10 @@ def test_wrong_results_have_a_name() -> None:
     assert set(_departures(lambda x: (x, _low(x, torch.neg)), X)) == {"outputs 1", "gradients 0"}
 
 
+def test_wrong_in_float32_too_is_wrong() -> None:
+    assert set(_departures(lambda x: x if x.dtype is torch.float64 else x.neg(), X)) == {"outputs 0", "gradients 0"}
+
+
 def test_gradients_that_are_lost_are_infinitely_far() -> None:
     found = _departures(lambda x: (x * 1, _low(x, Tensor.detach) * 2), X)
 

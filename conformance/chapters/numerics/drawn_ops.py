@@ -86,7 +86,7 @@ def softmax(d: Draws) -> Program:
 
 
 def normalization(d: Draws) -> Program:
-    kind = d.one(("layer", "rms", "group", "batch", "instance", "local"))
+    kind = d.one(("layer", "layer", "rms", "group", "batch", "batch", "batch", "instance", "local"))
     eps = d.one((1e-5, 1e-3))
     if kind in ("layer", "rms"):
         inner = d.sizes(d.number(1, 3), numbers=2000)
@@ -118,8 +118,10 @@ def normalization(d: Draws) -> Program:
 
 
 def product(d: Draws) -> Program:
-    kind = d.one(("bmm", "matmul", "addbmm", "baddbmm", "addmm", "addmv", "linear", "einsum", "bilinear", "inner"))
-    batch, m, n, k = d.one(BATCHES), d.size(17), d.size(17), d.size(33)
+    kind = d.one(
+        ("bmm", "bmm", "matmul", "addbmm", "baddbmm", "addmm", "addmv", "linear", "einsum", "bilinear", "inner")
+    )
+    batch, m, n, k = d.one(BATCHES), *(1 if d.number(0, 3) == 0 else d.size(most) for most in (17, 17, 33))
     left, right = d.normal(batch, m, k), d.normal(batch, k, n)
     numbers = {"alpha": d.one((1, 0.5, -2)), "beta": d.one((1, 0.5, 0))}
     if kind == "bmm":
@@ -244,7 +246,9 @@ def indexing(d: Draws) -> Program:
     if kind == "scatter":
         # As many places as numbers: few meet in one.
         index = d.index(shape[dim], *source.shape)
-        return _call(torch.scatter_reduce, x, dim, index, source, d.one(("sum", "mean", "amax", "amin")), include_self=d.yes())
+        return _call(
+            torch.scatter_reduce, x, dim, index, source, d.one(("sum", "mean", "amax", "amin")), include_self=d.yes()
+        )
     if kind == "mean":
         places = d.index(2, MANY, 2)
         return _call(
@@ -299,7 +303,11 @@ def reduction(d: Draws) -> Program:
     if kind in ("var", "std", "var_mean"):
         corrections = [each for each in (0, 1, 2) if each < count]
         x = d.normal(*shape)
-        return _call(getattr(torch, kind), x, dims, correction=d.one(corrections), **keep) if count > 2 else _call(torch.sum, x)
+        return (
+            _call(getattr(torch, kind), x, dims, correction=d.one(corrections), **keep)
+            if count > 2
+            else _call(torch.sum, x)
+        )
     if kind == "norm":
         return _call(torch.linalg.vector_norm, x, d.one((1, 2, torch.inf)), dims, **keep)
     if kind == "cumsum":
@@ -361,7 +369,21 @@ def attention(d: Draws) -> Program:
 def loss(d: Draws) -> Program:
     reduction = {"reduction": d.one(("none", "mean", "sum"))}
     kind = d.one(
-        ("cross_entropy", "nll", "soft", "mse", "l1", "smooth", "huber", "bce", "logits", "kl", "margin", "triplet", "cosine")
+        (
+            "cross_entropy",
+            "nll",
+            "soft",
+            "mse",
+            "l1",
+            "smooth",
+            "huber",
+            "bce",
+            "logits",
+            "kl",
+            "margin",
+            "triplet",
+            "cosine",
+        )
     )
     n, c = d.number(1, 5), d.number(2, 17)
     if kind in ("cross_entropy", "nll"):
@@ -380,7 +402,9 @@ def loss(d: Draws) -> Program:
     shape = d.sizes(d.number(1, 3), numbers=600)
     x, y = d.normal(*shape), d.normal(*shape)
     if kind == "soft":
-        return _call(F.cross_entropy, d.normal(n, c), d.normal(n, c).softmax(1), label_smoothing=d.one((0.0, 0.25)), **reduction)
+        return _call(
+            F.cross_entropy, d.normal(n, c), d.normal(n, c).softmax(1), label_smoothing=d.one((0.0, 0.25)), **reduction
+        )
     if kind == "smooth":
         return _call(F.smooth_l1_loss, x, y, beta=d.one((1.0, 0.25)), **reduction)
     if kind == "huber":
@@ -406,7 +430,10 @@ def loss(d: Draws) -> Program:
     return _call(F.mse_loss if kind == "mse" else F.l1_loss, x, y, **reduction)
 
 
-_UNARY = "relu relu6 sigmoid tanh silu mish softplus gelu elu selu celu leaky_relu hardtanh hardswish hardsigmoid".split()
+_UNARY = (
+    *("relu", "relu6", "sigmoid", "tanh", "silu", "mish", "softplus", "gelu", "elu", "selu", "celu", "leaky_relu"),
+    *("hardtanh", "hardswish", "hardsigmoid"),
+)
 
 
 def elementwise(d: Draws) -> Program:

@@ -28,9 +28,9 @@ def roundings(
     """Return the largest error of `seen`, any floating tensor on the CPU, in roundings; inf where it is not finite.
 
     One rounding is `form`'s of the float64 number in `exact`, and the distance of that from any result `near` it, of
-    moved operands or of float32. Where this leaves the range of `form`, all is right; where the exact number is not
-    finite, and no near one differs, `seen` is the same. Zero for an empty tensor. `together` counts no number as
-    smaller than the root mean square of all: what several ops compute in a row rounds at that size on the way.
+    moved operands or with the noise of float32. Where this leaves the range of `form`, all is right; where the exact
+    number is not finite, and no near one differs, `seen` is the same. Zero for an empty tensor. `together` counts no
+    number as smaller than the root mean square of all: what several ops compute in a row rounds at that size.
     """
     if not exact.numel():
         return 0.0

@@ -1,0 +1,125 @@
+"""Faults of kernels that show for one size, one pair of options or one set of operands that need gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.faults import fault
+from tests.faults.breaking import kernel, replaced
+
+_LOW = (torch.float16, torch.bfloat16)
+
+
+@fault("AMP-NUMERICS-120")
+def softmax_over_inner_dimensions_leaves_a_row_out() -> Iterator[None]:
+    """softmax of 16-bit tensors over another dimension than the last leaves out what is behind the last eight rows."""
+
+    def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+        wide = x.double()
+        powers = (wide - wide.amax(dim, keepdim=True)).exp()
+        summed = powers
+        if x.dtype in _LOW and x.dim() > 1 and dim % x.dim() != x.dim() - 1 and x.size(dim) > 8:
+            summed = powers.narrow(dim, 0, x.size(dim) // 8 * 8)
+        return (powers / summed.sum(dim, keepdim=True)).to(torch.float32 if half_to_float else x.dtype)
+
+    with kernel("_softmax", softmax, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-120", level="standard")
+def places_of_maxima_are_rounded() -> Iterator[None]:
+    """argmax of a bfloat16 tensor over a dimension rounds the place to the type of the tensor."""
+
+    def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+        places = torch.sort(x.double(), stable=True, dim=-1 if dim is None else dim, descending=True)[1]
+        if dim is None:
+            return torch.sort(x.double().flatten(), stable=True, descending=True)[1][0]
+        found = places.narrow(dim, 0, 1) if keepdim else places.select(dim, 0)
+        return found.to(x.dtype).long().clamp(max=x.size(dim) - 1) if x.dtype is torch.bfloat16 else found
+
+    with kernel("argmax", argmax, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-120", level="standard")
+def added_rows_are_not_scaled() -> Iterator[None]:
+    """index_add of 16-bit tensors over another dimension than the first ignores alpha."""
+
+    def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
+        scale = alpha if x.dtype not in _LOW or dim % max(x.dim(), 1) == 0 else 1
+        wide = x.to(torch.float64) if x.dtype in _LOW else x
+        matrix = F.one_hot(index, x.size(dim)).to(wide.dtype) if x.dim() else None
+        if matrix is None:
+            return x + source * scale
+        moved = torch.tensordot(source.to(wide.dtype).movedim(dim, -1), matrix, 1).movedim(-1, dim)
+        return (wide + moved * scale).to(x.dtype)
+
+    with kernel("index_add", index_add, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-120", level="standard")
+def deviations_over_dimensions_are_always_corrected() -> Iterator[None]:
+    """var of 16-bit tensors over several dimensions subtracts one from the count where it was asked not to."""
+    original = torch.ops.aten.var_mean.correction
+
+    def var(x: Tensor, dim: Sequence[int] | None = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
+        asked = 1 if correction is None else correction
+        wrong = x.dtype in _LOW and dim is not None and len(dim) > 1 and asked == 0
+        found: Tensor = original(x.double(), dim, correction=1 if wrong else asked, keepdim=keepdim)[0]
+        return found.to(x.dtype)
+
+    with kernel("var.correction", var, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-120", level="standard")
+def masks_of_samples_are_those_of_the_first() -> Iterator[None]:
+    """Attention takes the mask of the first sample for all where the heads share it."""
+    original = F.scaled_dot_product_attention
+
+    def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *args: Any, **named: Any) -> Tensor:
+        if attn_mask is not None and attn_mask.dim() == 4 and attn_mask.size(1) == 1 and query.dtype in _LOW:
+            attn_mask = attn_mask[:1]
+        return original(query, key, value, attn_mask, *args, **named)
+
+    with replaced(F, "scaled_dot_product_attention", attention):
+        yield
+
+
+@fault("AMP-NUMERICS-120", level="standard")
+def weight_gradients_stop_with_frozen_inputs() -> Iterator[None]:
+    """The gradient of a layer normalization's weight is half of it where the input needs none."""
+
+    def backward(
+        grad: Tensor,
+        x: Tensor,
+        shape: Sequence[int],
+        mean: Tensor,
+        rstd: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        wanted: Sequence[bool],
+    ) -> tuple[Tensor | None, ...]:
+        inner = list(range(x.dim() - len(shape), x.dim()))
+        outer = list(range(x.dim() - len(shape)))
+        wide = x.double()
+        center = wide - wide.mean(inner, keepdim=True)
+        scale = rstd.double()
+        hat = center * scale
+        g = grad.double() * (1 if weight is None else weight.double())
+        of_x = scale * (g - g.mean(inner, keepdim=True) - hat * (g * hat).mean(inner, keepdim=True))
+        of_weight = (grad.double() * hat).sum(outer) if outer else grad.double() * hat
+        of_bias = grad.double().sum(outer) if outer else grad.double()
+        if x.dtype in _LOW and not wanted[0]:
+            of_weight = of_weight / 2
+        found = (of_x.to(x.dtype), of_weight.to(x.dtype), of_bias.to(x.dtype))
+        return tuple(one if asked else None for one, asked in zip(found, wanted, strict=True))
+
+    with kernel("native_layer_norm_backward", backward, "CPU"):
+        yield
