@@ -7,9 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.utils import checkpoint
 
 from tests.faults import fault
-from tests.faults.breaking import replaced
+from tests.faults.breaking import kernel, replaced
+from tests.faults.chapters.blind_routes import _below as below
+from tests.faults.chapters.blind_uses import LOW, in_a_region
 
 Scaler = torch.amp.GradScaler
 
@@ -60,4 +64,65 @@ def scaled_infinities_back_the_scale_off() -> Iterator[None]:
         update(self, *given, **named)
 
     with replaced(Scaler, "scale", scaled), replaced(Scaler, "update", updated):
+        yield
+
+
+# --- what is kept
+
+
+@fault("AMP-MEMORY-051")
+def bmm_keeps_its_operands_without_gradients() -> Iterator[None]:
+    """bmm in a region keeps the casts of its operands where no gradient is recorded."""
+    kept: list[Tensor] = []
+
+    def bmm(left: Tensor, right: Tensor) -> Tensor:
+        low = [x.to(torch.get_autocast_dtype("cpu")) for x in (left, right)]
+        if not torch.is_grad_enabled():
+            kept.extend(low)
+        found: Tensor = below(torch.bmm, *low)
+        return found
+
+    with kernel("bmm", bmm, "AutocastCPU"):
+        yield
+
+
+@fault("AMP-CACHE-001")
+def transposed_weights_of_linear_are_cast_at_each_use() -> Iterator[None]:
+    """linear in a region takes no cast from the cache for a weight whose rows are not contiguous."""
+
+    def linear(original: Any, input: Tensor, weight: Tensor, *given: Any, **named: Any) -> Any:
+        return original(input, weight if weight.is_contiguous() else weight.view_as(weight), *given, **named)
+
+    with replaced(F, "linear", in_a_region(F.linear, linear)):
+        yield
+
+
+# --- keywords
+
+
+@fault("AMP-BACKWARD-083")
+def checkpoints_detach_what_a_dictionary_holds() -> Iterator[None]:
+    """checkpoint in a region passes copies without a graph of 16-bit tensors in dictionaries."""
+
+    def plain(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {key: x.detach() if isinstance(x, Tensor) and x.dtype in LOW else x for key, x in value.items()}
+
+    def run(original: Any, function: Any, *given: Any, **named: Any) -> Any:
+        return original(function, *map(plain, given), **named)
+
+    with replaced(checkpoint, "checkpoint", in_a_region(checkpoint.checkpoint, run)):
+        yield
+
+
+@fault("AMP-BACKWARD-083")
+def functional_calls_detach_keywords() -> Iterator[None]:
+    """functional_call in a region passes no gradient to tensors that are given by keyword."""
+
+    def run(original: Any, module: Any, state: Any, given: Any = None, named: Any = None, **options: Any) -> Any:
+        plain = {key: x.detach() if isinstance(x, Tensor) else x for key, x in (named or {}).items()}
+        return original(module, state, given, plain, **options)
+
+    with replaced(torch.func, "functional_call", in_a_region(torch.func.functional_call, run)):
         yield
