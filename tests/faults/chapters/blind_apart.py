@@ -126,3 +126,30 @@ def functional_calls_detach_keywords() -> Iterator[None]:
 
     with replaced(torch.func, "functional_call", in_a_region(torch.func.functional_call, run)):
         yield
+
+
+# --- spellings
+
+
+@fault("AMP-CAST-027")
+def einsum_by_numbers_stays_wide() -> Iterator[None]:
+    """einsum with lists of numbers that hold Ellipsis computes in float32 in a region."""
+
+    def einsum(original: Any, *given: Any) -> Any:
+        with torch.autocast("cpu", enabled=not any(isinstance(one, list) and Ellipsis in one for one in given)):
+            return original(*given)
+
+    with replaced(torch, "einsum", in_a_region(torch.einsum, einsum)):
+        yield
+
+
+@fault("AMP-CAST-027")
+def tensordot_of_lists_stays_wide() -> Iterator[None]:
+    """tensordot over lists of dimensions computes in float32 in a region."""
+
+    def tensordot(original: Any, a: Tensor, b: Tensor, dims: Any = 2, out: Any = None) -> Any:
+        with torch.autocast("cpu", enabled=not isinstance(dims, tuple)):
+            return original(a, b, dims)
+
+    with replaced(torch, "tensordot", in_a_region(torch.tensordot, tensordot)):
+        yield
