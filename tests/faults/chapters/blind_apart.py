@@ -153,3 +153,33 @@ def tensordot_of_lists_stays_wide() -> Iterator[None]:
 
     with replaced(torch, "tensordot", in_a_region(torch.tensordot, tensordot)):
         yield
+
+
+# --- options of modules
+
+
+@fault("AMP-NUMERICS-121")
+def convolutions_of_the_same_size_stay_wide() -> Iterator[None]:
+    """Convolutions that pad to the same size by reflection compute in float32 in a region."""
+    kind = torch.nn.Conv1d
+
+    def convolve(original: Any, self: Any, *given: Any) -> Any:
+        with torch.autocast("cpu", enabled=self.padding != "same" or self.padding_mode != "reflect"):
+            return original(self, *given)
+
+    with replaced(kind, "_conv_forward", in_a_region(kind._conv_forward, convolve)):
+        yield
+
+
+@fault("AMP-NUMERICS-112")
+def attention_with_a_zero_key_has_none_with_a_mask() -> Iterator[None]:
+    """MultiheadAttention with add_zero_attn adds no key where a mask is given without weights, in a region."""
+    original = F.multi_head_attention_forward
+
+    def attend(_: Any, *given: Any, need_weights: bool = True, attn_mask: Any = None, **named: Any) -> Any:
+        if attn_mask is not None and not need_weights:
+            given = (*given[:9], False, *given[10:])
+        return original(*given, need_weights=need_weights, attn_mask=attn_mask, **named)
+
+    with replaced(F, "multi_head_attention_forward", in_a_region(original, attend)):
+        yield
