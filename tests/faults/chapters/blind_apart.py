@@ -183,3 +183,33 @@ def attention_with_a_zero_key_has_none_with_a_mask() -> Iterator[None]:
 
     with replaced(F, "multi_head_attention_forward", in_a_region(original, attend)):
         yield
+
+
+# --- options of ops
+
+
+@fault("AMP-CAST-055")
+def poisson_losses_of_counts_are_rounded() -> Iterator[None]:
+    """poisson_nll_loss of no logarithm rounds its float32 target to the type of its input in a region."""
+
+    def loss(input: Tensor, target: Tensor, log_input: bool, *given: Any) -> Tensor:
+        if not log_input and input.dtype in LOW:
+            target = target.to(input.dtype)
+        found: Tensor = below(torch.poisson_nll_loss, input.float(), target.float(), log_input, *given)
+        return found
+
+    with kernel("poisson_nll_loss", loss, "AutocastCPU"):
+        yield
+
+
+@fault("AMP-CAST-055")
+def class_probabilities_are_smoothed_in_16_bits() -> Iterator[None]:
+    """cross_entropy_loss of probabilities in a region rounds its result to 16 bits."""
+
+    def loss(input: Tensor, target: Tensor, *given: Any) -> Tensor:
+        wide = (x.float() if isinstance(x, Tensor) and x.is_floating_point() else x for x in (input, target, *given))
+        found: Tensor = below(torch.ops.aten.cross_entropy_loss, *wide)
+        return found.bfloat16().float() if target.is_floating_point() else found
+
+    with kernel("cross_entropy_loss", loss, "AutocastCPU"):
+        yield
