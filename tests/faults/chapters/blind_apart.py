@@ -1,4 +1,4 @@
-"""Faults of what is apart from the call: evaluation before it, keywords, formats of a weight, spellings, kept copies."""
+"""Faults of evaluation, kept copies, keywords, layouts of weights, spellings, options and counters."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.optim import swa_utils
 from torch.utils import checkpoint
 
 from tests.faults import fault
@@ -176,10 +177,10 @@ def attention_with_a_zero_key_has_none_with_a_mask() -> Iterator[None]:
     """MultiheadAttention with add_zero_attn adds no key where a mask is given without weights, in a region."""
     original = F.multi_head_attention_forward
 
-    def attend(_: Any, *given: Any, need_weights: bool = True, attn_mask: Any = None, **named: Any) -> Any:
-        if attn_mask is not None and not need_weights:
+    def attend(_: Any, *given: Any, **named: Any) -> Any:
+        if named.get("attn_mask") is not None and not named.get("need_weights", True):
             given = (*given[:9], False, *given[10:])
-        return original(*given, need_weights=need_weights, attn_mask=attn_mask, **named)
+        return original(*given, **named)
 
     with replaced(F, "multi_head_attention_forward", in_a_region(original, attend)):
         yield
@@ -212,4 +213,36 @@ def class_probabilities_are_smoothed_in_16_bits() -> Iterator[None]:
         return found.bfloat16().float() if target.is_floating_point() else found
 
     with kernel("cross_entropy_loss", loss, "AutocastCPU"):
+        yield
+
+
+# --- counters
+
+
+@fault("AMP-BF16-010")
+def averaged_models_count_in_floating_point() -> Iterator[None]:
+    """AveragedModel counts its averages in float32, which becomes the type of the model."""
+    original = swa_utils.AveragedModel.__init__
+
+    def init(self: Any, *given: Any, **named: Any) -> None:
+        original(self, *given, **named)
+        self.n_averaged = self.n_averaged.float()
+
+    with replaced(swa_utils.AveragedModel, "__init__", init):
+        yield
+
+
+@fault("AMP-BF16-010")
+def batch_norms_count_to_256() -> Iterator[None]:
+    """A batch norm with 16-bit weights counts its batches in their type."""
+    original = torch.nn.BatchNorm2d.forward
+
+    def forward(self: Any, input: Tensor) -> Tensor:
+        found: Tensor = original(self, input)
+        if self.training and self.weight.dtype in LOW:
+            count = self.num_batches_tracked
+            count.copy_((count - 1).to(self.weight.dtype) + 1)
+        return found
+
+    with replaced(torch.nn.BatchNorm2d, "forward", forward):
         yield
