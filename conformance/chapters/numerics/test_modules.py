@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
+from ...measure.flags import flag, kept
 from ...measure.precision import full_precision
 from ...oracles.numbers.error_bounds import normwise_distance
 from ...oracles.numbers.formats import FORMATS
@@ -75,7 +77,17 @@ def test_modules_in_float32(case: Case, target: Target, rng: torch.Generator) ->
 PRODUCTS = re.compile(r"aten::(mm|addmm|bmm|baddbmm|.*convolution.*|.*_rnn.*|_scaled_dot_product_.*)")
 
 
+@pytest.fixture
+def _attention_in_16_bits() -> Iterator[None]:
+    """Have attention that runs as matrix products multiply 16-bit operands in 16 bits, and put the flag back."""
+    allowed = flag("torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed")
+    with kept(allowed):
+        allowed.write(True)
+        yield
+
+
 @contract("AMP-NUMERICS-121")
+@pytest.mark.usefixtures("_attention_in_16_bits")
 def test_products_of_modules(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
     judged, wrong = 0, {}
     for name in case.with_kernels(target, {name: functools.partial(_plain, target, name) for name in MULTIPLYING}):
