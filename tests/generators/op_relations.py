@@ -1,4 +1,4 @@
-"""Which programs each torch fails the relations of AMP-CAST-090 to 096 on: a survey, and the rows of the fixture.
+"""Survey which programs each torch fails AMP-CAST-090 to 096 and AMP-NUMERICS-119 on, and make the fixture's rows.
 
 `python -m tests.generators.op_relations survey OUT.json` runs every relation on this torch, on the CPU and on fake
 devices. `python -m tests.generators.op_relations table SURVEY.json ...` reads the surveys of several versions and
@@ -13,13 +13,16 @@ import sys
 import warnings
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from conformance.harness.targets import resolve
-from conformance.oracles.relations import groups
+from conformance.chapters.numerics.test_database import EVERY, MOST
+from conformance.harness.targets import Target, resolve
+from conformance.oracles.numbers.formats import FORMATS
+from conformance.oracles.relations import groups, values
 from conformance.oracles.relations.sweep import sweep, sweep_routes, sweep_vmap
 
 RELATIONS = {
@@ -30,7 +33,9 @@ RELATIONS = {
     "AMP-CAST-094": "unclosed",
     "AMP-CAST-095": "vmap",
     "AMP-CAST-096": "routes",
+    "AMP-NUMERICS-119": "values",
 }
+TOGETHER = ("AMP-CAST-090", "AMP-CAST-091", "AMP-CAST-092", "AMP-CAST-093", "AMP-CAST-094")
 TARGETS = {
     "cpu": ("bf16", "fp16"),
     **dict.fromkeys(("fake:cuda", "fake:xpu", "fake:mps", "fake:mtia", "fake:maia"), ("fp16",)),
@@ -43,6 +48,7 @@ REASONS = {
     "AMP-CAST-094": "The op is on no list of the CPU and has no 16-bit kernel there",
     "AMP-CAST-095": "The batching rule of vmap takes the op apart before its autocast rule runs",
     "AMP-CAST-096": "A spelling of the op differs from the function",
+    "AMP-NUMERICS-119": "The 16-bit kernel, or the formula of its gradient, rounds or overflows on the way",
 }
 OLDEST = "2.6"
 LINK = "https://docs.pytorch.org/docs/stable/amp.html#torch.autocast"
@@ -59,8 +65,8 @@ class Failure:
     name: str
 
 
-def survey(targets: list[str]) -> dict[str, Any]:
-    """Run every relation at the depth of a single program, and return the names found, by target, dtype and group."""
+def survey(targets: list[str], contracts: list[str]) -> dict[str, Any]:
+    """Run relations at the depth of a single program, and return the names found, by target, dtype and group."""
     found: dict[str, Any] = {"torch": torch.__version__.split("+")[0], "parts": {}}
     for text in targets:
         target = resolve(text)
@@ -70,16 +76,29 @@ def survey(targets: list[str]) -> dict[str, Any]:
                     continue
                 part = groups.Part(group, dtype)
                 makers = groups.makers(part, target.device_type, "full", 0)
-                swept = sweep(target, part.amp_dtype, makers, every=True)
-                names = {relation: sorted(getattr(swept, relation, ())) for relation in RELATIONS.values()}
-                if group == "samples" and text == "cpu":
+                names: dict[str, list[str]] = {relation: [] for relation in RELATIONS.values()}
+                if not set(contracts).isdisjoint(TOGETHER):
+                    swept = sweep(target, part.amp_dtype, makers, every=True)
+                    names |= {relation: sorted(getattr(swept, relation, ())) for relation in names}
+                if group == "samples" and text == "cpu" and "AMP-CAST-095" in contracts:
                     batched = sweep_vmap(target, part.amp_dtype, makers)
                     names["vmap"] = sorted(batched.broken | batched.forms)
-                if group == "operators":
+                if group == "operators" and "AMP-CAST-096" in contracts:
                     spellings = groups.spellings(makers, target.device_type, part.amp_dtype)
                     names["routes"] = sorted(sweep_routes(target, part.amp_dtype, makers, spellings).differs)
+                if group in ("operators", "modules") and text == "cpu" and "AMP-NUMERICS-119" in contracts:
+                    names["values"] = _inexact(target, part)
                 found["parts"][f"{target.device_type} {dtype} {group}"] = {"programs": sorted(makers), **names}
     return found
+
+
+def _inexact(target: Target, part: groups.Part) -> list[str]:
+    exceptions = groups.exceptions("AMP-NUMERICS-119")
+    found = groups.makers(part, target.device_type, "full", 0, samples=EVERY)
+    makers = {name: make for name, make in found.items() if name not in exceptions}
+    region = partial(target.autocast, part.amp_dtype) if part.group == "modules" else None
+    swept = values.sweep(target.device, FORMATS[part.amp_dtype], makers, samples=MOST, seed=0, region=region, together=part.group == "modules")
+    return sorted(swept.found)
 
 
 def failures(surveys: list[dict[str, Any]]) -> dict[Failure, tuple[set[str], set[str]]]:
@@ -188,13 +207,17 @@ def main() -> int:
     one = commands.add_parser("survey", help="run every relation on this torch")
     one.add_argument("out", type=Path)
     one.add_argument("--target", action="append", choices=list(TARGETS))
+    one.add_argument("--contract", action="append", choices=list(RELATIONS))
     table = commands.add_parser("table", help="print the rows of the fixture, or the waivers")
     table.add_argument("surveys", type=Path, nargs="+")
     table.add_argument("--waivers", action="store_true")
     arguments = parser.parse_args()
     if arguments.command == "survey":
         warnings.simplefilter("ignore")
-        arguments.out.write_text(json.dumps(survey(arguments.target or list(TARGETS)), indent=1) + "\n")
+        arguments.out.write_text(
+            json.dumps(survey(arguments.target or list(TARGETS), arguments.contract or list(RELATIONS)), indent=1)
+            + "\n"
+        )
         return 0
     made = failures([json.loads(path.read_text()) for path in arguments.surveys])
     print(waivers(made) if arguments.waivers else rows(made))

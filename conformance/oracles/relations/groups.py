@@ -99,13 +99,13 @@ def exempt(contract: str, backend: str, one: Part) -> frozenset[str]:
     return exceptions(contract) | frozenset(_single(contract, backend, one.dtype, one.group))
 
 
-def makers(one: Part, device_type: str, level: str, seed: int) -> dict[str, Make]:
+def makers(one: Part, device_type: str, level: str, seed: int, *, samples: int | None = None) -> dict[str, Make]:
     """Return makers of the programs of a part, by name: at quick of a third of the samples, which the seed chooses.
 
-    A torch that lacks the program of a single one gives none. Raises ImportError where a package for the databases is
-    missing.
+    `samples` is the number of an entry's programs, by default by level. A torch that lacks the program of a single one
+    gives none. Raises ImportError where a package for the databases is missing.
     """
-    found = _group(one, device_type, SAMPLES_OF_ONE if one.name else SAMPLES_OF_MANY[level])
+    found = _group(one, device_type, samples or (SAMPLES_OF_ONE if one.name else SAMPLES_OF_MANY[level]))
     if one.name is not None:
         return {one.name: found[one.name]} if one.name in found else {}
     if level == "quick":

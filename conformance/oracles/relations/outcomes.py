@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ from ..numbers.bits import same
 from .programs import SIXTEEN_BIT, Program
 
 Region = Callable[[], AbstractContextManager[object]]
+Change = Callable[[torch.Tensor], torch.Tensor]
 
 # 64 units of the norm's last place in float32 or wider: kernels may add in another order, by thread or alignment.
 _REORDERED = 64
@@ -43,22 +44,35 @@ class Outcome:
         return ", ".join(str(one.dtype).removeprefix("torch.") for one in self.outputs)
 
 
-def run(program: Program, region: Region = contextlib.nullcontext, *, gradients: bool = False) -> Outcome:
+def run(
+    program: Program,
+    region: Region = contextlib.nullcontext,
+    *,
+    gradients: bool | Collection[int] = False,
+    copy: Change = torch.clone,
+    weights: Change = torch.ones_like,
+    arguments: bool = False,
+) -> Outcome:
     """Run a program from seed 0 with autocast as `region` sets it; what torch raises is recorded.
 
-    With `gradients` each floating-point argument is a leaf, and the gradient of the outputs' sum is taken outside the
-    region, as the documentation recommends; its errors are recorded as those of the program.
+    With `gradients` each floating-point argument, or those at these positions, is a leaf made by `copy`, and the
+    gradient of the outputs' sum, with `weights` of each, is taken outside the region, as the documentation recommends;
+    its errors are recorded as those of the program. `arguments` adds the floating-point arguments that are no leaves,
+    as the program leaves them, to its outputs.
     """
     leaves = list(program.leaves)
     _seed(leaves)
-    if gradients:
+    positions = program.tensors if gradients is True else tuple(gradients or ())
+    if gradients is not False:
         for index in program.tensors:
-            leaves[index] = leaves[index].detach().clone().requires_grad_()
+            leaves[index] = copy(leaves[index].detach()).requires_grad_(index in positions)
     try:
         with region():
             result = program.call(leaves)
         outputs = tuple(leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
-        found = _gradients(outputs, [leaves[index] for index in program.tensors]) if gradients else ()
+        found = _gradients(outputs, [leaves[index] for index in positions], weights)
+        if arguments:
+            outputs += tuple(leaves[index] for index in program.tensors if index not in positions)
     except (RuntimeError, AssertionError, ArithmeticError, TypeError, ValueError, LookupError, AttributeError) as error:
         return Outcome((), (), error)
     return Outcome(tuple(one.detach() for one in outputs), found, None)
@@ -73,12 +87,13 @@ def _seed(leaves: list[Any]) -> None:
             torch.get_device_module(device).manual_seed(0)
 
 
-def _gradients(outputs: tuple[torch.Tensor, ...], leaves: list[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+def _gradients(
+    outputs: tuple[torch.Tensor, ...], leaves: list[torch.Tensor], weights: Change
+) -> tuple[torch.Tensor | None, ...]:
     differentiable = [one for one in outputs if one.requires_grad]
     if not differentiable or not leaves:
         return ()
-    weights = [torch.ones_like(one) for one in differentiable]
-    return torch.autograd.grad(differentiable, leaves, weights, allow_unused=True)
+    return torch.autograd.grad(differentiable, leaves, [weights(one) for one in differentiable], allow_unused=True)
 
 
 def difference(seen: Outcome, wanted: Outcome, again: Outcome) -> str | None:
