@@ -61,7 +61,10 @@ FLAGS = (
     # Whether products may add up parts of a sum apart (split-K), from torch 2.10 on.
     Flag(f"{_MATMUL}.allow_fp16_reduced_precision_reduction_split_k"),
     Flag(f"{_MATMUL}.allow_bf16_reduced_precision_reduction_split_k"),
-    Flag("torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed"),
+    Flag(
+        "torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed",
+        "torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp",
+    ),
     Flag("torch.cuda.get_allocator_backend"),
     Flag(f"{_CUDNN}.enabled", restored=True),
     Flag(f"{_CUDNN}.benchmark", restored=True),

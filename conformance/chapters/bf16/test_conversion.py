@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
@@ -77,3 +81,53 @@ def test_loading_keeps_types(case: Case, target: Target, amp_dtype: torch.dtype,
     assigned.load_state_dict(source.state_dict(), assign=True)
     types = {str(one.dtype) for one in assigned.parameters()}
     case.equal("types of parameters that are assigned", types, {str(given)})
+
+
+def _averaged(module: Any, image: torch.Tensor) -> None:
+    module.update_parameters(module.module)
+
+
+# What counts, and how it counts one more.
+COUNTING: dict[str, tuple[Callable[[], Any], Callable[[Any, torch.Tensor], Any]]] = {
+    "BatchNorm1d": (lambda: nn.BatchNorm1d(3), lambda module, image: module(image[:, :, 0, 0])),
+    "BatchNorm2d": (lambda: nn.BatchNorm2d(3), lambda module, image: module(image)),
+    "BatchNorm2d of plain averages": (lambda: nn.BatchNorm2d(3, momentum=None), lambda module, image: module(image)),
+    "BatchNorm3d": (lambda: nn.BatchNorm3d(3), lambda module, image: module(image[..., None])),
+    "AveragedModel": (lambda: AveragedModel(nn.Linear(2, 2)), _averaged),
+    "AveragedModel by EMA": (
+        lambda: AveragedModel(nn.Linear(2, 2), multi_avg_fn=get_ema_multi_avg_fn(0.5)),
+        _averaged,
+    ),
+}
+COUNTERS = ("n_averaged", "num_batches_tracked")
+# Beside what bf16, fp16 and float32 count to.
+STARTS = (0, 255, 2047, 2**24 - 1)
+
+
+@contract("AMP-BF16-010")
+@pytest.mark.parametrize("way", list(CONVERSIONS))
+def test_counters_of_a_module(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, way: str
+) -> None:
+    wrong: dict[str, Any] = {}
+    image = torch.rand(2, 3, 2, 2, generator=rng).to(target.device)
+    for name, (make, count) in COUNTING.items():
+        module = make().to(target.device)
+        module = CONVERSIONS[way](module, amp_dtype)
+        loaded = copy.deepcopy(module)
+        loaded.load_state_dict(module.state_dict())
+        for kind, one in (("", module), (" that is loaded", loaded)):
+            counters = {key: value for key, value in one.named_buffers() if key.split(".")[-1] in COUNTERS}
+            own = [key for key in counters if "." not in key]  # that of an averaged model follows the model's
+            for start in STARTS:
+                for key in own:
+                    counters[key].fill_(start)
+                for _ in range(3):
+                    count(one, image.to(amp_dtype))
+                seen = {key: value.item() for key, value in one.named_buffers() if key in own}
+                if seen != dict.fromkeys(own, start + 3) or not own:
+                    wrong[f"{name}{kind}, from {start}"] = seen
+            types = {value.dtype for key, value in one.named_buffers() if key in counters}
+            if types != {torch.int64}:
+                wrong[f"{name}{kind}"] = types
+    case.equal("counters that are no integers, or count wrongly", wrong, {})

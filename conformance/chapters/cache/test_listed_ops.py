@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -12,6 +12,10 @@ import torch
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
+from ...oracles.policy import declared
+from ...oracles.policy.lists import backend_of, composite, listings
+from ...oracles.policy.samples import SAMPLES, Inputs
+from ...oracles.trace.ops import OpTrace
 from ..op_comparison import Arm, backward, bits, difference, operands, side_by_side, tensors_of, with_operands
 
 Program: TypeAlias = "Callable[[Arm, partial[Any]], list[Any]]"
@@ -116,3 +120,80 @@ def test_listed_ops(case: Case, target: Target, amp_dtype: torch.dtype, rng: tor
         if wrong:
             case.equal(f"{name} {program}: what differs from manual casts", wrong, {})
     case.at_least("operations judged", judged, 1)
+
+
+def _dense(order: Callable[[int], Sequence[int]], tensor: torch.Tensor) -> torch.Tensor:
+    """Return the numbers in memory whose dimensions lie in that order."""
+    dimensions = list(order(tensor.dim()))
+    back = [dimensions.index(place) for place in range(tensor.dim())]
+    return tensor.permute(dimensions).contiguous().permute(back)
+
+
+def _channels_first_after_batch(dimensions: int) -> list[int]:
+    return [0, *range(2, dimensions), 1] if dimensions > 2 else list(range(dimensions))
+
+
+# How the elements of a weight lie in memory.
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "contiguous": lambda tensor: tensor,
+    "channels last": partial(_dense, _channels_first_after_batch),
+    "transposed": partial(_dense, lambda dimensions: range(dimensions)[::-1]),
+    "every other": lambda tensor: torch.stack([tensor, tensor], -1)[..., 0],
+    "part of a larger one": lambda tensor: torch.stack([tensor, tensor])[1],
+}
+
+
+def _leaf(tensor: torch.Tensor, layout: str) -> torch.Tensor:
+    """Return a leaf of these numbers that is no view: views are not cached."""
+    laid = LAYOUTS[layout](tensor.detach())
+    leaf = torch.empty(0, dtype=laid.dtype, device=laid.device)
+    leaf.set_(laid.untyped_storage(), laid.storage_offset(), laid.size(), laid.stride())
+    return leaf.requires_grad_()
+
+
+def _casts(call: partial[Any], region: Arm) -> tuple[list[int], int]:
+    """Return the casts of each operand in two uses of the call, and those of any float32 tensor."""
+    with region(), OpTrace() as trace:
+        for _ in range(2):
+            call()
+    wide = sum(one.source == torch.float32 for one in trace.conversions)
+    return [len(trace.casts_of(leaf)) for leaf in operands(call)], wide
+
+
+@contract("AMP-CACHE-001", on=("cpu", "cuda", "xpu", "mps", "mtia", "maia"))
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda name: name.replace(" ", "_"))
+def test_one_cast_in_any_layout(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, layout: str
+) -> None:
+    block = torch.ones(1, device=target.device)
+    case.require_call(target, "share a storage", lambda: torch.empty_like(block).set_(block.untyped_storage()))
+    device_type = target.device_type
+    backend = device_type if declared.changed(device_type) else backend_of(device_type)
+    wrong, judged = {}, 0
+    for listing in listings(backend, "lower_precision"):
+        plain = SAMPLES[listing.sample](Inputs((torch.float32,), target.device, rng.initial_seed()))
+        call = with_operands(plain, lambda value: _leaf(value, layout) if _is_floating(value) else value)
+        narrow = with_operands(call, lambda value: value.detach().to(amp_dtype) if _is_floating(value) else value)
+        if composite(listing) or not _runs(narrow):
+            continue
+        judged += 1
+        # What the op itself casts inside, such as the math kernel of attention.
+        _, inside = _casts(narrow, contextlib.nullcontext)
+        each, total = _casts(call, partial(target.autocast, amp_dtype))
+        if set(each) != {1} or total - inside != len(each):
+            wrong[listing.sample] = (each, total - inside)
+    case.equal("ops that cast an operand not once: casts of each, and of all", wrong, {})
+    case.at_least("operations judged", judged, 1)
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _runs(call: partial[Any]) -> bool:
+    """Say whether the device has a kernel of the op for such operands."""
+    try:
+        call()
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True

@@ -332,3 +332,99 @@ def test_spellings_of_binary_ops(
                 wrong[f"spelling {number} of a {left} of {dtypes[0]} and a {right} of {dtypes[1]}"] = seen.dtype
     case.equal("spellings that differ from the function of tensors", dict(list(wrong.items())[:5]), {})
     case.at_least("spellings judged", judged, 64)
+
+
+# Contractions, by the shapes of their operands: every index that two operands share and the result lacks is summed by a
+# product. Where no index is (outer products), or its size is 1, einsum multiplies, and keeps the type.
+CONTRACTIONS: dict[str, tuple[tuple[int, ...], ...]] = {
+    "ij,jk->ik": ((3, 4), (4, 5)),
+    "ij,jk->ki": ((3, 4), (4, 5)),
+    "ij,jk": ((3, 4), (4, 5)),
+    "ij,kj->ik": ((3, 4), (5, 4)),
+    "ij,j->i": ((3, 4), (4,)),
+    "i,i->": ((4,), (4,)),
+    "i,i": ((4,), (4,)),
+    "ij,ij->": ((3, 4), (3, 4)),
+    "ij,ij->i": ((3, 4), (3, 4)),
+    "bij,bjk->bik": ((2, 3, 4), (2, 4, 5)),
+    "bij,jk->bik": ((2, 3, 4), (4, 5)),
+    "bhid,bhjd->bhij": ((2, 2, 3, 4), (2, 2, 3, 4)),
+    "bid,bjd->ijb": ((2, 3, 4), (2, 5, 4)),
+    "ii,ij->j": ((4, 4), (4, 5)),
+    "iij,jk->ik": ((3, 3, 4), (4, 5)),
+    "bi,oij,bj->bo": ((2, 3), (5, 3, 4), (2, 4)),
+    "ij,jk,kl->il": ((3, 4), (4, 5), (5, 2)),
+    "ij,jk,kl,lm->im": ((3, 4), (4, 5), (5, 2), (2, 3)),
+    "...ij,...jk->...ik": ((2, 3, 4), (2, 4, 5)),
+    "...ij,...jk": ((2, 3, 4), (2, 4, 5)),
+    "...ij,jk->...ik": ((2, 3, 4), (4, 5)),
+    "i...,ij->j...": ((3, 2, 2), (3, 5)),
+    "b...i,ij->b...j": ((2, 3, 2, 4), (4, 5)),
+    "...i,...i->...": ((3, 4), (3, 4)),
+    "...i,...i->": ((3, 4), (3, 4)),
+    "a...b,b->a...": ((2, 4), (4,)),
+    "...ij,...jk,k...->...i": ((2, 3, 4), (2, 4, 5), (5, 2)),
+    "...ij,...jk->...ki": ((1, 3, 4), (2, 4, 5)),
+}
+
+
+def _by_numbers(equation: str, operands: list[torch.Tensor]) -> torch.Tensor:
+    """Call einsum with lists of numbers and Ellipsis in the place of the equation."""
+
+    def numbers(letters: str) -> list[Any]:
+        marked = letters.replace("...", ".")
+        return [Ellipsis if letter == "." else ord(letter) - ord("a") for letter in marked]
+
+    sources, _, result = equation.partition("->")
+    given = [part for pair in zip(operands, map(numbers, sources.split(",")), strict=True) for part in pair]
+    made: torch.Tensor = torch.einsum(*given, *([numbers(result)] if "->" in equation else []))
+    return made
+
+
+EINSUMS: dict[str, Callable[[str, list[torch.Tensor]], torch.Tensor]] = {
+    "operands": lambda equation, operands: torch.einsum(equation, *operands),
+    "a list": lambda equation, operands: torch.einsum(equation, operands),
+    "torch.functional": lambda equation, operands: torch.functional.einsum(equation, *operands),
+    "aten": lambda equation, operands: torch.ops.aten.einsum(equation, operands),
+    "capitals": lambda equation, operands: torch.einsum(equation.upper(), *operands),
+    "spaces": lambda equation, operands: torch.einsum(f" {equation} ".replace(",", " , "), *operands),
+    "numbers": _by_numbers,
+    "of leaves": lambda equation, operands: torch.einsum(equation, *(x.clone().requires_grad_() for x in operands)),
+}
+# Other contractions, by their operands' shapes.
+SUMS_OF_PRODUCTS: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], ...]]] = {
+    "tensordot": (lambda a, b: torch.tensordot(a, b, 1), ((3, 4), (4, 5))),
+    "tensordot of two": (lambda a, b: torch.tensordot(a, b, dims=2), ((2, 3, 4), (3, 4, 5))),
+    "tensordot of lists": (lambda a, b: torch.tensordot(a, b, ([0, 1], [1, 0])), ((3, 4, 2), (4, 3))),
+    "inner": (torch.inner, ((3, 4), (5, 4))),
+    "inner of batches": (torch.inner, ((2, 3, 4), (5, 4))),
+    "inner, a method": (lambda a, b: a.inner(b), ((3, 4), (5, 4))),
+    "chain_matmul": (torch.chain_matmul, ((3, 4), (4, 5), (5, 2))),
+    "multi_dot": (lambda *operands: torch.linalg.multi_dot(operands), ((3, 4), (4, 5), (5, 2))),
+    "multi_dot of two": (lambda *operands: torch.linalg.multi_dot(operands), ((3, 4), (4, 5))),
+    "multi_dot from a vector": (lambda *operands: torch.linalg.multi_dot(operands), ((4,), (4, 5), (5, 2))),
+    "multi_dot to a vector": (lambda *operands: torch.linalg.multi_dot(operands), ((3, 4), (4, 5), (5,))),
+}
+
+
+@contract("AMP-CAST-027", on="cpu")
+def test_spellings_of_a_contraction(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
+    calls = {
+        f"einsum {equation!r}, {name}": (partial(spelling, equation), shapes)
+        for equation, shapes in CONTRACTIONS.items()
+        for name, spelling in EINSUMS.items()
+    } | {
+        name: (lambda operands, call=call: call(*operands), shapes) for name, (call, shapes) in SUMS_OF_PRODUCTS.items()
+    }
+    wrong = {}
+    for name, (call, shapes) in calls.items():
+        # Sums of at most 120 products of -1, 0 and 1 are exact in 16 bits.
+        exact = [torch.randint(-1, 2, shape, generator=rng).double() for shape in shapes]
+        operands = [one.float().to(target.device) for one in exact]
+        expected = call(exact).detach().to(amp_dtype)
+        with target.autocast(amp_dtype):
+            seen = call(operands).detach()
+        if seen.dtype != amp_dtype or not torch.equal(seen.cpu() + 0, expected + 0):
+            wrong[name] = seen.dtype if seen.dtype != amp_dtype else "other values"
+    case.equal("contractions that are not as promised", wrong, {})
+    case.at_least("contractions judged", len(calls), 200)

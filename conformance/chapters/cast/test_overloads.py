@@ -440,7 +440,7 @@ def test_options(case: Case, target: Target, overload: str) -> None:
 # Input dtypes for which no other policy has the same result.
 _TELLING: dict[str, Callable[[torch.dtype], tuple[tuple[torch.dtype, ...], ...]]] = {
     "lower_precision": lambda amp_dtype: ((torch.float32,),),
-    "fp32": lambda amp_dtype: ((amp_dtype,),),
+    "fp32": lambda amp_dtype: ((amp_dtype,), (amp_dtype, torch.float32), (torch.float32, amp_dtype)),
     "fp32_set_dtype": lambda amp_dtype: ((amp_dtype,),),
     "fp32_append_dtype": lambda amp_dtype: ((amp_dtype,),),
     "widest": overloads.one_wide,
@@ -465,9 +465,14 @@ def test_options_together(case: Case, target: Target, policy: str) -> None:
     known, late = overloads.known(target.device_type), overloads.mended(target.device_type)
     chosen = [policy] if policy in late else [one for one, own in known.items() if own == policy and one not in late]
     for overload in filter(overloads.built, chosen):
-        policy = known[overload]
+        policy, done = known[overload], set()
         for dtypes in dict.fromkeys((*_TELLING[policy](amp_dtype), (torch.float32,))):
             for place, call in enumerate(overloads.calls_with_options(target, overload, dtypes)):
+                # Calls of fewer tensors than there are dtypes have the same ones several times.
+                given = (place, *(tensor.dtype for _, tensor in arguments(call)))
+                if given in done:
+                    continue
+                done.add(given)
                 what = f"{overloads.type_names(dtypes)}, options {place}"
                 _finished(case, target, _judge(case, target, overload, what, call, amp_dtype))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -29,20 +30,11 @@ class Use:
     smooth: bool = True
 
 
-def uses() -> dict[str, Use]:
-    """Return every use by its name, of one family after the other."""
-    families = (
-        _recurrent,
-        _cells,
-        _attention,
-        _transformers,
-        _embeddings,
-        _convolutions,
-        _pools,
-        _norms,
-        _others,
-        _shared,
-    )
+def uses(*, multiplying: bool = False) -> dict[str, Use]:
+    """Return every use by its name, of one family after the other; `multiplying`: of those families with products."""
+    products = (_recurrent, _cells, _attention, _transformers, _convolutions, _linear, _shared)
+    others = (_embeddings, _pools, _norms, _others)
+    families = products if multiplying else (*products, *others)
     return {name: use for family in families for name, use in family()}
 
 
@@ -136,6 +128,39 @@ def _attention() -> Iterator[tuple[str, Use]]:
     yield "MultiheadAttention without bias", Use(partial(made, bias=False), x, plain)
     yield "MultiheadAttention of other keys", Use(partial(made, kdim=6, vdim=4), ((2, 5, 8), (2, 3, 6), (2, 3, 4)))
     yield "MultiheadAttention of sequences first", Use(partial(nn.MultiheadAttention, 8, 2), ((5, 2, 8),) * 3)
+    yield from _attention_of_pairs()
+
+
+def _attention_of_pairs() -> Iterator[tuple[str, Use]]:
+    """Each option of the module with each of the call."""
+    modules: dict[str, dict[str, Any]] = {
+        "biases of keys": {"add_bias_kv": True},
+        "a zero key": {"add_zero_attn": True},
+        "biases and a zero key": {"add_bias_kv": True, "add_zero_attn": True},
+        "no bias": {"bias": False},
+        "other keys": {"kdim": 6, "vdim": 4},
+        "sequences first": {"batch_first": False},
+    }
+    calls: dict[str, Callable[[Tensor], dict[str, Any]]] = {
+        "no weights": lambda x: {"need_weights": False},
+        "weights of each head": lambda x: {"average_attn_weights": False},
+        "padding": lambda x: {"key_padding_mask": _on(x, CLOSED), "need_weights": False},
+        "padding and weights": lambda x: {"key_padding_mask": _on(x, CLOSED)},
+        "a mask": lambda x: {"attn_mask": _on(x, CAUSAL, -0.75), "need_weights": False},
+    }
+    for (kind, options), (how, given) in itertools.product(modules.items(), calls.items()):
+        first = not options.get("batch_first", True)
+        key, value = options.get("kdim", 8), options.get("vdim", 8)
+        shapes = tuple((5, 2, size) if first else (2, 5, size) for size in (8, key, value))
+        made = partial(nn.MultiheadAttention, 8, 2, **{"batch_first": True, **options})
+        yield f"MultiheadAttention with {kind}, {how}", Use(made, shapes, partial(_attended, named=given))
+    for how in ("no weights", "weights of each head"):
+        call = partial(_attended, named=calls[how])
+        yield f"MultiheadAttention without batch, {how}", Use(partial(nn.MultiheadAttention, 8, 2), ((5, 8),) * 3, call)
+
+
+def _attended(module: Any, *given: Tensor, named: Callable[[Tensor], dict[str, Any]]) -> Any:
+    return module(*given, **named(given[0]))
 
 
 def _transformers() -> Iterator[tuple[str, Use]]:
@@ -191,6 +216,19 @@ def _embeddings() -> Iterator[tuple[str, Use]]:
         yield f"EmbeddingBag, {mode}, with all ends", Use(partial(made, include_last_offset=True), (), flat)
     yield "EmbeddingBag with weights", Use(partial(nn.EmbeddingBag, 6, 4, mode="sum"), ((2, 4),), bags)
 
+    def parts(module: Any, *weights: Tensor) -> Any:
+        device = module.weight.device
+        return module(NUMBERS.flatten().to(device), torch.tensor([0, 3], device=device), *weights)
+
+    for padding, ends in itertools.product((None, 1), (False, True)):
+        options = {"padding_idx": padding, "include_last_offset": ends}
+        how = f"{' with padding' if padding else ''}{' with all ends' if ends else ''}"
+        weighted = partial(nn.EmbeddingBag, 6, 4, mode="sum", **options)
+        yield f"EmbeddingBag of parts{how} and weights", Use(weighted, ((8,),), flat if ends else parts)
+        for mode in ("sum", "mean"):
+            made = partial(nn.EmbeddingBag, 6, 4, mode=mode, scale_grad_by_freq=True, **options)
+            yield f"EmbeddingBag of parts{how} by frequency, {mode}", Use(made, (), flat if ends else parts)
+
 
 def _convolutions() -> Iterator[tuple[str, Use]]:
     for rank in (1, 2, 3):
@@ -199,10 +237,22 @@ def _convolutions() -> Iterator[tuple[str, Use]]:
         x = ((2, 4, *(6,) * rank),)
         for mode in ("zeros", "reflect", "replicate", "circular"):
             yield f"Conv{rank}d padded by {mode}", Use(partial(conv, 4, 6, 3, padding=1, padding_mode=mode), x)
+            several = partial(conv, 4, 6, 3, 2, 2, 2, 2, bias=False, padding_mode=mode)
+            yield f"Conv{rank}d padded by {mode}, with stride, dilation and groups", Use(several, x)
+            alone = partial(conv, 4, 6, 3, padding="same", padding_mode=mode)
+            yield f"Conv{rank}d padded by {mode} to the same size, without batch", Use(alone, (x[0][1:],))
         yield f"Conv{rank}d of the same size", Use(partial(conv, 4, 6, 3, padding="same", dilation=2), x)
         yield f"Conv{rank}d in groups", Use(partial(conv, 4, 6, 3, 2, 1, groups=2, bias=False), x)
         yield f"ConvTranspose{rank}d", Use(partial(transposed, 4, 6, 3, 2, 1, 1, groups=2), x)
         yield f"ConvTranspose{rank}d, dilated", Use(partial(transposed, 4, 6, 2, dilation=2, bias=False), x)
+
+
+def _linear() -> Iterator[tuple[str, Use]]:
+    yield "Linear", Use(partial(nn.Linear, 6, 5), ((2, 3, 6),))
+    yield "Linear of a vector", Use(partial(nn.Linear, 6, 5), ((6,),))
+    yield "Linear of a matrix", Use(partial(nn.Linear, 6, 5), ((3, 6),))
+    yield "Linear without bias", Use(partial(nn.Linear, 6, 5, bias=False), ((6,),))
+    yield "Linear of batches without bias", Use(partial(nn.Linear, 6, 5, bias=False), ((2, 3, 6),))
 
 
 def _pools() -> Iterator[tuple[str, Use]]:
@@ -263,8 +313,6 @@ def _others() -> Iterator[tuple[str, Use]]:
     yield "PixelShuffle", Use(partial(nn.PixelShuffle, 2), image)
     yield "Unfold", Use(partial(nn.Unfold, 3, 1, 1, 2), image)
     yield "Fold", Use(partial(nn.Fold, (6, 6), 2), ((1, 8, 25),))
-    yield "Linear", Use(partial(nn.Linear, 6, 5), ((2, 3, 6),))
-    yield "Linear without bias", Use(partial(nn.Linear, 6, 5, bias=False), ((6,),))
     yield "Bilinear", Use(partial(nn.Bilinear, 4, 3, 5), ((6, 4), (6, 3)))
     yield "CosineSimilarity", Use(partial(nn.CosineSimilarity, 0), ((4, 6), (4, 6)))
     yield "PairwiseDistance", Use(partial(nn.PairwiseDistance, 1.0), ((4, 6), (4, 6)))

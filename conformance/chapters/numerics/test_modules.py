@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +16,16 @@ from torch.utils._pytree import tree_leaves
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
+from ...measure.flags import flag, kept
 from ...measure.precision import full_precision
 from ...oracles.numbers.error_bounds import normwise_distance
 from ...oracles.numbers.formats import FORMATS
+from ...oracles.trace.ops import OpTrace
 from .module_uses import Use, uses
 from .support import slug
 
 USES = uses()
+MULTIPLYING = uses(multiplying=True)
 BY_SLUG = {slug(name): name for name in USES}
 SINGLE = 2.0**-15  # that float32 may be off by, normwise: 512 roundings, a hundredth of one of bf16
 ROUNDINGS = 32.0  # that what passes through a few layers may be off by, normwise: 2 % in fp16, an eighth in bf16
@@ -66,6 +71,44 @@ def test_modules_in_float32(case: Case, target: Target, rng: torch.Generator) ->
             seen = _seen(one, module, [x.to(target.device) for x in given], seed, target.device_type)
         far = _far(seen, wanted, SINGLE, gradients=one.smooth)
         case.equal(f"{name}: what is not as in float64", far, {})
+
+
+# What multiplies matrices, under the names of its kernels (each has the policy of the op that calls it).
+PRODUCTS = re.compile(r"aten::(mm|addmm|bmm|baddbmm|.*convolution.*|.*_rnn.*|_scaled_dot_product_.*)")
+
+
+@pytest.fixture
+def _attention_in_16_bits() -> Iterator[None]:
+    """Have attention that runs as matrix products multiply 16-bit operands in 16 bits, and put the flag back."""
+    allowed = flag("torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed")
+    with kept(allowed):
+        allowed.write(True)
+        yield
+
+
+@contract("AMP-NUMERICS-121")
+@pytest.mark.usefixtures("_attention_in_16_bits")
+def test_products_of_modules(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
+    judged, wrong = 0, {}
+    for name in case.with_kernels(target, {name: functools.partial(_plain, target, name) for name in MULTIPLYING}):
+        one, found = USES[name], []
+        given = [torch.randn(shape, generator=rng).to(target.device) for shape in one.shapes]
+        module = one.make().train(one.training).to(target.device)
+        try:
+            for region in (False, True):
+                with target.autocast(amp_dtype, enabled=region), OpTrace() as trace:
+                    one.call(module, *given)
+                found.append([op for op in trace.computing if PRODUCTS.fullmatch(op.name)])
+        except RuntimeError as error:
+            case.note(f"{name}: raised (AMP-CAST-091, AMP-CAST-094)", str(error)[:120])
+            continue
+        outside, inside = found
+        judged += bool(outside)
+        wide = [str(op) for op in inside if set(op.inputs) != {amp_dtype}]
+        if wide or bool(outside) != bool(inside):
+            wrong[name] = wide or "no products"
+    case.equal("modules with products in another type than the region's", wrong, {})
+    case.at_least("modules with products", judged, 1)
 
 
 def _types(amp_dtype: torch.dtype) -> tuple[tuple[torch.dtype, torch.dtype], ...]:

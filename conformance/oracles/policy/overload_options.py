@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -60,9 +62,45 @@ def _nilpotent(t: Inputs) -> torch.Tensor:
     return t.tril(3).tril(-1)
 
 
+def _sampled(mode: int, padding: int, corners: bool, *size: int) -> Maker:
+    """Sample at places around and beyond the borders of an image, given by numbers that 16 bits do not hold."""
+    rank = len(size)
+    return lambda t: _a(t.f(2, 3, *size), t.f(2, *(4,) * rank, rank) * 1.3, mode, padding, corners)
+
+
+def _sampled_in_each_mode(*ranks: int) -> tuple[Maker, ...]:
+    """Return each mode (bicubic in two dimensions alone) with each padding, every other one with aligned corners."""
+    return tuple(
+        _sampled(mode, padding, (mode + padding + rank) % 2 == 0, *(4, 5, 3)[:rank])
+        for rank in ranks
+        for mode, padding in itertools.product(range(3 if rank == 2 else 2), range(3))
+    )
+
+
+def _alignments(of: Callable[[list[int]], Any]) -> tuple[Maker, ...]:
+    """Return losses of targets in rows, one after the other, and of one sequence, with each reduction and option."""
+    rows = tuple(
+        partial(lambda how, t: _a(*_log_probabilities(t), of([6, 5]), of([3, 2]), *how), how)
+        for how in ((0, _NONE, False), (4, _SUM, True), (4, 1, False))
+    )
+    joined = tuple(
+        partial(lambda how, t: _a(t.f(6, 2, 5), t.i(4, 5) + 1, of([6, 5]), of([3, 2]), *how), how)
+        for how in ((0, _NONE, False), (0, _SUM, True), (0, 1, False))
+    )
+    return (*rows, *joined, lambda t: _a(t.f(6, 5), t.i(4, 3) + 1, of([6]), of([3]), 0, _NONE))
+
+
 def _log_probabilities(t: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
     """6 steps, 2 samples, 5 classes, and targets of length 3 among the first four."""
     return t.f(6, 2, 5), t.i(4, 2, 3)
+
+
+def _quantiles(at: Callable[[Inputs], Any]) -> tuple[Maker, ...]:
+    ways = ("linear", "lower", "higher", "midpoint", "nearest")
+    return tuple(
+        partial(lambda dim, keep, way, t: _a(t.f(3, 5), at(t), dim, keep, interpolation=way), dim, keep, way)
+        for dim, keep, way in [(0, True, way) for way in ways] + [(None, False, way) for way in ways]
+    )
 
 
 _FACTORS = {"beta": 0.5, "alpha": 2.0}
@@ -129,14 +167,17 @@ OPTIONS: dict[str, tuple[Maker, ...]] = {
     "linalg_vector_norm": (lambda t: _a(t.f(3, 4), 1, [0], True),),
     "linalg_matrix_norm": (lambda t: _a(t.f(3, 4, 2), 1, [2, 0], True),),
     "linalg_matrix_norm.str_ord": (lambda t: _a(t.f(3, 4, 2), "fro", [2, 0], True),),
-    "cdist": (lambda t: _a(t.f(3, 4), t.f(5, 4), 1.0, 2), lambda t: _a(t.f(3, 4), t.f(5, 4), 2.0, 1)),
+    "cdist": tuple(
+        partial(lambda order, mode, t: _a(t.f(2, 3, 4), t.f(5, 4), order, mode), order, mode)
+        for order, mode in ((0.0, None), (1.0, 2), (2.0, None), (2.0, 1), (2.0, 2), (3.0, 1), (math.inf, None))
+    ),
     "pdist": (lambda t: _a(t.f(4, 3), 1.0),),
     "dist": (lambda t: _a(t.f(3, 4), t.f(3, 4), 1),),
     "cosine_similarity": (lambda t: _a(t.f(3, 4), t.f(3, 4), 0, 4.0),),
-    "quantile": (lambda t: _a(t.f(3, 5), t.u(2), 0, True, interpolation="nearest"),),
-    "quantile.scalar": (lambda t: _a(t.f(3, 5), 0.3, 0, True, interpolation="lower"),),
-    "nanquantile": (lambda t: _a(t.f(3, 5), t.u(2), 0, True, interpolation="higher"),),
-    "nanquantile.scalar": (lambda t: _a(t.f(3, 5), 0.3, 0, True, interpolation="midpoint"),),
+    "quantile": _quantiles(lambda t: t.u(2)),
+    "quantile.scalar": _quantiles(lambda t: 0.3),
+    "nanquantile": _quantiles(lambda t: t.u(2)),
+    "nanquantile.scalar": _quantiles(lambda t: 0.3),
     # Normalisations
     "layer_norm": (lambda t: _a(t.f(3, 8), [8], t.f(8), t.f(8), 0.125, False),),
     "rms_norm": (lambda t: _a(t.f(3, 8), [8], t.f(8), 0.125),),
@@ -144,26 +185,54 @@ OPTIONS: dict[str, tuple[Maker, ...]] = {
     # Losses
     "binary_cross_entropy": (lambda t: _a(t.u(3, 4), t.u(3, 4), t.p(3, 4), _SUM),),
     "binary_cross_entropy_with_logits": (lambda t: _a(t.f(3, 4), t.u(3, 4), t.p(3, 4), t.p(4), _SUM),),
-    "cosine_embedding_loss": (lambda t: _a(t.f(3, 4), t.f(3, 4), t.sign(3), -0.5, _NONE),),
-    "cross_entropy_loss": (lambda t: _a(t.f(3, 5), t.i(5, 3), t.p(5), _SUM, 3, 0.25),),
-    "ctc_loss.IntList": (lambda t: _a(*_log_probabilities(t), [6, 2], [3, 3], 4, _SUM, True),),
+    "cosine_embedding_loss": (
+        lambda t: _a(t.f(3, 4), t.f(3, 4), t.sign(3), -0.5, _NONE),
+        lambda t: _a(t.f(4), t.f(4), t.sign(), 0.5, _SUM),
+    ),
+    "cross_entropy_loss": (
+        lambda t: _a(t.f(3, 5), t.i(5, 3), t.p(5), _SUM, 3, 0.25),
+        lambda t: _a(t.f(3, 5), t.u(3, 5), t.p(5), _NONE, -100, 0.25),
+        lambda t: _a(t.f(2, 5, 3, 4), t.u(2, 5, 3, 4), None, 1),
+        lambda t: _a(t.f(2, 5, 3, 4), t.i(5, 2, 3, 4), t.p(5), _NONE, 2),
+        lambda t: _a(t.f(5), t.i(5), None, _SUM, -100, 0.125),
+    ),
+    "ctc_loss.IntList": (
+        lambda t: _a(*_log_probabilities(t), [6, 2], [3, 3], 4, _SUM, True),
+        *_alignments(lambda lengths: lengths),
+    ),
     "ctc_loss.Tensor": (
         lambda t: _a(*_log_probabilities(t), torch.tensor([6, 2]), torch.tensor([3, 3]), 4, _SUM, True),
+        *_alignments(torch.tensor),
     ),
     "hinge_embedding_loss": (lambda t: _a(t.p(3, 4), t.sign(3, 4), 0.5, _NONE),),
     "huber_loss": (lambda t: _a(t.f(3, 4), t.f(3, 4), _NONE, 0.5),),
-    "kl_div": (lambda t: _a(t.f(3, 4), t.f(3, 4), _SUM, log_target=True),),
+    "kl_div": (
+        lambda t: _a(t.f(3, 4), t.f(3, 4), _SUM, log_target=True),
+        lambda t: _a(t.f(3, 4), t.u(3, 4), _NONE, log_target=False),
+        lambda t: _a(t.f(3, 4), t.u(3, 1), 1),
+    ),
     "l1_loss": (lambda t: _a(t.f(3, 4), t.f(3, 4), _SUM),),
     "margin_ranking_loss": (lambda t: _a(t.f(4), t.f(4), t.sign(4), 0.5, _NONE),),
     "mse_loss": (lambda t: _a(t.f(3, 4), t.f(3, 4), _SUM),),
     "multi_margin_loss": (lambda t: _a(t.f(3, 5), t.i(5, 3), 2, 0.5, t.p(5), _SUM),),
     "multilabel_margin_loss": (lambda t: _a(t.f(3, 5), t.sets(), _NONE),),
-    "nll_loss": (lambda t: _a(t.f(3, 5), t.i(5, 3), t.p(5), _SUM, 3),),
+    "nll_loss": (
+        lambda t: _a(t.f(3, 5), t.i(5, 3), t.p(5), _SUM, 3),
+        lambda t: _a(t.f(5), t.i(5), t.p(5), _NONE),
+        lambda t: _a(t.f(3, 5), t.i(5, 3), None, 1, 2),
+    ),
     "nll_loss2d": (lambda t: _a(t.f(2, 3, 4, 4), t.i(3, 2, 4, 4), t.p(3), _NONE, 1),),
-    "poisson_nll_loss": (lambda t: _a(t.p(3, 4), t.p(3, 4), False, True, 0.125, _SUM),),
+    "poisson_nll_loss": tuple(
+        partial(lambda how, t: _a(t.p(3, 4), t.p(3, 4), *how), how)
+        for how in itertools.product((False, True), (False, True), (0.125,), (_NONE, _SUM))
+    ),
     "smooth_l1_loss": (lambda t: _a(t.f(3, 4), t.f(3, 4), _NONE, 0.5),),
     "soft_margin_loss": (lambda t: _a(t.f(3, 4), t.sign(3, 4), _NONE),),
-    "triplet_margin_loss": (lambda t: _a(t.f(3, 4), t.f(3, 4), t.f(3, 4), 4.0, 1.0, 0.125, True, _NONE),),
+    "triplet_margin_loss": (
+        lambda t: _a(t.f(3, 4), t.f(3, 4), t.f(3, 4), 4.0, 1.0, 0.125, True, _NONE),
+        lambda t: _a(t.f(3, 4), t.f(3, 4), t.f(3, 4), 4.0, 3.0, 0.125, False, _SUM),
+        lambda t: _a(t.f(4), t.f(4), t.f(4), 4.0, 2.0, 0.125, True, _NONE),
+    ),
     # Lists, indices
     "cat": (lambda t: _a([t.f(3, 4), t.f(3, 2)], -1), lambda t: _a([t.f(3, 4, 2), t.f(3, 1, 2)], 1)),
     "stack": (lambda t: _a([t.f(3, 4), t.f(3, 4)], -1), lambda t: _a([t.f(3, 4), t.f(3, 4)], -2)),
@@ -176,7 +245,9 @@ OPTIONS: dict[str, tuple[Maker, ...]] = {
         lambda t: _a(t.f(1, 2, 6, 6, 6), [3] * 3, [2] * 3, [1] * 3, True, False),
     ),
     "max_pool3d": (lambda t: _a(t.f(1, 2, 6, 6, 6), [2] * 3, [3] * 3, [1] * 3, [2] * 3, True),),
-    "grid_sampler": (lambda t: _a(t.f(1, 2, 3, 3, 3), t.u(1, 2, 2, 2, 3), 1, 2, True),),
+    "grid_sampler": _sampled_in_each_mode(2, 3),
+    "grid_sampler_2d": _sampled_in_each_mode(2),
+    "grid_sampler_3d": _sampled_in_each_mode(3),
     "upsample_nearest1d": (_upsampled(4),),
     "upsample_nearest2d": (_upsampled(4, 6),),
     "upsample_nearest3d": (_upsampled(4, 4, 4),),
