@@ -41,7 +41,8 @@ def test_values_of_the_database(case: Case, target: Target, part: str) -> None:
     if not makers:
         case.unsupported(f"this torch has no {one.name} with kernels for {one.dtype}")
     region = partial(target.autocast, one.amp_dtype) if one.group == "modules" else None
-    exempt = groups.exempt(CONTRACT, target.device_type, one) if one.name is None else frozenset()
+    # Most of what the CPU is known to fail are formulas of every backend; no card has told yet which are its own.
+    exempt = groups.exempt(CONTRACT, "cpu", one) if one.name is None else frozenset()
     with full_precision(target.device_type):
         swept = sweep(
             target.device,

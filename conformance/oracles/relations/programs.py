@@ -8,6 +8,7 @@ import inspect
 import itertools
 import os
 import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +22,7 @@ from ...measure.flags import writable
 from ..policy.overloads import Target
 
 SIXTEEN_BIT = (torch.float16, torch.bfloat16)
+_SEED = 1234
 Spellings = dict[str, Callable[..., Any]]
 
 
@@ -158,15 +160,18 @@ def _imported() -> tuple[list[Any], list[Any]]:
     """Import the databases, which takes seconds. Raises ImportError where a package for them is missing.
 
     The import forbids all later writes to the flags of torch.backends and sets environment variables: both are undone.
+    Older versions read the seed of their samples from the command line, where this suite's option has the same name.
     """
     environment = dict(os.environ)
     try:
-        with writable():
+        with writable(), mock.patch.object(sys, "argv", sys.argv[:1]):
+            from torch.testing._internal import common_utils
             from torch.testing._internal.common_methods_invocations import op_db
             from torch.testing._internal.common_modules import module_db
     finally:
         for key in set(os.environ) - set(environment):
             del os.environ[key]
+    common_utils.SEED = _SEED  # what it is without a command line, also if something else imported it before
     return list(op_db), list(module_db)
 
 
