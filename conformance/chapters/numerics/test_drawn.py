@@ -12,7 +12,7 @@ from ...harness.check import Case, contract, per_target
 from ...harness.targets import Target
 from ...measure.precision import full_precision
 from ...oracles.numbers.formats import FORMATS
-from ...oracles.relations.values import LAYOUTS, departures
+from ...oracles.relations.values import ALL_LAYOUTS, departures
 from .drawn_ops import FAMILIES, Draws
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
@@ -24,7 +24,13 @@ IN_REGIONS = ("recurrent",)
 # AMP-NUMERICS-063 has gradients of normalizations for each pair of layouts.
 DENSE = ("as given", "shifted", "channels last")
 # Of thousands of numbers each, always in 16 bits and with all gradients.
-MORE = {"normalization": 3, "product": 2}  # times as many, for they have the most options
+MORE = {
+    "normalization": 3,
+    "softmax": 2,
+    "reduction": 3,
+    "pooling": 2,
+    "product": 2,
+}  # times as many, for they have the most options
 LARGE = ("adaptive_avg_pool3d", "embedding_bag of long bags", "index_reduce by means")
 
 
@@ -42,7 +48,7 @@ def test_drawn_ops(case: Case, target: Target, amp_dtype: torch.dtype, family: s
         draws = Draws(f"{family} {case.seed} {number}")
         one = FAMILIES[family](draws)
         in_region = family in IN_REGIONS or (family not in LARGE and draws.yes())
-        layout = draws.one(DENSE if family == "normalization" else list(LAYOUTS))
+        layout = draws.one(DENSE if family == "normalization" else list(ALL_LAYOUTS))
 
         def some(
             positions: Collection[int], draws: Draws = draws, name: str = one.name, layout: str = layout

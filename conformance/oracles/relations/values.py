@@ -52,6 +52,11 @@ def _channels_last(tensor: Tensor) -> Tensor:
     return tensor.clone() if form is None else tensor.clone(memory_format=form)
 
 
+def _channels_last_shifted(tensor: Tensor) -> Tensor:
+    strides = _channels_last(tensor.contiguous()).stride()
+    return tensor.new_empty(tensor.numel() + 1).as_strided(tensor.shape, strides, 1).copy_(tensor)
+
+
 # How operands lie in memory: as the database has them, not aligned, with gaps, dimensions turned around.
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "as given": torch.clone,
@@ -60,6 +65,8 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "turned": _turned,
     "channels last": _channels_last,
 }
+# The parts of images in channels last are views that start anywhere.
+ALL_LAYOUTS = LAYOUTS | {"channels last, shifted": _channels_last_shifted}
 
 
 @dataclass(frozen=True)
@@ -119,10 +126,10 @@ def departures(
 ) -> dict[str, float] | None:
     """Return the errors of a program's results and gradients above `limit`, in roundings to `form`, by name.
 
-    The program's float32 arguments are rounded to `form` and lie as `layout` says; with `region` they are float32
-    numbers that the region casts. `together` is for several ops in a row; `wanted` chooses the arguments that gradients
-    are taken of. The reference is the program in float64 on the CPU. None where nothing can be judged: no float64 or
-    16-bit kernel, tensors that are not strided, or results that are drawn.
+    The program's float32 arguments are rounded to `form` and lie in a layout of ALL_LAYOUTS; with `region` they are
+    float32 numbers that the region casts. `together` is for several ops in a row; `wanted` chooses the arguments that
+    gradients are taken of. The reference is the program in float64 on the CPU. None where nothing can be judged: no
+    float64 or 16-bit kernel, tensors that are not strided, or results that are drawn.
     """
     if not is_dense(program) or _SEEDS_ITSELF in getattr(getattr(program.function, "__code__", None), "co_names", ()):
         return None
@@ -131,7 +138,7 @@ def departures(
     positions, exact = _reference(wide, wanted)
     if exact.exception is not None or not torch.equal(torch.default_generator.get_state(), _seeded()):
         return None
-    copy = LAYOUTS[layout]
+    copy = ALL_LAYOUTS[layout]
     given = low if region is None else low.cast(dict.fromkeys(program.tensors, torch.float32))
     placed = given.changed(lambda tensor: tensor.to(device))
     run = partial(outcomes.run, gradients=positions, weights=weights, arguments=True)
