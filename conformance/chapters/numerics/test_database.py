@@ -27,7 +27,7 @@ def _parts(target: Target) -> Iterator[Any]:
         yield deep("standard", part.id)
 
 
-@contract(CONTRACT)
+@contract("AMP-NUMERICS-119")
 @per_target("part", _parts)
 def test_values_of_the_database(case: Case, target: Target, part: str) -> None:
     one = groups.part(part)
