@@ -97,15 +97,7 @@ def _inexact(target: Target, part: groups.Part) -> list[str]:
     found = groups.makers(part, target.device_type, "full", 0, samples=EVERY)
     makers = {name: make for name, make in found.items() if name not in exceptions}
     region = partial(target.autocast, part.amp_dtype) if part.group == "modules" else None
-    swept = values.sweep(
-        target.device,
-        FORMATS[part.amp_dtype],
-        makers,
-        samples=MOST,
-        seed=0,
-        region=region,
-        together=part.group == "modules",
-    )
+    swept = values.sweep(target.device, FORMATS[part.amp_dtype], makers, samples=MOST, seed=0, region=region)
     return sorted(swept.found)
 
 

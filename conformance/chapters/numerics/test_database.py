@@ -51,7 +51,6 @@ def test_values_of_the_database(case: Case, target: Target, part: str) -> None:
             samples=MOST if one.name else case.samples(quick=2, standard=12, full=MOST),
             seed=case.seed,
             region=region,
-            together=one.group == "modules",
         )
     case.at_least("programs judged", swept.judged, 1)
     case.equal("results and gradients that are far from exact", swept.found, {})

@@ -23,14 +23,9 @@ TOGETHER = ("attention", "recurrent", "loss")
 IN_REGIONS = ("recurrent",)
 # AMP-NUMERICS-063 has gradients of normalizations for each pair of layouts.
 DENSE = ("as given", "shifted", "channels last")
+# Times as many draws, of what has the most options.
+MORE = {"normalization": 3, "softmax": 2, "reduction": 3, "pooling": 2, "product": 2}
 # Of thousands of numbers each, always in 16 bits and with all gradients.
-MORE = {
-    "normalization": 3,
-    "softmax": 2,
-    "reduction": 3,
-    "pooling": 2,
-    "product": 2,
-}  # times as many, for they have the most options
 LARGE = ("adaptive_avg_pool3d", "embedding_bag of long bags", "index_reduce by means")
 
 
@@ -39,26 +34,25 @@ def _families(target: Target) -> Iterator[str]:
     yield from (family for family in FAMILIES if family not in LARGE or target.device_type == "cpu")
 
 
+def _some(draws: Draws, name: str, layout: str, positions: Collection[int]) -> Collection[int]:
+    """Draw the operands that gradients are taken of, at least one."""
+    if name == "batch_norm" and layout == "channels last":
+        return ()
+    # torch ends the process for group_norm in channels last without a gradient of its input.
+    return tuple(i for i in positions if name == "group_norm" or draws.yes()) or tuple(positions)
+
+
 @contract("AMP-NUMERICS-120")
 @per_target("family", _families)
 def test_drawn_ops(case: Case, target: Target, amp_dtype: torch.dtype, family: str) -> None:
     judged, wrong = 0, {}
     count = case.samples(quick=40, standard=250, full=1500)
+    region = partial(target.autocast, amp_dtype)
     for number in range(count // 20 if family in LARGE else count * MORE.get(family, 1)):
         draws = Draws(f"{family} {case.seed} {number}")
         one = FAMILIES[family](draws)
         in_region = family in IN_REGIONS or (family not in LARGE and draws.yes())
         layout = draws.one(DENSE if family == "normalization" else list(ALL_LAYOUTS))
-
-        def some(
-            positions: Collection[int], draws: Draws = draws, name: str = one.name, layout: str = layout
-        ) -> Collection[int]:
-            if name == "batch_norm" and layout == "channels last":
-                return ()
-            # torch ends the process for group_norm in channels last without a gradient of its input.
-            whole = name == "group_norm" or family in LARGE
-            return tuple(i for i in positions if whole or draws.yes()) or tuple(positions)
-
         with full_precision(target.device_type):
             errors = departures(
                 one,
@@ -66,9 +60,9 @@ def test_drawn_ops(case: Case, target: Target, amp_dtype: torch.dtype, family: s
                 LIMIT,
                 layout=layout,
                 device=target.device,
-                region=partial(target.autocast, amp_dtype) if in_region else None,
+                region=region if in_region else None,
                 together=family in TOGETHER,
-                wanted=some,
+                wanted=tuple if family in LARGE else partial(_some, draws, one.name, layout),
             )
         judged += errors is not None
         for what, error in (errors or {}).items():

@@ -84,11 +84,13 @@ def sweep(
     *,
     samples: int,
     seed: int,
-    limit: float = LIMIT,
     region: Region | None = None,
-    together: bool = False,
 ) -> Inexact:
-    """Judge so many programs of each public entry, spread over all that it has, each in one of the layouts."""
+    """Judge so many programs of each public entry, spread over all that it has, each in one of the layouts.
+
+    With `region` an entry is a module, which does several ops in a row.
+    """
+    judge = partial(departures, form=form, limit=LIMIT, device=device, region=region, together=region is not None)
     judged = 0
     found = {}
     layouts = itertools.cycle(LAYOUTS)
@@ -97,13 +99,13 @@ def sweep(
             continue
         programs = list(make())
         step = max(len(programs) / samples, 1.0)
-        worst = (limit, "")
+        worst = (LIMIT, "")
         for number in range(min(samples, len(programs))):
             one = programs[(int(number * step) + seed) % len(programs)]
             # Models meet no other layout of images as often as channels last.
             images = any(isinstance(leaf, Tensor) and leaf.dim() in (4, 5) for leaf in one.leaves)
             for layout in {next(layouts), "channels last"} if images else {next(layouts)}:
-                errors = departures(one, form, limit, layout=layout, device=device, region=region, together=together)
+                errors = judge(one, layout=layout)
                 judged += errors is not None
                 for what, error in (errors or {}).items():
                     text = f"{what} is {error:.4g} roundings from exact, operands {layout}: {one.described()}"
@@ -152,7 +154,7 @@ def departures(
     # What is above the limit may move with its operands, or depend on how they lie (as_strided).
     exact = run(wide, copy=copy)
     single = run(low.cast(dict.fromkeys(program.tensors, torch.float32)), copy=copy)
-    near = [_near(wide, form, number, positions, copy) for number in range(NEAR)]
+    near = [_near(run, wide, form, number, copy) for number in range(NEAR)]
     if any(one.exception is not None for one in (exact, single, *near)):
         return None
     return {name: error for name, error in errors_of(seen, exact, near, single).items() if error > limit}
@@ -170,7 +172,7 @@ def _reference(wide: Program, wanted: Callable[[Collection[int]], Collection[int
 
 
 def _near(
-    wide: Program, form: Format, number: int, positions: Collection[int], copy: Callable[[Tensor], Tensor]
+    run: Callable[..., Outcome], wide: Program, form: Format, number: int, copy: Callable[[Tensor], Tensor]
 ) -> Outcome:
     """Run a float64 program with its operands, and what it keeps for backward, moved by up to a rounding."""
     generator = torch.Generator().manual_seed(number)
@@ -179,13 +181,7 @@ def _near(
         return moved(tensor, form, generator) if tensor.dtype is torch.float64 else tensor
 
     with torch.autograd.graph.saved_tensors_hooks(kept, lambda tensor: tensor):
-        return outcomes.run(
-            wide,
-            gradients=positions,
-            weights=weights,
-            arguments=True,
-            copy=lambda tensor: copy(moved(tensor, form, generator)),
-        )
+        return run(wide, copy=lambda tensor: copy(moved(tensor, form, generator)))
 
 
 @functools.cache
