@@ -156,11 +156,7 @@ def _state(run: Run, waiver: Waiver, cases: list[values.Case]) -> values.Waiver:
     names = [*(target.name for target in run.targets), "host"]
     applies = {name: run.applies(waiver, name) for name in names}
     foreign = {target.name for target in run.targets if targets.is_foreign(target.device_type)}
-    unseen = {
-        target.name
-        for target in run.targets
-        if target.device_type in run.autocast_kernels or not (target.is_fake or waivers.seen_on(target.device_type))
-    }
+    unseen = {target.name for target in run.targets if target.device_type in run.autocast_kernels or not target.is_fake}
     collected = [row for row in run.collected if row[0] == waiver.contract and applies[row[2]]]
     named = [row for row in collected if waiver.names(row[0], row[1])]
     ran = [
@@ -197,7 +193,8 @@ def _state(run: Run, waiver: Waiver, cases: list[values.Case]) -> values.Waiver:
 def _elsewhere(waiver: Waiver, target: str, foreign: Collection[str], unseen: Collection[str]) -> bool:
     """Whether a target may do right what the waiver is about: another's device, or kernels that we have not seen.
 
-    The device is another's where no pattern of the waiver names it.
+    The device is another's where no pattern of the waiver names it. What kernels compute depends on the instructions
+    of a CPU as on an accelerator; fake tensors run none.
     """
     return (target in foreign and not waiver.speaks_of(target)) or (target in unseen and waiver.shipped)
 

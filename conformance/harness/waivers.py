@@ -10,7 +10,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import torch
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
@@ -20,8 +19,6 @@ from .tables import Table, rows_of
 
 _REQUIRED = {"contract", "cases", "reason", "owner", "link", "expires"}
 _OPTIONAL = {"torch", "target", "varies", "kernels", "evidence"}
-_SEEN_ON = "AVX2"
-"""The CPU capability of the machine on which all that the shipped waivers speak of was seen."""
 
 
 class WaiverError(ValueError):
@@ -87,14 +84,6 @@ class Waiver:
     def expired(self, today: datetime.date) -> bool:
         """Whether the waiver has ended; its last day still counts."""
         return today > self.expires
-
-
-def seen_on(device_type: str) -> bool:
-    """Whether the shipped waivers were seen on kernels such as a device here runs: on a CPU of one capability.
-
-    An accelerator, or a CPU with other instructions, may do right what stock torch breaks there.
-    """
-    return device_type == "cpu" and torch.backends.cpu.get_cpu_capability() == _SEEN_ON
 
 
 @functools.cache
