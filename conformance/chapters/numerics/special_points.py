@@ -1,0 +1,266 @@
+"""Points where a function has a kink, a tie, a pole or operands that are no numbers, in small numbers of every type."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+INF, NAN = math.inf, math.nan
+
+
+@dataclass(frozen=True)
+class Point:
+    """A call and its operands; `picks` says that which of equal elements gets the gradient is written nowhere."""
+
+    call: Callable[..., Tensor]
+    operands: tuple[Tensor, ...]
+    picks: bool = False
+
+
+def _numbers(*values: float, shape: tuple[int, ...] = (-1,)) -> Tensor:
+    return torch.tensor([float(value) for value in values]).view(shape)
+
+
+def _point(call: Callable[..., Tensor], *operands: Tensor, picks: bool = False) -> Point:
+    return Point(call, operands, picks)
+
+
+_ROW, _OTHER = _numbers(2, 2, 1, 2, -1, -1), _numbers(2, 1, 1, 3, -1, 0)
+_TIES = _numbers(1, 3, 3, -2, 3, 0, -2, -2, shape=(2, 4))
+_IMAGE = _numbers(1, 1, 0, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 1, 1, shape=(1, 1, 4, 4))
+_VOLUME, _SIGNAL = _IMAGE.view(1, 1, 2, 2, 4), _IMAGE.view(1, 1, 16)
+_PLACES = torch.tensor([0, 0, 1])
+_ORIGIN, _PAIR = _numbers(0, 0), _numbers(1, 2)
+_MARGINS = (_numbers(1, 2, 0, 5), _numbers(1, 1, 1, 1))
+# A NaN that arithmetic makes has its sign set on some processors.
+_SPOILED = torch.cat([_numbers(1, -INF, 3), -_numbers(NAN).abs(), _numbers(2, NAN), _numbers(INF, -1)]).view(2, 4)
+
+
+def _weighted(result: Tensor) -> Tensor:
+    """Return each element times another number, so that a gradient tells which one it came from."""
+    return result * torch.arange(1.0, 1.0 + result.numel(), device=result.device).to(result.dtype).view_as(result)
+
+
+def _on(values: list[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, device=like.device, dtype=like.dtype)
+
+
+def _among(values: list[int], like: Tensor) -> Tensor:
+    return torch.tensor(values, device=like.device)
+
+
+def _order(x: Tensor, select: Callable[[Tensor], Tensor]) -> Tensor:
+    return select(x).to(torch.float32)
+
+
+TIES: dict[str, Point] = {
+    "amax over a dimension": _point(lambda x: x.amax(1), _TIES),
+    "amin over all dimensions": _point(lambda x: x.amin((0, 1)), _TIES),
+    "max of all": _point(torch.max, _TIES),
+    "min of all": _point(torch.min, _TIES),
+    # Neither 16-bit type counts as far.
+    "amax of 70,000 equal elements": _point(lambda x: x.amax(0), torch.ones(70_000)),
+    "min of 70,000 equal elements": _point(torch.min, torch.ones(70_000)),
+    "max over a dimension": _point(lambda x: x.max(1)[0], _TIES, picks=True),
+    "min over a dimension": _point(lambda x: x.min(0)[0], _TIES, picks=True),
+    "median": _point(torch.median, _ROW, picks=True),
+    "kthvalue": _point(lambda x: x.kthvalue(2, 1)[0], _TIES, picks=True),
+    "topk": _point(lambda x: x.topk(2, 1)[0], _TIES, picks=True),
+    "mode": _point(lambda x: x.mode(1)[0], _TIES, picks=True),
+    "stable sort": _point(lambda x: _weighted(torch.sort(x, dim=1, stable=True)[0]), _TIES),
+    "maximum": _point(torch.maximum, _ROW, _OTHER),
+    "minimum": _point(torch.minimum, _ROW, _OTHER),
+    "fmax": _point(torch.fmax, _ROW, _OTHER),
+    "fmin": _point(torch.fmin, _ROW, _OTHER),
+    "max_pool1d": _point(lambda x: F.max_pool1d(x, 3, 2), _SIGNAL),
+    "max_pool2d": _point(lambda x: _weighted(F.max_pool2d(x, 2, 1)), _IMAGE),
+    "max_pool3d": _point(lambda x: F.max_pool3d(x, 2, 1), _VOLUME),
+    "adaptive_max_pool2d": _point(lambda x: F.adaptive_max_pool2d(x, 3), _IMAGE),
+    "scatter_reduce, amax": _point(
+        lambda x, y: x.scatter_reduce(0, _PLACES.to(x.device), y, "amax"), _numbers(1, 2), _numbers(1, 1, 2)
+    ),
+    "index_reduce, amin": _point(
+        lambda x, y: x.index_reduce(0, _PLACES.to(x.device), y, "amin"), _numbers(1, 2), _numbers(1, 1, 2)
+    ),
+    "segment_reduce, max": _point(lambda x: torch.segment_reduce(x, "max", lengths=_among([3, 3], x)), _ROW),
+    "embedding_bag, max": _point(
+        lambda x: F.embedding_bag(_among([0, 1, 2], x).view(1, 3), x, mode="max"),
+        _numbers(1, 2, 1, 2, 0, 2, shape=(3, 2)),
+        picks=True,
+    ),
+    "vector_norm of ord inf": _point(lambda x: torch.linalg.vector_norm(x, INF), _numbers(2, -2, 1)),
+    "vector_norm of ord -inf": _point(lambda x: torch.linalg.vector_norm(x, -INF), _numbers(2, -2, 4)),
+}
+BOUNDS: dict[str, Point] = {
+    "clamp": _point(lambda x: x.clamp(-1, 2), _numbers(-1, 2, 3, 0)),
+    "clamp with tensors": _point(torch.clamp, _numbers(-1, 2, 3, 0), _numbers(-1, -1, -1, 0), _numbers(2, 2, 2, 0)),
+    "clamp with crossed bounds": _point(torch.clamp, _numbers(0, 3), _numbers(2, 2), _numbers(1, 1)),
+    "clamp_min with a tensor": _point(torch.clamp_min, _numbers(1, 2, 0), _numbers(1, 1, 1)),
+    "l1_loss": _point(partial(F.l1_loss, reduction="sum"), _numbers(1, 2, 3), _numbers(1, 1, 4)),
+    "smooth_l1_loss": _point(partial(F.smooth_l1_loss, reduction="sum"), *_MARGINS),
+    "smooth_l1_loss, beta 0": _point(partial(F.smooth_l1_loss, beta=0.0, reduction="sum"), *_MARGINS),
+    "huber_loss": _point(partial(F.huber_loss, reduction="sum"), *_MARGINS),
+    "hinge_embedding_loss": _point(
+        lambda x: F.hinge_embedding_loss(x, _among([1, -1, -1, -1], x), reduction="sum"), _numbers(1, 1, 2, 0)
+    ),
+    "margin_ranking_loss": _point(
+        lambda x, y: F.margin_ranking_loss(x, y, _on([1.0, 1.0, -1.0], x), margin=1.0, reduction="sum"),
+        _numbers(1, 2, 0),
+        _numbers(0, 2, 1),
+    ),
+    "multi_margin_loss": _point(
+        lambda x: F.multi_margin_loss(x, _among([0, 1], x), reduction="sum"), _numbers(1, 0, 2, 1, shape=(2, 2))
+    ),
+    "multilabel_margin_loss": _point(
+        lambda x: F.multilabel_margin_loss(x, _among([0, -1, 1], x), reduction="sum"), _numbers(1, 0, 2)
+    ),
+    "triplet_margin_loss": _point(
+        partial(F.triplet_margin_loss, eps=0.0, reduction="sum"),
+        *(_numbers(each, 0, shape=(1, 2)) for each in (0, 1, 2)),
+    ),
+    "relu6": _point(F.relu6, _numbers(0, 6, 7)),
+    "hardtanh": _point(F.hardtanh, _numbers(-1, 1, 0)),
+    "hardswish": _point(F.hardswish, _numbers(-3, 3, 0)),
+    "hardsigmoid": _point(F.hardsigmoid, _numbers(-3, 3)),
+    "softshrink": _point(F.softshrink, _numbers(-0.5, 0.5, 1)),
+    "hardshrink": _point(F.hardshrink, _numbers(-0.5, 0.5, 1)),
+    "threshold": _point(lambda x: F.threshold(x, 1.0, 5.0), _numbers(1, 2)),
+    "softplus": _point(lambda x: F.softplus(x, threshold=2.0), _numbers(2, 3)),
+    "fmod": _point(torch.fmod, _numbers(4, -4, 3, 0), _numbers(2, 2, -2, 4)),
+    "remainder": _point(torch.remainder, _numbers(4, -4, 3, 0), _numbers(2, 2, -2, 4)),
+    "floored division": _point(partial(torch.div, rounding_mode="floor"), _numbers(4, -3), _numbers(2, 2)),
+    "round": _point(torch.round, _numbers(0.5, 1.5, -0.5)),
+    "frac": _point(torch.frac, _numbers(1, -1.5)),
+    "renorm": _point(lambda x: x.renorm(2, 0, 5.0), _numbers(3, 4, 6, 8, 0, 0, shape=(3, 2))),
+    "lerp": _point(torch.lerp, _numbers(1, 2, 3), _numbers(3, 2, 1), _numbers(0, 0.5, 1)),
+}
+ZEROS: dict[str, Point] = {
+    "relu": _point(F.relu, _numbers(0, -0.0, 1)),
+    "leaky_relu": _point(F.leaky_relu, _numbers(0, -1)),
+    "elu": _point(F.elu, _numbers(0, 1)),
+    "celu": _point(F.celu, _numbers(0, 1)),
+    "prelu": _point(F.prelu, _numbers(0, -1, 1), _numbers(0.5)),
+    "abs": _point(torch.abs, _numbers(0, -0.0, -1)),
+    "sgn": _point(torch.sgn, _numbers(0, -1)),
+    "copysign": _point(torch.copysign, _numbers(0, -1, 1), _numbers(-1, 0.0, -0.0)),
+    "sinc": _point(torch.sinc, _numbers(0, 0)),
+    "prod with one zero": _point(torch.prod, _numbers(2, 0, 4)),
+    "prod with two zeros": _point(torch.prod, _numbers(0, 0, 4)),
+    "prod of rows": _point(lambda x: x.prod(1), _numbers(2, 0, 4, 0, 0, 8, shape=(2, 3))),
+    "cumprod": _point(lambda x: x.cumprod(0), _numbers(2, 0, 4, 0, 8)),
+    "scatter_reduce, prod": _point(
+        lambda x, y: x.scatter_reduce(0, _PLACES.to(x.device), y, "prod"), _numbers(1, 0), _numbers(0, 2, 0)
+    ),
+    **{
+        f"vector_norm of ord {order}": _point(partial(torch.linalg.vector_norm, ord=order), _numbers(0, 0, 0))
+        for order in (1, 2, 3, INF)
+    },
+    "vector_norm of ord 0": _point(lambda x: torch.linalg.vector_norm(x, 0), _numbers(0, -1, 2)),
+    "vector_norm of ord 1 with a zero": _point(lambda x: torch.linalg.vector_norm(x, 1), _numbers(0, -1, 2)),
+    "var of equal numbers": _point(torch.var, _numbers(1, 1, 1)),
+    "std of equal numbers": _point(torch.std, _numbers(1, 1, 1)),
+    "dist": _point(torch.dist, _PAIR, _PAIR),
+    "cdist": _point(torch.cdist, _PAIR.view(1, 2), _numbers(1, 2, 1, 3, shape=(2, 2))),
+    "cdist, p 1": _point(partial(torch.cdist, p=1.0), _PAIR.view(1, 2), _numbers(1, 2, 1, 3, shape=(2, 2))),
+    "pdist": _point(F.pdist, _numbers(1, 2, 1, 2, 1, 3, shape=(3, 2))),
+    "pairwise_distance": _point(partial(F.pairwise_distance, eps=0.0), _PAIR.view(1, 2), _PAIR.view(1, 2)),
+    "hypot": _point(torch.hypot, _numbers(0, 3), _numbers(0, 4)),
+    "atan2": _point(torch.atan2, _numbers(0, 0, 1), _numbers(0, -1, 0)),
+    "pow of tensors": _point(torch.pow, _numbers(0, 0, 2, -2), _numbers(0, 2, 0, 2)),
+    "square": _point(lambda x: x**2, _numbers(0, -1)),
+    "pow 0": _point(lambda x: x**0, _numbers(0, -1)),
+    "pow of 0": _point(lambda y: torch.pow(0.0, y), _numbers(0, 1, 2)),
+    "xlogy": _point(torch.xlogy, _numbers(0, 0, 1), _numbers(0, 2, 1)),
+    "xlog1py": _point(torch.special.xlog1py, _numbers(0, 0, 1), _numbers(-1, 1, 0)),
+    "entr": _point(torch.special.entr, _numbers(0, 1)),
+    "ldexp": _point(lambda x: torch.ldexp(x, _among([1, 2], x)), _numbers(0, 1)),
+    "embedding with a padding row": _point(
+        lambda x: F.embedding(_among([0, 1, 1], x), x, padding_idx=0), _numbers(1, 2, 3, 4, shape=(2, 2))
+    ),
+}
+POLES: dict[str, Point] = {
+    "sqrt": _point(torch.sqrt, _numbers(0, 4)),
+    "pow 1/2": _point(lambda x: x**0.5, _numbers(0, 4)),
+    "rsqrt": _point(torch.rsqrt, _numbers(0, 4)),
+    "log": _point(torch.log, _numbers(0, 1)),
+    "log1p": _point(torch.log1p, _numbers(-1, 0)),
+    "reciprocal": _point(torch.reciprocal, _numbers(0, -0.0, 2)),
+    "division by zero": _point(torch.div, _numbers(1, 0, -1), _numbers(0, 0, -0.0)),
+    "addcdiv": _point(torch.addcdiv, _numbers(1, 1), _ORIGIN + _numbers(0, 1), _ORIGIN),
+    "acos": _point(torch.acos, _numbers(1, -1)),
+    "asin": _point(torch.asin, _numbers(1, -1)),
+    "atanh": _point(torch.atanh, _numbers(1, -1)),
+    "acosh": _point(torch.acosh, _numbers(1, 2)),
+    "logit": _point(torch.logit, _numbers(0, 1, 0.5)),
+    "std of one number": _point(lambda x: x.std(correction=0), _numbers(3)),
+    "vector_norm of ord 1/2": _point(lambda x: torch.linalg.vector_norm(x, 0.5), _numbers(0, 1, 4)),
+    "logsumexp of -inf": _point(lambda x: x.logsumexp(0), _numbers(-INF, -INF)),
+    "logsumexp with one -inf": _point(lambda x: x.logsumexp(0), _numbers(-INF, 0)),
+    "logsumexp with inf": _point(lambda x: x.logsumexp(0), _numbers(INF, 0)),
+    "logaddexp": _point(torch.logaddexp, _numbers(-INF, -INF, 0), _numbers(-INF, 0, -INF)),
+    "softmax with one -inf": _point(lambda x: _weighted(x.softmax(0)), _numbers(-INF, 0, 0)),
+    "softmax of -inf": _point(lambda x: x.softmax(0), _numbers(-INF, -INF)),
+    "logsigmoid": _point(F.logsigmoid, _numbers(-INF, INF, 0)),
+    "softplus": _point(F.softplus, _numbers(-INF, INF)),
+    "tanh": _point(torch.tanh, _numbers(-INF, INF, 0)),
+    "sigmoid": _point(torch.sigmoid, _numbers(-INF, INF, 0)),
+    "cross_entropy with one -inf": _point(
+        lambda x: F.cross_entropy(x, _among([1], x)), _numbers(-INF, 0, 0, shape=(1, 3))
+    ),
+    "binary_cross_entropy_with_logits": _point(
+        lambda x: F.binary_cross_entropy_with_logits(x, _on([0.0, 1.0, 0.5], x), reduction="sum"), _numbers(0, 0, 0)
+    ),
+    "kl_div": _point(lambda x: F.kl_div(x, _on([0.0, 1.0], x), reduction="sum"), _ORIGIN),
+}
+NOT_NUMBERS: dict[str, Point] = {
+    "relu": _point(F.relu, _SPOILED),
+    "clamp": _point(lambda x: x.clamp(-2, 2), _SPOILED),
+    "clamp with a NaN": _point(torch.clamp, _numbers(1, 2), _numbers(NAN, 0), _numbers(2, NAN)),
+    "sign": _point(torch.sign, _SPOILED),
+    "amax": _point(lambda x: x.amax(1), _SPOILED),
+    "max over a dimension": _point(lambda x: x.max(1)[0], _SPOILED),
+    "minimum": _point(torch.minimum, _numbers(NAN, 1, NAN), _numbers(1, NAN, NAN)),
+    "fmax": _point(torch.fmax, _numbers(NAN, 1, NAN), _numbers(1, NAN, NAN)),
+    "nansum": _point(torch.nansum, _numbers(NAN, 1, 2)),
+    "nanmean": _point(torch.nanmean, _numbers(NAN, 1, 3)),
+    "median": _point(torch.median, _SPOILED, picks=True),
+    "nanmedian": _point(torch.nanmedian, _numbers(NAN, 1, 2, 3)),
+    "max_pool2d": _point(lambda x: F.max_pool2d(x.view(1, 1, 2, 4), 2), _SPOILED),
+    "adaptive_max_pool2d": _point(lambda x: F.adaptive_max_pool2d(x.view(1, 1, 2, 4), 2), _SPOILED),
+    "avg_pool2d": _point(lambda x: F.avg_pool2d(x.view(1, 1, 2, 4), 2), _SPOILED),
+    "order of sort": _point(lambda x: _order(x, lambda y: y.sort(dim=1, stable=True)[1]), _SPOILED),
+    "order of a falling sort": _point(
+        lambda x: _order(x, lambda y: y.sort(dim=1, stable=True, descending=True)[1]), _SPOILED
+    ),
+    "order of argmax": _point(lambda x: _order(x, lambda y: y.argmax(1)), _SPOILED),
+    "order of topk": _point(lambda x: _order(x, lambda y: y.topk(1, 1)[1]), _SPOILED),
+    "order of the smallest of topk": _point(lambda x: _order(x, lambda y: y.topk(2, 1, largest=False)[1]), _SPOILED),
+    "order of kthvalue": _point(lambda x: _order(x, lambda y: y.kthvalue(4, 1)[1]), _SPOILED),
+    "cummax": _point(lambda x: x.cummax(1)[0], _SPOILED),
+    "cumsum": _point(lambda x: x.cumsum(1), _SPOILED),
+    "softmax": _point(lambda x: x.softmax(1), _SPOILED),
+    "isclose": _point(lambda x: torch.isclose(x, x).float(), _SPOILED),
+    "equality": _point(lambda x: (x == x).float(), _SPOILED),
+    "where": _point(lambda x: torch.where(x < 2, x, -x), _SPOILED),
+    "masked_fill": _point(lambda x: x.masked_fill(x.isnan(), 0.0), _SPOILED),
+    "nan_to_num": _point(lambda x: x.nan_to_num(4.0, 5.0, 6.0), _SPOILED),
+    "product with zero": _point(lambda x: x * 0.0, _SPOILED),
+    "mean": _point(torch.mean, _SPOILED),
+    "matmul": _point(torch.matmul, _SPOILED, _numbers(0, 1, 2, 0, shape=(4, 1))),
+    "linear": _point(F.linear, _SPOILED, _numbers(1, 1, 1, 1, shape=(1, 4))),
+    "layer_norm": _point(lambda x: F.layer_norm(x, (4,)), _SPOILED),
+    "logsumexp": _point(lambda x: x.logsumexp(1), _SPOILED),
+    "huber_loss": _point(partial(F.huber_loss, reduction="none"), _SPOILED, torch.zeros(2, 4)),
+    "hardtanh": _point(F.hardtanh, _SPOILED),
+    "hardswish": _point(F.hardswish, _SPOILED),
+    "silu": _point(F.silu, _SPOILED.nan_to_num(NAN, 4.0, -4.0)),
+    "mish": _point(F.mish, _SPOILED.nan_to_num(NAN, 4.0, -4.0)),
+    "gelu": _point(F.gelu, _SPOILED.nan_to_num(NAN, 4.0, -4.0)),
+}
+FAMILIES = {"ties": TIES, "bounds": BOUNDS, "zeros": ZEROS, "poles": POLES, "not numbers": NOT_NUMBERS}
