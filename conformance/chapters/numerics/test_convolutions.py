@@ -32,6 +32,11 @@ CONVOLUTIONS = {
         Convolution("grouped", F.conv2d, (3, 12, 15, 13), (8, 6, 3, 3), {"groups": 2, "dilation": 2, "padding": 2}),
         Convolution("depthwise", F.conv2d, (3, 16, 15, 13), (16, 1, 3, 3), {"groups": 16, "padding": 1}),
         Convolution("conv3d", F.conv3d, (2, 4, 7, 8, 9), (6, 4, 3, 2, 3), {"padding": 1}),
+        # Kernels of their own in libraries: patches that do not overlap, the first layer of networks, wide windows.
+        Convolution("patches", F.conv2d, (2, 3, 32, 48), (8, 3, 16, 16), {"stride": 16}),
+        Convolution("stem", F.conv2d, (2, 3, 21, 19), (16, 3, 7, 7), {"stride": 2, "padding": 3}),
+        Convolution("wide-depthwise", F.conv2d, (2, 16, 13, 15), (16, 1, 7, 7), {"groups": 16, "padding": 3}),
+        Convolution("samples", F.conv1d, (2, 1, 410), (8, 1, 80), {"stride": 40}),
         # One place in the last dimension, which kernels made for rows of them treat apart.
         Convolution("column1d", F.conv1d, (4, 40, 4), (48, 40, 3), {"stride": 3}),
         Convolution("column2d", F.conv2d, (4, 40, 7, 4), (48, 40, 3, 3), {"stride": 3}),

@@ -1,12 +1,14 @@
-"""Faults that show at ties, kinks and poles of 16-bit tensors alone."""
+"""Faults that show at ties, kinks and poles of 16-bit tensors, or for one shape of convolution, alone."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from tests.faults import fault
 from tests.faults.breaking import kernel, replaced
@@ -65,4 +67,35 @@ def ties_are_counted_in_16_bits() -> Iterator[None]:
         return Amax.apply(x, dim).reshape(())
 
     with replaced(Tensor, "amax", amax):
+        yield
+
+
+@fault("AMP-NUMERICS-020")
+def patches_are_added_up_by_rows() -> Iterator[None]:
+    """A 16-bit conv2d over patches that do not overlap rounds after each row of its kernel."""
+
+    def conv2d(
+        image: Tensor,
+        weight: Tensor,
+        bias: Any = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Tensor:
+        options = {"padding": padding, "dilation": dilation, "groups": groups}
+        low = torch.get_autocast_dtype("cpu")
+        with torch.autocast("cpu", enabled=False):
+            image, weight, bias = image.to(low), weight.to(low), None if bias is None else bias.to(low)
+            height = weight.size(2)
+            if height < 8 or list(stride) != list(weight.shape[2:]):
+                return F.conv2d(image, weight, bias, stride, **options)
+            rows = [
+                F.conv2d(image[:, :, row::height], weight[:, :, row : row + 1], stride=(1, stride[1]))
+                for row in range(height)
+            ]
+            total = functools.reduce(torch.add, rows)
+            return total if bias is None else total + bias.view(-1, 1, 1)
+
+    with kernel("conv2d", conv2d, "AutocastCPU"):
         yield
