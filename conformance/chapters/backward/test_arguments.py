@@ -81,7 +81,7 @@ class Sum(torch.nn.Module):
 
     def forward(self, *given: Any, **named: Any) -> Tensor:
         terms = [place * functional.linear(x, self.weight) for place, x in enumerate(_tensors([given, named]), 1)]
-        return torch.stack([term.float() for term in terms]).sum(0)
+        return torch.stack([term.float() for term in terms]).sum(0).to(terms[0].dtype)
 
 
 class Applied(torch.autograd.Function):
@@ -143,6 +143,28 @@ def _hooked(target: Target, dtype: torch.dtype, module: Sum, *given: Any, **name
     return result
 
 
+def _with_backward_hooks(target: Target, dtype: torch.dtype, module: Sum, *given: Any, **named: Any) -> Tensor:
+    module.register_full_backward_pre_hook(lambda module, slopes: slopes)
+    module.register_full_backward_hook(lambda module, gradients, slopes: None)
+    result: Tensor = module(*given, **named)
+    return result
+
+
+def _with_global_hooks(target: Target, dtype: torch.dtype, module: Sum, *given: Any, **named: Any) -> Tensor:
+    everywhere = torch.nn.modules.module
+    hooks = [
+        everywhere.register_module_forward_pre_hook(lambda module, given: None),
+        everywhere.register_module_forward_hook(lambda module, given, result: None),
+        everywhere.register_module_full_backward_hook(lambda module, gradients, slopes: None),
+    ]
+    try:
+        result: Tensor = module(*given, **named)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return result
+
+
 def _decorated(target: Target, dtype: torch.dtype, module: Sum, *given: Any, **named: Any) -> Tensor:
     result: Tensor = target.autocast(dtype)(module.forward)(*given, **named)
     return result
@@ -177,6 +199,8 @@ CALLERS: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
     "reentrant checkpoint": (_through(use_reentrant=True), FLAT),
     "functional_call": (_functional, ALL),
     "module with hooks": (_hooked, ALL),
+    "module with backward hooks": (_with_backward_hooks, ALL),
+    "module with global hooks": (_with_global_hooks, ALL),
     "decorator of autocast": (_decorated, ALL),
     "decorator of gradients": (_with_gradients, ALL),
     "AveragedModel": (_averaged, ALL),
