@@ -13,9 +13,8 @@ from torch.nn.utils import parametrize
 from ...harness.check import Case, contract
 from ...harness.targets import Target
 
-Layer = nn.Linear
-# A layer, and the number by which the weight that a call goes on with differs from the one before.
-Replacement = Callable[[Layer, Tensor], Callable[[Tensor], Tensor]]
+# What has another weight from now on, made of a layer and that weight.
+Replacement = Callable[[nn.Linear, Tensor], Callable[[Tensor], Tensor]]
 
 
 class _Plus(nn.Module):
@@ -23,47 +22,47 @@ class _Plus(nn.Module):
         return weight + 1.0
 
 
-def _assigned(layer: Layer, new: Tensor) -> Layer:
+def _assigned(layer: nn.Linear, new: Tensor) -> nn.Linear:
     layer.weight = nn.Parameter(new)
     return layer
 
 
-def _deleted(layer: Layer, new: Tensor) -> Layer:
+def _deleted(layer: nn.Linear, new: Tensor) -> nn.Linear:
     del layer.weight
     layer.register_parameter("weight", nn.Parameter(new))
     return layer
 
 
-def _loaded(layer: Layer, new: Tensor) -> Layer:
+def _loaded(layer: nn.Linear, new: Tensor) -> nn.Linear:
     layer.load_state_dict({"weight": new}, assign=True)
     return layer
 
 
-def _parametrized(layer: Layer, new: Tensor) -> Layer:
+def _parametrized(layer: nn.Linear, new: Tensor) -> nn.Linear:
     parametrize.register_parametrization(layer, "weight", _Plus())
     return layer
 
 
-def _functional(layer: Layer, new: Tensor) -> Callable[[Tensor], Tensor]:
+def _functional(layer: nn.Linear, new: Tensor) -> Callable[[Tensor], Tensor]:
     weight = new.requires_grad_()
     return lambda features: torch.func.functional_call(layer, {"weight": weight}, (features,))
 
 
-def _copied(layer: Layer, new: Tensor) -> Layer:
+def _copied(layer: nn.Linear, new: Tensor) -> nn.Linear:
     twin = copy.deepcopy(layer)
     twin.weight.data = new
     return twin
 
 
-def _in_a_container(layer: Layer, new: Tensor) -> nn.Sequential:
+def _in_a_container(layer: nn.Linear, new: Tensor) -> nn.Sequential:
     model = nn.Sequential(layer)
     model[0] = _assigned(nn.Linear(*reversed(new.shape), bias=False, device=new.device), new)
     return model
 
 
-def _plain(layer: Layer, new: Tensor) -> Layer:
+def _plain(layer: nn.Linear, new: Tensor) -> nn.Linear:
     del layer.weight
-    layer.weight = new.requires_grad_()  # type: ignore[assignment]  # a leaf that is no parameter, as after fusing
+    layer.weight = new.requires_grad_()  # a leaf that is no parameter, as after fusing
     return layer
 
 
