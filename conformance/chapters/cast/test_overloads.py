@@ -580,7 +580,7 @@ def test_unlisted_ops_of_the_database(case: Case, target: Target, entries: str) 
     case.at_least("listed ops that autocast, of those swept", len(swept.changed), 1)
 
 
-@contract("AMP-CAST-050", on="accelerator")
+@contract("AMP-CAST-050", on=("cpu", "accelerator"))
 @per_target("overload", _callable(None))
 def test_fake_tensors_tell_the_same(case: Case, target: Target, overload: str) -> None:
     fake = _twin(case, target)
@@ -590,7 +590,9 @@ def test_fake_tensors_tell_the_same(case: Case, target: Target, overload: str) -
             on_fake = overloads.run(fake, overloads.calls(fake, overload, amp_dtype)[what], amp_dtype)
             case.equal(f"casts of arguments, {what}", overloads.on_arguments(on_fake), overloads.on_arguments(real))
             if on_fake.error is None and real.error is None:
-                case.equal(f"types of the outputs, {what}", _types(on_fake), _types(real))
+                # A result that was not asked for is None on a device, and a tensor on a fake one.
+                seen = _types(on_fake)[: len(real.outputs)]
+                case.equal(f"types of the outputs, {what}", seen, _types(real))
             else:
                 case.note(f"not compared, {what}", on_fake.error or real.error)
 

@@ -146,8 +146,10 @@ def sweep_routes(
                 continue
             with mode_of(target), quiet():
                 placed = one.changed(partial(placed_on, target))
-                for kind in ("float32", "16-bit"):
-                    _judge_routes(target, amp_dtype, kind, mixes(placed, amp_dtype)[kind], spellings[name], found)
+                made = mixes(placed, amp_dtype)
+                for kind in ("float32", "16-bit", "argument 0 16-bit"):
+                    if kind in made:
+                        _judge_routes(target, amp_dtype, kind, made[kind], spellings[name], found)
     return found
 
 

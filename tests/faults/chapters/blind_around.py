@@ -1,0 +1,185 @@
+"""Faults of errors, copies, hooks, replaced weights and open regions around the calls that AMP is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.amp.grad_scaler import OptState
+from torch.nn import functional as F
+from torch.optim import Optimizer
+from torch.utils.hooks import BackwardHook
+
+from tests.faults import fault
+from tests.faults.breaking import kernel, replaced
+from tests.faults.chapters.blind_routes import _below as below
+
+Scaler = torch.amp.GradScaler
+LOW = (torch.float16, torch.bfloat16)
+
+
+@fault("AMP-SCALE-196")
+def error_of_an_optimizer_forgets_the_unscaling() -> Iterator[None]:
+    """After an error of the optimizer the scaler takes the gradients for scaled ones."""
+    step = Scaler._maybe_opt_step
+
+    def tried(self: Any, optimizer: Optimizer, state: dict[str, Any], *given: Any, **named: Any) -> Any:
+        try:
+            return step(self, optimizer, state, *given, **named)
+        except BaseException:
+            state["stage"] = OptState.READY
+            raise
+
+    with replaced(Scaler, "_maybe_opt_step", tried):
+        yield
+
+
+@fault("AMP-SCALE-196")
+def step_is_noted_before_it_is_done() -> Iterator[None]:
+    """step() notes that it was called before it calls the optimizer, so that it refuses to be called again."""
+    step = Scaler._maybe_opt_step
+
+    def noted(self: Any, optimizer: Optimizer, state: dict[str, Any], *given: Any, **named: Any) -> Any:
+        state["stage"] = OptState.STEPPED
+        return step(self, optimizer, state, *given, **named)
+
+    with replaced(Scaler, "_maybe_opt_step", noted):
+        yield
+
+
+@fault("AMP-SCALE-197")
+def scaled_outputs_are_rounded_in_a_region() -> Iterator[None]:
+    """scale() in an enabled region rounds float32 outputs to the type of the region."""
+    scale = Scaler.scale
+
+    def scaled(self: Any, outputs: Any) -> Any:
+        found = scale(self, outputs)
+        inside = self._enabled and torch.is_autocast_enabled("cpu") and isinstance(found, Tensor)
+        return found.to(torch.get_autocast_dtype("cpu")).to(found.dtype) if inside else found
+
+    with replaced(Scaler, "scale", scaled):
+        yield
+
+
+@fault("AMP-SCALE-197")
+def explicit_unscaling_rounds_in_a_region() -> Iterator[None]:
+    """unscale_ that a user calls in an enabled region rounds float32 gradients to the type of the region."""
+    unscale = Scaler.unscale_
+
+    def unscaled(self: Any, optimizer: Optimizer) -> None:
+        unscale(self, optimizer)
+        if torch.is_autocast_enabled("cpu"):
+            for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+                if parameter.grad is not None and parameter.grad.dtype is torch.float32:
+                    parameter.grad.copy_(parameter.grad.to(torch.get_autocast_dtype("cpu")))
+
+    with replaced(Scaler, "unscale_", unscaled):
+        yield
+
+
+@fault("AMP-CACHE-058")
+def layers_keep_their_weight_for_a_region() -> Iterator[None]:
+    """A Linear goes on in a region with the weight that it had when it was first used there."""
+    forward, leave = nn.Linear.forward, torch.autocast.__exit__
+    kept: dict[int, tuple[nn.Module, Tensor]] = {}
+
+    def used(self: nn.Linear, features: Tensor) -> Tensor:
+        if (
+            torch.is_autocast_enabled("cpu")
+            and torch.is_autocast_cache_enabled()
+            and isinstance(self.weight, nn.Parameter)
+        ):
+            _, weight = kept.setdefault(id(self), (self, self.weight))
+            return F.linear(features, weight, self.bias)
+        return forward(self, features)
+
+    def left(self: Any, *given: Any) -> Any:
+        kept.clear()
+        return leave(self, *given)
+
+    with replaced(nn.Linear, "forward", used), replaced(torch.autocast, "__exit__", left):
+        yield
+
+
+@fault("AMP-REGION-116")
+def copies_of_a_region_have_the_default_dtype() -> Iterator[None]:
+    """A copy of an autocast instance is made of its device type and flags alone."""
+
+    def reduced(self: Any, *_: Any) -> Any:
+        return torch.autocast, (self.device, None, self._enabled, self._cache_enabled)
+
+    with replaced(torch.autocast, "__reduce_ex__", reduced):
+        yield
+
+
+@fault("AMP-BACKWARD-083")
+def modules_with_backward_hooks_return_float32() -> Iterator[None]:
+    """A module with a full backward hook returns its 16-bit output in float32 in a region."""
+    hooked = BackwardHook.setup_output_hook
+
+    def wide(self: Any, outputs: Any) -> Any:
+        found = hooked(self, outputs)
+        low = isinstance(found, Tensor) and found.dtype in LOW and torch.is_autocast_enabled("cpu")
+        return found.float() if low else found
+
+    with replaced(BackwardHook, "setup_output_hook", wide):
+        yield
+
+
+@fault("AMP-BACKWARD-084")
+def gradients_come_back_after_the_hook() -> Iterator[None]:
+    """A 16-bit gradient that a post-accumulate hook has freed is put back after it."""
+    register = Tensor.register_post_accumulate_grad_hook
+
+    def registered(self: Tensor, hook: Any) -> Any:
+        def called(parameter: Tensor) -> None:
+            gradient = parameter.grad
+            hook(parameter)
+            if parameter.grad is None and parameter.dtype in LOW:
+                parameter.grad = gradient
+
+        return register(self, called)
+
+    with replaced(Tensor, "register_post_accumulate_grad_hook", registered):
+        yield
+
+
+@fault("AMP-CAST-050")
+def fake_products_stay_wide() -> Iterator[None]:
+    """matmul of fake tensors of the CPU runs in float32 in a region."""
+
+    def matmul(left: Tensor, right: Tensor) -> Tensor:
+        low = torch.float32 if isinstance(left, FakeTensor) else torch.get_autocast_dtype("cpu")
+        found: Tensor = below(torch.matmul, left.to(low), right.to(low))
+        return found
+
+    with kernel("matmul", matmul, "AutocastCPU"):
+        yield
+
+
+@fault("AMP-CAST-096", level="standard")
+def alias_of_cat_takes_the_first_type() -> Iterator[None]:
+    """torch.concatenate of tensors of two types gives in a region the type of the first."""
+
+    def concatenate(tensors: list[Tensor], dim: int = 0) -> Tensor:
+        return torch.cat(tensors, dim).to(tensors[0].dtype)
+
+    with kernel("concatenate", concatenate, "AutocastCPU"):
+        yield
+
+
+@fault("AMP-OPTIMIZER-102")
+def averages_stay_in_the_type_of_the_checkpoint() -> Iterator[None]:
+    """load_state_dict keeps averages of a 16-bit checkpoint in 16 bits beside float32 parameters."""
+    cast = Optimizer._process_value_according_to_param_policy
+
+    def process(param: Any, value: Any, param_id: int, param_groups: Any, key: Any = None) -> Any:
+        if key != "step" and value.dtype in LOW:
+            return value.to(param.device)
+        return cast(param, value, param_id, param_groups, key)
+
+    with replaced(Optimizer, "_process_value_according_to_param_policy", staticmethod(process)):
+        yield
