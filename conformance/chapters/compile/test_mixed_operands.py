@@ -105,7 +105,13 @@ def _judge(case: Case, target: Target, dtype: torch.dtype, rng: torch.Generator,
     def program() -> list[Tensor]:
         return [calls[name]() for name in expected]
 
-    seen = dict(zip(expected, torch.compile(program, backend=backend)(), strict=True))
+    try:
+        seen = dict(zip(expected, torch.compile(program, backend=backend)(), strict=True))
+    except Exception:
+        for name in expected:  # which one it is
+            torch._dynamo.reset()
+            case.equal(f"{name}: compiled code refuses what eager takes", _refusal(calls[name], backend), "")
+        raise
     wrong = {name: told for name, right in expected.items() if (told := _difference(seen[name], right))}
     for name, told in wrong.items():
         case.equal(f"{name}: what is not as in eager", told, "")
@@ -118,6 +124,15 @@ def _judge(case: Case, target: Target, dtype: torch.dtype, rng: torch.Generator,
         except Exception:
             taken = False
         case.equal(f"{name}: compiled code takes what eager refuses", taken, False)
+
+
+def _refusal(call: Call, backend: str) -> str:
+    """Compile one call, and say how that is refused, or nothing."""
+    try:
+        torch.compile(call, backend=backend)()
+    except Exception as error:
+        return str(error).splitlines()[0][:100]
+    return ""
 
 
 def _difference(seen: Tensor, right: Tensor) -> str:
