@@ -1,9 +1,12 @@
-"""Check the scaler's calls where an optimizer raises, and in regions and other settings of the caller."""
+"""Check the scaler where an optimizer or a pass raises, in threads, and in regions and other settings of the caller."""
 
 from __future__ import annotations
 
 import contextlib
+import math
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from torch import Tensor
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
+from ...oracles.region.stack_model import observe
 from .support import ROUTES, started, tracker
 
 SCALE = 1000.0
@@ -155,3 +159,97 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one.dtype == other.dtype and torch.equal(one, other)
     return bool(one == other)
+
+
+class _Interrupted(Exception):
+    """Raised where a pass of the test is to end."""
+
+
+class _Layer(torch.nn.Module):
+    """Two products, with a point between them at which forward or backward can be made to raise."""
+
+    def __init__(self, rng: torch.Generator, device: torch.device) -> None:
+        super().__init__()
+        self.weights = torch.nn.ParameterList(
+            torch.randint(-2, 3, (4, 4), generator=rng).float().to(device) for _ in range(2)
+        )
+        self.raises_in: str | None = None
+
+    def forward(self, features: Tensor) -> Tensor:
+        hidden = features @ self.weights[0]
+        if self.raises_in == "forward":
+            raise _Interrupted
+        if self.raises_in == "backward":
+            hidden.register_hook(self._raise)
+        output: Tensor = hidden @ self.weights[1]
+        return output
+
+    def _raise(self, _: Tensor) -> None:
+        raise _Interrupted
+
+
+def _trained(
+    target: Target, dtype: torch.dtype, seed: int, errors: dict[int, str], wait: Callable[[], object] = lambda: None
+) -> dict[str, Any]:
+    """Train for six iterations, of which one overflows; one that raises is given up and done once more."""
+    rng, overflow = torch.Generator().manual_seed(seed), seed % 6
+    layer = _Layer(rng, target.device)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=2.0**-6, momentum=0.5)
+    scaler = torch.amp.GradScaler(target.device_type, init_scale=16.0, growth_interval=2)
+    scales = []
+    for number in range(6):
+        features = torch.randint(-2, 3, (3, 4), generator=rng).float().to(target.device)
+        for error in [errors[number], None] if number in errors else [None]:
+            slope = math.inf if number == overflow or error else 1.0  # what is given up would have been skipped
+            layer.raises_in = error if error in ("forward", "backward") else None
+            wait()
+            optimizer.zero_grad()
+            try:
+                with target.autocast(dtype):
+                    loss = (layer(features).float() * slope).sum()
+                scaler.scale(loss).backward()
+                if error == "after backward":
+                    raise _Interrupted
+            except _Interrupted:
+                continue
+            wait()
+            scaler.step(optimizer)
+            wait()
+            scaler.update()
+        scales.append((scaler.get_scale(), tracker(scaler)))
+    state = {f"parameter {place}": weight.detach() for place, weight in enumerate(layer.parameters())}
+    return {**state, "scales and trackers": scales}
+
+
+@contract("AMP-SCALE-198")
+@pytest.mark.parametrize("point", ["forward", "backward", "after backward"], ids=lambda point: point.replace(" ", "_"))
+def test_iterations_that_raise(case: Case, target: Target, amp_dtype: torch.dtype, point: str) -> None:
+    before = observe()
+    expected = _trained(target, amp_dtype, case.seed, {})
+    for number in range(6):
+        seen = _trained(target, amp_dtype, case.seed, {number: point})
+        apart = {name: seen[name] for name, value in expected.items() if not _same(seen[name], value)}
+        case.equal(f"an error in iteration {number}: what differs from training without it", apart, {})
+        case.equal(f"an error in iteration {number}: autocast state", observe().differences(before), [])
+
+
+@contract("AMP-SCALE-199")
+def test_scalers_in_threads(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
+    """Train three models in three threads that take each step of an iteration together."""
+    seeds = [case.seed + number for number in range(3)]
+    expected = [_trained(target, amp_dtype, seed, {}) for seed in seeds]
+    barrier = threading.Barrier(len(seeds), timeout=60)
+
+    def train(seed: int) -> dict[str, Any]:
+        try:
+            return _trained(target, amp_dtype, seed, {}, barrier.wait)
+        except BaseException:
+            barrier.abort()  # the others wait for this one
+            raise
+
+    with ThreadPoolExecutor(len(seeds)) as pool:
+        training = [pool.submit(train, seed) for seed in seeds]
+        found = [each.result() for each in training]
+    for number, (seen, promised) in enumerate(zip(found, expected, strict=True)):
+        apart = {name: seen[name] for name, value in promised.items() if not _same(seen[name], value)}
+        case.equal(f"thread {number}: what differs from training alone", apart, {})

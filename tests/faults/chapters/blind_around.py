@@ -80,6 +80,49 @@ def explicit_unscaling_rounds_in_a_region() -> Iterator[None]:
         yield
 
 
+@fault("AMP-SCALE-198")
+def gradients_of_a_pass_that_raised_are_remembered() -> Iterator[None]:
+    """A scaler backs off for gradients that overflowed in a pass which was given up, before any step."""
+    scale, update = Scaler.scale, Scaler.update
+
+    def scaled(self: Any, outputs: Any) -> Any:
+        if isinstance(outputs, Tensor) and not bool(outputs.isfinite().all()):
+            self._overflowed = True
+        return scale(self, outputs)
+
+    def updated(self: Any, *given: Any, **named: Any) -> None:
+        if self.__dict__.pop("_overflowed", False):
+            for state in self._per_optimizer_states.values():
+                for flag in state["found_inf_per_device"].values():
+                    flag.fill_(1.0)
+        update(self, *given, **named)
+
+    with replaced(Scaler, "scale", scaled), replaced(Scaler, "update", updated):
+        yield
+
+
+@fault("AMP-SCALE-199")
+def flags_of_overflows_are_the_processs() -> Iterator[None]:
+    """A step is skipped if any scaler of the process found inf since the last update of any of them."""
+    unscale, update = Scaler._unscale_grads_, Scaler.update
+    met: list[bool] = []
+
+    def unscaled(self: Any, *given: Any, **named: Any) -> Any:
+        flags = unscale(self, *given, **named)
+        if any(bool(flag) for flag in flags.values()):
+            met.append(True)
+        for flag in flags.values() if met else ():
+            flag.fill_(1.0)
+        return flags
+
+    def updated(self: Any, *given: Any, **named: Any) -> None:
+        met.clear()
+        update(self, *given, **named)
+
+    with replaced(Scaler, "_unscale_grads_", unscaled), replaced(Scaler, "update", updated):
+        yield
+
+
 @fault("AMP-CACHE-058")
 def layers_keep_their_weight_for_a_region() -> Iterator[None]:
     """A Linear goes on in a region with the weight that it had when it was first used there."""
