@@ -54,6 +54,28 @@ def tracker(scaler: torch.amp.GradScaler) -> int:
     return int(scaler.state_dict()["_growth_tracker"])
 
 
+def has_tensor(scaler: torch.amp.GradScaler, name: str) -> bool:
+    """Return whether the scaler keeps torch's tensor `_scale` or `_growth_tracker`, which is None before scale().
+
+    A scaler of another maker may keep its state otherwise, and is judged by its effects.
+    """
+    found = getattr(scaler, name, False)
+    return found is None or isinstance(found, torch.Tensor)
+
+
+def scale_dtype(scaler: torch.amp.GradScaler, device: torch.device) -> torch.dtype | None:
+    """Return the type of the tensor `_scale`.
+
+    For a scaler without one it is the type of a scaled 0-dim fp16 output, which is fp32 if the scale is.
+    """
+    held: torch.Tensor | None
+    if has_tensor(scaler, "_scale"):
+        held = scaler._scale
+    else:
+        held = scaler.scale(torch.ones((), dtype=torch.float16, device=device))
+    return None if held is None else held.dtype
+
+
 def track(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, pattern: str) -> list[tuple[float, int]]:
     """Return the scale and the tracker after each iteration of `pattern`: "." is clean, "!" overflows."""
     seen = []
