@@ -18,7 +18,7 @@ from ...scaler import model as oracle
 from ...workloads.gradients import holding
 from ...workloads.graphs import captured
 from ...workloads.third_party_optimizers import Ordinary, record_of
-from .support import has_tensor
+from .support import has_tensor, on_fake_tensors
 
 # The input of each iteration; the gradient is that times the scale, rounded to fp16. At scales of 2 to 8 the scale
 # grows, halves and skips: 20000 * 4 is beyond fp16's 65504.
@@ -308,7 +308,7 @@ def test_devices_on_paper(case: Case, self_scaling: bool) -> None:
     values = ([8.0, -4.0], [12.0], [16.0, 0.0, 2.0], [20.0], [1.0, 3.0])
     places = (0, 1, None, 1, 0)
     for home, (bad_index, bad) in itertools.product((0, 1), NON_FINITE_AT):
-        with PaperDevices() as devices:
+        with on_fake_tensors(case), PaperDevices() as devices:
             gradients = []
             for number, (numbers, place) in enumerate(zip(values, places, strict=True)):
                 numbers = [*numbers[:-1], bad] if number == bad_index else numbers
@@ -340,7 +340,7 @@ def test_two_devices(case: Case, target: Target, self_scaling: bool) -> None:
 def test_copies_for_devices_on_paper(case: Case) -> None:
     """Count the copies between devices: scale, factor and flag once for each other device."""
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    with PaperDevices() as devices:
+    with on_fake_tensors(case), PaperDevices() as devices:
         outputs = [devices.tensor(2.0, 0), devices.tensor(3.0, 1), (devices.tensor(5.0, 1), torch.tensor(7.0))]
         scaled = scaler.scale(outputs)
         flat = [scaled[0], scaled[1], *scaled[2]]
