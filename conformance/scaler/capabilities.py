@@ -22,6 +22,7 @@ CAPABILITIES = {
     "extremes": "scales at both ends of fp32, at zero and at infinity; growth stays finite",
     "fp16_refusal": "unscale_() raises for fp16 gradients",
     "getters": "get_growth_factor(), get_backoff_factor() and get_growth_interval()",
+    "intact_gradients": "unscale_() that raises for fp16 gradients leaves all gradients as they were",
     "is_enabled": "is_enabled()",
     "narrow_losses": "0-dim losses in fp16 or bf16 are scaled in fp32",
     "new_scale": "update(new_scale), a float or a tensor",

@@ -5,6 +5,7 @@ All take the step p - g and record their arguments and what GradScaler passed to
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -63,15 +64,28 @@ class TakesScaler(Ordinary):
         if grad_scaler is None:
             return super().step(closure)
         flags = []
-        if grad_scaler._per_optimizer_states[id(self)]["stage"].name == "READY":
-            flags.append(_total(grad_scaler._check_inf_per_device(self)))
-            grad_scaler.unscale_(self)
-        flags.append(_total(grad_scaler._found_inf_per_device(self)))
+        record = record_of(grad_scaler, self)
+        if record is None:
+            flags = self._own_flags(grad_scaler)
+        else:
+            if record["stage"].name == "READY":
+                flags.append(_total(grad_scaler._check_inf_per_device(self)))
+                grad_scaler.unscale_(self)
+            flags.append(_total(grad_scaler._found_inf_per_device(self)))
         self.received.append((grad_scaler, flags))
         if not any(flags):
             for parameter in self._moving():
                 parameter -= parameter.grad
         return self.answer
+
+    def _own_flags(self, grad_scaler: Any) -> list[float]:
+        """Unscale by the scaler's public call, unless that has been done, and find the flag in the gradients."""
+        found = float(not all(parameter.grad.isfinite().all() for parameter in self._moving()))
+        try:
+            grad_scaler.unscale_(self)
+        except RuntimeError:  # unscale_() was called before step()
+            return [found]
+        return [found, found]
 
 
 class DuckTyped:
@@ -125,6 +139,16 @@ def owning(*gradients: torch.Tensor, kind: Callable[[Any], Any] = Ordinary) -> A
         parameter.grad = gradient
         parameters.append(parameter)
     return kind(parameters)
+
+
+def record_of(scaler: Any, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
+    """Return what torch's scaler records of an optimizer: its stage, and a flag by device.
+
+    None for a scaler of another maker, which may keep its records otherwise.
+    """
+    records = getattr(scaler, "_per_optimizer_states", None)
+    record = records[id(optimizer)] if isinstance(records, defaultdict) else None
+    return record if isinstance(record, dict) and {"stage", "found_inf_per_device"} <= record.keys() else None
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Any]:

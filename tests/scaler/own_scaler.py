@@ -148,6 +148,29 @@ class UnscalesAgain(PageScaler):
         super().unscale_(optimizer)
 
 
+class DividesFirst(PageScaler):
+    """The gradients before the one in fp16 for which unscale_ raises are divided by then."""
+
+    def refused(self, gradient: torch.Tensor) -> None:
+        gradient.mul_(self.factor)
+
+    def unscale_(self, optimizer: Any) -> None:
+        try:
+            super().unscale_(optimizer)
+        except ValueError:
+            for gradient in gradients_of(optimizer):
+                if gradient.dtype is not torch.float16:
+                    self.refused(gradient)
+            raise
+
+
+class ClearsRefused(DividesFirst):
+    """The gradients beside the one in fp16 for which unscale_ raises are zero."""
+
+    def refused(self, gradient: torch.Tensor) -> None:
+        gradient.zero_()
+
+
 class ClearsSkipped(PageScaler):
     """A skipped step frees the gradients."""
 

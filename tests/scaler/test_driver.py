@@ -90,6 +90,16 @@ def test_scaler_without_any_capability_is_driven() -> None:
     assert {"iterations", "clean_iterations", "update"} <= dict(driven.rules).keys()
 
 
+def test_refused_call_may_have_unscaled_gradients_where_that_is_left_out() -> None:
+    without = (*own_scaler.LACKS, "intact_gradients")
+
+    few(own_scaler.DividesFirst, without=without).check()
+    for broken, lacks in ((own_scaler.DividesFirst, own_scaler.LACKS), (own_scaler.ClearsRefused, without)):
+        mismatch = few(broken, without=lacks).mismatch
+        assert mismatch is not None
+        assert str(mismatch.differences[0]).startswith("gradients of plain")
+
+
 def test_unknown_capability_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown capability 'pickle'; there are arguments, bf16"):
         drive(torch_scaler, without=["pickle"])

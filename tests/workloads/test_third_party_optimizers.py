@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import warnings
+from typing import Any
 
 import pytest
 import torch
 
 from conformance.workloads.third_party_optimizers import Ordinary, SelfScaling, TakesScaler
+from tests.scaler import vendor_scaler
 
 
 def _parameter(gradient: float) -> torch.nn.Parameter:
@@ -52,10 +54,11 @@ def test_self_scaling_divides_by_the_scale_and_skips_by_the_flag() -> None:
     assert parameter.grad.tolist() == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("maker", [torch.amp.GradScaler, vendor_scaler.GradScaler])
 @pytest.mark.parametrize("explicit", [False, True])
 @pytest.mark.parametrize("value", [2.0, math.inf])
-def test_older_protocol_asks_the_scaler(value: float, explicit: bool) -> None:
-    parameter, scaler = _parameter(value), torch.amp.GradScaler("cpu", init_scale=8.0)
+def test_older_protocol_asks_the_scaler(value: float, explicit: bool, maker: Any) -> None:
+    parameter, scaler = _parameter(value), maker("cpu", init_scale=8.0)
     scaler.scale(torch.ones(()))
     optimizer = TakesScaler([parameter])
     if explicit:

@@ -13,10 +13,7 @@ from ...harness.targets import Target
 from ...oracles.optimizer_state import differences, snapshot
 from ...workloads.gradients import NON_FINITE
 from ...workloads.linear_loss import LinearLoss, with_nonfinite
-from ...workloads.third_party_optimizers import (
-    Ordinary,
-    SelfScaling,
-)
+from ...workloads.third_party_optimizers import Ordinary, SelfScaling, record_of
 from .optimizer_configs import OptimizerConfig
 from .support import BAD, ROUTES, build, clones, iterate, left_on, over_optimizers, twins, unmoved
 
@@ -154,9 +151,16 @@ def test_flags_of_several_devices(case: Case, target: Target, rng: torch.Generat
         scaler.scale(slopes.loss(with_nonfinite(slope, "last", math.inf))).backward()
         scaler.unscale_(optimizer)
         # As unscale_ records overflows on further devices; GradScaler adds the flags.
-        flags = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
-        for number in range(1, devices):
-            flags[torch.device("meta", number)] = torch.ones((), device=target.device)
+        further = [torch.ones((), device=target.device) for _ in range(1, devices)]
+        if (record := record_of(scaler, optimizer)) is not None:
+            flags = record["found_inf_per_device"]
+            flags |= {torch.device("meta", number): flag for number, flag in enumerate(further, 1)}
+        else:  # a scaler of another maker, whose sum of flags is changed on its way to the optimizer
+
+            def add(one: Any, *_: Any, further: list[torch.Tensor] = further) -> None:
+                one.found_inf = sum(further, one.found_inf)
+
+            optimizer.register_step_pre_hook(add)
         scaler.step(optimizer)
         scaler.update()
         changed = differences(snapshot(optimizer), before)

@@ -16,7 +16,7 @@ from ...workloads.gradients import holding
 from ...workloads.graphs import captured
 from ...workloads.linear_loss import LinearLoss, with_nonfinite
 from .optimizer_configs import OptimizerConfig, configs
-from .support import demand
+from .support import demand, tracker
 
 FUSED = tuple(kind for kind in configs(implementations=("fused",)) if kind.first and kind.scales_itself)
 CAPTURABLE = tuple(
@@ -104,7 +104,7 @@ def test_captured_step(case: Case, target: Target, rng: torch.Generator, kind: O
         iterate(eager, optimizers[1], scalers[1], slope)
         changed = differences(snapshot(optimizers[0]), snapshot(optimizers[1]))
         case.equal(f"differences from the eager run after replay {number + 1}", changed, [])
-        states = [(one.get_scale(), one._get_growth_tracker()) for one in scalers]
+        states = [(one.get_scale(), tracker(one)) for one in scalers]
         case.equal(f"scale and tracker after replay {number + 1}", states[0], states[1])
     start = slopes.copy()
     case.true(

@@ -20,7 +20,7 @@ from ...workloads.linear_loss import LinearLoss
 from ...workloads.third_party_optimizers import Ordinary, SelfScaling
 from .optimizer_configs import OptimizerConfig
 from .random_histories import Iteration, histories, simpler
-from .support import ALL, build, only, over_optimizers
+from .support import ALL, build, only, over_optimizers, tracker
 
 INTERVAL = 2  # growth interval: within a short history the scale grows and backs off, by powers of two
 
@@ -44,6 +44,7 @@ class Run:
 
     def __init__(self, optimizer: Any, slopes: LinearLoss, scaler: torch.amp.GradScaler | None) -> None:
         self.optimizer, self.slopes, self.scaler = optimizer, slopes, scaler
+        self.scaled = False  # update() takes a new scale once scale() has been called
 
     def prepare(self, iteration: Iteration, again: Callable[[], Any] | None) -> None:
         """Run the iteration's `before`; `again` makes a new optimizer over the same parameters, to resume with."""
@@ -57,13 +58,14 @@ class Run:
             self.optimizer.load_state_dict(saved)
             if self.scaler is not None:
                 self.scaler.load_state_dict(copy.deepcopy(self.scaler.state_dict()))
-        elif iteration.before == "move scale" and self.scaler is not None and self.scaler._scale is not None:
+        elif iteration.before == "move scale" and self.scaler is not None and self.scaled:
             self.scaler.update(self.scaler.get_scale() / 2)
 
     def backward(self, iteration: Iteration, slopes: Sequence[torch.Tensor]) -> None:
         self.optimizer.zero_grad(set_to_none=not iteration.zeros)
         loss = self.slopes.loss(slopes, without=iteration.without)
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        self.scaled = True
 
     def step(self, iteration: Iteration) -> None:
         if self.scaler is None:
@@ -119,8 +121,8 @@ def first_difference(
             seen = {place: value for place, value in seen.items() if place in before}
         wrong = differences(seen, expected)
         state = moved_scale(*state, iteration, number > 0)
-        if (scaler.get_scale(), scaler._get_growth_tracker()) != state:
-            wrong.append(f"scale and tracker {scaler.get_scale()}, {scaler._get_growth_tracker()} in place of {state}")
+        if (scaler.get_scale(), tracker(scaler)) != state:
+            wrong.append(f"scale and tracker {scaler.get_scale()}, {tracker(scaler)} in place of {state}")
         if wrong:
             return f"after iteration {number} of {[str(one) for one in history]}: {wrong}"
     return None
@@ -219,7 +221,7 @@ def test_histories_of_several(case: Case, target: Target, rng: torch.Generator, 
                     only("parameter/", before[at] if still else snapshot(theirs[at])),
                 )
                 wrong += [f"optimizer {at} after {described}: {found}"] if found else []
-            if (scaler.get_scale(), scaler._get_growth_tracker()) != state:
+            if (scaler.get_scale(), tracker(scaler)) != state:
                 wrong.append(f"after {described}: scale {scaler.get_scale()}, expected {state}")
             if wrong:
                 break

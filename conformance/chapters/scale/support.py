@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib.util
 import math
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
+from ...harness.check import Case
 from ...harness.targets import Target
+from ...oracles.trace import counts
+from ...oracles.trace.ops import Op
 from ...scaler import model as oracle
 from ...scaler.model import Gradient
 from ...workloads.gradients import NON_FINITE
@@ -52,6 +56,48 @@ def iterate(scaler: torch.amp.GradScaler, *optimizers: torch.optim.Optimizer, va
 
 def tracker(scaler: torch.amp.GradScaler) -> int:
     return int(scaler.state_dict()["_growth_tracker"])
+
+
+def has_tensor(scaler: torch.amp.GradScaler, name: str) -> bool:
+    """Return whether the scaler keeps torch's tensor `_scale` or `_growth_tracker`, which is None before scale().
+
+    A scaler of another maker may keep its state otherwise, and is judged by its effects.
+    """
+    found = getattr(scaler, name, False)
+    return found is None or isinstance(found, torch.Tensor)
+
+
+def scale_dtype(scaler: torch.amp.GradScaler, device: torch.device) -> torch.dtype | None:
+    """Return the type of the tensor `_scale`.
+
+    For a scaler without one it is the type of a scaled 0-dim fp16 output, which is fp32 if the scale is.
+    """
+    held: torch.Tensor | None
+    if has_tensor(scaler, "_scale"):
+        held = scaler._scale
+    else:
+        held = scaler.scale(torch.ones((), dtype=torch.float16, device=device))
+    return None if held is None else held.dtype
+
+
+def expect_traced(case: Case, scaler: torch.amp.GradScaler, kernel: str, ops: Iterable[Op]) -> None:
+    """Expect that a trace has torch's kernel, as a control; of a scaler of another maker any op that computes."""
+    work = counts.work(ops)
+    case.true("control: the trace saw the kernel", kernel in work if has_tensor(scaler, "_scale") else bool(work), work)
+
+
+@contextlib.contextmanager
+def on_fake_tensors(case: Case) -> Iterator[None]:
+    """End the case where a scaler of another maker calls what needs the runtime of a device that is not there.
+
+    Tensor.copy_ does, also of fake tensors.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "not linked with support for" in str(error) and not has_tensor(torch.amp.GradScaler("cpu"), "_scale"):
+            case.untestable(f"this GradScaler calls an op that fake tensors do not run: {error}")
+        raise
 
 
 def track(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, pattern: str) -> list[tuple[float, int]]:

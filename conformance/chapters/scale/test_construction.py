@@ -16,7 +16,7 @@ from ...harness.check import Case, applies, contract
 from ...harness.targets import Target
 from ...oracles.fake_hardware import accelerator_that_is, cuda_that_says
 from ...workloads.third_party_optimizers import Ordinary, SelfScaling, owning, parameters_of
-from .support import SETTINGS, has_xla, iterate, started, track, tracker
+from .support import SETTINGS, has_tensor, has_xla, iterate, scale_dtype, started, track, tracker
 
 # Settings and state tensors
 
@@ -174,16 +174,23 @@ def test_scale_before_first_use(case: Case, target: Target) -> None:
 def test_state_tensors(case: Case, target: Target, dtype: torch.dtype) -> None:
     case.require_arithmetic(target, dtype)
     scaler = torch.amp.GradScaler(target.device_type)
-    case.equal("scale tensor before the first scale()", scaler._scale, None)
-    scaler.scale(torch.ones(1, dtype=dtype, device=target.device))
-    for what, tensor, expected in (
-        ("scale", scaler._scale, torch.float32),
-        ("tracker", scaler._growth_tracker, torch.int32),
+    if has_tensor(scaler, "_scale"):
+        case.equal("scale tensor before the first scale()", scaler._scale, None)
+    scaled = scaler.scale(torch.ones(1, dtype=dtype, device=target.device))
+    case.equal("dtype of the scale", scale_dtype(scaler, target.device), torch.float32)
+    case.equal("device of the scaled output", scaled.device, torch.ones((), device=target.device).device)
+    case.equal("the scale, which fp16 cannot hold", scaler.get_scale(), 65536.0)
+    case.equal("the tracker before the first iteration", tracker(scaler), 0)
+    for what, name, expected in (
+        ("scale", "_scale", torch.float32),
+        ("tracker", "_growth_tracker", torch.int32),
     ):
+        if not has_tensor(scaler, name):
+            continue
+        tensor = getattr(scaler, name)
         case.equal(f"dtype of the {what}", tensor.dtype, expected)
         case.equal(f"shape of the {what}", tuple(tensor.shape), ())
         case.equal(f"device of the {what}", tensor.device, torch.ones((), device=target.device).device)
-    case.equal("the tracker before the first iteration", scaler._growth_tracker.item(), 0)
 
 
 @contract("AMP-SCALE-008")
@@ -201,8 +208,10 @@ def test_state_tensors_under_other_defaults(case: Case, target: Target, kind: An
             scaler.update()
     finally:
         torch.set_default_dtype(before)
-    case.equal("dtypes", (scaler._scale.dtype, scaler._growth_tracker.dtype), (torch.float32, torch.int32))
-    case.equal("devices", {scaler._scale.device, scaler._growth_tracker.device}, {loss.device})
+    if has_tensor(scaler, "_scale") and has_tensor(scaler, "_growth_tracker"):
+        case.equal("dtypes", (scaler._scale.dtype, scaler._growth_tracker.dtype), (torch.float32, torch.int32))
+        case.equal("devices", {scaler._scale.device, scaler._growth_tracker.device}, {loss.device})
+    case.equal("device of a scaled output", scaler.scale(loss).device, loss.device)
     case.equal("scale after one clean iteration", scaler.get_scale(), 96.0)
 
 

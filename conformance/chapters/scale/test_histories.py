@@ -62,14 +62,17 @@ def expect_histories(case: Case, target: Target, histories: Iterable[orders.Hist
 
 
 def random_search(case: Case, target: Target) -> partial[Search]:
-    """Return a search of random sequences: the same in every run below full depth, and from the case's seed there."""
+    """Return a search of random sequences: the same in every run below full depth, and from the case's seed there.
+
+    AMP-SCALE-151 judges what a refused unscale_ does to the gradients.
+    """
     return partial(
         search,
         scalers(case, target),
         target.device,
         length=case.samples(quick=20, standard=20, full=40),
         seed=case.seed if case.level == "full" else 0,
-        without=lacks(target),
+        without=lacks(target) | {"intact_gradients"},
     )
 
 

@@ -14,7 +14,7 @@ from ...oracles.trace import counts
 from ...oracles.trace.ops import OpTrace
 from ...scaler import model as oracle
 from ...workloads.third_party_optimizers import give, owning, parameters_of
-from .support import EACH_NON_FINITE, iterate, started, track, tracker
+from .support import EACH_NON_FINITE, expect_traced, iterate, scale_dtype, started, track, tracker
 
 # update() with one optimizer
 
@@ -158,10 +158,16 @@ def test_update_with_a_float(case: Case, target: Target, new_scale: float) -> No
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=["fp32", "fp64", "fp16"])
 def test_update_with_a_tensor(case: Case, target: Target, dtype: torch.dtype) -> None:
     case.require_arithmetic(target, dtype)
-    scaler = started(target)
+    scaler = started(target, growth_factor=2.0**10, growth_interval=1)
     scaler.update(torch.tensor(1024.0, dtype=dtype, device=target.device))
     case.equal("get_scale()", scaler.get_scale(), 1024.0)
-    case.equal("dtype of the scale", scaler._scale.dtype, torch.float32)
+    case.equal("dtype of the scale", scale_dtype(scaler, target.device), torch.float32)
+    # A scale in fp16 cannot grow to 2^20, and one in fp64 would not be rounded.
+    iterate(scaler, owning(torch.ones((), device=target.device)))
+    case.equal("the scale after it grew by 2^10", scaler.get_scale(), 2.0**20)
+    tenth = torch.tensor(0.1, dtype=dtype)
+    scaler.update(tenth.to(target.device))
+    case.equal("get_scale() after update() with 0.1", scaler.get_scale(), oracle.rounded(tenth.item(), oracle.FP32))
     scaler.update(new_scale=torch.tensor(3.0, dtype=dtype, device=target.device))
     case.equal("a loss of 2, scaled", scaler.scale(torch.tensor(2.0, device=target.device)).item(), 6.0)
 
@@ -224,8 +230,7 @@ def test_update_with_no_sync(case: Case, target: Target, count: int) -> None:
     with OpTrace() as trace:
         scaler.update()
     case.equal("values that update() copies to the host", counts.reads(trace.ops), 0)
-    work = counts.work(trace.ops)
-    case.true("control: the trace saw the kernel", "_amp_update_scale_" in work, work)
+    expect_traced(case, scaler, "_amp_update_scale_", trace.ops)
 
 
 # Several optimizers

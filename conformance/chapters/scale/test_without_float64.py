@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...oracles.policy.overloads import mode_of
+from .support import on_fake_tensors, scale_dtype
 
 
 class _Wide(TorchDispatchMode):
@@ -32,7 +33,7 @@ class _Wide(TorchDispatchMode):
 
 @contract("AMP-SCALE-190", on=("fake:mps", "torch.mps"))
 def test_no_float64(case: Case, target: Target) -> None:
-    with mode_of(target):
+    with on_fake_tensors(case), mode_of(target):
         for dtype, new in itertools.product((torch.float32, torch.float16), (None, 8.0)):
             scaler = torch.amp.GradScaler(target.device_type, init_scale=4.0)
             weight = torch.nn.Parameter(torch.zeros(3, device=target.device))
@@ -44,4 +45,4 @@ def test_no_float64(case: Case, target: Target) -> None:
                 scaler.update(new)
             what = f"outputs of {dtype}, new scale {new}"
             case.equal(f"{what}: ops that make float64 tensors", seen.ops, [])
-            case.equal(f"{what}: dtype of the scale", getattr(scaler._scale, "dtype", None), torch.float32)
+            case.equal(f"{what}: dtype of the scale", scale_dtype(scaler, target.device), torch.float32)
