@@ -18,14 +18,14 @@ from .support import Interruption
 @contextlib.contextmanager
 def other_numbers() -> Iterator[None]:
     """Set flushed subnormals where the processor supports it, float64 by default, and warnings instead of errors."""
-    before = torch.get_default_dtype()
+    before, debug = torch.get_default_dtype(), torch.get_deterministic_debug_mode()
     torch.set_flush_denormal(True)
     torch.set_default_dtype(torch.float64)
     torch.set_deterministic_debug_mode("warn")  # which imports less than use_deterministic_algorithms
     try:
         yield
     finally:
-        torch.set_deterministic_debug_mode("default")
+        torch.set_deterministic_debug_mode(debug)
         torch.set_default_dtype(before)
         torch.set_flush_denormal(False)
 
