@@ -11,6 +11,7 @@ import torch
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
+from ...measure.flags import writable
 from .process_settings import changes, keeps_subnormals, observe
 from .support import Interruption
 
@@ -49,13 +50,15 @@ def other_kernels() -> Iterator[None]:
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
-        for owner, name, value in others:
-            setattr(owner, name, value)
+        with writable():
+            for owner, name, value in others:
+                setattr(owner, name, value)
         yield
     finally:
         torch.set_float32_matmul_precision(precision)
-        for owner, name, value in before:
-            setattr(owner, name, value)
+        with writable():
+            for owner, name, value in before:
+                setattr(owner, name, value)
 
 
 AROUND: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from conformance.harness import state
+from conformance.measure.flags import writable
 from tests.faults import Fault
 from tests.faults.campaigns.campaign import run
 
@@ -19,4 +20,10 @@ def _verdicts() -> set[tuple[str, str]]:
 def test_with_and_without_warnings_of_nondeterministic_algorithms(mode: str) -> None:
     with state.kept():
         torch.set_deterministic_debug_mode(mode)
+        assert _verdicts() == {("PASS", "")}
+
+
+def test_where_writes_to_flags_are_forbidden() -> None:
+    with writable():
+        torch.backends.disable_global_flags()
         assert _verdicts() == {("PASS", "")}
