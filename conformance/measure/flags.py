@@ -74,6 +74,8 @@ FLAGS = (
     Flag("torch.get_num_threads", "torch.set_num_threads", restored=True),
     Flag("torch.get_default_dtype", "torch.set_default_dtype", restored=True),
     Flag("torch.backends.mkldnn.enabled", restored=True),
+    # Whether modules of attention compute inference in one op.
+    Flag("torch.backends.mha.get_fastpath_enabled", "torch.backends.mha.set_fastpath_enabled", restored=True),
     Flag("torch.backends.cpu.get_cpu_capability"),
     # torch's newer interface to TF32, from 2.9 on, which refuses the older one where it was used.
     *(
