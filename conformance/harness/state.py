@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ..measure.flags import FLAGS
 
@@ -106,6 +107,12 @@ def _has_default_device() -> bool:
     return any(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
 
 
+def _modes() -> str:
+    """Name the modes that see each call of torch or each op; a default device is one and is named by itself."""
+    modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
+    return ", ".join(type(mode).__name__ for mode in modes if not isinstance(mode, DeviceContext)) or "none"
+
+
 def unlike_a_new_process() -> str | None:
     """In one line what was set before the run, by a plugin, a conftest.py or the like, under which no check holds.
 
@@ -116,6 +123,7 @@ def unlike_a_new_process() -> str | None:
         "the default dtype": (torch.get_default_dtype(), torch.float32),
         # Though it be the CPU: its function mode makes torch leave out fast paths and fused kernels.
         "a default device (torch.set_default_device)": (_has_default_device(), False),
+        "modes around each call (TorchFunctionMode, TorchDispatchMode)": (_modes(), "none"),
         "gradients are recorded": (torch.is_grad_enabled(), True),
         "anomaly detection": (torch.is_anomaly_enabled(), False),
         "inference mode": (torch.is_inference_mode_enabled(), False),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch.overrides import BaseTorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from conformance.harness import state
 from tests.conftest import Toy
@@ -115,9 +117,23 @@ def test_what_was_set_before_the_run_is_refused_in_one_line(toy: Toy, statement:
     assert outcome.report == {}
 
 
-def test_other_function_modes_are_left_to_the_checks() -> None:
-    with BaseTorchFunctionMode():
-        assert state.unlike_a_new_process() is None
+class _DispatchMode(TorchDispatchMode):
+    """Calls each op as it is."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [BaseTorchFunctionMode, _DispatchMode])
+def test_modes_are_refused_by_name(toy: Toy, mode: Any) -> None:
+    toy.contract("AMP-API-001")
+    toy.checks("@contract('AMP-API-001')\ndef test_a(case: Case) -> None:\n    case.equal('x', 1, 1)\n")
+    with mode():
+        outcome = toy.run()
+
+    assert outcome.status == 4
+    assert f"(TorchFunctionMode, TorchDispatchMode): {mode.__name__}, not none" in outcome.output
+    assert state.unlike_a_new_process() is None
 
 
 @pytest.mark.parametrize(
