@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from conformance.harness import state
 from tests.conftest import Toy
+from tests.faults import Fault
+from tests.faults.breaking import replaced
+from tests.faults.campaigns import campaign
 
 _LEAKS = {
     "autocast enabled for cpu": "torch.set_autocast_enabled('cpu', True)",
@@ -96,6 +100,15 @@ def test_generators_of_a_failed_case_leave_their_regions_before_the_next_case(to
 _SET_BEFORE = {
     "torch.set_default_dtype(torch.float64)": "the default dtype: torch.float64, not torch.float32",
     "torch.device('cpu').__enter__()": "a default device (torch.set_default_device): True, not False",
+    "torch.autocast('cpu').__enter__()": (
+        "an autocast region is open in this thread, or torch.set_autocast_enabled or such was called: autocast enabled for cpu, nesting depth 1, not none"
+    ),
+    "torch.set_autocast_enabled('cuda', True)": (
+        "an autocast region is open in this thread, or torch.set_autocast_enabled or such was called: autocast enabled for cuda, not none"
+    ),
+    "torch.set_autocast_cache_enabled(False)": (
+        "an autocast region is open in this thread, or torch.set_autocast_enabled or such was called: the weight cache disabled, not none"
+    ),
     "torch.set_grad_enabled(False)": "gradients are recorded: False, not True",
     "torch.autograd.set_detect_anomaly(True)": "anomaly detection: True, not False",
     "torch.use_deterministic_algorithms(True)": "operations without a deterministic form are refused: True, not False",
@@ -139,12 +152,13 @@ def test_modes_are_refused_by_name(toy: Toy, mode: Any) -> None:
 @pytest.mark.parametrize(
     ("setter", "arguments"),
     [
-        (torch.set_autocast_cache_enabled, (False,)),
-        (torch.set_autocast_enabled, ("cpu", True)),
+        (torch.set_autocast_dtype, ("cpu", torch.float16)),
         (torch.set_float32_matmul_precision, ("high",)),
     ],
 )
-def test_what_amp_sets_or_reads_is_left_to_the_checks(setter: Callable[..., None], arguments: tuple[object]) -> None:
+def test_other_settings_that_amp_sets_or_reads_are_left_to_the_checks(
+    setter: Callable[..., None], arguments: tuple[object, ...]
+) -> None:
     with state.kept():
         setter(*arguments)
         assert state.unlike_a_new_process() is None
@@ -160,4 +174,44 @@ def test_a_thread_that_flushes_subnormal_numbers_is_noticed() -> None:
 
     assert said is not None
     assert "torch.set_flush_denormal" in said
+    assert state.unlike_a_new_process() is None
+
+
+def _defaults(change: Callable[[], None]) -> Callable[[], Iterator[None]]:
+    """Break torch so that each thread starts with that change."""
+
+    def breakage() -> Iterator[None]:
+        right = threading.Thread.run
+
+        def run(self: threading.Thread) -> None:
+            change()
+            right(self)
+
+        with state.kept(), replaced(threading.Thread, "run", run):
+            change()
+            yield
+
+    return breakage
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda: torch.set_autocast_cache_enabled(False), lambda: torch.set_autocast_enabled("cpu", True)],
+    ids=["cache", "enabled"],
+)
+def test_a_torch_with_wrong_defaults_is_judged(change: Callable[[], None]) -> None:
+    fault = Fault("defaults", "Each thread starts with other defaults.", ("AMP-REGION-040",), _defaults(change))
+
+    assert campaign.run(fault).caught
+
+
+def test_threads_alone_with_wrong_defaults_are_no_region_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = threading.Thread.run
+
+    def run(self: threading.Thread) -> None:
+        torch.set_autocast_enabled("cpu", True)
+        right(self)
+
+    monkeypatch.setattr(threading.Thread, "run", run)
+
     assert state.unlike_a_new_process() is None
