@@ -144,6 +144,21 @@ def _open_regions() -> str:
     return ", ".join(sorted(_region() - new)) or "none"
 
 
+def _has_saved_tensors_hooks() -> bool:
+    # torch 2.6 has no getter; to disable such hooks raises where there are any, and is undone at once.
+    try:
+        with torch.autograd.graph.disable_saved_tensors_hooks("there are hooks"):
+            return False
+    except RuntimeError:
+        return True
+
+
+def _backward_hooks() -> int:
+    # Full ones put a function of autograd around each module, which torch.func refuses.
+    module = torch.nn.modules.module
+    return len(module._global_backward_hooks) + len(module._global_backward_pre_hooks)
+
+
 def unlike_a_new_process() -> str | None:
     """In one line what was set before the run, by a plugin, a conftest.py or the like, under which no check holds.
 
@@ -156,10 +171,12 @@ def unlike_a_new_process() -> str | None:
         # Though it be the CPU: its function mode makes torch leave out fast paths and fused kernels.
         "a default device (torch.set_default_device)": (_has_default_device(), False),
         "modes around each call (TorchFunctionMode, TorchDispatchMode)": (_modes(), "none"),
-        "an autocast region is open in this thread, or torch.set_autocast_enabled or such was called": (
+        "an autocast region is open in this thread, or its flags were set": (
             _open_regions(),
             "none",
         ),
+        "hooks of saved tensors (torch.autograd.graph.saved_tensors_hooks)": (_has_saved_tensors_hooks(), False),
+        "global backward hooks of modules (register_module_full_backward_hook)": (_backward_hooks(), 0),
         "gradients are recorded": (torch.is_grad_enabled(), True),
         "anomaly detection": (torch.is_anomaly_enabled(), False),
         "inference mode": (torch.is_inference_mode_enabled(), False),
@@ -180,7 +197,10 @@ def _hooks() -> dict[str, int]:
         "torch dispatch modes": torch._C._len_torch_dispatch_stack(),
         "torch function modes": torch._C._len_torch_function_stack(),
     }
-    for name in ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks"):
+    for name in (
+        *("_global_forward_hooks", "_global_forward_pre_hooks"),
+        *("_global_backward_hooks", "_global_backward_pre_hooks"),
+    ):
         counts[f"global module hooks ({name})"] = len(getattr(module, name, ()))
     return counts
 

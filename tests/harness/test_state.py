@@ -101,13 +101,14 @@ _SET_BEFORE = {
     "torch.set_default_dtype(torch.float64)": "the default dtype: torch.float64, not torch.float32",
     "torch.device('cpu').__enter__()": "a default device (torch.set_default_device): True, not False",
     "torch.autocast('cpu').__enter__()": (
-        "an autocast region is open in this thread, or torch.set_autocast_enabled or such was called: autocast enabled for cpu, nesting depth 1, not none"
+        "an autocast region is open in this thread, or its flags were set: "
+        "autocast enabled for cpu, nesting depth 1, not none"
     ),
     "torch.set_autocast_enabled('cuda', True)": (
-        "an autocast region is open in this thread, or torch.set_autocast_enabled or such was called: autocast enabled for cuda, not none"
+        "an autocast region is open in this thread, or its flags were set: autocast enabled for cuda, not none"
     ),
     "torch.set_autocast_cache_enabled(False)": (
-        "an autocast region is open in this thread, or torch.set_autocast_enabled or such was called: the weight cache disabled, not none"
+        "an autocast region is open in this thread, or its flags were set: the weight cache disabled, not none"
     ),
     "torch.set_grad_enabled(False)": "gradients are recorded: False, not True",
     "torch.autograd.set_detect_anomaly(True)": "anomaly detection: True, not False",
@@ -135,6 +136,44 @@ class _DispatchMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
+
+
+def test_hooks_of_saved_tensors_are_refused(toy: Toy) -> None:
+    toy.contract("AMP-API-001")
+    toy.checks("@contract('AMP-API-001')\ndef test_a(case: Case) -> None:\n    case.equal('x', 1, 1)\n")
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(saved.append, lambda kept: kept):
+        outcome = toy.run()
+        torch.ones(1, requires_grad=True).exp()
+
+    assert outcome.status == 4
+    assert len(saved) == 1, "the hooks are as they were"
+    assert "hooks of saved tensors (torch.autograd.graph.saved_tensors_hooks): True, not False" in outcome.output
+    assert state.unlike_a_new_process() is None
+
+
+@pytest.mark.parametrize("kind", ["full_backward_hook", "full_backward_pre_hook"])
+def test_global_backward_hooks_are_refused(toy: Toy, kind: str) -> None:
+    toy.contract("AMP-API-001")
+    toy.checks("@contract('AMP-API-001')\ndef test_a(case: Case) -> None:\n    case.equal('x', 1, 1)\n")
+    hook = getattr(torch.nn.modules.module, f"register_module_{kind}")(lambda *seen: None)
+    try:
+        outcome = toy.run()
+    finally:
+        hook.remove()
+        torch.nn.modules.module._global_is_full_backward_hook = None
+
+    assert outcome.status == 4
+    assert "global backward hooks of modules (register_module_full_backward_hook): 1, not 0" in outcome.output
+    assert state.unlike_a_new_process() is None
+
+
+def test_disabled_hooks_of_saved_tensors_stay_disabled() -> None:
+    with torch.autograd.graph.disable_saved_tensors_hooks("forbidden"):
+        assert state.unlike_a_new_process() is None
+        assert not torch._C._autograd._saved_tensors_hooks_is_enabled()
+
+    assert torch._C._autograd._saved_tensors_hooks_is_enabled()
 
 
 @pytest.mark.parametrize("mode", [BaseTorchFunctionMode, _DispatchMode])
