@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...harness.check import Case, deep
 from ...harness.targets import Target
-from ...measure.flags import flag, kept
+from ...measure.flags import held
 from ...measure.precision import repeatable_convolutions
 from ...oracles.numbers.error_bounds import normwise_distance
 from ...oracles.policy import declared
@@ -52,13 +52,9 @@ def make_inputs(target: Target, dtypes: Iterable[torch.dtype], rng: torch.Genera
     return Inputs(tuple(dtypes), device, rng.initial_seed(), target.is_fake, **options)
 
 
-@contextlib.contextmanager
-def fused_inference() -> Iterator[None]:
+def fused_inference() -> contextlib.AbstractContextManager[None]:
     """Allow modules of attention their fused inference, which the process may have switched off."""
-    allowed = flag("torch.backends.mha.get_fastpath_enabled")
-    with kept(allowed):
-        allowed.write(True)
-        yield
+    return held("torch.backends.mha.get_fastpath_enabled", True)
 
 
 def run_sample(target: Target, call: partial[Any], amp_dtype: torch.dtype | None) -> Seen:
