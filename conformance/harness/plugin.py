@@ -72,6 +72,8 @@ def pytest_configure(config: pytest.Config) -> None:
     _wait_without_spinning()
     options_module.require_packages()
     options_module.require_docstrings()
+    options_module.require_names_of_folders()
+    options_module.require_cache_folder()
     options_module.require_torch()
     from .session import prepare
 
