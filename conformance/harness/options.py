@@ -404,7 +404,7 @@ def require_names_of_folders() -> None:
             folder.encode()
         except UnicodeEncodeError:
             raise pytest.UsageError(
-                f"the name of a folder cannot be read in the encoding {sys.getfilesystemencoding()}: {ascii(folder)}; "
+                f"the name of a folder cannot be read in the encoding {sys.getfilesystemencoding()}: {folder!a}; "
                 "set PYTHONUTF8=1, or use a folder with another name"
             ) from None
 
