@@ -135,7 +135,7 @@ def _wait_without_spinning() -> None:
 
 
 def _symbolize_without_addr2line() -> None:
-    """Let torch's stack traces do without addr2line, whose pipes forked ranks would share: they waited for one another."""
+    """Let torch's stack traces do without addr2line: forked ranks would share its pipes, and wait for one another."""
     if "TORCH_SHOW_CPP_STACKTRACES" in os.environ:
         os.environ.setdefault("TORCH_DISABLE_ADDR2LINE", "1")
 

@@ -141,7 +141,7 @@ class _DispatchMode(TorchDispatchMode):
 def test_hooks_of_saved_tensors_are_refused(toy: Toy) -> None:
     toy.contract("AMP-API-001")
     toy.checks("@contract('AMP-API-001')\ndef test_a(case: Case) -> None:\n    case.equal('x', 1, 1)\n")
-    saved = []
+    saved: list[torch.Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(saved.append, lambda kept: kept):
         outcome = toy.run()
         torch.ones(1, requires_grad=True).exp()
