@@ -314,7 +314,7 @@ def _labels(given: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 def _report_folder(path: Path) -> Path:
     """Accept a folder that is absent, empty, or holds an earlier report of ours and nothing else."""
-    nearest = next(parent for parent in (path, *path.parents) if os.path.exists(parent))
+    nearest = _existing(path)
     if not nearest.is_dir():
         raise pytest.UsageError(f"--report: {nearest} is not a folder")
     if not _writable(nearest):
@@ -326,6 +326,11 @@ def _report_folder(path: Path) -> Path:
                 f"--report: {path} holds something else ({strange[0]}); name a new folder or one with a report only"
             )
     return path
+
+
+def _existing(path: Path) -> Path:
+    """Return the path, or the nearest of its parents that is there."""
+    return next(parent for parent in (path, *path.parents) if os.path.exists(parent))
 
 
 def _writable(folder: Path) -> bool:
@@ -390,6 +395,28 @@ def require_docstrings() -> None:
     """Refuse to run under python -OO, where torch has no docstrings; raises pytest.UsageError."""
     if sys.flags.optimize > 1:
         raise pytest.UsageError("python -OO takes torch's docstrings away: run without it, or unset PYTHONOPTIMIZE")
+
+
+def require_names_of_folders() -> None:
+    """Refuse folders whose names are no text to Python, since torch takes no others; raises pytest.UsageError."""
+    for folder in (str(Path(__file__).resolve().parent), tempfile.gettempdir()):
+        try:
+            folder.encode()
+        except UnicodeEncodeError:
+            raise pytest.UsageError(
+                f"the name of a folder cannot be read in the encoding {sys.getfilesystemencoding()}: {folder!a}; "
+                "set PYTHONUTF8=1, or use a folder with another name"
+            ) from None
+
+
+def require_cache_folder() -> None:
+    """Refuse a folder of compiled code that torch cannot make as it imports Dynamo; raises pytest.UsageError."""
+    if named := os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
+        nearest = _existing(Path(named).absolute())
+        if not (nearest.is_dir() and (nearest == Path(named).absolute() or _writable(nearest))):
+            raise pytest.UsageError(
+                f"TORCHINDUCTOR_CACHE_DIR={named} is no folder and cannot be made: name another, or unset it"
+            )
 
 
 def require_torch() -> None:

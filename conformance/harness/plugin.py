@@ -70,8 +70,11 @@ def pytest_configure(config: pytest.Config) -> None:
     register_marks(config)
     options = options_module.read(config)
     _wait_without_spinning()
+    _symbolize_without_addr2line()
     options_module.require_packages()
     options_module.require_docstrings()
+    options_module.require_names_of_folders()
+    options_module.require_cache_folder()
     options_module.require_torch()
     from .session import prepare
 
@@ -129,6 +132,12 @@ def _wait_without_spinning() -> None:
     if "torch" not in sys.modules:  # the OpenMP runtime reads these once, when torch loads it
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         os.environ.setdefault("KMP_BLOCKTIME", "0")
+
+
+def _symbolize_without_addr2line() -> None:
+    """Let torch's stack traces do without addr2line: forked ranks would share its pipes, and wait for one another."""
+    if "TORCH_SHOW_CPP_STACKTRACES" in os.environ:
+        os.environ.setdefault("TORCH_DISABLE_ADDR2LINE", "1")
 
 
 def _restore_signal(number: signal.Signals, handler: Any) -> None:

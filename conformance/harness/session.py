@@ -29,6 +29,11 @@ def prepare(asked: Options, config: pytest.Config) -> Run:
         backends.import_first(asked.imports, config.invocation_params.dir)
     except backends.BackendError as error:
         raise pytest.UsageError(str(error)) from None
+    # Before anything is probed: what a broken torch leaves behind there is its own doing.
+    if (unlike := state.unlike_a_new_process()) is not None:
+        raise pytest.UsageError(
+            f"torch was set up before the run, by a plugin, a conftest.py or the like ({unlike}): run without that"
+        )
     run_targets = _targets(asked)
     found = _declared(asked, run_targets)
     declared.declare({**backends.without_lists(run_targets), **found.op_policies})
@@ -37,10 +42,6 @@ def prepare(asked: Options, config: pytest.Config) -> Run:
         known_failures = () if asked.no_waivers else _waivers((*asked.waivers, *found.waivers), catalogue)
     except (catalogues.CatalogueError, waivers.WaiverError) as error:
         raise pytest.UsageError(str(error)) from None
-    if (unlike := state.unlike_a_new_process()) is not None:
-        raise pytest.UsageError(
-            f"torch was set up before the run, by a plugin, a conftest.py or the like ({unlike}): run without that"
-        )
     selected = {
         id: contract
         for id, contract in options.select(catalogue, asked).items()

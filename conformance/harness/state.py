@@ -6,6 +6,7 @@ import contextlib
 import functools
 import random
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +14,15 @@ from typing import Any
 import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ..measure.flags import FLAGS
 
 # Device types whose autocast state is compared; each has its own enabled flag and dtype.
 _DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps", "mtia", "maia", "hpu", "xla", "ipu")
+
+# What a flag of another torch version raises, or TF32 set through torch's newer, exclusive interface.
+_UNREADABLE = (AttributeError, RuntimeError, AssertionError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -59,12 +64,15 @@ def _deterministic() -> tuple[bool, bool]:
     return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
 
+def _device_types() -> tuple[str, ...]:
+    # A region of a third party's type can be opened where there is no such device too.
+    return *_DEVICE_TYPES, torch._C._get_privateuse1_backend_name()
+
+
 @functools.cache
 def _flags() -> tuple[_Flag, ...]:
     """Return every flag that is compared."""
-    # A region of a third party's type can be opened where there is no such device too.
-    device_types = (*_DEVICE_TYPES, torch._C._get_privateuse1_backend_name())
-    flags = [flag for device_type in device_types for flag in _autocast_flags(device_type)]
+    flags = [flag for device_type in _device_types() for flag in _autocast_flags(device_type)]
     flags += [
         _Flag("autocast cache enabled", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
         _Flag("autocast nesting depth", _nesting, _set_nesting),
@@ -89,8 +97,7 @@ def _values() -> dict[_Flag, Any]:
     """Return each flag with its value; one that cannot be read is left out."""
     found: dict[_Flag, Any] = {}
     for flag in _flags():
-        # A flag of another torch version, or TF32 set through torch's newer, exclusive interface.
-        with contextlib.suppress(AttributeError, RuntimeError, AssertionError, ValueError):
+        with contextlib.suppress(*_UNREADABLE):
             found[flag] = flag.read()
     return found
 
@@ -106,16 +113,70 @@ def _has_default_device() -> bool:
     return any(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
 
 
+def _modes() -> str:
+    """Name the modes that see each call of torch or each op; a default device is one and is named by itself."""
+    modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
+    return ", ".join(type(mode).__name__ for mode in modes if not isinstance(mode, DeviceContext)) or "none"
+
+
+def _region() -> set[str]:
+    """Name what of a region is in force in the thread that calls."""
+    found = set()
+    for device_type in _device_types():
+        with contextlib.suppress(*_UNREADABLE):
+            found |= {f"autocast enabled for {device_type}"} if torch.is_autocast_enabled(device_type) else set()
+    if not torch.is_autocast_cache_enabled():
+        found.add("the weight cache disabled")
+    if (depth := _nesting()) > 0:
+        found.add(f"nesting depth {depth}")
+    return found
+
+
+def _open_regions() -> str:
+    """Name what of a region is in force in this thread and not in a new one, which has torch's defaults.
+
+    Wrong defaults are in force in both, and are for the checks to judge.
+    """
+    new: set[str] = set()
+    thread = threading.Thread(target=lambda: new.update(_region()))
+    thread.start()
+    thread.join()
+    return ", ".join(sorted(_region() - new)) or "none"
+
+
+def _has_saved_tensors_hooks() -> bool:
+    # torch 2.6 has no getter; to disable such hooks raises where there are any, and is undone at once.
+    try:
+        with torch.autograd.graph.disable_saved_tensors_hooks("there are hooks"):
+            return False
+    except RuntimeError:
+        return True
+
+
+def _backward_hooks() -> int:
+    # Full ones put a function of autograd around each module, which torch.func refuses.
+    module = torch.nn.modules.module
+    return len(module._global_backward_hooks) + len(module._global_backward_pre_hooks)
+
+
 def unlike_a_new_process() -> str | None:
     """In one line what was set before the run, by a plugin, a conftest.py or the like, under which no check holds.
 
-    They are settings of what is computed at all, which checks rely on and AMP has no part in. Those that AMP sets or
-    reads are left as they were found: checks look at them.
+    They are settings of what is computed at all, which checks rely on and AMP has no part in, and autocast regions
+    that are open in this thread. Other settings that AMP sets or reads are left as they were found: checks look at
+    them.
     """
     wanted = {
         "the default dtype": (torch.get_default_dtype(), torch.float32),
         # Though it be the CPU: its function mode makes torch leave out fast paths and fused kernels.
         "a default device (torch.set_default_device)": (_has_default_device(), False),
+        "modes around each call (TorchFunctionMode, TorchDispatchMode)": (_modes(), "none"),
+        "an autocast region is open in this thread, or its flags were set": (
+            _open_regions(),
+            "none",
+        ),
+        "hooks of saved tensors (torch.autograd.graph.saved_tensors_hooks)": (_has_saved_tensors_hooks(), False),
+        "global backward hooks of modules (register_module_full_backward_hook)": (_backward_hooks(), 0),
         "gradients are recorded": (torch.is_grad_enabled(), True),
         "anomaly detection": (torch.is_anomaly_enabled(), False),
         "inference mode": (torch.is_inference_mode_enabled(), False),
@@ -136,7 +197,10 @@ def _hooks() -> dict[str, int]:
         "torch dispatch modes": torch._C._len_torch_dispatch_stack(),
         "torch function modes": torch._C._len_torch_function_stack(),
     }
-    for name in ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks"):
+    for name in (
+        *("_global_forward_hooks", "_global_forward_pre_hooks"),
+        *("_global_backward_hooks", "_global_backward_pre_hooks"),
+    ):
         counts[f"global module hooks ({name})"] = len(getattr(module, name, ()))
     return counts
 

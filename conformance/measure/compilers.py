@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
+import functools
 import importlib
+import locale
 import os
 
 import torch
@@ -13,10 +16,24 @@ def without_torch_compile() -> str | None:
     try:
         dynamo = importlib.import_module("torch._dynamo")
         dynamo.eval_frame.check_if_dynamo_supported()
+        unreadable = _without_templates()
     except (ImportError, RuntimeError) as error:
         return f"torch.compile does not work here: {error}"
     if dynamo.config.disable or os.environ.get("TORCHDYNAMO_DISABLE") == "1":
         return "torch.compile is switched off (TORCH_COMPILE_DISABLE, TORCHDYNAMO_DISABLE)"
+    return unreadable
+
+
+@functools.cache
+def _without_templates() -> str | None:
+    """Return why inductor cannot be imported, or None: torch 2.13 reads its templates in the encoding of the locale."""
+    encoding = locale.getpreferredencoding(False)
+    if codecs.lookup(encoding).name == "utf-8":
+        return None
+    try:
+        importlib.import_module("torch._inductor.compile_fx")
+    except UnicodeError as error:
+        return f"torch.compile cannot read torch's own files in the encoding of this locale: {error}; set PYTHONUTF8=1"
     return None
 
 

@@ -74,7 +74,15 @@ FLAGS = (
     Flag("torch.get_num_threads", "torch.set_num_threads", restored=True),
     Flag("torch.get_default_dtype", "torch.set_default_dtype", restored=True),
     Flag("torch.backends.mkldnn.enabled", restored=True),
+    # Whether modules of attention compute inference in one op.
+    Flag("torch.backends.mha.get_fastpath_enabled", "torch.backends.mha.set_fastpath_enabled", restored=True),
     Flag("torch.backends.cpu.get_cpu_capability"),
+    # Whether Module.to and load_state_dict swap tensors, which torch refuses for a weight that something else holds.
+    Flag(
+        "torch.__future__.get_swap_module_params_on_conversion",
+        "torch.__future__.set_swap_module_params_on_conversion",
+        restored=True,
+    ),
     # torch's newer interface to TF32, from 2.9 on, which refuses the older one where it was used.
     *(
         Flag(f"torch.backends.{backend}fp32_precision", reported=False)
@@ -100,6 +108,16 @@ def kept(*flags: Flag) -> Iterator[None]:
     finally:
         for each, value in before:
             each.write(value)
+
+
+@contextmanager
+def held(name: str, value: Any) -> Iterator[None]:
+    """Set the flag of that name, if this torch has it; at the end what it was before holds."""
+    one = flag(name)
+    with kept(one):
+        if one.present:
+            one.write(value)
+        yield
 
 
 @contextmanager

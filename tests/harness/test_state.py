@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch.overrides import BaseTorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from conformance.harness import state
 from tests.conftest import Toy
+from tests.faults import Fault
+from tests.faults.breaking import replaced
+from tests.faults.campaigns import campaign
 
 _LEAKS = {
     "autocast enabled for cpu": "torch.set_autocast_enabled('cpu', True)",
@@ -94,6 +100,16 @@ def test_generators_of_a_failed_case_leave_their_regions_before_the_next_case(to
 _SET_BEFORE = {
     "torch.set_default_dtype(torch.float64)": "the default dtype: torch.float64, not torch.float32",
     "torch.device('cpu').__enter__()": "a default device (torch.set_default_device): True, not False",
+    "torch.autocast('cpu').__enter__()": (
+        "an autocast region is open in this thread, or its flags were set: "
+        "autocast enabled for cpu, nesting depth 1, not none"
+    ),
+    "torch.set_autocast_enabled('cuda', True)": (
+        "an autocast region is open in this thread, or its flags were set: autocast enabled for cuda, not none"
+    ),
+    "torch.set_autocast_cache_enabled(False)": (
+        "an autocast region is open in this thread, or its flags were set: the weight cache disabled, not none"
+    ),
     "torch.set_grad_enabled(False)": "gradients are recorded: False, not True",
     "torch.autograd.set_detect_anomaly(True)": "anomaly detection: True, not False",
     "torch.use_deterministic_algorithms(True)": "operations without a deterministic form are refused: True, not False",
@@ -115,20 +131,73 @@ def test_what_was_set_before_the_run_is_refused_in_one_line(toy: Toy, statement:
     assert outcome.report == {}
 
 
-def test_other_function_modes_are_left_to_the_checks() -> None:
-    with BaseTorchFunctionMode():
+class _DispatchMode(TorchDispatchMode):
+    """Calls each op as it is."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_hooks_of_saved_tensors_are_refused(toy: Toy) -> None:
+    toy.contract("AMP-API-001")
+    toy.checks("@contract('AMP-API-001')\ndef test_a(case: Case) -> None:\n    case.equal('x', 1, 1)\n")
+    saved: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(saved.append, lambda kept: kept):
+        outcome = toy.run()
+        torch.ones(1, requires_grad=True).exp()
+
+    assert outcome.status == 4
+    assert len(saved) == 1, "the hooks are as they were"
+    assert "hooks of saved tensors (torch.autograd.graph.saved_tensors_hooks): True, not False" in outcome.output
+    assert state.unlike_a_new_process() is None
+
+
+@pytest.mark.parametrize("kind", ["full_backward_hook", "full_backward_pre_hook"])
+def test_global_backward_hooks_are_refused(toy: Toy, kind: str) -> None:
+    toy.contract("AMP-API-001")
+    toy.checks("@contract('AMP-API-001')\ndef test_a(case: Case) -> None:\n    case.equal('x', 1, 1)\n")
+    hook = getattr(torch.nn.modules.module, f"register_module_{kind}")(lambda *seen: None)
+    try:
+        outcome = toy.run()
+    finally:
+        hook.remove()
+        torch.nn.modules.module._global_is_full_backward_hook = None
+
+    assert outcome.status == 4
+    assert "global backward hooks of modules (register_module_full_backward_hook): 1, not 0" in outcome.output
+    assert state.unlike_a_new_process() is None
+
+
+def test_disabled_hooks_of_saved_tensors_stay_disabled() -> None:
+    with torch.autograd.graph.disable_saved_tensors_hooks("forbidden"):
         assert state.unlike_a_new_process() is None
+        assert not torch._C._autograd._saved_tensors_hooks_is_enabled()
+
+    assert torch._C._autograd._saved_tensors_hooks_is_enabled()
+
+
+@pytest.mark.parametrize("mode", [BaseTorchFunctionMode, _DispatchMode])
+def test_modes_are_refused_by_name(toy: Toy, mode: Any) -> None:
+    toy.contract("AMP-API-001")
+    toy.checks("@contract('AMP-API-001')\ndef test_a(case: Case) -> None:\n    case.equal('x', 1, 1)\n")
+    with mode():
+        outcome = toy.run()
+
+    assert outcome.status == 4
+    assert f"(TorchFunctionMode, TorchDispatchMode): {mode.__name__}, not none" in outcome.output
+    assert state.unlike_a_new_process() is None
 
 
 @pytest.mark.parametrize(
     ("setter", "arguments"),
     [
-        (torch.set_autocast_cache_enabled, (False,)),
-        (torch.set_autocast_enabled, ("cpu", True)),
+        (torch.set_autocast_dtype, ("cpu", torch.float16)),
         (torch.set_float32_matmul_precision, ("high",)),
     ],
 )
-def test_what_amp_sets_or_reads_is_left_to_the_checks(setter: Callable[..., None], arguments: tuple[object]) -> None:
+def test_other_settings_that_amp_sets_or_reads_are_left_to_the_checks(
+    setter: Callable[..., None], arguments: tuple[object, ...]
+) -> None:
     with state.kept():
         setter(*arguments)
         assert state.unlike_a_new_process() is None
@@ -144,4 +213,44 @@ def test_a_thread_that_flushes_subnormal_numbers_is_noticed() -> None:
 
     assert said is not None
     assert "torch.set_flush_denormal" in said
+    assert state.unlike_a_new_process() is None
+
+
+def _defaults(change: Callable[[], None]) -> Callable[[], Iterator[None]]:
+    """Break torch so that each thread starts with that change."""
+
+    def breakage() -> Iterator[None]:
+        right = threading.Thread.run
+
+        def run(self: threading.Thread) -> None:
+            change()
+            right(self)
+
+        with state.kept(), replaced(threading.Thread, "run", run):
+            change()
+            yield
+
+    return breakage
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda: torch.set_autocast_cache_enabled(False), lambda: torch.set_autocast_enabled("cpu", True)],
+    ids=["cache", "enabled"],
+)
+def test_a_torch_with_wrong_defaults_is_judged(change: Callable[[], None]) -> None:
+    fault = Fault("defaults", "Each thread starts with other defaults.", ("AMP-REGION-040",), _defaults(change))
+
+    assert campaign.run(fault).caught
+
+
+def test_threads_alone_with_wrong_defaults_are_no_region_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = threading.Thread.run
+
+    def run(self: threading.Thread) -> None:
+        torch.set_autocast_enabled("cpu", True)
+        right(self)
+
+    monkeypatch.setattr(threading.Thread, "run", run)
+
     assert state.unlike_a_new_process() is None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch._dynamo.config
 
 from conformance.measure import compilers
+from tests.conftest import run_of
 from tests.faults import Fault
 from tests.faults.campaigns.campaign import run
 
@@ -39,3 +42,14 @@ def test_torchscript_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.jit._state._enabled, "enabled", False)
 
     assert _verdicts("AMP-REGION-059") == {("UNTESTABLE", "TorchScript is switched off (PYTORCH_JIT)")}
+
+
+def test_where_the_locale_has_ascii_alone_nothing_fails(root: Path, tmp_path: Path) -> None:
+    """torch 2.13 reads the templates of inductor, which are UTF-8, in the encoding of the locale."""
+    ascii = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = ("pytest", "conformance", "-n", "0", "--contract", "AMP-COMPILE-001")
+
+    outcome = run_of(root, tmp_path, command, ascii)
+
+    found = {(case["verdict"], case["reason"].rpartition("; ")[2]) for case in outcome.report["cases"]}
+    assert found in ({("PASS", "")}, {("UNTESTABLE", "set PYTHONUTF8=1")}), outcome.output

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...harness.check import Case, deep
 from ...harness.targets import Target
+from ...measure.flags import held
 from ...measure.precision import repeatable_convolutions
 from ...oracles.numbers.error_bounds import normwise_distance
 from ...oracles.policy import declared
@@ -49,6 +50,11 @@ def make_inputs(target: Target, dtypes: Iterable[torch.dtype], rng: torch.Genera
     wide = options.get("cast_to") is torch.float64 and not target.computes_in(torch.float64)
     device = torch.device("cpu") if wide else target.device
     return Inputs(tuple(dtypes), device, rng.initial_seed(), target.is_fake, **options)
+
+
+def fused_inference() -> contextlib.AbstractContextManager[None]:
+    """Allow modules of attention their fused inference, which the process may have switched off."""
+    return held("torch.backends.mha.get_fastpath_enabled", True)
 
 
 def run_sample(target: Target, call: partial[Any], amp_dtype: torch.dtype | None) -> Seen:

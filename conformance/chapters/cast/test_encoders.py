@@ -12,6 +12,7 @@ import torch
 from ...harness.check import Case, contract
 from ...harness.targets import FAKE_DEVICE_TYPES, Target
 from ...oracles.policy import overloads
+from .support import fused_inference
 
 BATCH, LENGTH, WIDTH = 3, 6, 16
 
@@ -61,7 +62,7 @@ def test_fused_inference(
         results = {}
         for fused, within in itertools.product((True, False), (True, False)):
             # torch takes the fused path where no gradient is asked for.
-            with torch.set_grad_enabled(not fused), target.autocast(amp_dtype, enabled=within):
+            with fused_inference(), torch.set_grad_enabled(not fused), target.autocast(amp_dtype, enabled=within):
                 results[fused, within] = model(x, **arguments).detach().cpu().double()[kept]
         exact = results[False, False]
         unit = torch.finfo(amp_dtype).eps / 2

@@ -27,7 +27,7 @@ from ...oracles.policy.samples import Inputs
 from ...oracles.trace.ops import Op, OpTrace, first_difference
 from .composite_ops import CALLS, WRITTEN, Composite, composites
 from .models import Program, programs
-from .support import CUDA, CUDA_OR_CPU, floating_tensors, make_inputs
+from .support import CUDA, CUDA_OR_CPU, floating_tensors, fused_inference, make_inputs
 
 EVERYWHERE = ("cpu", "fake:cuda", "cuda", "xpu")
 REAL = ("cpu", "cuda", "xpu")
@@ -383,7 +383,8 @@ def test_recurrent_nets_in_bfloat16(
 def test_cpu_attention_modules(
     case: Case, target: Target, amp_dtype: torch.dtype, composite: Composite, rng: torch.Generator
 ) -> None:
-    _check_composite(case, target, amp_dtype, composite, rng)
+    with fused_inference():
+        _check_composite(case, target, amp_dtype, composite, rng)
 
 
 @contract("AMP-CAST-066", on="cuda")
@@ -391,7 +392,8 @@ def test_cpu_attention_modules(
 def test_cuda_attention_modules(
     case: Case, target: Target, amp_dtype: torch.dtype, composite: Composite, rng: torch.Generator
 ) -> None:
-    _check_composite(case, target, amp_dtype, composite, rng)
+    with fused_inference():
+        _check_composite(case, target, amp_dtype, composite, rng)
 
 
 @contract("AMP-CAST-069", on="cpu")

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from ...harness.check import Case, contract, deep, needs
 from ...harness.targets import Target
+from ...measure.flags import writable
 from ...measure.precision import full_precision
 from ...oracles.numbers.formats import FORMATS, rounded
 
@@ -85,7 +86,8 @@ def test_flags_of_precision(case: Case, target: Target, rng: torch.Generator, na
         case.require(target, flag.dtype)
     with full_precision("cuda"):
         for state in (False, True, False):
-            setattr(flag.owner, flag.name, state)
+            with writable():
+                setattr(flag.owner, flag.name, state)
             seen, right = flag.product(target.device, flag.dtype, rng)
             changed = int(((seen.cpu().double() - right.double()).abs() > flag.lost / 2).sum())
             if not state:

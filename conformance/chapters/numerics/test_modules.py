@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
-from ...measure.flags import flag, kept
+from ...measure.flags import flag, held, kept
 from ...measure.precision import full_precision
 from ...oracles.numbers.error_bounds import normwise_distance
 from ...oracles.numbers.formats import FORMATS
@@ -138,7 +138,8 @@ def _judge(
     state = {key: _rounded(value, amp_dtype) for key, value in module.state_dict().items()}
 
     def ran(inputs: torch.dtype, weights: torch.dtype = torch.float32, *, region: bool = True) -> Seen:
-        module.to(target.device, weights).load_state_dict(state)
+        with held("torch.__future__.get_swap_module_params_on_conversion", False):
+            module.to(target.device, weights).load_state_dict(state)
         with target.autocast(amp_dtype) if region else contextlib.nullcontext():
             return _seen(one, module, [x.to(target.device, inputs) for x in given], seed, target.device_type)
 

@@ -20,6 +20,8 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.optim import swa_utils
 
+from ...measure.flags import held
+
 Region: TypeAlias = Callable[[], AbstractContextManager[Any]]
 Pair: TypeAlias = tuple[str, "torch.Tensor | None", "torch.Tensor | None"]
 Chore: TypeAlias = Callable[[torch.device, Region], Iterator[Pair]]
@@ -186,7 +188,7 @@ def _first_call(device: torch.device, region: Region) -> Iterator[Pair]:
         given = torch.ones(shape, device=device)
         found = []
         for around in (contextlib.nullcontext, region):
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), held("torch.__future__.get_swap_module_params_on_conversion", False):
                 warnings.simplefilter("ignore")  # that lazy modules are new
                 module = make().to(device)
             torch.manual_seed(SEED)

@@ -11,6 +11,7 @@ import torch
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
+from ...measure.flags import writable
 from .process_settings import changes, keeps_subnormals, observe
 from .support import Interruption
 
@@ -18,14 +19,14 @@ from .support import Interruption
 @contextlib.contextmanager
 def other_numbers() -> Iterator[None]:
     """Set flushed subnormals where the processor supports it, float64 by default, and warnings instead of errors."""
-    before = torch.get_default_dtype()
+    before, debug = torch.get_default_dtype(), torch.get_deterministic_debug_mode()
     torch.set_flush_denormal(True)
     torch.set_default_dtype(torch.float64)
     torch.set_deterministic_debug_mode("warn")  # which imports less than use_deterministic_algorithms
     try:
         yield
     finally:
-        torch.set_deterministic_debug_mode("default")
+        torch.set_deterministic_debug_mode(debug)
         torch.set_default_dtype(before)
         torch.set_flush_denormal(False)
 
@@ -49,13 +50,15 @@ def other_kernels() -> Iterator[None]:
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
-        for owner, name, value in others:
-            setattr(owner, name, value)
+        with writable():
+            for owner, name, value in others:
+                setattr(owner, name, value)
         yield
     finally:
         torch.set_float32_matmul_precision(precision)
-        for owner, name, value in before:
-            setattr(owner, name, value)
+        with writable():
+            for owner, name, value in before:
+                setattr(owner, name, value)
 
 
 AROUND: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
