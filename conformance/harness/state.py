@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ..measure.flags import FLAGS
 
@@ -113,12 +112,6 @@ def _has_default_device() -> bool:
     return any(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
 
 
-def _modes() -> str:
-    """Name the modes that see each call of torch or each op; a default device is one and is named by itself."""
-    modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
-    return ", ".join(type(mode).__name__ for mode in modes if not isinstance(mode, DeviceContext)) or "none"
-
-
 def _region() -> set[str]:
     """Name what of a region is in force in the thread that calls."""
     found = set()
@@ -170,11 +163,7 @@ def unlike_a_new_process() -> str | None:
         "the default dtype": (torch.get_default_dtype(), torch.float32),
         # Though it be the CPU: its function mode makes torch leave out fast paths and fused kernels.
         "a default device (torch.set_default_device)": (_has_default_device(), False),
-        "modes around each call (TorchFunctionMode, TorchDispatchMode)": (_modes(), "none"),
-        "an autocast region is open in this thread, or its flags were set": (
-            _open_regions(),
-            "none",
-        ),
+        "an autocast region is open in this thread, or its flags were set": (_open_regions(), "none"),
         "hooks of saved tensors (torch.autograd.graph.saved_tensors_hooks)": (_has_saved_tensors_hooks(), False),
         "global backward hooks of modules (register_module_full_backward_hook)": (_backward_hooks(), 0),
         "gradients are recorded": (torch.is_grad_enabled(), True),

@@ -9,6 +9,8 @@ import locale
 import os
 
 import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 
 def without_torch_compile() -> str | None:
@@ -21,7 +23,18 @@ def without_torch_compile() -> str | None:
         return f"torch.compile does not work here: {error}"
     if dynamo.config.disable or os.environ.get("TORCHDYNAMO_DISABLE") == "1":
         return "torch.compile is switched off (TORCH_COMPILE_DISABLE, TORCHDYNAMO_DISABLE)"
-    return unreadable
+    return unreadable or _under_modes()
+
+
+def _under_modes() -> str | None:
+    """Return which modes Dynamo would trace, or refuse, with the program: ones that were in force before the case."""
+    modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
+    names = ", ".join(type(mode).__name__ for mode in modes)
+    return (
+        f"torch.compile would compile a mode that is in force (TorchFunctionMode, TorchDispatchMode): {names}"
+        if names
+        else None
+    )
 
 
 @functools.cache
