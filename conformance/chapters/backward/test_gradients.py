@@ -665,3 +665,35 @@ def test_where_types_meet(case: Case, target: Target, rng: torch.Generator) -> N
             assert reference.grad is not None
             case.equal(f"{dtype}, {name}: type at a leaf", leaf.grad.dtype, torch.float32)
             exactly(case, f"{dtype}, {name}: gradient of a leaf of {tuple(leaf.shape)}", leaf.grad, reference.grad)
+
+
+@contract("AMP-BACKWARD-085")
+@pytest.mark.parametrize("place", ["in", "outside"])
+def test_gradients_that_are_not_there(case: Case, target: Target, amp_dtype: torch.dtype, place: str) -> None:
+    """Ask for the gradients of tensors that took no part, and pass none through a function of several outputs."""
+    for dtype in (torch.float32, amp_dtype):
+        used, unused = (torch.ones(2, 3, device=target.device, dtype=dtype, requires_grad=True) for _ in range(2))
+        region = target.autocast(amp_dtype) if place == "in" else contextlib.nullcontext()
+        with region:
+            loss = (used * 2).float().sum()
+            found = torch.autograd.grad(loss, [used, unused], materialize_grads=True)
+        case.identical(f"{dtype}: gradient of what took part", found[0], torch.full((2, 3), 2.0, dtype=dtype))
+        case.identical(f"{dtype}: gradient of what took none", found[1], torch.zeros(2, 3, dtype=dtype))
+        seen: dict[str, torch.dtype] = {}
+
+        class Two(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+                return x * 1, x * 3
+
+            @staticmethod
+            def backward(ctx: Any, *slopes: Any, seen: dict[str, torch.dtype] = seen) -> torch.Tensor:
+                seen.update(first=slopes[0].dtype, second=slopes[1].dtype)
+                total: torch.Tensor = slopes[0] + slopes[1] * 3
+                return total
+
+        with target.autocast(amp_dtype) if place == "in" else contextlib.nullcontext():
+            first, _ = Two.apply(used)
+        first.float().sum().backward()
+        case.equal(f"{dtype}: types of the slopes, of which one is undefined", seen, {"first": dtype, "second": dtype})
+        case.equal(f"{dtype}: type of the gradient", None if used.grad is None else used.grad.dtype, dtype)

@@ -1,0 +1,68 @@
+"""Check averages of gradients against their documented recurrences in float64, written out here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ...harness.check import Case, contract
+from ...harness.targets import Target
+
+# An average, its gradient and the number of the step give the next average.
+Recurrence = Callable[[Tensor, Tensor, int], Tensor]
+# The class, its arguments, and by the name of the entry in its state the recurrence, which starts from zeros.
+AVERAGES: dict[str, tuple[str, dict[str, Any], dict[str, Recurrence]]] = {
+    "SGD": (
+        "SGD",
+        {"momentum": 0.9, "dampening": 0.25},
+        # The first step takes the gradient as it is.
+        {"momentum_buffer": lambda average, slope, step: slope if step == 1 else 0.9 * average + 0.75 * slope},
+    ),
+    "Muon": (
+        "Muon",
+        {"momentum": 0.95},
+        {"momentum_buffer": lambda average, slope, step: 0.95 * average + 0.05 * slope},
+    ),
+    "RMSprop": ("RMSprop", {"alpha": 0.9}, {"square_avg": lambda average, slope, step: 0.9 * average + 0.1 * slope**2}),
+    "Adagrad": ("Adagrad", {}, {"sum": lambda average, slope, step: average + slope**2}),
+    "Adadelta": ("Adadelta", {"rho": 0.9}, {"square_avg": lambda average, slope, step: 0.9 * average + 0.1 * slope**2}),
+    **{
+        name: (
+            name,
+            {"betas": (0.9, 0.99)},
+            {
+                "exp_avg": lambda average, slope, step: 0.9 * average + 0.1 * slope,
+                "exp_avg_sq": lambda average, slope, step: 0.99 * average + 0.01 * slope**2,
+            },
+        )
+        for name in ("Adam", "AdamW", "NAdam", "RAdam")
+    },
+}
+STEPS = 4
+# A few roundings of float32 in each step; bfloat16 rounds to 2^-9.
+LIMIT = 2.0**-19
+
+
+@contract("AMP-OPTIMIZER-130")
+@pytest.mark.parametrize("name", AVERAGES)
+def test_averages(case: Case, target: Target, rng: torch.Generator, name: str) -> None:
+    kind, arguments, recurrences = AVERAGES[name]
+    if not hasattr(torch.optim, kind):
+        case.unsupported(f"this torch has no torch.optim.{kind}")
+    parameter = torch.nn.Parameter(torch.randn(8, 8, generator=rng).to(target.device))
+    optimizer = getattr(torch.optim, kind)([parameter], lr=2.0**-6, **arguments)
+    averages = {entry: torch.zeros(8, 8, dtype=torch.float64) for entry in recurrences}
+    for step in range(1, STEPS + 1):
+        slope = torch.randn(8, 8, generator=rng)
+        parameter.grad = slope.to(target.device)
+        optimizer.step()
+        for entry, recurrence in recurrences.items():
+            averages[entry] = recurrence(averages[entry], slope.double(), step)
+            seen = optimizer.state[parameter][entry]
+            case.equal(f"step {step}: dtype of {entry}", seen.dtype, torch.float32)
+            far = (seen.detach().cpu().double() - averages[entry]).abs().max() / averages[entry].abs().max()
+            case.at_most(f"step {step}: error of {entry}, of its largest element", float(far), LIMIT)
