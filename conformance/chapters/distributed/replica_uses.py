@@ -21,6 +21,7 @@ from .ways import WAYS, step
 
 WIDTH = 2
 RATE = 0.5
+BUCKETS = (1, 2, 3, 8, 17, 1025)
 
 
 # --- outputs
@@ -62,6 +63,42 @@ def gradients_of_outputs(dtype: torch.dtype, option: str) -> list[str]:
             seen = {key: one.grad for key, one in model.module.used.named_parameters() if one.grad is not None}
             what = f"{out.dtype} in a {name}, step {number}"
             found += [f"{what}: {one}" for one in unlike(seen, expected)]
+    return found
+
+
+# --- sizes of buckets
+
+
+class _Weighted(nn.Module):
+    """A weight of so many elements, whose gradient is what the module is given."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(size))
+
+    def forward(self, slopes: torch.Tensor) -> torch.Tensor:
+        return (self.weight * slopes).sum()
+
+
+def gradients_of_hooks(names: Sequence[str]) -> list[str]:
+    """Name the compression hooks and sizes of a bucket whose gradients are not the mean over the ranks.
+
+    Rank and place make a small even integer, so that the mean is exact in every type.
+    """
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    found = []
+    for name, size in itertools.product(names, BUCKETS):
+        model = DistributedDataParallel(_Weighted(size))
+        try:
+            model.register_comm_hook(None, getattr(default_hooks, name))
+        except TypeError:  # some versions take the one of bfloat16 on cards alone
+            continue
+        places = torch.arange(size) % 7
+        model(2.0 * (places + rank)).backward()
+        expected = 2.0 * places + (world - 1)
+        found += [f"{name}, {size} elements: {one}" for one in unlike({"": model.module.weight.grad}, {"": expected})]
     return found
 
 

@@ -13,6 +13,7 @@ from .processes import Groups
 from .programs import Program
 from .replica_uses import (
     averages_of_models,
+    gradients_of_hooks,
     gradients_of_outputs,
     trained_after_an_exception,
     updates_of_sharded_optimizer,
@@ -92,6 +93,13 @@ def test_compression(case: Case, target: Target, ranks: Groups, way: str) -> Non
     found = programs(case, target, way)
     agree(case, ranks, way, found, combine=reference.mean_in(reduced))
     differs_from_fp32(case, found[0], reduced)
+
+
+@contract("AMP-DISTRIBUTED-004", on="cpu")
+def test_compression_of_each_size(case: Case, target: Target, ranks: Groups) -> None:
+    hooks = ("fp16_compress_hook", "bf16_compress_hook")
+    for rank, found in enumerate(answers(case, ranks, 2, gradients_of_hooks, hooks)):
+        case.equal(f"rank {rank}: gradients that are not the mean over the ranks", found[:LISTED], [])
 
 
 @contract("AMP-DISTRIBUTED-005")

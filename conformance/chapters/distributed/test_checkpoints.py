@@ -1,0 +1,47 @@
+"""Check that distributed checkpoints hold tensors of every type as they are."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+
+from ...harness.check import Case, contract
+
+KINDS = (
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.complex64, torch.int64, torch.int32, torch.uint8, torch.bool),
+)
+
+
+def _state(seed: int | None) -> dict[str, dict[str, Tensor]]:
+    """Return tensors of each type, of no, one and two dimensions, of drawn bits, or of zeros to load into."""
+    generator = torch.Generator().manual_seed(seed or 0)
+    made: dict[str, dict[str, Tensor]] = {}
+    for dtype in KINDS:
+        for shape in ((), (7,), (3, 5)):
+            drawn = torch.randn(shape, generator=generator, dtype=torch.float64) * 37
+            value = (drawn > 0) if dtype is torch.bool else drawn.abs().to(dtype)
+            made.setdefault(str(dtype), {})[f"{len(shape)}-d"] = value if seed is not None else torch.zeros_like(value)
+    return made
+
+
+@contract("AMP-DISTRIBUTED-032")
+@pytest.mark.parametrize("together", [True, False], ids=["together", "by-type"])
+def test_checkpoint_of_each_type(case: Case, together: bool) -> None:
+    from torch.distributed import checkpoint
+
+    saved, loaded = _state(case.seed + 1), _state(None)
+    parts = [list(saved)] if together else [[kind] for kind in saved]
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that it saves on one process
+        for number, kinds in enumerate(parts):
+            place = f"{folder}/{number}"
+            checkpoint.save({kind: dict(saved[kind]) for kind in kinds}, checkpoint_id=place)
+            checkpoint.load({kind: loaded[kind] for kind in kinds}, checkpoint_id=place)
+    for kind, tensors in saved.items():
+        for name, tensor in tensors.items():
+            case.identical(f"{kind}, {name}", loaded[kind][name], tensor)
