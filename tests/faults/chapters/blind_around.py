@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp.grad_scaler import OptState
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations
 from torch.optim import Optimizer
 from torch.utils.hooks import BackwardHook
 
@@ -225,4 +227,87 @@ def averages_stay_in_the_type_of_the_checkpoint() -> Iterator[None]:
         return cast(param, value, param_id, param_groups, key)
 
     with replaced(Optimizer, "_process_value_according_to_param_policy", staticmethod(process)):
+        yield
+
+
+@fault("AMP-BF16-011")
+def modules_cast_complex_buffers_to_bfloat16() -> Iterator[None]:
+    """Module.bfloat16() casts complex tensors too, whose imaginary part is lost."""
+
+    def cast(self: nn.Module) -> nn.Module:
+        return self._apply(lambda x: x.bfloat16() if x.is_floating_point() or x.is_complex() else x)
+
+    with replaced(nn.Module, "bfloat16", cast):
+        yield
+
+
+@fault("AMP-LOSS-019")
+def probabilities_of_a_loss_are_rounded() -> Iterator[None]:
+    """cross_entropy rounds float32 probabilities to the type of the region."""
+    plain = F.cross_entropy
+
+    def cross_entropy(x: Tensor, target: Tensor, *given: Any, **named: Any) -> Tensor:
+        if torch.is_autocast_enabled("cpu") and target.dtype is torch.float32:
+            target = target.to(torch.get_autocast_dtype("cpu")).float()
+        return plain(x, target, *given, **named)
+
+    with replaced(F, "cross_entropy", cross_entropy):
+        yield
+
+
+@fault("AMP-OPTIMIZER-130")
+def average_of_adam_is_rounded() -> Iterator[None]:
+    """Adam rounds the average of float32 gradients to bfloat16 after each step."""
+    step = torch.optim.Adam.step
+
+    def stepped(self: Any, closure: Any = None) -> Any:
+        answer = step(self, closure)
+        for state in self.state.values():
+            state["exp_avg"].copy_(state["exp_avg"].bfloat16())
+        return answer
+
+    with replaced(torch.optim.Adam, "step", stepped):
+        yield
+
+
+@fault("AMP-BACKWARD-085")
+def gradients_of_nothing_are_float32() -> Iterator[None]:
+    """autograd.grad gives float32 zeros for 16-bit tensors that took no part."""
+    plain = torch.autograd.grad
+
+    def grad(outputs: Any, inputs: Any, *given: Any, materialize_grads: bool = False, **named: Any) -> Any:
+        if not materialize_grads:
+            return plain(outputs, inputs, *given, **named)
+        found = plain(outputs, inputs, *given, allow_unused=True, **named)
+        return tuple(torch.zeros(x.shape) if one is None else one for one, x in zip(found, inputs, strict=True))
+
+    with replaced(torch.autograd, "grad", grad):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-032")
+def checkpoints_round_master_weights() -> Iterator[None]:
+    """A distributed checkpoint that holds bfloat16 tensors stores those in float32 rounded to them."""
+    resolve = DefaultSavePlanner.resolve_data
+
+    def resolved(self: Any, item: Any) -> Any:
+        found = resolve(self, item)
+        low = any(isinstance(x, Tensor) and x.dtype is torch.bfloat16 for x in self.state_dict.values())
+        wide = isinstance(found, Tensor) and found.dtype is torch.float32
+        return found.bfloat16().float() if low and wide else found
+
+    with replaced(DefaultSavePlanner, "resolve_data", resolved):
+        yield
+
+
+@fault("AMP-CAST-110")
+def spectral_norm_rounds_its_weight_in_a_region() -> Iterator[None]:
+    """The weight that spectral_norm computes in a region is rounded to the type of the region."""
+    forward = parametrizations._SpectralNorm.forward
+
+    def rounded(self: Any, weight: Tensor) -> Tensor:
+        found = forward(self, weight)
+        return found.to(torch.get_autocast_dtype("cpu")).float() if torch.is_autocast_enabled("cpu") else found
+
+    with replaced(parametrizations._SpectralNorm, "forward", rounded):
         yield
