@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...harness.check import Case, contract
+from ...harness.targets import Target
 
 KINDS = (
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
@@ -29,9 +30,9 @@ def _state(seed: int | None) -> dict[str, dict[str, Tensor]]:
     return made
 
 
-@contract("AMP-DISTRIBUTED-032")
+@contract("AMP-DISTRIBUTED-032", on="cpu")
 @pytest.mark.parametrize("together", [True, False], ids=["together", "by-type"])
-def test_checkpoint_of_each_type(case: Case, together: bool) -> None:
+def test_checkpoint_of_each_type(case: Case, target: Target, together: bool) -> None:
     from torch.distributed import checkpoint
 
     saved, loaded = _state(case.seed + 1), _state(None)
