@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
@@ -33,6 +33,8 @@ def _state(seed: int | None) -> dict[str, dict[str, Tensor]]:
 @contract("AMP-DISTRIBUTED-032", on="cpu")
 @pytest.mark.parametrize("together", [True, False], ids=["together", "by-type"])
 def test_checkpoint_of_each_type(case: Case, target: Target, together: bool) -> None:
+    if not distributed.is_available():
+        case.untestable("this torch is built without torch.distributed")
     from torch.distributed import checkpoint
 
     saved, loaded = _state(case.seed + 1), _state(None)
