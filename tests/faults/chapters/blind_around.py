@@ -311,3 +311,19 @@ def spectral_norm_rounds_its_weight_in_a_region() -> Iterator[None]:
 
     with replaced(parametrizations._SpectralNorm, "forward", rounded):
         yield
+
+
+@fault("AMP-COMPILE-070")
+def compiled_regions_of_the_older_class_lose_their_dtype() -> Iterator[None]:
+    """Compiled code opens torch.cpu.amp.autocast with the default dtype, whatever it is given."""
+    from torch._dynamo.variables.ctx_manager import AutocastModeVariable
+
+    create = AutocastModeVariable.create
+
+    def created(func: Any, args: Any, kwargs: Any) -> Any:
+        if func is torch.cpu.amp.autocast:
+            kwargs.pop("dtype", None)
+        return create(func, args, kwargs)
+
+    with replaced(AutocastModeVariable, "create", staticmethod(created)):
+        yield

@@ -1,0 +1,129 @@
+"""Check that compiled code opens a region in whatever way it is written."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from ...harness.check import Case, contract, deep
+from ...harness.targets import Target
+from .support import compiler
+
+Product = Callable[[Tensor], Tensor]
+
+
+def _with(make: Callable[[str, torch.dtype], contextlib.AbstractContextManager[object]]) -> Callable[..., Product]:
+    """Return a maker of products in the region that `make` opens of a device type and a dtype."""
+
+    def of(device_type: str, dtype: torch.dtype) -> Product:
+        def product(x: Tensor) -> Tensor:
+            with make(device_type, dtype):
+                return x @ x
+
+        return product
+
+    return of
+
+
+@contextlib.contextmanager
+def _generator(device_type: str, dtype: torch.dtype) -> Iterator[None]:
+    with torch.autocast(device_type, dtype):
+        yield
+
+
+class _Around:
+    """A context manager of a class that keeps a region."""
+
+    def __init__(self, device_type: str, dtype: torch.dtype) -> None:
+        self.region = torch.autocast(device_type, dtype=dtype)
+
+    def __enter__(self) -> None:
+        self.region.__enter__()
+
+    def __exit__(self, *given: object) -> None:
+        self.region.__exit__(*given)
+
+
+def _stacked(device_type: str, dtype: torch.dtype) -> Product:
+    def product(x: Tensor) -> Tensor:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.autocast(device_type, dtype=dtype))
+            return x @ x
+
+    return product
+
+
+def _decorated(device_type: str, dtype: torch.dtype) -> Product:
+    @torch.autocast(device_type, dtype=dtype)
+    def inner(x: Tensor) -> Tensor:
+        return x @ x
+
+    return lambda x: inner(x)
+
+
+def _chosen(device_type: str, dtype: torch.dtype) -> Product:
+    def product(x: Tensor) -> Tensor:
+        with torch.autocast(device_type, dtype=dtype) if x.dim() == 2 else contextlib.nullcontext():
+            return x @ x
+
+    return product
+
+
+def _partial(device_type: str, dtype: torch.dtype) -> Product:
+    region = functools.partial(torch.autocast, device_type, dtype=dtype)
+
+    def product(x: Tensor) -> Tensor:
+        with region():
+            return x @ x
+
+    return product
+
+
+def _older(device_type: str, dtype: torch.dtype) -> contextlib.AbstractContextManager[object]:
+    """Open a region by the deprecated class of a device type, where it has one."""
+    kind = {"cpu": torch.cpu.amp.autocast, "cuda": torch.cuda.amp.autocast}.get(device_type)
+    return torch.autocast(device_type, dtype) if kind is None else kind(dtype=dtype)
+
+
+SPELLINGS: dict[str, Callable[[str, torch.dtype], Product]] = {
+    "autocast by position": _with(lambda device_type, dtype: torch.autocast(device_type, dtype)),
+    "autocast by keyword": _with(lambda device_type, dtype: torch.autocast(device_type=device_type, dtype=dtype)),
+    "torch.amp.autocast": _with(lambda device_type, dtype: torch.amp.autocast(device_type, dtype)),
+    "with all arguments": _with(lambda device_type, dtype: torch.autocast(device_type, dtype, True, False)),
+    "disabled": _with(lambda device_type, dtype: torch.autocast(device_type, dtype, enabled=False)),
+    "disabled by position": _with(lambda device_type, dtype: torch.autocast(device_type, dtype, False)),
+    "of the older class": _with(_older),
+    "in a generator": _with(_generator),
+    "in a class": _with(_Around),
+    "on an ExitStack": _stacked,
+    "decorator": _decorated,
+    "one of two managers": _chosen,
+    "partial": _partial,
+}
+
+
+@contract("AMP-COMPILE-070")
+@pytest.mark.parametrize("backend", ["eager", deep("standard", "aot_eager")])
+def test_spellings(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, backend: str) -> None:
+    x = torch.randint(-2, 3, (4, 4), generator=rng).float().to(target.device)
+    wrong: dict[str, str] = {}
+    for name, make in SPELLINGS.items():
+        product = make(target.device_type, amp_dtype)
+        with compiler(case), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the older classes are deprecated
+            plain = product(x)
+            seen = torch.compile(product, backend=backend)(x)
+        if seen.dtype != plain.dtype or not torch.equal(seen, plain):
+            wrong[name] = f"{seen.dtype}, in eager {plain.dtype}"
+        if plain.dtype != (torch.float32 if "disabled" in name else amp_dtype):
+            wrong[f"{name} (control)"] = f"{plain.dtype} in eager"
+        if torch.is_autocast_enabled(target.device_type):
+            torch.set_autocast_enabled(target.device_type, False)
+            wrong[f"{name}, after it"] = "autocast is on"
+    case.equal("regions that are not in compiled code what they are in eager", wrong, {})
