@@ -130,39 +130,41 @@ def _functional(target: Target, dtype: torch.dtype, module: Sum, *given: Any, **
     return result
 
 
-def _hooked(target: Target, dtype: torch.dtype, module: Sum, *given: Any, **named: Any) -> Tensor:
-    hooks = [
+def _under(hooks: Callable[[Sum], list[Any]]) -> Callable[..., Tensor]:
+    """Return a call of the module under hooks, which are removed after it."""
+
+    def call(target: Target, dtype: torch.dtype, module: Sum, *given: Any, **named: Any) -> Tensor:
+        handles = hooks(module)
+        try:
+            result: Tensor = module(*given, **named)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return result
+
+    return call
+
+
+def _forward_hooks(module: Sum) -> list[Any]:
+    return [
         module.register_forward_pre_hook(lambda module, given, named: (given, named), with_kwargs=True),
         module.register_forward_hook(lambda module, given, named, result: result, with_kwargs=True),
     ]
-    try:
-        result: Tensor = module(*given, **named)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return result
 
 
-def _with_backward_hooks(target: Target, dtype: torch.dtype, module: Sum, *given: Any, **named: Any) -> Tensor:
+def _backward_hooks(module: Sum) -> list[Any]:
     module.register_full_backward_pre_hook(lambda module, slopes: slopes)
     module.register_full_backward_hook(lambda module, gradients, slopes: None)
-    result: Tensor = module(*given, **named)
-    return result
+    return []  # they are called in the backward pass, after the call
 
 
-def _with_global_hooks(target: Target, dtype: torch.dtype, module: Sum, *given: Any, **named: Any) -> Tensor:
+def _global_hooks(_: Sum) -> list[Any]:
     everywhere = torch.nn.modules.module
-    hooks = [
+    return [
         everywhere.register_module_forward_pre_hook(lambda module, given: None),
         everywhere.register_module_forward_hook(lambda module, given, result: None),
         everywhere.register_module_full_backward_hook(lambda module, gradients, slopes: None),
     ]
-    try:
-        result: Tensor = module(*given, **named)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return result
 
 
 def _decorated(target: Target, dtype: torch.dtype, module: Sum, *given: Any, **named: Any) -> Tensor:
@@ -198,9 +200,9 @@ CALLERS: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
     "nested checkpoint": (_nested, ALL),
     "reentrant checkpoint": (_through(use_reentrant=True), FLAT),
     "functional_call": (_functional, ALL),
-    "module with hooks": (_hooked, ALL),
-    "module with backward hooks": (_with_backward_hooks, ALL),
-    "module with global hooks": (_with_global_hooks, ALL),
+    "module with hooks": (_under(_forward_hooks), ALL),
+    "module with backward hooks": (_under(_backward_hooks), ALL),
+    "module with global hooks": (_under(_global_hooks), ALL),
     "decorator of autocast": (_decorated, ALL),
     "decorator of gradients": (_with_gradients, ALL),
     "AveragedModel": (_averaged, ALL),

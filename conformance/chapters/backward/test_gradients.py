@@ -671,10 +671,10 @@ def test_where_types_meet(case: Case, target: Target, rng: torch.Generator) -> N
 @pytest.mark.parametrize("place", ["in", "outside"])
 def test_gradients_that_are_not_there(case: Case, target: Target, amp_dtype: torch.dtype, place: str) -> None:
     """Ask for the gradients of tensors that took no part, and pass none through a function of several outputs."""
+    region = functools.partial(target.autocast, amp_dtype) if place == "in" else contextlib.nullcontext
     for dtype in (torch.float32, amp_dtype):
         used, unused = (torch.ones(2, 3, device=target.device, dtype=dtype, requires_grad=True) for _ in range(2))
-        region = target.autocast(amp_dtype) if place == "in" else contextlib.nullcontext()
-        with region:
+        with region():
             loss = (used * 2).float().sum()
             found = torch.autograd.grad(loss, [used, unused], materialize_grads=True)
         case.identical(f"{dtype}: gradient of what took part", found[0], torch.full((2, 3), 2.0, dtype=dtype))
@@ -692,7 +692,7 @@ def test_gradients_that_are_not_there(case: Case, target: Target, amp_dtype: tor
                 total: torch.Tensor = slopes[0] + slopes[1] * 3
                 return total
 
-        with target.autocast(amp_dtype) if place == "in" else contextlib.nullcontext():
+        with region():
             first, _ = Two.apply(used)
         first.float().sum().backward()
         case.equal(f"{dtype}: types of the slopes, of which one is undefined", seen, {"first": dtype, "second": dtype})

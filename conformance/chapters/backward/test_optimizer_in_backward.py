@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -26,15 +27,10 @@ class _Model(nn.Module):
         return nn.functional.linear(features @ self.first @ self.first, self.last)
 
 
-def _sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.125, momentum=0.5)
-
-
-def _adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=0.125)
-
-
-OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {"SGD": _sgd, "AdamW": _adam}
+OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
+    "SGD": partial(torch.optim.SGD, lr=0.125, momentum=0.5),
+    "AdamW": partial(torch.optim.AdamW, lr=0.125),
+}
 
 
 @contract("AMP-BACKWARD-084")

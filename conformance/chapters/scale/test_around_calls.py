@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...oracles.region.stack_model import observe
-from .support import ROUTES, started, tracker
+from .support import ROUTES, default_dtype, started, tracker
 
 SCALE = 1000.0
 
@@ -93,23 +93,13 @@ def test_step_that_raises(
     case.equal("scale, tracker after it", (scaler.get_scale(), tracker(scaler)), (1024.0, 2))
 
 
-@contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
 SETTINGS: dict[str, Callable[[Target, torch.dtype], contextlib.AbstractContextManager[Any]]] = {
     "region": lambda target, dtype: target.autocast(dtype),
     "region-without-cache": lambda target, dtype: target.autocast(dtype, cache_enabled=False),
     "region-of-the-cpu": lambda target, dtype: torch.autocast("cpu", dtype),
     "disabled-region": lambda target, dtype: target.autocast(dtype, enabled=False),
     "no-grad": lambda target, dtype: torch.no_grad(),
-    "16-bit-default-dtype": lambda target, dtype: _default_dtype(dtype),
+    "16-bit-default-dtype": lambda target, dtype: default_dtype(dtype),
 }
 CONTAINERS: dict[str, Callable[[Tensor], Any]] = {
     "tensor": lambda loss: loss,

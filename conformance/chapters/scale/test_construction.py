@@ -16,7 +16,7 @@ from ...harness.check import Case, applies, contract
 from ...harness.targets import Target
 from ...oracles.fake_hardware import accelerator_that_is, cuda_that_says
 from ...workloads.third_party_optimizers import Ordinary, SelfScaling, owning, parameters_of
-from .support import SETTINGS, has_tensor, has_xla, iterate, scale_dtype, started, track, tracker
+from .support import SETTINGS, default_dtype, has_tensor, has_xla, iterate, scale_dtype, started, track, tracker
 
 # Settings and state tensors
 
@@ -199,15 +199,10 @@ def test_state_tensors_under_other_defaults(case: Case, target: Target, kind: An
     optimizer = owning(torch.full((2,), 96.0, device=target.device), kind=kind)
     loss = torch.ones((), device=target.device)
     scaler = torch.amp.GradScaler(target.device_type, init_scale=48.0, growth_interval=1)
-    before = torch.get_default_dtype()
-    try:
-        torch.set_default_dtype(torch.bfloat16)
-        with torch.device("meta"):
-            scaler.scale(loss)
-            scaler.step(optimizer)
-            scaler.update()
-    finally:
-        torch.set_default_dtype(before)
+    with default_dtype(torch.bfloat16), torch.device("meta"):
+        scaler.scale(loss)
+        scaler.step(optimizer)
+        scaler.update()
     if has_tensor(scaler, "_scale") and has_tensor(scaler, "_growth_tracker"):
         case.equal("dtypes", (scaler._scale.dtype, scaler._growth_tracker.dtype), (torch.float32, torch.int32))
         case.equal("devices", {scaler._scale.device, scaler._growth_tracker.device}, {loss.device})

@@ -19,6 +19,7 @@ from .support import (
     EACH_NON_FINITE,
     LAYOUTS,
     ROUTES,
+    default_dtype,
     expect_traced,
     expected_unscaled,
     iterate,
@@ -206,18 +207,14 @@ def test_any_default_dtype(case: Case, target: Target, rng: torch.Generator, sca
     case.require_arithmetic(target, torch.float64)
     numbers = torch.randn(67, generator=rng) * 1000
     expected = expected_unscaled(numbers, oracle.rounded(scale, oracle.FP32))
-    before = torch.get_default_dtype()
     for dtype in (torch.float64, torch.bfloat16, torch.float16):
         gradient = numbers.to(target.device, copy=True)
         optimizer = owning(gradient)
-        try:
-            torch.set_default_dtype(dtype)
+        with default_dtype(dtype):
             scaler = started(target, init_scale=scale)
             scaler.unscale_(optimizer)
             scaler.step(optimizer)
             scaler.update()
-        finally:
-            torch.set_default_dtype(before)
         case.identical(f"gradients times the rounded reciprocal, default dtype {dtype}", gradient, expected)
         case.equal(f"the scale, default dtype {dtype}", scaler.get_scale(), oracle.rounded(scale, oracle.FP32))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -46,16 +47,15 @@ def overflows_of_exp_skip_the_next_step() -> Iterator[None]:
         yield
 
 
-@fault("AMP-SCALE-195")
-def scaled_infinities_back_the_scale_off() -> Iterator[None]:
-    """update() backs off after a scale() of an infinite output, of whatever gradients."""
+@contextlib.contextmanager
+def backing_off_after(bad: Callable[[Tensor], bool]) -> Iterator[None]:
+    """Let update() back off if scale() was given a bad tensor since the update before."""
     scale, update = Scaler.scale, Scaler.update
 
     def scaled(self: Any, outputs: Any) -> Any:
-        found = scale(self, outputs)
-        if isinstance(outputs, Tensor) and outputs.numel() > 1 and outputs.isinf().any():
+        if isinstance(outputs, Tensor) and bad(outputs):
             self._met = True
-        return found
+        return scale(self, outputs)
 
     def updated(self: Any, *given: Any, **named: Any) -> None:
         if self.__dict__.pop("_met", False):
@@ -65,6 +65,13 @@ def scaled_infinities_back_the_scale_off() -> Iterator[None]:
         update(self, *given, **named)
 
     with replaced(Scaler, "scale", scaled), replaced(Scaler, "update", updated):
+        yield
+
+
+@fault("AMP-SCALE-195")
+def scaled_infinities_back_the_scale_off() -> Iterator[None]:
+    """update() backs off after a scale() of an infinite output, of whatever gradients."""
+    with backing_off_after(lambda outputs: outputs.numel() > 1 and bool(outputs.isinf().any())):
         yield
 
 

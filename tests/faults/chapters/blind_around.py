@@ -17,6 +17,7 @@ from torch.utils.hooks import BackwardHook
 
 from tests.faults import fault
 from tests.faults.breaking import kernel, replaced
+from tests.faults.chapters.blind_apart import backing_off_after
 from tests.faults.chapters.blind_routes import _below as below
 
 Scaler = torch.amp.GradScaler
@@ -85,21 +86,7 @@ def explicit_unscaling_rounds_in_a_region() -> Iterator[None]:
 @fault("AMP-SCALE-198")
 def gradients_of_a_pass_that_raised_are_remembered() -> Iterator[None]:
     """A scaler backs off for gradients that overflowed in a pass which was given up, before any step."""
-    scale, update = Scaler.scale, Scaler.update
-
-    def scaled(self: Any, outputs: Any) -> Any:
-        if isinstance(outputs, Tensor) and not bool(outputs.isfinite().all()):
-            self._overflowed = True
-        return scale(self, outputs)
-
-    def updated(self: Any, *given: Any, **named: Any) -> None:
-        if self.__dict__.pop("_overflowed", False):
-            for state in self._per_optimizer_states.values():
-                for flag in state["found_inf_per_device"].values():
-                    flag.fill_(1.0)
-        update(self, *given, **named)
-
-    with replaced(Scaler, "scale", scaled), replaced(Scaler, "update", updated):
+    with backing_off_after(lambda outputs: not bool(outputs.isfinite().all())):
         yield
 
 
