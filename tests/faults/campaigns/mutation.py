@@ -319,7 +319,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the campaign, or a part of it; 1 where a mutant survives that is not listed as equivalent."""
     parser = argparse.ArgumentParser("python -m tests.faults.campaigns.mutation", description=__doc__)
     parser.add_argument("--module", action="append", choices=MODULES, help="this one alone; repeatable")
-    parser.add_argument("--only", metavar="PATTERN", help="those whose name matches, such as '*GradScaler.step: *'")
+    parser.add_argument(
+        "--only",
+        action="append",
+        metavar="PATTERN",
+        help="those whose name matches, such as '*GradScaler.step: *'; repeatable",
+    )
     parser.add_argument("--sample", type=int, metavar="N", help="so many of them, drawn at random, always the same")
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="processes (2)")
     parser.add_argument("--level", choices=LEVELS, default="standard", help="up to this one (standard)")
@@ -329,7 +334,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [
         mutant
         for mutant in every(options.module or MODULES)
-        if options.only is None or _fits(str(mutant), options.only)
+        if options.only is None or any(_fits(str(mutant), pattern) for pattern in options.only)
     ]
     if options.sample is not None:
         chosen = sample(chosen, options.sample)
