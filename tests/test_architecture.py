@@ -24,7 +24,7 @@ _MAY = {
     "script": {"__main__", "pytest"},
     "report": {"report", "data", "version", "invocation"},
     "measure": {"measure", "data", "torch"},
-    "workloads": {"workloads", "measure.onednn", "measure.pending", "data", "torch"},
+    "workloads": {"workloads", "measure.generators", "measure.onednn", "measure.pending", "data", "torch"},
     "scaler": {"scaler", "oracles.shrinking", "oracles.numbers", "data", "torch"},
     "oracles": {"oracles", "measure.flags", "measure.onednn", "measure.pending", "scaler", "data", "torch"},
     "self_check": {"self_check", "torch"},
@@ -37,6 +37,7 @@ _MAY = {
         "invocation",
         "workloads.user_workload",
         "measure.flags",  # the one table of process-wide flags, which the run reports and restores
+        "measure.generators",
         "measure.health",
         "oracles.policy.declaration",
         "oracles.policy.declared",  # the op policy that a third party's device declares is set for a run

@@ -12,6 +12,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..harness.targets import Target
+from ..measure.generators import seed_torch
 from ..oracles.cast_order import CastOrder
 from ..oracles.manual_cast import ManualCast
 from ..oracles.policy import declared
@@ -65,7 +66,7 @@ def side_by_side(
 
 def run(arm: Arm, call: Call, uses: int) -> list[torch.Tensor]:
     """Return the results with a gradient of some calls in one `arm`, with the same random numbers each time."""
-    torch.manual_seed(0)
+    seed_torch(0)
     with arm():
         results = [call() for _ in range(uses)]
     return [result for result in tensors_of(results) if result.requires_grad]

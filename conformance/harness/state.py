@@ -16,6 +16,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
 from ..measure.flags import FLAGS
+from ..measure.generators import seed_torch
 
 # Device types whose autocast state is compared; each has its own enabled flag and dtype.
 _DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps", "mtia", "maia", "hpu", "xla", "ipu")
@@ -251,7 +252,4 @@ def _generator_states() -> dict[str, torch.Tensor]:
 def seed_everything(seed: int) -> None:
     """Seed Python's and torch's global generators."""
     random.seed(seed)
-    if torch.accelerator.is_available():
-        torch.manual_seed(seed)
-    else:  # torch.manual_seed notes the stack of its caller for each backend that might be started later
-        torch.default_generator.manual_seed(seed)
+    seed_torch(seed)

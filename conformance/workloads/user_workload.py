@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from ..measure.generators import seed_torch
 from ..measure.pending import run_pending
 from .training import Workload, train_step
 
@@ -203,10 +204,7 @@ class Builder:
 def seed_all(seed: int) -> None:
     """Seed the global generators of torch, of Python and, where it is loaded, of numpy."""
     random.seed(seed)
-    if torch.accelerator.is_available():
-        torch.manual_seed(seed)
-    else:  # torch.manual_seed notes the stack of its caller for each backend that might be started later
-        torch.default_generator.manual_seed(seed)
+    seed_torch(seed)
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(seed % 2**32)
 

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
+from ...measure.generators import seed_torch
 from ...measure.precision import repeatable_convolutions
 from ...oracles.trace.ops import OpTrace
 from .support import ambient, around_backward, cotangent, gradients, same_gradients
@@ -134,7 +135,7 @@ Run = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
 
 def stepped(layers: Layers, x: torch.Tensor, dtype: torch.dtype, run: Run) -> dict[str, torch.Tensor]:
     """Return output and gradients of a step from a fixed random state."""
-    torch.manual_seed(11)
+    seed_torch(11)
     with layers.target.autocast(dtype):
         output = run(layers, x)
         loss = functional.mse_loss(output, torch.zeros_like(output), reduction="sum")
@@ -286,7 +287,7 @@ def test_checkpoint_sequential(case: Case, target: Target, rng: torch.Generator)
         model, x = torch.nn.Sequential(*parts), inputs(target, rng)
 
         def step(run: Callable[[], torch.Tensor], model: torch.nn.Module = model, x: torch.Tensor = x) -> Any:
-            torch.manual_seed(11)
+            seed_torch(11)
             with target.autocast(dtype):  # noqa: B023
                 output = run()
             output.float().square().sum().backward()
@@ -413,7 +414,7 @@ def test_grad_through_a_checkpoint(case: Case, target: Target, rng: torch.Genera
         asked = [x, *layers.parameters()]
         outputs = []
         for run in (plain, through(use_reentrant=False), through(use_reentrant=True)):
-            torch.manual_seed(11)
+            seed_torch(11)
             with target.autocast(dtype), repeatable_convolutions():
                 outputs.append(run(layers, x))
         steps = cotangent(outputs[0], rng)
@@ -427,7 +428,7 @@ def test_grad_through_a_checkpoint(case: Case, target: Target, rng: torch.Genera
         case.raises(f"{dtype}: the reentrant kind refuses", RuntimeError, refused, names=("use_reentrant|grad",))
         layers.recorded.clear()
         with torch.no_grad(), target.autocast(dtype):
-            torch.manual_seed(11)
+            seed_torch(11)
             output = through(use_reentrant=False)(layers, x)
         case.identical(f"{dtype}: without gradients", output, outputs[0].detach())
         case.equal(f"{dtype}: forwards without gradients", len(layers.recorded), 1)
@@ -468,7 +469,7 @@ def through_checkpoint(
     **checkpointing: bool,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Return output and gradients of a step from a fixed random state; without keywords, without a checkpoint."""
-    torch.manual_seed(7)
+    seed_torch(7)
     with target.autocast(dtype, cache_enabled=False):
         output = checkpoint(segment, x, **checkpointing) if checkpointing else segment(x)
         loss = functional.mse_loss(output, torch.zeros_like(output))

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
+from ...measure.generators import seed_torch
 
 Meet = Callable[[Tensor, Tensor], Tensor]
 # Of a 16-bit tensor and a float32 one, both positive; those that a device refuses outside of regions are left out.
@@ -185,7 +186,7 @@ def test_changes_of_saved_tensors(case: Case, target: Target, amp_dtype: torch.d
         for change in CHANGES:
 
             def ended(around: Any, given: torch.dtype = given, change: str = change) -> tuple[Any, ...]:
-                torch.manual_seed(0)
+                seed_torch(0)
                 x, w = (torch.rand(3, 3, device=target.device, requires_grad=True) for _ in range(2))
                 return _in_place(saves, change, x, w, given, around)
 

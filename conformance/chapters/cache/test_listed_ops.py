@@ -12,6 +12,7 @@ import torch
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
+from ...measure.generators import seed_torch
 from ...oracles.policy import declared
 from ...oracles.policy.lists import backend_of, composite, listings
 from ...oracles.policy.samples import SAMPLES, Inputs
@@ -101,7 +102,7 @@ PROGRAMS: dict[str, Program] = {
 
 def _seen(program: Program, region: Arm, call: partial[Any]) -> dict[str, tuple[Any, ...]]:
     """Return types, shapes and bits of the results, and of the gradients of the op's tensors."""
-    torch.manual_seed(0)
+    seed_torch(0)
     results = [result for result in tensors_of(program(region, call)) if result.is_floating_point()]
     backward([result for result in results if result.requires_grad])
     found = {f"result {number}": bits(result) for number, result in enumerate(results)}

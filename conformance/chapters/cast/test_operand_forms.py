@@ -11,6 +11,7 @@ import torch
 
 from ...harness.check import Case, by_rules, contract, deep
 from ...harness.targets import Target
+from ...measure.generators import seed_torch
 from ...oracles.policy.lists import repeatable
 from ..op_comparison import Arm, backward, bits, difference, operands, side_by_side, tensors_of, with_operands
 from .support import channels_last
@@ -69,7 +70,7 @@ def _seen(form: str, arm: Arm, call: partial[Any]) -> dict[str, tuple[Any, ...]]
 
         for one in leaves:
             one.grad = None
-        torch.manual_seed(0)
+        seed_torch(0)
         where = f"tensor {number} {form}"
         try:
             with arm():

@@ -13,6 +13,7 @@ from torch.nn.utils import parametrizations, prune
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
+from ...measure.generators import seed_torch
 from ...oracles.numbers.error_bounds import normwise_error
 from ...oracles.numbers.formats import FORMATS
 
@@ -87,7 +88,7 @@ def _wrapped(plain: nn.Module, wrapper: str, seed: int, x: torch.Tensor) -> nn.M
     Some forwards bring spectral_norm's vectors near the singular ones: of random ones, which evaluation keeps, the
     estimate of the norm may be a difference that cancels.
     """
-    torch.manual_seed(seed)
+    seed_torch(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the hooks are deprecated
         made = WRAPPERS[wrapper](copy.deepcopy(plain))

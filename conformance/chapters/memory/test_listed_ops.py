@@ -11,6 +11,7 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
+from ...measure.generators import seed_torch
 from ...measure.storages import PeakStorages, SavedForBackward, without_bookkeeping
 from ..op_comparison import Arm, backward, run, side_by_side, tensors_of
 from .support import sizes
@@ -56,7 +57,7 @@ def test_an_operation_takes_no_more_than_by_hand(case: Case, target: Target, rng
 def _left(mode: Callable[[], Any], arm: Arm, call: partial[Any]) -> tuple[int, int]:
     """Return the bytes alive after two calls, with their results and without."""
     with PeakStorages(tensors_of((call.args, call.keywords))) as live, mode():
-        torch.manual_seed(0)
+        seed_torch(0)
         with arm():
             results = [call() for _ in range(2)]
         # In the region itself the weight cache holds casts of weights, also without gradients (AMP-CACHE-021).

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from ...measure.flags import flag, held, kept
+from ...measure.generators import seed_torch
 from ...measure.precision import full_precision
 from ...oracles.numbers.error_bounds import normwise_distance
 from ...oracles.numbers.formats import FORMATS
@@ -62,7 +63,7 @@ def test_modules_in_float32(case: Case, target: Target, rng: torch.Generator) ->
     """Outside of regions, against the same module in float64 on the CPU."""
     for name in case.with_kernels(target, {name: functools.partial(_plain, target, name) for name in USES}):
         one, seed = USES[name], int(torch.randint(2**30, (), generator=rng))
-        torch.manual_seed(seed)
+        seed_torch(seed)
         module = one.make().train(one.training)
         given = [torch.randn(shape, generator=rng) for shape in one.shapes]
         wanted = _seen(one, copy.deepcopy(module).double(), [x.double() for x in given], seed, "cpu")
@@ -132,7 +133,7 @@ def _judge(
 ) -> None:
     one, unit = USES[name], FORMATS[amp_dtype].unit_roundoff
     seed = int(torch.randint(2**30, (), generator=rng))
-    torch.manual_seed(seed)
+    seed_torch(seed)
     module = one.make().train(one.training)
     given = [torch.randn(shape, generator=rng).to(amp_dtype).float() for shape in one.shapes]
     state = {key: _rounded(value, amp_dtype) for key, value in module.state_dict().items()}

@@ -8,6 +8,7 @@ import torch
 
 from ...harness.check import Case
 from ...harness.targets import Target
+from ...measure.generators import seed_torch
 from ...measure.precision import repeatable_convolutions
 from ...workloads.recipes import Draw, Precision, Recipe, Step
 
@@ -27,6 +28,6 @@ def dtypes_of(case: Case, target: Target) -> tuple[torch.dtype, ...]:
 
 def run(recipe: Recipe, amp: Precision, draw: Draw, steps: int) -> Iterator[Step]:
     """Yield the steps of a program from a fixed random state, with deterministic convolutions."""
-    torch.manual_seed(3)
+    seed_torch(3)
     with repeatable_convolutions():
         yield from recipe(amp, draw, steps)

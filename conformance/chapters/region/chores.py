@@ -21,6 +21,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from torch.optim import swa_utils
 
 from ...measure.flags import held
+from ...measure.generators import seed_torch
 
 Region: TypeAlias = Callable[[], AbstractContextManager[Any]]
 Pair: TypeAlias = tuple[str, "torch.Tensor | None", "torch.Tensor | None"]
@@ -31,7 +32,7 @@ SEED = 7
 
 def _model(device: torch.device, *, trained: bool = True) -> nn.Sequential:
     """Return a model with numbers that no 16-bit type has, buffers and, where it is `trained`, gradients."""
-    torch.manual_seed(SEED)
+    seed_torch(SEED)
     model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.PReLU(), nn.Linear(5, 5), nn.LayerNorm(5))
     model[3].weight = nn.Parameter(model[3].weight.detach().t().contiguous().t())  # not as it would be made
     model.to(device)
@@ -159,7 +160,7 @@ def _first_values(device: torch.device, region: Region) -> Iterator[Pair]:
     for name, (fill, shape) in _FIRST_VALUES.items():
         found = []
         for around in (contextlib.nullcontext, region):
-            torch.manual_seed(SEED)
+            seed_torch(SEED)
             tensor = torch.empty(shape, device=device)
             with around():
                 fill(tensor)
@@ -169,9 +170,9 @@ def _first_values(device: torch.device, region: Region) -> Iterator[Pair]:
 
 def _built(device: torch.device, region: Region) -> Iterator[Pair]:
     for name, make in _MODULES.items():
-        torch.manual_seed(SEED)
+        seed_torch(SEED)
         wanted = _held(make().to(device))
-        torch.manual_seed(SEED)
+        seed_torch(SEED)
         with region():
             made = make().to(device)
         yield from _named(name, _held(made), wanted)
@@ -191,7 +192,7 @@ def _first_call(device: torch.device, region: Region) -> Iterator[Pair]:
             with warnings.catch_warnings(), held("torch.__future__.get_swap_module_params_on_conversion", False):
                 warnings.simplefilter("ignore")  # that lazy modules are new
                 module = make().to(device)
-            torch.manual_seed(SEED)
+            seed_torch(SEED)
             with around():
                 module(given)
             found.append(_held(module))
@@ -234,7 +235,7 @@ def _computed(device: torch.device, region: Region) -> Iterator[Pair]:
         "pruned": lambda module: prune.l1_unstructured(module, "weight", 0.4),
     }
     for name, way in ways.items():
-        torch.manual_seed(SEED)
+        seed_torch(SEED)
         module: Any = nn.Linear(5, 5).to(device)
         way(module)
         module(torch.ones(2, 5, device=device))  # a pruned weight is computed before each call
