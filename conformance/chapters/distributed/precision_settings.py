@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -105,8 +105,15 @@ def promised(given: Settings) -> dict[str, str]:
         "reduction": reduced,
         "gradient": reduced if kept else torch.float32,
         "parameter after backward": torch.float32,
+        "parameter in state_dict": torch.float32,
+        "buffer in state_dict": torch.float32,
     }
+    if "buffer_dtype" in given:
+        found["buffer of an ignored module"] = torch.float32
     return {name: str(one) for name, one in found.items()}
+
+
+_SAVED = {"parameter": "weight", "buffer": "buffer"}
 
 
 class _Seeing(nn.Module):
@@ -117,6 +124,7 @@ class _Seeing(nn.Module):
         self.weight = nn.Parameter(torch.ones(FEATURES, FEATURES))
         self.buffer: torch.Tensor
         self.register_buffer("buffer", torch.ones(FEATURES))
+        self.ignored = nn.BatchNorm1d(FEATURES, affine=False)
         self.seen: dict[str, str] = {}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -138,8 +146,11 @@ class _Reductions(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def wrapped(module: nn.Module, shard: str, given: Settings) -> Any:
-    """Return the module under FullyShardedDataParallel or fully_shard with a policy of these settings."""
+def wrapped(module: nn.Module, shard: str, given: Settings, ignored: Sequence[nn.Module] = ()) -> Any:
+    """Return the module under FullyShardedDataParallel or fully_shard with a policy of these settings.
+
+    Of the former some modules may be `ignored`.
+    """
     from torch.distributed import fsdp
 
     if shard.startswith("fsdp1"):
@@ -149,6 +160,7 @@ def wrapped(module: nn.Module, shard: str, given: Settings) -> Any:
             sharding_strategy=fsdp.ShardingStrategy[strategy or "FULL_SHARD"],
             device_id=torch.device("cpu"),
             use_orig_params=True,
+            ignored_modules=ignored,
             mixed_precision=fsdp.MixedPrecision(**given),
         )
     mesh = distributed.init_device_mesh("cpu", (distributed.get_world_size(),))
@@ -159,7 +171,7 @@ def wrapped(module: nn.Module, shard: str, given: Settings) -> Any:
 def types_of(shard: str, given: Settings) -> dict[str, str]:
     """Return by part of a training step the dtype that it has with these settings."""
     module = _Seeing()
-    model = wrapped(module, shard, given)
+    model = wrapped(module, shard, given, [module.ignored])
     out = model(torch.ones(2, FEATURES))
     with _Reductions() as reductions:
         out.float().sum().backward()
@@ -169,6 +181,10 @@ def types_of(shard: str, given: Settings) -> dict[str, str]:
     (parameter,) = model.parameters()
     found["gradient"] = str(parameter.grad.dtype)
     found["parameter after backward"] = str(parameter.dtype)
+    saved = model.state_dict()
+    found |= {f"{part} in state_dict": str(saved[name].dtype) for part, name in _SAVED.items()}
+    if shard.startswith("fsdp1"):
+        found["buffer of an ignored module"] = str(module.ignored.running_mean.dtype)
     return found
 
 

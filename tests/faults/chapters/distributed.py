@@ -319,6 +319,24 @@ def fsdp1_reduces_in_the_type_of_parameters() -> Iterator[None]:
         yield
 
 
+@fault("AMP-DISTRIBUTED-029", level="standard")
+def fsdp1_saves_buffers_in_the_type_of_buffers() -> Iterator[None]:
+    """The state_dict has buffers in MixedPrecision's buffer_dtype, where it promises full precision."""
+
+    def cast(state: Any, names: list[str]) -> list[torch.dtype | None]:
+        return [state.mixed_precision.buffer_dtype] * len(names)
+
+    with replaced(fsdp._state_dict_utils, "_get_orig_buffer_dtypes", cast):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-029", level="standard")
+def fsdp1_casts_buffers_of_ignored_modules() -> Iterator[None]:
+    """Buffers of modules that FullyShardedDataParallel is to ignore are cast to MixedPrecision's buffer_dtype."""
+    with replaced(fsdp._init_utils, "_get_ignored_buffer_names", lambda *_: set()):
+        yield
+
+
 @fault("AMP-DISTRIBUTED-009")
 def fsdp2_reduces_in_fp32() -> Iterator[None]:
     """MixedPrecisionPolicy's reduce_dtype is taken for float32."""
