@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -30,12 +31,16 @@ class Use:
     smooth: bool = True
 
 
+def families() -> dict[str, dict[str, Use]]:
+    """Return every use by its family and its name."""
+    made = (*_WITH_PRODUCTS, _embeddings, _pools, _norms, _others, _containers, _losses, _adaptive)
+    return {family.__name__.strip("_"): dict(family()) for family in made}
+
+
 def uses(*, multiplying: bool = False) -> dict[str, Use]:
     """Return every use by its name, of one family after the other; `multiplying`: of those families with products."""
-    products = (_recurrent, _cells, _attention, _transformers, _convolutions, _linear, _shared)
-    others = (_embeddings, _pools, _norms, _others)
-    families = products if multiplying else (*products, *others)
-    return {name: use for family in families for name, use in family()}
+    chosen = {family.__name__.strip("_") for family in _WITH_PRODUCTS} if multiplying else families().keys()
+    return {name: use for family, named in families().items() if family in chosen for name, use in named.items()}
 
 
 LENGTHS = (2, 5, 3)  # of sequences that are packed, not sorted by length
@@ -55,7 +60,17 @@ def _with_state(module: Any, x: Tensor, *state: Tensor) -> Any:
 
 def _recurrent() -> Iterator[tuple[str, Use]]:
     yield "RNN of relu", Use(partial(nn.RNN, 4, 6, nonlinearity="relu"), ((5, 3, 4),), smooth=False)
-    for name, kind in {"RNN": nn.RNN, "GRU": nn.GRU, "LSTM": nn.LSTM}.items():
+    yield from _layers_of({"RNN": nn.RNN, "GRU": nn.GRU})
+
+
+def _lstm() -> Iterator[tuple[str, Use]]:
+    yield from _layers_of({"LSTM": nn.LSTM})
+    yield "LSTM with projections", Use(partial(nn.LSTM, 4, 6, proj_size=3), ((5, 3, 4),))
+    yield "LSTM twice", Use(partial(nn.LSTM, 4, 4), ((5, 3, 4),), lambda module, x: module(module(x)[0])[0])
+
+
+def _layers_of(kinds: dict[str, Any]) -> Iterator[tuple[str, Use]]:
+    for name, kind in kinds.items():
         made: Any = kind
         states = 2 if name == "LSTM" else 1
         batch, state = (5, 3, 4), ((2, 3, 6),) * states
@@ -71,7 +86,6 @@ def _recurrent() -> Iterator[tuple[str, Use]]:
             call = partial(_packed, in_order=in_order)
             yield f"{name} of {how} packs", Use(both, (batch,), call)
             yield f"{name} of {how} packs with a state", Use(both, (batch, *state), call)
-    yield "LSTM with projections", Use(partial(nn.LSTM, 4, 6, proj_size=3), ((5, 3, 4),))
 
 
 def _cells() -> Iterator[tuple[str, Use]]:
@@ -321,6 +335,109 @@ def _others() -> Iterator[tuple[str, Use]]:
     yield "Softmax2d", Use(nn.Softmax2d, image)
     for name in ("ELU", "CELU", "SELU", "GELU", "SiLU", "Mish", "Softplus", "LogSigmoid", "Hardswish", "Tanhshrink"):
         yield name, Use(getattr(nn, name), image)
+    yield "Hardsigmoid", Use(nn.Hardsigmoid, image, smooth=False)
+    yield "RReLU in inference", Use(nn.RReLU, image, training=False, smooth=False)
+    yield "ChannelShuffle", Use(partial(nn.ChannelShuffle, 2), image)
+    yield "PixelUnshuffle", Use(partial(nn.PixelUnshuffle, 2), image)
+    yield "CrossMapLRN2d", Use(partial(nn.CrossMapLRN2d, 2), image)
+    yield "UpsamplingNearest2d", Use(partial(nn.UpsamplingNearest2d, scale_factor=2), image)
+    yield "UpsamplingBilinear2d", Use(partial(nn.UpsamplingBilinear2d, scale_factor=2), image)
+    for name in ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"):
+        drop: Any = getattr(nn, name)
+        yield f"{name} in inference", Use(drop, ((2, 4, 5),), training=False)
+        yield f"{name} of everything", Use(partial(drop, p=1.0), ((2, 4, 5),))
+    for rank in (1, 2, 3):
+        pool: Any = getattr(nn, f"MaxPool{rank}d")
+        unpool: Any = getattr(nn, f"MaxUnpool{rank}d")
+        both = partial(_Unpooled, partial(pool, 2, return_indices=True), partial(unpool, 2))
+        yield f"MaxUnpool{rank}d", Use(both, ((2, 3, *(6,) * rank),))
+
+
+class _Unpooled(nn.Module):
+    """A pool, a change of its values, and the pool undone."""
+
+    def __init__(self, pool: Callable[[], nn.Module], unpool: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.pool, self.unpool = pool(), unpool()
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled, places = self.pool(x)
+        made: Tensor = self.unpool(pooled * 2, places)
+        return made
+
+
+def _lazy(make: Callable[[], nn.Module], *shape: int) -> nn.Module:
+    """Return a lazy module that has seen a batch, which gave it its shape and its running statistics."""
+    module = make()
+    module(torch.linspace(-1, 1, math.prod(shape)).reshape(shape))
+    return module
+
+
+def _sequence(*makers: Callable[[], nn.Module]) -> nn.Module:
+    return nn.Sequential(*(make() for make in makers))
+
+
+class _Lists(nn.Module):
+    """Layers and parameters in each container."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({"both": nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)])})
+        self.rows = nn.ParameterList([torch.ones(6), torch.linspace(-1, 1, 6)])
+        self.gates = nn.ParameterDict({"one": torch.linspace(1, 2, 6)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        both: Any = self.layers["both"]
+        for layer, row in zip(both, self.rows, strict=True):
+            x = torch.tanh(layer(x) * row)
+        made: Tensor = x * self.gates["one"]
+        return made
+
+
+def _containers() -> Iterator[tuple[str, Use]]:
+    """Modules of modules, and those that take their shapes from the first batch."""
+    options: dict[str, Any] = {"batch_first": True, "dropout": 0.0, "activation": "gelu"}
+    decoder = partial(nn.TransformerDecoderLayer, 8, 2, 16, **options)
+    encoder = partial(nn.TransformerEncoderLayer, 8, 2, 16, **options)
+    sequences = ((2, 5, 8),) * 2
+    yield "TransformerDecoder", Use(lambda: nn.TransformerDecoder(decoder(), 2, nn.LayerNorm(8)), sequences)
+    yield "TransformerEncoder", Use(lambda: nn.TransformerEncoder(encoder(), 2, nn.LayerNorm(8)), sequences[:1])
+    yield "Transformer", Use(partial(nn.Transformer, 8, 2, 1, 1, 16, **options), sequences)
+    shaped = partial(_sequence, nn.Flatten, partial(nn.Linear, 12, 6), partial(nn.Unflatten, 1, (2, 3)), nn.Identity)
+    yield "Flatten, Linear and Unflatten", Use(shaped, ((2, 3, 4),))
+    yield "Lists and dictionaries of layers and of parameters", Use(_Lists, ((3, 6),))
+    yield "LazyLinear", Use(lambda: _lazy(partial(nn.LazyLinear, 5), 2, 6), ((3, 6),))
+    for rank in (1, 2, 3):
+        shape = (2, 4, *(5,) * rank)
+        for name in ("LazyConv", "LazyConvTranspose"):
+            kind: Any = getattr(nn, f"{name}{rank}d")
+            yield f"{name}{rank}d", Use(partial(_lazy, partial(kind, 6, 3), *shape), (shape,))
+        for name in ("LazyBatchNorm", "LazyInstanceNorm"):
+            kind = getattr(nn, f"{name}{rank}d")
+            yield f"{name}{rank}d", Use(partial(_lazy, partial(kind, affine=True), *shape), (shape,))
+
+
+CLASSES = torch.tensor([0, 3, 5, 1, 7, 2])
+
+
+def _adaptive() -> Iterator[tuple[str, Use]]:
+    adaptive = partial(nn.AdaptiveLogSoftmaxWithLoss, 6, 8, [2, 4], 2.0)
+    yield "AdaptiveLogSoftmaxWithLoss", Use(adaptive, ((6, 6),), lambda module, x: module(x, CLASSES.to(x.device)))
+    yield (
+        "AdaptiveLogSoftmaxWithLoss, all classes",
+        Use(partial(adaptive, head_bias=True), ((6, 6),), lambda module, x: module.log_prob(x)),
+    )
+
+
+def _losses() -> Iterator[tuple[str, Use]]:
+    triple = ((6, 4),) * 3
+    yield "TripletMarginLoss", Use(partial(nn.TripletMarginLoss, 9.0), triple)
+    yield "TripletMarginLoss of each", Use(partial(nn.TripletMarginLoss, 9.0, swap=True, reduction="none"), triple)
+    distance = partial(F.pairwise_distance, p=1.0)
+    yield (
+        "TripletMarginWithDistanceLoss",
+        Use(partial(nn.TripletMarginWithDistanceLoss, distance_function=distance, margin=9.0), triple),
+    )
 
 
 class _Adapted(nn.Module):
@@ -358,7 +475,6 @@ def _shared() -> Iterator[tuple[str, Use]]:
     """Modules that are called several times, and weights that have several uses or are computed."""
     image = ((4, 6, 5, 5),)
     yield "BatchNorm2d twice", Use(partial(nn.BatchNorm2d, 6), image, lambda module, x: module(x) + module(2 * x + 1))
-    yield "LSTM twice", Use(partial(nn.LSTM, 4, 4), ((5, 3, 4),), lambda module, x: module(module(x)[0])[0])
     yield (
         "Linear and its weight turned",
         Use(partial(nn.Linear, 6, 5), ((3, 6),), lambda module, x: F.linear(torch.tanh(module(x)), module.weight.t())),
@@ -372,3 +488,6 @@ def _shared() -> Iterator[tuple[str, Use]]:
         "Conv1d in a checkpoint",
         Use(partial(nn.Conv1d, 4, 6, 3), ((2, 4, 7),), lambda module, x: checkpoint(module, x, use_reentrant=False)),
     )
+
+
+_WITH_PRODUCTS = (_recurrent, _lstm, _cells, _attention, _transformers, _convolutions, _linear, _shared)

@@ -22,10 +22,11 @@ from ...measure.precision import full_precision
 from ...oracles.numbers.error_bounds import normwise_distance
 from ...oracles.numbers.formats import FORMATS
 from ...oracles.trace.ops import OpTrace
-from .module_uses import Use, uses
+from .module_uses import Use, families, uses
 from .support import slug
 
 USES = uses()
+FAMILIES = families()
 MULTIPLYING = uses(multiplying=True)
 BY_SLUG = {slug(name): name for name in USES}
 SINGLE = 2.0**-15  # that float32 may be off by, normwise: 512 roundings, a hundredth of one of bf16
@@ -112,15 +113,43 @@ def test_products_of_modules(case: Case, target: Target, amp_dtype: torch.dtype,
     case.at_least("modules with products", judged, 1)
 
 
+@contract("AMP-NUMERICS-123")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_modules_run(case: Case, target: Target, amp_dtype: torch.dtype, family: str) -> None:
+    raised = {}
+    calls = {name: functools.partial(_plain, target, name) for name in FAMILIES[family]}
+    for name in case.with_kernels(target, calls):
+        try:
+            with target.autocast(amp_dtype):
+                _plain(target, name)
+        except Exception as error:  # of whatever kind: outside of a region none was raised
+            words = f"{type(error).__name__}: {error}"[:160]
+            if _lacks(target, name, amp_dtype):
+                case.note(f"{name}: the device does not have it in {amp_dtype} without a region either", words)
+            else:
+                raised[name] = words
+    case.equal("modules that raise in a region alone", raised, {})
+
+
+def _lacks(target: Target, name: str, dtype: torch.dtype) -> bool:
+    """Return whether a module raises outside of regions too, if all of it and its inputs are in this type."""
+    try:
+        _plain(target, name, dtype)
+    except Exception:  # whatever it raises, it does not run
+        return True
+    return False
+
+
 def _types(amp_dtype: torch.dtype) -> tuple[tuple[torch.dtype, torch.dtype], ...]:
     """Return the types of inputs and weights that a module meets in a region."""
     return (torch.float32, torch.float32), (amp_dtype, torch.float32), (amp_dtype, amp_dtype)
 
 
-def _plain(target: Target, name: str) -> None:
-    """Run a module in float32, outside of regions."""
-    given = [torch.ones(shape, device=target.device) for shape in USES[name].shapes]
-    _seen(USES[name], USES[name].make().to(target.device), given, 0, target.device_type)
+def _plain(target: Target, name: str, dtype: torch.dtype = torch.float32) -> None:
+    """Run a module and its backward with weights and inputs of one type."""
+    one = USES[name]
+    given = [torch.ones(shape, device=target.device, dtype=dtype) for shape in one.shapes]
+    _seen(one, one.make().train(one.training).to(target.device, dtype), given, 0, target.device_type)
 
 
 def _judge(

@@ -273,3 +273,18 @@ def losses_of_pictures_count_what_they_ignore() -> Iterator[None]:
 
     with replaced(F, "nll_loss", in_a_region(F.nll_loss, loss)):
         yield
+
+
+@fault("AMP-NUMERICS-123")
+def sequences_keep_their_output_in_the_type_of_their_weights() -> Iterator[None]:
+    """A Sequential copies its output into a tensor of its weights' type, by an op that refuses another one."""
+    made = torch.nn.Sequential.forward
+
+    def forward(self: Any, input: Tensor) -> Tensor:
+        output = made(self, input)
+        weight = next(self.parameters(), output)
+        first = torch.zeros(1, dtype=torch.long, device=output.device)
+        return torch.zeros_like(output, dtype=weight.dtype)[None].index_copy_(0, first, output[None])[0]
+
+    with replaced(torch.nn.Sequential, "forward", forward):
+        yield
