@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import platform
@@ -160,17 +161,18 @@ def _private() -> list[tuple[str, str]]:
         sys.base_prefix: "<python>",
         os.getcwd(): "<here>",
         tempfile.gettempdir(): "<tmp>",
-        str(Path.home()): "<home>",
+        os.path.expanduser("~"): "<home>",  # Path.home() raises for a user without a home, as in a container
     }
     pairs = [(path, name) for path, name in folders.items() if len(path) > 1]
     return sorted(pairs, key=lambda pair: -len(pair[0]))
 
 
 def _names() -> list[str]:
-    try:
-        names = [socket.gethostname(), getpass.getuser()]
-    except (OSError, KeyError, ImportError):
-        return []
+    names = []
+    for ask in (socket.gethostname, getpass.getuser):
+        # A user whom the system does not know has no name, and the machine has one all the same.
+        with contextlib.suppress(OSError, KeyError, ImportError):
+            names.append(ask())
     # A short or common name ("root") inside a message is no secret and must not garble it.
     return [name for name in names if len(name) > 4]
 

@@ -209,6 +209,8 @@ def read(config: pytest.Config) -> Options:
     ):
         if given not in allowed:
             raise pytest.UsageError(f"{name}: {given!r} is none of {', '.join(allowed)}")
+    if getattr(option, "dist", "no") == "each":
+        raise pytest.UsageError("--dist each runs every case in every worker, and a run judges it once: leave it out")
     try:
         seed = int(option.seed)
     except ValueError:

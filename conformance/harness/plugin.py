@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .run import Run
 
 # By name, in a checkout and in an installation.
-pytest_plugins = tuple(f"{__package__}.{name}" for name in ("collection", "execution", "fixtures"))
+pytest_plugins = tuple(f"{__package__}.{name}" for name in ("collection", "execution", "fixtures", "pipes"))
 _SUITE = CHAPTERS.parent
 
 

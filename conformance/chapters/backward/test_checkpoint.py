@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -133,7 +134,7 @@ class Layers(torch.nn.Module):
 Run = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
 
 
-def stepped(layers: Layers, x: torch.Tensor, dtype: torch.dtype, run: Run) -> dict[str, torch.Tensor]:
+def stepped(layers: Layers | Several, x: torch.Tensor, dtype: torch.dtype, run: Run) -> dict[str, torch.Tensor]:
     """Return output and gradients of a step from a fixed random state."""
     seed_torch(11)
     with layers.target.autocast(dtype):
@@ -257,6 +258,55 @@ def test_selective_checkpointing(case: Case, target: Target, rng: torch.Generato
         kept = {name: count for name, count in counts.items() if name != "nothing kept"}
         case.equal(f"{dtype}: matrix products that ran", kept, dict.fromkeys(kept, 8))
         case.at_least(f"{dtype}: matrix products that ran where nothing is kept", counts["nothing kept"], 9)
+
+
+class Several(torch.nn.Module):
+    """Products among ops of float32 results, in forward and in what backward needs of them."""
+
+    def __init__(self, target: Target, rng: torch.Generator) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = torch.nn.Linear(16, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 16)
+        self.target = target
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=rng) * 0.3)
+        self.to(target.device)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first((x * 0.1).exp())
+        hidden = functional.softmax(self.norm(hidden.float()).tanh(), -1)
+        result: torch.Tensor = self.second(hidden).sin() + x.cos()
+        return result
+
+
+@contract("AMP-BACKWARD-056")
+def test_every_op_is_saved_in_turn(case: Case, target: Target, rng: torch.Generator) -> None:
+    policy = checkpointing.CheckpointPolicy
+    draws = random.Random(case.seed)
+    for dtype in case.supported(target):
+        layers, x = Several(target, rng), inputs(target, rng)
+        names: list[str] = []
+
+        def note(ctx: Any, op: Any, *args: Any, names: list[str] = names, **kwargs: Any) -> Any:
+            names.append(str(op))
+            return policy.MUST_SAVE
+
+        def contexts(decide: Callable[..., Any]) -> Run:
+            made = functools.partial(checkpointing.create_selective_checkpoint_contexts, decide)
+            return through(use_reentrant=False, context_fn=made)
+
+        expected = stepped(layers, x, dtype, plain)
+        case.equal(f"{dtype}, all kept: what differs", apart(stepped(layers, x, dtype, contexts(note)), expected), [])
+        every = sorted(set(names))
+        drawn = [set(draws.sample(every, len(every) // 2)) for _ in range(4)]
+        for kept in [*({name} for name in every), *drawn]:
+
+            def decide(ctx: Any, op: Any, *args: Any, kept: set[str] = kept, **kwargs: Any) -> Any:
+                return policy.MUST_SAVE if str(op) in kept else policy.PREFER_RECOMPUTE
+
+            seen = stepped(layers, x, dtype, contexts(decide))
+            case.equal(f"{dtype}, {sorted(kept)} kept: what differs", apart(seen, expected), [])
+        case.at_least(f"{dtype}: ops that were asked for", len(every), 8)
 
 
 @contract("AMP-BACKWARD-057")

@@ -302,11 +302,15 @@ def test_unscale_touches_its_gradients_only(case: Case, target: Target, bad: flo
 
 
 @contract("AMP-SCALE-027")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=["fp32", "bf16", "fp64"])
 @pytest.mark.parametrize("coalesced", [True, False], ids=["coalesced", "duplicates"])
-def test_sparse_gradients(case: Case, target: Target, coalesced: bool) -> None:
-    optimizer = owning(torch.zeros(8, device=target.device), torch.full((2,), 65536.0, device=target.device))
+def test_sparse_gradients(case: Case, target: Target, coalesced: bool, dtype: torch.dtype) -> None:
+    case.require_arithmetic(target, dtype)
+    optimizer = owning(
+        torch.zeros(8, dtype=dtype, device=target.device), torch.full((2,), 65536.0, device=target.device)
+    )
     first = parameters_of(optimizer)[0]
-    first.grad = sparse([65536.0, -196608.0], torch.float32, target, coalesced=coalesced)
+    first.grad = sparse([65536.0, -196608.0], dtype, target, coalesced=coalesced)
     scaler = started(target)
     scaler.unscale_(optimizer)
     expected = [1.0, -3.0, 0.0] if coalesced else [0.0, 0.0, -2.0]
@@ -315,6 +319,25 @@ def test_sparse_gradients(case: Case, target: Target, coalesced: bool) -> None:
     case.equal("the dense gradient of the same optimizer", parameters_of(optimizer)[1].grad.tolist(), [1.0, 1.0])
     scaler.step(optimizer)
     case.equal("parameters after the step", first.tolist(), [-value for value in expected + [0.0] * 5])
+
+
+@contract("AMP-SCALE-027")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=["fp32", "bf16", "fp64"])
+def test_sparse_gradients_of_embeddings(case: Case, target: Target, dtype: torch.dtype) -> None:
+    """Rows of an embedding, as backward leaves them: used twice, once, in no order and not at all."""
+    case.require_arithmetic(target, dtype)
+    for words in ([1, 1], [3, 0, 3, 3], [2], []):
+        table = torch.nn.Embedding(5, 2, sparse=True, device=target.device, dtype=dtype)
+        optimizer = torch.optim.SGD(table.parameters(), lr=1.0)
+        before = table.weight.detach().clone()
+        scaler = started(target)
+        index = torch.tensor(words, dtype=torch.long, device=target.device)
+        scaler.scale(table(index).sum(dtype=torch.float32)).backward()
+        scaler.unscale_(optimizer)
+        counted = torch.tensor([[float(words.count(row))] * 2 for row in range(5)], dtype=dtype, device=target.device)
+        case.identical(f"words {words}: the gradient", table.weight.grad.to_dense(), counted)
+        scaler.step(optimizer)
+        case.identical(f"words {words}: the weight after the step", table.weight.detach(), before - counted)
 
 
 @contract("AMP-SCALE-028")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -141,6 +142,26 @@ _CALLS: dict[str, tuple[Callable[[Callable[[Tensor], Tensor], Tensor], Any], tup
     "hessian": (lambda f, x: torch.func.hessian(lambda x: f(x).mean())(x), ("jvp", "backward")),
 }
 """Calls of a function on a vector, and its static methods that they run beside forward and setup_context."""
+
+
+@contract("AMP-TRANSFORM-015")
+@pytest.mark.parametrize("function", [Product, OwnRule])
+def test_gradients_are_summed_over_the_batch(
+    case: Case, target: Target, function: type[torch.autograd.Function]
+) -> None:
+    """Ones, whose sum stops growing at 256 in bfloat16 and at 2048 in float16 if it is rounded on the way."""
+    for dtype, size, mapped in itertools.product(case.supported(target), (1, 3, 4096), (0, 1)):
+        for region in (True, False):
+            kind = torch.float32 if region else dtype
+            batch, shared = (torch.ones(shape, dtype=kind, device=target.device) for shape in ((size, 2, 2), (2, 2)))
+            shared.requires_grad_()
+            dims = (0, None) if mapped == 0 else (None, 0)
+            given = (batch, shared) if mapped == 0 else (shared, batch)
+            with target.autocast(dtype, enabled=region):
+                output = torch.func.vmap(function.apply, in_dims=dims)(*given)
+            output.backward(torch.ones_like(output))
+            what = f"{dtype}, {'in a region' if region else 'outside'}, a batch of {size} for operand {mapped}"
+            case.equal(f"{what}: gradient of the other", set(shared.grad.flatten().tolist()), {2.0 * size})
 
 
 @contract("AMP-TRANSFORM-015")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -84,7 +86,27 @@ def test_functional_call(case: Case, target: Target) -> None:
                 _with(model, other)(rows),
             )
             case.identical(f"{dtype}: output of the model after that", model(rows), expected)
+        for kind in case.supported(target):
+            _judge_values_of_type(case, target, dtype, model, kind)
         case.true(f"{dtype}: the model keeps its weight", model.second.weight is weight)
+
+
+def _judge_values_of_type(case: Case, target: Target, dtype: torch.dtype, model: Tied, kind: torch.dtype) -> None:
+    """Judge a call with one value, of another type than the module's, for a weight of two names."""
+    rows, found = _rows(target.device), []
+    values = {"first.weight": (-model.first.weight.detach()).to(kind).requires_grad_()}
+    own = _with(model, values)
+    for call, weight in (
+        (lambda: torch.func.functional_call(model, values, (rows,)), values["first.weight"]),
+        (lambda: own(rows), own.first.weight),
+    ):
+        with target.autocast(dtype), OpTrace() as trace:
+            output = call()
+        found.append((output.detach(), torch.autograd.grad(_loss(output), weight)[0], trace))
+    (seen, gradient, ops), (expected, wanted, plain) = found
+    case.identical(f"{dtype}, a weight of {kind}: output", seen, expected)
+    case.identical(f"{dtype}, a weight of {kind}: gradient", gradient, wanted)
+    case.equal(f"{dtype}, a weight of {kind}: ops", list(map(str, ops.floating)), list(map(str, plain.floating)))
 
 
 def _with(model: Tied, weights: dict[str, Tensor]) -> Tied:
@@ -121,3 +143,15 @@ def test_stacked_models(case: Case, target: Target) -> None:
         case.identical(f"{dtype}: gradients", found["first.weight"], torch.stack(wanted))
         products = {one for op in trace.computing if "mm" in op.name for one in op.inputs}
         case.equal(f"{dtype}: types of the operands of products", products, {dtype})
+        for kind, trained in itertools.product((torch.float32, dtype, torch.float64), (True, False)):
+            what = f"models of {kind}, {'trained' if trained else 'frozen'}: types, and what gets gradients"
+            given = [model.to(kind).requires_grad_(trained) for model in copy.deepcopy(models)]
+            case.equal(what, _attributes(*torch.func.stack_module_state(given)), _attributes(*_states(given[0])))
+
+
+def _states(model: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    return dict(model.named_parameters()), dict(model.named_buffers())
+
+
+def _attributes(*states: dict[str, Tensor]) -> dict[str, tuple[Any, ...]]:
+    return {name: (one.dtype, one.requires_grad, one.is_leaf) for state in states for name, one in state.items()}
