@@ -629,6 +629,46 @@ def test_settings_in_tensors(
     case.at_most("distance from the run with the same numbers", worst, 4 * 32 * unit(torch.float32))
 
 
+FLOATS = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "fp16": torch.float16}
+# Just below the middle of two numbers of the type: rounded to it, they would be short by this share.
+SHORT = {"bf16": 2.0**-8, "fp16": 2.0**-11}
+ELEMENTS = 4096
+
+
+@contract("AMP-OPTIMIZER-105")
+@each("kind", "dtype", cells=over(lambda kind, _: kind.implementation != "foreach", *SHORT))
+def test_rates_in_tensors_are_not_rounded(
+    case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig, dtype: str
+) -> None:
+    """Judge the mean of many updates, each rounded to 16 bits; foreach also rounds the product with the rate."""
+    case.require_arithmetic(target, FLOATS[dtype])
+    build(case, kind, LinearLoss.make(kind.gradients, target.device, rng))
+    rate = 2.0**-6 * (1 + 0.98 * SHORT[dtype])
+    gradient = (torch.randn(ELEMENTS, generator=rng).sign() * (1 + torch.rand(ELEMENTS, generator=rng))).to(
+        target.device, FLOATS[dtype]
+    )
+
+    def update(start: torch.Tensor, lr: Any) -> torch.Tensor:
+        parameter = torch.nn.Parameter(start.clone())
+        optimizer = kind.make([parameter], lr=lr)
+        parameter.grad = gradient.clone()
+        optimizer.step()
+        return parameter.detach().double() - start.double()
+
+    size = float(update(torch.zeros_like(gradient), rate).abs().mean())
+    start = (torch.randn(ELEMENTS, generator=rng) * size).to(target.device, FLOATS[dtype])
+    plain = update(start, rate)
+    case.true("a rate in a number moves parameters", bool(plain.any()))
+    for made in (torch.tensor(rate), torch.tensor(rate, dtype=torch.float64)):
+        try:
+            seen = update(start, made)
+        except CLEAR as error:
+            case.true(f"a rate in a tensor of {made.dtype} is refused by name", "lr" in str(error), repr(error)[:100])
+            continue
+        short = abs(float((seen @ plain) / (plain @ plain)) - 1)
+        case.at_most(f"share by which a rate in a tensor of {made.dtype} is off", short, SHORT[dtype] / 4)
+
+
 def _halve(optimizer: torch.optim.Optimizer, name: str) -> None:
     """Halve a setting, in place where it is in tensors."""
     for group in optimizer.param_groups:
@@ -641,7 +681,6 @@ def _halve(optimizer: torch.optim.Optimizer, name: str) -> None:
 
 
 ZEROS = ("zero-gradients", "zero-rate", "zero-gradients-and-rate")
-FLOATS = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @contract("AMP-OPTIMIZER-106")
