@@ -275,10 +275,10 @@ def _square(x: Tensor) -> Tensor:
     return x[:, :4].reshape(1, ROWS, 2, 2)
 
 
-def _resized(mode: str, *, last: bool = False, **options: bool) -> Call:
+def _resized(mode: str, size: tuple[int, int] = (200, 100), *, last: bool = False, **options: bool) -> Call:
     def resize(x: Tensor) -> Tensor:
         square = _square(x).contiguous(memory_format=torch.channels_last) if last else _square(x)
-        return F.interpolate(square, size=(200, 100), mode=mode, **options)
+        return F.interpolate(square, size=size, mode=mode, **options)
 
     return resize
 
@@ -393,6 +393,11 @@ _RESAMPLING: dict[str, Repeat] = {
     "interpolate bilinear aligned": Repeat(_resized("bilinear", align_corners=True), on_cards=False),
     "interpolate bilinear channels last": Repeat(_resized("bilinear", last=True), on_cards=False),
     "interpolate bicubic": Repeat(_resized("bicubic"), on_cards=False),
+    **{
+        f"interpolate {mode} to {rows} rows": Repeat(_resized(mode, (rows, LONG // rows)), on_cards=False)
+        for mode in ("nearest", "bilinear", "bicubic")
+        for rows in (2, LONG // 2)
+    },
     "interpolate linear": Repeat(lambda x: F.interpolate(x[:, :2][None], size=LONG, mode="linear"), on_cards=False),
     "interpolate trilinear": Repeat(
         lambda x: F.interpolate(x.reshape(1, ROWS, 2, 2, 2), size=(20, 20, 50), mode="trilinear"), on_cards=False

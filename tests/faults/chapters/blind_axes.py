@@ -15,7 +15,7 @@ from torch.optim import adam
 from torch.utils import checkpoint
 
 from tests.faults import fault
-from tests.faults.breaking import replaced
+from tests.faults.breaking import kernel, replaced
 from tests.faults.chapters.blind_uses import LOW
 
 
@@ -105,4 +105,41 @@ def rates_in_tensors_are_of_the_parameters_type() -> Iterator[None]:
         original(params, *given, lr=lr.to(params[0].dtype) if rounded else lr, **options)
 
     with replaced(adam, "_single_tensor_adam", step):
+        yield
+
+
+@fault("AMP-NUMERICS-124")
+def ranges_add_their_step_in_16_bits() -> Iterator[None]:
+    """arange of 16 bits is a running sum of its step."""
+    original = torch.arange
+
+    def running(*given: Any, **named: Any) -> Tensor:
+        made = original(*given, **named)
+        if made.dtype not in LOW or made.numel() < 2 or "out" in named:
+            return made
+        steps, found = (made[1] - made[0]).expand(len(made) - 1), [made[0]]
+        for step in steps:
+            found.append(found[-1] + step)
+        return torch.stack(found)
+
+    with replaced(torch, "arange", running):
+        yield
+
+
+@fault("AMP-NUMERICS-085", level="standard")
+def bicubic_gradients_are_added_up_in_16_bits() -> Iterator[None]:
+    """The backward of bicubic interpolation adds up the columns of its incoming gradient in 16 bits."""
+    into = torch.ops.aten.upsample_bicubic2d_backward.grad_input
+
+    def summed(grad: Tensor, size: list[int], shape: list[int], aligned: bool, *scales: Any) -> Tensor:
+        def one(part: Tensor) -> Tensor:
+            made: Tensor = into(part, size, shape, aligned, *scales, grad_input=part.new_empty(shape))
+            return made
+
+        if grad.dtype not in LOW:
+            return one(grad)
+        columns = (torch.zeros_like(grad).index_copy_(-1, at, grad[..., at]) for at in torch.arange(size[1]).split(1))
+        return functools.reduce(torch.add, map(one, columns))
+
+    with kernel("upsample_bicubic2d_backward", summed, "CPU"):
         yield
