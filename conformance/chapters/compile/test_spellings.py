@@ -98,7 +98,6 @@ SPELLINGS: dict[str, Callable[[str, torch.dtype], Product]] = {
     "with all arguments": _with(lambda device_type, dtype: torch.autocast(device_type, dtype, True, False)),
     "disabled": _with(lambda device_type, dtype: torch.autocast(device_type, dtype, enabled=False)),
     "disabled by position": _with(lambda device_type, dtype: torch.autocast(device_type, dtype, False)),
-    "of the older class": _with(_older),
     "in a generator": _with(_generator),
     "in a class": _with(_Around),
     "on an ExitStack": _stacked,
@@ -108,12 +107,33 @@ SPELLINGS: dict[str, Callable[[str, torch.dtype], Product]] = {
 }
 
 
+OLDER = {"of the older class": _with(_older)}
+BACKENDS = pytest.mark.parametrize("backend", ["eager", deep("standard", "aot_eager")])
+
+
 @contract("AMP-COMPILE-070")
-@pytest.mark.parametrize("backend", ["eager", deep("standard", "aot_eager")])
+@BACKENDS
 def test_spellings(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, backend: str) -> None:
+    _judge(case, target, amp_dtype, rng, backend, SPELLINGS)
+
+
+@contract("AMP-COMPILE-070")
+@BACKENDS
+def test_older_classes(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, backend: str) -> None:
+    _judge(case, target, amp_dtype, rng, backend, OLDER)
+
+
+def _judge(
+    case: Case,
+    target: Target,
+    amp_dtype: torch.dtype,
+    rng: torch.Generator,
+    backend: str,
+    spellings: dict[str, Callable[[str, torch.dtype], Product]],
+) -> None:
     x = torch.randint(-2, 3, (4, 4), generator=rng).float().to(target.device)
     wrong: dict[str, str] = {}
-    for name, make in SPELLINGS.items():
+    for name, make in spellings.items():
         product = make(target.device_type, amp_dtype)
         with compiler(case), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the older classes are deprecated
