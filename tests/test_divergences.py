@@ -20,7 +20,8 @@ from conformance.harness import catalogue, waivers
 from tests.paths import ROOT
 
 _SECTION = re.compile(
-    r"^### (?P<title>[^\n]+)\n\n<!-- torch: (?P<torch>\S+?)(?P<cuda>; needs: cuda)?(?P<varies>; varies: (?:cpu|python))? -->"
+    r"^### (?P<title>[^\n]+)\n\n"
+    r"<!-- torch: (?P<torch>\S+?)(?P<cuda>; needs: cuda)?(?P<varies>; varies: (?:cpu|python))? -->"
     r"\n\n(?P<text>.*?)\n\n"
     r"```python\n(?P<snippet>.*?)```\n\n```text\n(?P<output>.*?)```$",
     re.DOTALL | re.MULTILINE,
