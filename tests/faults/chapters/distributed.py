@@ -227,6 +227,46 @@ def fp16_wrapper_reduces_in_bf16() -> Iterator[None]:
         yield
 
 
+@fault("AMP-DISTRIBUTED-004")
+def bf16_hook_sums_over_ranks() -> Iterator[None]:
+    """bf16_compress_hook does not divide by the number of ranks."""
+    compress = default_hooks.bf16_compress_hook
+
+    def sums(group: Any, bucket: Any) -> Any:
+        return compress(group, bucket).then(lambda done: done.value().mul_(distributed.get_world_size()))
+
+    with replaced(default_hooks, "bf16_compress_hook", sums):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-005")
+def added_groups_are_not_broadcast() -> Iterator[None]:
+    """ZeroRedundancyOptimizer does not put the parameters of an added group into its buckets."""
+    add = ZeroRedundancyOptimizer.add_param_group
+
+    def added(self: Any, group: Any) -> None:
+        with replaced(ZeroRedundancyOptimizer, "_build_param_buckets", lambda self: None):
+            add(self, group)
+
+    with replaced(ZeroRedundancyOptimizer, "add_param_group", added):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-005", level="standard")
+def loaded_states_forget_the_learning_rates() -> Iterator[None]:
+    """ZeroRedundancyOptimizer keeps its own learning rates when a state is loaded."""
+    load = ZeroRedundancyOptimizer.load_state_dict
+
+    def loaded(self: Any, state: Any) -> None:
+        rates = [group["lr"] for group in self.param_groups]
+        load(self, state)
+        for group, rate in zip(self.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+    with replaced(ZeroRedundancyOptimizer, "load_state_dict", loaded):
+        yield
+
+
 @fault("AMP-DISTRIBUTED-005", level="standard")
 def sharded_optimizer_keeps_its_updates() -> Iterator[None]:
     """ZeroRedundancyOptimizer does not broadcast the parameters that a rank has updated."""
