@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import distributed
 
 from ...harness.check import Case, Check, applies, needs
 from ...harness.targets import Target, one_device_only
