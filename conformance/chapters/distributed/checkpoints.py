@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,24 +70,31 @@ def stagers() -> dict[str, Callable[[], Any]]:
 
     Those that pin memory, and a blocking one that keeps its copies, need an accelerator.
     """
+    from torch.distributed import checkpoint
     from torch.distributed.checkpoint import staging
 
-    found: dict[str, Callable[[], Any]] = {
+    own: dict[str, Callable[[], Any]] = {
         "the stager of torch": lambda: None,
+        "the writer stages": lambda: None,
+    }
+    if "async_stager" not in inspect.signature(checkpoint.async_save).parameters:
+        return own
+    found: dict[str, Callable[[], Any]] = own | {
         "BlockingAsyncStager": staging.BlockingAsyncStager,
-        "BlockingAsyncStager, checked": lambda: staging.BlockingAsyncStager(type_check=True),
+        "BlockingAsyncStager, checked": partial(staging.BlockingAsyncStager, type_check=True),
     }
     if hasattr(staging, "DefaultStager"):
         for shared, later in ((False, False), (True, False), (False, True), (True, True)):
             options = staging.StagingOptions(False, shared, later, False)
             name = f"DefaultStager{', shared memory' * shared}{', in a thread' * later}"
-            found[name] = lambda options=options: staging.DefaultStager(options)
+            found[name] = partial(staging.DefaultStager, options)
     return found
 
 
-ROUTES = ("save", *_MODEL_OPTIONS, "the stager of torch", "BlockingAsyncStager", "BlockingAsyncStager, checked")
-DEFAULT_STAGERS = tuple(
-    f"DefaultStager{shared}{later}" for later in ("", ", in a thread") for shared in ("", ", shared memory")
+SYNCHRONOUS = ("save", *_MODEL_OPTIONS)
+STAGERS = (
+    *("the writer stages", "the stager of torch", "BlockingAsyncStager", "BlockingAsyncStager, checked"),
+    *(f"DefaultStager{shared}{later}" for later in ("", ", in a thread") for shared in ("", ", shared memory")),
 )
 
 
@@ -98,7 +107,7 @@ def unlike_saved(route: str, folder: str, seed: int, times: int) -> list[str]:
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
     staged = stagers().get(route)
-    stager = staged() if staged else None
+    stager: Any = staged() if staged else None
     found = []
     for number in range(times):
         place = f"{folder}/{number}"
@@ -111,7 +120,10 @@ def unlike_saved(route: str, folder: str, seed: int, times: int) -> list[str]:
                 seen = {name: _whole(one) for name, one in state.items()}
                 found += [f"state, {one}" for one in _unlike(seen, expected)]
         if staged:
-            answer = checkpoint.async_save(dict(state), checkpoint_id=place, async_stager=stager)
+            how: dict[str, Any] = {"checkpoint_id": place}
+            if route == "the writer stages":
+                how = {"storage_writer": checkpoint.FileSystemWriter(place)}
+            answer: Any = checkpoint.async_save(dict(state), **how, **({"async_stager": stager} if stager else {}))
             if hasattr(answer, "staging_completion"):
                 answer.staging_completion.result()
             for one in state.values():

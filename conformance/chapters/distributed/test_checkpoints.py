@@ -11,7 +11,7 @@ from torch import Tensor, distributed
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
-from .checkpoints import DEFAULT_STAGERS, KINDS, ROUTES, drawn, unlike_saved
+from .checkpoints import KINDS, STAGERS, SYNCHRONOUS, drawn, stagers, unlike_saved
 from .processes import Groups
 from .support import LISTED, answers, needs_numpy
 
@@ -48,20 +48,11 @@ def test_checkpoint_of_each_type(case: Case, target: Target, together: bool) -> 
 
 
 @contract("AMP-DISTRIBUTED-032", on="cpu")
-@pytest.mark.parametrize(
-    "route",
-    [
-        "BlockingAsyncStager",
-        *(deep("standard", one) for one in (*ROUTES, *DEFAULT_STAGERS) if one != "BlockingAsyncStager"),
-    ],
-)
+@pytest.mark.parametrize("route", [STAGERS[0], *(deep("standard", one) for one in (*SYNCHRONOUS, *STAGERS[1:]))])
 def test_checkpoint_by_each_route(case: Case, target: Target, ranks: Groups, route: str) -> None:
     needs_numpy(case)
-    if route.startswith("DefaultStager"):
-        from torch.distributed.checkpoint import staging
-
-        if not hasattr(staging, "DefaultStager"):
-            case.unsupported("this torch has no DefaultStager")
+    if route in STAGERS and route not in stagers():
+        case.unsupported(f"async_save of this torch has no {route}")
     times = case.samples(quick=1, standard=2, full=3)
     with tempfile.TemporaryDirectory() as folder:
         for rank, found in enumerate(answers(case, ranks, 2, unlike_saved, route, folder, case.seed + 2, times)):
