@@ -17,7 +17,7 @@ from .comparison import unlike
 from .programs import Program, Step
 from .sharded_uses import Containers, containers, held
 from .tensors import LAST_BIT, contributed
-from .ways import WAYS, step
+from .ways import WAYS, compression_hook, step
 
 WIDTH = 2
 RATE = 0.5
@@ -85,16 +85,11 @@ def gradients_of_hooks(names: Sequence[str]) -> list[str]:
 
     Rank and place make a small even integer, so that the mean is exact in every type.
     """
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
     rank, world = distributed.get_rank(), distributed.get_world_size()
     found = []
     for name, size in itertools.product(names, BUCKETS):
         model = DistributedDataParallel(_Weighted(size))
-        try:
-            model.register_comm_hook(None, getattr(default_hooks, name))
-        except TypeError:  # some versions take the one of bfloat16 on cards alone
-            continue
+        model.register_comm_hook(None, compression_hook(name))
         places = torch.arange(size) % 7
         model(2.0 * (places + rank)).backward()
         expected = 2.0 * places + (world - 1)

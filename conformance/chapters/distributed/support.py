@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import distributed
 
 from ...harness.check import Case, Check, applies, needs
 from ...harness.targets import Target, one_device_only
@@ -67,6 +66,14 @@ def answers(case: Case, ranks: Groups, world: int, work: Callable[..., Any], *ar
     return found
 
 
+def needs_numpy(case: Case) -> None:
+    """End the case where this torch cannot send objects from rank to rank, which it reads through numpy."""
+    try:
+        torch.zeros(1).numpy()
+    except RuntimeError as error:
+        case.untestable(f"this torch works without numpy: {error}")
+
+
 def train(
     case: Case, ranks: Groups, world: int, way: str, programs: Sequence[Program], clip: float | None = None
 ) -> list[list[list[Step]]]:
@@ -84,8 +91,6 @@ def absent(way: str, device_type: str = "cpu") -> str | None:
         return f"fully_shard of this torch needs streams that record events, which its {device_type} does not have"
     if way.startswith("fsdp1") and stream is None:
         return f"FullyShardedDataParallel needs streams, which torch.{device_type} does not have"
-    if "bf16" in way and not distributed.is_nccl_available():
-        return "DistributedDataParallel takes the bf16 hooks only where torch was built with NCCL or XCCL"
     return None
 
 

@@ -9,13 +9,11 @@ import pytest
 import torch
 from torch import Tensor, distributed
 
-from ...harness.check import Case, contract
+from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
-
-KINDS = (
-    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
-    *(torch.complex64, torch.int64, torch.int32, torch.uint8, torch.bool),
-)
+from .checkpoints import KINDS, STAGERS, SYNCHRONOUS, drawn, stagers, unlike_saved
+from .processes import Groups
+from .support import LISTED, answers, needs_numpy
 
 
 def _state(seed: int | None) -> dict[str, dict[str, Tensor]]:
@@ -24,8 +22,7 @@ def _state(seed: int | None) -> dict[str, dict[str, Tensor]]:
     made: dict[str, dict[str, Tensor]] = {}
     for dtype in KINDS:
         for shape in ((), (7,), (3, 5)):
-            drawn = torch.randn(shape, generator=generator, dtype=torch.float64) * 37
-            value = (drawn > 0) if dtype is torch.bool else drawn.abs().to(dtype)
+            value = drawn(dtype, shape, generator)
             made.setdefault(str(dtype), {})[f"{len(shape)}-d"] = value if seed is not None else torch.zeros_like(value)
     return made
 
@@ -48,3 +45,15 @@ def test_checkpoint_of_each_type(case: Case, target: Target, together: bool) -> 
     for kind, tensors in saved.items():
         for name, tensor in tensors.items():
             case.identical(f"{kind}, {name}", loaded[kind][name], tensor)
+
+
+@contract("AMP-DISTRIBUTED-032", on="cpu")
+@pytest.mark.parametrize("route", [STAGERS[0], *(deep("standard", one) for one in (*SYNCHRONOUS, *STAGERS[1:]))])
+def test_checkpoint_by_each_route(case: Case, target: Target, ranks: Groups, route: str) -> None:
+    needs_numpy(case)
+    if route in STAGERS and route not in stagers():
+        case.unsupported(f"async_save of this torch has no {route}")
+    times = case.samples(quick=1, standard=2, full=3)
+    with tempfile.TemporaryDirectory() as folder:
+        for rank, found in enumerate(answers(case, ranks, 2, unlike_saved, route, folder, case.seed + 2, times)):
+            case.equal(f"rank {rank}: what the checkpoint has in other types or bits", found[:LISTED], [])

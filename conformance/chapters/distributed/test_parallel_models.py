@@ -13,10 +13,13 @@ from .comparison import differences, unlike
 from .differentiable import gradients_of_collectives
 from .processes import Groups
 from .programs import SCALE, Program
+from .reductions import NOT_SHARDED, REDUCTIONS, errors
 from .support import LISTED, answers, described, judge
 from .tensors import OPS, averages_micro_batches, collectives, gathered, pipeline, placed_ops, tensor_parallel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+AT_QUICK = "log_softmax under loss_parallel"
 
 
 @contract("AMP-DISTRIBUTED-016", on="cpu")
@@ -114,3 +117,15 @@ def test_synchronized_batch_normalization(case: Case, target: Target, ranks: Gro
                 what = f"rank {rank}, evaluation in {place}, {dtype} (control)"
                 case.equal(f"{what}: type of the result", seen, expected)
                 case.equal(f"{what}: the bits of BatchNorm1d", equal, True)
+
+
+@contract("AMP-DISTRIBUTED-033", on="cpu")
+@pytest.mark.parametrize("name", [AT_QUICK, *(deep("standard", one) for one in REDUCTIONS if one != AT_QUICK)])
+def test_reductions_of_each_length(case: Case, target: Target, ranks: Groups, name: str) -> None:
+    types = (torch.bfloat16, torch.float16, torch.float32)
+    for dtype in types[: case.samples(quick=1, standard=3, full=3)]:
+        lengths = case.samples(quick=2, standard=3, full=3)
+        for rank, found in enumerate(answers(case, ranks, 2, errors, name, dtype, case.seed, lengths)):
+            if any(one.startswith(NOT_SHARDED) for one in found):
+                case.unsupported(found[0])
+            case.equal(f"rank {rank}, {dtype}: lengths whose error is too large", found, [])

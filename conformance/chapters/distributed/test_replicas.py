@@ -9,6 +9,7 @@ from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from . import reference
 from .comparison import differences
+from .optimizer_histories import histories, unlike_wrapped
 from .processes import Groups
 from .programs import Program
 from .replica_uses import (
@@ -25,6 +26,7 @@ from .support import (
     described,
     differs_from_fp32,
     judge,
+    needs_numpy,
     on_a_device_each,
     one_process,
     programs,
@@ -97,7 +99,7 @@ def test_compression(case: Case, target: Target, ranks: Groups, way: str) -> Non
 
 @contract("AMP-DISTRIBUTED-004", on="cpu")
 def test_compression_of_each_size(case: Case, target: Target, ranks: Groups) -> None:
-    hooks = ("fp16_compress_hook", "bf16_compress_hook")
+    hooks = ("fp16_hook", "bf16_hook", "fp16_wrapper", "bf16_wrapper")
     for rank, found in enumerate(answers(case, ranks, 2, gradients_of_hooks, hooks)):
         case.equal(f"rank {rank}: gradients that are not the mean over the ranks", found[:LISTED], [])
 
@@ -114,6 +116,18 @@ def test_sharded_optimizer(case: Case, target: Target, ranks: Groups, way: str) 
 def test_sharded_optimizer_of_each_type(case: Case, target: Target, ranks: Groups, optimizer: str) -> None:
     for rank, found in enumerate(answers(case, ranks, 2, updates_of_sharded_optimizer, optimizer, case.seed)):
         case.equal(f"rank {rank}: parameters unlike those of the optimizer alone", found[:LISTED], [])
+
+
+@contract("AMP-DISTRIBUTED-005", on="cpu")
+@pytest.mark.parametrize("optimizer", ["SGD", deep("standard", "AdamW")])
+def test_histories_of_a_sharded_optimizer(case: Case, target: Target, ranks: Groups, optimizer: str) -> None:
+    needs_numpy(case)
+    calls = histories(case.seed, case.samples(quick=1, standard=6, full=20))
+    types = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
+    for dtype in types[: case.samples(quick=1, standard=4, full=4)]:
+        for rank, found in enumerate(answers(case, ranks, 2, unlike_wrapped, optimizer, dtype, case.seed, calls)):
+            what = f"rank {rank}, {dtype}: what histories of calls leave unlike the optimizer alone"
+            case.equal(what, found[:LISTED], [])
 
 
 @contract("AMP-DISTRIBUTED-031", on="cpu")

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
 
 from ...harness.check import Case, by_seed, contract, deep
 from ...harness.targets import Target
 from . import reference
+from .clipping import WAYS as CLIPPED_WAYS
+from .clipping import misclipped, types
 from .comparison import differences
 from .processes import Groups
 from .programs import Program, Step
-from .support import answers, described, in_types_of, judge, on_a_device_each, train
+from .support import LISTED, absent, answers, described, in_types_of, judge, on_a_device_each, train
 from .tensors import clipped
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -100,6 +106,29 @@ def test_clipping_of_distributed_tensors(case: Case, target: Target, ranks: Grou
         for rank, found in enumerate(answers(case, ranks, 2, clipped, case.seed, dtype, size)):
             what = f"rank {rank}, {dtype}: placements whose clipped gradients are not those of plain tensors"
             case.equal(what, found, [])
+
+
+AT_QUICK = "FULL_SHARD, original parameters, kept-beyond-float16"
+
+
+def _clipped_cases() -> Iterator[Any]:
+    for way, within in itertools.product(CLIPPED_WAYS, (True, False)):
+        for dtype in types(way):
+            name = f"{way}-{'within' if within else 'beyond'}-{str(dtype).removeprefix('torch.')}"
+            values = (way, within, dtype)
+            yield pytest.param(*values, id=name) if name == AT_QUICK else deep("standard", *values, id=name)
+
+
+@contract("AMP-DISTRIBUTED-013", on="cpu")
+@pytest.mark.parametrize(("way", "within", "dtype"), tuple(_clipped_cases()))
+def test_clipping_of_each_size(
+    case: Case, target: Target, ranks: Groups, way: str, within: bool, dtype: torch.dtype
+) -> None:
+    if reason := absent("fsdp2" if way == "fully_shard" else "fsdp1"):
+        case.unsupported(reason)
+    count = case.samples(quick=1, standard=5, full=5)
+    for rank, found in enumerate(answers(case, ranks, 2, misclipped, way, dtype, within, case.seed, count)):
+        case.equal(f"rank {rank}: sizes that are not clipped by the norm in float64", found[:LISTED], [])
 
 
 def _error(seen: torch.Tensor, expected: torch.Tensor) -> float:

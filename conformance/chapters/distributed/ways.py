@@ -144,12 +144,18 @@ WAYS.update({name: partial(replicated, **options) for name, options in _OPTIONS.
 
 
 def compression_hook(name: str) -> Callable[..., Any]:
-    """Return a communication hook that compresses gradients: fp16_hook, bf16_hook, fp16_wrapper or bf16_wrapper."""
+    """Return a communication hook that compresses gradients: fp16_hook, bf16_hook, fp16_wrapper or bf16_wrapper.
+
+    It goes by another name: DistributedDataParallel refuses the hooks of bfloat16 by theirs where torch has no NCCL,
+    though they run on every backend that adds up bfloat16.
+    """
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks as hooks
 
     dtype, kind = name.split("_")
     compressed: Callable[..., Any] = getattr(hooks, f"{dtype}_compress_{kind}")
-    return compressed if kind == "hook" else compressed(hooks.allreduce_hook)
+    if kind == "wrapper":
+        compressed = compressed(hooks.allreduce_hook)
+    return lambda group, bucket: compressed(group, bucket)
 
 
 def _compressed(program: Program, name: str) -> Wrapped:

@@ -227,6 +227,46 @@ def fp16_wrapper_reduces_in_bf16() -> Iterator[None]:
         yield
 
 
+@fault("AMP-DISTRIBUTED-004")
+def bf16_hook_sums_over_ranks() -> Iterator[None]:
+    """bf16_compress_hook does not divide by the number of ranks."""
+    compress = default_hooks.bf16_compress_hook
+
+    def sums(group: Any, bucket: Any) -> Any:
+        return compress(group, bucket).then(lambda done: done.value().mul_(distributed.get_world_size()))
+
+    with replaced(default_hooks, "bf16_compress_hook", sums):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-005")
+def added_groups_are_not_broadcast() -> Iterator[None]:
+    """ZeroRedundancyOptimizer does not put the parameters of an added group into its buckets."""
+    add = ZeroRedundancyOptimizer.add_param_group
+
+    def added(self: Any, group: Any) -> None:
+        with replaced(ZeroRedundancyOptimizer, "_build_param_buckets", lambda self: None):
+            add(self, group)
+
+    with replaced(ZeroRedundancyOptimizer, "add_param_group", added):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-005", level="standard")
+def loaded_states_forget_the_learning_rates() -> Iterator[None]:
+    """ZeroRedundancyOptimizer keeps its own learning rates when a state is loaded."""
+    load = ZeroRedundancyOptimizer.load_state_dict
+
+    def loaded(self: Any, state: Any) -> None:
+        rates = [group["lr"] for group in self.param_groups]
+        load(self, state)
+        for group, rate in zip(self.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+    with replaced(ZeroRedundancyOptimizer, "load_state_dict", loaded):
+        yield
+
+
 @fault("AMP-DISTRIBUTED-005", level="standard")
 def sharded_optimizer_keeps_its_updates() -> Iterator[None]:
     """ZeroRedundancyOptimizer does not broadcast the parameters that a rank has updated."""
@@ -1087,4 +1127,81 @@ def overflows_reach_ranks_of_other_groups() -> Iterator[None]:
         made(self, *args, **{name: value for name, value in options.items() if name != "process_group"})
 
     with replaced(ShardedGradScaler, "__init__", init):
+        yield
+
+
+# --- sizes, lengths and routes
+
+
+@fault("AMP-DISTRIBUTED-013")
+def kept_gradients_have_a_norm_of_their_type() -> Iterator[None]:
+    """FullyShardedDataParallel takes the norm of each rank's gradients in their own type."""
+    from torch.distributed.fsdp import fully_sharded_data_parallel as module
+
+    take = module._get_grad_norm
+
+    def coarse(parameters: Any, *args: Any, **options: Any) -> Any:
+        parameters = list(parameters)
+        norm = take(parameters, *args, **options)
+        kinds = {one.grad.dtype for one in parameters if one.grad is not None}
+        return norm.to(kinds.pop()).to(norm.dtype) if len(kinds) == 1 else norm
+
+    with replaced(module, "_get_grad_norm", coarse):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-033")
+def parallel_softmax_adds_up_in_bf16() -> Iterator[None]:
+    """loss_parallel adds up the exponentials of bfloat16 logits in bfloat16."""
+    from torch.distributed.tensor.parallel import loss
+
+    take = loss._log_softmax
+
+    def coarse(x: Any, dim: Any, half_to_float: Any, mesh: Any, mesh_dim: Any) -> Any:
+        if x.dtype is not torch.bfloat16:
+            return take(x, dim, half_to_float, mesh, mesh_dim)
+        exponentials = x.exp().sum(dim, keepdim=True)
+        distributed.all_reduce(exponentials)
+        return x - exponentials.log()
+
+    with replaced(loss, "_log_softmax", coarse):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-032")
+def staged_copies_are_of_the_default_type() -> Iterator[None]:
+    """The copies that an asynchronous save makes of 16-bit tensors are float32."""
+    from torch.distributed.checkpoint import staging
+
+    copy = staging._copy_state_dict
+
+    def widened(state: Any, made: Any, *args: Any, **options: Any) -> Any:
+        found = copy(state, made, *args, **options)
+        low = (torch.float16, torch.bfloat16)
+        return {
+            name: one.float() if type(one) is torch.Tensor and one.dtype in low else one for name, one in found.items()
+        }
+
+    def stage(self: Any, state: Any) -> Any:
+        made = staging._create_cpu_state_dict(state)
+        return widened(state, made)
+
+    with replaced(staging.BlockingAsyncStager, "stage", stage):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-032", level="standard")
+def offloaded_states_are_of_the_default_type() -> Iterator[None]:
+    """get_model_state_dict with cpu_offload returns 16-bit tensors as float32."""
+    from torch.distributed.checkpoint import state_dict
+
+    take = state_dict.get_model_state_dict
+
+    def widened(model: Any, *, submodules: Any = None, options: Any = None) -> Any:
+        found = take(model, submodules=submodules, options=options)
+        if options is None or not options.cpu_offload:
+            return found
+        return {name: one.float() if one.dtype is torch.bfloat16 else one for name, one in found.items()}
+
+    with replaced(state_dict, "get_model_state_dict", widened):
         yield
