@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
+from typing import Any
 
 import torch
+from torch.amp import autocast_mode
 
 from tests.faults import fault
-from tests.faults.breaking import edited
+from tests.faults.breaking import edited, replaced
 
 
 @fault("AMP-COMPILE-071")
@@ -34,10 +37,31 @@ def the_second_graph_is_not_guarded() -> Iterator[None]:
     with edited(
         guards.GuardBuilder.GLOBAL_STATE,
         "    self.guard_manager.root.add_global_state_guard(",
-        "    values = [node.meta.get('example_value') for node in output_graph.graph.nodes if node.op == 'placeholder']\n"
+        "    nodes = output_graph.graph.find_nodes(op='placeholder')\n"
+        "    values = [node.meta.get('example_value') for node in nodes]\n"
         "    found = [value for value in values if isinstance(value, torch.Tensor)]\n"
         "    if any(each.requires_grad and not isinstance(each, torch.nn.Parameter) for each in found):\n"
         "        return\n"
         "    self.guard_manager.root.add_global_state_guard(",
     ):
+        yield
+
+
+@fault("AMP-COMPILE-072")
+def compiled_custom_bwd_takes_the_default_type() -> Iterator[None]:
+    """custom_bwd in compiled code enters autocast with the type that the device has by default."""
+
+    def custom_bwd(method: Any = None, *, device_type: str) -> Any:
+        if method is None:
+            return functools.partial(custom_bwd, device_type=device_type)
+
+        @functools.wraps(method)
+        def decorated(ctx: Any, *given: Any, **named: Any) -> Any:
+            dtype = None if torch.compiler.is_compiling() else ctx._dtype
+            with torch.autocast(device_type, enabled=ctx._fwd_used_autocast, dtype=dtype):
+                return method(ctx, *given, **named)
+
+        return decorated
+
+    with replaced(torch.amp, "custom_bwd", custom_bwd), replaced(autocast_mode, "custom_bwd", custom_bwd):
         yield
