@@ -65,3 +65,21 @@ def compiled_custom_bwd_takes_the_default_type() -> Iterator[None]:
 
     with replaced(torch.amp, "custom_bwd", custom_bwd), replaced(autocast_mode, "custom_bwd", custom_bwd):
         yield
+
+
+@fault("AMP-COMPILE-006")
+def compiled_code_saves_large_tensors_in_bf16() -> Iterator[None]:
+    """AOTAutograd saves float32 tensors of more than 40000 elements for backward in bf16."""
+    context = torch.autograd.function.FunctionCtx
+    plain = context.save_for_backward
+
+    def save(self: Any, *tensors: Any) -> None:
+        plain(self, *(_rounded(each) if "Compiled" in type(self).__name__ else each for each in tensors))
+
+    with replaced(context, "save_for_backward", save):
+        yield
+
+
+def _rounded(tensor: Any) -> Any:
+    large = isinstance(tensor, torch.Tensor) and tensor.dtype is torch.float32 and tensor.numel() > 40000
+    return tensor.to(torch.bfloat16).float() if large else tensor
