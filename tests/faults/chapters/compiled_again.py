@@ -83,3 +83,16 @@ def compiled_code_saves_large_tensors_in_bf16() -> Iterator[None]:
 def _rounded(tensor: Any) -> Any:
     large = isinstance(tensor, torch.Tensor) and tensor.dtype is torch.float32 and tensor.numel() > 40000
     return tensor.to(torch.bfloat16).float() if large else tensor
+
+
+@fault("AMP-COMPILE-073")
+def decomposed_embedding_adds_in_its_type() -> Iterator[None]:
+    """The decomposition of the backward of an embedding adds to 16 bits."""
+    from torch._decomp import decompositions
+
+    with edited(
+        decompositions.embedding_dense_backward,
+        "    grad_output = grad_output.to(computation_dtype)\n    indices =",
+        "    indices =",
+    ):
+        yield
