@@ -96,3 +96,29 @@ def decomposed_embedding_adds_in_its_type() -> Iterator[None]:
         "    indices =",
     ):
         yield
+
+
+@fault("AMP-COMPILE-074", level="standard")
+def inductor_adds_a_residual_in_bf16() -> Iterator[None]:
+    """inductor rounds the float32 tensor that a 16-bit mm is added to, as an addmm of 16 bits would."""
+    from torch._inductor import compile_fx
+
+    aten, convert = torch.ops.aten, torch.ops.prims.convert_element_type.default
+    plain = compile_fx.post_grad_passes
+
+    def passes(gm: torch.fx.GraphModule, *given: Any, **named: Any) -> Any:
+        for node in gm.graph.find_nodes(op="call_function", target=aten.add.Tensor):
+            for ours, other in (node.args, reversed(node.args)):
+                product = ours.args[0] if getattr(ours, "target", None) is convert else ours
+                if getattr(product, "target", None) is not aten.mm.default or not isinstance(other, torch.fx.Node):
+                    continue
+                with gm.graph.inserting_before(node):
+                    low = gm.graph.call_function(convert, (other, product.meta["val"].dtype))
+                    low.meta["val"] = other.meta["val"].to(product.meta["val"].dtype)
+                    back = gm.graph.call_function(convert, (low, torch.float32))
+                    back.meta["val"] = other.meta["val"]
+                node.replace_input_with(other, back)
+        return plain(gm, *given, **named)
+
+    with replaced(compile_fx, "post_grad_passes", passes):
+        yield
