@@ -91,9 +91,9 @@ def test_state_of_methods(case: Case, target: Target, way: str, cast: str, place
 
             def program(x: torch.Tensor, one: torch.Tensor, part: Any = part, region: Around = region) -> torch.Tensor:
                 if place == "around":
-                    return part(x, one)  # type: ignore[no-any-return]
+                    return part(x, one)
                 with region():
-                    return part(x, one)  # type: ignore[no-any-return]
+                    return part(x, one)
 
             around = region if place == "around" else contextlib.nullcontext
             with compiler(case), torch.autocast(kind, dtype=OTHER[dtype], enabled=False, cache_enabled=False):

@@ -13,7 +13,6 @@ from ...oracles.numbers.formats import FORMATS
 from .residuals import ALL, SUMS, Pairs, combine, operands
 from .support import compiler, dtypes_of, inductor
 
-
 OTHERS = 2  # pairs that the seed chooses, where inductor does not compile all
 
 
@@ -32,7 +31,7 @@ def judge(
         eager = program(given)
     unit = 2 * FORMATS[torch.float32].unit_roundoff
     for (name, how), numbers, ours, theirs in zip(pairs, given, seen, eager, strict=True):
-        exact = combine(((name, how),), [tuple(each.double() for each in numbers)])[0]  # type: ignore[list-item]
+        exact = combine(((name, how),), [tuple(each.double() for each in numbers)])[0]
         limit = unit * max(float(exact.abs().max()), float(numbers[2].abs().max()))
         what = f"{dtype}: {how} of {name}"
         case.equal(f"{what}: type", ours.dtype, theirs.dtype)
