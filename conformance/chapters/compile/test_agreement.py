@@ -358,3 +358,50 @@ def test_in_a_region(case: Case, target: Target, rng: torch.Generator, name: str
                 made = way.make(bound(chosen, target, dtype, pause=pause_of(way), cache=False), leaves)
             seen = observed(made, leaves, **options)
             same(case, f"{dtype}", seen, expected)
+
+
+# Matrices of 1 ki, 16 ki and 64 ki elements. A matrix of the largest size is beyond each of the limits.
+LARGE = (32, 128, 256)
+LARGEST = LARGE[-1]
+
+
+@contract("AMP-COMPILE-006")
+@pytest.mark.parametrize("name", ["aot_eager", deep("full", "eager")])
+@pytest.mark.parametrize(
+    "pair",
+    [
+        deep("quick", ("island_inside", LARGEST), id=f"island_inside-{LARGEST}"),
+        *(
+            by_seed("standard", 2, (name, size), id=f"{name}-{size}")
+            for name in AMBIENT
+            for size in LARGE
+            if (name, size) != ("island_inside", LARGEST)
+        ),
+    ],
+)
+def test_large_in_a_region(case: Case, target: Target, rng: torch.Generator, name: str, pair: tuple[str, int]) -> None:
+    """Programs on tensors of which the elements are many."""
+    way, chosen = WAYS[name], square(AMBIENT[pair[0]], pair[1])
+    with compiler(case):
+        for dtype in dtypes_of(case, target):
+            torch._dynamo.reset()
+            leaves = chosen.leaves(target.device, rng)
+            around = ambient(target, dtype, cache_enabled=False)
+            options: dict[str, Any] = {"around": around, "around_backward": around}
+            expected = observed(bound(chosen, target, dtype, cache=False), leaves, **options)
+            made = way.make(bound(chosen, target, dtype, cache=False), leaves)
+            same(case, f"{dtype}", observed(made, leaves, **options), expected)
+
+
+@contract("AMP-COMPILE-001")
+@pytest.mark.parametrize("size", [deep("standard", LARGEST), *(deep("full", size) for size in LARGE[:-1])])
+@pytest.mark.parametrize("name", [by_seed("standard", 2, name) for name in SQUARE])
+def test_large(case: Case, target: Target, rng: torch.Generator, name: str, size: int) -> None:
+    """Programs on tensors of which the elements are many."""
+    chosen = square(PROGRAMS[name], size)
+    with compiler(case):
+        for dtype in dtypes_of(case, target):
+            torch._dynamo.reset()
+            leaves = chosen.leaves(target.device, rng)
+            seen, expected = runs(WAYS["aot_eager"], chosen, target, dtype, leaves)
+            same(case, f"{dtype}", seen, expected)

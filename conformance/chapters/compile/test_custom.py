@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 from collections.abc import Callable
@@ -14,8 +15,8 @@ import torch.utils.checkpoint
 from ...harness.check import Case, by_seed, contract, deep
 from ...harness.targets import Target
 from . import custom_parts
-from .observation import observed
-from .programs import AMBIENT, PROGRAMS, Program, Tensors
+from .observation import Around, observed
+from .programs import AMBIENT, OTHER, PROGRAMS, Program, Tensors
 from .recorded_ops import PARTS, RecordedOps
 from .support import ambient, bound, compiler, dtypes_of, same
 from .ways import WAYS
@@ -57,6 +58,51 @@ def test_custom_functions(case: Case, target: Target, rng: torch.Generator, way:
             inputs = {"none": None, "float32": torch.float32, "low": dtype}[cast]
             part = custom_parts.product(target.device_type, inputs)
             agrees(case, target, rng, dtype, way, around_part(part))
+
+
+def told_by(
+    call: Callable[..., torch.Tensor], target: Target, around: Around, around_backward: Around
+) -> dict[str, torch.Tensor]:
+    """Return what a function that tells the autocast state returns in forward and as gradient."""
+    x = torch.full((1, 1), custom_parts.TOLD, device=target.device, requires_grad=True)
+    one = torch.ones(1, 1, device=target.device)
+    with around():
+        result = call(x, one)
+    with around_backward():
+        (gradient,) = torch.autograd.grad(result, x, torch.full_like(result, custom_parts.TOLD))
+    return {"forward": result.detach(), "backward": gradient}
+
+
+@contract("AMP-COMPILE-072")
+@pytest.mark.parametrize("backward", ["no region", deep("standard", "a region")])
+@pytest.mark.parametrize("place", ["inside", deep("standard", "around")])
+@pytest.mark.parametrize("cast", ["none", deep("standard", "float32")])
+@pytest.mark.parametrize("way", [deep("standard", "eager"), "aot_eager"])
+def test_state_of_methods(case: Case, target: Target, way: str, cast: str, place: str, backward: str) -> None:
+    """Forward in each type and without a region, each with another type in force where no region is."""
+    case.require(target, torch.float16, torch.bfloat16)
+    kind = target.device_type
+    seen_states = set()
+    for dtype in (torch.float16, torch.bfloat16):
+        for enabled in (True, False):
+            region = ambient(target, dtype, enabled=enabled, cache_enabled=False)
+            outside = ambient(target, OTHER[dtype], enabled=backward == "a region", cache_enabled=False)
+            part = custom_parts.telling(kind, torch.float32 if cast == "float32" else None)
+
+            def program(x: torch.Tensor, one: torch.Tensor, part: Any = part, region: Around = region) -> torch.Tensor:
+                if place == "around":
+                    return part(x, one)
+                with region():
+                    return part(x, one)
+
+            around = region if place == "around" else contextlib.nullcontext
+            with compiler(case), torch.autocast(kind, dtype=OTHER[dtype], enabled=False, cache_enabled=False):
+                expected = told_by(program, target, around, outside)
+                seen = told_by(WAYS[way].make(program, ()), target, around, outside)
+            for name, right in expected.items():
+                case.identical(f"{dtype}, enabled {enabled}: state in {name}", seen[name], right)
+                seen_states.add(float(right))
+    case.at_least("different states of eager (control)", len(seen_states), 2 if cast == "float32" else 4)
 
 
 @contract("AMP-COMPILE-041")

@@ -1,0 +1,124 @@
+"""Compilers that lose the autocast state of a graph that is compiled again, and widths of what a graph computes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.amp import autocast_mode
+
+from tests.faults import fault
+from tests.faults.breaking import edited, replaced
+
+
+@fault("AMP-COMPILE-071")
+def graphs_of_any_size_are_not_guarded() -> Iterator[None]:
+    """The graph that is compiled for each number of rows has no guard on the autocast state."""
+    from torch._dynamo import guards
+
+    with edited(
+        guards.GuardBuilder.GLOBAL_STATE,
+        "    self.guard_manager.root.add_global_state_guard(",
+        "    nodes = output_graph.graph.nodes\n"
+        "    if any(isinstance(node.meta.get('example_value'), torch.SymInt) for node in nodes):\n"
+        "        return\n"
+        "    self.guard_manager.root.add_global_state_guard(",
+    ):
+        yield
+
+
+@fault("AMP-COMPILE-071")
+def the_second_graph_is_not_guarded() -> Iterator[None]:
+    """The graph that is compiled because an input requires a gradient has no guard on the autocast state."""
+    from torch._dynamo import guards
+
+    with edited(
+        guards.GuardBuilder.GLOBAL_STATE,
+        "    self.guard_manager.root.add_global_state_guard(",
+        "    nodes = output_graph.graph.find_nodes(op='placeholder')\n"
+        "    values = [node.meta.get('example_value') for node in nodes]\n"
+        "    found = [value for value in values if isinstance(value, torch.Tensor)]\n"
+        "    if any(each.requires_grad and not isinstance(each, torch.nn.Parameter) for each in found):\n"
+        "        return\n"
+        "    self.guard_manager.root.add_global_state_guard(",
+    ):
+        yield
+
+
+@fault("AMP-COMPILE-072")
+def compiled_custom_bwd_takes_the_default_type() -> Iterator[None]:
+    """custom_bwd in compiled code enters autocast with the type that the device has by default."""
+
+    def custom_bwd(method: Any = None, *, device_type: str) -> Any:
+        if method is None:
+            return functools.partial(custom_bwd, device_type=device_type)
+
+        @functools.wraps(method)
+        def decorated(ctx: Any, *given: Any, **named: Any) -> Any:
+            dtype = None if torch.compiler.is_compiling() else ctx._dtype
+            with torch.autocast(device_type, enabled=ctx._fwd_used_autocast, dtype=dtype):
+                return method(ctx, *given, **named)
+
+        return decorated
+
+    with replaced(torch.amp, "custom_bwd", custom_bwd), replaced(autocast_mode, "custom_bwd", custom_bwd):
+        yield
+
+
+@fault("AMP-COMPILE-006")
+def compiled_code_saves_large_tensors_in_bf16() -> Iterator[None]:
+    """AOTAutograd saves float32 tensors of more than 40000 elements for backward in bf16."""
+    context = torch.autograd.function.FunctionCtx
+    plain = context.save_for_backward
+
+    def save(self: Any, *tensors: Any) -> None:
+        plain(self, *(_rounded(each) if "Compiled" in type(self).__name__ else each for each in tensors))
+
+    with replaced(context, "save_for_backward", save):
+        yield
+
+
+def _rounded(tensor: Any) -> Any:
+    large = isinstance(tensor, torch.Tensor) and tensor.dtype is torch.float32 and tensor.numel() > 40000
+    return tensor.to(torch.bfloat16).float() if large else tensor
+
+
+@fault("AMP-COMPILE-073")
+def decomposed_embedding_adds_in_its_type() -> Iterator[None]:
+    """The decomposition of the backward of an embedding adds to 16 bits."""
+    from torch._decomp import decompositions
+
+    with edited(
+        decompositions.embedding_dense_backward,
+        "    grad_output = grad_output.to(computation_dtype)\n    indices =",
+        "    indices =",
+    ):
+        yield
+
+
+@fault("AMP-COMPILE-074", level="standard")
+def inductor_adds_a_residual_in_bf16() -> Iterator[None]:
+    """inductor rounds the float32 tensor that a 16-bit mm is added to, as an addmm of 16 bits would."""
+    from torch._inductor import compile_fx
+
+    aten, convert = torch.ops.aten, torch.ops.prims.convert_element_type.default
+    plain = compile_fx.post_grad_passes
+
+    def passes(gm: torch.fx.GraphModule, *given: Any, **named: Any) -> Any:
+        for node in gm.graph.find_nodes(op="call_function", target=aten.add.Tensor):
+            for ours, other in (node.args, reversed(node.args)):
+                product = ours.args[0] if getattr(ours, "target", None) is convert else ours
+                if getattr(product, "target", None) is not aten.mm.default or not isinstance(other, torch.fx.Node):
+                    continue
+                with gm.graph.inserting_before(node):
+                    low = gm.graph.call_function(convert, (other, product.meta["val"].dtype))
+                    low.meta["val"] = other.meta["val"].to(product.meta["val"].dtype)
+                    back = gm.graph.call_function(convert, (low, torch.float32))
+                    back.meta["val"] = other.meta["val"]
+                node.replace_input_with(other, back)
+        return plain(gm, *given, **named)
+
+    with replaced(compile_fx, "post_grad_passes", passes):
+        yield
