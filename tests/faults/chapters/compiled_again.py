@@ -115,9 +115,12 @@ def inductor_adds_a_residual_in_bf16() -> Iterator[None]:
                 with gm.graph.inserting_before(node):
                     low = gm.graph.call_function(convert, (other, product.meta["val"].dtype))
                     low.meta["val"] = other.meta["val"].to(product.meta["val"].dtype)
-                    back = gm.graph.call_function(convert, (low, torch.float32))
-                    back.meta["val"] = other.meta["val"]
-                node.replace_input_with(other, back)
+                    whole = gm.graph.call_function(aten.addmm.default, (low, *product.args))
+                    whole.meta["val"] = product.meta["val"]
+                    wide = gm.graph.call_function(convert, (whole, torch.float32))
+                    wide.meta["val"] = node.meta["val"]
+                node.replace_all_uses_with(wide)
+                break
         return plain(gm, *given, **named)
 
     with replaced(compile_fx, "post_grad_passes", passes):
