@@ -347,17 +347,22 @@ ALIKE = ("one_inside", "decorated_inside")
     ],
 )
 def test_in_a_region(case: Case, target: Target, rng: torch.Generator, name: str, program: str) -> None:
-    way, chosen = WAYS[name], AMBIENT[program]
     with compiler(case):
         for dtype in dtypes_of(case, target):
-            leaves = chosen.leaves(target.device, rng)
-            around = ambient(target, dtype, cache_enabled=False)
-            options: dict[str, Any] = {"around": around, "around_backward": around}
-            expected = observed(bound(chosen, target, dtype, cache=False), leaves, **options)
-            with around() if way.recorded else contextlib.nullcontext():
-                made = way.make(bound(chosen, target, dtype, pause=pause_of(way), cache=False), leaves)
-            seen = observed(made, leaves, **options)
-            same(case, f"{dtype}", seen, expected)
+            agrees_in_a_region(case, target, rng, WAYS[name], AMBIENT[program], dtype)
+
+
+def agrees_in_a_region(
+    case: Case, target: Target, rng: torch.Generator, way: Way, chosen: Program, dtype: torch.dtype
+) -> None:
+    """Compare a program in one way with eager, bit for bit, in a region around it and its backward."""
+    leaves = chosen.leaves(target.device, rng)
+    around = ambient(target, dtype, cache_enabled=False)
+    options: dict[str, Any] = {"around": around, "around_backward": around}
+    expected = observed(bound(chosen, target, dtype, cache=False), leaves, **options)
+    with around() if way.recorded else contextlib.nullcontext():
+        made = way.make(bound(chosen, target, dtype, pause=pause_of(way), cache=False), leaves)
+    same(case, f"{dtype}", observed(made, leaves, **options), expected)
 
 
 # Matrices of 1 ki, 16 ki and 64 ki elements. A matrix of the largest size is beyond each of the limits.
@@ -381,16 +386,11 @@ LARGEST = LARGE[-1]
 )
 def test_large_in_a_region(case: Case, target: Target, rng: torch.Generator, name: str, pair: tuple[str, int]) -> None:
     """Programs on tensors of which the elements are many."""
-    way, chosen = WAYS[name], square(AMBIENT[pair[0]], pair[1])
+    chosen = square(AMBIENT[pair[0]], pair[1])
     with compiler(case):
         for dtype in dtypes_of(case, target):
             torch._dynamo.reset()
-            leaves = chosen.leaves(target.device, rng)
-            around = ambient(target, dtype, cache_enabled=False)
-            options: dict[str, Any] = {"around": around, "around_backward": around}
-            expected = observed(bound(chosen, target, dtype, cache=False), leaves, **options)
-            made = way.make(bound(chosen, target, dtype, cache=False), leaves)
-            same(case, f"{dtype}", observed(made, leaves, **options), expected)
+            agrees_in_a_region(case, target, rng, WAYS[name], chosen, dtype)
 
 
 @contract("AMP-COMPILE-001")

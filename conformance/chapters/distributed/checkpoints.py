@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
+from .comparison import all_of
+
 KINDS = (
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
     *(torch.complex64, torch.int64, torch.int32, torch.uint8, torch.bool),
@@ -112,12 +114,12 @@ def unlike_saved(route: str, folder: str, seed: int, times: int) -> list[str]:
     for number in range(times):
         place = f"{folder}/{number}"
         state = live(seed + number)
-        expected = {name: _whole(one).clone() for name, one in state.items()}
+        expected = {name: all_of(one.detach()).clone() for name, one in state.items()}
         if route in _MODEL_OPTIONS:
             state = _of_a_model(state, _MODEL_OPTIONS[route])
             # Rank 0 alone has a full state that is offloaded.
             if distributed.get_rank() == 0 or len(_MODEL_OPTIONS[route]) < 2:
-                seen = {name: _whole(one) for name, one in state.items()}
+                seen = {name: all_of(one.detach()) for name, one in state.items()}
                 found += [f"state, {one}" for one in _unlike(seen, expected)]
         if staged:
             how: dict[str, Any] = {"checkpoint_id": place}
@@ -144,10 +146,6 @@ def unlike_saved(route: str, folder: str, seed: int, times: int) -> list[str]:
     if hasattr(stager, "close"):
         stager.close()
     return found
-
-
-def _whole(tensor: Any) -> Any:
-    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach()
 
 
 def _zero(tensor: Any) -> None:

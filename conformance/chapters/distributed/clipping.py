@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
+from .comparison import all_of
+
 Tensors = dict[str, torch.Tensor]
 ROUNDINGS = 16
 """Half units of the type that gradients may be apart: the norm of each part and of those, its root, the sum over ranks,
@@ -42,13 +44,9 @@ class Clipped:
 
 def _of_parameters(model: nn.Module) -> Clipped:
     def whole() -> Tensors:
-        return {name.removeprefix("module."): _whole(one.grad).clone() for name, one in model.named_parameters()}
+        return {name.removeprefix("module."): all_of(one.grad).clone() for name, one in model.named_parameters()}
 
     return Clipped(lambda norm: nn.utils.clip_grad_norm_(model.parameters(), norm), whole)
-
-
-def _whole(tensor: Any) -> Any:
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def _plain(slopes: Tensors) -> Clipped:
@@ -173,7 +171,7 @@ def _clipped(made: Clipped, limit: float) -> list[str]:
     """Clip to a part of the norm; name what differs from it."""
     before = made.whole()
     norm = float(torch.cat([one.double().flatten() for one in before.values()]).norm())
-    returned = _whole(made.clip(norm * limit))
+    returned = all_of(made.clip(norm * limit))
     return list(_wrong(before, made.whole(), norm, norm * limit, returned))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -68,3 +69,8 @@ def _difference(seen: torch.Tensor, wanted: torch.Tensor) -> str | None:
 def unlike(seen: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> list[str]:
     """Name each tensor that is missing or has other bits than expected."""
     return _of_tensors("tensor", seen, expected)
+
+
+def all_of(tensor: Any) -> Any:
+    """Return all of a tensor of which each rank may hold a part; every rank must ask."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, distributed
 from torch.nn import functional
 
+from .comparison import all_of
+
 ROWS = 3
 LENGTHS = (8, 2000, 8192)
 NOT_SHARDED = "not implemented for sharded tensors"
@@ -76,7 +78,7 @@ def errors(name: str, dtype: torch.dtype, seed: int, lengths: int) -> list[str]:
             if "cross_entropy" in name:
                 ours.sum().backward()
         (plain, slope), (exact, exact_slope) = (_with_gradient(reduction, one, labels) for one in (x, x.double()))
-        seen = _whole(ours).detach()
+        seen = all_of(ours).detach()
         # A sum of so many terms in float32, in any order, of a maximal rounding each.
         slack = length * 2.0**-24 * (1 + exact.abs())
         unit = torch.finfo(dtype).eps / 2
@@ -91,8 +93,8 @@ def errors(name: str, dtype: torch.dtype, seed: int, lengths: int) -> list[str]:
             # The exponential of a rounded logarithm, two more roundings, and that of the gradient of the loss.
             least = float(functional.log_softmax(x.double(), 1).abs().max())
             relative = max((least + 3) * unit + length * 2.0**-24, _apart(slope, exact_slope))
-            if not _apart(_whole(sharded.grad), exact_slope) <= relative:
-                found.append(f"{length}: gradient {_apart(_whole(sharded.grad), exact_slope):.3g} of its norm apart")
+            if not _apart(all_of(sharded.grad), exact_slope) <= relative:
+                found.append(f"{length}: gradient {_apart(all_of(sharded.grad), exact_slope):.3g} of its norm apart")
     return found
 
 
@@ -106,7 +108,3 @@ def _with_gradient(reduction: Reduction, x: Tensor, labels: Tensor) -> tuple[Ten
 
 def _apart(seen: Tensor, exact: Tensor) -> float:
     return float((seen.double() - exact).norm() / exact.norm())
-
-
-def _whole(tensor: Any) -> Any:
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

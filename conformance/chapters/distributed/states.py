@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from .comparison import unlike
+from .comparison import all_of, unlike
 from .programs import INTERVAL, SCALE, Program, Step
 from .ways import WAYS, Wrapped, step
 
@@ -88,7 +88,7 @@ def _whole(state: dict[str, Any]) -> dict[str, torch.Tensor]:
     from torch.distributed._shard.sharded_tensor import ShardedTensor
 
     parts = {name: one for name, one in state.items() if not isinstance(one, ShardedTensor)}
-    return {name: one.full_tensor() if hasattr(one, "full_tensor") else one for name, one in parts.items()}
+    return {name: all_of(one) for name, one in parts.items()}
 
 
 def loaded(way: str, program: Program, state: State) -> State:

@@ -13,7 +13,7 @@ import torch
 from torch import distributed, nn
 from torch.nn import functional
 
-from .comparison import unlike
+from .comparison import all_of, unlike
 from .programs import SCALE, Program, Region, Step
 
 Op = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -86,13 +86,9 @@ def tensor_parallel(program: Program) -> tuple[Step, torch.dtype]:
     with torch.autocast("cpu", dtype=program.dtype):
         loss = program.loss(model, batch)
     scaler.scale(loss).backward()
-    gradients = {name: _whole(one.grad) / SCALE for name, one in model.named_parameters() if one.grad is not None}
-    parameters = {name: _whole(one.detach()).clone() for name, one in model.named_parameters()}
+    gradients = {name: all_of(one.grad) / SCALE for name, one in model.named_parameters() if one.grad is not None}
+    parameters = {name: all_of(one.detach()).clone() for name, one in model.named_parameters()}
     return Step([loss.detach()], gradients, parameters, scaler.get_scale()), types[0]
-
-
-def _whole(tensor: Any) -> Any:
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 class Stage(nn.Module):

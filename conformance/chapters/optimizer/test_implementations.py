@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
+from ...measure import flags
 from ...oracles.optimizer_state import differences, snapshot
 from ...workloads.linear_loss import LinearLoss, with_nonfinite
 from .optimizer_configs import OptimizerConfig
@@ -301,17 +302,10 @@ def test_gradients_after_a_skip(case: Case, target: Target, rng: torch.Generator
 @contextmanager
 def defaults(name: str) -> Iterator[None]:
     """Change torch's default dtype or device."""
-    before = torch.get_default_dtype()
-    dtype = {"float64-default": torch.float64, "bf16-default": torch.bfloat16}.get(name)
-    try:
-        torch.set_default_dtype(dtype or before)
-        if name == "meta-default":
-            with torch.device("meta"):
-                yield
-        else:
-            yield
-    finally:
-        torch.set_default_dtype(before)
+    dtype = {"float64-default": torch.float64, "bf16-default": torch.bfloat16}.get(name, torch.get_default_dtype())
+    device = torch.device("meta") if name == "meta-default" else nullcontext()
+    with flags.held("torch.get_default_dtype", dtype), device:
+        yield
 
 
 DEFAULTS = ("usual-default", "float64-default", "bf16-default", "meta-default")

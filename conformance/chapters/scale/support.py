@@ -147,17 +147,6 @@ def sparse(values: list[float], dtype: torch.dtype, target: Target, *, coalesced
     return (made.coalesce() if coalesced else made).to(target.device, copy=True)
 
 
-@contextlib.contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Let torch make tensors of `dtype` where none is asked for."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
 def in_use(target: Target) -> tuple[torch.amp.GradScaler, Ordinary]:
     return started(target, growth_interval=2), owning(torch.full((2,), 65536.0, device=target.device))
 

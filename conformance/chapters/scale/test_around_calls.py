@@ -15,8 +15,9 @@ from torch import Tensor
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
+from ...measure.flags import held
 from ...oracles.region.stack_model import observe
-from .support import ROUTES, default_dtype, started, tracker
+from .support import ROUTES, started, tracker
 
 SCALE = 1000.0
 
@@ -99,7 +100,7 @@ SETTINGS: dict[str, Callable[[Target, torch.dtype], contextlib.AbstractContextMa
     "region-of-the-cpu": lambda target, dtype: torch.autocast("cpu", dtype),
     "disabled-region": lambda target, dtype: target.autocast(dtype, enabled=False),
     "no-grad": lambda target, dtype: torch.no_grad(),
-    "16-bit-default-dtype": lambda target, dtype: default_dtype(dtype),
+    "16-bit-default-dtype": lambda target, dtype: held("torch.get_default_dtype", dtype),
 }
 CONTAINERS: dict[str, Callable[[Tensor], Any]] = {
     "tensor": lambda loss: loss,

@@ -14,9 +14,10 @@ import torch
 
 from ...harness.check import Case, applies, contract
 from ...harness.targets import Target
+from ...measure.flags import held
 from ...oracles.fake_hardware import accelerator_that_is, cuda_that_says
 from ...workloads.third_party_optimizers import Ordinary, SelfScaling, owning, parameters_of
-from .support import SETTINGS, default_dtype, has_tensor, has_xla, iterate, scale_dtype, started, track, tracker
+from .support import SETTINGS, has_tensor, has_xla, iterate, scale_dtype, started, track, tracker
 
 # Settings and state tensors
 
@@ -199,7 +200,7 @@ def test_state_tensors_under_other_defaults(case: Case, target: Target, kind: An
     optimizer = owning(torch.full((2,), 96.0, device=target.device), kind=kind)
     loss = torch.ones((), device=target.device)
     scaler = torch.amp.GradScaler(target.device_type, init_scale=48.0, growth_interval=1)
-    with default_dtype(torch.bfloat16), torch.device("meta"):
+    with held("torch.get_default_dtype", torch.bfloat16), torch.device("meta"):
         scaler.scale(loss)
         scaler.step(optimizer)
         scaler.update()

@@ -11,6 +11,7 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
+from ...measure.flags import held
 from ...oracles.trace import counts
 from ...oracles.trace.ops import OpTrace
 from ...scaler import model as oracle
@@ -19,7 +20,6 @@ from .support import (
     EACH_NON_FINITE,
     LAYOUTS,
     ROUTES,
-    default_dtype,
     expect_traced,
     expected_unscaled,
     iterate,
@@ -210,7 +210,7 @@ def test_any_default_dtype(case: Case, target: Target, rng: torch.Generator, sca
     for dtype in (torch.float64, torch.bfloat16, torch.float16):
         gradient = numbers.to(target.device, copy=True)
         optimizer = owning(gradient)
-        with default_dtype(dtype):
+        with held("torch.get_default_dtype", dtype):
             scaler = started(target, init_scale=scale)
             scaler.unscale_(optimizer)
             scaler.step(optimizer)
@@ -301,8 +301,13 @@ def test_unscale_touches_its_gradients_only(case: Case, target: Target, bad: flo
     case.equal("the growth tracker", tracker(scaler), 1)
 
 
+OF_SPARSE = pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float64], ids=["fp32", "bf16", "fp64"]
+)
+
+
 @contract("AMP-SCALE-027")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=["fp32", "bf16", "fp64"])
+@OF_SPARSE
 @pytest.mark.parametrize("coalesced", [True, False], ids=["coalesced", "duplicates"])
 def test_sparse_gradients(case: Case, target: Target, coalesced: bool, dtype: torch.dtype) -> None:
     case.require_arithmetic(target, dtype)
@@ -322,7 +327,7 @@ def test_sparse_gradients(case: Case, target: Target, coalesced: bool, dtype: to
 
 
 @contract("AMP-SCALE-027")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=["fp32", "bf16", "fp64"])
+@OF_SPARSE
 def test_sparse_gradients_of_embeddings(case: Case, target: Target, dtype: torch.dtype) -> None:
     """Rows of an embedding, as backward leaves them: used twice, once, in no order and not at all."""
     case.require_arithmetic(target, dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -13,37 +14,31 @@ from tests.faults import fault
 from tests.faults.breaking import edited, replaced
 
 
+def _unguarded(condition: str) -> contextlib.AbstractContextManager[None]:
+    """Leave the guard on the autocast state out of graphs with an argument, `each`, that meets a condition."""
+    from torch._dynamo import guards
+
+    guarded = "    self.guard_manager.root.add_global_state_guard("
+    nodes = "output_graph.graph.find_nodes(op='placeholder')"
+    values = f"    values = [node.meta.get('example_value') for node in {nodes}]\n"
+    return edited(
+        guards.GuardBuilder.GLOBAL_STATE,
+        guarded,
+        f"{values}    if any({condition} for each in values):\n        return\n{guarded}",
+    )
+
+
 @fault("AMP-COMPILE-071")
 def graphs_of_any_size_are_not_guarded() -> Iterator[None]:
     """The graph that is compiled for each number of rows has no guard on the autocast state."""
-    from torch._dynamo import guards
-
-    with edited(
-        guards.GuardBuilder.GLOBAL_STATE,
-        "    self.guard_manager.root.add_global_state_guard(",
-        "    nodes = output_graph.graph.nodes\n"
-        "    if any(isinstance(node.meta.get('example_value'), torch.SymInt) for node in nodes):\n"
-        "        return\n"
-        "    self.guard_manager.root.add_global_state_guard(",
-    ):
+    with _unguarded("isinstance(each, torch.SymInt)"):
         yield
 
 
 @fault("AMP-COMPILE-071")
 def the_second_graph_is_not_guarded() -> Iterator[None]:
     """The graph that is compiled because an input requires a gradient has no guard on the autocast state."""
-    from torch._dynamo import guards
-
-    with edited(
-        guards.GuardBuilder.GLOBAL_STATE,
-        "    self.guard_manager.root.add_global_state_guard(",
-        "    nodes = output_graph.graph.find_nodes(op='placeholder')\n"
-        "    values = [node.meta.get('example_value') for node in nodes]\n"
-        "    found = [value for value in values if isinstance(value, torch.Tensor)]\n"
-        "    if any(each.requires_grad and not isinstance(each, torch.nn.Parameter) for each in found):\n"
-        "        return\n"
-        "    self.guard_manager.root.add_global_state_guard(",
-    ):
+    with _unguarded("getattr(each, 'requires_grad', False) and not isinstance(each, torch.nn.Parameter)"):
         yield
 
 
