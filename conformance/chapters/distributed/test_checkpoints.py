@@ -13,7 +13,7 @@ from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from .checkpoints import KINDS, STAGERS, SYNCHRONOUS, drawn, stagers, unlike_saved
 from .processes import Groups
-from .support import LISTED, answers, needs_numpy
+from .support import LISTED, answers
 
 
 def _state(seed: int | None) -> dict[str, dict[str, Tensor]]:
@@ -50,7 +50,6 @@ def test_checkpoint_of_each_type(case: Case, target: Target, together: bool) -> 
 @contract("AMP-DISTRIBUTED-032", on="cpu")
 @pytest.mark.parametrize("route", [STAGERS[0], *(deep("standard", one) for one in (*SYNCHRONOUS, *STAGERS[1:]))])
 def test_checkpoint_by_each_route(case: Case, target: Target, ranks: Groups, route: str) -> None:
-    needs_numpy(case)
     if route in STAGERS and route not in stagers():
         case.unsupported(f"async_save of this torch has no {route}")
     times = case.samples(quick=1, standard=2, full=3)

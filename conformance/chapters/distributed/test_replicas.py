@@ -26,7 +26,6 @@ from .support import (
     described,
     differs_from_fp32,
     judge,
-    needs_numpy,
     on_a_device_each,
     one_process,
     programs,
@@ -121,7 +120,6 @@ def test_sharded_optimizer_of_each_type(case: Case, target: Target, ranks: Group
 @contract("AMP-DISTRIBUTED-005", on="cpu")
 @pytest.mark.parametrize("optimizer", ["SGD", deep("standard", "AdamW")])
 def test_histories_of_a_sharded_optimizer(case: Case, target: Target, ranks: Groups, optimizer: str) -> None:
-    needs_numpy(case)
     calls = histories(case.seed, case.samples(quick=1, standard=6, full=20))
     types = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
     for dtype in types[: case.samples(quick=1, standard=4, full=4)]:

@@ -11,7 +11,7 @@ from .comparison import differences, unlike
 from .processes import Groups
 from .programs import INTERVAL, SCALE, Program
 from .states import consolidated, loaded, loaded_alone, resumed, trained, unlike_masters
-from .support import LISTED, absent, answers, in_types_of, judge, needs_numpy, one_process
+from .support import LISTED, absent, answers, in_types_of, judge, one_process
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -47,7 +47,6 @@ def test_other_number_of_ranks(case: Case, target: Target, ranks: Groups, way: s
 
 @contract("AMP-DISTRIBUTED-014", on="cpu")
 def test_consolidated_state(case: Case, target: Target, ranks: Groups) -> None:
-    needs_numpy(case)
     program = Program("perceptron", case.amp_dtypes[-1], SAVED, {1: 1}, seed=case.seed + 4)
     replica, *_ = answers(case, ranks, 2, trained, "ddp", program, SAVED)
     for rank, momenta in enumerate(answers(case, ranks, 2, consolidated, program, SAVED)):
