@@ -55,6 +55,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     try:
         state.seed_everything(seed_of(item))
         _require_capabilities(found, item.config.stash[RUN])
+        _require_a_run(item)
         with (
             nullcontext() if found.target is None else found.target.current(),
             _warnings_that_do_not_raise(),
@@ -164,6 +165,12 @@ def _require_capabilities(found: Facts, run: Run) -> None:
     for capability in found.needs:
         if reason := target.lacks(capability):
             raise Unsupported(f"{target.name} ({target.probe['name']}) lacks {capability}: {reason}")
+
+
+def _require_a_run(item: pytest.Item) -> None:
+    case = item.stash.get(CASE, None)
+    if case is not None and any(not waiver.run for waiver in case.waivers):
+        raise ContractViolation("not run, as it would end the process or leave the device unusable")
 
 
 @pytest.hookimpl(wrapper=True)

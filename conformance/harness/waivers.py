@@ -18,7 +18,7 @@ from . import targets
 from .tables import Table, rows_of
 
 _REQUIRED = {"contract", "cases", "reason", "owner", "link", "expires"}
-_OPTIONAL = {"torch", "target", "varies", "kernels", "evidence"}
+_OPTIONAL = {"torch", "target", "varies", "kernels", "evidence", "run"}
 
 
 class WaiverError(ValueError):
@@ -32,7 +32,8 @@ class Waiver:
     `varies` says on what, other than the version and the target, the failure depends: a case that passes is no sign
     then that the waiver is not needed. `kernels` are operators whose kernels in torch are at fault: a device of a third
     party that has none of its own runs those, the CPU's or one made of other operators. `evidence` are patterns over
-    what may fail in a case; the rest of it is judged. `shipped` waivers are of what stock PyTorch breaks.
+    what may fail in a case; the rest of it is judged. Without `run` a case is not run, as it would end the process or
+    leave the device unusable. `shipped` waivers are of what stock PyTorch breaks.
     """
 
     contract: str
@@ -46,6 +47,7 @@ class Waiver:
     varies: str = ""
     kernels: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ("*",)
+    run: bool = True
     shipped: bool = False
 
     def in_conditions(self, torch_version: str, target: str) -> bool:
@@ -100,12 +102,16 @@ def _like(case: str, pattern: str) -> bool:
 def _waiver(where: str, row: dict[str, Any], known: Iterable[str]) -> Waiver:
     table = Table(where, row, WaiverError)
     table.keys(_REQUIRED, _OPTIONAL)
-    table.texts(*sorted(set(row) - {"cases", "expires", "target", "kernels", "evidence"}))
+    table.texts(*sorted(set(row) - {"cases", "expires", "target", "kernels", "evidence", "run"}))
     table.lists("cases", of='patterns over case ids, such as ["*"]')
     table.lists("target", of='patterns over targets, such as ["cpu", "fake:*"]')
     table.lists("kernels", of='operators, such as ["aten::mm"]')
     table.lists("evidence", of='patterns over the names of evidence, such as ["fp16*"]')
     table.dates("expires")
+    if row.get("run", False) is not False:
+        table.refuse("run must be false: a case runs unless a waiver says that it must not")
+    if "run" in row and "evidence" in row:
+        table.refuse("a case that is not run has no evidence to name")
     for pattern in row.get("target", []):
         if not set(pattern) & set("*?[") and not targets.known(pattern):
             table.refuse(f"there is no target {pattern!r}")
@@ -124,6 +130,7 @@ def _waiver(where: str, row: dict[str, Any], known: Iterable[str]) -> Waiver:
         varies=row.get("varies", ""),
         kernels=tuple(row.get("kernels", [])),
         evidence=tuple(row.get("evidence", ["*"])),
+        run=row.get("run", True),
     )
 
 

@@ -56,6 +56,17 @@ def test_waived_failure_is_shown_and_does_not_fail(toy: Toy) -> None:
     assert "by the maintainers, until 2999-12-31: AMP-API-001 2 The toy contract" in " ".join(outcome.output.split())
 
 
+def test_case_that_would_end_the_process_is_not_run(toy: Toy) -> None:
+    _suite(toy, second="import os; os._exit(77)")
+
+    outcome = _run(toy, cases='["AMP-API-001[b]"]', run="false")
+
+    assert outcome.status == 1  # by AMP-API-001[a], which no waiver names
+    assert outcome.verdicts() == {"AMP-API-001[a]": "FAIL", "AMP-API-001[b]": "WAIVED", "AMP-API-002[c]": "PASS"}
+    (reason,) = (case["reason"] for case in outcome.report["cases"] if case["id"] == "AMP-API-001[b]")
+    assert reason == "not run, as it would end the process or leave the device unusable"
+
+
 def test_waiver_that_a_passing_case_no_longer_needs_fails_the_run(toy: Toy) -> None:
     _suite(toy, second="case.equal('y', 1, 1)")
 
@@ -305,6 +316,8 @@ def test_error_is_never_waived(toy: Toy) -> None:
         ({"target": '["warp"]'}, "there is no target 'warp'"),
         ({"torch": '"new"'}, "torch must be version bounds"),
         ({"contract": '"AMP-API-999"'}, "matches nothing: there is no contract 'AMP-API-999'"),
+        ({"run": "true"}, "run must be false"),
+        ({"run": "false", "evidence": '["x"]'}, "a case that is not run has no evidence to name"),
     ],
 )
 def test_bad_waiver_file_is_refused(toy: Toy, keys: dict[str, str | None], said: str) -> None:
