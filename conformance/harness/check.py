@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import pytest
 
@@ -374,7 +374,7 @@ class Case:
         make: Any = optimizer
         self.require_call(target, f"run a fused {optimizer.__name__}", lambda: make([parameter], fused=True).step())
 
-    def unsupported(self, reason: str) -> None:
+    def unsupported(self, reason: str) -> NoReturn:
         """End the case: the target declares that it lacks this."""
         raise Unsupported(reason)
 

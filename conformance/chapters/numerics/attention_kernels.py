@@ -50,12 +50,17 @@ def attempts(measure: Callable[[], T], device_type: str) -> Iterator[Attempt[T]]
     """Measure on the kernel that torch chooses and, on CUDA, on each other one alone, as far as it takes the inputs."""
     chosen = _attempt(measure)
     yield chosen
-    for name, backend in KERNELS.items() if device_type == "cuda" else ():
+    for name in KERNELS if device_type == "cuda" else ():
         if name != chosen.kernel:
-            with sdpa_kernel(backend), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch gives its reasons to decline as warnings
-                found = _attempt(measure)
-            yield found if found.kernel == name else Attempt(name)
+            yield attempt_on(name, measure)
+
+
+def attempt_on(kernel: str, measure: Callable[[], T]) -> Attempt[T]:
+    """Measure on one kernel of KERNELS alone; neither result nor error where it declines the inputs."""
+    with sdpa_kernel(KERNELS[kernel]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch gives its reasons to decline as warnings
+        found = _attempt(measure)
+    return found if found.kernel == kernel else Attempt(kernel)
 
 
 def _attempt(measure: Callable[[], T]) -> Attempt[T]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
 import torch
+from torch.nn.attention import sdpa_kernel
 
 from ...harness.check import Case, contract, per_target
 from ...harness.targets import Target
 from ...measure.precision import full_precision
 from ...oracles.numbers.formats import FORMATS
 from ...oracles.relations.values import ALL_LAYOUTS, departures
+from .attention_kernels import KERNELS
 from .drawn_ops import FAMILIES, Draws
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
@@ -20,6 +23,9 @@ pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings(
 LIMIT = 32.0
 # Of several ops in a row.
 TOGETHER = ("attention", "recurrent", "loss")
+# On CUDA, where torch prefers cuDNN's kernel on some cards: the same programs on the others.
+WITHOUT_CUDNN = "attention without cuDNN"
+OTHER_KERNELS = [backend for name, backend in KERNELS.items() if name != "cudnn"]
 IN_REGIONS = ("recurrent",)
 # AMP-NUMERICS-063 has gradients of normalizations for each pair of layouts.
 DENSE = ("as given", "shifted", "channels last")
@@ -32,6 +38,8 @@ LARGE = ("adaptive_avg_pool3d", "embedding_bag of long bags", "index_reduce by m
 def _families(target: Target) -> Iterator[str]:
     """Return the families of a target; how devices other than CPUs add up thousands of numbers is written nowhere."""
     yield from (family for family in FAMILIES if family not in LARGE or target.device_type == "cpu")
+    if target.device_type == "cuda":
+        yield WITHOUT_CUDNN
 
 
 def _some(draws: Draws, name: str, layout: str, positions: Collection[int]) -> Collection[int]:
@@ -46,14 +54,16 @@ def _some(draws: Draws, name: str, layout: str, positions: Collection[int]) -> C
 @per_target("family", _families)
 def test_drawn_ops(case: Case, target: Target, amp_dtype: torch.dtype, family: str) -> None:
     judged, wrong = 0, {}
+    kind = "attention" if family == WITHOUT_CUDNN else family
+    kernels = partial(sdpa_kernel, OTHER_KERNELS) if family == WITHOUT_CUDNN else nullcontext
     count = case.samples(quick=40, standard=250, full=1500)
     region = partial(target.autocast, amp_dtype)
     for number in range(count // 20 if family in LARGE else count * MORE.get(family, 1)):
         draws = Draws(f"{family} {case.seed} {number}")
-        one = FAMILIES[family](draws)
+        one = FAMILIES[kind](draws)
         in_region = family in IN_REGIONS or (family not in LARGE and draws.yes())
         layout = draws.one(DENSE if family == "normalization" else list(ALL_LAYOUTS))
-        with full_precision(target.device_type):
+        with full_precision(target.device_type), kernels():
             errors = departures(
                 one,
                 FORMATS[amp_dtype],
@@ -61,7 +71,7 @@ def test_drawn_ops(case: Case, target: Target, amp_dtype: torch.dtype, family: s
                 layout=layout,
                 device=target.device,
                 region=region if in_region else None,
-                together=family in TOGETHER,
+                together=kind in TOGETHER,
                 wanted=tuple if family in LARGE else partial(_some, draws, one.name, layout),
             )
         judged += errors is not None
