@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import nullcontext
 from functools import partial
 
@@ -23,8 +23,10 @@ pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings(
 LIMIT = 32.0
 # Of several ops in a row.
 TOGETHER = ("attention", "recurrent", "loss")
-# On CUDA, where torch prefers cuDNN's kernel on some cards: the same programs on the others.
-WITHOUT_CUDNN = "attention without cuDNN"
+# On CUDA, whose kernels of attention need aligned operands (a waiver says so): aligned ones as well, without a gradient
+# of the mask; and these without cuDNN's kernel, which torch prefers on some cards.
+ALIGNED = "attention of aligned operands"
+ALIGNED_WITHOUT_CUDNN = f"{ALIGNED} without cuDNN"
 OTHER_KERNELS = [backend for name, backend in KERNELS.items() if name != "cudnn"]
 IN_REGIONS = ("recurrent",)
 # AMP-NUMERICS-063 has gradients of normalizations for each pair of layouts.
@@ -39,7 +41,7 @@ def _families(target: Target) -> Iterator[str]:
     """Return the families of a target; how devices other than CPUs add up thousands of numbers is written nowhere."""
     yield from (family for family in FAMILIES if family not in LARGE or target.device_type == "cpu")
     if target.device_type == "cuda":
-        yield WITHOUT_CUDNN
+        yield from (ALIGNED, ALIGNED_WITHOUT_CUDNN)
 
 
 def _some(draws: Draws, name: str, layout: str, positions: Collection[int]) -> Collection[int]:
@@ -50,19 +52,32 @@ def _some(draws: Draws, name: str, layout: str, positions: Collection[int]) -> C
     return tuple(i for i in positions if name == "group_norm" or draws.yes()) or tuple(positions)
 
 
+def _some_but_masks(draws: Draws, positions: Collection[int]) -> Collection[int]:
+    """Draw the operands of attention that gradients are taken of: of query, key and value at least one."""
+    operands = tuple(positions)[:3]
+    return tuple(i for i in operands if draws.yes()) or operands
+
+
+def _wanted(family: str, draws: Draws, name: str, layout: str) -> Callable[[Collection[int]], Collection[int]]:
+    if family in LARGE:
+        return tuple
+    return partial(_some_but_masks, draws) if family.startswith(ALIGNED) else partial(_some, draws, name, layout)
+
+
 @contract("AMP-NUMERICS-120")
 @per_target("family", _families)
 def test_drawn_ops(case: Case, target: Target, amp_dtype: torch.dtype, family: str) -> None:
     judged, wrong = 0, {}
-    kind = "attention" if family == WITHOUT_CUDNN else family
-    kernels = partial(sdpa_kernel, OTHER_KERNELS) if family == WITHOUT_CUDNN else nullcontext
+    kind = "attention" if family.startswith(ALIGNED) else family
+    layouts = [one for one in ALL_LAYOUTS if "shifted" not in one] if family.startswith(ALIGNED) else list(ALL_LAYOUTS)
+    kernels = partial(sdpa_kernel, OTHER_KERNELS) if family == ALIGNED_WITHOUT_CUDNN else nullcontext
     count = case.samples(quick=40, standard=250, full=1500)
     region = partial(target.autocast, amp_dtype)
     for number in range(count // 20 if family in LARGE else count * MORE.get(family, 1)):
         draws = Draws(f"{family} {case.seed} {number}")
         one = FAMILIES[kind](draws)
         in_region = family in IN_REGIONS or (family not in LARGE and draws.yes())
-        layout = draws.one(DENSE if family == "normalization" else list(ALL_LAYOUTS))
+        layout = draws.one(DENSE if family == "normalization" else layouts)
         with full_precision(target.device_type), kernels():
             errors = departures(
                 one,
@@ -72,7 +87,7 @@ def test_drawn_ops(case: Case, target: Target, amp_dtype: torch.dtype, family: s
                 device=target.device,
                 region=region if in_region else None,
                 together=kind in TOGETHER,
-                wanted=tuple if family in LARGE else partial(_some, draws, one.name, layout),
+                wanted=_wanted(family, draws, one.name, layout),
             )
         judged += errors is not None
         for what, error in (errors or {}).items():
