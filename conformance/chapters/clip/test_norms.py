@@ -66,9 +66,10 @@ def wrong_places(seen: Sequence[torch.Tensor], expected: Sequence[torch.Tensor])
 
 
 def _equal_at_once(seen: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
-    """Compare tensors of one type together, as a device is waited for at each comparison."""
-    forms = [(one.dtype, one.shape) for one in seen]
-    if forms != [(one.dtype, one.shape) for one in expected] or len({dtype for dtype, _ in forms}) != 1:
+    """Compare tensors of one type and device together, as a device is waited for at each comparison."""
+    if [one.shape for one in seen] != [one.shape for one in expected]:
+        return False
+    if len({(one.dtype, one.device) for one in (*seen, *expected)}) != 1:
         return False
     ours, theirs = (torch.cat([one.flatten() for one in tensors]) for tensors in (seen, expected))
     return torch.equal(ours, theirs)
