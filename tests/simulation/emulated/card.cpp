@@ -123,9 +123,10 @@ void refuse(const std::string& name, const Call& call) {
   const auto home = call.home();
   for (auto& [on_card, host] : call.tensors())
     TORCH_CHECK(on_card.device() == home || crosses(name), message, home, " and ", on_card.device(), "! (", name, ")");
+  // A number on the host may stand beside tensors of a card, but not where no type is promoted.
   if (call.on_card() && !mixes(name))
     for (auto& tensor : call.from_host())
-      TORCH_CHECK(tensor.dim() == 0, message, home, " and cpu! (", name, ")");
+      TORCH_CHECK(tensor.dim() == 0 && name != "aten::equal", message, home, " and cpu! (", name, ")");
   if (name == "aten::_amp_foreach_non_finite_check_and_unscale_")
     TORCH_CHECK_NOT_IMPLEMENTED(!call.any([](const Tensor& t) { return t.scalar_type() == at::kBFloat16; }),
                                 "\"_amp_foreach_non_finite_check_and_unscale_cuda\" not implemented for 'BFloat16'");
