@@ -132,6 +132,17 @@ void refuse(const std::string& name, const Call& call) {
                                 "\"_amp_foreach_non_finite_check_and_unscale_cuda\" not implemented for 'BFloat16'");
 }
 
+// Fused optimizers read a rate that lies on the card as fp32.
+void refuse_rates(const c10::FunctionSchema& schema, const Arguments& given) {
+  if (schema.name().rfind("aten::_fused_", 0) != 0) return;
+  for (size_t place = 0; place < given.size(); place++) {
+    if (schema.arguments()[place].name() != "lr" || !given[place].isTensor()) continue;
+    const auto rate = given[place].toTensor();
+    TORCH_CHECK(rate.device() == kHost || rate.scalar_type() == at::kFloat, "expected scalar type Float but found ",
+                rate.scalar_type());
+  }
+}
+
 // Whether the host waits for the device: for a number, for how many results there are, or for a copy.
 bool waits(const std::string& name, const Call& call, const Arguments& given) {
   static const std::unordered_set<std::string> names = {
@@ -207,6 +218,7 @@ void on_card(const c10::OperatorHandle& op, Stack* stack) {
   Call call;
   lend(schema, given, call, stack);
   refuse(schema.name(), call);
+  refuse_rates(schema, given);
   const bool waiting = waits(schema.name(), call, given);
   if (waiting) refuse_wait();
   const bool sparse = call.any([](const Tensor& t) { return t.layout() == c10::kSparse; }) ||
