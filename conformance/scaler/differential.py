@@ -42,6 +42,7 @@ from .optimizers import (
     SLOTS,
     Backward,
     Slot,
+    as_dense,
     fitting,
     spelled,
     tensor_of,
@@ -95,7 +96,7 @@ _PREAMBLES: tuple[tuple[str, ...], ...] = (
         "    def step(self, *args, **kwargs):",
         "        print('stepped', args, kwargs)",
         "        for p in (p for p in self.param_groups[0]['params'] if p.grad is not None):",
-        "            p.data -= p.grad.to_dense()",
+        "            p.data -= p.grad.cpu().to_dense().to(p.device)",
     ),
     (),
     (
@@ -663,7 +664,7 @@ def _gradient(gradient: torch.Tensor | None) -> str | None:
     if not gradient.is_sparse:
         return f"{FORM_NAMES.get(gradient.dtype)} {gradient.tolist()!r}"
     # A sparse gradient may be replaced by a coalesced one, so the sums are compared.
-    return f"{FORM_NAMES.get(gradient.dtype)} sparse {_sums(gradient.to_dense().tolist())}"
+    return f"{FORM_NAMES.get(gradient.dtype)} sparse {_sums(as_dense(gradient).tolist())}"
 
 
 def _of_model(gradient: Gradient, layout: str, slot: Slot) -> str:

@@ -142,7 +142,16 @@ def subtract(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is not None:
-                parameter.sub_(parameter.grad.to_dense().to(parameter.dtype))
+                parameter.sub_(as_dense(parameter.grad).to(parameter.device, parameter.dtype))
+
+
+def as_dense(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a sparse gradient as a dense tensor on the CPU, another as it is.
+
+    CUDA adds the values of an index up with atomics on float32 in memory, which take subnormal numbers for zeros
+    (atom.add.f32 in the PTX ISA); the operation that is judged left these numbers.
+    """
+    return gradient.cpu().to_dense() if gradient.is_sparse else gradient
 
 
 class CountedSGD(torch.optim.SGD):

@@ -73,8 +73,9 @@ class Training:
         return self.seen()
 
     def seen(self) -> Seen:
+        # On the CPU: dynamo moves counts of steps to the device of the parameter (OptimizerVariable.move_step_if_cpu).
         state = {
-            f"{number}/{name}": value.detach().clone() if isinstance(value, torch.Tensor) else value
+            f"{number}/{name}": value.detach().clone().cpu() if isinstance(value, torch.Tensor) else value
             for number, parameter in enumerate(self.parameters)
             for name, value in self.optimizer.state.get(parameter, {}).items()
         }

@@ -59,6 +59,10 @@ IN_ONE_KERNEL = ("softmax", "sum", "mean beyond the range", "var")
 """The ops that inductor compiles below level full, all in one kernel: it takes a compiler of C++ seconds."""
 
 
+KEEP_THEIR_RESULT = ("sigmoid", "tanh")
+"""The ops whose gradient is computed from their rounded result, which costs more than to round the gradient."""
+
+
 def operand(name: str, dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Tensor:
     """Return the operand of every op in a 16-bit dtype."""
     shape, size = SHAPES[name]
@@ -68,6 +72,16 @@ def operand(name: str, dtype: torch.dtype, device: torch.device, generator: torc
 def every(names: Sequence[str], *operands: Tensor) -> tuple[Tensor, ...]:
     """Return the result of each of these ops on its operand."""
     return tuple(OPS[name](x) for name, x in zip(names, operands, strict=True))
+
+
+def every_rounded(names: Sequence[str], dtype: torch.dtype, *operands: Tensor) -> tuple[Tensor, ...]:
+    """Do as `every` in float64, but round to a 16-bit dtype what is kept for backward."""
+
+    def rounded(kept: Tensor) -> Tensor:
+        return kept.to(dtype).to(kept.dtype) if kept.is_floating_point() else kept
+
+    with torch.autograd.graph.saved_tensors_hooks(rounded, lambda kept: kept):
+        return every(names, *operands)
 
 
 def results(names: Sequence[str], call: Callable[..., Sequence[Tensor]], x: Tensor) -> dict[str, Tensor]:

@@ -14,7 +14,18 @@ import torch
 from ...harness.check import Case, by_seed, contract, deep, needs
 from ...harness.targets import Target
 from ...oracles.numbers.formats import FORMATS
-from .decomposed_ops import IN_ONE_KERNEL, OPS, SHAPES, allowed, error, every, operand, results
+from .decomposed_ops import (
+    IN_ONE_KERNEL,
+    KEEP_THEIR_RESULT,
+    OPS,
+    SHAPES,
+    allowed,
+    error,
+    every,
+    every_rounded,
+    operand,
+    results,
+)
 from .observation import Observed, copies, observed
 from .programs import AMBIENT, PROGRAMS, Program, Tensors, drawn
 from .spellings import NAMES, spellings
@@ -233,11 +244,15 @@ def test_decomposed_ops(case: Case, target: Target, rng: torch.Generator, shape:
 
             x = operand(shape, dtype, target.device, rng)
             exact = results(names, functools.partial(every, names), x.double())
+            # CUDA's kernels for these gradients round each step, which may happen to come nearer (tanh_backward).
+            keeping = [name for name in names if name in KEEP_THEIR_RESULT]
+            kept = results(keeping, functools.partial(every_rounded, keeping, dtype), x.double()) if keeping else {}
             expected = results(names, inside, x)
             seen = results(names, torch.compile(inside, backend="aot_eager_decomp_partition", fullgraph=True), x)
             for name, right in expected.items():
                 case.equal(f"{dtype}: type of {name}", seen[name].dtype, right.dtype)
-                bound = error(right, exact[name]) + allowed(name) * FORMATS[dtype].unit_roundoff
+                of_eager = max(error(one, exact[name]) for one in (right, kept.get(name, right)))
+                bound = of_eager + allowed(name) * FORMATS[dtype].unit_roundoff
                 case.at_most(f"{dtype}: error of {name}", error(seen[name], exact[name]), bound)
 
 

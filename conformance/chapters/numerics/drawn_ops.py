@@ -17,6 +17,8 @@ SIZES = (1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 24, 31, 33, 40)
 BATCHES = (1, 2, 3, 15, 16, 17, 33, 64, 65, 130)
 MANY = 2600  # more than float16 and bfloat16 count in ones
 FEW = 5
+A_BINADE = 128  # numbers of bfloat16
+DISTINCT = 2 * 29 * A_BINADE - 1  # zero, and the binades from 2**-13 to 2**15 with either sign
 
 
 class Draws:
@@ -53,12 +55,15 @@ class Draws:
         return torch.rand(shape, generator=self.generator) + 0.5
 
     def distinct(self, *shape: int) -> Tensor:
-        """Return numbers of which no two are equal in either 16-bit type, in a drawn order."""
+        """Return numbers of which no two are equal in either 16-bit type, in a drawn order; at most DISTINCT."""
         count = torch.Size(shape).numel()
+        if count > DISTINCT:
+            raise ValueError(f"{count} numbers, of which the 16-bit types share {DISTINCT}")
         patterns = torch.randperm(count, generator=self.generator) - count // 2
-        # 128 numbers a binade in bfloat16, from a small one of float16 on.
+        # From a small binade of float16 on.
         steps = patterns.abs().double()
-        return (patterns.sign() * torch.exp2((steps / 120).floor() - 13) * (1 + steps % 120 / 128)).float().view(shape)
+        exponents = (steps / A_BINADE).floor() - 13
+        return (patterns.sign() * torch.exp2(exponents) * (1 + steps % A_BINADE / A_BINADE)).float().view(shape)
 
     def index(self, count: int, *shape: int) -> Tensor:
         return torch.randint(0, count, shape, generator=self.generator)
@@ -250,10 +255,9 @@ def indexing(d: Draws) -> Program:
             torch.scatter_reduce, x, dim, index, source, d.one(("sum", "mean", "amax", "amin")), include_self=d.yes()
         )
     if kind == "mean":
-        places = d.index(2, MANY, 2)
-        return _call(
-            torch.scatter_reduce, d.positive(3, 2), 0, places, d.positive(MANY, 2), "mean", include_self=d.yes()
-        )
+        places, few, many = d.index(2, MANY, 2), d.positive(3, 2), d.positive(MANY, 2)
+        options: dict[str, Any] = {"include_self": d.yes()}
+        return program("scatter_reduce of thousands", torch.scatter_reduce, (few, 0, places, many, "mean"), options)
     if kind == "add":
         return _call(torch.index_add, x, dim, d.index(shape[dim], count), source, alpha=d.one((1, 2, 0.5)))
     if kind == "gather":
@@ -272,7 +276,7 @@ def indexing(d: Draws) -> Program:
     if kind == "long bag":
         return program("embedding_bag", _bag_of_constants, (d.index(rows, 2, MANY), table[:, :3]), {})
     mode = d.one(("sum", "mean", "max"))
-    options: dict[str, Any] = {"mode": mode, "padding_idx": hole}
+    options = {"mode": mode, "padding_idx": hole}
     if d.yes():
         given = d.index(rows, 3, 4)
     else:
@@ -301,7 +305,7 @@ def reduced_means(d: Draws) -> Program:
 
 
 def reduction(d: Draws) -> Program:
-    shape = d.sizes(d.number(1, 4)) if d.yes() else (d.number(2, 3), d.number(2000, 3000))
+    shape = d.sizes(d.number(1, 4)) if d.yes() else (d.number(2, 3), d.number(2000, 2400))
     dims = d.order(len(shape))
     count = torch.Size([shape[i] for i in dims]).numel()
     x = d.positive(*shape) * d.one((1, -1))
@@ -348,11 +352,12 @@ _SELECTIONS: dict[str, Callable[..., Any]] = {
 
 
 def selection(d: Draws) -> Program:
-    shape = list(d.sizes(d.number(1, 3), numbers=900)) if d.yes() else [2, d.number(2100, 2900)]
+    shape = list(d.sizes(d.number(1, 3), numbers=900)) if d.yes() else [2, d.number(2100, 2400)]
     dim = d.number(0, len(shape) - 1)
     shape[dim] = max(shape[dim], 3)
-    name = d.one(list(_SELECTIONS))
-    return program(name, _SELECTIONS[name], (d.distinct(*shape), dim), {})
+    kind = d.one(list(_SELECTIONS))
+    name = f"{kind} of thousands" if shape[dim] >= 2100 else kind
+    return program(name, _SELECTIONS[kind], (d.distinct(*shape), dim), {})
 
 
 def attention(d: Draws) -> Program:

@@ -21,7 +21,9 @@ from torch.utils.checkpoint import checkpoint
 class Use:
     """A module, and a call of it: `shapes` of the tensors that `call` takes after the module.
 
-    `smooth` is False where a rounding may move a number over a kink, beyond which gradients are others.
+    `smooth` is False where a rounding may move a number over a kink, beyond which gradients are others; `of_cudnn` is
+    True of layers that cuDNN has, whose backward it has in training alone ("cudnn RNN backward can only be called in
+    training mode").
     """
 
     make: Callable[[], nn.Module]
@@ -29,6 +31,11 @@ class Use:
     call: Callable[..., Any] = lambda module, *given: module(*given)
     training: bool = True
     smooth: bool = True
+    of_cudnn: bool = False
+
+    def differentiable(self, device_type: str) -> bool:
+        """Whether the module has gradients on a device."""
+        return self.training or not self.of_cudnn or device_type != "cuda"
 
 
 def families() -> dict[str, dict[str, Use]]:
@@ -81,7 +88,10 @@ def _layers_of(kinds: dict[str, Any]) -> Iterator[tuple[str, Use]]:
         yield f"{name} without bias", Use(partial(made, 4, 6, bias=False), (batch,))
         yield f"{name} of batches first", Use(partial(both, batch_first=True), ((3, 5, 4),))
         yield f"{name} in two directions", Use(both, (batch, *state), _with_state)
-        yield f"{name} of two layers in inference", Use(deep, (batch, *state), _with_state, training=False)
+        yield (
+            f"{name} of two layers in inference",
+            Use(deep, (batch, *state), _with_state, training=False, of_cudnn=True),
+        )
         for how, in_order in (("sorted", True), ("unsorted", False)):
             call = partial(_packed, in_order=in_order)
             yield f"{name} of {how} packs", Use(both, (batch,), call)

@@ -64,9 +64,6 @@ TIES: dict[str, Point] = {
     "amin over all dimensions": _point(lambda x: x.amin((0, 1)), _TIES),
     "max of all": _point(torch.max, _TIES),
     "min of all": _point(torch.min, _TIES),
-    # Neither 16-bit type counts as far.
-    "amax of 70,000 equal elements": _point(lambda x: x.amax(0), torch.ones(70_000)),
-    "min of 70,000 equal elements": _point(torch.min, torch.ones(70_000)),
     "max over a dimension": _point(lambda x: x.max(1)[0], _TIES, picks=True),
     "min over a dimension": _point(lambda x: x.min(0)[0], _TIES, picks=True),
     "median": _point(torch.median, _ROW, picks=True),
@@ -96,6 +93,18 @@ TIES: dict[str, Point] = {
     ),
     "vector_norm of ord inf": _point(lambda x: torch.linalg.vector_norm(x, INF), _numbers(2, -2, 1)),
     "vector_norm of ord -inf": _point(lambda x: torch.linalg.vector_norm(x, -INF), _numbers(2, -2, 4)),
+}
+# Neither 16-bit type counts as far as these: one count, or one of each row.
+MANY_TIES: dict[str, Point] = {
+    "amax of all": _point(lambda x: x.amax(0), torch.ones(70_000)),
+    "amin of all": _point(torch.amin, torch.ones(70_000)),
+    "max of all": _point(torch.max, torch.ones(70_000)),
+    "min of all": _point(torch.min, torch.ones(70_000)),
+}
+MANY_TIES_IN_ROWS: dict[str, Point] = {
+    "amax": _point(lambda x: x.amax(1), torch.ones(2, 70_000)),
+    "amin": _point(lambda x: x.amin(1, keepdim=True), torch.ones(2, 70_000)),
+    "vector_norm": _point(lambda x: torch.linalg.vector_norm(x, torch.inf, 1), torch.ones(2, 70_000)),
 }
 BOUNDS: dict[str, Point] = {
     "clamp": _point(lambda x: x.clamp(-1, 2), _numbers(-1, 2, 3, 0)),
@@ -263,4 +272,12 @@ NOT_NUMBERS: dict[str, Point] = {
     "mish": _point(F.mish, _SPOILED.nan_to_num(NAN, 4.0, -4.0)),
     "gelu": _point(F.gelu, _SPOILED.nan_to_num(NAN, 4.0, -4.0)),
 }
-FAMILIES = {"ties": TIES, "bounds": BOUNDS, "zeros": ZEROS, "poles": POLES, "not numbers": NOT_NUMBERS}
+FAMILIES = {
+    "ties": TIES,
+    "many ties": MANY_TIES,
+    "rows of many ties": MANY_TIES_IN_ROWS,
+    "bounds": BOUNDS,
+    "zeros": ZEROS,
+    "poles": POLES,
+    "not numbers": NOT_NUMBERS,
+}

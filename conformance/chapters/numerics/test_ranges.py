@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,6 +15,9 @@ from ...harness.targets import Target
 from ...oracles.numbers.formats import FORMATS
 
 UNITS = 2.0  # roundings of the largest number: that of a term and that of the result
+# A term of logspace is an exponent of up to 2, which CUDA rounds (logspace_cuda_out in RangeFactories.cu):
+# 10**(2 + 2 u) is 10**2 * (1 + 2 ln(10) u) for a small u.
+UNITS_OF_POWERS = 1 + 2 * math.log(10)
 
 Make = Callable[..., Tensor]
 
@@ -49,4 +53,5 @@ def test_ranges(case: Case, target: Target) -> None:
             case.equal(f"{name}: {dtype} numbers", (seen.dtype, len(seen)), (dtype, len(wanted)))
             largest = float((seen.cpu().double() - wanted).abs().max() / wanted.abs().max())
             units = largest / FORMATS[dtype].unit_roundoff
-            case.at_most(f"{name}: {dtype}, farthest from float64", units, UNITS, "roundings of the largest")
+            bound = UNITS_OF_POWERS if name == "logspace" else UNITS
+            case.at_most(f"{name}: {dtype}, farthest from float64", units, bound, "roundings of the largest")

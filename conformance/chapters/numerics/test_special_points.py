@@ -47,7 +47,7 @@ def _answers(
     point: Point, device: torch.device, dtype: torch.dtype, region: contextlib.AbstractContextManager[object]
 ) -> list[Tensor] | str:
     """Return the result and its gradients, or what the call is refused with."""
-    leaves = [operand.to(device, dtype, copy=True).requires_grad_() for operand in point.operands]
+    leaves = [_placed(operand, device, dtype).requires_grad_() for operand in point.operands]
     try:
         with region:
             result = point.call(*leaves)
@@ -58,6 +58,12 @@ def _answers(
         return str(error).splitlines()[0][:80]
     given = [torch.zeros(()) if gradient is None else gradient for gradient in gradients]
     return [each.detach().to("cpu", torch.float32) for each in (result, *given)]
+
+
+def _placed(operand: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return a copy in this type whose NaNs keep their signs, which conversions may change and CUDA sorts by."""
+    signs = torch.where(operand.signbit(), -1.0, 1.0).to(dtype)
+    return operand.to(dtype).copysign(signs).to(device)
 
 
 def _first(tensor: Tensor) -> list[float]:

@@ -32,7 +32,11 @@ class Run:
     dtype: torch.dtype | None
 
     def train(self, part: Batches) -> list[list[torch.Tensor]]:
-        """Train; return for each step the loss, the scale, every parameter and every tensor of optimizer state."""
+        """Train; return for each step the loss, the scale, every parameter and every tensor of optimizer state.
+
+        They are returned on the CPU: counts of steps stay on the device that a checkpoint was loaded to
+        (Optimizer._process_value_according_to_param_policy), and the optimizers take them from either.
+        """
         steps = []
         for inputs, goal in part:
             self.optimizer.zero_grad()
@@ -44,7 +48,7 @@ class Run:
             state = self.optimizer.state_dict()["state"]
             tensors = [loss, torch.tensor(self.scaler.get_scale()), *self.model.parameters()]
             tensors += [value for entry in state.values() for value in entry.values() if torch.is_tensor(value)]
-            steps.append([tensor.detach().clone() for tensor in tensors])
+            steps.append([tensor.detach().clone().cpu() for tensor in tensors])
         return steps
 
     def stored(self) -> io.BytesIO:

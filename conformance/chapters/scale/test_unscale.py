@@ -332,7 +332,9 @@ def test_sparse_gradients_of_embeddings(case: Case, target: Target, dtype: torch
     """Rows of an embedding, as backward leaves them: used twice, once, in no order and not at all."""
     case.require_arithmetic(target, dtype)
     for words in ([1, 1], [3, 0, 3, 3], [2], []):
-        table = torch.nn.Embedding(5, 2, sparse=True, device=target.device, dtype=dtype)
+        # Whole numbers: whether the values of a row are subtracted together or one by one is free.
+        weight = torch.arange(10, dtype=dtype, device=target.device).view(5, 2)
+        table = torch.nn.Embedding.from_pretrained(weight, freeze=False, sparse=True)
         optimizer = torch.optim.SGD(table.parameters(), lr=1.0)
         before = table.weight.detach().clone()
         scaler = started(target)

@@ -80,7 +80,8 @@ CALLS: dict[str, Callable[[Inputs], Arguments]] = {
     "vdot": lambda t: _a(t.f(6), t.f(6)),
     "tensordot": lambda t: _a(t.f(3, 4, 5), t.f(4, 5, 2), [1, 2], [0, 1]),
     "bilinear": lambda t: _a(t.f(3, 4), t.f(3, 5), t.f(2, 4, 5), t.f(2)),
-    # Convolutions; not 3 by 3, which a GPU's library may compute by Winograd's transform
+    # Convolutions, deterministic where they are asked; not 3 by 3, which a GPU's library may compute by Winograd's
+    # transform
     "conv1d": lambda t: _a(t.f(2, 3, 8), t.f(4, 3, 3), t.f(4)),
     "conv1d.padding": lambda t: _a(t.f(2, 3, 8), t.f(4, 3, 3), t.f(4), padding="same"),
     "conv2d": lambda t: _a(t.f(2, 3, 6, 6), t.f(4, 3, 3, 2), t.f(4), padding=[1, 1]),
@@ -92,11 +93,11 @@ CALLS: dict[str, Callable[[Inputs], Arguments]] = {
     "conv_transpose2d.input": lambda t: _a(t.f(2, 3, 4, 4), t.f(3, 4, 3, 2), t.f(4)),
     "conv_transpose3d.input": lambda t: _a(t.f(1, 2, 3, 3, 3), t.f(2, 3, 2, 2, 2), t.f(3)),
     "convolution": _convolution,
-    "_convolution": lambda t: _convolution(t, False, False, True, True),
-    "_convolution.deprecated": lambda t: _convolution(t, False, False, True),
-    "cudnn_convolution": lambda t: _a(t.f(2, 3, 6, 6), t.f(4, 3, 3, 2), [1, 1], [1, 1], [1, 1], 1, False, False, True),
+    "_convolution": lambda t: _convolution(t, False, True, True, True),
+    "_convolution.deprecated": lambda t: _convolution(t, False, True, True),
+    "cudnn_convolution": lambda t: _a(t.f(2, 3, 6, 6), t.f(4, 3, 3, 2), [1, 1], [1, 1], [1, 1], 1, False, True, True),
     "cudnn_convolution_transpose": lambda t: _a(
-        t.f(2, 3, 4, 4), t.f(3, 4, 3, 2), [0, 0], [0, 0], [1, 1], [1, 1], 1, False, False, True
+        t.f(2, 3, 4, 4), t.f(3, 4, 3, 2), [0, 0], [0, 0], [1, 1], [1, 1], 1, False, True, True
     ),
     "_mps_convolution": lambda t: _a(t.f(2, 3, 6, 6), t.f(4, 3, 3, 2), t.f(4), [1, 1], [1, 1], [1, 1], 1),
     # Recurrent cells, attention

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from conformance.chapters.numerics.drawn_ops import BATCHES, FAMILIES, SIZES, Draws
+from conformance.chapters.numerics.drawn_ops import BATCHES, DISTINCT, FAMILIES, SIZES, Draws
 from conformance.oracles.relations.outcomes import run
 
 
@@ -32,10 +32,15 @@ def test_draws_are_calls_that_torch_takes(family: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_distinct_numbers_stay_distinct_in_16_bits(dtype: torch.dtype) -> None:
-    numbers = Draws("x").distinct(2, 2900).to(dtype).double().flatten()
+    numbers = Draws("x").distinct(DISTINCT).to(dtype).double().flatten()
 
-    assert numbers.unique().numel() == 5800
+    assert numbers.unique().numel() == DISTINCT
     assert bool(numbers.isfinite().all())
+
+
+def test_more_numbers_than_both_types_have_are_refused() -> None:
+    with pytest.raises(ValueError, match="share 7423"):
+        Draws("x").distinct(DISTINCT + 1)
 
 
 def test_sizes_are_on_both_sides_of_blocks() -> None:

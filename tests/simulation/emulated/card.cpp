@@ -123,12 +123,24 @@ void refuse(const std::string& name, const Call& call) {
   const auto home = call.home();
   for (auto& [on_card, host] : call.tensors())
     TORCH_CHECK(on_card.device() == home || crosses(name), message, home, " and ", on_card.device(), "! (", name, ")");
+  // A number on the host may stand beside tensors of a card, but not where no type is promoted.
   if (call.on_card() && !mixes(name))
     for (auto& tensor : call.from_host())
-      TORCH_CHECK(tensor.dim() == 0, message, home, " and cpu! (", name, ")");
+      TORCH_CHECK(tensor.dim() == 0 && name != "aten::equal", message, home, " and cpu! (", name, ")");
   if (name == "aten::_amp_foreach_non_finite_check_and_unscale_")
     TORCH_CHECK_NOT_IMPLEMENTED(!call.any([](const Tensor& t) { return t.scalar_type() == at::kBFloat16; }),
                                 "\"_amp_foreach_non_finite_check_and_unscale_cuda\" not implemented for 'BFloat16'");
+}
+
+// Fused optimizers read a rate that lies on the card as fp32.
+void refuse_rates(const c10::FunctionSchema& schema, const Arguments& given) {
+  if (schema.name().rfind("aten::_fused_", 0) != 0) return;
+  for (size_t place = 0; place < given.size(); place++) {
+    if (schema.arguments()[place].name() != "lr" || !given[place].isTensor()) continue;
+    const auto rate = given[place].toTensor();
+    TORCH_CHECK(rate.device() == kHost || rate.scalar_type() == at::kFloat, "expected scalar type Float but found ",
+                rate.scalar_type());
+  }
 }
 
 // Whether the host waits for the device: for a number, for how many results there are, or for a copy.
@@ -206,6 +218,7 @@ void on_card(const c10::OperatorHandle& op, Stack* stack) {
   Call call;
   lend(schema, given, call, stack);
   refuse(schema.name(), call);
+  refuse_rates(schema, given);
   const bool waiting = waits(schema.name(), call, given);
   if (waiting) refuse_wait();
   const bool sparse = call.any([](const Tensor& t) { return t.layout() == c10::kSparse; }) ||
