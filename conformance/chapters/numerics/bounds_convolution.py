@@ -87,20 +87,29 @@ CONVOLUTIONS: dict[str, Convolution] = {
 
 
 def _by_slice(
-    seen: Tensor, value: Tensor, power: Tensor, form: Format, dim: int, additions: int, winograd: bool
+    seen: Tensor,
+    value: Tensor,
+    power: Tensor,
+    form: Format,
+    dim: int,
+    additions: int,
+    winograd: bool,
+    before: Tensor | None,
 ) -> float:
     """Return the worst norm of an error over its bound, of the slices along `dim`.
 
     Half a spacing of every element at most; two roundings of each of the `additions` partial results that a kernel may
-    add up in 16 bits, which are independent, so that the norm of N of them exceeds its root mean square by a factor of
-    1 + `CONFIDENCE` / sqrt(N) at most; and 8 u for Winograd's transform (`normwise_window`). All but the first are
-    relative to what is added up: the result or, where it cancels, the root of `power`, the sum of products squared.
+    add up in 16 bits, and one of what a bias is added to (half a spacing of which is `before`), which are independent,
+    so that the norm of N of them exceeds its root mean square by a factor of 1 + `CONFIDENCE` / sqrt(N) at most; and
+    8 u for Winograd's transform (`normwise_window`). All but the first are relative to what is added up: the result or,
+    where it cancels, the root of `power`, the sum of products squared.
     """
-    off, exactly, squares = (
-        tensor.transpose(0, dim).flatten(1) for tensor in (seen.detach().cpu().double() - value, value, power)
+    first = torch.zeros_like(value) if before is None else before
+    off, exactly, squares, first = (
+        tensor.transpose(0, dim).flatten(1) for tensor in (seen.detach().cpu().double() - value, value, power, first)
     )
     size = torch.maximum(exactly.abs(), squares.sqrt())
-    deviation = _norm(half_spacing(size, form)) * ROUNDING * (2 * additions) ** 0.5
+    deviation = (2 * additions * _norm(half_spacing(size, form)) ** 2 + _norm(first) ** 2).sqrt() * ROUNDING
     transform = (8 * winograd + 2.0**-6) * form.unit_roundoff * _norm(size)
     scatter = deviation * (1 + CONFIDENCE / exactly.shape[1] ** 0.5)
     ratio = _norm(off) / (_norm(half_spacing(exactly.abs(), form)) + scatter + transform)
@@ -144,6 +153,7 @@ def measure_convolution(
     power = convolution.expected(*squares)
     power.backward(seed.square())
     winograd = convolution.winograd and device.type != "cpu"
+    before = None if device.type == "cpu" else _before_the_bias(value.detach(), narrow[2].detach(), form)
     what = f"convolution, {convolution.name}, {kind.replace('_', ' ')}"
     samples = convolution.image[0]
     slices = 1 if convolution.transposed else 0
@@ -163,22 +173,33 @@ def measure_convolution(
         assert tensor is not None
         assert exactly is not None
         assert sizes is not None
-        error = _by_slice(tensor, exactly, sizes, form, dim, additions, winograd)
+        first = before if place is None else None
+        error = _by_slice(tensor, exactly, sizes, form, dim, additions, winograd, first)
         noise = (0.6 * additions**0.5 + 8 * winograd) * form.unit_roundoff
-        gain = gain_ratio(tensor, Rounded(exactly, torch.zeros_like(exactly)), form, noise) if kind == "plain" else 0.0
+        reference = Rounded(exactly, torch.zeros_like(exactly))
+        gain = gain_ratio(tensor, reference, form, noise, first) if kind == "plain" else 0.0
         share = (
-            _shares(convolution, full, narrow, tensor, exactly, form, noise)
+            _shares(convolution, full, narrow, tensor, reference, form, noise, first)
             if place is None and kind == "plain"
             else None
         )
         found.append(
             Measured(what if place is None else f"{what}: gradient {place}", tensor.dtype, error, gain, place, share)
         )
-    reference = _bias_gradient(seed, form, in_16_bits=convolution.options.get("dilation", 1) > 1)
+    of_bias = _bias_gradient(seed, form, in_16_bits=convolution.options.get("dilation", 1) > 1)
     found.append(
-        Measured(f"{what}: gradient 2", leaves[2].grad.dtype, error_ratio(leaves[2].grad, reference, form), operand=2)
+        Measured(f"{what}: gradient 2", leaves[2].grad.dtype, error_ratio(leaves[2].grad, of_bias, form), operand=2)
     )
     return found
+
+
+def _before_the_bias(value: Tensor, bias: Tensor, form: Format) -> Tensor:
+    """Return half a spacing of a result without its bias, which torch adds to what cuDNN has rounded.
+
+    `output.add_(reshape_bias(input.dim(), bias))` of ConvBackend::Cudnn in aten/src/ATen/native/Convolution.cpp. All
+    elements of a channel are multiples of one power of two then, so that this addition rounds them alike.
+    """
+    return half_spacing((value - bias.view(-1, *[1] * (value.dim() - 2))).abs(), form)
 
 
 def _bias_gradient(seed: Tensor, form: Format, *, in_16_bits: bool) -> Rounded:
@@ -199,15 +220,15 @@ def _shares(
     full: list[Tensor],
     narrow: list[Tensor],
     seen: Tensor,
-    value: Tensor,
+    reference: Rounded,
     form: Format,
     noise: float,
+    before: Tensor | None,
 ) -> float | None:
     """Return the worst share of the image's and the weight's rounding."""
     image, weight, bias = (tensor.detach() for tensor in narrow)
-    reference = Rounded(value, torch.zeros_like(value))
     found = [
-        share_ratio(seen, convolution.expected(*others).detach(), reference, form, noise)
+        share_ratio(seen, convolution.expected(*others).detach(), reference, form, noise, before)
         for others in ((full[0].double(), weight, bias), (image, full[1].double(), bias))
     ]
     return max((share for share in found if share is not None), default=None)

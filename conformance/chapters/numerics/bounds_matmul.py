@@ -164,12 +164,26 @@ def _product_reference(left: Tensor, right: Tensor, added: Tensor | None, form: 
     return Rounded(value, torch.zeros_like(size) if whole else lost * size / ORDER)
 
 
-def share_ratio(seen: Tensor, without: Tensor, reference: Rounded, form: Format, noise: float = 0.0) -> float | None:
+def _rounding_of_product(left: Tensor, right: Tensor, form: Format) -> Tensor:
+    """Return what it costs to round left @ right to `form` before a bias is added: half a spacing by element."""
+    value, size = exact.product_and_size(left, right)
+    return half_spacing(value.abs() + accumulation(left.shape[-1]) * size, form)
+
+
+def share_ratio(
+    seen: Tensor,
+    without: Tensor,
+    reference: Rounded,
+    form: Format,
+    noise: float = 0.0,
+    before: Tensor | None = None,
+) -> float | None:
     """Return how far the share of an operand's rounding in the result is from 1, over its bound; None: nothing to see.
 
     `without` is the float64 result had the operand not been rounded, `reference` that with it rounded. Where it was
     not, the share is 0, and the ratio 1 over the bound. Independent roundings of the result add `CONFIDENCE` standard
-    deviations (and `noise`, the relative error of a kernel that is not direct). So does the arithmetic, twice: whatever
+    deviations (and `noise`, the relative error of a kernel that is not direct, and `before`, half a spacing of what was
+    rounded on the way). So does the arithmetic, twice: whatever
     its errors e are, truncation too, their product with the effect of an operand's rounding is a sum over that
     operand's independent roundings, whose deviation is at most |e| |B|_2, about twice sqrt(sum (e D)^2).
     """
@@ -179,6 +193,8 @@ def share_ratio(seen: Tensor, without: Tensor, reference: Rounded, form: Format,
         return None
     off = ((seen.detach().cpu().double().flatten() - reference.value.flatten()) * made).sum().abs()
     size = half_spacing(reference.value.abs().flatten(), form) * ROUNDING + noise * reference.value.abs().flatten()
+    if before is not None:
+        size = size + before.flatten() * ROUNDING
     error = 2 * ORDER * reference.error.flatten()
     bound = CONFIDENCE * ((size * made).square().sum().sqrt() + (error * made).square().sum().sqrt())
     return float(off / bound) if bound < power / 2 else None
@@ -195,10 +211,12 @@ def measure_product(
     *,
     result: bool = True,
     backward: bool = True,
+    rounds_product: bool = False,
 ) -> list[Measured]:
     """Run a product of fp32 operands in `region`, where it is promised to compute in `form`, forward and backward.
 
-    `result` and `backward` say which of the two is measured.
+    `result` and `backward` say which of the two is measured, `rounds_product` whether a kernel may round the product
+    before it adds a bias.
     """
     full = product_operands(product, kind, shape, form, rng)
     left, right, bias, seed = (rounded(operand, form) for operand in full)
@@ -207,7 +225,8 @@ def measure_product(
         seen = product.call(*leaves)
     what = f"{product.name} {'x'.join(map(str, shape))}, {kind.replace('_', ' ')}"
     added, plain = None if product.bias == "none" else bias, kind == "plain"
-    found = [_result(what, seen, full, (left, right, added), form, plain=plain)] if result else []
+    before = _rounding_of_product(left, right, form) if rounds_product and added is not None else None
+    found = [_result(what, seen, full, (left, right, added), form, before, plain=plain)] if result else []
     if not backward:
         return found
     seen.backward(seed.to(seen.dtype).to(device))
@@ -234,28 +253,40 @@ def _result(
     full: tuple[Tensor, Tensor, Tensor, Tensor],
     narrow: tuple[Tensor, Tensor, Tensor | None],
     form: Format,
+    before: Tensor | None,
     *,
     plain: bool,
 ) -> Measured:
     """Measure the result of `narrow`, which `full` was rounded to."""
     left, right, added = narrow
     reference = _product_reference(left, right, added, form)
-    measured = _judged(what, seen, reference, form, gain=plain)
+    measured = _judged(what, seen, reference, form, gain=plain, before=before)
     if form is FP32 or not plain:
         return measured
     plus, whole = (0, 0) if added is None else (added, full[2])
     others = [exact.product(full[0], right) + plus, exact.product(left, full[1]) + plus]
-    shares = [share for other in others if (share := share_ratio(seen, other, reference, form)) is not None]
+    ratios = (share_ratio(seen, other, reference, form, before=before) for other in others)
+    shares = [share for share in ratios if share is not None]
     size = normwise_error(seen, exact.product(full[0], full[1]) + whole) / form.unit_roundoff / 0.3
     return replace(measured, share=max(shares, default=None), size=size)
 
 
 def _judged(
-    what: str, seen: Tensor, reference: Rounded, form: Format, operand: int | None = None, *, gain: bool = True
+    what: str,
+    seen: Tensor,
+    reference: Rounded,
+    form: Format,
+    operand: int | None = None,
+    *,
+    gain: bool = True,
+    before: Tensor | None = None,
 ) -> Measured:
     """Measure what was rounded to `form`, though a gradient comes back widened to fp32.
 
     `gain`: whether the roundings are independent, which they are not where scaled rows and few terms repeat numbers.
+    `before`: half a spacing of what was rounded on the way.
     """
-    scale = gain_ratio(seen, reference, form) if gain else 0.0
+    scale = gain_ratio(seen, reference, form, before=before) if gain else 0.0
+    if before is not None:
+        reference = Rounded(reference.value, reference.error + before / ORDER)
     return Measured(what, seen.dtype, error_ratio(seen, reference, form), scale, operand)

@@ -96,18 +96,22 @@ def error_ratio(seen: Tensor, reference: Rounded, form: Format | None = None) ->
     return float((off / bound).nan_to_num_(nan=math.inf).masked_fill_(right, 0.0).max())
 
 
-def gain_ratio(seen: Tensor, reference: Rounded, form: Format | None = None, noise: float = 0.0) -> float:
+def gain_ratio(
+    seen: Tensor, reference: Rounded, form: Format | None = None, noise: float = 0.0, before: Tensor | None = None
+) -> float:
     """Return the systematic scale error <seen, value> / <value, value> - 1 over its bound.
 
     `CONFIDENCE` standard deviations of a sum of independent roundings to the stored type, and every error of the
-    arithmetic pointing the same way. `noise` is the relative deviation of other independent errors.
+    arithmetic pointing the same way. `noise` is the relative deviation of other independent errors, `before` half a
+    spacing of what was rounded on the way.
     """
     form = form or FORMATS[seen.dtype]
     there, value = seen.detach().cpu().double().flatten(), reference.value.detach().flatten()
     error = ORDER * reference.error.flatten()
+    spent = torch.zeros_like(value) if before is None else before.flatten()
     if not bool((value + there).isfinite().all()):
         keep = value.isfinite() & there.isfinite()
-        there, value, error = there[keep], value[keep], error[keep]
+        there, value, error, spent = there[keep], value[keep], error[keep], spent[keep]
     power = value.square().sum()
     if not power:
         return 0.0
@@ -117,7 +121,7 @@ def gain_ratio(seen: Tensor, reference: Rounded, form: Format | None = None, noi
         value_size = value.abs()
         kinds, order = torch.frexp(value_size)[0].sort()
         fresh = kinds[1:] != kinds[:-1]
-        size = (half_spacing(value_size, form) * ROUNDING + noise * value_size) * value_size
+        size = ((half_spacing(value_size, form) + spent) * ROUNDING + noise * value_size) * value_size
         if not bool(fresh.all()):
             member = torch.cat([fresh.new_zeros(1), fresh]).cumsum(0)
             size = torch.zeros_like(kinds).index_add(0, member, size[order])

@@ -65,6 +65,14 @@ def _plan(case: Case, product: Product, *, backward: bool) -> Iterator[tuple[str
             yield from ((kind, shape) for kind in kinds)
 
 
+def _rounds_product(target: Target) -> bool:
+    """Return whether kernels may round a product before they add the bias; that none does is AMP-NUMERICS-068.
+
+    cuBLAS does on Hopper (nvjet kernels that add C) and in the reduction of split-K products with a bias epilogue.
+    """
+    return target.device_type != "cpu"
+
+
 def _products(case: Case, target: Target, rng: torch.Generator, product: Product, *, backward: bool) -> list[Measured]:
     found = []
     with full_precision(target.device_type):
@@ -75,7 +83,16 @@ def _products(case: Case, target: Target, rng: torch.Generator, product: Product
                 region = functools.partial(target.autocast, dtype)
                 form = FORMATS[dtype]
                 found += measure_product(
-                    product, kind, shape, form, rng, target.device, region, result=not backward, backward=backward
+                    product,
+                    kind,
+                    shape,
+                    form,
+                    rng,
+                    target.device,
+                    region,
+                    result=not backward,
+                    backward=backward,
+                    rounds_product=_rounds_product(target),
                 )
     return found
 
@@ -109,7 +126,14 @@ def test_products_round_each_operand(case: Case, target: Target, rng: torch.Gene
         form = FORMATS[dtype]
         with full_precision(target.device_type):
             found = measure_product(
-                product, "plain", SHAPES["tiles"], form, rng, target.device, functools.partial(target.autocast, dtype)
+                product,
+                "plain",
+                SHAPES["tiles"],
+                form,
+                rng,
+                target.device,
+                functools.partial(target.autocast, dtype),
+                rounds_product=_rounds_product(target),
             )
         case.equal(f"{form.name}: results and gradients with a measured share", _seen(found), 3)
         share, where = op_error.worst(found, lambda one: one.share)

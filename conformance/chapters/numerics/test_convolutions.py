@@ -214,6 +214,37 @@ def _computed(call: Callable[..., Tensor], image: Tensor, weight: Tensor, seed: 
     return {what: tensor.detach().cpu() for what, tensor in found.items() if tensor is not None}
 
 
+@contract("AMP-NUMERICS-106")
+@pytest.mark.parametrize("pair", _spreading())
+def test_sums_beyond_the_range_are_infinite(case: Case, target: Target, pair: tuple[str, torch.memory_format]) -> None:
+    case.require(target, torch.float16)
+    name, layout = pair
+    convolution = CONVOLUTIONS[name]
+
+    def alone(image: Tensor, weight: Tensor) -> Tensor:
+        return convolution.call(image, weight, **convolution.options)
+
+    def in_a_region(image: Tensor, weight: Tensor) -> Tensor:
+        with full_precision(target.device_type), target.autocast(torch.float16):
+            return alone(image, weight)
+
+    sizes = [convolution.image, convolution.weight]
+    sizes.append(tuple(alone(*(torch.zeros(size) for size in sizes)).shape))
+    wrong: dict[float, dict[str, int]] = {math.inf: {}, -math.inf: {}}
+    # Each product of two of them is beyond the range by itself.
+    for signs in ((1, 1, 1), (1, -1, 1), (-1, 1, 1)):
+        sources = [torch.full(size, 300.0 * sign) for size, sign in zip(sizes, signs, strict=True)]
+        sums = _computed(alone, *(source.double() for source in sources))
+        laid = [source.contiguous(memory_format=layout).to(target.device) for source in sources]
+        for what, tensor in _computed(in_a_region, *laid).items():
+            for infinity, found in wrong.items():
+                beyond = sums[what].sign() == math.copysign(1, infinity)
+                if missing := int((beyond & (tensor != infinity)).sum()):
+                    found[what] = found.get(what, 0) + missing
+    for infinity, found in wrong.items():
+        case.equal(f"{name}: elements beyond the range that are not {infinity}", found, {})
+
+
 @contract("AMP-NUMERICS-087")
 @pytest.mark.parametrize("pair", _spreading())
 def test_convolutions_pass_on_inf_and_nan(
@@ -231,10 +262,12 @@ def test_convolutions_pass_on_inf_and_nan(
 
     sizes = [convolution.image, convolution.weight]
     sizes.append(tuple(alone(*(torch.zeros(size) for size in sizes)).shape))
-    lost, spread = {}, {}
+    specials = (math.nan, math.inf, -math.inf)
+    lost: dict[float, dict[str, int]] = {special: {} for special in specials}
+    spread = {}
     for index, (operand, (what, axis)) in enumerate(WITHIN.items()):
         last = math.prod(sizes[index]) - 1
-        for place, special in ((0, math.nan), (last // 2, math.inf), (last, -math.inf)):
+        for place, special in zip((0, last // 2, last), specials, strict=True):
             marks = [torch.ones(size, dtype=torch.double) for size in sizes]
             marks[index].zero_().view(-1)[place] = 1
             depends = {key: tensor != 0 for key, tensor in _computed(alone, *marks).items()}
@@ -244,9 +277,10 @@ def test_convolutions_pass_on_inf_and_nan(
             wrong = {key: ~tensor.isfinite() for key, tensor in _computed(in_a_region, *laid).items()}
             for key in DEPENDS[operand]:
                 if missing := int((depends[key] & ~wrong[key]).sum()):
-                    lost[f"{special} in place {place} of the {operand}: {key}"] = missing
+                    lost[special][f"place {place} of the {operand}: {key}"] = missing
             others = [other for other in range(wrong[what].dim()) if other != axis]
             if beyond := int((wrong[what].amax(others) & ~depends[what].amax(others)).sum()):
                 spread[f"{special} in place {place} of the {operand}: {what}, axis {axis}"] = beyond
-    case.equal("finite elements that depend on one that is not", lost, {})
+    for special, found in lost.items():
+        case.equal(f"finite elements that depend on one that is {special}", found, {})
     case.equal("slices beyond those that depend on it, with elements that are not finite", spread, {})

@@ -679,6 +679,18 @@ def convolutions_turn_nan_into_zero() -> Iterator[None]:
         yield
 
 
+@fault("AMP-NUMERICS-087", "AMP-NUMERICS-106")
+def convolutions_turn_minus_infinity_into_zero() -> Iterator[None]:
+    """16-bit convolutions give zero where a result is below the range, as some of cuDNN's do."""
+
+    def run(x: torch.Tensor, *args: Any) -> torch.Tensor:
+        result = _convolution(x, *args)
+        return torch.where(result == -math.inf, 0.0, result) if x.dtype in _LOW else result
+
+    with kernel("convolution", run, "CPU"):
+        yield
+
+
 @fault("AMP-NUMERICS-087")
 def weight_gradients_of_convolutions_saturate() -> Iterator[None]:
     """The weight gradient of a 16-bit convolution is the largest number in the place of an infinity."""
