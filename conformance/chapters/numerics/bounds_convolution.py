@@ -137,9 +137,19 @@ def _scaled(tensor: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def measure_convolution(
-    convolution: Convolution, kind: str, form: Format, rng: torch.Generator, device: torch.device, region: Region
+    convolution: Convolution,
+    kind: str,
+    form: Format,
+    rng: torch.Generator,
+    device: torch.device,
+    region: Region,
+    *,
+    rounds_sum: bool = False,
 ) -> list[Measured]:
-    """Run a convolution of fp32 operands in `region`, where it is promised to compute in `form`, both ways."""
+    """Run a convolution of fp32 operands in `region`, where it is promised to compute in `form`, both ways.
+
+    `rounds_sum`: whether the sum of products may be rounded before the bias is added.
+    """
     full = convolution_operands(convolution, kind, rng)
     leaves = [operand.clone().to(device).requires_grad_() for operand in full]
     with region():
@@ -153,7 +163,7 @@ def measure_convolution(
     power = convolution.expected(*squares)
     power.backward(seed.square())
     winograd = convolution.winograd and device.type != "cpu"
-    before = None if device.type == "cpu" else _before_the_bias(value.detach(), narrow[2].detach(), form)
+    before = _before_the_bias(value.detach(), narrow[2].detach(), form) if rounds_sum else None
     what = f"convolution, {convolution.name}, {kind.replace('_', ' ')}"
     samples = convolution.image[0]
     slices = 1 if convolution.transposed else 0

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from conformance.chapters.numerics import op_error
 from conformance.chapters.numerics.bounds_convolution import (
@@ -135,6 +139,59 @@ def test_operands_that_were_not_rounded_are_seen(form: Format) -> None:
     assert low is not None
     assert wide is not None
     assert low < 1 < 2 < wide
+
+
+def _rounded_first(to: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return an addmm in fp16 that rounds the product, and then `to` what `to` returns, before it adds the bias."""
+
+    def call(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        return to(a.half() @ b.half()) + c.half()
+
+    return call
+
+
+@pytest.mark.parametrize("kind", ["grid", "bias"])
+def test_a_product_may_be_rounded_once_before_its_bias_is_added(kind: str) -> None:
+    once, coarse = _rounded_first(lambda x: x), _rounded_first(lambda x: x.bfloat16().half())
+    found = {}
+    for name, call in (("once", once), ("coarse", coarse)):
+        for allowed in (False, True):
+            product = dataclasses.replace(PRODUCTS["addmm"], call=call)
+            rng = torch.Generator().manual_seed(2)
+            (seen,) = measure_product(
+                product,
+                kind,
+                (48, 512, 48),
+                FP16,
+                rng,
+                CPU,
+                contextlib.nullcontext,
+                backward=False,
+                rounds_product=allowed,
+            )
+            found[name, allowed] = seen.worst
+    assert found["once", True] <= 1 < found["once", False]
+    assert found["coarse", True] > 1
+
+
+def test_a_convolution_may_be_rounded_once_before_its_bias_is_added() -> None:
+    plain = CONVOLUTIONS["pointwise"]
+
+    def call(image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, coarse: bool = False) -> torch.Tensor:
+        seen = F.conv2d(image.half(), weight.half())
+        return (seen.bfloat16().half() if coarse else seen) + bias.half().view(1, -1, 1, 1)
+
+    found = {}
+    for coarse in (False, True):
+        for allowed in (False, True):
+            convolution = dataclasses.replace(plain, call=functools.partial(call, coarse=coarse))
+            rng = torch.Generator().manual_seed(3)
+            seen, *_ = measure_convolution(
+                convolution, "same_sign", FP16, rng, CPU, contextlib.nullcontext, rounds_sum=allowed
+            )
+            found[coarse, allowed] = seen.worst
+    assert found[False, True] <= 1 < found[False, False]
+    assert found[True, True] > 1
 
 
 def test_fp32_in_the_place_of_16_bits_is_out_of_bounds() -> None:
