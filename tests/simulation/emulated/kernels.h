@@ -5,6 +5,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <functional>
+#include <limits>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -85,6 +86,17 @@ inline std::vector<Tensor> lstm_cell_backward(const Arguments& given) {
   return {gates, d_before, given[5].toBool() ? gates.sum(0) : Tensor()};
 }
 
+// Gradients from results, each step rounded to the type: aten/src/ATen/native/cuda/BinaryMiscBackwardOpsKernels.cu
+inline std::vector<Tensor> tanh_backward(const Arguments& given) {
+  const auto result = operand(given, 1);
+  return {operand(given, 0) * (1 - result * result)};
+}
+
+inline std::vector<Tensor> sigmoid_backward(const Arguments& given) {
+  const auto result = operand(given, 1);
+  return {operand(given, 0) * (1 - result) * result};
+}
+
 inline std::vector<Tensor> depthwise(const Arguments& given) {
   auto input = operand(given, 0);
   std::optional<Tensor> bias;
@@ -104,6 +116,8 @@ inline const std::unordered_map<std::string, Written>& written() {
       {"aten::_thnn_fused_gru_cell_backward", gru_cell_backward},
       {"aten::_thnn_fused_lstm_cell", lstm_cell},
       {"aten::_thnn_fused_lstm_cell_backward_impl", lstm_cell_backward},
+      {"aten::tanh_backward", tanh_backward},
+      {"aten::sigmoid_backward", sigmoid_backward},
       {"aten::_conv_depthwise2d", depthwise},
       {"aten::conv_depthwise3d", depthwise},
   };
@@ -124,6 +138,22 @@ inline void check_and_unscale(const c10::OperatorHandle& op, const Arguments& gi
 inline void update_scale(const c10::OperatorHandle& op, const Arguments&, Stack* stack) {
   stack->back() = static_cast<int64_t>(static_cast<int32_t>(stack->back().toInt()));
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+}
+
+// --- Sparse tensors: aten/src/ATen/native/sparse/cuda/SparseCUDATensorMath.cu
+
+// Values of indices that are not coalesced are added by atom.add.f32, which takes subnormal numbers for zeros (PTX ISA).
+inline void flush_duplicates(const std::string& name, size_t count, Stack* stack) {
+  if (name != "aten::_to_dense" && name != "aten::add" && name != "aten::add_") return;
+  for (size_t place = stack->size() - count; place < stack->size(); place++) {
+    auto& argument = (*stack)[place];
+    if (!argument.isTensor() || argument.toTensor().layout() != c10::kSparse) continue;
+    const auto tensor = argument.toTensor();
+    if (tensor.is_coalesced() || tensor.scalar_type() != at::kFloat) continue;
+    const auto values = tensor._values();
+    const auto flushed = values.masked_fill(values.abs() < std::numeric_limits<float>::min(), 0);
+    argument = at::_sparse_coo_tensor_unsafe(tensor._indices(), flushed, tensor.sizes());
+  }
 }
 
 // --- Fused optimizers: aten/src/ATen/native/cuda/FusedAdamKernel.cu, FusedSgdKernel.cu, FusedAdagradKernel.cu
@@ -155,6 +185,37 @@ inline void fused_step(const c10::OperatorHandle& op, const Arguments& given, St
   }
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
   for (auto& [narrow, wide] : widened) narrow.copy_(wide);
+}
+
+// --- Quotients: an operand of another type is cast to that of the result, also one count; a CPU divides by a number
+
+inline void divide(const c10::OperatorHandle& op, const Arguments& given, Stack* stack) {
+  const auto divided = operand(given, 0), by = operand(given, 1);
+  if (by.defined() && divided.scalar_type() == at::kHalf && by.scalar_type() == at::kLong &&
+      !by.unsafeGetTensorImpl()->is_wrapped_number())
+    (*stack)[stack->size() - given.size() + 1] = by.to(at::kHalf);
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+}
+
+// --- Stable sorts: aten/src/ATen/native/cuda/Sort.cu, sorted by the bits of the numbers (cub's radix sort)
+
+// A NaN is the largest number, or the smallest where its sign is set; zeros are equal.
+inline void sort_bits(const c10::OperatorHandle& op, const Arguments& given, Stack* stack) {
+  const bool stable = op.schema().overload_name() == "stable" && given[1].isBool() && given[1].toBool();
+  const auto tensor = operand(given, 0);
+  if (!stable || !tensor.is_floating_point()) {
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    return;
+  }
+  const auto width = tensor.element_size();
+  const auto integer = width == 2 ? at::kShort : width == 4 ? at::kInt : at::kLong;
+  const auto bits = at::where(tensor == 0, at::zeros_like(tensor), tensor).contiguous().view(integer);
+  const auto sign = at::scalar_tensor(1, integer).bitwise_left_shift(8 * width - 1);
+  const auto keys = at::where(bits < 0, bits.bitwise_not().bitwise_xor(sign), bits);
+  const auto places = std::get<1>(at::sort(keys, true, given[2].toInt(), given[3].toBool()));
+  torch::jit::drop(*stack, given.size());
+  stack->push_back(tensor.dim() ? tensor.gather(given[2].toInt(), places) : tensor.clone());
+  stack->push_back(places);
 }
 
 // --- TF32: torch's notes "TensorFloat-32 (TF32) on Ampere (and later) devices"
@@ -227,6 +288,8 @@ inline Kernel adapted(const std::string& name) {
       {"aten::_fused_adamw_", fused_step},
       {"aten::_fused_sgd_", fused_step},
       {"aten::_fused_adagrad_", fused_step},
+      {"aten::div", divide},
+      {"aten::sort", sort_bits},
       {"aten::_scaled_dot_product_flash_attention", flash},
       {"aten::_scaled_dot_product_flash_attention_backward", flash_backward},
       {"aten::_scaled_dot_product_efficient_attention", efficient},
@@ -253,13 +316,13 @@ inline void compute(const c10::OperatorHandle& op, bool sparse, Stack* stack) {
   auto found = written().find(name);
   if (found == written().end()) {
     // Sparse tensors have a dispatch key of their own.
-    if (sparse) op.callBoxed(stack);
+    if (sparse) flush_duplicates(name, count, stack), op.callBoxed(stack);
     else op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
     return;
   }
   auto given = torch::jit::pop(*stack, count);
   auto results = found->second(given);
-  if (op.schema().overload_name() == "out") {
+  if (op.schema().overload_name() == "out" || op.schema().overload_name() == "grad_input") {
     auto out = given.back().toTensor();
     out.resize_(results[0].sizes());
     out.copy_(results[0]);
