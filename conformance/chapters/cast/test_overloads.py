@@ -305,6 +305,7 @@ _FORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "one dimension fewer": lambda x: x.select(0, 0) if x.dim() else x,
     "one dimension more": lambda x: x.unsqueeze(0),
 }
+_OF_OTHER_RANKS = ("zero-dimensional inputs", "one dimension fewer", "one dimension more")
 
 
 def _indexes(call: partial[Any]) -> bool:
@@ -321,8 +322,8 @@ def test_views_of_every_form(case: Case, target: Target, overload: str) -> None:
         for form, change in _FORMS.items():
             if form == "empty inputs" and _indexes(call) and target.device_type != "cpu" and not target.is_fake:
                 continue  # an index out of bounds fails a device assertion, which ends the process
-            if form == "zero-dimensional inputs" and overload.startswith("cudnn_") and not target.is_fake:
-                continue  # torch reads the rank of the image unchecked, which ends the process
+            if form in _OF_OTHER_RANKS and overload.startswith("cudnn_") and not target.is_fake:
+                continue  # these read sizes at places that other ranks do not have, which can end the process
             formed = overloads.changed(target, call, change)
             # replication_pad with an extra dimension leaves its result unwritten on torch 2.6, in a region or not.
             written = form != "one dimension more" or not overload.startswith("replication_pad")
