@@ -360,7 +360,8 @@ inline void compute(const c10::OperatorHandle& op, bool sparse, Stack* stack) {
     return;
   }
   read_in_tf32(name, count, stack);
-  if (auto kernel = adapted(name)) return kernel(op, Arguments(stack->end() - count, stack->end()), stack);
+  if (auto kernel = adapted(name); kernel != nullptr && !sparse)
+    return kernel(op, Arguments(stack->end() - count, stack->end()), stack);
   auto found = written().find(name);
   if (found == written().end()) {
     // Sparse tensors have a dispatch key of their own.
