@@ -187,6 +187,50 @@ inline void fused_step(const c10::OperatorHandle& op, const Arguments& given, St
   for (auto& [narrow, wide] : widened) narrow.copy_(wide);
 }
 
+// --- Sums by index: aten/src/ATen/native/cuda/ScatterGatherKernel.cu and Indexing.cu, which add to 16 bits in memory
+
+inline bool is_narrow(const Tensor& tensor) {
+  return tensor.dim() > 0 && (tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16);
+}
+
+// The CPU's index_put adds one number after another in the type of the tensor.
+inline void scatter_add(const c10::OperatorHandle& op, const Arguments& given, Stack* stack) {
+  auto into = operand(given, 0);
+  const auto index = operand(given, 2), from = operand(given, 3);
+  if (!is_narrow(into) || given.size() != 4) {
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    return;
+  }
+  c10::List<std::optional<Tensor>> places;
+  auto added = from;
+  for (int64_t dim = 0; dim < index.dim(); dim++) {
+    std::vector<int64_t> shape(index.dim(), 1);
+    shape[dim] = index.size(dim);
+    places.push_back(at::arange(index.size(dim)).view(shape).expand(index.sizes()));
+    added = added.narrow(dim, 0, index.size(dim));
+  }
+  places.set(at::maybe_wrap_dim(given[1].toInt(), into.dim()), index);
+  if (op.schema().name() == "aten::scatter_add") into = into.clone();
+  torch::jit::drop(*stack, given.size());
+  stack->push_back(into.index_put_(places, added, true));
+}
+
+inline void index_add(const c10::OperatorHandle& op, const Arguments& given, Stack* stack) {
+  auto into = operand(given, 0);
+  if (!is_narrow(into) || given.size() != 5) {
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    return;
+  }
+  const auto dim = given[1].toInt();
+  if (op.schema().name() == "aten::index_add") into = into.clone();
+  const auto added = operand(given, 3) * given[4].toScalar();
+  c10::List<std::optional<Tensor>> places;
+  places.push_back(operand(given, 2).to(at::kLong));
+  into.transpose(0, dim).index_put_(places, added.dim() ? added.transpose(0, dim) : added, true);
+  torch::jit::drop(*stack, given.size());
+  stack->push_back(into);
+}
+
 // --- Quotients: an operand of another type is cast to that of the result, also one count; a CPU divides by a number
 
 inline void divide(const c10::OperatorHandle& op, const Arguments& given, Stack* stack) {
@@ -289,6 +333,10 @@ inline Kernel adapted(const std::string& name) {
       {"aten::_fused_sgd_", fused_step},
       {"aten::_fused_adagrad_", fused_step},
       {"aten::div", divide},
+      {"aten::index_add", index_add},
+      {"aten::index_add_", index_add},
+      {"aten::scatter_add", scatter_add},
+      {"aten::scatter_add_", scatter_add},
       {"aten::sort", sort_bits},
       {"aten::_scaled_dot_product_flash_attention", flash},
       {"aten::_scaled_dot_product_flash_attention_backward", flash_backward},
@@ -312,7 +360,8 @@ inline void compute(const c10::OperatorHandle& op, bool sparse, Stack* stack) {
     return;
   }
   read_in_tf32(name, count, stack);
-  if (auto kernel = adapted(name)) return kernel(op, Arguments(stack->end() - count, stack->end()), stack);
+  if (auto kernel = adapted(name); kernel != nullptr && !sparse)
+    return kernel(op, Arguments(stack->end() - count, stack->end()), stack);
   auto found = written().find(name);
   if (found == written().end()) {
     // Sparse tensors have a dispatch key of their own.
