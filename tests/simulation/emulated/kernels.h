@@ -231,6 +231,27 @@ inline void index_add(const c10::OperatorHandle& op, const Arguments& given, Sta
   stack->push_back(into);
 }
 
+// --- Bags of an embedding by frequency: aten/src/ATen/native/cuda/EmbeddingBackwardKernel.cu
+
+// The CPU's kernel divides by how often another index occurs before torch 2.14.
+inline void bags_backward(const c10::OperatorHandle& op, const Arguments& given, Stack* stack) {
+  const auto mode = given[8].toInt();
+  if (!given[7].toBool() || given[9].toBool() || mode > 1) {
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    return;
+  }
+  const auto slope = operand(given, 0), index = operand(given, 1).to(at::kLong), start = operand(given, 2).to(at::kLong);
+  const auto starts = at::bincount(start, {}, index.numel() + 1).narrow(0, 0, index.numel());
+  const auto bag = starts.cumsum(0) - 1, count = at::bincount(index, {}, given[6].toInt());
+  auto rows = slope.index_select(0, bag) / count.index_select(0, index).unsqueeze(1);
+  if (mode == 1) rows = rows / operand(given, 4).index_select(0, bag).unsqueeze(1);
+  if (operand(given, 10).defined()) rows = rows * operand(given, 10).unsqueeze(1);
+  rows = rows.masked_fill((index == given[11].toInt()).unsqueeze(1), 0);
+  const auto made = at::zeros({given[6].toInt(), slope.size(1)}, rows.options()).index_add_(0, index, rows);
+  torch::jit::drop(*stack, given.size());
+  stack->push_back(made.to(slope.scalar_type()));
+}
+
 // --- Quotients: an operand of another type is cast to that of the result, also one count; a CPU divides by a number
 
 inline void divide(const c10::OperatorHandle& op, const Arguments& given, Stack* stack) {
@@ -332,6 +353,7 @@ inline Kernel adapted(const std::string& name) {
       {"aten::_fused_adamw_", fused_step},
       {"aten::_fused_sgd_", fused_step},
       {"aten::_fused_adagrad_", fused_step},
+      {"aten::_embedding_bag_backward", bags_backward},
       {"aten::div", divide},
       {"aten::index_add", index_add},
       {"aten::index_add_", index_add},
