@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +20,7 @@ from ..report.verdicts import Verdict
 from . import exhaustion
 from .check import Case
 from .endings import ContractViolation, Inconclusive, SuiteError, Unsupported, Untestable
-from .environment import redact
+from .environment import redact, redact_folders
 from .evidence import plain, sentence
 from .waivers import Waiver
 
@@ -185,11 +185,22 @@ def record(
         verdict=judgement.verdict,
         reason=judgement.reason,
         detail=judgement.detail,
-        evidence=tuple(case.evidence) if case else (),
+        evidence=tuple(map(_without_folders, case.evidence)) if case else (),
         snippet=case.reproduction or None if case and failed else None,
         waiver=waiver.reason if waiver and judgement.verdict is Verdict.WAIVED else None,
         duration_s=round(duration, 4),
     )
+
+
+def _without_folders(one: values.Evidence) -> values.Evidence:
+    """Redact what a check recorded: an error of compiled code holds a stack, which names files."""
+    return replace(one, name=redact_folders(one.name), measured=_redacted(one.measured))
+
+
+def _redacted(value: values.Measured) -> values.Measured:
+    if isinstance(value, list):
+        return [_redacted(item) for item in value]
+    return redact_folders(value) if isinstance(value, str) else value
 
 
 def _short(value: Any) -> str:

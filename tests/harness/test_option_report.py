@@ -167,7 +167,9 @@ def test_report_names_no_host_user_or_folder(toy: Toy) -> None:
     places = f"{Path.home() / 'secret'} and {toy.path}"
     _suite(
         toy,
-        f"@contract('AMP-API-001')\ndef test_a(case: Case) -> None:\n    raise ValueError('in {places}')\n",
+        "@contract('AMP-API-001')\ndef test_a(case: Case) -> None:\n"
+        f"    case.note('of {places}', [['at {places}']])\n    case.true('raised', True, 'by {places}')\n"
+        f"    raise ValueError('in {places}')\n",
     )
 
     toy.run()
