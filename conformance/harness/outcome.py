@@ -93,6 +93,8 @@ def _records_amiss(run: Run, pytest_status: int) -> Iterator[str]:
     early = run.stopped or run.device_lost or run.smoke_failed or pytest_status == pytest.ExitCode.INTERNAL_ERROR
     if not early and (lost := sorted(run.scheduled - set(counts))):
         yield f"{text.count(len(lost), 'case')} left no record: {text.some(lost, _NAMES)}"
+    # Workers that are given nothing end after the report is written.
+    early = early or pytest_status == pytest.ExitCode.NO_TESTS_COLLECTED
     if run.surroundings.workers and not run.collected and not early:
         yield "no worker process said what it collected"
 

@@ -102,6 +102,14 @@ def test_the_report_is_that_of_one_process(start: Start) -> None:
     assert spread.status == alone.status == 1
 
 
+def test_workers_that_are_given_nothing_are_no_error(start: Start) -> None:
+    outcome = start("-k", "nothing_of_this_name")
+
+    assert outcome.status == 5
+    assert outcome.report["footer"]["problems"] == []
+    assert "nothing was executed" in outcome.output
+
+
 @pytest.mark.parametrize(
     "arguments",
     ["-s", "--benchmark-verbose", "--benchmark-skip", "--pdb", "--lf", "--collect-only", "-n 0", "-n 3", "-p no:xdist"],
