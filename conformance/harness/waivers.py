@@ -18,7 +18,9 @@ from . import targets
 from .tables import Table, rows_of
 
 _REQUIRED = {"contract", "cases", "reason", "owner", "link", "expires"}
-_OPTIONAL = {"torch", "target", "varies", "kernels", "evidence", "run"}
+BUILDS = ("cuda", "hip")
+"""The builds of torch for devices that are named cuda."""
+_OPTIONAL = {"torch", "target", "varies", "kernels", "evidence", "run", "build"}
 
 
 class WaiverError(ValueError):
@@ -33,7 +35,8 @@ class Waiver:
     then that the waiver is not needed. `kernels` are operators whose kernels in torch are at fault: a device of a third
     party that has none of its own runs those, the CPU's or one made of other operators. `evidence` are patterns over
     what may fail in a case; the rest of it is judged. Without `run` a case is not run, as it would end the process or
-    leave the device unusable. `shipped` waivers are of what stock PyTorch breaks.
+    leave the device unusable. `build` is the kind of build whose libraries are at fault, "cuda" or "hip": the devices of
+    both are named cuda. `shipped` waivers are of what stock PyTorch breaks.
     """
 
     contract: str
@@ -48,6 +51,7 @@ class Waiver:
     kernels: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ("*",)
     run: bool = True
+    build: str = ""
     shipped: bool = False
 
     def in_conditions(self, torch_version: str, target: str) -> bool:
@@ -108,6 +112,8 @@ def _waiver(where: str, row: dict[str, Any], known: Iterable[str]) -> Waiver:
     table.lists("kernels", of='operators, such as ["aten::mm"]')
     table.lists("evidence", of='patterns over the names of evidence, such as ["fp16*"]')
     table.dates("expires")
+    if row.get("build", "cuda") not in BUILDS:
+        table.refuse(f"build must be one of {', '.join(BUILDS)}")
     if row.get("run", False) is not False:
         table.refuse("run must be false: a case runs unless a waiver says that it must not")
     if "run" in row and "evidence" in row:
@@ -131,6 +137,7 @@ def _waiver(where: str, row: dict[str, Any], known: Iterable[str]) -> Waiver:
         kernels=tuple(row.get("kernels", [])),
         evidence=tuple(row.get("evidence", ["*"])),
         run=row.get("run", True),
+        build=row.get("build", ""),
     )
 
 

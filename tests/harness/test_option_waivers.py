@@ -67,6 +67,20 @@ def test_case_that_would_end_the_process_is_not_run(toy: Toy) -> None:
     assert reason == "not run, as it would end the process or leave the device unusable"
 
 
+@pytest.mark.parametrize(("build", "state"), [("cuda", "used"), ("hip", "idle")])
+def test_waiver_of_a_build_is_not_for_another(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch, build: str, state: str
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.version, "hip", None)
+    _suite(toy)
+
+    outcome = _run(toy, build=f'"{build}"')
+
+    assert outcome.status == (0 if state == "used" else 1)
+    assert outcome.report["footer"]["waivers"][0]["state"] == state
+
+
 def test_waiver_that_a_passing_case_no_longer_needs_fails_the_run(toy: Toy) -> None:
     _suite(toy, second="case.equal('y', 1, 1)")
 
@@ -316,6 +330,7 @@ def test_error_is_never_waived(toy: Toy) -> None:
         ({"target": '["warp"]'}, "there is no target 'warp'"),
         ({"torch": '"new"'}, "torch must be version bounds"),
         ({"contract": '"AMP-API-999"'}, "matches nothing: there is no contract 'AMP-API-999'"),
+        ({"build": '"metal"'}, "build must be one of cuda, hip"),
         ({"run": "true"}, "run must be false"),
         ({"run": "false", "evidence": '["x"]'}, "a case that is not run has no evidence to name"),
     ],
