@@ -35,7 +35,7 @@ class Waiver:
     then that the waiver is not needed. `kernels` are operators whose kernels in torch are at fault: a device of a third
     party that has none of its own runs those, the CPU's or one made of other operators. `evidence` are patterns over
     what may fail in a case; the rest of it is judged. Without `run` a case is not run, as it would end the process or
-    leave the device unusable. `build` is the kind of build whose libraries are at fault, "cuda" or "hip": the devices of
+    leave the device unusable. `build` is the kind of build whose libraries are at fault, "cuda" or "hip": devices of
     both are named cuda. `shipped` waivers are of what stock PyTorch breaks.
     """
 
