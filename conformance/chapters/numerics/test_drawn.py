@@ -65,9 +65,9 @@ def _wanted(
 ) -> Callable[[Collection[int]], Collection[int]]:
     if family in LARGE:
         return tuple
-    return (
-        partial(_some_but_masks, draws) if family.startswith(ALIGNED) else partial(_some, draws, name, layout, device)
-    )
+    if family.startswith(ALIGNED):
+        return partial(_some_but_masks, draws)
+    return partial(_some, draws, name, layout, device)
 
 
 @contract("AMP-NUMERICS-120")
