@@ -438,11 +438,22 @@ def loss(d: Draws) -> Program:
         return _call(F.multi_margin_loss, d.normal(n, c), d.index(c, n), p=d.one((1, 2)), margin=0.5, **reduction)
     if kind == "triplet":
         rows = [d.normal(n, c) for _ in range(3)]
-        return _call(F.triplet_margin_loss, *rows, margin=2.0, p=d.one((1.0, 2.0)), swap=d.yes(), **reduction)
+        p, swap = d.one((1.0, 2.0)), d.yes()
+        return _call(F.triplet_margin_loss, *rows, margin=_margin(rows, p, swap), p=p, swap=swap, **reduction)
     if kind == "cosine":
         signs = d.index(2, n).float() * 2 - 1
         return _call(F.cosine_embedding_loss, d.normal(n, c), d.normal(n, c), signs, margin=0.25, **reduction)
     return _call(F.mse_loss if kind == "mse" else F.l1_loss, x, y, **reduction)
+
+
+def _margin(rows: list[Tensor], p: float, swap: bool) -> float:
+    """Return the margin that keeps every triplet farthest from its kink, over which a rounding may move it."""
+    anchor, positive, negative = rows
+    apart = F.pairwise_distance(anchor, negative, p)
+    if swap:
+        apart = torch.minimum(apart, F.pairwise_distance(positive, negative, p))
+    kinks = apart - F.pairwise_distance(anchor, positive, p)
+    return max((1.0, 1.5, 2.0, 2.5, 3.0), key=lambda margin: float((kinks - margin).abs().min()))
 
 
 _UNARY = (
