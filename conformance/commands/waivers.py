@@ -74,6 +74,7 @@ def _of_files(paths: list[str]) -> Iterator[_Row]:
         where = f"torch {waiver.torch or 'of any version'}, on {', '.join(waiver.targets)}".replace(
             "on *", "all targets"
         )
+        where += f", built for {waiver.build}" * bool(waiver.build) + ", not run" * (not waiver.run)
         lines = (known[waiver.contract].title, f"{where}; by {waiver.owner}", waiver.reason, waiver.link)
         yield waiver.expires, f"{waiver.contract} ({text.some(list(waiver.cases), _CASES)})", lines, False
 
