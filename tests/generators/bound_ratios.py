@@ -23,7 +23,8 @@ import torch
 from tabulate import tabulate
 
 from conformance.chapters.numerics import op_error
-from conformance.chapters.numerics.bounds_attention import BACKENDS, MASKS, LowLogits, Problem, attempt, measured
+from conformance.chapters.numerics.attention_kernels import KERNELS
+from conformance.chapters.numerics.bounds_attention import MASKS, LowLogits, Problem, attempt, measured
 from conformance.chapters.numerics.bounds_convolution import (
     ATTENTIONS,
     CONVOLUTIONS,
@@ -162,7 +163,7 @@ def _attention(attention: Attention, form: Format, region: op_error.Region, rng:
 def _far_below_zero(low: LowLogits, form: Format, region: op_error.Region, rng: torch.Generator) -> list[Measured]:
     problem = Problem.draw(low, form, rng)
     references = problem.references(form, form.smallest)
-    ran = {name: attempt(problem, name, form, CPU, region) for name in BACKENDS}
+    ran = {name: attempt(problem, name, form, CPU, region) for name in KERNELS}
     return [one for name, seen in ran.items() if seen is not None for one in measured(seen, references, name, form)]
 
 

@@ -69,6 +69,11 @@ def _attempt(measure: Callable[[], T]) -> Attempt[T]:
             found = measure()
             return Attempt(attended.kernel, found)
         except RuntimeError as error:
-            if re.search("No (viable|available)", str(error)):
+            if declines(error):
                 return Attempt(DECLINED)
             return Attempt(attended.kernel, raised=error)
+
+
+def declines(error: RuntimeError) -> bool:
+    """Whether an error says that no kernel takes the inputs."""
+    return re.search("No (viable|available)", str(error)) is not None

@@ -6,7 +6,6 @@ meets logits of 0 there: exp(0 + 1000) is infinite, and infinity times a zero is
 
 from __future__ import annotations
 
-import re
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -14,19 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import sdpa_kernel
 
 from ...oracles.numbers.formats import Format, rounded
 from ...oracles.numbers.running_error import Rounded
+from .attention_kernels import KERNELS, declines
 from .bounds_convolution import attention_references
 from .op_error import ORDER, Measured, Region, error_ratio
 
-BACKENDS = {
-    "math": SDPBackend.MATH,
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-}
 SHIFT = -1024.0
 """What every logit is lowered by: a number of fp16 and bf16, and so is 64, of which -64 * 64 / 4 is made."""
 
@@ -127,15 +121,15 @@ def _summed(gradient: Rounded, group: int, form: Format) -> Rounded:
     return Rounded(*(part.unflatten(1, (-1, group)).sum(2) for part in (gradient.value, error)))
 
 
-def attempt(problem: Problem, backend: str, form: Format, device: torch.device, region: Region) -> list[Tensor] | None:
-    """Run the problem on one backend; return the result and three gradients, or None where it declines the inputs."""
+def attempt(problem: Problem, kernel: str, form: Format, device: torch.device, region: Region) -> list[Tensor] | None:
+    """Run the problem on one kernel; return the result and three gradients, or None where it declines the inputs."""
     leaves = [part.float().to(device).requires_grad_() for part in (problem.query, problem.key, problem.value)]
     try:
-        with warnings.catch_warnings(), sdpa_kernel(BACKENDS[backend]), region():
+        with warnings.catch_warnings(), sdpa_kernel(KERNELS[kernel]), region():
             warnings.simplefilter("ignore")  # CUDA gives its reasons to decline as warnings
             seen = F.scaled_dot_product_attention(*leaves, **problem.options(device, form.dtype))
     except RuntimeError as error:
-        if not re.search("No (viable|available)", str(error)):
+        if not declines(error):
             raise
         return None
     seen.backward(problem.seed.to(seen.dtype).to(device))

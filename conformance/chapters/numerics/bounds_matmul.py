@@ -183,9 +183,9 @@ def share_ratio(
     `without` is the float64 result had the operand not been rounded, `reference` that with it rounded. Where it was
     not, the share is 0, and the ratio 1 over the bound. Independent roundings of the result add `CONFIDENCE` standard
     deviations (and `noise`, the relative error of a kernel that is not direct, and `before`, half a spacing of what was
-    rounded on the way). So does the arithmetic, twice: whatever
-    its errors e are, truncation too, their product with the effect of an operand's rounding is a sum over that
-    operand's independent roundings, whose deviation is at most |e| |B|_2, about twice sqrt(sum (e D)^2).
+    rounded on the way). So does the arithmetic, twice: whatever its errors e are, truncation too, their product with
+    the effect of an operand's rounding is a sum over that operand's independent roundings, whose deviation is at most
+    |e| |B|_2, about twice sqrt(sum (e D)^2).
     """
     made = (reference.value - without).flatten()
     power = made.square().sum()
@@ -211,12 +211,12 @@ def measure_product(
     *,
     result: bool = True,
     backward: bool = True,
-    rounds_product: bool = False,
+    rounds_sum: bool = False,
 ) -> list[Measured]:
     """Run a product of fp32 operands in `region`, where it is promised to compute in `form`, forward and backward.
 
-    `result` and `backward` say which of the two is measured, `rounds_product` whether a kernel may round the product
-    before it adds a bias.
+    `result` and `backward` say which of the two is measured, `rounds_sum` whether the sum of products may be rounded
+    before the bias is added.
     """
     full = product_operands(product, kind, shape, form, rng)
     left, right, bias, seed = (rounded(operand, form) for operand in full)
@@ -225,7 +225,7 @@ def measure_product(
         seen = product.call(*leaves)
     what = f"{product.name} {'x'.join(map(str, shape))}, {kind.replace('_', ' ')}"
     added, plain = None if product.bias == "none" else bias, kind == "plain"
-    before = _rounding_of_product(left, right, form) if rounds_product and added is not None else None
+    before = _rounding_of_product(left, right, form) if rounds_sum and added is not None else None
     found = [_result(what, seen, full, (left, right, added), form, before, plain=plain)] if result else []
     if not backward:
         return found

@@ -93,7 +93,7 @@ def _products(case: Case, target: Target, rng: torch.Generator, product: Product
                     region,
                     result=not backward,
                     backward=backward,
-                    rounds_product=_rounds_before_a_bias(target),
+                    rounds_sum=_rounds_before_a_bias(target),
                 )
     return found
 
@@ -134,7 +134,7 @@ def test_products_round_each_operand(case: Case, target: Target, rng: torch.Gene
                 rng,
                 target.device,
                 functools.partial(target.autocast, dtype),
-                rounds_product=_rounds_before_a_bias(target),
+                rounds_sum=_rounds_before_a_bias(target),
             )
         case.equal(f"{form.name}: results and gradients with a measured share", _seen(found), 3)
         share, where = op_error.worst(found, lambda one: one.share)

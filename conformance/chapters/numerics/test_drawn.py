@@ -75,8 +75,9 @@ def _wanted(
 def test_drawn_ops(case: Case, target: Target, amp_dtype: torch.dtype, family: str) -> None:
     judged = 0
     wrong: dict[str, dict[str, str]] = {}
-    kind = "attention" if family.startswith(ALIGNED) else family
-    layouts = [one for one in ALL_LAYOUTS if "shifted" not in one] if family.startswith(ALIGNED) else list(ALL_LAYOUTS)
+    aligned = family.startswith(ALIGNED)
+    kind = "attention" if aligned else family
+    layouts = [layout for layout in ALL_LAYOUTS if not (aligned and "shifted" in layout)]
     kernels = partial(sdpa_kernel, OTHER_KERNELS) if family == ALIGNED_WITHOUT_CUDNN else nullcontext
     count = case.samples(quick=40, standard=250, full=1500)
     region = partial(target.autocast, amp_dtype)

@@ -28,7 +28,7 @@ def _names(target: Target) -> Iterator[str]:
 @contract("AMP-NUMERICS-105")
 @per_target("name", _names)
 def test_misaligned_views(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, name: str) -> None:
-    name, _, kernel = name.partition("-") if name.startswith("attention") else (name, "", "")
+    name, _, kernel = name.partition("-")
     operation = OPERATIONS[BY_SLUG[name]]
     operands = operation.draw(rng)
     with torch.no_grad():

@@ -167,7 +167,7 @@ def test_a_product_may_be_rounded_once_before_its_bias_is_added(kind: str) -> No
                 CPU,
                 contextlib.nullcontext,
                 backward=False,
-                rounds_product=allowed,
+                rounds_sum=allowed,
             )
             found[name, allowed] = seen.worst
     assert found["once", True] <= 1 < found["once", False]
