@@ -15,11 +15,12 @@ def _command(folder: Path, *options: str) -> list[str]:
     return [*python, "--device", "cpu", "--report", str(folder / "report"), *options]
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize("processes", ["0", "2"])
-def test_reader_that_closes_the_pipe(root: Path, tmp_path: Path, processes: str) -> None:
-    run = subprocess.Popen(
-        _command(tmp_path, "-n", processes), cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+def test_reader_that_closes_the_pipe(root: Path, tmp_path: Path, processes: str, unbuffered: str) -> None:
+    command = _command(tmp_path, "-n", processes)
+    variables = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    run = subprocess.Popen(command, cwd=root, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert run.stdout is not None
     assert run.stderr is not None
 
