@@ -23,9 +23,14 @@ def mean(found: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.stack([one / len(found) for one in found]).sum(0) if len(found) != 2 else found[0] / 2 + found[1] / 2
 
 
-def mean_in(dtype: torch.dtype) -> Combine:
+def mean_of_pairs(found: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the mean of the means of each two ranks: four are combined as replicas of shards combine them."""
+    return mean([mean(found[first : first + 2]) for first in range(0, len(found), 2)])
+
+
+def mean_in(dtype: torch.dtype, combine: Combine = mean) -> Combine:
     """Return the mean that is computed in `dtype`, and is float32 again afterwards."""
-    return lambda found: mean([one.to(dtype) for one in found]).float()
+    return lambda found: combine([one.to(dtype) for one in found]).float()
 
 
 def of_autocast(model: Trained, program: Program) -> Callable[..., torch.Tensor]:

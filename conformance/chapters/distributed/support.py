@@ -102,11 +102,10 @@ def agree(
     ranks: Groups,
     way: str,
     programs: Sequence[Program],
-    *,
-    world: int = 2,
     **how: Any,
 ) -> None:
-    """Each program has on `world` ranks every bit that it has in one process, which `how` says more of."""
+    """Each program has on two or four ranks every bit that it has in one process, which `how` says more of."""
+    world = 4 if "hybrid" in way else 2
     for program, seen in zip(programs, train(case, ranks, world, way, programs), strict=True):
         judge(case, f"{way}, {described(program)}", differences(seen, reference.steps(program, world, **how)))
         case.equal(f"{way}, {described(program)}: differences between ranks", apart(seen)[:LISTED], [])
@@ -154,16 +153,22 @@ def one_process(way: str) -> dict[str, Any]:
     instead of once, so that the gradients of several uses meet in float32. A parameter without gradient has zeros where
     the flat parameter has others with one.
     """
+    how = {"combine": combining(way)}
     if not way.startswith("fsdp1"):
-        return {}
-    return {"forward": reference.of_autocast_uncached, "zeros": way != "fsdp1_blocks"}
+        return how
+    return how | {"forward": reference.of_autocast_uncached, "zeros": way != "fsdp1_blocks"}
+
+
+def combining(way: str) -> reference.Combine:
+    """Return how the ranks' gradients become one: as a mean of all, or of each pair first."""
+    return reference.mean_of_pairs if "hybrid" in way else reference.mean
 
 
 def in_types_of(way: str, program: Program) -> tuple[Program, dict[str, Any]]:
     """Return the program that a way can train in its own types, and what its reference needs besides."""
     how = one_process(way)
     if way.endswith(("mixed", "reduce_low")):
-        how |= {"combine": reference.mean_in(program.dtype)}
+        how |= {"combine": reference.mean_in(program.dtype, combining(way))}
     if "mixed" in way:
         return unlike_fp32(program), how | {"forward": reference.of_casts}
     return program, how

@@ -14,14 +14,16 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @contract("AMP-DISTRIBUTED-006")
 @on_a_device_each
-@pytest.mark.parametrize("way", ["fsdp1", deep("standard", "fsdp1_grad_op"), deep("standard", "fsdp1_blocks")])
+@pytest.mark.parametrize(
+    "way", ["fsdp1", *(deep("standard", f"fsdp1_{one}") for one in ("grad_op", "blocks", "hybrid"))]
+)
 def test_fsdp1_and_autocast(case: Case, target: Target, ranks: Groups, way: str) -> None:
     agree(case, ranks, way, programs(case, target, way), **one_process(way))
 
 
 @contract("AMP-DISTRIBUTED-008")
 @on_a_device_each
-@pytest.mark.parametrize("way", ["fsdp2", deep("standard", "fsdp2_blocks")])
+@pytest.mark.parametrize("way", ["fsdp2", deep("standard", "fsdp2_blocks"), deep("standard", "fsdp2_hybrid")])
 def test_fsdp2_and_autocast(case: Case, target: Target, ranks: Groups, way: str) -> None:
     agree(case, ranks, way, programs(case, target, way), **one_process(way))
 
@@ -29,7 +31,8 @@ def test_fsdp2_and_autocast(case: Case, target: Target, ranks: Groups, way: str)
 @contract("AMP-DISTRIBUTED-007")
 @on_a_device_each
 @pytest.mark.parametrize(
-    "way", [deep("standard", "fsdp1_mixed_fp32"), "fsdp1_mixed", deep("standard", "fsdp1_reduce_low")]
+    "way",
+    ["fsdp1_mixed", *(deep("standard", f"fsdp1_{one}") for one in ("mixed_fp32", "reduce_low", "hybrid_mixed"))],
 )
 def test_fsdp1_mixed_precision(case: Case, target: Target, ranks: Groups, way: str) -> None:
     in_16_bits(case, target, ranks, way)
@@ -38,7 +41,8 @@ def test_fsdp1_mixed_precision(case: Case, target: Target, ranks: Groups, way: s
 @contract("AMP-DISTRIBUTED-009")
 @on_a_device_each
 @pytest.mark.parametrize(
-    "way", [deep("standard", "fsdp2_mixed_fp32"), "fsdp2_mixed", deep("standard", "fsdp2_reduce_low")]
+    "way",
+    ["fsdp2_mixed", *(deep("standard", f"fsdp2_{one}") for one in ("mixed_fp32", "reduce_low", "hybrid_mixed"))],
 )
 def test_fsdp2_mixed_precision(case: Case, target: Target, ranks: Groups, way: str) -> None:
     in_16_bits(case, target, ranks, way)

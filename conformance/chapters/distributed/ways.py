@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import distributed, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from ...measure.precision import repeatable_convolutions
@@ -241,13 +242,34 @@ def _fsdp1_blocks(program: Program) -> Wrapped:
     return fsdp1(program, auto_wrap_policy=lambda module, recurse, nonwrapped_numel: recurse or _is_block(module))
 
 
-def fsdp2(program: Program, *, precision: dict[str, torch.dtype] | None = None, blocks: bool = False) -> Wrapped:
+def fsdp1_hybrid(program: Program, *, precision: dict[str, torch.dtype] | None = None) -> Wrapped:
+    """Wrap in FullyShardedDataParallel that keeps a copy of the shards in each pair of ranks."""
+    from torch.distributed.fsdp import ShardingStrategy
+
+    strategy = ShardingStrategy.HYBRID_SHARD
+    return fsdp1(program, precision=precision, sharding_strategy=strategy, device_mesh=_pairs(program))
+
+
+def _pairs(program: Program) -> DeviceMesh:
+    """Return a mesh whose pairs of ranks share out a model, each pair a whole one."""
+    shape = (distributed.get_world_size() // 2, 2)
+    return distributed.init_device_mesh(program.device_type, shape, mesh_dim_names=("replicas", "shards"))
+
+
+def fsdp2(
+    program: Program,
+    *,
+    precision: dict[str, torch.dtype] | None = None,
+    blocks: bool = False,
+    mesh: DeviceMesh | None = None,
+) -> Wrapped:
     """Apply fully_shard, with autocast, or with its own mixed precision where `precision` is given."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     model: Any = program.built(index=distributed.get_rank())
     policy = MixedPrecisionPolicy(**(precision or {}))
-    mesh = distributed.init_device_mesh(program.device_type, (distributed.get_world_size(),))
+    if mesh is None:
+        mesh = distributed.init_device_mesh(program.device_type, (distributed.get_world_size(),))
     for module in model.modules() if blocks else ():
         if _is_block(module):
             fully_shard(module, mesh=mesh, mp_policy=policy)
@@ -289,6 +311,11 @@ def _fsdp2_blocks(program: Program) -> Wrapped:
     return fsdp2(program, blocks=True)
 
 
+def fsdp2_hybrid(program: Program, *, precision: dict[str, torch.dtype] | None = None) -> Wrapped:
+    """Apply fully_shard, with a copy of the shards in each pair of ranks."""
+    return fsdp2(program, precision=precision, mesh=_pairs(program))
+
+
 # The types of parameters and of reduction that are not those of autocast, by the dtype of the program.
 _PRECISIONS: dict[str, Callable[[torch.dtype], dict[str, torch.dtype]]] = {
     "mixed_fp32": lambda dtype: {"param_dtype": dtype, "reduce_dtype": torch.float32},
@@ -301,10 +328,11 @@ def _in_precision(shard: Callable[..., Wrapped], types: Callable[[torch.dtype], 
     return shard(program, precision=types(program.dtype))
 
 
+WAYS.update({shard.__name__: shard for shard in (fsdp1_hybrid, fsdp2_hybrid)})
 WAYS.update(
     {
         f"{shard.__name__}_{name}": partial(_in_precision, shard, types)
-        for shard in (fsdp1, fsdp2)
+        for shard in (fsdp1, fsdp1_hybrid, fsdp2, fsdp2_hybrid)
         for name, types in _PRECISIONS.items()
     }
 )

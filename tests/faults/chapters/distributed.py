@@ -1081,6 +1081,43 @@ def shards_of_gradients_are_reduced_in_float32() -> Iterator[None]:
         yield
 
 
+# --- replicas of shards
+
+
+@contextlib.contextmanager
+def _replicas_reduced_by(reduce: Callable[..., Any]) -> Iterator[None]:
+    """Reduce the gradients of some of the ranks in another way: `reduce` is given the right one and its arguments."""
+    right = distributed.all_reduce
+
+    def of_some(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+        group = options.get("group")
+        if group is None or group.size() == distributed.get_world_size():
+            return right(tensor, *args, **options)
+        return reduce(right, tensor, *args, **options)
+
+    with replaced(distributed, "all_reduce", of_some):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-006", "AMP-DISTRIBUTED-007", "AMP-DISTRIBUTED-008", "AMP-DISTRIBUTED-009", level="standard")
+def replicas_of_shards_keep_their_gradients() -> Iterator[None]:
+    """Gradients of replicas of shards are not reduced over the replicas."""
+    with _replicas_reduced_by(lambda right, tensor, *args, **options: None):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-006", "AMP-DISTRIBUTED-008", level="standard")
+def replicas_of_shards_are_reduced_in_16_bits() -> Iterator[None]:
+    """Gradients of replicas of shards are rounded to bf16 before they are reduced over the replicas."""
+
+    def rounded(right: Any, tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+        tensor.copy_(tensor.bfloat16())
+        return right(tensor, *args, **options)
+
+    with _replicas_reduced_by(rounded):
+        yield
+
+
 # --- means near the end of float16's range
 
 
