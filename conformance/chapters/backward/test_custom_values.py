@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import pytest
@@ -132,6 +133,9 @@ def test_cast_inputs(
     case.identical("gradient of the right operand", right.grad, cast_left.T.mm(gradient).to(from_))
 
 
+_SHAPES = ((), (0,), (1,), (4,), (2, 3), (0, 3), (2, 2, 2), (1, 2, 1, 2), (1, 1, 2, 1, 2))
+
+
 @contract("AMP-BACKWARD-030")
 def test_cast_inputs_reach(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
     def floats(dtype: torch.dtype) -> torch.Tensor:
@@ -141,7 +145,14 @@ def test_cast_inputs_reach(case: Case, target: Target, amp_dtype: torch.dtype, r
     low, brief = (dtype if target.computes_in(dtype) else torch.float32 for dtype in (torch.float16, torch.bfloat16))
     integers = torch.arange(4, device=target.device)
     flags = integers > 1
+    forms = {f"{len(shape)}-d, {math.prod(shape)} elements": torch.randn(shape, generator=rng) for shape in _SHAPES}
+    forms = {name: one.to(target.device) for name, one in forms.items()}
+    forms["transposed"] = forms["2-d, 6 elements"].T
+    forms["expanded"] = forms["0-d, 1 elements"].expand(3)
+    forms["sliced"] = forms["3-d, 8 elements"][..., 1:]
+    forms["parameter"] = torch.nn.Parameter(forms["2-d, 6 elements"].clone())
     given: dict[str, Any] = {
+        "forms": forms,
         "tensors": [floats(torch.float32), (floats(low), {"deep": floats(brief)})],
         "others": [integers, flags, 3, 2.5, "text", b"bytes", None, True],
         "wide": wide,
@@ -162,6 +173,8 @@ def test_cast_inputs_reach(case: Case, target: Target, amp_dtype: torch.dtype, r
         case.identical(f"{where}: in a list", cast[0], whole[0].to(amp_dtype))
         case.identical(f"{where}: in a tuple in it", cast[1][0], whole[1][0].to(amp_dtype))
         case.identical(f"{where}: in a dict in that", cast[1][1]["deep"], whole[1][1]["deep"].to(amp_dtype))
+    for name, tensor in forms.items():
+        case.identical(f"float32, {name}", found["forms"][name].detach(), tensor.detach().to(amp_dtype))
     case.true("integers are the same object", found["others"][0] is integers)
     case.true("a tensor of another device is the same object", found["elsewhere"] is given["elsewhere"])
     case.true("booleans are the same object", found["others"][1] is flags)

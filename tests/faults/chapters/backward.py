@@ -145,6 +145,15 @@ def cast_inputs_takes_float64() -> Iterator[None]:
 
 
 @fault("AMP-BACKWARD-030")
+def cast_inputs_misses_tensors_without_dimensions() -> Iterator[None]:
+    """cast_inputs leaves tensors of one number as they are."""
+    with edited(
+        torch.amp.autocast_mode._cast, "value.is_floating_point()", "value.dim() and value.is_floating_point()"
+    ):
+        yield
+
+
+@fault("AMP-BACKWARD-030")
 def cast_inputs_misses_keywords() -> Iterator[None]:
     """cast_inputs leaves keyword arguments as they are."""
     with edited(torch.amp.custom_fwd, "**_cast(kwargs, device_type, cast_inputs)", "**kwargs"):
