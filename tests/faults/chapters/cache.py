@@ -227,3 +227,17 @@ def thread_that_ends_a_region_spoils_the_cache() -> Iterator[None]:
 
     with linear_with(cast):
         yield
+
+
+@fault("AMP-CACHE-012")
+def casts_of_large_frozen_weights_are_kept() -> Iterator[None]:
+    """linear keeps the casts of large frozen weights from region to region."""
+    kept: dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def cast(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if weight.requires_grad or weight.numel() < 2**13:
+            return weight.to(dtype)
+        return kept.setdefault((id(weight), dtype), (weight.to(dtype), weight))[0]
+
+    with linear_with(cast):
+        yield
