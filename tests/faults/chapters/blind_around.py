@@ -12,6 +12,7 @@ from torch.amp.grad_scaler import OptState
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
+from torch.nn.utils.rnn import PackedSequence
 from torch.optim import Optimizer
 from torch.utils.hooks import BackwardHook
 
@@ -225,6 +226,34 @@ def modules_cast_complex_buffers_to_bfloat16() -> Iterator[None]:
         return self._apply(lambda x: x.bfloat16() if x.is_floating_point() or x.is_complex() else x)
 
     with replaced(nn.Module, "bfloat16", cast):
+        yield
+
+
+@fault("AMP-BF16-011")
+def modules_leave_unsaved_buffers_as_they_are() -> Iterator[None]:
+    """Conversions of a module pass over buffers that are not saved."""
+    apply = nn.Module._apply
+
+    def saved(self: nn.Module, fn: Any, recurse: bool = True) -> nn.Module:
+        unsaved = {name: self._buffers[name] for name in self._non_persistent_buffers_set}
+        apply(self, fn, recurse)
+        self._buffers.update(unsaved)
+        return self
+
+    with replaced(nn.Module, "_apply", saved):
+        yield
+
+
+@fault("AMP-BF16-012")
+def converted_packed_sequences_forget_their_order() -> Iterator[None]:
+    """PackedSequence.to drops the places by which the batch was sorted."""
+    convert = PackedSequence.to
+
+    def forgetful(self: PackedSequence, *args: Any, **options: Any) -> PackedSequence:
+        found = convert(self, *args, **options)
+        return found if found is self else PackedSequence(found.data, found.batch_sizes)
+
+    with replaced(PackedSequence, "to", forgetful):
         yield
 
 
