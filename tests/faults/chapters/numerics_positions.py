@@ -45,3 +45,20 @@ def the_place_of_the_largest_is_kept_in_16_bits() -> Iterator[None]:
 
     with kernel("argmax", largest, "CPU"):
         yield
+
+
+@fault("AMP-NUMERICS-107", level="standard")
+def samples_of_a_loss_are_counted_in_bf16() -> Iterator[None]:
+    """nll_loss of bf16 stops counting its samples at 256; what stock torch does to fp16 there is waived."""
+
+    def loss(
+        x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignored: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        wide = x.float()
+        lost = -(wide if wide.dim() == 1 else wide.gather(1, target[:, None]).flatten())
+        count = lost.numel() if x.dtype is torch.float32 else min(lost.numel(), 256)
+        found = (lost, lost.sum() / count, lost.sum())[reduction]
+        return found.to(x.dtype), torch.tensor(float(count)).to(x.dtype)
+
+    with kernel("nll_loss_forward", loss, "CPU"):
+        yield
