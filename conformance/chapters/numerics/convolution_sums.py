@@ -133,8 +133,8 @@ SAMPLES = 129
 class BatchSum:
     """A convolution whose weight and bias gradients are sums over samples of few places each.
 
-    The gradient that comes in is 1 / u for the first sample and 1 for the others, and the image has numbers of 1/2 and 1:
-    a sum in the 16-bit type, sample by sample, keeps none of the others.
+    The gradient that comes in is 1 / u for the first sample and 1 for the others, and the image is of numbers of 1/2
+    and 1: a sum in the 16-bit type, sample by sample, keeps none of the others.
     """
 
     dimensions: int
@@ -152,7 +152,7 @@ class BatchSum:
         of_image, of_result = self.channels
         options = dict(self.options)
         stride, dilation = options.get("stride", 1), options.get("dilation", 1)
-        # For so few results that the gradient of the bias is a number of fp16: two by each dimension with a stride, or one.
+        # Two results in each dimension with a stride, else one: gradients of biases are numbers of fp16.
         places = stride if self.transposed else 1 + stride * (stride - 1) + dilation * (self.side - 1)
         image = (1 + torch.randint(0, 2, (SAMPLES, of_image, *(places,) * self.dimensions), generator=rng)) / 2
         image[0] = 1.0

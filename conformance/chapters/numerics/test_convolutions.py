@@ -163,8 +163,8 @@ def test_convolution_gradients_add_up_every_sample(
             continue
         with full_precision(target.device_type):
             found = one.gradients(amp_dtype, target.device, rng, target.autocast(amp_dtype))
-        for what, (seen, exact) in found.items():
-            off = ((seen.detach().cpu().double() - exact).abs() / exact).nan_to_num(nan=math.inf)
+        for what, (seen, expected) in found.items():
+            off = ((seen.detach().cpu().double() - expected).abs() / expected).nan_to_num(nan=math.inf)
             worst[what] = max(worst[what], (float(off.max()) / form.unit_roundoff, kind))
     for what, (error, kind) in worst.items():
         name = f"{op}: gradient of the {what}{without_kernels(target, amp_dtype)}, worst error of an element ({kind})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 
 import pytest
@@ -19,6 +20,7 @@ from .bounds_loss import LOSSES
 from .bounds_normalization import NORMALIZATIONS, running_statistics
 from .bounds_reduction import REDUCTIONS
 from .op_error import Op
+from .special_points import LAYOUTS, layouts
 from .support import by_loss, by_name, control, hold, is_listed, runs
 
 # Ops whose fp32 results AMP-NUMERICS-023 speaks of.
@@ -113,6 +115,9 @@ SPECIAL = (
     "log_softmax",
     "layer_norm",
     "group_norm",
+    "batch_norm",
+    "instance_norm",
+    "rms_norm",
 )
 
 
@@ -125,10 +130,16 @@ def test_special_values_survive(case: Case, target: Target, rng: torch.Generator
         # In the last element of the last row, where a kernel's tail is.
         first.flatten()[-1] = special
         expected = op.call(*(tensor.double() for tensor in (first, *rest)))
-        for dtype in case.supported(target):
+        unlike: dict[str, list[str]] = {}
+        for dtype, layout in itertools.product(case.supported(target), layouts(first)):
+            laid = LAYOUTS[layout](first.to(target.device))
             with target.autocast(dtype):
-                seen = op.call(*(tensor.to(target.device) for tensor in (first, *rest)))
+                seen = op.call(laid, *(tensor.to(target.device) for tensor in rest))
             for what, test in (("NaN", torch.isnan), ("infinite", torch.isinf)):
-                case.equal(f"{name}: elements that are {what}", int(test(seen).sum()), int(test(expected).sum()))
                 same = torch.equal(test(seen).cpu(), test(expected))
-                case.true(f"{name}: the same elements are {what}", same, "others")
+                if layout == "contiguous":
+                    case.equal(f"{name}: elements that are {what}", int(test(seen).sum()), int(test(expected).sum()))
+                    case.true(f"{name}: the same elements are {what}", same, "others")
+                elif not same:
+                    unlike.setdefault(layout, []).append(f"{what}, {FORMATS[dtype].name}")
+        case.equal(f"{name}: layouts in which other elements are", unlike, {})
