@@ -355,6 +355,9 @@ def _norms(rank: str) -> Iterator[tuple[str, Point]]:
     yield "group_norm", around(lambda x, w, b: F.group_norm(x, 5, w, b))
     yield "local_response_norm", _point(_stepped(lambda x: F.local_response_norm(x, 3)), _OF[rank], rounds=True)
     yield "normalize over channels", _point(_stepped(lambda x: F.normalize(x, dim=1)), _OF[rank], rounds=True)
+
+
+def _softmaxes(rank: str) -> Iterator[tuple[str, Point]]:
     yield "softmax over channels", _point(_stepped(lambda x: x.softmax(1)), _OF[rank], rounds=True)
     yield "log_softmax over channels", _point(_stepped(lambda x: x.log_softmax(1)), _OF[rank], rounds=True)
 
@@ -406,11 +409,17 @@ def _reshaped(rank: str) -> Iterator[tuple[str, Point]]:
         yield "unfold", _point(_stepped(lambda x: F.unfold(x, 2)), picture)
 
 
-def _in_layouts(rank: str) -> dict[str, Point]:
-    return {f"{name}{rank}": one for of in (_pools, _norms, _elementwise, _reshaped) for name, one in of(rank)}
-
-
-OF_PICTURES = {"signals": _in_layouts("1d"), "pictures": _in_layouts("2d"), "volumes": _in_layouts("3d")}
+OF_PICTURES: dict[str, dict[str, Point]] = {
+    f"{kind} of {pictures}": dict(points(rank))
+    for rank, pictures in (("1d", "signals"), ("2d", "pictures"), ("3d", "volumes"))
+    for kind, points in (
+        ("pools", _pools),
+        ("norms", _norms),
+        ("softmaxes", _softmaxes),
+        ("activations", _elementwise),
+        ("sizes", _reshaped),
+    )
+}
 FAMILIES = {
     "ties": TIES,
     "many ties": MANY_TIES,
