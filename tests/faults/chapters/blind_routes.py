@@ -234,10 +234,12 @@ def second_derivatives_by_attention_masks_are_halved() -> Iterator[None]:
     """Attention of 16-bit tensors halves the gradients of its mask's gradient."""
     original = F.scaled_dot_product_attention
 
-    def attend(*given: Any, attn_mask: Any = None, **named: Any) -> Tensor:
-        if attn_mask is not None and attn_mask.dtype in LOW:
-            attn_mask = _Changed.apply(attn_mask, _half_of_its_gradient)
-        return original(*given, attn_mask=attn_mask, **named)
+    def attend(*given: Any, **named: Any) -> Tensor:
+        mask = named.get("attn_mask")
+        if mask is not None and mask.dtype in LOW:
+            named["attn_mask"] = _Changed.apply(mask, _half_of_its_gradient)
+        found: Tensor = original(*given, **named)
+        return found
 
     with replaced(F, "scaled_dot_product_attention", attend):
         yield
