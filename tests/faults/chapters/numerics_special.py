@@ -97,7 +97,7 @@ def pools_of_channels_last_volumes_lose_infinities() -> Iterator[None]:
 
 
 @fault("AMP-NUMERICS-069")
-def strided_sums_skip_nans() -> Iterator[None]:
+def softmax_of_strided_operands_drops_nans() -> Iterator[None]:
     """A softmax in a region of a tensor that is not contiguous takes NaN for zero."""
 
     def softmax(x: Tensor, dim: int, dtype: Any = None) -> Tensor:
