@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator
 
@@ -18,7 +19,7 @@ from ...oracles.numbers.formats import FORMATS
 from . import value_error
 from .bit_patterns import unsigned_zeros
 from .bounds_convolution import Convolution
-from .convolution_sums import BATCH_SUMS, CONVOLUTION_SUMS, QUICK_BATCH_SUMS, SUMS
+from .convolution_sums import BATCH_SUMS, CONVOLUTION_SUMS, QUICK_BATCH_SUMS, SUMS, BatchSum
 from .matmul_ops import gaussians
 from .matmul_spellings import integers
 from .support import leaves_on, within_window, without_kernels
@@ -156,13 +157,16 @@ def test_convolution_gradients_add_up_every_sample(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, op: str
 ) -> None:
     form, worst = FORMATS[amp_dtype], {"weight": (0.0, ""), "bias": (0.0, "")}
-    for kind, one in BATCH_SUMS[op].items():
-        if case.level == "quick" and op != "conv2d" and kind not in QUICK_BATCH_SUMS:
-            continue
-        if target.device_type != "cpu" and "dilated" in kind:  # which not every library of a card computes
-            continue
+    kinds = BATCH_SUMS[op] if case.level != "quick" or op == "conv2d" else QUICK_BATCH_SUMS
+    # Not every library of a card computes dilated ones.
+    asked = {kind: BATCH_SUMS[op][kind] for kind in kinds if target.device_type == "cpu" or "dilated" not in kind}
+
+    def alone(one: BatchSum) -> Callable[[], object]:
+        return lambda: one.gradients(amp_dtype, target.device, torch.Generator(), contextlib.nullcontext())
+
+    for kind in case.with_kernels(target, {kind: alone(one) for kind, one in asked.items()}):
         with full_precision(target.device_type):
-            found = one.gradients(amp_dtype, target.device, rng, target.autocast(amp_dtype))
+            found = asked[kind].gradients(amp_dtype, target.device, rng, target.autocast(amp_dtype))
         for what, (seen, expected) in found.items():
             off = ((seen.detach().cpu().double() - expected).abs() / expected).nan_to_num(nan=math.inf)
             worst[what] = max(worst[what], (float(off.max()) / form.unit_roundoff, kind))
