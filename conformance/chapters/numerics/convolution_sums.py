@@ -207,5 +207,5 @@ BATCH_SUMS: dict[str, dict[str, BatchSum]] = {
     for dimensions in (1, 2, 3)
     for transposed in (False, True)
 }
-QUICK_BATCH_SUMS = ("plain", "of groups", "depthwise", "dilated of groups")
-"""Kinds of the depth `quick` in other than two dimensions."""
+QUICK_BATCH_SUMS = ("plain", "of groups", "depthwise", "dilated of groups", "depthwise, channels last")
+"""Kinds of the depth `quick`."""

@@ -19,13 +19,17 @@ from .special_points import FAMILIES, LAYOUTS, OF_PICTURES, Point, layouts
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
 # In roundings of the type.
 LIMIT = 4
+QUICK_PICTURES = (
+    *("pools of pictures", "norms of pictures", "softmaxes of pictures", "activations of pictures"),
+    *("sizes of pictures", "pools of volumes", "norms of volumes"),
+)
 
 
 def _families() -> Iterator[Any]:
     """Yield each family in regions and outside; regions leave those of pictures in float32."""
     for place in ("in", "outside"):
         for family in FAMILIES:
-            quick = family not in OF_PICTURES or (place == "outside" and "signals" not in family)
+            quick = family not in OF_PICTURES or (place == "outside" and family in QUICK_PICTURES)
             yield deep("quick" if quick else "standard", place, family, id=f"{place}-{family}")
 
 
