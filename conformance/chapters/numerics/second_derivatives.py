@@ -26,6 +26,10 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, **options)
 
 
+def _last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
+
+
 _X = ((5, 6),)
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -58,33 +62,98 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "prod": lambda x: (x.square() + 0.5).prod(-1),
     "normalize": lambda x: F.normalize(x, dim=-1),
 }
+CONVOLUTIONS: dict[str, Twice] = {
+    "conv1d": Twice(F.conv1d, ((2, 3, 7), (4, 3, 3), (4,))),
+    "conv1d of groups": Twice(lambda x, w, b: F.conv1d(x, w, b, padding=1, groups=2), ((2, 4, 6), (6, 2, 3), (6,))),
+    "conv1d depthwise": Twice(lambda x, w: F.conv1d(x, w, stride=2, groups=4), ((2, 4, 7), (4, 1, 3))),
+    "conv1d dilated": Twice(lambda x, w, b: F.conv1d(x, w, b, dilation=2), ((2, 3, 7), (4, 3, 3), (4,))),
+    "conv2d": Twice(lambda x, w, b: F.conv2d(x, w, b, stride=2, padding=1), ((2, 3, 5, 5), (4, 3, 3, 3), (4,))),
+    "conv2d of groups": Twice(lambda x, w: F.conv2d(x, w, groups=2, dilation=2), ((2, 4, 6, 6), (4, 2, 2, 2))),
+    "conv2d depthwise": Twice(
+        lambda x, w, b: F.conv2d(x, w, b, padding=1, groups=4), ((2, 4, 4, 4), (8, 1, 3, 3), (8,))
+    ),
+    "conv2d dilated": Twice(lambda x, w, b: F.conv2d(x, w, b, dilation=2), ((2, 3, 5, 5), (4, 3, 2, 2), (4,))),
+    "conv2d pointwise": Twice(F.conv2d, ((2, 3, 4, 4), (4, 3, 1, 1), (4,))),
+    "conv2d channels last": Twice(lambda x, w, b: F.conv2d(_last(x), _last(w), b), ((2, 3, 4, 4), (4, 3, 3, 3), (4,))),
+    "conv3d": Twice(F.conv3d, ((1, 2, 3, 4, 4), (2, 2, 2, 2, 2), (2,))),
+    "conv3d of groups": Twice(
+        lambda x, w, b: F.conv3d(x, w, b, stride=2, padding=1, groups=2), ((2, 4, 3, 3, 3), (4, 2, 2, 2, 2), (4,))
+    ),
+    "conv3d depthwise": Twice(lambda x, w: F.conv3d(x, w, groups=3), ((2, 3, 3, 3, 3), (3, 1, 2, 2, 2))),
+    "conv3d dilated": Twice(lambda x, w, b: F.conv3d(x, w, b, dilation=2), ((1, 2, 3, 4, 4), (2, 2, 2, 2, 2), (2,))),
+    "conv_transpose1d": Twice(F.conv_transpose1d, ((2, 3, 5), (3, 4, 3), (4,))),
+    "conv_transpose1d of groups": Twice(
+        lambda x, w, b: F.conv_transpose1d(x, w, b, stride=2, groups=2), ((2, 4, 4), (4, 3, 3), (6,))
+    ),
+    "conv_transpose2d": Twice(lambda x, w: F.conv_transpose2d(x, w, stride=2), ((2, 3, 3, 3), (3, 2, 2, 2))),
+    "conv_transpose2d of groups": Twice(
+        lambda x, w, b: F.conv_transpose2d(x, w, b, stride=2, output_padding=1, groups=2),
+        ((2, 4, 3, 3), (4, 1, 2, 2), (2,)),
+    ),
+    "conv_transpose2d depthwise": Twice(
+        lambda x, w: F.conv_transpose2d(x, w, padding=1, groups=4), ((2, 4, 3, 3), (4, 1, 3, 3))
+    ),
+    "conv_transpose2d dilated": Twice(
+        lambda x, w, b: F.conv_transpose2d(x, w, b, dilation=2), ((2, 3, 3, 3), (3, 2, 2, 2), (2,))
+    ),
+    "conv_transpose3d": Twice(F.conv_transpose3d, ((1, 2, 2, 3, 3), (2, 3, 2, 2, 2), (3,))),
+    "conv_transpose3d of groups": Twice(
+        lambda x, w, b: F.conv_transpose3d(x, w, b, groups=2), ((2, 4, 2, 2, 2), (4, 1, 2, 2, 2), (2,))
+    ),
+}
+_PRODUCTS: dict[str, Twice] = {
+    "dot": Twice(torch.dot, ((6,), (6,))),
+    "mv": Twice(torch.mv, ((5, 6), (6,))),
+    "outer": Twice(torch.outer, ((5,), (6,))),
+    "mm": Twice(torch.mm, ((5, 6), (6, 4))),
+    "bmm": Twice(torch.bmm, ((2, 5, 6), (2, 6, 4))),
+    "matmul": Twice(torch.matmul, ((2, 1, 5, 6), (3, 6, 4))),
+    "addmm": Twice(torch.addmm, ((5, 4), (5, 6), (6, 4))),
+    "addmv": Twice(torch.addmv, ((5,), (5, 6), (6,))),
+    "addr": Twice(torch.addr, ((5, 6), (5,), (6,))),
+    "addbmm": Twice(torch.addbmm, ((5, 4), (2, 5, 6), (2, 6, 4))),
+    "baddbmm": Twice(lambda c, x, y: torch.baddbmm(c, x, y, beta=0.5, alpha=2), ((2, 5, 4), (2, 5, 6), (2, 6, 4))),
+    "einsum": Twice(lambda x, y, z: torch.einsum("bi,ij,bj->b", x, y, z), ((5, 3), (3, 4), (5, 4))),
+    "multi_dot": Twice(lambda *given: torch.linalg.multi_dot(given), ((3, 4), (4, 5), (5, 2))),
+    "linear": Twice(F.linear, ((5, 6), (4, 6), (4,))),
+    "linear of sequences": Twice(F.linear, ((2, 3, 6), (4, 6), (4,))),
+    "linear without a bias": Twice(F.linear, ((5, 6), (4, 6))),
+    "bilinear": Twice(F.bilinear, ((5, 3), (5, 4), (2, 3, 4), (2,))),
+}
 _OTHERS: dict[str, Twice] = {
     "prelu": Twice(F.prelu, ((5, 6), (1,))),
     "mul": Twice(torch.mul, ((5, 6), (6,))),
     "div": Twice(lambda x, y: x / (y.square() + 1), ((5, 6), (6,))),
-    "mm": Twice(torch.mm, ((5, 6), (6, 4))),
-    "bmm": Twice(torch.bmm, ((2, 5, 6), (2, 6, 4))),
-    "addmm": Twice(torch.addmm, ((5, 4), (5, 6), (6, 4))),
-    "linear": Twice(F.linear, ((5, 6), (4, 6), (4,))),
-    "bilinear": Twice(F.bilinear, ((5, 3), (5, 4), (2, 3, 4), (2,))),
-    "conv1d": Twice(F.conv1d, ((2, 3, 7), (4, 3, 3), (4,))),
-    "conv2d": Twice(lambda x, w, b: F.conv2d(x, w, b, stride=2, padding=1), ((2, 3, 5, 5), (4, 3, 3, 3), (4,))),
-    "conv2d of groups": Twice(lambda x, w: F.conv2d(x, w, groups=2, dilation=2), ((2, 4, 6, 6), (4, 2, 2, 2))),
-    "conv3d": Twice(F.conv3d, ((1, 2, 3, 4, 4), (2, 2, 2, 2, 2), (2,))),
-    "conv_transpose1d": Twice(F.conv_transpose1d, ((2, 3, 5), (3, 4, 3), (4,))),
-    "conv_transpose2d": Twice(lambda x, w: F.conv_transpose2d(x, w, stride=2), ((2, 3, 3, 3), (3, 2, 2, 2))),
+    "addcmul": Twice(torch.addcmul, ((5, 6), (5, 6), (6,))),
+    "addcdiv": Twice(lambda x, y, z: torch.addcdiv(x, y, z.square() + 1), ((5, 6), (5, 6), (6,))),
+    "lerp": Twice(torch.lerp, ((5, 6), (5, 6), (6,))),
+    "pow of tensors": Twice(lambda x, y: (x.square() + 1).pow(y), ((5, 6), (5, 6))),
+    "atan2": Twice(lambda x, y: torch.atan2(x, y.square() + 1), ((5, 6), (5, 6))),
+    "logaddexp": Twice(torch.logaddexp, ((5, 6), (5, 6))),
     "layer_norm": Twice(lambda x, w, b: F.layer_norm(x, (6,), w, b), ((5, 6), (6,), (6,))),
     "group_norm": Twice(lambda x, w, b: F.group_norm(x, 2, w, b), ((3, 4, 6), (4,), (4,))),
     "rms_norm": Twice(lambda x, w: F.rms_norm(x, (6,), w, eps=1e-3), ((5, 6), (6,))),
+    "batch_norm": Twice(lambda x, w, b: F.batch_norm(x, None, None, w, b, True), ((5, 4, 3), (4,), (4,))),
+    "instance_norm": Twice(lambda x, w, b: F.instance_norm(x, None, None, w, b), ((3, 4, 6), (4,), (4,))),
     "attention": Twice(_attention, ((2, 5, 4), (2, 6, 4), (2, 6, 3))),
     "causal attention": Twice(lambda q, k, v: _attention(q, k, v, is_causal=True), ((2, 5, 4),) * 3),
+    "attention with a mask": Twice(
+        lambda q, k, v, mask: _attention(q, k, v, attn_mask=mask), ((2, 5, 4), (2, 6, 4), (2, 6, 3), (5, 6))
+    ),
     "mse_loss": Twice(F.mse_loss, ((5, 6), (5, 6))),
     "huber_loss": Twice(F.huber_loss, ((5, 6), (5, 6))),
+    "smooth_l1_loss": Twice(F.smooth_l1_loss, ((5, 6), (5, 6))),
     "cosine_similarity": Twice(F.cosine_similarity, ((5, 6), (5, 6))),
+    "kl_div": Twice(lambda x, y: F.kl_div(x, y.square() + 0.5, reduction="batchmean"), ((5, 6), (5, 6))),
+    "cross_entropy of probabilities": Twice(F.cross_entropy, ((5, 6), (5, 6))),
+    "binary_cross_entropy_with_logits": Twice(F.binary_cross_entropy_with_logits, ((5, 6), (5, 6))),
+    "poisson_nll_loss": Twice(F.poisson_nll_loss, ((5, 6), (5, 6))),
     "avg_pool2d": Twice(lambda x: F.avg_pool2d(x, 2).square(), ((2, 3, 4, 4),)),
     "interpolate": Twice(lambda x: F.interpolate(x, scale_factor=2, mode="bilinear").square(), ((2, 2, 3, 3),)),
 }
-TWICE: dict[str, Twice] = {name: Twice(call, _X) for name, call in _ACTIVATIONS.items()} | _OTHERS
+TWICE: dict[str, Twice] = (
+    {name: Twice(call, _X) for name, call in _ACTIVATIONS.items()} | CONVOLUTIONS | _PRODUCTS | _OTHERS
+)
 
 Derivatives = dict[str, Tensor]
 
@@ -94,6 +163,7 @@ def derivatives(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the name and value of each term: of each first gradient, the gradient by each operand and by what came in.
 
+    Those of the sum of all first gradients follow, for which a double backward is given all of its operands at once.
     `values` are the operands; what comes in and the weights of the gradients are numbers of the generator.
     """
     leaves = [value.detach().requires_grad_() for value in values]
@@ -101,15 +171,18 @@ def derivatives(
         result = op.call(*leaves)
     incoming = _draw(result, rng).requires_grad_()
     first = torch.autograd.grad(result, leaves, incoming, create_graph=True)
-    for number, slope in enumerate(first):
-        if not slope.requires_grad:
-            continue
+    slopes = {f"gradient {number}": slope for number, slope in enumerate(first) if slope.requires_grad}
+    weights = [_draw(slope, rng) for slope in slopes.values()]
+    terms = {name: ([slope], [weight]) for (name, slope), weight in zip(slopes.items(), weights, strict=True)}
+    if len(slopes) > 1:
+        terms["all gradients"] = ([*slopes.values()], weights)
+    for name, (differentiated, weighted) in terms.items():
         second = torch.autograd.grad(
-            slope, [*leaves, incoming], _draw(slope, rng), retain_graph=True, allow_unused=True
+            differentiated, [*leaves, incoming], weighted, retain_graph=True, allow_unused=True
         )
         for place, found in enumerate(second):
             by = "what comes in" if place == len(leaves) else f"operand {place}"
-            yield f"gradient {number} by {by}", found if found is not None else torch.zeros(())
+            yield f"{name} by {by}", found if found is not None else torch.zeros(())
 
 
 def _draw(like: Tensor, rng: torch.Generator) -> Tensor:

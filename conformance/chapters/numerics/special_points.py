@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,19 +16,26 @@ INF, NAN = math.inf, math.nan
 
 @dataclass(frozen=True)
 class Point:
-    """A call and its operands; `picks` says that which of equal elements gets the gradient is written nowhere."""
+    """A call and its operands.
+
+    `picks` says that which of equal elements gets the gradient is written nowhere. Of one that `rounds`, which of the
+    results and gradients are infinite, and which are no numbers, is the same in every type; the finite ones are not.
+    `skips_nan` leaves out the gradient by an element that is NaN, which whole vectors and the rest of a row have apart.
+    """
 
     call: Callable[..., Tensor]
     operands: tuple[Tensor, ...]
     picks: bool = False
+    rounds: bool = False
+    skips_nan: bool = False
 
 
 def _numbers(*values: float, shape: tuple[int, ...] = (-1,)) -> Tensor:
     return torch.tensor([float(value) for value in values]).view(shape)
 
 
-def _point(call: Callable[..., Tensor], *operands: Tensor, picks: bool = False) -> Point:
-    return Point(call, operands, picks)
+def _point(call: Callable[..., Tensor], *operands: Tensor, picks: bool = False, rounds: bool = False) -> Point:
+    return Point(call, operands, picks, rounds)
 
 
 _ROW, _OTHER = _numbers(2, 2, 1, 2, -1, -1), _numbers(2, 1, 1, 3, -1, 0)
@@ -240,9 +247,9 @@ NOT_NUMBERS: dict[str, Point] = {
     "nanmean": _point(torch.nanmean, _numbers(NAN, 1, 3)),
     "median": _point(torch.median, _SPOILED, picks=True),
     "nanmedian": _point(torch.nanmedian, _numbers(NAN, 1, 2, 3)),
-    "max_pool2d": _point(lambda x: F.max_pool2d(x.view(1, 1, 2, 4), 2), _SPOILED),
-    "adaptive_max_pool2d": _point(lambda x: F.adaptive_max_pool2d(x.view(1, 1, 2, 4), 2), _SPOILED),
-    "avg_pool2d": _point(lambda x: F.avg_pool2d(x.view(1, 1, 2, 4), 2), _SPOILED),
+    "max_pool2d": _point(lambda x: F.max_pool2d(x, 2), _SPOILED.view(1, 1, 2, 4)),
+    "adaptive_max_pool2d": _point(lambda x: F.adaptive_max_pool2d(x, 2), _SPOILED.view(1, 1, 2, 4)),
+    "avg_pool2d": _point(lambda x: F.avg_pool2d(x, 2), _SPOILED.view(1, 1, 2, 4)),
     "order of sort": _point(lambda x: _order(x, lambda y: y.sort(dim=1, stable=True)[1]), _SPOILED),
     "order of a falling sort": _point(
         lambda x: _order(x, lambda y: y.sort(dim=1, stable=True, descending=True)[1]), _SPOILED
@@ -272,6 +279,147 @@ NOT_NUMBERS: dict[str, Point] = {
     "mish": _point(F.mish, _SPOILED.nan_to_num(NAN, 4.0, -4.0)),
     "gelu": _point(F.gelu, _SPOILED.nan_to_num(NAN, 4.0, -4.0)),
 }
+
+
+# --- pictures, volumes and signals, of more channels than a vector has numbers, and some that no whole vector takes
+
+CHANNELS = 35
+
+
+def _picture(*places: int) -> Tensor:
+    """Return two samples of small numbers with ties, in which the first, a middle and the last channel have others."""
+    count = 2 * CHANNELS * math.prod(places)
+    numbers = (torch.arange(count) * 7919 % 11 % 5 - 1.0).view(2, CHANNELS, -1)
+    for place, channel in enumerate((0, CHANNELS // 2, CHANNELS - 1)):
+        numbers[place % 2, channel, place] = NAN
+        numbers[place % 2, channel, -1] = (-INF, INF, NAN)[place]
+        numbers[1 - place % 2, channel, 1] = (INF, -INF, 0.0)[place]
+    return numbers.view(2, CHANNELS, *places)
+
+
+_OF: dict[str, Tensor] = {"1d": _picture(24), "2d": _picture(4, 6), "3d": _picture(2, 4, 4)}
+_EACH = torch.arange(CHANNELS) % 3 + 1.0  # a number for each channel
+
+
+def _stepped(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the call with each element of its result times one of three numbers, in no order of channels or places."""
+
+    def stepped(*given: Tensor) -> Tensor:
+        result = call(*given)
+        steps = torch.arange(result.numel(), device=result.device) % 3 + 1
+        return result * steps.to(result.dtype).view(result.shape)
+
+    return stepped
+
+
+def _pools(rank: str) -> Iterator[tuple[str, Point]]:
+    """Yield pools and their variants of signals, pictures or volumes."""
+    picture, pool = _OF[rank], lambda name: getattr(F, f"{name}{rank}")
+    calls: dict[str, Callable[[Tensor], Tensor]] = {
+        "max_pool": lambda x: pool("max_pool")(x, 2),
+        "max_pool that overlaps": lambda x: pool("max_pool")(x, 3, 1, 1),
+        "max_pool, dilated": lambda x: pool("max_pool")(x, 2, 1, 1, 2),
+        "max_pool, ceil_mode": lambda x: pool("max_pool")(x, 3, 2, 1, ceil_mode=True),
+        "avg_pool": lambda x: pool("avg_pool")(x, 2),
+        "avg_pool, padded": lambda x: pool("avg_pool")(x, 2, 1, 1, count_include_pad=False),
+        "adaptive_max_pool": lambda x: pool("adaptive_max_pool")(x, 2),
+        "adaptive_avg_pool": lambda x: pool("adaptive_avg_pool")(x, 2),
+        "adaptive_max_pool to one": lambda x: pool("adaptive_max_pool")(x, 1),
+        "adaptive_avg_pool to one": lambda x: pool("adaptive_avg_pool")(x, 1),
+        "lp_pool": lambda x: pool("lp_pool")(x, 1.0, 2),
+    }
+    for name, call in calls.items():
+        yield name, _point(_stepped(call), picture, rounds="avg" in name or "lp" in name)  # not every sum is of 8 bits
+    yield (
+        "places of max_pool",
+        _point(lambda x: _order(x, lambda y: pool("max_pool")(y, 2, return_indices=True)[1]), picture),
+    )
+    yield (
+        "places of adaptive_max_pool",
+        _point(lambda x: _order(x, lambda y: pool("adaptive_max_pool")(y, 2, return_indices=True)[1]), picture),
+    )
+
+
+def _norms(rank: str) -> Iterator[tuple[str, Point]]:
+    """Yield norms over places, channels or samples."""
+
+    def around(call: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Point:
+        return _point(_stepped(call), _OF[rank], _EACH, -_EACH, rounds=True)
+
+    def mean(x: Tensor) -> Tensor:
+        return torch.ones(CHANNELS, device=x.device, dtype=x.dtype)
+
+    yield "batch_norm", around(lambda x, w, b: F.batch_norm(x, None, None, w, b, True))
+    yield "batch_norm of running statistics", around(lambda x, w, b: F.batch_norm(x, mean(x), 4 * mean(x), w, b))
+    yield "instance_norm", around(lambda x, w, b: F.instance_norm(x, None, None, w, b))
+    yield "group_norm", around(lambda x, w, b: F.group_norm(x, 5, w, b))
+    yield "local_response_norm", _point(_stepped(lambda x: F.local_response_norm(x, 3)), _OF[rank], rounds=True)
+    yield "normalize over channels", _point(_stepped(lambda x: F.normalize(x, dim=1)), _OF[rank], rounds=True)
+
+
+def _softmaxes(rank: str) -> Iterator[tuple[str, Point]]:
+    yield "softmax over channels", _point(_stepped(lambda x: x.softmax(1)), _OF[rank], rounds=True)
+    yield "log_softmax over channels", _point(_stepped(lambda x: x.log_softmax(1)), _OF[rank], rounds=True)
+
+
+def _elementwise(rank: str) -> Iterator[tuple[str, Point]]:
+    """Yield activations and sums, which go through a picture in the order of its memory."""
+    picture = _OF[rank]
+    exact = (F.relu, F.relu6, F.hardtanh, F.leaky_relu, F.softshrink, F.hardshrink, torch.abs, torch.sign)
+    for call in (*exact, F.elu, F.hardswish, F.hardsigmoid, F.silu, F.mish, F.softplus, F.logsigmoid):
+        yield call.__name__, Point(_stepped(call), (picture,), rounds=call not in exact, skips_nan=True)
+    yield "gelu", Point(_stepped(F.gelu), (picture.nan_to_num(NAN, 4.0, -4.0),), rounds=True, skips_nan=True)
+    yield "clamp", _point(_stepped(lambda x: x.clamp(0, 2)), picture)
+    yield "prelu", _point(_stepped(F.prelu), picture, _EACH)
+    yield "sum of channels", _point(_stepped(lambda x: x.sum(1)), picture, rounds=True)
+    yield "mean of places", _point(_stepped(lambda x: x.flatten(2).mean(2)), picture, rounds=True)
+    yield "amax of channels", _point(_stepped(lambda x: x.amax(1)), picture, rounds=True)
+    yield "maximum of samples", _point(_stepped(lambda x: torch.maximum(x[:1], x[1:])), picture)
+    yield "cat of channels", _point(_stepped(lambda x: torch.cat([x, -x], 1)), picture)
+    yield "where", _point(_stepped(lambda x: torch.where(x < 2, x, -x)), picture)
+    yield "nan_to_num", _point(_stepped(lambda x: x.nan_to_num(4.0, 5.0, 6.0)), picture)
+
+
+def _reshaped(rank: str) -> Iterator[tuple[str, Point]]:
+    """Yield paddings, interpolations and rearrangements."""
+    picture, dimensions = _OF[rank], int(rank[0])
+    modes = {1: ("linear",), 2: ("bilinear", "bicubic"), 3: ("trilinear",)}[dimensions]
+    for mode in ("nearest", "nearest-exact", *modes):
+        for factor in (2, 0.5):
+            yield (
+                f"interpolate {mode} by {factor}",
+                _point(_stepped(partial(F.interpolate, scale_factor=factor, mode=mode)), picture, rounds=True),
+            )
+    for mode in ("constant", "reflect", "replicate", "circular"):
+        yield f"pad {mode}", _point(_stepped(partial(F.pad, pad=(1,) * 2 * dimensions, mode=mode)), picture)
+    yield (
+        "max_unpool",
+        _point(
+            _stepped(
+                lambda x: getattr(F, f"max_unpool{rank}")(*getattr(F, f"max_pool{rank}")(x, 2, return_indices=True), 2)
+            ),
+            picture,
+            picks=True,
+        ),
+    )
+    if dimensions == 2:
+        yield "pixel_unshuffle", _point(_stepped(lambda x: F.pixel_unshuffle(x, 2)), picture)
+        yield "pixel_shuffle", _point(_stepped(lambda x: F.pixel_shuffle(x[:, :32], 2)), picture)
+        yield "channel_shuffle", _point(_stepped(lambda x: F.channel_shuffle(x, 5)), picture)
+        yield "unfold", _point(_stepped(lambda x: F.unfold(x, 2)), picture)
+
+
+OF_PICTURES: dict[str, dict[str, Point]] = {
+    f"{kind} of {pictures}": dict(points(rank))
+    for rank, pictures in (("1d", "signals"), ("2d", "pictures"), ("3d", "volumes"))
+    for kind, points in (
+        ("pools", _pools),
+        ("norms", _norms),
+        ("softmaxes", _softmaxes),
+        ("activations", _elementwise),
+        ("sizes", _reshaped),
+    )
+}
 FAMILIES = {
     "ties": TIES,
     "many ties": MANY_TIES,
@@ -280,4 +428,39 @@ FAMILIES = {
     "zeros": ZEROS,
     "poles": POLES,
     "not numbers": NOT_NUMBERS,
+    **OF_PICTURES,
 }
+
+
+# --- strides of the operands, which change no value
+
+
+def _stored(x: Tensor, order: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return a copy whose memory has the order of another view, one that gives its own argument when it is repeated."""
+    return order(order(x).contiguous())
+
+
+def _transposed(x: Tensor) -> Tensor:
+    return _stored(x, lambda y: y.transpose(-1, -2)) if x.dim() > 1 else x
+
+
+def _every_second(x: Tensor) -> Tensor:
+    return torch.stack([x, -x], -1)[..., 0] if x.dim() else x
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    return x.movedim(1, -1).contiguous().movedim(-1, 1) if x.dim() > 2 else x
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda x: x,
+    "channels last": _channels_last,
+    "transposed": _transposed,
+    "every second": _every_second,
+}
+
+
+def layouts(*operands: Tensor) -> list[str]:
+    """Return the layouts that differ for these operands, the contiguous one first."""
+    most = max((operand.dim() for operand in operands), default=0)
+    return ["contiguous", *["channels last"] * (most > 2), *["transposed"] * (most > 1), *["every second"] * (most > 0)]

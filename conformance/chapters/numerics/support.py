@@ -57,6 +57,13 @@ def compare(case: Case, what: str, figures: Mapping[str, float], unit: str = "")
     case.note(f"{what}, by kernel", {name: float(figure) for name, figure in figures.items()}, unit)
 
 
+def without_kernels(target: Target, dtype: torch.dtype) -> str:
+    """Return what the name of evidence says on a CPU that has no instructions of a type for oneDNN's convolutions."""
+    named = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
+    has = getattr(torch.ops.mkldnn, f"_is_mkldnn_{named}_supported", lambda: False)
+    return "" if target.device_type != "cpu" or has() else f" without {named} kernels"
+
+
 def leaves_on(target: Target, *sources: Tensor) -> list[Tensor]:
     return [source.detach().clone().to(target.device).requires_grad_() for source in sources]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator
 
@@ -15,12 +16,13 @@ from ...harness.targets import Target
 from ...measure.precision import full_precision
 from ...oracles.numbers import error_bounds, exact
 from ...oracles.numbers.formats import FORMATS
+from . import value_error
 from .bit_patterns import unsigned_zeros
 from .bounds_convolution import Convolution
-from .convolution_sums import CONVOLUTION_SUMS, SUMS
+from .convolution_sums import BATCH_SUMS, CONVOLUTION_SUMS, QUICK_BATCH_SUMS, SUMS, BatchSum
 from .matmul_ops import gaussians
 from .matmul_spellings import integers
-from .support import leaves_on, within_window
+from .support import leaves_on, within_window, without_kernels
 
 CONVOLUTIONS = {
     one.name: one
@@ -147,6 +149,30 @@ def test_convolution_sums_across_the_batch(case: Case, target: Target, amp_dtype
         "the same sum, rounded to 16 bits each time",
         exact.sixteen_bit_sum(1 / form.unit_roundoff, 1.0, samples - 1, form.unit_roundoff),
     )
+
+
+@contract("AMP-NUMERICS-085")
+@pytest.mark.parametrize("op", BATCH_SUMS)
+def test_convolution_gradients_add_up_every_sample(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, op: str
+) -> None:
+    form, worst = FORMATS[amp_dtype], {"weight": (0.0, ""), "bias": (0.0, "")}
+    kinds = [kind for kind in BATCH_SUMS[op] if case.level != "quick" or kind in QUICK_BATCH_SUMS]
+    # Not every library of a card computes dilated ones.
+    asked = {kind: BATCH_SUMS[op][kind] for kind in kinds if target.device_type == "cpu" or "dilated" not in kind}
+
+    def alone(one: BatchSum) -> Callable[[], object]:
+        return lambda: one.gradients(amp_dtype, target.device, torch.Generator(), contextlib.nullcontext())
+
+    for kind in case.with_kernels(target, {kind: alone(one) for kind, one in asked.items()}):
+        with full_precision(target.device_type):
+            found = asked[kind].gradients(amp_dtype, target.device, rng, target.autocast(amp_dtype))
+        for what, (seen, expected) in found.items():
+            off = ((seen.detach().cpu().double() - expected).abs() / expected).nan_to_num(nan=math.inf)
+            worst[what] = max(worst[what], (float(off.max()) / form.unit_roundoff, kind))
+    for what, (error, kind) in worst.items():
+        name = f"{op}: gradient of the {what}{without_kernels(target, amp_dtype)}, worst error of an element ({kind})"
+        case.at_most(name, error, value_error.BACKWARD_ROUNDINGS, "roundings")
 
 
 @contract("AMP-NUMERICS-033")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from ...harness.check import Case, contract
-from ...harness.targets import Target
+from ...harness.targets import Target, is_foreign
 from ...oracles.numbers.formats import FORMATS, FP32
 from ...oracles.policy import lists as op_policy
 from ...oracles.policy.declared import followed
@@ -19,6 +20,7 @@ from .bounds_loss import LOSSES
 from .bounds_normalization import NORMALIZATIONS, running_statistics
 from .bounds_reduction import REDUCTIONS
 from .op_error import Op
+from .special_points import LAYOUTS, layouts
 from .support import by_loss, by_name, control, hold, is_listed, runs
 
 # Ops whose fp32 results AMP-NUMERICS-023 speaks of.
@@ -113,7 +115,21 @@ SPECIAL = (
     "log_softmax",
     "layer_norm",
     "group_norm",
+    "batch_norm",
+    "instance_norm",
+    "rms_norm",
 )
+
+
+def _computes(case: Case, target: Target, op: Op, layout: str, first: torch.Tensor, *rest: torch.Tensor) -> bool:
+    """Whether the device computes the op in a layout; a third party's may not, outside of regions either."""
+    if layout != "contiguous" and is_foreign(target.device_type):
+        try:
+            op.call(LAYOUTS[layout](first.to(target.device)), *(tensor.to(target.device) for tensor in rest))
+        except (RuntimeError, NotImplementedError) as error:
+            case.note(f"{op.name}, {layout}: refused", str(error).splitlines()[0][:80])
+            return False
+    return True
 
 
 @contract("AMP-NUMERICS-069")
@@ -125,10 +141,17 @@ def test_special_values_survive(case: Case, target: Target, rng: torch.Generator
         # In the last element of the last row, where a kernel's tail is.
         first.flatten()[-1] = special
         expected = op.call(*(tensor.double() for tensor in (first, *rest)))
-        for dtype in case.supported(target):
+        unlike: dict[str, list[str]] = {}
+        laid_out = [layout for layout in layouts(first) if _computes(case, target, op, layout, first, *rest)]
+        for dtype, layout in itertools.product(case.supported(target), laid_out):
+            laid = LAYOUTS[layout](first.to(target.device))
             with target.autocast(dtype):
-                seen = op.call(*(tensor.to(target.device) for tensor in (first, *rest)))
+                seen = op.call(laid, *(tensor.to(target.device) for tensor in rest))
             for what, test in (("NaN", torch.isnan), ("infinite", torch.isinf)):
-                case.equal(f"{name}: elements that are {what}", int(test(seen).sum()), int(test(expected).sum()))
                 same = torch.equal(test(seen).cpu(), test(expected))
-                case.true(f"{name}: the same elements are {what}", same, "others")
+                if layout == "contiguous":
+                    case.equal(f"{name}: elements that are {what}", int(test(seen).sum()), int(test(expected).sum()))
+                    case.true(f"{name}: the same elements are {what}", same, "others")
+                elif not same:
+                    unlike.setdefault(layout, []).append(f"{what}, {FORMATS[dtype].name}")
+        case.equal(f"{name}: layouts in which other elements are", unlike, {})

@@ -17,12 +17,15 @@ from ...harness.targets import Target
 from ...measure.determinism import deterministic_algorithms
 from ...measure.precision import full_precision
 from ...oracles.numbers.formats import FORMATS
-from .second_derivatives import TWICE, derivatives
+from .second_derivatives import CONVOLUTIONS, TWICE, derivatives
 from .support import slug
 
 # As AMP-NUMERICS-083 for first derivatives: up to eight 16-bit results follow each other, of four roundings each.
 ROUNDINGS = 32
-QUICK = ("gelu", "silu", "tanh", "linear", "conv1d", "conv2d", "layer_norm", "attention")
+QUICK = (
+    *("gelu", "silu", "tanh", "linear", "matmul", "bilinear", "layer_norm", "batch_norm", "attention"),
+    *(name for name in CONVOLUTIONS if "of groups" in name or name in ("conv1d", "conv2d", "conv2d depthwise")),
+)
 
 
 def _by_depth() -> Iterator[Any]:

@@ -3,53 +3,77 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from ...harness.check import Case, contract
+from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from ...measure.precision import full_precision
-from .special_points import FAMILIES, Point
+from .special_points import FAMILIES, LAYOUTS, OF_PICTURES, Point, layouts
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
 # In roundings of the type.
 LIMIT = 4
+QUICK_PICTURES = (
+    *("pools of pictures", "norms of pictures", "softmaxes of pictures", "activations of pictures"),
+    *("sizes of pictures", "pools of volumes", "norms of volumes"),
+)
+
+
+def _families() -> Iterator[Any]:
+    """Yield each family in regions and outside; regions leave those of pictures in float32."""
+    for place in ("in", "outside"):
+        for family in FAMILIES:
+            quick = family not in OF_PICTURES or (place == "outside" and family in QUICK_PICTURES)
+            yield deep("quick" if quick else "standard", place, family, id=f"{place}-{family}")
 
 
 @contract("AMP-NUMERICS-122")
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("place", ["in", "outside"])
+@pytest.mark.parametrize(("place", "family"), list(_families()))
 def test_special_points(case: Case, target: Target, amp_dtype: torch.dtype, place: str, family: str) -> None:
     """Operands are 16-bit outside of a region, and float32 in one; the numbers are exact in both."""
     compared, wrong = 0, {}
+    region = partial(target.autocast, amp_dtype) if place == "in" else contextlib.nullcontext
+    dtype = torch.float32 if place == "in" else amp_dtype
     for name, point in FAMILIES[family].items():
         with full_precision(target.device_type):
-            plain = _answers(point, target.device, torch.float32, contextlib.nullcontext())
-            if place == "in":
-                seen = _answers(point, target.device, torch.float32, target.autocast(amp_dtype))
-            else:
-                seen = _answers(point, target.device, amp_dtype, contextlib.nullcontext())
-        if isinstance(seen, str) or isinstance(plain, str):
-            case.note(f"{name}: {amp_dtype} {place}", seen if isinstance(seen, str) else plain)
-            continue
-        compared += 1
-        for what, (one, other) in enumerate(zip(seen, plain, strict=True)):
-            if not _near(one, other, amp_dtype):
-                label = f"gradient {what}" if what else "result"
-                wrong[f"{name}, {label}"] = f"{_first(one)}, in float32 {_first(other)}"
+            plain = _answers(point, target.device, torch.float32, contextlib.nullcontext)
+            laid = layouts(*point.operands)[: 2 if case.level == "quick" else None]
+            seen = {layout: _answers(point, target.device, dtype, region, layout) for layout in laid}
+        for layout, answers in seen.items():
+            if isinstance(answers, str) or isinstance(plain, str):
+                case.note(f"{name}, {layout}: {amp_dtype} {place}", answers if isinstance(answers, str) else plain)
+                if not isinstance(plain, str) and not isinstance(seen["contiguous"], str):
+                    with full_precision(target.device_type):
+                        wide = _answers(point, target.device, torch.float32, contextlib.nullcontext, layout)
+                    if not isinstance(wide, str):
+                        wrong[f"{name}, {layout}"] = answers
+                continue
+            compared += 1
+            for what, (one, other) in enumerate(zip(answers, plain, strict=True)):
+                if not _near(one, other, amp_dtype, point.rounds):
+                    label = f"gradient {what}" if what else "result"
+                    wrong[f"{name}, {layout}, {label}"] = _unlike(one, other, point.rounds)
     case.at_least("calls compared", compared, 1)
     case.equal("results and gradients that are not float32's", wrong, {})
 
 
 def _answers(
-    point: Point, device: torch.device, dtype: torch.dtype, region: contextlib.AbstractContextManager[object]
+    point: Point,
+    device: torch.device,
+    dtype: torch.dtype,
+    region: Callable[[], contextlib.AbstractContextManager[object]],
+    layout: str = "contiguous",
 ) -> list[Tensor] | str:
     """Return the result and its gradients, or what the call is refused with."""
-    leaves = [_placed(operand, device, dtype).requires_grad_() for operand in point.operands]
+    leaves = [LAYOUTS[layout](_placed(operand, device, dtype)).requires_grad_() for operand in point.operands]
     try:
-        with region:
+        with region():
             result = point.call(*leaves)
         gradients: tuple[Tensor | None, ...] = ()
         if result.requires_grad and not point.picks:
@@ -57,6 +81,8 @@ def _answers(
     except (NotImplementedError, RuntimeError) as error:
         return str(error).splitlines()[0][:80]
     given = [torch.zeros(()) if gradient is None else gradient for gradient in gradients]
+    if point.skips_nan:
+        given = [gradient.masked_fill(leaf.isnan(), 0.0) for gradient, leaf in zip(given, leaves, strict=True)]
     return [each.detach().to("cpu", torch.float32) for each in (result, *given)]
 
 
@@ -66,10 +92,22 @@ def _placed(operand: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor
     return operand.to(dtype).copysign(signs).to(device)
 
 
-def _first(tensor: Tensor) -> list[float]:
-    return [float(value) for value in tensor.flatten()[:8]]
+def _unlike(seen: Tensor, exact: Tensor, rounds: bool) -> str:
+    """Return some elements, those first that differ most in kind or by number."""
+    if seen.shape != exact.shape:
+        return f"{tuple(seen.shape)}, in float32 {tuple(exact.shape)}"
+    same = _kind(seen) == _kind(exact) if rounds else torch.isclose(seen, exact, rtol=2**-5, atol=0, equal_nan=True)
+    first = same.flatten().to(torch.int).argsort(stable=True)[:8]
+    return f"{seen.flatten()[first].tolist()}, in float32 {exact.flatten()[first].tolist()}"
 
 
-def _near(seen: Tensor, exact: Tensor, dtype: torch.dtype) -> bool:
+def _kind(tensor: Tensor) -> Tensor:
+    """Return 0 for a finite number, 1 or -1 for an infinity and 2 for what is no number."""
+    return torch.where(tensor.isnan(), 2, torch.where(tensor.isinf(), tensor.sign(), 0))
+
+
+def _near(seen: Tensor, exact: Tensor, dtype: torch.dtype, rounds: bool) -> bool:
+    if rounds:
+        return torch.equal(_kind(seen), _kind(exact))
     rounding, least = torch.finfo(dtype).eps / 2, torch.finfo(dtype).tiny * torch.finfo(dtype).eps
     return bool(torch.isclose(seen, exact, rtol=LIMIT * rounding, atol=least, equal_nan=True).all())

@@ -215,6 +215,36 @@ def second_derivatives_of_layer_norm_are_halved() -> Iterator[None]:
         yield
 
 
+@fault("AMP-NUMERICS-117")
+def second_derivatives_by_weights_of_groups_are_halved() -> Iterator[None]:
+    """A 16-bit conv_transpose3d of several groups halves the gradients of its weight's gradient."""
+    original = F.conv_transpose3d
+
+    def convolve(input: Tensor, weight: Tensor, *given: Any, **named: Any) -> Tensor:
+        if input.dtype in LOW and named.get("groups", 1) > 1:
+            weight = _Changed.apply(weight, _half_of_its_gradient)
+        return original(input, weight, *given, **named)
+
+    with replaced(F, "conv_transpose3d", convolve):
+        yield
+
+
+@fault("AMP-NUMERICS-117", level="standard")
+def second_derivatives_by_attention_masks_are_halved() -> Iterator[None]:
+    """Attention of 16-bit tensors halves the gradients of its mask's gradient."""
+    original = F.scaled_dot_product_attention
+
+    def attend(*given: Any, **named: Any) -> Tensor:
+        mask = named.get("attn_mask")
+        if mask is not None and mask.dtype in LOW:
+            named["attn_mask"] = _Changed.apply(mask, _half_of_its_gradient)
+        found: Tensor = original(*given, **named)
+        return found
+
+    with replaced(F, "scaled_dot_product_attention", attend):
+        yield
+
+
 class _LastRow(torch.autograd.Function):
     """Rows of a table by their numbers; the gradient of a row that is used twice is that of the last use."""
 

@@ -70,6 +70,44 @@ def ties_are_counted_in_16_bits() -> Iterator[None]:
         yield
 
 
+@fault("AMP-NUMERICS-122")
+def leaky_relu_of_strided_operands_drops_nans() -> Iterator[None]:
+    """leaky_relu of 16-bit tensors that are not contiguous takes NaN for zero."""
+
+    def leaky_relu(x: Tensor, slope: float = 0.01) -> Tensor:
+        found = torch.where(x > 0, x, x * slope)
+        return found if x.dtype not in _LOW or x.is_contiguous() else found.nan_to_num(0.0, torch.inf, -torch.inf)
+
+    with kernel("leaky_relu", leaky_relu, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-122")
+def pools_of_channels_last_volumes_lose_infinities() -> Iterator[None]:
+    """adaptive_max_pool3d of 16-bit channels-last volumes gives the largest number for infinity."""
+    original = F.adaptive_max_pool3d
+
+    def pool(x: Tensor, *given: Any, **named: Any) -> Any:
+        last = x.dim() == 5 and x.is_contiguous(memory_format=torch.channels_last_3d) and not x.is_contiguous()
+        largest = torch.finfo(x.dtype).max
+        return original(x.clamp(-largest, largest) if last and x.dtype in _LOW else x, *given, **named)
+
+    with replaced(F, "adaptive_max_pool3d", pool):
+        yield
+
+
+@fault("AMP-NUMERICS-069")
+def softmax_of_strided_operands_drops_nans() -> Iterator[None]:
+    """A softmax in a region of a tensor that is not contiguous takes NaN for zero."""
+
+    def softmax(x: Tensor, dim: int, dtype: Any = None) -> Tensor:
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
+            return torch.softmax(x if x.is_contiguous() else x.nan_to_num(0.0, torch.inf, -torch.inf), dim)
+
+    with kernel("softmax.int", softmax, "AutocastCPU"):
+        yield
+
+
 @fault("AMP-NUMERICS-020")
 def patches_are_added_up_by_rows() -> Iterator[None]:
     """A 16-bit conv2d over patches that do not overlap rounds after each row of its kernel."""

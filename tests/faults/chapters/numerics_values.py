@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,11 @@ from tests.faults.breaking import kernel, replaced
 from tests.faults.chapters.numerics import _convolution_backward
 
 _LOW = (torch.float16, torch.bfloat16)
+
+
+def _has_bf16_convolutions() -> bool:
+    """Without instructions for them convolutions add up samples in bf16, which is waived."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _stuck(sums: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -247,6 +253,37 @@ def convolution_weights_add_up_places_in_16_bits() -> Iterator[None]:
         for of_result, of_image in parts:
             total = (total.float() + of_result @ of_image.t()).to(x.dtype)
         return whole[0], total.view_as(weight), whole[2]
+
+    with kernel("convolution_backward", backward, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-085", possible=_has_bf16_convolutions)
+def weights_of_groups_of_volumes_add_up_samples_in_16_bits() -> Iterator[None]:
+    """The weight gradient of a bf16 conv3d of several groups is added up over more than 64 samples in bf16."""
+
+    def backward(gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, sizes: Any, *options: Any) -> Any:
+        whole = _convolution_backward(gradient, x, weight, sizes, *options)
+        if not options[6][1] or x.dtype is not torch.bfloat16 or x.dim() != 5 or len(x) <= 64 or options[5] == 1:
+            return whole
+        each = zip(gradient.split(1), x.split(1), strict=True)
+        parts = (_convolution_backward(one, image, weight, sizes, *options)[1] for one, image in each)
+        return whole[0], functools.reduce(torch.add, parts), whole[2]
+
+    with kernel("convolution_backward", backward, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-085", possible=_has_bf16_convolutions)
+def biases_of_transposed_convolutions_add_up_samples_in_16_bits() -> Iterator[None]:
+    """The bias gradient of a bf16 transposed convolution is added up over more than 64 samples in bf16."""
+
+    def backward(gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, sizes: Any, *options: Any) -> Any:
+        whole = _convolution_backward(gradient, x, weight, sizes, *options)
+        if not options[6][2] or x.dtype is not torch.bfloat16 or not options[3] or len(x) <= 64:
+            return whole
+        of_each = gradient.float().sum(tuple(range(2, gradient.dim())))
+        return *whole[:2], _added_in(torch.bfloat16, of_each, 0, 1)
 
     with kernel("convolution_backward", backward, "CPU"):
         yield

@@ -210,7 +210,7 @@ LACKING = {
         kernels={"convolution_overrideable": _not_implemented},
     ),
     "no_group_norm_of_channels_last": Variant(
-        ("AMP-NUMERICS-06[23]",), kernels={"native_group_norm": _contiguous_group_norm}
+        ("AMP-NUMERICS-06[239]", "AMP-NUMERICS-122"), kernels={"native_group_norm": _contiguous_group_norm}
     ),
     "few_functions_in_the_module": Variant(
         ("AMP-RECIPE-039", "AMP-RECIPE-04[01]", "AMP-REGION-00*", "AMP-SCALE-00*"),
