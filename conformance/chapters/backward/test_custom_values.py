@@ -207,7 +207,10 @@ def test_device_type_of_a_custom_function(case: Case, name: str) -> None:
     for given in (torch.device("cpu"), 0, None):
         for function in (nothing, None):
             case.raises(
-                f"{given!r}", ValueError, functools.partial(decorator, function, device_type=given), names=("str",)
+                f"{given!r}",
+                ValueError,
+                functools.partial(decorator, function, device_type=given),
+                names=("str|string",),
             )
     kept = decorator(nothing, device_type="cpu")
     case.equal("control: the name that is kept", kept.__name__, "nothing")
