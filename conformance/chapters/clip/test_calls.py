@@ -362,11 +362,15 @@ def test_deprecated_spelling_hands_everything_on(case: Case, target: Target) -> 
     case.equal("NaN by default", math.isnan(float(without_warnings(functools.partial(old, bad)))), True)
     if target.device_type in ("cpu", "cuda"):
         for foreach in IMPLEMENTATIONS.values():
-            seen = kernels(
-                functools.partial(without_warnings, functools.partial(old, sloped(target.device), foreach=foreach))
+            seen, expected_kernels = (
+                kernels(
+                    functools.partial(
+                        without_warnings, functools.partial(function, sloped(target.device), 1.0, foreach=foreach)
+                    )
+                )
+                for function in (torch.nn.utils.clip_grad_norm, torch.nn.utils.clip_grad_norm_)
             )
-            expected_kernels = [] if foreach is False else _FOREACH_KERNELS["clip_grad_norm_"]
-            case.equal(f"foreach kernels with foreach={foreach}", seen, expected_kernels)
+            case.equal(f"foreach kernels with foreach={foreach}, as in clip_grad_norm_", seen, expected_kernels)
 
 
 def without_warnings(call: Callable[[], Any]) -> Any:

@@ -9,7 +9,14 @@ import torch
 
 from ...harness.check import Case
 from ...harness.targets import DTYPE_NAMES, Target
-from ...measure.storages import PeakStorages, SavedForBackward, bytes_by_dtype, saved_by, without_bookkeeping
+from ...measure.storages import (
+    LiveStorages,
+    PeakStorages,
+    SavedForBackward,
+    bytes_by_dtype,
+    saved_by,
+    without_bookkeeping,
+)
 from ...oracles.manual_cast import ManualCast
 from ...oracles.symbolic.blocks import Block, evaluate, execute, predict, tensors
 from .kernel_exceptions import kernel_exceptions
@@ -17,6 +24,9 @@ from .step_memory import StepBytes, step_bytes
 
 RANDOM_STATES = 8192
 """Bytes that checkpointing may store of random generators: 5056 of the CPU's (a Mersenne twister), 16 of a GPU's."""
+
+SCALER_STATE = 16
+"""Bytes that a GradScaler may hold: a number and a count, of 8 bytes each; torch's have 4."""
 
 Storages = list[tuple[torch.dtype, int]]
 Forward = Callable[[dict[str, torch.Tensor]], torch.Tensor]
@@ -80,6 +90,20 @@ def step_as_predicted(
             case.at_most(what, getattr(seen, where), getattr(most, where), "bytes")
     case.unsupported(words)
     raise AssertionError("the case has ended")
+
+
+def scaler_state(target: Target, *, stepped: bool = False) -> int:
+    """Return the bytes, SCALER_STATE at most, of a scaler's tensors after scale(), or after a whole iteration."""
+    scaler = torch.amp.GradScaler(target.device_type, init_scale=2.0)
+    weight = torch.ones(64, device=target.device, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    with LiveStorages([weight]) as live:
+        scaler.scale(weight.sum()).backward()
+        if stepped:
+            scaler.step(optimizer)
+            scaler.update()
+        weight.grad = None
+        return min(live.live_bytes, SCALER_STATE)
 
 
 def held(

@@ -16,7 +16,7 @@ from ...harness.targets import Target
 from ...measure.storages import LiveStorages, PeakStorages
 from ...oracles.symbolic.blocks import blocks, execute, tensors
 from .networks import Net, net
-from .support import RANDOM_STATES
+from .support import RANDOM_STATES, scaler_state
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.needs("storages")]
 
@@ -64,8 +64,8 @@ def test_networks_do_not_grow(case: Case, target: Target, rng: torch.Generator, 
             _step(target, dtypes[number % len(dtypes)], work, scaler, number)
             alive.append(live.live_bytes)
     state = [value for kept in work.optimizer.state.values() for value in kept.values()]
-    # The optimizer's state, and the scaler's scale and tracker.
-    expected = sum(value.nbytes for value in state if isinstance(value, torch.Tensor)) + 8
+    expected = sum(value.nbytes for value in state if isinstance(value, torch.Tensor))
+    expected += scaler_state(target, stepped=True)
     case.equal("bytes alive after the first step", alive[0], expected)
     case.equal(f"growth over {len(alive)} steps", [now - alive[0] for now in alive[1:]], [0] * (len(alive) - 1))
 
@@ -163,7 +163,8 @@ def test_micro_batches_keep_gradients_alone(
             scaler.scale(loss).backward()
             del loss
             alive.append(live.live_bytes)
-    case.equal("bytes alive after each micro-batch: gradients, scale, tracker", alive, [gradients + 8] * 4)
+    expected = gradients + scaler_state(target)
+    case.equal("bytes alive after each micro-batch: gradients and the scaler's state", alive, [expected] * 4)
 
 
 @contract("AMP-MEMORY-036")
@@ -259,6 +260,7 @@ FAILURES: dict[str, Callable[[Target, Net], AbstractContextManager[object]]] = {
 def test_a_step_that_ran_out_leaves_nothing(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, name: str, where: str
 ) -> None:
+    state = scaler_state(target)
     work = net(name, target.device, rng, dropout=0.0)
     scaler = torch.amp.GradScaler(target.device_type)
     with LiveStorages(work.held()) as live:
@@ -269,9 +271,9 @@ def test_a_step_that_ran_out_leaves_nothing(
             case.true("the failed step ran out of memory (control)", _runs_out(target, amp_dtype, work, scaler))
         _let_backward_end(target)
         gradients = sum(p.grad.nbytes for p in work.model.parameters() if p.grad is not None)
-        # The scale and tracker are made where the failed step came to scale its loss.
-        left = live.live_bytes - expected - gradients - (8 if where == "backward" else 0)
-        case.equal("bytes left by the failed step, but for gradients, scale and tracker", left, 0)
+        # The scaler's state is made where the failed step came to scale its loss.
+        left = live.live_bytes - expected - gradients - (state if where == "backward" else 0)
+        case.equal("bytes left by the failed step, but for gradients and the scaler's state", left, 0)
         work.optimizer.zero_grad(set_to_none=True)
         with target.autocast(amp_dtype):
             again = work.loss(0)

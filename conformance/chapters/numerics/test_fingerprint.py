@@ -17,6 +17,7 @@ from ...measure.summation import (
     NEAREST_EVEN,
     SIDE,
     TERMS,
+    Accumulator,
     Irregular,
     Product,
     Swamping,
@@ -89,8 +90,9 @@ def test_the_implied_bound(case: Case, target: Target, rng: torch.Generator, op:
             # Terms that are aligned to be added at once are cut before the sum is rounded.
             if found.bits is None or found.at_least or found.rounding != NEAREST_EVEN or block > 1:
                 continue
-            # What is seen here may tighten the bound that a plain product implies, and never loosen it.
-            bits = max(found.bits, plain[0].bits or 0)
+            # What is seen here may tighten the bound that a plain product implies, and never loosen it. A product that
+            # sums in float64 implies nothing for the others.
+            bits = min(max(found.bits, plain[0].bits or 0), fingerprint.BITS[FP32])
             try:
                 with full_precision(target.device_type):
                     worst, where = _worst_share(_on(target, op), dtype, terms, bits, rng)
@@ -151,10 +153,11 @@ def test_cancelling_sums_keep_the_implied_bound(case: Case, target: Target, rng:
             tensor.to(dtype) for tensor in _cancelling(rng, case.samples(quick=128, standard=500, full=4000))
         )
         terms = left.shape[1]
+        in_fp32 = Accumulator(fingerprint.BITS[FP32], NEAREST_EVEN).error(terms) or 0.0
         case.note(f"{dtype}: implied share of n 2^-22", found.error(terms) / accumulation(terms))
         exact_sum, size = exact.product_and_size(left, right)
         for op in OPS:
-            share = found.error(terms)
+            share = max(found.error(terms), in_fp32)
             if _takes_other_units(target, dtype):
                 own, _ = fingerprint.accumulator_of(_on(target, op), target.device_type, dtype, terms)
                 share = share if own == found.accumulator else accumulation(terms)

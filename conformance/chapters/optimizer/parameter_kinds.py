@@ -24,6 +24,11 @@ def unit(dtype: torch.dtype) -> float:
     return torch.finfo(_PARTS.get(dtype, dtype)).eps / 2
 
 
+def counts_steps(name: str, value: torch.Tensor) -> bool:
+    """Return whether an entry of a state is a step counter, of a dtype that counts every step to 2^24."""
+    return name == "step" and value.dtype in (torch.float32, torch.float64, torch.int32, torch.int64)
+
+
 def wide(tensor: torch.Tensor) -> torch.Tensor:
     """Return a contiguous copy in float64 or complex128, on the CPU."""
     return tensor.detach().cpu().to(WIDE.get(tensor.dtype, torch.float64), copy=True).contiguous()

@@ -15,6 +15,7 @@ from ...workloads.linear_loss import LinearLoss
 from ...workloads.mlp import mlp
 from ...workloads.training import Workload, train_step
 from .optimizer_configs import OptimizerConfig
+from .parameter_kinds import counts_steps
 from .support import build, iterate, over_optimizers
 
 
@@ -41,8 +42,8 @@ def test_master_weights_and_state_are_fp32(
     dtypes["state"] = {
         value.dtype
         for state in optimizer.state.values()
-        for value in state.values()
-        if isinstance(value, torch.Tensor) and value.is_floating_point()
+        for name, value in state.items()
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and not counts_steps(name, value)
     } | {torch.float32}
     for name, seen in dtypes.items():
         case.equal(f"dtypes of every {name}", sorted(map(str, seen)), ["torch.float32"])
@@ -120,7 +121,12 @@ def test_weights_and_state_stay_fp32(
         with target.autocast(amp_dtype):
             loss = torch.nn.functional.cross_entropy(model(rows), classes)
         iterate(held, loss)
-    entries = [value for state in held.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
+    entries = [
+        value
+        for state in held.state.values()
+        for name, value in state.items()
+        if isinstance(value, torch.Tensor) and not counts_steps(name, value)
+    ]
     case.equal("dtypes of the weights", {parameter.dtype for parameter in parameters}, {torch.float32})
     case.equal("dtypes of the gradients", {parameter.grad.dtype for parameter in parameters}, {torch.float32})
     case.equal("dtypes of the optimizer state", {value.dtype for value in entries}, {torch.float32})

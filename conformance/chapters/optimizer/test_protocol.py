@@ -103,7 +103,7 @@ def test_handed_scale_and_flag(case: Case, target: Target, value: float) -> None
     case.equal("gradients that it received, still scaled", gradients[0].tolist(), [2.0, 2.0])
     left = [name for name in ("grad_scale", "found_inf") if hasattr(optimizer, name)]
     case.equal("attributes left on the optimizer", left, [])
-    case.raises("step twice", RuntimeError, lambda: scaler.step(optimizer), names=("step", "update"))
+    case.raises("step twice", RuntimeError, lambda: scaler.step(optimizer), names=("step|stepped",))
     scaler.update()
     case.equal("scale and tracker", (scaler.get_scale(), tracker(scaler)), (24.0, 0) if found else (48.0, 1))
 

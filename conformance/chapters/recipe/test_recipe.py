@@ -342,9 +342,10 @@ def test_types_during_a_program(
         (key, str(value.dtype))
         for entry in work.optimizer.state.values()
         for key, value in entry.items()
-        if isinstance(value, torch.Tensor)
+        # A counter of steps may be wider.
+        if isinstance(value, torch.Tensor) and value.dtype != torch.float32 and (key != "step" or value.itemsize < 4)
     }
-    case.equal("16-bit optimizer state", sorted(pair for pair in state if "float32" not in pair[1]), [])
+    case.equal("optimizer state that is not float32", sorted(state), [])
 
 
 @contract("AMP-RECIPE-020")

@@ -62,7 +62,7 @@ def test_device_type_is_no_string(case: Case, device_type: object) -> None:
         f"torch.autocast({device_type!r})",
         ValueError,
         lambda: torch.autocast(device_type),
-        names=("device_type", "str", type(device_type).__name__),
+        names=("device_type|device type", type(device_type).__name__),
     )
     with torch.autocast("cpu"):
         case.equal("enabled with a string (control)", torch.is_autocast_enabled("cpu"), True)

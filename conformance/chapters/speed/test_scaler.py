@@ -13,7 +13,8 @@ from ...oracles.trace import counts
 from ...oracles.trace.ops import trace_of
 
 LARGE = 2  # elements: more than a scale, a flag or a norm has
-UNSCALE, UPDATE = "_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_"
+FEW = 3  # operations on the scale and its flags, where torch has one: numbers may be made and combined otherwise
+UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"
 
 
 def _counted(work: Callable[[], object], least: int = 0) -> dict[str, int]:
@@ -42,7 +43,9 @@ def test_the_scaler_passes_once_over_the_gradients(
     scaler.step(optimizer)
     scaler.update()
     value = loss()
-    case.equal("operations of scale", _counted(lambda: scaler.scale(value)), {"mul": 1})
+    outputs = value.expand(LARGE)
+    case.equal("operations of scale on outputs", _counted(lambda: scaler.scale(outputs), LARGE), {"mul": 1})
+    case.at_most("operations of scale", sum(_counted(lambda: scaler.scale(value)).values()), FEW)
     scaler.scale(value).backward()
     if clip:
         case.equal(
@@ -50,7 +53,7 @@ def test_the_scaler_passes_once_over_the_gradients(
         )
         clipped, passes = _counted(norm), _counted(norm, weights[0].numel())
     stepped = _counted(lambda: scaler.step(optimizer), LARGE)
-    case.equal("operations of update", _counted(scaler.update), {UPDATE: 1})
+    case.at_most("operations of update", sum(_counted(scaler.update).values()), FEW)
     if clip:
         case.equal("operations of clipping", clipped, _counted(norm))
         # torch.nn.utils.clip_grad_norm_: a norm of each gradient and a product, of all at once where foreach allows.

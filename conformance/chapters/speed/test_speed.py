@@ -71,8 +71,8 @@ def test_the_host_waits_once_a_step(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, clip: float | None
 ) -> None:
     work = mlp(target.device, rng)
-    # SGD: Adam counts its steps in tensors and reads them on the CPU.
-    optimizer = torch.optim.SGD(work.model.parameters(), lr=0.1)
+    # SGD: Adam counts its steps in tensors and reads them on the CPU. A fused one needs no look at the flag.
+    optimizer = torch.optim.SGD(work.model.parameters(), lr=0.1, fused=False)
     scaler = torch.amp.GradScaler(target.device_type)
     train_step(replace(work, optimizer=optimizer), 0, lambda: target.autocast(amp_dtype), scaler)
     inputs, labels = work.batch(1)

@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from .ops import CAST, Op
 
@@ -65,19 +67,27 @@ _TELLING = {
 class HostReads(TorchFunctionMode):
     """Counts, while it is entered, the calls in Python that give the host what a tensor holds, by name.
 
-    A copy to "cpu", called so, counts unless it does not block; outside of the mode's own thread nothing does.
+    A copy to "cpu", called so, counts unless it does not block; what is made of such copies alone is on the host
+    already. Outside of the mode's own thread nothing counts.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter()
+        self._on_the_host: dict[int, torch.Tensor] = {}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         keywords = kwargs or {}
         name = getattr(func, "__name__", "")
-        to_the_host = name == "to" and "cpu" in (*args[1:2], keywords.get("device"))
-        if name in _TELLING or (to_the_host and not keywords.get("non_blocking")):
+        given = [leaf for leaf in tree_leaves((args, keywords)) if isinstance(leaf, torch.Tensor)]
+        known = bool(given) and all(id(tensor) in self._on_the_host for tensor in given)
+        copies = name == "to" and "cpu" in (*args[1:2], keywords.get("device")) and not keywords.get("non_blocking")
+        if copies or (name in _TELLING and not known):
             self.counts[name] += 1
-        return func(*args, **keywords)
+        result = func(*args, **keywords)
+        if copies or name == "cpu" or known:
+            made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+            self._on_the_host |= {id(tensor): tensor for tensor in made}
+        return result

@@ -98,3 +98,14 @@ def test_calls_that_tell_the_host_a_value_are_counted() -> None:
 
     # A device that is no word may be the tensor's own.
     assert dict(told.counts) == {"tolist": 1, "__bool__": 1, "to": 1}
+
+
+def test_what_is_made_of_copies_on_the_host_tells_nothing_more() -> None:
+    first, second = torch.ones(()), torch.zeros(())
+    with HostReads() as told:
+        flags = torch.stack([first.detach().to("cpu"), second.detach().to(device="cpu")])
+        bool(flags.ne(0).any())
+        (flags + torch.zeros(())).tolist()
+
+    # The two copies, and a sum with a tensor that was not copied.
+    assert dict(told.counts) == {"to": 2, "tolist": 1}

@@ -388,6 +388,25 @@ def scale_copies_the_loss_to_the_host() -> Iterator[None]:
 
 
 @fault("AMP-SPEED-051")
+def update_checks_the_scale_on_the_device() -> Iterator[None]:
+    """update computes on the device whether the scale is a usable number, in a launch for each condition."""
+
+    def check(scaler: torch.amp.GradScaler, new_scale: Any = None) -> None:
+        if scaler._scale is not None:
+            torch.logical_and(torch.isfinite(scaler._scale), torch.gt(scaler._scale, 0.0)).all()
+
+    yield from _before(torch.amp.GradScaler, "update", check)
+
+
+@fault("AMP-SPEED-051")
+def scale_checks_the_outputs() -> Iterator[None]:
+    """scale looks for a NaN in the outputs, which is a second pass over them."""
+    yield from _before(
+        torch.amp.GradScaler, "scale", lambda scaler, outputs: torch.is_tensor(outputs) and outputs.isnan()
+    )
+
+
+@fault("AMP-SPEED-051")
 def clipping_takes_two_norms() -> Iterator[None]:
     """clip_grad_norm_ takes the norm of each gradient twice, with a scaler and without."""
     yield from _before(
