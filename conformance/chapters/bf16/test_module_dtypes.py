@@ -82,18 +82,18 @@ def test_conversion_of_a_packed_sequence(
     to = CALLS[call]
     case.require_arithmetic(target, to)
     lengths = sorted(LENGTHS, reverse=True) if order == "sorted" else list(LENGTHS)
+    given = [torch.randn(length, 3, generator=rng).to(target.device) for length in lengths]
+    packed = pack_sequence(given, enforce_sorted=order == "sorted")
+    converted = getattr(packed, call)() if way == "method" else packed.to(to)
+    case.equal("type of the elements", converted.data.dtype, to)
+    case.equal("type of a packed sequence", type(converted) is type(packed), True)
+    rounded = [one.to(to) for one in given]
+    for number, (seen, one) in enumerate(zip(unpack_sequence(converted), rounded, strict=True)):
+        case.identical(f"unpacked sequence {number}", seen, one)
     for first in (False, True):
-        given = [torch.randn(length, 3, generator=rng).to(target.device) for length in lengths]
-        packed = pack_sequence(given, enforce_sorted=order == "sorted")
-        converted = getattr(packed, call)() if way == "method" else packed.to(to)
         what = "the batch first" if first else "time first"
-        case.equal(f"{what}: type", converted.data.dtype, to)
-        case.equal(f"{what}: type of a packed sequence", type(converted) is type(packed), True)
         padded, kept = pad_packed_sequence(converted, batch_first=first)
         case.equal(f"{what}: lengths", kept.tolist(), lengths)
-        for number, one in enumerate(given):
+        for number, one in enumerate(rounded):
             seen = padded[number] if first else padded[:, number]
-            case.identical(f"{what}: sequence {number}", seen[: len(one)], one.to(to))
-        again = [one.to(to) for one in given]
-        for number, (seen, one) in enumerate(zip(unpack_sequence(converted), again, strict=True)):
-            case.identical(f"{what}: unpacked sequence {number}", seen, one)
+            case.identical(f"{what}: sequence {number}", seen[: len(one)], one)

@@ -39,6 +39,11 @@ def _place(x: Tensor) -> Tensor:
     return torch.tensor([2347], device=x.device)
 
 
+def _ones(x: Tensor) -> Tensor:
+    """Return as many ones, which the vector has a part in."""
+    return x * 0 + 1
+
+
 def _signal(x: Tensor) -> Tensor:
     return x.view(1, 1, LONG)
 
@@ -104,14 +109,10 @@ def _pooled(shape: Callable[[Tensor], Tensor], adaptive: bool) -> Call:
 
     def call(x: Tensor) -> Sequence[Tensor]:
         whole = shape(_steps(x))
-        rank = whole.dim() - 2
-        if adaptive:
-            sizes = tuple(side // 5 if side == LONG else side for side in whole.shape[2:])
-            pool: Any = (F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)[rank - 1]
-        else:
-            sizes = tuple(5 if side == LONG else 1 for side in whole.shape[2:])
-            pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[rank - 1]
-        found: Sequence[Tensor] = pool(whole, sizes, return_indices=True)
+        windows = [5 if side == LONG else 1 for side in whole.shape[2:]]
+        sizes = [side // window for side, window in zip(whole.shape[2:], windows, strict=True)]
+        pool = getattr(F, f"{'adaptive_' if adaptive else ''}max_pool{len(windows)}d")
+        found: Sequence[Tensor] = pool(whole, sizes if adaptive else windows, return_indices=True)
         return found
 
     return call
@@ -173,32 +174,32 @@ _POOLS: dict[str, Far] = {
     **{f"max_pool {name}": Far(_pooled(shape, False)) for name, shape in _SHAPES.items()},
     **{f"adaptive_max_pool {name}": Far(_pooled(shape, True)) for name, shape in _SHAPES.items()},
     "max_unpool1d": Far(_unpooled),
-    "avg_pool1d of ones": Far(lambda x: F.avg_pool1d(_signal(x * 0 + 1), LONG)),
-    "avg_pool2d of ones": Far(lambda x: F.avg_pool2d((x * 0 + 1).view(1, 1, 50, 50), 50)),
+    "avg_pool1d of ones": Far(lambda x: F.avg_pool1d(_signal(_ones(x)), LONG)),
+    "avg_pool2d of ones": Far(lambda x: F.avg_pool2d(_ones(x).view(1, 1, 50, 50), 50)),
     "avg_pool2d of ones, padded": Far(
-        lambda x: F.avg_pool2d((x * 0 + 1).view(1, 1, 50, 50), 52, padding=1, count_include_pad=False)
+        lambda x: F.avg_pool2d(_ones(x).view(1, 1, 50, 50), 52, padding=1, count_include_pad=False)
     ),
-    "avg_pool3d of ones": Far(lambda x: F.avg_pool3d((x * 0 + 1).view(1, 1, 4, 25, 25), (4, 25, 25))),
-    "adaptive_avg_pool1d of ones": Far(lambda x: F.adaptive_avg_pool1d(_signal(x * 0 + 1), 3)),
-    "adaptive_avg_pool2d of ones": Far(lambda x: F.adaptive_avg_pool2d((x * 0 + 1).view(1, 1, 50, 50), 1)),
-    "adaptive_avg_pool3d of ones": Far(lambda x: F.adaptive_avg_pool3d((x * 0 + 1).view(1, 1, 4, 25, 25), 1)),
-    "mean of ones": Far(lambda x: (x * 0 + 1).mean()),
+    "avg_pool3d of ones": Far(lambda x: F.avg_pool3d(_ones(x).view(1, 1, 4, 25, 25), (4, 25, 25))),
+    "adaptive_avg_pool1d of ones": Far(lambda x: F.adaptive_avg_pool1d(_signal(_ones(x)), 3)),
+    "adaptive_avg_pool2d of ones": Far(lambda x: F.adaptive_avg_pool2d(_ones(x).view(1, 1, 50, 50), 1)),
+    "adaptive_avg_pool3d of ones": Far(lambda x: F.adaptive_avg_pool3d(_ones(x).view(1, 1, 4, 25, 25), 1)),
+    "mean of ones": Far(lambda x: _ones(x).mean()),
     "scatter_reduce, mean of ones": Far(
-        lambda x: x.new_zeros(2).scatter_reduce(0, places(x, of=2), x * 0 + 1, "mean", include_self=False)
+        lambda x: x.new_zeros(2).scatter_reduce(0, places(x, of=2), _ones(x), "mean", include_self=False)
     ),
     "index_reduce, mean of ones": Far(
-        lambda x: x.new_zeros(2).index_reduce(0, places(x, of=2), x * 0 + 1, "mean", include_self=False)
+        lambda x: x.new_zeros(2).index_reduce(0, places(x, of=2), _ones(x), "mean", include_self=False)
     ),
-    "mse_loss of ones": Far(lambda x: F.mse_loss(x * 0 + 1, torch.zeros_like(x))),
-    "l1_loss of ones": Far(lambda x: F.l1_loss(x * 0 + 1, torch.zeros_like(x))),
-    "kl_div of ones": Far(lambda x: F.kl_div(-(x * 0 + 1), torch.ones_like(x), reduction="mean")),
-    "mean of ones of a picture": Far(lambda x: (x * 0 + 1).view(50, 50).mean((0, 1))),
-    "embedding_bag, mean of ones": Far(lambda x: F.embedding_bag(places(x)[None], (x * 0 + 1)[:, None], mode="mean")),
+    "mse_loss of ones": Far(lambda x: F.mse_loss(_ones(x), torch.zeros_like(x))),
+    "l1_loss of ones": Far(lambda x: F.l1_loss(_ones(x), torch.zeros_like(x))),
+    "kl_div of ones": Far(lambda x: F.kl_div(-_ones(x), torch.ones_like(x), reduction="mean")),
+    "mean of ones of a picture": Far(lambda x: _ones(x).view(50, 50).mean((0, 1))),
+    "embedding_bag, mean of ones": Far(lambda x: F.embedding_bag(places(x)[None], _ones(x)[:, None], mode="mean")),
     "embedding_bag, max of far bags": Far(
         lambda x: F.embedding_bag(places(x), x[:, None], torch.arange(0, LONG, 2, device=x.device), mode="max")
     ),
     "nll_loss, mean over far rows": Far(
-        lambda x: F.nll_loss(-(x * 0 + 1)[:, None], torch.zeros(LONG, dtype=torch.int64, device=x.device))
+        lambda x: F.nll_loss(-_ones(x)[:, None], torch.zeros(LONG, dtype=torch.int64, device=x.device))
     ),
 }
 FAMILIES: dict[str, dict[str, Far]] = {
