@@ -1,4 +1,4 @@
-"""Second derivatives of ops in 16 bits, each term of them alone, and the same in float64."""
+"""Second derivatives of ops in 16 bits, each term of them alone, by each order of modes, and the same in float64."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -130,6 +131,8 @@ _OTHERS: dict[str, Twice] = {
     "pow of tensors": Twice(lambda x, y: (x.square() + 1).pow(y), ((5, 6), (5, 6))),
     "atan2": Twice(lambda x, y: torch.atan2(x, y.square() + 1), ((5, 6), (5, 6))),
     "logaddexp": Twice(torch.logaddexp, ((5, 6), (5, 6))),
+    "logaddexp2": Twice(torch.logaddexp2, ((5, 6), (5, 6))),
+    "hypot": Twice(torch.hypot, ((5, 6), (5, 6))),
     "layer_norm": Twice(lambda x, w, b: F.layer_norm(x, (6,), w, b), ((5, 6), (6,), (6,))),
     "group_norm": Twice(lambda x, w, b: F.group_norm(x, 2, w, b), ((3, 4, 6), (4,), (4,))),
     "rms_norm": Twice(lambda x, w: F.rms_norm(x, (6,), w, eps=1e-3), ((5, 6), (6,))),
@@ -151,16 +154,20 @@ _OTHERS: dict[str, Twice] = {
     "avg_pool2d": Twice(lambda x: F.avg_pool2d(x, 2).square(), ((2, 3, 4, 4),)),
     "interpolate": Twice(lambda x: F.interpolate(x, scale_factor=2, mode="bilinear").square(), ((2, 2, 3, 3),)),
 }
-TWICE: dict[str, Twice] = (
-    {name: Twice(call, _X) for name, call in _ACTIVATIONS.items()} | CONVOLUTIONS | _PRODUCTS | _OTHERS
-)
+_ELEMENTWISE = {name: Twice(call, _X) for name, call in _ACTIVATIONS.items()}
+FAMILIES: dict[str, dict[str, Twice]] = {
+    "activations": _ELEMENTWISE,
+    "convolutions": CONVOLUTIONS,
+    "products": _PRODUCTS,
+    "others": _OTHERS,
+}
+TWICE: dict[str, Twice] = {name: op for family in FAMILIES.values() for name, op in family.items()}
 
 Derivatives = dict[str, Tensor]
+Region = Callable[[], AbstractContextManager[Any]]
 
 
-def derivatives(
-    op: Twice, values: list[Tensor], rng: torch.Generator, region: Callable[[], AbstractContextManager[Any]]
-) -> Iterator[tuple[str, Tensor]]:
+def derivatives(op: Twice, values: list[Tensor], rng: torch.Generator, region: Region) -> Iterator[tuple[str, Tensor]]:
     """Yield the name and value of each term: of each first gradient, the gradient by each operand and by what came in.
 
     Those of the sum of all first gradients follow, for which a double backward is given all of its operands at once.
@@ -169,10 +176,10 @@ def derivatives(
     leaves = [value.detach().requires_grad_() for value in values]
     with region():
         result = op.call(*leaves)
-    incoming = _draw(result, rng).requires_grad_()
+    incoming = draw(result, rng).requires_grad_()
     first = torch.autograd.grad(result, leaves, incoming, create_graph=True)
     slopes = {f"gradient {number}": slope for number, slope in enumerate(first) if slope.requires_grad}
-    weights = [_draw(slope, rng) for slope in slopes.values()]
+    weights = [draw(slope, rng) for slope in slopes.values()]
     terms = {name: ([slope], [weight]) for (name, slope), weight in zip(slopes.items(), weights, strict=True)}
     if len(slopes) > 1:
         terms["all gradients"] = ([*slopes.values()], weights)
@@ -185,7 +192,53 @@ def derivatives(
             yield f"{name} by {by}", found if found is not None else torch.zeros(())
 
 
-def _draw(like: Tensor, rng: torch.Generator) -> Tensor:
+def first_derivatives(op: Twice, values: list[Tensor]) -> list[Tensor]:
+    """Return the result and the gradients of its sum."""
+    leaves = [value.detach().requires_grad_() for value in values]
+    result = op.call(*leaves)
+    return [result.detach(), *torch.autograd.grad(result.sum(), leaves)]
+
+
+def forward_over_reverse(
+    op: Twice, values: list[Tensor], along: list[Tensor], incoming: Tensor, region: Region
+) -> Derivatives:
+    """Return how each gradient moves where the operands move along `along`: forward mode through a backward pass."""
+    with forward_ad.dual_level():
+        duals = _duals(values, along)
+        with region():
+            result = op.call(*duals)
+        gradients = torch.autograd.grad(result, duals, incoming, allow_unused=True)
+        return {
+            f"gradient {number}": _or_zero(None if one is None else forward_ad.unpack_dual(one).tangent)
+            for number, one in enumerate(gradients)
+        }
+
+
+def reverse_over_forward(
+    op: Twice, values: list[Tensor], along: list[Tensor], incoming: Tensor, region: Region
+) -> Derivatives:
+    """Return the gradients of the tangent of the result: backward through what forward mode computed."""
+    with forward_ad.dual_level():
+        duals = _duals(values, along)
+        with region():
+            result = op.call(*duals)
+        tangent = forward_ad.unpack_dual(result).tangent
+        # A dual is a view of its operand with a tangent; the gradient by it is the one by the operand.
+        gradients = torch.autograd.grad(tangent, duals, incoming.to(tangent.dtype), allow_unused=True)
+        return {f"gradient {number}": _or_zero(one) for number, one in enumerate(gradients)}
+
+
+def _duals(values: list[Tensor], along: list[Tensor]) -> list[Tensor]:
+    return [
+        forward_ad.make_dual(value.detach().requires_grad_(), step) for value, step in zip(values, along, strict=True)
+    ]
+
+
+def _or_zero(derivative: Tensor | None) -> Tensor:
+    return torch.zeros(()) if derivative is None else derivative.detach()
+
+
+def draw(like: Tensor, rng: torch.Generator) -> Tensor:
     """Return numbers that every 16-bit type has, so that both runs have the same."""
     signs = torch.randint(0, 2, like.shape, generator=rng) * 2 - 1  # of one sign, they cancel in a normalization
     return (torch.randint(4, 9, like.shape, generator=rng) * signs / 8).to(like.device, like.dtype)

@@ -13,11 +13,21 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...harness.check import Case, contract, deep
+from ...harness.judge import lacks_kernel
 from ...harness.targets import Target
 from ...measure.determinism import deterministic_algorithms
 from ...measure.precision import full_precision
 from ...oracles.numbers.formats import FORMATS
-from .second_derivatives import CONVOLUTIONS, TWICE, derivatives
+from .second_derivatives import (
+    CONVOLUTIONS,
+    FAMILIES,
+    TWICE,
+    derivatives,
+    draw,
+    first_derivatives,
+    forward_over_reverse,
+    reverse_over_forward,
+)
 from .support import slug
 
 # As AMP-NUMERICS-083 for first derivatives: up to eight 16-bit results follow each other, of four roundings each.
@@ -56,6 +66,83 @@ def test_second_derivatives(case: Case, target: Target, amp_dtype: torch.dtype, 
         error = float((seen[name].detach().cpu().double() - one).norm())
         bound = ROUNDINGS * FORMATS[amp_dtype].unit_roundoff * max(float(one.norm()), floor)
         case.at_most(f"{op}: error of {name}", error if error == error else float("inf"), bound)
+
+
+BY_FAMILY = pytest.mark.parametrize(
+    "family",
+    [family if family in ("activations", "products") else deep("standard", family, id=family) for family in FAMILIES],
+)
+ORDERS = {"forward over reverse": forward_over_reverse, "reverse over forward": reverse_over_forward}
+
+
+@contract("AMP-NUMERICS-126")
+@BY_FAMILY
+@pytest.mark.parametrize("order", [pytest.param(order, id=slug(order)) for order in ORDERS])
+def test_orders_of_modes(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, order: str, family: str
+) -> None:
+    compute, judged = ORDERS[order], 0
+    region = partial(target.autocast, amp_dtype)
+    for name, op in FAMILIES[family].items():
+        values = [torch.randn(shape, generator=rng).to(amp_dtype) for shape in op.shapes]
+        along = [draw(value, rng) for value in values]
+        incoming = draw(op.call(*(value.double() for value in values)), rng)
+        given = ([one.double() for one in values], [one.double() for one in along], incoming)
+        try:
+            exact = compute(op, *given, contextlib.nullcontext)
+        except RuntimeError:  # a formula that torch has for no type
+            continue
+        placed = ([one.to(target.device) for one in values], [one.to(target.device) for one in along])
+        try:
+            with full_precision(target.device_type):
+                seen = compute(op, *placed, incoming.to(target.device, amp_dtype), region)
+        except RuntimeError as error:
+            if lacks_kernel(error):
+                case.note(f"{name}: {order}", f"no kernel of {lacks_kernel(error)}")
+                continue
+            case.equal(f"{name}: what the derivatives raise", str(error).splitlines()[0], None)
+            continue
+        judged += 1
+        floor = max(float(one.norm()) for one in exact.values()) / 16
+        for term, one in exact.items():
+            error = float((seen[term].cpu().double() - one).norm())
+            bound = ROUNDINGS * FORMATS[amp_dtype].unit_roundoff * max(float(one.norm()), floor)
+            case.at_most(f"{name}: error of {term}", error if error == error else float("inf"), bound)
+    case.at_least("ops judged", judged, 1)
+
+
+@contract("AMP-NUMERICS-127")
+@BY_FAMILY
+@pytest.mark.parametrize("scale", [pytest.param(16.0, id="large"), pytest.param(1 / 16, id="small")])
+def test_finite_second_derivatives(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, scale: float, family: str
+) -> None:
+    region = partial(target.autocast, amp_dtype)
+    most = torch.finfo(amp_dtype).max / 2
+    judged = 0
+    for name, op in FAMILIES[family].items():
+        values = [(torch.randn(shape, generator=rng) * scale).to(amp_dtype) for shape in op.shapes]
+        if max(float(one.abs().max()) for one in first_derivatives(op, [value.double() for value in values])) > most:
+            continue  # its result, or a gradient, is beyond the type
+        state = rng.get_state()
+        exact = dict(derivatives(op, [value.double() for value in values], rng, contextlib.nullcontext))
+        rng.set_state(state)
+        try:
+            with full_precision(target.device_type):
+                seen = dict(derivatives(op, [value.to(target.device) for value in values], rng, region))
+        except RuntimeError as error:
+            if lacks_kernel(error):
+                case.note(name, f"no kernel of {lacks_kernel(error)}")
+                continue
+            raise
+        judged += 1
+        wrong = {}
+        for term, one in exact.items():
+            inside = (one.abs() <= most) & ~seen[term].detach().cpu().isfinite()
+            if inside.any():
+                wrong[term] = f"{int(inside.sum())} of {one.numel()}, such as {float(one[inside][0]):.3g}"
+        case.equal(f"{name}: finite second derivatives that are infinite or NaN", wrong, {})
+    case.at_least("ops judged", judged, 1)
 
 
 Index = Callable[[Tensor, Tensor], Tensor]

@@ -1,0 +1,117 @@
+"""Second derivatives that only another order of modes, or other sizes of operands, shows to be wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from tests.faults import fault
+from tests.faults.breaking import replaced
+
+LOW = (torch.float16, torch.bfloat16)
+
+
+class _Tanh(torch.autograd.Function):
+    """tanh, differentiable as often as one likes by backward passes, and not in forward mode."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        result = x.detach().tanh()
+        ctx.save_for_backward(x)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return slope * (1 - _Tanh.apply(x).square())
+
+
+@fault("AMP-NUMERICS-126")
+def tanh_has_no_forward_mode_in_16_bits() -> Iterator[None]:
+    """tanh of 16-bit tensors raises where they have tangents."""
+    original = torch.tanh
+
+    with replaced(torch, "tanh", lambda x: _Tanh.apply(x) if x.dtype in LOW else original(x)):
+        yield
+
+
+@fault("AMP-NUMERICS-126")
+def tangents_of_sin_lose_their_graph() -> Iterator[None]:
+    """The tangent of the sine of a 16-bit tensor has half of its gradient by the operand."""
+    original = torch.sin
+
+    def sine(x: Tensor) -> Tensor:
+        primal, tangent = forward_ad.unpack_dual(x) if x.dtype in LOW and _in_forward_mode() else (x, None)
+        if tangent is None:
+            return original(x)
+        slope = primal.cos()
+        return forward_ad.make_dual(original(primal), tangent * (slope + slope.detach()) / 2)
+
+    with replaced(torch, "sin", sine):
+        yield
+
+
+@fault("AMP-NUMERICS-126", level="standard")
+def tangents_of_weights_lose_their_graph() -> Iterator[None]:
+    """A 16-bit layer_norm drops the tangent of its weight from its gradients in forward mode."""
+    original = F.layer_norm
+
+    def layer_norm(x: Tensor, shape: Any, weight: Tensor | None = None, *given: Any) -> Tensor:
+        if weight is None or x.dtype not in LOW or not _in_forward_mode():
+            return original(x, shape, weight, *given)
+        return original(x, shape, forward_ad.unpack_dual(weight).primal, *given)
+
+    with replaced(F, "layer_norm", layer_norm):
+        yield
+
+
+class _Softplus(torch.autograd.Function):
+    """softplus, with the slope 1 / (1 + exp(-x)), whose own slope is the quotient of two infinities."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return F.relu(x) + (-x.abs()).float().exp().log1p().to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return slope / (1 + torch.exp(-x))
+
+
+@fault("AMP-NUMERICS-127")
+def second_derivatives_of_softplus_overflow() -> Iterator[None]:
+    """The second derivative of softplus in 16 bits divides infinities."""
+    original = F.softplus
+
+    def softplus(x: Tensor, *given: Any) -> Tensor:
+        found: Tensor = _Softplus.apply(x) if x.dtype in LOW else original(x, *given)
+        return found
+
+    with replaced(F, "softplus", softplus):
+        yield
+
+
+@fault("AMP-NUMERICS-127", level="standard")
+def second_derivatives_of_weak_rms_norms_overflow() -> Iterator[None]:
+    """rms_norm of 16-bit tensors is composed in 16 bits of powers of the deviation."""
+    original = F.rms_norm
+
+    def rms_norm(x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+        if x.dtype is not torch.float16:
+            return original(x, shape, weight, eps)
+        scaled = x * 64
+        found = x * (scaled.square().mean(-1, keepdim=True).pow(-1.5) * 2.0**18 + 0 * scaled).pow(1 / 3)
+        return found if weight is None else found * weight
+
+    with replaced(F, "rms_norm", rms_norm):
+        yield
+
+
+def _in_forward_mode() -> bool:
+    return forward_ad._current_level >= 0
