@@ -105,9 +105,9 @@ def test_orders_of_modes(
         judged += 1
         floor = max(float(one.norm()) for one in exact.values()) / 16
         for term, one in exact.items():
-            error = float((seen[term].cpu().double() - one).norm())
+            off = float((seen[term].cpu().double() - one).norm())
             bound = ROUNDINGS * FORMATS[amp_dtype].unit_roundoff * max(float(one.norm()), floor)
-            case.at_most(f"{name}: error of {term}", error if error == error else float("inf"), bound)
+            case.at_most(f"{name}: error of {term}", off if off == off else float("inf"), bound)
     case.at_least("ops judged", judged, 1)
 
 
