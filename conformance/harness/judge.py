@@ -17,6 +17,7 @@ from ..oracles.policy import declared
 from ..oracles.policy.declaration import Undetermined
 from ..report import values
 from ..report.verdicts import Verdict
+from ..workloads import user_workload
 from . import blame, exhaustion
 from .check import Case
 from .endings import ContractViolation, Inconclusive, SuiteError, Unsupported, Untestable
@@ -67,7 +68,8 @@ _BETWEEN = (
 class Judgement:
     """What a case came to, why, and the traceback where the reason alone would not explain it.
 
-    `place` is the end of the reason that says where in the suite's code an exception came up; waivers do not see it.
+    `place` is the end of the reason that says where in the code of the suite or of a user's workload an exception came
+    up; waivers do not see it.
     """
 
     verdict: Verdict
@@ -110,8 +112,9 @@ def judge(case: Case, error: BaseException | None) -> Judgement:
         verdict = Verdict.UNTESTABLE  # nothing was to be judged: a fact was to be recorded
     if verdict is not None:
         return Judgement(verdict, redact(str(error)))
-    found = blame.place(error)
-    place = f" (in the suite's own code, {found})" if found else ""
+    place = user_workload.place(error) if case.contract.needs == "workload" else ""
+    if not place and (found := blame.place(error)):
+        place = f" (in the suite's own code, {found})"
     return Judgement(Verdict.FAIL, f"raised {type(error).__name__}: {_first_line(error)}{place}", _trace(error), place)
 
 
