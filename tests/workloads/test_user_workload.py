@@ -154,16 +154,19 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_times_of_a_step_go_to_a_file_of_benchmarks(
-    runner: Runner, benchmarks: None, monkeypatch: pytest.MonkeyPatch
+    runner: Runner, benchmarks: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(DEADLINES["cpu"], "quick", 300.0)
     report = runner.run(contract="AMP-SPEED-020", arguments=("--benchmark-json", "times.json"))
+
+    printed = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"own/step/fp16/fp32: AMP is [\d.]+ \[[\d.]+, [\d.]+\] times as fast", printed)
 
     written = json.loads((runner.pytester.path / "times.json").read_text())["benchmarks"]
     told = [dict(row["measured"]) for case in report["cases"] for row in case["evidence"] if row["unit"] == "speed-up"]
     assert {one["name"] for one in written} == {f"test_step_against_fp32[device-{dtype}]" for dtype in ("fp16", "bf16")}
     for one in written:
-    XX
+        assert one["extra_info"]["workload"] == "mine.py:build"
         assert one["extra_info"]["ratio"] in [figures["ratio"] for figures in told]
         assert one["stats"]["median"] == pytest.approx(one["extra_info"]["AMP ms"] / 1e3)
 
