@@ -18,16 +18,18 @@ from .ways import WAYS
 
 BLOCKS: dict[str, Block] = blocks() | {op: after_linear(op) for op in UNARY}
 DRAWN = {"make_fx": ("quick", 6), "export": ("quick", 2), "aot_eager": ("standard", 4)}
-# Inductor draws other numbers than eager, and what is no number has no distance.
-RANDOM = tuple(name for name, block in BLOCKS.items() if any("dropout" in step.op for step in block.steps))
-NOT_NUMBERS = ("log1p", "acos", "sqrt", "rsqrt")
+# Inductor, which takes seconds for each, compiles whole models, but those with numbers that it draws otherwise than
+# eager.
+MODELS = tuple(
+    name
+    for name, block in blocks().items()
+    if not name.startswith(("op-", "tied-")) and all("dropout" not in step.op for step in block.steps)
+)
+FIRST = ("conv", "lstm")
 
 
 def _by_inductor() -> list[Any]:
-    """Return the blocks that inductor compiles: those of picture and sequence models, and others as the seed draws."""
-    names = [name for name in BLOCKS if name not in (*RANDOM, *NOT_NUMBERS)]
-    first = ("conv", "lstm")
-    return [deep("standard", name) if name in first else by_seed("standard", 2, name, id=name) for name in names]
+    return [deep("standard", name) if name in FIRST else by_seed("standard", 2, name, id=name) for name in MODELS]
 
 
 def _in_a_region(block: Block, names: tuple[str, ...], target: Target, dtype: torch.dtype) -> Callable[..., Any]:
