@@ -158,14 +158,23 @@ class _Seeing(nn.Module):
         self.seen: dict[str, str] = {}
 
     def forward(self, arguments: Sequence[Any], **named: Any) -> torch.Tensor:
+        return self.look(arguments, **named)
+
+    def look(self, arguments: Sequence[Any], **named: Any) -> torch.Tensor:
         names = list(inputs())
         self.seen = {name: str(held(one).dtype) for name, one in zip(names, arguments, strict=True)}
         self.seen |= {f"{name}, by name": str(held(one).dtype) for name, one in named.items()}
+        self.seen["the parameter"] = str(self.weight.dtype)
         return self.weight.sum()
+
+    encode = look
 
 
 def input_types(way: str, dtype: torch.dtype, cast: bool) -> dict[str, str]:
-    """Return the dtypes that forward sees of each input, with the casts of inputs on or off."""
+    """Return the dtypes that forward sees of each input, with the casts of inputs on or off.
+
+    In fully_shard so does another method that is registered as a forward.
+    """
     from torch.distributed import fsdp
 
     model: Any = _Seeing()
@@ -173,6 +182,7 @@ def input_types(way: str, dtype: torch.dtype, cast: bool) -> dict[str, str]:
         policy = fsdp.MixedPrecisionPolicy(param_dtype=dtype, cast_forward_inputs=cast)
         mesh = distributed.init_device_mesh("cpu", (distributed.get_world_size(),))
         fsdp.fully_shard(model, mesh=mesh, mp_policy=policy)
+        fsdp.register_fsdp_forward_method(model, "encode")
         wrapped = model
     else:
         precision = fsdp.MixedPrecision(param_dtype=dtype, cast_forward_inputs=cast, cast_root_forward_inputs=cast)
@@ -180,7 +190,11 @@ def input_types(way: str, dtype: torch.dtype, cast: bool) -> dict[str, str]:
             model, device_id=torch.device("cpu"), use_orig_params=True, mixed_precision=precision
         )
     wrapped(list(inputs().values()), **inputs())
-    return dict(model.seen)
+    seen = dict(model.seen)
+    if way == "fsdp2":
+        model.encode(list(inputs().values()), **inputs())
+        seen |= {f"{name}, in another method": kind for name, kind in model.seen.items()}
+    return seen
 
 
 class _Giving(nn.Module):

@@ -65,11 +65,13 @@ def test_casts_of_inputs(case: Case, target: Target, ranks: Groups, way: str) ->
         case.unsupported(reason)
     for dtype in case.amp_dtypes:
         for cast in (True, False):
-            expected: dict[str, str] = {}
+            expected = {"the parameter": str(dtype)}
             for name, value in inputs().items():
                 given = held(value).dtype
                 right = str(dtype if cast and given.is_floating_point else given)
                 expected |= {name: right, f"{name}, by name": right}
+            if way == "fsdp2":
+                expected |= {f"{name}, in another method": right for name, right in expected.items()}
             for rank, seen in enumerate(answers(case, ranks, 2, input_types, way, dtype, cast)):
                 wrong = {name: one for name, one in seen.items() if one != expected.get(name)}
                 case.equal(f"rank {rank}, {dtype}, casts of inputs {cast}: inputs", len(seen), len(expected))

@@ -824,6 +824,34 @@ def inputs_are_not_cast() -> Iterator[None]:
         yield
 
 
+@fault("AMP-DISTRIBUTED-022")
+def other_methods_are_called_as_they_are() -> Iterator[None]:
+    """A method that is registered as a forward of a sharded module gathers the parameters and is given what came."""
+    from torch.distributed import fsdp
+
+    original = fsdp.register_fsdp_forward_method
+
+    def register(module: Any, name: str) -> None:
+        method, arguments = getattr(type(module), name), []
+
+        def given(self: Any, *_: Any, **__: Any) -> Any:
+            args, named = arguments.pop()
+            return method(self, *args, **named)
+
+        setattr(module, name, given.__get__(module))
+        original(module, name)
+        gathered = getattr(module, name)
+
+        def called(*args: Any, **named: Any) -> Any:
+            arguments.append((args, named))
+            return gathered(*args, **named)
+
+        setattr(module, name, called)
+
+    with replaced(fsdp, "register_fsdp_forward_method", register):
+        yield
+
+
 @fault("AMP-DISTRIBUTED-023")
 def parallel_loss_is_in_float32() -> Iterator[None]:
     """Cross entropy of DTensors is computed and returned in float32, whatever the logits are."""
