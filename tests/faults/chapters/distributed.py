@@ -832,7 +832,8 @@ def other_methods_are_called_as_they_are() -> Iterator[None]:
     original = fsdp.register_fsdp_forward_method
 
     def register(module: Any, name: str) -> None:
-        method, arguments = getattr(type(module), name), []
+        method = getattr(type(module), name)
+        arguments: list[tuple[Any, Any]] = []
 
         def given(self: Any, *_: Any, **__: Any) -> Any:
             args, named = arguments.pop()
