@@ -17,8 +17,8 @@ Breakage = Callable[[], Iterator[None]]
 class Fault:
     """One broken AMP: what is broken, and the contracts that speak of it, one of which must fail at `level`.
 
-    `possible` says whether this machine has what the fault breaks. `machine` is what else the contracts need: "model", a
-    user's own workload; in a process of its own, "card", the emulated card, and "backend", that of a third party.
+    `possible` says whether this machine has what the fault breaks. `machine` is what else the contracts need: "model",
+    a user's own workload; in a process of its own, "card", the emulated card, and "backend", that of a third party.
     """
 
     name: str

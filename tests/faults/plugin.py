@@ -1,4 +1,4 @@
-"""A plugin of pytest (-p tests.faults.plugin --fault NAME) that breaks torch for a whole run, for processes of their own."""
+"""A plugin of pytest that breaks torch for a run in a process of its own: -p tests.faults.plugin --fault NAME."""
 
 from __future__ import annotations
 

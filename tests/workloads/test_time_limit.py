@@ -119,9 +119,7 @@ def test_function_that_seeds_itself_is_told_at_once(runner: Runner) -> None:
         (("--time-limit", "soon"), "--time-limit: 'soon' is not a number of seconds"),
     ],
 )
-def test_other_words_are_refused(
-    arguments: tuple[str, ...], said: str, pytester: pytest.Pytester
-) -> None:
+def test_other_words_are_refused(arguments: tuple[str, ...], said: str, pytester: pytest.Pytester) -> None:
     example.written(pytester.path)
     result = pytester.runpytest_inprocess(
         "-p", "conformance.harness.plugin", "--workload", "mine.py:build", "--device", "cpu", *arguments

@@ -20,7 +20,7 @@ on_a_card = functools.partial(fault, machine="card", possible=lambda: lacking() 
 
 def _having(capability: str) -> Any:
     """Let the card declare what it lacks, for a fault of it."""
-    lacks = torch.cuda.amp_conformance_lacks  # type: ignore[attr-defined]
+    lacks = torch.cuda.amp_conformance_lacks
     return replaced(torch.cuda, "amp_conformance_lacks", {k: why for k, why in lacks.items() if k != capability})
 
 

@@ -54,7 +54,9 @@ def tracker_is_on_the_default_device() -> Iterator[None]:
 def iterables_are_looked_through_first() -> Iterator[None]:
     """scale() looks for what is no tensor before it scales, which leaves nothing of an iterator."""
     with edited(
-        Scaler.scale, "iterable = map(", "all(isinstance(each, torch.Tensor) for each in val)\n            iterable = map("
+        Scaler.scale,
+        "iterable = map(",
+        "all(isinstance(each, torch.Tensor) for each in val)\n            iterable = map(",
     ):
         yield
 
@@ -92,7 +94,10 @@ def step_takes_the_gradients_that_unscale_left() -> Iterator[None]:
     def keeping(self: Any, optimizer: torch.optim.Optimizer) -> None:
         unscale(self, optimizer)
         self._kept = [
-            (one, one.grad.clone()) for group in optimizer.param_groups for one in group["params"] if one.grad is not None
+            (one, one.grad.clone())
+            for group in optimizer.param_groups
+            for one in group["params"]
+            if one.grad is not None
         ]
 
     def stepping(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -107,18 +112,17 @@ def step_takes_the_gradients_that_unscale_left() -> Iterator[None]:
 @fault("AMP-SCALE-045")
 def strided_gradients_are_not_checked() -> Iterator[None]:
     """The check passes over gradients that are not contiguous."""
-    with _unscale_kernel("if not torch.isfinite(grad).all()", "if grad.is_contiguous() and not torch.isfinite(grad).all()"):
+    with _unscale_kernel(
+        "if not torch.isfinite(grad).all()", "if grad.is_contiguous() and not torch.isfinite(grad).all()"
+    ):
         yield
 
 
 @fault("AMP-SCALE-045")
 def gaps_of_gradients_are_checked() -> Iterator[None]:
     """The check looks at a strided gradient's memory from its first number to its last, gaps included."""
-    with _unscale_kernel(
-        "if not torch.isfinite(grad).all()",
-        "if not torch.isfinite(grad.as_strided((sum((n - 1) * s for n, s in zip(grad.shape, grad.stride())) + 1,), (1,))"
-        ").all()",
-    ):
+    first_to_last = "(sum((n - 1) * step for n, step in zip(grad.shape, grad.stride())) + 1,)"
+    with _unscale_kernel("torch.isfinite(grad).all()", f"torch.isfinite(grad.as_strided({first_to_last}, (1,))).all()"):
         yield
 
 
