@@ -37,6 +37,7 @@ Under each fault contracts run at `quick`, in a forked child of one process: all
 or two instead of ten). A contract **kills** a fault if it fails with the fault and not without it. A row that is
 `fresh` was run again by itself, with the checks imported after torch was broken and at the fault's own level, because
 no contract that the fault names failed at first. Cases that are timed or need most of the memory run in such rows only.
+So do faults of the emulated card, of a backend of a third party and of a user's model, on those alone.
 
 **Measured: {measured} of {faults} faults ({share})**, {whole} of them with all contracts of their chapters. What is
 said below of contracts that kill alone or beside others holds for these {whole} faults: a fault of another chapter that
@@ -65,6 +66,7 @@ names it, on an emulated card, a backend of a third party or a user's model wher
 [kill-matrix-without.toml](kill-matrix-without.toml), whose reasons stand below.
 
 {nothing}
+
 {without}
 {pytorch}"""
 _PYTORCH = """
