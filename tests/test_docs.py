@@ -96,3 +96,16 @@ def test_jobs_of_the_gating_page_run(root: Path, tmp_path: Path) -> None:
     assert "CONFORMANT" in (tmp_path / "summary.md").read_text(encoding="utf-8")
     assert judged in gitlab
     assert f"- {shown} -o gate/summary.md" in gitlab
+
+
+def test_workflow_has_a_job_for_each_environment_of_the_checks_of_a_submission(root: Path) -> None:
+    script = (root / ".ci" / "run").read_text(encoding="utf-8")
+    workflow = (root / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+
+    ran = re.findall(r"^(?:run|run_in_conformance) (\w+) ", script, re.M) + re.findall(
+        r'^"\$tox" -e ([\w,]+)$', script, re.M
+    )
+    jobs = re.findall(r"env: \"?([\w,]+)\"? \}", workflow)
+
+    assert {"conformance", "emulated", "foreign", "installed", "tests"} <= set(ran)
+    assert set(ran) <= set(jobs)

@@ -32,6 +32,9 @@ _MOST_DAYS = 3650
 _CHAPTER = "speed"
 # Evidence of a speed-up besides its ratio and interval, as conformance/chapters/speed/experiment.py names it.
 _NOISE, _PAIRS, _SPOILED, _HALVED = "noise", "pairs", "spoiled", "batch halved"
+# What the keys of a step of a user's model (--workload) begin with, as conformance/chapters/speed/test_user_workload.py
+# names them: another model has another speed, so that no class of devices is judged by it.
+_OF_A_WORKLOAD = "own/"
 _RATES = {"AMP TFLOP/s": "dtype", "baseline TFLOP/s": "baseline"}
 
 
@@ -207,6 +210,12 @@ def _classes(sources: Sequence[_Source], keys: Sequence[str], largest: float, ma
                 identity = (target.device_type, _name(target), str(target.probe.get("capability")))
                 measured.setdefault(identity, []).append((source, target, row))
     found = [_class(rows, keys, largest, margin) for rows in measured.values()]
+    if found and all(row.key.startswith(_OF_A_WORKLOAD) for rows in measured.values() for _, _, row in rows):
+        raise UsageError(
+            "only a model of a user (--workload) was timed, and expectations are of the operations and steps of the "
+            f"chapter speed: run {RUN} --chapter speed without --workload; {COMMAND} diff OLD NEW compares the model's "
+            "speed in two reports"
+        )
     if not found:
         raise UsageError(f"no speed-up was measured: run {RUN} --chapter speed, with --gpu where there is one")
     for one in found:
@@ -241,6 +250,8 @@ def _class(rows: list[tuple[_Source, Target, Speedup]], keys: Sequence[str], lar
 
 def _unusable(row: Speedup, keys: Sequence[str], largest: float) -> str | None:
     """Why nothing can be expected after this speed-up."""
+    if row.key.startswith(_OF_A_WORKLOAD):
+        return "of a user's model (--workload), by which no other machine is judged"
     if row.key not in keys:
         return "no measurement that this suite knows"
     if row.figures.get(_SPOILED):

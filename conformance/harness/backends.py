@@ -1,8 +1,9 @@
-"""What third parties say of their devices: modules to import first, declared op policies, waivers of their own.
+"""What third parties say of their devices: modules to import first, op policies, what they lack, known divergences.
 
 A package of a backend says it once, by an entry point of the group `amp_conformance.backends` whose name is the device
-type and whose object is a mapping: `op_policy` ("like:cuda", or "surface:FILE:cuda" with the whole path of FILE), and
-`waivers`, the path of a file of waivers.
+type and whose object is a mapping: `op_policy` ("like:cuda", or "surface:FILE:cuda" with the whole path of FILE),
+`capabilities`, a mapping from each of targets.CAPABILITIES that the device lacks to the reason, and `waivers`, the path
+of a file of waivers, which are the known divergences.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from ..oracles.policy import overloads
 from ..oracles.policy.declaration import Declaration
 from ..report.document import ReportError
 from .options import declaration
-from .targets import Target, is_foreign
+from .targets import CAPABILITIES, Target, is_foreign
 
 GROUP = "amp_conformance.backends"
-_KEYS = ("op_policy", "waivers")
+_KEYS = ("op_policy", "capabilities", "waivers")
 
 
 class BackendError(ValueError):
@@ -31,9 +32,13 @@ class BackendError(ValueError):
 
 @dataclass(frozen=True)
 class Declared:
-    """The op policies of the run's devices, device type to backend, and the files of waivers that packages ship."""
+    """What is declared of the run's devices, by device type: op policies, and capabilities that they lack with reasons.
+
+    `waivers` are the files of waivers that packages ship.
+    """
 
     op_policies: Mapping[str, Declaration]
+    lacks: Mapping[str, Mapping[str, str]]
     waivers: tuple[Path, ...]
 
 
@@ -53,12 +58,14 @@ def declared(asked: Iterable[tuple[str | None, Declaration]], targets: Iterable[
     """Return what is declared of the device types of `targets`, where the user's words come before a package's."""
     without = dict.fromkeys(target.device_type for target in targets if is_foreign(target.device_type))
     policies: dict[str, Declaration] = {}
+    lacks: dict[str, dict[str, str]] = {}
     files: list[Path] = []
     for device_type in without:
         for entry in entry_points(group=GROUP, name=device_type):
             said = _said(entry)
             if "op_policy" in said:
                 policies[device_type] = _whole(_own(entry, said["op_policy"]))
+            lacks.setdefault(device_type, {}).update(_lacks(entry, said.get("capabilities", {})))
             if "waivers" in said:
                 files.append(Path(said["waivers"]))
     for name, asked_for in asked:
@@ -70,11 +77,11 @@ def declared(asked: Iterable[tuple[str | None, Declaration]], targets: Iterable[
             raise BackendError("--op-policy: every device of this run has op lists of its own")
         _check(asked_for, "--op-policy")
         policies.update(dict.fromkeys(chosen, _whole(asked_for)))
-    return Declared(policies, tuple(files))
+    return Declared(policies, lacks, tuple(files))
 
 
 def _own(entry: EntryPoint, given: Any) -> Declaration:
-    where = f"the entry point {entry.name} of {GROUP} ({entry.value}): op_policy"
+    where = f"{_where(entry)}: op_policy"
     try:
         said = declaration(str(given), Path())
     except ReportError as error:
@@ -83,6 +90,23 @@ def _own(entry: EntryPoint, given: Any) -> Declaration:
         raise BackendError(f"{where}: {str(given)[:80]!r} is not like:BACKEND (like:cuda) or surface:FILE:BACKEND")
     _check(said, where)
     return said
+
+
+def _lacks(entry: EntryPoint, given: Any) -> dict[str, str]:
+    where = f"{_where(entry)}: capabilities"
+    if not isinstance(given, Mapping):
+        raise BackendError(
+            f"{where}: a {type(given).__name__}, and no mapping from what the device lacks to the reason"
+        )
+    known = ", ".join(CAPABILITIES)
+    for name, reason in given.items():
+        if name not in CAPABILITIES:
+            raise BackendError(f"{where}: {str(name)[:80]!r} is no capability; there are {known}")
+        if not isinstance(reason, str) or not reason.strip():
+            raise BackendError(
+                f"{where}: {name} has {str(reason)[:80]!r} in place of the reason why the device lacks it"
+            )
+    return {name: reason.strip() for name, reason in given.items()}
 
 
 def _check(said: Declaration, where: str) -> None:
@@ -108,8 +132,12 @@ def _whole(said: Declaration) -> Declaration:
     return replace(said, overloads=rules, changed=changed)
 
 
+def _where(entry: EntryPoint) -> str:
+    return f"the entry point {entry.name} of {GROUP} ({entry.value})"
+
+
 def _said(entry: EntryPoint) -> Mapping[str, Any]:
-    where = f"the entry point {entry.name} of {GROUP} ({entry.value})"
+    where = _where(entry)
     try:
         found = entry.load()
     except Exception as error:

@@ -18,6 +18,7 @@ from . import environment, options, targets
 from .endings import Untestable
 from .replacements import replaced_functions
 from .targets import Target
+from .torch_backends import torch_backends
 
 if TYPE_CHECKING:
     from .run import Run
@@ -45,6 +46,7 @@ def header(run: Run) -> values.Header:
         op_policy=op_policy(run.targets),
         autocast_kernels=run.autocast_kernels,
         replaced_functions={origin: tuple(names) for origin, names in replaced_functions().items()},
+        torch_backends=torch_backends(),
         not_in_force={
             id: contract.bounds
             for id, contract in options.select(run.catalogue, run.options).items()

@@ -17,7 +17,8 @@ from ..oracles.policy import declared
 from ..oracles.policy.declaration import Undetermined
 from ..report import values
 from ..report.verdicts import Verdict
-from . import exhaustion
+from ..workloads import user_workload
+from . import blame, exhaustion
 from .check import Case
 from .endings import ContractViolation, Inconclusive, SuiteError, Unsupported, Untestable
 from .environment import redact, redact_folders
@@ -65,11 +66,16 @@ _BETWEEN = (
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a case came to, why, and the traceback where the reason alone would not explain it."""
+    """What a case came to, why, and the traceback where the reason alone would not explain it.
+
+    `place` is the end of the reason that says where in the code of the suite or of a user's workload an exception came
+    up; waivers do not see it.
+    """
 
     verdict: Verdict
     reason: str
     detail: str | None = None
+    place: str = ""
 
 
 def by_other_rules(case: Case, device_type: str, ops: Iterable[str]) -> Judgement:
@@ -83,7 +89,7 @@ def by_other_rules(case: Case, device_type: str, ops: Iterable[str]) -> Judgemen
 
 
 def judge(case: Case, error: BaseException | None) -> Judgement:
-    """Judge a case by how its check ended; any exception that is not the suite's own is torch's failure."""
+    """Judge a case by how its check ended; any exception that is not the suite's own (`blame`) is torch's failure."""
     unheeded = next((one for one in case.evidence if not one.holds and one not in case.excused), None)
     if unheeded is None and case.excused and (error is None or isinstance(error, _WITHOUT_A_VERDICT)):
         unheeded, error = case.excused[0], None
@@ -98,7 +104,7 @@ def judge(case: Case, error: BaseException | None) -> Judgement:
     verdict = next((verdict for kind, verdict in _ENDINGS if isinstance(error, kind)), None)
     if isinstance(error, NameError) and _raised_in_torch(error):
         verdict = None
-    if verdict is None and isinstance(error, _OF_TABLES) and _raised_in_the_suite(error):
+    if verdict is None and ((isinstance(error, _OF_TABLES) and _raised_in_the_suite(error)) or blame.is_own(error)):
         verdict = Verdict.ERROR
     if verdict is Verdict.ERROR:
         return Judgement(verdict, f"{type(error).__name__}: {_first_line(error)}", _trace(error))
@@ -106,7 +112,10 @@ def judge(case: Case, error: BaseException | None) -> Judgement:
         verdict = Verdict.UNTESTABLE  # nothing was to be judged: a fact was to be recorded
     if verdict is not None:
         return Judgement(verdict, redact(str(error)))
-    return Judgement(Verdict.FAIL, f"raised {type(error).__name__}: {_first_line(error)}", _trace(error))
+    place = user_workload.place(error) if case.contract.needs == "workload" else ""
+    if not place and (found := blame.place(error)):
+        place = f" (in the suite's own code, {found})"
+    return Judgement(Verdict.FAIL, f"raised {type(error).__name__}: {_first_line(error)}{place}", _trace(error), place)
 
 
 def lacks_kernel(error: BaseException | None) -> str | None:
@@ -143,7 +152,7 @@ def excuse(judgement: Judgement, case: Case | None) -> tuple[Judgement, Waiver |
     failed = [one for one in case.evidence if not one.holds]
     failures = [one.name for one in failed]
     if judgement.reason not in {redact(sentence(one)) for one in failed}:
-        failures.append(judgement.reason)
+        failures.append(judgement.reason.removesuffix(judgement.place))
     found = [next((waiver for waiver in case.waivers if waiver.excuses(failure)), None) for failure in failures]
     if None in found:
         return judgement, None

@@ -36,6 +36,7 @@ def prepare(asked: Options, config: pytest.Config) -> Run:
         )
     run_targets = _targets(asked)
     found = _declared(asked, run_targets)
+    targets.declare(found.lacks)
     declared.declare({**backends.without_lists(run_targets), **found.op_policies})
     try:
         catalogue = catalogues.load()

@@ -37,8 +37,8 @@ DTYPE_NAMES = {dtype: name for name, dtype in AMP_DTYPES.items()}
 
 
 # What a check may need of a device beyond an amp dtype, and which names of its module (torch.<device type>) that takes.
-# A device module that lacks one for another reason declares it: `amp_conformance_lacks`, a mapping from these names to
-# reasons.
+# A device that lacks one for another reason declares it: its module by `amp_conformance_lacks`, a mapping from these
+# names to reasons, or its package by an entry point (backends.py).
 CAPABILITIES: Mapping[str, tuple[str, ...]] = {
     "streams": ("Stream", "stream", "current_stream"),
     "graphs": ("CUDAGraph", "graph"),
@@ -48,6 +48,10 @@ CAPABILITIES: Mapping[str, tuple[str, ...]] = {
     "compiled kernels": (),
     "storages": (),
 }
+
+
+# What packages declare of their devices, by device type.
+_OF_PACKAGES: dict[str, Mapping[str, str]] = {}
 
 
 class TargetError(ValueError):
@@ -72,7 +76,7 @@ class Target:
     @property
     def probe(self) -> Mapping[str, Any]:
         """Facts of the device: amp_dtypes, tensor_cores, memory_bytes, event_timing, name, capability, lacks."""
-        return _probe(self)
+        return {**_probe(self), "lacks": [] if self.is_fake else sorted(self._declared_lacks())}
 
     def supports(self, dtype: torch.dtype) -> bool:
         """Whether the device computes natively in `dtype` under autocast; emulation counts as no."""
@@ -85,12 +89,15 @@ class Target:
     def lacks(self, capability: str) -> str | None:
         """Return why the device lacks one of CAPABILITIES, and None where it has it."""
         module = device_module(self.device_type)
-        if reason := declared(module).get(capability):
+        if reason := self._declared_lacks().get(capability):
             return reason
         if capability == "storages":
             return self._without_storages()
         missing = [name for name in CAPABILITIES[capability] if not hasattr(module, name)]
         return f"torch.{self.device_type} has no {missing[0]}" if missing else None
+
+    def _declared_lacks(self) -> dict[str, str]:
+        return {**_OF_PACKAGES.get(self.device_type, {}), **declared(device_module(self.device_type))}
 
     def _without_storages(self) -> str | None:
         """Return why the storages that ops get do not tell one tensor from another, and None where they do."""
@@ -186,6 +193,12 @@ def second(target: Target) -> torch.device:
     """Return another device of the target's type."""
     count = torch.get_device_module(target.device_type).device_count()
     return torch.device(target.device_type, (target.device.index + 1) % count)
+
+
+def declare(lacks: Mapping[str, Mapping[str, str]]) -> None:
+    """Say for a run which of CAPABILITIES the packages of devices say that these lack, by device type, and why."""
+    _OF_PACKAGES.clear()
+    _OF_PACKAGES.update(lacks)
 
 
 def declared(module: ModuleType | None) -> dict[str, str]:
@@ -302,7 +315,6 @@ def _probe(target: Target) -> dict[str, Any]:
             "memory_bytes": None,
             "event_timing": False,
             "capability": None,
-            "lacks": [],
         }
     module = device_module(target.device_type)
     properties = _properties(module, target.index)
@@ -318,7 +330,6 @@ def _probe(target: Target) -> dict[str, Any]:
         "memory_bytes": getattr(properties, "total_memory", None),
         "event_timing": target.device_type != "cpu" and hasattr(module, "Event"),
         "capability": capability or getattr(properties, "gcnArchName", None),
-        "lacks": sorted(declared(module)),
     }
 
 

@@ -61,6 +61,7 @@ def _environment(report: Report) -> Iterator[Block]:
         *((f"option {name.replace('_', ' ')}", value) for name, value in options.items()),
         *(header.flags.items()),
         *((f"variable {name}", value) for name, value in header.variables.items()),
+        *((f"torch.backends.{name}", words) for name, words in reach.entries(header.torch_backends).items()),
     ]
     yield _table(("", ""), [(name, text.value(value)) for name, value in rows])
     for target in header.targets:

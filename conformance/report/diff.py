@@ -10,7 +10,7 @@ from typing import Any
 from . import causes, fingerprint, reach, rollup, speed, surface_diff, text
 from .comparison import Change, Comparison, Kind, release
 from .surface import Backend
-from .values import AcceptedChange, Case, Evidence, OpPolicy, Report
+from .values import AcceptedChange, Case, Evidence, Header, OpPolicy, Report
 from .verdicts import Verdict
 
 _CASES_SHOWN = 3
@@ -38,7 +38,8 @@ def around(old: Report, new: Report) -> list[Around]:
     slots = [{target.slot for target in report.header.targets} for report in (old, new)]
     # Every run has variables, if only those that the suite sets; a baseline has none.
     variables = bool(old.header.variables and new.header.variables)
-    there, here = (dict(_facts(report, slots[0] & slots[1], variables)) for report in (old, new))
+    entries = _entries(old.header, new.header)
+    there, here = (dict(_facts(report, slots[0] & slots[1], variables, entries)) for report in (old, new))
     # The order of the newer report, with what only the older one has at the end.
     return [
         Around(name, there.get(name, "absent"), here.get(name, "absent"))
@@ -47,8 +48,18 @@ def around(old: Report, new: Report) -> list[Around]:
     ]
 
 
-def _facts(report: Report, shared: Collection[str], variables: bool) -> Iterator[tuple[str, str]]:
-    """Yield what is around a run; the probes of targets in the `shared` slots alone, which both runs have."""
+def _entries(old: Header, new: Header) -> set[str]:
+    """Return the entries of torch.backends to compare: those that neither run had without loading them."""
+    if not (old.torch_backends and new.torch_backends):
+        return set()  # older reports have none
+    found = (*old.torch_backends.items(), *new.torch_backends.items())
+    return {name for name, _ in found} - {name for name, settings in found if not settings}
+
+
+def _facts(
+    report: Report, shared: Collection[str], variables: bool, entries: Collection[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield what is around a run: probes of targets in the `shared` slots, and these `entries` of torch.backends."""
     header = report.header
     environment = vars(header.environment)
     first = ("torch", "torch_git", "cuda_build", "hip_build", "driver")
@@ -60,6 +71,9 @@ def _facts(report: Report, shared: Collection[str], variables: bool) -> Iterator
             yield f"target {target.slot}: {name}", _plain(value)
     for name, value in header.flags.items():
         yield name, _plain(value)
+    for entry, settings in header.torch_backends.items():
+        for name, value in settings.items() if entry in entries else ():
+            yield f"torch.backends.{entry}.{name}", _plain(value)
     for name, value in header.variables.items() if variables else ():
         yield f"variable {name}", value
     for name, value in environment.items():

@@ -404,6 +404,7 @@ def _run(report: Report, digest: str | None) -> Iterator[Child]:
     for target in header.targets:
         yield _facts(f"Target {target.name}{' (fake: no hardware)' if target.fake else ''}", target.probe)
     yield _facts("Flags and variables", {**header.flags, **header.variables})
+    yield _facts("Entries of torch.backends", reach.entries(header.torch_backends))
     for found in fingerprint.fingerprints(report).values():
         rows = [(section, row, value) for section, values in found.sections.items() for row, value in values.items()]
         yield _folded(f"Numerics fingerprint of {found.target}", markup.table(("", "of", "found"), rows))

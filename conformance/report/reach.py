@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from . import text
 from .values import Header, Report, Target
@@ -100,6 +101,14 @@ def unjudged(devices: Mapping[str, str], judged: bool, driver: str | None, torch
             f"a GPU driver ({driver}) is here and torch {torch} finds no accelerator, so none was judged: see that "
             "this torch is built for it and that no variable hides it"
         )
+
+
+def entries(found: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return in words what each entry of torch.backends told."""
+    return {
+        name: ", ".join(f"{setting}: {text.value(value)}" for setting, value in settings.items()) or "nothing"
+        for name, settings in found.items()
+    }
 
 
 def sources(files: Mapping[str, int]) -> str:

@@ -79,6 +79,13 @@ def speedups(report: Report) -> list[Speedup]:
     return list(found.values())
 
 
+def seen(case: Case, evidence: Evidence) -> str:
+    """Return a speed-up in a line: its ratio with its interval, and why it decides little or what explains it."""
+    row = _speedup(case, evidence)
+    why = f", in doubt: {row.doubt}" if row.doubt else f"; {row.diagnosis}" if row.diagnosis else ""
+    return f"{row.key}: AMP is {row.interval} times as fast{why}"
+
+
 def _speedup(case: Case, evidence: Evidence) -> Speedup:
     where = f"the case {case.id}: {evidence.name!r} is no speed-up"
     pairs = evidence.measured

@@ -323,7 +323,9 @@ def _own_figures(report: Report, width: int, paint: Paint) -> str:
         rows.append(
             text.wrap(f"{report.contracts[case.contract].title}: {where}", width, f"{case.contract}  ", _MARGIN)
         )
-        rows += [text.wrap(text.seen(evidence), width, _MARGIN * 2) for evidence in case.evidence]
+        for evidence in case.evidence:
+            words = speed.seen(case, evidence) if evidence.unit == speed.UNIT else text.seen(evidence)
+            rows.append(text.wrap(words, width, _MARGIN * 2))
     return "\n".join(rows)
 
 

@@ -133,7 +133,8 @@ class Header:
     which rules it has. `not_in_force` has contracts that were asked for and are about other versions of torch, each
     with the versions. `autocast_kernels` has, by device type, the files outside of torch that registered the autocast
     kernels in force, each with their number. `replaced_functions` has, by the module outside of torch that they come
-    from, the names of torch's functions and classes that an extension put its own in place of.
+    from, the names of torch's functions and classes that an extension put its own in place of. `torch_backends` has, by
+    entry of torch.backends, what it tells besides the flags, and nothing for an entry that is not loaded.
     """
 
     suite: Suite
@@ -150,6 +151,7 @@ class Header:
     not_in_force: Mapping[str, str] = field(default_factory=dict)
     autocast_kernels: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     replaced_functions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    torch_backends: Mapping[str, Mapping[str, Scalar]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

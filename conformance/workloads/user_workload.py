@@ -557,10 +557,11 @@ def told(error: BaseException) -> str:
     said = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     first = f", caused by {type(cause).__name__}: {cause}".splitlines()[0] if cause is not None else ""
-    return f"{said}{first}{_place(error)}"
+    return f"{said}{first}{place(error)}"
 
 
-def _place(error: BaseException) -> str:
+def place(error: BaseException) -> str:
+    """Return ` (FILE, line N)` of the user's own code that raised or called what raised; empty where none did."""
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     own = [(file, line) for file, line in frames if not any(part in file for part in _NOT_THE_USERS)]
     own = [place for place in own if "site-packages" not in place[0]] or own  # a library that the user's code called

@@ -136,6 +136,16 @@ def test_what_the_factor_is_made_of_is_kept(tmp_path: Path, figures: dict[str, A
     assert (row["noise"], row["pairs"]) == kept
 
 
+def test_step_of_a_users_model_is_left_out_beside_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = _calibrated(tmp_path, _report(tmp_path, {KEY: FIGURES, "own/step/bf16/fp32": FIGURES}))
+
+    assert found.expected(KEY) is not None
+    assert (
+        "left out: own/step/bf16/fp32: of a user's model (--workload), by which no other machine is judged"
+        in capsys.readouterr().err
+    )
+
+
 def test_a_cpu_is_a_device_too(tmp_path: Path) -> None:
     key = "matmul/middle/bf16/fp32"
     raw = _raw({key: FIGURES})

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from conformance.data import read_toml
 from tests import reports
@@ -23,6 +26,13 @@ def test_every_defect_is_red_or_has_a_reason() -> None:
 
 def test_titles_and_reasons_fit_in_a_table() -> None:
     assert [one.number for one in defects() if len(one.title) > 80 or len(one.unseen) > 120] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "said"), [("docs/scope.md", r"\[(\d+) real defects\]"), ("CHANGELOG.md", r"(\d+) AMP defects")]
+)
+def test_pages_say_how_many_there_are(page: str, said: str) -> None:
+    assert re.findall(said, (ROOT / page).read_text(encoding="utf-8")) == [str(len(defects()))]
 
 
 def test_patterns_name_contracts() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
@@ -152,6 +153,52 @@ def test_installed_package_declares_its_policy_and_waivers(
     assert outcome.status == 0
 
 
+_NEEDS_POOLS = """
+from conformance.harness.check import needs
+
+@contract("AMP-CAST-000")
+@needs("pools of memory")
+def test_pools(case: Case, target: Target) -> None:
+    case.equal("one", 1, 1)
+"""
+
+
+def test_installed_package_declares_what_its_device_lacks(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy.contract("AMP-CAST-000")
+    toy.checks(_NEEDS_POOLS)
+    _package(monkeypatch, {"capabilities": {"pools of memory": "the allocator has one pool"}})
+
+    outcome = toy.run("--device", "npu")
+    (case,) = outcome.report["cases"]
+
+    assert case["verdict"] == "UNSUPPORTED"
+    assert case["reason"].endswith("lacks pools of memory: the allocator has one pool")
+    assert outcome.report["header"]["targets"][0]["probe"]["lacks"] == ["pools of memory"]
+    assert "which declares that it lacks pools of memory" in outcome.output
+
+
+def test_what_a_package_declares_ends_with_its_run(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy.contract("AMP-CAST-000")
+    toy.checks(_NEEDS_POOLS)
+    _package(monkeypatch, {"capabilities": {"pools of memory": "the allocator has one pool"}})
+    toy.run("--device", "npu")
+    _package(monkeypatch, {})
+
+    outcome = toy.run("--device", "npu")
+
+    assert [case["verdict"] for case in outcome.report["cases"]] == ["PASS"]
+    assert outcome.report["header"]["targets"][0]["probe"]["lacks"] == []
+
+
+def test_page_lists_every_key_and_every_capability(root: Path) -> None:
+    page = (root / "docs" / "backends.md").read_text(encoding="utf-8")
+    keys = page[page.index("| key | what it holds |") :].split("\n\n")[0]
+    (sentence,) = re.findall(r"The capabilities are (.*?storages`)", page, re.DOTALL)
+
+    assert tuple(re.findall(r"^\| `(\w+)` \|", keys, re.M)) == backends._KEYS
+    assert tuple(" ".join(name.split()) for name in re.findall(r"`([^`]+)`", sentence)) == tuple(targets.CAPABILITIES)
+
+
 def test_words_of_the_user_come_before_those_of_the_package(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     _package(monkeypatch, {"op_policy": "like:cuda"})
 
@@ -165,7 +212,14 @@ def test_words_of_the_user_come_before_those_of_the_package(toy: Toy, monkeypatc
     [
         (RuntimeError("no driver"), "cannot be loaded: RuntimeError: no driver"),
         ("like:cuda", "is a str and no mapping"),
-        ({"policy": "like:cuda"}, "has 'policy', and there are op_policy, waivers"),
+        ({"policy": "like:cuda"}, "has 'policy', and there are op_policy, capabilities, waivers"),
+        ({"capabilities": ["graphs"]}, "capabilities: a list, and no mapping from what the device lacks to the reason"),
+        (
+            {"capabilities": {"unscaling": "it is slow"}},
+            "capabilities: 'unscaling' is no capability; there are streams,",
+        ),
+        ({"capabilities": {"graphs": False}}, "graphs has 'False' in place of the reason why the device lacks it"),
+        ({"capabilities": {"graphs": " "}}, "graphs has ' ' in place of the reason"),
         ({"op_policy": "cuda"}, "op_policy: 'cuda' is not like:BACKEND"),
     ],
 )

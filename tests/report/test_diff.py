@@ -123,6 +123,26 @@ def test_every_difference_around_the_run_is_found(where: str, value: Any, fact: 
     assert diff.around(reports.sample("conformant"), new) == [fact]
 
 
+def _with_backends(**entries: dict[str, Any]) -> Report:
+    return document.parse(reports.changed("conformant", "header/torch_backends", entries))
+
+
+def test_change_of_an_entry_of_torch_backends_is_found() -> None:
+    old = _with_backends(mkl={"is_available": True}, nnpack={"is_available": False}, opt_einsum={})
+    new = _with_backends(
+        mkl={"is_available": False},
+        nnpack={"is_available": False},
+        opt_einsum={"enabled": True},
+        kleidiai={"version": 3},
+    )
+
+    assert diff.around(old, new) == [
+        diff.Around("torch.backends.mkl.is_available", "true", "false"),
+        diff.Around("torch.backends.kleidiai.version", "absent", "3"),
+    ]
+    assert diff.around(reports.sample("conformant"), new) == []  # an older suite recorded none
+
+
 def test_time_of_the_run_is_no_difference() -> None:
     new = document.parse(reports.changed("conformant", "header/started", "2026-12-01T00:00:00+00:00"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from conformance.__main__ import main
 from conformance.harness.measuring import DEADLINES
 from tests.faults.breaking import dropped, replaced
 from tests.workloads.conftest import Runner
@@ -130,3 +132,66 @@ def test_a_broken_amp_is_told(
         report = runner.run(contract=contract)
 
     assert _failed(report) == {contract}
+
+
+def _raises_in_a_region() -> list[tuple[str, str]]:
+    return [(_MODEL, f"{_MODEL}Odd(), "), _module("        return x.nothing if on else x")]
+
+
+def test_what_the_model_raises_in_a_region_has_its_line(runner: Runner) -> None:
+    report = runner.run(*_raises_in_a_region(), contract="AMP-REGION-100")
+
+    reasons = {case["reason"] for case in report["cases"]}
+    assert reasons == {"raised AttributeError: 'Tensor' object has no attribute 'nothing' (mine.py, line 8)"}
+    assert _failed(report) == {"AMP-REGION-100"}
+
+
+@pytest.fixture
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pytest_benchmark")
+    # By this pytest-benchmark knows one of xdist's workers, which these tests may run in and their runs do not.
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+
+
+def test_times_of_a_step_go_to_a_file_of_benchmarks(
+    runner: Runner, benchmarks: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(DEADLINES["cpu"], "quick", 300.0)
+    report = runner.run(contract="AMP-SPEED-020", arguments=("--benchmark-json", "times.json"))
+
+    printed = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"own/step/fp16/fp32: AMP is [\d.]+ \[[\d.]+, [\d.]+\] times as fast", printed)
+
+    written = json.loads((runner.pytester.path / "times.json").read_text())["benchmarks"]
+    told = [dict(row["measured"]) for case in report["cases"] for row in case["evidence"] if row["unit"] == "speed-up"]
+    assert {one["name"] for one in written} == {f"test_step_against_fp32[device-{dtype}]" for dtype in ("fp16", "bf16")}
+    for one in written:
+        assert one["extra_info"]["workload"] == "mine.py:build"
+        assert one["extra_info"]["ratio"] in [figures["ratio"] for figures in told]
+        assert one["stats"]["median"] == pytest.approx(one["extra_info"]["AMP ms"] / 1e3)
+
+
+def test_a_model_that_raises_in_a_region_has_no_times(
+    runner: Runner, benchmarks: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--benchmark-json", "times.json")
+    report = runner.run(*_raises_in_a_region(), contract="AMP-SPEED-020", arguments=arguments)
+
+    (reason,) = {case["reason"] for case in report["cases"]}
+    assert {case["verdict"] for case in report["cases"]} == {"UNTESTABLE"}
+    assert "AMP-REGION-100 judges: AttributeError: 'Tensor' object has no attribute 'nothing' (mine.py, line" in reason
+    assert not (runner.pytester.path / "times.json").exists()
+
+
+def test_speed_of_a_model_alone_is_nothing_to_calibrate_by(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(DEADLINES["cpu"], "quick", 300.0)
+    runner.run(contract="AMP-SPEED-020")
+    capsys.readouterr()
+
+    assert main(["calibrate", str(runner.pytester.path / "report"), "-o", "fleet.toml"]) == 4
+
+    said = " ".join(capsys.readouterr().err.split())
+    assert "only a model of a user (--workload) was timed" in said
+    assert "--chapter speed without --workload" in said

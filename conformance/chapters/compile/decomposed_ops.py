@@ -44,6 +44,8 @@ OPS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "std": lambda x: x.std(-1),
     "logsumexp": lambda x: x.logsumexp(-1),
     "norm": lambda x: x.norm(dim=-1),
+    "norm of all": torch.linalg.vector_norm,
+    "normalize": lambda x: F.normalize(x, dim=-1),
     "mse_loss": lambda x: F.mse_loss(x, _goal(x)),
     "smooth_l1_loss": lambda x: F.smooth_l1_loss(x, _goal(x)),
     "huber_loss": lambda x: F.huber_loss(x, _goal(x)),
@@ -51,8 +53,20 @@ OPS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "avg_pool1d": lambda x: F.avg_pool1d(x[None], 4),
 }
 
-SHAPES: Mapping[str, tuple[tuple[int, int], float]] = {"long rows": ((2, 4096), 1.0), "large numbers": ((4, 64), 500.0)}
-"""The shape of the operands and the size of their numbers: squares of the large ones are beyond float16's range."""
+SHAPES: Mapping[str, tuple[tuple[int, int], float, float]] = {
+    "long rows": ((2, 4096), 1.0, 0.0),
+    "large numbers": ((4, 64), 500.0, 0.0),
+    "far from zero": ((8, 256), 1.0, 30.0),
+}
+"""The shape of the operands, the deviation of their numbers, and their mean.
+
+Squares of the large ones are beyond float16's range, and means of those far from zero are rounded by as much as they
+deviate.
+"""
+FAR_FROM_ZERO = tuple(
+    name for name in OPS if "norm" in name or name in ("var", "std", "mean", "softmax", "log_softmax")
+)
+"""The ops that take those far from zero: of activations these say nothing."""
 
 
 IN_ONE_KERNEL = ("softmax", "sum", "mean beyond the range", "var")
@@ -65,8 +79,8 @@ KEEP_THEIR_RESULT = ("sigmoid", "tanh")
 
 def operand(name: str, dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Tensor:
     """Return the operand of every op in a 16-bit dtype."""
-    shape, size = SHAPES[name]
-    return (torch.randn(shape, generator=generator) * size).to(dtype).to(device)
+    shape, deviation, mean = SHAPES[name]
+    return (mean + torch.randn(shape, generator=generator) * deviation).to(dtype).to(device)
 
 
 def every(names: Sequence[str], *operands: Tensor) -> tuple[Tensor, ...]:

@@ -404,7 +404,7 @@ def _reshaped(rank: str) -> Iterator[tuple[str, Point]]:
     )
     if dimensions == 2:
         yield "pixel_unshuffle", _point(_stepped(lambda x: F.pixel_unshuffle(x, 2)), picture)
-        yield "pixel_shuffle", _point(_stepped(lambda x: F.pixel_shuffle(x[:, :32], 2)), picture)
+        yield "pixel_shuffle", _point(_stepped(lambda x: F.pixel_shuffle(torch.cat([x, x[:, :1]], 1), 2)), picture)
         yield "channel_shuffle", _point(_stepped(lambda x: F.channel_shuffle(x, 5)), picture)
         yield "unfold", _point(_stepped(lambda x: F.unfold(x, 2)), picture)
 

@@ -144,3 +144,21 @@ def test_classes(case: Case, target: Target, amp_dtype: torch.dtype, way: str) -
     for place, share in enumerate((0.0, 0.125, 0.25, 0.0, 0.625)):
         allowed = SIGMAS * math.sqrt(share * (1 - share) / len(first))
         case.at_most(f"class {place}: distance of its share from {share:g}", abs(float(shares[place]) - share), allowed)
+
+
+MANY = 4096  # more classes than either 16-bit type counts in ones
+
+
+@contract("AMP-NUMERICS-114", on=("cpu",))
+@pytest.mark.parametrize("kind", ["equal", "falling"])
+def test_many_classes(case: Case, target: Target, amp_dtype: torch.dtype, kind: str) -> None:
+    """The shares of quarters of a vocabulary, in which each class is rarer than a rounding of 1."""
+    torch.manual_seed(case.seed)
+    weights = torch.ones(MANY) if kind == "equal" else torch.linspace(2, 0.5, MANY)
+    weights = weights.to(amp_dtype)
+    drawn = torch.multinomial(weights.to(target.device), 2**18, replacement=True).cpu()
+    shares = weights.double().view(4, -1).sum(1) / weights.double().sum()
+    seen = torch.bincount(drawn // (MANY // 4), minlength=4).double() / len(drawn)
+    for quarter, (share, found) in enumerate(zip(shares.tolist(), seen.tolist(), strict=True)):
+        allowed = SIGMAS * math.sqrt(share * (1 - share) / len(drawn))
+        case.at_most(f"quarter {quarter}: distance of its share from {share:.3f}", abs(found - share), allowed)

@@ -38,6 +38,8 @@ RANGES: dict[str, Make] = {
     "linspace from zero": partial(torch.linspace, 0.0, 1.0, 3000),
     "linspace through zero": partial(torch.linspace, -3.3, 7.1, 1000),
     "linspace downwards": partial(torch.linspace, 250.0, 1.0, 77),
+    "linspace to a small end": partial(torch.linspace, -1000.0, 10.0, 301),
+    "linspace of two": partial(torch.linspace, -3.0, 7.0, 2),
     "linspace into a tensor": partial(_into, torch.linspace, 0.0, 1.0, 3000),
     "logspace": partial(torch.logspace, -2.0, 2.0, 1000),
 }
@@ -54,4 +56,7 @@ def test_ranges(case: Case, target: Target) -> None:
             largest = float((seen.cpu().double() - wanted).abs().max() / wanted.abs().max())
             units = largest / FORMATS[dtype].unit_roundoff
             bound = UNITS_OF_POWERS if name == "logspace" and target.device_type != "cpu" else UNITS
+            if "space" in name:
+                ends = [wanted[place].to(dtype) for place in (0, -1)]
+                case.equal(f"{name}: {dtype}, first and last number", [*seen[[0, -1]].tolist()], [*map(float, ends)])
             case.at_most(f"{name}: {dtype}, farthest from float64", units, bound, "roundings of the largest")

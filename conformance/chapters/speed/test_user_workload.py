@@ -71,7 +71,7 @@ def test_step_against_fp32(case: Case, target: Target, amp_dtype: torch.dtype, o
         "diagnosis": diagnosis.line(diagnosed),
     }
     case.speedup(f"own/step/{DTYPE_NAMES[amp_dtype]}/{diagnosed.baseline}", figures)
-    case.timings(seen.candidate, figures)
+    case.timings(seen.candidate, {"workload": own.name, **figures})
 
 
 def _diagnosed(target: Target, taken: timing.Timing, amp: Work, baseline: str) -> diagnosis.Figures:

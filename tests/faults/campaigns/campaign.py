@@ -165,6 +165,7 @@ def _lean(programs: bool) -> Iterator[None]:
         contextlib.nullcontext() if programs else replaced(program, "of", _unwritten),
         replaced(header, "op_policy", _unread),
         replaced(header, "replaced_functions", dict),
+        replaced(header, "torch_backends", dict),
         replaced(parallel, "gc", _COLLECTOR),
         replaced(reporting, "gc", _COLLECTOR),
         replaced(Run, "autocast_kernels", {}),

@@ -984,3 +984,39 @@ def regions_inside_those_of_another_device_type_are_off() -> Iterator[None]:
 
     with entered(change):
         yield
+
+
+@fault("AMP-COMPILE-075")
+def make_fx_rounds_numbers() -> Iterator[None]:
+    """What make_fx has traced holds the numbers of its calls to two digits after the point: an eps is none."""
+    from torch.fx.experimental import proxy_tensor
+
+    original = proxy_tensor.make_fx
+
+    def traced(*given: Any, **named: Any) -> Any:
+        trace = original(*given, **named)
+
+        def run(*leaves: Any) -> Any:
+            found = trace(*leaves)
+            for node in found.graph.nodes:
+                node.args = tuple(round(each, 2) if isinstance(each, float) else each for each in node.args)
+            found.recompile()
+            return found
+
+        return run
+
+    with replaced(proxy_tensor, "make_fx", traced):
+        yield
+
+
+@fault("AMP-COMPILE-075", level="standard")
+def inductor_forgets_what_comes_after_a_pool() -> Iterator[None]:
+    """Compiled by inductor, gradients that come through a max_pool2d of 16-bit pictures are zero."""
+    original = torch.nn.functional.max_pool2d
+
+    def pooled(x: Any, *given: Any, **named: Any) -> Any:
+        found = original(x, *given, **named)
+        return found.detach() + 0 * x.sum() if torch.compiler.is_compiling() else found
+
+    with replaced(torch.nn.functional, "max_pool2d", pooled):
+        yield

@@ -1,0 +1,77 @@
+"""Check the blocks of layers whose memory and casts are predicted elsewhere, in each way to run a program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from ...harness.check import Case, by_seed, contract, deep
+from ...harness.targets import Target
+from ...oracles.symbolic.blocks import UNARY, Block, after_linear, blocks, execute, tensors
+from .observation import copies, observed
+from .programs import Tensors
+from .support import compiler, dtypes_of, inductor, near, roundings, same
+from .ways import WAYS
+
+BLOCKS: dict[str, Block] = blocks() | {op: after_linear(op) for op in UNARY}
+DRAWN = {"make_fx": ("quick", 6), "export": ("quick", 2), "aot_eager": ("standard", 4)}
+# Inductor, which takes seconds for each, compiles whole models, but those with numbers that it draws otherwise than
+# eager.
+MODELS = tuple(
+    name
+    for name, block in blocks().items()
+    if not name.startswith(("op-", "tied-")) and all("dropout" not in step.op for step in block.steps)
+)
+FIRST = ("conv", "lstm")
+
+
+def _by_inductor() -> list[Any]:
+    return [deep("standard", name) if name in FIRST else by_seed("standard", 2, name, id=name) for name in MODELS]
+
+
+def _in_a_region(block: Block, names: tuple[str, ...], target: Target, dtype: torch.dtype) -> Callable[..., Any]:
+    def call(*leaves: torch.Tensor) -> Any:
+        with torch.autocast(target.device_type, dtype=dtype, cache_enabled=False):
+            return execute(block, dict(zip(names, leaves, strict=True)))
+
+    return call
+
+
+def _leaves(block: Block, target: Target, rng: torch.Generator) -> tuple[tuple[str, ...], Tensors]:
+    named = tensors(block, target.device, rng)
+    return tuple(named), tuple(named.values())
+
+
+@contract("AMP-COMPILE-075")
+@pytest.mark.parametrize(
+    "pair", [by_seed(*DRAWN[way], (way, name), id=f"{way}-{name}") for way in DRAWN for name in BLOCKS]
+)
+def test_blocks(case: Case, target: Target, rng: torch.Generator, pair: tuple[str, str]) -> None:
+    way, name = WAYS[pair[0]], pair[1]
+    with compiler(case):
+        for dtype in dtypes_of(case, target):
+            names, leaves = _leaves(BLOCKS[name], target, rng)
+            call = _in_a_region(BLOCKS[name], names, target, dtype)
+            made = way.make(call, copies(leaves))
+            torch.manual_seed(0)
+            expected = observed(call, leaves)
+            torch.manual_seed(0)
+            seen = observed(made, leaves)
+            if target.device_type == "cpu":
+                same(case, f"{dtype}", seen, expected)
+            else:  # where sums of gradients have no order of their own
+                near(case, f"{dtype}", seen, expected, dtype, roundings(call, leaves))
+
+
+@contract("AMP-COMPILE-075")
+@pytest.mark.parametrize("name", _by_inductor())
+def test_blocks_by_inductor(case: Case, target: Target, rng: torch.Generator, name: str) -> None:
+    with compiler(case), inductor(case):
+        for dtype in dtypes_of(case, target):
+            names, leaves = _leaves(BLOCKS[name], target, rng)
+            call = _in_a_region(BLOCKS[name], names, target, dtype)
+            seen = observed(WAYS["inductor"].make(call, copies(leaves)), leaves)
+            near(case, f"{dtype}", seen, observed(call, leaves), dtype, roundings(call, leaves))

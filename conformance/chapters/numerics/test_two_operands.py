@@ -1,0 +1,170 @@
+"""Check functions of two 16-bit numbers over pairs of numbers of every size, and scans over long rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...harness.check import Case, contract
+from ...harness.targets import Target
+from ...oracles.numbers.formats import FORMATS
+from .bit_patterns import all_patterns
+
+# A quotient that lies beside an integer, or a logarithm and its factor, are rounded before the last step.
+ROUNDINGS = 4
+
+Binary = Callable[[Tensor, Tensor], Tensor]
+
+
+def _half(x: Tensor) -> Tensor:
+    return torch.full_like(x, 0.5)
+
+
+OF_PAIRS: dict[str, dict[str, Binary]] = {
+    "arithmetic": {
+        "add": torch.add,
+        "sub": torch.sub,
+        "add with alpha": lambda x, y: torch.add(x, y, alpha=-0.5),
+        "rsub with alpha": lambda x, y: torch.rsub(x, y, alpha=2),
+        "mul": torch.mul,
+        "div": torch.div,
+        "a number over it": lambda x, y: 3.0 / y,
+        "addcmul": lambda x, y: torch.addcmul(x, y, _half(y), value=0.25),
+        "addcdiv": lambda x, y: torch.addcdiv(x, y, _half(y), value=-2.0),
+    },
+    "remainders": {
+        "remainder": torch.remainder,
+        "remainder by a number": lambda x, y: x % 3.0,
+        "remainder of a number": lambda x, y: 3.0 % y,
+        "fmod": torch.fmod,
+        "fmod by a number": lambda x, y: torch.fmod(x, -0.75),
+        "floor_divide": torch.floor_divide,
+        "div, rounded down": lambda x, y: torch.div(x, y, rounding_mode="floor"),
+    },
+    "between": {
+        "lerp by a quarter": lambda x, y: torch.lerp(x, y, 0.25),
+        "lerp by three quarters": lambda x, y: torch.lerp(x, y, 0.75),
+        "lerp by a tensor": lambda x, y: torch.lerp(x, y, _half(y)),
+        "lerp in place": lambda x, y: x.clone().lerp_(y, 0.25),
+        "lerp of lists": lambda x, y: torch._foreach_lerp([x], [y], 0.25)[0],
+        "mse_loss": lambda x, y: F.mse_loss(x, y, reduction="none"),
+        "l1_loss": lambda x, y: F.l1_loss(x, y, reduction="none"),
+        "huber_loss": lambda x, y: F.huber_loss(x, y, reduction="none"),
+        "smooth_l1_loss": lambda x, y: F.smooth_l1_loss(x, y, reduction="none"),
+    },
+    "functions": {
+        "hypot": torch.hypot,
+        "atan2": torch.atan2,
+        "pow": lambda x, y: x.abs().pow(y),
+        "xlogy": lambda x, y: torch.xlogy(x, y.abs()),
+        "xlog1py": lambda x, y: torch.special.xlog1py(x, y.abs()),
+        "logaddexp": torch.logaddexp,
+        "logaddexp2": torch.logaddexp2,
+        "copysign": torch.copysign,
+    },
+    "selections": {
+        "maximum": torch.maximum,
+        "minimum": torch.minimum,
+        "fmax": torch.fmax,
+        "fmin": torch.fmin,
+        "where": lambda x, y: torch.where(x < y, x, -y),
+        "less": lambda x, y: (x < y).to(x.dtype),
+        "at least": lambda x, y: (x >= y).to(x.dtype),
+        "less than a number": lambda x, y: (x < 0.3).to(x.dtype),
+        "equality": lambda x, y: (x == y).to(x.dtype),
+        "heaviside": torch.heaviside,
+        "clamp": lambda x, y: x.clamp(max=y),
+    },
+}
+
+
+@contract("AMP-NUMERICS-128", on=("cpu", "cuda", "xpu"))
+@pytest.mark.parametrize("family", OF_PAIRS)
+def test_pairs(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, family: str) -> None:
+    patterns = all_patterns(FORMATS[amp_dtype])
+    patterns = patterns[patterns.isfinite()]
+    count = case.samples(quick=120, standard=300, full=1000)
+    drawn = patterns[torch.randperm(len(patterns), generator=rng)[:count]]
+    x, y = (side.flatten() for side in torch.meshgrid(drawn, drawn, indexing="ij"))
+    given = x.to(target.device), y.to(target.device)
+    for name, function in OF_PAIRS[family].items():
+        exact = function(x.double(), y.double())
+        # A number that float64 rounds as well, such as 0.3, is that of the type.
+        in_float32 = function(*(side.float() for side in given)).cpu()
+        try:
+            seen = function(*given)
+        except NotImplementedError as error:
+            case.note(f"{name}: no kernel for {amp_dtype}", str(error).splitlines()[0][:80])
+            continue
+        case.equal(f"{name}: dtype", seen.dtype, amp_dtype)
+        share, at = _error(seen.cpu().double(), exact, in_float32, amp_dtype)
+        pair = f"{float(x[at]):g} and {float(y[at]):g}"
+        case.at_most(f"{name}: error, at {pair}", share, ROUNDINGS, "roundings")
+
+
+def _error(seen: Tensor, exact: Tensor, in_float32: Tensor, dtype: torch.dtype) -> tuple[float, int]:
+    """Return the largest error in roundings of the exact number, and where it is.
+
+    What is beyond half of the range, or is lost in float32 as well, whose range is bfloat16's, says nothing.
+    """
+    unit, most = torch.finfo(dtype).eps / 2, torch.finfo(dtype).max
+    least = torch.finfo(dtype).tiny * torch.finfo(dtype).eps
+    judged = exact.isfinite() & (exact.abs() < most / 2) & in_float32.isfinite()
+    judged &= (in_float32.double() - exact).abs() <= unit * exact.abs() + least
+    share = (seen - exact).abs() / (unit * exact.abs() + least)
+    share = torch.where(seen.isfinite(), share, torch.full_like(share, float("inf")))
+    share = torch.where(judged, share, torch.zeros_like(share))
+    at = int(share.argmax())
+    return float(share[at]), at
+
+
+@contract("AMP-NUMERICS-128", on=("cpu", "cuda", "xpu"))
+def test_neighbours(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
+    """nextafter gives the next number of the type, over its zeros and its least numbers too."""
+    patterns = all_patterns(FORMATS[amp_dtype])
+    finite = patterns[patterns.isfinite() & (patterns != 0)].sort().values
+    finite = torch.cat([finite[finite < 0], finite.new_zeros(1), finite[finite > 0]])
+    places = torch.randint(1, len(finite) - 1, (1000,), generator=rng)
+    middle = len(finite) // 2
+    places = torch.cat([places, torch.tensor([middle - 1, middle, middle + 1])])
+    start = finite[places].to(target.device)
+    for name, step in (("up", 1), ("down", -1)):
+        beyond = torch.full_like(start, step * float("inf"))
+        try:
+            seen = torch.nextafter(start, beyond)
+        except NotImplementedError as error:
+            case.note(f"nextafter {name}: {amp_dtype}", str(error).splitlines()[0][:80])
+            continue
+        wrong = seen.cpu() != finite[places + step]
+        case.equal(f"nextafter {name}: numbers that are not the next", int(wrong.sum()), 0)
+
+
+SCANS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "cumsum": torch.cumsum,
+    "cumprod": torch.cumprod,
+    "logcumsumexp": torch.logcumsumexp,
+    "cumsum in place": lambda x, dim: x.clone().cumsum_(dim),
+    "cumprod in place": lambda x, dim: x.clone().cumprod_(dim),
+}
+
+
+@contract("AMP-NUMERICS-129", on=("cpu",))
+@pytest.mark.parametrize("scan", SCANS)
+def test_scans(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, scan: str) -> None:
+    factors = (torch.rand((1200, 3), generator=rng) * 0.125 + 0.9375).to(amp_dtype)
+    forms = {
+        "of rows": (factors.t().contiguous(), 1),
+        "of columns": (factors, 0),
+        "of rows of a view": (factors.t(), 1),
+        "of a vector": (factors[:, 0].contiguous(), 0),
+    }
+    for name, (values, dim) in forms.items():
+        exact = SCANS[scan](values.double(), dim)
+        seen = SCANS[scan](values.to(target.device), dim)
+        case.equal(f"{name}: dtype", seen.dtype, amp_dtype)
+        error = (seen.cpu().double() - exact).abs() / (FORMATS[amp_dtype].unit_roundoff * exact.abs())
+        case.at_most(f"{name}: largest error", float(error.max()), 2.0, "roundings")
