@@ -17,7 +17,8 @@ Breakage = Callable[[], Iterator[None]]
 class Fault:
     """One broken AMP: what is broken, and the contracts that speak of it, one of which must fail at `level`.
 
-    `possible` says whether this machine has what the fault breaks.
+    `possible` says whether this machine has what the fault breaks. `machine` is what else the contracts need: "model",
+    a user's own workload; in a process of its own, "card", the emulated card, and "backend", that of a third party.
     """
 
     name: str
@@ -26,6 +27,12 @@ class Fault:
     breakage: Breakage
     level: str = "quick"
     possible: Callable[[], bool] = lambda: True
+    machine: str = ""
+
+    @property
+    def apart(self) -> bool:
+        """Whether it can be applied in a process of its own only."""
+        return self.machine in ("card", "backend")
 
     @property
     def chapters(self) -> tuple[str, ...]:
@@ -43,11 +50,12 @@ _REGISTRY: dict[str, Fault] = {}
 
 
 def fault(
-    *contracts: str, level: str = "quick", possible: Callable[[], bool] = lambda: True
+    *contracts: str, level: str = "quick", possible: Callable[[], bool] = lambda: True, machine: str = ""
 ) -> Callable[[Breakage], Breakage]:
     """Register a generator function that breaks torch, yields, and puts it back; its docstring says what is broken.
 
-    `level` is the one from which on a contract sees it; `possible`, whether this machine has what it breaks.
+    `level` is the one from which on a contract sees it; `possible`, whether this machine has what it breaks; `machine`,
+    what else the contracts need.
     """
 
     def register(breakage: Breakage) -> Breakage:
@@ -55,7 +63,7 @@ def fault(
         if name in _REGISTRY:
             raise ValueError(f"two faults are named {name}")
         summary = (breakage.__doc__ or "").strip().splitlines()[0]
-        _REGISTRY[name] = Fault(name, summary, contracts, breakage, level, possible)
+        _REGISTRY[name] = Fault(name, summary, contracts, breakage, level, possible, machine)
         return breakage
 
     return register

@@ -26,8 +26,9 @@ def test_fault_is_caught_by_a_contract_that_speaks_of_it(fault: Fault) -> None:
 def test_unbroken_torch_is_green() -> None:
     """The control beside every fault: the same runs, in the same process, after all that breaking."""
     for fault in FAULTS.values():
-        with fault.applied():
-            pass
+        if not fault.apart:
+            with fault.applied():
+                pass
     nothing = Fault("nothing", "Nothing is broken.", (), _nothing)
 
     outcome = run(nothing, chapters=())

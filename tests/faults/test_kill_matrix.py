@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 
+from conformance.harness import catalogue
 from tests.faults import Fault, load
 from tests.faults.campaigns import children, kill_matrix, kill_page, pytorch_tests
 from tests.faults.campaigns.children import in_child, in_turn
@@ -111,3 +113,31 @@ def test_the_data_can_be_read_and_have_a_line_for_each_fault() -> None:
     assert theirs
     assert len({row.fault for row in rows}) == len(rows)
     assert len({row["fault"] for row in theirs}) == len(theirs)
+
+
+def _naming() -> dict[str, list[str]]:
+    """Return the faults that name each `must` contract."""
+    musts = [contract.id for contract in catalogue.load().contracts.values() if contract.level == "must"]
+    by_pattern: dict[str, list[str]] = {}
+    for fault in load().values():
+        for pattern in fault.contracts:
+            by_pattern.setdefault(pattern, []).append(fault.name)
+    return {
+        id: [name for pattern, names in by_pattern.items() if fnmatchcase(id, pattern) for name in names]
+        for id in musts
+    }
+
+
+def test_every_must_contract_is_named_by_a_fault_or_has_a_reason() -> None:
+    assert [id for id, names in _naming().items() if not names] == list(kill_page.without_a_fault())
+
+
+def test_every_must_contract_kills_one_of_the_faults_that_name_it() -> None:
+    """A fault that names several need not be caught by each; of one that is not measured yet nothing is known."""
+    killers = {row.fault: row.killers.split() for row in kill_matrix.read(_EVIDENCE / "kill-matrix.csv")}
+
+    assert [
+        id
+        for id, names in _naming().items()
+        if names and all(name in killers and id not in killers[name] for name in names)
+    ] == []

@@ -91,8 +91,6 @@ def test_two_cards_conform_in_workers_as_in_one_process(start: Start) -> None:
 @pytest.mark.parametrize(
     ("fault", "contract", "cards"),
     [
-        ("unscaling_runs_ahead_of_backward", "AMP-SCALE-165", 1),
-        ("the_scale_is_a_number_of_the_capture", "AMP-SCALE-162", 1),
         ("captured_steps_read_the_flag", "AMP-SCALE-163", 1),
         ("captured_steps_read_the_flag", "AMP-OPTIMIZER-091", 1),
         ("unscaling_waits", "AMP-SPEED-009", 1),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from conformance.measure.threads import one_thread
 from tests import reports
 from tests.faults.campaigns.campaign import PLAIN, modules
+from tests.workloads import example
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Runner:
 
     def run(self, *edits: tuple[str, str], contract: str = "*", arguments: tuple[str, ...] = ()) -> dict[str, Any]:
         """Return the report of a run at quick; what it printed is in the capture of the test."""
-        source = self.example()
+        source = example.source()
         for old, new in edits:
             assert old in source, old
             source = source.replace(old, new)
@@ -37,12 +37,6 @@ class Runner:
             *arguments,
         )
         return reports.written(self.pytester.path / "report" / "report.json")
-
-    def example(self) -> str:
-        page = (self.root / "docs" / "own-workloads.md").read_text(encoding="utf-8")
-        found = re.search(r"```python\n(.*?)```", page, re.DOTALL)
-        assert found is not None
-        return found[1]
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from conformance.chapters.parity import test_user_workload as parity
 from conformance.harness import catalogue, endings, measuring, time_limit
 from conformance.harness.time_limit import TimeLimit
 from conformance.workloads import user_workload
+from tests.workloads import example
 from tests.workloads.conftest import Runner
 
 _SLOW = (
@@ -118,10 +119,8 @@ def test_function_that_seeds_itself_is_told_at_once(runner: Runner) -> None:
         (("--time-limit", "soon"), "--time-limit: 'soon' is not a number of seconds"),
     ],
 )
-def test_other_words_are_refused(
-    runner: Runner, arguments: tuple[str, ...], said: str, pytester: pytest.Pytester
-) -> None:
-    (pytester.path / "mine.py").write_text(runner.example())
+def test_other_words_are_refused(arguments: tuple[str, ...], said: str, pytester: pytest.Pytester) -> None:
+    example.written(pytester.path)
     result = pytester.runpytest_inprocess(
         "-p", "conformance.harness.plugin", "--workload", "mine.py:build", "--device", "cpu", *arguments
     )

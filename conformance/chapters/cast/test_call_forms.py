@@ -207,7 +207,11 @@ def test_optional_input_widens(
             bias = make_inputs(target, [bias_dtype], rng).f(2)
             call = SAMPLES[op](make_inputs(target, [amp_dtype], rng))
             (seen,) = run_sample(target, partial(call, bias=bias), amp_dtype).outputs
-            case.equal(f"type of {op} of {type_names([amp_dtype])} with a bias of {bias_dtype}", seen.dtype, expected)
+            case.equal(
+                f"type of {op} of {type_names([amp_dtype])} with a bias of {type_names([bias_dtype])}",
+                seen.dtype,
+                expected,
+            )
 
 
 @by_rules

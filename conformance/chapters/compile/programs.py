@@ -335,7 +335,7 @@ _Tree: TypeAlias = tuple[Any, ...]
 
 
 def drawn(seed: int) -> Program:
-    """Return a random program: a tree of regions with an op before, in and after each."""
+    """Return a random program: a tree of regions, some in others, with an op before, in and after each."""
     chosen = random.Random(seed)
 
     def tree(depth: int) -> _Tree:
@@ -348,6 +348,8 @@ def drawn(seed: int) -> Program:
         return tuple(parts)
 
     made = tree(3)
+    while _depth(made) < 2:
+        made = tree(3)
 
     def function(amp: Amp, *leaves: torch.Tensor) -> Tensors:
         found = list(leaves)
@@ -358,6 +360,11 @@ def drawn(seed: int) -> Program:
 
 
 _OPS = ("mm", "linear", "softmax", "mse_loss", "cat", "add", "relu")
+
+
+def _depth(tree: _Tree) -> int:
+    """Return how many regions lie in one another."""
+    return max((1 + _depth(part[1]) for part in tree if len(part) == 2), default=0)
 
 
 def _walk(amp: Amp, tree: _Tree, found: list[torch.Tensor]) -> None:

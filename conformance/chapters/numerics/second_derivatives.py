@@ -32,6 +32,7 @@ def _last(x: Tensor) -> Tensor:
 
 
 _X = ((5, 6),)
+# Lambdas where a name alone would do look the function up when it is called: it may be replaced after the import.
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu tanh": lambda x: F.gelu(x, approximate="tanh"),
@@ -40,9 +41,9 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "elu": F.elu,
     "celu": F.celu,
     "selu": F.selu,
-    "softplus": F.softplus,
+    "softplus": lambda x: F.softplus(x),
     "logsigmoid": F.logsigmoid,
-    "tanh": torch.tanh,
+    "tanh": lambda x: torch.tanh(x),
     "sigmoid": torch.sigmoid,
     "softsign": F.softsign,
     "tanhshrink": F.tanhshrink,
@@ -53,7 +54,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "pow": lambda x: (x.square() + 1).pow(1.5),
     "rsqrt": lambda x: (x.square() + 1).rsqrt(),
     "log": lambda x: (x.square() + 1).log(),
-    "sin": torch.sin,
+    "sin": lambda x: torch.sin(x),
     "erf": torch.erf,
     "softmax": lambda x: F.softmax(x, -1),
     "log_softmax": lambda x: F.log_softmax(x, -1),

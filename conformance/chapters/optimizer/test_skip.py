@@ -93,8 +93,11 @@ def test_skipped_first_step_makes_no_state(
     slopes = LinearLoss.make(kind.gradients, target.device, rng)
     optimizer, scaler = build(case, kind, slopes), torch.amp.GradScaler(target.device_type)
     before = snapshot(optimizer)  # Adagrad creates its state in the constructor
+    entries = list(optimizer.state_dict()["state"])
     iterate(optimizer, slopes.loss(with_nonfinite(slopes.draw(rng), "last", math.inf)), scaler)
     case.equal("state after a skipped first step, against before it", differences(snapshot(optimizer), before), [])
+    # An entry without values is none of a snapshot, and one more in a checkpoint.
+    case.equal("parameters that have an entry after it", list(optimizer.state_dict()["state"]), entries)
 
 
 @contract("AMP-OPTIMIZER-014")

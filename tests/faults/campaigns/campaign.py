@@ -8,9 +8,10 @@ import gc
 import io
 import os
 import re
+import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -30,6 +31,7 @@ from tests import reports
 from tests.faults import Fault
 from tests.faults.breaking import replaced
 from tests.paths import ROOT
+from tests.workloads import example
 
 CHECKS = ROOT / "conformance" / "chapters"
 
@@ -88,12 +90,16 @@ def run(
     places = modules(fault.contracts) if chapters is None else [str(CHECKS)]
     option, chosen = ("--contract", fault.contracts) if chapters is None else ("--chapter", chapters)
     asked = [argument for name in chosen for argument in (option, name)]
+    if fault.apart:
+        return _apart(fault, [*places, *(["--maxfail=1"] if until_caught else []), *asked])
     output = io.StringIO()
     # A region that is broken leaks its state into this process, already in the smoke stage.
     whole = state.Snapshot()
     gc.freeze()  # what is here already need not be searched at the end
     with tempfile.TemporaryDirectory() as folder:
         arguments = [*places, "-q", *PLAIN, "--level", fault.level, *(["--maxfail=1"] if until_caught else [])]
+        if fault.machine == "model":
+            arguments += ["--workload", f"{example.written(Path(folder))}:build", "--device", "cpu"]
         try:
             with (
                 fault.applied(),
@@ -101,23 +107,52 @@ def run(
                 fresh_checks(),
                 _lean(programs),
             ):
-                status = int(pytest.main([*arguments, "--report", folder, *asked]))
+                status = int(pytest.main([*arguments, "--report", f"{folder}/report", *asked]))
         finally:
             # A suspended generator leaves its region where it is collected, and sets what was in force around it.
             gc.collect()
             gc.unfreeze()
             whole.restore()
-        path = Path(folder) / "report.json"
-        cases = reports.written(path)["cases"] if path.exists() else []
-        report = document.read(path) if path.exists() else None
+        return _caught(fault, status, output.getvalue(), Path(folder) / "report")
+
+
+_MACHINES = {
+    "card": ("tests.simulation.emulated", "--gpu"),
+    "backend": (
+        *("pytest", "-p", "tests.faults.plugin", "--import", "tests.simulation.foreign.toyacc"),
+        *("--device", "toyacc", "--op-policy", "like:cuda"),
+    ),
+}
+
+
+def _apart(fault: Fault, arguments: Sequence[str]) -> Caught:
+    """Run those contracts on another machine, in a process that has the fault."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", *_MACHINES[fault.machine], *arguments, "-q", *PLAIN]
+        done = subprocess.run(
+            [*command, "--fault", fault.name, "--level", fault.level, "--report", folder],
+            cwd=ROOT,
+            env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        return _caught(fault, done.returncode, done.stdout + done.stderr, Path(folder))
+
+
+def _caught(fault: Fault, status: int, output: str, folder: Path) -> Caught:
+    """Read what a run came to from its folder."""
+    path = folder / "report.json"
+    cases = reports.written(path)["cases"] if path.exists() else []
     return Caught(
         fault,
         status,
         frozenset(case["contract"] for case in cases if case["verdict"] == "FAIL"),
         frozenset(case["contract"] for case in cases if case["verdict"] == "ERROR"),
-        output.getvalue(),
+        output,
         tuple(cases),
-        report,
+        document.read(path) if path.exists() else None,
     )
 
 

@@ -11,17 +11,20 @@ from typing import TYPE_CHECKING
 import torch
 from tabulate import tabulate
 
+from conformance import data
 from conformance.harness import catalogue
 from conformance.harness.catalogue import Contract
 from conformance.report import baselines
 from conformance.report.verdicts import Verdict
 from tests.faults import Fault
+from tests.paths import ROOT
 
 if TYPE_CHECKING:
     from tests.faults.campaigns.kill_matrix import Row
 
 _SHOWN = 4
 _STOCK = "torch-2.13.0"
+_WITHOUT = ROOT / "docs" / "evidence" / "kill-matrix-without.toml"
 _Names = Mapping[str, Sequence[str]]
 _PAGE = """# Contracts by faults
 
@@ -34,6 +37,7 @@ Under each fault contracts run at `quick`, in a forked child of one process: all
 or two instead of ten). A contract **kills** a fault if it fails with the fault and not without it. A row that is
 `fresh` was run again by itself, with the checks imported after torch was broken and at the fault's own level, because
 no contract that the fault names failed at first. Cases that are timed or need most of the memory run in such rows only.
+So do faults of the emulated card, of a backend of a third party and of a user's model, on those alone.
 
 **Measured: {measured} of {faults} faults ({share})**, {whole} of them with all contracts of their chapters. What is
 said below of contracts that kill alone or beside others holds for these {whole} faults: a fault of another chapter that
@@ -57,10 +61,13 @@ beside it. "Killed with" is the contract that kills most of the same faults.
 ## `must` contracts that kill none of the measured faults
 
 Faults of both scopes. "Own faults" counts those of `tests/faults` that name the contract. "On stock torch" is what the
-contract comes to at `quick` without a GPU ({baseline}): where it is waived or not reached, as for what only a card or a
-user's model shows, no fault can turn it red here; where it is judged and nothing kills it, a fault has to be written.
+contract comes to at `quick` without a GPU ({baseline}). Every `must` contract is the one that kills some fault that
+names it, on an emulated card, a backend of a third party or a user's model where it needs one, but for those of
+[kill-matrix-without.toml](kill-matrix-without.toml), whose reasons stand below.
 
 {nothing}
+
+{without}
 {pytorch}"""
 _PYTORCH = """
 ## The same faults against PyTorch's own AMP tests
@@ -99,6 +106,7 @@ def page(rows: Sequence[Row], faults: Mapping[str, Fault], theirs: Sequence[Mapp
         alone=_table(musts, {id: names for id, names in alone.items() if names}, ("alone kills", "kills"), killed),
         shared=_shared(musts, {id: names for id, names in killed.items() if names and not alone[id]}, kills),
         baseline=_STOCK,
+        without=_without(musts),
         nothing=_nothing(musts, [id for id in musts if id not in killing], rows, faults),
         pytorch=_pytorch(rows, theirs) if theirs else "",
     )
@@ -169,6 +177,17 @@ def _nothing(
     return f"{len(table)} of {len(musts)} contracts.\n\n" + tabulate(
         table, headers=["contract", "title", "own faults", "measured", "on stock torch"], tablefmt="github"
     )
+
+
+def without_a_fault() -> dict[str, str]:
+    """Return why no fault names a contract, of those that none names."""
+    rows = data.read_toml(_WITHOUT)["contract"]
+    return {row["id"]: row["reason"] for row in rows}
+
+
+def _without(musts: Mapping[str, Contract]) -> str:
+    table = [[id, musts[id].title, reason] for id, reason in without_a_fault().items()]
+    return tabulate(table, headers=["contract", "title", "why no fault names it"], tablefmt="github")
 
 
 def _on_stock() -> dict[str, str]:

@@ -502,6 +502,26 @@ def recomputation_draws_from_the_stream() -> Iterator[None]:
         yield
 
 
+@fault("AMP-BACKWARD-062")
+def recomputation_forgets_numbers_and_keywords() -> Iterator[None]:
+    """A checkpoint recomputes with the defaults of what is no positional tensor."""
+    right = checkpointing.checkpoint
+
+    def checkpoint(function: Any, *args: Any, **keywords: Any) -> Any:
+        calls: list[int] = []
+
+        def run(*given: Any, **named: Any) -> Any:
+            calls.append(1)
+            if len(calls) == 1:
+                return function(*given, **named)
+            return function(*(each for each in given if isinstance(each, torch.Tensor)))
+
+        return right(run, *args, **keywords)
+
+    with replaced(checkpointing, "checkpoint", checkpoint):
+        yield
+
+
 @fault("AMP-BACKWARD-060")
 def checkpoint_cuts_a_shared_weight() -> Iterator[None]:
     """The first forward of a reentrant checkpoint leaves casts without gradients in the weight cache."""

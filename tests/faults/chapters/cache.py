@@ -241,3 +241,34 @@ def casts_of_large_frozen_weights_are_kept() -> Iterator[None]:
 
     with linear_with(cast):
         yield
+
+
+@fault("AMP-CACHE-030")
+def casts_are_kept_where_the_cache_is_off() -> Iterator[None]:
+    """A cast of linear's weight is kept by the weight alone, with the cache off as well."""
+    held: dict[tuple[int, int], torch.Tensor] = {}
+
+    def cast(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        key = id(weight), weight._version
+        return held.setdefault(key, weight.to(dtype))
+
+    with linear_with(cast):
+        yield
+
+
+@fault("AMP-CACHE-032")
+def threads_share_the_dtype() -> Iterator[None]:
+    """linear runs in the dtype of the region that was opened last, in whatever thread."""
+    last: list[torch.dtype] = []
+    enter = REGION.__enter__
+
+    def entering(self: Any) -> Any:
+        last[:] = [self.fast_dtype]
+        return enter(self)
+
+    def run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
+            return torch.ops.aten.linear(*(one if one is None else one.to(last[0]) for one in (x, weight, bias)))
+
+    with replaced(REGION, "__enter__", entering), kernel("linear", run, "AutocastCPU"):
+        yield

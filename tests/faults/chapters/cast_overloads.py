@@ -633,3 +633,46 @@ def einsum_of_three_is_forgotten(named: Arguments, amp_dtype: torch.dtype) -> bo
 def convolution_in_inference_mode_is_forgotten(named: Arguments, amp_dtype: torch.dtype) -> bool:
     """conv2d on the CPU casts nothing in inference mode."""
     return torch.is_inference_mode_enabled()
+
+
+# What a policy promises that another promise does not cover.
+
+
+@broken("cumsum", "cuda", "AMP-CAST-040")
+def a_dtype_that_is_asked_for_is_overruled(op: Any, named: Arguments, amp_dtype: torch.dtype) -> Any:
+    """cumsum on CUDA is called with float32 whatever dtype it is asked for."""
+    return op(**{**named, "dtype": torch.float32})
+
+
+@broken("prod.dim_int", "cuda", "AMP-CAST-040", level="standard")
+def product_is_widened_before_it_is_taken(op: Any, named: Arguments, amp_dtype: torch.dtype) -> Any:
+    """prod on CUDA casts its input in place of asking for a dtype."""
+    return op(**cast(named, torch.float32))
+
+
+@broken("binary_cross_entropy", "cuda", "AMP-CAST-043")
+def cross_entropy_of_probabilities_is_allowed(op: Any, named: Arguments, amp_dtype: torch.dtype) -> Any:
+    """binary_cross_entropy on CUDA runs in float32 in place of being refused."""
+    return op(**cast(named, torch.float32))
+
+
+@broken("addcmul", "cuda", "AMP-CAST-047")
+def third_operand_is_not_asked(op: Any, named: Arguments, amp_dtype: torch.dtype) -> Any:
+    """addcmul on CUDA promotes to the widest type of its first two operands."""
+    wide = torch.float32 in (named["self"].dtype, named["tensor1"].dtype)
+    return op(**cast(named, torch.float32 if wide else amp_dtype))
+
+
+@broken("stack", "cpu", "AMP-CAST-048")
+def stack_refuses_the_other_type_after_float32(op: Any, named: Arguments, amp_dtype: torch.dtype) -> Any:
+    """stack on the CPU refuses a tensor of the other 16-bit type where one of float32 stands before it, too."""
+    if any(one.dtype not in (amp_dtype, torch.float32) for one in _tensors(named) if is_castable(one)):
+        raise RuntimeError("Unexpected floating ScalarType in at::autocast::prioritize")
+    return RULES["widest"](op, named, amp_dtype)
+
+
+@broken("bilinear", "cuda", "AMP-CAST-029")
+def bilinear_with_a_bias_runs_in_float32(op: Any, named: Arguments, amp_dtype: torch.dtype) -> Any:
+    """bilinear on CUDA runs in float32 where it has a bias, of whatever type."""
+    wide = named.get("bias") is not None
+    return RULES["fp32" if wide else "widest"](op, named, amp_dtype)

@@ -10,6 +10,7 @@ from torch.nn.utils import clip_grad
 
 from tests.faults import fault
 from tests.faults.breaking import edited, replaced
+from tests.faults.cast_rules import cast, following
 
 SCALER = torch.amp.GradScaler
 _NORM, _SHRINK = clip_grad._get_total_norm, clip_grad._clip_grads_with_norm_
@@ -211,4 +212,99 @@ def refused_gradients_are_clipped_first() -> Iterator[None]:
         "    [p.grad.mul_(0.5) for p in parameters if p.grad is not None and p.grad.layout is torch.strided "
         "and p.grad.is_contiguous()]",
     ):
+        yield
+
+
+@fault("AMP-CLIP-007")
+def generators_are_exhausted_by_the_norm() -> Iterator[None]:
+    """clip_grad_norm_ goes through an iterator twice: the second time there is nothing left to shrink."""
+    with edited(
+        clip_grad.clip_grad_norm_,
+        "parameters = list(parameters)\n        if is_generator and len(parameters) == 0:",
+        "if False:",
+    ):
+        yield
+
+
+@fault("AMP-CLIP-033")
+def skips_after_unscaling_count_as_steps() -> Iterator[None]:
+    """A skip by what unscale_ found advances the step counters, as a skip by step() does not."""
+    step = SCALER.step
+
+    def stepping(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        flags = self._found_inf_per_device(optimizer).values()
+        if any(flag.item() for flag in flags):
+            for state in optimizer.state.values():
+                state["step"] += 1
+        return step(self, optimizer, *args, **kwargs)
+
+    with replaced(SCALER, "step", stepping):
+        yield
+
+
+@fault("AMP-CLIP-041")
+def other_groups_are_clipped_too() -> Iterator[None]:
+    """Clipping some parameters of an optimizer shrinks the gradients of all of them."""
+    created, clip = torch.optim.Optimizer.__init__, torch.nn.utils.clip_grad_norm_
+    seen: list[torch.optim.Optimizer] = []
+
+    def create(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        created(self, *args, **kwargs)
+        seen.append(self)
+
+    def clipping(parameters: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        given = set(parameters)
+        for optimizer in seen:
+            owned = [one for group in optimizer.param_groups for one in group["params"]]
+            if given & set(owned):
+                return clip(owned, *args, **kwargs)
+        return clip(parameters, *args, **kwargs)
+
+    with replaced(torch.optim.Optimizer, "__init__", create), replaced(torch.nn.utils, "clip_grad_norm_", clipping):
+        yield
+
+
+@fault("AMP-CLIP-050")
+def clipping_by_a_given_norm_has_no_epsilon() -> Iterator[None]:
+    """clip_grads_with_norm_ divides by the bare norm, and clip_grad_norm_ does not."""
+
+    def clipping(parameters: Any, max_norm: float, total_norm: torch.Tensor, foreach: bool | None = None) -> None:
+        _SHRINK(parameters, max_norm, total_norm - 1e-6, foreach)
+
+    with replaced(torch.nn.utils, "clip_grads_with_norm_", clipping):
+        yield
+
+
+@fault("AMP-CLIP-071")
+def weight_gradients_leave_out_the_last_row() -> Iterator[None]:
+    """In a region the gradient of a linear layer's weight leaves out the last row of the batch."""
+
+    def run(op: Any, named: dict[str, Any], amp_dtype: torch.dtype) -> Any:
+        lowered = cast(named, amp_dtype)
+        rows = lowered["input"]
+        if rows.dim() != 2 or len(rows) < 2:
+            return op(**lowered)
+        last = {**lowered, "input": rows[-1:], "weight": lowered["weight"].detach()}
+        return torch.cat([op(**{**lowered, "input": rows[:-1]}), op(**last)])
+
+    with following("linear", run, "cpu"):
+        yield
+
+
+@fault("AMP-CLIP-072")
+def later_losses_of_an_iteration_are_scaled_again() -> Iterator[None]:
+    """Each further loss before update() is scaled by twice the scale of the one before."""
+    scale, update = SCALER.scale, SCALER.update
+
+    def scaling(self: Any, outputs: Any) -> Any:
+        self._losses = getattr(self, "_losses", 0) + 1
+        scaled = scale(self, outputs)
+        return scaled * 2 ** (self._losses - 1) if isinstance(outputs, torch.Tensor) else scaled
+
+    def updating(self: Any, *args: Any, **kwargs: Any) -> None:
+        self._losses = 0
+        update(self, *args, **kwargs)
+
+    with replaced(SCALER, "scale", scaling), replaced(SCALER, "update", updating):
         yield

@@ -974,6 +974,18 @@ def compiled_results_of_two_types_are_narrow() -> Iterator[None]:
         yield
 
 
+@fault("AMP-COMPILE-003", level="standard")
+def regions_inside_those_of_another_device_type_are_off() -> Iterator[None]:
+    """Dynamo traces a region inside one of another device type as a disabled one."""
+
+    def change(kind: Any, dtype: Any, enabled: Any, cache: Any) -> tuple[Any, ...]:
+        around = any(torch.is_autocast_enabled(other) for other in ("cpu", "cuda", "xpu") if other != kind)
+        return kind, dtype, enabled and not around, cache
+
+    with entered(change):
+        yield
+
+
 @fault("AMP-COMPILE-075")
 def make_fx_rounds_numbers() -> Iterator[None]:
     """What make_fx has traced holds the numbers of its calls to two digits after the point: an eps is none."""

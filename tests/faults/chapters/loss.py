@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from tests.faults import fault
 from tests.faults.breaking import dropped, edited, kernel, replaced
+from tests.faults.cast_rules import cast, following
 
 
 def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -189,4 +190,15 @@ def an_option_of_a_listed_loss_lowers_it() -> Iterator[None]:
         return torch.ops.aten.poisson_nll_loss(x, y, log_input, full, eps, reduction).float()
 
     with kernel("poisson_nll_loss", lowered, "AutocastCPU"):
+        yield
+
+
+@fault("AMP-LOSS-017")
+def loss_of_cuda_is_float32_in_name_only() -> Iterator[None]:
+    """mse_loss on CUDA is computed in 16 bit and widened."""
+
+    def widened(op: Any, named: dict[str, Any], amp_dtype: torch.dtype) -> Any:
+        return op(**cast(named, amp_dtype)).float()
+
+    with following("mse_loss", widened, "cuda"):
         yield

@@ -581,3 +581,16 @@ def exp_in_place_truncates() -> Iterator[None]:
 
     with kernel("exp_", run, "CPU"):
         yield
+
+
+@fault("AMP-NUMERICS-007")
+def halves_are_added_in_bf16() -> Iterator[None]:
+    """Sums of two fp16 tensors are rounded to the seven fraction bits of bf16."""
+
+    def add(left: torch.Tensor, right: torch.Tensor, *, alpha: Any = 1) -> torch.Tensor:
+        total = torch.empty(0, dtype=torch.result_type(left, right))
+        torch.add(left, right, alpha=alpha, out=total)
+        return total.bfloat16().half() if total.dtype is torch.float16 else total
+
+    with kernel("add.Tensor", add, "CPU"):
+        yield

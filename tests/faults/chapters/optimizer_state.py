@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -559,4 +560,94 @@ def distributed_load_leaves_the_state() -> Iterator[None]:
     """torch.distributed.checkpoint.load returns without a change of the state that it was given."""
     module = importlib.import_module("torch.distributed.checkpoint")
     with replaced(module, "load", lambda state, **options: None):
+        yield
+
+
+# --- skips and steps that one contract alone speaks of
+
+
+@fault("AMP-OPTIMIZER-013")
+def first_skip_starts_the_state() -> Iterator[None]:
+    """A skip looks up the state of each parameter, which leaves an empty one where there was none."""
+
+    def look_up(optimizer: Any, skips: bool) -> None:
+        if skips:
+            for parameter in (one for group in optimizer.param_groups for one in group["params"]):
+                optimizer.state[parameter].get("step")
+
+    with replaced(SCALER, "_maybe_opt_step", _around_step(look_up)):
+        yield
+
+
+@fault("AMP-OPTIMIZER-037")
+def disabled_scaler_unscales_by_its_default() -> Iterator[None]:
+    """step() of a disabled scaler divides gradients by the scale that an enabled one begins with."""
+    step = SCALER.step
+
+    def stepping(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.is_enabled():
+            for parameter in (one for group in optimizer.param_groups for one in group["params"]):
+                if parameter.grad is not None:
+                    parameter.grad.mul_(1 / 65536)
+        return step(self, optimizer, *args, **kwargs)
+
+    with replaced(SCALER, "step", stepping):
+        yield
+
+
+@fault("AMP-OPTIMIZER-051")
+def every_leaf_of_the_loss_is_checked() -> Iterator[None]:
+    """unscale_ looks for inf in the gradients of all leaves that the scaled loss was made of."""
+    scale, unscale = SCALER.scale, SCALER.unscale_
+
+    def scaling(self: Any, outputs: Any) -> Any:
+        self._leaves = _leaves(outputs.grad_fn) if isinstance(outputs, torch.Tensor) else []
+        return scale(self, outputs)
+
+    def unscaling(self: Any, optimizer: Any) -> None:
+        unscale(self, optimizer)
+        gradients = [leaf.grad for leaf in getattr(self, "_leaves", ()) if leaf.grad is not None]
+        if not all(bool(gradient.isfinite().all()) for gradient in gradients if gradient.layout is torch.strided):
+            for flag in self._found_inf_per_device(optimizer).values():
+                flag.fill_(1.0)
+
+    with replaced(SCALER, "scale", scaling), replaced(SCALER, "unscale_", unscaling):
+        yield
+
+
+def _leaves(node: Any) -> list[torch.Tensor]:
+    found, open_ones, seen = [], [node], set()
+    while open_ones:
+        one = open_ones.pop()
+        if one is None or one in seen:
+            continue
+        seen.add(one)
+        if hasattr(one, "variable"):
+            found.append(one.variable)
+        open_ones.extend(following for following, _ in one.next_functions)
+    return found
+
+
+@fault("AMP-OPTIMIZER-069", level="standard")
+def fused_sgd_and_adagrad_are_not_handed_the_flag() -> Iterator[None]:
+    """Fused SGD and Adagrad step on whatever unscale_ found."""
+    with _without_flag("_fused_sgd_"), _without_flag("_fused_adagrad_"):
+        yield
+
+
+def _without_flag(name: str) -> Any:
+    kernel = getattr(torch, name)
+    return replaced(torch, name, lambda *args, **kwargs: kernel(*args, **{**kwargs, "found_inf": None}))
+
+
+@fault("AMP-OPTIMIZER-083")
+def closures_are_asked_for_first() -> Iterator[None]:
+    """step() refuses an optimizer whose step needs a closure before it looks at the flag."""
+    step = SCALER.step
+
+    def stepping(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        inspect.signature(optimizer.step).bind(*args, **kwargs)
+        return step(self, optimizer, *args, **kwargs)
+
+    with replaced(SCALER, "step", stepping):
         yield

@@ -9,6 +9,7 @@ import torch
 
 from tests.faults import fault
 from tests.faults.breaking import edited, kernel, replaced
+from tests.faults.cast_rules import cast, following
 
 
 @fault("AMP-RECIPE-002", "AMP-RECIPE-017")
@@ -131,4 +132,20 @@ def products_run_in_float32() -> Iterator[None]:
             return torch.ops.aten.linear(*operands).to(dtype)
 
     with kernel("linear", wide, "AutocastCPU"):
+        yield
+
+
+@fault("AMP-RECIPE-020")
+def single_outputs_have_half_a_gradient() -> Iterator[None]:
+    """In a region the weight of a linear layer with one output gets half of its gradient."""
+
+    def run(op: Any, named: dict[str, Any], amp_dtype: torch.dtype) -> Any:
+        lowered = cast(named, amp_dtype)
+        weight = lowered["weight"]
+        if weight.shape[0] == 1:
+            half = weight / 2
+            lowered["weight"] = half + half.detach()
+        return op(**lowered)
+
+    with following("linear", run, "cpu"):
         yield

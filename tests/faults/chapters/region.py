@@ -12,7 +12,7 @@ import torch
 from torch.amp import autocast_mode
 
 from tests.faults import fault
-from tests.faults.breaking import edited, kernel, replaced
+from tests.faults.breaking import dropped, edited, kernel, replaced
 
 REGION = autocast_mode.autocast
 SET_ENABLED = "torch.set_autocast_enabled(self.device, self._enabled)"
@@ -465,4 +465,21 @@ def region_reaches_every_thread() -> Iterator[None]:
         replaced(REGION, "__exit__", leaving),
         replaced(torch, "mm", anywhere),
     ):
+        yield
+
+
+# --- a user's own model
+
+
+@fault("AMP-REGION-100", machine="model")
+def linear_layers_of_a_model_are_not_lowered() -> Iterator[None]:
+    """linear and addmm have no autocast kernel on the CPU."""
+    with dropped("linear", "AutocastCPU"), dropped("addmm", "AutocastCPU"):
+        yield
+
+
+@fault("AMP-REGION-101", machine="model")
+def a_step_leaves_autocast_on() -> Iterator[None]:
+    """Leaving a region puts nothing back."""
+    with replaced(torch.autocast, "__exit__", lambda self, *error: False):
         yield

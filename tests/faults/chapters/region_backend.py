@@ -10,6 +10,7 @@ import torch
 
 from tests.faults import fault
 from tests.faults.breaking import edited, replaced
+from tests.simulation.emulated.build import uncompiled
 
 
 @fault("AMP-REGION-093")
@@ -79,3 +80,10 @@ def benchmark_threads_are_never_in_a_region() -> Iterator[None]:
 
     with replaced(torch.utils.ThroughputBenchmark, "benchmark", benchmark):
         yield
+
+
+@fault("AMP-REGION-113", machine="backend", possible=lambda: uncompiled() is None)
+def backend_lists_a_type_without_tensors() -> Iterator[None]:
+    """A third party's backend lists float16, of which its allocator makes no tensor."""
+    torch.ops.toyacc.lack(torch.float16)  # for good
+    yield

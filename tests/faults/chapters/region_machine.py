@@ -361,3 +361,57 @@ def cuda_region_ends_disabled() -> Iterator[None]:
     off = "torch.set_autocast_enabled(self.device, self.prev and not (self.device == 'cuda' and self._enabled))"
     with edited(REGION.__exit__, PUT_ENABLED_BACK, off):
         yield
+
+
+@fault("AMP-REGION-004")
+def recursion_runs_outside_of_the_region() -> Iterator[None]:
+    """A decorated function that is called while it runs is taken for one that has its region, and runs without."""
+    running: set[int] = set()
+
+    def run(self: Any, function: Any, arguments: Any, options: Any) -> Any:
+        if id(self) in running:
+            with REGION(self.device, dtype=self.fast_dtype, enabled=False):
+                return function(*arguments, **options)
+        running.add(id(self))
+        try:
+            with self:
+                return function(*arguments, **options)
+        finally:
+            running.discard(id(self))
+
+    with decorating(run):
+        yield
+
+
+@fault("AMP-REGION-005")
+def decorators_with_equal_arguments_share_an_instance() -> Iterator[None]:
+    """Functions that are decorated with equal arguments share one instance, and what it has to put back."""
+    shared: dict[Any, Any] = {}
+
+    def run(self: Any, function: Any, arguments: Any, options: Any) -> Any:
+        with shared.setdefault((self.device, self.fast_dtype, self._enabled, self._cache_enabled), self):
+            return function(*arguments, **options)
+
+    with decorating(run):
+        yield
+
+
+@fault("AMP-REGION-008")
+def instance_inside_its_own_region_is_disabled() -> Iterator[None]:
+    """An instance that is entered in its own region switches autocast off there."""
+    enter, leave = REGION.__enter__, REGION.__exit__
+    open_ones: list[int] = []
+
+    def entering(self: Any) -> Any:
+        entered = enter(self)
+        if id(self) in open_ones:
+            torch.set_autocast_enabled(self.device, False)
+        open_ones.append(id(self))
+        return entered
+
+    def leaving(self: Any, *error: Any) -> Any:
+        open_ones.remove(id(self))
+        return leave(self, *error)
+
+    with replaced(REGION, "__enter__", entering), replaced(REGION, "__exit__", leaving):
+        yield

@@ -26,32 +26,6 @@ def _fault(function: Callable[[], Iterator[None]]) -> Callable[[], contextlib.Ab
 
 
 @_fault
-def unscaling_runs_ahead_of_backward() -> Iterator[None]:
-    """unscale_ works on a stream of its own, which waits for nothing."""
-    unscale = SCALER.unscale_
-
-    def ahead(self: Any, optimizer: Any) -> None:
-        with torch.cuda.stream(torch.cuda.Stream()):
-            unscale(self, optimizer)
-
-    with replaced(SCALER, "unscale_", ahead):
-        yield
-
-
-@_fault
-def the_scale_is_a_number_of_the_capture() -> Iterator[None]:
-    """scale() multiplies by the number that the scale was first."""
-
-    def scale(self: Any, outputs: torch.Tensor) -> torch.Tensor:
-        if self._scale is None:
-            self._lazy_init_scale_growth_tracker(outputs.device)
-        return outputs * self._init_scale
-
-    with replaced(SCALER, "scale", scale):
-        yield
-
-
-@_fault
 def captured_steps_read_the_flag() -> Iterator[None]:
     """An optimizer that skips by itself is stepped as one that does not."""
     with edited(SCALER.step, 'if getattr(optimizer, "_step_supports_amp_scaling", False):', "if False:"):
