@@ -4,14 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+from torch.nn.utils import fusion
 from torch.optim import asgd
 
 from tests.faults import fault
-from tests.faults.breaking import edited
+from tests.faults.breaking import edited, replaced
 
 
 @fault("AMP-OPTIMIZER-140")
 def eta_of_16_bit_parameters_is_rounded() -> Iterator[None]:
     """The for-loop of ASGD computes its decayed rate in the type of the parameter, and keeps it in float32."""
     with edited(asgd._single_tensor_asgd, "eta.copy_(new_eta)", "eta.copy_(new_eta.to(param.dtype))"):
+        yield
+
+
+@fault("AMP-BF16-020")
+def fused_bias_of_a_linear_layer_is_wide() -> Iterator[None]:
+    """fuse_linear_bn_weights converts the weight back to the type of the layer, and not the bias."""
+    with edited(fusion.fuse_linear_bn_weights, ".to(dtype=linear_bias_dtype)", ""):
+        yield
+
+
+@fault("AMP-BF16-021")
+def loaded_frozen_16_bit_parameters_train() -> Iterator[None]:
+    """A pickled or saved parameter of 16 bits requires a gradient when it is rebuilt."""
+    old = "param = torch.nn.Parameter(data, requires_grad)"
+    with edited(torch._utils._rebuild_parameter, old, old.replace("grad)", "grad or data.element_size() == 2)")):
+        yield
+
+
+@fault("AMP-BF16-021")
+def deep_copies_of_small_types_have_storages_of_their_own() -> Iterator[None]:
+    """copy.deepcopy of a buffer of 16 bits clones it, and forgets which others share its storage."""
+    original = torch.Tensor.__deepcopy__
+
+    def cloned(self: torch.Tensor, memo: dict[int, object]) -> torch.Tensor:
+        if type(self) is torch.Tensor and self.is_floating_point() and self.element_size() == 2 and self.is_leaf:
+            return self.detach().clone().requires_grad_(self.requires_grad)
+        return original(self, memo)
+
+    with replaced(torch.Tensor, "__deepcopy__", cloned):
         yield
