@@ -46,3 +46,10 @@ def deep_copies_of_small_types_have_storages_of_their_own() -> Iterator[None]:
 
     with replaced(torch.Tensor, "__deepcopy__", cloned):
         yield
+
+
+@fault("AMP-BF16-022")
+def recurrent_layers_do_not_look_at_their_weights() -> Iterator[None]:
+    """An RNN passes the flat list of its weights to the kernel without looking whether they have been replaced."""
+    with replaced(torch.nn.RNNBase, "_weights_have_changed", lambda self: False):
+        yield
