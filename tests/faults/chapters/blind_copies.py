@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch.nn.utils import fusion
+from torch.nn.utils import fusion, prune
 from torch.optim import asgd
 
 from tests.faults import fault
@@ -52,4 +52,13 @@ def deep_copies_of_small_types_have_storages_of_their_own() -> Iterator[None]:
 def recurrent_layers_do_not_look_at_their_weights() -> Iterator[None]:
     """An RNN passes the flat list of its weights to the kernel without looking whether they have been replaced."""
     with replaced(torch.nn.RNNBase, "_weights_have_changed", lambda self: False):
+        yield
+
+
+@fault("AMP-BF16-023")
+def weights_train_when_their_pruning_is_removed() -> Iterator[None]:
+    """prune.remove makes a new parameter of the pruned weight, which requires a gradient."""
+    old = "setattr(module, self._tensor_name, orig)"
+    new = "setattr(module, self._tensor_name, torch.nn.Parameter(orig.data))"
+    with edited(prune.BasePruningMethod.remove, old, new):
         yield
