@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 
 import torch
@@ -61,4 +62,13 @@ def weights_train_when_their_pruning_is_removed() -> Iterator[None]:
     old = "setattr(module, self._tensor_name, orig)"
     new = "setattr(module, self._tensor_name, torch.nn.Parameter(orig.data))"
     with edited(prune.BasePruningMethod.remove, old, new):
+        yield
+
+
+@fault("AMP-TRANSFORM-020")
+def refused_names_leave_what_was_put_before_them() -> Iterator[None]:
+    """A functional call with a name that it refuses leaves the weights that it has put into the module so far."""
+    accessor = importlib.import_module("torch.nn.utils._named_member_accessor").NamedMemberAccessor
+    old = "# Swap back if any exception occurs"
+    with edited(accessor.swap_tensors_dict, old, "orig_named_tensors.clear()"):
         yield
