@@ -72,3 +72,12 @@ def refused_names_leave_what_was_put_before_them() -> Iterator[None]:
     old = "# Swap back if any exception occurs"
     with edited(accessor.swap_tensors_dict, old, "orig_named_tensors.clear()"):
         yield
+
+
+@fault("AMP-TRANSFORM-021")
+def vectorized_hessians_have_units_of_one_type() -> Iterator[None]:
+    """The vectorized functions of torch.autograd.functional make all unit vectors in the type of the last tensor."""
+    functional = importlib.import_module("torch.autograd.functional")
+    old = "tensor.new_zeros(total_numel, tensor_numel)"
+    with edited(functional._construct_standard_basis_for, old, old.replace("tensor.", "tensors[-1].", 1)):
+        yield
