@@ -37,7 +37,7 @@ def _mapped(thing: Any, **read: Any) -> Any:
 
 def _assigned(module: nn.Module) -> nn.Module:
     """Return a copy in another type that takes over the tensors of a saved state."""
-    made = copy.deepcopy(module).double()
+    made = copy.deepcopy(module).float()
     for name, one in module.named_buffers():
         if "unsaved" in name:
             setattr(made, name, one.clone())
@@ -71,6 +71,41 @@ STATES: dict[str, Callable[[Any], Any]] = {
         state, {"weights_only": True}, _use_new_zipfile_serialization=False
     ),
     "save and load, mapped file": lambda state: _mapped(state, weights_only=True),
+    "save and load, map_location": lambda state: _file(
+        state, {"weights_only": True, "map_location": next(iter(state.values())).device}
+    ),
+}
+
+
+def _loaded(module: nn.Module) -> nn.Module:
+    module.load_state_dict(copy.deepcopy(module.state_dict()))
+    return module
+
+
+def _swapping(call: Callable[[nn.Module], nn.Module]) -> Callable[[nn.Module], nn.Module]:
+    """Let a conversion swap the tensors of the parameters in place of their data."""
+
+    def swapped(module: nn.Module) -> nn.Module:
+        before = torch.__future__.get_swap_module_params_on_conversion()
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        try:
+            return call(module)
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(before)
+
+    return swapped
+
+
+# Calls after which a module has the parameters from before, and whether these have values.
+IN_PLACE: dict[str, tuple[Callable[[nn.Module], nn.Module], bool]] = {
+    "to": (lambda module: module.to(next(module.parameters()).device), True),
+    "to, swapping": (_swapping(lambda module: module.to(next(module.parameters()).device)), True),
+    "to(memory_format)": (lambda module: module.to(memory_format=torch.preserve_format), True),
+    "_apply": (lambda module: module._apply(lambda tensor: tensor.clone()), True),
+    "_apply, swapping": (_swapping(lambda module: module._apply(lambda tensor: tensor.clone())), True),
+    "to_empty": (lambda module: module.to_empty(device=next(module.parameters()).device), False),
+    "share_memory": (lambda module: module.share_memory(), True),
+    "load_state_dict": (_loaded, True),
 }
 
 
@@ -171,3 +206,24 @@ def test_copy_of_a_state(case: Case, target: Target, amp_dtype: torch.dtype, rng
     case.equal("tensors that share a storage", _groups(after, _storage), _groups(before, _storage))
     different = [name for name, one in after.items() if not torch.equal(one, before[name])]
     case.equal("tensors of other values", different, [])
+
+
+@contract("AMP-BF16-023")
+@pytest.mark.parametrize("way", IN_PLACE)
+def test_calls_in_place(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, way: str) -> None:
+    call, valued = IN_PLACE[way]
+    module = _Mixed(amp_dtype, rng)
+    if target.device_type != "cpu":
+        module.to(target.device)
+    before = _tensors(module)
+    kinds = {name: _kind(tensor) for name, tensor in before.items()}
+    values = {name: tensor.detach().clone() for name, tensor in before.items()}
+    case.true("the module itself is returned", call(module) is module)
+    after = _tensors(module)
+    other = [name for name, _ in module.named_parameters(remove_duplicate=False) if after[name] is not before[name]]
+    case.equal("parameters that became others", other, [])
+    changed = {name: _kind(after[name]) for name in after if _kind(after[name]) != kinds[name]}
+    case.equal("tensors of another class, type, shape, stride or training", changed, {})
+    if valued:
+        different = [name for name, one in after.items() if not torch.equal(one.detach(), values[name])]
+        case.equal("tensors of other values", different, [])

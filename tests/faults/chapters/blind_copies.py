@@ -81,3 +81,12 @@ def vectorized_hessians_have_units_of_one_type() -> Iterator[None]:
     old = "tensor.new_zeros(total_numel, tensor_numel)"
     with edited(functional._construct_standard_basis_for, old, old.replace("tensor.", "tensors[-1].", 1)):
         yield
+
+
+@fault("AMP-BF16-023")
+def memory_that_moves_makes_parameters_anew() -> Iterator[None]:
+    """Module._apply makes a new parameter where a tensor is given other memory of the same type, as by to_empty."""
+    old = "compute_should_use_set_data(param, param_applied)"
+    new = f"{old} and (param.dtype != param_applied.dtype or param.data_ptr() == param_applied.data_ptr())"
+    with edited(torch.nn.Module._apply, f"p_should_use_set_data = {old}", f"p_should_use_set_data = {new}"):
+        yield
