@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ...harness.check import Case, by_seed, contract, deep
+from ...harness.check import Case, by_seed, contract, deep, needs
 from ...harness.targets import Target
 from ...oracles.symbolic.blocks import UNARY, Block, after_linear, blocks, execute, tensors
 from .observation import copies, observed
@@ -67,6 +67,7 @@ def test_blocks(case: Case, target: Target, rng: torch.Generator, pair: tuple[st
 
 
 @contract("AMP-COMPILE-075")
+@needs("compiled kernels")
 @pytest.mark.parametrize("name", _by_inductor())
 def test_blocks_by_inductor(case: Case, target: Target, rng: torch.Generator, name: str) -> None:
     with compiler(case), inductor(case):

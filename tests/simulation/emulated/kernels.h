@@ -343,6 +343,7 @@ inline Kernel adapted(const std::string& name) {
       {"aten::_amp_foreach_non_finite_check_and_unscale_", check_and_unscale},
       {"aten::_amp_update_scale_", update_scale},
       {"aten::convolution_backward", sum_in_fp32},
+      {"aten::glu_jvp", in_fp32},
       {"aten::native_batch_norm", sum_in_fp32},
       {"aten::native_batch_norm_backward", sum_in_fp32},
       {"aten::native_group_norm", sum_in_fp32},

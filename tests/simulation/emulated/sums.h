@@ -65,6 +65,19 @@ inline void convolution_backward(const c10::OperatorHandle& op, const Arguments&
   (*stack)[stack->size() - 2] = again[1].toTensor().to(type);
 }
 
+// CUDA's kernel of glu in forward mode has the 16-bit types, computed in fp32; the CPU's has none of them.
+inline void in_fp32(const c10::OperatorHandle& op, const Arguments& given, Stack* stack) {
+  if (!is_short(given[0])) return op.redispatchBoxed(kCpu, stack);
+  const auto type = given[0].toTensor().scalar_type();
+  Stack wide(given);
+  for (auto& value : wide) {
+    if (is_short(value)) value = value.toTensor().to(at::kFloat);
+  }
+  op.redispatchBoxed(kCpu, &wide);
+  torch::jit::drop(*stack, given.size());
+  stack->push_back(wide[0].toTensor().to(type));
+}
+
 // Calls the CPU's kernel of the operator, with those sums in fp32.
 inline void sum_in_fp32(const c10::OperatorHandle& op, const Arguments& given, Stack* stack) {
   const auto& name = op.schema().name();
