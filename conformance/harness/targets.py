@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -93,6 +94,8 @@ class Target:
             return reason
         if capability == "storages":
             return self._without_storages()
+        if capability == "compiled kernels" and is_foreign(self.device_type):
+            return _without_inductor(self.device_type)
         missing = [name for name in CAPABILITIES[capability] if not hasattr(module, name)]
         return f"torch.{self.device_type} has no {missing[0]}" if missing else None
 
@@ -166,6 +169,18 @@ class Target:
             return contextlib.nullcontext()
         made: contextlib.AbstractContextManager[Any] = torch.get_device_module(self.device_type).device(self.index)
         return made
+
+
+@functools.cache
+def _without_inductor(device_type: str) -> str | None:
+    """Return that inductor makes no kernels for a third party's devices; None where their package has told it how."""
+    try:
+        common = importlib.import_module("torch._inductor.codegen.common")
+        common.init_backend_registration()
+        makes = common.get_scheduling_for_device(device_type) is not None
+    except Exception as error:  # a torch whose compiler cannot be imported, or has other functions
+        return f"inductor does not tell whether it makes kernels for {device_type}: {type(error).__name__}"
+    return None if makes else f"inductor makes no kernels for {device_type}"
 
 
 def is_foreign(device_type: str) -> bool:

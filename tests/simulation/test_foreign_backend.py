@@ -87,6 +87,14 @@ def test_what_the_device_cannot_do_outside_of_regions_is_unsupported(root: Path,
     assert reasons == (jagged | named if hasattr(torch.Tensor, "refine_names") else jagged), outcome.output[-3000:]
 
 
+def test_inductor_is_not_asked_for_kernels_of_a_device_that_it_does_not_know(root: Path, tmp_path: Path) -> None:
+    outcome = _run(root, tmp_path, ("AMP-COMPILE-005",), *_DECLARED, "--level", "standard")
+
+    lacks = "toyacc:0 (toy accelerator) lacks compiled kernels: inductor makes no kernels for toyacc"
+    reasons = {(case["verdict"], case["reason"]) for case in outcome.report["cases"]}
+    assert reasons == {("UNSUPPORTED", lacks)}, outcome.output[-3000:]
+
+
 def test_names_that_only_backends_of_torch_have_are_not_judged_on_another(root: Path, tmp_path: Path) -> None:
     """`torch.cpu.amp` has no counterpart on a device that declares the CPU's lists."""
     outcome = _run(root, tmp_path, ("AMP-RECIPE-003", "AMP-RECIPE-014"), "--op-policy", "like:cpu")
