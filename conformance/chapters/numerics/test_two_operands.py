@@ -14,8 +14,8 @@ from ...harness.targets import Target
 from ...oracles.numbers.formats import FORMATS
 from .bit_patterns import all_patterns
 
-# A quotient that lies beside an integer, or a logarithm and its factor, are rounded before the last step.
-ROUNDINGS = 4
+# A loss rounds a difference, its square and a half; a quotient of 500 is rounded by a half before it is rounded down.
+ROUNDINGS = 8
 
 Binary = Callable[[Tensor, Tensor], Tensor]
 
