@@ -1,8 +1,9 @@
 """Whether an exception is about the suite's own code or may come of what torch returned, and where it came up.
 
 A fault of torch often shows as a TypeError or AttributeError in code of the suite: torch returned another type, or
-lacks an attribute. An exception is the suite's own where nothing of torch can be involved: the suite's code raised it,
-was not called back by other code, and it is about
+lacks an attribute. A KeyError or ZeroDivisionError of a module of the suite that is no check is its own. Any other
+exception is where nothing of torch can be involved: the suite's code raised it, was not called back by other code, and
+it is about
 
 - an attribute that a module of the suite or of Python lacks, or a class of the suite that has no base of torch's and no
   method that sets it;
@@ -41,10 +42,15 @@ _ROOTS = (_SUITE, "pytest", "_pytest", "pluggy", "hypothesis", "xdist", *sys.std
 _ARGUMENTS = re.compile(r"([\w.<>]+)\(\) (?:missing|takes|got (?:an unexpected|multiple|some)) ")
 _OF_PYTHON = (AttributeError, TypeError, LookupError, ValueError, ArithmeticError)
 _PLAIN = ("builtins", "types", "collections")
+# What a look-up in a table raises: in a module of the suite its table lacks the entry. A check module also looks up
+# what torch made, such as an optimizer's state, and torch's own functions raise the rest of Python's exceptions.
+_OF_TABLES = (KeyError, ZeroDivisionError)
 
 
 def is_own(error: BaseException) -> bool:
     """Whether an exception that ended a check is about the suite's own code, by the rule above."""
+    if isinstance(error, _OF_TABLES) and _in_no_check(error):
+        return True
     if isinstance(error, OSError) and isinstance(error.filename, str):
         return _of_the_suite(error.filename)
     if (found := _innermost(error)) is None or not all(map(_is_plain_frame, _frames(error))):
@@ -82,6 +88,13 @@ def _frames(error: BaseException) -> Iterator[FrameType]:
 def _last(error: BaseException) -> tuple[FrameType | None, int]:
     *_, last = ((None, 0), *traceback.walk_tb(error.__traceback__))
     return last
+
+
+def _in_no_check(error: BaseException) -> bool:
+    """Whether the code that raised is the suite's own, less its check modules."""
+    frame, _ = _last(error)
+    name = None if frame is None else frame.f_globals.get("__name__")
+    return isinstance(name, str) and _is_of_the_suite(name) and not name.split(".")[-1].startswith("test_")
 
 
 def _is_plain_frame(frame: FrameType) -> bool:

@@ -53,9 +53,6 @@ _WITHOUT_A_VERDICT = (Unsupported, Undetermined, Untestable, Inconclusive, pytes
 # Of torch's Python code, what computes in a dtype of its own choice: the reciprocal of the scale, the products of Muon.
 _OUTSIDE_REGIONS = ("torch.amp.grad_scaler", "torch.optim.")
 
-# What a look-up in a table raises: in a module of the suite its table lacks the entry. A check module also looks up
-# what torch made, such as an optimizer's state, and torch's own functions raise the rest of Python's exceptions.
-_OF_TABLES = (KeyError, ZeroDivisionError)
 _SUITE = __name__.split(".")[0]
 # What stands between such code and the operator that it calls: modes, and what keeps the compiler away.
 _BETWEEN = (
@@ -104,7 +101,7 @@ def judge(case: Case, error: BaseException | None) -> Judgement:
     verdict = next((verdict for kind, verdict in _ENDINGS if isinstance(error, kind)), None)
     if isinstance(error, NameError) and _raised_in_torch(error):
         verdict = None
-    if verdict is None and ((isinstance(error, _OF_TABLES) and _raised_in_the_suite(error)) or blame.is_own(error)):
+    if verdict is None and blame.is_own(error):
         verdict = Verdict.ERROR
     if verdict is Verdict.ERROR:
         return Judgement(verdict, f"{type(error).__name__}: {_first_line(error)}", _trace(error))
@@ -222,13 +219,6 @@ def _raised_in_torch(error: BaseException) -> bool:
     """Whether the code that raised is torch's own: a variable that it never set is its fault, not the suite's."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return str(frame.f_globals.get("__name__")).split(".")[0] == "torch"
-
-
-def _raised_in_the_suite(error: BaseException) -> bool:
-    """Whether the code that raised is the suite's own, less its check modules."""
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    names = str(frame.f_globals.get("__name__")).split(".")
-    return names[0] == _SUITE and not names[-1].startswith("test_")
 
 
 def _first_line(error: BaseException) -> str:

@@ -139,6 +139,13 @@ class _Mixed(nn.Module):
                 parameter.copy_(torch.randn(parameter.shape, generator=rng))
 
 
+def _mixed(target: Target, dtype: torch.dtype, rng: torch.Generator) -> _Mixed:
+    module = _Mixed(dtype, rng)
+    if target.device_type != "cpu":
+        module.to(target.device)
+    return module
+
+
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return {
         **dict(module.named_parameters(remove_duplicate=False)),
@@ -149,6 +156,20 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 def _kind(tensor: Tensor) -> tuple[Any, ...]:
     trains = tensor.requires_grad, tensor.is_leaf
     return type(tensor).__name__, tensor.dtype, tensor.device.type, tuple(tensor.shape), tensor.stride(), *trains
+
+
+def _kinds(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Any, ...]]:
+    return {name: _kind(tensor) for name, tensor in tensors.items()}
+
+
+def _same_kinds(case: Case, tensors: Mapping[str, Tensor], kinds: Mapping[str, tuple[Any, ...]]) -> None:
+    other = {name: kind for name, kind in _kinds(tensors).items() if kind != kinds[name]}
+    case.equal("tensors of another class, type, shape, stride or training", other, {})
+
+
+def _same_values(case: Case, tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    different = [name for name, one in tensors.items() if not torch.equal(one.detach(), values[name].detach())]
+    case.equal("tensors of other values", different, [])
 
 
 def _groups(tensors: Mapping[str, Tensor], key: Callable[[Tensor], Any]) -> list[list[str]]:
@@ -168,15 +189,12 @@ def _storage(tensor: Tensor) -> int:
 @pytest.mark.parametrize("way", COPIES)
 def test_copy_of_a_module(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, way: str) -> None:
     make, shared = COPIES[way]
-    module = _Mixed(amp_dtype, rng)
-    if target.device_type != "cpu":
-        module.to(target.device)
+    module = _mixed(target, amp_dtype, rng)
     before = _tensors(module)
     made = make(module)
     after = _tensors(made)
     case.equal("names of the tensors", list(after), list(before))
-    other = {name: _kind(after[name]) for name in after if _kind(after[name]) != _kind(before[name])}
-    case.equal("tensors of another class, type, shape, stride or training", other, {})
+    _same_kinds(case, after, _kinds(before))
     if "assign" not in way:  # whose tied parameters are several over one storage
         case.equal("tied parameters", _groups(after, id), _groups(before, id))
     if target.device_type == "cpu":  # to() a device copies views one by one
@@ -186,8 +204,7 @@ def test_copy_of_a_module(case: Case, target: Target, amp_dtype: torch.dtype, rn
         case.equal("tensors that share a storage", _groups(ours, _storage), _groups(theirs, _storage))
     taken = {_storage(tensor) for tensor in before.values() if tensor.numel()}
     case.equal("tensors over a storage of the module", [n for n, one in after.items() if _storage(one) in taken], [])
-    different = [name for name, one in after.items() if not torch.equal(one.detach(), before[name].detach())]
-    case.equal("tensors of other values", different, [])
+    _same_values(case, after, before)
     modes = [one.training for one in module.modules()]
     case.equal("training modes", [one.training for one in made.modules()], modes)
 
@@ -195,35 +212,27 @@ def test_copy_of_a_module(case: Case, target: Target, amp_dtype: torch.dtype, rn
 @contract("AMP-BF16-021")
 @pytest.mark.parametrize("way", STATES)
 def test_copy_of_a_state(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, way: str) -> None:
-    module = _Mixed(amp_dtype, rng)
-    if target.device_type != "cpu":
-        module.to(target.device)
+    module = _mixed(target, amp_dtype, rng)
     before = module.state_dict()
     after = STATES[way](before)
     case.equal("names of the tensors", list(after), list(before))
-    other = {name: _kind(after[name]) for name in after if _kind(after[name]) != _kind(before[name])}
-    case.equal("tensors of another class, type, shape, stride or training", other, {})
+    _same_kinds(case, after, _kinds(before))
     case.equal("tensors that share a storage", _groups(after, _storage), _groups(before, _storage))
-    different = [name for name, one in after.items() if not torch.equal(one, before[name])]
-    case.equal("tensors of other values", different, [])
+    _same_values(case, after, before)
 
 
 @contract("AMP-BF16-023")
 @pytest.mark.parametrize("way", IN_PLACE)
 def test_calls_in_place(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, way: str) -> None:
     call, valued = IN_PLACE[way]
-    module = _Mixed(amp_dtype, rng)
-    if target.device_type != "cpu":
-        module.to(target.device)
+    module = _mixed(target, amp_dtype, rng)
     before = _tensors(module)
-    kinds = {name: _kind(tensor) for name, tensor in before.items()}
+    kinds = _kinds(before)
     values = {name: tensor.detach().clone() for name, tensor in before.items()}
     case.true("the module itself is returned", call(module) is module)
     after = _tensors(module)
     other = [name for name, _ in module.named_parameters(remove_duplicate=False) if after[name] is not before[name]]
     case.equal("parameters that became others", other, [])
-    changed = {name: _kind(after[name]) for name in after if _kind(after[name]) != kinds[name]}
-    case.equal("tensors of another class, type, shape, stride or training", changed, {})
+    _same_kinds(case, after, kinds)
     if valued:
-        different = [name for name, one in after.items() if not torch.equal(one.detach(), values[name])]
-        case.equal("tensors of other values", different, [])
+        _same_values(case, after, values)

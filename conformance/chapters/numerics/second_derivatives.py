@@ -190,7 +190,7 @@ def derivatives(op: Twice, values: list[Tensor], rng: torch.Generator, region: R
         )
         for place, found in enumerate(second):
             by = "what comes in" if place == len(leaves) else f"operand {place}"
-            yield f"{name} by {by}", found if found is not None else torch.zeros(())
+            yield f"{name} by {by}", _or_zero(found)
 
 
 def first_derivatives(op: Twice, values: list[Tensor]) -> list[Tensor]:
@@ -205,9 +205,7 @@ def forward_over_reverse(
 ) -> Derivatives:
     """Return how each gradient moves where the operands move along `along`: forward mode through a backward pass."""
     with forward_ad.dual_level():
-        duals = _duals(values, along)
-        with region():
-            result = op.call(*duals)
+        duals, result = _moved(op, values, along, region)
         gradients = torch.autograd.grad(result, duals, incoming, allow_unused=True)
         return {
             f"gradient {number}": _or_zero(None if one is None else forward_ad.unpack_dual(one).tangent)
@@ -220,19 +218,20 @@ def reverse_over_forward(
 ) -> Derivatives:
     """Return the gradients of the tangent of the result: backward through what forward mode computed."""
     with forward_ad.dual_level():
-        duals = _duals(values, along)
-        with region():
-            result = op.call(*duals)
+        duals, result = _moved(op, values, along, region)
         tangent = forward_ad.unpack_dual(result).tangent
         # A dual is a view of its operand with a tangent; the gradient by it is the one by the operand.
         gradients = torch.autograd.grad(tangent, duals, incoming.to(tangent.dtype), allow_unused=True)
         return {f"gradient {number}": _or_zero(one) for number, one in enumerate(gradients)}
 
 
-def _duals(values: list[Tensor], along: list[Tensor]) -> list[Tensor]:
-    return [
+def _moved(op: Twice, values: list[Tensor], along: list[Tensor], region: Region) -> tuple[list[Tensor], Tensor]:
+    """Return the operands, each moving along its step, and the result."""
+    duals = [
         forward_ad.make_dual(value.detach().requires_grad_(), step) for value, step in zip(values, along, strict=True)
     ]
+    with region():
+        return duals, op.call(*duals)
 
 
 def _or_zero(derivative: Tensor | None) -> Tensor:

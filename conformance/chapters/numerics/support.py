@@ -166,3 +166,12 @@ def control(case: Case, op: Op, rng: torch.Generator) -> None:
     for dtype in case.amp_dtypes:
         ratio = max(op_error.lowered(op, kind, FORMATS[dtype], rng) for kind in op.kinds)
         case.at_least(f"control: operands rounded to {FORMATS[dtype].name}, error", ratio, TELLING, "of the bound")
+
+
+def largest_share(seen: Tensor, exact: Tensor, bound: Tensor, judged: Tensor) -> tuple[float, int]:
+    """Return the largest error as a share of its bound, of the elements that are judged, and where it is."""
+    share = (seen - exact).abs() / bound
+    share = torch.where(seen.isfinite(), share, torch.full_like(share, float("inf")))
+    share = torch.where(judged, share, torch.zeros_like(share))
+    at = int(share.argmax())
+    return float(share[at]), at

@@ -15,6 +15,7 @@ from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...oracles.numbers.formats import FORMATS
 from .bit_patterns import all_patterns
+from .support import largest_share
 from .value_ops import named
 
 Unary = Callable[[Tensor], Tensor]
@@ -115,11 +116,7 @@ def _error(seen: Tensor, exact: Tensor, spread: Tensor, dtype: torch.dtype) -> t
     """
     unit, most = torch.finfo(dtype).eps / 2, torch.finfo(dtype).max
     judged = exact.isfinite() & (exact.abs() < most / 4) & spread.isfinite()
-    share = (seen - exact).abs() / (STEPS * unit * (exact.abs().clamp_min(1) + spread))
-    share = torch.where(seen.isfinite(), share, torch.full_like(share, float("inf")))
-    share = torch.where(judged, share, torch.zeros_like(share))
-    at = int(share.argmax())
-    return float(share[at]), at
+    return largest_share(seen, exact, STEPS * unit * (exact.abs().clamp_min(1) + spread), judged)
 
 
 Guarded = Callable[[Tensor, dict[str, Any]], Tensor]

@@ -22,6 +22,7 @@ from .second_derivatives import (
     CONVOLUTIONS,
     FAMILIES,
     TWICE,
+    Derivatives,
     derivatives,
     draw,
     first_derivatives,
@@ -52,7 +53,7 @@ def test_second_derivatives(case: Case, target: Target, amp_dtype: torch.dtype, 
     on_device = [value.to(target.device) for value in values]
     region = partial(target.autocast, amp_dtype)
 
-    def measure() -> dict[str, Tensor]:
+    def measure() -> Derivatives:
         rng.set_state(state)
         with full_precision(target.device_type):
             return dict(derivatives(TWICE[op], on_device, rng, region))
@@ -60,11 +61,15 @@ def test_second_derivatives(case: Case, target: Target, amp_dtype: torch.dtype, 
     case.require_call(target, f"second derivatives of {op}", measure)
     seen = measure()
     case.equal("second derivatives", sorted(seen), sorted(exact))
+    _near(case, op, seen, exact, amp_dtype)
+
+
+def _near(case: Case, op: str, seen: Derivatives, exact: Derivatives, dtype: torch.dtype) -> None:
     # Terms that cancel, or are zero, are held against the size of the largest.
     floor = max(float(one.norm()) for one in exact.values()) / 16
     for name, one in exact.items():
-        error = float((seen[name].detach().cpu().double() - one).norm())
-        bound = ROUNDINGS * FORMATS[amp_dtype].unit_roundoff * max(float(one.norm()), floor)
+        error = float((seen[name].cpu().double() - one).norm())
+        bound = ROUNDINGS * FORMATS[dtype].unit_roundoff * max(float(one.norm()), floor)
         case.at_most(f"{op}: error of {name}", error if error == error else float("inf"), bound)
 
 
@@ -97,17 +102,13 @@ def test_orders_of_modes(
             with full_precision(target.device_type):
                 seen = compute(op, *placed, incoming.to(target.device, amp_dtype), region)
         except RuntimeError as error:
-            if lacks_kernel(error):
-                case.note(f"{name}: {order}", f"no kernel of {lacks_kernel(error)}")
+            if lacking := lacks_kernel(error):
+                case.note(f"{name}: {order}", f"no kernel of {lacking}")
                 continue
             case.equal(f"{name}: what the derivatives raise", str(error).splitlines()[0], None)
             continue
         judged += 1
-        floor = max(float(one.norm()) for one in exact.values()) / 16
-        for term, one in exact.items():
-            off = float((seen[term].cpu().double() - one).norm())
-            bound = ROUNDINGS * FORMATS[amp_dtype].unit_roundoff * max(float(one.norm()), floor)
-            case.at_most(f"{name}: error of {term}", off if off == off else float("inf"), bound)
+        _near(case, name, seen, exact, amp_dtype)
     case.at_least("ops judged", judged, 1)
 
 
@@ -131,14 +132,14 @@ def test_finite_second_derivatives(
             with full_precision(target.device_type):
                 seen = dict(derivatives(op, [value.to(target.device) for value in values], rng, region))
         except RuntimeError as error:
-            if lacks_kernel(error):
-                case.note(name, f"no kernel of {lacks_kernel(error)}")
+            if lacking := lacks_kernel(error):
+                case.note(name, f"no kernel of {lacking}")
                 continue
             raise
         judged += 1
         wrong = {}
         for term, one in exact.items():
-            inside = (one.abs() <= most) & ~seen[term].detach().cpu().isfinite()
+            inside = (one.abs() <= most) & ~seen[term].cpu().isfinite()
             if inside.any():
                 wrong[term] = f"{int(inside.sum())} of {one.numel()}, such as {float(one[inside][0]):.3g}"
         case.equal(f"{name}: finite second derivatives that are infinite or NaN", wrong, {})

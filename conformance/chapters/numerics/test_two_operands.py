@@ -13,6 +13,7 @@ from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...oracles.numbers.formats import FORMATS
 from .bit_patterns import all_patterns
+from .support import largest_share
 
 # A loss rounds a difference, its square and a half; a quotient of 500 is rounded by a half before it is rounded down.
 ROUNDINGS = 8
@@ -114,12 +115,9 @@ def _error(seen: Tensor, exact: Tensor, in_float32: Tensor, dtype: torch.dtype) 
     unit, most = torch.finfo(dtype).eps / 2, torch.finfo(dtype).max
     least = torch.finfo(dtype).tiny * torch.finfo(dtype).eps
     judged = exact.isfinite() & (exact.abs() < most / 2) & in_float32.isfinite()
-    judged &= (in_float32.double() - exact).abs() <= unit * exact.abs() + least
-    share = (seen - exact).abs() / (unit * exact.abs() + least)
-    share = torch.where(seen.isfinite(), share, torch.full_like(share, float("inf")))
-    share = torch.where(judged, share, torch.zeros_like(share))
-    at = int(share.argmax())
-    return float(share[at]), at
+    rounding = unit * exact.abs() + least
+    judged &= (in_float32.double() - exact).abs() <= rounding
+    return largest_share(seen, exact, rounding, judged)
 
 
 @contract("AMP-NUMERICS-128", on=("cpu", "cuda", "xpu"))
