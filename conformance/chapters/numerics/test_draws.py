@@ -149,7 +149,7 @@ def test_classes(case: Case, target: Target, amp_dtype: torch.dtype, way: str) -
 MANY = 4096  # more classes than either 16-bit type counts in ones
 
 
-@contract("AMP-NUMERICS-114", on=("cpu",))
+@contract("AMP-NUMERICS-114")
 @pytest.mark.parametrize("kind", ["equal", "falling"])
 def test_many_classes(case: Case, target: Target, amp_dtype: torch.dtype, kind: str) -> None:
     """The shares of quarters of a vocabulary, in which each class is rarer than a rounding of 1."""

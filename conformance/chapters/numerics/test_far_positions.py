@@ -14,6 +14,11 @@ from .far_positions import FAMILIES, Far, answers
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
 LARGEST_STEP = 4
 """Between neighbours of the largest results, those from 4 to 8, in the eps of the type."""
+ATOMIC_STEPS = 32
+"""As LARGEST_STEP, for gradients on accelerators, whose atomic additions round each of 16 partial sums.
+
+The sums of a pixel go up to 12, and an element is in four pixels. A wrong place moves the gradient by a whole one.
+"""
 WEIGHTS = 2e-3
 """What the rounding of positions up to 5,000 in float32 moves a result that is interpolated between -4 and 4."""
 
@@ -29,10 +34,11 @@ def test_far_positions(case: Case, target: Target, amp_dtype: torch.dtype, famil
             case.note(f"{name}: {amp_dtype}", seen if isinstance(seen, str) else plain)
             continue
         compared += 1
+        atomic = target.device_type != "cpu"
         wrong = [
             f"result or gradient {number}: {_first_difference(*both)}"
             for number, both in enumerate(zip(seen, plain, strict=True), 1)
-            if not _alike(*both, far.interpolates)
+            if not _alike(*both, far.interpolates, ATOMIC_STEPS if number > 1 and atomic else LARGEST_STEP)
         ]
         case.equal(f"{name}: differences from float32", wrong, [])
     case.at_least("calls compared", compared, 1)
@@ -45,13 +51,13 @@ def _answers(far: Far, dtype: torch.dtype, device: torch.device) -> list[Tensor]
         return f"raises {type(error).__name__}"
 
 
-def _alike(seen: Tensor, plain: Tensor, interpolates: bool) -> bool:
+def _alike(seen: Tensor, plain: Tensor, interpolates: bool, steps: int) -> bool:
     if seen.shape != plain.shape:
         return False
     exact = plain.to(seen.dtype)
     if not interpolates or not seen.is_floating_point():
         return torch.equal(seen, exact)
-    bound = LARGEST_STEP * torch.finfo(seen.dtype).eps + WEIGHTS
+    bound = steps * torch.finfo(seen.dtype).eps + WEIGHTS
     return bool(((seen.float() - plain.float()).abs() <= bound).all())
 
 

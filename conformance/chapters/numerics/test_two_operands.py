@@ -150,7 +150,7 @@ SCANS: dict[str, Callable[[Tensor, int], Tensor]] = {
 }
 
 
-@contract("AMP-NUMERICS-129", on=("cpu",))
+@contract("AMP-NUMERICS-129")
 @pytest.mark.parametrize("scan", SCANS)
 def test_scans(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, scan: str) -> None:
     factors = (torch.rand((1200, 3), generator=rng) * 0.125 + 0.9375).to(amp_dtype)
