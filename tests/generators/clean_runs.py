@@ -34,7 +34,7 @@ THREADS = ("all", "1", "2", "4")
 
 @dataclass(frozen=True)
 class Run:
-    """One run: its settings, its end, and the cases whose verdict is not that of the other runs on its torch."""
+    """One run: its settings, its end, and the cases that failed or have not the verdict of the other runs on its torch."""
 
     number: int
     torch: str
@@ -86,9 +86,11 @@ def run(python: str, number: int, verdicts: Path) -> Run:
 
 
 def compare(known: Path, found: dict[str, str]) -> list[str]:
-    """Return the cases whose verdict is not the one that the file has; the file gets what is new."""
+    """Return the cases that failed, or whose verdict is not the one that the file has; the file gets what is new."""
     before = json.loads(gzip.decompress(known.read_bytes())) if known.exists() else {}
-    changed = sorted(case for case, verdict in found.items() if before.get(case, verdict) != verdict)
+    changed = sorted(
+        case for case, verdict in found.items() if verdict in ("FAIL", "ERROR") or before.get(case, verdict) != verdict
+    )
     known.write_bytes(gzip.compress(json.dumps({**found, **before}).encode()))
     return changed
 
@@ -132,7 +134,7 @@ def page(runs: Sequence[Run]) -> str:
         (name, ", ".join(f"{key}: {number}" for key, number in sorted(found.items()))) for name, found in drawn.items()
     ]
     bad = [(one.number, one.torch, one.status, one.changed or "-") for one in runs if not one.clean]
-    changed = tabulate(bad, ["run", "torch", "exit", "cases whose verdict changed"], tablefmt="github")
+    changed = tabulate(bad, ["run", "torch", "exit", "cases that failed or changed"], tablefmt="github")
     return f"""# Clean runs
 
 Written by `python -m tests.generators.clean_runs` from [clean-runs.csv](clean-runs.csv), which has a line for each run:

@@ -15,6 +15,7 @@ def test_a_changed_verdict_is_named(tmp_path: Path) -> None:
     assert clean_runs.compare(known, {"a": "PASS", "b": "PASS"}) == []
     assert clean_runs.compare(known, {"b": "FAIL", "c": "PASS"}) == ["b"]
     assert clean_runs.compare(known, {"b": "PASS", "c": "PASS"}) == []
+    assert clean_runs.compare(known, {"d": "FAIL"}) == ["d"]
 
 
 def test_runs_survive_a_file(tmp_path: Path) -> None:
