@@ -34,7 +34,7 @@ THREADS = ("all", "1", "2", "4")
 
 @dataclass(frozen=True)
 class Run:
-    """One run: its settings, its end, and the cases that failed or have another verdict than other runs on its torch."""
+    """One run: its settings, its end, and the cases that failed or changed against other runs on its torch."""
 
     number: int
     torch: str

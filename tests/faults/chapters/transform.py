@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
@@ -535,4 +536,60 @@ def linearize_halves_its_output_in_regions() -> Iterator[None]:
         return (output / 2 if torch.is_autocast_enabled("cpu") else output), push
 
     with replaced(torch.func, "linearize", halving):
+        yield
+
+
+@fault("AMP-TRANSFORM-022", level="full")
+def vmap_of_a_convolution_forgets_its_bias() -> Iterator[None]:
+    """Under vmap conv2d leaves its bias out."""
+    conv2d = F.conv2d
+
+    def forgetful(x: Tensor, weight: Tensor, bias: Tensor | None = None, *options: Any, **named: Any) -> Tensor:
+        batched = torch._C._functorch.is_batchedtensor(weight)
+        return conv2d(x, weight, None if batched else bias, *options, **named)
+
+    with replaced(F, "conv2d", forgetful):
+        yield
+
+
+@fault("AMP-TRANSFORM-022", level="full")
+def gelu_is_another_function_where_vjp_watches() -> Iterator[None]:
+    """Under vjp and grad gelu is half of itself plus half of relu."""
+    gelu = F.gelu
+
+    def mixed(x: Tensor, *options: Any, **named: Any) -> Tensor:
+        if torch._C._functorch.is_gradtrackingtensor(x):
+            return (gelu(x, *options, **named) + x.relu()) / 2
+        return gelu(x, *options, **named)
+
+    with replaced(F, "gelu", mixed):
+        yield
+
+
+@fault("AMP-TRANSFORM-022", level="full")
+def rows_of_batched_backward_share_the_first_cotangent() -> Iterator[None]:
+    """is_grads_batched computes each row of gradients of results of two dimensions from the first cotangent."""
+    original = torch.autograd.grad
+
+    def sharing(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("is_grads_batched") and isinstance(grad_outputs, Tensor) and grad_outputs.dim() == 3:
+            grad_outputs = grad_outputs[:1].expand_as(grad_outputs)
+        return original(outputs, inputs, grad_outputs, *args, **kwargs)
+
+    with replaced(torch.autograd, "grad", sharing):
+        yield
+
+
+@fault("AMP-TRANSFORM-022", level="full")
+def tangents_of_functions_of_many_tensors_are_cut() -> Iterator[None]:
+    """jvp of a function of more than six tensors limits the tangent to 0.1."""
+    jvp = torch.func.jvp
+
+    def cutting(function: Function, primals: Any, tangents: Any, *args: Any, **kwargs: Any) -> Any:
+        output, tangent, *rest = jvp(function, primals, tangents, *args, **kwargs)
+        if len(primals) > 6:
+            tangent = _change(tangent, lambda x: x.clamp(-0.1, 0.1))
+        return (output, tangent, *rest)
+
+    with replaced(torch.func, "jvp", cutting):
         yield
