@@ -27,6 +27,8 @@ BLOCKS: dict[str, Block] = blocks() | {op: after_linear(op) for op in UNARY if o
 # A batch of samples draws other numbers than each sample alone, and shares no running statistics.
 ALONE = ("dropout", "batch_norm")
 SAMPLES = 3
+KINKS = 0.25
+"""The normwise distance of gradients of which some are on another side of a kink."""
 
 Inputs: TypeAlias = tuple[Tensor, ...]
 Function: TypeAlias = Callable[..., Tensor]
@@ -135,7 +137,7 @@ def _by_jvp(program: Program) -> Iterator[Pair]:
     # The products may cancel: their distance is in the size of their factors.
     size = _product([program.cotangent], [program.cotangent]) * _product([tangent], [tangent])
     size += _product(gradients, gradients) * _product(program.tangents, program.tangents)
-    yield Pair("tangent", [tangent], [tangent.to(result.dtype)], 0.0)
+    yield Pair("tangent", [tangent], [tangent.to(result.dtype)], program.limit)
     one = torch.ones_like(size)
     yield Pair("products with the tangent", [one + (forward - backward) / size.sqrt()], [one], program.limit)
 
@@ -147,8 +149,8 @@ def _product(some: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
 def _by_vmap(program: Program) -> Iterator[Pair]:
     """Take samples of inputs and weights at once: results, and the gradients of each sample.
 
-    vmap takes ops apart, whose parts autocast then casts, and which round elsewhere, so that a gradient may be on
-    another side of a kink: AMP-TRANSFORM-003 judges the types.
+    vmap takes ops apart, whose parts autocast then casts, and which round elsewhere: AMP-TRANSFORM-003 judges the
+    types, and gradients have a wide bound, as a rounding may move them to another side of a kink.
     """
     batch = tuple(torch.stack([one * (1 + part / 4) for part in range(SAMPLES)]) for one in program.point)
     samples = [_backward(program, tuple(one[part] for one in batch), program.cotangent) for part in range(SAMPLES)]
@@ -160,7 +162,7 @@ def _by_vmap(program: Program) -> Iterator[Pair]:
         result, pull = torch.func.vjp(program.call, *point)
         return pull(program.cotangent.to(result.dtype))
 
-    yield Pair("gradients", torch.func.vmap(gradient)(*batch), gradients, 4 * program.limit)
+    yield Pair("gradients", torch.func.vmap(gradient)(*batch), gradients, KINKS)
 
 
 WAYS: dict[str, Callable[[Program], Iterator[Pair]]] = {
