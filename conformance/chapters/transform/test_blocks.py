@@ -134,12 +134,11 @@ def _by_jvp(program: Program) -> Iterator[Pair]:
     seen, tangent = torch.func.jvp(program.call, program.point, program.tangents)
     yield Pair("result", [seen], [result], program.limit)
     forward, backward = _product([program.cotangent], [tangent]), _product(gradients, program.tangents)
-    # The products may cancel: their distance is in the size of their factors.
-    size = _product([program.cotangent], [program.cotangent]) * _product([tangent], [tangent])
-    size += _product(gradients, gradients) * _product(program.tangents, program.tangents)
+    # Directions of variance 1 have the roundings of a tangent, or of gradients, in its norm, and both norms are alike.
+    size = _product([tangent], [tangent]).sqrt() + _product(gradients, gradients).sqrt()
     yield Pair("tangent", [tangent], [tangent.to(result.dtype)], program.limit)
     one = torch.ones_like(size)
-    yield Pair("products with the tangent", [one + (forward - backward) / size.sqrt()], [one], program.limit)
+    yield Pair("products with the tangent", [one + (forward - backward) / size], [one], program.limit)
 
 
 def _product(some: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
