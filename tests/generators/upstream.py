@@ -108,7 +108,7 @@ def page(table: list[Defect], red: dict[str, list[str]], versions: list[str]) ->
         "Written by `python -m tests.generators.upstream`; the data is in `upstream.toml`, each with the promise that",
         "it breaks and the relation that finds it and its neighbours. Red: the contract fails on that torch with",
         "`--no-waivers`, in runs without a GPU at the level `standard`, on: " + ", ".join(versions) + "; those of the",
-        "device cuda on an NVIDIA H100 with 2.11.0, before their waivers were written.",
+        "device cuda on an NVIDIA H100 or H200 with 2.11.0, before their waivers were written.",
         "",
         f"{len(table)} defects: " + ", ".join(f"{count} {mode}" for mode, count in counts.most_common()) + ".",
         f"Of {len(eager)} in eager mode {len(seen)} turn a contract red. Of the {len(shown)} of those that a script",
