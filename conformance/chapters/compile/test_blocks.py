@@ -10,7 +10,7 @@ import torch
 
 from ...harness.check import Case, by_seed, contract, deep, needs
 from ...harness.targets import Target
-from ...oracles.symbolic.blocks import UNARY, Block, after_linear, blocks, execute, tensors
+from ...oracles.symbolic.blocks import PARTIAL, UNARY, Block, after_linear, blocks, execute, resized, tensors
 from .observation import copies, observed
 from .programs import Tensors
 from .support import compiler, dtypes_of, inductor, near, roundings, same
@@ -26,6 +26,16 @@ MODELS = tuple(
     if not name.startswith(("op-", "tied-")) and all("dropout" not in step.op for step in block.steps)
 )
 FIRST = ("conv", "lstm")
+
+
+def _grows(block: Block) -> bool:
+    """Whether the first inputs of a block have a number of rows that nothing else in it has."""
+    rows = next(iter(block.inputs.values()))[0]
+    shapes = [*block.parameters.values(), *(shape[1:] for shape in block.inputs.values())]
+    return not any(rows in shape for shape in shapes) and all(shape[0] == rows for shape in block.inputs.values())
+
+
+GROWING = {name: block for name, block in BLOCKS.items() if name not in PARTIAL and _grows(block)}
 
 
 def _by_inductor() -> list[Any]:
@@ -76,3 +86,22 @@ def test_blocks_by_inductor(case: Case, target: Target, rng: torch.Generator, na
             call = _in_a_region(BLOCKS[name], names, target, dtype)
             seen = observed(WAYS["inductor"].make(call, copies(leaves)), leaves)
             near(case, f"{dtype}", seen, observed(call, leaves), dtype, roundings(call, leaves))
+
+
+@contract("AMP-COMPILE-075")
+@pytest.mark.parametrize("name", [by_seed("standard", 3, name, id=name) for name in GROWING])
+def test_blocks_of_other_sizes(case: Case, target: Target, rng: torch.Generator, name: str) -> None:
+    """The second size makes a graph for any size, by default; the first one is run again after it."""
+    rows = next(iter(GROWING[name].inputs.values()))[0]
+    with compiler(case):
+        for dtype in dtypes_of(case, target):
+            made: Callable[..., Any] | None = None
+            for size in (rows, 2 * rows + 1, 3 * rows + 2, rows):
+                block = resized(GROWING[name], {rows: size})
+                names, leaves = _leaves(block, target, rng)
+                call = _in_a_region(block, names, target, dtype)
+                made = made or torch.compile(call, backend="aot_eager", fullgraph=True)
+                torch.manual_seed(0)
+                expected = observed(call, leaves)
+                torch.manual_seed(0)
+                near(case, f"{dtype}, {size} rows", observed(made, leaves), expected, dtype, roundings(call, leaves))

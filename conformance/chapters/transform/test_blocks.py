@@ -13,7 +13,7 @@ from torch import Tensor
 from ...harness.check import Case, by_seed, contract
 from ...harness.targets import Target
 from ...oracles.numbers.error_bounds import normwise_distance
-from ...oracles.symbolic.blocks import UNARY, Block, after_linear, blocks, execute, tensors
+from ...oracles.symbolic.blocks import PARTIAL, UNARY, Block, after_linear, blocks, execute, tensors
 from ...oracles.trace.ops import OpTrace
 
 pytestmark = [
@@ -21,8 +21,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),  # torch compiles its first jvp with it
     pytest.mark.filterwarnings("ignore:There is a performance drop"),
 ]
-# Functions that have no answer for the negative numbers of a layer, or a huge one near zero.
-PARTIAL = ("acos", "log1p", "reciprocal", "rsqrt", "sqrt")
 BLOCKS: dict[str, Block] = blocks() | {op: after_linear(op) for op in UNARY if op not in PARTIAL}
 # A batch of samples draws other numbers than each sample alone, and shares no running statistics.
 ALONE = ("dropout", "batch_norm")

@@ -65,6 +65,8 @@ UNARY = (
     *("tanh", "sigmoid", "softmax", "log_softmax", "exp", "log1p", "sqrt", "rsqrt", "reciprocal", "pow", "square"),
     *("sin", "acos", "cosh", "abs", "cumsum", "dropout"),
 )
+PARTIAL = ("acos", "log1p", "reciprocal", "rsqrt", "sqrt")
+"""Those that have no answer for the negative numbers of a layer, or a huge one near zero."""
 
 
 def after_linear(op: str) -> Block:

@@ -1020,3 +1020,20 @@ def inductor_forgets_what_comes_after_a_pool() -> Iterator[None]:
 
     with replaced(torch.nn.functional, "max_pool2d", pooled):
         yield
+
+
+@fault("AMP-COMPILE-075", level="standard")
+def graphs_for_any_size_lose_their_region() -> Iterator[None]:
+    """Dynamo traces a region as a disabled one where a size of the graph is a symbol."""
+    from torch._dynamo.variables.ctx_manager import AutocastModeVariable
+
+    original = AutocastModeVariable.enter
+
+    def enter(self: Any, tx: Any, *given: Any) -> Any:
+        if tx.output.shape_env.var_to_range:
+            kind, dtype, _, cache = self.target_values
+            self.target_values = (kind, dtype, False, cache)
+        return original(self, tx, *given)
+
+    with replaced(AutocastModeVariable, "enter", enter):
+        yield
