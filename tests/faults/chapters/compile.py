@@ -1023,17 +1023,19 @@ def inductor_forgets_what_comes_after_a_pool() -> Iterator[None]:
 
 
 @fault("AMP-COMPILE-075", level="standard")
-def graphs_for_any_size_lose_their_region() -> Iterator[None]:
-    """Dynamo traces a region as a disabled one where a size of the graph is a symbol."""
+def graphs_for_another_size_lose_their_region() -> Iterator[None]:
+    """Dynamo traces a region as a disabled one where it compiles a frame once more."""
     from torch._dynamo.variables.ctx_manager import AutocastModeVariable
+    from torch._guards import CompileContext
 
     original = AutocastModeVariable.enter
 
-    def enter(self: Any, tx: Any, *given: Any) -> Any:
-        if tx.output.shape_env.var_to_range:
+    def enter(self: Any, *given: Any) -> Any:
+        compiled = CompileContext.current_compile_id()
+        if compiled is not None and compiled.frame_compile_id:
             kind, dtype, _, cache = self.target_values
             self.target_values = (kind, dtype, False, cache)
-        return original(self, tx, *given)
+        return original(self, *given)
 
     with replaced(AutocastModeVariable, "enter", enter):
         yield
