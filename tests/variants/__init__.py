@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import pkgutil
 from collections import Counter
@@ -10,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from tests.faults import Fault
-from tests.faults.campaigns.campaign import Caught, run
+from tests.faults.campaigns.campaign import run
 from tests.variants import chapters
 
 Uses = Counter[str]
@@ -31,16 +30,16 @@ class Variant:
     possible: Callable[[], bool] = lambda: True
     uses: Uses = field(default_factory=Counter)
 
-    def judged(self) -> Caught:
-        """Run its contracts with the variant in torch's place, and put torch back."""
+    def objection(self) -> str:
+        """Run its contracts with the variant in torch's place, put torch back, and return what is wrong or nothing."""
         self.uses.clear()
-        return run(Fault(self.name, self.summary, self.contracts, lambda: self.change(self.uses)))
-
-    @contextlib.contextmanager
-    def applied(self) -> Iterator[None]:
-        """Put the variant in torch's place inside the block."""
-        with contextlib.contextmanager(self.change)(self.uses):
-            yield
+        outcome = run(Fault(self.name, self.summary, self.contracts, lambda: self.change(self.uses)))
+        if outcome.status or outcome.failed or outcome.errors:
+            return f"exit status {outcome.status}\n{outcome.output}"
+        judged = {case["contract"] for case in outcome.cases if case["verdict"] in ("PASS", "WAIVED")}
+        if unjudged := sorted(set(self.contracts) - judged):
+            return f"{', '.join(unjudged)}: not judged\n{outcome.output}"
+        return "" if self.uses.total() else "nothing called the variant"
 
 
 _REGISTRY: dict[str, Variant] = {}

@@ -239,3 +239,105 @@ def autocast_kernels_are_wrapped(uses: Uses) -> Iterator[None]:
         for op in ("linear", "matmul", "mm", "bmm", "addmm", "conv2d", "mse_loss", "scaled_dot_product_attention"):
             stack.enter_context(around(uses, op, "AutocastCPU", run))
         yield
+
+
+@variant(
+    *("AMP-CAST-068", "AMP-NUMERICS-062", "AMP-NUMERICS-069", "AMP-NUMERICS-113", "AMP-NUMERICS-116"),
+    possible=has_kernels,
+)
+def batch_norm_of_merged_parts(uses: Uses) -> Iterator[None]:
+    """Batch norm merges the statistics of parts of 64 numbers in float64 (Chan, Golub, LeVeque 1979).
+
+    torch.nn.BatchNorm2d gives the formula, with the biased estimator of the variance, and no algorithm for it.
+    """
+
+    def statistics(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mean = squares = torch.zeros(x.shape[1], dtype=torch.float64)
+        seen = 0
+        for part in x.double().transpose(0, 1).reshape(x.shape[1], -1).split(64, dim=1):
+            size = part.shape[1]
+            apart = part.mean(1) - mean
+            squares = squares + part.var(1, correction=0) * size + apart.square() * (seen * size / (seen + size))
+            seen += size
+            mean = mean + apart * (size / seen)
+        return mean, squares / seen
+
+    def run(
+        stock: Stock, x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
+    ) -> Any:
+        out, saved_mean, saved_inverse = stock(x, weight, bias, mean, var, training, momentum, eps)
+        if x.dtype not in LOW or x.numel() == 0 or not training:
+            return out, saved_mean, saved_inverse
+        shape = [1, -1] + [1] * (x.dim() - 2)
+        centre, spread = statistics(x)
+        inverse = (spread + eps).rsqrt()
+        scaled = (x.double() - centre.view(shape)) * inverse.view(shape)
+        if weight is not None:
+            scaled = scaled * weight.double().view(shape)
+        if bias is not None:
+            scaled = scaled + bias.double().view(shape)
+        return out.copy_(scaled), saved_mean.copy_(centre), saved_inverse.copy_(inverse)
+
+    with around(uses, "native_batch_norm", "CPU", run):
+        yield
+
+
+@variant(
+    *("AMP-NUMERICS-020", "AMP-NUMERICS-047", "AMP-NUMERICS-087", "AMP-CAST-062"),
+    possible=has_kernels,
+)
+def convolutions_in_float64(uses: Uses) -> Iterator[None]:
+    """Convolutions add up in float64 and round once.
+
+    Notes, Numerical accuracy: the order and the precision of the partial sums are the implementation's.
+    """
+
+    def run(stock: Stock, x: Any, weight: Any, bias: Any, *rest: Any) -> Any:
+        out = stock(x, weight, bias, *rest)
+        if x.dtype not in LOW or x.dtype != weight.dtype or x.layout != torch.strided:
+            return out
+        return out.copy_(stock(wide(x), wide(weight), wide(bias), *rest))
+
+    with around(uses, "convolution", "CPU", run):
+        yield
+
+
+@variant("AMP-NUMERICS-085", "AMP-BACKWARD-004", "AMP-OPTIMIZER-013", possible=has_kernels)
+def steps_and_scatters_in_float64(uses: Uses) -> Iterator[None]:
+    """addcdiv_, addcmul_, lerp_, and sums into the rows of an embedding or an index, round once from float64.
+
+    A fused multiply-add does so; the formulas of torch.optim and torch.nn.Embedding promise no roundings between.
+    """
+
+    def in_place(stock: Stock, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if x.dtype != torch.float32:
+            return stock(x, *args, **kwargs)
+        return x.copy_(stock(x.double(), *map(wide, args), **kwargs))
+
+    with (
+        kernels(uses, "CPU", in_place, "addcdiv_", "addcmul_", "lerp_.Scalar"),
+        kernels(uses, "CPU", _in_float64, "embedding_dense_backward", "index_add"),
+    ):
+        yield
+
+
+@variant(
+    *("AMP-NUMERICS-001", "AMP-NUMERICS-005", "AMP-NUMERICS-031", "AMP-NUMERICS-042", "AMP-CAST-062"),
+    possible=has_kernels,
+)
+def nan_of_another_sign(uses: Uses) -> Iterator[None]:
+    """Casts to 16 bits give a NaN whose sign and payload bits are all set.
+
+    IEEE 754-2019, 6.2 and 6.3: a conversion specifies no sign of a NaN and need not keep its payload.
+    """
+
+    def run(stock: Stock, x: Any, **kwargs: Any) -> Any:
+        if not isinstance(x, torch.Tensor):  # a number that the dispatcher has unwrapped
+            return torch.tensor(x, dtype=kwargs.get("dtype"))
+        made = stock(x, **kwargs)
+        if made.dtype in HALF and made.device.type == "cpu" and made.layout == torch.strided:
+            made.view(torch.int16)[made.isnan()] = -1
+        return made
+
+    with around(uses, "_to_copy", "CPU", run):
+        yield
