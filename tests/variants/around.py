@@ -25,7 +25,11 @@ def has_kernels() -> bool:
 
 @contextlib.contextmanager
 def around(uses: Uses, op: str, key: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Put `function(stock, *args)` in the place of an op's kernel at a dispatch key; `stock` is torch's kernel."""
+    """Put `function(stock, *args)` in the place of an op's kernel at a dispatch key; `stock` is torch's kernel.
+
+    Not for contracts that compute in several threads: one may wait for a lock of C++ that another holds while its
+    kernel waits for the interpreter.
+    """
     before = torch.library.get_kernel(f"aten::{op}", key)
     keys = torch._C.DispatchKeySet(torch._C._dispatch_key_parse(key))
     stock = functools.partial(before.call_boxed, keys)

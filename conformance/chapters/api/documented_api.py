@@ -43,7 +43,7 @@ class Deprecated:
 
     @property
     def function(self) -> str:
-        """Return the name of what replaces it, without arguments: the documentation promises no wording of a warning."""
+        """Return the name of what replaces it, without arguments: no wording of a warning is promised."""
         return self.replacement.partition("(")[0]
 
     def __str__(self) -> str:

@@ -105,7 +105,7 @@ def scale_updated_in_python_numbers(uses: Uses) -> Iterator[None]:
         yield
 
 
-@variant("AMP-SCALE-023", "AMP-SCALE-027", "AMP-SCALE-044", "AMP-SCALE-124", "AMP-SCALE-150")
+@variant("AMP-SCALE-023", "AMP-SCALE-027", "AMP-SCALE-044", "AMP-SCALE-124", "AMP-SCALE-150", "AMP-SCALE-167")
 def gradients_unscaled_one_by_one(uses: Uses) -> Iterator[None]:
     """GradScaler unscales each gradient by itself, the last first, without groups of one device and dtype.
 
@@ -115,6 +115,7 @@ def gradients_unscaled_one_by_one(uses: Uses) -> Iterator[None]:
     def run(self: Any, optimizer: Any, inverse: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool) -> Any:
         uses["_unscale_grads_"] += 1
         flags: dict[torch.device, torch.Tensor] = {}
+        factors: dict[torch.device, torch.Tensor] = {}
         parameters = [one for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
         for parameter in reversed(parameters):
             if parameter.grad.dtype == torch.float16 and not allow_fp16:
@@ -122,9 +123,12 @@ def gradients_unscaled_one_by_one(uses: Uses) -> Iterator[None]:
             if parameter.grad.is_sparse and parameter.grad.dtype == torch.float16:
                 parameter.grad = parameter.grad.coalesce()
             values = parameter.grad._values() if parameter.grad.is_sparse else parameter.grad
-            flag = flags.setdefault(values.device, found_inf.to(values.device, copy=True))
+            if values.device not in flags:
+                flags[values.device] = found_inf.to(values.device, copy=True)
+                factors[values.device] = inverse.to(values.device)
+            given = [values], flags[values.device], factors[values.device]
             with torch.no_grad():
-                torch._amp_foreach_non_finite_check_and_unscale_([values], flag, inverse.to(values.device))
+                torch._amp_foreach_non_finite_check_and_unscale_(*given)
         return flags
 
     with replaced(Scaler, "_unscale_grads_", run):
@@ -183,7 +187,7 @@ def scaler_of_other_private_names(uses: Uses) -> Iterator[None]:
         yield
 
 
-@variant("AMP-API-010", "AMP-SCALE-002", "AMP-SCALE-003", "AMP-SCALE-006", "AMP-SCALE-090", "AMP-SCALE-093")
+@variant("AMP-API-010", "AMP-SCALE-002", "AMP-SCALE-003", "AMP-SCALE-006", "AMP-SCALE-090", "AMP-SCALE-150")
 def scaler_takes_further_arguments(uses: Uses) -> Iterator[None]:
     """GradScaler is a subclass with a name, a repr, and a state that is an OrderedDict in another order.
 
@@ -214,7 +218,8 @@ def scaler_takes_further_arguments(uses: Uses) -> Iterator[None]:
         def state_dict(self) -> dict[str, Any]:
             return collections.OrderedDict(sorted(super().state_dict().items()))
 
-    GradScaler.__doc__ = Scaler.__doc__
+    for name in ("__doc__", "__module__", "__qualname__"):  # by which it is pickled
+        setattr(GradScaler, name, getattr(Scaler, name))
     for name in ("state_dict", "__init__"):
         getattr(GradScaler, name).__doc__ = getattr(Scaler, name).__doc__
     with _in_place_of_the_scaler(GradScaler):

@@ -41,7 +41,7 @@ def adam_in_another_order(uses: Uses) -> Iterator[None]:
         for param, grad, first, second, step in reversed(list(zip(params, grads, firsts, seconds, steps, strict=True))):
             step += 1
             slope = -grad if given["maximize"] else grad
-            if decay and given["decoupled_weight_decay"]:
+            if decay and given.get("decoupled_weight_decay"):
                 param.sub_(param * (lr * decay))
             elif decay:
                 slope = slope + decay * param
