@@ -41,7 +41,9 @@ def names_of_a_later_version(uses: Uses) -> Iterator[None]:
         _added(torch.amp, "summary", added),
         _added(torch.amp.GradScaler, "summary", added),
         _added(torch.autocast, "summary", staticmethod(added)),
-        replaced(torch.amp, "__all__", [*torch.amp.__all__, "summary"]),
+        replaced(torch.amp, "__all__", [*torch.amp.__all__, "summary"])
+        if hasattr(torch.amp, "__all__")  # which 2.11 lacks
+        else contextlib.nullcontext(),
     ):
         yield
 
