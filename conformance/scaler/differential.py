@@ -611,10 +611,15 @@ def _scaler_state(scaler: Any, enabled: bool, without: frozenset[str]) -> dict[s
     if "is_enabled" not in without:
         state["is_enabled()"] = _result(lambda: scaler.is_enabled()) if real else repr(scaler.enabled)
     if "state" not in without:
-        state["state_dict()"] = _result(lambda: scaler.state_dict())
+        state["state_dict()"] = _result(lambda: _entries(scaler.state_dict()))
     for name in _GETTERS if enabled and "getters" not in without else ():
         state[f"get_{name}()"] = _result(partial(_got, scaler, f"get_{name}" if real else name))
     return state
+
+
+def _entries(state: Any) -> Any:
+    """Return the entries of a state in one order: the documentation promises a dict, not its order or its subclass."""
+    return {name: state[name] for name in sorted(state)} if isinstance(state, dict) else state
 
 
 def _result(ask: Callable[[], Any]) -> str:

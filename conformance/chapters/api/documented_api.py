@@ -41,6 +41,11 @@ class Deprecated:
         """Return the setting that it reads or writes: "dtype" or "enabled"."""
         return self.name.rpartition("_")[2]
 
+    @property
+    def function(self) -> str:
+        """Return the name of what replaces it, without arguments: no wording of a warning is promised."""
+        return self.replacement.partition("(")[0]
+
     def __str__(self) -> str:
         return self.name.removeprefix("torch.")
 

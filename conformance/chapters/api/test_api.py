@@ -67,7 +67,7 @@ def quietly(function: Callable[[], Any]) -> Any:
 
 
 def names_its_replacement(case: Case, entry: Deprecated) -> None:
-    names = (entry.name, entry.replacement)
+    names = (entry.name, entry.function, f"'{entry.device}'|\"{entry.device}\"")
     for use in ("first", "second"):
         case.warns(f"{entry.name}, {use} use", entry.category, lambda: call(entry), names=names)
 

@@ -1,0 +1,1 @@
+"""The variants, by what they are variants of."""
