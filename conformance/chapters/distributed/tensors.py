@@ -107,7 +107,7 @@ def split_sequences(dtype: torch.dtype, seed: int) -> list[str]:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn((2, 2 * world, 8), generator=generator)
     found = []
-    for (name, make), region, steps in itertools.product(_NORMS.items(), (None, dtype), (1, 2)):
+    for (name, make), region, steps in product(_NORMS.items(), (None, dtype), (1, 2)):
         plain, ours = make(), nn.Sequential(make())
         parallelize_module(ours, mesh, {"0": SequenceParallel()})
         for _ in range(steps):
