@@ -51,7 +51,7 @@ def test_decomposed_special_values(case: Case, target: Target, rng: torch.Genera
 
 @contract("AMP-COMPILE-005")
 @needs("compiled kernels")
-@pytest.mark.parametrize("low", [deep("standard", "float16"), deep("standard", "bfloat16")])
+@pytest.mark.parametrize("low", [deep("standard", "float16"), deep("full", "bfloat16")])
 def test_special_values_of_inductor(case: Case, target: Target, rng: torch.Generator, low: str) -> None:
     dtype = getattr(torch, low)
     case.require(target, dtype)
