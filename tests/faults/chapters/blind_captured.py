@@ -36,7 +36,7 @@ def _lowered(name: str, change: Callable[[Any, Callable[..., Any]], Callable[...
 
 @fault("AMP-COMPILE-030")
 def functions_left_to_eager_run_in_the_default_dtype() -> Iterator[None]:
-    """A function under torch.compiler.disable runs in a region of the default dtype, in whatever region it is called."""
+    """A function under torch.compiler.disable runs in a region of the default dtype, in whatever it is called."""
     disable, preset = torch.compiler.disable, torch.bfloat16
 
     def disabled(fn: Any = None, *given: Any, **named: Any) -> Any:
