@@ -42,7 +42,7 @@ def of_spoiled(x: Tensor) -> Mapping[str, Tensor]:
 
 def of_lengths(dtype: torch.dtype, *rows: Tensor) -> Mapping[str, Tensor]:
     """Return reductions of rows of each length, all of whose numbers are below zero, and what is padded."""
-    found = {}
+    found: dict[str, Tensor] = {}
     for x in rows:
         what = f"of {x.shape[-1]} columns"
         found |= {

@@ -85,4 +85,4 @@ def dropped(device_type: str, dtype: torch.dtype, kept: float, checkpointed: boo
 
     if not checkpointed:
         return square
-    return lambda ones, x: checkpoint.checkpoint(square, ones, x, use_reentrant=False)  # type: ignore[no-any-return]
+    return lambda ones, x: checkpoint.checkpoint(square, ones, x, use_reentrant=False)

@@ -145,7 +145,7 @@ def compiled_updates_of_16_bit_tensors_are_lost() -> Iterator[None]:
         yield
 
 
-@fault("AMP-COMPILE-002")
+@fault("AMP-COMPILE-002", level="standard")
 def exported_programs_do_not_update_16_bit_buffers() -> Iterator[None]:
     """The module of an exported program leaves its 16-bit buffers as they are."""
     from torch.export import _unlift
@@ -165,12 +165,12 @@ def exported_programs_do_not_update_16_bit_buffers() -> Iterator[None]:
         yield
 
 
-@fault("AMP-COMPILE-042", level="standard")
+@fault("AMP-COMPILE-042")
 def compiled_recomputation_draws_anew() -> Iterator[None]:
     """A checkpoint in compiled code drops other activations when it recomputes than it did forward."""
     from torch._prims.rng_prims import run_with_rng_state
 
-    key = torch._C.DispatchKey.CPU
+    key = torch._C.DispatchKey.BackendSelect
     before = run_with_rng_state.py_kernels[key]
     run_with_rng_state.py_kernels[key] = lambda state, op, *given, **named: op(*given, **named)
     run_with_rng_state._dispatch_cache.clear()
@@ -190,7 +190,7 @@ def compiled_batch_norm_keeps_the_biased_variance() -> Iterator[None]:
 
     def biased(
         x: Tensor, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, *more: Any
-    ):  # type: ignore[no-untyped-def]
+    ) -> tuple[Any, ...]:
         found = list(helper(x, weight, bias, mean, variance, training, momentum, *more))
         if training and variance is not None and more[-1] and x.dtype in LOW:
             count = x.numel() / x.shape[1]
