@@ -44,9 +44,10 @@ def _equal(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 
 
 @contract("AMP-COMPILE-004")
-def test_decomposed_special_values(case: Case, target: Target, rng: torch.Generator) -> None:
+@pytest.mark.parametrize("backend", [deep("standard", "aot_eager_decomp_partition")])
+def test_decomposed_special_values(case: Case, target: Target, rng: torch.Generator, backend: str) -> None:
     for dtype in dtypes_of(case, target):
-        _agree(case, target, rng, "aot_eager_decomp_partition", dtype)
+        _agree(case, target, rng, backend, dtype)
 
 
 @contract("AMP-COMPILE-005")

@@ -181,7 +181,7 @@ def compiled_recomputation_draws_anew() -> Iterator[None]:
         run_with_rng_state._dispatch_cache.clear()
 
 
-@fault("AMP-COMPILE-004")
+@fault("AMP-COMPILE-004", level="standard")
 def compiled_batch_norm_keeps_the_biased_variance() -> Iterator[None]:
     """The decomposition of batch norm of a 16-bit batch adds the biased variance to the running one."""
     from torch._decomp import decompositions
