@@ -20,6 +20,18 @@ from ...oracles.policy.overloads import mode_of, quiet
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+def log_sums_of_flex_attention(*tensors: torch.Tensor) -> torch.Tensor | None:
+    """Return the log-sum-exp of each row of eager flex_attention's scores, or None where torch cannot return it."""
+    from torch.nn.attention import flex_attention as module
+
+    if not hasattr(module, "AuxRequest"):
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it recommends torch.compile
+        found: torch.Tensor = module.flex_attention(*tensors, return_aux=module.AuxRequest(lse=True))[1].lse
+    return found
+
+
 def flex_attention(*tensors: torch.Tensor) -> torch.Tensor:
     """Return eager flex_attention, whose module takes long to import."""
     from torch.nn.attention import flex_attention as module
@@ -57,6 +69,16 @@ def test_flex_attention(
     bound = 2 * attention_window(FORMATS[amp_dtype])[1]
     case.at_most("error by norm", normwise_error(seen, exact), bound)
     case.at_most("error by norm of scaled_dot_product_attention (control)", normwise_error(control, exact), bound)
+    if error is None and len(low) in (0, 3):
+        with target.autocast(amp_dtype):
+            sums = log_sums_of_flex_attention(*tensors)
+        if sums is not None:
+            query, key, _ = (x.double() / 16**0.25 for x in tensors)
+            right = (query @ key.transpose(-1, -2)).logsumexp(-1)
+            # Each operand is rounded, and the score: an error of a score is at most that of all, which are summed.
+            largest = float((query.abs() @ key.abs().transpose(-1, -2)).max())
+            bound = 4 * FORMATS[amp_dtype].unit_roundoff * largest
+            case.at_most("error of the log-sum-exp of a row", float((sums.double() - right).abs().max()), bound)
 
 
 def _grouped(target: Target, form: str) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor | None]:

@@ -97,6 +97,51 @@ def gradients_of_hooks(names: Sequence[str]) -> list[str]:
     return found
 
 
+class _AllWeighted(nn.Module):
+    """A weight of each size of a bucket in turn of each of two types."""
+
+    def __init__(self, types: Sequence[torch.dtype]) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(
+            torch.zeros(size, dtype=types[number % len(types)]) for number, size in enumerate(BUCKETS)
+        )
+
+    def forward(self, slopes: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.stack([(one * slope).sum().float() for one, slope in zip(self.weights, slopes, strict=True)]).sum()
+
+
+def gradients_of_buckets(names: Sequence[str]) -> list[str]:
+    """Name the hooks, types and steps in which gradients of several buckets are not the mean over the ranks.
+
+    Without a hook DistributedDataParallel reduces by itself; allreduce_hook does what it does then.
+    """
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    found = []
+    for name in ("no hook", "allreduce_hook", *names):
+        for types in MIXES if name in ("no hook", "allreduce_hook") else ((torch.float32,),):
+            model = DistributedDataParallel(_AllWeighted(types), bucket_cap_mb=1e-5)
+            if name == "allreduce_hook":
+                model.register_comm_hook(None, default_hooks.allreduce_hook)
+            elif name != "no hook":
+                model.register_comm_hook(None, compression_hook(name))
+            places = [torch.arange(size) % 7 for size in BUCKETS]
+            # The buckets are made anew after the first step.
+            for number in range(2):
+                model.zero_grad()
+                slopes = [(2.0 * (each + rank)) for each in places]
+                model([one.to(own.dtype) for one, own in zip(slopes, model.parameters(), strict=True)]).backward()
+                expected = {
+                    str(index): (2.0 * each + (world - 1)).to(own.dtype)
+                    for index, (each, own) in enumerate(zip(places, model.parameters(), strict=True))
+                }
+                seen = {str(index): own.grad for index, own in enumerate(model.parameters())}
+                what = f"{name}, {_names(types)}, step {number}"
+                found += [f"{what}: {one}" for one in unlike(seen, expected)]
+    return found
+
+
 # --- exceptions
 
 

@@ -13,6 +13,8 @@ import torch
 from torch import distributed, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .comparison import all_of
+
 FEATURES = 8
 
 # The layers that the forward of each micro-batch uses, and "frozen" or "no_grad" where it is for inference.
@@ -285,32 +287,46 @@ def parallel_losses(dtype: torch.dtype, seed: int) -> list[str]:
     from torch.distributed.tensor.parallel import loss_parallel
 
     mesh = distributed.init_device_mesh("cpu", (distributed.get_world_size(),))
-    drawn = torch.randn((4, 8), generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn((4, 8), generator=generator)
     labels = torch.arange(4)
+    weight = torch.rand(8, generator=generator) + 0.5
+    options: dict[str, dict[str, Any]] = {
+        "": {},
+        "ignoring a class": {"ignore_index": 2},
+        "summed": {"reduction": "sum", "ignore_index": 1},
+        "of each row": {"reduction": "none", "ignore_index": 3},
+        "weighted": {"weight": weight, "ignore_index": 0},
+    }
     found = []
     # exp of the larger logits is beyond every type.
-    for within, size in itertools.product((False, True), (1.0, 64.0)):
+    for within, (size, (name, how)) in itertools.product(
+        (False, True), ((64.0, ("", {})), *itertools.product((1.0,), options.items()))
+    ):
         logits = (drawn * size).to(dtype)
+        given = {key: one.to(dtype) if isinstance(one, torch.Tensor) else one for key, one in how.items()}
         plain, ours = (
             logits.clone().requires_grad_(),
             distribute_tensor(logits.clone(), mesh, [Shard(1)]).requires_grad_(),
         )
         region = torch.autocast("cpu", dtype=dtype) if within else contextlib.nullcontext()
         with region:
-            expected = nn.functional.cross_entropy(plain, labels)
-        expected.backward()
+            expected = nn.functional.cross_entropy(plain, labels, **given)
+        expected.sum().backward()
         with loss_parallel():
             with region:
-                loss = nn.functional.cross_entropy(ours, labels)
-            loss.backward()
-        where = f"{'in a region' if within else 'outside of regions'}, logits of {size:g}"
+                loss = nn.functional.cross_entropy(ours, labels, **given)
+            all_of(loss).sum().backward() if loss.dim() else loss.backward()
+        where = f"{'in a region' if within else 'outside of regions'}, logits of {size:g}{f', {name}' if name else ''}"
+        loss = all_of(loss.detach())
         if loss.dtype != expected.dtype:
             found.append(f"{where}: loss in {loss.dtype} in place of {expected.dtype}")
         unit = torch.finfo(expected.dtype).eps
         # The loss is a mean of logarithms of sums, the gradient a softmax: a few roundings of either.
-        if not abs(float(loss) / float(expected) - 1) <= 4 * unit:
-            found.append(f"{where}: loss {float(loss)} in place of {float(expected)}")
+        if not bool(((loss - expected.detach()).abs() <= 4 * unit * expected.detach().abs()).all()):
+            found.append(f"{where}: loss {loss.tolist()} in place of {expected.tolist()}")
         seen = ours.grad.full_tensor()
-        if seen.dtype != dtype or not float((seen - plain.grad).abs().max()) <= 4 * torch.finfo(dtype).eps:
-            found.append(f"{where}: gradient in {seen.dtype}, {float((seen - plain.grad).abs().max())} apart")
+        apart = float((seen - plain.grad).abs().max())
+        if seen.dtype != dtype or not apart <= 4 * torch.finfo(dtype).eps * float(weight.max() if how else 1):
+            found.append(f"{where}: gradient in {seen.dtype}, {apart} apart")
     return found

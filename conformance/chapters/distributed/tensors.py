@@ -91,6 +91,39 @@ def tensor_parallel(program: Program) -> tuple[Step, torch.dtype]:
     return Step([loss.detach()], gradients, parameters, scaler.get_scale()), types[0]
 
 
+_NORMS: dict[str, Callable[[], nn.Module]] = {
+    "LayerNorm": lambda: nn.LayerNorm(8),
+    "RMSNorm": lambda: nn.RMSNorm(8, eps=1e-5),
+}
+
+
+def split_sequences(dtype: torch.dtype, seed: int) -> list[str]:
+    """Name the norms under SequenceParallel whose gradients are not those of the whole sequence, by the region."""
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
+
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    mesh = distributed.init_device_mesh("cpu", (world,))
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn((2, 2 * world, 8), generator=generator)
+    found = []
+    for (name, make), region, steps in product(_NORMS.items(), (None, dtype), (1, 2)):
+        plain, ours = make(), nn.Sequential(make())
+        parallelize_module(ours, mesh, {"0": SequenceParallel()})
+        for _ in range(steps):
+            with torch.autocast("cpu", dtype=dtype, enabled=region is not None):
+                whole, part = plain(x), ours(DTensor.from_local(x.chunk(world, 1)[rank].clone(), mesh, [Shard(1)]))
+            whole.float().pow(3).sum().backward()
+            (part.to_local() if isinstance(part, DTensor) else part).float().pow(3).sum().backward()
+        for (key, theirs), own in zip(plain.named_parameters(), ours.parameters(), strict=True):
+            seen, right = all_of(own.grad), theirs.grad
+            what = f"{name} {key} in {f'a region of {region}' if region else 'no region'}, {steps} times"
+            # float32 sums of the same numbers in another order.
+            if seen.dtype != right.dtype or not float((seen - right).norm() / right.norm()) <= 1e-5:
+                found.append(f"{what}: {seen.dtype}, {seen.flatten()[:2].tolist()} in place of {right[:2].tolist()}")
+    return found
+
+
 class Stage(nn.Module):
     """One layer of the perceptron, the first with its ReLU, in a region of its own where it has one.
 

@@ -15,7 +15,16 @@ from .processes import Groups
 from .programs import SCALE, Program
 from .reductions import NOT_SHARDED, REDUCTIONS, errors
 from .support import LISTED, answers, described, judge
-from .tensors import OPS, averages_micro_batches, collectives, gathered, pipeline, placed_ops, tensor_parallel
+from .tensors import (
+    OPS,
+    averages_micro_batches,
+    collectives,
+    gathered,
+    pipeline,
+    placed_ops,
+    split_sequences,
+    tensor_parallel,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -41,6 +50,14 @@ def test_tensor_parallel(case: Case, target: Target, ranks: Groups, world: int) 
         seen, types = zip(*answers(case, ranks, world, tensor_parallel, program), strict=True)
         case.equal(f"{described(program)}: type of the outputs on each rank", list(types), [dtype] * world)
         judge(case, described(program), differences([[step] for step in seen], [[expected]] * world))
+
+
+@contract("AMP-DISTRIBUTED-017", on="cpu")
+@pytest.mark.parametrize("world", [2, deep("standard", 4)])
+def test_split_sequences(case: Case, target: Target, ranks: Groups, world: int) -> None:
+    for dtype in case.amp_dtypes[: case.samples(quick=1, standard=2, full=2)]:
+        for rank, found in enumerate(answers(case, ranks, world, split_sequences, dtype, case.seed)):
+            case.equal(f"rank {rank}, {dtype}: gradients unlike those of the whole sequence", found[:LISTED], [])
 
 
 @contract("AMP-DISTRIBUTED-018", on="cpu")

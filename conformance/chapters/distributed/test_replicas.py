@@ -14,6 +14,7 @@ from .processes import Groups
 from .programs import Program
 from .replica_uses import (
     averages_of_models,
+    gradients_of_buckets,
     gradients_of_hooks,
     gradients_of_outputs,
     trained_after_an_exception,
@@ -100,6 +101,13 @@ def test_compression(case: Case, target: Target, ranks: Groups, way: str) -> Non
 def test_compression_of_each_size(case: Case, target: Target, ranks: Groups) -> None:
     hooks = ("fp16_hook", "bf16_hook", "fp16_wrapper", "bf16_wrapper")
     for rank, found in enumerate(answers(case, ranks, 2, gradients_of_hooks, hooks)):
+        case.equal(f"rank {rank}: gradients that are not the mean over the ranks", found[:LISTED], [])
+
+
+@contract("AMP-DISTRIBUTED-004", on="cpu")
+def test_compression_of_several_buckets(case: Case, target: Target, ranks: Groups) -> None:
+    hooks = ("fp16_hook", "bf16_hook", "fp16_wrapper", "bf16_wrapper")
+    for rank, found in enumerate(answers(case, ranks, 2, gradients_of_buckets, hooks)):
         case.equal(f"rank {rank}: gradients that are not the mean over the ranks", found[:LISTED], [])
 
 

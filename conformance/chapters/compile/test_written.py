@@ -1,0 +1,116 @@
+"""Check what compiled and exported programs write to tensors of each type, and the masks of compiled dropout."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from ...harness.check import Case, contract, deep
+from ...harness.targets import Target
+from .support import compiler, dtypes_of, inductor
+from .written_tensors import KINDS, SIZE, Writing, dropped, every, programs
+
+BACKENDS = ("aot_eager", deep("standard", "aot_eager_decomp_partition"), deep("full", "inductor"))
+
+
+def _integers(target: Target, rng: torch.Generator) -> torch.Tensor:
+    """Return a matrix of small integers, whose products and sums are exact in every type."""
+    return torch.randint(-2, 3, (SIZE, SIZE), generator=rng).float().to(target.device)
+
+
+def _wrong(seen: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> list[str]:
+    return [
+        f"{name}: {seen[name].dtype} {seen[name].flatten()[:3].tolist()}, "
+        f"in eager {one.dtype} {one.flatten()[:3].tolist()}"
+        for name, one in expected.items()
+        if seen[name].dtype != one.dtype or not torch.equal(seen[name], one)
+    ]
+
+
+@contract("AMP-COMPILE-001")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_written_arguments(case: Case, target: Target, rng: torch.Generator, backend: str) -> None:
+    """Each program on a state of each type, in one graph, called twice: eager and compiled leave the same states."""
+    kinds = KINDS if case.level != "quick" else (torch.float16, torch.bfloat16)
+    for dtype in dtypes_of(case, target):
+        names = [f"{name}, {kind}" for kind in kinds for name in programs(target.device_type, dtype)]
+        run = every(target.device_type, dtype)
+
+        def both(x: torch.Tensor, *states: torch.Tensor, run: Any = run) -> list[torch.Tensor]:
+            size = len(states) // len(kinds)
+            return [one for start in range(0, len(states), size) for one in run(x, *states[start : start + size])]
+
+        first = [_integers(target, rng).to(kind) for kind in kinds for _ in programs(target.device_type, dtype)]
+        x = _integers(target, rng)
+        with compiler(case):
+            call = _made(case, both, backend)
+            ours, theirs = ([one.clone() for one in first] for _ in range(2))
+            for number in range(2):
+                results, expected = call(x, *ours), both(x, *theirs)
+                found = _wrong(dict(zip(names, ours, strict=True)), dict(zip(names, theirs, strict=True)))
+                case.equal(f"{dtype}, call {number}: states unlike eager's", found[:3], [])
+                found = _wrong(dict(zip(names, results, strict=True)), dict(zip(names, expected, strict=True)))
+                case.equal(f"{dtype}, call {number}: results unlike eager's", found[:3], [])
+
+
+def _made(case: Case, call: Callable[..., Any], backend: str) -> Callable[..., Any]:
+    compiled: Callable[..., Any] = torch.compile(call, backend=backend, fullgraph=True)
+    if backend != "inductor":
+        return compiled
+
+    def inside(*given: torch.Tensor) -> Any:
+        with inductor(case):
+            return compiled(*given)
+
+    return inside
+
+
+@contract("AMP-COMPILE-002")
+@pytest.mark.parametrize("way", ["export", deep("standard", "export-decomposed")])
+def test_written_buffers(case: Case, target: Target, rng: torch.Generator, way: str) -> None:
+    """The module of an exported program, called twice, has the buffers of the module that was exported."""
+    from torch.export import export
+
+    for dtype in dtypes_of(case, target):
+        x = _integers(target, rng)
+        chosen = programs(target.device_type, dtype)
+        names = list(chosen) if case.level != "quick" else ["added"]
+        for kind in KINDS if case.level == "full" else (torch.float16, torch.float32):
+            for name in names:
+                plain = Writing(chosen[name], _integers(target, rng).to(kind))
+                with compiler(case):
+                    exported = export(copy.deepcopy(plain), (x,), strict=False)
+                    module = (exported.run_decompositions() if way == "export-decomposed" else exported).module()
+                    for number in range(2):
+                        seen, expected = {"result": module(x)}, {"result": plain(x)}
+                        seen["buffer"], expected["buffer"] = module.get_buffer("state"), plain.state
+                        what = f"{dtype}, {name} to {kind}, call {number}: what is unlike eager's"
+                        case.equal(what, _wrong(seen, expected), [])
+
+
+@contract("AMP-COMPILE-042")
+@pytest.mark.parametrize("checkpointed", [True, False], ids=["checkpoint", "plain"])
+@pytest.mark.parametrize(
+    "backend", ["aot_eager", deep("standard", "aot_eager_decomp_partition"), deep("full", "inductor")]
+)
+def test_masks_of_dropout(case: Case, target: Target, rng: torch.Generator, backend: str, checkpointed: bool) -> None:
+    """Backward uses the mask of forward: of a square of powers of two, x times the gradient is twice the result."""
+    for dtype in dtypes_of(case, target):
+        x = (2.0 ** torch.randint(-2, 3, (8, 64), generator=rng)).to(target.device).requires_grad_()
+        ones = torch.ones(8, 64, device=target.device)
+        for kept in (0.5, 0.25):
+            with compiler(case):
+                call = _made(case, dropped(target.device_type, dtype, kept, checkpointed), backend)
+                out = call(ones, x)
+                (gradient,) = torch.autograd.grad(out, x, torch.ones_like(out))
+            what = f"{dtype}, {kept:g} kept"
+            share = float((out != 0).float().mean())
+            # 512 samples: five deviations.
+            case.between(f"{what}: share that is kept (control)", share, kept - 0.12, kept + 0.12)
+            mantissas = set(out.detach().float().frexp().mantissa.unique().tolist())
+            case.equal(f"{what}: results are powers of two or 0 (control)", mantissas, {0.0, 0.5})
+            case.identical(f"{what}: x times its gradient", x.detach() * gradient, 2 * out.detach().float())

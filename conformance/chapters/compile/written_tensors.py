@@ -1,0 +1,88 @@
+"""Programs with regions that write to their arguments or buffers, of each type, and programs with dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch.nn import functional
+from torch.utils import checkpoint
+
+Program = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+KINDS = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64)
+SIZE = 4
+
+
+def programs(device_type: str, dtype: torch.dtype) -> Mapping[str, Program]:
+    """Return functions of a matrix and of a state, a matrix of any type, to which each writes in its way."""
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(device_type, dtype=dtype, cache_enabled=False):
+            return torch.mm(x, x)
+
+    def added(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        state.add_(product(x).to(state.dtype))
+        return state * 2
+
+    def copied(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        state.copy_(product(x))
+        return state + 1
+
+    def part(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        state[1:3] = product(x)[1:3]
+        return product(x)
+
+    def put(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(device_type, dtype=dtype, cache_enabled=False):
+            state.index_put_((torch.tensor([0, 2], device=x.device),), torch.mm(x, x)[:2].to(state.dtype))
+        return state.clone()
+
+    def twice(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        low = product(x)
+        state.mul_(2)
+        state.view(-1)[3:].sub_(1)
+        return low
+
+    return {each.__name__: each for each in (added, copied, part, put, twice)}
+
+
+class Writing(torch.nn.Module):
+    """A program as a module whose buffer is the state."""
+
+    def __init__(self, program: Program, state: torch.Tensor) -> None:
+        super().__init__()
+        self.program = program
+        self.state: torch.Tensor
+        self.register_buffer("state", state.clone())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.program(x, self.state)
+
+
+def every(device_type: str, dtype: torch.dtype) -> Callable[..., list[torch.Tensor]]:
+    """Return a function of a matrix and of a state for each program, that runs all of them."""
+
+    def run(x: torch.Tensor, *states: torch.Tensor) -> list[torch.Tensor]:
+        return [one(x, state) for one, state in zip(programs(device_type, dtype).values(), states, strict=True)]
+
+    return run
+
+
+# --- dropout
+
+
+def dropped(device_type: str, dtype: torch.dtype, kept: float, checkpointed: bool) -> Program:
+    """Return a function of ones and of a matrix of powers of two: the square of what dropout keeps of their product.
+
+    Each is a power of two, and so is each gradient by the matrix: times the matrix it is twice the square.
+    """
+
+    def square(ones: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(device_type, dtype=dtype, cache_enabled=False):
+            low = functional.linear(x, torch.eye(x.shape[-1], device=x.device)) * ones.to(dtype)
+            return functional.dropout(low, 1 - kept).square()
+
+    if not checkpointed:
+        return square
+    return lambda ones, x: checkpoint.checkpoint(square, ones, x, use_reentrant=False)
