@@ -10,6 +10,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence, pad_sequence
 
 INF, NAN = math.inf, math.nan
 
@@ -64,6 +65,12 @@ def _among(values: list[int], like: Tensor) -> Tensor:
 
 def _order(x: Tensor, select: Callable[[Tensor], Tensor]) -> Tensor:
     return select(x).to(torch.float32)
+
+
+def _too_long(x: Tensor, *, zero: bool) -> Tensor:
+    """Return the losses of two targets in three steps, the first of which needs four."""
+    targets = _among([1, 1, 2, 1, 2, 3], x).view(2, 3)
+    return F.ctc_loss(x - 1, targets, (3, 3), (3, 2), reduction="none", zero_infinity=zero)
 
 
 TIES: dict[str, Point] = {
@@ -232,7 +239,74 @@ POLES: dict[str, Point] = {
     "binary_cross_entropy_with_logits": _point(
         lambda x: F.binary_cross_entropy_with_logits(x, _on([0.0, 1.0, 0.5], x), reduction="sum"), _numbers(0, 0, 0)
     ),
+    **{
+        f"ctc_loss of targets that are too long, zero_infinity={zero}": Point(
+            partial(_too_long, zero=zero), (torch.zeros(3, 2, 4),), rounds=True
+        )
+        for zero in (False, True)
+    },
     "kl_div": _point(lambda x: F.kl_div(x, _on([0.0, 1.0], x), reduction="sum"), _ORIGIN),
+}
+# What moves numbers and rounds none: sequences of several lengths, and places that repeat.
+_FIRST, _SECOND, _THIRD = _numbers(1, 2, 3), _numbers(4), _numbers(5, 6)
+
+
+def _repacked(*sequences: Tensor, ordered: bool) -> Tensor:
+    """Return sequences that were packed and padded again, each number weighted, with a value of its own as padding."""
+    given = sorted(sequences, key=len, reverse=True) if ordered else sequences
+    packed = pack_sequence([sequence.unsqueeze(1) for sequence in given], enforce_sorted=ordered)
+    padded, lengths = pad_packed_sequence(packed, batch_first=True, padding_value=-7.0, total_length=5)
+    return _weighted(padded) + lengths.to(padded).view(-1, 1, 1)
+
+
+def _placed_pairs(x: Tensor, *, accumulate: bool) -> Tensor:
+    """Return numbers put at pairs of places, of which two are the same if they are added up."""
+    rows, columns = _among([0, 0, 2, 1] if accumulate else [0, 1, 2, 1], x), _among([1, 1, 0, 2], x)
+    return x.new_ones(3, 3).index_put((rows, columns), x, accumulate=accumulate)
+
+
+MOVES: dict[str, Point] = {
+    **{
+        f"pad_sequence on the {side}": _point(
+            lambda *x, side=side: _weighted(pad_sequence(x, True, 7.0, side)), _FIRST, _SECOND, _THIRD
+        )
+        for side in ("left", "right")
+    },
+    **{
+        f"sequences that were packed, enforce_sorted={ordered}": _point(
+            partial(_repacked, ordered=ordered), _SECOND, _FIRST, _THIRD
+        )
+        for ordered in (False, True)
+    },
+    **{
+        f"index_put of pairs, accumulate={accumulate}": _point(
+            lambda x, accumulate=accumulate: _weighted(_placed_pairs(x, accumulate=accumulate)), _numbers(1, 2, 3, 4)
+        )
+        for accumulate in (False, True)
+    },
+    "indexing by pairs that repeat": _point(lambda x: _weighted(x[_among([0, 0, 1], x), _among([1, 1, 3], x)]), _TIES),
+    "indexing by pairs with a slice between": _point(
+        lambda x: _weighted(x.view(2, 2, 2)[_among([0, 0, 1], x), :, _among([1, 1, 0], x)]), _TIES
+    ),
+    "indexing by a mask": _point(lambda x: _weighted(x[x > 0]), _TIES),
+    "take of places that repeat": _point(lambda x: _weighted(x.take(_among([7, 0, 7, 7], x))), _TIES),
+    "put, accumulate": _point(
+        lambda x, y: _weighted(x.put(_among([7, 0, 7], x), y, accumulate=True)), _TIES, _numbers(1, 2, 3)
+    ),
+    "masked_scatter": _point(lambda x, y: _weighted(x.masked_scatter(x > 2, y)), _TIES, _numbers(4, 5, 6)),
+    "repeat_interleave": _point(lambda x: _weighted(x.repeat_interleave(_among([2, 0, 3], x))), _FIRST),
+    "roll and flip": _point(lambda x: _weighted(x.roll((1, 1), (0, 1)).flip(1)), _TIES),
+    "diag_embed and tril": _point(lambda x: _weighted(torch.diag_embed(x, 1).tril(1)), _TIES),
+    "unfold of a tensor": _point(lambda x: _weighted(x.unfold(1, 3, 1)), _TIES),
+    "fold of blocks apart": _point(
+        lambda x: _weighted(F.fold(x.view(1, 4, 16), (8, 8), 2, stride=2)), _numbers(*range(64))
+    ),
+    "fold of blocks that overlap": _point(
+        lambda x: _weighted(F.fold(x.view(1, 4, 16), (7, 7), 2, stride=2, dilation=2, padding=1)), _numbers(*range(64))
+    ),
+    "clone of a transposed matrix": _point(
+        lambda x: _weighted(x.t().contiguous() * 1), _numbers(*(i % 13 for i in range(70 * 66)), shape=(66, 70))
+    ),
 }
 NOT_NUMBERS: dict[str, Point] = {
     "relu": _point(F.relu, _SPOILED),
@@ -427,6 +501,7 @@ FAMILIES = {
     "bounds": BOUNDS,
     "zeros": ZEROS,
     "poles": POLES,
+    "moves": MOVES,
     "not numbers": NOT_NUMBERS,
     **OF_PICTURES,
 }
