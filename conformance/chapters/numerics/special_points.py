@@ -163,6 +163,33 @@ BOUNDS: dict[str, Point] = {
     "renorm": _point(lambda x: x.renorm(2, 0, 5.0), _numbers(3, 4, 6, 8, 0, 0, shape=(3, 2))),
     "lerp": _point(torch.lerp, _numbers(1, 2, 3), _numbers(3, 2, 1), _numbers(0, 0.5, 1)),
 }
+# Functions that write over their operand, whose derivative is one of the result.
+IN_PLACE: dict[str, Point] = {
+    name: _point(lambda x, call=call: _weighted(call(x * 1)), _numbers(-1, -0.5, 0.25, 1))
+    for name, call in {
+        "elu": partial(F.elu, inplace=True),
+        "elu of another alpha": partial(F.elu, alpha=2.0, inplace=True),
+        "celu": partial(F.celu, alpha=0.5, inplace=True),
+        "selu": partial(F.selu, inplace=True),
+        "leaky_relu": partial(F.leaky_relu, negative_slope=0.25, inplace=True),
+        "rrelu in inference": partial(F.rrelu, lower=0.25, upper=0.5, inplace=True),
+        "relu": partial(F.relu, inplace=True),
+        "relu6": partial(F.relu6, inplace=True),
+        "hardtanh": partial(F.hardtanh, inplace=True),
+        "hardswish": partial(F.hardswish, inplace=True),
+        "hardsigmoid": partial(F.hardsigmoid, inplace=True),
+        "silu": partial(F.silu, inplace=True),
+        "mish": partial(F.mish, inplace=True),
+        "threshold": lambda x: F.threshold(x, 0.5, 4.0, inplace=True),
+        "tanh": torch.Tensor.tanh_,
+        "sigmoid": torch.Tensor.sigmoid_,
+        "exp": torch.Tensor.exp_,
+        "sqrt": lambda x: x.abs_().sqrt_(),
+        "clamp": lambda x: x.clamp_(-0.75, 0.5),
+        "masked_fill": lambda x: x.masked_fill_(x > 0, 3.0),
+        "index_fill": lambda x: x.index_fill_(0, _among([1, 3], x), 3.0),
+    }.items()
+}
 ZEROS: dict[str, Point] = {
     "relu": _point(F.relu, _numbers(0, -0.0, 1)),
     "leaky_relu": _point(F.leaky_relu, _numbers(0, -1)),
@@ -247,7 +274,7 @@ POLES: dict[str, Point] = {
     },
     "kl_div": _point(lambda x: F.kl_div(x, _on([0.0, 1.0], x), reduction="sum"), _ORIGIN),
 }
-# What moves numbers and rounds none: sequences of several lengths, and places that repeat.
+# Ops that move numbers and round none: sequences of several lengths, and places that repeat.
 _FIRST, _SECOND, _THIRD = _numbers(1, 2, 3), _numbers(4), _numbers(5, 6)
 
 
@@ -404,6 +431,9 @@ def _pools(rank: str) -> Iterator[tuple[str, Point]]:
     }
     for name, call in calls.items():
         yield name, _point(_stepped(call), picture, rounds="avg" in name or "lp" in name)  # not every sum is of 8 bits
+    if rank != "1d":
+        divided = _point(_stepped(lambda x: pool("avg_pool")(x, 2, 2, divisor_override=2)), picture)
+        yield "avg_pool with another divisor", divided
     yield (
         "places of max_pool",
         _point(lambda x: _order(x, lambda y: pool("max_pool")(y, 2, return_indices=True)[1]), picture),
@@ -502,6 +532,7 @@ FAMILIES = {
     "zeros": ZEROS,
     "poles": POLES,
     "moves": MOVES,
+    "in place": IN_PLACE,
     "not numbers": NOT_NUMBERS,
     **OF_PICTURES,
 }

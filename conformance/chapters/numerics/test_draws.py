@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
+from ...measure.generators import seed_torch
 
 SIGMAS = 6.0
 DRAWS = 2**21  # of which a normal distribution has 66 on either side beyond four standard deviations
@@ -162,3 +164,55 @@ def test_many_classes(case: Case, target: Target, amp_dtype: torch.dtype, kind: 
     for quarter, (share, found) in enumerate(zip(shares.tolist(), seen.tolist(), strict=True)):
         allowed = SIGMAS * math.sqrt(share * (1 - share) / len(drawn))
         case.at_most(f"quarter {quarter}: distance of its share from {share:.3f}", abs(found - share), allowed)
+
+
+# What takes a generator, of a tensor of probabilities.
+GENERATED: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
+    "rand": lambda x, g: torch.rand(64, generator=g, dtype=x.dtype, device=x.device),
+    "randn": lambda x, g: torch.randn(64, generator=g, dtype=x.dtype, device=x.device),
+    "normal": lambda x, g: torch.normal(x, x, generator=g),
+    "bernoulli": lambda x, g: torch.bernoulli(x, generator=g),
+    "multinomial": lambda x, g: torch.multinomial(x, 8, generator=g),
+    "multinomial with replacement": lambda x, g: torch.multinomial(x, 8, True, generator=g),
+    "poisson": lambda x, g: torch.poisson(8 * x, generator=g),
+    **{
+        name: lambda x, g, name=name, given=given: getattr(x.clone(), name)(*given, generator=g)
+        for name, given in (
+            *(("uniform_", ()), ("normal_", ()), ("exponential_", ()), ("bernoulli_", (0.5,)), ("geometric_", (0.25,))),
+            *(("log_normal_", ()), ("cauchy_", ())),
+        )
+    },
+    **{
+        name: lambda x, g, name=name: getattr(_init, name)(x.clone().view(8, 8), generator=g)
+        for name in (
+            *("normal_", "uniform_", "trunc_normal_", "xavier_normal_", "xavier_uniform_"),
+            *("kaiming_normal_", "kaiming_uniform_"),
+        )
+    },
+}
+
+
+@contract("AMP-NUMERICS-114")
+def test_generators(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
+    """Draw twice from generators of one seed, between which the default generator has another one."""
+    probabilities = torch.full((64,), 0.25, dtype=amp_dtype, device=target.device)
+    calls = {name: partial(call, probabilities, _generator(target, 0)) for name, call in GENERATED.items()}
+    unlike, alike, moved = [], [], []
+    for name in case.with_kernels(target, calls):
+        drawn = []
+        for number, seed in enumerate((1, 1, 2)):
+            seed_torch(number)
+            before = torch.get_rng_state()
+            drawn.append(GENERATED[name](probabilities, _generator(target, seed)))
+            if not torch.equal(torch.get_rng_state(), before):
+                moved.append(name)
+        unlike += [] if torch.equal(drawn[0], drawn[1]) else [name]
+        alike += [name] if torch.equal(drawn[0], drawn[2]) else []
+    case.at_least("calls judged", len(GENERATED), 1)
+    case.equal("calls that draw other numbers from a generator of the same seed", unlike, [])
+    case.equal("control: calls that draw the same numbers from one of another seed", alike, [])
+    case.equal("calls that draw from the default generator of the CPU", sorted(set(moved)), [])
+
+
+def _generator(target: Target, seed: int) -> torch.Generator:
+    return torch.Generator(target.device).manual_seed(seed)

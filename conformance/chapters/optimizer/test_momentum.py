@@ -68,9 +68,7 @@ def test_averages_of_16_bits(
     _follow(case, target, rng, name, amp_dtype, STORED * torch.finfo(amp_dtype).eps)
 
 
-def _follow(
-    case: Case, target: Target, rng: torch.Generator, name: str, dtype: torch.dtype, limit: float
-) -> None:
+def _follow(case: Case, target: Target, rng: torch.Generator, name: str, dtype: torch.dtype, limit: float) -> None:
     """Step over one matrix of a type, and compare its averages with their recurrences."""
     kind, arguments, recurrences = AVERAGES[name]
     if not hasattr(torch.optim, kind):
