@@ -73,6 +73,12 @@ def _too_long(x: Tensor, *, zero: bool) -> Tensor:
     return F.ctc_loss(x - 1, targets, (3, 3), (3, 2), reduction="none", zero_infinity=zero)
 
 
+def _certain(x: Tensor) -> Tensor:
+    """Return the loss of a variance below eps, and the variance, which is left as it is."""
+    variance = torch.zeros_like(x)
+    return torch.cat([F.gaussian_nll_loss(x, x.detach(), variance, reduction="none") * 0, variance])
+
+
 TIES: dict[str, Point] = {
     "amax over a dimension": _point(lambda x: x.amax(1), _TIES),
     "amin over all dimensions": _point(lambda x: x.amin((0, 1)), _TIES),
@@ -272,6 +278,9 @@ POLES: dict[str, Point] = {
         )
         for zero in (False, True)
     },
+    "gaussian_nll_loss of no variance": _point(_certain, _numbers(1, -2)),
+    "logcumsumexp after -inf": _point(lambda x: x.logcumsumexp(0), _numbers(-INF, -INF, 0, 0)),
+    "logcumsumexp of -inf": _point(lambda x: x.logcumsumexp(0), _numbers(0, -INF, -INF)),
     "kl_div": _point(lambda x: F.kl_div(x, _on([0.0, 1.0], x), reduction="sum"), _ORIGIN),
 }
 # Ops that move numbers and round none: sequences of several lengths, and places that repeat.
@@ -292,7 +301,20 @@ def _placed_pairs(x: Tensor, *, accumulate: bool) -> Tensor:
     return x.new_ones(3, 3).index_put((rows, columns), x, accumulate=accumulate)
 
 
+def _renormed(x: Tensor, call: Callable[..., Tensor]) -> Tensor:
+    """Return a table, of which a look-up renormalizes the rows that it takes, and no other."""
+    table = x.detach().clone()
+    call(_among([1, 1, 3], x).view(1, 3), table, max_norm=2.5)
+    return table
+
+
 MOVES: dict[str, Point] = {
+    **{
+        f"{call.__name__} with max_norm": _point(
+            partial(_renormed, call=call), _numbers(0, 5, 3, 4, 6, 8, 30, 40, 0, 0, shape=(5, 2))
+        )
+        for call in (F.embedding, F.embedding_bag)
+    },
     **{
         f"pad_sequence on the {side}": _point(
             lambda *x, side=side: _weighted(pad_sequence(x, True, 7.0, side)), _FIRST, _SECOND, _THIRD
@@ -494,6 +516,9 @@ def _reshaped(rank: str) -> Iterator[tuple[str, Point]]:
                 f"interpolate {mode} by {factor}",
                 _point(_stepped(partial(F.interpolate, scale_factor=factor, mode=mode)), picture, rounds=True),
             )
+    for mode in modes[: 2 * (dimensions == 2)]:
+        call = partial(F.interpolate, scale_factor=0.5, mode=mode, antialias=True)
+        yield f"interpolate {mode} by 0.5, antialias", _point(_stepped(call), picture, rounds=True)
     for mode in ("constant", "reflect", "replicate", "circular"):
         yield f"pad {mode}", _point(_stepped(partial(F.pad, pad=(1,) * 2 * dimensions, mode=mode)), picture)
     yield (

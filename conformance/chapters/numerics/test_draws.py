@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
@@ -216,3 +217,42 @@ def test_generators(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
 
 def _generator(target: Target, seed: int) -> torch.Generator:
     return torch.Generator(target.device).manual_seed(seed)
+
+
+def _gradient(case: Case, call: Callable[[Tensor], Tensor], leaf: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the result of a call whose draws are those of the case's seed, and the gradient, both in float32."""
+    seed_torch(case.seed)
+    result = call(leaf)
+    (slope,) = torch.autograd.grad(result, leaf, weights.to(result))
+    return result.detach().float().cpu(), slope.float().cpu()
+
+
+@contract("AMP-NUMERICS-114")
+def test_drawn_slopes(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
+    """The gradient of rrelu is the slope that was drawn, between its bounds."""
+    x = -torch.ones(512, device=target.device, dtype=amp_dtype).requires_grad_()
+    try:
+        seen, slopes = _gradient(case, lambda y: F.rrelu(y, 0.125, 0.875, training=True), x, torch.ones_like(x))
+    except (NotImplementedError, RuntimeError) as error:
+        case.unsupported(f"{target.name} has no rrelu of {amp_dtype}: {str(error)[:80]}")
+    case.equal("gradients that are not the slopes of the result", int((slopes != -seen).sum()), 0)
+    case.between("least slope", float(slopes.min()), 0.125, 0.25)
+    case.between("largest slope", float(slopes.max()), 0.75, 0.875)
+
+
+@contract("AMP-NUMERICS-114")
+def test_hard_samples(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
+    """Hard samples of gumbel_softmax pick one class and have the gradients of the soft ones with the same draws."""
+    x = torch.randn(64, 8, generator=rng).to(target.device, amp_dtype).requires_grad_()
+    weights = torch.arange(x.numel(), device=target.device).view_as(x) % 5 - 2.0
+    for region in (False, True):
+        with target.autocast(amp_dtype, enabled=region):
+            soft, wanted = _gradient(case, lambda y: F.gumbel_softmax(y), x, weights)
+            hard, slopes = _gradient(case, lambda y: F.gumbel_softmax(y, hard=True), x, weights)
+        place = "in a region" if region else "outside"
+        case.equal(f"classes picked {place}", hard.argmax(1).tolist(), soft.argmax(1).tolist())
+        # The soft sample is subtracted and added again.
+        error = float((hard - F.one_hot(soft.argmax(1), 8)).abs().max())
+        case.at_most(f"distance from a whole class {place}", error, torch.finfo(amp_dtype).eps)
+        case.equal(f"gradients {place} that are not those of the soft samples", int((slopes != wanted).sum()), 0)
+        case.at_least(f"control: largest gradient {place}", float(wanted.abs().max()), 2.0**-6)
