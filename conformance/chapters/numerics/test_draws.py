@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -167,7 +168,29 @@ def test_many_classes(case: Case, target: Target, amp_dtype: torch.dtype, kind: 
         case.at_most(f"quarter {quarter}: distance of its share from {share:.3f}", abs(found - share), allowed)
 
 
-# What takes a generator, of a tensor of probabilities.
+_FILLS: dict[str, tuple[float, ...]] = {
+    **dict.fromkeys(("uniform_", "normal_", "exponential_", "log_normal_", "cauchy_"), ()),
+    "bernoulli_": (0.5,),
+    "geometric_": (0.25,),
+}
+_INITIAL = (
+    *("normal_", "uniform_", "trunc_normal_", "xavier_normal_", "xavier_uniform_"),
+    *("kaiming_normal_", "kaiming_uniform_"),
+)
+
+
+def _filled(name: str, *given: Any) -> Tensor:
+    *numbers, x, generator = given
+    filled: Tensor = getattr(x.clone(), name)(*numbers, generator=generator)
+    return filled
+
+
+def _initial(name: str, x: Tensor, generator: torch.Generator) -> Tensor:
+    filled: Tensor = getattr(_init, name)(x.clone().view(8, 8), generator=generator)
+    return filled
+
+
+# Calls that take a generator, of a tensor of probabilities.
 GENERATED: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "rand": lambda x, g: torch.rand(64, generator=g, dtype=x.dtype, device=x.device),
     "randn": lambda x, g: torch.randn(64, generator=g, dtype=x.dtype, device=x.device),
@@ -176,20 +199,8 @@ GENERATED: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "multinomial": lambda x, g: torch.multinomial(x, 8, generator=g),
     "multinomial with replacement": lambda x, g: torch.multinomial(x, 8, True, generator=g),
     "poisson": lambda x, g: torch.poisson(8 * x, generator=g),
-    **{
-        name: lambda x, g, name=name, given=given: getattr(x.clone(), name)(*given, generator=g)
-        for name, given in (
-            *(("uniform_", ()), ("normal_", ()), ("exponential_", ()), ("bernoulli_", (0.5,)), ("geometric_", (0.25,))),
-            *(("log_normal_", ()), ("cauchy_", ())),
-        )
-    },
-    **{
-        name: lambda x, g, name=name: getattr(_init, name)(x.clone().view(8, 8), generator=g)
-        for name in (
-            *("normal_", "uniform_", "trunc_normal_", "xavier_normal_", "xavier_uniform_"),
-            *("kaiming_normal_", "kaiming_uniform_"),
-        )
-    },
+    **{name: partial(_filled, name, *given) for name, given in _FILLS.items()},
+    **{f"init.{name}": partial(_initial, name) for name in _INITIAL},
 }
 
 
