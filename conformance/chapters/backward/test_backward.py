@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch.nn import functional
@@ -308,6 +310,33 @@ def test_hooks(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Ge
     }
     for name, dtype in promised.items():
         case.equal(name, seen.get(name), dtype)
+
+
+def _four_times(calls: list[None], gradient: torch.Tensor) -> torch.Tensor:
+    calls.append(None)
+    return gradient * 4
+
+
+@contract("AMP-BACKWARD-015")
+def test_retained_gradients(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
+    """An intermediate result retains the gradient that its hooks made, whenever they were registered, and adds up."""
+    weight = torch.randn(6, 16, generator=rng).to(target.device).requires_grad_()
+    x = torch.randn(8, 16, generator=rng).to(target.device)
+    for last in ("hook", "retain_grad"):
+        with target.autocast(amp_dtype):
+            hidden = functional.linear(x, weight)
+        hooked: list[None] = []
+        if last == "hook":
+            hidden.retain_grad()
+        hidden.register_hook(partial(_four_times, hooked))
+        if last == "retain_grad":
+            hidden.retain_grad()
+        gradient = cotangent(hidden, rng)
+        for number in (1, 2):
+            hidden.backward(gradient, retain_graph=True)
+            wanted = gradient * 4 * number
+            case.identical(f"{last} registered last: gradient retained of pass {number}", hidden.grad, wanted)
+        case.equal(f"{last} registered last: calls of the hook", len(hooked), 2)
 
 
 @contract("AMP-BACKWARD-016")

@@ -83,6 +83,33 @@ def test_loading_keeps_types(case: Case, target: Target, amp_dtype: torch.dtype,
     case.equal("types of parameters that are assigned", types, {str(given)})
 
 
+LAYOUTS: dict[str, tuple[Callable[[], torch.nn.Module], torch.memory_format]] = {
+    "Conv2d": (lambda: nn.Conv2d(3, 4, 2), torch.channels_last),
+    "ConvTranspose2d": (lambda: nn.ConvTranspose2d(3, 4, 2), torch.channels_last),
+    "Conv3d": (lambda: nn.Conv3d(3, 4, 2), torch.channels_last_3d),
+}
+
+
+@contract("AMP-BF16-010")
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_type_and_layout(case: Case, target: Target, amp_dtype: torch.dtype, kind: str) -> None:
+    """A module takes a type and a layout in one call, or one after the other, and keeps the first."""
+    make, layout = LAYOUTS[kind]
+    module: Any = make().to(target.device)
+    calls: dict[str, Callable[[Any], Any]] = {
+        "type and layout": lambda one: one.to(dtype=amp_dtype, memory_format=layout),
+        "device, type and layout": lambda one: one.to(target.device, amp_dtype, memory_format=layout),
+        "type, then layout": lambda one: one.to(amp_dtype).to(memory_format=layout),
+        "layout, then type": lambda one: one.to(memory_format=layout).to(amp_dtype),
+        "layout, then type by its method": lambda one: CONVERSIONS["method"](one.to(memory_format=layout), amp_dtype),
+        "layout, then type and back": lambda one: one.to(memory_format=layout).to(amp_dtype).float().to(amp_dtype),
+    }
+    for how, call in calls.items():
+        weight = call(copy.deepcopy(module)).weight.detach()
+        case.true(f"{how}: the weight has the layout", weight.is_contiguous(memory_format=layout))
+        case.identical(f"{how}: weight", weight, module.weight.detach().to(amp_dtype))
+
+
 def _averaged(module: Any, image: torch.Tensor) -> None:
     module.update_parameters(module.module)
 

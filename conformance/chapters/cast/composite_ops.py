@@ -111,6 +111,24 @@ def _ctc(t: Inputs) -> partial[Any]:
     return partial(lambda x: F.ctc_loss(F.log_softmax(x, 2), labels, *lengths), t.f(6, 2, 4))
 
 
+def _spectrum(t: Inputs) -> partial[Any]:
+    x, window = t.f(3, 64), t.f(16)
+    return partial(lambda x: torch.view_as_real(torch.stft(x, 16, 4, window=window, return_complex=True)), x)
+
+
+def _sampled(t: Inputs, *places: int) -> partial[Any]:
+    """Return samples of a picture or volume between its elements, whose grid has more bits than an amp dtype."""
+    x, grid = t.f(2, 3, *places), t.f(2, *(3,) * len(places), len(places))
+    return partial(F.grid_sample, x, grid, align_corners=False)
+
+
+def _rank(t: Inputs, **tolerance: float) -> partial[Any]:
+    """Return the rank of matrices of full rank whose smallest singular values the tolerance takes for zero."""
+    sizes = torch.tensor([1.0, 0.5, 0.25, 0.0625], device=t.device)
+    x = torch.diag(sizes).to(t.f(1).dtype)
+    return partial(lambda x: torch.linalg.matrix_rank(x, **tolerance).to(torch.get_default_dtype()), x)
+
+
 # The input comes first, so that it may have another dtype than the weights, which follow.
 CALLS: dict[str, Callable[[Inputs], partial[Any]]] = {
     "gru": lambda t: _call(t, t.f(5, 2, 4), nn.GRU, 4, 3),
@@ -130,6 +148,13 @@ CALLS: dict[str, Callable[[Inputs], partial[Any]]] = {
     "pairwise_distance": lambda t: partial(lambda x: F.pairwise_distance(x, x.flip(0)), t.f(3, 4)),
     "normalize": lambda t: partial(F.normalize, t.f(3, 4)),
     "ctc_loss": _ctc,
+    "stft": _spectrum,
+    "grid_sample": lambda t: _sampled(t, 40, 40),
+    "grid_sample-of-volumes": lambda t: _sampled(t, 9, 9, 9),
+    "cdist": lambda t: partial(torch.cdist, t.f(3, 4), t.f(5, 4)),
+    "cdist-of-many": lambda t: partial(torch.cdist, t.f(30, 4), t.f(40, 4)),
+    "matrix_rank": lambda t: _rank(t, rtol=0.125),
+    "matrix_rank-absolute": lambda t: _rank(t, atol=0.375),
     "einsum": lambda t: partial(torch.einsum, "bij,bjk->bik", t.f(2, 3, 4), t.f(2, 4, 5)),
     "einsum-of-three": lambda t: partial(torch.einsum, "ij,jk,kl->il", t.f(3, 4), t.f(4, 5), t.f(5, 2)),
     "einsum-of-a-list": lambda t: partial(torch.einsum, "ij,jk,kl->il", [t.f(3, 4), t.f(4, 5), t.f(5, 2)]),

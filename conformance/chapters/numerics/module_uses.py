@@ -41,7 +41,7 @@ class Use:
 
 def families() -> dict[str, dict[str, Use]]:
     """Return every use by its family and its name."""
-    made = (*_WITH_PRODUCTS, _embeddings, _pools, _norms, _others, _containers, _losses, _adaptive)
+    made = (*_WITH_PRODUCTS, _embeddings, _pools, _norms, _others, _containers, _losses, _adaptive, _without_rows)
     return {family.__name__.strip("_"): dict(family()) for family in made}
 
 
@@ -234,11 +234,15 @@ def _embeddings() -> Iterator[tuple[str, Use]]:
     yield "Embedding", Use(partial(nn.Embedding, 6, 4), (), look_up)
     yield "Embedding with padding", Use(partial(nn.Embedding, 6, 4, padding_idx=1), (), look_up)
     yield "Embedding by frequency", Use(partial(nn.Embedding, 6, 4, scale_grad_by_freq=True), (), look_up)
+    yield "Embedding of sparse gradients", Use(partial(nn.Embedding, 6, 4, padding_idx=1, sparse=True), (), look_up)
     for mode in ("sum", "mean", "max"):
         made = partial(nn.EmbeddingBag, 6, 4, mode=mode)
         yield f"EmbeddingBag, {mode}", Use(made, (), bags)
         yield f"EmbeddingBag, {mode}, with padding", Use(partial(made, padding_idx=1), (), bags)
         yield f"EmbeddingBag, {mode}, with all ends", Use(partial(made, include_last_offset=True), (), flat)
+        sparse = partial(made, padding_idx=1, sparse=True)
+        if mode != "max":  # which has no sparse gradient
+            yield f"EmbeddingBag, {mode}, of sparse gradients", Use(sparse, (), bags)
     yield "EmbeddingBag with weights", Use(partial(nn.EmbeddingBag, 6, 4, mode="sum"), ((2, 4),), bags)
 
     def parts(module: Any, *weights: Tensor) -> Any:
@@ -281,6 +285,20 @@ def _convolutions() -> Iterator[tuple[str, Use]]:
         yield f"ConvTranspose{rank}d, dilated", Use(partial(transposed, 4, 6, 2, dilation=2, bias=False), x)
 
 
+def _without_rows() -> Iterator[tuple[str, Use]]:
+    """Layers of a batch without samples, whose parameters have gradients of zero."""
+    for rank in (1, 2, 3):
+        places = (0, 4, *(6,) * rank)
+        yield f"Conv{rank}d of no samples", Use(partial(getattr(nn, f"Conv{rank}d"), 4, 6, 3), (places,))
+        turned = partial(getattr(nn, f"ConvTranspose{rank}d"), 4, 6, 3)
+        yield f"ConvTranspose{rank}d of no samples", Use(turned, (places,))
+    yield "Linear of no rows", Use(partial(nn.Linear, 6, 5), ((0, 6),))
+    yield "Linear of no sequences", Use(partial(nn.Linear, 6, 5), ((2, 0, 6),))
+    yield "LayerNorm of no rows", Use(partial(nn.LayerNorm, 6), ((0, 6),))
+    yield "GroupNorm of no samples", Use(partial(nn.GroupNorm, 2, 4), ((0, 4, 6),))
+    yield "BatchNorm1d of no rows in inference", Use(partial(nn.BatchNorm1d, 6), ((0, 6),), training=False)
+
+
 def _linear() -> Iterator[tuple[str, Use]]:
     yield "Linear", Use(partial(nn.Linear, 6, 5), ((2, 3, 6),))
     yield "Linear of a vector", Use(partial(nn.Linear, 6, 5), ((6,),))
@@ -312,6 +330,11 @@ def _last_channels(module: Any, x: Tensor) -> Any:
     return module((x + 1).contiguous(memory_format=torch.channels_last))
 
 
+def _of_several_batches(module: Any, x: Tensor) -> Any:
+    """Call it on batches of several means, whose averages depend on the weight of each."""
+    return module(x) + module(2 * x + 1) - module(x - 3)
+
+
 def _norms() -> Iterator[tuple[str, Use]]:
     x = ((4, 6, 5, 5),)
     for training in (True, False):
@@ -326,6 +349,12 @@ def _norms() -> Iterator[tuple[str, Use]]:
     yield "BatchNorm2d of many places", Use(partial(nn.BatchNorm2d, 3), many, _last_channels)
     yield "GroupNorm of many places", Use(partial(nn.GroupNorm, 1, 3), many, _last_channels)
     yield "BatchNorm1d", Use(partial(nn.BatchNorm1d, 6, momentum=None), ((8, 6),))
+    several = Use(partial(nn.BatchNorm1d, 6, momentum=None), ((8, 6),), _of_several_batches)
+    yield "BatchNorm1d of cumulative averages", several
+    for training in (True, False):
+        when = "" if training else " in inference"
+        averaged = partial(nn.InstanceNorm2d, 6, affine=True, track_running_stats=True)
+        yield f"InstanceNorm2d with averages{when}", Use(averaged, x, training=training)
     yield "BatchNorm3d", Use(partial(nn.BatchNorm3d, 6), ((2, 6, 3, 3, 3),))
     yield "GroupNorm", Use(partial(nn.GroupNorm, 3, 6), x)
     yield "GroupNorm without weights", Use(partial(nn.GroupNorm, 3, 6, affine=False), x)

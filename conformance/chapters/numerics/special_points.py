@@ -10,6 +10,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence, pad_sequence
 
 INF, NAN = math.inf, math.nan
 
@@ -64,6 +65,18 @@ def _among(values: list[int], like: Tensor) -> Tensor:
 
 def _order(x: Tensor, select: Callable[[Tensor], Tensor]) -> Tensor:
     return select(x).to(torch.float32)
+
+
+def _too_long(x: Tensor, *, zero: bool) -> Tensor:
+    """Return the losses of two targets in three steps, the first of which needs four."""
+    targets = _among([1, 1, 2, 1, 2, 3], x).view(2, 3)
+    return F.ctc_loss(x - 1, targets, (3, 3), (3, 2), reduction="none", zero_infinity=zero)
+
+
+def _certain(x: Tensor) -> Tensor:
+    """Return the loss of a variance below eps, and the variance, which is left as it is."""
+    variance = torch.zeros_like(x)
+    return torch.cat([F.gaussian_nll_loss(x, x.detach(), variance, reduction="none") * 0, variance])
 
 
 TIES: dict[str, Point] = {
@@ -156,6 +169,33 @@ BOUNDS: dict[str, Point] = {
     "renorm": _point(lambda x: x.renorm(2, 0, 5.0), _numbers(3, 4, 6, 8, 0, 0, shape=(3, 2))),
     "lerp": _point(torch.lerp, _numbers(1, 2, 3), _numbers(3, 2, 1), _numbers(0, 0.5, 1)),
 }
+# Functions that write over their operand, whose derivative is one of the result.
+IN_PLACE: dict[str, Point] = {
+    name: _point(lambda x, call=call: _weighted(call(x * 1)), _numbers(-1, -0.5, 0.25, 1))
+    for name, call in {
+        "elu": lambda x: F.elu(x, inplace=True),
+        "elu of another alpha": lambda x: F.elu(x, alpha=2.0, inplace=True),
+        "celu": lambda x: F.celu(x, alpha=0.5, inplace=True),
+        "selu": lambda x: F.selu(x, inplace=True),
+        "leaky_relu": lambda x: F.leaky_relu(x, negative_slope=0.25, inplace=True),
+        "rrelu in inference": lambda x: F.rrelu(x, lower=0.25, upper=0.5, inplace=True),
+        "relu": lambda x: F.relu(x, inplace=True),
+        "relu6": lambda x: F.relu6(x, inplace=True),
+        "hardtanh": lambda x: F.hardtanh(x, inplace=True),
+        "hardswish": lambda x: F.hardswish(x, inplace=True),
+        "hardsigmoid": lambda x: F.hardsigmoid(x, inplace=True),
+        "silu": lambda x: F.silu(x, inplace=True),
+        "mish": lambda x: F.mish(x, inplace=True),
+        "threshold": lambda x: F.threshold(x, 0.5, 4.0, inplace=True),
+        "tanh": torch.Tensor.tanh_,
+        "sigmoid": torch.Tensor.sigmoid_,
+        "exp": torch.Tensor.exp_,
+        "sqrt": lambda x: x.abs_().sqrt_(),
+        "clamp": lambda x: x.clamp_(-0.75, 0.5),
+        "masked_fill": lambda x: x.masked_fill_(x > 0, 3.0),
+        "index_fill": lambda x: x.index_fill_(0, _among([1, 3], x), 3.0),
+    }.items()
+}
 ZEROS: dict[str, Point] = {
     "relu": _point(F.relu, _numbers(0, -0.0, 1)),
     "leaky_relu": _point(F.leaky_relu, _numbers(0, -1)),
@@ -232,7 +272,90 @@ POLES: dict[str, Point] = {
     "binary_cross_entropy_with_logits": _point(
         lambda x: F.binary_cross_entropy_with_logits(x, _on([0.0, 1.0, 0.5], x), reduction="sum"), _numbers(0, 0, 0)
     ),
+    **{
+        f"ctc_loss of targets that are too long, zero_infinity={zero}": Point(
+            partial(_too_long, zero=zero), (torch.zeros(3, 2, 4),), rounds=True
+        )
+        for zero in (False, True)
+    },
+    "gaussian_nll_loss of no variance": _point(_certain, _numbers(1, -2)),
+    "logcumsumexp after -inf": _point(lambda x: x.logcumsumexp(0), _numbers(-INF, -INF, 0, 0)),
+    "logcumsumexp of -inf": _point(lambda x: x.logcumsumexp(0), _numbers(0, -INF, -INF)),
     "kl_div": _point(lambda x: F.kl_div(x, _on([0.0, 1.0], x), reduction="sum"), _ORIGIN),
+}
+# Ops that move numbers and round none: sequences of several lengths, and places that repeat.
+_FIRST, _SECOND, _THIRD = _numbers(1, 2, 3), _numbers(4), _numbers(5, 6)
+
+
+def _repacked(*sequences: Tensor, ordered: bool) -> Tensor:
+    """Return sequences that were packed and padded again, each number weighted, with a value of its own as padding."""
+    given = sorted(sequences, key=len, reverse=True) if ordered else sequences
+    packed = pack_sequence([sequence.unsqueeze(1) for sequence in given], enforce_sorted=ordered)
+    padded, lengths = pad_packed_sequence(packed, batch_first=True, padding_value=-7.0, total_length=5)
+    return _weighted(padded) + lengths.to(padded).view(-1, 1, 1)
+
+
+def _placed_pairs(x: Tensor, *, accumulate: bool) -> Tensor:
+    """Return numbers put at pairs of places, of which two are the same if they are added up."""
+    rows, columns = _among([0, 0, 2, 1] if accumulate else [0, 1, 2, 1], x), _among([1, 1, 0, 2], x)
+    return x.new_ones(3, 3).index_put((rows, columns), x, accumulate=accumulate)
+
+
+def _renormed(x: Tensor, call: Callable[..., Tensor]) -> Tensor:
+    """Return a table, of which a look-up renormalizes the rows that it takes, and no other."""
+    table = x.detach().clone()
+    call(_among([1, 1, 3], x).view(1, 3), table, max_norm=2.5)
+    return table
+
+
+MOVES: dict[str, Point] = {
+    **{
+        f"{call.__name__} with max_norm": _point(
+            partial(_renormed, call=call), _numbers(0, 5, 3, 4, 6, 8, 30, 40, 0, 0, shape=(5, 2))
+        )
+        for call in (F.embedding, F.embedding_bag)
+    },
+    **{
+        f"pad_sequence on the {side}": _point(
+            lambda *x, side=side: _weighted(pad_sequence(x, True, 7.0, side)), _FIRST, _SECOND, _THIRD
+        )
+        for side in ("left", "right")
+    },
+    **{
+        f"sequences that were packed, enforce_sorted={ordered}": _point(
+            partial(_repacked, ordered=ordered), _SECOND, _FIRST, _THIRD
+        )
+        for ordered in (False, True)
+    },
+    **{
+        f"index_put of pairs, accumulate={accumulate}": _point(
+            lambda x, accumulate=accumulate: _weighted(_placed_pairs(x, accumulate=accumulate)), _numbers(1, 2, 3, 4)
+        )
+        for accumulate in (False, True)
+    },
+    "indexing by pairs that repeat": _point(lambda x: _weighted(x[_among([0, 0, 1], x), _among([1, 1, 3], x)]), _TIES),
+    "indexing by pairs with a slice between": _point(
+        lambda x: _weighted(x.view(2, 2, 2)[_among([0, 0, 1], x), :, _among([1, 1, 0], x)]), _TIES
+    ),
+    "indexing by a mask": _point(lambda x: _weighted(x[x > 0]), _TIES),
+    "take of places that repeat": _point(lambda x: _weighted(x.take(_among([7, 0, 7, 7], x))), _TIES),
+    "put, accumulate": _point(
+        lambda x, y: _weighted(x.put(_among([7, 0, 7], x), y, accumulate=True)), _TIES, _numbers(1, 2, 3)
+    ),
+    "masked_scatter": _point(lambda x, y: _weighted(x.masked_scatter(x > 2, y)), _TIES, _numbers(4, 5, 6)),
+    "repeat_interleave": _point(lambda x: _weighted(x.repeat_interleave(_among([2, 0, 3], x))), _FIRST),
+    "roll and flip": _point(lambda x: _weighted(x.roll((1, 1), (0, 1)).flip(1)), _TIES),
+    "diag_embed and tril": _point(lambda x: _weighted(torch.diag_embed(x, 1).tril(1)), _TIES),
+    "unfold of a tensor": _point(lambda x: _weighted(x.unfold(1, 3, 1)), _TIES),
+    "fold of blocks apart": _point(
+        lambda x: _weighted(F.fold(x.view(1, 4, 16), (8, 8), 2, stride=2)), _numbers(*range(64))
+    ),
+    "fold of blocks that overlap": _point(
+        lambda x: _weighted(F.fold(x.view(1, 4, 16), (7, 7), 2, stride=2, dilation=2, padding=1)), _numbers(*range(64))
+    ),
+    "clone of a transposed matrix": _point(
+        lambda x: _weighted(x.t().contiguous() * 1), _numbers(*(i % 13 for i in range(70 * 66)), shape=(66, 70))
+    ),
 }
 NOT_NUMBERS: dict[str, Point] = {
     "relu": _point(F.relu, _SPOILED),
@@ -330,6 +453,9 @@ def _pools(rank: str) -> Iterator[tuple[str, Point]]:
     }
     for name, call in calls.items():
         yield name, _point(_stepped(call), picture, rounds="avg" in name or "lp" in name)  # not every sum is of 8 bits
+    if rank != "1d":
+        divided = _point(_stepped(lambda x: pool("avg_pool")(x, 2, 2, divisor_override=2)), picture)
+        yield "avg_pool with another divisor", divided
     yield (
         "places of max_pool",
         _point(lambda x: _order(x, lambda y: pool("max_pool")(y, 2, return_indices=True)[1]), picture),
@@ -390,6 +516,9 @@ def _reshaped(rank: str) -> Iterator[tuple[str, Point]]:
                 f"interpolate {mode} by {factor}",
                 _point(_stepped(partial(F.interpolate, scale_factor=factor, mode=mode)), picture, rounds=True),
             )
+    for mode in modes[: 2 * (dimensions == 2)]:
+        call = partial(F.interpolate, scale_factor=0.5, mode=mode, antialias=True)
+        yield f"interpolate {mode} by 0.5, antialias", _point(_stepped(call), picture, rounds=True)
     for mode in ("constant", "reflect", "replicate", "circular"):
         yield f"pad {mode}", _point(_stepped(partial(F.pad, pad=(1,) * 2 * dimensions, mode=mode)), picture)
     yield (
@@ -427,6 +556,8 @@ FAMILIES = {
     "bounds": BOUNDS,
     "zeros": ZEROS,
     "poles": POLES,
+    "moves": MOVES,
+    "in place": IN_PLACE,
     "not numbers": NOT_NUMBERS,
     **OF_PICTURES,
 }

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
+from ...measure.generators import seed_torch
 
 SIGMAS = 6.0
 DRAWS = 2**21  # of which a normal distribution has 66 on either side beyond four standard deviations
@@ -162,3 +166,104 @@ def test_many_classes(case: Case, target: Target, amp_dtype: torch.dtype, kind: 
     for quarter, (share, found) in enumerate(zip(shares.tolist(), seen.tolist(), strict=True)):
         allowed = SIGMAS * math.sqrt(share * (1 - share) / len(drawn))
         case.at_most(f"quarter {quarter}: distance of its share from {share:.3f}", abs(found - share), allowed)
+
+
+_FILLS: dict[str, tuple[float, ...]] = {
+    **dict.fromkeys(("uniform_", "normal_", "exponential_", "log_normal_", "cauchy_"), ()),
+    "bernoulli_": (0.5,),
+    "geometric_": (0.25,),
+}
+_INITIAL = (
+    *("normal_", "uniform_", "trunc_normal_", "xavier_normal_", "xavier_uniform_"),
+    *("kaiming_normal_", "kaiming_uniform_"),
+)
+
+
+def _filled(name: str, *given: Any) -> Tensor:
+    *numbers, x, generator = given
+    filled: Tensor = getattr(x.clone(), name)(*numbers, generator=generator)
+    return filled
+
+
+def _initial(name: str, x: Tensor, generator: torch.Generator) -> Tensor:
+    filled: Tensor = getattr(_init, name)(x.clone().view(8, 8), generator=generator)
+    return filled
+
+
+# Calls that take a generator, of a tensor of probabilities.
+GENERATED: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
+    "rand": lambda x, g: torch.rand(64, generator=g, dtype=x.dtype, device=x.device),
+    "randn": lambda x, g: torch.randn(64, generator=g, dtype=x.dtype, device=x.device),
+    "normal": lambda x, g: torch.normal(x, x, generator=g),
+    "bernoulli": lambda x, g: torch.bernoulli(x, generator=g),
+    "multinomial": lambda x, g: torch.multinomial(x, 8, generator=g),
+    "multinomial with replacement": lambda x, g: torch.multinomial(x, 8, True, generator=g),
+    "poisson": lambda x, g: torch.poisson(8 * x, generator=g),
+    **{name: partial(_filled, name, *given) for name, given in _FILLS.items()},
+    **{f"init.{name}": partial(_initial, name) for name in _INITIAL},
+}
+
+
+@contract("AMP-NUMERICS-114")
+def test_generators(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
+    """Draw twice from generators of one seed, between which the default generator has another one."""
+    probabilities = torch.full((64,), 0.25, dtype=amp_dtype, device=target.device)
+    calls = {name: partial(call, probabilities, _generator(target, 0)) for name, call in GENERATED.items()}
+    unlike, alike, moved = [], [], []
+    for name in case.with_kernels(target, calls):
+        drawn = []
+        for number, seed in enumerate((1, 1, 2)):
+            seed_torch(number)
+            before = torch.get_rng_state()
+            drawn.append(GENERATED[name](probabilities, _generator(target, seed)))
+            if not torch.equal(torch.get_rng_state(), before):
+                moved.append(name)
+        unlike += [] if torch.equal(drawn[0], drawn[1]) else [name]
+        alike += [name] if torch.equal(drawn[0], drawn[2]) else []
+    case.at_least("calls judged", len(GENERATED), 1)
+    case.equal("calls that draw other numbers from a generator of the same seed", unlike, [])
+    case.equal("control: calls that draw the same numbers from one of another seed", alike, [])
+    case.equal("calls that draw from the default generator of the CPU", sorted(set(moved)), [])
+
+
+def _generator(target: Target, seed: int) -> torch.Generator:
+    return torch.Generator(target.device).manual_seed(seed)
+
+
+def _gradient(case: Case, call: Callable[[Tensor], Tensor], leaf: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the result of a call whose draws are those of the case's seed, and the gradient, both in float32."""
+    seed_torch(case.seed)
+    result = call(leaf)
+    (slope,) = torch.autograd.grad(result, leaf, weights.to(result))
+    return result.detach().float().cpu(), slope.float().cpu()
+
+
+@contract("AMP-NUMERICS-114")
+def test_drawn_slopes(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
+    """The gradient of rrelu is the slope that was drawn, between its bounds."""
+    x = -torch.ones(512, device=target.device, dtype=amp_dtype).requires_grad_()
+    try:
+        seen, slopes = _gradient(case, lambda y: F.rrelu(y, 0.125, 0.875, training=True), x, torch.ones_like(x))
+    except (NotImplementedError, RuntimeError) as error:
+        case.unsupported(f"{target.name} has no rrelu of {amp_dtype}: {str(error)[:80]}")
+    case.equal("gradients that are not the slopes of the result", int((slopes != -seen).sum()), 0)
+    case.between("least slope", float(slopes.min()), 0.125, 0.25)
+    case.between("largest slope", float(slopes.max()), 0.75, 0.875)
+
+
+@contract("AMP-NUMERICS-114")
+def test_hard_samples(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
+    """Hard samples of gumbel_softmax pick one class and have the gradients of the soft ones with the same draws."""
+    x = torch.randn(64, 8, generator=rng).to(target.device, amp_dtype).requires_grad_()
+    weights = torch.arange(x.numel(), device=target.device).view_as(x) % 5 - 2.0
+    for region in (False, True):
+        with target.autocast(amp_dtype, enabled=region):
+            soft, wanted = _gradient(case, lambda y: F.gumbel_softmax(y), x, weights)
+            hard, slopes = _gradient(case, lambda y: F.gumbel_softmax(y, hard=True), x, weights)
+        place = "in a region" if region else "outside"
+        case.equal(f"classes picked {place}", hard.argmax(1).tolist(), soft.argmax(1).tolist())
+        # The soft sample is subtracted and added again.
+        error = float((hard - F.one_hot(soft.argmax(1), 8)).abs().max())
+        case.at_most(f"distance from a whole class {place}", error, torch.finfo(amp_dtype).eps)
+        case.equal(f"gradients {place} that are not those of the soft samples", int((slopes != wanted).sum()), 0)
+        case.at_least(f"control: largest gradient {place}", float(wanted.abs().max()), 2.0**-6)

@@ -87,3 +87,38 @@ def test_channels_are_dropped_whole(case: Case, target: Target, amp_dtype: torch
     dropped = int((channels[..., 0] < channels.max()).sum())
     # Of 512 channels, twice in 10**9 by chance.
     case.between(f"{way}: channels that are dropped", dropped, 256 - SIGMAS * 128**0.5, 256 + SIGMAS * 128**0.5)
+
+
+SELU_LIMIT = -1.7580993408473766
+"""What alpha dropout puts in the place of an element: -scale * alpha of SELU, the limit of its results."""
+ALPHAS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "alpha_dropout": lambda x, p: F.alpha_dropout(x, p, training=True),
+    "in-place": lambda x, p: F.alpha_dropout(x.clone(), p, training=True, inplace=True),
+    "AlphaDropout": lambda x, p: torch.nn.AlphaDropout(p)(x),
+    "feature_alpha_dropout": lambda x, p: F.feature_alpha_dropout(x.view(512, -1, 1), p, training=True),
+}
+
+
+@contract("AMP-NUMERICS-110")
+@pytest.mark.parametrize("way", ALPHAS)
+def test_alpha_dropout(case: Case, target: Target, amp_dtype: torch.dtype, way: str) -> None:
+    """Dropped and kept elements of ones are those that keep a mean of zero and a variance of one (torch.nn.SELU)."""
+    ones = torch.ones(ELEMENTS // 16, dtype=amp_dtype, device=target.device)
+    for p in (0.1, 0.5):
+        torch.manual_seed(case.seed)
+        with target.autocast(amp_dtype):
+            seen = ALPHAS[way](ones, p).float().cpu().flatten()
+        case.equal(f"{way}, p = {p}: type", seen.numel(), len(ones))
+        factor = ((1 - p) * (1 + p * SELU_LIMIT**2)) ** -0.5
+        shift = -factor * SELU_LIMIT * p
+        dropped = seen < (factor * (1 + SELU_LIMIT) / 2 + shift)
+        deviation = abs(float(dropped.sum()) - p * len(seen)) / (len(seen) * p * (1 - p)) ** 0.5
+        case.at_most(f"{way}, p = {p}: dropped elements, from those expected", deviation, SIGMAS, "deviations")
+        # Roundings of the two numbers, of a product and of a sum, each below the largest of them, 2.
+        unit = torch.finfo(amp_dtype).eps / 2
+        for what, found, wanted in (
+            ("dropped", seen[dropped], factor * SELU_LIMIT + shift),
+            ("kept", seen[~dropped], factor + shift),
+        ):
+            error = float((found - wanted).abs().max()) / unit
+            case.at_most(f"{way}, p = {p}: error of a {what} element", error, 8.0, "u")

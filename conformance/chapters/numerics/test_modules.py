@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from ...oracles.trace.ops import OpTrace
 from .module_uses import Use, families, uses
 from .support import slug
 
+Types = tuple[tuple[torch.dtype, ...], torch.dtype]  # of the inputs, in turns, and of the weights
 USES = uses()
 FAMILIES = families()
 MULTIPLYING = uses(multiplying=True)
@@ -48,7 +50,11 @@ def test_some_modules(case: Case, target: Target, amp_dtype: torch.dtype, rng: t
     for name in case.with_kernels(target, {name: functools.partial(_plain, target, name) for name in USES}):
         types = _types(amp_dtype)
         drawn = int(torch.randint(len(types), (), generator=rng))
-        _judge(case, target, amp_dtype, rng, name, types[drawn : drawn + 1])
+        # Without inputs the types are those of the weights, and the calls are short.
+        chosen = types[drawn : drawn + 1] if USES[name].shapes else types[1:]
+        if len(USES[name].shapes) > 1:
+            chosen += (_in_turns(amp_dtype),)
+        _judge(case, target, amp_dtype, rng, name, chosen)
 
 
 @contract("AMP-NUMERICS-112")
@@ -56,7 +62,8 @@ def test_some_modules(case: Case, target: Target, amp_dtype: torch.dtype, rng: t
 def test_modules_as_outside(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, use: str) -> None:
     one = BY_SLUG[use]
     case.require_call(target, f"run {one}", lambda: _plain(target, one))
-    _judge(case, target, amp_dtype, rng, one, _types(amp_dtype))
+    turns = (_in_turns(amp_dtype),) if len(USES[one].shapes) > 1 else ()
+    _judge(case, target, amp_dtype, rng, one, (*_types(amp_dtype), *turns))
 
 
 @contract("AMP-NUMERICS-113")
@@ -74,6 +81,57 @@ def test_modules_in_float32(case: Case, target: Target, rng: torch.Generator) ->
             seen = _seen(one, module, [x.to(target.device) for x in given], seed, target.device_type)
         far = _far(seen, wanted, SINGLE, gradients=one.smooth and one.differentiable(target.device_type))
         case.equal(f"{name}: what is not as in float64", far, {})
+
+
+WITHOUT_GRADIENTS = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
+INFERENCE = [name for name, one in USES.items() if not one.training]
+
+
+@contract("AMP-NUMERICS-130")
+@pytest.mark.parametrize("place", ["in", "outside"])
+def test_evaluation(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, place: str) -> None:
+    """Weights and inputs are 16-bit outside of a region, and float32 in one."""
+    case.require_arithmetic(target, amp_dtype)
+    dtype = torch.float32 if place == "in" else amp_dtype
+    judged, wrong = 0, {}
+    named = INFERENCE if case.level == "quick" else list(USES)
+    for name in case.with_kernels(target, {name: functools.partial(_plain, target, name) for name in named}):
+        one, found = USES[name], {}
+        module = one.make().eval().to(target.device, dtype)
+        given = [torch.randn(shape, generator=rng).to(target.device, dtype) for shape in one.shapes]
+        try:
+            for how, mode in {"gradients": contextlib.nullcontext, **WITHOUT_GRADIENTS}.items():
+                with target.autocast(amp_dtype) if place == "in" else contextlib.nullcontext(), mode():
+                    leaves = tree_leaves(one.call(module, *given))
+                found[how] = [leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        except (RuntimeError, ValueError) as error:  # AMP-CAST-091 and AMP-NUMERICS-123 have those of one mode alone
+            case.note(f"{name}: raised", f"{type(error).__name__}: {error}"[:120])
+            continue
+        judged += 1
+        recorded = found.pop("gradients")
+        for how, outputs in found.items():
+            # In a region fused inference may return the amp dtype where layers return float32 (AMP-CAST-066).
+            seen = (
+                outputs if place == "outside" else [each.to(x.dtype) for each, x in zip(outputs, recorded, strict=True)]
+            )
+            far = _apart(seen, recorded, ROUNDINGS * FORMATS[amp_dtype].unit_roundoff)
+            wrong.update({f"{name}, {how}: {what}": distance for what, distance in far.items()})
+    case.at_least("modules judged", judged, 1)
+    case.equal("outputs without gradients that are not those with them", wrong, {})
+
+
+def _apart(outputs: list[torch.Tensor], recorded: list[torch.Tensor], bound: float) -> dict[str, Any]:
+    if len(outputs) != len(recorded):
+        return {"outputs": len(outputs)}
+    found: dict[str, Any] = {}
+    for number, (one, other) in enumerate(zip(outputs, recorded, strict=True)):
+        if one.dtype != other.dtype or one.shape != other.shape:
+            found[f"output {number}"] = f"{one.dtype}, {tuple(one.shape)}"
+        elif not one.is_floating_point():
+            found |= {} if torch.equal(one, other) else {f"output {number}": "other places"}
+        elif not (distance := normwise_distance(one, other)) <= bound:
+            found[f"output {number}"] = distance
+    return found
 
 
 # What multiplies matrices, under the names of its kernels (each has the policy of the op that calls it).
@@ -142,9 +200,14 @@ def _lacks(target: Target, name: str, dtype: torch.dtype) -> bool:
     return False
 
 
-def _types(amp_dtype: torch.dtype) -> tuple[tuple[torch.dtype, torch.dtype], ...]:
+def _types(amp_dtype: torch.dtype) -> tuple[Types, ...]:
     """Return the types of inputs and weights that a module meets in a region."""
-    return (torch.float32, torch.float32), (amp_dtype, torch.float32), (amp_dtype, amp_dtype)
+    return ((torch.float32,), torch.float32), ((amp_dtype,), torch.float32), ((amp_dtype,), amp_dtype)
+
+
+def _in_turns(amp_dtype: torch.dtype) -> Types:
+    """Return types of inputs of which every other one is float32, as one of the states of an LSTM may be."""
+    return (amp_dtype, torch.float32), torch.float32
 
 
 def _plain(target: Target, name: str, dtype: torch.dtype = torch.float32) -> None:
@@ -160,7 +223,7 @@ def _judge(
     amp_dtype: torch.dtype,
     rng: torch.Generator,
     name: str,
-    types: tuple[tuple[torch.dtype, torch.dtype], ...],
+    types: tuple[Types, ...],
 ) -> None:
     one, unit = USES[name], FORMATS[amp_dtype].unit_roundoff
     seed = int(torch.randint(2**30, (), generator=rng))
@@ -169,15 +232,16 @@ def _judge(
     given = [torch.randn(shape, generator=rng).to(amp_dtype).float() for shape in one.shapes]
     state = {key: _rounded(value, amp_dtype) for key, value in module.state_dict().items()}
 
-    def ran(inputs: torch.dtype, weights: torch.dtype = torch.float32, *, region: bool = True) -> Seen:
+    def ran(inputs: tuple[torch.dtype, ...], weights: torch.dtype = torch.float32, *, region: bool = True) -> Seen:
         with held("torch.__future__.get_swap_module_params_on_conversion", False):
             module.to(target.device, weights).load_state_dict(state)
         with target.autocast(amp_dtype) if region else contextlib.nullcontext():
-            return _seen(one, module, [x.to(target.device, inputs) for x in given], seed, target.device_type)
+            placed = [x.to(target.device, dtype) for x, dtype in zip(given, itertools.cycle(inputs), strict=False)]
+            return _seen(one, module, placed, seed, target.device_type)
 
-    wanted = ran(torch.float32, region=False)
+    wanted = ran((torch.float32,), region=False)
     for dtypes in types:
-        what = "{}: inputs in {}, weights in {}".format(name, *dtypes)
+        what = f"{name}: inputs in {' and '.join(map(str, dtypes[0]))}, weights in {dtypes[1]}"
         try:
             seen = ran(*dtypes)
         except (RuntimeError, ValueError) as error:
@@ -205,7 +269,10 @@ def _seen(one: Use, module: torch.nn.Module, given: list[torch.Tensor], seed: in
     gradients: dict[str, Any] = {f"input {number}": leaf.grad for number, leaf in enumerate(leaves)}
     gradients |= {key: parameter.grad for key, parameter in module.named_parameters()}
     gradients |= {f"buffer {key}": value.clone() for key, value in module.named_buffers()}
-    kept = {key: value.detach() for key, value in gradients.items() if value is not None}
+    dense = {
+        key: value.to_dense() if value.is_sparse else value for key, value in gradients.items() if value is not None
+    }
+    kept = {key: value.detach() for key, value in dense.items()}
     return Seen([each.detach() for each in outputs], [leaf for leaf in found if not leaf.is_floating_point()], kept)
 
 

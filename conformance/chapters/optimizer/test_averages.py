@@ -166,9 +166,12 @@ def test_update_bn_in_a_region(
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4, momentum=0.25)).to(target.device)
     model.train(training)
     model[1].running_mean.fill_(1e4)
+    types = []
+    model[1].register_forward_pre_hook(lambda module, given: types.append(given[0].dtype))
     with target.autocast(amp_dtype):
         swa_utils.update_bn(batches, model)
         wanted = torch.cat([model[0](batch) for batch in batches]).float().mean(0)
+    case.equal("types of the batches that are averaged", types, [amp_dtype] * 3)
     modes = [module.training for module in (model, *model)]
     case.equal("whether the model and its two layers train", modes, [training] * 3)
     case.equal("momentum", model[1].momentum, 0.25)

@@ -46,6 +46,7 @@ BY_NESTEROV = [
     for nesterov in ((False, True) if kind.accepts("nesterov") else (False,))
 ]
 SHAPES = ((8, 9), (3, 2))
+DECOUPLED = ("AdamW", "Muon", "Adafactor")
 
 
 def combinations(kind: OptimizerConfig) -> Iterator[OptimizerConfig]:
@@ -104,6 +105,80 @@ def test_gradients_are_left_alone(
                 parameter.grad.fill_(math.nan)
             moved = differences(state_of(snapshot(optimizer)), state_of(after))
             case.equal(f"{what}, step {number}: state that changes with the gradient of that step", moved, [])
+
+
+@contract("AMP-OPTIMIZER-120")
+@pytest.mark.parametrize("implementation", ["for-loop", "foreach", "fused"])
+def test_maximize(case: Case, target: Target, rng: torch.Generator, implementation: str) -> None:
+    """Take the steps that minimize takes with gradients of the other sign, dense and sparse ones."""
+    case.require_arithmetic(target, torch.float32)
+    draw, wrong, judged = Draw(rng, target.device, matrices=True), {}, 0
+    for kind in ALL:
+        if kind.implementation != implementation or not kind.accepts("maximize"):
+            continue
+        if not kind.promised_on(target.device_type):
+            continue
+        value = draw.value((8, 9))
+        slopes = [draw.gradient((8, 9)) - 1 for _ in range(2)]
+        ends = []
+        for maximize in (True, False):
+            parameter = torch.nn.Parameter(value.clone())
+            optimizer = kind.make([parameter], maximize=maximize)
+            for slope in slopes:
+                given = slope if maximize else -slope
+                parameter.grad = _rows(given) if kind.gradients == "sparse" else given
+                optimizer.step()
+            ends.append(parameter.detach())
+        judged += 1
+        if not torch.equal(*ends):
+            wrong[kind.id] = float((ends[0] - ends[1]).abs().max())
+    if not judged:
+        case.unsupported(f"no {implementation} optimizer that maximizes is promised on {target.device_type}")
+    case.at_least("optimizers judged", judged, 1)
+    case.equal("distances of maximize from minimize with gradients of the other sign", wrong, {})
+
+
+def _rows(dense: torch.Tensor) -> torch.Tensor:
+    """Return every other row as a sparse gradient."""
+    rows = torch.arange(0, len(dense), 2, device=dense.device)
+    return torch.sparse_coo_tensor(rows.unsqueeze(0), dense[rows], dense.shape)
+
+
+@contract("AMP-OPTIMIZER-120")
+@pytest.mark.parametrize("implementation", ["for-loop", "foreach", "fused"])
+def test_decoupled_decay(case: Case, target: Target, rng: torch.Generator, implementation: str) -> None:
+    """Gradients of zero leave the decay alone: each step multiplies by one less the rate times the decay."""
+    case.require_arithmetic(target, torch.float32)
+    draw, judged, rate, decay = Draw(rng, target.device), 0, 0.25, 0.125
+    for kind in ALL:
+        decoupled = kind.optimizer in DECOUPLED or kind.arguments.get("decoupled_weight_decay")
+        if kind.implementation != implementation or not decoupled or not kind.promised_on(target.device_type):
+            continue
+        for lr in (rate, torch.tensor(rate)):
+            # Higher than wide and wider than high: Muon adjusts its rate by the shape, and not its decay.
+            parameters = [torch.nn.Parameter(draw.value(shape)) for shape in ((8, 2), (2, 8))]
+            before = [parameter.detach().clone() for parameter in parameters]
+            try:
+                optimizer = kind.make(parameters, lr=lr, weight_decay=decay)
+            except (RuntimeError, ValueError) as error:  # AMP-OPTIMIZER-105
+                case.note(f"{kind.id}, rate {lr}: refused", str(error)[:80])
+                continue
+            for _ in range(2):
+                for parameter in parameters:
+                    parameter.grad = torch.zeros_like(parameter)
+                optimizer.step()
+            judged += 1
+            for parameter, value in zip(parameters, before, strict=True):
+                wanted = value.double() * (1 - rate * decay) ** 2
+                far = float(((parameter.detach().double() - wanted) / wanted).abs().max())
+                # Two products, and a factor that is rounded.
+                case.at_most(
+                    f"{kind.id}, rate in a {type(lr).__name__}, {tuple(value.shape)}: relative distance",
+                    far,
+                    4 * 2 * unit(torch.float32),
+                )
+    if not judged:
+        case.unsupported(f"no {implementation} optimizer with decoupled decay is promised on {target.device_type}")
 
 
 def give(optimizer: torch.optim.Optimizer, draw: Draw) -> list[torch.Tensor]:

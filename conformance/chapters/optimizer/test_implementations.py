@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -30,15 +30,19 @@ def every(kind: OptimizerConfig, value: Any) -> bool:
     return True
 
 
-def over(chosen: Callable[[OptimizerConfig, Any], bool] = every, *second: Any) -> list[Any]:
+def over(
+    chosen: Callable[[OptimizerConfig, Any], bool] = every, *second: Any, quick: Collection[Any] = ()
+) -> list[Any]:
     """Return parameters for the implementations of the first variant of each optimizer, by `second` values.
 
-    The other variants run at the level full.
+    The other variants run at the level full. At quick there are two optimizers, and by the values of `quick` the
+    for-loop of every one.
     """
     cells: list[Any] = []
     for kind in SHARED:
-        level = "full" if not kind.first else "quick" if kind.optimizer in QUICK else "standard"
         for value in second or (None,):
+            shallow = kind.optimizer in QUICK or (value in quick and kind.implementation == "for-loop")
+            level = "full" if not kind.first else "quick" if shallow else "standard"
             # The default eps of variants that are not the first vanish in fp16 (AMP-OPTIMIZER-106).
             small = value == "16-bit" and not kind.first
             if kind.implementation in IMPLEMENTATIONS and chosen(kind, value) and not small:
@@ -80,7 +84,7 @@ def give(parameters: Sequence[torch.Tensor], pairs: Sequence[Given], scale: floa
 
 
 @contract("AMP-OPTIMIZER-103")
-@each("kind", "aspect", cells=over(every, *KINDS))
+@each("kind", "aspect", cells=over(every, *KINDS, quick=("16-bit",)))
 def test_steps(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig, aspect: str) -> None:
     draw = require(case, target, kind, aspect, rng)
     for name, make in KINDS[aspect].items():
@@ -593,7 +597,11 @@ PLAIN_SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @contract("AMP-OPTIMIZER-105")
-@each("kind", "setting", cells=over(lambda kind, setting: kind.accepts(setting.split("-")[0]), *SETTINGS))
+@each(
+    "kind",
+    "setting",
+    cells=over(lambda kind, setting: kind.accepts(setting.split("-")[0]), *SETTINGS, quick=("lr-fp32", "betas")),
+)
 def test_settings_in_tensors(
     case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig, setting: str
 ) -> None:

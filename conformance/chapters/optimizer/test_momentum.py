@@ -22,11 +22,14 @@ AVERAGES: dict[str, tuple[str, dict[str, Any], dict[str, Recurrence]]] = {
         # The first step takes the gradient as it is.
         {"momentum_buffer": lambda average, slope, step: slope if step == 1 else 0.9 * average + 0.75 * slope},
     ),
-    "Muon": (
-        "Muon",
-        {"momentum": 0.95},
-        {"momentum_buffer": lambda average, slope, step: 0.95 * average + 0.05 * slope},
-    ),
+    **{
+        name: (
+            "Muon",
+            {"momentum": 0.95, "nesterov": nesterov},
+            {"momentum_buffer": lambda average, slope, step: 0.95 * average + 0.05 * slope},
+        )
+        for name, nesterov in (("Muon", True), ("Muon without Nesterov", False))
+    },
     "RMSprop": ("RMSprop", {"alpha": 0.9}, {"square_avg": lambda average, slope, step: 0.9 * average + 0.1 * slope**2}),
     "Adagrad": ("Adagrad", {}, {"sum": lambda average, slope, step: average + slope**2}),
     "Adadelta": ("Adadelta", {"rho": 0.9}, {"square_avg": lambda average, slope, step: 0.9 * average + 0.1 * slope**2}),
@@ -45,24 +48,41 @@ AVERAGES: dict[str, tuple[str, dict[str, Any], dict[str, Recurrence]]] = {
 STEPS = 4
 # A few roundings of float32 in each step; bfloat16 rounds to 2^-9.
 LIMIT = 2.0**-19
+# Of 16-bit averages each step rounds a product, a square and their sum, by half of eps of the largest each.
+STORED = 3 * STEPS / 2
 
 
 @contract("AMP-OPTIMIZER-130")
 @pytest.mark.parametrize("name", AVERAGES)
 def test_averages(case: Case, target: Target, rng: torch.Generator, name: str) -> None:
+    _follow(case, target, rng, name, torch.float32, LIMIT)
+
+
+@contract("AMP-OPTIMIZER-130")
+@pytest.mark.parametrize("name", AVERAGES)
+def test_averages_of_16_bits(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, name: str
+) -> None:
+    """Averages over 16-bit parameters are rounded in each step, and go on from what was stored."""
+    case.require_arithmetic(target, amp_dtype)
+    _follow(case, target, rng, name, amp_dtype, STORED * torch.finfo(amp_dtype).eps)
+
+
+def _follow(case: Case, target: Target, rng: torch.Generator, name: str, dtype: torch.dtype, limit: float) -> None:
+    """Step over one matrix of a type, and compare its averages with their recurrences."""
     kind, arguments, recurrences = AVERAGES[name]
     if not hasattr(torch.optim, kind):
         case.unsupported(f"this torch has no torch.optim.{kind}")
-    parameter = torch.nn.Parameter(torch.randn(8, 8, generator=rng).to(target.device))
+    parameter = torch.nn.Parameter(torch.randn(8, 8, generator=rng).to(target.device, dtype))
     optimizer = getattr(torch.optim, kind)([parameter], lr=2.0**-6, **arguments)
     averages = {entry: torch.zeros(8, 8, dtype=torch.float64) for entry in recurrences}
     for step in range(1, STEPS + 1):
-        slope = torch.randn(8, 8, generator=rng)
+        slope = torch.randn(8, 8, generator=rng).to(dtype)
         parameter.grad = slope.to(target.device)
         optimizer.step()
         for entry, recurrence in recurrences.items():
             averages[entry] = recurrence(averages[entry], slope.double(), step)
             seen = optimizer.state[parameter][entry]
-            case.equal(f"step {step}: dtype of {entry}", seen.dtype, torch.float32)
+            case.equal(f"step {step}: dtype of {entry}", seen.dtype, dtype)
             far = (seen.detach().cpu().double() - averages[entry]).abs().max() / averages[entry].abs().max()
-            case.at_most(f"step {step}: error of {entry}, of its largest element", float(far), LIMIT)
+            case.at_most(f"step {step}: error of {entry}, of its largest element", float(far), limit)

@@ -153,9 +153,7 @@ def test_every_scheduler_is_known(case: Case) -> None:
 
 
 @contract("AMP-OPTIMIZER-108")
-@pytest.mark.parametrize(
-    "name", [*SHALLOW, *(deep("standard", name, id=name) for name in SCHEDULERS if name not in SHALLOW)]
-)
+@pytest.mark.parametrize("name", SCHEDULERS)
 def test_rates_in_tensors(case: Case, target: Target, name: str) -> None:
     """Compare the rates of a schedule over a tensor with those over a number, and look what happens to the tensor."""
     number, tensor = (_with_rate(target, rate) for rate in (0.25, torch.tensor(0.25, dtype=torch.float64)))
