@@ -45,7 +45,7 @@ def of_lengths(dtype: torch.dtype, *rows: Tensor) -> Mapping[str, Tensor]:
     found: dict[str, Tensor] = {}
     for x in rows:
         what = f"of {x.shape[-1]} columns"
-        found |= {
+        more = {
             f"amax {what}": x.amax(-1),
             f"amin {what}": (-x).amin(-1),
             f"argmax {what}": x.argmax(-1),
@@ -56,6 +56,7 @@ def of_lengths(dtype: torch.dtype, *rows: Tensor) -> Mapping[str, Tensor]:
             f"cat {what}": torch.cat([x, x.float() + 2.0**-12], -1),
             f"stack {what}": torch.stack([x.float() + 2.0**-12, x.float()]),
         }
+        found.update(more)  # Dynamo 2.6 knows no |=
     return found
 
 
