@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ...harness.check import Case, contract, deep
+from ...harness.check import Case, contract, deep, needs
 from ...harness.targets import Target
 from .support import compiler, dtypes_of, inductor
 from .written_tensors import KINDS, SIZE, Writing, dropped, every, programs
@@ -92,12 +92,26 @@ def test_written_buffers(case: Case, target: Target, rng: torch.Generator, way: 
                         case.equal(what, _wrong(seen, expected), [])
 
 
-@contract("AMP-COMPILE-042")
-@pytest.mark.parametrize("checkpointed", [True, False], ids=["checkpoint", "plain"])
-@pytest.mark.parametrize(
+DROPPING = pytest.mark.parametrize(
     "backend", ["aot_eager", deep("standard", "aot_eager_decomp_partition"), deep("full", "inductor")]
 )
-def test_masks_of_dropout(case: Case, target: Target, rng: torch.Generator, backend: str, checkpointed: bool) -> None:
+
+
+@contract("AMP-COMPILE-042")
+@DROPPING
+def test_masks_of_dropout(case: Case, target: Target, rng: torch.Generator, backend: str) -> None:
+    _judge_masks(case, target, rng, backend, checkpointed=False)
+
+
+# The recomputation has a generator of its own, which torch's partitioner knows of these devices.
+@contract("AMP-COMPILE-042", on=("cpu", "cuda", "xpu"))
+@needs("compiled kernels")
+@DROPPING
+def test_masks_of_recomputed_dropout(case: Case, target: Target, rng: torch.Generator, backend: str) -> None:
+    _judge_masks(case, target, rng, backend, checkpointed=True)
+
+
+def _judge_masks(case: Case, target: Target, rng: torch.Generator, backend: str, *, checkpointed: bool) -> None:
     """Backward uses the mask of forward: of a square of powers of two, x times the gradient is twice the result."""
     for dtype in dtypes_of(case, target):
         x = (2.0 ** torch.randint(-2, 3, (8, 64), generator=rng)).to(target.device).requires_grad_()
