@@ -7,6 +7,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import ModuleType
 
 from tests.faults import chapters
 
@@ -69,8 +70,13 @@ def fault(
     return register
 
 
+def import_modules(package: ModuleType) -> None:
+    """Import every module of a package, whose decorators register what it has."""
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
+
+
 def load() -> dict[str, Fault]:
     """Import every module of faults and return all of them by name."""
-    for module in pkgutil.iter_modules(chapters.__path__):
-        importlib.import_module(f"{chapters.__name__}.{module.name}")
+    import_modules(chapters)
     return dict(_REGISTRY)

@@ -10,20 +10,18 @@ from conformance.chapters.memory.step_memory import step_bytes
 from conformance.measure.storages import PeakStorages, SavedForBackward, saved_by, without_bookkeeping
 from conformance.oracles import manual_cast
 from conformance.oracles.symbolic.blocks import (
-    UNARY,
     Block,
     Step,
-    after_linear,
-    blocks,
     chain,
     evaluate,
+    every_block,
     execute,
     predict,
     tensors,
 )
 from conformance.oracles.symbolic.tensors import SymbolicRegion, Value
 
-BLOCKS = {**blocks(), **{op: after_linear(op) for op in UNARY}}
+BLOCKS = every_block()
 CPU = torch.device("cpu")
 
 

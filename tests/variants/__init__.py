@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from tests.faults import Fault
+from tests.faults import Fault, import_modules
 from tests.faults.campaigns.campaign import run
 from tests.variants import chapters
 
@@ -67,6 +65,5 @@ def variant(*contracts: str, possible: Callable[[], bool] = lambda: True) -> Cal
 
 def load() -> dict[str, Variant]:
     """Import every module of variants and return all of them by name."""
-    for module in pkgutil.iter_modules(chapters.__path__):
-        importlib.import_module(f"{chapters.__name__}.{module.name}")
+    import_modules(chapters)
     return dict(_REGISTRY)

@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
@@ -21,7 +21,7 @@ import torch
 from ...harness.check import Case
 from ...harness.targets import Target
 from ...measure.compilers import without_torch_compile, without_torchscript
-from ...oracles.numbers.formats import FORMATS
+from ...oracles.numbers.error_bounds import distance_of_chains
 from ...oracles.trace.ops import OpTrace
 from .observation import Around, Observed, distances, observed
 from .programs import OTHER, Amp, Program, Tensors
@@ -137,16 +137,28 @@ def same(case: Case, what: str, seen: Observed, expected: Observed) -> None:
 
 
 def near(case: Case, what: str, seen: Observed, expected: Observed, dtype: torch.dtype, roundings: int) -> None:
-    """Check the types of eager, and its values to the error of `roundings` roundings to `dtype`.
-
-    Eager and the other way both round what the program computes, wherever they do: an independent rounding has a
-    relative error of at most 0.6u in root mean square (`normwise_window`), so that the distance of two chains of n is
-    at most 0.6u sqrt(2n). Twice that is allowed for the condition of the functions on values of size 1.
-    """
+    """Check the types of eager, and its values to the distance of two chains of `roundings` roundings to `dtype`."""
     case.equal(f"{what}: dtypes", seen.types(), expected.types())
-    limit = 2 * 0.6 * FORMATS[dtype].unit_roundoff * (2 * roundings) ** 0.5
+    limit = distance_of_chains(dtype, roundings)
     for name, distance in distances(seen, expected).items():
         case.at_most(f"{what}: normwise distance of {name}", distance, limit)
+
+
+def unlike(
+    seen: Mapping[str, torch.Tensor],
+    expected: Mapping[str, torch.Tensor],
+    equal: Callable[[torch.Tensor, torch.Tensor], bool] = torch.equal,
+) -> list[str]:
+    """Return which tensors are not those of eager, in type or values, with the first elements of both."""
+
+    def shown(one: torch.Tensor) -> str:
+        return f"{one.dtype} {one.flatten()[:3].tolist()}"
+
+    return [
+        f"{name}: {shown(seen[name])}, in eager {shown(one)}"
+        for name, one in expected.items()
+        if seen[name].dtype != one.dtype or not equal(seen[name], one)
+    ]
 
 
 def roundings(call: Callable[..., Any], leaves: Tensors) -> int:

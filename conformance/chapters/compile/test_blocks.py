@@ -10,13 +10,13 @@ import torch
 
 from ...harness.check import Case, by_seed, contract, deep, needs
 from ...harness.targets import Target
-from ...oracles.symbolic.blocks import PARTIAL, UNARY, Block, after_linear, blocks, execute, resized, tensors
+from ...oracles.symbolic.blocks import PARTIAL, Block, blocks, every_block, execute, resized, tensors
 from .observation import copies, observed
 from .programs import Tensors
 from .support import compiler, dtypes_of, inductor, near, roundings, same
 from .ways import WAYS
 
-BLOCKS: dict[str, Block] = blocks() | {op: after_linear(op) for op in UNARY}
+BLOCKS = every_block()
 DRAWN = {"make_fx": ("quick", 6), "export": ("quick", 2), "aot_eager": ("standard", 4)}
 # Inductor, which takes seconds for each, compiles whole models, but those with numbers that it draws otherwise than
 # eager.

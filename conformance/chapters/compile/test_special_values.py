@@ -10,7 +10,7 @@ import torch
 from ...harness.check import Case, contract, deep, needs
 from ...harness.targets import Target
 from .special_values import every, operands
-from .support import compiler, dtypes_of, inductor
+from .support import compiler, dtypes_of, inductor, unlike
 
 
 def _agree(case: Case, target: Target, rng: torch.Generator, backend: str, dtype: torch.dtype) -> None:
@@ -21,17 +21,11 @@ def _agree(case: Case, target: Target, rng: torch.Generator, backend: str, dtype
             return every(dtype, given)
 
     with compiler(case), inductor(case) if backend == "inductor" else contextlib.nullcontext():
-        torch._dynamo.reset()
         ours = {name: one.clone() for name, one in given.items()}
         seen = torch.compile(call, backend=backend, fullgraph=True)(ours)
         expected = call({name: one.clone() for name, one in given.items()})
     # Half a unit of roundoff: batch_norm computes in float32 and rounds once, its statistics not at all.
-    wrong = [
-        f"{name}: {seen[name].dtype} {seen[name].flatten()[:4].tolist()}, "
-        f"in eager {one.dtype} {one.flatten()[:4].tolist()}"
-        for name, one in expected.items()
-        if seen[name].dtype != one.dtype or not _equal(seen[name], one)
-    ]
+    wrong = unlike(seen, expected, _equal)
     case.at_least(f"{dtype}: results", len(expected), 40)
     case.equal(f"{dtype}: results that are not those of eager", wrong[:4], [])
 

@@ -11,10 +11,12 @@ import torch
 
 from ...harness.check import Case, contract, deep, needs
 from ...harness.targets import Target
-from .support import compiler, dtypes_of, inductor
+from .support import compiler, dtypes_of, inductor, unlike
 from .written_tensors import KINDS, SIZE, Writing, dropped, every, programs
 
-BACKENDS = ("aot_eager", deep("standard", "aot_eager_decomp_partition"), deep("full", "inductor"))
+BACKENDS = pytest.mark.parametrize(
+    "backend", ["aot_eager", deep("standard", "aot_eager_decomp_partition"), deep("full", "inductor")]
+)
 
 
 def _integers(target: Target, rng: torch.Generator) -> torch.Tensor:
@@ -22,38 +24,29 @@ def _integers(target: Target, rng: torch.Generator) -> torch.Tensor:
     return torch.randint(-2, 3, (SIZE, SIZE), generator=rng).float().to(target.device)
 
 
-def _wrong(seen: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> list[str]:
-    return [
-        f"{name}: {seen[name].dtype} {seen[name].flatten()[:3].tolist()}, "
-        f"in eager {one.dtype} {one.flatten()[:3].tolist()}"
-        for name, one in expected.items()
-        if seen[name].dtype != one.dtype or not torch.equal(seen[name], one)
-    ]
-
-
 @contract("AMP-COMPILE-001")
-@pytest.mark.parametrize("backend", BACKENDS)
+@BACKENDS
 def test_written_arguments(case: Case, target: Target, rng: torch.Generator, backend: str) -> None:
     """Each program on a state of each type, in one graph, called twice: eager and compiled leave the same states."""
     kinds = KINDS if case.level != "quick" else (torch.float16, torch.bfloat16)
     for dtype in dtypes_of(case, target):
-        names = [f"{name}, {kind}" for kind in kinds for name in programs(target.device_type, dtype)]
-        run = every(target.device_type, dtype)
+        run, chosen = every(target.device_type, dtype), programs(target.device_type, dtype)
+        names = [f"{name}, {kind}" for kind in kinds for name in chosen]
 
         def both(x: torch.Tensor, *states: torch.Tensor, run: Any = run) -> list[torch.Tensor]:
             size = len(states) // len(kinds)
             return [one for start in range(0, len(states), size) for one in run(x, *states[start : start + size])]
 
-        first = [_integers(target, rng).to(kind) for kind in kinds for _ in programs(target.device_type, dtype)]
+        first = [_integers(target, rng).to(kind) for kind in kinds for _ in chosen]
         x = _integers(target, rng)
         with compiler(case):
             call = _made(case, both, backend)
             ours, theirs = ([one.clone() for one in first] for _ in range(2))
             for number in range(2):
                 results, expected = call(x, *ours), both(x, *theirs)
-                found = _wrong(dict(zip(names, ours, strict=True)), dict(zip(names, theirs, strict=True)))
+                found = unlike(dict(zip(names, ours, strict=True)), dict(zip(names, theirs, strict=True)))
                 case.equal(f"{dtype}, call {number}: states unlike eager's", found[:3], [])
-                found = _wrong(dict(zip(names, results, strict=True)), dict(zip(names, expected, strict=True)))
+                found = unlike(dict(zip(names, results, strict=True)), dict(zip(names, expected, strict=True)))
                 case.equal(f"{dtype}, call {number}: results unlike eager's", found[:3], [])
 
 
@@ -89,16 +82,11 @@ def test_written_buffers(case: Case, target: Target, rng: torch.Generator, way: 
                         seen, expected = {"result": module(x)}, {"result": plain(x)}
                         seen["buffer"], expected["buffer"] = module.get_buffer("state"), plain.state
                         what = f"{dtype}, {name} to {kind}, call {number}: what is unlike eager's"
-                        case.equal(what, _wrong(seen, expected), [])
-
-
-DROPPING = pytest.mark.parametrize(
-    "backend", ["aot_eager", deep("standard", "aot_eager_decomp_partition"), deep("full", "inductor")]
-)
+                        case.equal(what, unlike(seen, expected), [])
 
 
 @contract("AMP-COMPILE-042")
-@DROPPING
+@BACKENDS
 def test_masks_of_dropout(case: Case, target: Target, rng: torch.Generator, backend: str) -> None:
     _judge_masks(case, target, rng, backend, checkpointed=False)
 
@@ -106,7 +94,7 @@ def test_masks_of_dropout(case: Case, target: Target, rng: torch.Generator, back
 # The recomputation has a generator of its own, which torch's partitioner knows of these devices.
 @contract("AMP-COMPILE-042", on=("cpu", "cuda", "xpu"))
 @needs("compiled kernels")
-@DROPPING
+@BACKENDS
 def test_masks_of_recomputed_dropout(case: Case, target: Target, rng: torch.Generator, backend: str) -> None:
     _judge_masks(case, target, rng, backend, checkpointed=True)
 

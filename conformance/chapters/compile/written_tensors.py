@@ -62,7 +62,6 @@ class Writing(torch.nn.Module):
 
 def every(device_type: str, dtype: torch.dtype) -> Callable[..., list[torch.Tensor]]:
     """Return a function of a matrix and of a state for each program, that runs all of them."""
-
     made = tuple(programs(device_type, dtype).values())
 
     def run(x: torch.Tensor, *states: torch.Tensor) -> list[torch.Tensor]:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ...harness.check import Case, by_seed, contract
 from ...harness.targets import Target
-from ...oracles.numbers.error_bounds import normwise_distance
-from ...oracles.symbolic.blocks import PARTIAL, UNARY, Block, after_linear, blocks, execute, tensors
+from ...oracles.numbers.error_bounds import distance_of_chains, normwise_distance
+from ...oracles.symbolic.blocks import PARTIAL, Block, every_block, execute, tensors
 from ...oracles.trace.ops import OpTrace
 
 pytestmark = [
@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),  # torch compiles its first jvp with it
     pytest.mark.filterwarnings("ignore:There is a performance drop"),
 ]
-BLOCKS: dict[str, Block] = blocks() | {op: after_linear(op) for op in UNARY if op not in PARTIAL}
+BLOCKS = {name: block for name, block in every_block().items() if name not in PARTIAL}
 # A batch of samples draws other numbers than each sample alone, and shares no running statistics.
 ALONE = ("dropout", "batch_norm")
 SAMPLES = 3
@@ -61,9 +61,7 @@ def _program(block: Block, target: Target, dtype: torch.dtype, rng: torch.Genera
     rounded = sum(any(each == dtype for each in op.outputs) for op in trace.ops)
     cotangent = torch.randn(result.shape, generator=rng).to(result)
     tangents = tuple(torch.randn(one.shape, generator=rng).to(one) for one in point)
-    # As for compiled programs: 0.6 of a rounding in root mean square for each of two chains, twice for the condition.
-    limit = 2 * 0.6 * (torch.finfo(dtype).eps / 2) * (2 * rounded) ** 0.5
-    return Program(call, point, cotangent, tangents, limit)
+    return Program(call, point, cotangent, tangents, distance_of_chains(dtype, rounded))
 
 
 def _leaves(point: Inputs) -> Inputs:

@@ -61,6 +61,16 @@ def normwise_distance(seen: torch.Tensor, wanted: torch.Tensor) -> float:
     return normwise_error(seen, wanted)
 
 
+def distance_of_chains(dtype: torch.dtype, roundings: int) -> float:
+    """Return the normwise distance that two ways to round what a program computes may have: `roundings` results each.
+
+    An independent rounding has a relative error of at most 0.6u in root mean square (`normwise_window`), so that the
+    distance of two chains of n is at most 0.6u sqrt(2n). Twice that is allowed for the condition of the functions on
+    values of size 1.
+    """
+    return 2 * 0.6 * (torch.finfo(dtype).eps / 2) * (2 * roundings) ** 0.5
+
+
 def largest_share(difference: torch.Tensor, bound: torch.Tensor) -> float:
     """Return the largest |difference| in its bound, by element; 0 where there is none, inf for NaN."""
     if not difference.numel():

@@ -75,6 +75,11 @@ def after_linear(op: str) -> Block:
     return Block(op, {"x": (15, 11)}, {"w": (16, 11), "v": (9, 8 if op == "glu" else 16)}, steps)
 
 
+def every_block() -> dict[str, Block]:
+    """Return the blocks of `fixtures/blocks.toml` and each function of one tensor between two layers, by name."""
+    return blocks() | {op: after_linear(op) for op in UNARY}
+
+
 def resized(block: Block, sizes: dict[int, int]) -> Block:
     """`block` with each dimension of inputs and parameters that `sizes` names in its new size."""
 
