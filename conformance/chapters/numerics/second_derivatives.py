@@ -124,6 +124,11 @@ _PRODUCTS: dict[str, Twice] = {
 }
 _OTHERS: dict[str, Twice] = {
     "prelu": Twice(F.prelu, ((5, 6), (1,))),
+    "prod of three": Twice(lambda x: x.prod(-1), ((5, 3),)),
+    "prod of all": Twice(lambda x: x.prod(), ((3,),)),
+    "cumsum": Twice(lambda x: x.cumsum(-1).square(), ((5, 6),)),
+    "var": Twice(lambda x: x.var(-1), ((5, 6),)),
+    "det": Twice(lambda x: torch.linalg.det(x.float()), ((3, 3),)),
     "mul": Twice(torch.mul, ((5, 6), (6,))),
     "div": Twice(lambda x, y: x / (y.square() + 1), ((5, 6), (6,))),
     "addcmul": Twice(torch.addcmul, ((5, 6), (5, 6), (6,))),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -23,6 +24,7 @@ from .second_derivatives import (
     FAMILIES,
     TWICE,
     Derivatives,
+    Twice,
     derivatives,
     draw,
     first_derivatives,
@@ -112,18 +114,25 @@ def test_orders_of_modes(
     case.at_least("ops judged", judged, 1)
 
 
+# By which the operands are multiplied; a scaled result is multiplied as a scaler does it to a loss.
+SIZES = {"large": 16.0, "small": 1 / 16, "scaled": 1.0, "scaled outside": 1.0}
+
+
 @contract("AMP-NUMERICS-127")
 @BY_FAMILY
-@pytest.mark.parametrize("scale", [pytest.param(16.0, id="large"), pytest.param(1 / 16, id="small")])
+@pytest.mark.parametrize("size", [pytest.param(size, id=slug(size)) for size in SIZES])
 def test_finite_second_derivatives(
-    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, scale: float, family: str
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, size: str, family: str
 ) -> None:
-    region = partial(target.autocast, amp_dtype)
+    region = contextlib.nullcontext if size == "scaled outside" else partial(target.autocast, amp_dtype)
     most = torch.finfo(amp_dtype).max / 2
     judged = 0
     for name, op in FAMILIES[family].items():
-        values = [(torch.randn(shape, generator=rng) * scale).to(amp_dtype) for shape in op.shapes]
-        if max(float(one.abs().max()) for one in first_derivatives(op, [value.double() for value in values])) > most:
+        values = [(torch.randn(shape, generator=rng) * SIZES[size]).to(amp_dtype) for shape in op.shapes]
+        if size.startswith("scaled"):
+            values = [torch.where(torch.rand(one.shape, generator=rng) < 0.2, one / 32, one) for one in values]
+            op = _scaled(op, values, rng, most / 8)
+        if _largest(op, values) > most:
             continue  # its result, or a gradient, is beyond the type
         state = rng.get_state()
         exact = dict(derivatives(op, [value.double() for value in values], rng, contextlib.nullcontext))
@@ -144,6 +153,20 @@ def test_finite_second_derivatives(
                 wrong[term] = f"{int(inside.sum())} of {one.numel()}, such as {float(one[inside][0]):.3g}"
         case.equal(f"{name}: finite second derivatives that are infinite or NaN", wrong, {})
     case.at_least("ops judged", judged, 1)
+
+
+def _largest(op: Twice, values: list[Tensor]) -> float:
+    return max(float(one.abs().max()) for one in first_derivatives(op, [value.double() for value in values]))
+
+
+def _scaled(op: Twice, values: list[Tensor], rng: torch.Generator, most: float) -> Twice:
+    """Return `op` with its result multiplied by the largest scale that leaves all of its derivatives below `most`."""
+    state = rng.get_state()
+    found = derivatives(op, [value.double() for value in values], rng, contextlib.nullcontext)
+    largest = max(_largest(op, values), *(float(one.abs().max()) for _, one in found))
+    rng.set_state(state)
+    scale = 2.0 ** max(math.floor(math.log2(most / largest)), 0) if largest else 1.0
+    return Twice(lambda *given: op.call(*given) * min(scale, 2.0**14), op.shapes)
 
 
 Index = Callable[[Tensor, Tensor], Tensor]

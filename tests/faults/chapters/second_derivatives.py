@@ -97,6 +97,35 @@ def second_derivatives_of_softplus_overflow() -> Iterator[None]:
         yield
 
 
+class _Var(torch.autograd.Function):
+    """Unbiased variance of rows, whose slope is multiplied before it is divided."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.detach().float().var(-1).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return (slope[..., None] * 256) * (x - x.mean(-1, keepdim=True)) * (2 / (x.shape[-1] - 1) / 256)
+
+
+@fault("AMP-NUMERICS-127", level="standard")
+def derivatives_of_scaled_variances_overflow() -> Iterator[None]:
+    """The slope of a float16 variance is multiplied by 256 on the way: infinite where a loss is scaled."""
+    original = Tensor.var
+
+    def var(x: Tensor, *given: Any, **options: Any) -> Tensor:
+        if x.dtype is not torch.float16 or given != (-1,) or options:
+            return original(x, *given, **options)
+        found: Tensor = _Var.apply(x)
+        return found
+
+    with replaced(Tensor, "var", var):
+        yield
+
+
 @fault("AMP-NUMERICS-127", level="standard")
 def second_derivatives_of_weak_rms_norms_overflow() -> Iterator[None]:
     """rms_norm of 16-bit tensors is composed in 16 bits of powers of the deviation."""
