@@ -79,8 +79,35 @@ def spellings(kind: str, dtype: torch.dtype) -> dict[str, Spelling]:
         a = model.low(x, w)
         return a, model.exact(a, w), torch.mm(x, w)
 
+    def products(x: torch.Tensor, w: torch.Tensor) -> Iterator[torch.Tensor]:
+        for _ in range(3):
+            yield torch.mm(x, w)
+
+    def advanced(products: Iterator[torch.Tensor]) -> Tensors:
+        with low:
+            a = next(products)
+            with off:
+                b = next(products)
+        return a, b, next(products)
+
+    def advanced_generator(x: torch.Tensor, w: torch.Tensor) -> Tensors:
+        return advanced(products(x, w))
+
+    def advanced_expression(x: torch.Tensor, w: torch.Tensor) -> Tensors:
+        return advanced(torch.mm(each, w) for each in (x, x, x))
+
+    def advanced_map(x: torch.Tensor, w: torch.Tensor) -> Tensors:
+        return advanced(map(torch.mm, (x, x, x), (w, w, w)))
+
+    def delegated(x: torch.Tensor, w: torch.Tensor) -> Tensors:
+        def whole() -> Iterator[torch.Tensor]:
+            yield from products(x, w)
+
+        return advanced(whole())
+
     every = (values_of_a_dict, items_of_a_tuple, default_arguments, one_object_twice, partials, generators, exit_stack)
-    return {each.__name__: each for each in (*every, decorated_inside, methods)}
+    lazy = (advanced_generator, advanced_expression, advanced_map, delegated)
+    return {each.__name__: each for each in (*every, decorated_inside, methods, *lazy)}
 
 
 class _Decorated:

@@ -119,7 +119,7 @@ def test_compiled_bits(case: Case, target: Target, rng: torch.Generator, pair: t
 @pytest.mark.parametrize("backend", ["eager", deep("full", "aot_eager")])
 @pytest.mark.parametrize("name", [deep("standard", name) for name in NAMES])
 def test_spellings(case: Case, target: Target, rng: torch.Generator, name: str, backend: str) -> None:
-    """Regions from containers, closures, arguments, partials, generators and decorators."""
+    """Regions from containers, closures, arguments, partials, generators and decorators, and around lazy products."""
     x, w = (torch.randn(4, 4, generator=rng).to(target.device).requires_grad_() for _ in range(2))
     with compiler(case):
         for dtype in dtypes_of(case, target):

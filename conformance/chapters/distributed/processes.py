@@ -6,7 +6,6 @@ The group is of gloo on the CPU, and of the collectives of their devices where e
 from __future__ import annotations
 
 import datetime
-import functools
 import importlib
 import multiprocessing
 import os
@@ -26,6 +25,8 @@ from typing import Any
 
 import torch
 from torch import distributed
+
+from ...measure.children import start_method
 
 _USED = (
     "torch.distributed.checkpoint.state_dict",
@@ -88,41 +89,6 @@ def backend_of(device_type: str) -> str | None:
     return found
 
 
-@functools.cache
-def start_method() -> str:
-    """Return how ranks are started: forked where that works, since they then share torch's import.
-
-    A process in which autograd has started threads cannot run backward after a fork: one with an accelerator,
-    and one whose torch counts a device that is not there. macOS's frameworks do not survive a fork.
-    """
-    if not sys.platform.startswith("linux"):
-        return "spawn"
-    if not torch.accelerator.is_available():
-        _backward()
-        process: Any = multiprocessing.get_context("fork").Process(target=_exit_as_backward_ends, daemon=True)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            process.start()
-        process.join(_MERCY)
-        if process.exitcode == 0:
-            return "fork"
-        process.kill()
-    multiprocessing.set_forkserver_preload([__name__])
-    return "forkserver"
-
-
-def _backward() -> None:
-    torch.ones(1, requires_grad=True).sum().backward()
-
-
-def _exit_as_backward_ends() -> None:
-    try:
-        _backward()
-    except RuntimeError:
-        os._exit(1)
-    os._exit(0)
-
-
 class Ranks:
     """Processes 0 to `world` - 1 of one process group, each on its own device; `call` runs a function in each."""
 
@@ -130,7 +96,7 @@ class Ranks:
         self.world = world
         self.alive = True
         self._folder = tempfile.mkdtemp(prefix="amp-conformance-ranks-")
-        context: Any = multiprocessing.get_context(method or start_method())
+        context: Any = multiprocessing.get_context(method or start_method(__name__))
         store = str(Path(self._folder) / "store")
         self._pipes: list[Connection] = []
         self._processes = []

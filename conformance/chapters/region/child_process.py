@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import types
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,24 +11,6 @@ import torch
 from ...oracles.region.stack_model import State, dtype_of_product, observe, probe_product
 
 BACKEND = "conformant"  # the name of the PrivateUse1 backend in the child
-
-
-def started(method: str, work: Callable[..., None], patience: float) -> Any:
-    """Return what `work` sends from a process started by `method`, spawn or fork; TimeoutError after `patience` s."""
-    context = torch.multiprocessing.get_context(method)
-    receiver, sender = context.Pipe(duplex=False)
-    with warnings.catch_warnings():
-        # Python 3.12 and later warn at a fork of a process with threads; the child does not use them.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        process = context.Process(target=work, args=(sender,), daemon=True)
-        process.start()
-    try:
-        if not receiver.poll(patience):
-            raise TimeoutError(f"a process started by {method} said nothing within {patience:g} s")
-        return receiver.recv()
-    finally:
-        process.kill()
-        process.join(patience)
 
 
 def send_state(sender: Any) -> None:

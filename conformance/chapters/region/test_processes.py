@@ -14,14 +14,15 @@ from torch.utils.data import DataLoader, Dataset
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
+from ...measure.children import started
 from ...oracles.policy.devices import device_types
 from ...oracles.region.stack_model import DEVICE_TYPES, State, fresh, observe, probe_product, product_in
-from .child_process import BACKEND, send_everything, send_state, started
+from .child_process import BACKEND, send_everything, send_state
 
 # Seconds after which a process is considered dead.
 PATIENCE = 120.0
-DEFAULTS = {device.type: device.dtype or torch.float32 for device in device_types() if device.type in DEVICE_TYPES}
 CAN_FORK = "fork" in multiprocessing.get_all_start_methods()
+DEFAULTS = {device.type: device.dtype or torch.float32 for device in device_types() if device.type in DEVICE_TYPES}
 
 
 @functools.cache

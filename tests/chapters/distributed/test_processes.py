@@ -13,6 +13,7 @@ import pytest
 
 from conformance.chapters.distributed import processes
 from conformance.chapters.distributed.processes import Groups, NoGroup, Raised, RankLost, Ranks
+from conformance.measure.children import start_method
 from tests.chapters.distributed import ranks
 from tests.paths import ROOT
 
@@ -67,7 +68,7 @@ def test_an_exception_is_an_answer_and_ends_the_group(groups: Groups) -> None:
     assert groups(2).call(ranks.total, 0) == [1.0, 1.0]
 
 
-@pytest.mark.skipif(processes.start_method() != "fork", reason="what is put in place reaches forked ranks only")
+@pytest.mark.skipif(start_method() != "fork", reason="what is put in place reaches forked ranks only")
 def test_ranks_that_cannot_join_are_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "backend_of", lambda device_type: "no_such_backend")
     group = Ranks(2)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from conformance.chapters.region.child_process import backend_registration, send_state, started
+from conformance.chapters.region.child_process import backend_registration, send_state
+from conformance.measure.children import started
 from conformance.oracles.region.stack_model import observe
 
 pytestmark = pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")

@@ -42,6 +42,13 @@ def the_second_graph_is_not_guarded() -> Iterator[None]:
         yield
 
 
+@fault("AMP-COMPILE-001", level="standard")
+def compiled_generators_run_where_they_are_made() -> Iterator[None]:
+    """The body of a generator runs when it is made, outside of the region in which it is advanced."""
+    with torch._dynamo.config.patch(enable_faithful_generator_behavior=False):
+        yield
+
+
 @fault("AMP-COMPILE-072")
 def compiled_custom_bwd_takes_the_default_type() -> Iterator[None]:
     """custom_bwd in compiled code enters autocast with the type that the device has by default."""

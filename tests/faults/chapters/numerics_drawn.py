@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -122,4 +125,63 @@ def weight_gradients_stop_with_frozen_inputs() -> Iterator[None]:
         return tuple(one if asked else None for one, asked in zip(found, wanted, strict=True))
 
     with kernel("native_layer_norm_backward", backward, "CPU"):
+        yield
+
+
+@contextmanager
+def _without_a_gradient_of_the_input(name: str, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Give a function's weight to `change`, of which it is the identity, where its input needs no gradient."""
+    original = getattr(F, name)
+
+    def function(x: Tensor, *given: Any, **options: Any) -> Tensor:
+        if torch.is_grad_enabled() and not x.requires_grad:
+            given = tuple(change(one) if isinstance(one, Tensor) and one.requires_grad else one for one in given)
+        found: Tensor = original(x, *given, **options)
+        return found
+
+    with replaced(F, name, function):
+        yield
+
+
+class _Ends(torch.autograd.Function):
+    """The identity, whose backward ends the process by a signal."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        signal.raise_signal(signal.SIGKILL)
+        return slope
+
+
+class _Halves(torch.autograd.Function):
+    """The identity with half of its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        return slope / 2
+
+
+def _apply(function: Any, x: Tensor) -> Tensor:
+    found: Tensor = function.apply(x)
+    return found
+
+
+@fault("AMP-NUMERICS-131")
+def batch_norms_of_frozen_inputs_end_the_process() -> Iterator[None]:
+    """The backward of batch_norm without a gradient of its input ends the process."""
+    with _without_a_gradient_of_the_input("batch_norm", partial(_apply, _Ends)):
+        yield
+
+
+@fault("AMP-NUMERICS-131")
+def weights_behind_frozen_inputs_learn_half() -> Iterator[None]:
+    """instance_norm without a gradient of its input gives half of the gradients of its weight and bias."""
+    with _without_a_gradient_of_the_input("instance_norm", partial(_apply, _Halves)):
         yield
