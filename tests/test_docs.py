@@ -37,6 +37,18 @@ def test_sources_of_contracts_can_be_found_by_a_stranger(root: Path) -> None:
     assert [id for id, source in sources.items() if re.search(r"source material|\bclaims? S\d", source, re.I)] == []
 
 
+def test_contracts_whose_source_is_code_alone_were_read_for_defects(root: Path) -> None:
+    page = (root / "docs" / "evidence" / "code-sources.md").read_text(encoding="utf-8")
+    code = re.compile(r"\.(cpp|cu|h|py|yaml)\b")
+    documents = re.compile(
+        r"docs|documentation|docstring|notes?\b|tutorial|recipe|examples|issue|pull|N\. J\.|IEEE", re.I
+    )
+    contracts = catalogue.load().contracts
+    alone = {id for id, one in contracts.items() if code.search(one.source) and not documents.search(one.source)}
+
+    assert alone - set(re.findall(r"AMP-[A-Z0-9]+-\d{3}", page)) == set()
+
+
 def test_every_page_is_reached_from_the_first(root: Path) -> None:
     first = (root / "README.md").read_text(encoding="utf-8")
 

@@ -243,13 +243,13 @@ def scalars_are_not_unscaled() -> Iterator[None]:
 
 
 @fault("AMP-SCALE-147")
-def product_is_checked() -> Iterator[None]:
-    """The flag is raised for products that are not finite, in place of gradients."""
+def flags_follow_the_factor() -> Iterator[None]:
+    """The flag is raised for no gradient that is multiplied by less than 2^-100, or by a negative factor."""
 
     def run(gradients: list[torch.Tensor], found_inf: torch.Tensor, factor: torch.Tensor) -> None:
         for gradient in gradients:
             _multiply(gradient, factor)
-            if not _finite(gradient):
+            if not _finite(gradient) and factor >= 2.0**-100:
                 found_inf.fill_(1.0)
 
     with kernel(UNSCALE, run, "CPU"):

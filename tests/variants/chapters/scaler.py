@@ -83,6 +83,22 @@ def unscaling_divides(uses: Uses) -> Iterator[None]:
         yield
 
 
+@variant("AMP-SCALE-140", "AMP-SCALE-141", "AMP-SCALE-147", "AMP-SCALE-150", "AMP-SCALE-166", possible=has_kernels)
+def products_that_overflow_are_found(uses: Uses) -> Iterator[None]:
+    """The unscaling kernel looks for inf and NaN in its products too.
+
+    torch.amp.GradScaler: a step is skipped for infs and NaNs, so that the parameters remain uncorrupted.
+    """
+
+    def run(stock: Stock, grads: list[torch.Tensor], found_inf: torch.Tensor, inverse: torch.Tensor) -> None:
+        stock(grads, found_inf, inverse)
+        if not all(torch.isfinite(grad).all() for grad in grads):
+            found_inf.fill_(1.0)
+
+    with around(uses, "_amp_foreach_non_finite_check_and_unscale_", "CPU", run):
+        yield
+
+
 @variant("AMP-SCALE-060", "AMP-SCALE-064", "AMP-SCALE-067", "AMP-SCALE-150", "AMP-SCALE-158", possible=has_kernels)
 def scale_updated_in_python_numbers(uses: Uses) -> Iterator[None]:
     """The scale is multiplied as a Python float and rounded to float32 once.
