@@ -182,6 +182,8 @@ _POOLS: dict[str, Call] = {
     "adaptive_avg_pool1d": lambda x: F.adaptive_avg_pool1d(x[None], 2),
     "adaptive_avg_pool2d": lambda x: F.adaptive_avg_pool2d(image(x), (1, 3)),
     "adaptive_avg_pool2d of one": lambda x: F.adaptive_avg_pool2d(image(x), 1),
+    "adaptive_avg_pool1d of one": lambda x: F.adaptive_avg_pool1d(x[None], 1),
+    "adaptive_avg_pool3d of one": lambda x: F.adaptive_avg_pool3d(volume(x), 1),
     "adaptive_avg_pool2d channels last": lambda x: F.adaptive_avg_pool2d(last(x), (1, 3)),
     "adaptive_avg_pool3d": lambda x: F.adaptive_avg_pool3d(volume(x), (1, 2, 1)),
     "adaptive_avg_pool3d channels last": lambda x: F.adaptive_avg_pool3d(last_3d(x), (1, 2, 1)),
@@ -376,6 +378,7 @@ OFF_CARDS = {
     *_PLACES,
     *("logcumsumexp", "matrix_exp", "logit", "nll_loss of pictures", "local_response_norm"),
     *("avg_pool3d", "avg_pool3d channels last", "adaptive_avg_pool3d", "adaptive_avg_pool3d channels last"),
+    "adaptive_avg_pool3d of one",
     *("corrcoef", "cov", "masked.mean", "masked.var", "nanmean", "multilabel_soft_margin_loss"),
 }
 LARGE_OFF_CARDS = OFF_CARDS | {"lp_pool1d", "lp_pool2d"}
