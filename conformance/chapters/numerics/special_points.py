@@ -126,18 +126,23 @@ MANY_TIES_IN_ROWS: dict[str, Point] = {
     "amin": _point(lambda x: x.amin(1, keepdim=True), torch.ones(2, 70_000)),
     "vector_norm": _point(lambda x: torch.linalg.vector_norm(x, torch.inf, 1), torch.ones(2, 70_000)),
 }
+
+
+def _sampled(picture: Tensor, grid: Tensor, **options: object) -> Tensor:
+    sampled: Tensor = F.grid_sample(picture, grid, **options)  # type: ignore[arg-type]
+    return sampled
+
+
 def _grids() -> Iterator[tuple[str, Point]]:
     """Yield samples of a picture within it, on its border and beyond, with gradients by the picture and the grid."""
-    # Of a picture of four places a quarter is a place and a half from the middle; none of these is one of its places.
     inside, beyond = (-0.375, 0.125, 0.5, -0.125), (1.5, -1.75, 0.125, 2.5, -3.0, 0.25, 1.25, 1.75)
     picture = _numbers(*range(16), shape=(1, 1, 4, 4))
     for padding in ("zeros", "border", "reflection"):
         for mode in ("bilinear", "nearest"):
             for aligned in (False, True):
-                call = partial(F.grid_sample, mode=mode, padding_mode=padding, align_corners=aligned)
+                call = partial(_sampled, mode=mode, padding_mode=padding, align_corners=aligned)
                 for where, places in (("inside", inside), ("beyond", beyond)):
                     grid = _numbers(*places, shape=(1, 1, -1, 2))
-                    # Where a place is a fraction of corners, 16 bits may round it.
                     yield f"grid_sample {mode}, {padding}, {where}{', aligned' * aligned}", _point(call, picture, grid)
 
 
