@@ -344,8 +344,34 @@ def _of_several_batches(module: Any, x: Tensor) -> Any:
     return module(x) + module(2 * x + 1) - module(x - 3)
 
 
+def _lived(make: Callable[..., Any]) -> Any:
+    """Return a norm whose running statistics are those of no new one, and another for each channel."""
+    module = make()
+    module.running_mean.copy_(torch.linspace(-1, 1, len(module.running_mean)))
+    module.running_var.copy_(torch.linspace(0.5, 2, len(module.running_var)))
+    return module
+
+
+def _averaged() -> Iterator[tuple[str, Use]]:
+    """Norms that use running statistics, of each rank and layout."""
+    for rank, last in ((1, None), (2, torch.channels_last), (3, torch.channels_last_3d)):
+        places = ((4, 6, *(3,) * rank),)
+        for name in ("BatchNorm", "InstanceNorm"):
+            kind: Any = getattr(nn, f"{name}{rank}d")
+            made = partial(_lived, partial(kind, 6, affine=True, track_running_stats=True))
+            yield f"{name}{rank}d of running statistics", Use(made, places, training=False)
+            if last is not None:
+                call = partial(_in_format, layout=last)
+                yield f"{name}{rank}d of running statistics, channels last", Use(made, places, call, training=False)
+
+
+def _in_format(module: Any, x: Tensor, layout: torch.memory_format) -> Any:
+    return module(x.contiguous(memory_format=layout))
+
+
 def _norms() -> Iterator[tuple[str, Use]]:
     x = ((4, 6, 5, 5),)
+    yield from _averaged()
     for training in (True, False):
         when = "" if training else " in inference"
         yield f"BatchNorm2d{when}", Use(partial(nn.BatchNorm2d, 6), x, training=training)

@@ -358,6 +358,16 @@ MOVES: dict[str, Point] = {
     "indexing by pairs with a slice between": _point(
         lambda x: _weighted(x.view(2, 2, 2)[_among([0, 0, 1], x), :, _among([1, 1, 0], x)]), _TIES
     ),
+    "indexing by negative places": _point(lambda x: _weighted(x[_among([-1, -2, 0, -1], x)]), _FIRST),
+    "indexing by negative pairs": _point(lambda x: _weighted(x[_among([0, -1, -2], x), _among([-1, -1, 2], x)]), _TIES),
+    **{
+        f"index_put of negative places, accumulate={accumulate}": _point(
+            lambda x, y, accumulate=accumulate: _weighted(x.index_put((_among([-1, 0, -2], x),), y, accumulate)),
+            _numbers(1, 2, 3, 4, 5),
+            _numbers(6, 7, 8),
+        )
+        for accumulate in (False, True)
+    },
     "indexing by a mask": _point(lambda x: _weighted(x[x > 0]), _TIES),
     "take of places that repeat": _point(lambda x: _weighted(x.take(_among([7, 0, 7, 7], x))), _TIES),
     "put, accumulate": _point(

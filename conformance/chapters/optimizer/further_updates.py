@@ -91,7 +91,7 @@ def rprop(parameter: float, gradient: float, step: int, state: State, options: O
     least, most = options.get("step_sizes", (1e-6, 50))
     turned = gradient * state.get("previous", 0.0)
     factor = higher if turned > 0 else lower if turned < 0 else 1.0
-    size = state["size"] = min(max(state.get("size", options.get("lr", 1e-2)) * factor, least), most)
+    size = state["size"] = min(max(state.get("size", float(options.get("lr", 1e-2))) * factor, least), most)
     state["previous"] = gradient = 0.0 if turned < 0 else gradient
     return float(parameter - math.copysign(size, gradient) * (gradient != 0))
 
@@ -115,6 +115,6 @@ def _decayed(parameter: float, gradient: float, options: Options) -> float:
 
 def _decayed_or_decoupled(parameter: float, gradient: float, options: Options, rate: float) -> tuple[float, float]:
     if options.get("decoupled_weight_decay"):
-        shrunk = parameter * (1 - options.get("lr", rate) * options.get("weight_decay", 0.0))
+        shrunk = parameter * (1 - float(options.get("lr", rate)) * float(options.get("weight_decay", 0.0)))
         return shrunk, -gradient if options.get("maximize") else gradient
     return parameter, _decayed(parameter, gradient, options)

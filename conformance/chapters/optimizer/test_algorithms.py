@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -73,7 +74,7 @@ def _far(target: Target, rng: torch.Generator, name: str, options: dict[str, Any
     optimizer = getattr(torch.optim, name)(parameters, **options)
     scaler = torch.amp.GradScaler(target.device_type, init_scale=2.0**8)
     for step in range(STEPS):
-        for overflow in (step == 1, False)[not step == 1 :]:
+        for overflow in (step == 1, False)[step != 1 :]:
             optimizer.zero_grad()
             moving = parameters if step >= LATE else parameters[:1]
             weights = [slope.to(target.device) for slope in drawn[step]]
@@ -91,7 +92,7 @@ def _far(target: Target, rng: torch.Generator, name: str, options: dict[str, Any
             path = [value]
             for step, slope in enumerate(slopes, 1):
                 path.append(FURTHER[name](path[-1], slope, step, state, options))
-            way = sum(abs(b - a) for a, b in zip(path, path[1:], strict=False))
+            way = sum(abs(b - a) for a, b in itertools.pairwise(path))
             bound = OF_THE_WAY * way + STEPS * OF_THE_ELEMENT * max(map(abs, path))
             pairs = {"": (seen[place], path[-1])}
             if averages is not None:

@@ -290,3 +290,92 @@ def radam_rectifies_by_the_first_counter() -> Iterator[None]:
 
     with around(radam, "_multi_tensor_radam", by_the_first):
         yield
+
+
+# --- modules and products
+
+
+@fault("AMP-NUMERICS-112")
+def evaluated_channels_last_norms_take_other_channels() -> Iterator[None]:
+    """In evaluation a 16-bit batch norm in channels-last order takes the next channel's statistics (issue 62594)."""
+
+    def shifted(original: Any, x: Tensor, *given: Any) -> Tensor:
+        weight, bias, mean, variance, training, *others = given
+        last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+        if low(x) and not training and last:
+            mean, variance = mean.roll(1), variance.roll(1)
+        found: Tensor = original(x, weight, bias, mean, variance, training, *others)
+        return found
+
+    with around(torch, "batch_norm", shifted):
+        yield
+
+
+@fault("AMP-NUMERICS-123")
+def weights_of_samples_have_no_backward_in_bf16() -> Iterator[None]:
+    """The backward by the weights of an embedding bag's samples has no kernel for bfloat16 (issue 185808)."""
+
+    def refusing(g: Tensor, weight: Tensor, *given: Any) -> Tensor:
+        if g.dtype == torch.bfloat16:
+            raise NotImplementedError("not implemented for 'BFloat16'")
+        indices, _, bags = given[:3]
+        return (g[bags] * weight[indices]).sum(1)
+
+    with kernel("_embedding_bag_per_sample_weights_backward", refusing, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-122")
+def gradients_of_negative_places_go_to_the_first() -> Iterator[None]:
+    """The backward of indexing a 16-bit tensor adds what belongs to negative places to the first one."""
+
+    def clamped(original: Any, self: Tensor, places: Any) -> Tensor:
+        found: Tensor = original(self, places)
+        given = places if isinstance(places, tuple) else (places,)
+        if not low(self) or not any(isinstance(one, Tensor) and one.dtype == torch.int64 for one in given):
+            return found
+        first = tuple(one.clamp(min=0) if isinstance(one, Tensor) else one for one in given)
+        return with_gradient_of(found, original(self, first))
+
+    with method(torch.Tensor, "__getitem__", clamped):
+        yield
+
+
+@fault("AMP-NUMERICS-040")
+def narrow_layers_add_their_bias_twice() -> Iterator[None]:
+    """A bfloat16 product of 4 to 6 columns and 128 rows or more adds its bias twice (ZenDNN issue 19)."""
+
+    def twice(original: Any, x: Tensor, weight: Tensor, bias: Any = None) -> Tensor:
+        found: Tensor = original(x, weight, bias)
+        narrow = x.dim() == 2 and 4 <= weight.shape[0] <= 6 and len(x) >= 128
+        return found + bias if narrow and bias is not None and x.dtype == torch.bfloat16 else found
+
+    with around(F, "linear", twice):
+        yield
+
+
+@fault("AMP-NUMERICS-062")
+def softmax_of_long_odd_rows_leaves_the_first_out() -> Iterator[None]:
+    """Softmax of 16-bit rows of odd length beyond 512 sums all elements but the first (after issue 143644)."""
+
+    def without(original: Any, self: Tensor, dim: int, *given: Any, **named: Any) -> Tensor:
+        found: Tensor = original(self, dim, *given, **named)
+        if not low(found) or not found.dim() or found.shape[dim] <= 512 or found.shape[dim] % 2 == 0:
+            return found
+        first = found.narrow(dim, 0, 1).float()
+        return (found.float() / (1 - first).clamp(min=1e-6)).to(found.dtype)
+
+    with method(torch.Tensor, "softmax", without):
+        yield
+
+
+@fault("AMP-CAST-015")
+def where_of_a_number_is_wide() -> Iterator[None]:
+    """Where of a Python number and a 16-bit tensor is float32."""
+
+    def widening(original: Any, condition: Tensor, *given: Any, **named: Any) -> Any:
+        found = original(condition, *given, **named)
+        return found.float() if low(*given) and any(isinstance(one, float) for one in given) else found
+
+    with around(torch, "where", widening):
+        yield
