@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from ...harness.check import Case, by_rules, contract
@@ -109,6 +110,41 @@ def test_native_promotion(case: Case, target: Target, amp_dtype: torch.dtype, op
             (seen,) = run_sample(target, SAMPLES[op](make_inputs(target, dtypes, rng)), amp_dtype).outputs
             case.equal(f"type of {op} of {type_names(dtypes)}", seen.dtype, torch.float32)
             check_unchanged(case, target, amp_dtype, SAMPLES[op], dtypes, rng)
+
+
+# Of a 16-bit tensor and a number, or a float32 tensor without dimensions: neither widens it (torch.result_type).
+WITH_NUMBERS: dict[str, Callable[[Tensor, Any], Tensor]] = {
+    "x + n": lambda x, n: x + n,
+    "n - x": lambda x, n: n - x,
+    "x * n": lambda x, n: x * n,
+    "x / n": lambda x, n: x / n,
+    "x % n": lambda x, n: x % n,
+    "where x, n": lambda x, n: torch.where(x > 0, x, n),
+    "where n, x": lambda x, n: torch.where(x > 0, n, x),
+    "add with alpha": lambda x, n: torch.add(x, x, alpha=float(n)),
+    "lerp": lambda x, n: torch.lerp(x, x, float(n)),
+    "masked_fill": lambda x, n: x.masked_fill(x > 0, n),
+    "clamp": lambda x, n: x.clamp(max=n),
+    "fmod": torch.fmod,
+    "xlogy": torch.xlogy,
+    "copysign": torch.copysign,
+}
+
+
+@contract("AMP-CAST-015", on=CUDA_OR_CPU)
+@pytest.mark.parametrize("place", ["in", "outside"])
+def test_numbers_do_not_widen(case: Case, target: Target, amp_dtype: torch.dtype, place: str) -> None:
+    with mode_of(target):
+        x = torch.ones(4, dtype=amp_dtype, device=target.device)
+        seen = {}
+        for kind, number in {"a number": 1.5, "a tensor": torch.tensor(1.5, device=target.device)}.items():
+            for name, call in WITH_NUMBERS.items():
+                if kind == "a tensor" and name in ("add with alpha", "lerp"):
+                    continue  # which take a number
+                with target.autocast(amp_dtype, enabled=place == "in"):
+                    seen[f"{name}, {kind}"] = call(x, number).dtype
+        wide = {name: str(dtype) for name, dtype in seen.items() if dtype != amp_dtype}
+        case.equal("results that are not of the 16-bit type", wide, {})
 
 
 @contract("AMP-CAST-015", on=CUDA)

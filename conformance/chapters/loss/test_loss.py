@@ -31,12 +31,10 @@ def by_name(rows: list[Loss]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("loss", rows, ids=str)
 
 
-def programs(case: Case, loss: Loss, *, every: bool = False) -> Iterator[Program]:
-    """Yield the programs of this level: the first (all if `every`), all, or all several times with new data."""
-    count = len(loss.programs)
-    chosen = loss.programs[: count if every else case.samples(quick=1, standard=count, full=count)]
+def programs(case: Case, loss: Loss) -> Iterator[Program]:
+    """Yield every program, several times with new data at the level full."""
     for _ in range(case.samples(quick=1, standard=1, full=5)):
-        yield from chosen
+        yield from loss.programs
 
 
 def require_listed(case: Case, loss: Loss, target: Target) -> None:
@@ -209,7 +207,7 @@ def test_equals_cast_by_hand(
     case: Case, loss: Loss, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
 ) -> None:
     require_listed(case, loss, target)
-    for program in programs(case, loss, every=True):
+    for program in programs(case, loss):
         call = draw(loss.name, program, rng).cast(amp_dtype).to(target.device)
         for reduction in loss.reductions:
             manual = evaluate(call.cast(torch.float32), reduction)
@@ -272,7 +270,7 @@ def check_gradient(
 def test_composite_of_float32(
     case: Case, loss: Loss, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
 ) -> None:
-    for program in programs(case, loss, every=True):
+    for program in programs(case, loss):
         call, exact_values, control = discriminating(loss, program, rng, amp_dtype, torch.float32, torch.float32)
         there = call.to(target.device)
         for reduction, exact in exact_values.items():
@@ -289,7 +287,7 @@ def test_composite_of_float32(
 def test_composite_of_16_bit_on_cpu(
     case: Case, loss: Loss, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
 ) -> None:
-    for program in programs(case, loss, every=True):
+    for program in programs(case, loss):
         call = draw(loss.name, program, rng).cast(amp_dtype).to(target.device)
         for reduction in loss.reductions:
             plain = evaluate(call, reduction)
@@ -304,7 +302,7 @@ def test_composite_of_16_bit_on_cpu(
 def test_composite_of_16_bit_is_told(
     case: Case, loss: Loss, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
 ) -> None:
-    for program in programs(case, loss, every=True):
+    for program in programs(case, loss):
         call, exact_values, _ = discriminating(loss, program, rng, amp_dtype, amp_dtype, amp_dtype)
         there = call.to(target.device)
         for reduction, exact in exact_values.items():
@@ -323,7 +321,7 @@ def test_module_equals_function(
 ) -> None:
     if (policy := loss.policy(target.device_type)) in ("banned", "unlisted"):
         case.unsupported(f"{loss.name} is {policy} under autocast on {target.device_type}")
-    for program in programs(case, loss, every=True):
+    for program in programs(case, loss):
         call = draw(loss.name, program, rng).cast(amp_dtype).to(target.device)
         for reduction in loss.reductions:
             module = getattr(torch.nn, str(loss.module))(**call.options, reduction=reduction).to(target.device)

@@ -126,6 +126,9 @@ def _attention() -> Iterator[tuple[str, Use]]:
     def attend(module: Any, x: Tensor, given: Callable[[Tensor], dict[str, Any]]) -> Any:
         return module(x, x, x, **given(x))
 
+    def causal(x: Tensor) -> dict[str, Any]:
+        return {"attn_mask": _on(x, CAUSAL), "is_causal": True}
+
     calls: dict[str, Callable[[Tensor], dict[str, Any]]] = {
         "weights": lambda x: {},
         "no weights": lambda x: {"need_weights": False},
@@ -133,6 +136,12 @@ def _attention() -> Iterator[tuple[str, Use]]:
         "padding": lambda x: {"key_padding_mask": _on(x, CLOSED)},
         "padding by numbers": lambda x: {"key_padding_mask": _on(x, CLOSED, -1.5), "need_weights": False},
         "a causal mask": lambda x: {"attn_mask": _on(x, CAUSAL), "is_causal": True, "need_weights": False},
+        "a causal mask and padding": lambda x: {**causal(x), "key_padding_mask": _on(x, CLOSED)},
+        "a causal mask and padding, no weights": lambda x: {
+            **causal(x),
+            "key_padding_mask": _on(x, CLOSED),
+            "need_weights": False,
+        },
         "a mask of numbers": lambda x: {"attn_mask": _on(x, CAUSAL, -0.75)},
         "a mask of each head": lambda x: {"attn_mask": _on(x, CAUSAL).expand(4, 5, 5), "need_weights": False},
         "a mask and padding": lambda x: {
@@ -335,8 +344,34 @@ def _of_several_batches(module: Any, x: Tensor) -> Any:
     return module(x) + module(2 * x + 1) - module(x - 3)
 
 
+def _lived(make: Callable[..., Any]) -> Any:
+    """Return a norm whose running statistics are those of no new one, and another for each channel."""
+    module = make()
+    module.running_mean.copy_(torch.linspace(-1, 1, len(module.running_mean)))
+    module.running_var.copy_(torch.linspace(0.5, 2, len(module.running_var)))
+    return module
+
+
+def _averaged() -> Iterator[tuple[str, Use]]:
+    """Norms that use running statistics, of each rank and layout."""
+    for rank, last in ((1, None), (2, torch.channels_last), (3, torch.channels_last_3d)):
+        places = ((4, 6, *(3,) * rank),)
+        for name in ("BatchNorm", "InstanceNorm"):
+            kind: Any = getattr(nn, f"{name}{rank}d")
+            made = partial(_lived, partial(kind, 6, affine=True, track_running_stats=True))
+            yield f"{name}{rank}d of running statistics", Use(made, places, training=False)
+            if last is not None:
+                call = partial(_in_format, layout=last)
+                yield f"{name}{rank}d of running statistics, channels last", Use(made, places, call, training=False)
+
+
+def _in_format(module: Any, x: Tensor, layout: torch.memory_format) -> Any:
+    return module(x.contiguous(memory_format=layout))
+
+
 def _norms() -> Iterator[tuple[str, Use]]:
     x = ((4, 6, 5, 5),)
+    yield from _averaged()
     for training in (True, False):
         when = "" if training else " in inference"
         yield f"BatchNorm2d{when}", Use(partial(nn.BatchNorm2d, 6), x, training=training)
@@ -345,6 +380,11 @@ def _norms() -> Iterator[tuple[str, Use]]:
             f"BatchNorm2d without averages{when}",
             Use(partial(nn.BatchNorm2d, 6, track_running_stats=False), x, training=training),
         )
+    for rank, kind in (("1", nn.BatchNorm1d), ("2", nn.BatchNorm2d), ("3", nn.BatchNorm3d)):
+        near = Use(partial(kind, 6, eps=0.5), ((4, 6, *(3,) * int(rank)),))  # of the size of the variance
+        yield f"BatchNorm{rank}d of a large eps", near
+    yield "GroupNorm of a large eps", Use(partial(nn.GroupNorm, 3, 6, eps=0.5), x)
+    yield "LayerNorm of a large eps", Use(partial(nn.LayerNorm, 5, eps=0.5), x)
     many = ((16, 3, 96, 96),)  # 147,456 places of each channel, whose sums are beyond fp16
     yield "BatchNorm2d of many places", Use(partial(nn.BatchNorm2d, 3), many, _last_channels)
     yield "GroupNorm of many places", Use(partial(nn.GroupNorm, 1, 3), many, _last_channels)
@@ -369,6 +409,10 @@ def _others() -> Iterator[tuple[str, Use]]:
     image = ((2, 4, 6, 6),)
     for mode in ("nearest", "bilinear", "bicubic"):
         yield f"Upsample, {mode}", Use(partial(nn.Upsample, scale_factor=1.5, mode=mode), image)
+        # 10 places of 6: 1.7 is not their ratio.
+        uneven = partial(nn.Upsample, scale_factor=1.7, mode=mode)
+        yield f"Upsample, {mode}, by its factor", Use(uneven, image)
+        yield f"Upsample, {mode}, by the sizes", Use(partial(uneven, recompute_scale_factor=True), image)
     for mode in ("bilinear", "bicubic"):
         made = partial(nn.Upsample, size=(9, 7), mode=mode, align_corners=True)
         yield f"Upsample, {mode}, of aligned corners", Use(made, image)

@@ -126,6 +126,26 @@ MANY_TIES_IN_ROWS: dict[str, Point] = {
     "amin": _point(lambda x: x.amin(1, keepdim=True), torch.ones(2, 70_000)),
     "vector_norm": _point(lambda x: torch.linalg.vector_norm(x, torch.inf, 1), torch.ones(2, 70_000)),
 }
+
+
+def _sampled(picture: Tensor, grid: Tensor, **options: object) -> Tensor:
+    sampled: Tensor = F.grid_sample(picture, grid, **options)  # type: ignore[arg-type]
+    return sampled
+
+
+def _grids() -> Iterator[tuple[str, Point]]:
+    """Yield samples of a picture within it, on its border and beyond, with gradients by the picture and the grid."""
+    inside, beyond = (-0.375, 0.125, 0.5, -0.125), (1.5, -1.75, 0.125, 2.5, -3.0, 0.25, 1.25, 1.75)
+    picture = _numbers(*range(16), shape=(1, 1, 4, 4))
+    for padding in ("zeros", "border", "reflection"):
+        for mode in ("bilinear", "nearest"):
+            for aligned in (False, True):
+                call = partial(_sampled, mode=mode, padding_mode=padding, align_corners=aligned)
+                for where, places in (("inside", inside), ("beyond", beyond)):
+                    grid = _numbers(*places, shape=(1, 1, -1, 2))
+                    yield f"grid_sample {mode}, {padding}, {where}{', aligned' * aligned}", _point(call, picture, grid)
+
+
 BOUNDS: dict[str, Point] = {
     "clamp": _point(lambda x: x.clamp(-1, 2), _numbers(-1, 2, 3, 0)),
     "clamp with tensors": _point(torch.clamp, _numbers(-1, 2, 3, 0), _numbers(-1, -1, -1, 0), _numbers(2, 2, 2, 0)),
@@ -168,6 +188,7 @@ BOUNDS: dict[str, Point] = {
     "frac": _point(torch.frac, _numbers(1, -1.5)),
     "renorm": _point(lambda x: x.renorm(2, 0, 5.0), _numbers(3, 4, 6, 8, 0, 0, shape=(3, 2))),
     "lerp": _point(torch.lerp, _numbers(1, 2, 3), _numbers(3, 2, 1), _numbers(0, 0.5, 1)),
+    **dict(_grids()),
 }
 # Functions that write over their operand, whose derivative is one of the result.
 IN_PLACE: dict[str, Point] = {
@@ -337,6 +358,16 @@ MOVES: dict[str, Point] = {
     "indexing by pairs with a slice between": _point(
         lambda x: _weighted(x.view(2, 2, 2)[_among([0, 0, 1], x), :, _among([1, 1, 0], x)]), _TIES
     ),
+    "indexing by negative places": _point(lambda x: _weighted(x[_among([-1, -2, 0, -1], x)]), _FIRST),
+    "indexing by negative pairs": _point(lambda x: _weighted(x[_among([0, -1, -2], x), _among([-1, -1, 2], x)]), _TIES),
+    **{
+        f"index_put of negative places, accumulate={accumulate}": _point(
+            lambda x, y, accumulate=accumulate: _weighted(x.index_put((_among([-1, 0, -2], x),), y, accumulate)),
+            _numbers(1, 2, 3, 4, 5),
+            _numbers(6, 7, 8),
+        )
+        for accumulate in (False, True)
+    },
     "indexing by a mask": _point(lambda x: _weighted(x[x > 0]), _TIES),
     "take of places that repeat": _point(lambda x: _weighted(x.take(_among([7, 0, 7, 7], x))), _TIES),
     "put, accumulate": _point(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -230,3 +231,61 @@ def test_rows_without_a_key(
             case.identical(f"{kernel}: finite elements of rows {name}", ours.isfinite(), finite)
             far = float((ours - theirs)[finite].abs().max()) if finite.any() else 0.0
             case.at_most(f"{kernel}: rows {name}: distance from float32", far / form.unit_roundoff, 64.0, "u")
+
+
+def _padded(name: str) -> torch.nn.Module:
+    if name.startswith("MultiheadAttention"):
+        return torch.nn.MultiheadAttention(8, 2, batch_first=True)
+    return torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+
+
+def _attended(module: Any, x: Tensor, masks: dict[str, Tensor], *, causal: bool, weights: bool) -> Tensor:
+    options = {"attn_mask": masks["causal"], "is_causal": True} if causal else {}
+    attended: Tensor = module(x, x, x, key_padding_mask=masks["padding"], need_weights=weights, **options)[0]
+    return attended
+
+
+def _encoded(module: Any, x: Tensor, masks: dict[str, Tensor], *, causal: bool) -> Tensor:
+    options = {"src_mask": masks["causal"], "is_causal": True} if causal else {}
+    encoded: Tensor = module(x, src_key_padding_mask=masks["padding"], **options)
+    return encoded
+
+
+# Also before keys that are open, which a causal mask does not close by itself.
+CLOSED = torch.tensor([[False] * 5, [False, True, False, False, True]])
+CAUSAL = torch.ones(5, 5, dtype=torch.bool).triu(1)
+# Calls of a module that has a padding mask for its keys, and their outputs.
+PADDED: dict[str, Callable[[Any, Tensor, dict[str, Tensor]], Tensor]] = {
+    f"MultiheadAttention{', causal' * causal}{', weights' * weights}": functools.partial(
+        _attended, causal=causal, weights=weights
+    )
+    for causal in (False, True)
+    for weights in (False, True)
+} | {
+    f"TransformerEncoderLayer{', causal' * causal}": functools.partial(_encoded, causal=causal)
+    for causal in (False, True)
+}
+
+
+@contract("AMP-NUMERICS-088")
+@pytest.mark.parametrize("place", ["in", "outside"])
+@pytest.mark.filterwarnings("ignore")
+def test_padding_of_modules(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, place: str
+) -> None:
+    """Replace what a padding mask closes, in training and inference, and look at the rows that are open."""
+    dtype = torch.float32 if place == "in" else amp_dtype
+    given = torch.randn(2, 5, 8, generator=rng)
+    masks = {"padding": CLOSED.to(target.device), "causal": CAUSAL.to(target.device)}
+    wrong = []
+    for name, call in PADDED.items():
+        for training in (True, False):
+            module = _padded(name).train(training).to(target.device, dtype)
+            outputs = []
+            for closed in (given, torch.where(CLOSED[..., None], 3 - given, given)):
+                with torch.no_grad(), target.autocast(amp_dtype, enabled=place == "in"):
+                    seen = call(module, closed.to(target.device, dtype), masks)
+                outputs.append(seen.float().cpu()[~CLOSED])
+            if not torch.equal(*outputs) or not bool(outputs[0].isfinite().all()):
+                wrong.append(f"{name}{'' if training else ' in inference'}")
+    case.equal("modules whose open rows depend on closed ones", wrong, [])

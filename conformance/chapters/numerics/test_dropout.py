@@ -63,6 +63,35 @@ def test_dropped_shares(case: Case, target: Target, amp_dtype: torch.dtype, way:
             case.at_most(f"{way}, p = {p}: error of the gradient of a kept element", error, 2.5, "u")
 
 
+# Of 64 rows and 64 columns of ones, with a storage of another order or size.
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda x: x,
+    "transposed": lambda x: x.t(),
+    "every second": lambda x: x.repeat(1, 2)[:, ::2],
+    "channels last": lambda x: x.view(4, 16, 8, 8).contiguous(memory_format=torch.channels_last),
+    "expanded": lambda x: x[:1].expand_as(x),
+}
+
+
+@contract("AMP-NUMERICS-110")
+@pytest.mark.parametrize("way", ["dropout", "module", "alpha_dropout"])
+@pytest.mark.parametrize("place", ["in", "outside"])
+def test_every_layout(case: Case, target: Target, amp_dtype: torch.dtype, way: str, place: str) -> None:
+    """Rows and columns of each layout drop about half of their elements: no mask is that of another one."""
+    call = ALPHAS[way] if way in ALPHAS else DROPOUTS[way]
+    for layout, laid in LAYOUTS.items():
+        torch.manual_seed(case.seed)
+        given = laid(torch.ones(64, 64, dtype=amp_dtype, device=target.device))
+        with target.autocast(amp_dtype, enabled=place == "in"):
+            seen = call(given, 0.5)
+        case.equal(f"{layout}: shape", seen.shape, given.shape)
+        dropped = (seen < seen.max()).float().cpu().reshape(64, 64)
+        # A row that is dropped or kept as a whole is at eight deviations.
+        counts = torch.stack([dropped.sum(0), dropped.sum(1)])
+        far = float((counts - 32).abs().max()) / (64 * 0.25) ** 0.5
+        case.at_most(f"{layout}: dropped elements of a row or column, from those expected", far, SIGMAS, "deviations")
+
+
 # Each drops whole channels, of which it gets 8 in each of 64 samples.
 OF_CHANNELS: dict[str, tuple[Callable[[Tensor, float], Tensor], tuple[int, ...]]] = {
     "dropout1d": (F.dropout1d, (7,)),

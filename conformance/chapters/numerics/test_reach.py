@@ -122,6 +122,25 @@ def test_factors_of_what_is_added(
     case.identical(f"baddbmm, beta {beta}, alpha {alpha}", seen["baddbmm"] + 0.0, expected.to(amp_dtype))
 
 
+@contract("AMP-NUMERICS-040")
+@pytest.mark.parametrize("width", range(1, 18))
+def test_every_width(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, width: int) -> None:
+    """Few columns, of any number of rows, with a bias: kernels for narrow operands have paths of their own."""
+    for rows, inner in ((1, 5), (2, 8), (17, 33), (127, 16), (128, 9), (130, 8), (257, 3)):
+        left, right, bias = (2 * integers(rng, 3, *shape) for shape in ((rows, inner), (width, inner), (width,)))
+        expected = left.double() @ right.double().t()
+        x, weight, added = (source.to(target.device, amp_dtype) for source in (left, right, bias))
+        with full_precision(target.device_type):
+            seen = {
+                "linear": F.linear(x, weight, added),
+                "addmm": torch.addmm(added, x, weight.t()),
+                "without bias": F.linear(x, weight) + added,
+            }
+        for name, product in seen.items():
+            what = f"{name}: {rows} rows of {inner}, {width} columns"
+            case.identical(what, product + 0.0, (expected + bias.double()).to(amp_dtype))
+
+
 @contract("AMP-NUMERICS-022")
 @pytest.mark.parametrize("op", ["mm", "linear", "bmm"])
 def test_large_fp32_products_read_every_bit(

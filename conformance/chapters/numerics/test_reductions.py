@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target, is_foreign
@@ -44,6 +46,40 @@ def _forward(case: Case, target: Target, rng: torch.Generator, op: Op) -> None:
 @by_name(REDUCTIONS)
 def test_reductions_are_within_the_bound(case: Case, target: Target, rng: torch.Generator, op: Op) -> None:
     _forward(case, target, rng, op)
+
+
+# A result of each element of a row, which one element decides.
+OF_ROWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "softmax": lambda x: x.softmax(-1),
+    "softmax of columns": lambda x: x.t().contiguous().softmax(0).t(),
+    "softmin": lambda x: F.softmin(-x, -1),
+    "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+    "rms_norm": lambda x: F.rms_norm(x, x.shape[-1:], eps=1e-5),
+    "group_norm": lambda x: F.group_norm(x.unsqueeze(1), 1).squeeze(1),
+    "normalize": lambda x: F.normalize(x, dim=-1),
+}
+# Around vectors, blocks and what one block keeps of a row.
+LENGTHS = (9, 33, 257, 513, 517, 1025, 1030, 2051)
+ROUNDINGS_OF_A_ROW = 16.0  # of the softmax of columns, whose exponentials the CPU rounds to the type of the result
+
+
+@contract("AMP-NUMERICS-062")
+@pytest.mark.parametrize("name", OF_ROWS)
+def test_large_element_anywhere(case: Case, target: Target, amp_dtype: torch.dtype, name: str) -> None:
+    """Place the one large element of a row at its ends, in its middle and around its blocks."""
+    case.require_arithmetic(target, amp_dtype)
+    form, wrong = FORMATS[amp_dtype], {}
+    for length in LENGTHS:
+        places = sorted({place % length for place in (0, 1, 7, 8, length // 2, 256, 512, -9, -2, -1)})
+        rows = torch.zeros(len(places), length)
+        rows[torch.arange(len(places)), torch.tensor(places)] = 6
+        exact = OF_ROWS[name](rows.double())
+        seen = OF_ROWS[name](rows.to(target.device, amp_dtype)).cpu().double()
+        far = ((seen - exact).abs() / exact.abs().clamp(min=form.smallest_normal)).amax(1) / form.unit_roundoff
+        for place, distance in zip(places, far.tolist(), strict=True):
+            if not distance <= ROUNDINGS_OF_A_ROW:
+                wrong[f"{length} elements, the large one at {place}"] = distance
+    case.equal("rows that are not those of float64, in roundings", wrong, {})
 
 
 @contract("AMP-NUMERICS-062")

@@ -75,6 +75,10 @@ def test_numbers_at_the_midpoints(case: Case, target: Target, amp_dtype: torch.d
         case.identical(f"{way}: {len(numbers)} numbers at and next to a tie", made, expected)
 
 
+# Lengths around those of vectors and blocks, with a tail behind the last whole one.
+ENDS = (1, 31, 65, 70, 255)
+
+
 @contract("AMP-NUMERICS-042")
 def test_between_the_formats(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
     form = FORMATS[amp_dtype]
@@ -83,6 +87,9 @@ def test_between_the_formats(case: Case, target: Target, amp_dtype: torch.dtype)
     expected = narrowed(widened(_other(form)), form)
     for way in ("to", "method", "strided", "copy_", "copy_ across", "setitem", "type"):
         case.identical(f"{way}: all 65536 patterns of {_other(form).name}", STORES[way](source, amp_dtype), expected)
+        for end in ENDS:  # the last ones of the positive finite numbers, which are no whole vectors
+            part = slice(0x7C00 - end, 0x7C00)
+            case.identical(f"{way}: {end} patterns", STORES[way](source[part], amp_dtype), expected[part])
 
 
 def _either(case: Case, what: str, seen: Tensor, exact: Tensor, form: Format) -> None:

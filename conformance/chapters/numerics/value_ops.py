@@ -182,6 +182,8 @@ _POOLS: dict[str, Call] = {
     "adaptive_avg_pool1d": lambda x: F.adaptive_avg_pool1d(x[None], 2),
     "adaptive_avg_pool2d": lambda x: F.adaptive_avg_pool2d(image(x), (1, 3)),
     "adaptive_avg_pool2d of one": lambda x: F.adaptive_avg_pool2d(image(x), 1),
+    "adaptive_avg_pool1d of one": lambda x: F.adaptive_avg_pool1d(x[None], 1),
+    "adaptive_avg_pool3d of one": lambda x: F.adaptive_avg_pool3d(volume(x), 1),
     "adaptive_avg_pool2d channels last": lambda x: F.adaptive_avg_pool2d(last(x), (1, 3)),
     "adaptive_avg_pool3d": lambda x: F.adaptive_avg_pool3d(volume(x), (1, 2, 1)),
     "adaptive_avg_pool3d channels last": lambda x: F.adaptive_avg_pool3d(last_3d(x), (1, 2, 1)),
@@ -376,6 +378,7 @@ OFF_CARDS = {
     *_PLACES,
     *("logcumsumexp", "matrix_exp", "logit", "nll_loss of pictures", "local_response_norm"),
     *("avg_pool3d", "avg_pool3d channels last", "adaptive_avg_pool3d", "adaptive_avg_pool3d channels last"),
+    "adaptive_avg_pool3d of one",
     *("corrcoef", "cov", "masked.mean", "masked.var", "nanmean", "multilabel_soft_margin_loss"),
 }
 LARGE_OFF_CARDS = OFF_CARDS | {"lp_pool1d", "lp_pool2d"}
@@ -486,5 +489,5 @@ QUICK = {
     *("softmax", "log_softmax of columns", "layer_norm", "group_norm", "batch_norm", "avg_pool2d", "lp_pool2d"),
     *("adaptive_avg_pool2d", "mse_loss", "cross_entropy", "scatter_reduce mean", "embedding_bag mean", "linear"),
     *("conv2d", "gru_cell", "scaled_dot_product_attention", "interpolate bilinear", "gelu", "silu", "hardswish"),
-    *("logit", "matrix_exp", "renorm", "lerp"),
+    *("logit", "matrix_exp", "renorm", "lerp", "adaptive_avg_pool3d of one"),
 }

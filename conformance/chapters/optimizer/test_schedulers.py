@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import warnings
@@ -187,3 +188,55 @@ def _with_rate(target: Target, rate: float | torch.Tensor) -> torch.optim.Optimi
     parameter = torch.nn.Parameter(torch.ones(2, device=target.device))
     parameter.grad = torch.ones_like(parameter)
     return torch.optim.SGD([parameter], lr=rate, foreach=False)
+
+
+@contract("AMP-OPTIMIZER-127")
+@pytest.mark.parametrize("into", ["the_same", "new_ones"])
+def test_rates_go_on(case: Case, target: Target, into: str) -> None:
+    """Load the states of an optimizer and its scheduler after each step: the rates are those of training without it."""
+    wrong = {}
+    for name, make in SCHEDULERS.items():
+        rates = []
+        for loads in (False, True):
+            optimizer = _with_rate(target, 0.25)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # as above
+                schedule = make(optimizer)
+                rates.append([optimizer.param_groups[0]["lr"]])
+                for number in range(6):
+                    optimizer.step()
+                    schedule.step(**({"metrics": 1.0} if name == "ReduceLROnPlateau" else {}))
+                    rates[-1].append(optimizer.param_groups[0]["lr"])
+                    if loads and number % 2:
+                        saved = copy.deepcopy((optimizer.state_dict(), schedule.state_dict()))
+                        if into == "new_ones":
+                            optimizer = _with_rate(target, 0.25)
+                            schedule = make(optimizer)
+                        optimizer.load_state_dict(saved[0])
+                        schedule.load_state_dict(saved[1])
+                        rates[-1][-1] = optimizer.param_groups[0]["lr"]
+        if rates[0] != rates[1]:
+            wrong[name] = rates[1]
+    case.equal("rates that are not those of training without a checkpoint", wrong, {})
+
+
+# Losses whose differences 16 bits do not hold: 2**-12 of their size, beside a threshold of 1e-4.
+FALLING = tuple(1 - number / 4096 for number in range(9))
+
+
+@contract("AMP-OPTIMIZER-072")
+@pytest.mark.parametrize("place", ["in", "outside"])
+def test_losses_in_tensors(case: Case, target: Target, amp_dtype: torch.dtype, place: str) -> None:
+    """Lower the rate of ReduceLROnPlateau after losses in tensors when it is lowered after their numbers."""
+    for losses in (FALLING, FALLING[::-1]):
+        optimizers = [_with_rate(target, 0.25) for _ in range(2)]
+        schedules = [lr_scheduler.ReduceLROnPlateau(one, patience=1, factor=0.5) for one in optimizers]
+        rates: list[list[float]] = [[], []]
+        for loss in losses:
+            for one, schedule, seen in zip(optimizers, schedules, rates, strict=True):
+                one.step()
+                metric = loss if one is optimizers[0] else torch.tensor(loss, device=target.device)
+                with target.autocast(amp_dtype, enabled=place == "in"):
+                    schedule.step(metric)
+                seen.append(one.param_groups[0]["lr"])
+        case.equal(f"rates after losses from {losses[0]} to {losses[-1]}", rates[1], rates[0])
