@@ -344,6 +344,59 @@ def test_ops_of_inductor(case: Case, target: Target, rng: torch.Generator, part:
         case.at_most(f"error of {name}", error(ours, right), bound)
 
 
+def attention_patterns(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return attention that is written out in several ways, which inductor replaces by one op."""
+    softmax, dropout = torch.nn.functional.softmax, torch.nn.functional.dropout
+    keys, mask = k.transpose(-2, -1), torch.ones(q.shape[-2], k.shape[-2], dtype=q.dtype, device=q.device).tril()
+    return {
+        "divided scores": softmax(torch.matmul(q, keys).div(3.0), dim=-1).matmul(v),
+        "multiplied scores": softmax(torch.matmul(q, keys).mul(0.4), dim=-1).matmul(v),
+        "divided scores, dropout": dropout(softmax(torch.matmul(q, keys).div(3.0), dim=-1), 0.0).matmul(v),
+        "scores of a scaled query": torch.matmul(softmax(torch.matmul(q * 0.4, keys), dim=-1), v),
+        "masked scores": softmax(torch.matmul(q, keys) / 3.0 + mask, dim=-1) @ v,
+    }
+
+
+@contract("AMP-COMPILE-005")
+@needs("compiled kernels")
+@pytest.mark.parametrize("low", [deep("standard", "bfloat16"), deep("full", "float16")])
+def test_attention_of_inductor(case: Case, target: Target, rng: torch.Generator, low: str) -> None:
+    dtype = getattr(torch, low)
+    case.require(target, dtype)
+    q, k, v = (torch.randn(2, 2, 8, 16, generator=rng).to(target.device, dtype) for _ in range(3))
+    with compiler(case), inductor(case), torch.no_grad():
+        seen = torch.compile(attention_patterns, backend="inductor", fullgraph=True)(q, k, v)
+    expected, exact = attention_patterns(q, k, v), attention_patterns(q.double(), k.double(), v.double())
+    for name, right in exact.items():
+        case.equal(f"type of attention with {name}", seen[name].dtype, dtype)
+        # The scores, the probabilities and the sums are rounded, in eager and by one op that replaces them.
+        bound = error(expected[name], right) + 4 * FORMATS[dtype].unit_roundoff
+        case.at_most(f"error of attention with {name}", error(seen[name], right), bound)
+
+
+@contract("AMP-COMPILE-001")
+@pytest.mark.parametrize("backend", ["aot_eager", deep("standard", "aot_eager_decomp_partition")])
+@pytest.mark.parametrize("name", ["one", deep("standard", "island"), deep("standard", "classifier")])
+def test_second_backward(case: Case, target: Target, rng: torch.Generator, name: str, backend: str) -> None:
+    """The graph of one compiled call goes back twice where it is retained."""
+    program = PROGRAMS[name]
+    with compiler(case):
+        for dtype in dtypes_of(case, target):
+            torch._dynamo.reset()
+            leaves = copies(program.leaves(target.device, rng))
+            call = bound(program, target, dtype, cache=False)
+            out = torch.compile(call, backend=backend, fullgraph=True)(*leaves)[0]
+            seeds = [torch.ones_like(out), torch.full_like(out, 2.0)]
+            first, second = (
+                torch.autograd.grad(out, leaves, seed, retain_graph=True, allow_unused=True) for seed in seeds
+            )
+            for number, (one, other) in enumerate(zip(first, second, strict=True)):
+                if one is not None and other is not None:
+                    # Twice the gradient: all products and sums double exactly.
+                    case.identical(f"{dtype}: gradient {number} by the second backward", other, 2 * one)
+                    case.true(f"{dtype}: gradient {number} is not zero (control)", bool(one.count_nonzero()))
+
+
 # Programs whose regions are those of others.
 ALIKE = ("one_inside", "decorated_inside")
 
