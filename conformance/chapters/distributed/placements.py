@@ -1,4 +1,4 @@
-"""What one rank computes with DTensors of every placement, even and uneven, partial and whole, and with hybrid shards."""
+"""What one rank computes with DTensors of every placement, in parts of two sizes too, and with hybrid shards."""
 
 from __future__ import annotations
 
