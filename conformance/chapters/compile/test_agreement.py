@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -344,17 +345,18 @@ def test_ops_of_inductor(case: Case, target: Target, rng: torch.Generator, part:
         case.at_most(f"error of {name}", error(ours, right), bound)
 
 
-def attention_patterns(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return attention that is written out in several ways, which inductor replaces by one op."""
-    softmax, dropout = torch.nn.functional.softmax, torch.nn.functional.dropout
-    keys, mask = k.transpose(-2, -1), torch.ones(q.shape[-2], k.shape[-2], dtype=q.dtype, device=q.device).tril()
-    return {
-        "divided scores": softmax(torch.matmul(q, keys).div(3.0), dim=-1).matmul(v),
-        "multiplied scores": softmax(torch.matmul(q, keys).mul(0.4), dim=-1).matmul(v),
-        "divided scores, dropout": dropout(softmax(torch.matmul(q, keys).div(3.0), dim=-1), 0.0).matmul(v),
-        "scores of a scaled query": torch.matmul(softmax(torch.matmul(q * 0.4, keys), dim=-1), v),
-        "masked scores": softmax(torch.matmul(q, keys) / 3.0 + mask, dim=-1) @ v,
-    }
+def _softmax(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.softmax(x, dim=-1)
+
+
+# Attention to keys, which are transposed, and values, written out; inductor replaces each by one op.
+ATTENTION: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "divided scores": lambda q, k, v: _softmax(torch.matmul(q, k).div(3.0)).matmul(v),
+    "multiplied scores": lambda q, k, v: _softmax(torch.matmul(q, k).mul(0.4)).matmul(v),
+    "dropout": lambda q, k, v: torch.nn.functional.dropout(_softmax(torch.matmul(q, k).div(3.0)), 0.0).matmul(v),
+    "a scaled query": lambda q, k, v: torch.matmul(_softmax(torch.matmul(q * 0.4, k)), v),
+    "masked scores": lambda q, k, v: _softmax(torch.matmul(q, k) / 3.0 + torch.ones_like(q[..., :1])) @ v,
+}
 
 
 @contract("AMP-COMPILE-005")
@@ -363,15 +365,24 @@ def attention_patterns(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dic
 def test_attention_of_inductor(case: Case, target: Target, rng: torch.Generator, low: str) -> None:
     dtype = getattr(torch, low)
     case.require(target, dtype)
-    q, k, v = (torch.randn(2, 2, 8, 16, generator=rng).to(target.device, dtype) for _ in range(3))
+
+    def every(*given: torch.Tensor) -> list[torch.Tensor]:
+        # Each with operands of its own: what several share is not replaced.
+        return [
+            call(q, k.transpose(-2, -1), v)
+            for call, q, k, v in zip(ATTENTION.values(), *(one.unbind() for one in given), strict=True)
+        ]
+
+    shape = (len(ATTENTION), 2, 2, 8, 16)
+    operands = [torch.randn(shape, generator=rng).to(target.device, dtype) for _ in range(3)]
     with compiler(case), inductor(case), torch.no_grad():
-        seen = torch.compile(attention_patterns, backend="inductor", fullgraph=True)(q, k, v)
-    expected, exact = attention_patterns(q, k, v), attention_patterns(q.double(), k.double(), v.double())
-    for name, right in exact.items():
-        case.equal(f"type of attention with {name}", seen[name].dtype, dtype)
+        seen = torch.compile(every, backend="inductor", fullgraph=True)(*operands)
+    expected, exact = every(*operands), every(*(one.double() for one in operands))
+    for name, ours, theirs, right in zip(ATTENTION, seen, expected, exact, strict=True):
+        case.equal(f"type of attention with {name}", ours.dtype, dtype)
         # The scores, the probabilities and the sums are rounded, in eager and by one op that replaces them.
-        bound = error(expected[name], right) + 4 * FORMATS[dtype].unit_roundoff
-        case.at_most(f"error of attention with {name}", error(seen[name], right), bound)
+        bound = error(theirs, right) + 4 * FORMATS[dtype].unit_roundoff
+        case.at_most(f"error of attention with {name}", error(ours, right), bound)
 
 
 @contract("AMP-COMPILE-001")

@@ -45,7 +45,7 @@ def test_distributed_tensors(case: Case, target: Target, ranks: Groups, op: str)
 @contract("AMP-DISTRIBUTED-016", on="cpu")
 @pytest.mark.parametrize("world", [2, deep("standard", 4)])
 def test_placements(case: Case, target: Target, ranks: Groups, world: int) -> None:
-    count = case.samples(quick=7, standard=14, full=99)
+    count = case.samples(quick=7, standard=99, full=99)
     for dtype in (*case.amp_dtypes, torch.float32)[: case.samples(quick=1, standard=2, full=3)]:
         for rank, found in enumerate(answers(case, ranks, world, unlike_whole, dtype, case.seed, count)):
             case.equal(f"rank {rank}, {dtype}: results unlike those of the whole tensor", found[:LISTED], [])

@@ -296,19 +296,13 @@ def compiled_views_of_inputs_are_copies() -> Iterator[None]:
     """A view of a 16-bit input that compiled code returns is a copy (kin of pytorch 131679)."""
     from torch._functorch._aot_autograd import runtime_wrappers
 
-    def copying(kind: Any) -> Callable[..., Any]:
-        view = kind.__call__
+    aliased = runtime_wrappers.gen_alias_from_base
 
-        def call(self: Any, *given: Any) -> Any:
-            found = view(self, *given)
-            return found.clone() if found.dtype in LOW else found
+    def gen_alias_from_base(*given: Any, **named: Any) -> Tensor:
+        found = aliased(*given, **named)
+        return found.clone() if found.dtype in LOW else found
 
-        return call
-
-    with contextlib.ExitStack() as stack:
-        for name in ("AliasOfInputHandler", "IsInputHandler"):
-            kind = getattr(runtime_wrappers, name)
-            stack.enter_context(replaced(kind, "__call__", copying(kind)))
+    with replaced(runtime_wrappers, "gen_alias_from_base", gen_alias_from_base):
         yield
 
 
