@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
@@ -137,4 +138,30 @@ def gradients_of_hybrid_shards(dtype: torch.dtype, shape: tuple[int, int]) -> li
         seen = {name: all_of(one.grad) for name, one in model.named_parameters()}
         what = f"parameters in {low}, reduced in {reduced}{', once for both' * deferred}"
         found += [f"{what}: {one}" for one in unlike(seen, expected)]
+    return found
+
+
+def gradients_without_synchronization(dtype: torch.dtype) -> list[str]:
+    """Name the settings of FullyShardedDataParallel with which micro-batches in no_sync() are not in the mean."""
+    from torch.distributed import fsdp
+
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    orders = ((False, True), (True, True), (True, False, True))
+    found = []
+    for low, reduced, own, order in itertools.product((dtype, None), (dtype, torch.float32), (True, False), orders):
+        model = fsdp.FullyShardedDataParallel(
+            _Scaled(),
+            mixed_precision=fsdp.MixedPrecision(param_dtype=low, reduce_dtype=reduced),
+            device_id=torch.device("cpu"),
+            use_orig_params=own,
+        )
+        for synchronized in order:
+            with contextlib.nullcontext() if synchronized else model.no_sync():
+                model(torch.tensor(4.0 * rank)).backward()
+        # The gradients are those of this rank's part, which zeros fill up where it is of one flat parameter.
+        parts = [one.grad.flatten() for one in model.parameters() if one.grad is not None]
+        seen = {number for part in parts for number in part.tolist()} - (set() if own else {0.0})
+        if seen != {len(order) * 2.0 * (world - 1)}:
+            what = f"parameters in {low}, reduced in {reduced}, use_orig_params={own}, synchronized {order}"
+            found.append(f"{what}: {sorted(seen)} in place of {len(order) * 2.0 * (world - 1)}")
     return found

@@ -7,7 +7,7 @@ import torch
 
 from ...harness.check import Case, by_seed, contract, deep
 from ...harness.targets import Target
-from .placements import gradients_of_hybrid_shards
+from .placements import gradients_of_hybrid_shards, gradients_without_synchronization
 from .processes import Groups
 from .sharded_uses import (
     HISTORIES,
@@ -67,6 +67,16 @@ def test_hybrid_shards(case: Case, target: Target, ranks: Groups, world: int) ->
     for dtype in case.amp_dtypes[: case.samples(quick=1, standard=2, full=2)]:
         found = answers(case, ranks, world, gradients_of_hybrid_shards, dtype, (2, world // 2))
         for rank, wrong in enumerate(found):
+            case.equal(f"rank {rank}, {dtype}: gradients that are not the mean", wrong[:LISTED], [])
+
+
+@contract("AMP-DISTRIBUTED-007", on="cpu")
+@pytest.mark.parametrize("world", [2, deep("full", 4)])
+def test_micro_batches_without_synchronization(case: Case, target: Target, ranks: Groups, world: int) -> None:
+    if reason := absent("fsdp1"):
+        case.unsupported(reason)
+    for dtype in case.amp_dtypes[: case.samples(quick=1, standard=2, full=2)]:
+        for rank, wrong in enumerate(answers(case, ranks, world, gradients_without_synchronization, dtype)):
             case.equal(f"rank {rank}, {dtype}: gradients that are not the mean", wrong[:LISTED], [])
 
 

@@ -447,6 +447,25 @@ def compressed_bucket_views_are_divided_twice() -> Iterator[None]:
         yield
 
 
+@fault("AMP-DISTRIBUTED-007")
+def gradients_of_no_sync_are_lost_with_mixed_precision() -> Iterator[None]:
+    """FullyShardedDataParallel with a param_dtype loses what it adds up in no_sync() (kin of pytorch 73535)."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    accumulating = FullyShardedDataParallel.no_sync
+
+    @contextlib.contextmanager
+    def no_sync(self: Any) -> Iterator[None]:
+        with accumulating(self):
+            yield
+        for handle in self._all_handles if self.mixed_precision.param_dtype else ():
+            for one in (handle.flat_param, *(handle.flat_param._params or ())):
+                one.grad = None
+
+    with replaced(FullyShardedDataParallel, "no_sync", no_sync):
+        yield
+
+
 @contextlib.contextmanager
 def _handled(op: Any, change: Callable[[Any], Any]) -> Iterator[None]:
     """Let an op of a DTensor return what `change` makes of it, where that is not None."""
