@@ -49,7 +49,7 @@ class _Holding(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         held = (self.weight, self.get_buffer("kept"), self.get_buffer("passing"), self.constant)
         with torch.autocast(self.amp[0], dtype=self.amp[1], cache_enabled=False):
-            low = torch.mm(x, self.weight)
+            low = torch.mm(x, self.weight.float())
         return low, *(one * 2 for one in held), x.to(self.constant.dtype) + self.constant
 
 

@@ -49,34 +49,50 @@ def _whole(dtype: torch.dtype, seed: int) -> Tensor:
     return (drawn - drawn.roll(1, 0) + 1).to(dtype)
 
 
-def _placed(whole: Tensor, mesh: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a DTensor of the values of `whole` in each placement."""
+def _placed(whole: Tensor, mesh: Any, partial: bool) -> Iterator[tuple[str, Any]]:
+    """Yield a DTensor of the values of `whole` in each placement, or one that is a sum over the ranks."""
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
     rank = distributed.get_rank()
-    for place in (Replicate(), Shard(0), Shard(1)):
+    for place in () if partial else (Replicate(), Shard(0), Shard(1)):
         yield str(place), distribute_tensor(whole.clone(), mesh, [place])
-    rest = 3 * torch.arange(whole.numel()).reshape(whole.shape).remainder(3).to(whole.dtype)
-    part = whole - rest if rank == 0 else rest if rank == 1 else torch.zeros_like(whole)
-    yield "Partial", DTensor.from_local(part, mesh, [Partial()], run_check=False)
+    if partial:
+        rest = 3 * torch.arange(whole.numel()).reshape(whole.shape).remainder(3).to(whole.dtype)
+        part = whole - rest if rank == 0 else rest if rank == 1 else torch.zeros_like(whole)
+        yield "Partial", DTensor.from_local(part, mesh, [Partial()], run_check=False)
 
 
-def unlike_whole(dtype: torch.dtype, seed: int, count: int) -> list[str]:
+def _unsupported(error: RuntimeError) -> bool:
+    """Return whether an op needs what this torch's DTensors or gloo lack: a strategy, or averages."""
+    return isinstance(error, NotImplementedError) or "ReduceOp.AVG" in str(error)
+
+
+def unlike_whole(dtype: torch.dtype, seed: int, count: int, partial: bool) -> list[str]:
     """Name the ops and placements with which a DTensor gives something else than the whole tensor.
 
-    `count` of the ops are taken, which changes with the seed.
+    `count` of the ops are taken, which changes with the seed. Ops that DTensors do not support are named where they are
+    many.
     """
     mesh = distributed.init_device_mesh("cpu", (distributed.get_world_size(),))
     whole = _whole(dtype, seed)
     order = torch.randperm(len(_UNARY), generator=torch.Generator().manual_seed(seed)).tolist()
     names = [list(_UNARY)[place] for place in order[:count]]
-    found = []
-    for place, one in _placed(whole, mesh):
+    if partial:
+        names = [name for name in names if "mean" not in name]  # those of the parts need not be exact
+    found, refused = [], []
+    for place, one in _placed(whole, mesh, partial):
         for name in names:
+            try:
+                result = all_of(_UNARY[name](one))
+            except RuntimeError as error:
+                if not _unsupported(error):
+                    raise
+                refused.append(f"{name} of {place}: not supported")
+                continue
             # Zero added: the sign of a zero is that of no sum over ranks.
-            seen, right = all_of(_UNARY[name](one)) + 0, _UNARY[name](whole) + 0
+            seen, right = result + 0, _UNARY[name](whole) + 0
             found += [f"{name} of {place}: {told}" for told in unlike({"result": seen}, {"result": right})]
-    return found
+    return found + (refused if len(refused) > len(names) else [])
 
 
 def gradients_of_parts(dtype: torch.dtype) -> list[str]:

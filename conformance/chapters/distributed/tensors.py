@@ -197,7 +197,7 @@ class _OfEachType(nn.Module):
         return out
 
 
-def outputs_of_pipelines(schedule: str, dtype: torch.dtype) -> list[str]:
+def outputs_of_pipelines(dtype: torch.dtype) -> list[str]:
     """Name the types in which a pipeline of two stages that pass rows on does not return the rows in their order."""
     from torch.distributed import pipelining
 
@@ -206,7 +206,7 @@ def outputs_of_pipelines(schedule: str, dtype: torch.dtype) -> list[str]:
     found = []
     for kind in (dtype, torch.float32):
         stage = pipelining.PipelineStage(_OfEachType(kind), rank, 2, torch.device("cpu"))
-        run = getattr(pipelining, schedule)(stage, n_microbatches=3, loss_fn=lambda out, goal: out.float().sum())
+        run = pipelining.ScheduleGPipe(stage, n_microbatches=3, loss_fn=lambda out, goal: out.float().sum())
         with torch.autocast("cpu", dtype=dtype):
             out = run.step(rows) if rank == 0 else run.step(target=rows)
         if rank == 1:
