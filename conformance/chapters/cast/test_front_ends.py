@@ -32,13 +32,13 @@ def log_sums_of_flex_attention(*tensors: torch.Tensor) -> torch.Tensor | None:
     return found
 
 
-def flex_attention(*tensors: torch.Tensor) -> torch.Tensor:
+def flex_attention(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
     """Return eager flex_attention, whose module takes long to import."""
     from torch.nn.attention import flex_attention as module
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it recommends torch.compile
-        result: torch.Tensor = module.flex_attention(*tensors)
+        result: torch.Tensor = module.flex_attention(*tensors, **options)
     return result
 
 
@@ -79,6 +79,40 @@ def test_flex_attention(
             largest = float((query.abs() @ key.abs().transpose(-1, -2)).max())
             bound = 4 * FORMATS[amp_dtype].unit_roundoff * largest
             case.at_most("error of the log-sum-exp of a row", float((sums.double() - right).abs().max()), bound)
+
+
+def _before(score: torch.Tensor, _: object, __: object, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    return torch.where(query >= key, score, -float("inf"))
+
+
+# Options of flex_attention, and those of scaled_dot_product_attention that are to give the same.
+OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "grouped-heads": ({"enable_gqa": True}, {"enable_gqa": True}),
+    "scale": ({"scale": 0.75}, {"scale": 0.75}),
+    "causal-scores": ({"score_mod": _before}, {"is_causal": True}),
+    "causal-scores-of-grouped-heads": ({"score_mod": _before, "enable_gqa": True}, {"is_causal": True}),
+}
+
+
+@contract("AMP-CAST-097", on="cpu")
+@pytest.mark.parametrize("name", [deep("standard", name) for name in OPTIONS])
+@pytest.mark.parametrize("region", [False, True], ids=["outside", "in-a-region"])
+def test_options_of_flex_attention(
+    case: Case, target: Target, amp_dtype: torch.dtype, name: str, region: bool, rng: torch.Generator
+) -> None:
+    ours, theirs = OPTIONS[name]
+    heads = 2 if "enable_gqa" in ours else 4
+    kind = torch.float32 if region else amp_dtype
+    query, key, value = (
+        torch.randn(1, count, 16, 16, generator=rng).to(target.device, kind) for count in (4, heads, heads)
+    )
+    with target.autocast(amp_dtype, enabled=region):
+        seen = flex_attention(query, key, value, **ours)
+    case.equal("dtype", seen.dtype, amp_dtype)
+    repeated = [one.double().repeat_interleave(4 // heads, 1) for one in (key, value)]
+    options = {key: one for key, one in theirs.items() if key != "enable_gqa"}
+    exact = F.scaled_dot_product_attention(query.double(), *repeated, **options)
+    case.at_most("error by norm", normwise_error(seen, exact), 2 * attention_window(FORMATS[amp_dtype])[1])
 
 
 def _grouped(target: Target, form: str) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor | None]:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -342,6 +343,69 @@ def test_ops_of_inductor(case: Case, target: Target, rng: torch.Generator, part:
         case.equal(f"type of {name}", ours.dtype, theirs.dtype)
         bound = error(theirs, right) + allowed(name) * FORMATS[dtype].unit_roundoff
         case.at_most(f"error of {name}", error(ours, right), bound)
+
+
+def _softmax(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.softmax(x, dim=-1)
+
+
+# Attention to keys, which are transposed, and values, written out; inductor replaces each by one op.
+ATTENTION: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "divided scores": lambda q, k, v: _softmax(torch.matmul(q, k).div(3.0)).matmul(v),
+    "multiplied scores": lambda q, k, v: _softmax(torch.matmul(q, k).mul(0.4)).matmul(v),
+    "dropout": lambda q, k, v: torch.nn.functional.dropout(_softmax(torch.matmul(q, k).div(3.0)), 0.0).matmul(v),
+    "a scaled query": lambda q, k, v: torch.matmul(_softmax(torch.matmul(q * 0.4, k)), v),
+    "masked scores": lambda q, k, v: _softmax(torch.matmul(q, k) / 3.0 + torch.ones_like(q[..., :1])) @ v,
+}
+
+
+@contract("AMP-COMPILE-005")
+@needs("compiled kernels")
+@pytest.mark.parametrize("low", [deep("standard", "bfloat16"), deep("full", "float16")])
+def test_attention_of_inductor(case: Case, target: Target, rng: torch.Generator, low: str) -> None:
+    dtype = getattr(torch, low)
+    case.require(target, dtype)
+
+    def every(*given: torch.Tensor) -> list[torch.Tensor]:
+        # Each with operands of its own: what several share is not replaced.
+        return [
+            call(q, k.transpose(-2, -1), v)
+            for call, q, k, v in zip(ATTENTION.values(), *(one.unbind() for one in given), strict=True)
+        ]
+
+    shape = (len(ATTENTION), 2, 2, 8, 16)
+    operands = [torch.randn(shape, generator=rng).to(target.device, dtype) for _ in range(3)]
+    with compiler(case), inductor(case), torch.no_grad():
+        seen = torch.compile(every, backend="inductor", fullgraph=True)(*operands)
+    expected, exact = every(*operands), every(*(one.double() for one in operands))
+    for name, ours, theirs, right in zip(ATTENTION, seen, expected, exact, strict=True):
+        case.equal(f"type of attention with {name}", ours.dtype, dtype)
+        # The scores, the probabilities and the sums are rounded, in eager and by one op that replaces them.
+        bound = error(theirs, right) + 4 * FORMATS[dtype].unit_roundoff
+        case.at_most(f"error of attention with {name}", error(ours, right), bound)
+
+
+@contract("AMP-COMPILE-001")
+@pytest.mark.parametrize("backend", ["aot_eager", deep("standard", "aot_eager_decomp_partition")])
+@pytest.mark.parametrize("name", ["one", deep("standard", "island"), deep("standard", "classifier")])
+def test_second_backward(case: Case, target: Target, rng: torch.Generator, name: str, backend: str) -> None:
+    """The graph of one compiled call goes back twice where it is retained."""
+    program = PROGRAMS[name]
+    with compiler(case):
+        for dtype in dtypes_of(case, target):
+            torch._dynamo.reset()
+            leaves = copies(program.leaves(target.device, rng))
+            call = bound(program, target, dtype, cache=False)
+            out = torch.compile(call, backend=backend, fullgraph=True)(*leaves)[0]
+            seeds = [torch.ones_like(out), torch.full_like(out, 2.0)]
+            first, second = (
+                torch.autograd.grad(out, leaves, seed, retain_graph=True, allow_unused=True) for seed in seeds
+            )
+            for number, (one, other) in enumerate(zip(first, second, strict=True)):
+                if one is not None and other is not None:
+                    # Twice the gradient: all products and sums double exactly.
+                    case.identical(f"{dtype}: gradient {number} by the second backward", other, 2 * one)
+                    case.true(f"{dtype}: gradient {number} is not zero (control)", bool(one.count_nonzero()))
 
 
 # Programs whose regions are those of others.

@@ -34,6 +34,42 @@ def test_exported_programs(case: Case, target: Target, rng: torch.Generator, how
             same(case, f"{dtype}", observed(kept, leaves), observed(call, leaves))
 
 
+class _Holding(torch.nn.Module):
+    """A product with a parameter, and the values of that type that a module can hold."""
+
+    def __init__(self, kind: torch.dtype, amp: tuple[str, torch.dtype], rng: torch.Generator) -> None:
+        super().__init__()
+        self.amp = amp
+        drawn = [torch.randn(4, 4, generator=rng).to(kind) for _ in range(4)]
+        self.weight = torch.nn.Parameter(drawn[0])
+        self.register_buffer("kept", drawn[1])
+        self.register_buffer("passing", drawn[2], persistent=False)
+        self.constant = drawn[3]
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        held = (self.weight, self.get_buffer("kept"), self.get_buffer("passing"), self.constant)
+        with torch.autocast(self.amp[0], dtype=self.amp[1], cache_enabled=False):
+            low = torch.mm(x, self.weight.float())
+        return low, *(one * 2 for one in held), x.to(self.constant.dtype) + self.constant
+
+
+@contract("AMP-COMPILE-067")
+@pytest.mark.parametrize("how", [name if name == "saved" else deep("standard", name) for name in KEEPING])
+def test_values_of_exported_programs(case: Case, target: Target, rng: torch.Generator, how: str) -> None:
+    kinds = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    with compiler(case):
+        for dtype in dtypes_of(case, target):
+            for kind in kinds if case.level != "quick" else (dtype,):
+                x = torch.randn(4, 4, generator=rng).to(target.device)
+                module = _Holding(kind, (target.device_type, dtype), rng).to(target.device)
+                module.constant = module.constant.to(target.device)
+                with torch.no_grad():
+                    kept = KEEPING[how](torch.export.export(module, (x,), strict=False))
+                    seen, expected = kept(x), module(x)
+                for number, (ours, theirs) in enumerate(zip(seen, expected, strict=True)):
+                    case.identical(f"{dtype}, values of {kind}: result {number}", ours, theirs)
+
+
 def traced(program: Callable[..., Any], leaves: Tensors, changed: Pass) -> Callable[..., Any]:
     """Return what the pass makes of the graph of make_fx."""
     from torch.fx.experimental.proxy_tensor import make_fx

@@ -9,6 +9,7 @@ import torch
 
 from ...harness.check import Case, contract, deep, needs
 from ...harness.targets import Target
+from .exact_ops import OPS, matrix
 from .special_values import every, operands
 from .support import compiler, dtypes_of, inductor, unlike
 
@@ -37,6 +38,10 @@ def _equal(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     return torch.allclose(ours, theirs, rtol=bound, atol=0.0, equal_nan=True)
 
 
+SOME = 6  # of the exact ops, at quick
+ROWS = (6, 10)
+
+
 @contract("AMP-COMPILE-004")
 @pytest.mark.parametrize("backend", [deep("standard", "aot_eager_decomp_partition")])
 def test_decomposed_special_values(case: Case, target: Target, rng: torch.Generator, backend: str) -> None:
@@ -51,3 +56,35 @@ def test_special_values_of_inductor(case: Case, target: Target, rng: torch.Gener
     dtype = getattr(torch, low)
     case.require(target, dtype)
     _agree(case, target, rng, "inductor", dtype)
+
+
+def _agree_exactly(case: Case, target: Target, rng: torch.Generator, dtype: torch.dtype, backend: str) -> None:
+    """Compile exact ops as one program, all of them or some, and call it with matrices of several sizes."""
+    names, sizes = list(OPS), ROWS if case.level != "quick" else ROWS[:1]
+    if case.level == "quick" or (backend == "inductor" and case.level == "standard"):
+        names = [names[place] for place in torch.randperm(len(names), generator=rng)[:SOME].tolist()]
+
+    def call(x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {name: OPS[name](x) for name in names}
+
+    with compiler(case), inductor(case) if backend == "inductor" else contextlib.nullcontext():
+        compiled = torch.compile(call, backend=backend, fullgraph=True, dynamic=len(sizes) > 1)
+        for rows in sizes:
+            x = matrix(rows, dtype, target.device, rng)
+            wrong = unlike(compiled(x), call(x), _equal)
+            case.equal(f"{dtype}, {rows} rows: results that are not those of eager", wrong[:4], [])
+
+
+@contract("AMP-COMPILE-004")
+def test_decomposed_exact_ops(case: Case, target: Target, rng: torch.Generator) -> None:
+    for dtype in dtypes_of(case, target):
+        _agree_exactly(case, target, rng, dtype, "aot_eager_decomp_partition")
+
+
+@contract("AMP-COMPILE-005")
+@needs("compiled kernels")
+@pytest.mark.parametrize("low", [deep("standard", "bfloat16"), deep("full", "float16")])
+def test_exact_ops_of_inductor(case: Case, target: Target, rng: torch.Generator, low: str) -> None:
+    dtype = getattr(torch, low)
+    case.require(target, dtype)
+    _agree_exactly(case, target, rng, dtype, "inductor")

@@ -136,16 +136,18 @@ def _broken(device_type: str, dtype: torch.dtype, nested: bool) -> Callable[...,
 def test_errors_while_capturing(case: Case, target: Target, way: str) -> None:
     leaves = tuple(torch.randn(2, 4, 4).to(target.device))
     with compiler(case, way):
-        for dtype, nested in itertools.product(dtypes_of(case, target), (False, True)):
+        for dtype, nested, around in itertools.product(dtypes_of(case, target), (False, True), (False, True)):
             torch._dynamo.reset()
-            before = observe()
             program = _broken(target.device_type, dtype, nested)
-            seen = error_of(functools.partial(WAYS[way].make, program, leaves))
-            what = f"{dtype}, {'in two regions' if nested else 'in one region'}"
+            with ambient(target, dtype)() if around else contextlib.nullcontext():
+                before = observe()
+                seen = error_of(functools.partial(WAYS[way].make, program, leaves))
+                after = observe()
+            what = f"{dtype}, {'in two regions' if nested else 'in one region'}{' of its own in another one' * around}"
             case.true(
                 f"{what}: the program's own error", isinstance(seen, Broken), f"{type(seen).__name__}: {seen}"[:80]
             )
-            case.equal(f"{what}: state that the error left changed", observe().differences(before), [])
+            case.equal(f"{what}: state that the error left changed", after.differences(before), [])
 
 
 class _Twice(torch.nn.Module):

@@ -12,7 +12,7 @@ import torch
 from ...harness.check import Case, contract, deep, needs
 from ...harness.targets import Target
 from .support import compiler, dtypes_of, inductor, unlike
-from .written_tensors import KINDS, SIZE, Writing, dropped, every, programs
+from .written_tensors import KINDS, SIZE, Writing, dropped, every, programs, views
 
 BACKENDS = pytest.mark.parametrize(
     "backend", ["aot_eager", deep("standard", "aot_eager_decomp_partition"), deep("full", "inductor")]
@@ -30,7 +30,8 @@ def test_written_arguments(case: Case, target: Target, rng: torch.Generator, bac
     """Each program on a state of each type, in one graph, called twice: eager and compiled leave the same states."""
     kinds = KINDS if case.level != "quick" else (torch.float16, torch.bfloat16)
     for dtype in dtypes_of(case, target):
-        run, chosen = every(target.device_type, dtype), programs(target.device_type, dtype)
+        chosen = {**programs(target.device_type, dtype), **views(target.device_type, dtype)}
+        run = every(chosen)
         names = [f"{name}, {kind}" for kind in kinds for name in chosen]
 
         def both(x: torch.Tensor, *states: torch.Tensor, run: Any = run) -> list[torch.Tensor]:
@@ -48,6 +49,11 @@ def test_written_arguments(case: Case, target: Target, rng: torch.Generator, bac
                 case.equal(f"{dtype}, call {number}: states unlike eager's", found[:3], [])
                 found = unlike(dict(zip(names, results, strict=True)), dict(zip(names, expected, strict=True)))
                 case.equal(f"{dtype}, call {number}: results unlike eager's", found[:3], [])
+                for one in (*results, *expected):
+                    one.mul_(2)  # where a result is a view of a state, that is written too
+                found = unlike(dict(zip(names, ours, strict=True)), dict(zip(names, theirs, strict=True)))
+                what = f"{dtype}, call {number}: states unlike eager's after a write to the results"
+                case.equal(what, found[:3], [])
 
 
 def _made(case: Case, call: Callable[..., Any], backend: str) -> Callable[..., Any]:

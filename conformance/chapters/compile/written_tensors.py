@@ -47,6 +47,22 @@ def programs(device_type: str, dtype: torch.dtype) -> Mapping[str, Program]:
     return {each.__name__: each for each in (added, copied, part, put, twice)}
 
 
+def views(device_type: str, dtype: torch.dtype) -> Mapping[str, Program]:
+    """Return functions of a matrix and of a state that return a view of the state, or the state itself."""
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(device_type, dtype=dtype, cache_enabled=False):
+            return torch.mm(x, x)
+
+    return {
+        "rows": lambda x, state: state[1:3],
+        "transposed": lambda x, state: state.t(),
+        "flat, of a state that is written": lambda x, state: state.add_(product(x).to(state.dtype)).view(-1),
+        "cast to its own type": lambda x, state: state.to(state.dtype),
+        "a copy": lambda x, state: state.to(state.dtype, copy=True),
+    }
+
+
 class Writing(torch.nn.Module):
     """A program as a module whose buffer is the state."""
 
@@ -60,12 +76,12 @@ class Writing(torch.nn.Module):
         return self.program(x, self.state)
 
 
-def every(device_type: str, dtype: torch.dtype) -> Callable[..., list[torch.Tensor]]:
+def every(made: Mapping[str, Program]) -> Callable[..., list[torch.Tensor]]:
     """Return a function of a matrix and of a state for each program, that runs all of them."""
-    made = tuple(programs(device_type, dtype).values())
+    chosen = tuple(made.values())
 
     def run(x: torch.Tensor, *states: torch.Tensor) -> list[torch.Tensor]:
-        return [one(x, state) for one, state in zip(made, states, strict=True)]
+        return [one(x, state) for one, state in zip(chosen, states, strict=True)]
 
     return run
 

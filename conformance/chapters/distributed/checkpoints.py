@@ -167,5 +167,37 @@ def _unlike(seen: dict[str, Tensor], expected: dict[str, Tensor]) -> list[str]:
     return found
 
 
+def unlike_loaded(folder: str, seed: int) -> list[str]:
+    """Name the DTensors, by their placement when saved and loaded, that torch.distributed.checkpoint.load changes.
+
+    The rows, one less than two for each rank, divide by no number of ranks.
+    """
+    from torch.distributed import checkpoint
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    world, generator = distributed.get_world_size(), torch.Generator().manual_seed(seed)
+    mesh = distributed.init_device_mesh("cpu", (world,))
+    places = (Replicate(), Shard(0), Shard(1))
+    whole = {str(kind): drawn(kind, (2 * world - 1, 3), generator) for kind in KINDS if kind.is_floating_point}
+
+    def placed(place: Any, *, zeros: bool) -> dict[str, Any]:
+        return {
+            name: distribute_tensor(torch.zeros_like(one) if zeros else one.clone(), mesh, [place])
+            for name, one in whole.items()
+        }
+
+    checkpoint.save({str(place): placed(place, zeros=False) for place in places}, checkpoint_id=folder)
+    found = []
+    for shift in range(len(places)):
+        state = {str(place): placed(places[(at + shift) % len(places)], zeros=True) for at, place in enumerate(places)}
+        checkpoint.load(state, checkpoint_id=folder)
+        for before, tensors in state.items():
+            for name, one in tensors.items():
+                seen = one.full_tensor()
+                if seen.dtype != whole[name].dtype or not torch.equal(_bits(seen), _bits(whole[name])):
+                    found.append(f"{name} of {before} into {one.placements[0]}")
+    return found
+
+
 def _bits(tensor: Tensor) -> Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)

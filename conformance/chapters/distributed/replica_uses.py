@@ -83,17 +83,21 @@ class _Weighted(nn.Module):
 def gradients_of_hooks(names: Sequence[str]) -> list[str]:
     """Name the compression hooks and sizes of a bucket whose gradients are not the mean over the ranks.
 
-    Rank and place make a small even integer, so that the mean is exact in every type.
+    Rank and place make a small even integer, so that the mean is exact in every type. From the second step on
+    gradients can be views of the buckets.
     """
     rank, world = distributed.get_rank(), distributed.get_world_size()
     found = []
-    for name, size in itertools.product(names, BUCKETS):
-        model = DistributedDataParallel(_Weighted(size))
+    for name, size, views in itertools.product(names, BUCKETS, (False, True)):
+        model = DistributedDataParallel(_Weighted(size), gradient_as_bucket_view=views)
         model.register_comm_hook(None, compression_hook(name))
         places = torch.arange(size) % 7
-        model(2.0 * (places + rank)).backward()
         expected = 2.0 * places + (world - 1)
-        found += [f"{name}, {size} elements: {one}" for one in unlike({"": model.module.weight.grad}, {"": expected})]
+        for number in range(2):
+            model.zero_grad(set_to_none=False)
+            model(2.0 * (places + rank)).backward()
+            what = f"{name}, {size} elements{', views of the bucket' * views}, step {number}"
+            found += [f"{what}: {one}" for one in unlike({"": model.module.weight.grad}, {"": expected})]
     return found
 
 

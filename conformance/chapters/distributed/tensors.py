@@ -183,6 +183,37 @@ def pipeline(
     return found, [one.detach() * parts / 2 for one in losses], types
 
 
+class _OfEachType(nn.Module):
+    """Return the rows that it is given in a type, which the region has computed or not."""
+
+    def __init__(self, kind: torch.dtype) -> None:
+        super().__init__()
+        self.layer, self.kind = nn.Linear(2, 2, bias=False), kind
+        with torch.no_grad():
+            self.layer.weight.copy_(torch.eye(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(x.float()).to(self.kind)
+        return out
+
+
+def outputs_of_pipelines(dtype: torch.dtype) -> list[str]:
+    """Name the types in which a pipeline of two stages that pass rows on does not return the rows in their order."""
+    from torch.distributed import pipelining
+
+    rank = distributed.get_rank()
+    rows = torch.arange(12.0).reshape(6, 2)
+    found = []
+    for kind in (dtype, torch.float32):
+        stage = pipelining.PipelineStage(_OfEachType(kind), rank, 2, torch.device("cpu"))
+        run = pipelining.ScheduleGPipe(stage, n_microbatches=3, loss_fn=lambda out, goal: out.float().sum())
+        with torch.autocast("cpu", dtype=dtype):
+            out = run.step(rows) if rank == 0 else run.step(target=rows)
+        if rank == 1:
+            found += [f"{kind}: {one}" for one in unlike({"outputs": out.detach()}, {"outputs": rows.to(kind)})]
+    return found
+
+
 def averages_micro_batches(schedule: str) -> bool:
     """Return whether a schedule of this torch can average gradients over micro-batches, as it does by default."""
     from torch.distributed import pipelining

@@ -11,7 +11,7 @@ from torch import Tensor, distributed
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
-from .checkpoints import KINDS, STAGERS, SYNCHRONOUS, drawn, stagers, unlike_saved
+from .checkpoints import KINDS, STAGERS, SYNCHRONOUS, drawn, stagers, unlike_loaded, unlike_saved
 from .processes import Groups
 from .support import LISTED, answers
 
@@ -56,3 +56,11 @@ def test_checkpoint_by_each_route(case: Case, target: Target, ranks: Groups, rou
     with tempfile.TemporaryDirectory() as folder:
         for rank, found in enumerate(answers(case, ranks, 2, unlike_saved, route, folder, case.seed + 2, times)):
             case.equal(f"rank {rank}: what the checkpoint has in other types or bits", found[:LISTED], [])
+
+
+@contract("AMP-DISTRIBUTED-032", on="cpu")
+@pytest.mark.parametrize("world", [2, deep("full", 4)])
+def test_checkpoint_into_other_placements(case: Case, target: Target, ranks: Groups, world: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for rank, found in enumerate(answers(case, ranks, world, unlike_loaded, folder, case.seed + 3)):
+            case.equal(f"rank {rank}: what is loaded with other bits", found[:LISTED], [])

@@ -11,6 +11,7 @@ from . import reference
 from .batch_norms import evaluated, refusals
 from .comparison import differences, unlike
 from .differentiable import gradients_of_collectives
+from .placements import gradients_of_parts, unlike_whole
 from .processes import Groups
 from .programs import SCALE, Program
 from .reductions import NOT_SHARDED, REDUCTIONS, errors
@@ -20,6 +21,7 @@ from .tensors import (
     averages_micro_batches,
     collectives,
     gathered,
+    outputs_of_pipelines,
     pipeline,
     placed_ops,
     split_sequences,
@@ -38,6 +40,25 @@ def test_distributed_tensors(case: Case, target: Target, ranks: Groups, op: str)
     for number, dtype in enumerate(case.amp_dtypes):
         for rank, found in enumerate(answers(case, ranks, 2, placed_ops, op, dtype, case.seed, number, turns)):
             case.equal(f"rank {rank}, {dtype}: differences from plain tensors", found[:LISTED], [])
+
+
+@contract("AMP-DISTRIBUTED-016", on="cpu")
+@pytest.mark.parametrize("world", [2, deep("standard", 4)])
+def test_placements(case: Case, target: Target, ranks: Groups, world: int) -> None:
+    count = case.samples(quick=7, standard=99, full=99)
+    for dtype in (*case.amp_dtypes, torch.float32)[: case.samples(quick=1, standard=2, full=3)]:
+        for rank, found in enumerate(answers(case, ranks, world, unlike_whole, dtype, case.seed, count, False)):
+            case.equal(f"rank {rank}, {dtype}: results unlike those of the whole tensor", found[:LISTED], [])
+        for rank, found in enumerate(answers(case, ranks, world, gradients_of_parts, dtype)):
+            case.equal(f"rank {rank}, {dtype}: gradients of to_local", found[:LISTED], [])
+
+
+@contract("AMP-DISTRIBUTED-016", on="cpu")
+@pytest.mark.parametrize("world", [deep("standard", 2), deep("full", 4)])
+def test_partial_sums(case: Case, target: Target, ranks: Groups, world: int) -> None:
+    for dtype in (*case.amp_dtypes, torch.float32):
+        for rank, found in enumerate(answers(case, ranks, world, unlike_whole, dtype, case.seed, 99, True)):
+            case.equal(f"rank {rank}, {dtype}: results unlike those of the whole tensor", found[:LISTED], [])
 
 
 @contract("AMP-DISTRIBUTED-017", on="cpu")
@@ -99,6 +120,13 @@ def test_region_around_a_pipeline(case: Case, target: Target, ranks: Groups, sch
             what = f"{described(program)}, gradients {'averaged' if averages else 'added up'}"
             case.equal(f"{what}: types that the layers gave", {*types, *more}, {dtype})
             case.equal(f"{what}: differences from one process", unlike({**first, **second}, theirs), [])
+
+
+@contract("AMP-DISTRIBUTED-018", on="cpu")
+def test_outputs_of_pipelines(case: Case, target: Target, ranks: Groups) -> None:
+    for dtype in case.amp_dtypes[: case.samples(quick=1, standard=2, full=2)]:
+        for rank, found in enumerate(answers(case, ranks, 2, outputs_of_pipelines, dtype)):
+            case.equal(f"rank {rank}, region of {dtype}: outputs unlike the rows that went in", found, [])
 
 
 @contract("AMP-DISTRIBUTED-019", on="cpu")

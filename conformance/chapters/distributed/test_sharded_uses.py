@@ -7,6 +7,7 @@ import torch
 
 from ...harness.check import Case, by_seed, contract, deep
 from ...harness.targets import Target
+from .placements import gradients_of_hybrid_shards, gradients_without_synchronization
 from .processes import Groups
 from .sharded_uses import (
     HISTORIES,
@@ -19,7 +20,7 @@ from .sharded_uses import (
     reductions_of_replicated_parameters,
     sharded,
 )
-from .support import absent, answers
+from .support import LISTED, absent, answers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -56,6 +57,27 @@ def test_histories_of_uses(case: Case, target: Target, ranks: Groups, history: s
             # The same 16-bit products in the same order; float32 sums over micro-batches and ranks in another.
             worst = max(float((seen[name] - one).norm() / one.norm()) for name, one in expected.items())
             case.at_most(f"{what}: normwise error", worst, 8 * torch.finfo(torch.float32).eps)
+
+
+@contract("AMP-DISTRIBUTED-009", on="cpu")
+@pytest.mark.parametrize("world", [2, deep("standard", 4)])
+def test_hybrid_shards(case: Case, target: Target, ranks: Groups, world: int) -> None:
+    if reason := absent("fsdp2"):
+        case.unsupported(reason)
+    for dtype in case.amp_dtypes[: case.samples(quick=1, standard=2, full=2)]:
+        found = answers(case, ranks, world, gradients_of_hybrid_shards, dtype, (2, world // 2))
+        for rank, wrong in enumerate(found):
+            case.equal(f"rank {rank}, {dtype}: gradients that are not the mean", wrong[:LISTED], [])
+
+
+@contract("AMP-DISTRIBUTED-007", on="cpu")
+@pytest.mark.parametrize("world", [2, deep("full", 4)])
+def test_micro_batches_without_synchronization(case: Case, target: Target, ranks: Groups, world: int) -> None:
+    if reason := absent("fsdp1"):
+        case.unsupported(reason)
+    for dtype in case.amp_dtypes[: case.samples(quick=1, standard=2, full=2)]:
+        for rank, wrong in enumerate(answers(case, ranks, world, gradients_without_synchronization, dtype)):
+            case.equal(f"rank {rank}, {dtype}: gradients that are not the mean", wrong[:LISTED], [])
 
 
 @contract("AMP-DISTRIBUTED-022", on="cpu")

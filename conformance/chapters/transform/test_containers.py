@@ -61,6 +61,10 @@ def _transforms(f: Callable[[Any], Any], total: Callable[[Any], Tensor], given: 
         "value of vjp": (value, "output"),
         "vjp": (pull(ones)[0], "gradient"),
         "vmap": (pytree.tree_map(lambda x: x[0], torch.func.vmap(f)(batch)), "output"),
+        "vmap to the last dimension": (
+            pytree.tree_map(lambda x: x.movedim(-1, 0)[0], torch.func.vmap(f, out_dims=-1)(batch)),
+            "output",
+        ),
         "vmap of grad": (pytree.tree_map(lambda x: x[0], torch.func.vmap(torch.func.grad(total))(batch)), "gradient"),
         "functionalize": (torch.func.functionalize(f)(given), "output"),
     }
@@ -91,3 +95,32 @@ def test_containers(case: Case, target: Target, container: str) -> None:
             case.true(f"{dtype}: {name} keeps the container", type(tree) is type(pack(a, b)), type(tree).__name__)
             for number, (one, other) in enumerate(zip(pytree.tree_leaves(tree), promised[gives], strict=True)):
                 case.identical(f"{dtype}: {gives} {number} of {name}", one, other)
+
+
+# The derivative of a result has the type of the result in forward mode, and of the input in backward.
+_DERIVATIVES: dict[str, tuple[Callable[[Callable[[Tensor], Any], Tensor], Any], bool]] = {
+    "jvp": (lambda f, x: torch.func.jvp(f, (x,), (x,))[1], True),
+    "vmap of jvp": (lambda f, x: torch.func.vmap(lambda one: torch.func.jvp(f, (one,), (one,))[1])(x[None]), True),
+    "jacfwd": (lambda f, x: torch.func.jacfwd(f)(x), True),
+    "linearize": (lambda f, x: torch.func.linearize(f, x)[1](x), True),
+    "functional.jvp": (lambda f, x: torch.autograd.functional.jvp(f, (x,), (x,))[1], True),
+    "jacrev": (lambda f, x: torch.func.jacrev(f)(x), False),
+    "functional.jacobian": (lambda f, x: torch.autograd.functional.jacobian(f, x), False),
+}
+
+
+@contract("AMP-TRANSFORM-014")
+@pytest.mark.parametrize("way", _DERIVATIVES, ids=lambda name: name.replace(" ", "_"))
+def test_results_without_derivative(case: Case, target: Target, way: str) -> None:
+    """A result that does not depend on the input has a derivative of zeros, beside one that does."""
+    take, forward = _DERIVATIVES[way]
+    x = torch.ones(2, 2, device=target.device)
+    for dtype in case.supported(target):
+        for kind in (torch.float16, torch.bfloat16, torch.float32):
+            constant = torch.ones(3, 2, device=target.device, dtype=kind)
+            with target.autocast(dtype):
+                seen = take(lambda x, constant=constant: (torch.mm(x, x), constant), x)  # type: ignore[misc]
+            expected = [dtype, kind] if forward else [torch.float32] * 2
+            what = f"{dtype}, derivatives by {way} of a product and of a constant of {kind}"
+            case.equal(f"{what}: types", [one.dtype for one in seen], expected)
+            case.equal(f"{what}: not zero", [bool(one.count_nonzero()) for one in seen], [True, False])

@@ -1,0 +1,133 @@
+"""Ops of 16-bit matrices of small integers whose results every type holds: indices, ties, sums, statistics, casts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Op = Callable[[Tensor], Tensor]
+COLUMNS = 8
+_HALF = COLUMNS // 2
+
+
+def matrix(rows: int, dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Tensor:
+    """Return integers from -2 to 2, of which every row and column has some twice."""
+    return torch.randint(-2, 3, (rows, COLUMNS), generator=generator).to(device, dtype)
+
+
+def _repeated(x: Tensor) -> Tensor:
+    return torch.tensor([2, 0, 2, 1, 2], device=x.device)
+
+
+def _negative(x: Tensor) -> Tensor:
+    return torch.tensor([-1, 1, -2], device=x.device)
+
+
+def _columns(x: Tensor) -> Tensor:
+    return _repeated(x)[:, None].expand(5, COLUMNS)
+
+
+_INDICES: dict[str, Op] = {
+    "index_add": lambda x: x.index_add(0, _repeated(x), x[:5]),
+    "index_add with alpha": lambda x: x.index_add(0, _repeated(x), x[:5], alpha=2),
+    "index_put with accumulate": lambda x: x.index_put((_repeated(x),), x[:5], accumulate=True),
+    "scatter_add": lambda x: x.scatter_add(0, _columns(x), x[:5]),
+    "rows of negative indices": lambda x: x[_negative(x)],
+    "columns of negative indices": lambda x: x[:, _negative(x)],
+    "elements of negative indices": lambda x: x[_negative(x), _negative(x)],
+    "index_select": lambda x: x.index_select(0, _repeated(x)),
+    "gather": lambda x: x.gather(0, _columns(x)),
+    "embedding": lambda x: F.embedding(_repeated(x), x),
+    "slices in reverse": lambda x: torch.cat([x[:, _HALF:], x[:, :_HALF]], 1),
+    "a rotated half": lambda x: torch.cat([-x[:, _HALF:], x[:, :_HALF]], -1),
+    "rows in reverse": lambda x: torch.cat([x[2:4], x[:2]]),
+    "stacked slices": lambda x: torch.stack([x[:, _HALF:], x[:, :_HALF]]),
+    "roll": lambda x: x.roll(1, 0),
+    "flip": lambda x: x.flip(1),
+    "argmax of ties": lambda x: x.argmax(-1),
+    "argmin of ties": lambda x: x.argmin(0),
+    "argmax of all": lambda x: x.argmax(),
+    "stable order": lambda x: torch.sort(x, dim=-1, stable=True).indices,
+}
+"""Ops with indices that are repeated, negative or not in order, of slices, and of ties."""
+
+
+def _batches(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    ones = torch.ones(2, 3, 3, dtype=x.dtype, device=x.device)
+    return ones, x[:3].reshape(2, 3, 4), x[:3].reshape(2, 4, 3)
+
+
+def _two(x: Tensor) -> Tensor:
+    return torch.tensor(2.0, device=x.device)
+
+
+def _signs(x: Tensor) -> Tensor:
+    """Return 1, -1, 1 and so on: of variance 1, and 2 with a correction of half their number."""
+    return 1 - 2 * (torch.arange(COLUMNS, device=x.device) % 2).to(x.dtype)
+
+
+def _labels(x: Tensor) -> Tensor:
+    return torch.tensor([0, -100, 2, 1, -100, 3], device=x.device)
+
+
+def _baddbmm(x: Tensor, beta: float, alpha: int = 1) -> Tensor:
+    ones, a, b = _batches(x)
+    return torch.baddbmm(ones, a, b, beta=beta, alpha=alpha)
+
+
+def _addmm(x: Tensor) -> Tensor:
+    ones, a, b = _batches(x)
+    return torch.addmm(ones[0], a[0], b[0], beta=0.5, alpha=2)
+
+
+_SUMS: dict[str, Op] = {
+    "baddbmm with beta": lambda x: _baddbmm(x, 0.5),
+    "baddbmm without its sum": lambda x: _baddbmm(x, 0, 2),
+    "addmm with beta and alpha": _addmm,
+    "addmv with beta": lambda x: torch.addmv(x[:, 0], x, x[0], beta=0.5),
+    **{
+        f"product of {size} terms": lambda x, size=size: x[:1, :size] @ x[0, :size, None]  # type: ignore[misc]
+        for size in (1, 2, 5, 7)
+    },
+    "outer product": lambda x: x[:, :1] @ x[:1],
+    "matrix by vector": lambda x: x @ x[0],
+    "times one number": lambda x: x * _two(x),
+    "one number times it": lambda x: _two(x) * x,
+    "over one number": lambda x: x / _two(x),
+    "plus one number": lambda x: x + _two(x),
+    "times a matrix of one number": lambda x: x * _two(x).reshape(1, 1),
+    "mean of rows": lambda x: (x * 0 + 2).mean(0),
+    "mean of all": lambda x: (x * 0 + 3).mean(),
+    "sum": lambda x: x.sum((0, 1)),
+    "group_norm": lambda x: F.group_norm(_signs(x).expand(2, 2, COLUMNS), 2),
+    "instance_norm": lambda x: F.instance_norm(_signs(x).expand(2, 2, COLUMNS)),
+    "var, biased": lambda x: _signs(x).expand(3, COLUMNS).var(-1, correction=0),
+    "var, corrected by half": lambda x: _signs(x).expand(3, COLUMNS).var(-1, correction=_HALF),
+    "std, biased": lambda x: _signs(x).expand(3, COLUMNS).std(-1, correction=0),
+    "var_mean, biased": lambda x: torch.var_mean(_signs(x).expand(3, COLUMNS), -1, correction=0)[0],
+    "nll_loss that ignores rows": lambda x: F.nll_loss(x[:6] * 4, _labels(x)),
+    "nll_loss, summed": lambda x: F.nll_loss(x[:6], _labels(x), reduction="sum"),
+}
+"""Products, statistics and losses that are integers, halves or quarters."""
+
+_KINDS = {torch.uint8: 255, torch.int8: 127, torch.int16: 2**15 - 2**7, torch.int32: 2**15, torch.int64: 2**15}
+
+
+def _converted(kind: torch.dtype, end: int) -> Op:
+    """Return a function that adds integers of `kind`, up to the end of its range, to a matrix."""
+    low = 0 if kind is torch.uint8 else -end
+    return lambda x: torch.tensor([low, end // 2, end], dtype=kind, device=x.device).to(x.dtype)
+
+
+_CONVERSIONS: dict[str, Op] = {
+    **{f"conversion of {kind}": _converted(kind, end) for kind, end in _KINDS.items()},
+    **{
+        f"conversion to {kind} and back": lambda x, kind=kind: x.abs().to(kind).to(x.dtype)  # type: ignore[misc]
+        for kind in (*_KINDS, torch.bool)
+    },
+}
+
+OPS: Mapping[str, Op] = {**_INDICES, **_SUMS, **_CONVERSIONS}
