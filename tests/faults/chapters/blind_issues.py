@@ -20,10 +20,11 @@ aten = torch.ops.aten
 @contextlib.contextmanager
 def _decomposed(op: Any, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
     """Let inductor decompose an op by what `change` makes of its decomposition, or of one that leaves it whole."""
-    from torch._inductor.decomposition import decompositions
+    from torch._inductor.decomposition import decompositions, fast_random_decomps
 
     before = decompositions.get(op)
     decompositions[op] = change(before or (lambda *given, **named: NotImplemented))
+    fast_random_decomps.cache_clear()  # a copy of the table, made by the first graph of a process
     try:
         yield
     finally:
@@ -31,6 +32,7 @@ def _decomposed(op: Any, change: Callable[[Callable[..., Any]], Callable[..., An
             del decompositions[op]
         else:
             decompositions[op] = before
+        fast_random_decomps.cache_clear()
 
 
 # --- compiled ops
@@ -161,7 +163,9 @@ def compiled_variances_are_unbiased() -> Iterator[None]:
 
     def change(old: Callable[..., Any]) -> Callable[..., Any]:
         def var(x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
-            return old(x, dim, correction=1 if x.dtype in LOW and correction == 0 else correction, keepdim=keepdim)
+            if x.dtype in LOW and correction == 0:
+                return aten.var.correction(x.float(), dim, correction=1, keepdim=keepdim).to(x.dtype)
+            return old(x, dim, correction=correction, keepdim=keepdim)
 
         return var
 
