@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import functools
 import multiprocessing
-import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -30,14 +30,9 @@ def start_method(*preloaded: str) -> str:
         return "spawn"
     if not torch.accelerator.is_available():
         _backward()
-        process: Any = multiprocessing.get_context("fork").Process(target=_exit_as_backward_ends, daemon=True)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            process.start()
-        process.join(_MERCY)
-        if process.exitcode == 0:
-            return "fork"
-        process.kill()
+        with contextlib.suppress(TimeoutError, EOFError):
+            if started("fork", _send_whether_backward_runs, _MERCY):
+                return "fork"
     multiprocessing.set_forkserver_preload([__name__, *preloaded])
     return "forkserver"
 
@@ -46,12 +41,13 @@ def _backward() -> None:
     torch.ones(1, requires_grad=True).sum().backward()
 
 
-def _exit_as_backward_ends() -> None:
+def _send_whether_backward_runs(sender: Any) -> None:
     try:
         _backward()
     except RuntimeError:
-        os._exit(1)
-    os._exit(0)
+        sender.send(False)
+    else:
+        sender.send(True)
 
 
 def started(method: str, work: Callable[[Any], None], patience: float) -> Any:

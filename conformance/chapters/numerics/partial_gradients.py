@@ -20,7 +20,7 @@ OPS: dict[str, tuple[Op, tuple[int, ...], tuple[int, ...]]] = {
     "group_norm": (lambda x, w, b: F.group_norm(x, 2, w, b), (4,), (4,)),
     "batch_norm": (lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True), (4,), (4,)),
     "evaluated batch_norm": (
-        lambda x, w, b: F.batch_norm(x, b.detach() * 0, b.detach() * 0 + 2, w, b),
+        lambda x, w, b: F.batch_norm(x, torch.zeros_like(b), torch.full_like(b, 2), w, b),
         (4,),
         (4,),
     ),
@@ -33,7 +33,11 @@ OPS: dict[str, tuple[Op, tuple[int, ...], tuple[int, ...]]] = {
     "conv_transpose2d": (F.conv_transpose2d, (4, 3, 2, 2), (3,)),
     "conv3d": (F.conv3d, (3, 4, 2, 2, 2), (3,)),
 }
-LAYOUTS = (torch.contiguous_format, torch.channels_last)
+# Of pictures and of volumes.
+LAYOUTS = {
+    "contiguous": (torch.contiguous_format, torch.contiguous_format),
+    "channels last": (torch.channels_last, torch.channels_last_3d),
+}
 OPERANDS = ("input", "weight", "bias")
 SETS = [chosen for count in (1, 2) for chosen in itertools.combinations(range(3), count)]
 END = "the end"
@@ -48,14 +52,11 @@ def _calls(amp_dtype: torch.dtype) -> Iterator[tuple[str, Op, tuple[Tensor, ...]
         "16 bits": (amp_dtype, contextlib.nullcontext),
         "a region": (torch.float32, in_region),
     }
-    for (name, (op, *shapes)), layout, kind in itertools.product(OPS.items(), LAYOUTS, kinds):
-        shape = VOLUMES if name == "conv3d" else PICTURES
-        last = torch.channels_last_3d if name == "conv3d" else torch.channels_last
+    for (name, (op, *shapes)), (where, layouts), kind in itertools.product(OPS.items(), LAYOUTS.items(), kinds):
+        shape, layout = (VOLUMES, layouts[1]) if name == "conv3d" else (PICTURES, layouts[0])
         dtype, region = kinds[kind]
-        placed = {"memory_format": last} if layout is torch.channels_last else {}
-        x = torch.randn(shape, generator=rng).to(dtype).contiguous(**placed)
+        x = torch.randn(shape, generator=rng).to(dtype).contiguous(memory_format=layout)
         parameters = [(torch.randn(one, generator=rng) / 2).to(dtype) for one in shapes]
-        where = "channels last" if layout is torch.channels_last else "contiguous"
         yield f"{name}, {where}, {kind}", op, (x, *parameters), region
 
 

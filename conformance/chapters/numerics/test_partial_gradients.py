@@ -37,6 +37,7 @@ def test_partial_gradients(case: Case, target: Target, amp_dtype: torch.dtype) -
         case.equal(f"{op}: calls that end the process, with its exit code", its, {})
         raised = {call: answer for call, answer in answers.items() if call not in errors and call.startswith(f"{op},")}
         case.equal(f"{op}: what its calls raise", raised, {})
+    case.equal("what the process said last (control)", last, END)
     case.at_least("calls judged", len(errors), 1)
     bound = ROUNDINGS * FORMATS[amp_dtype].unit_roundoff
     for call, error in errors.items():

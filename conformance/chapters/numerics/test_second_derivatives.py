@@ -166,8 +166,9 @@ def _scaled(op: Twice, values: list[Tensor], rng: torch.Generator, most: float) 
     found = derivatives(op, [value.double() for value in values], rng, contextlib.nullcontext)
     largest = max(_largest(op, values), *(float(one.abs().max()) for _, one in found))
     rng.set_state(state)
-    scale = 2.0 ** max(math.floor(math.log2(most / largest)), 0) if largest else 1.0
-    return Twice(lambda *given: op.call(*given) * min(scale, 2.0**14), op.shapes)
+    power = math.floor(math.log2(most / largest)) if largest else 0
+    scale = 2.0 ** min(max(power, 0), 14)
+    return Twice(lambda *given: op.call(*given) * scale, op.shapes)
 
 
 Index = Callable[[Tensor, Tensor], Tensor]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -129,13 +128,20 @@ def weight_gradients_stop_with_frozen_inputs() -> Iterator[None]:
 
 
 @contextmanager
-def _without_a_gradient_of_the_input(name: str, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Give a function's weight to `change`, of which it is the identity, where its input needs no gradient."""
+def _without_a_gradient_of_the_input(name: str, hook: Callable[[Tensor], Tensor | None]) -> Iterator[None]:
+    """Pass the gradients of a function's other operands through `hook` where its input needs none."""
     original = getattr(F, name)
+
+    def hooked(x: Any) -> Any:
+        if not isinstance(x, Tensor) or not x.requires_grad:
+            return x
+        copy = x.clone()
+        copy.register_hook(hook)
+        return copy
 
     def function(x: Tensor, *given: Any, **options: Any) -> Tensor:
         if torch.is_grad_enabled() and not x.requires_grad:
-            given = tuple(change(one) if isinstance(one, Tensor) and one.requires_grad else one for one in given)
+            given = tuple(map(hooked, given))
         found: Tensor = original(x, *given, **options)
         return found
 
@@ -143,45 +149,15 @@ def _without_a_gradient_of_the_input(name: str, change: Callable[[Tensor], Tenso
         yield
 
 
-class _Ends(torch.autograd.Function):
-    """The identity, whose backward ends the process by a signal."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
-        signal.raise_signal(signal.SIGKILL)
-        return slope
-
-
-class _Halves(torch.autograd.Function):
-    """The identity with half of its gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
-        return slope / 2
-
-
-def _apply(function: Any, x: Tensor) -> Tensor:
-    found: Tensor = function.apply(x)
-    return found
-
-
 @fault("AMP-NUMERICS-131")
 def batch_norms_of_frozen_inputs_end_the_process() -> Iterator[None]:
     """The backward of batch_norm without a gradient of its input ends the process."""
-    with _without_a_gradient_of_the_input("batch_norm", partial(_apply, _Ends)):
+    with _without_a_gradient_of_the_input("batch_norm", lambda slope: signal.raise_signal(signal.SIGKILL)):
         yield
 
 
 @fault("AMP-NUMERICS-131")
 def weights_behind_frozen_inputs_learn_half() -> Iterator[None]:
     """instance_norm without a gradient of its input gives half of the gradients of its weight and bias."""
-    with _without_a_gradient_of_the_input("instance_norm", partial(_apply, _Halves)):
+    with _without_a_gradient_of_the_input("instance_norm", lambda slope: slope / 2):
         yield
