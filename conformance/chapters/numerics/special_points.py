@@ -129,7 +129,7 @@ MANY_TIES_IN_ROWS: dict[str, Point] = {
 
 
 def _sampled(picture: Tensor, grid: Tensor, **options: object) -> Tensor:
-    sampled: Tensor = F.grid_sample(picture, grid, **options)  # type: ignore[arg-type]
+    sampled: Tensor = F.grid_sample(picture, grid, **options)
     return sampled
 
 
