@@ -231,6 +231,15 @@ def inductor(case: Case, *, folder: str | None = None, **options: Any) -> Iterat
             case.untestable("inductor makes kernels of this device with Triton, which is not there")
 
 
+@contextlib.contextmanager
+def caches(case: Case, folder: str) -> Iterator[None]:
+    """Let inductor and AOTAutograd keep their graphs in `folder`."""
+    from torch._functorch import config
+
+    with inductor(case, folder=folder, fx_graph_cache=True), config.patch(enable_autograd_cache=True):
+        yield
+
+
 def _lacks_triton(error: Exception) -> bool:
     from torch._inductor import exc
 

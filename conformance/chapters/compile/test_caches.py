@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -17,17 +16,8 @@ from ...harness.check import Case, contract, deep, needs
 from ...harness.targets import Target
 from .observation import Around, Observed, observed
 from .programs import AMBIENT, OTHER, Program, Tensors
-from .support import ambient, bound, compiler, dtypes_of, inductor
+from .support import ambient, bound, caches, compiler, dtypes_of
 from .ways import WAYS
-
-
-@contextmanager
-def caches(case: Case, folder: str) -> Iterator[None]:
-    """Let inductor and AOTAutograd keep their graphs in `folder`."""
-    from torch._functorch import config
-
-    with inductor(case, folder=folder, fx_graph_cache=True), config.patch(enable_autograd_cache=True):
-        yield
 
 
 def run(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -39,6 +39,34 @@ def graphs_of_any_size_are_not_guarded() -> Iterator[None]:
 def the_second_graph_is_not_guarded() -> Iterator[None]:
     """The graph that is compiled because an input requires a gradient has no guard on the autocast state."""
     with _unguarded("getattr(each, 'requires_grad', False) and not isinstance(each, torch.nn.Parameter)"):
+        yield
+
+
+def _of_numbers_guarded_by(kept: Callable[[float], bool]) -> contextlib.AbstractContextManager[None]:
+    """Guard a Python number that a graph takes as a constant only if it is one that is `kept`."""
+    from torch._dynamo import guards
+
+    guarded = guards.GuardBuilder.CONSTANT_MATCH
+
+    def guard_some(self: Any, guard: Any) -> None:
+        value = self.get(guard.name if isinstance(guard.name, str) else guard.name())
+        if type(value) not in (int, float) or kept(value):
+            guarded(self, guard)
+
+    return replaced(guards.GuardBuilder, "CONSTANT_MATCH", guard_some)
+
+
+@fault("AMP-COMPILE-076")
+def compiled_numbers_stay_as_they_were() -> Iterator[None]:
+    """A compiled program has no guard on Python floats: it goes on with those of its first call."""
+    with _of_numbers_guarded_by(lambda value: isinstance(value, int)):
+        yield
+
+
+@fault("AMP-COMPILE-076", level="standard")
+def compiled_integers_stay_as_they_were() -> Iterator[None]:
+    """A compiled program has no guard on Python integers: it goes on with those of its first call."""
+    with _of_numbers_guarded_by(lambda value: isinstance(value, float)):
         yield
 
 
