@@ -83,7 +83,7 @@ def _layers_of(kinds: dict[str, Any]) -> Iterator[tuple[str, Use]]:
         states = 2 if name == "LSTM" else 1
         batch, state = (5, 3, 4), ((2, 3, 6),) * states
         both = partial(made, 4, 6, bidirectional=True)
-        deep = partial(made, 4, 6, 2, dropout=0.5)
+        deep, drops = (partial(made, 4, 6, 2, dropout=share) for share in (0.5, 1.0))
         yield f"{name}", Use(partial(made, 4, 6), (batch,))
         yield f"{name} without batch", Use(partial(made, 4, 6), ((5, 4),))
         yield f"{name} without bias", Use(partial(made, 4, 6, bias=False), (batch,))
@@ -93,6 +93,8 @@ def _layers_of(kinds: dict[str, Any]) -> Iterator[tuple[str, Use]]:
             f"{name} of two layers in inference",
             Use(deep, (batch, *state), _with_state, training=False, of_cudnn=True),
         )
+        # What goes from the first layer to the second is all dropped, and nothing else is.
+        yield f"{name} of two layers that drop everything", Use(drops, (batch, *state), _with_state)
         for how, in_order in (("sorted", True), ("unsorted", False)):
             call = partial(_packed, in_order=in_order)
             yield f"{name} of {how} packs", Use(both, (batch,), call)
@@ -147,6 +149,16 @@ def _attention() -> Iterator[tuple[str, Use]]:
         "a mask and padding": lambda x: {
             "attn_mask": _on(x, CAUSAL, -0.75),
             "key_padding_mask": _on(x, CLOSED, -1.5),
+        },
+        **{
+            f"a mask of each head and padding{'' if weights else ', no weights'}": (
+                lambda x, weights=weights: {
+                    "attn_mask": _on(x, CAUSAL, -0.75).expand(4, 5, 5),
+                    "key_padding_mask": _on(x, CLOSED, -1.5),
+                    "need_weights": weights,
+                }
+            )
+            for weights in (True, False)
         },
     }
     for name, given in calls.items():
@@ -212,6 +224,11 @@ def _transformers() -> Iterator[tuple[str, Use]]:
     def decoded(module: Any, x: Tensor, memory: Tensor) -> Any:
         return module(x, memory, tgt_mask=_on(x, CAUSAL), memory_key_padding_mask=_on(x, CLOSED))
 
+    def masked(module: Any, x: Tensor, memory: Tensor) -> Any:
+        """Close what comes later and what is padding, on both sides."""
+        tgt, padding = (_on(x, mask, -2.5) for mask in (CAUSAL, CLOSED))
+        return module(x, memory, tgt, tgt.flip(0), padding.flip(1), padding)
+
     for training in (True, False):
         when = "" if training else " in inference"
         yield f"TransformerEncoderLayer{when}", Use(encoder, x, training=training)
@@ -222,6 +239,7 @@ def _transformers() -> Iterator[tuple[str, Use]]:
         kinked = partial(encoder, activation="relu")
         yield f"TransformerEncoderLayer of relu{when}", Use(kinked, x, padded, training, smooth=False)
         yield f"TransformerDecoderLayer{when}", Use(decoder, ((2, 5, 8), (2, 5, 8)), decoded, training)
+        yield f"TransformerDecoderLayer with each mask{when}", Use(decoder, ((2, 5, 8), (2, 5, 8)), masked, training)
 
 
 NUMBERS = torch.tensor([[1, 3, 3, 0], [2, 1, 4, 1]])
