@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, parametrize
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
@@ -595,10 +595,36 @@ def _shared() -> Iterator[tuple[str, Use]]:
     yield "Linear with an adapter", Use(_Adapted, ((3, 6),))
     yield "Conv2d of a standardized weight", Use(partial(_Standardized, 6, 4, 3), image)
     yield "Linear of a normed weight", Use(lambda: parametrizations.weight_norm(nn.Linear(6, 5)), ((3, 6),))
+    yield "Linear of a weight that is cached twice", Use(_scaled, ((3, 6),), _cached_twice)
     yield (
         "Conv1d in a checkpoint",
         Use(partial(nn.Conv1d, 4, 6, 3), ((2, 4, 7),), lambda module, x: checkpoint(module, x, use_reentrant=False)),
     )
+
+
+class _Scale(nn.Module):
+    """A weight times a number."""
+
+    factor = 1.0
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * self.factor
+
+
+def _scaled() -> nn.Module:
+    layer = nn.Linear(6, 5)
+    parametrize.register_parametrization(layer, "weight", _Scale())
+    return layer
+
+
+def _cached_twice(module: Any, x: Tensor) -> Tensor:
+    """Use the weight twice in each of two contexts that cache it, between which it changes."""
+    results = []
+    for factor in (1.0, 2.0):
+        module.parametrizations.weight[0].factor = factor
+        with parametrize.cached():
+            results += [module(x), module(2 * x)]
+    return torch.cat(results)
 
 
 _WITH_PRODUCTS = (_recurrent, _lstm, _cells, _attention, _transformers, _convolutions, _linear, _shared)
