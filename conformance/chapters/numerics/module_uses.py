@@ -153,8 +153,8 @@ def _attention() -> Iterator[tuple[str, Use]]:
         **{
             f"a mask of each head and padding{'' if weights else ', no weights'}": (
                 lambda x, weights=weights: {
-                    "attn_mask": _on(x, CAUSAL, -0.75).expand(4, 5, 5),
-                    "key_padding_mask": _on(x, CLOSED, -1.5),
+                    "attn_mask": _on(x, CAUSAL, -0.75).expand(4, 5, 5).to(x.dtype),
+                    "key_padding_mask": _on(x, CLOSED, -1e4).to(x.dtype),
                     "need_weights": weights,
                 }
             )
@@ -226,7 +226,7 @@ def _transformers() -> Iterator[tuple[str, Use]]:
 
     def masked(module: Any, x: Tensor, memory: Tensor) -> Any:
         """Close what comes later and what is padding, on both sides."""
-        tgt, padding = (_on(x, mask, -2.5) for mask in (CAUSAL, CLOSED))
+        tgt, padding = _on(x, CAUSAL, -0.75), _on(x, CLOSED, -1e4)
         return module(x, memory, tgt, tgt.flip(0), padding.flip(1), padding)
 
     for training in (True, False):

@@ -238,6 +238,12 @@ ZEROS: dict[str, Point] = {
         f"vector_norm of ord {order}": _point(partial(torch.linalg.vector_norm, ord=order), _numbers(0, 0, 0))
         for order in (1, 2, 3, INF)
     },
+    **{
+        f"vector_norm of ord {order} of both signs": _point(
+            partial(torch.linalg.vector_norm, ord=order), _numbers(-1, 2, -4, 0.5)
+        )
+        for order in (1, 1.5, 2, 3, 4, INF)
+    },
     "vector_norm of ord 0": _point(lambda x: torch.linalg.vector_norm(x, 0), _numbers(0, -1, 2)),
     "vector_norm of ord 1 with a zero": _point(lambda x: torch.linalg.vector_norm(x, 1), _numbers(0, -1, 2)),
     "var of equal numbers": _point(torch.var, _numbers(1, 1, 1)),
@@ -302,6 +308,9 @@ POLES: dict[str, Point] = {
     },
     "gaussian_nll_loss of no variance": _point(_certain, _numbers(1, -2)),
     "logcumsumexp after -inf": _point(lambda x: x.logcumsumexp(0), _numbers(-INF, -INF, 0, 0)),
+    "logcumsumexp with gradients of both signs": _point(
+        lambda x: x.logcumsumexp(0) * _on([-4.0, 1.0, -2.0, 1.0], x), _numbers(0, -INF, -INF, -INF)
+    ),
     "logcumsumexp of -inf": _point(lambda x: x.logcumsumexp(0), _numbers(0, -INF, -INF)),
     "kl_div": _point(lambda x: F.kl_div(x, _on([0.0, 1.0], x), reduction="sum"), _ORIGIN),
 }
