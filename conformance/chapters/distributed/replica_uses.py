@@ -86,11 +86,11 @@ def gradients_of_uneven_inputs(dtype: torch.dtype) -> list[str]:
                     out = model(torch.full((1, WIDTH), 4.0 * (rank + 1)))
                 out.float().sum().backward()
                 seen.append(model.module.weight.grad.clone())
-        for step, one in enumerate(seen):
-            left = range(step, world)
+        for number, one in enumerate(seen):
+            left = range(number, world)
             total = sum(4.0 * (each + 1) for each in left)
             expected = torch.full((WIDTH, WIDTH), total / (world if by_all else len(left)))
-            what = f"divide_by_initial_world_size={by_all}{', views of buckets' * views}, step {step}"
+            what = f"divide_by_initial_world_size={by_all}{', views of buckets' * views}, number {number}"
             found += [f"{what}: {line}" for line in unlike({"": one}, {"": expected})]
     return found
 

@@ -43,9 +43,7 @@ def test_casts_of_outputs(case: Case, target: Target, ranks: Groups) -> None:
 
 @contract("AMP-DISTRIBUTED-021", on="cpu")
 @pytest.mark.parametrize("blocks", [False, deep("standard", True)], ids=["root", "blocks"])
-@pytest.mark.parametrize(
-    "history", [*QUICK, *(by_seed("standard", 3, one) for one in HISTORIES if one not in QUICK)]
-)
+@pytest.mark.parametrize("history", [*QUICK, *(by_seed("standard", 3, one) for one in HISTORIES if one not in QUICK)])
 def test_histories_of_uses(case: Case, target: Target, ranks: Groups, history: str, blocks: bool) -> None:
     if reason := absent("fsdp2"):
         case.unsupported(reason)

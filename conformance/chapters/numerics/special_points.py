@@ -240,7 +240,7 @@ ZEROS: dict[str, Point] = {
     },
     **{
         f"vector_norm of ord {order} of both signs": _point(
-            partial(torch.linalg.vector_norm, ord=order), _numbers(-1, 2, -4, 0.5)
+            lambda x, order=order: torch.linalg.vector_norm(x, order), _numbers(-1, 2, -4, 0.5)
         )
         for order in (1, 1.5, 2, 3, 4, INF)
     },
@@ -401,7 +401,9 @@ MOVES: dict[str, Point] = {
     "masked_scatter": _point(lambda x, y: _weighted(x.masked_scatter(x > 2, y)), _TIES, _numbers(4, 5, 6)),
     **{
         f"masked_scatter of {kind}": _point(
-            lambda x, y, chosen=chosen: _weighted(x.masked_scatter(chosen(x), y)), _TIES.view(4, 2), _numbers(4, 5, 6, 7)
+            lambda x, y, chosen=chosen: _weighted(x.masked_scatter(chosen(x), y)),
+            _TIES.view(4, 2),
+            _numbers(4, 5, 6, 7),
         )
         for kind, chosen in (("rows", _rows), ("expanded rows", lambda x: _rows(x).expand_as(x)))
     },

@@ -114,7 +114,9 @@ OPS: dict[str, Op] = {
     "var, corrected by 2": lambda x: x.var(0, correction=2),
     "logit with an eps": lambda x: torch.logit(x, 0.25),
     "rows added up": lambda x: x.index_add(0, _on([0, 2, 0], x), x[:3], alpha=2),
-    "numbers added up at pairs": lambda x: x.index_put((_on([0, 2, 0], x), _on([1, 1, 1], x)), x[0, :3], accumulate=True),
+    "numbers added up at pairs": lambda x: x.index_put(
+        (_on([0, 2, 0], x), _on([1, 1, 1], x)), x[0, :3], accumulate=True
+    ),
 }
 
 
