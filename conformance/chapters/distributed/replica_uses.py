@@ -90,7 +90,7 @@ def gradients_of_uneven_inputs(dtype: torch.dtype) -> list[str]:
             left = range(number, world)
             total = sum(4.0 * (each + 1) for each in left)
             expected = torch.full((WIDTH, WIDTH), total / (world if by_all else len(left)))
-            what = f"divide_by_initial_world_size={by_all}{', views of buckets' * views}, number {number}"
+            what = f"divide_by_initial_world_size={by_all}{', views of buckets' * views}, step {number}"
             found += [f"{what}: {line}" for line in unlike({"": one}, {"": expected})]
     return found
 
