@@ -131,6 +131,11 @@ def _attention() -> Iterator[tuple[str, Use]]:
     def causal(x: Tensor) -> dict[str, Any]:
         return {"attn_mask": _on(x, CAUSAL), "is_causal": True}
 
+    def masked(x: Tensor) -> dict[str, Any]:
+        """Return masks of the type of x."""
+        each, padding = _on(x, CAUSAL, -0.75).expand(4, 5, 5), _on(x, CLOSED, -1e4)
+        return {"attn_mask": each.to(x.dtype), "key_padding_mask": padding.to(x.dtype)}
+
     calls: dict[str, Callable[[Tensor], dict[str, Any]]] = {
         "weights": lambda x: {},
         "no weights": lambda x: {"need_weights": False},
@@ -150,16 +155,8 @@ def _attention() -> Iterator[tuple[str, Use]]:
             "attn_mask": _on(x, CAUSAL, -0.75),
             "key_padding_mask": _on(x, CLOSED, -1.5),
         },
-        **{
-            f"a mask of each head and padding{'' if weights else ', no weights'}": (
-                lambda x, weights=weights: {
-                    "attn_mask": _on(x, CAUSAL, -0.75).expand(4, 5, 5).to(x.dtype),
-                    "key_padding_mask": _on(x, CLOSED, -1e4).to(x.dtype),
-                    "need_weights": weights,
-                }
-            )
-            for weights in (True, False)
-        },
+        "a mask of each head and padding": masked,
+        "a mask of each head and padding, no weights": lambda x: {**masked(x), "need_weights": False},
     }
     for name, given in calls.items():
         yield f"MultiheadAttention with {name}", Use(made, x, partial(attend, given=given))

@@ -50,43 +50,32 @@ def _filters(x: Tensor, outputs: int = 2) -> Tensor:
     return (torch.arange(outputs * 9, device=x.device) % 5 - 2.0).view(outputs, 1, 3, 3)
 
 
-def _losses() -> dict[str, Op]:
-    found: dict[str, Op] = {}
-    for reduction in ("mean", "sum", "none"):
-        of = {"reduction": reduction}
-        for loss, given in (("cross_entropy", lambda x: x), ("nll_loss", lambda x: x.log_softmax(1))):
-            call: Any = getattr(F, loss)
-            found[f"{loss}, {reduction}, of weights"] = lambda x, call=call, given=given, of=of: call(
-                given(x), _labels(x), _weights(x), **of
-            )
-            found[f"{loss}, {reduction}, ignoring a class"] = lambda x, call=call, given=given, of=of: call(
-                given(x), _labels(x), ignore_index=3, **of
-            )
-        found[f"cross_entropy, {reduction}, smoothed"] = lambda x, of=of: F.cross_entropy(
-            x, _labels(x), _weights(x), label_smoothing=0.25, **of
-        )
-        found[f"cross_entropy, {reduction}, of probabilities"] = lambda x, of=of: F.cross_entropy(
-            x, _shares(x), _weights(x), **of
-        )
-        found[f"binary_cross_entropy_with_logits, {reduction}, of weights"] = lambda x, of=of: (
-            F.binary_cross_entropy_with_logits(x, _shares(x), _weights(x), pos_weight=_weights(x).flip(0), **of)
-        )
-        found[f"kl_div, {reduction}"] = lambda x, of=of: F.kl_div(x.log_softmax(1), _shares(x), **of)
-        found[f"kl_div, {reduction}, of logarithms"] = lambda x, of=of: F.kl_div(
-            x.log_softmax(1), _shares(x).log(), log_target=True, **of
-        )
-        found[f"huber_loss, {reduction}"] = lambda x, of=of: F.huber_loss(x, _shares(x), delta=0.25, **of)
-        found[f"smooth_l1_loss, {reduction}"] = lambda x, of=of: F.smooth_l1_loss(x, _shares(x), beta=0.25, **of)
-        found[f"poisson_nll_loss, {reduction}"] = lambda x, of=of: F.poisson_nll_loss(x, _shares(x), full=True, **of)
-        found[f"soft_margin_loss, {reduction}"] = lambda x, of=of: F.soft_margin_loss(x, _shares(x).sign(), **of)
-        found[f"triplet_margin_loss, {reduction}"] = lambda x, of=of: F.triplet_margin_loss(
-            x, x.flip(0), x.roll(1, 0), margin=2.0, swap=True, **of
-        )
-    return found
-
-
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    "cross_entropy of weights": lambda x, **of: F.cross_entropy(x, _labels(x), _weights(x), **of),
+    "cross_entropy that ignores a class": lambda x, **of: F.cross_entropy(x, _labels(x), ignore_index=3, **of),
+    "cross_entropy, smoothed": lambda x, **of: F.cross_entropy(x, _labels(x), _weights(x), label_smoothing=0.25, **of),
+    "cross_entropy of probabilities": lambda x, **of: F.cross_entropy(x, _shares(x), _weights(x), **of),
+    "nll_loss of weights": lambda x, **of: F.nll_loss(x.log_softmax(1), _labels(x), _weights(x), **of),
+    "nll_loss that ignores a class": lambda x, **of: F.nll_loss(x.log_softmax(1), _labels(x), ignore_index=3, **of),
+    "binary_cross_entropy_with_logits of weights": lambda x, **of: F.binary_cross_entropy_with_logits(
+        x, _shares(x), _weights(x), pos_weight=_weights(x).flip(0), **of
+    ),
+    "kl_div": lambda x, **of: F.kl_div(x.log_softmax(1), _shares(x), **of),
+    "kl_div of logarithms": lambda x, **of: F.kl_div(x.log_softmax(1), _shares(x).log(), log_target=True, **of),
+    "huber_loss": lambda x, **of: F.huber_loss(x, _shares(x), delta=0.25, **of),
+    "smooth_l1_loss": lambda x, **of: F.smooth_l1_loss(x, _shares(x), beta=0.25, **of),
+    "poisson_nll_loss": lambda x, **of: F.poisson_nll_loss(x, _shares(x), full=True, **of),
+    "soft_margin_loss": lambda x, **of: F.soft_margin_loss(x, _shares(x).sign(), **of),
+    "triplet_margin_loss": lambda x, **of: F.triplet_margin_loss(
+        x, x.flip(0), x.roll(1, 0), margin=2.0, swap=True, **of
+    ),
+}
 OPS: dict[str, Op] = {
-    **_losses(),
+    **{
+        f"{name}, {reduction}": functools.partial(loss, reduction=reduction)
+        for name, loss in LOSSES.items()
+        for reduction in ("mean", "sum", "none")
+    },
     "softmax over rows": lambda x: x.softmax(0),
     "layer_norm of a large eps": lambda x: F.layer_norm(x, (CLASSES,), _weights(x), -_weights(x), 0.5),
     "rms_norm of a large eps": lambda x: F.rms_norm(x, (CLASSES,), _weights(x), 0.5),
