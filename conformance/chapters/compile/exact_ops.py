@@ -1,8 +1,9 @@
-"""Ops of 16-bit matrices of small integers whose results every type holds: indices, ties, sums, statistics, casts."""
+"""Ops of 16-bit matrices of small integers whose results every type holds: indices, writes, sums, statistics, casts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,6 +54,83 @@ _INDICES: dict[str, Op] = {
     "stable order": lambda x: torch.sort(x, dim=-1, stable=True).indices,
 }
 """Ops with indices that are repeated, negative or not in order, of slices, and of ties."""
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Return a mask of every second row, with one column for all."""
+    return (torch.arange(x.shape[0], device=x.device) % 2 == 1)[:, None]
+
+
+def _assigned(place: Any, value: Op) -> Op:
+    """Return a function that writes to a part of a copy."""
+
+    def write(x: Tensor) -> Tensor:
+        copy = x.clone()
+        copy[place] = value(x)
+        return copy
+
+    return write
+
+
+def _resized(mode: str, size: tuple[int, int] | None, factor: float | None) -> Op:
+    return lambda x: F.interpolate(x[None, None], size, factor, mode)
+
+
+_WRITES: dict[str, Op] = {
+    "an assigned column": _assigned((slice(None), 1), lambda x: x[:, 0]),
+    "an assigned last column": _assigned((slice(None), -1), lambda x: x[:, 0]),
+    "assigned rows": _assigned(slice(1, 3), lambda x: x[3:5]),
+    "every second column assigned": _assigned((slice(None), slice(1, None, 2)), lambda x: x[:, ::2]),
+    "elements assigned": _assigned(([0, 2, -1], [1, -1, 0]), lambda x: x[0, :3]),
+    "rows assigned by a mask": lambda x: torch.where(_rows(x), x.roll(1, 1), x),
+    "masked_fill of rows": lambda x: x.masked_fill(_rows(x), 3.0),
+    "masked_scatter": lambda x: x.masked_scatter(x > 0, x.roll(1, 1)),
+    "masked_scatter of rows": lambda x: x.masked_scatter(_rows(x), x),
+    "index_copy": lambda x: x.index_copy(0, torch.tensor([2, 0], device=x.device), x[3:5]),
+    "index_fill": lambda x: x.index_fill(1, torch.tensor([1, 6], device=x.device), 3.0),
+    "scatter of numbers": lambda x: x.scatter(1, _columns(x)[:, :2], 3.0),
+    **{
+        f"interpolate, {mode}, {how}": _resized(mode, size, factor)
+        for mode in ("nearest", "nearest-exact")
+        for how, size, factor in (("to other sizes", (3, 5), None), ("by a factor", None, 1.5))
+    },
+    "padded by reflection": lambda x: F.pad(x[None], (1, 2, 2, 1), mode="reflect"),
+    "padded in a circle": lambda x: F.pad(x[None], (1, 2, 2, 1), mode="circular"),
+    "normal numbers of no deviation": lambda x: (x * 0).normal_(3.0, 0.0),
+    "normal numbers of no deviation about a tensor": lambda x: torch.normal(x, 0.0),
+    "certain draws": lambda x: (x * 0).bernoulli_(1.0),
+}
+"""Writes to parts, by masks and by places, resizing that moves numbers, and random numbers that can be but one."""
+
+
+def _gradient(call: Callable[[Tensor], Tensor]) -> Op:
+    """Return the gradient of a function of the matrix for what comes in of small integers."""
+
+    def gradient(x: Tensor) -> Tensor:
+        result, back = torch.func.vjp(call, x)
+        incoming = torch.arange(result.numel(), device=x.device) % 5 - 2
+        found: Tensor = back(incoming.to(result.dtype).reshape(result.shape))[0]
+        return found
+
+    return gradient
+
+
+_GRADIENTS: dict[str, Op] = {
+    f"gradient of {name}": _gradient(call)
+    for name, call in {
+        "embedding": lambda x: F.embedding(_repeated(x), x),
+        "embedding with padding": lambda x: F.embedding(_repeated(x), x, padding_idx=1),
+        "index_select": lambda x: x.index_select(0, _repeated(x)),
+        "gather": lambda x: x.gather(0, _columns(x)),
+        "negative indices": lambda x: x[_negative(x)],
+        "a rotated half": lambda x: torch.cat([-x[:, _HALF:], x[:, :_HALF]], -1),
+        "an assigned column": _assigned((slice(None), 1), lambda x: x[:, 0] * 2),
+        "masked_scatter": lambda x: torch.zeros_like(x).masked_scatter(_rows(x), x),
+        "interpolate, nearest": _resized("nearest", (3, 5), None),
+        "max_pool2d": lambda x: F.max_pool2d(x[None], 2, 1),
+        "a sum of windows": lambda x: F.avg_pool2d(x[None], 2, 2, divisor_override=1),
+    }.items()
+}
 
 
 def _batches(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -130,4 +208,4 @@ _CONVERSIONS: dict[str, Op] = {
     },
 }
 
-OPS: Mapping[str, Op] = {**_INDICES, **_SUMS, **_CONVERSIONS}
+OPS: Mapping[str, Op] = {**_INDICES, **_WRITES, **_GRADIENTS, **_SUMS, **_CONVERSIONS}

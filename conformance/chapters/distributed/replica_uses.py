@@ -66,6 +66,35 @@ def gradients_of_outputs(dtype: torch.dtype, option: str) -> list[str]:
     return found
 
 
+# --- inputs that end earlier on some ranks
+
+
+def gradients_of_uneven_inputs(dtype: torch.dtype) -> list[str]:
+    """Name the steps under join() whose gradients are not what the ranks with inputs left add up, divided as asked.
+
+    Rank r has r + 1 inputs; all are small integers.
+    """
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    found = []
+    for by_all, views in itertools.product((True, False), (False, True)):
+        model = DistributedDataParallel(nn.Linear(WIDTH, WIDTH, bias=False), gradient_as_bucket_view=views)
+        seen = []
+        with model.join(divide_by_initial_world_size=by_all):
+            for _ in range(rank + 1):
+                model.zero_grad(set_to_none=False)
+                with torch.autocast("cpu", dtype=dtype):
+                    out = model(torch.full((1, WIDTH), 4.0 * (rank + 1)))
+                out.float().sum().backward()
+                seen.append(model.module.weight.grad.clone())
+        for number, one in enumerate(seen):
+            left = range(number, world)
+            total = sum(4.0 * (each + 1) for each in left)
+            expected = torch.full((WIDTH, WIDTH), total / (world if by_all else len(left)))
+            what = f"divide_by_initial_world_size={by_all}{', views of buckets' * views}, step {number}"
+            found += [f"{what}: {line}" for line in unlike({"": one}, {"": expected})]
+    return found
+
+
 # --- sizes of buckets
 
 

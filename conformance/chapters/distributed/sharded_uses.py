@@ -17,7 +17,9 @@ from .comparison import all_of
 
 FEATURES = 8
 
-# The layers that the forward of each micro-batch uses, and "frozen" or "no_grad" where it is for inference.
+# The layers that the forward of each micro-batch uses, and "frozen" or "no_grad" where it is for inference, or
+# WEIGHTS where the weights alone are trained.
+WEIGHTS = "weights"
 Use: TypeAlias = tuple[str, str]
 HISTORIES: dict[str, tuple[Use, ...]] = {
     "all-all": (("ab", ""), ("ab", "")),
@@ -27,6 +29,7 @@ HISTORIES: dict[str, tuple[Use, ...]] = {
     "one-one-all": (("a", ""), ("a", ""), ("ab", "")),
     "inference-first": (("ab", "no_grad"), ("ab", "")),
     "frozen-first": (("ab", "frozen"), ("ab", "")),
+    "weights-weights": (("ab", WEIGHTS), ("ab", WEIGHTS)),
 }
 
 
@@ -59,6 +62,11 @@ def batches(history: str, seed: int, rank: int) -> Iterator[tuple[torch.Tensor, 
         yield torch.randn((4, FEATURES), generator=generator), use
 
 
+def _freeze(model: nn.Module, mode: str) -> None:
+    for name, one in model.named_parameters():
+        one.requires_grad_(mode != "frozen" and not (mode == WEIGHTS and "bias" in name))
+
+
 def sharded(history: str, dtype: torch.dtype, seed: int, blocks: bool) -> dict[str, torch.Tensor]:
     """Return the whole gradients after a history under fully_shard with parameters in `dtype`, reduced in float32."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -66,18 +74,17 @@ def sharded(history: str, dtype: torch.dtype, seed: int, blocks: bool) -> dict[s
     model: Any = built(seed)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     mesh = distributed.init_device_mesh("cpu", (distributed.get_world_size(),))
-    frozen_first = HISTORIES[history][0][1] == "frozen"
-    model.requires_grad_(not frozen_first)
+    _freeze(model, HISTORIES[history][0][1])
     for layer in (model.a, model.b) if blocks else ():
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
     every = list(batches(history, seed, distributed.get_rank()))
     for number, (x, (used, mode)) in enumerate(every, 1):
-        model.requires_grad_(mode != "frozen")
+        _freeze(model, mode)
         model.set_requires_gradient_sync(number == len(every))
         with torch.no_grad() if mode == "no_grad" else contextlib.nullcontext():
             out = model(x, used)
-        if not mode:
+        if mode in ("", WEIGHTS):
             out.float().square().sum().backward()
     return {name: one.grad.full_tensor() for name, one in model.named_parameters() if one.grad is not None}
 
@@ -89,8 +96,9 @@ def by_hand(history: str, dtype: torch.dtype, seed: int, world: int) -> dict[str
         master = built(seed)
         low = built(seed).to(dtype)
         for x, (used, mode) in batches(history, seed, rank):
-            if mode:
+            if mode not in ("", WEIGHTS):
                 continue
+            _freeze(low, mode)
             low.zero_grad()
             low(x.to(dtype), used).float().square().sum().backward()
             for (name, _), one in zip(master.named_parameters(), low.parameters(), strict=True):

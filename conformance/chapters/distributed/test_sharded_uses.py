@@ -23,6 +23,7 @@ from .sharded_uses import (
 from .support import LISTED, absent, answers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+QUICK = ("all-one", "weights-weights")
 
 
 @contract("AMP-DISTRIBUTED-029", on="cpu")
@@ -42,9 +43,7 @@ def test_casts_of_outputs(case: Case, target: Target, ranks: Groups) -> None:
 
 @contract("AMP-DISTRIBUTED-021", on="cpu")
 @pytest.mark.parametrize("blocks", [False, deep("standard", True)], ids=["root", "blocks"])
-@pytest.mark.parametrize(
-    "history", ["all-one", *(by_seed("standard", 3, one) for one in HISTORIES if one != "all-one")]
-)
+@pytest.mark.parametrize("history", [*QUICK, *(by_seed("standard", 3, one) for one in HISTORIES if one not in QUICK)])
 def test_histories_of_uses(case: Case, target: Target, ranks: Groups, history: str, blocks: bool) -> None:
     if reason := absent("fsdp2"):
         case.unsupported(reason)

@@ -60,6 +60,10 @@ def _last(x: Tensor) -> Tensor:
     return _wide(x).contiguous(memory_format=torch.channels_last)
 
 
+def _tall_last(x: Tensor) -> Tensor:
+    return _tall(x).contiguous(memory_format=torch.channels_last)
+
+
 def _volume(x: Tensor) -> Tensor:
     return x.view(1, 1, 1, 1, LONG).expand(1, 1, 2, 2, LONG)
 
@@ -69,6 +73,7 @@ _SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
     "of a tall picture": _tall,
     "of a wide picture": _wide,
     "of a wide picture, channels last": _last,
+    "of a tall picture, channels last": _tall_last,
     "of a volume": _volume,
 }
 _LINEAR = {3: "linear", 4: "bilinear", 5: "trilinear"}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, parametrize
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
@@ -83,7 +83,7 @@ def _layers_of(kinds: dict[str, Any]) -> Iterator[tuple[str, Use]]:
         states = 2 if name == "LSTM" else 1
         batch, state = (5, 3, 4), ((2, 3, 6),) * states
         both = partial(made, 4, 6, bidirectional=True)
-        deep = partial(made, 4, 6, 2, dropout=0.5)
+        deep, drops = (partial(made, 4, 6, 2, dropout=share) for share in (0.5, 1.0))
         yield f"{name}", Use(partial(made, 4, 6), (batch,))
         yield f"{name} without batch", Use(partial(made, 4, 6), ((5, 4),))
         yield f"{name} without bias", Use(partial(made, 4, 6, bias=False), (batch,))
@@ -93,6 +93,8 @@ def _layers_of(kinds: dict[str, Any]) -> Iterator[tuple[str, Use]]:
             f"{name} of two layers in inference",
             Use(deep, (batch, *state), _with_state, training=False, of_cudnn=True),
         )
+        # What goes from the first layer to the second is all dropped, and nothing else is.
+        yield f"{name} of two layers that drop everything", Use(drops, (batch, *state), _with_state)
         for how, in_order in (("sorted", True), ("unsorted", False)):
             call = partial(_packed, in_order=in_order)
             yield f"{name} of {how} packs", Use(both, (batch,), call)
@@ -129,6 +131,11 @@ def _attention() -> Iterator[tuple[str, Use]]:
     def causal(x: Tensor) -> dict[str, Any]:
         return {"attn_mask": _on(x, CAUSAL), "is_causal": True}
 
+    def masked(x: Tensor) -> dict[str, Any]:
+        """Return masks of the type of x."""
+        each, padding = _on(x, CAUSAL, -0.75).expand(4, 5, 5), _on(x, CLOSED, -1e4)
+        return {"attn_mask": each.to(x.dtype), "key_padding_mask": padding.to(x.dtype)}
+
     calls: dict[str, Callable[[Tensor], dict[str, Any]]] = {
         "weights": lambda x: {},
         "no weights": lambda x: {"need_weights": False},
@@ -148,6 +155,8 @@ def _attention() -> Iterator[tuple[str, Use]]:
             "attn_mask": _on(x, CAUSAL, -0.75),
             "key_padding_mask": _on(x, CLOSED, -1.5),
         },
+        "a mask of each head and padding": masked,
+        "a mask of each head and padding, no weights": lambda x: {**masked(x), "need_weights": False},
     }
     for name, given in calls.items():
         yield f"MultiheadAttention with {name}", Use(made, x, partial(attend, given=given))
@@ -212,6 +221,11 @@ def _transformers() -> Iterator[tuple[str, Use]]:
     def decoded(module: Any, x: Tensor, memory: Tensor) -> Any:
         return module(x, memory, tgt_mask=_on(x, CAUSAL), memory_key_padding_mask=_on(x, CLOSED))
 
+    def masked(module: Any, x: Tensor, memory: Tensor) -> Any:
+        """Close what comes later and what is padding, on both sides."""
+        tgt, padding = _on(x, CAUSAL, -0.75), _on(x, CLOSED, -1e4)
+        return module(x, memory, tgt, tgt.flip(0), padding.flip(1), padding)
+
     for training in (True, False):
         when = "" if training else " in inference"
         yield f"TransformerEncoderLayer{when}", Use(encoder, x, training=training)
@@ -222,6 +236,7 @@ def _transformers() -> Iterator[tuple[str, Use]]:
         kinked = partial(encoder, activation="relu")
         yield f"TransformerEncoderLayer of relu{when}", Use(kinked, x, padded, training, smooth=False)
         yield f"TransformerDecoderLayer{when}", Use(decoder, ((2, 5, 8), (2, 5, 8)), decoded, training)
+        yield f"TransformerDecoderLayer with each mask{when}", Use(decoder, ((2, 5, 8), (2, 5, 8)), masked, training)
 
 
 NUMBERS = torch.tensor([[1, 3, 3, 0], [2, 1, 4, 1]])
@@ -577,10 +592,36 @@ def _shared() -> Iterator[tuple[str, Use]]:
     yield "Linear with an adapter", Use(_Adapted, ((3, 6),))
     yield "Conv2d of a standardized weight", Use(partial(_Standardized, 6, 4, 3), image)
     yield "Linear of a normed weight", Use(lambda: parametrizations.weight_norm(nn.Linear(6, 5)), ((3, 6),))
+    yield "Linear of a weight that is cached twice", Use(_scaled, ((3, 6),), _cached_twice)
     yield (
         "Conv1d in a checkpoint",
         Use(partial(nn.Conv1d, 4, 6, 3), ((2, 4, 7),), lambda module, x: checkpoint(module, x, use_reentrant=False)),
     )
+
+
+class _Scale(nn.Module):
+    """A weight times a number."""
+
+    factor = 1.0
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * self.factor
+
+
+def _scaled() -> nn.Module:
+    layer = nn.Linear(6, 5)
+    parametrize.register_parametrization(layer, "weight", _Scale())
+    return layer
+
+
+def _cached_twice(module: Any, x: Tensor) -> Tensor:
+    """Use the weight twice in each of two contexts that cache it, between which it changes."""
+    results = []
+    for factor in (1.0, 2.0):
+        module.parametrizations.weight[0].factor = factor
+        with parametrize.cached():
+            results += [module(x), module(2 * x)]
+    return torch.cat(results)
 
 
 _WITH_PRODUCTS = (_recurrent, _lstm, _cells, _attention, _transformers, _convolutions, _linear, _shared)

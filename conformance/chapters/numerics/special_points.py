@@ -238,6 +238,12 @@ ZEROS: dict[str, Point] = {
         f"vector_norm of ord {order}": _point(partial(torch.linalg.vector_norm, ord=order), _numbers(0, 0, 0))
         for order in (1, 2, 3, INF)
     },
+    **{
+        f"vector_norm of ord {order} of both signs": _point(
+            lambda x, order=order: torch.linalg.vector_norm(x, order), _numbers(-1, 2, -4, 0.5)
+        )
+        for order in (1, 1.5, 2, 3, 4, INF)
+    },
     "vector_norm of ord 0": _point(lambda x: torch.linalg.vector_norm(x, 0), _numbers(0, -1, 2)),
     "vector_norm of ord 1 with a zero": _point(lambda x: torch.linalg.vector_norm(x, 1), _numbers(0, -1, 2)),
     "var of equal numbers": _point(torch.var, _numbers(1, 1, 1)),
@@ -275,6 +281,7 @@ POLES: dict[str, Point] = {
     "atanh": _point(torch.atanh, _numbers(1, -1)),
     "acosh": _point(torch.acosh, _numbers(1, 2)),
     "logit": _point(torch.logit, _numbers(0, 1, 0.5)),
+    "logit with an eps": _point(lambda x: torch.logit(x, 0.125), _numbers(0, 1, 0.5), rounds=True),
     "std of one number": _point(lambda x: x.std(correction=0), _numbers(3)),
     "vector_norm of ord 1/2": _point(lambda x: torch.linalg.vector_norm(x, 0.5), _numbers(0, 1, 4)),
     "logsumexp of -inf": _point(lambda x: x.logsumexp(0), _numbers(-INF, -INF)),
@@ -301,8 +308,21 @@ POLES: dict[str, Point] = {
     },
     "gaussian_nll_loss of no variance": _point(_certain, _numbers(1, -2)),
     "logcumsumexp after -inf": _point(lambda x: x.logcumsumexp(0), _numbers(-INF, -INF, 0, 0)),
+    "logcumsumexp with gradients of both signs": _point(
+        lambda x: x.logcumsumexp(0) * _on([-4.0, 1.0, -2.0, 1.0], x), _numbers(0, -INF, -INF, -INF)
+    ),
     "logcumsumexp of -inf": _point(lambda x: x.logcumsumexp(0), _numbers(0, -INF, -INF)),
     "kl_div": _point(lambda x: F.kl_div(x, _on([0.0, 1.0], x), reduction="sum"), _ORIGIN),
+}
+# An eps that keeps from a pole and that no 16-bit type holds beside 1, or, of losses, float16 at all.
+SMALL_EPS: dict[str, Point] = {
+    "logit": _point(lambda x: torch.logit(x, 1e-6), _numbers(0, 1, 0.5), rounds=True),
+}
+SATURATED: dict[str, Point] = {
+    f"binary_cross_entropy of targets that are {which}": _point(
+        lambda x, t=targets: F.binary_cross_entropy(x, _on(t, x), reduction="sum"), _numbers(0, 1, 0.5), rounds=True
+    )
+    for which, targets in (("reached", [0.0, 1.0, 1.0]), ("missed", [1.0, 0.0, 0.0]))
 }
 # Ops that move numbers and round none: sequences of several lengths, and places that repeat.
 _FIRST, _SECOND, _THIRD = _numbers(1, 2, 3), _numbers(4), _numbers(5, 6)
@@ -327,6 +347,11 @@ def _renormed(x: Tensor, call: Callable[..., Tensor]) -> Tensor:
     table = x.detach().clone()
     call(_among([1, 1, 3], x).view(1, 3), table, max_norm=2.5)
     return table
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Return a mask of the second and the fourth row, with one column for all."""
+    return torch.tensor([[False], [True], [False], [True]], device=x.device)
 
 
 MOVES: dict[str, Point] = {
@@ -374,6 +399,15 @@ MOVES: dict[str, Point] = {
         lambda x, y: _weighted(x.put(_among([7, 0, 7], x), y, accumulate=True)), _TIES, _numbers(1, 2, 3)
     ),
     "masked_scatter": _point(lambda x, y: _weighted(x.masked_scatter(x > 2, y)), _TIES, _numbers(4, 5, 6)),
+    **{
+        f"masked_scatter of {kind}": _point(
+            lambda x, y, chosen=chosen: _weighted(x.masked_scatter(chosen(x), y)),
+            _TIES.view(4, 2),
+            _numbers(4, 5, 6, 7),
+        )
+        for kind, chosen in (("rows", _rows), ("expanded rows", lambda x: _rows(x).expand_as(x)))
+    },
+    "masked_fill of rows": _point(lambda x: _weighted(x.masked_fill(_rows(x), 7.0)), _TIES.view(4, 2)),
     "repeat_interleave": _point(lambda x: _weighted(x.repeat_interleave(_among([2, 0, 3], x))), _FIRST),
     "roll and flip": _point(lambda x: _weighted(x.roll((1, 1), (0, 1)).flip(1)), _TIES),
     "diag_embed and tril": _point(lambda x: _weighted(torch.diag_embed(x, 1).tril(1)), _TIES),
@@ -386,6 +420,32 @@ MOVES: dict[str, Point] = {
     ),
     "clone of a transposed matrix": _point(
         lambda x: _weighted(x.t().contiguous() * 1), _numbers(*(i % 13 for i in range(70 * 66)), shape=(66, 70))
+    ),
+}
+_TALL, _BIAS = _numbers(*range(-6, 6), shape=(4, 3)), _numbers(1, -2, 3)
+_FILTERS = _numbers(*(i % 5 - 2 for i in range(3 * 2 * 8)), shape=(3, 2, 8))
+# Matrix products and convolutions of small integers, which no type rounds, with weights and biases in any layout.
+PRODUCTS: dict[str, Point] = {
+    "linear": _point(F.linear, _TIES, _TALL.t(), _BIAS),
+    "linear of a vector": _point(F.linear, _numbers(1, 2, 0, -1), _TALL.t(), _BIAS),
+    "linear of batches": _point(lambda x, w, b: F.linear(x.view(2, 1, 4), w, b), _TIES, _TALL.t(), _BIAS),
+    "addmm": _point(torch.addmm, _BIAS, _TIES, _TALL),
+    "addmm of a matrix": _point(torch.addmm, _numbers(1, 2, 3, 4, 5, 6, shape=(2, 3)), _TIES, _TALL),
+    "addmv": _point(torch.addmv, _BIAS, _TALL.t(), _numbers(1, 2, 0, -1)),
+    "addr": _point(torch.addr, _TALL, _numbers(1, 2, 0, -1), _BIAS),
+    "mv and dot": _point(lambda x, y: torch.dot(torch.mv(x, y), y[:2]), _TIES, _numbers(1, 2, 0, -1)),
+    "baddbmm": _point(
+        lambda b, x, w: torch.baddbmm(b, x.view(2, 1, 4), w.expand(2, 4, 3)), _BIAS.view(1, 1, 3), _TIES, _TALL
+    ),
+    "bilinear": _point(F.bilinear, _TIES[:, :2], _TIES[:, 1:], _numbers(*range(-6, 12), shape=(3, 2, 3)), _BIAS),
+    "conv1d": _point(F.conv1d, _numbers(*range(-8, 8), shape=(1, 2, 8)), _FILTERS[..., :3], _BIAS),
+    "conv2d": _point(F.conv2d, _IMAGE.expand(1, 2, 4, 4), _FILTERS.view(3, 2, 4, 2)[..., :2, :], _BIAS),
+    "conv3d": _point(F.conv3d, _VOLUME.expand(1, 2, 2, 2, 4), _FILTERS.view(3, 2, 2, 2, 2), _BIAS),
+    "conv2d, depthwise": _point(
+        partial(F.conv2d, groups=3), _IMAGE.expand(1, 3, 4, 4), _FILTERS.view(6, 1, 4, 2)[:3, :, :2], _BIAS
+    ),
+    "conv_transpose2d": _point(
+        F.conv_transpose2d, _IMAGE.expand(1, 2, 4, 4), _FILTERS.view(2, 3, 4, 2)[..., :2, :], _BIAS
     ),
 }
 NOT_NUMBERS: dict[str, Point] = {
@@ -587,7 +647,10 @@ FAMILIES = {
     "bounds": BOUNDS,
     "zeros": ZEROS,
     "poles": POLES,
+    "small eps": SMALL_EPS,
+    "saturated probabilities": SATURATED,
     "moves": MOVES,
+    "products": PRODUCTS,
     "in place": IN_PLACE,
     "not numbers": NOT_NUMBERS,
     **OF_PICTURES,

@@ -30,7 +30,7 @@ CHOICES: dict[str, tuple[Any, Any]] = {
     "centered": (False, True),
     "decoupled_weight_decay": (False, True),
 }
-QUICK = ("SGD", "Adam", "RMSprop")
+QUICK = ("SGD", "Adam", "AdamW", "RMSprop")
 CHOSEN = tuple(kind for kind in ALL if kind.first and kind.gradients != "sparse" and kind.implementation != "default")
 
 
@@ -71,8 +71,11 @@ def test_steps(case: Case, target: Target, rng: torch.Generator, kind: Optimizer
     draw = Draw(rng, target.device)
     # Muon orthogonalizes in bf16, in products that another device than the float64 run's may round otherwise.
     coarsest = unit(torch.bfloat16) if kind.optimizer == "Muon" and target.device_type != "cpu" else 0.0
+    # Muon is left out of 16 bits: it orthogonalizes in bf16, where a rounding grows beyond what bounds a step.
+    low = kind.optimizer != "Muon" and target.computes_in(torch.bfloat16)
+    types = (torch.float32, torch.bfloat16) if low else (torch.float32,)
     for chosen in combinations(kind):
-        optimizer = chosen.make([torch.nn.Parameter(value) for value, _ in draw.pairs(SHAPES, torch.float32)])
+        optimizer = chosen.make([torch.nn.Parameter(value) for value, _ in draw.pairs(SHAPES, *types)])
         plain = dataclasses.replace(chosen, implementation="for-loop")
         for number in (1, 2):
             give(optimizer, draw)
@@ -184,7 +187,7 @@ def test_decoupled_decay(case: Case, target: Target, rng: torch.Generator, imple
 def give(optimizer: torch.optim.Optimizer, draw: Draw) -> list[torch.Tensor]:
     """Give every parameter a new gradient; return copies of them."""
     for parameter in parameters_of(optimizer):
-        parameter.grad = draw.gradient(tuple(parameter.shape))
+        parameter.grad = draw.gradient(tuple(parameter.shape), parameter.dtype)
     return [parameter.grad.clone() for parameter in parameters_of(optimizer) if parameter.grad is not None]
 
 

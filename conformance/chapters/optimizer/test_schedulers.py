@@ -91,10 +91,10 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, T_0=2),
     "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, base_lr=0.125, max_lr=0.5, step_size_up=2, cycle_momentum=False),
     "SequentialLR": lambda o: lr_scheduler.SequentialLR(
-        o, [lr_scheduler.ConstantLR(o, total_iters=1), lr_scheduler.ExponentialLR(o, gamma=0.5)], milestones=[2]
+        o, [lr_scheduler.ConstantLR(o, total_iters=1), lr_scheduler.StepLR(o, step_size=2, gamma=0.5)], milestones=[2]
     ),
     "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
-        [lr_scheduler.ConstantLR(o, total_iters=2), lr_scheduler.ExponentialLR(o, gamma=0.5)]
+        [lr_scheduler.ConstantLR(o, total_iters=2), lr_scheduler.StepLR(o, step_size=2, gamma=0.5)]
     ),
 }  # fmt: skip
 

@@ -306,14 +306,16 @@ def ctc_loss(
 ) -> Terms:
     """-log of the sum of the probabilities of every path that collapses to the target, one by one.
 
-    log_p is (T, N, C) with C ** T small. The mean divides each term by its target's length
+    log_p is (T, N, C) with C ** T small; targets are rows of labels, or the labels of all samples one after the other.
+    The mean divides each term by its target's length
     (torch.nn.CTCLoss).
     The bound takes what the usual forward recursion does: T steps of a three-term log-sum-exp.
     """
     rows = []
+    each = targets.split(target_lengths.tolist()) if targets.dim() == 1 else targets
     for sample in range(log_p.shape[1]):
         steps, length = int(input_lengths[sample]), int(target_lengths[sample])
-        paths = _paths(steps, log_p.shape[2], blank, tuple(targets[sample, :length].tolist()))
+        paths = _paths(steps, log_p.shape[2], blank, tuple(each[sample][:length].tolist()))
         if paths:
             scores = log_p[:steps, sample].double()[torch.arange(steps), torch.tensor(paths)].sum(1)
             rows.append(-torch.logsumexp(scores, 0))
