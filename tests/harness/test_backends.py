@@ -292,6 +292,16 @@ def test_kernel_that_is_missing_is_read_from_the_error(error: Exception | None, 
     assert judge.lacks_kernel(error) == op
 
 
+def test_hook_that_is_missing_is_read_from_the_error() -> None:
+    words = "You should register `PrivateUse1HooksInterface`by `RegisterPrivateUse1HooksInterface` and implement "
+    assert (
+        judge.lacks_hook(NotImplementedError(f"{words}`getNewGenerator` at the same time for PrivateUse1."))
+        == "getNewGenerator"
+    )
+    assert judge.lacks_hook(NotImplementedError("getNewGenerator")) is None
+    assert judge.lacks_hook(RuntimeError(f"{words}`getNewGenerator` at the same time for PrivateUse1.")) is None
+
+
 def test_function_that_a_device_module_lacks_is_read_from_the_error() -> None:
     module = types.ModuleType("torch.npu")
     with pytest.raises(AttributeError) as caught:

@@ -19,7 +19,8 @@ class Variant:
     """A kernel for each of some overloads under a dispatch key, and patterns over the contracts that it concerns.
 
     `module` has attributes of the device module; one that is None is missing. No tensor on the device can have one of
-    `missing_types`. A backend that `fuses` has the CPU's kernels of fused optimizers.
+    `missing_types`. A backend that `fuses` has the CPU's kernels of fused optimizers; one without `generators` makes no
+    `torch.Generator`.
     """
 
     contracts: tuple[str, ...]
@@ -29,6 +30,7 @@ class Variant:
     default_dtype: torch.dtype | None = None  # of regions without a dtype
     missing_types: tuple[torch.dtype, ...] = ()
     fuses: bool = False
+    generators: bool = True
 
     def apply(self) -> None:
         """Change the backend of this process, for good."""
@@ -41,6 +43,8 @@ class Variant:
             torch.set_autocast_dtype(_DEVICE_TYPE, self.default_dtype)
         for dtype in self.missing_types:
             torch.ops.toyacc.lack(dtype)
+        if not self.generators:
+            torch.ops.toyacc.make_no_generators()
         if self.fuses:
             torch.ops.toyacc.fuse()
         library = torch.library.Library("aten", "IMPL")
@@ -216,6 +220,7 @@ LACKING = {
         ("AMP-RECIPE-039", "AMP-RECIPE-04[01]", "AMP-REGION-00*", "AMP-SCALE-00*"),
         module=dict.fromkeys(_FUNCTIONS),
     ),
+    "no_generators": Variant(("AMP-NUMERICS-01[0-4]", "AMP-NUMERICS-114"), generators=False),
     "no_float16": Variant(
         ("AMP-CAST-01*", "AMP-CAST-02*", "AMP-REGION-00*", "AMP-SCALE-00*", "AMP-BF16-00*"),
         module={"get_amp_supported_dtype": lambda: [torch.bfloat16]},
