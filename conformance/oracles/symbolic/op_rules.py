@@ -42,7 +42,7 @@ def _product(region: SymbolicRegion, a: Value, b: Value, shape: tuple[int, ...],
 
 
 def has_one_derivative_of_linear(device_type: str) -> bool:
-    """Whether `linear` keeps both operands for backward: a device with a kernel of it has one formula for all gradients.
+    """Whether `linear` keeps both operands for backward: with a kernel of its own it has one formula of all gradients.
 
     Elsewhere torch composes it of a transpose and a product (derivatives.yaml: linear, addmm, mm).
     """
