@@ -160,6 +160,25 @@ def _fused_sgd(
         parameter.sub_(lr * change)
 
 
+def _linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    operands = (None if one is None else one.cpu() for one in (input, weight, bias))
+    return torch.nn.functional.linear(*operands).to(input.device)
+
+
+def _linear_backward(
+    input: torch.Tensor, gradient: torch.Tensor, weight: torch.Tensor, mask: list[bool]
+) -> tuple[torch.Tensor | None, ...]:
+    x, w = input.cpu(), weight.cpu()
+    rows = gradient.cpu().flatten(0, -2) if gradient.dim() > 1 else gradient.cpu()[None]
+    columns = x.flatten(0, -2) if x.dim() > 1 else x[None]
+    made = (
+        torch.mm(rows, w).reshape(x.shape) if mask[0] else None,
+        torch.mm(rows.t(), columns) if mask[1] else None,
+        rows.sum(0) if mask[2] else None,
+    )
+    return tuple(None if one is None else one.to(input.device) for one in made)
+
+
 # Some thirty rules, as a backend may lack that copied an old list.
 _MANY = (
     "bmm", "addmm", "addbmm", "baddbmm", "mv", "matmul", "softmax.int", "log_softmax.int", "layer_norm", "group_norm",
@@ -219,6 +238,15 @@ LACKING = {
     "few_functions_in_the_module": Variant(
         ("AMP-RECIPE-039", "AMP-RECIPE-04[01]", "AMP-REGION-00*", "AMP-SCALE-00*"),
         module=dict.fromkeys(_FUNCTIONS),
+    ),
+    # As MPS has: of such a kernel torch has no forward derivative, and its backward keeps both operands.
+    "linear_is_one_kernel": Variant(
+        (
+            "AMP-BACKWARD-016", "AMP-BACKWARD-039", "AMP-BACKWARD-056", "AMP-RECIPE-019", "AMP-MEMORY-001",
+            "AMP-MEMORY-003", "AMP-MEMORY-006", "AMP-MEMORY-012", "AMP-MEMORY-01[45]", "AMP-TRANSFORM-00[18]",
+            "AMP-NUMERICS-121",
+        ),
+        kernels={"linear": _linear, "linear_backward": _linear_backward},
     ),
     "no_generators": Variant(("AMP-NUMERICS-01[0-4]", "AMP-NUMERICS-114"), generators=False),
     "no_float16": Variant(
