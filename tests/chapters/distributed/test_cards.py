@@ -6,7 +6,6 @@ Devices are `meta` tensors and stand-ins for torch's device modules: docs/untrie
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
