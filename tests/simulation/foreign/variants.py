@@ -112,14 +112,13 @@ def _rounded_to_bfloat16(input: torch.Tensor, other: torch.Tensor) -> torch.Tens
     return made.bfloat16().to(made.dtype).to(input.device)
 
 
-def _log2_in_bfloat16(input: torch.Tensor) -> torch.Tensor:
-    made = torch.log2(input.cpu())
-    return made.bfloat16().to(made.dtype).to(input.device)
-
-
-def _cumprod_in_bfloat16(input: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-    made = torch.cumprod(input.cpu(), dim, dtype=dtype)
-    return made.bfloat16().to(made.dtype).to(input.device)
+def _unguarded_product(input: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
+    """Exclude the autocast key while the product runs, and include it again only where that returns."""
+    key = torch._C._dispatch_key_parse(_AUTOCAST)
+    torch._C._dispatch_tls_set_dispatch_key_excluded(key, True)
+    made = torch.mm(input.to(_amp_dtype()), mat2.to(_amp_dtype()))
+    torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
+    return made
 
 
 def _not_implemented(*args: Any, **keywords: Any) -> None:
@@ -227,9 +226,7 @@ VARIANTS = {
     "default_dtype_has_no_regions": Variant(
         ("AMP-REGION-00*",), module={"get_amp_supported_dtype": lambda: [torch.bfloat16]}
     ),
-    # A region has the function computed in float32, by a kernel that has the digits of another type.
-    "log2_has_the_digits_of_bf16": Variant(("AMP-NUMERICS-046",), _DEVICE, {"log2": _log2_in_bfloat16}),
-    "cumprod_has_the_digits_of_bf16": Variant(("AMP-NUMERICS-024",), _DEVICE, {"cumprod": _cumprod_in_bfloat16}),
+    "failing_products_switch_the_rules_off": Variant(("AMP-CAST-116",), _AUTOCAST, {"mm": _unguarded_product}),
     "products_are_rounded_to_bf16": Variant(("AMP-NUMERICS-*",), _DEVICE, {"mm": _rounded_to_bfloat16}),
 }
 
