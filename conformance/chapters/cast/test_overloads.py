@@ -286,7 +286,7 @@ class _Failing(TorchDispatchMode):
         return call_op(func, args, kwargs or {})
 
 
-def _policies(target: Target) -> list[str]:
+def _casting_policies(target: Target) -> list[str]:
     known = overloads.known(target.device_type)
     return [policy for policy in dict.fromkeys(known.values()) if policy in overloads.DECIDING and policy != "banned"]
 
@@ -301,7 +301,7 @@ def _types_of(call: Callable[[], Any]) -> str:
 
 
 @contract("AMP-CAST-116", on=ANY)
-@per_target("policy", _policies)
+@per_target("policy", _casting_policies)
 def test_rules_after_an_exception(case: Case, target: Target, policy: str) -> None:
     """An op fails in a region, below its rule; the region goes on."""
     names = [name for name, own in overloads.known(target.device_type).items() if own == policy and name in CALLS]
