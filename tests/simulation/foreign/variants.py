@@ -239,7 +239,7 @@ _FUNCTIONS = (
 # What a correct backend may lack. Its cases are UNSUPPORTED, and no contract fails.
 LACKING = {
     "no_convolutions": Variant(
-        ("AMP-TRANSFORM-00[12]", "AMP-CAST-021", "AMP-CAST-031", "AMP-RECIPE-038"),
+        ("AMP-TRANSFORM-00[12]", "AMP-CAST-021", "AMP-CAST-031", "AMP-RECIPE-038", "AMP-NUMERICS-120"),
         kernels={"convolution_overrideable": _not_implemented},
     ),
     "no_group_norm_of_channels_last": Variant(
