@@ -346,7 +346,7 @@ class Case:
 
         What it has no kernel of is noted; without a program left the case ends as UNSUPPORTED.
         """
-        from .judge import lacks_kernel
+        from .judge import lacks_kernel, lacks_tangent
         from .targets import is_foreign
 
         if not is_foreign(target.device_type):
@@ -356,7 +356,7 @@ class Case:
             try:
                 run()
             except NotImplementedError as error:
-                if (op := lacks_kernel(error)) is None:
+                if (op := lacks_kernel(error) or lacks_tangent(error, target.device_type)) is None:
                     raise
                 lacking[name] = op
         if lacking:

@@ -191,6 +191,11 @@ def _lacking(error: BaseException | None, target: Target) -> Judgement | None:
 
     if op := judge.lacks_kernel(error):
         return judge.Judgement(Verdict.UNSUPPORTED, f"{target.name} has no kernel of {op}")
+    if op := judge.lacks_tangent(error, target.device_type):
+        reason = f"{target.name} has a kernel of {op} of its own, of which torch has no forward derivative"
+        return judge.Judgement(Verdict.UNSUPPORTED, reason)
+    if name := judge.lacks_hook(error):
+        return judge.Judgement(Verdict.UNSUPPORTED, f"the hooks of {target.device_type} have no {name}")
     if name := judge.lacks_function(error, device_module(target.device_type)):
         return judge.Judgement(Verdict.UNSUPPORTED, f"torch.{target.device_type} has no {name}")
     if asked := judge.lacks_dtype(error, target.device):

@@ -23,6 +23,7 @@ from .check import Case
 from .endings import ContractViolation, Inconclusive, SuiteError, Unsupported, Untestable
 from .environment import redact, redact_folders
 from .evidence import plain, sentence
+from .targets import has_kernel
 from .waivers import Waiver
 
 # In the words of torch's dispatcher (OperatorEntry.cpp), of the operators that torch leaves to backends
@@ -33,6 +34,10 @@ _NO_KERNEL = re.compile(
     r"^(\w+_overrideable(?:_backward)?) not implemented|"
     r"[Oo]perator '?(aten::[\w.]+)'? is not (?:currently |yet )?(?:implemented|supported)"
 )
+# In the words of autograd (VariableType), of an operator whose derivatives have no formula for forward mode.
+_NO_TANGENT = re.compile(r"Trying to use forward AD with (\w+) that does not support it")
+# In the words of PrivateUse1HooksInterface.h, of what a third party registers for generators, storages and memory.
+_NO_HOOK = re.compile(r"You should register `PrivateUse1HooksInterface`.*implement `(\w+)` at the same time")
 # How evidence of a check's control is named: "control: the first step", "control, fp16: ...", "... (control)".
 _CONTROL = re.compile(r"^control\b|\(control\b[^()]*\)$")
 _ENDINGS: tuple[tuple[type[BaseException], Verdict], ...] = (
@@ -119,6 +124,21 @@ def lacks_kernel(error: BaseException | None) -> str | None:
     """Return the operator of which a device has no kernel at all, where the dispatcher says so."""
     found = _NO_KERNEL.search(str(error)) if isinstance(error, NotImplementedError) else None
     return next(filter(None, found.groups())) if found else None
+
+
+def lacks_tangent(error: BaseException | None, device_type: str) -> str | None:
+    """Return the operator that torch has no forward derivative of, where a device has a kernel of its own for it.
+
+    torch composes `linear` of operators that have one, unless the device has a kernel of the whole.
+    """
+    found = _NO_TANGENT.search(str(error)) if isinstance(error, NotImplementedError) else None
+    return found[1] if found and has_kernel(device_type, f"aten::{found[1]}") else None
+
+
+def lacks_hook(error: BaseException | None) -> str | None:
+    """Return the function of torch's hooks for a third party's device that is not implemented, where torch says so."""
+    found = _NO_HOOK.search(str(error)) if isinstance(error, NotImplementedError) else None
+    return found[1] if found else None
 
 
 def lacks_function(error: BaseException | None, module: ModuleType | None) -> str | None:

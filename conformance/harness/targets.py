@@ -249,7 +249,7 @@ def not_judged(run_targets: Iterable[Target]) -> dict[str, str]:
     module, names = device_module(device_type), {target.name for target in run_targets}
     indices = range(_device_count(module))
     here = (Target(f"{device_type}:{index}", device_type, index, is_fake=False) for index in indices)
-    return {target.name: _name(target) for target in here if target.name not in names}
+    return {target.name: name_of(target) for target in here if target.name not in names}
 
 
 def resolve(name: str) -> Target:
@@ -339,7 +339,7 @@ def _probe(target: Target) -> dict[str, Any]:
         else None
     )
     return {
-        "name": _name(target),
+        "name": name_of(target),
         "amp_dtypes": [name for name, dtype in AMP_DTYPES.items() if _declares(target, dtype, properties)],
         "tensor_cores": _tensor_cores(target, properties),
         "memory_bytes": getattr(properties, "total_memory", None),
@@ -348,8 +348,8 @@ def _probe(target: Target) -> dict[str, Any]:
     }
 
 
-def _name(target: Target) -> str:
-    """Return what a real device calls itself."""
+def name_of(target: Target) -> str:
+    """Return what a real device calls itself; its device type where its module does not tell."""
     properties = _properties(device_module(target.device_type), target.index)
     own = environment.cpu() if target.device_type == "cpu" else target.device_type
     return re.sub(r"\s+", " ", str(getattr(properties, "name", None) or own))

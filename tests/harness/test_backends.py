@@ -292,6 +292,25 @@ def test_kernel_that_is_missing_is_read_from_the_error(error: Exception | None, 
     assert judge.lacks_kernel(error) == op
 
 
+def test_forward_derivative_that_is_missing_is_read_from_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where the device has a kernel of its own: torch composes the operator elsewhere."""
+    error = NotImplementedError("Trying to use forward AD with linear that does not support it because it has not been")
+    assert judge.lacks_tangent(error, "npu") is None
+    monkeypatch.setattr(judge, "has_kernel", lambda device_type, name: (device_type, name) == ("npu", "aten::linear"))
+    assert judge.lacks_tangent(error, "npu") == "linear"
+    assert judge.lacks_tangent(RuntimeError(str(error)), "npu") is None
+
+
+def test_hook_that_is_missing_is_read_from_the_error() -> None:
+    words = "You should register `PrivateUse1HooksInterface`by `RegisterPrivateUse1HooksInterface` and implement "
+    assert (
+        judge.lacks_hook(NotImplementedError(f"{words}`getNewGenerator` at the same time for PrivateUse1."))
+        == "getNewGenerator"
+    )
+    assert judge.lacks_hook(NotImplementedError("getNewGenerator")) is None
+    assert judge.lacks_hook(RuntimeError(f"{words}`getNewGenerator` at the same time for PrivateUse1.")) is None
+
+
 def test_function_that_a_device_module_lacks_is_read_from_the_error() -> None:
     module = types.ModuleType("torch.npu")
     with pytest.raises(AttributeError) as caught:

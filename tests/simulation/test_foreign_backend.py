@@ -5,6 +5,7 @@ The whole suite runs on the clean one at quick in CI (tox -e foreign).
 
 from __future__ import annotations
 
+import importlib
 import json
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from conformance.harness.targets import one_device_only
 from tests.conftest import Outcome, run_of
 from tests.simulation.emulated.build import uncompiled
 from tests.simulation.foreign.variants import FUSED, LACKING, VARIANTS
@@ -203,3 +205,18 @@ def test_missing_kernel_is_unsupported_and_named(root: Path, tmp_path: Path) -> 
     reasons = {case["reason"] for case in outcome.report["cases"] if case["verdict"] == "UNSUPPORTED"}
     assert "toyacc:0 has no kernel of aten::_thnn_fused_lstm_cell" in reasons
     assert outcome.status == 0
+
+
+@pytest.mark.parametrize("chapter", ["scale", "optimizer", "clip"])
+def test_second_devices_of_third_parties_are_judged(chapter: str) -> None:
+    """A kernel that leaves out the second device of a backend is found where checks of two devices run on it."""
+    modules = {"scale": "test_gpu", "optimizer": "test_gpu", "clip": "test_norms"}
+    module = importlib.import_module(f"conformance.chapters.{chapter}.{modules[chapter]}")
+    marked = [getattr(check, "pytestmark", []) for check in vars(module).values()]
+    of_two = [
+        marks for marks in marked if any(one_device_only in mark.args for mark in marks if mark.name == "applies")
+    ]
+
+    targets = {mark.kwargs["on"] for marks in of_two for mark in marks if mark.name == "contract"}
+
+    assert targets == {("accelerator",)}

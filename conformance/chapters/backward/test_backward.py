@@ -350,7 +350,6 @@ def test_disabled_subregion(case: Case, target: Target, amp_dtype: torch.dtype, 
             output = functional.linear(hidden.float(), second)
     gradient = cotangent(output, rng)
     back = trace_of(lambda: output.backward(gradient))
-    products = [op for op in back.computing if op.name == "aten::mm"]
-    types = [sorted(set(map(str, op.inputs + op.outputs))) for op in products]
+    types = [sorted(set(map(str, op.inputs + op.outputs))) for op in back.matrix_products]
     case.equal("types of the products, last layer first", types, [["torch.float32"]] * 2 + [[str(amp_dtype)]])
     case.identical("gradient of the float32 layer", second.grad, torch.mm(gradient.T, hidden.detach().float()))

@@ -63,7 +63,8 @@ class Watched:
         hidden = layer(self.leaves["x"])
         hidden.register_hook(lambda gradient: self.note("tensor", gradient))
         hidden.retain_grad()
-        output = functional.linear(functional.relu(hidden), self.leaves["second"])
+        # Not linear, whose node has other inputs on a device with a kernel of it.
+        output = torch.mm(functional.relu(hidden), self.leaves["second"].t())
         assert output.grad_fn is not None
         output.grad_fn.register_hook(lambda into, out: self.note("node, after", *into, *out))
         output.grad_fn.register_prehook(lambda out: self.note("node, before", *out))

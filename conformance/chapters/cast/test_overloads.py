@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...harness.check import Case, contract, deep, per_target
 from ...harness.targets import FAKE_DEVICE_TYPES, Target, is_foreign, resolve
@@ -21,6 +22,8 @@ from ...oracles.policy.overload_calls import CALLS, MORE
 from ...oracles.policy.samples import Inputs, spell
 from ...oracles.relations.programs import operator_database
 from ...oracles.trace.casts import arguments
+from ...oracles.trace.fake_kernels import call_op
+from ...oracles.trace.ops import CAST
 from . import opinfo_sweep
 from .support import channels_last, check_same
 
@@ -261,6 +264,67 @@ def test_every_kernel_is_declared(case: Case, target: Target, followed: str) -> 
     case.note("overloads registered", len(registered))
     strange = overloads.undeclared(target.device_type)
     case.equal(f"overloads with an autocast kernel of {target.device_type} that are not declared", strange, [])
+
+
+class _Failed(RuntimeError):
+    """What an op raises that is made to fail."""
+
+
+class _Failing(TorchDispatchMode):
+    """Raise once, in place of the first op, or of the first that is no cast."""
+
+    def __init__(self, *, in_a_cast: bool) -> None:
+        super().__init__()
+        self.in_a_cast, self.failed = in_a_cast, False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if not self.failed and (self.in_a_cast or func._schema.name != CAST):
+            self.failed = True
+            raise _Failed(str(func))
+        return call_op(func, args, kwargs or {})
+
+
+def _casting_policies(target: Target) -> list[str]:
+    known = overloads.known(target.device_type)
+    return [policy for policy in dict.fromkeys(known.values()) if policy in overloads.DECIDING and policy != "banned"]
+
+
+def _types_of(call: Callable[[], Any]) -> str:
+    """Return the types of the results of a call, or what it raises."""
+    try:
+        leaves = torch.utils._pytree.tree_leaves(call())
+    except (RuntimeError, TypeError, ValueError, AssertionError, LookupError, AttributeError) as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0][:80]}" if str(error) else type(error).__name__
+    return overloads.type_names([leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor)])
+
+
+@contract("AMP-CAST-116", on=ANY)
+@per_target("policy", _casting_policies)
+def test_rules_after_an_exception(case: Case, target: Target, policy: str) -> None:
+    """An op fails in a region, below its rule; the region goes on."""
+    names = [name for name, own in overloads.known(target.device_type).items() if own == policy and name in CALLS]
+    for amp_dtype in _amp_dtypes(case, target):
+        failed, unlike = 0, {}
+        for overload in filter(overloads.built, names):
+            for what, call in overloads.calls(
+                target, overload, amp_dtype, overloads.DECIDING[policy], case.seed
+            ).items():
+                for in_a_cast in (False, True):
+                    with overloads.mode_of(target), overloads.quiet(), target.autocast(amp_dtype):
+                        square = torch.ones(2, 2, device=target.device)
+                        before = (_types_of(call), _types_of(partial(torch.mm, square, square)))
+                        failing = _Failing(in_a_cast=in_a_cast)
+                        with contextlib.suppress(_Failed), failing:
+                            call()
+                        after = (_types_of(call), _types_of(partial(torch.mm, square, square)))
+                    failed += failing.failed
+                    if before != after:
+                        place = "its cast" if in_a_cast else "the op"
+                        unlike[f"{overload} of {what}, {place} failed"] = f"{' and '.join(after)}, before {before[0]}"
+        case.at_least(f"{amp_dtype}: calls that failed (control)", failed, 1)
+        case.equal(f"{amp_dtype}: types of the call, and of a product, after it failed in the region", unlike, {})
 
 
 # Not eligible: float64, integers, booleans and complex numbers; float32 next to float64 stays eligible.

@@ -503,7 +503,7 @@ def test_accelerator_and_cpu(case: Case, target: Target) -> None:
     clips_over(case, target.device, torch.device("cpu"))
 
 
-@contract("AMP-CLIP-047", on="cuda")
+@contract("AMP-CLIP-047", on="accelerator")
 @applies(one_device_only)
 def test_two_devices(case: Case, target: Target) -> None:
     clips_over(case, target.device, second(target))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ...harness.check import Case, Check, applies, needs
-from ...harness.targets import Target, one_device_only
+from ...harness.targets import Target, name_of, one_device_only
 from ...oracles.manual_training import HandScale
 from . import processes, reference
 from .comparison import apart, differences
@@ -35,8 +35,7 @@ def without_a_pair(target: Target) -> str | None:
         return None
     if reason := one_device_only(target):
         return reason
-    module = torch.get_device_module(target.device_type)
-    names = [str(module.get_device_properties(index).name) for index in range(2)]
+    names = [name_of(replace(target, index=index)) for index in range(2)]
     return None if names[0] == names[1] else f"the first two devices are not alike: {names[0]}, {names[1]}"
 
 

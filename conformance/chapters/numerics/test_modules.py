@@ -135,7 +135,7 @@ def _apart(outputs: list[torch.Tensor], recorded: list[torch.Tensor], bound: flo
 
 
 # What multiplies matrices, under the names of its kernels (each has the policy of the op that calls it).
-PRODUCTS = re.compile(r"aten::(mm|addmm|bmm|baddbmm|.*convolution.*|.*_rnn.*|_scaled_dot_product_.*)")
+PRODUCTS = re.compile(r"aten::(mm|addmm|bmm|baddbmm|linear|.*convolution.*|.*_rnn.*|_scaled_dot_product_.*)")
 
 
 @pytest.fixture

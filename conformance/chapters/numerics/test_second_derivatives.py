@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...harness.check import Case, contract, deep
-from ...harness.judge import lacks_kernel
+from ...harness.judge import lacks_kernel, lacks_tangent
 from ...harness.targets import Target
 from ...measure.determinism import deterministic_algorithms
 from ...measure.precision import full_precision
@@ -122,8 +122,8 @@ def _judge_order(
             with full_precision(target.device_type):
                 seen = compute(op, *placed, incoming.to(target.device, amp_dtype), region)
         except RuntimeError as error:
-            if lacking := lacks_kernel(error):
-                case.note(f"{name}: {order}", f"no kernel of {lacking}")
+            if lacking := lacks_kernel(error) or lacks_tangent(error, target.device_type):
+                case.note(f"{name}: {order}", f"no kernel, or no forward derivative, of {lacking}")
                 continue
             case.equal(f"{name}: what the derivatives raise", str(error).splitlines()[0], None)
             continue

@@ -146,7 +146,7 @@ def test_several_dtypes(case: Case, target: Target, kind: OptimizerConfig) -> No
     decides_once(case, target, kind, places, ((), *((place,) for place in range(4))))
 
 
-@contract("AMP-OPTIMIZER-069", on="cuda")
+@contract("AMP-OPTIMIZER-069", on="accelerator")
 @applies(one_device_only)
 @pytest.mark.parametrize("bad_indices", [(), (0,), (2,), (0, 2)], ids=["clean", "first", "second", "both"])
 @over_optimizers(FUSED)
@@ -167,7 +167,7 @@ RATES = [
 ]
 
 
-@contract("AMP-OPTIMIZER-125", on="cuda")
+@contract("AMP-OPTIMIZER-125", on="accelerator")
 @applies(one_device_only)
 @pytest.mark.parametrize(("kind", "place"), RATES)
 def test_rate_in_a_tensor_on_two_devices(case: Case, target: Target, kind: OptimizerConfig, place: str) -> None:

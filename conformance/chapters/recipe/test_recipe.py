@@ -330,7 +330,7 @@ def test_types_during_a_program(
             assert parameter.grad is not None
             case.equal(f"step {step}: gradient of {name}", parameter.grad.dtype, torch.float32)
         case.equal(f"step {step}: loss", loss.dtype, torch.float32)
-        products = [op for op in trace.computing if op.name in ("aten::mm", "aten::addmm")]
+        products = trace.matrix_products
         types = {str(dtype) for op in products for dtype in op.inputs + op.outputs}
         case.equal(f"step {step}: dtypes of the matrix products", sorted(types), [str(amp_dtype)])
         layers = sum(isinstance(layer, torch.nn.Linear) for layer in work.model)

@@ -321,7 +321,7 @@ def test_devices_on_paper(case: Case, self_scaling: bool) -> None:
             judge_devices(case, devices.tensor(3.0, home), gradients, bad_index, self_scaling, what)
 
 
-@contract("AMP-SCALE-166", on="cuda")
+@contract("AMP-SCALE-166", on="accelerator")
 @applies(one_device_only)
 @pytest.mark.parametrize("self_scaling", [False, True], ids=["ordinary", "self-scaling"])
 def test_two_devices(case: Case, target: Target, self_scaling: bool) -> None:

@@ -43,7 +43,7 @@ PLACES: dict[str, Callable[[Function, Region], tuple[Function, Region]]] = {
     "both": _both,
 }
 # Products of matrices and convolutions, forward and backward.
-_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "convolution")
+_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "linear", "convolution")
 
 
 def fault_of(

@@ -38,6 +38,11 @@ def _parameters(ways: Sequence[Way]) -> list[Any]:
     ]
 
 
+def _outside(way: Way, name: str, target: Target) -> None:
+    program = BY_NAME[name]
+    way.take(program.function, program.inputs(target.device), direction_of(program, target.device))
+
+
 def _check(case: Case, target: Target, way: Way, place: str, names: Sequence[str]) -> None:
     """Take one derivative of these programs: in one amp dtype each, by turns, and in all at the full level."""
     dtypes = case.supported(target)
@@ -46,7 +51,7 @@ def _check(case: Case, target: Target, way: Way, place: str, names: Sequence[str
         others = [name for name in names if name not in few]
         more = 0 if case.level == "quick" or way.slow else min(4, len(others))
         names = (*few, *random.Random(f"{case.seed} {way.name} {place}").sample(others, more))
-    names = case.with_kernels(target, {name: functools.partial(BY_NAME[name].run, target.device) for name in names})
+    names = case.with_kernels(target, {name: functools.partial(_outside, way, name, target) for name in names})
     found = {}
     for number, name in enumerate(names, start=tuple(PLACES).index(place)):
         for dtype in dtypes if case.level == "full" else (dtypes[number % len(dtypes)],):

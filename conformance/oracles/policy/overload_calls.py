@@ -181,7 +181,7 @@ CALLS: dict[str, Callable[[Inputs], Arguments]] = {
     "cosine_embedding_loss": lambda t: _a(t.f(3, 4), t.f(3, 4), t.sign(3)),
     "cross_entropy_loss": lambda t: _a(t.f(3, 5), t.i(5, 3), t.p(5)),
     "ctc_loss.IntList": lambda t: _a(*_log_probabilities(t), [6, 6], [3, 3]),
-    "ctc_loss.Tensor": lambda t: _a(*_log_probabilities(t), torch.tensor([6, 6]), torch.tensor([3, 3])),
+    "ctc_loss.Tensor": lambda t: _a(*_log_probabilities(t), t.lengths(6, 6), t.lengths(3, 3)),
     "hinge_embedding_loss": lambda t: _a(t.p(3, 4), t.sign(3, 4)),
     "huber_loss": lambda t: _a(t.f(3, 4), t.f(3, 4)),
     "kl_div": lambda t: _a(-4 * t.p(3, 4), t.u(3, 4)),

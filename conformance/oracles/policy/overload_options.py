@@ -77,17 +77,17 @@ def _sampled_in_each_mode(*ranks: int) -> tuple[Maker, ...]:
     )
 
 
-def _alignments(of: Callable[[list[int]], Any]) -> tuple[Maker, ...]:
+def _alignments(of: Callable[..., Any]) -> tuple[Maker, ...]:
     """Return losses of targets in rows, one after the other, and of one sequence, with each reduction and option."""
     rows = tuple(
-        partial(lambda how, t: _a(*_log_probabilities(t), of([6, 5]), of([3, 2]), *how), how)
+        partial(lambda how, t: _a(*_log_probabilities(t), of(t, 6, 5), of(t, 3, 2), *how), how)
         for how in ((0, _NONE, False), (4, _SUM, True), (4, 1, False))
     )
     joined = tuple(
-        partial(lambda how, t: _a(t.f(6, 2, 5), t.i(4, 5) + 1, of([6, 5]), of([3, 2]), *how), how)
+        partial(lambda how, t: _a(t.f(6, 2, 5), t.i(4, 5) + 1, of(t, 6, 5), of(t, 3, 2), *how), how)
         for how in ((0, _NONE, False), (0, _SUM, True), (0, 1, False))
     )
-    return (*rows, *joined, lambda t: _a(t.f(6, 5), t.i(4, 3) + 1, of([6]), of([3]), 0, _NONE))
+    return (*rows, *joined, lambda t: _a(t.f(6, 5), t.i(4, 3) + 1, of(t, 6), of(t, 3), 0, _NONE))
 
 
 def _log_probabilities(t: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
@@ -198,11 +198,11 @@ OPTIONS: dict[str, tuple[Maker, ...]] = {
     ),
     "ctc_loss.IntList": (
         lambda t: _a(*_log_probabilities(t), [6, 2], [3, 3], 4, _SUM, True),
-        *_alignments(lambda lengths: lengths),
+        *_alignments(lambda t, *lengths: list(lengths)),
     ),
     "ctc_loss.Tensor": (
-        lambda t: _a(*_log_probabilities(t), torch.tensor([6, 2]), torch.tensor([3, 3]), 4, _SUM, True),
-        *_alignments(torch.tensor),
+        lambda t: _a(*_log_probabilities(t), t.lengths(6, 2), t.lengths(3, 3), 4, _SUM, True),
+        *_alignments(Inputs.lengths),
     ),
     "hinge_embedding_loss": (lambda t: _a(t.p(3, 4), t.sign(3, 4), 0.5, _NONE),),
     "huber_loss": (lambda t: _a(t.f(3, 4), t.f(3, 4), _NONE, 0.5),),

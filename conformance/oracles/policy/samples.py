@@ -83,6 +83,10 @@ class Inputs:
         """For each of three rows, the classes of five that it belongs to, ended by -1."""
         return torch.tensor([[3, 0, -1, 1, 2], [1, -1, 0, 2, 3], [4, 2, 1, -1, 0]], device=self.device)
 
+    def lengths(self, *numbers: int) -> torch.Tensor:
+        """Lengths of sequences. On the device: a dispatch mode has ctc_loss divide there, by lengths where they are."""
+        return torch.tensor(numbers, device=self.device)
+
     def sign(self, *shape: int) -> torch.Tensor:
         """Values -1 and 1, alternating: the target of a margin loss."""
         return self._finish(lambda: 1.0 - 2.0 * (torch.arange(torch.Size(shape).numel()) % 2).reshape(shape), shape)
@@ -251,9 +255,7 @@ SAMPLES: dict[str, Callable[[Inputs], Call]] = {
     "cross_entropy": lambda t: partial(F.cross_entropy, t.f(3, 5), t.i(5, 3)),
     "cross_entropy_loss": lambda t: partial(aten.cross_entropy_loss, t.f(3, 5), t.i(5, 3)),
     "ctc_loss": lambda t: partial(F.ctc_loss, t.f(6, 2, 5), t.i(4, 2, 3) + 1, (6, 6), (3, 3)),
-    "ctc_loss.tensors": lambda t: partial(
-        F.ctc_loss, t.f(6, 2, 5), t.i(4, 2, 3) + 1, torch.tensor([6, 6]), torch.tensor([3, 3])
-    ),
+    "ctc_loss.tensors": lambda t: partial(F.ctc_loss, t.f(6, 2, 5), t.i(4, 2, 3) + 1, t.lengths(6, 6), t.lengths(3, 3)),
     "hinge_embedding_loss": lambda t: partial(F.hinge_embedding_loss, t.p(3, 4), t.sign(3, 4)),
     "huber_loss": lambda t: partial(F.huber_loss, t.f(3, 4), t.f(3, 4)),
     "kl_div": lambda t: partial(F.kl_div, -4 * t.p(3, 4), t.u(3, 4), reduction="sum"),

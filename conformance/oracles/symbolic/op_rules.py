@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from ..policy.declared import third_party
 from .tensors import SymbolicRegion, Value, widest
 
 Rule = Callable[..., Value]
@@ -40,7 +41,20 @@ def _product(region: SymbolicRegion, a: Value, b: Value, shape: tuple[int, ...],
     return region.op((a, b, *others), shape, a.dtype, saves=saves)
 
 
+def has_one_derivative_of_linear(device_type: str) -> bool:
+    """Whether `linear` keeps both operands for backward: with a kernel of its own it has one formula of all gradients.
+
+    Elsewhere torch composes it of a transpose and a product (derivatives.yaml: linear, addmm, mm).
+    """
+    keys = {"mps": "MPS", third_party(): "PrivateUse1"}
+    key = keys.get(device_type)
+    return key is not None and bool(torch._C._dispatch_has_kernel_for_dispatch_key("aten::linear", key))
+
+
 def _linear(region: SymbolicRegion, x: Value, weight: Value, bias: Value | None = None) -> Value:
+    if has_one_derivative_of_linear(region.device_type):
+        operands = (x, weight, *(() if bias is None else (bias,)))
+        return region.op(operands, (*x.shape[:-1], weight.shape[0]), x.dtype, saves=(x, weight))
     return _product(region, x, weight, (*x.shape[:-1], weight.shape[0]), *(() if bias is None else (bias,)))
 
 

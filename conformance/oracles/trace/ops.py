@@ -25,6 +25,7 @@ BOOKKEEPING = frozenset(
         *("new_zeros", "new_empty_strided", "copy_", "fill_", "slice", "select", "_reshape_alias"),
     )
 )
+MATRIX_PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::linear"})
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -61,13 +62,15 @@ class Conversion:
 class Op:
     """One dispatched op: its name without the overload, and the floating types of its tensors.
 
-    `elements` is the size of its largest argument. Ops are equal if their names and types are.
+    `elements` is the size of its largest argument, `products` how many products of two matrices it makes. Ops are equal
+    if their names and types are.
     """
 
     name: str
     inputs: tuple[torch.dtype, ...]
     outputs: tuple[torch.dtype, ...]
     elements: int = field(default=0, compare=False)
+    products: int = field(default=0, compare=False)
     conversion: Conversion | None = field(default=None, compare=False)
 
     @property
@@ -115,6 +118,11 @@ class OpTrace(TorchDispatchMode):
         return [op for op in self.ops if op.computes]
 
     @property
+    def matrix_products(self) -> list[Op]:
+        """The products of two matrices, in their order; an op that makes several stands there as often."""
+        return [op for op in self.ops for _ in range(op.products)]
+
+    @property
     def floating(self) -> list[Op]:
         """All ops that take or give floating-point numbers, moves of data and casts too, in their order."""
         return [op for op in self.ops if op.inputs or op.outputs]
@@ -155,6 +163,13 @@ def _unfunctional(name: str) -> str:
     return view if view in BOOKKEEPING else name
 
 
+def _products(name: str, args: tuple[Any, ...]) -> int:
+    """Count the products of two matrices: a device may have kernels of linear and of its backward, as MPS has."""
+    if name == "aten::linear_backward":
+        return int(args[3][0]) + int(args[3][1])  # the gradients of input and weight that are asked for
+    return int(name in MATRIX_PRODUCTS)
+
+
 def _recorded(name: str, args: tuple[Any, ...], keywords: dict[str, Any], result: Any) -> Op:
     given = list(_tensors((*args, *keywords.values())))
     conversion = None
@@ -162,7 +177,7 @@ def _recorded(name: str, args: tuple[Any, ...], keywords: dict[str, Any], result
         kept = _strides(result) == _strides(args[0])
         conversion = Conversion(identity(args[0]), args[0].dtype, result.dtype, kept, weakref.ref(result))
     elements = max((tensor.numel() for tensor in given), default=0)
-    return Op(name, _floating(given), _floating(_tensors((result,))), elements, conversion)
+    return Op(name, _floating(given), _floating(_tensors((result,))), elements, _products(name, args), conversion)
 
 
 def _strides(tensor: torch.Tensor) -> object:

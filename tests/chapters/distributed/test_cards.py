@@ -6,7 +6,6 @@ Devices are `meta` tensors and stand-ins for torch's device modules: docs/untrie
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -18,11 +17,12 @@ from conformance.chapters.distributed.programs import MODELS, Program
 from conformance.harness.catalogue import load
 from conformance.harness.check import Case
 from conformance.harness.endings import Unsupported
+from conformance.harness.targets import Target
 from tests.chapters.distributed import ranks
 
 pytestmark = pytest.mark.skipif(processes.lacking() is not None, reason="torch without gloo")
 
-TARGET: Any = SimpleNamespace(device_type="standin")
+TARGET = Target("standin:0", "standin", 0, is_fake=False)
 
 
 @pytest.fixture
@@ -81,6 +81,11 @@ def test_ranks_need_two_devices_of_a_kind(module: SimpleNamespace, names: list[s
     module.names[:] = names
     assert support.without_a_pair(TARGET) == reason
     assert support.without_a_pair(SimpleNamespace(device_type="cpu")) is None  # type: ignore[arg-type]
+
+
+def test_devices_whose_module_tells_no_properties_are_of_a_kind(module: SimpleNamespace) -> None:
+    del module.get_device_properties
+    assert support.without_a_pair(TARGET) is None
 
 
 def test_more_ranks_than_devices_are_unsupported(module: SimpleNamespace) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from conformance.self_check.planting import autocast_key
 from tests.faults import fault
 from tests.faults.breaking import kernel
 from tests.faults.cast_rules import RULES, Rule, cast, following, is_castable, ruled
@@ -676,3 +677,31 @@ def bilinear_with_a_bias_runs_in_float32(op: Any, named: Arguments, amp_dtype: t
     """bilinear on CUDA runs in float32 where it has a bias, of whatever type."""
     wide = named.get("bias") is not None
     return RULES["fp32" if wide else "widest"](op, named, amp_dtype)
+
+
+def _unguarded(overload: str, operator: Callable[..., Any], device_type: str) -> Iterator[None]:
+    """Exclude the autocast key while the op runs, and include it again only where the op returns."""
+    key = torch._C._dispatch_key_parse(autocast_key(device_type))
+
+    def run(*args: Any, **keywords: Any) -> Any:
+        torch._C._dispatch_tls_set_dispatch_key_excluded(key, True)
+        dtype = torch.get_autocast_dtype(device_type)
+        given = tree_map(lambda one: one.to(dtype) if is_castable(one) else one, args)
+        made = operator(*given, **keywords)
+        torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
+        return made
+
+    with kernel(overload, run, autocast_key(device_type)):
+        yield
+
+
+@fault("AMP-CAST-116")
+def failing_product_switches_the_rules_of_a_cpu_off() -> Iterator[None]:
+    """mm on the CPU has a guard that an exception does not unwind."""
+    yield from _unguarded("mm", torch.ops.aten.mm, "cpu")
+
+
+@fault("AMP-CAST-116")
+def failing_sum_of_products_switches_the_rules_of_cuda_off() -> Iterator[None]:
+    """addbmm on CUDA has a guard that an exception does not unwind."""
+    yield from _unguarded("addbmm", torch.ops.aten.addbmm, "cuda")

@@ -34,11 +34,15 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 
+bool makes_generators = true;
+
 struct Hooks final : at::PrivateUse1HooksInterface {
   const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override {
     return at::detail::getDefaultCPUGenerator();
   }
-  at::Generator getNewGenerator(c10::DeviceIndex) const override { return at::detail::createCPUGenerator(); }
+  at::Generator getNewGenerator(c10::DeviceIndex index) const override {
+    return makes_generators ? at::detail::createCPUGenerator() : at::PrivateUse1HooksInterface::getNewGenerator(index);
+  }
   at::Device getDeviceFromPtr(void*) const override { return card(0); }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
   bool isPinnedPtr(const void*) const override { return false; }
@@ -190,6 +194,7 @@ TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, m) { implement<&on_device>(m, c10::D
 
 TORCH_LIBRARY(toyacc, m) {
   m.def("lack(ScalarType type) -> ()", [](ScalarType type) { missing_types().insert(type); });
+  m.def("make_no_generators() -> ()", [] { makes_generators = false; });
   m.def("fuse() -> ()", [] { fuses_steps = true; });
   m.def("rules_of_cuda() -> ()", &rules_of_cuda);
   m.def("rule(str overload, str policy) -> ()", [](std::string overload, std::string policy) { rule(overload, policy); });

@@ -19,7 +19,8 @@ class Variant:
     """A kernel for each of some overloads under a dispatch key, and patterns over the contracts that it concerns.
 
     `module` has attributes of the device module; one that is None is missing. No tensor on the device can have one of
-    `missing_types`. A backend that `fuses` has the CPU's kernels of fused optimizers.
+    `missing_types`. A backend that `fuses` has the CPU's kernels of fused optimizers; one without `generators` makes no
+    `torch.Generator`.
     """
 
     contracts: tuple[str, ...]
@@ -29,6 +30,7 @@ class Variant:
     default_dtype: torch.dtype | None = None  # of regions without a dtype
     missing_types: tuple[torch.dtype, ...] = ()
     fuses: bool = False
+    generators: bool = True
 
     def apply(self) -> None:
         """Change the backend of this process, for good."""
@@ -41,6 +43,8 @@ class Variant:
             torch.set_autocast_dtype(_DEVICE_TYPE, self.default_dtype)
         for dtype in self.missing_types:
             torch.ops.toyacc.lack(dtype)
+        if not self.generators:
+            torch.ops.toyacc.make_no_generators()
         if self.fuses:
             torch.ops.toyacc.fuse()
         library = torch.library.Library("aten", "IMPL")
@@ -108,6 +112,15 @@ def _rounded_to_bfloat16(input: torch.Tensor, other: torch.Tensor) -> torch.Tens
     return made.bfloat16().to(made.dtype).to(input.device)
 
 
+def _unguarded_product(input: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
+    """Exclude the autocast key while the product runs, and include it again only where that returns."""
+    key = torch._C._dispatch_key_parse(_AUTOCAST)
+    torch._C._dispatch_tls_set_dispatch_key_excluded(key, True)
+    made = torch.mm(input.to(_amp_dtype()), mat2.to(_amp_dtype()))
+    torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
+    return made
+
+
 def _not_implemented(*args: Any, **keywords: Any) -> None:
     raise NotImplementedError(
         "convolution_overrideable not implemented. You are likely triggering this with tensor backend other than "
@@ -156,6 +169,25 @@ def _fused_sgd(
         parameter.sub_(lr * change)
 
 
+def _linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    operands = (None if one is None else one.cpu() for one in (input, weight, bias))
+    return torch.nn.functional.linear(*operands).to(input.device)
+
+
+def _linear_backward(
+    input: torch.Tensor, gradient: torch.Tensor, weight: torch.Tensor, mask: list[bool]
+) -> tuple[torch.Tensor | None, ...]:
+    x, w = input.cpu(), weight.cpu()
+    rows = gradient.cpu().flatten(0, -2) if gradient.dim() > 1 else gradient.cpu()[None]
+    columns = x.flatten(0, -2) if x.dim() > 1 else x[None]
+    made = (
+        torch.mm(rows, w).reshape(x.shape) if mask[0] else None,
+        torch.mm(rows.t(), columns) if mask[1] else None,
+        rows.sum(0) if mask[2] else None,
+    )
+    return tuple(None if one is None else one.to(input.device) for one in made)
+
+
 # Some thirty rules, as a backend may lack that copied an old list.
 _MANY = (
     "bmm", "addmm", "addbmm", "baddbmm", "mv", "matmul", "softmax.int", "log_softmax.int", "layer_norm", "group_norm",
@@ -194,6 +226,7 @@ VARIANTS = {
     "default_dtype_has_no_regions": Variant(
         ("AMP-REGION-00*",), module={"get_amp_supported_dtype": lambda: [torch.bfloat16]}
     ),
+    "failing_products_switch_the_rules_off": Variant(("AMP-CAST-116",), _AUTOCAST, {"mm": _unguarded_product}),
     "products_are_rounded_to_bf16": Variant(("AMP-NUMERICS-*",), _DEVICE, {"mm": _rounded_to_bfloat16}),
 }
 
@@ -206,7 +239,7 @@ _FUNCTIONS = (
 # What a correct backend may lack. Its cases are UNSUPPORTED, and no contract fails.
 LACKING = {
     "no_convolutions": Variant(
-        ("AMP-TRANSFORM-00[12]", "AMP-CAST-021", "AMP-CAST-031", "AMP-RECIPE-038"),
+        ("AMP-TRANSFORM-00[12]", "AMP-CAST-021", "AMP-CAST-031", "AMP-RECIPE-038", "AMP-NUMERICS-120"),
         kernels={"convolution_overrideable": _not_implemented},
     ),
     "no_group_norm_of_channels_last": Variant(
@@ -216,6 +249,16 @@ LACKING = {
         ("AMP-RECIPE-039", "AMP-RECIPE-04[01]", "AMP-REGION-00*", "AMP-SCALE-00*"),
         module=dict.fromkeys(_FUNCTIONS),
     ),
+    # As MPS has: of such a kernel torch has no forward derivative, and its backward keeps both operands.
+    "linear_is_one_kernel": Variant(
+        (
+            "AMP-BACKWARD-016", "AMP-BACKWARD-039", "AMP-BACKWARD-056", "AMP-RECIPE-019", "AMP-MEMORY-001",
+            "AMP-MEMORY-003", "AMP-MEMORY-006", "AMP-MEMORY-012", "AMP-MEMORY-01[45]", "AMP-TRANSFORM-00[18]",
+            "AMP-NUMERICS-121",
+        ),
+        kernels={"linear": _linear, "linear_backward": _linear_backward},
+    ),
+    "no_generators": Variant(("AMP-NUMERICS-01[0-4]", "AMP-NUMERICS-114"), generators=False),
     "no_float16": Variant(
         ("AMP-CAST-01*", "AMP-CAST-02*", "AMP-REGION-00*", "AMP-SCALE-00*", "AMP-BF16-00*"),
         module={"get_amp_supported_dtype": lambda: [torch.bfloat16]},
