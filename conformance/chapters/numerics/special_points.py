@@ -324,6 +324,9 @@ SATURATED: dict[str, Point] = {
     )
     for which, targets in (("reached", [0.0, 1.0, 1.0]), ("missed", [1.0, 0.0, 0.0]))
 }
+SATURATED["binary_cross_entropy_with_logits"] = _point(
+    lambda x: F.binary_cross_entropy_with_logits(x, _on([0.0, 1.0, 0.0], x), reduction="sum"), _numbers(200, 200, -200)
+)
 # Ops that move numbers and round none: sequences of several lengths, and places that repeat.
 _FIRST, _SECOND, _THIRD = _numbers(1, 2, 3), _numbers(4), _numbers(5, 6)
 

@@ -260,11 +260,15 @@ def fused_attention_multiplies_by_its_divisor() -> Iterator[None]:
     def _sfdp_replacement_1(query: Tensor, key: Tensor, value: Tensor, divisor: float) -> Any:
         return fused(query, key, value, divisor * divisor if query.dtype in LOW else divisor)
 
+    from torch._inductor.fx_passes import joint_graph
+
     initialized = getattr(fuse_attention._sfdp_init, "cache_clear", lambda: None)
     initialized()
+    joint_graph.patterns.clear()  # those of the first graph of a process come before any that are added
     with replaced(fuse_attention, "_sfdp_replacement_1", _sfdp_replacement_1):
         yield
     initialized()
+    joint_graph.patterns.clear()
 
 
 # --- compiled and captured programs

@@ -350,10 +350,11 @@ def gradients_come_in_the_order_of_the_arguments() -> Iterator[None]:
 @contextlib.contextmanager
 def _decomposed(op: Any, change: Callable[..., Any]) -> Iterator[None]:
     """Call `change(old, ...)` for an op of ATen in inductor's table; old is what was there, or None."""
-    from torch._inductor.decomposition import decompositions
+    from torch._inductor.decomposition import decompositions, fast_random_decomps
 
     old = decompositions.get(op)
     decompositions[op] = functools.partial(change, old)
+    fast_random_decomps.cache_clear()  # a copy of the table, made by the first graph of a process
     try:
         yield
     finally:
@@ -361,6 +362,7 @@ def _decomposed(op: Any, change: Callable[..., Any]) -> Iterator[None]:
             del decompositions[op]
         else:
             decompositions[op] = old
+        fast_random_decomps.cache_clear()
 
 
 @fault("AMP-COMPILE-004", level="standard")
