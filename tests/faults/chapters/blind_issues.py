@@ -253,7 +253,7 @@ def compiled_lookups_take_negative_indices_for_zero() -> Iterator[None]:
 @fault("AMP-COMPILE-005", level="standard")
 def fused_attention_multiplies_by_its_divisor() -> Iterator[None]:
     """16-bit attention whose scores are divided is fused with another scale (kin of pytorch 159469)."""
-    from torch._inductor.fx_passes import fuse_attention
+    from torch._inductor.fx_passes import fuse_attention, joint_graph
 
     fused = fuse_attention._sfdp_replacement_1
 
@@ -262,13 +262,16 @@ def fused_attention_multiplies_by_its_divisor() -> Iterator[None]:
 
     from torch._inductor.fx_passes import joint_graph
 
-    initialized = getattr(fuse_attention._sfdp_init, "cache_clear", lambda: None)
-    initialized()
-    joint_graph.patterns.clear()  # those of the first graph of a process come before any that are added
+    def forgotten() -> None:
+        """Let the next graph register the patterns anew: those of the first graph of a process come before others."""
+        joint_graph.patterns.clear()
+        for once in (fuse_attention._sfdp_init, joint_graph.lazy_init):
+            getattr(once, "cache_clear", lambda: None)()
+
+    forgotten()
     with replaced(fuse_attention, "_sfdp_replacement_1", _sfdp_replacement_1):
         yield
-    initialized()
-    joint_graph.patterns.clear()
+    forgotten()
 
 
 # --- compiled and captured programs
