@@ -260,8 +260,6 @@ def fused_attention_multiplies_by_its_divisor() -> Iterator[None]:
     def _sfdp_replacement_1(query: Tensor, key: Tensor, value: Tensor, divisor: float) -> Any:
         return fused(query, key, value, divisor * divisor if query.dtype in LOW else divisor)
 
-    from torch._inductor.fx_passes import joint_graph
-
     def forgotten() -> None:
         """Let the next graph register the patterns anew: those of the first graph of a process come before others."""
         joint_graph.patterns.clear()
