@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import inspect
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from conformance.self_check.planting import dropped, kernel, replaced
 
-__all__ = ["dropped", "edited", "exp_in_half", "kernel", "replaced"]
+__all__ = ["decomposed", "dropped", "edited", "exp_in_half", "kernel", "replaced"]
 
 
 def exp_in_half() -> contextlib.AbstractContextManager[None]:
@@ -23,6 +23,24 @@ def exp_in_half() -> contextlib.AbstractContextManager[None]:
             return torch.exp(x.to(torch.float16))
 
     return kernel("exp", in_half, "AutocastCUDA")
+
+
+@contextlib.contextmanager
+def decomposed(op: Any, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Let inductor decompose an op by what `change` makes of its decomposition, or of one that leaves it whole."""
+    from torch._inductor.decomposition import decompositions, fast_random_decomps
+
+    before = decompositions.get(op)
+    decompositions[op] = change(before or (lambda *given, **named: NotImplemented))
+    fast_random_decomps.cache_clear()  # a copy of the table, made by the first graph of a process
+    try:
+        yield
+    finally:
+        if before is None:
+            del decompositions[op]
+        else:
+            decompositions[op] = before
+        fast_random_decomps.cache_clear()
 
 
 @contextlib.contextmanager

@@ -80,20 +80,19 @@ class _Holding(torch.nn.Module):
         return self.program(x, y, self.n)
 
 
-Calls: TypeAlias = Callable[[Tensor, Tensor, Number], list[Tensor]]
 Compile: TypeAlias = Callable[[Callable[..., list[Tensor]]], Callable[..., list[Tensor]]]
 
 
-def _as_argument(program: Program, compiled: Compile) -> Calls:
+def _as_argument(program: Program, compiled: Compile) -> Program:
     return compiled(program)
 
 
-def _in_a_dict(program: Program, compiled: Compile) -> Calls:
+def _in_a_dict(program: Program, compiled: Compile) -> Program:
     made = compiled(lambda x, y, options: program(x, y, options["n"]))
     return lambda x, y, n: made(x, y, {"n": n, "other": 1.0})
 
 
-def _as_attribute(program: Program, compiled: Compile) -> Calls:
+def _as_attribute(program: Program, compiled: Compile) -> Program:
     module = _Holding(program)
     made = compiled(module)
 
@@ -104,7 +103,7 @@ def _as_attribute(program: Program, compiled: Compile) -> Calls:
     return call
 
 
-def _of_the_enclosing_function(program: Program, compiled: Compile) -> Calls:
+def _of_the_enclosing_function(program: Program, compiled: Compile) -> Program:
     number: Number = 0.0
     made = compiled(lambda x, y: program(x, y, number))
 
@@ -116,12 +115,12 @@ def _of_the_enclosing_function(program: Program, compiled: Compile) -> Calls:
     return call
 
 
-def _of_a_tensor(program: Program, compiled: Compile) -> Calls:
+def _of_a_tensor(program: Program, compiled: Compile) -> Program:
     made = compiled(lambda x, y, n: program(x, y, n.item()))
     return lambda x, y, n: made(x, y, torch.tensor(n))
 
 
-PLACES: Mapping[str, Callable[[Program, Compile], Calls]] = {
+PLACES: Mapping[str, Callable[[Program, Compile], Program]] = {
     "argument": _as_argument,
     "item": _of_a_tensor,
     "attribute": _as_attribute,

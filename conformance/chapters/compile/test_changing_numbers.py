@@ -10,7 +10,7 @@ import torch
 
 from ...harness.check import Case, by_seed, contract, deep, needs
 from ...harness.targets import Target
-from .changing_numbers import FEW, OPS, PLACES, SEQUENCES, SOME, Calls, operands, program
+from .changing_numbers import FEW, OPS, PLACES, SEQUENCES, SOME, Program, operands, program
 from .support import caches, compiler, dtypes_of, unlike
 
 Tensors = tuple[torch.Tensor, torch.Tensor]
@@ -36,7 +36,7 @@ def _judge(
             case.equal(f"{dtype}, call {number} with {n!r}: results unlike eager's", found[:4], [])
 
 
-def _results(names: Sequence[str], given: Tensors, call: Calls, n: float) -> dict[str, torch.Tensor]:
+def _results(names: Sequence[str], given: Tensors, call: Program, n: float) -> dict[str, torch.Tensor]:
     """Return each result of a call by its op and type, and the gradient of the sum of all."""
     results = call(*given, n)
     found = {f"{name} of {each.dtype}": each.detach() for name, each in zip((*names, *names), results, strict=True)}

@@ -141,7 +141,7 @@ def test_stacked_models(case: Case, target: Target) -> None:
             found = torch.func.vmap(torch.func.grad(loss))(parameters, buffers)
         case.identical(f"{dtype}: outputs", seen, torch.stack(outputs))
         case.identical(f"{dtype}: gradients", found["first.weight"], torch.stack(wanted))
-        products = {one for op in trace.computing if op.products or "mm" in op.name for one in op.inputs}
+        products = {one for op in trace.computing if op.multiplies for one in op.inputs}
         case.equal(f"{dtype}: types of the operands of products", products, {dtype})
         for kind, trained in itertools.product((torch.float32, dtype, torch.float64), (True, False)):
             what = f"models of {kind}, {'trained' if trained else 'frozen'}: types, and what gets gradients"

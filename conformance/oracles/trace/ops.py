@@ -78,6 +78,11 @@ class Op:
         """Whether it does arithmetic on floating-point numbers, a change of type aside."""
         return self.name not in _CASTS and self.name not in BOOKKEEPING and bool(self.inputs)
 
+    @property
+    def multiplies(self) -> bool:
+        """Whether it makes products of matrices, of two or of batches."""
+        return self.products > 0 or "mm" in self.name
+
     def __str__(self) -> str:
         return f"{self.name.removeprefix('aten::')}({_short(self.inputs)}) -> {_short(self.outputs) or 'no float'}"
 

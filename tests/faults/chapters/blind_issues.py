@@ -11,28 +11,10 @@ import torch
 from torch import Tensor
 
 from tests.faults import fault
-from tests.faults.breaking import replaced
+from tests.faults.breaking import decomposed, replaced
 
 LOW = (torch.float16, torch.bfloat16)
 aten = torch.ops.aten
-
-
-@contextlib.contextmanager
-def _decomposed(op: Any, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """Let inductor decompose an op by what `change` makes of its decomposition, or of one that leaves it whole."""
-    from torch._inductor.decomposition import decompositions, fast_random_decomps
-
-    before = decompositions.get(op)
-    decompositions[op] = change(before or (lambda *given, **named: NotImplemented))
-    fast_random_decomps.cache_clear()  # a copy of the table, made by the first graph of a process
-    try:
-        yield
-    finally:
-        if before is None:
-            del decompositions[op]
-        else:
-            decompositions[op] = before
-        fast_random_decomps.cache_clear()
 
 
 # --- compiled ops
@@ -50,7 +32,7 @@ def compiled_batched_products_forget_beta() -> Iterator[None]:
 
         return baddbmm
 
-    with _decomposed(aten.baddbmm.default, change):
+    with decomposed(aten.baddbmm.default, change):
         yield
 
 
@@ -66,7 +48,7 @@ def compiled_index_add_loses_repetitions() -> Iterator[None]:
 
         return index_add
 
-    with _decomposed(aten.index_add.default, change):
+    with decomposed(aten.index_add.default, change):
         yield
 
 
@@ -84,7 +66,7 @@ def compiled_group_norms_divide_by_one_less() -> Iterator[None]:
 
         return native_group_norm
 
-    with _decomposed(aten.native_group_norm.default, change):
+    with decomposed(aten.native_group_norm.default, change):
         yield
 
 
@@ -101,7 +83,7 @@ def compiled_dot_products_lose_their_last_term() -> Iterator[None]:
 
         return mm
 
-    with _decomposed(aten.mm.default, change):
+    with decomposed(aten.mm.default, change):
         yield
 
 
@@ -120,7 +102,7 @@ def compiled_cat_puts_slices_in_order() -> Iterator[None]:
 
         return cat
 
-    with _decomposed(aten.cat.default, change):
+    with decomposed(aten.cat.default, change):
         yield
 
 
@@ -136,7 +118,7 @@ def compiled_products_with_one_number_are_wide() -> Iterator[None]:
 
         return mul
 
-    with _decomposed(aten.mul.Tensor, change):
+    with decomposed(aten.mul.Tensor, change):
         yield
 
 
@@ -153,7 +135,7 @@ def compiled_bytes_become_negative() -> Iterator[None]:
 
         return convert_element_type
 
-    with _decomposed(convert.default, change):
+    with decomposed(convert.default, change):
         yield
 
 
@@ -169,7 +151,7 @@ def compiled_variances_are_unbiased() -> Iterator[None]:
 
         return var
 
-    with _decomposed(aten.var.correction, change):
+    with decomposed(aten.var.correction, change):
         yield
 
 
@@ -190,7 +172,7 @@ def compiled_argmax_is_the_last_one() -> Iterator[None]:
 
         return argmax
 
-    with _decomposed(aten.argmax.default, change):
+    with decomposed(aten.argmax.default, change):
         yield
 
 
@@ -205,7 +187,7 @@ def compiled_losses_count_what_they_ignore() -> Iterator[None]:
 
         return nll_loss_forward
 
-    with _decomposed(aten.nll_loss_forward.default, change):
+    with decomposed(aten.nll_loss_forward.default, change):
         yield
 
 
@@ -222,7 +204,7 @@ def compiled_means_divide_by_the_first_size() -> Iterator[None]:
 
         return mean
 
-    with _decomposed(aten.mean.dim, change):
+    with decomposed(aten.mean.dim, change):
         yield
 
 
@@ -246,7 +228,7 @@ def compiled_lookups_take_negative_indices_for_zero() -> Iterator[None]:
 
         return index
 
-    with _decomposed(aten.index.Tensor, change):
+    with decomposed(aten.index.Tensor, change):
         yield
 
 
@@ -260,16 +242,24 @@ def fused_attention_multiplies_by_its_divisor() -> Iterator[None]:
     def _sfdp_replacement_1(query: Tensor, key: Tensor, value: Tensor, divisor: float) -> Any:
         return fused(query, key, value, divisor * divisor if query.dtype in LOW else divisor)
 
-    def forgotten() -> None:
-        """Let the next graph register the patterns anew: those of the first graph of a process come before others."""
-        joint_graph.patterns.clear()
-        for once in (fuse_attention._sfdp_init, joint_graph.lazy_init):
-            getattr(once, "cache_clear", lambda: None)()
-
-    forgotten()
+    # The patterns of the first graph of a process come before those that are added: they are put aside.
+    tables = [joint_graph.patterns.patterns, getattr(joint_graph.patterns, "seen_patterns", {})]
+    before = [dict(table) for table in tables]
     with replaced(fuse_attention, "_sfdp_replacement_1", _sfdp_replacement_1):
+        _register_anew(tables, [{} for _ in tables])
         yield
-    forgotten()
+    _register_anew(tables, before)
+
+
+def _register_anew(tables: list[Any], contents: list[dict[Any, Any]]) -> None:
+    """Give inductor's tables of patterns these contents, to which the next graph adds those that are missing."""
+    from torch._inductor.fx_passes import fuse_attention, joint_graph
+
+    for table, content in zip(tables, contents, strict=True):
+        table.clear()
+        table.update(content)
+    for once in (fuse_attention._sfdp_init, joint_graph.lazy_init):
+        getattr(once, "cache_clear", lambda: None)()
 
 
 # --- compiled and captured programs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 from torch.optim import adam, lr_scheduler, nadam, sgd
 
 from tests.faults import fault
-from tests.faults.breaking import edited, kernel, replaced
+from tests.faults.breaking import decomposed, edited, kernel, replaced
 from tests.faults.chapters.blind_history import LOW, amp, around, low, method
 
 # --- ops
@@ -347,37 +347,19 @@ def gradients_come_in_the_order_of_the_arguments() -> Iterator[None]:
 # --- compiled code
 
 
-@contextlib.contextmanager
-def _decomposed(op: Any, change: Callable[..., Any]) -> Iterator[None]:
-    """Call `change(old, ...)` for an op of ATen in inductor's table; old is what was there, or None."""
-    from torch._inductor.decomposition import decompositions, fast_random_decomps
-
-    old = decompositions.get(op)
-    decompositions[op] = functools.partial(change, old)
-    fast_random_decomps.cache_clear()  # a copy of the table, made by the first graph of a process
-    try:
-        yield
-    finally:
-        if old is None:
-            del decompositions[op]
-        else:
-            decompositions[op] = old
-        fast_random_decomps.cache_clear()
-
-
 @fault("AMP-COMPILE-004", level="standard")
 def compiled_selections_are_written_from_their_place_on() -> Iterator[None]:
     """Compiled x[:, i] = y of a 16-bit tensor writes all places from i on."""
 
     def scatter(old: Any, x: Tensor, source: Tensor, dim: int, index: int) -> Any:
         if not low(x):
-            return NotImplemented if old is None else old(x, source, dim, index)
+            return old(x, source, dim, index)
         shape = [1] * x.dim()
         shape[dim] = x.shape[dim]
         places = torch.arange(x.shape[dim], device=x.device).view(shape)
         return torch.where(places >= index % x.shape[dim], source.unsqueeze(dim).expand(x.shape), x)
 
-    with _decomposed(torch.ops.aten.select_scatter.default, scatter):
+    with decomposed(torch.ops.aten.select_scatter.default, lambda old: functools.partial(scatter, old)):
         yield
 
 
@@ -389,7 +371,7 @@ def compiled_normal_numbers_have_no_mean() -> Iterator[None]:
         wide = torch.randn(x.shape, dtype=torch.float32, device=x.device)
         return (wide * std + (0.0 if low(x) else mean)).to(x.dtype)
 
-    with _decomposed(torch.ops.aten.normal_functional.default, normal):
+    with decomposed(torch.ops.aten.normal_functional.default, lambda old: functools.partial(normal, old)):
         yield
 
 
@@ -400,7 +382,7 @@ def compiled_embeddings_learn_their_padding() -> Iterator[None]:
     def backward(old: Any, gradient: Tensor, places: Tensor, rows: int, padding: int, scaled: bool) -> Any:
         return old(gradient, places, rows, -1 if low(gradient) else padding, scaled)
 
-    with _decomposed(torch.ops.aten.embedding_dense_backward.default, backward):
+    with decomposed(torch.ops.aten.embedding_dense_backward.default, lambda old: functools.partial(backward, old)):
         yield
 
 

@@ -344,6 +344,8 @@ inline Kernel adapted(const std::string& name) {
       {"aten::_amp_update_scale_", update_scale},
       {"aten::convolution_backward", sum_in_fp32},
       {"aten::glu_jvp", in_fp32},
+      {"aten::logit", in_fp32},
+      {"aten::logit_backward", in_fp32},
       {"aten::native_batch_norm", sum_in_fp32},
       {"aten::native_batch_norm_backward", sum_in_fp32},
       {"aten::native_group_norm", sum_in_fp32},

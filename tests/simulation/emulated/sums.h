@@ -65,9 +65,10 @@ inline void convolution_backward(const c10::OperatorHandle& op, const Arguments&
   (*stack)[stack->size() - 2] = again[1].toTensor().to(type);
 }
 
-// CUDA's kernel of glu in forward mode has the 16-bit types, computed in fp32; the CPU's has none of them.
+// CUDA's kernels of these compute 16-bit numbers in fp32. The CPU's of glu in forward mode has none of them, and those of
+// logit round their bounds. What writes to a tensor that is given is the CPU's.
 inline void in_fp32(const c10::OperatorHandle& op, const Arguments& given, Stack* stack) {
-  if (!is_short(given[0])) return op.redispatchBoxed(kCpu, stack);
+  if (!is_short(given[0]) || !op.schema().overload_name().empty()) return op.redispatchBoxed(kCpu, stack);
   const auto type = given[0].toTensor().scalar_type();
   Stack wide(given);
   for (auto& value : wide) {
