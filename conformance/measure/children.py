@@ -62,12 +62,14 @@ def started(method: str, work: Callable[[Any], None], patience: float) -> Any:
         process.join(patience)
 
 
-def told(work: Callable[[Any], None], patience: float) -> tuple[list[Any], int | None]:
+def told(work: Callable[[Any], None], patience: float, *, method: str | None = None) -> tuple[list[Any], int | None]:
     """Return all that `work` sends from a process that may end before its time, and the code with which it ends.
+
+    `method` is spawn for a process with this one's environment; by default that of `start_method`.
 
     The code is negative for a signal, and None where the process says nothing for `patience` seconds, and is killed.
     """
-    process, receiver = _child(start_method(), functools.partial(_quietly, work))
+    process, receiver = _child(method or start_method(), functools.partial(_quietly, work))
     said: list[Any] = []
     try:
         while receiver.poll(patience):

@@ -179,7 +179,7 @@ def ineligible(amp: Amp, x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> T
     """What autocast leaves alone: float64, integers, operations in place."""
     with torch.autocast(amp.kind, dtype=amp.dtype, cache_enabled=amp.cache):
         double = torch.mm(x.double(), w.double())
-        count = torch.mm(x.detach().int(), w.detach().int())
+        count = torch.cat([(8 * x.detach()).int(), w.detach().int()]).cumsum(0)
         amp.pause()
         h = torch.mm(x, w).float()
         h = h.clone().addmm_(x, v)
@@ -327,6 +327,23 @@ AMBIENT: Mapping[str, Program] = {
     for each in (plain, one, island, siblings, getters, decorated)
 }
 """Programs that are called inside a region of the 16-bit type, by name."""
+
+
+def together(programs: list[Program]) -> Program:
+    """Return one program that runs all of them, each on its own tensors."""
+    shapes = tuple(shape for each in programs for shape in each.shapes)
+    offsets = [sum(len(each.shapes) for each in programs[:number]) for number in range(len(programs))]
+    frozen = tuple(
+        offset + position for each, offset in zip(programs, offsets, strict=True) for position in each.frozen
+    )
+
+    def function(amp: Amp, *leaves: torch.Tensor) -> Tensors:
+        found: list[torch.Tensor] = []
+        for each, offset in zip(programs, offsets, strict=True):
+            found.extend(each.function(amp, *leaves[offset : offset + len(each.shapes)]))
+        return tuple(found)
+
+    return Program("together", function, shapes, frozen)
 
 
 # Random programs

@@ -136,10 +136,9 @@ def same(case: Case, what: str, seen: Observed, expected: Observed) -> None:
             case.identical(f"{what}: {name}", ours, tensor)
 
 
-def near(case: Case, what: str, seen: Observed, expected: Observed, dtype: torch.dtype, roundings: int) -> None:
-    """Check the types of eager, and its values to the distance of two chains of `roundings` roundings to `dtype`."""
+def near(case: Case, what: str, seen: Observed, expected: Observed, limit: float) -> None:
+    """Check the types of eager, and its values to a normwise distance."""
     case.equal(f"{what}: dtypes", seen.types(), expected.types())
-    limit = distance_of_chains(dtype, roundings)
     for name, distance in distances(seen, expected).items():
         case.at_most(f"{what}: normwise distance of {name}", distance, limit)
 
@@ -161,12 +160,17 @@ def unlike(
     ]
 
 
-def roundings(call: Callable[..., Any], leaves: Tensors) -> int:
-    """Return how many results of 16 bits eager computes and casts, forward and backward."""
+def distance_of_ways(call: Callable[..., Any], leaves: Tensors) -> float:
+    """Return the distance of two ways to round what a program computes, forward and backward.
+
+    Each rounds the 16-bit results that eager computes and casts, here all to the coarsest of their types.
+    """
     with OpTrace() as trace:
         observed(call, leaves)
-    low = (torch.float16, torch.bfloat16)
-    return sum(any(each in low for each in op.outputs) for op in trace.ops)
+    low = [[each for each in op.outputs if each in (torch.float16, torch.bfloat16)] for op in trace.ops]
+    types = {each for some in low for each in some}
+    coarsest = torch.bfloat16 if torch.bfloat16 in types else torch.float16
+    return distance_of_chains(coarsest, sum(map(bool, low)))
 
 
 def same_but_for_sums(
@@ -181,7 +185,7 @@ def same_but_for_sums(
     """Check the outputs bit for bit, and that the gradients differ by no more than the order of their sums can."""
     outputs = {key: each for key, each in expected.values.items() if key.startswith("output")}
     same(case, f"{dtype}, outputs", Observed({key: seen.values[key] for key in outputs}), Observed(outputs))
-    near(case, f"{dtype}", seen, expected, dtype, roundings(bound(program, target, dtype, cache=False), leaves))
+    near(case, f"{dtype}", seen, expected, distance_of_ways(bound(program, target, dtype, cache=False), leaves))
 
 
 @functools.cache
@@ -195,6 +199,9 @@ def without_inductor() -> str | None:
         return f"inductor finds no C++ compiler: {error}"
     return None if shutil.which(found) else f"inductor's C++ compiler {found} is not there"
 
+
+SETTINGS: Mapping[str, Any] = {"compile_threads": 1, "cpp.vec_isa_ok": True, "fx_graph_cache": False}
+"""Settings of inductor for programs that are compiled once, in one process."""
 
 _FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 
@@ -215,7 +222,7 @@ def inductor(case: Case, *, folder: str | None = None, **options: Any) -> Iterat
         _FOLDERS.append(tempfile.TemporaryDirectory(prefix="amp-conformance-inductor-"))
     ours = _FOLDERS[0].name
     folder = ours if folder is None else folder
-    settings = {"compile_threads": 1, "cpp.vec_isa_ok": True, "fx_graph_cache": False, **options}
+    settings = {**SETTINGS, **options}
     if hasattr(config, "cpp_cache_precompile_headers"):
         settings["cpp_cache_precompile_headers"] = case.level == "full"
     with (

@@ -13,7 +13,7 @@ from ...harness.targets import Target
 from ...oracles.symbolic.blocks import PARTIAL, Block, blocks, every_block, execute, resized, tensors
 from .observation import copies, observed
 from .programs import Tensors
-from .support import compiler, dtypes_of, inductor, near, roundings, same
+from .support import compiler, distance_of_ways, dtypes_of, inductor, near, same
 from .ways import WAYS
 
 BLOCKS = every_block()
@@ -73,7 +73,7 @@ def test_blocks(case: Case, target: Target, rng: torch.Generator, pair: tuple[st
             if target.device_type == "cpu":
                 same(case, f"{dtype}", seen, expected)
             else:  # where sums of gradients have no order of their own
-                near(case, f"{dtype}", seen, expected, dtype, roundings(call, leaves))
+                near(case, f"{dtype}", seen, expected, distance_of_ways(call, leaves))
 
 
 @contract("AMP-COMPILE-075")
@@ -85,7 +85,7 @@ def test_blocks_by_inductor(case: Case, target: Target, rng: torch.Generator, na
             names, leaves = _leaves(BLOCKS[name], target, rng)
             call = _in_a_region(BLOCKS[name], names, target, dtype)
             seen = observed(WAYS["inductor"].make(call, copies(leaves)), leaves)
-            near(case, f"{dtype}", seen, observed(call, leaves), dtype, roundings(call, leaves))
+            near(case, f"{dtype}", seen, observed(call, leaves), distance_of_ways(call, leaves))
 
 
 @contract("AMP-COMPILE-075")
@@ -104,4 +104,4 @@ def test_blocks_of_other_sizes(case: Case, target: Target, rng: torch.Generator,
                 torch.manual_seed(0)
                 expected = observed(call, leaves)
                 torch.manual_seed(0)
-                near(case, f"{dtype}, {size} rows", observed(made, leaves), expected, dtype, roundings(call, leaves))
+                near(case, f"{dtype}, {size} rows", observed(made, leaves), expected, distance_of_ways(call, leaves))

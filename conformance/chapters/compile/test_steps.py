@@ -14,8 +14,10 @@ from ...harness.check import Case, applies, by_seed, contract, deep, needs
 from ...harness.targets import Target, one_device_only, second
 from ...oracles.numbers.formats import FORMATS
 from .amp_steps import BATCHES, LEARNING_RATE, MOMENTUM, OPTIMIZERS, OVERFLOW, PARTS, RATE, train
+from .cuda_graphs import MODE, replayed, replays
 from .support import compiler, dtypes_of, inductor
 
+BY_INDUCTOR = ("inductor", MODE)
 # Outside of these compiled code steps in other arithmetic than eager: Adam's bias correction is done on tensors.
 EXACT = ("SGD", "SGD-foreach", "Adam-fused")
 
@@ -87,6 +89,17 @@ def test_skipped_step_with_inductor(case: Case, target: Target, optimizer: str) 
         steps_agree(case, target, "optimizer", optimizer, "inductor")
 
 
+@contract("AMP-COMPILE-077")
+@needs("compiled kernels")
+@pytest.mark.parametrize("optimizer", [deep("full", name) for name in ("Adam-fused", "AdamW-foreach")])
+@pytest.mark.parametrize("part", ["loss", "iteration"])
+def test_training_by_replays(case: Case, target: Target, part: str, optimizer: str) -> None:
+    """Graphs that were recorded before skip the step that overflows, and follow the scale."""
+    with inductor(case), replays() as found:
+        steps_agree(case, target, part, optimizer, MODE)
+    replayed(case, target, part, found, 1)
+
+
 RATE_IN_A_TENSOR = 2.0**-4
 ON_TWO_DEVICES: dict[str, dict[str, Any]] = {
     f"{name}-{implementation}": {"kind": getattr(torch.optim, name), implementation: True}
@@ -132,7 +145,8 @@ def steps_agree(case: Case, target: Target, part: str, optimizer: str, backend: 
     with compiler(case):
         for dtype in dtypes_of(case, target):
             torch._dynamo.reset()
-            compile = functools.partial(torch.compile, backend=backend)
+            how = "mode" if backend == MODE else "backend"
+            compile = functools.partial(torch.compile, **{how: backend})
             expected = list(train(target.device, dtype, optimizer, case.seed))
             seen = list(train(target.device, dtype, optimizer, case.seed, compile, part))
             scales = [each.scale for each in expected]
@@ -143,7 +157,7 @@ def steps_agree(case: Case, target: Target, part: str, optimizer: str, backend: 
             for number, (ours, theirs) in enumerate(zip(seen, expected, strict=True)):
                 for name, tensor in theirs.tensors.items():
                     what = f"{dtype}: {name} after iteration {number}"
-                    if optimizer in EXACT and backend != "inductor":
+                    if optimizer in EXACT and backend not in BY_INDUCTOR:
                         case.identical(what, ours.tensors[name], tensor)
                     else:
                         bound = drift(dtype, tensor, optimizer)
