@@ -10,6 +10,7 @@ import torch
 from ...harness.check import Case, by_seed, contract, deep, needs
 from ...harness.targets import Target
 from ...oracles.numbers.error_bounds import largest_share
+from ...workloads.optimizer_classes import promises_fused
 from .compiled_optimizers import OPTIMIZERS, OVERFLOW, PARAMETERS, STEPS, UNSCALED, Seen, Training, draw, overflowed
 from .support import compiler, inductor
 
@@ -41,6 +42,9 @@ def test_every_optimizer_with_inductor(case: Case, target: Target, rng: torch.Ge
 
 def _judge(case: Case, target: Target, rng: torch.Generator, optimizer: str, backend: str) -> None:
     """Judge every kind of parameters at level full, else one that the seed chooses; a graph takes seconds for each."""
+    name, _, implementation = optimizer.partition("-")
+    if implementation == "fused" and not promises_fused(name, target.device_type):
+        _try_fused(case, target, name)
     kinds = [kind for kind in PARAMETERS if kind not in ("bf16", "mixed") or target.supports(torch.bfloat16)]
     if backend != "eager":
         kinds = [kind for kind in kinds if kind in GRAPHED[backend]]
@@ -50,6 +54,15 @@ def _judge(case: Case, target: Target, rng: torch.Generator, optimizer: str, bac
         for kind in kinds:
             torch._dynamo.reset()
             _steps_agree(case, target, rng, optimizer, kind, backend)
+
+
+def _try_fused(case: Case, target: Target, name: str) -> None:
+    parameter = torch.nn.Parameter(torch.zeros(2, 2, device=target.device))
+    parameter.grad = torch.zeros_like(parameter)
+    try:
+        getattr(torch.optim, name)([parameter], fused=True).step()
+    except Exception as error:
+        case.unsupported(f"no fused {name} on {target.device_type}: {str(error).splitlines()[0]}")
 
 
 def _steps_agree(case: Case, target: Target, rng: torch.Generator, optimizer: str, kind: str, backend: str) -> None:

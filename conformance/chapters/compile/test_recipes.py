@@ -56,6 +56,16 @@ COMPILED = [
 ]
 
 
+# Batch normalization subtracts the mean, so that the gradient of a bias before it is nothing but rounding errors of
+# numbers as large as the gradient of the weight.
+SIZES: Mapping[recipes.Program, Mapping[str, str]] = {
+    recipes.evaluation: {
+        "model.0.bias": "model.0.weight",
+        "gradient of model.0.bias": "gradient of model.0.weight",
+    }
+}
+
+
 def chosen(seed: int, part: str, which: int | str) -> recipes.Program:
     """Return the recipe of that name, or the one with that number in a random order.
 
@@ -127,6 +137,7 @@ def train_alike(
     roundings = sum(any(each in low for each in op.outputs) for op in trace.ops)
     # As for one program (`near` of support.py): 0.6u for each rounding, on both sides, and twice that for condition.
     limit = None if exact else 2 * 0.6 * FORMATS[dtype].unit_roundoff * (2 * roundings) ** 0.5
+    sizes = SIZES.get(recipe, {})
     last: tuple[Tensors, Tensors] = ({}, {})
     for number, (ours, theirs) in enumerate(zip(map(tensors, seen), map(tensors, expected), strict=True)):
         # Of weights the distance of what the step adds to them.
@@ -135,14 +146,19 @@ def train_alike(
             {name: each[name] - past[name] if name in moved else each[name] for name in each}
             for each, past in ((ours, last[0]), (theirs, last[1]))
         ]
-        tensors_agree(case, f"{what}, step {number}", pair[0], pair[1], limit)
+        tensors_agree(case, f"{what}, step {number}", pair[0], pair[1], limit, sizes)
         last = ours, theirs
     named = [{f"output {number}": each for number, each in enumerate(kept)} for kept in outputs]
-    tensors_agree(case, f"{what}, models", named[0], named[1], limit)
+    tensors_agree(case, f"{what}, models", named[0], named[1], limit, {})
 
 
-def tensors_agree(case: Case, what: str, seen: Tensors, expected: Tensors, limit: float | None) -> None:
-    """Check the types, and the bits or, with a limit, the distance of each finite tensor."""
+def tensors_agree(
+    case: Case, what: str, seen: Tensors, expected: Tensors, limit: float | None, sizes: Mapping[str, str]
+) -> None:
+    """Check the types, and the bits or, with a limit, the distance of each finite tensor.
+
+    `sizes` names the tensor by whose size, in place of its own, the distance of a tensor is measured.
+    """
     types = [{name: str(tensor.dtype) for name, tensor in each.items()} for each in (seen, expected)]
     case.equal(f"{what}: dtypes", *types)
     for name, tensor in expected.items():
@@ -154,6 +170,8 @@ def tensors_agree(case: Case, what: str, seen: Tensors, expected: Tensors, limit
             case.equal(f"{what}: {name} is finite", bool(seen[name].isfinite().all()), False)
         else:
             distance = normwise_distance(seen[name], tensor)
+            if name in sizes:
+                distance *= float(tensor.norm() / expected[sizes[name]].norm())
             case.at_most(f"{what}: normwise distance of {name}", distance, limit)
 
 

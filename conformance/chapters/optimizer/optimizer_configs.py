@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from ...data import fixture, in_force, read_toml
-from ...workloads.optimizer_classes import present
+from ...data import in_force
+from ...workloads.optimizer_classes import TABLE, present, promises_fused
 
-_TABLE = read_toml(fixture("optimizers.toml"))
 _FLAGS = MappingProxyType(
     {"for-loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}, "default": {}}
 )
@@ -64,8 +63,8 @@ class OptimizerConfig:
         if self.implementation in ("for-loop", "default"):
             return self.listed
         if self.implementation == "foreach":
-            return self.listed and device_type in _TABLE["foreach"]
-        return device_type in _entry(self.optimizer).get("fused", ())
+            return self.listed and device_type in TABLE["foreach"]
+        return promises_fused(self.optimizer, device_type)
 
     @property
     def flags(self) -> Mapping[str, bool]:
@@ -94,7 +93,7 @@ class OptimizerConfig:
 
 def listed() -> dict[str, str]:
     """Return the names of the table with the torch version since which each exists ("" for always)."""
-    return {name: entry.get("since", "") for name, entry in _TABLE["optimizer"].items()}
+    return {name: entry.get("since", "") for name, entry in TABLE["optimizer"].items()}
 
 
 def reached(version: str) -> bool:
@@ -124,12 +123,12 @@ def configs(*, implementations: tuple[str, ...] = ("for-loop", "foreach", "fused
                         MappingProxyType(arguments),
                         "sparse" if variant in sparse else entry.get("gradients", "dense"),
                         first=number == 0,
-                        listed=name in _TABLE["optimizer"],
+                        listed=name in TABLE["optimizer"],
                     )
 
 
 def _entry(optimizer: str) -> dict[str, Any]:
-    entry: dict[str, Any] = _TABLE["optimizer"].get(optimizer, {"variants": _TABLE["unlisted"]})
+    entry: dict[str, Any] = TABLE["optimizer"].get(optimizer, {"variants": TABLE["unlisted"]})
     return entry
 
 
