@@ -1039,3 +1039,68 @@ def graphs_for_another_size_lose_their_region() -> Iterator[None]:
 
     with replaced(AutocastModeVariable, "enter", enter):
         yield
+
+
+def replaying(recorded: Callable[[Any, dict[Any, Any], Any], Any]) -> Any:
+    """Let a module that is compiled to be replayed be called by `recorded`, with what earlier calls left there."""
+    original = torch.compile
+
+    def compile(function: Any = None, **options: Any) -> Any:
+        if options.get("mode") != "reduce-overhead" or not isinstance(function, torch.nn.Module):
+            return original(function, **options)
+        return functools.partial(recorded, original(function, **options), {})
+
+    return replaced(torch, "compile", compile)
+
+
+@fault("AMP-COMPILE-077", level="standard")
+def replays_multiply_by_the_weight_that_was_recorded() -> Iterator[None]:
+    """A replay of a graph computes with the weights as they were at the first call in a region of its type."""
+
+    def recorded(module: Any, kept: dict[Any, Any], x: Any) -> Any:
+        state = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+        then = kept.setdefault(state, {name: each.detach().clone() for name, each in module.named_parameters()})
+        now = {name: each.detach().clone() for name, each in module.named_parameters()}
+        with torch.no_grad():
+            for name, each in module.named_parameters():
+                each.data = then[name]
+        try:
+            return module(x)
+        finally:
+            for name, each in module.named_parameters():
+                each.data = now[name]
+
+    with replaying(recorded):
+        yield
+
+
+@fault("AMP-COMPILE-077", level="standard")
+def replays_stay_in_the_region_that_was_recorded() -> Iterator[None]:
+    """A program that was called in a region runs in that one at each later call."""
+
+    def recorded(module: Any, kept: dict[Any, Any], x: Any) -> Any:
+        enabled, dtype = kept.setdefault("state", (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")))
+        with torch.autocast("cpu", dtype=dtype, enabled=enabled, cache_enabled=False):
+            return module(x)
+
+    with replaying(recorded):
+        yield
+
+
+@fault("AMP-COMPILE-077", level="full")
+def replayed_steps_are_not_skipped() -> Iterator[None]:
+    """An optimizer steps as well where gradients are not finite, if a part of the step is to be replayed."""
+    compiled: list[Any] = []
+    original, maybe = torch.compile, torch.amp.GradScaler._maybe_opt_step
+
+    def compile(function: Any = None, **options: Any) -> Any:
+        if options.get("mode") == "reduce-overhead":
+            compiled.append(function)
+        return original(function, **options)
+
+    @torch.compiler.disable
+    def step(self: Any, optimizer: Any, state: Any, *given: Any, **named: Any) -> Any:
+        return optimizer.step() if compiled else maybe(self, optimizer, state, *given, **named)
+
+    with replaced(torch, "compile", compile), replaced(torch.amp.GradScaler, "_maybe_opt_step", step):
+        yield
