@@ -1,7 +1,7 @@
 """The page of the upstream defects: which contracts turn red on the torch versions that have them.
 
 `python -m tests.generators.upstream --reports FOLDER` reads docs/evidence/upstream.toml and the report folders in
-FOLDER, one for each torch version, of runs with --no-waivers, and writes docs/evidence/upstream.md. Without reports the
+FOLDER, each named by a torch version and what is behind a +, and writes docs/evidence/upstream.md. Without reports the
 versions are those of the last time, in docs/evidence/upstream-runs.toml.
 """
 
@@ -70,8 +70,8 @@ def defects() -> list[Defect]:
 
 
 def failing(report: Path) -> list[str]:
-    """Return the ids of the failed cases of one report."""
-    return [case.id for case in read(report).cases if case.verdict == "FAIL"]
+    """Return the ids of the failed cases of one report, those that a waiver excuses too."""
+    return [case.id for case in read(report).cases if case.verdict in ("FAIL", "WAIVED")]
 
 
 def measured(reports: Path, table: list[Defect]) -> dict[str, list[str]]:
@@ -81,13 +81,18 @@ def measured(reports: Path, table: list[Defect]) -> dict[str, list[str]]:
     for folder in sorted(reports.iterdir(), key=_order):
         ids = failing(folder)
         for pattern, versions in red.items():
-            if any(fnmatch.fnmatchcase(one, pattern.replace("[", "[[]")) for one in ids):
-                versions.append(folder.name)
+            version = _version(folder)
+            if version not in versions and any(fnmatch.fnmatchcase(one, pattern.replace("[", "[[]")) for one in ids):
+                versions.append(version)
     return red
 
 
+def _version(folder: Path) -> str:
+    return folder.name.partition("+")[0]
+
+
 def _order(folder: Path) -> tuple[int, ...]:
-    return tuple(int(part) for part in folder.name.split("."))
+    return tuple(int(part) for part in _version(folder).split("."))
 
 
 def _red_on(one: Defect, red: dict[str, list[str]]) -> list[str]:
@@ -106,9 +111,11 @@ def page(table: list[Defect], red: dict[str, list[str]], versions: list[str]) ->
         "# AMP defects of PyTorch, and the contracts that show them",
         "",
         "Written by `python -m tests.generators.upstream`; the data is in `upstream.toml`, each with the promise that",
-        "it breaks and the relation that finds it and its neighbours. Red: the contract fails on that torch with",
-        "`--no-waivers`, in runs without a GPU at the level `standard`, on: " + ", ".join(versions) + "; those of the",
-        "device cuda on an NVIDIA H100 or H200 with 2.11.0, before their waivers were written.",
+        "it breaks and the relation that finds it and its neighbours. Red: the contract fails on that torch, waived or",
+        "not, in runs without a GPU at the level `standard`, on: "
+        + ", ".join(versions)
+        + "; those of the device cuda on",
+        "an NVIDIA H100 or H200 with 2.11.0.",
         "",
         f"{len(table)} defects: " + ", ".join(f"{count} {mode}" for mode, count in counts.most_common()) + ".",
         f"Of {len(eager)} in eager mode {len(seen)} turn a contract red. Of the {len(shown)} of those that a script",
@@ -168,12 +175,12 @@ def _unseen(table: list[Defect]) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.generators.upstream", description=__doc__)
-    parser.add_argument("--reports", type=Path, help="a folder of reports named by torch version")
+    parser.add_argument("--reports", type=Path, help="a folder of reports, named by torch version")
     arguments = parser.parse_args()
     table = defects()
     if arguments.reports is not None:
         red = measured(arguments.reports, table)
-        versions = [folder.name for folder in sorted(arguments.reports.iterdir(), key=_order)]
+        versions = list(dict.fromkeys(_version(one) for one in sorted(arguments.reports.iterdir(), key=_order)))
         text = "# The torch versions on which each pattern of upstream.toml failed; written by upstream.py.\n"
         text += f"versions = {json.dumps(versions)}\n\n[red]\n"
         text += "".join(f"{json.dumps(pattern)} = {json.dumps(found)}\n" for pattern, found in red.items())

@@ -1,4 +1,4 @@
-"""The mode of torch.compile that runs compiled code as CUDA graphs, and whether it does."""
+"""The mode of torch.compile that runs compiled code as CUDA graphs, and the replays of these."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from collections.abc import Iterator
 from unittest import mock
 
 import torch
-
-from ...harness.check import Case
-from ...harness.targets import Target
 
 MODE = "reduce-overhead"
 
@@ -26,9 +23,3 @@ def replays() -> Iterator[list[str]]:
 
     with mock.patch.object(torch.cuda.CUDAGraph, "replay", noted):
         yield found
-
-
-def replayed(case: Case, target: Target, what: str, found: list[str], fewest: int) -> None:
-    """Check that graphs were replayed, on a device that has them."""
-    if target.device_type == "cuda":
-        case.at_least(f"{what}: graphs that were replayed (control)", len(found), fewest)

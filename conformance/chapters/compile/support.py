@@ -160,6 +160,12 @@ def unlike(
     ]
 
 
+def replayed(case: Case, target: Target, what: str, found: list[str], fewest: int) -> None:
+    """Check that graphs were replayed, on a device that has them."""
+    if target.device_type == "cuda":
+        case.at_least(f"{what}: graphs that were replayed (control)", len(found), fewest)
+
+
 def distance_of_ways(call: Callable[..., Any], leaves: Tensors) -> float:
     """Return the distance of two ways to round what a program computes, forward and backward.
 

@@ -10,10 +10,10 @@ import torch
 
 from ...harness.check import Case, contract, deep, needs
 from ...harness.targets import Target
-from .cuda_graphs import MODE, replayed, replays
+from .cuda_graphs import MODE, replays
 from .observation import Around, observed
 from .programs import PROGRAMS, together
-from .support import ambient, bound, compiler, distance_of_ways, dtypes_of, inductor, inner_type, near
+from .support import ambient, bound, compiler, distance_of_ways, dtypes_of, inductor, inner_type, near, replayed
 
 # A graph is compiled at the first call, recorded at the second, and replayed from then on.
 CALLS = 4

@@ -14,8 +14,8 @@ from ...harness.check import Case, applies, by_seed, contract, deep, needs
 from ...harness.targets import Target, one_device_only, second
 from ...oracles.numbers.formats import FORMATS
 from .amp_steps import BATCHES, LEARNING_RATE, MOMENTUM, OPTIMIZERS, OVERFLOW, PARTS, RATE, train
-from .cuda_graphs import MODE, replayed, replays
-from .support import compiler, dtypes_of, inductor
+from .cuda_graphs import MODE, replays
+from .support import compiler, dtypes_of, inductor, replayed
 
 BY_INDUCTOR = ("inductor", MODE)
 # Outside of these compiled code steps in other arithmetic than eager: Adam's bias correction is done on tensors.
