@@ -60,6 +60,16 @@ def _set_nesting(depth: int) -> None:
         torch.autocast_increment_nesting()
 
 
+def _transforms() -> int:
+    """Return how many function transforms (torch.func) are open: a compiler that raises inside of one leaves it so."""
+    return len(torch._C._functorch.get_interpreter_stack() or ())
+
+
+def _end_transforms(depth: int) -> None:
+    while _transforms() > depth:
+        torch._C._functorch.pop_dynamic_layer_stack()
+
+
 def _deterministic() -> tuple[bool, bool]:
     return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
@@ -76,6 +86,7 @@ def _flags() -> tuple[_Flag, ...]:
     flags += [
         _Flag("autocast cache enabled", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
         _Flag("autocast nesting depth", _nesting, _set_nesting),
+        _Flag("open function transforms", _transforms, _end_transforms),
         _Flag("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
         _Flag("anomaly mode", torch.is_anomaly_enabled, lambda value: torch.set_anomaly_enabled(value)),
         _Flag(

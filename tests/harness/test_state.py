@@ -23,6 +23,7 @@ _LEAKS = {
     "autocast dtype for cuda": "torch.set_autocast_dtype('cuda', torch.bfloat16)",
     "autocast cache enabled": "torch.set_autocast_cache_enabled(False)",
     "autocast nesting depth": "torch.autocast_increment_nesting()",
+    "open function transforms": "torch._C._functorch._vmap_increment_nesting(3, 'error')",
     "grad mode": "torch.set_grad_enabled(False)",
     "torch.get_default_dtype": "torch.set_default_dtype(torch.float64)",
     "torch.get_float32_matmul_precision": "torch.set_float32_matmul_precision('high')",
