@@ -44,7 +44,16 @@ def programs(device_type: str, dtype: torch.dtype) -> Mapping[str, Program]:
         state.view(-1)[3:].sub_(1)
         return low
 
-    return {each.__name__: each for each in (added, copied, part, put, twice)}
+    def shifted(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        state[1:] = state[:-1].clone()
+        return product(x)
+
+    def flipped(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        state.index_put_((torch.arange(SIZE, device=x.device),), product(x).to(state.dtype))
+        state.add_(state.flip(0))
+        return state + 1
+
+    return {each.__name__: each for each in (added, copied, part, put, twice, shifted, flipped)}
 
 
 def views(device_type: str, dtype: torch.dtype) -> Mapping[str, Program]:
