@@ -31,6 +31,8 @@ ATTENTION: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.
     "a scaled query": lambda q, k, v: torch.matmul(_softmax(torch.matmul(q * 0.4, k)), v),
     "masked scores": lambda q, k, v: _softmax(torch.matmul(q, k) / 3.0 + torch.ones_like(q[..., :1])) @ v,
 }
+# What has ended a card: its kernel read the mask at an address that is not aligned (torch 2.11).
+ENDED_A_CARD = ("masked scores",)
 SHAPE = (2, 2, 8, 16)
 
 
@@ -66,18 +68,18 @@ def compared(names: Sequence[str], device: torch.device, dtype: torch.dtype, see
         yield Compared(name, ours.dtype, error(ours, right), limit)
 
 
-def compared_elsewhere(device: torch.device, dtype: torch.dtype, seed: int) -> Iterator[Compared]:
-    """Compare each name in a process of its own, whose device alone stops working where a kernel fails."""
-    for name in ATTENTION:
-        said, code = told(functools.partial(_send, name, device, dtype, seed), PATIENCE, method="spawn")
-        yield from said or [Compared(name, raised=f"nothing, and its process ended with {code}")]
+def compared_elsewhere(names: Sequence[str], device: torch.device, dtype: torch.dtype, seed: int) -> list[Compared]:
+    """Compare in a process of its own, whose device alone stops working where a kernel fails."""
+    said, code = told(functools.partial(_send, names, device, dtype, seed), PATIENCE, method="spawn")
+    return said or [Compared(name, raised=f"nothing, and its process ended with {code}") for name in names]
 
 
-def _send(name: str, device: torch.device, dtype: torch.dtype, seed: int, sender: Any) -> None:
+def _send(names: Sequence[str], device: torch.device, dtype: torch.dtype, seed: int, sender: Any) -> None:
     with torch._inductor.config.patch(SETTINGS):
         try:
-            found = list(compared([name], device, dtype, seed))
+            found = list(compared(names, device, dtype, seed))
         except Exception as error:
-            found = [Compared(name, raised=f"{type(error).__name__}: {str(error).splitlines()[0]}")]
+            said = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            found = [Compared(name, raised=said) for name in names]
     for each in found:
         sender.send(each)
