@@ -45,7 +45,10 @@ def on_a_device_each(check: Check) -> Check:
 
 
 def answers(case: Case, ranks: Groups, world: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Run `work` on `world` ranks and return what each returned; an exception or a lost rank violates the contract."""
+    """Run `work` on `world` ranks and return what each returned; an exception or a lost rank violates the contract.
+
+    Nothing is returned where a waiver excuses the exceptions.
+    """
     if reason := processes.lacking(ranks.device_type):
         case.untestable(reason) if ranks.device_type == "cpu" else case.unsupported(reason)
     if ranks.device_type != "cpu" and (count := torch.get_device_module(ranks.device_type).device_count()) < world:
@@ -64,7 +67,7 @@ def answers(case: Case, ranks: Groups, world: int, work: Callable[..., Any], *ar
     if raised and (reason := _without_numpy()) and all(reason in one for one in raised):
         case.untestable(f"this torch works without numpy: {reason}")
     case.equal("exceptions", raised, [])
-    return found
+    return [] if raised else found
 
 
 def _without_numpy() -> str | None:
