@@ -1,8 +1,8 @@
 """The page of the upstream defects: which contracts turn red on the torch versions that have them.
 
 `python -m tests.generators.upstream --reports FOLDER` reads docs/evidence/upstream.toml and the report folders in
-FOLDER, each named by a torch version and what is behind a +, and writes docs/evidence/upstream.md. Without reports the
-versions are those of the last time, in docs/evidence/upstream-runs.toml.
+FOLDER, each named by a torch version and what is behind a +, and writes docs/evidence/upstream.md. The versions that
+earlier runs found, in docs/evidence/upstream-runs.toml, are kept: a run has the cases that its seed draws.
 """
 
 from __future__ import annotations
@@ -92,12 +92,16 @@ def _version(folder: Path) -> str:
 
 
 def _order(folder: Path) -> tuple[int, ...]:
-    return tuple(int(part) for part in _version(folder).split("."))
+    return _parts(_version(folder))
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
 
 
 def _red_on(one: Defect, red: dict[str, list[str]]) -> list[str]:
     versions = {version for pattern in one.red for version in red.get(pattern, ())}
-    return sorted(versions, key=lambda text: tuple(map(int, text.split("."))))
+    return sorted(versions, key=_parts)
 
 
 def page(table: list[Defect], red: dict[str, list[str]], versions: list[str]) -> str:
@@ -179,7 +183,11 @@ def main() -> int:
     arguments = parser.parse_args()
     table = defects()
     if arguments.reports is not None:
-        red = measured(arguments.reports, table)
+        earlier: dict[str, list[str]] = read_toml(RUNS)["red"]
+        red = {
+            pattern: sorted({*found, *earlier.get(pattern, ())}, key=_parts)
+            for pattern, found in measured(arguments.reports, table).items()
+        }
         versions = list(dict.fromkeys(_version(one) for one in sorted(arguments.reports.iterdir(), key=_order)))
         text = "# The torch versions on which each pattern of upstream.toml failed; written by upstream.py.\n"
         text += f"versions = {json.dumps(versions)}\n\n[red]\n"
