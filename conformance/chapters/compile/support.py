@@ -179,6 +179,13 @@ def distance_of_ways(call: Callable[..., Any], leaves: Tensors) -> float:
     return distance_of_chains(coarsest, sum(map(bool, low)))
 
 
+def distance_of_programs(programs: list[Program], target: Target, dtype: torch.dtype, rng: torch.Generator) -> float:
+    """Return the largest distance of two ways to round one of these programs."""
+    return max(
+        distance_of_ways(bound(each, target, dtype, cache=False), each.leaves(target.device, rng)) for each in programs
+    )
+
+
 def same_but_for_sums(
     case: Case,
     program: Program,

@@ -34,6 +34,7 @@ from .support import (
     ambient,
     bound,
     compiler,
+    distance_of_programs,
     distance_of_ways,
     dtypes_of,
     graphs,
@@ -294,11 +295,7 @@ def test_inductor(case: Case, target: Target, rng: torch.Generator, emulated: bo
                 x, w, v = (leaf.detach() for leaf in leaves)
                 leaves = tuple(leaf.requires_grad_() for leaf in (x.to(dtype), w.to(dtype), v))
             seen, expected = runs(WAYS["inductor"], program, target, dtype, leaves)
-            limits = [
-                distance_of_ways(bound(each, target, dtype, cache=False), each.leaves(target.device, rng))
-                for each in programs
-            ]
-            near(case, f"{dtype}", seen, expected, max(limits))
+            near(case, f"{dtype}", seen, expected, distance_of_programs(programs, target, dtype, rng))
 
 
 @contract("AMP-COMPILE-005")

@@ -13,7 +13,7 @@ from ...harness.targets import Target
 from .cuda_graphs import MODE, replays
 from .observation import Around, observed
 from .programs import PROGRAMS, together
-from .support import ambient, bound, compiler, distance_of_ways, dtypes_of, inductor, inner_type, near, replayed
+from .support import ambient, bound, compiler, distance_of_programs, dtypes_of, inductor, inner_type, near, replayed
 
 # A graph is compiled at the first call, recorded at the second, and replayed from then on.
 CALLS = 4
@@ -94,10 +94,7 @@ def test_replayed_programs(case: Case, target: Target, rng: torch.Generator, way
             torch._dynamo.reset()
             call = bound(program, target, dtype, cache=False)
             compiled = torch.compile(call, fullgraph=True, **options)
-            limit = max(
-                distance_of_ways(bound(each, target, dtype, cache=False), each.leaves(target.device, rng))
-                for each in programs
-            )
+            limit = distance_of_programs(programs, target, dtype, rng)
             with replays() as found:
                 for number in range(CALLS):
                     torch.compiler.cudagraph_mark_step_begin()

@@ -14,8 +14,7 @@ import torch
 from ...harness.check import Case, contract, deep, needs
 from ...harness.targets import Target
 from ...measure.precision import repeatable_convolutions
-from ...oracles.numbers.error_bounds import normwise_distance
-from ...oracles.numbers.formats import FORMATS
+from ...oracles.numbers.error_bounds import distance_of_chains, normwise_distance
 from ...oracles.region.stack_model import observe
 from ...oracles.trace.ops import OpTrace
 from ...workloads import recipes
@@ -135,8 +134,7 @@ def train_alike(
     case.equal(f"{what}: loss scales", [step.scale for step in seen], scales)
     low = (torch.float16, torch.bfloat16)
     roundings = sum(any(each in low for each in op.outputs) for op in trace.ops)
-    # As for one program (`near` of support.py): 0.6u for each rounding, on both sides, and twice that for condition.
-    limit = None if exact else 2 * 0.6 * FORMATS[dtype].unit_roundoff * (2 * roundings) ** 0.5
+    limit = None if exact else distance_of_chains(dtype, roundings)
     sizes = SIZES.get(recipe, {})
     last: tuple[Tensors, Tensors] = ({}, {})
     for number, (ours, theirs) in enumerate(zip(map(tensors, seen), map(tensors, expected), strict=True)):
