@@ -185,10 +185,15 @@ def pytest_runtest_makereport(
 
 
 def _lacking(error: BaseException | None, target: Target) -> Judgement | None:
-    """Judge a case for which a third party's device has no kernel, its module no function, or it no dtype."""
+    """Judge a case for which a device has no dtype, or a third party's no kernel, or its module no function."""
     from . import judge
-    from .targets import device_module
+    from .targets import device_module, is_foreign
 
+    if asked := judge.lacks_dtype(error, target.device):
+        computes = f", in which {asked[0]} computes" if asked[0] else ""
+        return judge.Judgement(Verdict.UNSUPPORTED, f"{target.name} has no {asked[1]}{computes}")
+    if not is_foreign(target.device_type):
+        return None
     if op := judge.lacks_kernel(error):
         return judge.Judgement(Verdict.UNSUPPORTED, f"{target.name} has no kernel of {op}")
     if op := judge.lacks_tangent(error, target.device_type):
@@ -198,15 +203,12 @@ def _lacking(error: BaseException | None, target: Target) -> Judgement | None:
         return judge.Judgement(Verdict.UNSUPPORTED, f"the hooks of {target.device_type} have no {name}")
     if name := judge.lacks_function(error, device_module(target.device_type)):
         return judge.Judgement(Verdict.UNSUPPORTED, f"torch.{target.device_type} has no {name}")
-    if asked := judge.lacks_dtype(error, target.device):
-        return judge.Judgement(Verdict.UNSUPPORTED, f"{target.name} has no {asked[1]}, in which {asked[0]} computes")
     return None
 
 
 def _conclude(item: pytest.Item, found: Facts, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
     """Judge the case, put its record on the report, and give the report the outcome that pytest shows."""
     from . import exhaustion, judge
-    from .targets import is_foreign
 
     run = item.config.stash[RUN]
     case = item.stash.get(CASE, None)
@@ -219,7 +221,7 @@ def _conclude(item: pytest.Item, found: Facts, call: pytest.CallInfo[None], repo
         judgement = judge.Judgement(Verdict.ERROR, "the check does not ask for `case`, so it can record nothing")
     else:
         judgement = judge.judge(case, error)
-        if found.target is not None and is_foreign(found.target.device_type):
+        if found.target is not None and not found.target.is_fake:
             judgement = _lacking(error, found.target) or judgement
     if error is not None and exhaustion.ran_out(error):
         exhaustion.give_back(error)

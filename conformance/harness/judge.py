@@ -56,6 +56,7 @@ _ENDINGS: tuple[tuple[type[BaseException], Verdict], ...] = (
 _WITHOUT_A_VERDICT = (Unsupported, Undetermined, Untestable, Inconclusive, pytest.skip.Exception)
 
 # Of torch's Python code, what computes in a dtype of its own choice: the reciprocal of the scale, the products of Muon.
+_WIDE = (torch.float64, torch.complex128)
 _OUTSIDE_REGIONS = ("torch.amp.grad_scaler", "torch.optim.")
 
 _SUITE = __name__.split(".")[0]
@@ -147,19 +148,19 @@ def lacks_function(error: BaseException | None, module: ModuleType | None) -> st
     return error.name if found else None  # type: ignore[union-attr]
 
 
-def lacks_dtype(error: BaseException | None, device: torch.device) -> tuple[str, torch.dtype] | None:
-    """Return the module of torch that asked for a dtype of which a device refuses all tensors, and that dtype.
+def lacks_dtype(error: BaseException | None, device: torch.device) -> tuple[str | None, torch.dtype] | None:
+    """Return a dtype of which a device refuses all tensors and that was asked for, and the module of torch that did.
 
-    Only scalers and optimizers are meant: elsewhere a region may have cast to the dtype, which is a failure.
+    Of 16-bit dtypes only scalers and optimizers are meant: elsewhere a region may have cast to the dtype, which is a
+    failure. No rule of autocast casts to float64: whoever asked, the device cannot be judged.
     """
     if error is None:
         return None
     modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
     module = next((name for name in reversed(modules) if not name.startswith(_BETWEEN)), "")
-    if not module.startswith(_OUTSIDE_REGIONS):
-        return None
-    dtypes = (torch.float64, torch.bfloat16, torch.float16)
-    return next(((module, dtype) for dtype in dtypes if (type(error), str(error)) in refusals(device, dtype)), None)
+    asking = module if module.startswith(_OUTSIDE_REGIONS) else None
+    dtypes = (*_WIDE, torch.bfloat16, torch.float16) if asking else _WIDE
+    return next(((asking, dtype) for dtype in dtypes if (type(error), str(error)) in refusals(device, dtype)), None)
 
 
 def excuse(judgement: Judgement, case: Case | None) -> tuple[Judgement, Waiver | None]:

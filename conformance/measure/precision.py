@@ -23,8 +23,12 @@ def computes_in(device: torch.device, dtype: torch.dtype) -> bool:
 def refusals(device: torch.device, dtype: torch.dtype) -> frozenset[tuple[type[Exception], str]]:
     """Return the exceptions that a device without `dtype` raises for its tensors: their classes and messages.
 
-    Empty where the device has tensors of `dtype`.
+    Empty where the device has tensors of `dtype`, and where it makes none at all, as one that was lost.
     """
+    try:
+        torch.ones(1, device=device)
+    except (RuntimeError, TypeError, NotImplementedError):
+        return frozenset()
     wanted: tuple[Callable[[], object], ...] = (
         lambda: torch.ones(1, dtype=dtype, device=device),
         lambda: torch.ones(1, device=device).to(dtype),

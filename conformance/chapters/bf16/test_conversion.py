@@ -59,7 +59,7 @@ def test_conversion_of_a_module(case: Case, target: Target, amp_dtype: torch.dty
     optimizer.step()
     for key, one in now.items():
         if one.requires_grad:
-            right = (before[key].to(amp_dtype).double() - 0.5 * one.grad.double()).cpu()
+            right = before[key].to(amp_dtype).cpu().double() - 0.5 * one.grad.cpu().double()
             far = float((one.detach().cpu().double() - right).abs().max() / right.abs().max())
             case.at_most(f"{key} after a step of the optimizer that was made before", far, torch.finfo(amp_dtype).eps)
 

@@ -284,7 +284,7 @@ def test_spellings_of_the_product(
     for shapes in _SHAPES:
         # Products and sums of small integers are exact in 16 bits, whatever the kernel.
         a, b = (torch.randint(-3, 4, shape, generator=rng).float().to(target.device) for shape in shapes)
-        expected = torch.matmul(a.double().cpu(), b.double().cpu()).to(amp_dtype)
+        expected = torch.matmul(a.cpu().double(), b.cpu().double()).to(amp_dtype)
         for left, (spelling, product) in itertools.product(_SIDES, PRODUCTS.items()):
             with target.autocast(amp_dtype):
                 seen = product(_SIDES[left](a), _SIDES[right](b))

@@ -105,7 +105,7 @@ def results(names: Sequence[str], call: Callable[..., Sequence[Tensor]], x: Tens
     """
     leaves = [x.detach().clone().requires_grad_() for _ in names]
     outputs = call(*leaves)
-    losses = [(one.double() * _weights(one)).sum() for one in outputs]
+    losses = [(one.cpu().double() * _weights(one)).sum() for one in outputs]
     gradients = torch.autograd.grad(torch.stack(losses).sum(), leaves)
     found: dict[str, Tensor] = {name: one.detach() for name, one in zip(names, outputs, strict=True)}
     return found | {f"gradient of {name}": one for name, one in zip(names, gradients, strict=True)}
@@ -113,12 +113,12 @@ def results(names: Sequence[str], call: Callable[..., Sequence[Tensor]], x: Tens
 
 def _weights(output: Tensor) -> Tensor:
     count: Any = output.numel()
-    return torch.linspace(-1.0, 2.0, count, dtype=torch.float64, device=output.device).reshape(output.shape)
+    return torch.linspace(-1.0, 2.0, count, dtype=torch.float64).reshape(output.shape)
 
 
 def error(found: Tensor, exact: Tensor) -> float:
     """Return the largest error of an element, relative to the largest element."""
-    return float((found.double() - exact).abs().max() / exact.abs().max())
+    return float((found.cpu().double() - exact).abs().max() / exact.abs().max())
 
 
 def allowed(name: str) -> float:

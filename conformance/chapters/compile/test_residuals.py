@@ -29,12 +29,12 @@ def judge(
         eager = program(given)
     unit = 2 * FORMATS[torch.float32].unit_roundoff
     for (name, how), numbers, ours, theirs in zip(pairs, given, seen, eager, strict=True):
-        exact = combine(((name, how),), [tuple(each.double() for each in numbers)])[0]
+        exact = combine(((name, how),), [tuple(each.cpu().double() for each in numbers)])[0]
         limit = unit * max(float(exact.abs().max()), float(numbers[2].abs().max()))
         what = f"{dtype}: {how} of {name}"
         case.equal(f"{what}: type", ours.dtype, theirs.dtype)
-        case.at_most(f"{what}: error in eager (control)", float((theirs.double() - exact).abs().max()), limit)
-        case.at_most(f"{what}: error", float((ours.double() - exact).abs().max()), limit)
+        case.at_most(f"{what}: error in eager (control)", float((theirs.cpu().double() - exact).abs().max()), limit)
+        case.at_most(f"{what}: error", float((ours.cpu().double() - exact).abs().max()), limit)
 
 
 @contract("AMP-COMPILE-074")

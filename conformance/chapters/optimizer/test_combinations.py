@@ -172,8 +172,8 @@ def test_decoupled_decay(case: Case, target: Target, rng: torch.Generator, imple
                 optimizer.step()
             judged += 1
             for parameter, value in zip(parameters, before, strict=True):
-                wanted = value.double() * (1 - rate * decay) ** 2
-                far = float(((parameter.detach().double() - wanted) / wanted).abs().max())
+                wanted = value.cpu().double() * (1 - rate * decay) ** 2
+                far = float(((parameter.detach().cpu().double() - wanted) / wanted).abs().max())
                 # Two products, and a factor that is rounded.
                 case.at_most(
                     f"{kind.id}, rate in a {type(lr).__name__}, {tuple(value.shape)}: relative distance",

@@ -6,6 +6,7 @@ import copy
 import math
 import pickle
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from .support import ALL, demand, started
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+HOST = torch.device("cpu")
 LOOPS = {(kind.optimizer, kind.variant): kind for kind in ALL if kind.implementation == "for-loop"}
 # The type of a parameter and that of its gradient.
 PAIRS: Mapping[str, tuple[torch.dtype, torch.dtype]] = {
@@ -134,7 +136,7 @@ def test_steps_of_every_optimizer(
     demand(case, kind, target.device)
     draw = Draw(rng, target.device, matrices=kind.gradients == "matrices")
     dtype, gradient = PAIRS[pair]
-    values = [value for value, _ in draw.pairs(((8, 9), (3, 2), (64,)), torch.float64)]
+    values = [value for value, _ in replace(draw, device=HOST).pairs(((8, 9), (3, 2), (64,)), torch.float64)]
     weights = [parameter(case, target, pair, value) for value in values]
     optimizer = kind.make(weights)
     for number in range(2):
@@ -155,7 +157,8 @@ def test_refused_steps(case: Case, target: Target, rng: torch.Generator, kind: O
     """A first step that is refused leaves the parameters as they are."""
     demand(case, kind, target.device)
     draw = Draw(rng, target.device, matrices=kind.gradients == "matrices")
-    weights = [parameter(case, target, pair, value) for value, _ in draw.pairs(((8, 9), (3, 2)), torch.float64)]
+    values = [value for value, _ in replace(draw, device=HOST).pairs(((8, 9), (3, 2)), torch.float64)]
+    weights = [parameter(case, target, pair, value) for value in values]
     for weight in weights:
         weight.grad = draw.gradient(tuple(weight.shape), PAIRS[pair][1])
     step = stepped(LOOPS[kind.optimizer, kind.variant], kind.make(weights), unit(torch.bfloat16))

@@ -138,7 +138,9 @@ def _by_jvp(program: Program) -> Iterator[Pair]:
 
 
 def _product(some: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
-    return torch.stack([(one.double() * other.double()).sum() for one, other in zip(some, others, strict=True)]).sum()
+    """Return the sum of the products of all elements, in float64 on the CPU."""
+    wide = [[one.detach().cpu().double() for one in each] for each in (some, others)]
+    return torch.stack([(one * other).sum() for one, other in zip(*wide, strict=True)]).sum()
 
 
 def _by_vmap(program: Program) -> Iterator[Pair]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -107,10 +107,11 @@ def _called(names: Names, function: Callable[[Values], Any]) -> Function:
 @contract("AMP-TRANSFORM-021")
 def test_jacobians(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
     case.require_arithmetic(target, torch.float16, torch.bfloat16)
+    case.require_call(target, "take tangents of a product with a number", partial(_tangent, target))
     values = _values(target, amp_dtype, rng)
     exact = _exact_jacobian(values)
     narrow = {"narrow": amp_dtype, "full": torch.float32}
-    run = functools.partial(_program, compute=torch.float32, narrow=amp_dtype)
+    run = partial(_program, compute=torch.float32, narrow=amp_dtype)
     wrong: dict[str, str] = {}
     every = tuple(range(len(values)))
     for number, names in enumerate(_orders(case)):
@@ -147,9 +148,16 @@ def _exact_jacobian(values: Values) -> dict[str, dict[str, Tensor]]:
     return {result: dict(zip(names, rows, strict=True)) for result, rows in zip(("narrow", "full"), found, strict=True)}
 
 
+def _tangent(target: Target) -> object:
+    """torch makes the number a tensor of float64 on the device."""
+    x = torch.ones(2, device=target.device)
+    return torch.func.jvp(lambda one: 0.3 * one.square().sum(), (x,), (x,))
+
+
 @contract("AMP-TRANSFORM-021")
 def test_hessians(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
     case.require_arithmetic(target, torch.float16, torch.bfloat16)
+    case.require_call(target, "take tangents of a product with a number", partial(_tangent, target))
     values = _values(target, amp_dtype, rng)
     wide = tuple(one.cpu().double() for one in values.values())
     whole = _called(tuple(values), lambda some: _total(some, torch.float64))

@@ -131,7 +131,8 @@ def departures(
     The program's float32 arguments are rounded to `form` and lie in a layout of ALL_LAYOUTS; with `region` they are
     float32 numbers that the region casts. `together` is for several ops in a row; `wanted` chooses the arguments that
     gradients are taken of. The reference is the program in float64 on the CPU. None where nothing can be judged: no
-    float64 or 16-bit kernel, tensors that are not strided, or results that are drawn.
+    float64 or 16-bit kernel, a type that the device has no tensors of, tensors that are not strided, or results that
+    are drawn.
     """
     if not is_dense(program) or _SEEDS_ITSELF in getattr(getattr(program.function, "__code__", None), "co_names", ()):
         return None
@@ -142,7 +143,10 @@ def departures(
         return None
     copy = ALL_LAYOUTS[layout]
     given = low if region is None else low.cast(dict.fromkeys(program.tensors, torch.float32))
-    placed = given.changed(lambda tensor: tensor.to(device))
+    try:
+        placed = given.changed(lambda tensor: tensor.to(device))
+    except (RuntimeError, TypeError):
+        return None
     run = partial(outcomes.run, gradients=positions, weights=weights, arguments=True)
     seen = run(placed, region or contextlib.nullcontext, copy=copy)
     if seen.exception is not None:
