@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import linecache
 import re
 import traceback
 from collections.abc import Iterable
@@ -57,6 +59,13 @@ _WITHOUT_A_VERDICT = (Unsupported, Undetermined, Untestable, Inconclusive, pytes
 
 # Of torch's Python code, what computes in a dtype of its own choice: the reciprocal of the scale, the products of Muon.
 _WIDE = (torch.float64, torch.complex128)
+# What makes tensors or converts them, which no region does otherwise than asked.
+_MAKING = (
+    *("to", "half", "bfloat16", "float", "double", "type", "type_as"),
+    *("tensor", "as_tensor", "zeros", "ones", "full", "empty", "rand", "randn", "randint", "arange", "linspace", "eye"),
+    *("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like"),
+    *("new_tensor", "new_zeros", "new_ones", "new_full", "new_empty"),
+)
 _OUTSIDE_REGIONS = ("torch.amp.grad_scaler", "torch.optim.")
 
 _SUITE = __name__.split(".")[0]
@@ -151,16 +160,36 @@ def lacks_function(error: BaseException | None, module: ModuleType | None) -> st
 def lacks_dtype(error: BaseException | None, device: torch.device) -> tuple[str | None, torch.dtype] | None:
     """Return a dtype of which a device refuses all tensors and that was asked for, and the module of torch that did.
 
-    Of 16-bit dtypes only scalers and optimizers are meant: elsewhere a region may have cast to the dtype, which is a
-    failure. No rule of autocast casts to float64: whoever asked, the device cannot be judged.
+    Of 16-bit dtypes what scalers and optimizers ask for is meant, and what a call asks for that makes or converts a
+    tensor: elsewhere a region may have cast to the dtype, which is a failure. No rule of autocast casts to float64:
+    whoever asked, the device cannot be judged.
     """
     if error is None:
         return None
     modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
-    module = next((name for name in reversed(modules) if not name.startswith(_BETWEEN)), "")
+    frames = list(zip(modules, traceback.extract_tb(error.__traceback__), strict=True))
+    module, place = next((each for each in reversed(frames) if not each[0].startswith(_BETWEEN)), ("", None))
     asking = module if module.startswith(_OUTSIDE_REGIONS) else None
-    dtypes = (*_WIDE, torch.bfloat16, torch.float16) if asking else _WIDE
+    named = asking is not None or (place is not None and _called(place) in _MAKING)
+    dtypes = (*_WIDE, torch.bfloat16, torch.float16) if named else _WIDE
     return next(((asking, dtype) for dtype in dtypes if (type(error), str(error)) in refusals(device, dtype)), None)
+
+
+def _called(place: traceback.FrameSummary) -> str | None:
+    """Return the name of the function whose call a frame stands in, where Python knows it (3.11 and later)."""
+    first, last = place.lineno, getattr(place, "end_lineno", None)
+    start, stop = getattr(place, "colno", None), getattr(place, "end_colno", None)
+    if first is None or last is None or start is None or stop is None:
+        return None
+    lines = [linecache.getline(place.filename, number).encode() for number in range(first, last + 1)]
+    lines[-1] = lines[-1][:stop]  # columns count bytes
+    lines[0] = lines[0][start:]
+    try:
+        call = ast.parse(b"".join(lines), mode="eval").body
+    except SyntaxError:
+        return None
+    function = call.func if isinstance(call, ast.Call) else None
+    return getattr(function, "attr", getattr(function, "id", None))
 
 
 def excuse(judgement: Judgement, case: Case | None) -> tuple[Judgement, Waiver | None]:

@@ -101,7 +101,13 @@ def test_changes_at_a_graph_break(case: Case, target: Target, rng: torch.Generat
                 return torch.mm(y, w)
 
             compiled = torch.compile(functools.partial(program, switch=torch.compiler.disable(switch)), backend=way)
-            for flags in ((False, dtype), (True, dtype), (True, OTHER[dtype]), (False, dtype), (True, dtype)):
+            for flags in (
+                (False, dtype),
+                (True, dtype),
+                (True, inner_type(target, dtype)),
+                (False, dtype),
+                (True, dtype),
+            ):
                 wanted[0] = flags
                 results = []
                 for call in (compiled, program):
@@ -278,6 +284,7 @@ def test_other_settings_of_one_object(case: Case, target: Target, place: str, se
     attribute, values = CHANGED[setting]
     with compiler(case):
         for dtype in dtypes_of(case, target):
+            case.require(target, *values(dtype) if setting == "dtype" else ())
             torch._dynamo.reset()
             compiled = torch.compile(call, backend="eager")
             holder.region = REGION = torch.autocast(target.device_type, dtype=dtype)

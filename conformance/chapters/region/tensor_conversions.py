@@ -167,19 +167,23 @@ def numbers() -> Tensor:
 
 
 def differences(
-    host: Tensor, device: torch.device, low: torch.dtype, nearest: Callable[[Tensor, torch.dtype], Tensor]
+    host: Tensor,
+    device: torch.device,
+    low: torch.dtype,
+    nearest: Callable[[Tensor, torch.dtype], Tensor],
+    takes: Callable[[torch.dtype], bool],
 ) -> Iterator[tuple[str, str | None, Any]]:
     """Yield by conversion of a tensor on the host, and its like on the device, what is wrong (None: nothing).
 
     Third comes what a region must not change: type, shape, strides, and what the result shares with the tensor.
-    `nearest` rounds a float32 or 16-bit tensor to a dtype.
+    `nearest` rounds a float32 or 16-bit tensor to a dtype; `takes` tells the dtypes that the device has.
     """
     for name, conversion in CONVERSIONS.items():
         x = _laid_out_as(host, device)
-        if conversion.channels_last and x.dim() != 4:
+        dtype = _dtype(conversion.dtype, x, low)
+        if not takes(dtype) or (conversion.channels_last and x.dim() != 4):
             continue
         made = conversion.call(x, low)
-        dtype = _dtype(conversion.dtype, x, low)
         wrong = _wrong(made, nearest(host, dtype), x.device)
         shared = "itself" if made is x else "memory" if made.data_ptr() == x.data_ptr() else "copy"
         if conversion.keeps is not None:

@@ -38,7 +38,7 @@ def test_conversions(case: Case, target: Target, amp_dtype: torch.dtype, layout:
         found = {}
         for name, region in regions.items():
             with region():
-                seen = list(differences(host, target.device, amp_dtype, _nearest))
+                seen = list(differences(host, target.device, amp_dtype, _nearest, target.computes_in))
             found[name] = {what: (wrong, left) for what, wrong, left in seen}
             wrongs = {what: wrong for what, wrong, _ in seen if wrong}
             case.equal(f"{name}, of {given}: what is not as it should be", wrongs, {})

@@ -158,7 +158,9 @@ def interleaved(case: Case, target: Target, kind: str, count: int) -> None:
 
 def shapes(target: Target, outer: str, inner: str, first: Region, second: Region) -> dict[str, Program]:
     """Return pairs of regions: left normally, by an exception, and with their state set inside."""
-    other = torch.float16 if torch.get_autocast_dtype(target.device_type) is torch.bfloat16 else torch.bfloat16
+    default = torch.get_autocast_dtype(target.device_type)
+    lows = [dtype for dtype in (torch.float16, torch.bfloat16) if target.computes_in(dtype)]
+    other = next((dtype for dtype in lows if dtype is not default), default)
     setters = {
         "flag": Set(2, target.device_type, True),
         **({"dtype": Set(2, target.device_type, other)} if target.computes_in(other) else {}),
@@ -182,7 +184,10 @@ def pairs(case: Case, target: Target) -> Iterator[tuple[tuple[str, str, str], Pr
     choices = regions_of(target, neighbours(target)[:1], None, torch.float16, torch.bfloat16)
     draw = random.Random(case.seed)
     both = list(itertools.product(choices, choices))
-    some = [("with", "with", *two) for two in draw.sample(both, case.samples(quick=200, standard=800, full=len(both)))]
+    some = [
+        ("with", "with", *two)
+        for two in draw.sample(both, min(len(both), case.samples(quick=200, standard=800, full=len(both))))
+    ]
     every = [
         (*ways, *draw.choice(both))
         for ways in itertools.product(WAYS, WAYS)
