@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 import types
+from collections.abc import Callable
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
@@ -335,7 +337,11 @@ def _asked(modules: tuple[str, ...], words: str) -> TypeError:
         call = types.FunctionType(_calls.__code__, {"__name__": module, "call": call})
     with pytest.raises(TypeError) as caught:
         call()
-    error = caught.value
+    return _as_from_an_operator(caught.value)
+
+
+def _as_from_an_operator(error: TypeError) -> TypeError:
+    """Return the error without its innermost frame, as what is raised in C++ has none."""
     places = error.__traceback__
     while places is not None and places.tb_next is not None and places.tb_next.tb_next is not None:
         places = places.tb_next
@@ -378,6 +384,37 @@ def test_dtype_that_is_asked_for_may_be_missing(
         assert judge.lacks_dtype(_asked(modules, words), device) == ((module, dtype) if excused else None)
     assert judge.lacks_dtype(_asked(modules, "expected a double"), device) is None
     assert judge.lacks_dtype(None, device) is None
+
+
+class _Refusing:
+    def to(self, *rest: Any) -> None:
+        raise TypeError(_WORDS[torch.bfloat16])
+
+    def mm(self, *rest: Any) -> None:
+        raise TypeError(_WORDS[torch.bfloat16])
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python does not know the call that a line is in")
+@pytest.mark.parametrize(
+    ("asks", "excused"),
+    [
+        (lambda x: x.to(torch.bfloat16), True),
+        (lambda x: [x.to(torch.bfloat16), x.mm(x)], True),
+        (lambda x: x.mm(x), False),
+        (lambda x: [x.mm(x), x.to(torch.bfloat16)], False),
+        (lambda x: x.mm(*(x.to for _ in range(1))), False),
+    ],
+)
+def test_conversion_asks_for_its_dtype_and_an_operation_does_not(
+    monkeypatch: pytest.MonkeyPatch, asks: Callable[[Any], object], excused: bool
+) -> None:
+    refusals = {dtype: frozenset({(TypeError, words)}) for dtype, words in _WORDS.items()}
+    monkeypatch.setattr(judge, "refusals", lambda device, dtype: refusals.get(dtype, frozenset()))
+    with pytest.raises(TypeError) as caught:
+        asks(_Refusing())
+
+    found = judge.lacks_dtype(_as_from_an_operator(caught.value), torch.device("cpu"))
+    assert found == ((None, torch.bfloat16) if excused else None)
 
 
 _NO_KERNEL = """

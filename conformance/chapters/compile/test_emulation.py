@@ -65,7 +65,8 @@ def _agree(case: Case, target: Target, rng: torch.Generator, backend: Any) -> No
 @contract("AMP-COMPILE-065")
 @pytest.mark.parametrize("part", [deep("standard", "graphs")])
 def test_roundings_of_graphs(case: Case, target: Target, rng: torch.Generator, part: str) -> None:
-    case.require_arithmetic(target, torch.float16)  # in which inductor traces the attention that it looks for
+    # inductor traces the attention that it looks for in fp16; the programs have both types.
+    case.require_arithmetic(target, torch.float16, torch.bfloat16)
     with compiler(case):
         from torch._inductor import config
 
@@ -80,7 +81,7 @@ OPTIONS = ("emulate_precision_casts", "emulate-precision-casts")
 @contract("AMP-COMPILE-065")
 @pytest.mark.parametrize("option", [deep("standard", name) for name in OPTIONS])
 def test_option_of_torch_compile(case: Case, target: Target, rng: torch.Generator, option: str) -> None:
-    case.require_arithmetic(target, torch.float16)
+    case.require_arithmetic(target, torch.float16, torch.bfloat16)
     with compiler(case):
         from torch._inductor import compile_fx, config
 

@@ -80,6 +80,7 @@ def explored(case: Case) -> int:
 
 @contract("AMP-REGION-037")
 def test_programs(case: Case, target: Target) -> None:
+    case.require_arithmetic(target, DEFAULTS[target.device_type])  # of the regions in new threads
     choices = regions_of(target, neighbours(target), None, torch.float16, torch.bfloat16, torch.float32)
     nested(case, machine_of(target), choices, case.samples(quick=150, standard=1000, full=15000))
 

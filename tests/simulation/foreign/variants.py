@@ -273,7 +273,9 @@ LACKING = {
         (
             "AMP-REGION-042", "AMP-CACHE-015", "AMP-LOSS-013", "AMP-CLIP-046", "AMP-CLIP-062", "AMP-SCALE-102",
             "AMP-SCALE-124", "AMP-SCALE-149", "AMP-SCALE-153", "AMP-PARITY-040", "AMP-RECIPE-007", "AMP-API-021",
-            "AMP-NUMERICS-030", "AMP-NUMERICS-070", "AMP-OPTIMIZER-028",
+            "AMP-NUMERICS-030", "AMP-NUMERICS-070", "AMP-OPTIMIZER-028", "AMP-CAST-048", "AMP-REGION-037",
+            "AMP-REGION-115", "AMP-SCALE-021", "AMP-SCALE-195", "AMP-CLIP-092", "AMP-BF16-011", "AMP-TRANSFORM-014",
+            "AMP-COMPILE-00[12]", "AMP-COMPILE-02[01]", "AMP-COMPILE-065", "AMP-COMPILE-067", "AMP-COMPILE-069",
         ),
         module={"get_amp_supported_dtype": lambda: [torch.bfloat16]},
         default_dtype=torch.bfloat16,
@@ -283,7 +285,7 @@ LACKING = {
         (
             "AMP-REGION-037", "AMP-REGION-090", "AMP-REGION-111", "AMP-CACHE-006", "AMP-BACKWARD-070", "AMP-CLIP-016",
             "AMP-SCALE-008", "AMP-CAST-022", "AMP-RECIPE-050", "AMP-OPTIMIZER-011", "AMP-OPTIMIZER-047",
-            "AMP-NUMERICS-090", "AMP-COMPILE-010", "AMP-COMPILE-020",
+            "AMP-NUMERICS-090", "AMP-COMPILE-010", "AMP-COMPILE-020", "AMP-COMPILE-065",
         ),
         module={"get_amp_supported_dtype": lambda: [torch.float16], "is_bf16_supported": None},
         missing_types=(torch.bfloat16,),
