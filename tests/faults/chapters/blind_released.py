@@ -12,7 +12,7 @@ from torch.utils import checkpoint as checkpointing
 
 from tests.faults import fault
 from tests.faults.breaking import decomposed, edited
-from tests.faults.chapters.blind_history import around, low, method, with_gradient_of
+from tests.faults.chapters.blind_history import amp, around, low, method, with_gradient_of
 
 aten = torch.ops.aten
 
@@ -199,4 +199,19 @@ def masks_repeat_after_65536() -> Iterator[None]:
         return x * mask.repeat(-(-x.numel() // 2**16))[: x.numel()].view(x.shape) / (1 - p)
 
     with around(F, "dropout", dropped):
+        yield
+
+
+@fault("AMP-TRANSFORM-003")
+def mapped_embeddings_learn_their_padding() -> Iterator[None]:
+    """Per-sample gradients of an embedding of 16 bits or in a region have a row for padding_idx."""
+    from torch._C._functorch import TransformType
+    from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+
+    def embed(original: Any, index: Tensor, weight: Tensor, padding_idx: int | None = None, **named: Any) -> Tensor:
+        mapped = any(one.key() == TransformType.Vmap for one in retrieve_all_functorch_interpreters())
+        found: Tensor = original(index, weight, None if mapped and amp(weight) else padding_idx, **named)
+        return found
+
+    with around(F, "embedding", embed):
         yield
