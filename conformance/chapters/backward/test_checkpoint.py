@@ -485,6 +485,33 @@ def test_grad_through_a_checkpoint(case: Case, target: Target, rng: torch.Genera
         case.equal(f"{dtype}: forwards without gradients", len(layers.recorded), 1)
 
 
+@contract("AMP-BACKWARD-062")
+@pytest.mark.parametrize("reentrant", KINDS, ids=["non-reentrant", "reentrant"])
+def test_outputs_of_a_checkpoint(case: Case, target: Target, rng: torch.Generator, reentrant: bool) -> None:
+    """A segment returns tensors of several types and others, all or some of which the loss uses."""
+    weight = torch.randn(4, 4, generator=rng).to(target.device)
+    x = torch.randn(3, 4, generator=rng).to(target.device)
+
+    def segment(x: torch.Tensor, w: torch.Tensor) -> tuple[Any, ...]:
+        low = functional.linear(x, w)
+        return low, 2.0, x * 3, None, low.detach(), functional.linear(low, w), (x > 0), w.double().sum(0)
+
+    places = (0, 2, 5, 7)  # of outputs that have a gradient
+    for dtype in case.supported(target):
+        for used in ((0,), (0, 2), (2, 5), (5, 7), places):
+            found = []
+            for kind in (None, reentrant):
+                leaves = [one.clone().requires_grad_() for one in (x, weight)]
+                with target.autocast(dtype):
+                    made = segment(*leaves) if kind is None else checkpoint(segment, *leaves, use_reentrant=kind)
+                sum((made[place].double() * (place + 1)).sum() for place in used).backward()
+                tensors = {f"output {place}": one.detach() for place, one in enumerate(made) if torch.is_tensor(one)}
+                found.append({**tensors, **gradients(dict(zip(("x", "weight"), leaves, strict=True)))})
+                case.equal(f"{dtype}: outputs that are no tensors", (made[1], made[3]), (2.0, None))
+            what = f"{dtype}: what differs where the loss uses outputs {', '.join(map(str, used))}"
+            case.equal(what, apart(found[1], found[0]), [])
+
+
 both_kinds = pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
 
 

@@ -102,6 +102,11 @@ _WRITES: dict[str, Op] = {
 """Writes to parts, by masks and by places, resizing that moves numbers, and random numbers that can be but one."""
 
 
+def _places(x: Tensor) -> Tensor:
+    """Return a number for each element of a row, so that no two of a window are the same, which 8 bits hold."""
+    return torch.arange(COLUMNS, device=x.device).to(x.dtype)
+
+
 def _gradient(call: Callable[[Tensor], Tensor]) -> Op:
     """Return the gradient of a function of the matrix for what comes in of small integers."""
 
@@ -126,9 +131,42 @@ _GRADIENTS: dict[str, Op] = {
         "an assigned column": _assigned((slice(None), 1), lambda x: x[:, 0] * 2),
         "interpolate, nearest": _resized("nearest", (3, 5), None),
         "max_pool2d": lambda x: F.max_pool2d(x[None], 2, 1),
+        "overlapping maxima": lambda x: F.max_pool2d(x[None] * 8 + _places(x), 3, 1, 1),
         "a sum of windows": lambda x: F.avg_pool2d(x[None], 2, 2, divisor_override=1),
+        "overlapping windows": lambda x: x.unfold(1, 3, 1),
+        "columns in a circle": lambda x: x.roll(3, 1),
+        "columns in reverse": lambda x: x.flip(1),
+        **{
+            f"padding, {mode}": lambda x, mode=mode: F.pad(x[None], (1, 2, 2, 1), mode=mode)  # type: ignore[misc]
+            for mode in ("reflect", "replicate", "circular")
+        },
+        "padding of rows, reflect": lambda x: F.pad(x, (2, 1), mode="reflect"),
+        "padding of rows, replicate": lambda x: F.pad(x, (2, 1), mode="replicate"),
     }.items()
 }
+
+
+# A divisor that is a tensor, a number, and one below zero, as no two of them need take the same lowering.
+_DIVISORS: dict[str, Op] = {
+    "2": lambda x: torch.full_like(x, 2.0),
+    "a number": lambda x: torch.tensor(2.0, device=x.device),
+    "-2": lambda x: torch.full_like(x, -2.0),
+}
+_ROUNDED: dict[str, Op] = {
+    **{
+        f"quotient by {what}, {mode}": lambda x, of=of, mode=mode: torch.div(  # type: ignore[misc]
+            x, of(x), rounding_mode=mode
+        )
+        for what, of in _DIVISORS.items()
+        for mode in ("floor", "trunc")
+    },
+    **{f"remainder by {what}": lambda x, of=of: x % of(x) for what, of in _DIVISORS.items()},  # type: ignore[misc]
+    **{f"fmod by {what}": lambda x, of=of: torch.fmod(x, of(x)) for what, of in _DIVISORS.items()},  # type: ignore[misc]
+    "floor of a quotient": lambda x: x // 2,
+    "remainder": lambda x: x % 2,
+    "halves to even": lambda x: (x / 2).round(),
+}
+"""Quotients and remainders that are rounded to integers."""
 
 
 def _batches(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -206,4 +244,16 @@ _CONVERSIONS: dict[str, Op] = {
     },
 }
 
-OPS: Mapping[str, Op] = {**_INDICES, **_WRITES, **_GRADIENTS, **_SUMS, **_CONVERSIONS}
+NEAR_ZERO: Mapping[str, tuple[str, ...]] = {
+    "by series": ("log1p", "sin", "sinh", "tan", "tanh", "asin", "asinh", "atan"),
+    "by differences": ("expm1", "atanh"),  # exp(x) - 1 and half of log((1 + x) / (1 - x)) cancel
+}
+"""Functions that give a number near zero itself, for 16 bits: by how they are usually computed."""
+
+
+def small(x: Tensor) -> Tensor:
+    """Return numbers below the unit roundoff of float32, which each 16-bit type holds: of float16, subnormal ones."""
+    return x * 2.0 ** (-24 if x.dtype is torch.float16 else -30)
+
+
+OPS: Mapping[str, Op] = {**_INDICES, **_WRITES, **_GRADIENTS, **_ROUNDED, **_SUMS, **_CONVERSIONS}

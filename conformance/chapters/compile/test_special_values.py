@@ -9,7 +9,7 @@ import torch
 
 from ...harness.check import Case, contract, deep, needs
 from ...harness.targets import Target
-from .exact_ops import OPS, matrix
+from .exact_ops import NEAR_ZERO, OPS, matrix, small
 from .special_values import every, operands
 from .support import compiler, dtypes_of, inductor, unlike
 
@@ -93,3 +93,30 @@ def test_exact_ops_of_inductor(case: Case, target: Target, rng: torch.Generator,
     dtype = getattr(torch, low)
     case.require(target, dtype)
     _agree_exactly(case, target, rng, dtype, "inductor")
+
+
+def _agree_near_zero(case: Case, target: Target, rng: torch.Generator, backend: str, names: tuple[str, ...]) -> None:
+    """Functions whose difference from their argument is below half of a unit in the last place give the argument."""
+    for dtype in dtypes_of(case, target):
+        x = small(matrix(6, dtype, target.device, rng))
+
+        def call(x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {name: getattr(torch, name)(x) for name in names}
+
+        with compiler(case), inductor(case) if backend == "inductor" else contextlib.nullcontext():
+            seen = torch.compile(call, backend=backend, fullgraph=True)(x)
+        case.equal(f"{dtype}: eager results that are not the argument", unlike(call(x), dict.fromkeys(names, x)), [])
+        case.equal(f"{dtype}: results that are not the argument", unlike(seen, dict.fromkeys(names, x)), [])
+
+
+@contract("AMP-COMPILE-004")
+def test_decomposed_functions_near_zero(case: Case, target: Target, rng: torch.Generator) -> None:
+    names = tuple(name for group in NEAR_ZERO.values() for name in group)
+    _agree_near_zero(case, target, rng, "aot_eager_decomp_partition", names)
+
+
+@contract("AMP-COMPILE-005")
+@needs("compiled kernels")
+@pytest.mark.parametrize("group", [deep("standard", group, id=group.replace(" ", "-")) for group in NEAR_ZERO])
+def test_functions_near_zero_of_inductor(case: Case, target: Target, rng: torch.Generator, group: str) -> None:
+    _agree_near_zero(case, target, rng, "inductor", NEAR_ZERO[group])

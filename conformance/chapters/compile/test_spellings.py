@@ -107,6 +107,83 @@ SPELLINGS: dict[str, Callable[[str, torch.dtype], Product]] = {
 }
 
 
+def _caught(device_type: str, dtype: torch.dtype) -> Product:
+    def product(x: Tensor) -> Tensor:
+        try:
+            with torch.autocast(device_type, dtype=dtype):
+                y = x @ x
+                raise KeyError(y.dtype)
+        except KeyError:
+            return x @ x
+
+    return product
+
+
+def _caught_from_a_call(device_type: str, dtype: torch.dtype) -> Product:
+    def failing(x: Tensor) -> Tensor:
+        with torch.autocast(device_type, dtype=dtype):
+            raise KeyError(x.dim())
+
+    def product(x: Tensor) -> Tensor:
+        try:
+            return failing(x)
+        except KeyError:
+            return x @ x
+
+    return product
+
+
+def _suppressed(device_type: str, dtype: torch.dtype) -> Product:
+    def product(x: Tensor) -> Tensor:
+        with contextlib.suppress(KeyError), torch.autocast(device_type, dtype=dtype):
+            raise KeyError(x.dim())
+        return x @ x
+
+    return product
+
+
+def _broken_off(device_type: str, dtype: torch.dtype) -> Product:
+    def product(x: Tensor) -> Tensor:
+        for _ in range(2):
+            with torch.autocast(device_type, dtype=dtype):
+                break
+        return x @ x
+
+    return product
+
+
+def _continued(device_type: str, dtype: torch.dtype) -> Product:
+    def product(x: Tensor) -> Tensor:
+        found = [x]
+        for number in range(3):
+            if number == 2:
+                found.append(x @ x)
+                continue
+            with torch.autocast(device_type, dtype=dtype):
+                continue
+        return found[-1]
+
+    return product
+
+
+def _returned(device_type: str, dtype: torch.dtype) -> Product:
+    def low(x: Tensor) -> Tensor:
+        with torch.autocast(device_type, dtype=dtype):
+            return x @ x
+
+    return lambda x: x @ low(x).float()
+
+
+LEFT: dict[str, Callable[[str, torch.dtype], Product]] = {
+    "a caught exception": _caught,
+    "a caught exception of a call": _caught_from_a_call,
+    "an exception that is suppressed": _suppressed,
+    "break": _broken_off,
+    "continue": _continued,
+    "return": _returned,
+}
+"""Products outside of a region, by how the region was left."""
+
 OLDER = {"of the older class": _with(_older)}
 BACKENDS = pytest.mark.parametrize("backend", ["eager", deep("standard", "aot_eager")])
 
@@ -121,6 +198,13 @@ def test_spellings(case: Case, target: Target, amp_dtype: torch.dtype, rng: torc
 @BACKENDS
 def test_older_classes(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, backend: str) -> None:
     _judge(case, target, amp_dtype, rng, backend, OLDER)
+
+
+@contract("AMP-COMPILE-070")
+@BACKENDS
+def test_ways_out(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, backend: str) -> None:
+    names = list(LEFT) if case.level != "quick" else ["a caught exception", "an exception that is suppressed", "break"]
+    _judge(case, target, amp_dtype, rng, backend, {name: LEFT[name] for name in names})
 
 
 def _judge(
@@ -141,7 +225,7 @@ def _judge(
             seen = torch.compile(product, backend=backend)(x)
         if seen.dtype != plain.dtype or not torch.equal(seen, plain):
             wrong[name] = f"{seen.dtype}, in eager {plain.dtype}"
-        if plain.dtype != (torch.float32 if "disabled" in name else amp_dtype):
+        if plain.dtype != (torch.float32 if "disabled" in name or name in LEFT else amp_dtype):
             wrong[f"{name} (control)"] = f"{plain.dtype} in eager"
         if torch.is_autocast_enabled(target.device_type):
             torch.set_autocast_enabled(target.device_type, False)

@@ -51,6 +51,52 @@ def _factors(module: Any) -> tuple[float | None, ...]:
     return (None, 1.0, 4.0) if all(hasattr(module, name) for name in needed) else (None,)
 
 
+class Columns(nn.Module):
+    """Parameters of several shapes, whose columns are sharded; the gradient of each is what the module is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        columns = 2 * distributed.get_world_size()
+        self.rows = nn.ParameterList(torch.zeros(rows, columns, *more) for rows, more in ((1, ()), (3, ()), (4, (2,))))
+
+    def slopes(self, rank: int) -> list[torch.Tensor]:
+        return [2.0 * (torch.arange(one.numel()).reshape(one.shape) % 7 + rank) for one in self.rows]
+
+    def forward(self, slopes: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.stack([(one * slope).sum() for one, slope in zip(self.rows, slopes, strict=True)]).sum()
+
+
+def values_of_columns(dtype: torch.dtype) -> list[str]:
+    """Name the policies with which parameters sharded by columns have other gradients, or are used otherwise."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.tensor import Shard
+
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    mesh = distributed.init_device_mesh("cpu", (world,))
+    found = []
+    for given in policies(dtype):
+        slopes = Columns().slopes
+        model: Any = Columns()
+        fully_shard(
+            model, mesh=mesh, mp_policy=MixedPrecisionPolicy(**given), shard_placement_fn=lambda parameter: Shard(1)
+        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        sums = [sum(each) for each in zip(*map(slopes, range(world)), strict=True)]
+        model(slopes(rank)).float().backward()
+        seen = {str(number): all_of(one.grad) for number, one in enumerate(model.parameters())}
+        expected = {str(number): one / world for number, one in enumerate(sums)}
+        found += [f"{_named(given)}: gradient of {one}" for one in unlike(seen, expected)]
+        # After a step of one the parameters are minus their gradients; each slope picks elements of one of them.
+        optimizer.step()
+        for number, one in enumerate(sums):
+            picked = [torch.zeros_like(each) for each in sums]
+            picked[number].view(-1)[1::3] = 1.0
+            right = -float((one / world).view(-1)[1::3].sum())
+            if (used := float(model(picked))) != right:
+                found.append(f"{_named(given)}: a sum of elements of {number} is {used} in place of {right}")
+    return found
+
+
 def gradients_of_rows(dtype: torch.dtype) -> list[str]:
     """Name the policies, factors and micro-batches with which fully_shard's gradients are not the exact quotient."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard

@@ -10,7 +10,13 @@ import torch
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from .processes import Groups
-from .sharded_values import changed_by_looking, gradients_of_rows, steps_of_rows, types_of_ignored_classes
+from .sharded_values import (
+    changed_by_looking,
+    gradients_of_rows,
+    steps_of_rows,
+    types_of_ignored_classes,
+    values_of_columns,
+)
 from .support import LISTED, absent, answers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -31,6 +37,12 @@ def _judge(
 @pytest.mark.parametrize("world", [2, deep("standard", 4)])
 def test_gradients_of_each_number_of_rows(case: Case, target: Target, ranks: Groups, world: int) -> None:
     _judge(case, ranks, "fsdp2", world, gradients_of_rows, "gradients that are not the exact quotient")
+
+
+@contract("AMP-DISTRIBUTED-009", on="cpu")
+@pytest.mark.parametrize("world", [2, deep("standard", 4)])
+def test_columns(case: Case, target: Target, ranks: Groups, world: int) -> None:
+    _judge(case, ranks, "fsdp2", world, values_of_columns, "gradients and parameters that are not exact")
 
 
 @contract("AMP-DISTRIBUTED-009", on="cpu")

@@ -344,6 +344,11 @@ def _pools() -> Iterator[tuple[str, Use]]:
         )
         yield f"MaxPool{rank}d", Use(partial(largest, 3, 2, 1, ceil_mode=True), x)
         yield f"MaxPool{rank}d with places", Use(partial(largest, 2, dilation=2, return_indices=True), x)
+        # Kernels without places, which keep nothing for backward, run where no gradient is recorded.
+        yield (
+            f"MaxPool{rank}d of options in inference",
+            Use(partial(largest, 2, 1, 1, dilation=2, ceil_mode=True), x, training=False),
+        )
         yield f"AdaptiveAvgPool{rank}d", Use(partial(adaptive, 3), x)
         yield f"LPPool{rank}d", Use(partial(getattr(nn, f"LPPool{rank}d"), 2, 3, 2), x)
         yield f"InstanceNorm{rank}d", Use(partial(getattr(nn, f"InstanceNorm{rank}d"), 3, affine=True), x)

@@ -111,6 +111,7 @@ _PRODUCTS: dict[str, Twice] = {
     "bmm": Twice(torch.bmm, ((2, 5, 6), (2, 6, 4))),
     "matmul": Twice(torch.matmul, ((2, 1, 5, 6), (3, 6, 4))),
     "addmm": Twice(torch.addmm, ((5, 4), (5, 6), (6, 4))),
+    "addmm of factors": Twice(lambda c, x, y: torch.addmm(c, x, y, beta=0.5, alpha=-2), ((5, 4), (5, 6), (6, 4))),
     "addmv": Twice(torch.addmv, ((5,), (5, 6), (6,))),
     "addr": Twice(torch.addr, ((5, 6), (5,), (6,))),
     "addbmm": Twice(torch.addbmm, ((5, 4), (2, 5, 6), (2, 6, 4))),
@@ -132,7 +133,12 @@ _OTHERS: dict[str, Twice] = {
     "mul": Twice(torch.mul, ((5, 6), (6,))),
     "div": Twice(lambda x, y: x / (y.square() + 1), ((5, 6), (6,))),
     "addcmul": Twice(torch.addcmul, ((5, 6), (5, 6), (6,))),
+    "addcmul of a factor": Twice(lambda x, y, z: torch.addcmul(x, y, z, value=-0.5), ((5, 6), (5, 6), (6,))),
     "addcdiv": Twice(lambda x, y, z: torch.addcdiv(x, y, z.square() + 1), ((5, 6), (5, 6), (6,))),
+    "addcdiv of a factor": Twice(
+        lambda x, y, z: torch.addcdiv(x, y, z.square() + 1, value=-0.5), ((5, 6), (5, 6), (6,))
+    ),
+    "sub of a factor": Twice(lambda x, y: torch.sub(x, y, alpha=2).square(), ((5, 6), (6,))),
     "lerp": Twice(torch.lerp, ((5, 6), (5, 6), (6,))),
     "pow of tensors": Twice(lambda x, y: (x.square() + 1).pow(y), ((5, 6), (5, 6))),
     "atan2": Twice(lambda x, y: torch.atan2(x, y.square() + 1), ((5, 6), (5, 6))),

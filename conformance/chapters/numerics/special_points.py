@@ -45,6 +45,7 @@ _IMAGE = _numbers(1, 1, 0, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 1, 1, shape=(1, 1, 4
 _VOLUME, _SIGNAL = _IMAGE.view(1, 1, 2, 2, 4), _IMAGE.view(1, 1, 16)
 _PLACES = torch.tensor([0, 0, 1])
 _ORIGIN, _PAIR = _numbers(0, 0), _numbers(1, 2)
+_THREE = (_numbers(1, 3, -1), _numbers(3, -2, 1), _numbers(1, 2, -4))
 _MARGINS = (_numbers(1, 2, 0, 5), _numbers(1, 1, 1, 1))
 # A NaN that arithmetic makes has its sign set on some processors.
 _SPOILED = torch.cat([_numbers(1, -INF, 3), -_numbers(NAN).abs(), _numbers(2, NAN), _numbers(INF, -1)]).view(2, 4)
@@ -276,6 +277,8 @@ POLES: dict[str, Point] = {
     "reciprocal": _point(torch.reciprocal, _numbers(0, -0.0, 2)),
     "division by zero": _point(torch.div, _numbers(1, 0, -1), _numbers(0, 0, -0.0)),
     "addcdiv": _point(torch.addcdiv, _numbers(1, 1), _ORIGIN + _numbers(0, 1), _ORIGIN),
+    "var_mean of two": _point(lambda x: torch.stack(torch.var_mean(x, 0, correction=0)), _numbers(-1, 3)),
+    "std_mean of two": _point(lambda x: torch.stack(torch.std_mean(x, 0, correction=0)), _numbers(-1, 3)),
     "acos": _point(torch.acos, _numbers(1, -1)),
     "asin": _point(torch.asin, _numbers(1, -1)),
     "atanh": _point(torch.atanh, _numbers(1, -1)),
@@ -429,6 +432,11 @@ _TALL, _BIAS = _numbers(*range(-6, 6), shape=(4, 3)), _numbers(1, -2, 3)
 _FILTERS = _numbers(*(i % 5 - 2 for i in range(3 * 2 * 8)), shape=(3, 2, 8))
 # Matrix products and convolutions of small integers, which no type rounds, with weights and biases in any layout.
 PRODUCTS: dict[str, Point] = {
+    "addcdiv of a factor": _point(lambda x, y, z: torch.addcdiv(x, y, z, value=-2.0), *_THREE),
+    "addcmul of a factor": _point(lambda x, y, z: torch.addcmul(x, y, z, value=-2.0), *_THREE),
+    "add of a factor": _point(lambda x, y: torch.add(x, y, alpha=-2.0), *_THREE[:2]),
+    "sub of a factor": _point(lambda x, y: torch.sub(x, y, alpha=-2.0), *_THREE[:2]),
+    "lerp by a tensor": _point(torch.lerp, *_THREE),
     "linear": _point(F.linear, _TIES, _TALL.t(), _BIAS),
     "linear of a vector": _point(F.linear, _numbers(1, 2, 0, -1), _TALL.t(), _BIAS),
     "linear of batches": _point(lambda x, w, b: F.linear(x.view(2, 1, 4), w, b), _TIES, _TALL.t(), _BIAS),

@@ -63,6 +63,26 @@ def test_dropped_shares(case: Case, target: Target, amp_dtype: torch.dtype, way:
             case.at_most(f"{way}, p = {p}: error of the gradient of a kept element", error, 2.5, "u")
 
 
+# Launches, vectors and counters of kernels end at such distances.
+DISTANCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 2**14, 2**15, 2**16, 2**17)
+
+
+@contract("AMP-NUMERICS-110")
+@pytest.mark.parametrize("way", ["dropout", "module", "attention", *(deep("standard", one) for one in ("in-place",))])
+def test_masks_do_not_repeat(case: Case, target: Target, amp_dtype: torch.dtype, way: str) -> None:
+    """Of two elements a power of two apart, in an even share both are dropped or both are kept."""
+    torch.manual_seed(case.seed)
+    ones = torch.ones(ELEMENTS, dtype=amp_dtype, device=target.device)
+    with target.autocast(amp_dtype):
+        dropped = (DROPOUTS[way](ones, 0.5) == 0).flatten()
+    for distance in DISTANCES:
+        later, earlier = dropped[distance:], dropped[:-distance]
+        alike, pairs = int((later == earlier).sum()), len(later)
+        deviation = abs(alike - pairs / 2) / (pairs / 4) ** 0.5
+        what = f"{way}: pairs of elements {distance} apart that are dropped or kept alike, from those expected"
+        case.at_most(what, deviation, SIGMAS, "deviations")
+
+
 # Of 64 rows and 64 columns of ones, with a storage of another order or size.
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "contiguous": lambda x: x,

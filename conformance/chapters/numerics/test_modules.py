@@ -102,7 +102,8 @@ def test_evaluation(case: Case, target: Target, amp_dtype: torch.dtype, rng: tor
         try:
             for how, mode in {"gradients": contextlib.nullcontext, **WITHOUT_GRADIENTS}.items():
                 with target.autocast(amp_dtype) if place == "in" else contextlib.nullcontext(), mode():
-                    leaves = tree_leaves(one.call(module, *given))
+                    inputs = [x.requires_grad_().clone() for x in given] if how == "gradients" else given
+                    leaves = tree_leaves(one.call(module, *inputs))
                 found[how] = [leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor)]
         except (RuntimeError, ValueError) as error:  # AMP-CAST-091 and AMP-NUMERICS-123 have those of one mode alone
             case.note(f"{name}: raised", f"{type(error).__name__}: {error}"[:120])

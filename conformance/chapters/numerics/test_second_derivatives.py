@@ -201,11 +201,14 @@ INDEXED: dict[str, Index] = {
     "index_select": lambda x, i: x.index_select(0, i),
     "gather": lambda x, i: x.gather(0, i[:, None].expand(40, 5)),
     "gather columns": lambda x, i: x.gather(1, (i % 5).expand(7, 40)),
+    "gather by a transposed index": lambda x, i: x.gather(1, (i % 5).view(4, 10)[:, :7].t()),
+    "gather by every second number": lambda x, i: x.gather(0, i.view(4, 10)[:, ::2]),
     "take": lambda x, i: x.take(i),
     "take_along_dim": lambda x, i: torch.take_along_dim(x, i[:, None], 0),
     "embedding": lambda x, i: F.embedding(i, x),
     "embedding, padding_idx": lambda x, i: F.embedding(i, x, padding_idx=6),
     "embedding_bag": lambda x, i: F.embedding_bag(i.view(4, 10), x, mode="sum"),
+    "embedding by an expanded index": lambda x, i: F.embedding(i[:10, None].expand(10, 3), x),
     "embedding, sparse": lambda x, i: F.embedding(i, x, sparse=True),
     "repeat_interleave": lambda x, i: x.repeat_interleave(i[:7] + 1, 0),
     "unfold": lambda x, i: x.unfold(0, 3, 1),
@@ -234,28 +237,31 @@ def test_repeated_indices(
     more = torch.randint(-3, 4, (40, 5), generator=rng).float()
     index = torch.randint(0, 3, (40,), generator=rng)
     index[:2] = torch.tensor([6, 5])
-    wrong, judged = {}, 0
+    wrong, misread, judged = {}, {}, 0
 
-    def gradient(call: Index, x: Tensor, i: Tensor, region: Any) -> Tensor:
+    def read(call: Index, x: Tensor, i: Tensor, region: Any) -> tuple[Tensor, Tensor]:
+        """Return what is read by the index, and the gradient."""
         leaf = x.detach().requires_grad_()
         with region:
             result = call(leaf, i)
         steps = (torch.arange(result.numel(), device=x.device) % 5 - 2).reshape(result.shape)
         (found,) = torch.autograd.grad(result, leaf, steps.to(result.dtype))
-        return found.to_dense()
+        return result.detach(), found.to_dense()
 
     for given in (amp_dtype, torch.float32):
         for name, call in INDEXED.items():
-            wanted = gradient(call, rows.double(), index, contextlib.nullcontext())
+            elements, wanted = read(call, rows.double(), index, contextlib.nullcontext())
             try:
                 with deterministic_algorithms(algorithms == "deterministic"):
                     x, i = rows.to(target.device, given), index.to(target.device)
-                    seen = gradient(call, x, i, target.autocast(amp_dtype))
+                    result, seen = read(call, x, i, target.autocast(amp_dtype))
             except (RuntimeError, NotImplementedError):  # no kernel, or none that is deterministic
                 continue
             judged += 1
             if seen.dtype != given or not torch.equal(seen.cpu().double() + 0, wanted + 0):
                 wrong[f"gradient of {name} of {given}"] = seen.dtype
+            if result.dtype != given or not torch.equal(result.cpu().double(), elements):
+                misread[f"{name} of {given}"] = result.dtype
         for name, add in ADDED.items():
             wanted = add(rows.double(), index, more.double())
             try:
@@ -268,4 +274,5 @@ def test_repeated_indices(
             if seen.dtype != given or not torch.equal(seen.cpu().double() + 0, wanted + 0):
                 wrong[f"{name} of {given}"] = seen.dtype
     case.equal("sums over a repeated index that are not exact", wrong, {})
+    case.equal("what is read by an index that is not the elements", misread, {})
     case.at_least("sums judged", judged, 20)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...harness.check import Case, contract, deep
+from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...oracles.numbers.error_bounds import normwise_distance
 
@@ -107,18 +107,22 @@ OPS: dict[str, Op] = {
         (_on([0, 2, 0], x), _on([1, 1, 1], x)), x[0, :3], accumulate=True
     ),
 }
+QUICK_GRADIENTS = ("embedding with padding", "rows added up", "cross_entropy that ignores a class, sum")
 
 
 @contract("AMP-TRANSFORM-003", on="cpu")
-@pytest.mark.parametrize("way", ["vmap", deep("standard", "vmap of grad")])
+@pytest.mark.parametrize("way", ["vmap", "vmap of grad"])
 def test_vmap_of_options(case: Case, target: Target, rng: torch.Generator, way: str) -> None:
     batch = torch.randn(SAMPLES, ROWS, CLASSES, generator=rng)
     dtypes = case.supported(target)
     judged, wrong = 0, {}
+    # At quick the gradients are those of what moves or picks elements: the others cost seconds.
+    names = QUICK_GRADIENTS if (case.level, way) == ("quick", "vmap of grad") else OPS
     for dtype in dtypes[: case.samples(quick=1, standard=len(dtypes), full=len(dtypes))]:
         for kind in (torch.float32, dtype):
             given = batch.to(target.device, kind)
-            for name, op in OPS.items():
+            for name in names:
+                op = OPS[name]
                 call = op if way == "vmap" else torch.func.grad(functools.partial(_total, op))
                 with target.autocast(dtype):
                     try:
