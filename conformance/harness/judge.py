@@ -57,7 +57,6 @@ _ENDINGS: tuple[tuple[type[BaseException], Verdict], ...] = (
 # A case that ends so has what failed before, in a waiver, as its verdict.
 _WITHOUT_A_VERDICT = (Unsupported, Undetermined, Untestable, Inconclusive, pytest.skip.Exception)
 
-# Of torch's Python code, what computes in a dtype of its own choice: the reciprocal of the scale, the products of Muon.
 _WIDE = (torch.float64, torch.complex128)
 # What makes tensors or converts them, which no region does otherwise than asked.
 _MAKING = (
@@ -66,6 +65,7 @@ _MAKING = (
     *("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like"),
     *("new_tensor", "new_zeros", "new_ones", "new_full", "new_empty"),
 )
+# Of torch's Python code, what computes in a dtype of its own choice: the reciprocal of the scale, the products of Muon.
 _OUTSIDE_REGIONS = ("torch.amp.grad_scaler", "torch.optim.")
 
 _SUITE = __name__.split(".")[0]

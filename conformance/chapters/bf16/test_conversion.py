@@ -13,16 +13,12 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
+from .swapped import swapping
 
 
 def _swapped(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
-    """Convert with the future default that swaps the tensors of parameters and gradients in place of their data."""
-    before = torch.__future__.get_swap_module_params_on_conversion()
-    torch.__future__.set_swap_module_params_on_conversion(True)
-    try:
+    with swapping():
         return module.to(dtype)
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(before)
 
 
 CONVERSIONS: dict[str, Callable[[torch.nn.Module, torch.dtype], torch.nn.Module]] = {

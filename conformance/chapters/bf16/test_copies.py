@@ -17,6 +17,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
+from .swapped import swapping
 
 
 def _file(thing: Any, read: Mapping[str, Any], **write: Any) -> Any:
@@ -86,12 +87,8 @@ def _swapping(call: Callable[[nn.Module], nn.Module]) -> Callable[[nn.Module], n
     """Let a conversion swap the tensors of the parameters in place of their data."""
 
     def swapped(module: nn.Module) -> nn.Module:
-        before = torch.__future__.get_swap_module_params_on_conversion()
-        torch.__future__.set_swap_module_params_on_conversion(True)
-        try:
+        with swapping():
             return call(module)
-        finally:
-            torch.__future__.set_swap_module_params_on_conversion(before)
 
     return swapped
 

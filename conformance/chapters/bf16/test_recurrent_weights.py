@@ -15,6 +15,7 @@ from torch.nn.utils import parametrize, prune, vector_to_parameters
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
+from .swapped import swapping
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "RNN": lambda: nn.RNN(3, 4),
@@ -60,12 +61,9 @@ def _load(layer: Any, state: State, dtype: torch.dtype, **options: Any) -> nn.Mo
 
 
 def _swapped(layer: Any, dtype: torch.dtype) -> nn.Module:
-    before = torch.__future__.get_swap_module_params_on_conversion()
-    torch.__future__.set_swap_module_params_on_conversion(True)
-    try:
-        return layer.to(dtype)
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(before)
+    with swapping():
+        converted: nn.Module = layer.to(dtype)
+    return converted
 
 
 def _saved(layer: Any, dtype: torch.dtype) -> Any:

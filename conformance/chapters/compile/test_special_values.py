@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,6 +15,12 @@ from .special_values import every, operands
 from .support import compiler, dtypes_of, inductor, unlike
 
 
+@contextlib.contextmanager
+def _compiling(case: Case, backend: str) -> Iterator[None]:
+    with compiler(case), inductor(case) if backend == "inductor" else contextlib.nullcontext():
+        yield
+
+
 def _agree(case: Case, target: Target, rng: torch.Generator, backend: str, dtype: torch.dtype) -> None:
     given = operands(dtype, target.device, rng)
 
@@ -21,7 +28,7 @@ def _agree(case: Case, target: Target, rng: torch.Generator, backend: str, dtype
         with torch.autocast(target.device_type, dtype=dtype, cache_enabled=False):
             return every(dtype, given)
 
-    with compiler(case), inductor(case) if backend == "inductor" else contextlib.nullcontext():
+    with _compiling(case, backend):
         ours = {name: one.clone() for name, one in given.items()}
         seen = torch.compile(call, backend=backend, fullgraph=True)(ours)
         expected = call({name: one.clone() for name, one in given.items()})
@@ -72,7 +79,7 @@ def _agree_exactly(case: Case, target: Target, rng: torch.Generator, dtype: torc
     def call(x: torch.Tensor) -> dict[str, torch.Tensor]:
         return {name: OPS[name](x) for name in names}
 
-    with compiler(case), inductor(case) if backend == "inductor" else contextlib.nullcontext():
+    with _compiling(case, backend):
         compiled = torch.compile(call, backend=backend, fullgraph=True, dynamic=len(sizes) > 1)
         for rows in sizes:
             x = matrix(rows, dtype, target.device, rng)
@@ -103,7 +110,7 @@ def _agree_near_zero(case: Case, target: Target, rng: torch.Generator, backend: 
         def call(x: torch.Tensor) -> dict[str, torch.Tensor]:
             return {name: getattr(torch, name)(x) for name in names}
 
-        with compiler(case), inductor(case) if backend == "inductor" else contextlib.nullcontext():
+        with _compiling(case, backend):
             seen = torch.compile(call, backend=backend, fullgraph=True)(x)
         case.equal(f"{dtype}: eager results that are not the argument", unlike(call(x), dict.fromkeys(names, x)), [])
         case.equal(f"{dtype}: results that are not the argument", unlike(seen, dict.fromkeys(names, x)), [])

@@ -16,7 +16,7 @@ from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from ...oracles.optimizer_state import differences, snapshot
 from .optimizer_configs import OptimizerConfig
-from .parameter_kinds import Draw, parameters_of, stepped, unit
+from .parameter_kinds import Draw, parameters_of, stepped, unit, wide
 from .support import ALL, demand
 
 # Arguments that switch a term of the update on; the rest is that of the first variant.
@@ -172,8 +172,8 @@ def test_decoupled_decay(case: Case, target: Target, rng: torch.Generator, imple
                 optimizer.step()
             judged += 1
             for parameter, value in zip(parameters, before, strict=True):
-                wanted = value.cpu().double() * (1 - rate * decay) ** 2
-                far = float(((parameter.detach().cpu().double() - wanted) / wanted).abs().max())
+                wanted = wide(value) * (1 - rate * decay) ** 2
+                far = float(((wide(parameter) - wanted) / wanted).abs().max())
                 # Two products, and a factor that is rounded.
                 case.at_most(
                     f"{kind.id}, rate in a {type(lr).__name__}, {tuple(value.shape)}: relative distance",

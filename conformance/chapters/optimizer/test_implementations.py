@@ -17,7 +17,7 @@ from ...measure import flags
 from ...oracles.optimizer_state import differences, snapshot
 from ...workloads.linear_loss import LinearLoss, with_nonfinite
 from .optimizer_configs import OptimizerConfig
-from .parameter_kinds import KINDS, Draw, Given, dtypes_of, rounds, stepped, unit
+from .parameter_kinds import KINDS, Draw, Given, dtypes_of, rounds, stepped, unit, wide
 from .support import ALL, ROUTES, build, demand, iterate, uninitialised_memory_is_nan
 
 SHARED = tuple(kind for kind in ALL if kind.accepts("foreach") and kind.gradients == "dense")
@@ -656,7 +656,7 @@ def test_rates_in_tensors_are_not_rounded(
         optimizer = kind.make([parameter], lr=lr)
         parameter.grad = gradient.clone()
         optimizer.step()
-        return parameter.detach().cpu().double() - start.cpu().double()
+        return wide(parameter) - wide(start)
 
     size = float(update(torch.zeros_like(gradient), rate).abs().mean())
     start = (torch.randn(ELEMENTS, generator=rng) * size).to(target.device, FLOATS[dtype])

@@ -159,9 +159,7 @@ def interleaved(case: Case, target: Target, kind: str, count: int) -> None:
 
 def shapes(target: Target, outer: str, inner: str, first: Region, second: Region) -> dict[str, Program]:
     """Return pairs of regions: left normally, by an exception, and with their state set inside."""
-    default = torch.get_autocast_dtype(target.device_type)
-    lows = [dtype for dtype in (torch.float16, torch.bfloat16) if target.computes_in(dtype)]
-    other = next((dtype for dtype in lows if dtype is not default), default)
+    other = torch.float16 if torch.get_autocast_dtype(target.device_type) is torch.bfloat16 else torch.bfloat16
     setters = {
         "flag": Set(2, target.device_type, True),
         **({"dtype": Set(2, target.device_type, other)} if target.computes_in(other) else {}),

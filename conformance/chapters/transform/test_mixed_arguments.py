@@ -104,10 +104,20 @@ def _called(names: Names, function: Callable[[Values], Any]) -> Function:
     return lambda *given: function(dict(zip(names, given, strict=True)))
 
 
+def _require(case: Case, target: Target) -> None:
+    """Ask for both 16-bit types, and for tangents of a product with a number, which torch makes float64 on a device."""
+
+    def tangent() -> object:
+        x = torch.ones(2, device=target.device)
+        return torch.func.jvp(lambda one: 0.3 * one.square().sum(), (x,), (x,))
+
+    case.require_arithmetic(target, torch.float16, torch.bfloat16)
+    case.require_call(target, "take tangents of a product with a number", tangent)
+
+
 @contract("AMP-TRANSFORM-021")
 def test_jacobians(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
-    case.require_arithmetic(target, torch.float16, torch.bfloat16)
-    case.require_call(target, "take tangents of a product with a number", partial(_tangent, target))
+    _require(case, target)
     values = _values(target, amp_dtype, rng)
     exact = _exact_jacobian(values)
     narrow = {"narrow": amp_dtype, "full": torch.float32}
@@ -148,16 +158,9 @@ def _exact_jacobian(values: Values) -> dict[str, dict[str, Tensor]]:
     return {result: dict(zip(names, rows, strict=True)) for result, rows in zip(("narrow", "full"), found, strict=True)}
 
 
-def _tangent(target: Target) -> object:
-    """torch makes the number a tensor of float64 on the device."""
-    x = torch.ones(2, device=target.device)
-    return torch.func.jvp(lambda one: 0.3 * one.square().sum(), (x,), (x,))
-
-
 @contract("AMP-TRANSFORM-021")
 def test_hessians(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
-    case.require_arithmetic(target, torch.float16, torch.bfloat16)
-    case.require_call(target, "take tangents of a product with a number", partial(_tangent, target))
+    _require(case, target)
     values = _values(target, amp_dtype, rng)
     wide = tuple(one.cpu().double() for one in values.values())
     whole = _called(tuple(values), lambda some: _total(some, torch.float64))
