@@ -46,12 +46,14 @@ class Seen:
 
 @contract("AMP-NUMERICS-112")
 def test_some_modules(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
-    """Judge each use in types that the seed chooses: in all of them from the level standard on."""
+    """Judge each use in types that the seed chooses, and in all of them from the level standard on.
+
+    Evaluation and modules without inputs are short calls: all types that have 16-bit tensors are judged.
+    """
     for name in case.with_kernels(target, {name: functools.partial(_plain, target, name) for name in USES}):
         types = _types(amp_dtype)
         drawn = int(torch.randint(len(types), (), generator=rng))
-        # Without inputs the types are those of the weights, and the calls are short.
-        chosen = types[drawn : drawn + 1] if USES[name].shapes else types[1:]
+        chosen = types[drawn : drawn + 1] if USES[name].training and USES[name].shapes else types[1:]
         if len(USES[name].shapes) > 1:
             chosen += (_in_turns(amp_dtype),)
         _judge(case, target, amp_dtype, rng, name, chosen)
