@@ -1,0 +1,251 @@
+"""Check that schedulers give every group the rates and momenta of their documented formulas."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import lr_scheduler
+from torch.optim.swa_utils import SWALR
+
+from ...harness.check import Case, contract
+from ...harness.targets import Target
+from ...oracles import schedules
+
+# Rates of two groups, no multiples of one another, and others to end at.
+BASES, ENDS = (0.25, 0.1), (0.03, 0.07)
+STEPS = 12
+CLOSE = 2.0**-40  # of recurrences of some steps in Python's numbers
+
+Value = Callable[[int, int], float]  # of a group and a number of steps
+Make = Callable[[torch.optim.Optimizer], Any]
+
+
+def _of(formula: Callable[..., float], **options: Any) -> Value:
+    return lambda group, t: formula(BASES[group], t, **options)
+
+
+def _product(group: int, t: int) -> float:
+    return BASES[group] * math.prod(1 - 1 / (2 + number) for number in range(1, t + 1))
+
+
+def _chained(group: int, t: int) -> float:
+    return schedules.step_rate(schedules.linear_rate(BASES[group], t, 0.25, 1.0, 5), t, 3, 0.5)
+
+
+def _in_sequence(group: int, t: int) -> float:
+    base = BASES[group]
+    return schedules.constant_rate(base, t, 0.5, 6) if t < 4 else schedules.multi_step_rate(base, t - 4, (2, 5), 0.1)
+
+
+def _cyclic(up: int, down: int, size: Callable[[int, int], float]) -> Value:
+    """Return the rate of cycles between ENDS and BASES; `size` is of the cycle, from 1, and the step."""
+
+    def value(group: int, t: int) -> float:
+        cycle, place = schedules.cyclic_place(t, up, down)
+        return ENDS[group] + (BASES[group] - ENDS[group]) * place * size(cycle, t)
+
+    return value
+
+
+def _one_cycle(phases: tuple[float, ...], shape: schedules.Shape, *, three: bool) -> Value:
+    def value(group: int, t: int) -> float:
+        first = BASES[group] / 10
+        return schedules.one_cycle(t, phases, (first, BASES[group], *([first] if three else []), first / 100), shape)
+
+    return value
+
+
+def _averaged(epochs: int, shape: schedules.Shape) -> Value:
+    return lambda group, t: schedules.averaged_rate(BASES[group], t, ENDS[group], epochs, shape)
+
+
+FORMULAS: dict[str, tuple[Make, Value]] = {
+    "StepLR": (
+        lambda o: lr_scheduler.StepLR(o, step_size=3, gamma=0.3),
+        _of(schedules.step_rate, step_size=3, gamma=0.3),
+    ),
+    "MultiStepLR": (
+        lambda o: lr_scheduler.MultiStepLR(o, milestones=[2, 5, 5, 9], gamma=0.3),
+        _of(schedules.multi_step_rate, milestones=(2, 5, 5, 9), gamma=0.3),
+    ),
+    "ConstantLR": (
+        lambda o: lr_scheduler.ConstantLR(o, factor=0.3, total_iters=4),
+        _of(schedules.constant_rate, factor=0.3, total_iters=4),
+    ),
+    "LinearLR": (
+        lambda o: lr_scheduler.LinearLR(o, start_factor=0.2, end_factor=0.7, total_iters=7),
+        _of(schedules.linear_rate, start=0.2, end=0.7, total_iters=7),
+    ),
+    "ExponentialLR": (
+        lambda o: lr_scheduler.ExponentialLR(o, gamma=0.7),
+        _of(schedules.step_rate, step_size=1, gamma=0.7),
+    ),
+    "PolynomialLR": (
+        lambda o: lr_scheduler.PolynomialLR(o, total_iters=8, power=1.7),
+        _of(schedules.polynomial_rate, total_iters=8, power=1.7),
+    ),
+    "CosineAnnealingLR": (
+        lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=5, eta_min=0.01),
+        _of(schedules.cosine_rate, t_max=5, least=0.01),
+    ),
+    "CosineAnnealingWarmRestarts": (
+        lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, T_0=3, T_mult=2, eta_min=0.01),
+        _of(schedules.restarted_cosine_rate, first=3, times=2, least=0.01),
+    ),
+    "LambdaLR": (
+        lambda o: lr_scheduler.LambdaLR(o, [lambda t: 1 / (1 + t), lambda t: 0.9**t]),
+        lambda group, t: BASES[group] * (0.9**t if group else 1 / (1 + t)),
+    ),
+    "MultiplicativeLR": (lambda o: lr_scheduler.MultiplicativeLR(o, lambda t: 1 - 1 / (2 + t)), _product),
+    "ChainedScheduler": (
+        lambda o: lr_scheduler.ChainedScheduler(
+            [lr_scheduler.LinearLR(o, 0.25, 1.0, 5), lr_scheduler.StepLR(o, 3, gamma=0.5)]
+        ),
+        _chained,
+    ),
+    "SequentialLR": (
+        lambda o: lr_scheduler.SequentialLR(
+            o, [lr_scheduler.ConstantLR(o, 0.5, 6), lr_scheduler.MultiStepLR(o, [2, 5], 0.1)], milestones=[4]
+        ),
+        _in_sequence,
+    ),
+    "CyclicLR": (
+        lambda o: lr_scheduler.CyclicLR(o, list(ENDS), list(BASES), 2, 3, cycle_momentum=False),
+        _cyclic(2, 3, lambda cycle, t: 1.0),
+    ),
+    "CyclicLR, triangular2": (
+        lambda o: lr_scheduler.CyclicLR(o, list(ENDS), list(BASES), 2, 2, "triangular2", cycle_momentum=False),
+        _cyclic(2, 2, lambda cycle, t: 0.5 ** (cycle - 1)),
+    ),
+    "CyclicLR, exp_range": (
+        lambda o: lr_scheduler.CyclicLR(o, list(ENDS), list(BASES), 3, 2, "exp_range", gamma=0.9, cycle_momentum=False),
+        _cyclic(3, 2, lambda cycle, t: 0.9**t),
+    ),
+    "OneCycleLR": (
+        lambda o: lr_scheduler.OneCycleLR(o, list(BASES), 20, pct_start=0.4, div_factor=10, final_div_factor=100),
+        _one_cycle((7, 19), "cos", three=False),
+    ),
+    "OneCycleLR, three phases": (
+        lambda o: lr_scheduler.OneCycleLR(
+            o,
+            list(BASES),
+            13,
+            pct_start=0.4,
+            anneal_strategy="linear",
+            div_factor=10,
+            final_div_factor=100,
+            three_phase=True,
+        ),
+        _one_cycle((4.2, 8.4, 12), "linear", three=True),
+    ),
+    "SWALR": (lambda o: SWALR(o, list(ENDS), anneal_epochs=7), _averaged(7, "cos")),
+    "SWALR, linear": (
+        lambda o: SWALR(o, list(ENDS), anneal_epochs=5, anneal_strategy="linear"),
+        _averaged(5, "linear"),
+    ),
+    "SWALR at once": (lambda o: SWALR(o, list(ENDS), anneal_epochs=0), _averaged(0, "cos")),
+}
+
+
+def _grouped(target: Target, kind: str = "SGD") -> torch.optim.Optimizer:
+    """Return an optimizer with a group for each of the rates."""
+    groups: list[dict[str, Any]] = []
+    for rate in BASES:
+        parameter = torch.nn.Parameter(torch.ones(2, device=target.device))
+        parameter.grad = torch.ones_like(parameter)
+        groups.append({"params": [parameter], "lr": rate})
+    return torch.optim.AdamW(groups) if kind == "AdamW" else torch.optim.SGD(groups, momentum=0.5)
+
+
+def _stepped(
+    optimizer: torch.optim.Optimizer, make: Make, read: Callable[[dict[str, Any]], float]
+) -> list[list[float]]:
+    """Return what `read` finds in each group at first and after each of the steps."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # ChainedScheduler and SequentialLR call step() of deprecated form
+        schedule = make(optimizer)
+        found = [[read(group) for group in optimizer.param_groups]]
+        for _ in range(STEPS):
+            optimizer.step()
+            schedule.step()
+            found.append([read(group) for group in optimizer.param_groups])
+    return found
+
+
+def _far(seen: list[list[float]], wanted: Value) -> dict[str, tuple[float, float]]:
+    return {
+        f"group {group}, step {t}": (value, exact)
+        for t, values in enumerate(seen)
+        for group, value in enumerate(values)
+        if not abs(value - (exact := wanted(group, t))) <= CLOSE
+    }
+
+
+@contract("AMP-OPTIMIZER-131")
+def test_rates(case: Case, target: Target) -> None:
+    for name, (make, wanted) in FORMULAS.items():
+        seen = _stepped(_grouped(target), make, lambda group: float(group["lr"]))
+        case.equal(f"{name}: rates that are not those of the formula", _far(seen, wanted), {})
+
+
+@contract("AMP-OPTIMIZER-131")
+@pytest.mark.parametrize("kind", ["SGD", "AdamW"])
+def test_momenta(case: Case, target: Target, kind: str) -> None:
+    """Cycle the momentum against the rate: in CyclicLR and OneCycleLR, of SGD and of Adam's first beta."""
+    low, high = 0.6, 0.9
+
+    def momentum(group: dict[str, Any]) -> float:
+        return float(group["momentum"] if kind == "SGD" else group["betas"][0])
+
+    def cyclic(group: int, t: int) -> float:
+        return high - (high - low) * schedules.cyclic_place(t, 2, 3)[1]
+
+    def one(group: int, t: int) -> float:
+        return schedules.one_cycle(t, (7, 19), (high, low, high), "cos")
+
+    momenta = {"base_momentum": low, "max_momentum": high}
+    made: dict[str, tuple[Make, Value]] = {
+        "CyclicLR": (lambda o: lr_scheduler.CyclicLR(o, list(ENDS), list(BASES), 2, 3, **momenta), cyclic),
+        "OneCycleLR": (lambda o: lr_scheduler.OneCycleLR(o, list(BASES), 20, pct_start=0.4, **momenta), one),
+    }
+    for name, (make, wanted) in made.items():
+        seen = _stepped(_grouped(target, kind), make, momentum)
+        case.equal(f"{name}: momenta that are not those of the formula", _far(seen, wanted), {})
+
+
+LOSSES = (1.0, 0.9, 0.95, 0.91, 0.8999, 0.85, 0.9, 0.9, 0.9, 0.9, 0.9, 0.2, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3)
+BETTER: dict[str, tuple[dict[str, Any], Callable[[float, float], bool]]] = {
+    "min, rel": ({"mode": "min", "threshold": 0.01}, lambda loss, best: loss < best * (1 - 0.01)),
+    "min, abs": ({"mode": "min", "threshold": 0.04, "threshold_mode": "abs"}, lambda loss, best: loss < best - 0.04),
+    "max, rel": ({"mode": "max", "threshold": 0.05}, lambda loss, best: loss > best * (1 + 0.05)),
+    "max, abs": ({"mode": "max", "threshold": 0.04, "threshold_mode": "abs"}, lambda loss, best: loss > best + 0.04),
+}
+
+
+@contract("AMP-OPTIMIZER-131")
+def test_plateaus(case: Case, target: Target) -> None:
+    """Lower the rate where the loss did not improve, in each mode, with a cooldown and a least rate."""
+    for name, (options, better) in BETTER.items():
+        optimizer = _grouped(target)
+        schedule = lr_scheduler.ReduceLROnPlateau(
+            optimizer, factor=0.3, patience=1, cooldown=2, min_lr=list(ENDS), **options
+        )
+        seen = []
+        for loss in LOSSES:
+            optimizer.step()
+            schedule.step(loss)
+            seen.append([float(group["lr"]) for group in optimizer.param_groups])
+        wanted = [
+            schedules.plateau_rates(base, LOSSES, better, factor=0.3, patience=1, cooldown=2, least=least)
+            for base, least in zip(BASES, ENDS, strict=True)
+        ]
+        case.equal(f"{name}: rates that are not those of the formula", _far(seen, _listed(wanted)), {})
+
+
+def _listed(values: list[list[float]]) -> Value:
+    return lambda group, t: values[group][t]
