@@ -140,3 +140,34 @@ def test_hooks_may_change_gradients_and_arguments(
     case.equal("arguments of step()", optimizer.calls, [(("added",), {"named": 1})])
     for number, (parameter, began, gradient) in enumerate(zip(slopes.moving, start, slope, strict=True)):
         case.identical(f"parameter {number}, against p - g / 2", parameter, began - gradient * 0.5)
+
+
+@contract("AMP-OPTIMIZER-127")
+def test_hooks_of_states(case: Case, target: Target) -> None:
+    """Save and load with hooks that tell that they ran, and of which two change the rate that is saved or loaded."""
+    made = [torch.optim.SGD([torch.nn.Parameter(torch.ones(2, device=target.device))], lr=0.25) for _ in range(2)]
+    ran: list[str] = []
+
+    def halved(place: str) -> Callable[[torch.optim.Optimizer, dict[str, Any]], dict[str, Any]]:
+        def change(_: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+            ran.append(place)
+            groups = [{**group, "lr": group["lr"] / 2} for group in state["param_groups"]]
+            return {**state, "param_groups": groups}
+
+        return change
+
+    saving, loading = made
+    saving.register_state_dict_pre_hook(lambda *_: ran.append("before saving"))
+    saving.register_state_dict_post_hook(halved("after saving"))
+    saving.register_state_dict_pre_hook(lambda *_: ran.append("first"), prepend=True)
+    loading.register_load_state_dict_pre_hook(halved("before loading"))
+    loading.register_load_state_dict_post_hook(lambda *_: ran.append("after loading"))
+    loading.register_load_state_dict_post_hook(lambda *_: ran.append("last"))
+    state = saving.state_dict()
+    loading.load_state_dict(state)
+    order = ["first", "before saving", "after saving", "before loading", "after loading", "last"]
+    case.equal("hooks that ran, in order", ran, order)
+    rates = [saving.param_groups[0]["lr"], state["param_groups"][0]["lr"], loading.param_groups[0]["lr"]]
+    case.equal(
+        "rates of the optimizer that was saved, its state and the one that loaded it", rates, [0.25, 0.125, 0.0625]
+    )

@@ -1,10 +1,10 @@
-"""Faults of learning-rate schedulers: rates of another group or step, and bounds, periods and shapes that are off."""
+"""Faults of schedulers: rates of another group or step, bounds and periods that are off; and of hooks of states."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch.optim import lr_scheduler
+from torch.optim import Optimizer, lr_scheduler
 from torch.optim.swa_utils import SWALR
 
 from tests.faults import fault
@@ -48,4 +48,19 @@ def restarts_have_one_length() -> Iterator[None]:
 def plateaus_forget_their_cooldown() -> Iterator[None]:
     """ReduceLROnPlateau counts bad epochs in the cooldown too."""
     with edited(lr_scheduler.ReduceLROnPlateau.step, "self.cooldown_counter = self.cooldown", "pass"):
+        yield
+
+
+@fault("AMP-OPTIMIZER-127")
+def hooks_after_loading_are_left_out() -> Iterator[None]:
+    """load_state_dict runs no hook after it."""
+    hooks = "self._optimizer_load_state_dict_post_hooks.values()"
+    with edited(Optimizer.load_state_dict, hooks, "()"):
+        yield
+
+
+@fault("AMP-OPTIMIZER-127")
+def what_hooks_return_is_not_saved() -> Iterator[None]:
+    """state_dict ignores the dictionary that a hook returns."""
+    with edited(Optimizer.state_dict, "if hook_result is not None:", "if False:"):
         yield
