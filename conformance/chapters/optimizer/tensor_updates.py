@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-State = dict[str, Any]
+State = dict[str, Tensor]
 Options = Mapping[str, Any]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from ...harness.check import Case, contract
 from ...harness.targets import Target
 from .support import ALL, demand
-from .tensor_updates import adafactor, lbfgs, muon, sparse_adam
+from .tensor_updates import State, adafactor, lbfgs, muon, sparse_adam
 
 # Settings under which every term shows: gradients below and above the thresholds, tall, wide and square tensors.
 ADAFACTOR: tuple[dict[str, Any], ...] = (
@@ -72,7 +72,7 @@ def test_adafactor(case: Case, target: Target, rng: torch.Generator, implementat
         exact = {**options, "eps": (torch.finfo(torch.float32).eps if least is None else least, size)}
         far = {}
         for name, (value, gradients) in histories.items():
-            path, state = [value.double()], {}
+            path, state = [value.double()], State()
             for number, gradient in enumerate(gradients, 1):
                 path.append(adafactor(path[-1], gradient.double(), number, state, exact))
             if not (distance := _distance(parameters[name], path)) <= SINGLE:
@@ -98,7 +98,7 @@ def test_muon(case: Case, target: Target, rng: torch.Generator) -> None:
             optimizer.step()
         far = {}
         for name, (value, gradients) in histories.items():
-            path, state = [value.double()], {}
+            path, state = [value.double()], State()
             for number, gradient in enumerate(gradients, 1):
                 path.append(muon(path[-1], gradient.double(), number, state, options))
             if not (distance := _distance(parameters[name], path)) <= HALF:
@@ -113,8 +113,8 @@ def test_sparse_adam(case: Case, target: Target, rng: torch.Generator) -> None:
     named = ((0, 2, 2), (3,), (), (0, 3, 1), (2, 0))
     for options in ({"lr": 0.25, "betas": (0.75, 0.875)}, {"lr": 0.25, "eps": 0.0625, "maximize": True}):
         value, gradients = _histories(rng, {"rows": (5, 3)})["rows"]
-        parameter, path, state = torch.nn.Parameter(value.clone().to(target.device)), [value.double()], {}
-        optimizer = torch.optim.SparseAdam([parameter], **options)  # type: ignore[arg-type]
+        parameter, path, state = torch.nn.Parameter(value.clone().to(target.device)), [value.double()], State()
+        optimizer = torch.optim.SparseAdam([parameter], **options)
         for number, (rows, gradient) in enumerate(zip(named, gradients, strict=False), 1):
             places = torch.tensor([rows], dtype=torch.int64)
             sparse = torch.sparse_coo_tensor(places, gradient[: len(rows)], value.shape, check_invariants=False)
@@ -178,7 +178,8 @@ def test_lbfgs_with_a_line_search(case: Case, target: Target, rng: torch.Generat
     case.require_arithmetic(target, torch.float32)
     for rate in (1.0, 0.25, 8.0):
         _, _, parameters, closure = _bowl(target, rng)
-        first, calls = float(closure().detach()), []
+        first = float(closure().detach())
+        calls: list[float] = []
         optimizer = torch.optim.LBFGS(parameters, lr=rate, max_iter=60, max_eval=120, line_search_fn="strong_wolfe")
 
         def counted(closure: Any = closure, calls: list[float] = calls) -> Tensor:
