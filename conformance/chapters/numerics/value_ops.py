@@ -172,6 +172,7 @@ _NORMALIZATIONS: dict[str, Call] = {
     "batch_norm of features": lambda x: F.batch_norm(x.t(), None, None, training=True),
     "batch_norm channels last": lambda x: F.batch_norm(last(x), None, None, training=True),
     "local_response_norm": lambda x: F.local_response_norm(image(x), 3),
+    "local_response_norm of signals": lambda x: F.local_response_norm(x[None], 2),
 }
 _POOLS: dict[str, Call] = {
     "avg_pool1d": lambda x: F.avg_pool1d(x[None], x.shape[1]),
@@ -344,7 +345,17 @@ _EDGES = {
 # No more numbers go into an element of these where rows are longer.
 _SHORT = {
     *(name for name in _PRODUCTS if name.startswith(("conv", "scaled"))),
-    *("cross", "matrix_exp", "local_response_norm", "kthvalue", "sort", "topk", "cummax", "median"),
+    *(
+        "cross",
+        "matrix_exp",
+        "local_response_norm",
+        "local_response_norm of signals",
+        "kthvalue",
+        "sort",
+        "topk",
+        "cummax",
+        "median",
+    ),
     *(name for name in _SELECTIONS if "pool" in name),
 }
 _SINGLE = {
@@ -376,7 +387,8 @@ _EMPTY = {*_REDUCTIONS, "linear", "matmul", "bmm", "mv"} - {
 # and compositions that fail as well where each part runs as on CUDA (seen on the emulated card).
 OFF_CARDS = {
     *_PLACES,
-    *("logcumsumexp", "matrix_exp", "logit", "nll_loss of pictures", "local_response_norm"),
+    *("logcumsumexp", "matrix_exp", "logit", "nll_loss of pictures"),
+    *("local_response_norm", "local_response_norm of signals"),
     *("avg_pool3d", "avg_pool3d channels last", "adaptive_avg_pool3d", "adaptive_avg_pool3d channels last"),
     "adaptive_avg_pool3d of one",
     *("corrcoef", "cov", "masked.mean", "masked.var", "nanmean", "multilabel_soft_margin_loss"),

@@ -161,7 +161,7 @@ def unpooled_channels_change_places() -> Iterator[None]:
         yield
 
 
-@fault("AMP-NUMERICS-120")
+@fault("AMP-NUMERICS-082", "AMP-NUMERICS-120")
 def responses_are_normalized_one_channel_late() -> Iterator[None]:
     """local_response_norm of 1-dimensional signals of 16 bits pads the channels at the other end."""
     old = "div = pad(div, (0, 0, size // 2, (size - 1) // 2))"
