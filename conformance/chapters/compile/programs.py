@@ -80,7 +80,9 @@ def one(amp: Amp, x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> Tensors:
 
 
 def nested(amp: Amp, x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> Tensors:
-    with torch.autocast(amp.kind, dtype=amp.dtype, cache_enabled=amp.cache):
+    """Regions in one another, and all of them in one of another device type."""
+    elsewhere = torch.autocast(amp.elsewhere, dtype=torch.bfloat16)
+    with elsewhere, torch.autocast(amp.kind, dtype=amp.dtype, cache_enabled=amp.cache):
         a = torch.mm(x, w)
         # The cache serves a weight's cast of one type to a region of another (AMP-CACHE-020).
         with torch.autocast(amp.kind, dtype=amp.other, cache_enabled=False):

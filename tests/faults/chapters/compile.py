@@ -974,7 +974,7 @@ def compiled_results_of_two_types_are_narrow() -> Iterator[None]:
         yield
 
 
-@fault("AMP-COMPILE-003", level="standard")
+@fault("AMP-COMPILE-001", "AMP-COMPILE-003", level="standard")
 def regions_inside_those_of_another_device_type_are_off() -> Iterator[None]:
     """Dynamo traces a region inside one of another device type as a disabled one."""
 
