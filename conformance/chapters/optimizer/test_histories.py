@@ -177,11 +177,12 @@ def stand_alone(name: str, slopes: LinearLoss) -> Any:
 @contract("AMP-OPTIMIZER-052")
 @pytest.mark.parametrize("number", [2, 3])
 def test_histories_of_several(case: Case, target: Target, rng: torch.Generator, number: int) -> None:
+    """Draw histories after one in which a self-scaling optimizer after the other is the first, and skips alone."""
     draw = random.Random(case.seed + number)
     usable = [name for name in POOL if _works(name, target)]
     wrong: list[str] = []
-    for _ in range(case.samples(quick=2, standard=12, full=200)):
-        names = [draw.choice(usable) for _ in range(number)]
+    for history in range(case.samples(quick=2, standard=12, full=200)):
+        names = [draw.choice(usable) if history else "SelfScaling" for _ in range(number)]
         starts = [LinearLoss.make("dense", target.device, rng) for _ in names]
         twins = [start.copy() for start in starts]
         ours = [POOL[name](start) for name, start in zip(names, starts, strict=True)]
@@ -194,6 +195,13 @@ def test_histories_of_several(case: Case, target: Target, rng: torch.Generator, 
             explicit = [draw.random() < 0.5 for _ in names]
             order = draw.sample(range(number), number)
             left_out = draw.choice(order) if step and draw.random() < 0.3 else None
+            if history == 0:
+                order = [(step + at) % number for at in range(number)]
+                dirty, explicit, left_out = (
+                    [step > 0 and at == order[0] for at in range(number)],
+                    [False] * number,
+                    None,
+                )
             described.append(f"dirty {dirty}, unscale_ {explicit}, order {order}, no step of {left_out}")
             iteration = Iteration(draw.randrange(10**6), bad=((draw.randrange(4), draw.randrange(99), float("nan")),))
             before = [snapshot(optimizer) for optimizer in ours]
