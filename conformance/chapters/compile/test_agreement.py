@@ -281,6 +281,22 @@ def test_traced_modules(case: Case, target: Target) -> None:
             case.identical(f"{dtype}: output of the traced module", traced(x), expected)
 
 
+# Those that pause, where a graph ends in the middle of a region.
+PAUSING = ("nested", "island", "siblings", "tied")
+
+
+@contract("AMP-COMPILE-005")
+@needs("compiled kernels")
+@pytest.mark.parametrize("name", [deep("full", name) for name in PAUSING])
+def test_inductor_with_breaks(case: Case, target: Target, rng: torch.Generator, name: str) -> None:
+    program = PROGRAMS[name]
+    with compiler(case), inductor(case):
+        for dtype in dtypes_of(case, target):
+            leaves = program.leaves(target.device, rng)
+            seen, expected = runs(WAYS["inductor-breaks"], program, target, dtype, leaves)
+            near(case, f"{dtype}", seen, expected, distance_of_programs([program], target, dtype, rng))
+
+
 @contract("AMP-COMPILE-005")
 @needs("compiled kernels")
 @pytest.mark.parametrize("graph", [deep("full", name) for name in GRAPHS])

@@ -92,6 +92,7 @@ WAYS: Mapping[str, Way] = {
         _compiled("aot_eager-dynamic", "aot_eager", fullgraph=True, dynamic=True),
         _compiled("aot_eager_decomp_partition", "aot_eager_decomp_partition", exact=False, fullgraph=True),
         _compiled("inductor", "inductor", exact=False, fullgraph=True),
+        _compiled("inductor-breaks", "inductor", exact=False, breaks=True),
         Way("export", _exported(strict=False)),
         Way("export-strict", _exported(strict=True)),
         Way("export-decomposed", _decomposed, exact=False, differentiable=False),

@@ -128,6 +128,26 @@ def decomposed_embedding_adds_in_its_type() -> Iterator[None]:
         yield
 
 
+@fault("AMP-COMPILE-005", level="full")
+def inductor_forgets_regions_after_a_break() -> Iterator[None]:
+    """Regions are off in what inductor compiles of a function after its first graph break."""
+    from torch._guards import CompileContext
+    from torch._inductor import compile_fx
+
+    plain = compile_fx.compile_fx
+
+    def compiled(gm: torch.fx.GraphModule, *given: Any, **named: Any) -> Any:
+        compiling = CompileContext.current_compile_id()
+        if compiling is not None and compiling.frame_id:
+            for node in gm.graph.find_nodes(op="call_function", target=torch.amp.autocast_mode._enter_autocast):
+                node.args = (*node.args[:2], False, *node.args[3:])
+            gm.recompile()
+        return plain(gm, *given, **named)
+
+    with replaced(compile_fx, "compile_fx", compiled):
+        yield
+
+
 @fault("AMP-COMPILE-074", level="standard")
 def inductor_adds_a_residual_in_bf16() -> Iterator[None]:
     """inductor rounds the float32 tensor that a 16-bit mm is added to, as an addmm of 16 bits would."""
