@@ -1,0 +1,54 @@
+"""Faults in the meeting of two features whose like went unnoticed when written blind: hooks, checkpoints and caches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp import autocast_mode
+from torch.nn import functional as F
+
+from tests.faults import fault
+from tests.faults.breaking import edited, replaced
+
+_SEEN = "args[0]._fwd_used_autocast = torch.is_autocast_enabled(device_type)"
+
+
+@fault("AMP-BACKWARD-028")
+def a_later_call_decides_for_the_backward_of_all() -> Iterator[None]:
+    """custom_fwd keeps the dtype with the class of the context, which all calls of a function share."""
+    with edited(autocast_mode.custom_fwd, "args[0]._dtype =", "type(args[0])._dtype ="):
+        yield
+    if hasattr(torch.autograd.function.FunctionCtx, "_dtype"):
+        del torch.autograd.function.FunctionCtx._dtype
+
+
+@fault("AMP-BACKWARD-028")
+def recomputed_functions_forget_their_region() -> Iterator[None]:
+    """custom_fwd takes autocast for off where a checkpoint recomputes the function."""
+    with edited(autocast_mode.custom_fwd, _SEEN, _SEEN + " and torch._C._current_graph_task_id() == -1"):
+        yield
+
+
+@fault("AMP-BACKWARD-049")
+def hooks_miss_the_second_use_of_a_weight() -> Iterator[None]:
+    """Saved-tensor hooks are not called for what linear saves at a later use of a weight in a region."""
+    original, leave, used = F.linear, torch.autocast.__exit__, dict[int, Tensor]()
+
+    def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        again = used.get(id(weight)) is weight
+        if torch.is_autocast_enabled("cpu") and weight.is_leaf and weight.requires_grad:
+            used[id(weight)] = weight
+        if not again:
+            return original(x, weight, bias)
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda kept: kept):
+            return original(x, weight, bias)
+
+    def left(self: Any, *args: Any) -> Any:
+        used.clear()
+        return leave(self, *args)
+
+    with replaced(F, "linear", linear), replaced(torch.autocast, "__exit__", left):
+        yield
