@@ -52,3 +52,26 @@ def hooks_miss_the_second_use_of_a_weight() -> Iterator[None]:
 
     with replaced(F, "linear", linear), replaced(torch.autocast, "__exit__", left):
         yield
+
+
+@fault("AMP-CACHE-010")
+def tied_embeddings_read_the_cast() -> Iterator[None]:
+    """An embedding whose weight a linear layer has used in the region reads the cast of it, rounded rows in float32."""
+    product, look_up, leave, used = F.linear, F.embedding, torch.autocast.__exit__, dict[int, Tensor]()
+
+    def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if torch.is_autocast_enabled("cpu"):
+            used[id(weight)] = weight
+        return product(x, weight, bias)
+
+    def embedding(places: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if used.get(id(weight)) is weight:
+            weight = weight.to(torch.get_autocast_dtype("cpu")).float()
+        return look_up(places, weight, *args, **kwargs)
+
+    def left(self: Any, *args: Any) -> Any:
+        used.clear()
+        return leave(self, *args)
+
+    with replaced(F, "linear", linear), replaced(F, "embedding", embedding), replaced(torch.autocast, "__exit__", left):
+        yield
