@@ -75,3 +75,32 @@ def tied_embeddings_read_the_cast() -> Iterator[None]:
 
     with replaced(F, "linear", linear), replaced(F, "embedding", embedding), replaced(torch.autocast, "__exit__", left):
         yield
+
+
+@fault("AMP-NUMERICS-114")
+def generators_stay_where_they_are() -> Iterator[None]:
+    """uniform_ of 16-bit tensors leaves a generator that it is given where it was."""
+    original = torch.Tensor.uniform_
+
+    def uniform_(self: Tensor, *args: Any, generator: torch.Generator | None = None, **kwargs: Any) -> Tensor:
+        state = None if generator is None or self.element_size() != 2 else generator.get_state()
+        original(self, *args, generator=generator, **kwargs)
+        if generator is not None and state is not None:
+            generator.set_state(state)
+        return self
+
+    with replaced(torch.Tensor, "uniform_", uniform_):
+        yield
+
+
+@fault("AMP-NUMERICS-122")
+def clamped_numbers_of_fake_quantization_have_gradients() -> Iterator[None]:
+    """fake_quantize_per_channel_affine of 16 bits passes the gradient of numbers beyond its range."""
+    original = torch.fake_quantize_per_channel_affine
+
+    def passed(x: Tensor, *args: Any) -> Tensor:
+        result: Tensor = original(x, *args)
+        return x + (result - x).detach() if x.element_size() == 2 else result
+
+    with replaced(torch, "fake_quantize_per_channel_affine", passed):
+        yield
