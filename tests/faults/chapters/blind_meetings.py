@@ -104,3 +104,45 @@ def clamped_numbers_of_fake_quantization_have_gradients() -> Iterator[None]:
 
     with replaced(torch, "fake_quantize_per_channel_affine", passed):
         yield
+
+
+@fault("AMP-REGION-115")
+def zeros_fill_the_gaps() -> Iterator[None]:
+    """zero_ of a 16-bit tensor with gaps sets all elements from its first to its last."""
+    original = torch.Tensor.zero_
+
+    def zero_(self: Tensor) -> Tensor:
+        extent = 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride(), strict=True))
+        if self.element_size() == 2 and extent > self.numel() > 0:
+            original(self.as_strided((extent,), (1,), self.storage_offset()))
+        return original(self)
+
+    with replaced(torch.Tensor, "zero_", zero_):
+        yield
+
+
+@fault("AMP-REGION-115")
+def fractions_of_16_bits_are_false() -> Iterator[None]:
+    """bool() converts 16-bit numbers to integers on the way."""
+    original = torch.Tensor.bool
+
+    def to_bool(self: Tensor, **kwargs: Any) -> Tensor:
+        return original(self.int() if self.element_size() == 2 else self, **kwargs)
+
+    with replaced(torch.Tensor, "bool", to_bool):
+        yield
+
+
+@fault("AMP-REGION-115")
+def late_copies_hold_what_came_before() -> Iterator[None]:
+    """copy_ with non_blocking from 16 bits to another type gives what the last such copy of this shape was given."""
+    original, staged = torch.Tensor.copy_, dict[Any, Tensor]()
+
+    def copy_(self: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+        if non_blocking and source.element_size() == 2 and self.dtype != source.dtype:
+            key, now = (source.shape, source.dtype), source.detach().clone()
+            source, staged[key] = staged.get(key, now), now
+        return original(self, source, non_blocking)
+
+    with replaced(torch.Tensor, "copy_", copy_):
+        yield
