@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.amp import autocast_mode
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations
 
 from tests.faults import fault
 from tests.faults.breaking import edited, replaced
@@ -145,4 +146,18 @@ def late_copies_hold_what_came_before() -> Iterator[None]:
         return original(self, source, non_blocking)
 
     with replaced(torch.Tensor, "copy_", copy_):
+        yield
+
+
+@fault("AMP-CAST-110")
+def normed_weights_take_the_norms_of_rows() -> Iterator[None]:
+    """weight_norm of 16-bit weights over another dimension than the first takes the norms over the first."""
+    original = parametrizations._WeightNorm.forward
+
+    def forward(self: Any, size: Tensor, direction: Tensor) -> Tensor:
+        if direction.element_size() != 2 or self.dim <= 0:
+            return original(self, size, direction)
+        return direction * (size / torch.norm_except_dim(direction, 2, 0))
+
+    with replaced(parametrizations._WeightNorm, "forward", forward):
         yield
