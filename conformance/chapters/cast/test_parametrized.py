@@ -139,7 +139,9 @@ def test_normed_weights_of_16_bits(
                 errors[f"{layer}, gradient of {name}"] = _far(one.grad, theirs[name].grad)
     for what, error in errors.items():
         # A norm, a quotient and a product of the weight; a gradient is a difference of two of a third of their size.
-        case.at_most(f"error of the weight of {what}", error, (_ROUNDINGS if "gradient" in what else 4) * unit, "normwise")
+        case.at_most(
+            f"error of the weight of {what}", error, (_ROUNDINGS if "gradient" in what else 4) * unit, "normwise"
+        )
 
 
 def _weight(module: Any) -> torch.Tensor:

@@ -161,3 +161,19 @@ def normed_weights_take_the_norms_of_rows() -> Iterator[None]:
 
     with replaced(parametrizations._WeightNorm, "forward", forward):
         yield
+
+
+@fault("AMP-CAST-113")
+def means_of_jagged_tensors_divide_by_the_longest() -> Iterator[None]:
+    """The mean of a 16-bit jagged tensor over its ragged dimension divides by the length of the longest sequence."""
+    original = torch.Tensor.mean
+
+    def mean(self: Tensor, *args: Any, dim: int | None = None, **kwargs: Any) -> Tensor:
+        result = original(self, *args, **kwargs) if dim is None else original(self, *args, dim=dim, **kwargs)
+        if not self.is_nested or self.element_size() != 2 or dim != 1:
+            return result
+        lengths = self.offsets().diff().view(-1, *[1] * (result.dim() - 1))
+        return result * (lengths / lengths.max()).to(result.dtype)
+
+    with replaced(torch.Tensor, "mean", mean):
+        yield
