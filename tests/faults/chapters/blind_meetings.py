@@ -66,7 +66,7 @@ def tied_embeddings_read_the_cast() -> Iterator[None]:
         return product(x, weight, bias)
 
     def embedding(places: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if used.get(id(weight)) is weight:
+        if id(weight) in used:
             weight = weight.to(torch.get_autocast_dtype("cpu")).float()
         return look_up(places, weight, *args, **kwargs)
 
