@@ -50,6 +50,9 @@ def test_state_of_both_passes(case: Case, target: Target) -> None:
                 results = [forwards[to](ctx, given[0], named=given[1])]
                 after = state(target)
             with behind.open(target):
+                # The state is that of a call: another call of the function in between has its own.
+                forwards[to](torch.autograd.function.FunctionCtx(), given[0], named=given[1])
+                recorded.pop()
                 before_backward = state(target)
                 # Twice, as in a retained graph.
                 results += [backward(ctx, given[0], named=given[1]) for _ in range(2)]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
@@ -73,6 +74,28 @@ def test_custom_function(case: Case, around: str, target: Target, amp_dtype: tor
     case.equal("dtype of the region in backward", recorded["backward"]["dtype"], amp_dtype)
     low_left, low_right = left.detach().to(amp_dtype), right.detach().to(amp_dtype)
     case.identical("output", output.detach(), low_left.mm(low_right))
+    case.identical("gradient of the left operand", left.grad, gradient.mm(low_right.T).float())
+    case.identical("gradient of the right operand", right.grad, low_left.T.mm(gradient).float())
+
+
+@around_backward
+@contract("AMP-BACKWARD-028")
+@pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
+def test_custom_function_in_a_checkpoint(
+    case: Case, around: str, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, reentrant: bool
+) -> None:
+    """A reentrant checkpoint goes back through the call that backward itself makes."""
+    left, right = operands(target, rng)
+    function = decorated(target.device_type)
+    with target.autocast(amp_dtype):
+        output = checkpoint(function.apply, left, right, use_reentrant=reentrant)
+    with ambient(target, around, amp_dtype):
+        gradient = backward_from(output, rng)
+    recorded = Product.recorded
+    seen = [recorded[where]["enabled"] for where in ("forward", "backward")]
+    case.equal("enabled in the recomputed forward and in backward", seen, [True, True])
+    case.equal("dtype of the region in backward", recorded["backward"]["dtype"], amp_dtype)
+    low_left, low_right = left.detach().to(amp_dtype), right.detach().to(amp_dtype)
     case.identical("gradient of the left operand", left.grad, gradient.mm(low_right.T).float())
     case.identical("gradient of the right operand", right.grad, low_left.T.mm(gradient).float())
 

@@ -526,6 +526,24 @@ def test_saved_tensor_hooks(case: Case, target: Target, rng: torch.Generator) ->
     case.equal("saved and unpacked", saved.unpacked, len(saved.packed))
 
 
+@contract("AMP-BACKWARD-049")
+def test_hooks_at_every_use_of_a_weight(case: Case, target: Target, rng: torch.Generator) -> None:
+    """Save for backward at a later use in the region, whose cast comes from the weight cache, what the first saves."""
+    wrong, compared = [], 0
+    for dtype, chain in itertools.product(case.supported(target), CHAINS):
+        leaves = {name: torch.nn.Parameter(leaf) for name, leaf in chain.leaves(normal(rng), target.device).items()}
+        uses = [Saved() for _ in range(3)]
+        with target.autocast(dtype):
+            for saved in uses:
+                with saved.hooks():
+                    chain.autocast(leaves)
+        first, *later = [[(one.dtype, tuple(one.shape)) for one in saved.packed] for saved in uses]
+        compared += len(first)
+        wrong += [f"{chain.name} in {dtype}: {other}, at first {first}" for other in later if other != first]
+    case.at_least("tensors saved at the first use", compared, 1)
+    case.equal("what hooks see of a later use that differs from the first", wrong[:3], [])
+
+
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
     """Suppress the warnings of anomaly mode and of the imports of forward mode."""

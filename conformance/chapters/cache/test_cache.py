@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch.nn import functional
 from torch.nn.functional import linear
 
 from ...harness.check import Case, contract, deep
@@ -253,6 +254,51 @@ def test_values(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.G
         for number, (features, output) in enumerate(zip(batches, outputs, strict=True)):
             promised = manual_linear(features, weight, amp_dtype)
             case.identical(f"output {number} with cache_enabled={cache}", output.detach(), promised)
+
+
+# Other uses of a weight with four columns, as of one that an embedding and a linear layer share.
+OTHER_USES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "embedding": lambda weight: functional.embedding(_rows(weight), weight),
+    "embedding_bag": lambda weight: functional.embedding_bag(_rows(weight).view(1, -1), weight, mode="sum"),
+    "indexing": lambda weight: weight[_rows(weight)],
+    "index_select": lambda weight: weight.index_select(0, _rows(weight)),
+    "gather": lambda weight: weight.gather(0, _rows(weight).view(-1, 1)),
+    "product with a number": lambda weight: weight * 3,
+    "sum with another tensor": lambda weight: weight + torch.ones_like(weight),
+    "where": lambda weight: torch.where(weight > 0, weight, torch.zeros_like(weight)),
+    "cat": lambda weight: torch.cat([weight, torch.ones_like(weight)]),
+    "clone": lambda weight: weight.clone(),
+    "float": lambda weight: weight.float(),
+    "square": lambda weight: weight.square().mean(),
+    "norm": torch.linalg.vector_norm,
+    "softmax": lambda weight: weight.softmax(1),
+    "l1_loss": lambda weight: functional.l1_loss(weight, torch.zeros_like(weight)),
+    "layer_norm": lambda weight: functional.layer_norm(weight, weight.shape[1:], weight[0]),
+    "normalize": functional.normalize,
+    "dropout of no share": lambda weight: functional.dropout(weight, 0.0),
+}
+
+
+def _rows(weight: torch.Tensor) -> torch.Tensor:
+    return torch.tensor([1, 0, 1], device=weight.device)
+
+
+@contract("AMP-CACHE-010")
+def test_other_uses_of_a_weight(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
+    """Ops that take no cast read the weight, also after an op that does has left one in the cache."""
+    weight, features = torch.nn.Parameter(weight_of(target, rng).detach()), features_of(target, rng)
+    differ = []
+    for name, use in OTHER_USES.items():
+        found = []
+        for first in (False, True):
+            with target.autocast(amp_dtype):
+                if first:
+                    functional.linear(features, weight)
+                result = use(weight)
+            found.append((result, *torch.autograd.grad(result.float().sum(), weight)))
+        differ += [name for one, other in zip(*found, strict=True) if one.dtype != other.dtype or not one.equal(other)]
+    case.equal("uses that differ after linear has cast the weight", sorted(set(differ)), [])
+    case.true("control: the weight is no number of 16 bits", not weight.equal(weight.to(amp_dtype).float()), weight)
 
 
 @contract("AMP-CACHE-011")

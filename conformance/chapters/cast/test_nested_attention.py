@@ -1,14 +1,16 @@
-"""Check attention of nested tensors in a region: that of each member, in every layout and mix of types."""
+"""Check attention and other ops of nested tensors: those of each member, in every layout and mix of types."""
 
 from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
@@ -105,3 +107,58 @@ def test_attention_of_nested_tensors(
         case.at_most(f"result of sequence {number}: distance from the member alone", _distance(*pair, unit), 8.0, "u")
     for name, one, other in zip(names if gradients else [], seen.gradients, wanted.gradients, strict=True):
         case.at_most(f"gradient of the {name}: distance from the member alone", _distance(one, other, unit), 16.0, "u")
+
+
+_WEIGHT = torch.linspace(-1, 1, 5 * WIDTH).view(5, WIDTH)
+# Ops of a jagged tensor (or of a batch of one member), with the sequence as dimension 1: what each gives of a member.
+OPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum of a sequence": lambda x: x.sum(dim=1),
+    "mean of a sequence": lambda x: x.mean(dim=1),
+    "mean of a sequence, keepdim": lambda x: x.mean(dim=1, keepdim=True),
+    "sum of features": lambda x: x.sum(dim=-1),
+    "mean of features": lambda x: x.mean(dim=-1),
+    "softmax of a sequence": lambda x: x.softmax(dim=1),
+    "softmax of features": lambda x: x.softmax(dim=-1),
+    "layer_norm": lambda x: F.layer_norm(x, (WIDTH,)),
+    "linear": lambda x: F.linear(x, _WEIGHT.to(x.device, x.dtype)),
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "product": lambda x: x * 3,
+    "sum with itself": lambda x: x + x,
+}
+
+
+@contract("AMP-CAST-113", on="cpu")
+@pytest.mark.parametrize("place", ["in a region", "outside"], ids=lambda name: name.replace(" ", "_"))
+@pytest.mark.parametrize("op", OPS, ids=lambda name: name.replace(",", "").replace(" ", "_"))
+def test_ops_of_jagged_tensors(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, op: str, place: str
+) -> None:
+    dtype = torch.float32 if place == "in a region" else amp_dtype
+    members = [torch.randn(length, WIDTH, generator=rng).to(target.device, dtype) for length in LENGTHS]
+    nested = torch.nested.as_nested_tensor(members, layout=torch.jagged).requires_grad_()
+    alone = [one.clone().requires_grad_() for one in members]
+    with target.autocast(amp_dtype, enabled=place == "in a region"):
+        try:
+            results = list(OPS[op](nested).unbind())
+        except (RuntimeError, NotImplementedError, ValueError) as error:
+            case.unsupported(f"no {op} of jagged tensors: {str(error).splitlines()[0][:80]}")
+        wanted = [OPS[op](one[None])[0] for one in alone]
+    pairs = {"result": (results, wanted)}
+    try:
+        _squares(results).backward()
+    except (RuntimeError, NotImplementedError) as error:
+        case.note("exception of the gradient", f"{type(error).__name__}: {str(error).splitlines()[0][:80]}")
+    else:
+        _squares(wanted).backward()
+        pairs["gradient"] = (list(nested.grad.unbind()), [one.grad for one in alone])
+    for what, both in pairs.items():
+        for number, (one, other) in enumerate(zip(*both, strict=True)):
+            case.equal(f"dtype of the {what} of sequence {number}", one.dtype, other.dtype)
+            far = _distance(one.detach().reshape(other.shape), other.detach(), torch.finfo(amp_dtype).eps / 2)
+            limit = 4.0 if what == "result" else 16.0
+            case.at_most(f"{what} of sequence {number}: distance from the member alone", far, limit, "u")
+
+
+def _squares(results: list[Tensor]) -> Tensor:
+    return torch.stack([one.float().square().sum() for one in results]).sum()

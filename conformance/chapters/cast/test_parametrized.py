@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -96,3 +98,59 @@ def _wrapped(plain: nn.Module, wrapper: str, seed: int, x: torch.Tensor) -> nn.M
         for _ in range(_WARM_UPS):
             made(x)
     return made
+
+
+# Norms over other dimensions than that of the outputs.
+NORMED: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "parametrization": parametrizations.weight_norm,
+    "parametrization over inputs": partial(parametrizations.weight_norm, dim=1),
+    "parametrization over all": partial(parametrizations.weight_norm, dim=None),
+    "hooks": nn.utils.weight_norm,
+    "hooks over inputs": partial(nn.utils.weight_norm, dim=1),
+    "hooks over all": partial(nn.utils.weight_norm, dim=None),
+}
+
+
+@contract("AMP-CAST-110")
+@pytest.mark.parametrize("way", NORMED, ids=lambda name: name.replace(" ", "_"))
+def test_normed_weights_of_16_bits(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, way: str
+) -> None:
+    """Compare the weight, and the gradients through it, with those of a float64 module of the same tensors."""
+    seed_torch(rng.initial_seed())
+    unit, errors = FORMATS[amp_dtype].unit_roundoff, {}
+    for layer, (make, _) in LAYERS.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the hooks are deprecated
+            low = NORMED[way](make().to(target.device, amp_dtype))
+            exact = NORMED[way](make().double())
+        for one in low.parameters():
+            with torch.no_grad():
+                one.copy_(torch.rand(one.shape, generator=rng) + 0.5)  # of one sign: no sum of a gradient cancels
+        exact.load_state_dict(low.state_dict())
+        weights = [_weight(one) for one in (low, exact)]
+        slope = (torch.rand(weights[1].shape, generator=rng) + 0.5).to(amp_dtype)
+        for weight in weights:
+            weight.backward(slope.to(weight))
+        errors[layer] = _far(*weights)
+        theirs = dict(exact.named_parameters())
+        for name, one in low.named_parameters():
+            if theirs[name].grad is not None:
+                errors[f"{layer}, gradient of {name}"] = _far(one.grad, theirs[name].grad)
+    for what, error in errors.items():
+        # A norm, a quotient and a product of the weight; a gradient is a difference of two of a third of their size.
+        case.at_most(
+            f"error of the weight of {what}", error, (_ROUNDINGS if "gradient" in what else 4) * unit, "normwise"
+        )
+
+
+def _weight(module: Any) -> torch.Tensor:
+    """Return the weight as a forward computes it, with its graph."""
+    for hook in module._forward_pre_hooks.values():
+        hook(module, None)
+    weight: torch.Tensor = module.weight
+    return weight
+
+
+def _far(seen: torch.Tensor, wanted: torch.Tensor) -> float:
+    return normwise_error(seen.detach().cpu().double(), wanted.detach().double())

@@ -80,6 +80,12 @@ def _certain(x: Tensor) -> Tensor:
     return torch.cat([F.gaussian_nll_loss(x, x.detach(), variance, reduction="none") * 0, variance])
 
 
+def _fake_quantized(x: Tensor, axis: int) -> Tensor:
+    """Return numbers on the grids of two channels, which reach from -1 to 2.5 and from 0 to 7."""
+    scales, zeros = torch.tensor([0.5, 1.0], device=x.device), torch.tensor([2, 0], device=x.device, dtype=torch.int32)
+    return torch.fake_quantize_per_channel_affine(x, scales, zeros, axis, 0, 7)
+
+
 TIES: dict[str, Point] = {
     "amax over a dimension": _point(lambda x: x.amax(1), _TIES),
     "amin over all dimensions": _point(lambda x: x.amin((0, 1)), _TIES),
@@ -187,6 +193,18 @@ BOUNDS: dict[str, Point] = {
     "floored division": _point(partial(torch.div, rounding_mode="floor"), _numbers(4, -3), _numbers(2, 2)),
     "round": _point(torch.round, _numbers(0.5, 1.5, -0.5)),
     "frac": _point(torch.frac, _numbers(1, -1.5)),
+    "fake_quantize_per_tensor": _point(
+        lambda x: torch.fake_quantize_per_tensor_affine(x, 0.5, 2, 0, 7), _numbers(-2, -1, 0.25, 0.75, 2.5, 3)
+    ),
+    "fake_quantize_per_tensor of tensors": _point(
+        lambda x: torch.fake_quantize_per_tensor_affine(
+            x, torch.tensor(0.5, device=x.device), torch.tensor(2, device=x.device, dtype=torch.int32), 0, 7
+        ),
+        _numbers(-2, -1, 0.25, 0.75, 2.5, 3),
+    ),
+    "fake_quantize_per_channel": _point(
+        partial(_fake_quantized, axis=1), _numbers(-2, -4, -1, 0, 0.25, 0.5, 0.75, 1.5, 2.5, 7, 3, 8, shape=(6, 2))
+    ),
     "renorm": _point(lambda x: x.renorm(2, 0, 5.0), _numbers(3, 4, 6, 8, 0, 0, shape=(3, 2))),
     "lerp": _point(torch.lerp, _numbers(1, 2, 3), _numbers(3, 2, 1), _numbers(0, 0.5, 1)),
     **dict(_grids()),

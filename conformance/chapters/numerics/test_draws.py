@@ -185,13 +185,13 @@ def _filled(name: str, *given: Any) -> Tensor:
     return filled
 
 
-def _initial(name: str, x: Tensor, generator: torch.Generator) -> Tensor:
+def _initial(name: str, x: Tensor, generator: torch.Generator | None) -> Tensor:
     filled: Tensor = getattr(_init, name)(x.clone().view(8, 8), generator=generator)
     return filled
 
 
 # Calls that take a generator, of a tensor of probabilities.
-GENERATED: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
+GENERATED: dict[str, Callable[[Tensor, torch.Generator | None], Tensor]] = {
     "rand": lambda x, g: torch.rand(64, generator=g, dtype=x.dtype, device=x.device),
     "randn": lambda x, g: torch.randn(64, generator=g, dtype=x.dtype, device=x.device),
     "normal": lambda x, g: torch.normal(x, x, generator=g),
@@ -209,21 +209,28 @@ def test_generators(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
     """Draw twice from generators of one seed, between which the default generator has another one."""
     probabilities = torch.full((64,), 0.25, dtype=amp_dtype, device=target.device)
     calls = {name: partial(call, probabilities, _generator(target, 0)) for name, call in GENERATED.items()}
-    unlike, alike, moved = [], [], []
+    unlike, alike, moved, repeated = [], [], [], []
     for name in case.with_kernels(target, calls):
-        drawn = []
+        drawn, call = [], partial(GENERATED[name], probabilities)
         for number, seed in enumerate((1, 1, 2)):
             seed_torch(number)
             before = torch.get_rng_state()
-            drawn.append(GENERATED[name](probabilities, _generator(target, seed)))
+            drawn.append(call(_generator(target, seed)))
             if not torch.equal(torch.get_rng_state(), before):
                 moved.append(name)
         unlike += [] if torch.equal(drawn[0], drawn[1]) else [name]
         alike += [name] if torch.equal(drawn[0], drawn[2]) else []
+        generator = _generator(target, 1)
+        first, state, second = call(generator), generator.get_state(), call(generator)
+        generator.set_state(state)
+        again = [] if torch.equal(second, call(generator)) else [f"{name}, of a restored state"]
+        repeats = {"one generator": (first, second), "the default generator": (call(None), call(None))}
+        repeated += again + [f"{name}, of {which}" for which, pair in repeats.items() if torch.equal(*pair)]
     case.at_least("calls judged", len(GENERATED), 1)
     case.equal("calls that draw other numbers from a generator of the same seed", unlike, [])
     case.equal("control: calls that draw the same numbers from one of another seed", alike, [])
     case.equal("calls that draw from the default generator of the CPU", sorted(set(moved)), [])
+    case.equal("calls that draw the same numbers a second time, or others from a restored state", repeated, [])
 
 
 def _generator(target: Target, seed: int) -> torch.Generator:

@@ -169,9 +169,11 @@ def test_update_bn_in_a_region(
     types = []
     model[1].register_forward_pre_hook(lambda module, given: types.append(given[0].dtype))
     with target.autocast(amp_dtype):
-        swa_utils.update_bn(batches, model)
+        for number in range(2):  # anew after each update of the average
+            batches = [batch + 4 * number for batch in batches]
+            swa_utils.update_bn(batches, model)
         wanted = torch.cat([model[0](batch) for batch in batches]).float().mean(0)
-    case.equal("types of the batches that are averaged", types, [amp_dtype] * 3)
+    case.equal("types of the batches that are averaged", types, [amp_dtype] * 6)
     modes = [module.training for module in (model, *model)]
     case.equal("whether the model and its two layers train", modes, [training] * 3)
     case.equal("momentum", model[1].momentum, 0.25)

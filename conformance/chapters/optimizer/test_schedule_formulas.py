@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Callable
@@ -152,6 +153,10 @@ FORMULAS: dict[str, tuple[Make, Value]] = {
 }
 
 
+# Schedules by whose steps a rate is multiplied, whatever it is: each can follow another.
+CHAINABLE = ("StepLR", "MultiStepLR", "ConstantLR", "LinearLR", "ExponentialLR", "PolynomialLR", "MultiplicativeLR")
+
+
 def _grouped(target: Target, kind: str = "SGD") -> torch.optim.Optimizer:
     """Return an optimizer with a group for each of the rates."""
     groups: list[dict[str, Any]] = []
@@ -191,6 +196,25 @@ def test_rates(case: Case, target: Target) -> None:
     for name, (make, wanted) in FORMULAS.items():
         seen = _stepped(_grouped(target), make, lambda group: float(group["lr"]))
         case.equal(f"{name}: rates that are not those of the formula", _far(seen, wanted), {})
+
+
+@contract("AMP-OPTIMIZER-131")
+def test_chained_rates(case: Case, target: Target) -> None:
+    """Step two schedules after one another: each goes on from the rate that the other has left."""
+    for name, other in itertools.permutations(CHAINABLE, 2):
+        optimizer = _grouped(target)
+        schedules_of_both = [FORMULAS[one][0](optimizer) for one in (name, other)]
+        seen = [[float(group["lr"]) for group in optimizer.param_groups]]
+        for _ in range(STEPS):
+            optimizer.step()
+            for schedule in schedules_of_both:
+                schedule.step()
+            seen.append([float(group["lr"]) for group in optimizer.param_groups])
+
+        def wanted(group: int, t: int, name: str = name, other: str = other) -> float:
+            return FORMULAS[name][1](group, t) * FORMULAS[other][1](group, t) / BASES[group]
+
+        case.equal(f"{name}, then {other}: rates that are not the product", _far(seen, wanted), {})
 
 
 @contract("AMP-OPTIMIZER-131")

@@ -236,6 +236,30 @@ def test_added_parameter_group(case: Case, target: Target, rng: torch.Generator,
     case.equal("differences after NaN in the added group", differences(snapshot(optimizer), before), [])
 
 
+def _changed(value: Any) -> Any:
+    """Return a number, or each of a tuple, other than it is."""
+    if isinstance(value, tuple):
+        return tuple(_changed(one) for one in value)
+    return value / 2 if isinstance(value, float) else value
+
+
+@contract("AMP-OPTIMIZER-036")
+@over_optimizers(variants=None)
+def test_options_of_an_added_group(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
+    """Add a group after the options of the others have changed, as by a schedule."""
+    slopes = LinearLoss.make(kind.gradients, target.device, rng)
+    optimizer = build(case, kind, slopes)
+    promised = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
+    iterate(optimizer, slopes.loss(slopes.draw(rng)), torch.amp.GradScaler(target.device_type))
+    for key in promised:
+        optimizer.param_groups[0][key] = _changed(promised[key])
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2, device=target.device))]})
+    first, added = optimizer.param_groups[0], optimizer.param_groups[-1]
+    case.true("control: the learning rate has changed", first["lr"] != promised["lr"], first["lr"])
+    unlike = {key: added.get(key) for key, value in promised.items() if added.get(key) != value}
+    case.equal("options of the added group that are not the optimizer's own", unlike, {})
+
+
 @contract("AMP-OPTIMIZER-037")
 @over_optimizers(variants=None)
 def test_disabled_scaler(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:

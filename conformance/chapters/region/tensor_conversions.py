@@ -101,6 +101,9 @@ CONVERSIONS: dict[str, Conversion] = {
         lambda x, low: torch.empty_like(x, dtype=low).copy_(x, non_blocking=True), "low", "copy"
     ),
     "copy_ into a float32 tensor": Conversion(lambda x, low: torch.empty_like(x).float().copy_(x), "float32", "copy"),
+    "copy_(non_blocking) into a float32 tensor": Conversion(
+        lambda x, low: torch.empty_like(x).float().copy_(x, non_blocking=True), "float32", "copy"
+    ),
     "into a part": Conversion(_inner, "low", "copy"),
     "into a turned tensor": Conversion(_turned, "low", "copy"),
     "into a larger tensor": Conversion(_spread, "low", "copy"),

@@ -34,9 +34,10 @@ def test_conversions(case: Case, target: Target, amp_dtype: torch.dtype, layout:
         "in a region": partial(target.autocast, amp_dtype),
     }
     for given in (torch.float32, amp_dtype):
-        host = LAYOUTS[layout](_nearest(numbers(), given))
         found = {}
-        for name, region in regions.items():
+        for (name, region), sign in zip(regions.items(), (1, -1), strict=True):
+            # Of the other sign in a region: what a copy outside has left behind is wrong there.
+            host = LAYOUTS[layout](_nearest(sign * numbers(), given))
             with region():
                 seen = list(differences(host, target.device, amp_dtype, _nearest, target.computes_in))
             found[name] = {what: (wrong, left) for what, wrong, left in seen}

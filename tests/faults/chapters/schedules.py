@@ -1,10 +1,13 @@
-"""Faults of schedulers: rates of another group or step, bounds and periods that are off; and of hooks of states."""
+"""Faults of schedulers, averages and groups: rates of another group or step, periods that are off, hooks of states."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
+from typing import Any
 
-from torch.optim import Optimizer, lr_scheduler
+from torch import nn
+from torch.optim import Optimizer, lr_scheduler, swa_utils
 from torch.optim.swa_utils import SWALR
 
 from tests.faults import fault
@@ -63,4 +66,48 @@ def hooks_after_loading_are_left_out() -> Iterator[None]:
 def what_hooks_return_is_not_saved() -> Iterator[None]:
     """state_dict ignores the dictionary that a hook returns."""
     with edited(Optimizer.state_dict, "if hook_result is not None:", "if False:"):
+        yield
+
+
+@fault("AMP-OPTIMIZER-131")
+def rates_that_another_schedule_set_are_lost() -> Iterator[None]:
+    """ExponentialLR computes the rate from the first one, whatever the rate is."""
+
+    def closed(self: Any) -> list[float]:
+        return [base * self.gamma ** max(self.last_epoch, 0) for base in self.base_lrs]
+
+    with replaced(lr_scheduler.ExponentialLR, "get_lr", closed):
+        yield
+
+
+@fault("AMP-OPTIMIZER-113")
+def second_refreshes_go_on_from_the_first() -> Iterator[None]:
+    """update_bn resets the statistics of a layer the first time only."""
+    layer, seen = nn.modules.batchnorm._BatchNorm, weakref.WeakSet[Any]()
+    original = layer.reset_running_stats
+
+    def once(self: Any) -> None:
+        if self not in seen:
+            original(self)
+        seen.add(self)
+
+    update = swa_utils.update_bn
+
+    def refreshed(*args: Any, **kwargs: Any) -> None:
+        with replaced(layer, "reset_running_stats", once):
+            update(*args, **kwargs)
+
+    with replaced(swa_utils, "update_bn", refreshed):
+        yield
+
+
+@fault("AMP-OPTIMIZER-036")
+def added_groups_take_the_rate_of_the_moment() -> Iterator[None]:
+    """add_param_group takes the learning rate that the first group has by then, not the optimizer's own."""
+    original = Optimizer.add_param_group
+
+    def added(self: Any, group: dict[str, Any]) -> None:
+        original(self, {"lr": self.param_groups[0]["lr"], **group} if self.param_groups else group)
+
+    with replaced(Optimizer, "add_param_group", added):
         yield
