@@ -127,7 +127,7 @@ def test_normed_weights_of_16_bits(
         for one in low.parameters():
             with torch.no_grad():
                 one.copy_(torch.rand(one.shape, generator=rng) + 0.5)  # of one sign: no sum of a gradient cancels
-        exact.load_state_dict(low.state_dict())
+        exact.load_state_dict({name: value.cpu() for name, value in low.state_dict().items()})
         weights = [_weight(one) for one in (low, exact)]
         slope = (torch.rand(weights[1].shape, generator=rng) + 0.5).to(amp_dtype)
         for weight in weights:
