@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.modules import module as modules
 from torch.utils import checkpoint
 
 from ...harness.check import Case, contract
@@ -169,6 +170,35 @@ def _accumulated_hook(layers: Any, taken: list[Any]) -> Any:
     return layers[0].weight.register_post_accumulate_grad_hook(lambda weight: taken.append(weight.grad.clone()))
 
 
+def _global_forward_hook(layers: Any, taken: list[Any]) -> Any:
+    return modules.register_module_forward_hook(lambda module, given, made: made * 2 if module is layers[1] else None)
+
+
+def _global_forward_pre_hook(layers: Any, taken: list[Any]) -> Any:
+    return modules.register_module_forward_pre_hook(
+        lambda module, given: _doubled(given) if module is layers[1] else None
+    )
+
+
+def _global_backward_hook(layers: Any, taken: list[Any]) -> Any:
+    return modules.register_module_full_backward_hook(
+        lambda module, given, slopes: _doubled(given) if module is layers[1] else None
+    )
+
+
+def _global_backward_pre_hook(layers: Any, taken: list[Any]) -> Any:
+    return modules.register_module_full_backward_pre_hook(
+        lambda module, slopes: _doubled(slopes) if module is layers[1] else None
+    )
+
+
+def _several_hook(layers: Any, taken: list[Any]) -> Any:
+    weights = [layer.weight for layer in layers]
+    return torch.autograd.graph.register_multi_grad_hook(
+        weights, lambda slopes: taken.extend(slope.clone() for slope in slopes)
+    )
+
+
 HOOKS = {
     "forward": _forward_hook,
     "forward-pre": _forward_pre_hook,
@@ -177,6 +207,11 @@ HOOKS = {
     "tensor": _tensor_hook,
     "parameter": _parameter_hook,
     "accumulated": _accumulated_hook,
+    "global-forward": _global_forward_hook,
+    "global-forward-pre": _global_forward_pre_hook,
+    "global-full-backward": _global_backward_hook,
+    "global-full-backward-pre": _global_backward_pre_hook,
+    "several": _several_hook,
 }
 """What registers a hook that doubles what it gets: on the middle one of three layers, or on the first weight."""
 

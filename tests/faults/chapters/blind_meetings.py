@@ -177,3 +177,10 @@ def means_of_jagged_tensors_divide_by_the_longest() -> Iterator[None]:
 
     with replaced(torch.Tensor, "mean", mean):
         yield
+
+
+@fault("AMP-BACKWARD-081")
+def hooks_of_all_modules_wait_for_one_of_a_module() -> Iterator[None]:
+    """A backward hook of all modules runs only for a module that has a hook of its own."""
+    with edited(torch.nn.Module._call_impl, "or _global_backward_pre_hooks or _global_backward_hooks", "or False"):
+        yield
