@@ -190,12 +190,22 @@ def _with_rate(target: Target, rate: float | torch.Tensor) -> torch.optim.Optimi
     return torch.optim.SGD([parameter], lr=rate, foreach=False)
 
 
+# Schedulers that count what the rates show only later.
+COUNTING: dict[str, Callable[[Any], Any]] = {
+    "ReduceLROnPlateau, patient": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=2, factor=0.5),
+    "ReduceLROnPlateau, with a cooldown": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0, cooldown=2),
+    "ReduceLROnPlateau, of a maximum": lambda o: lr_scheduler.ReduceLROnPlateau(o, mode="max", patience=1),
+    "CosineAnnealingWarmRestarts, longer": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, T_0=1, T_mult=2),
+}
+METRICS = (1.0, 0.5, 0.625, 0.75, 0.5, 0.875)
+
+
 @contract("AMP-OPTIMIZER-127")
 @pytest.mark.parametrize("into", ["the_same", "new_ones"])
 def test_rates_go_on(case: Case, target: Target, into: str) -> None:
     """Load the states of an optimizer and its scheduler after each step: the rates are those of training without it."""
     wrong = {}
-    for name, make in SCHEDULERS.items():
+    for name, make in {**SCHEDULERS, **COUNTING}.items():
         rates = []
         for loads in (False, True):
             optimizer = _with_rate(target, 0.25)
@@ -203,9 +213,9 @@ def test_rates_go_on(case: Case, target: Target, into: str) -> None:
                 warnings.simplefilter("ignore")  # as above
                 schedule = make(optimizer)
                 rates.append([optimizer.param_groups[0]["lr"]])
-                for number in range(6):
+                for number, metric in enumerate(METRICS):
                     optimizer.step()
-                    schedule.step(**({"metrics": 1.0} if name == "ReduceLROnPlateau" else {}))
+                    schedule.step(**({"metrics": metric} if name.startswith("ReduceLROnPlateau") else {}))
                     rates[-1].append(optimizer.param_groups[0]["lr"])
                     if loads and number % 2:
                         saved = copy.deepcopy((optimizer.state_dict(), schedule.state_dict()))
