@@ -203,7 +203,12 @@ METRICS = (1.0, 0.5, 0.625, 0.75, 0.5, 0.875)
 @contract("AMP-OPTIMIZER-127")
 @pytest.mark.parametrize("into", ["the_same", "new_ones"])
 def test_rates_go_on(case: Case, target: Target, into: str) -> None:
-    """Load the states of an optimizer and its scheduler after each step: the rates are those of training without it."""
+    """Load the states of an optimizer and its scheduler in training: rates and momentum are those without it."""
+
+    def settings(optimizer: torch.optim.Optimizer) -> tuple[float, float]:
+        group = optimizer.param_groups[0]
+        return group["lr"], group["momentum"]
+
     wrong = {}
     for name, make in {**SCHEDULERS, **COUNTING}.items():
         rates = []
@@ -212,11 +217,11 @@ def test_rates_go_on(case: Case, target: Target, into: str) -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # as above
                 schedule = make(optimizer)
-                rates.append([optimizer.param_groups[0]["lr"]])
+                rates.append([settings(optimizer)])
                 for number, metric in enumerate(METRICS):
                     optimizer.step()
                     schedule.step(**({"metrics": metric} if name.startswith("ReduceLROnPlateau") else {}))
-                    rates[-1].append(optimizer.param_groups[0]["lr"])
+                    rates[-1].append(settings(optimizer))
                     if loads and number % 2:
                         saved = copy.deepcopy((optimizer.state_dict(), schedule.state_dict()))
                         if into == "new_ones":
@@ -224,10 +229,10 @@ def test_rates_go_on(case: Case, target: Target, into: str) -> None:
                             schedule = make(optimizer)
                         optimizer.load_state_dict(saved[0])
                         schedule.load_state_dict(saved[1])
-                        rates[-1][-1] = optimizer.param_groups[0]["lr"]
+                        rates[-1][-1] = settings(optimizer)
         if rates[0] != rates[1]:
             wrong[name] = rates[1]
-    case.equal("rates that are not those of training without a checkpoint", wrong, {})
+    case.equal("rates and momentum that are not those of training without a checkpoint", wrong, {})
 
 
 # Losses whose differences 16 bits do not hold: 2**-12 of their size, beside a threshold of 1e-4.

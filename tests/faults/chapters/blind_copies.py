@@ -121,6 +121,19 @@ def loaded_plateaus_forget_their_bad_epochs() -> Iterator[None]:
         yield
 
 
+@fault("AMP-OPTIMIZER-127")
+def loaded_cycles_leave_the_momentum() -> Iterator[None]:
+    """OneCycleLR changes the momentum no more after load_state_dict."""
+    scheduler = torch.optim.lr_scheduler.OneCycleLR
+    original = scheduler.load_state_dict
+
+    def load(self: Any, state: dict[str, Any]) -> None:
+        original(self, {**state, "cycle_momentum": False})
+
+    with replaced(scheduler, "load_state_dict", load):
+        yield
+
+
 @fault("AMP-OPTIMIZER-128")
 def optimizers_share_the_rate_that_they_load() -> Iterator[None]:
     """Optimizer.load_state_dict keeps the tensor of a rate that the state holds."""
