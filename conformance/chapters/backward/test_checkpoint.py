@@ -544,12 +544,18 @@ def through_checkpoint(
     target: Target,
     dtype: torch.dtype,
     around: contextlib.AbstractContextManager[None],
+    times: int = 1,
     **checkpointing: bool,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return output and gradients of a step from a fixed random state; without keywords, without a checkpoint."""
+    """Return output and gradients of a step from a fixed random state; without keywords, without a checkpoint.
+
+    The segment runs on its own output as many `times`.
+    """
     seed_torch(7)
     with target.autocast(dtype, cache_enabled=False):
-        output = checkpoint(segment, x, **checkpointing) if checkpointing else segment(x)
+        output = x
+        for _ in range(times):
+            output = checkpoint(segment, output, **checkpointing) if checkpointing else segment(output)
         loss = functional.mse_loss(output, torch.zeros_like(output))
     with around:
         loss.backward()
@@ -600,6 +606,23 @@ def test_checkpoint_keeps_dropout(
     # 192 dropout decisions at 0.4 agree twice with probability 0.52**192.
     wrong = int((lost["second.weight"] != expected["second.weight"]).sum())
     case.at_least("control: elements that differ where it is not kept", wrong, 1)
+
+
+@both_kinds
+@contract("AMP-BACKWARD-059")
+def test_dropout_of_a_loop(
+    case: Case, reentrant: bool, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
+) -> None:
+    """Checkpoint one function again and again, each time with a random state of its own."""
+    segment, x = segment_and_input(target, rng)
+    with torch.no_grad():
+        for parameter in segment.parameters():
+            parameter.mul_(0.25)  # so that three runs stay in the range of float16
+
+    def step(**checkpointing: bool) -> dict[str, torch.Tensor]:
+        return through_checkpoint(segment, x, target, amp_dtype, contextlib.nullcontext(), times=3, **checkpointing)[1]
+
+    same_gradients(case, "three calls", step(use_reentrant=reentrant), step())
 
 
 @both_kinds

@@ -698,21 +698,72 @@ def test_gradients_that_are_not_there(case: Case, target: Target, amp_dtype: tor
             found = torch.autograd.grad(loss, [used, unused], materialize_grads=True)
         case.identical(f"{dtype}: gradient of what took part", found[0], torch.full((2, 3), 2.0, dtype=dtype))
         case.identical(f"{dtype}: gradient of what took none", found[1], torch.zeros(2, 3, dtype=dtype))
-        seen: dict[str, torch.dtype] = {}
+        for decorated, materialized in itertools.product((False, True), repeat=2):
+            seen: list[torch.dtype | None] = []
+            function = several_outputs(target, (dtype, dtype), (), seen, decorated, materialized)
+            used.grad = None
+            with region():
+                first, _ = function.apply(used)
+            first.float().sum().backward()
+            what = f"{dtype}, {decorated=}, {materialized=}"
+            case.equal(
+                f"{what}: types of the slopes, of which one is undefined",
+                seen,
+                [dtype, dtype if materialized else None],
+            )
+            case.identical(f"{what}: gradient", used.grad, torch.ones_like(used))
 
-        class Two(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-                return x * 1, x * 3
 
-            @staticmethod
-            def backward(ctx: Any, *slopes: Any, seen: dict[str, torch.dtype] = seen) -> torch.Tensor:
-                seen.update(first=slopes[0].dtype, second=slopes[1].dtype)
-                total: torch.Tensor = slopes[0] + slopes[1] * 3
-                return total
+def several_outputs(
+    target: Target,
+    dtypes: tuple[torch.dtype, ...],
+    marked: tuple[int, ...],
+    seen: list[torch.dtype | None],
+    decorated: bool,
+    materialized: bool = True,
+) -> type[torch.autograd.Function]:
+    """Return a function of which output number n is its input n + 1 times, in a dtype, or is non-differentiable.
 
+    Its backward puts the types of what it gets into `seen`.
+    """
+
+    def forward(ctx: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        outputs = tuple((x * (number + 1)).to(dtype) for number, dtype in enumerate(dtypes))
+        if marked:
+            ctx.mark_non_differentiable(*(outputs[number] for number in marked))
+        ctx.set_materialize_grads(materialized)
+        ctx.dtype = x.dtype
+        return outputs
+
+    def backward(ctx: Any, *slopes: Any) -> torch.Tensor:
+        seen.extend(None if slope is None else slope.dtype for slope in slopes)
+        parts = [(number + 1) * slope.to(ctx.dtype) for number, slope in enumerate(slopes) if slope is not None]
+        return torch.stack(parts).sum(0)
+
+    if decorated:
+        forward = torch.amp.custom_fwd(forward, device_type=target.device_type)
+        backward = torch.amp.custom_bwd(backward, device_type=target.device_type)
+    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type("Several", (torch.autograd.Function,), members)
+
+
+@contract("AMP-BACKWARD-085")
+@pytest.mark.parametrize("place", ["in", "outside"])
+def test_marked_outputs(case: Case, target: Target, amp_dtype: torch.dtype, place: str) -> None:
+    """Mark none, one and several of four outputs of two types as non-differentiable."""
+    region = functools.partial(target.autocast, amp_dtype) if place == "in" else contextlib.nullcontext
+    dtypes = (amp_dtype, torch.float32, torch.float32, amp_dtype)
+    wrong = {}
+    choices = [chosen for count in range(4) for chosen in itertools.permutations(range(4), count)]
+    for marked, decorated in itertools.product(choices, (False, True)):
+        seen: list[torch.dtype | None] = []
+        x = torch.ones(2, 3, device=target.device, requires_grad=True)
         with region():
-            first, _ = Two.apply(used)
-        first.float().sum().backward()
-        case.equal(f"{dtype}: types of the slopes, of which one is undefined", seen, {"first": dtype, "second": dtype})
-        case.equal(f"{dtype}: type of the gradient", None if used.grad is None else used.grad.dtype, dtype)
+            outputs = several_outputs(target, dtypes, marked, seen, decorated).apply(x)
+        free = [number for number, output in enumerate(outputs) if output.requires_grad]
+        sum(outputs[number].float().sum() for number in free).backward()
+        wanted = [number for number in range(4) if number not in marked]
+        slope = sum(number + 1 for number in wanted)
+        if free != wanted or seen != list(dtypes) or x.grad is None or not bool((x.grad == slope).all()):
+            wrong[f"marked {marked}, {decorated=}"] = free, seen, None if x.grad is None else x.grad.tolist()
+    case.equal("functions with other differentiable outputs, slopes of other types, or another gradient", wrong, {})

@@ -199,6 +199,29 @@ def _several_hook(layers: Any, taken: list[Any]) -> Any:
     )
 
 
+def _several_outputs_hook(mode: str) -> Callable[[Any, list[Any]], Any]:
+    """Return what registers a hook of the outputs of layers, which are 16-bit in a region.
+
+    The last one is the root of backward, for whose gradient torch does not wait.
+    """
+
+    def register(layers: Any, taken: list[Any]) -> Any:
+        outputs: list[Tensor] = []
+
+        def noted(slopes: Any) -> None:
+            taken.extend(slope.clone() for slope in (slopes if mode == "all" else [slopes]))
+
+        def made(module: Any, given: Any, output: Tensor) -> None:
+            if module is layers[-1]:
+                torch.autograd.graph.register_multi_grad_hook(outputs, noted, mode=mode)
+            elif module is not layers:
+                outputs.append(output)
+
+        return modules.register_module_forward_hook(made)
+
+    return register
+
+
 HOOKS = {
     "forward": _forward_hook,
     "forward-pre": _forward_pre_hook,
@@ -212,6 +235,8 @@ HOOKS = {
     "global-full-backward": _global_backward_hook,
     "global-full-backward-pre": _global_backward_pre_hook,
     "several": _several_hook,
+    "several-outputs": _several_outputs_hook("all"),
+    "any-of-several-outputs": _several_outputs_hook("any"),
 }
 """What registers a hook that doubles what it gets: on the middle one of three layers, or on the first weight."""
 

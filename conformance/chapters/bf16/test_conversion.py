@@ -77,14 +77,20 @@ def test_conversion_of_a_module(case: Case, target: Target, amp_dtype: torch.dty
 def test_loading_keeps_types(case: Case, target: Target, amp_dtype: torch.dtype, saved: str) -> None:
     """A state of another type is copied into the module's tensors, unless it is told to assign them."""
     given, taken = (amp_dtype, torch.float32) if saved == "16-bit" else (torch.float32, amp_dtype)
-    source, module = _module(target.device).to(given), _module(target.device).to(taken)
-    parameters = dict(module.named_parameters())
-    module.load_state_dict(source.state_dict())
-    now = dict(module.named_parameters())
-    case.equal("parameters that became others", [key for key in now if now[key] is not parameters.get(key)], [])
-    for key, value in source.state_dict().items():
-        wanted = value.to(taken) if value.is_floating_point() else value
-        case.identical(key, module.state_dict()[key], wanted)
+    source = _module(target.device).to(given)
+    whole = source.state_dict()
+    part = {key: value for key, value in whole.items() if key != "1.weight"} | {"other": torch.zeros(2)}
+    for how, state, strict in (("strict", whole, True), ("not strict", whole, False), ("a part", part, False)):
+        module = _module(target.device).to(taken)
+        parameters = dict(module.named_parameters())
+        before = {key: value.clone() for key, value in module.state_dict().items()}
+        module.load_state_dict(state, strict=strict)
+        now = dict(module.named_parameters())
+        others = [key for key in now if now[key] is not parameters.get(key)]
+        case.equal(f"{how}: parameters that became others", others, [])
+        for key, value in module.state_dict().items():
+            wanted = state[key] if key in state else before[key]
+            case.identical(f"{how}: {key}", value, wanted.to(taken) if wanted.is_floating_point() else wanted)
     assigned = _module(target.device).to(taken)
     assigned.load_state_dict(source.state_dict(), assign=True)
     types = {str(one.dtype) for one in assigned.parameters()}

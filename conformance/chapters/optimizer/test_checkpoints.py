@@ -341,6 +341,37 @@ def test_source_of_a_state(case: Case, target: Target, rng: torch.Generator, kin
 
 
 @contract("AMP-OPTIMIZER-128")
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop", "Adadelta"])
+def test_source_of_a_rate_in_a_tensor(case: Case, target: Target, name: str) -> None:
+    """Load one state into two optimizers and change the rates of each in place, by a scheduler and without."""
+
+    def made() -> torch.optim.Optimizer:
+        groups: list[dict[str, Any]] = [{"params": [torch.nn.Parameter(torch.ones(2, device=target.device))]}]
+        groups.append({"params": [torch.nn.Parameter(torch.ones(2, device=target.device))], "lr": torch.tensor(0.125)})
+        optimizer: torch.optim.Optimizer = getattr(torch.optim, name)(groups, lr=torch.tensor(0.25), foreach=False)
+        return optimizer
+
+    def rates(groups: list[dict[str, Any]]) -> list[float]:
+        return [float(group["lr"]) for group in groups]
+
+    first, second, third = made(), made(), made()
+    state = first.state_dict()
+    for loading in (second, third):
+        loading.load_state_dict(state)
+    schedule = torch.optim.lr_scheduler.StepLR(second, 1, gamma=0.5)
+    second.step()
+    schedule.step()
+    for group in third.param_groups:
+        group["lr"].fill_(2.0)
+    case.equal("rates of the optimizer that was loaded from", rates(first.param_groups), [0.25, 0.125])
+    case.equal("rates in its state", rates(state["param_groups"]), [0.25, 0.125])
+    case.equal("rates after a scheduler", rates(second.param_groups), [0.125, 0.0625])
+    case.equal("rates after a change in place", rates(third.param_groups), [2.0, 2.0])
+    first.param_groups[0]["lr"].fill_(4.0)
+    case.equal("rates after a change of the source", rates(third.param_groups), [2.0, 2.0])
+
+
+@contract("AMP-OPTIMIZER-128")
 def test_source_of_a_model(case: Case, target: Target, rng: torch.Generator) -> None:
     """Load a model, an average, a scaler and a scheduler from others of its kind and go on with it alone."""
 

@@ -190,23 +190,38 @@ def _with_rate(target: Target, rate: float | torch.Tensor) -> torch.optim.Optimi
     return torch.optim.SGD([parameter], lr=rate, foreach=False)
 
 
+# Schedulers that count what the rates show only later.
+COUNTING: dict[str, Callable[[Any], Any]] = {
+    "ReduceLROnPlateau, patient": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=2, factor=0.5),
+    "ReduceLROnPlateau, with a cooldown": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0, cooldown=2),
+    "ReduceLROnPlateau, of a maximum": lambda o: lr_scheduler.ReduceLROnPlateau(o, mode="max", patience=1),
+    "CosineAnnealingWarmRestarts, longer": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, T_0=1, T_mult=2),
+}
+METRICS = (1.0, 0.5, 0.625, 0.75, 0.5, 0.875)
+
+
 @contract("AMP-OPTIMIZER-127")
 @pytest.mark.parametrize("into", ["the_same", "new_ones"])
 def test_rates_go_on(case: Case, target: Target, into: str) -> None:
-    """Load the states of an optimizer and its scheduler after each step: the rates are those of training without it."""
+    """Load the states of an optimizer and its scheduler in training: rates and momentum are those without it."""
+
+    def settings(optimizer: torch.optim.Optimizer) -> tuple[float, float]:
+        group = optimizer.param_groups[0]
+        return group["lr"], group["momentum"]
+
     wrong = {}
-    for name, make in SCHEDULERS.items():
+    for name, make in {**SCHEDULERS, **COUNTING}.items():
         rates = []
         for loads in (False, True):
             optimizer = _with_rate(target, 0.25)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # as above
                 schedule = make(optimizer)
-                rates.append([optimizer.param_groups[0]["lr"]])
-                for number in range(6):
+                rates.append([settings(optimizer)])
+                for number, metric in enumerate(METRICS):
                     optimizer.step()
-                    schedule.step(**({"metrics": 1.0} if name == "ReduceLROnPlateau" else {}))
-                    rates[-1].append(optimizer.param_groups[0]["lr"])
+                    schedule.step(**({"metrics": metric} if name.startswith("ReduceLROnPlateau") else {}))
+                    rates[-1].append(settings(optimizer))
                     if loads and number % 2:
                         saved = copy.deepcopy((optimizer.state_dict(), schedule.state_dict()))
                         if into == "new_ones":
@@ -214,10 +229,10 @@ def test_rates_go_on(case: Case, target: Target, into: str) -> None:
                             schedule = make(optimizer)
                         optimizer.load_state_dict(saved[0])
                         schedule.load_state_dict(saved[1])
-                        rates[-1][-1] = optimizer.param_groups[0]["lr"]
+                        rates[-1][-1] = settings(optimizer)
         if rates[0] != rates[1]:
             wrong[name] = rates[1]
-    case.equal("rates that are not those of training without a checkpoint", wrong, {})
+    case.equal("rates and momentum that are not those of training without a checkpoint", wrong, {})
 
 
 # Losses whose differences 16 bits do not hold: 2**-12 of their size, beside a threshold of 1e-4.

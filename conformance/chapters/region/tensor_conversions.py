@@ -106,6 +106,7 @@ CONVERSIONS: dict[str, Conversion] = {
     ),
     "into a part": Conversion(_inner, "low", "copy"),
     "into a turned tensor": Conversion(_turned, "low", "copy"),
+    "into a turned float32 tensor": Conversion(lambda x, low: _turned(x, torch.float32), "float32", "copy"),
     "into a larger tensor": Conversion(_spread, "low", "copy"),
 }
 Trip = Callable[[Tensor, torch.dtype, torch.device], Tensor]
@@ -156,6 +157,8 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "expanded": lambda x: x[:1].expand_as(x),
     "matrix": lambda x: x.flatten(1),
     "turned matrix": lambda x: x.flatten(1).t().contiguous().t(),
+    "square matrix": lambda x: torch.cat([x.flatten(), x.flatten()[:1]]).view(7, 7),
+    "turned square matrix": lambda x: torch.cat([x.flatten(), x.flatten()[:1]]).view(7, 7).t(),
     "one number": lambda x: x[0, 0, 0, 1],
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.nn.utils import fusion, prune
@@ -89,4 +90,70 @@ def memory_that_moves_makes_parameters_anew() -> Iterator[None]:
     old = "compute_should_use_set_data(param, param_applied)"
     new = f"{old} and (param.dtype != param_applied.dtype or param.data_ptr() == param_applied.data_ptr())"
     with edited(torch.nn.Module._apply, f"p_should_use_set_data = {old}", f"p_should_use_set_data = {new}"):
+        yield
+
+
+@fault("AMP-BF16-010")
+def partial_loads_pass_over_other_types() -> Iterator[None]:
+    """load_state_dict(strict=False) leaves tensors as they are where the state has another type."""
+    original = torch.nn.Module.load_state_dict
+
+    def load(self: torch.nn.Module, state: Any, strict: bool = True, assign: bool = False) -> Any:
+        if not strict and not assign:
+            own = self.state_dict()
+            state = {key: own[key] if key in own and own[key].dtype != one.dtype else one for key, one in state.items()}
+        return original(self, state, strict, assign)
+
+    with replaced(torch.nn.Module, "load_state_dict", load):
+        yield
+
+
+@fault("AMP-OPTIMIZER-127")
+def loaded_plateaus_forget_their_bad_epochs() -> Iterator[None]:
+    """ReduceLROnPlateau.load_state_dict counts bad epochs from zero."""
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau
+    original = scheduler.load_state_dict
+
+    def load(self: Any, state: dict[str, Any]) -> None:
+        original(self, {**state, "num_bad_epochs": 0})
+
+    with replaced(scheduler, "load_state_dict", load):
+        yield
+
+
+@fault("AMP-OPTIMIZER-127")
+def loaded_cycles_leave_the_momentum() -> Iterator[None]:
+    """OneCycleLR changes the momentum no more after load_state_dict."""
+    scheduler = torch.optim.lr_scheduler.OneCycleLR
+    original = scheduler.load_state_dict
+
+    def load(self: Any, state: dict[str, Any]) -> None:
+        original(self, {**state, "cycle_momentum": False})
+
+    with replaced(scheduler, "load_state_dict", load):
+        yield
+
+
+@fault("AMP-OPTIMIZER-128")
+def optimizers_share_the_rate_that_they_load() -> Iterator[None]:
+    """Optimizer.load_state_dict keeps the tensor of a rate that the state holds."""
+    old = 'deepcopy(state_dict["param_groups"])'
+    with edited(torch.optim.Optimizer.load_state_dict, old, '[dict(group) for group in state_dict["param_groups"]]'):
+        yield
+
+
+@fault("AMP-REGION-115")
+def casts_into_square_transposes_keep_the_order_of_memory() -> Iterator[None]:
+    """copy_ of a contiguous float32 matrix into the transpose of a square 16-bit one writes in the order of memory."""
+    original = torch.Tensor.copy_
+
+    def copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        square = self.dim() == 2 and self.shape == source.shape == self.shape[::-1]
+        packed = square and source.is_contiguous() and not self.is_contiguous() and self.t().is_contiguous()
+        if packed and self.element_size() == 2 and source.dtype == torch.float32:
+            original(self.t(), source, non_blocking)
+            return self
+        return original(self, source, non_blocking)
+
+    with replaced(torch.Tensor, "copy_", copy_):
         yield

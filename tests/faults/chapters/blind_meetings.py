@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.amp import autocast_mode
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
+from torch.utils import checkpoint
 
 from tests.faults import fault
 from tests.faults.breaking import edited, replaced
@@ -183,4 +184,53 @@ def means_of_jagged_tensors_divide_by_the_longest() -> Iterator[None]:
 def hooks_of_all_modules_wait_for_one_of_a_module() -> Iterator[None]:
     """A backward hook of all modules runs only for a module that has a hook of its own."""
     with edited(torch.nn.Module._call_impl, "or _global_backward_pre_hooks or _global_backward_hooks", "or False"):
+        yield
+
+
+@fault("AMP-BACKWARD-059")
+def checkpoints_of_a_loop_repeat_the_first_masks() -> Iterator[None]:
+    """A checkpoint recomputes with the random state of the first call of its function."""
+    old = "fwd_cpu_state = torch.get_rng_state()"
+    new = "fwd_cpu_state = vars(fn).setdefault('first_state', torch.get_rng_state())"
+    with edited(checkpoint._checkpoint_without_reentrant_generator, old, new):
+        yield
+
+
+@fault("AMP-BACKWARD-081")
+def hooks_of_any_gradient_run_for_each_of_16_bits() -> Iterator[None]:
+    """register_multi_grad_hook with mode="any" calls its function for every gradient of 16 bits."""
+    original = torch.autograd.graph.register_multi_grad_hook
+
+    def register(tensors: Any, function: Any, *, mode: str = "all") -> Any:
+        if mode == "any" and all(tensor.element_size() == 2 for tensor in tensors):
+            return [tensor.register_hook(lambda slope: function(slope)) for tensor in tensors][-1]
+        return original(tensors, function, mode=mode)
+
+    with replaced(torch.autograd.graph, "register_multi_grad_hook", register):
+        yield
+
+
+@fault("AMP-BACKWARD-085")
+def decorated_functions_never_get_none() -> Iterator[None]:
+    """set_materialize_grads(False) has no effect in a function with custom_fwd."""
+    context = torch.autograd.function.FunctionCtx
+    original = context.set_materialize_grads
+
+    def materialize(self: Any, value: bool) -> None:
+        original(self, value or hasattr(self, "_fwd_used_autocast"))
+
+    with replaced(context, "set_materialize_grads", materialize):
+        yield
+
+
+@fault("AMP-BACKWARD-085")
+def later_marked_outputs_of_16_bits_are_differentiable() -> Iterator[None]:
+    """mark_non_differentiable leaves 16-bit outputs after its first argument as they are."""
+    context = torch.autograd.function.FunctionCtx
+    original = context.mark_non_differentiable
+
+    def mark(self: Any, *outputs: Tensor) -> None:
+        original(self, *outputs[:1], *(output for output in outputs[1:] if output.element_size() != 2))
+
+    with replaced(context, "mark_non_differentiable", mark):
         yield
