@@ -71,7 +71,8 @@ def _traced(*, pre_dispatch: bool) -> Callable[[Call, Tensors], Call]:
     def make(program: Call, leaves: Tensors) -> Call:
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        call: Call = make_fx(program, pre_dispatch=pre_dispatch)(*leaves)
+        # Without a table of decompositions, detach is traced as alias from 2.15 on, which does not end gradients.
+        call: Call = make_fx(program, {}, pre_dispatch=pre_dispatch)(*leaves)
         return call
 
     return make
