@@ -41,6 +41,41 @@ def test_sample_is_caught_or_listed(tmp_path: Path) -> None:
     assert f"{7 - len(listed)} mutants" in page.read_text()
 
 
+def test_mutants_of_another_module_are_judged_by_the_chapters_named() -> None:
+    only = "torch.optim.swa_utils.SWALR._linear_anneal: result: return t -> return None"
+    options = ["--module=torch.optim.swa_utils", "--home=optimizer", "--level=quick", "--workers=1", f"--only={only}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.faults.campaigns.mutation", *options],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"AMP-OPTIMIZER-131 at quick: line {_line_of(only)}: {only}" in done.stderr
+
+
+def _line_of(name: str) -> int:
+    return next(mutant.line for mutant in every(["torch.optim.swa_utils"]) if str(mutant) == name)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--module", "torch.optim.sgd"], "--home has to name the chapters that speak of torch.optim.sgd"),
+        (["--module", "torch.nothing", "--home", "optimizer"], "there is no module torch.nothing"),
+    ],
+)
+def test_modules_that_cannot_be_judged_are_refused(
+    options: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        mutation.main(options)
+
+    assert complaint in capsys.readouterr().err
+
+
 def test_names_are_unique() -> None:
     assert [name for name, count in Counter(map(str, WHOLE)).items() if count > 1] == []
 

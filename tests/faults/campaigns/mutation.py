@@ -1,4 +1,4 @@
-"""Runs the suite on every mutant of torch's AMP sources, says which contract catches each, and writes the page."""
+"""Runs the suite on mutants of torch's sources, of AMP if none is named, and says which contract catches each."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import datetime
 import gc
+import importlib.util
 import io
 import multiprocessing
 import os
@@ -28,6 +29,7 @@ import torch
 from tabulate import tabulate
 
 from conformance.data import read_toml
+from conformance.harness import catalogue
 from tests.faults.campaigns.campaign import fresh_checks
 from tests.faults.campaigns.mutants import MODULES, Mutant, functions, mutants
 from tests.paths import ROOT
@@ -222,18 +224,22 @@ def _contract(item: pytest.Item) -> str:
 
 
 def run(
-    chosen: Sequence[Mutant], workers: int = 2, levels: Sequence[str] = LEVELS, tell: Tell = lambda _: None
+    chosen: Sequence[Mutant],
+    workers: int = 2,
+    levels: Sequence[str] = LEVELS,
+    tell: Tell = lambda _: None,
+    chapters: Sequence[str] = CHAPTERS,
 ) -> list[Outcome]:
     """Judge the mutants, several at a time: at one level after the other, those that no contract has seen yet."""
     outcomes: dict[Mutant, Outcome] = {}
     left = list(chosen)
     for level in levels:
         campaign = _Campaign(left, workers, level, tell)
-        chapters = [argument for chapter in CHAPTERS for argument in ("--chapter", chapter)]
+        asked = [argument for chapter in chapters for argument in ("--chapter", chapter)]
         plugins = [argument for name in _UNNEEDED for argument in ("-p", f"no:{name}")]
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()), fresh_checks():
             arguments = [str(ROOT / "conformance"), "-q", *plugins, "--level", level, "--report", folder]
-            pytest.main([*arguments, *chapters], plugins=[campaign])
+            pytest.main([*arguments, *asked], plugins=[campaign])
         outcomes.update(campaign.outcomes)
         left = [mutant for mutant in left if outcomes[mutant].contract is None and not equivalent(mutant)]
         if not left:
@@ -310,6 +316,13 @@ def page(outcomes: Sequence[Outcome], seconds: float, workers: int) -> str:
     )
 
 
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # a package around it is not there
+        return False
+
+
 def _tell(outcome: Outcome) -> None:
     verdict = f"{outcome.contract} at {outcome.level}" if outcome.contract else "not seen"
     print(f"{verdict}: line {outcome.mutant.line}: {outcome.mutant}", file=sys.stderr, flush=True)
@@ -318,7 +331,16 @@ def _tell(outcome: Outcome) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the campaign, or a part of it; 1 where a mutant survives that is not listed as equivalent."""
     parser = argparse.ArgumentParser("python -m tests.faults.campaigns.mutation", description=__doc__)
-    parser.add_argument("--module", action="append", choices=MODULES, help="this one alone; repeatable")
+    parser.add_argument(
+        "--module", action="append", metavar="MODULE", help=f"this one alone, such as {MODULES[0]}; repeatable"
+    )
+    parser.add_argument(
+        "--home",
+        action="append",
+        metavar="CHAPTER",
+        choices=[chapter.name for chapter in catalogue.load().chapters],
+        help="a chapter that speaks of the modules that are named, run in place of those for AMP's own; repeatable",
+    )
     parser.add_argument(
         "--only",
         action="append",
@@ -331,9 +353,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="name the mutants and run nothing")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the page of the documentation")
     options = parser.parse_args(arguments)
+    modules = tuple(options.module or MODULES)
+    if missing := [module for module in modules if not _is_there(module)]:
+        parser.error(f"there is no module {missing[0]}")
+    if options.home is None and (unknown := sorted({*modules} - {*MODULES})):
+        parser.error(f"--home has to name the chapters that speak of {', '.join(unknown)}")
+    if options.home is not None:
+        HOMES.update(dict.fromkeys(modules, tuple(options.home)))
     chosen = [
         mutant
-        for mutant in every(options.module or MODULES)
+        for mutant in every(modules)
         if options.only is None or any(_fits(str(mutant), pattern) for pattern in options.only)
     ]
     if options.sample is not None:
@@ -343,10 +372,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     torch.set_num_threads(1)  # what is forked may not have threads
     warnings.simplefilter("ignore")
-    for module in MODULES:
+    for module in modules:
         functions(module)
     start = time.monotonic()
-    outcomes = run(chosen, options.workers, LEVELS[: LEVELS.index(options.level) + 1], _tell)
+    levels = LEVELS[: LEVELS.index(options.level) + 1]
+    outcomes = run(chosen, options.workers, levels, _tell, options.home or CHAPTERS)
     seconds = time.monotonic() - start
     complaints = wrong(outcomes)
     print(counts(outcomes), *complaints, f"{seconds:.0f} s", sep="\n")
