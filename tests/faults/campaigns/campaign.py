@@ -20,6 +20,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from torch._subclasses import FakeTensorMode
 
 from conformance.harness import catalogue, header, parallel, reporting, state, waivers
 from conformance.harness.reproduction import program
@@ -197,14 +198,19 @@ def fresh_checks() -> Iterator[None]:
     before = _checks()
     for name in before:
         del sys.modules[name]
-    fake_mode.cache_clear()
+    _forget_fake_ops()
     try:
         yield
     finally:
         for name in _checks():
             del sys.modules[name]
         sys.modules.update(before)
-        fake_mode.cache_clear()
+        _forget_fake_ops()
+
+
+def _forget_fake_ops() -> None:
+    fake_mode.cache_clear()
+    FakeTensorMode.cache_clear()  # which all modes share
 
 
 def _checks() -> dict[str, ModuleType]:
