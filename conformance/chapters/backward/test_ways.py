@@ -170,26 +170,9 @@ def _accumulated_hook(layers: Any, taken: list[Any]) -> Any:
     return layers[0].weight.register_post_accumulate_grad_hook(lambda weight: taken.append(weight.grad.clone()))
 
 
-def _global_forward_hook(layers: Any, taken: list[Any]) -> Any:
-    return modules.register_module_forward_hook(lambda module, given, made: made * 2 if module is layers[1] else None)
-
-
-def _global_forward_pre_hook(layers: Any, taken: list[Any]) -> Any:
-    return modules.register_module_forward_pre_hook(
-        lambda module, given: _doubled(given) if module is layers[1] else None
-    )
-
-
-def _global_backward_hook(layers: Any, taken: list[Any]) -> Any:
-    return modules.register_module_full_backward_hook(
-        lambda module, given, slopes: _doubled(given) if module is layers[1] else None
-    )
-
-
-def _global_backward_pre_hook(layers: Any, taken: list[Any]) -> Any:
-    return modules.register_module_full_backward_pre_hook(
-        lambda module, slopes: _doubled(slopes) if module is layers[1] else None
-    )
+def _of_all(register: Callable[[Any], Any], act: Callable[..., Any]) -> Callable[[Any, list[Any]], Any]:
+    """Return what registers a hook of all modules that acts on the middle one of the layers."""
+    return lambda layers, taken: register(lambda module, *given: act(*given) if module is layers[1] else None)
 
 
 def _several_hook(layers: Any, taken: list[Any]) -> Any:
@@ -230,10 +213,10 @@ HOOKS = {
     "tensor": _tensor_hook,
     "parameter": _parameter_hook,
     "accumulated": _accumulated_hook,
-    "global-forward": _global_forward_hook,
-    "global-forward-pre": _global_forward_pre_hook,
-    "global-full-backward": _global_backward_hook,
-    "global-full-backward-pre": _global_backward_pre_hook,
+    "global-forward": _of_all(modules.register_module_forward_hook, lambda given, made: made * 2),
+    "global-forward-pre": _of_all(modules.register_module_forward_pre_hook, _doubled),
+    "global-full-backward": _of_all(modules.register_module_full_backward_hook, lambda given, slopes: _doubled(given)),
+    "global-full-backward-pre": _of_all(modules.register_module_full_backward_pre_hook, _doubled),
     "several": _several_hook,
     "several-outputs": _several_outputs_hook("all"),
     "any-of-several-outputs": _several_outputs_hook("any"),

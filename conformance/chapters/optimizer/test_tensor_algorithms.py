@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -52,6 +53,30 @@ def _distance(seen: Tensor, path: list[Tensor]) -> float:
     return float((seen.detach().cpu().double() - path[-1]).norm()) / way
 
 
+def _far(
+    target: Target,
+    make: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
+    exact: Callable[[Tensor, Tensor, int, State], Tensor],
+    histories: dict[str, tuple[Tensor, list[Tensor]]],
+    bound: float,
+) -> dict[str, float]:
+    """Step over all histories at once; return the distances from the ways of `exact` that are beyond the bound."""
+    parameters = [torch.nn.Parameter(value.clone().to(target.device)) for value, _ in histories.values()]
+    optimizer = make(parameters)
+    for slopes in zip(*(gradients for _, gradients in histories.values()), strict=True):
+        for parameter, slope in zip(parameters, slopes, strict=True):
+            parameter.grad = slope.to(target.device)
+        optimizer.step()
+    found = {}
+    for parameter, (name, (value, gradients)) in zip(parameters, histories.items(), strict=True):
+        path, state = [value.double()], State()
+        for number, gradient in enumerate(gradients, 1):
+            path.append(exact(path[-1], gradient.double(), number, state))
+        if not (distance := _distance(parameter, path)) <= bound:
+            found[name] = distance
+    return found
+
+
 @contract("AMP-OPTIMIZER-132")
 @pytest.mark.parametrize("implementation", ["for-loop", "foreach"])
 def test_adafactor(case: Case, target: Target, rng: torch.Generator, implementation: str) -> None:
@@ -59,24 +84,11 @@ def test_adafactor(case: Case, target: Target, rng: torch.Generator, implementat
     case.require_arithmetic(target, torch.float32)
     demand(case, next(one for one in ALL if one.optimizer == "Adafactor"), target.device)
     for options in ADAFACTOR:
-        histories = _histories(rng, SHAPES)
-        parameters = {
-            name: torch.nn.Parameter(value.clone().to(target.device)) for name, (value, _) in histories.items()
-        }
-        optimizer = torch.optim.Adafactor(parameters.values(), foreach=implementation == "foreach", **options)
-        for step in range(len(SIZES)):
-            for name, parameter in parameters.items():
-                parameter.grad = histories[name][1][step].to(target.device)
-            optimizer.step()
+        make = partial(torch.optim.Adafactor, foreach=implementation == "foreach", **options)
         least, size = options.get("eps", (None, 1e-3))
-        exact = {**options, "eps": (torch.finfo(torch.float32).eps if least is None else least, size)}
-        far = {}
-        for name, (value, gradients) in histories.items():
-            path, state = [value.double()], State()
-            for number, gradient in enumerate(gradients, 1):
-                path.append(adafactor(path[-1], gradient.double(), number, state, exact))
-            if not (distance := _distance(parameters[name], path)) <= SINGLE:
-                far[name] = distance
+        eps = (torch.finfo(torch.float32).eps if least is None else least, size)
+        exact = partial(adafactor, options={**options, "eps": eps})
+        far = _far(target, make, exact, _histories(rng, SHAPES), SINGLE)
         case.equal(f"{options}: distances of the way beyond the bound", far, {})
 
 
@@ -88,21 +100,7 @@ def test_muon(case: Case, target: Target, rng: torch.Generator) -> None:
     case.require_arithmetic(target, torch.bfloat16)
     for options in MUON:
         histories = _histories(rng, {"wide": (3, 6), "tall": (6, 2), "square": (4, 4)})
-        parameters = {
-            name: torch.nn.Parameter(value.clone().to(target.device)) for name, (value, _) in histories.items()
-        }
-        optimizer = torch.optim.Muon(parameters.values(), **options)
-        for step in range(len(SIZES)):
-            for name, parameter in parameters.items():
-                parameter.grad = histories[name][1][step].to(target.device)
-            optimizer.step()
-        far = {}
-        for name, (value, gradients) in histories.items():
-            path, state = [value.double()], State()
-            for number, gradient in enumerate(gradients, 1):
-                path.append(muon(path[-1], gradient.double(), number, state, options))
-            if not (distance := _distance(parameters[name], path)) <= HALF:
-                far[name] = distance
+        far = _far(target, partial(torch.optim.Muon, **options), partial(muon, options=options), histories, HALF)
         case.equal(f"{options}: distances of the way beyond the bound", far, {})
 
 
