@@ -65,3 +65,21 @@ def the_search_ends_at_its_first_point() -> Iterator[None]:
 
     with replaced(lbfgs, "_strong_wolfe", first):
         yield
+
+
+@fault("AMP-OPTIMIZER-132", possible=lambda: hasattr(torch.optim, "Muon"))
+def tall_matrices_step_as_wide_ones() -> Iterator[None]:
+    """Muon adjusts the rate of wide matrices by their shape, and not that of tall ones."""
+    from torch.optim import _muon
+
+    with edited(_muon._adjust_lr, "max(1, A / B)", "max(1, B / A)"):
+        yield
+
+
+@fault("AMP-OPTIMIZER-132", possible=lambda: hasattr(torch.optim, "Muon"))
+def steps_look_ahead_without_being_asked() -> Iterator[None]:
+    """Muon takes Nesterov's step with nesterov=False too."""
+    from torch.optim import _muon
+
+    with edited(_muon._single_tensor_muon, "if nesterov else buf", "if True else buf"):
+        yield
