@@ -40,13 +40,15 @@ def side_by_side(
     `measure` is given an arm, which it enters, and a call on new leaves of types that the list casts, each time of the
     same values. Manual casts are those of the op lists and of the rule of the weight cache. Left out is what has no
     cast of its own, as it is made of other listed operations (`cross_entropy` on CUDA), and what runs manually neither
-    on leaves with gradients nor on others: the device has no such kernel.
+    on leaves with gradients nor on others: the device has no such kernel. Where no op is left, the last such error is
+    raised.
     """
     device_type = target.device_type
     backend = device_type if declared.changed(device_type) else backend_of(device_type)
     given = _GIVEN[policy](amp_dtype)
     region = partial(target.autocast, amp_dtype)
     manual_casts = partial(ManualCast, target.device_type, amp_dtype, order=CastOrder(region))
+    yielded, refusal = False, None
     for listing in listings(backend, policy):
         if composite(listing):
             continue
@@ -56,12 +58,16 @@ def side_by_side(
                 with manual_casts():
                     make()()  # unmeasured: the order of the op's casts is read
                 manual = measure(manual_casts, make())
-            except (RuntimeError, NotImplementedError):
+            except (RuntimeError, NotImplementedError) as error:
+                refusal = error
                 continue
             seen = measure(region, make())
             # One-time constants exist by now.
             yield listing.sample, seen if seen == manual else measure(region, make()), manual
+            yielded = True
             break
+    if refusal is not None and not yielded:
+        raise refusal
 
 
 def run(arm: Arm, call: Call, uses: int) -> list[torch.Tensor]:

@@ -204,6 +204,18 @@ class Case:
         """`measured` >= `bound`; NaN never holds."""
         self._judge(what, float(measured), ">=", float(bound), unit, bool(measured >= bound))
 
+    def enough(self, target: Target, what: str, judged: int, least: int = 1) -> None:
+        """`judged` >= `least`, of what the check tried to judge.
+
+        Fewer are UNSUPPORTED where a note of the case says that a third party's device has no kernel of some operator.
+        """
+        from .judge import named_kernel
+        from .targets import is_foreign
+
+        if judged < least and is_foreign(target.device_type) and (op := named_kernel(self.evidence)):
+            self.unsupported(f"{target.name} has no kernel of {op}, and too little is left to judge: {what}: {judged}")
+        self.at_least(what, judged, least)
+
     def between(self, what: str, measured: float, low: float, high: float, unit: str = "") -> None:
         """`low` <= `measured` <= `high`; NaN never holds."""
         holds = bool(low <= measured <= high)
@@ -220,8 +232,11 @@ class Case:
         """`call()` raises `exception` with a message that contains all of `names`; returns what was raised.
 
         A name is what the user needs to know, such as a dtype, an argument or a replacement, never a phrase: wording
-        is no promise. Upper and lower case are one; "fp16|float16" are two spellings of one name.
+        is no promise. Upper and lower case are one; "fp16|float16" are two spellings of one name. That the device has
+        no kernel of an operator is raised as it is: the case is UNSUPPORTED.
         """
+        from .judge import lacks_kernel
+
         promised = _promised(exception, names)
         raised: Exception | None = None
         try:
@@ -229,6 +244,8 @@ class Case:
         except Exception as error:
             raised = error
         fits = isinstance(raised, exception) and _named(names, str(raised))
+        if raised is not None and not fits and lacks_kernel(raised):
+            raise raised
         seen = "nothing was raised" if raised is None else f"{type(raised).__name__}: {_first_line(raised)}"
         self._judge(what, seen, "raises", promised, "", fits)
         assert raised is not None  # the judgement holds
@@ -360,7 +377,7 @@ class Case:
                     raise
                 lacking[name] = op
         if lacking:
-            self.note(f"programs that {target.name} has no kernel for", lacking)
+            self.note("programs left out", {name: f"no kernel of {op}" for name, op in lacking.items()})
         if lacking.keys() == programs.keys():
             self.unsupported(f"{target.name} has no kernel of {', '.join(sorted(set(lacking.values())))}")
         return tuple(name for name in programs if name not in lacking)

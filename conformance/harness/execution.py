@@ -184,7 +184,7 @@ def pytest_runtest_makereport(
     return report
 
 
-def _lacking(error: BaseException | None, target: Target) -> Judgement | None:
+def _lacking(error: BaseException | None, target: Target, case: Case) -> Judgement | None:
     """Judge a case for which a device has no dtype, or a third party's no kernel, or its module no function."""
     from . import judge
     from .targets import device_module, is_foreign
@@ -194,7 +194,8 @@ def _lacking(error: BaseException | None, target: Target) -> Judgement | None:
         return judge.Judgement(Verdict.UNSUPPORTED, f"{target.name} has no {asked[1]}{computes}")
     if not is_foreign(target.device_type):
         return None
-    if op := judge.lacks_kernel(error):
+    if op := judge.lacks_kernel(error) or judge.named_kernel(one for one in case.evidence if not one.holds):
+        case.evidence[:] = [one for one in case.evidence if one.holds]  # the rest is evidence of nothing
         return judge.Judgement(Verdict.UNSUPPORTED, f"{target.name} has no kernel of {op}")
     if op := judge.lacks_tangent(error, target.device_type):
         reason = f"{target.name} has a kernel of {op} of its own, of which torch has no forward derivative"
@@ -222,7 +223,7 @@ def _conclude(item: pytest.Item, found: Facts, call: pytest.CallInfo[None], repo
     else:
         judgement = judge.judge(case, error)
         if found.target is not None and not found.target.is_fake:
-            judgement = _lacking(error, found.target) or judgement
+            judgement = _lacking(error, found.target, case) or judgement
     if error is not None and exhaustion.ran_out(error):
         exhaustion.give_back(error)
     elif error is not None and not item.config.getoption("usepdb"):

@@ -36,6 +36,13 @@ _NO_KERNEL = re.compile(
     r"^(\w+_overrideable(?:_backward)?) not implemented|"
     r"[Oo]perator '?(aten::[\w.]+)'? is not (?:currently |yet )?(?:implemented|supported)"
 )
+# The same in evidence, which may hold its beginning alone, and in the words of checks.
+_KERNEL_NAMED = re.compile(
+    r"Could not run \\?'([\w:.]+)\\?' (?!with arguments from the \\?'Autocast)|"
+    r"(\w+_overrideable(?:_backward)?) not implemented|"
+    r"[Oo]perator \\?'?(aten::[\w.]+)\\?'? is not (?:currently |yet )?(?:implemented|supported)|"
+    r"no kernel of ([\w:.]+)"
+)
 # In the words of autograd (VariableType), of an operator whose derivatives have no formula for forward mode.
 _NO_TANGENT = re.compile(r"Trying to use forward AD with (\w+) that does not support it")
 # In the words of PrivateUse1HooksInterface.h, of what a third party registers for generators, storages and memory.
@@ -57,7 +64,7 @@ _ENDINGS: tuple[tuple[type[BaseException], Verdict], ...] = (
 # A case that ends so has what failed before, in a waiver, as its verdict.
 _WITHOUT_A_VERDICT = (Unsupported, Undetermined, Untestable, Inconclusive, pytest.skip.Exception)
 
-_WIDE = (torch.float64, torch.complex128)
+_NEVER_CAST_TO = (torch.float64, torch.complex128, torch.complex64, torch.complex32)
 # What makes tensors or converts them, which no region does otherwise than asked.
 _MAKING = (
     *("to", "half", "bfloat16", "float", "double", "type", "type_as"),
@@ -136,6 +143,12 @@ def lacks_kernel(error: BaseException | None) -> str | None:
     return next(filter(None, found.groups())) if found else None
 
 
+def named_kernel(evidence: Iterable[values.Evidence]) -> str | None:
+    """Return the operator of which some evidence says, in its name or its measurement, that a device has no kernel."""
+    found = (_KERNEL_NAMED.search(f"{one.name} {one.measured}") for one in evidence)
+    return next((next(filter(None, one.groups())) for one in found if one), None)
+
+
 def lacks_tangent(error: BaseException | None, device_type: str) -> str | None:
     """Return the operator that torch has no forward derivative of, where a device has a kernel of its own for it.
 
@@ -161,8 +174,8 @@ def lacks_dtype(error: BaseException | None, device: torch.device) -> tuple[str 
     """Return a dtype of which a device refuses all tensors and that was asked for, and the module of torch that did.
 
     Of 16-bit dtypes what scalers and optimizers ask for is meant, and what a call asks for that makes or converts a
-    tensor: elsewhere a region may have cast to the dtype, which is a failure. No rule of autocast casts to float64:
-    whoever asked, the device cannot be judged.
+    tensor: elsewhere a region may have cast to the dtype, which is a failure. No rule of autocast casts to float64 or
+    to complex numbers: whoever asked, the device cannot be judged.
     """
     if error is None:
         return None
@@ -171,7 +184,7 @@ def lacks_dtype(error: BaseException | None, device: torch.device) -> tuple[str 
     module, place = next((each for each in reversed(frames) if not each[0].startswith(_BETWEEN)), ("", None))
     asking = module if module.startswith(_OUTSIDE_REGIONS) else None
     named = asking is not None or (place is not None and _called(place) in _MAKING)
-    dtypes = (*_WIDE, torch.bfloat16, torch.float16) if named else _WIDE
+    dtypes = (*_NEVER_CAST_TO, torch.bfloat16, torch.float16) if named else _NEVER_CAST_TO
     return next(((asking, dtype) for dtype in dtypes if (type(error), str(error)) in refusals(device, dtype)), None)
 
 

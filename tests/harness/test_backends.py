@@ -16,6 +16,7 @@ import torch
 from conformance.harness import backends, judge, targets
 from conformance.oracles.policy import declared
 from conformance.oracles.policy.lists import backend_of, listings
+from conformance.report import values
 from tests.conftest import Toy, foreign_device
 
 WHERE = "[[waiver]]\ncontract = 'AMP-CAST-000'\ncases = ['*']\nreason = 'known'\nowner = 'us'\nlink = 'https://x.org'\n"
@@ -417,21 +418,62 @@ def test_conversion_asks_for_its_dtype_and_an_operation_does_not(
     assert found == ((None, torch.bfloat16) if excused else None)
 
 
+@pytest.mark.parametrize(
+    ("measured", "op"),
+    [
+        (f"NotImplementedError: {_BY_DISPATCHER}", "aten::mm"),
+        ([repr(f"step 2: {_BY_DISPATCHER}")], "aten::mm"),
+        (_BY_DISPATCHER[:30], "aten::mm"),
+        ({"linear": "no kernel of aten::mm"}, "aten::mm"),
+        ("The operator 'aten::cholesky' is not currently implemented for NPU", "aten::cholesky"),
+        (_BY_DISPATCHER.replace("CPU", "AutocastPrivateUse1"), None),
+        ([repr(_BY_DISPATCHER.replace("CPU", "AutocastPrivateUse1"))], None),
+        ("mm has no float16", None),
+    ],
+)
+def test_kernel_that_is_missing_is_read_from_evidence(measured: Any, op: str | None) -> None:
+    note = values.Evidence("what was seen", measured, None, None, "", True)
+
+    assert judge.named_kernel([note]) == op
+
+
 _NO_KERNEL = """
+def _raise():
+    raise NotImplementedError("Could not run 'aten::mm' with arguments from the 'CPU' backend.")
+
 @contract("AMP-CAST-000")
 def test_a(case: Case, target: Target) -> None:
-    raise NotImplementedError("Could not run 'aten::mm' with arguments from the 'CPU' backend.")
+    {}
 """
 
 
 @pytest.mark.parametrize(("device", "verdict"), [("npu", "UNSUPPORTED"), ("cpu", "FAIL")])
-def test_only_third_parties_may_lack_kernels(toy: Toy, device: str, verdict: str) -> None:
+@pytest.mark.parametrize(
+    "body",
+    [
+        "_raise()",
+        "case.raises('the error', ValueError, _raise)",
+        "case.equal('the error', [\"step 2: Could not run 'aten::mm' with\"], [])",
+        "case.note('left out', 'no kernel of aten::mm'); case.enough(target, 'ops judged', 0)",
+    ],
+)
+def test_only_third_parties_may_lack_kernels(toy: Toy, device: str, verdict: str, body: str) -> None:
     toy.contract("AMP-CAST-000")
-    toy.checks(_NO_KERNEL)
+    toy.checks(_NO_KERNEL.format(body))
 
     outcome = toy.run("--device", device)
 
     assert {case["verdict"] for case in outcome.report["cases"]} == {verdict}
+    assert not outcome.report["footer"]["problems"]
+
+
+def test_too_little_is_judged_without_a_missing_kernel(toy: Toy) -> None:
+    toy.contract("AMP-CAST-000")
+    toy.checks(_NO_KERNEL.format("case.note('left out', 'it is slow'); case.enough(target, 'ops judged', 0)"))
+
+    outcome = toy.run("--device", "npu")
+
+    assert {case["verdict"] for case in outcome.report["cases"]} == {"FAIL"}
 
 
 def test_report_names_the_packages_that_extend_torch(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:

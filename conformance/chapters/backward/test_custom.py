@@ -212,9 +212,8 @@ def same_structure(case: Case, name: str, found: Any, given: Any, cast: torch.Te
 @contract("AMP-BACKWARD-030")
 def test_inputs_of_other_kinds(case: Case, target: Target, rng: torch.Generator) -> None:
     dtype = case.supported(target)[0]
-    kinds = [torch.int8, torch.int64, torch.uint8, torch.bool, torch.complex64]
-    if target.computes_in(torch.float64):
-        kinds.append(torch.float64)
+    kinds = [torch.int8, torch.int64, torch.uint8, torch.bool]
+    kinds += filter(target.computes_in, (torch.complex64, torch.float64))
     given: list[Any] = [torch.ones(3, device=target.device, dtype=kind) for kind in kinds]
     given += [torch.ones(3, device="meta"), 1, 2.5, None, True, 1j, torch.float16, target.device, object(), len]
     if importlib.util.find_spec("numpy") is not None:

@@ -30,8 +30,8 @@ NEAR = 8
 
 def weights(output: Tensor) -> Tensor:
     """Return weights of an output from 1 to 5, exact in every type, that neighbours do not share."""
-    numbers = torch.arange(output.numel(), device=output.device) * 7 % 5 + 1
-    return numbers.reshape(output.shape).to(output.dtype)
+    numbers = torch.arange(output.numel()) * 7 % 5 + 1  # on the CPU: the device may lack the kernel of remainders
+    return numbers.reshape(output.shape).to(output.device, output.dtype)
 
 
 def _shifted(tensor: Tensor) -> Tensor:

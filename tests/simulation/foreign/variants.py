@@ -19,7 +19,8 @@ class Variant:
     """A kernel for each of some overloads under a dispatch key, and patterns over the contracts that it concerns.
 
     `module` has attributes of the device module; one that is None is missing. No tensor on the device can have one of
-    `missing_types`. A backend that `fuses` has the CPU's kernels of fused optimizers; one without `generators` makes no
+    `missing_types`, and no operator whose name, with a "$" at its end, begins with one of `missing_kernels` has a
+    kernel. A backend that `fuses` has the CPU's kernels of fused optimizers; one without `generators` makes no
     `torch.Generator`.
     """
 
@@ -29,6 +30,7 @@ class Variant:
     module: Mapping[str, Any] = field(default_factory=dict)
     default_dtype: torch.dtype | None = None  # of regions without a dtype
     missing_types: tuple[torch.dtype, ...] = ()
+    missing_kernels: tuple[str, ...] = ()
     fuses: bool = False
     generators: bool = True
 
@@ -43,6 +45,8 @@ class Variant:
             torch.set_autocast_dtype(_DEVICE_TYPE, self.default_dtype)
         for dtype in self.missing_types:
             torch.ops.toyacc.lack(dtype)
+        for names in self.missing_kernels:
+            torch.ops.toyacc.lack_kernels(names)
         if not self.generators:
             torch.ops.toyacc.make_no_generators()
         if self.fuses:
@@ -230,6 +234,18 @@ VARIANTS = {
     "products_are_rounded_to_bf16": Variant(("AMP-NUMERICS-*",), _DEVICE, {"mm": _rounded_to_bfloat16}),
 }
 
+# How the kernels begin that small backends leave out: of linear algebra, transforms, norms, rare losses and poolings,
+# and of what optimizers use. "$" ends a name.
+_RARE = (
+    "linalg_", "_linalg_", "cholesky", "geqrf", "ormqr", "lu_", "_fft_", "special_", "norm_except_dim", "_weight_norm",
+    "hypot", "heaviside", "nextafter", "lerp", "native_batch_norm", "roll", "flip", "cumprod", "_logcumsumexp",
+    "median", "kthvalue", "mode", "histc", "bincount", "searchsorted", "bucketize", "_unique", "_cdist", "_pdist",
+    "renorm", "_ctc_loss", "multi_margin_loss", "multilabel_margin_loss", "grid_sampler", "_embedding_bag", "im2col",
+    "col2im", "fractional_max_pool", "max_unpool", "adaptive_max_pool", "max_pool3d", "avg_pool3d", "upsample_",
+    "_upsample_", "reflection_pad", "replication_pad", "rrelu", "multinomial", "poisson", "igamma", "polygamma",
+    "digamma", "lgamma", "erfinv", "segment_reduce", "index_reduce", "scatter_reduce", "trace$", "fake_quantize",
+)  # fmt: skip
+
 # Functions that torch documents for a device module, and regions do without.
 _FUNCTIONS = (
     "is_initialized", "set_device", "synchronize", "get_device_properties", "get_rng_state", "set_rng_state", "device",
@@ -269,6 +285,21 @@ LACKING = {
         module={"get_amp_supported_dtype": lambda: [torch.float16], "is_bf16_supported": None},
     ),
     # No tensor can have the type, as of float64 on MPS. The contracts are those whose checks asked for it regardless.
+    "few_kernels": Variant(
+        (
+            "AMP-CACHE-057", "AMP-OPTIMIZER-103", "AMP-OPTIMIZER-104", "AMP-OPTIMIZER-105", "AMP-OPTIMIZER-113",
+            "AMP-OPTIMIZER-120", "AMP-CLIP-032", "AMP-CLIP-036", "AMP-NUMERICS-085", "AMP-NUMERICS-12[0258]",
+            "AMP-TRANSFORM-020", "AMP-BF16-023", "AMP-CAST-110",
+        ),
+        missing_kernels=_RARE,
+    ),
+    "no_complex_numbers": Variant(
+        ("AMP-BACKWARD-030", "AMP-OPTIMIZER-103", "AMP-CLIP-092", "AMP-CLIP-094"),
+        missing_types=(torch.complex32, torch.complex64, torch.complex128),
+    ),
+    "no_sparse_tensors": Variant(
+        ("AMP-SCALE-0*", "AMP-CLIP-094", "AMP-OPTIMIZER-112"), missing_kernels=("_sparse_coo_tensor",)
+    ),
     "no_tensors_of_float16": Variant(
         (
             "AMP-REGION-042", "AMP-CACHE-015", "AMP-LOSS-013", "AMP-CLIP-046", "AMP-CLIP-062", "AMP-SCALE-102",
