@@ -69,10 +69,6 @@ FAR_FROM_ZERO = tuple(
 """The ops that take those far from zero: of activations these say nothing."""
 
 
-IN_ONE_KERNEL = ("softmax", "sum", "mean beyond the range", "var")
-"""The ops that inductor compiles below level full, all in one kernel: it takes a compiler of C++ seconds."""
-
-
 KEEP_THEIR_RESULT = ("sigmoid", "tanh")
 """The ops whose gradient is computed from their rounded result, which costs more than to round the gradient."""
 

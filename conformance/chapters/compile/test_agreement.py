@@ -16,7 +16,6 @@ from ...harness.targets import Target
 from ...oracles.numbers.formats import FORMATS
 from .decomposed_ops import (
     FAR_FROM_ZERO,
-    IN_ONE_KERNEL,
     KEEP_THEIR_RESULT,
     OPS,
     SHAPES,
@@ -320,7 +319,7 @@ def test_inductor(case: Case, target: Target, rng: torch.Generator, emulated: bo
 @pytest.mark.parametrize("part", [deep("standard", "forward")])
 def test_ops_of_inductor(case: Case, target: Target, rng: torch.Generator, part: str) -> None:
     """Each op on long rows of one 16-bit type and on large numbers of the other, in a region of that type."""
-    names = tuple(OPS) if case.level == "full" else IN_ONE_KERNEL
+    names = tuple(OPS)
     tempted = [pair for pair in sorted(TEMPTED, key=str) if pair[1] in case.supported(target)]
     operands = [operand(shape, dtype, target.device, rng) for shape, dtype in tempted]
 

@@ -226,6 +226,33 @@ def padding(d: Draws) -> Program:
     return _call(F.pad, x, edges, d.one(("reflect", "replicate", "circular", "constant")))
 
 
+def spectrum(d: Draws) -> Program:
+    """Return a Fourier transform of one or more dimensions, cut or padded to even and odd lengths or as it is."""
+    name = d.one(("fft", "ifft", "rfft", "irfft", "hfft", "ihfft", "fft2", "rfft2", "irfft2", "fftn", "irfftn"))
+    norm = d.one(("forward", "backward", "ortho"))
+    shape = (d.number(1, 3), d.number(2, 6), *(d.number(3, 12) for _ in range(2)))
+    options: dict[str, Any] = {"norm": norm}
+    if name.endswith(("2", "n")):
+        options["dim"] = d.one(((-2, -1), (0, 2), (1, -1)))
+        if d.yes():
+            options["s"] = [d.number(3, 12) for _ in range(2)]
+    else:
+        options["dim"] = d.one((-1, -2, 1))
+        options["n"] = d.one((None, *range(3, 13)))
+    transform = getattr(torch.fft, name)
+
+    def parts(real: Tensor, imaginary: Tensor) -> Tensor:
+        found = transform(torch.complex(real, imaginary), **options)
+        return torch.view_as_real(found) if found.is_complex() else found
+
+    def of_real(x: Tensor) -> Tensor:
+        return torch.view_as_real(transform(x, **options))
+
+    real = name in ("rfft", "ihfft", "rfft2")
+    call, count = (of_real, 1) if real else (parts, 2)
+    return program(f"fft.{name}", call, tuple(d.normal(*shape) for _ in range(count)), {})
+
+
 def interpolation(d: Draws) -> Program:
     rank = d.number(1, 3)
     modes = {1: ("linear",), 2: ("bilinear", "bicubic"), 3: ("trilinear",)}[rank]
@@ -519,6 +546,7 @@ FAMILIES: dict[str, Callable[[Draws], Program]] = {
     "adaptive_avg_pool3d": volume,
     "padding": padding,
     "interpolation": interpolation,
+    "spectrum": spectrum,
     "indexing": indexing,
     "embedding_bag of long bags": long_bags,
     "index_reduce by means": reduced_means,

@@ -30,7 +30,7 @@ TOGETHER = ("attention", "recurrent", "loss")
 ALIGNED = "attention of aligned operands"
 ALIGNED_WITHOUT_CUDNN = f"{ALIGNED} without cuDNN"
 OTHER_KERNELS = [backend for name, backend in KERNELS.items() if name != "cudnn"]
-IN_REGIONS = ("recurrent",)
+IN_REGIONS = ("recurrent", "spectrum")
 # AMP-NUMERICS-063 has gradients of normalizations for each pair of layouts.
 DENSE = ("as given", "shifted", "channels last")
 # Times as many draws, of what has the most options.

@@ -133,9 +133,18 @@ def _dense(name: str, call: Callable[..., Any]) -> Iterator[Program]:
             yield program(name, call, (a, form(b)), {})
 
 
+def _repeated(x: Tensor) -> Tensor:
+    """Return a COO tensor that has each entry twice, half of it each time."""
+    once = x.to_sparse_coo().coalesce()
+    indices, values = once.indices(), once.values()
+    return torch.sparse_coo_tensor(torch.cat([indices, indices], 1), torch.cat([values / 2, values / 2]), x.shape)
+
+
 def _sparse(name: str, layout: str, call: Callable[..., Any]) -> Iterator[Program]:
     a, b = _matrices(4, 6, 2)
     yield program(name, call, (_SPARSE[layout](a * (a > 0)), b), {})
+    if layout == "coo":
+        yield program(name, call, (_repeated(a * (a > 0)), b), {})
 
 
 def _complex(name: str, call: Callable[..., Any]) -> Iterator[Program]:

@@ -123,9 +123,8 @@ Tensor by_habit(const std::string& name, const std::vector<Tensor>& arguments, c
   static const std::unordered_set<std::string> functions{
       "aten::exp", "aten::exp2", "aten::expm1", "aten::log", "aten::log2", "aten::log10", "aten::log1p", "aten::sin",
       "aten::cos", "aten::tan", "aten::tanh", "aten::sigmoid", "aten::erf", "aten::erfc", "aten::pow", "aten::rsqrt",
-      "aten::gelu", "aten::silu", "aten::softplus", "aten::mish", "aten::elu", "aten::_softmax", "aten::_log_softmax",
-      "aten::atan", "aten::asin", "aten::acos", "aten::sinh", "aten::cosh", "aten::atan2", "aten::logsumexp",
-      "aten::log_sigmoid_forward", "aten::logaddexp"};
+      "aten::gelu", "aten::silu", "aten::mish", "aten::elu", "aten::_softmax", "aten::_log_softmax",
+      "aten::atan", "aten::asin", "aten::acos", "aten::sinh", "aten::cosh", "aten::atan2", "aten::logsumexp", "aten::logaddexp"};
   if (!tensor.defined() || tensor.layout() != c10::kStrided) return tensor;
   for (const auto& one : arguments)
     if (one.defined() && one.layout() == c10::kStrided && one.storage().is_alias_of(tensor.storage())) return tensor;
