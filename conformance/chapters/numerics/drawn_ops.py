@@ -187,6 +187,27 @@ def convolution(d: Draws) -> Program:
     return _call(function, x, d.normal(outs, ins // groups, *kernel), bias, stride, padding, dilation, groups)
 
 
+def same_size(d: Draws) -> Program:
+    """Return a convolution whose padding is named, of even and odd kernels."""
+    rank, groups = d.number(1, 3), d.one((1, 1, 2, 4))
+    ins, outs = groups * d.one((1, 2, 8)), groups * d.one((1, 2, 9))
+    kernel, dilation = ([d.number(1, most) for _ in range(rank)] for most in ((6, 4, 3)[rank - 1], 2))
+    places = [d.number((size - 1) * apart + 1, 13) for size, apart in zip(kernel, dilation, strict=True)]
+    function = (F.conv1d, F.conv2d, F.conv3d)[rank - 1]
+    x, weight = d.normal(d.number(1, 2), ins, *places), d.normal(outs, ins // groups, *kernel)
+    bias, padding = d.maybe(d.normal(outs)), d.one(("same", "same", "valid"))
+    return _call(function, x, weight, bias, 1, padding, dilation, groups)
+
+
+def lookup(d: Draws) -> Program:
+    """Return an embedding with a row that gets no gradient, counted from either end, and gradients by frequency."""
+    rows = d.number(4, 20)
+    hole, by_frequency = d.number(-rows, rows - 1), d.yes()
+    return _call(
+        F.embedding, d.index(rows, *d.sizes(2, 9)), d.positive(rows, d.size(33)), hole, None, 2.0, by_frequency
+    )
+
+
 def pooling(d: Draws) -> Program:
     rank = d.number(1, 3)
     x = d.distinct(d.number(1, 2), d.one((1, 2, 9, 16, 17)), *(d.number(4, (30, 9, 6)[rank - 1]) for _ in range(rank)))
@@ -547,6 +568,8 @@ FAMILIES: dict[str, Callable[[Draws], Program]] = {
     "padding": padding,
     "interpolation": interpolation,
     "spectrum": spectrum,
+    "convolution of named padding": same_size,
+    "lookup": lookup,
     "indexing": indexing,
     "embedding_bag of long bags": long_bags,
     "index_reduce by means": reduced_means,

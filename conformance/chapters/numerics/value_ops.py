@@ -499,6 +499,7 @@ OF_TWO = {
 QUICK = {
     *("sum", "mean", "logsumexp", "norm", "masked.mean", "var", "std", "cumsum", "cosine_similarity", "amax"),
     *("softmax", "log_softmax of columns", "layer_norm", "group_norm", "batch_norm", "avg_pool2d", "lp_pool2d"),
+    "normalize",
     *("adaptive_avg_pool2d", "mse_loss", "cross_entropy", "scatter_reduce mean", "embedding_bag mean", "linear"),
     *("conv2d", "gru_cell", "scaled_dot_product_attention", "interpolate bilinear", "gelu", "silu", "hardswish"),
     *("logit", "matrix_exp", "renorm", "lerp", "adaptive_avg_pool3d of one"),

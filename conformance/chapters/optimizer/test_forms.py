@@ -466,13 +466,13 @@ def test_same_types_in_every_implementation(
 
 
 @contract("AMP-OPTIMIZER-047")
-@over_optimizers(lambda kind: kind.gradients == "dense", variants=None)
+@over_optimizers(lambda kind: kind.gradients == "dense", quick=(), variants=None)
 def test_bf16_steps(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
     expect_first_step(case, target, rng, kind, torch.bfloat16)
 
 
 @contract("AMP-OPTIMIZER-047", dtypes=("fp16",))
-@over_optimizers(lambda kind: kind.scales_itself, variants=None)
+@over_optimizers(lambda kind: kind.scales_itself, quick=(), variants=None)
 def test_fp16_steps(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig) -> None:
     expect_first_step(case, target, rng, kind, torch.float16)
 
