@@ -18,7 +18,7 @@ LOW = (torch.float16, torch.bfloat16)
 
 
 @contextlib.contextmanager
-def _lowered(name: str, change: Callable[[Any, Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+def lowered(name: str, change: Callable[[Any, Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
     """Let inductor lower an op of ATen by what `change` makes of the lowering module and of the function there."""
     from torch._inductor import lowering
 
@@ -248,7 +248,7 @@ def compiled_padding_is_of_zeros() -> Iterator[None]:
     def change(lowering: Any, pad: Callable[..., Any]) -> Callable[..., Any]:
         return lambda x, padding, value=0: pad(x, padding, 0 if x.get_dtype() in LOW else value)
 
-    with _lowered("constant_pad_nd", change):
+    with lowered("constant_pad_nd", change):
         yield
 
 
@@ -262,7 +262,7 @@ def compiled_code_sees_no_nan_in_16_bits() -> Iterator[None]:
 
         return blind
 
-    with _lowered("isnan", change):
+    with lowered("isnan", change):
         yield
 
 
