@@ -162,7 +162,7 @@ def shapes(target: Target, outer: str, inner: str, first: Region, second: Region
     other = torch.float16 if torch.get_autocast_dtype(target.device_type) is torch.bfloat16 else torch.bfloat16
     setters = {
         "flag": Set(2, target.device_type, True),
-        **({"dtype": Set(2, target.device_type, other)} if target.computes_in(other) else {}),
+        **({"dtype": Set(2, target.device_type, other)} if target.supports(other) else {}),
         "flag of another device": Set(2, neighbours(target)[0], True),
         "cache": Set(2, target.device_type, False, cache=True),
     }
