@@ -347,6 +347,16 @@ class Case:
         if missing := [str(dtype) for dtype in dtypes if not target.computes_in(dtype)]:
             self.unsupported(f"{target.name} does not compute in {', '.join(missing)}")
 
+    def require_subnormals(self, target: Target, dtype: torch.dtype | None = None) -> None:
+        """End the case as UNSUPPORTED where a device takes subnormal float32 numbers, and `dtype`'s, for zero.
+
+        float16's are normal numbers of float32. No region makes or loses them: the device does.
+        """
+        import torch
+
+        if dtype is not torch.float16 and target.flushes_subnormals():
+            self.unsupported(f"{target.name} takes subnormal float32 numbers for zero, outside of regions too")
+
     def require_call(self, target: Target, what: str, call: Callable[[], object]) -> None:
         """End the case as UNSUPPORTED where a third party's device cannot do `call()`, made outside of any region."""
         from .targets import is_foreign

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..measure.precision import computes_in
+from ..measure.precision import computes_in, flushes_subnormals
 from . import environment
 from .endings import Untestable
 
@@ -86,6 +86,10 @@ class Target:
     def computes_in(self, dtype: torch.dtype) -> bool:
         """Whether the device has arithmetic in `dtype`, natively or by emulation; fake tensors have every type."""
         return self.is_fake or computes_in(self.device, dtype)
+
+    def flushes_subnormals(self) -> bool:
+        """Whether a device takes subnormal float32 numbers for zero; a CPU and cards of torch's own backends do not."""
+        return self.device_type not in ("cpu", "cuda", "xpu") and not self.is_fake and flushes_subnormals(self.device)
 
     def lacks(self, capability: str) -> str | None:
         """Return why the device lacks one of CAPABILITIES, and None where it has it."""

@@ -20,6 +20,13 @@ def computes_in(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 @functools.cache
+def flushes_subnormals(device: torch.device) -> bool:
+    """Return whether the device takes subnormal float32 numbers for zero, as an operand or as a result."""
+    least = torch.tensor([2.0**-126, 2.0**-130], device=device)
+    return bool(((least * torch.tensor([0.5, 2.0], device=device)).cpu() == 0).any())
+
+
+@functools.cache
 def refusals(device: torch.device, dtype: torch.dtype) -> frozenset[tuple[type[Exception], str]]:
     """Return the exceptions that a device without `dtype` raises for its tensors: their classes and messages.
 

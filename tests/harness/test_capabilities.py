@@ -106,3 +106,12 @@ def test_checks_need_capabilities_that_there_are() -> None:
 
     assert named
     assert named <= set(CAPABILITIES)
+
+
+@pytest.mark.parametrize("flushes", [True, False])
+def test_flushing_is_measured_on_a_device_of_a_third_party(monkeypatch: pytest.MonkeyPatch, flushes: bool) -> None:
+    assert not targets.flushes_subnormals(torch.device("cpu"))
+    monkeypatch.setattr(targets, "flushes_subnormals", lambda device: flushes)
+
+    assert targets.Target("xla:0", "xla", 0, False).flushes_subnormals() == flushes
+    assert not targets.Target("cpu", "cpu", None, False).flushes_subnormals()

@@ -147,3 +147,24 @@ def test_missing_arithmetic_makes_a_case_unsupported() -> None:
     case.require_arithmetic(target, torch.float32, torch.bfloat16)
     with pytest.raises(Unsupported, match=r"^toy:0 does not compute in torch\.float64$"):
         case.require_arithmetic(target, torch.bfloat16, torch.float64)
+
+
+class _Device:
+    """A device that takes subnormal numbers for zero, or does not."""
+
+    name = "toy:0"
+
+    def __init__(self, flushes: bool) -> None:
+        self.flushes_subnormals = lambda: flushes
+
+
+def test_device_without_subnormal_numbers_makes_a_case_of_them_unsupported() -> None:
+    flushing: Any = _Device(True)
+    keeping: Any = _Device(False)
+    case = Case(_CONTRACT, level="quick", seed=0, substitutions={})
+
+    case.require_subnormals(flushing, torch.float16)
+    case.require_subnormals(keeping)
+    for dtype in (None, torch.bfloat16, torch.float32):
+        with pytest.raises(Unsupported, match=r"^toy:0 takes subnormal float32 numbers for zero"):
+            case.require_subnormals(flushing, dtype)

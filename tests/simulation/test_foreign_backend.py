@@ -16,7 +16,7 @@ import torch
 from conformance.harness.targets import one_device_only
 from tests.conftest import Outcome, run_of
 from tests.simulation.emulated.build import uncompiled
-from tests.simulation.foreign.variants import FUSED, LACKING, VARIANTS
+from tests.simulation.foreign.variants import FUSED, LACKING, VARIANTS, VARIED
 
 pytestmark = pytest.mark.skipif(uncompiled() is not None, reason=f"no backend: {uncompiled()}")
 
@@ -51,6 +51,15 @@ def test_backend_may_lack_what_it_says(root: Path, tmp_path: Path, variant: str)
     verdicts = {case["verdict"] for case in outcome.report["cases"]}
     assert (outcome.status, outcome.report["footer"]["overall"]) == (0, "CONFORMANT"), outcome.output[-3000:]
     assert {"PASS", "UNSUPPORTED"} <= verdicts
+
+
+@pytest.mark.parametrize("variant", VARIED)
+def test_backend_may_do_what_torch_leaves_open(root: Path, tmp_path: Path, variant: str) -> None:
+    outcome = _run(root, tmp_path, VARIED[variant].contracts, *_DECLARED, "--level", "quick", variant=variant)
+
+    verdicts = {case["verdict"] for case in outcome.report["cases"]}
+    assert (outcome.status, outcome.report["footer"]["overall"]) == (0, "CONFORMANT"), outcome.output[-3000:]
+    assert "PASS" in verdicts
 
 
 @pytest.mark.parametrize("variant", FUSED)

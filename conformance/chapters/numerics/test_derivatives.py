@@ -70,6 +70,7 @@ STEPS = 4
 @contract("AMP-NUMERICS-115", on=("cpu", "cuda", "xpu"))
 @pytest.mark.parametrize("family", DERIVED)
 def test_functions_and_gradients(case: Case, target: Target, amp_dtype: torch.dtype, family: str) -> None:
+    case.require_subnormals(target, amp_dtype)
     form = FORMATS[amp_dtype]
     inputs = all_patterns(form)
     inputs = inputs[inputs.isfinite()][:: case.samples(quick=7, standard=1, full=1)]

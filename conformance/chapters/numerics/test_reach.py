@@ -318,6 +318,7 @@ DERIVATIVES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tens
 @contract("AMP-NUMERICS-100", on=("cpu", "cuda", "xpu"))
 @pytest.mark.parametrize("name", DERIVATIVES)
 def test_gradients_of_activations(case: Case, target: Target, amp_dtype: torch.dtype, name: str) -> None:
+    case.require_subnormals(target, amp_dtype)
     form, (call, derivative) = FORMATS[amp_dtype], DERIVATIVES[name]
     stride = case.samples(quick=7, standard=1, full=1)
     patterns = [pattern | sign for pattern in form.finite_patterns()[::stride] for sign in (0, 0x8000)]

@@ -49,6 +49,7 @@ def _other(form: Format) -> Format:
 
 @contract("AMP-NUMERICS-002")
 def test_stores_at_the_midpoints(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
+    case.require_subnormals(target, amp_dtype)
     form = FORMATS[amp_dtype]
     patterns = midpoints(form, case.samples(quick=151, standard=13, full=1))
     source, expected = tensor_of(patterns, FP32), narrowed(torch.tensor(patterns), form)
@@ -61,6 +62,7 @@ def test_stores_at_the_midpoints(case: Case, target: Target, amp_dtype: torch.dt
 @contract("AMP-NUMERICS-002")
 def test_numbers_at_the_midpoints(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
     """Python numbers, which arrive in double precision, one at a time."""
+    case.require_subnormals(target, amp_dtype)
     form = FORMATS[amp_dtype]
     patterns = midpoints(form, case.samples(quick=2003, standard=401, full=61))
     numbers = tensor_of(patterns, FP32).tolist()
@@ -106,6 +108,7 @@ def _either(case: Case, what: str, seen: Tensor, exact: Tensor, form: Format) ->
 
 @contract("AMP-NUMERICS-042")
 def test_from_float64(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
+    case.require_subnormals(target, amp_dtype)
     if not computes_in(target.device, torch.float64):
         case.unsupported("the device has no float64")
     form = FORMATS[amp_dtype]
@@ -209,6 +212,7 @@ def _pairs(rng: torch.Generator, form: Format, count: int) -> tuple[Tensor, Tens
 @contract("AMP-NUMERICS-043", on=("cpu", "cuda", "xpu"))
 @pytest.mark.parametrize("op", ARITHMETIC)
 def test_arithmetic(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, op: str) -> None:
+    case.require_subnormals(target, amp_dtype)
     form, (exact, calls) = FORMATS[amp_dtype], ARITHMETIC[op]
     left, right = _pairs(rng, form, case.samples(quick=4099, standard=40_009, full=400_009))
     expected = rounded(exact(left.double(), right.double()), form).to(amp_dtype)
@@ -220,6 +224,7 @@ def test_arithmetic(case: Case, target: Target, amp_dtype: torch.dtype, rng: tor
 @contract("AMP-NUMERICS-043", on=("cpu", "cuda", "xpu"))
 @pytest.mark.parametrize("number", [3.0, deep("standard", 0.1), deep("standard", -1 / 3), deep("standard", 2.0**-20)])
 def test_arithmetic_with_a_number(case: Case, target: Target, amp_dtype: torch.dtype, number: float) -> None:
+    case.require_subnormals(target, amp_dtype)
     for op in ARITHMETIC:
         _with_a_number(case, target, FORMATS[amp_dtype], op, number)
 

@@ -78,6 +78,7 @@ def random_search(case: Case, target: Target) -> partial[Search]:
 
 @contract("AMP-SCALE-150")
 def test_histories(case: Case, target: Target) -> None:
+    case.require_subnormals(target)
     count = case.samples(quick=16, standard=80, full=800)
     expect_agreement(case, random_search(case, target)(histories=count))
 
@@ -91,6 +92,7 @@ def test_refused_calls(case: Case, target: Target) -> None:
 
 @contract("AMP-SCALE-152")
 def test_disabled_histories(case: Case, target: Target) -> None:
+    case.require_subnormals(target)
     count = case.samples(quick=5, standard=20, full=150)
     expect_agreement(case, random_search(case, target)(histories=count, enabled=False))
 
@@ -178,6 +180,7 @@ def test_flags_handed_to_several(case: Case, target: Target) -> None:
 
 @contract("AMP-SCALE-158")
 def test_histories_at_the_ends_of_fp32(case: Case, target: Target) -> None:
+    case.require_subnormals(target)
     count = case.samples(quick=6, standard=30, full=300)
     scales = (*EXTREMES, 2.0**-140, 2.0**120)
     expect_agreement(case, random_search(case, target)(histories=count, scales=scales))
@@ -185,11 +188,13 @@ def test_histories_at_the_ends_of_fp32(case: Case, target: Target) -> None:
 
 @contract("AMP-SCALE-158")
 def test_growth_and_backoff_at_the_ends(case: Case, target: Target) -> None:
+    case.require_subnormals(target)
     expect_histories(case, target, orders.ends())
 
 
 @contract("AMP-SCALE-159")
 def test_outputs_in_containers(case: Case, target: Target) -> None:
+    case.require_subnormals(target)
     expect_histories(case, target, orders.outputs())
 
 

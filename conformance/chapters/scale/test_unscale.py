@@ -62,6 +62,7 @@ def test_large_gradients_are_unscaled(case: Case, target: Target, rng: torch.Gen
 
 @contract("AMP-SCALE-020")
 def test_subnormal_results(case: Case, target: Target) -> None:
+    case.require_subnormals(target)
     numbers = torch.tensor([k * 2.0**-149 for k in (1, -1, 2, 3, 1023, -4095)])
     gradient = (numbers.double() * 65536).float().to(target.device, copy=True)
     started(target).unscale_(owning(gradient))
@@ -73,6 +74,7 @@ def test_subnormal_results(case: Case, target: Target) -> None:
     "scale", [*ODD_SCALES[:3], *(deep("standard", scale) for scale in ODD_SCALES[3:])], ids="{:g}".format
 )
 def test_any_scale(case: Case, target: Target, rng: torch.Generator, scale: float) -> None:
+    case.require_subnormals(target)
     case.require_arithmetic(target, torch.float64)
     numbers = torch.cat(
         [torch.randn(200, generator=rng) * 1000, torch.tensor([0.0, -0.0, 3e38, 2.0**-126, 5 * 2.0**-149])]

@@ -198,6 +198,7 @@ MORE_FACTORS = (
 @contract("AMP-SCALE-144")
 @SIXTEEN_BIT
 def test_every_16_bit_number(case: Case, target: Target, dtype: torch.dtype) -> None:
+    case.require_subnormals(target, dtype)
     case.require_arithmetic(target, dtype)
     numbers = exact.every_number(dtype)
     finite = numbers[numbers.float().isfinite()]
@@ -424,6 +425,7 @@ def edges(dtype: torch.dtype) -> torch.Tensor:
 @contract("AMP-SCALE-147")
 @DTYPES
 def test_any_factor(case: Case, target: Target, dtype: torch.dtype) -> None:
+    case.require_subnormals(target)
     case.require_arithmetic(target, dtype)
     numbers, wrong = edges(dtype), []
     draw = random.Random(case.seed)

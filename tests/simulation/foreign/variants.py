@@ -20,8 +20,8 @@ class Variant:
 
     `module` has attributes of the device module; one that is None is missing. No tensor on the device can have one of
     `missing_types`, and no operator whose name, with a "$" at its end, begins with one of `missing_kernels` has a
-    kernel. A backend that `fuses` has the CPU's kernels of fused optimizers; one without `generators` makes no
-    `torch.Generator`.
+    kernel. A `habit` is what a correct backend may do otherwise than the CPU. A backend that `fuses` has the CPU's
+    kernels of fused optimizers; one without `generators` makes no `torch.Generator`.
     """
 
     contracts: tuple[str, ...]
@@ -31,6 +31,7 @@ class Variant:
     default_dtype: torch.dtype | None = None  # of regions without a dtype
     missing_types: tuple[torch.dtype, ...] = ()
     missing_kernels: tuple[str, ...] = ()
+    habit: str = ""
     fuses: bool = False
     generators: bool = True
 
@@ -49,6 +50,8 @@ class Variant:
             torch.ops.toyacc.lack_kernels(names)
         if not self.generators:
             torch.ops.toyacc.make_no_generators()
+        if self.habit:
+            torch.ops.toyacc.take_up(self.habit)
         if self.fuses:
             torch.ops.toyacc.fuse()
         library = torch.library.Library("aten", "IMPL")
@@ -337,3 +340,21 @@ LACKING = {
 FUSED = {
     "a_fused_sgd_of_its_own": Variant(("AMP-OPTIMIZER-046",), kernels={"_fused_sgd_": _fused_sgd}, fuses=True),
 }
+
+# What torch leaves to a backend. Its cases pass, or are UNSUPPORTED.
+VARIED = {
+    "results_are_contiguous": Variant(
+        ("AMP-CAST-05*", "AMP-MEMORY-01*", "AMP-REGION-115"), habit="results are contiguous"
+    ),
+    "functions_are_off_by_a_rounding": Variant(
+        ("AMP-NUMERICS-045", "AMP-NUMERICS-06[0-4]", "AMP-NUMERICS-122", "AMP-LOSS-00[3-6]"),
+        habit="functions are off by a rounding",
+    ),
+    "subnormals_are_zero": Variant(
+        (
+            "AMP-SCALE-02[01]", "AMP-SCALE-14[2478]", "AMP-SCALE-15[0289]", "AMP-NUMERICS-002", "AMP-NUMERICS-04[2-5]",
+            "AMP-NUMERICS-051", "AMP-NUMERICS-100", "AMP-NUMERICS-115",
+        ),
+        habit="subnormals are zero",
+    ),
+}  # fmt: skip
