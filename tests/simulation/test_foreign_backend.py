@@ -53,6 +53,18 @@ def test_backend_may_lack_what_it_says(root: Path, tmp_path: Path, variant: str)
     assert {"PASS", "UNSUPPORTED"} <= verdicts
 
 
+def test_backend_may_lack_any_kernels(root: Path, tmp_path: Path) -> None:
+    contracts = ("AMP-CLIP-03*", "AMP-OPTIMIZER-1[02]*", "AMP-NUMERICS-08*", "AMP-TRANSFORM-020")
+    arguments = [argument for contract in contracts for argument in ("--contract", contract)]
+    command = ["pytest", "conformance", *_BACKEND, *_DECLARED, "--level", "quick", *arguments]
+
+    outcome = run_of(root, tmp_path, command, {"TOYACC_LACKS": "1:120"})
+
+    lacking = [case["reason"] for case in outcome.report["cases"] if case["verdict"] == "UNSUPPORTED"]
+    assert (outcome.status, outcome.report["footer"]["overall"]) == (0, "CONFORMANT"), outcome.output[-3000:]
+    assert sum("has no kernel of aten::" in reason for reason in lacking) > 50
+
+
 @pytest.mark.parametrize("variant", VARIED)
 def test_backend_may_do_what_torch_leaves_open(root: Path, tmp_path: Path, variant: str) -> None:
     outcome = _run(root, tmp_path, VARIED[variant].contracts, *_DECLARED, "--level", "quick", variant=variant)

@@ -8,14 +8,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from ...oracles.relations.layouts import repeated
+
 Call: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-
-
-def _repeated(x: Tensor) -> Tensor:
-    """Return a COO tensor that has each entry twice, half of it each time."""
-    once = x.to_sparse_coo().coalesce()
-    indices, values = once.indices(), once.values()
-    return torch.sparse_coo_tensor(torch.cat([indices, indices], 1), torch.cat([values / 2, values / 2]), x.shape)
 
 
 def _reversed(x: Tensor) -> Tensor:
@@ -26,7 +21,7 @@ def _reversed(x: Tensor) -> Tensor:
 
 LAYOUTS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "coo": lambda x: x.to_sparse_coo(),
-    "coo of repeated entries": _repeated,
+    "coo of repeated entries": repeated,
     "coo in another order": _reversed,
     "coo of rows": lambda x: x.to_sparse(1),
     "csr": lambda x: x.to_sparse_csr(),

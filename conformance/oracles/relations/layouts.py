@@ -133,7 +133,7 @@ def _dense(name: str, call: Callable[..., Any]) -> Iterator[Program]:
             yield program(name, call, (a, form(b)), {})
 
 
-def _repeated(x: Tensor) -> Tensor:
+def repeated(x: Tensor) -> Tensor:
     """Return a COO tensor that has each entry twice, half of it each time."""
     once = x.to_sparse_coo().coalesce()
     indices, values = once.indices(), once.values()
@@ -144,7 +144,7 @@ def _sparse(name: str, layout: str, call: Callable[..., Any]) -> Iterator[Progra
     a, b = _matrices(4, 6, 2)
     yield program(name, call, (_SPARSE[layout](a * (a > 0)), b), {})
     if layout == "coo":
-        yield program(name, call, (_repeated(a * (a > 0)), b), {})
+        yield program(name, call, (repeated(a * (a > 0)), b), {})
 
 
 def _complex(name: str, call: Callable[..., Any]) -> Iterator[Program]:

@@ -10,10 +10,11 @@ import torch
 
 from conformance.oracles.policy.overloads import known
 from tests.simulation.emulated.build import FOLDER, library
-from tests.simulation.foreign.variants import FUSED, LACKING, VARIANTS, VARIED
+from tests.simulation.foreign.variants import FUSED, LACKING, VARIANTS, VARIED, without_drawn_kernels
 
 NAME = "toyacc"
 VARIABLE = "TOYACC_VARIANT"  # the name of what is broken or missing, of tests.simulation.foreign.variants
+KERNELS = "TOYACC_LACKS"  # a seed and a count, as in 3:120: it lacks so many kernels, which the seed chooses
 RULES = "TOYACC_RULES"  # a backend of torch, cuda unless it is given, whose autocast rules the device has
 
 
@@ -61,6 +62,8 @@ def load() -> None:
             torch.ops.toyacc.rule(overload, policy)
     if variant := os.environ.get(VARIABLE):
         {**VARIANTS, **LACKING, **FUSED, **VARIED}[variant].apply()
+    if lacks := os.environ.get(KERNELS):
+        without_drawn_kernels(*map(int, lacks.split(":"))).apply()
 
 
 load()

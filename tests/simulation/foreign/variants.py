@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -340,6 +341,37 @@ LACKING = {
 FUSED = {
     "a_fused_sgd_of_its_own": Variant(("AMP-OPTIMIZER-046",), kernels={"_fused_sgd_": _fused_sgd}, fuses=True),
 }
+
+# What a backend has to have: the arithmetic, the products and the copies that training and the checks themselves need.
+_ALWAYS = (
+    "abs", "add", "addmm", "alias", "all", "amax", "amin", "any", "arange", "as_strided", "bernoulli",
+    "bitwise_and", "bitwise_not", "bitwise_or", "bmm", "cat", "clone", "copy", "convolution_overrideable",
+    "convolution_backward_overrideable", "detach", "diagonal", "div", "dropout", "embedding",
+    "embedding_dense_backward", "empty", "empty_like", "empty_strided", "eq", "equal", "exp", "expand", "eye",
+    "fill", "full", "full_like", "gather", "ge", "gt", "index", "index_select", "isclose", "isfinite", "isinf",
+    "isnan", "is_same_size", "le", "linear", "linspace", "log", "logical_and", "logical_not", "lt", "masked_fill",
+    "max", "maximum", "mean", "min", "minimum", "mm", "mse_loss", "mse_loss_backward", "mul", "native_dropout",
+    "native_layer_norm", "native_layer_norm_backward", "ne", "neg", "nll_loss_backward", "nll_loss_forward",
+    "nonzero", "normal", "ones", "ones_like", "permute", "pow", "rand", "randint", "randn", "random", "randperm",
+    "reciprocal", "relu", "reshape", "resize", "rsqrt", "rsub", "scalar_tensor", "scatter", "select", "set",
+    "sigmoid", "slice", "sort", "split", "sqrt", "squeeze", "sub", "sum", "t", "tanh", "threshold_backward",
+    "transpose", "unbind", "unfold", "uniform", "unsqueeze", "view", "view_as_complex", "view_as_real", "where",
+    "zero", "zeros", "zeros_like", "imag", "real", "conj", "_amp_foreach_non_finite_check_and_unscale",
+    "_amp_update_scale", "_conj", "_copy_from", "_copy_from_and_resize", "_local_scalar_dense", "_log_softmax",
+    "_log_softmax_backward_data", "_reshape_alias", "_softmax", "_softmax_backward_data", "_to_copy",
+)  # fmt: skip
+
+
+def without_drawn_kernels(seed: int, count: int) -> Variant:
+    """Return a backend that lacks so many kernels of others, which the seed chooses: no case of it may fail."""
+    found = set()
+    for operator in torch._C._dispatch_get_all_op_names():
+        name = operator.removeprefix("aten::").partition(".")[0]
+        if operator.startswith("aten::") and torch._C._dispatch_has_kernel_for_dispatch_key(operator, "CPU"):
+            found |= {name} if name.rstrip("_") not in _ALWAYS else set()
+    drawn = random.Random(seed).sample(sorted(found), count)
+    return Variant(("*",), missing_kernels=tuple(f"{name}$" for name in drawn))
+
 
 # What torch leaves to a backend. Its cases pass, or are UNSUPPORTED.
 VARIED = {
