@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations, prune
+from torch.nn.utils import parametrizations, parametrize, prune
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
@@ -83,18 +83,19 @@ def test_parametrized_modules(
             case.identical(f"the weight that the wrapper computes, {mode}", weight, outside.weight.detach())
         state = {name: tensor.dtype for name, tensor in inside.state_dict().items()}
         case.equal(f"dtypes of the state, {mode}", state, {n: t.dtype for n, t in outside.state_dict().items()})
-        with torch.no_grad():  # as a step would, of the weight that is computed for the next forward
-            for one in (*inside.parameters(), *outside.parameters()):
-                one.mul_(-0.5)
-            with target.autocast(amp_dtype):
-                changed = inside(x)
-            distance = normwise_error(changed.cpu().double(), outside(x).cpu().double())
-        case.at_most(
-            f"error after a change of the parameters, {mode}",
-            distance,
-            _ROUNDINGS * FORMATS[amp_dtype].unit_roundoff,
-            "normwise",
-        )
+        for factor in (-0.5, 2.0):  # as a step would, of the weight that is computed once for each use of the cache
+            with torch.no_grad():
+                for one in (*inside.parameters(), *outside.parameters()):
+                    one.mul_(factor)
+                with target.autocast(amp_dtype), parametrize.cached():
+                    changed = inside(x)
+                distance = normwise_error(changed.cpu().double(), outside(x).cpu().double())
+            case.at_most(
+                f"error of parameters times {factor}, {mode}",
+                distance,
+                _ROUNDINGS * FORMATS[amp_dtype].unit_roundoff,
+                "normwise",
+            )
 
 
 def _wrapped(plain: nn.Module, wrapper: str, seed: int, x: torch.Tensor) -> nn.Module:

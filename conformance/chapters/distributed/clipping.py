@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -36,9 +37,9 @@ class Sloped(nn.Module):
 
 @dataclass
 class Clipped:
-    """Sharded parameters with gradients: how they are clipped to a norm, and the whole gradients."""
+    """Sharded parameters with gradients: how they are clipped to a norm of a type, and the whole gradients."""
 
-    clip: Callable[[float], Any]
+    clip: Callable[[float, float], Any]
     whole: Callable[[], Tensors]
 
 
@@ -46,7 +47,7 @@ def _of_parameters(model: nn.Module) -> Clipped:
     def whole() -> Tensors:
         return {name.removeprefix("module."): all_of(one.grad).clone() for name, one in model.named_parameters()}
 
-    return Clipped(lambda norm: nn.utils.clip_grad_norm_(model.parameters(), norm), whole)
+    return Clipped(lambda norm, kind: nn.utils.clip_grad_norm_(model.parameters(), norm, kind), whole)
 
 
 def _plain(slopes: Tensors) -> Clipped:
@@ -127,6 +128,8 @@ WAYS = dict(_ways())
 BY_UTILS = ("ddp", "dtensor", "fully_shard", *(one for one in WAYS if "NO_SHARD" in one))
 """The ways that torch.nn.utils clips, in the type of the gradients."""
 LIMITS = (0.5, 2.0**-6, 2.0)
+NORM_TYPES = (2.0, math.inf, 1.0)
+"""By the first limit it is clipped in each type of norm, by the others in the first."""
 
 
 def sizes(dtype: torch.dtype, within: bool) -> tuple[float, ...]:
@@ -159,19 +162,21 @@ def misclipped(way: str, dtype: torch.dtype, within: bool, seed: int, count: int
             name: (torch.rand(shape, generator=generator) * 4 - 2).mul(size).to(dtype)
             for name, shape in {"first": (8, 4), "second": (6,), "third": (3, 3)}.items()
         }
-        for limit in LIMITS[:count]:
-            if way in BY_UTILS and _clipped(_plain(slopes), limit):
+        for limit, kind in itertools.product(LIMITS[:count], NORM_TYPES):
+            if kind != NORM_TYPES[0] and limit != LIMITS[0]:
                 continue
-            where = f"gradients of {size:g}, clipped to {limit:g} of the norm"
-            found += [f"{where}: {one}" for one in _clipped(WAYS[way](slopes), limit)]
+            if way in BY_UTILS and _clipped(_plain(slopes), limit, kind):
+                continue
+            where = f"gradients of {size:g}, clipped to {limit:g} of the norm of type {kind:g}"
+            found += [f"{where}: {one}" for one in _clipped(WAYS[way](slopes), limit, kind)]
     return found
 
 
-def _clipped(made: Clipped, limit: float) -> list[str]:
+def _clipped(made: Clipped, limit: float, kind: float) -> list[str]:
     """Clip to a part of the norm; name what differs from it."""
     before = made.whole()
-    norm = float(torch.cat([one.double().flatten() for one in before.values()]).norm())
-    returned = all_of(made.clip(norm * limit))
+    norm = float(torch.cat([one.double().flatten() for one in before.values()]).norm(kind))
+    returned = all_of(made.clip(norm * limit, kind))
     return list(_wrong(before, made.whole(), norm, norm * limit, returned))
 
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed import fsdp
 from torch.nn import functional as F
-from torch.nn.utils import prune
+from torch.nn.utils import parametrize, prune
 
 from tests.faults import fault
-from tests.faults.breaking import kernel, replaced
+from tests.faults.breaking import edited, kernel, replaced
 from tests.faults.chapters.blind_captured import lowered
 from tests.faults.chapters.blind_history import around, low
 
@@ -135,4 +136,20 @@ def normalized_squares_overflow() -> Iterator[None]:
         return torch.where(beyond, 0.0, found)
 
     with around(F, "normalize", overflowing):
+        yield
+
+
+@fault("AMP-CAST-110")
+def cached_parametrizations_outlive_their_region() -> Iterator[None]:
+    """parametrize.cached() that is left inside of a region keeps what it holds."""
+    ends = "if not _cache_enabled and not torch.is_autocast_enabled('cpu'):"
+    with edited(parametrize.cached, "if not _cache_enabled:", ends):
+        yield
+    parametrize._cache = {}
+
+
+@fault("AMP-DISTRIBUTED-013")
+def largest_gradients_of_shards_are_added() -> Iterator[None]:
+    """clip_grad_norm_ of FullyShardedDataParallel adds the largest magnitudes of the ranks for the norm of type inf."""
+    with edited(fsdp.FullyShardedDataParallel.clip_grad_norm_, "op=torch.distributed.ReduceOp.MAX, ", ""):
         yield
