@@ -161,10 +161,13 @@ def test_normed_weights_of_16_bits(
 
 def _require_inverse(case: Case, target: Target, plain: Any, wrapper: Callable[[nn.Module], nn.Module]) -> None:
     """End the case where a device lacks a kernel of a parametrization's inverse: torch takes it for one without any."""
-    made: Any = wrapper(copy.deepcopy(plain).cpu())
-    if hasattr(made, "parametrizations"):
-        inverse, weight = made.parametrizations.weight[0].to(target.device).right_inverse, plain.weight.detach()
-        case.with_kernels(target, {"right_inverse": lambda: inverse(weight)})
+
+    def inverse() -> None:
+        made: Any = wrapper(copy.deepcopy(plain).cpu())
+        if hasattr(made, "parametrizations"):
+            made.parametrizations.weight[0].to(target.device).right_inverse(plain.weight.detach())
+
+    case.with_kernels(target, {"right_inverse": inverse})
 
 
 def _weight(module: Any) -> torch.Tensor:

@@ -162,9 +162,8 @@ def misclipped(way: str, dtype: torch.dtype, within: bool, seed: int, count: int
             name: (torch.rand(shape, generator=generator) * 4 - 2).mul(size).to(dtype)
             for name, shape in {"first": (8, 4), "second": (6,), "third": (3, 3)}.items()
         }
-        for limit, kind in itertools.product(LIMITS[:count], NORM_TYPES):
-            if kind != NORM_TYPES[0] and limit != LIMITS[0]:
-                continue
+        first = [(LIMITS[0], kind) for kind in NORM_TYPES]
+        for limit, kind in first + [(limit, NORM_TYPES[0]) for limit in LIMITS[1:count]]:
             if way in BY_UTILS and _clipped(_plain(slopes), limit, kind):
                 continue
             where = f"gradients of {size:g}, clipped to {limit:g} of the norm of type {kind:g}"

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from ...oracles.relations.layouts import repeated
+from ...oracles.relations.layouts import SPARSE, repeated
 
 Call: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
@@ -20,14 +20,10 @@ def _reversed(x: Tensor) -> Tensor:
 
 
 LAYOUTS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "coo": lambda x: x.to_sparse_coo(),
+    **SPARSE,
     "coo of repeated entries": repeated,
     "coo in another order": _reversed,
     "coo of rows": lambda x: x.to_sparse(1),
-    "csr": lambda x: x.to_sparse_csr(),
-    "csc": lambda x: x.to_sparse_csc(),
-    "bsr": lambda x: x.to_sparse_bsr((2, 2)),
-    "bsc": lambda x: x.to_sparse_bsc((2, 2)),
 }
 
 CALLS: Mapping[str, Call] = {

@@ -30,6 +30,7 @@ def test_sparse_tensors(case: Case, target: Target, amp_dtype: torch.dtype, rng:
         if target.device_type == "cpu":
             raise
         case.unsupported(f"{target.name} has no {layout}: {str(error).splitlines()[0]}")
+    exact = {name: _seen(call, *given, contextlib.nullcontext) for name, call in CALLS.items()}
     compared, wrong = 0, {}
     for place in ("in a region", "outside"):
         region = partial(target.autocast, amp_dtype) if place == "in a region" else contextlib.nullcontext
@@ -39,11 +40,11 @@ def test_sparse_tensors(case: Case, target: Target, amp_dtype: torch.dtype, rng:
             try:
                 with full_precision(target.device_type):
                     seen = _seen(call, LAYOUTS[layout](x), y, region)
-            except (RuntimeError, NotImplementedError) as error:
+            except RuntimeError as error:
                 case.note(f"{name} {place}", str(error).splitlines()[0][:80])
                 continue
             compared += 1
-            for what, right in _seen(call, *given, contextlib.nullcontext).items():
+            for what, right in exact[name].items():
                 found = seen[what]
                 if found.shape != right.shape or not torch.equal(found.cpu().float() + 0, right + 0):
                     wrong[f"{name} {place}: {what}"] = found.flatten()[:4].tolist()

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from .programs import Program, program
 
-_SPARSE: dict[str, Callable[[Tensor], Tensor]] = {
+SPARSE: dict[str, Callable[[Tensor], Tensor]] = {
     "coo": lambda x: x.to_sparse_coo(),
     "csr": lambda x: x.to_sparse_csr(),
     "csc": lambda x: x.to_sparse_csc(),
@@ -112,7 +112,7 @@ def layout_programs() -> dict[str, Callable[[], Iterator[Program]]]:
         ("nested", _nested, _NESTED_CALLS),
     ):
         made |= {f"{kind}.{name}": partial(make, f"{kind}.{name}", call) for name, call in calls.items()}
-    for layout in _SPARSE:
+    for layout in SPARSE:
         own = _COO_CALLS if layout == "coo" else {}
         for name, call in (_SPARSE_CALLS | own).items():
             made[f"{layout}.{name}"] = partial(_sparse, f"{layout}.{name}", layout, call)
@@ -142,7 +142,7 @@ def repeated(x: Tensor) -> Tensor:
 
 def _sparse(name: str, layout: str, call: Callable[..., Any]) -> Iterator[Program]:
     a, b = _matrices(4, 6, 2)
-    yield program(name, call, (_SPARSE[layout](a * (a > 0)), b), {})
+    yield program(name, call, (SPARSE[layout](a * (a > 0)), b), {})
     if layout == "coo":
         yield program(name, call, (repeated(a * (a > 0)), b), {})
 

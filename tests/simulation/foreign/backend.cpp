@@ -119,12 +119,13 @@ struct Flushing {
   ~Flushing() { if (has("subnormals are zero")) at::globalContext().setFlushDenormal(false); }
 };
 
+// A result that is no view, as the habits have it.
 Tensor by_habit(const std::string& name, const std::vector<Tensor>& arguments, const Tensor& tensor) {
   static const std::unordered_set<std::string> functions{
       "aten::exp", "aten::exp2", "aten::expm1", "aten::log", "aten::log2", "aten::log10", "aten::log1p", "aten::sin",
       "aten::cos", "aten::tan", "aten::tanh", "aten::sigmoid", "aten::erf", "aten::erfc", "aten::pow", "aten::rsqrt",
-      "aten::gelu", "aten::silu", "aten::mish", "aten::elu", "aten::_softmax", "aten::_log_softmax",
-      "aten::atan", "aten::asin", "aten::acos", "aten::sinh", "aten::cosh", "aten::atan2", "aten::logsumexp", "aten::logaddexp"};
+      "aten::gelu", "aten::silu", "aten::mish", "aten::elu", "aten::_softmax", "aten::_log_softmax", "aten::atan",
+      "aten::asin", "aten::acos", "aten::sinh", "aten::cosh", "aten::atan2", "aten::logsumexp", "aten::logaddexp"};
   if (!tensor.defined() || tensor.layout() != c10::kStrided) return tensor;
   for (const auto& one : arguments)
     if (one.defined() && one.layout() == c10::kStrided && one.storage().is_alias_of(tensor.storage())) return tensor;
@@ -132,9 +133,9 @@ Tensor by_habit(const std::string& name, const std::vector<Tensor>& arguments, c
     const auto bits = tensor.view(at::kInt);
     return (bits + at::logical_and(at::bitwise_and(bits, 0xfff) != 0, tensor.isfinite()).to(at::kInt)).view(at::kFloat);
   }
-  const bool asks = name.find("empty") != std::string::npos || name.find("copy") != std::string::npos ||
-                    name.find("clone") != std::string::npos || name.find("like") != std::string::npos || name.find("set") != std::string::npos;
-  return has("results are contiguous") && !asks ? tensor.contiguous() : tensor;
+  for (auto part : {"empty", "copy", "clone", "like", "set"})  // what is asked for a layout
+    if (name.find(part) != std::string::npos) return tensor;
+  return has("results are contiguous") ? tensor.contiguous() : tensor;
 }
 
 void on_device(const c10::OperatorHandle& asked, Stack* stack) {
@@ -148,9 +149,10 @@ void on_device(const c10::OperatorHandle& asked, Stack* stack) {
   lend(schema, given, call, stack);
   bool sparse = schema.name().find("sparse") != std::string::npos;
   sparse = sparse || call.any([](const Tensor& tensor) { return tensor.layout() == c10::kSparse; });
-  std::vector<Tensor> arguments;
-  for (const auto& value : Arguments(stack->end() - given.size(), stack->end()))
-    for (const auto& tensor : tensors_of(value)) arguments.push_back(tensor);
+  std::vector<Tensor> arguments;  // on the CPU, for habits
+  if (!habits().empty())
+    for (const auto& value : Arguments(stack->end() - given.size(), stack->end()))
+      for (const auto& tensor : tensors_of(value)) arguments.push_back(tensor);
   {
     at::AutoDispatchBelowADInplaceOrView below;
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
@@ -162,6 +164,7 @@ void on_device(const c10::OperatorHandle& asked, Stack* stack) {
   if (!call.gives_to_card()) return;
   for (size_t place = stack->size() - schema.returns().size(); place < stack->size(); place++)
     (*stack)[place] = changed((*stack)[place], [&](const Tensor& tensor) {
+      if (habits().empty()) return call.given_back(of_a_type_that_it_has(tensor));
       at::AutoDispatchBelowADInplaceOrView below;
       c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
       return call.given_back(of_a_type_that_it_has(by_habit(schema.name(), arguments, tensor)));
