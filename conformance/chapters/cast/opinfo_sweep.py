@@ -43,10 +43,12 @@ def _sweep(target: Target, amp_dtype: torch.dtype, entries: list[Any], samples: 
             outside = _seeded(target, call, None)
             if outside.error is not None:
                 continue
-            swept.add(entry.name)
-            calls += 1
             inside = _seeded(target, call, amp_dtype)
             plain = inside if target.is_fake else _seeded(target, call, amp_dtype, traced=False)
+            if plain.error is not None and _seeded(target, call, None, traced=False).error is not None:
+                continue  # only the trace can make it: a backend's own kernel of the whole may be missing
+            swept.add(entry.name)
+            calls += 1
             types = [[leaf.dtype for leaf in one.outputs] for one in (plain, outside)]
             if overloads.difference(overloads.Promise([], outside), inside) is not None or types[0] != types[1]:
                 changed.setdefault(entry.name, f"{dtype}: {overloads.describe(inside)}; untraced: {types[0]}")
