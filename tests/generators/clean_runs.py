@@ -3,7 +3,8 @@
 `python -m tests.generators.clean_runs --resume docs/evidence/clean-runs.csv --minutes 60 --page FILE PYTHON ...` runs
 `pytest conformance --level quick` with each interpreter in turn (environments with torch, the test packages and
 pytest-randomly) until the time is over, appends a line for each run, and writes the page. What a run is given depends
-on its number alone. `--verdicts FOLDER` keeps the verdicts, against which later calls compare.
+on its number alone, but for the level: `--level standard` makes longer runs. `--verdicts FOLDER` keeps the verdicts,
+against which later calls compare, and the reports of the runs that are not clean.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import gzip
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,6 +31,7 @@ from conformance.report.document import read
 from tests.paths import ROOT
 
 PROCESSES = ("auto", "auto", "0", "1", "2", "3")
+LEVELS = ("quick", "standard")
 THREADS = ("all", "1", "2", "4")
 
 
@@ -38,6 +41,7 @@ class Run:
 
     number: int
     torch: str
+    level: str
     seed: int
     processes: str
     threads: str
@@ -59,8 +63,8 @@ def given(number: int) -> tuple[int, str, str, bool]:
     return draw.randrange(1, 10**6), draw.choice(PROCESSES), draw.choice(THREADS), draw.random() < 0.5
 
 
-def run(python: str, number: int, verdicts: Path) -> Run:
-    """Run the suite with an interpreter, and compare the verdicts with those of its torch that the folder has."""
+def run(python: str, number: int, level: str, verdicts: Path) -> Run:
+    """Run the suite with an interpreter, and compare the verdicts with those of its torch and level in the folder."""
     seed, processes, threads, shuffled = given(number)
     order = [f"--randomly-seed={seed}"] if shuffled else ["-p", "no:randomly"]
     workers = [] if processes == "auto" else ["-n", processes]
@@ -68,7 +72,7 @@ def run(python: str, number: int, verdicts: Path) -> Run:
     if threads != "all":
         environment["OMP_NUM_THREADS"] = threads
     with tempfile.TemporaryDirectory() as folder:
-        command = [python, "-m", "pytest", "conformance", "--level", "quick", "--seed", str(seed), "--report", folder]
+        command = [python, "-m", "pytest", "conformance", "--level", level, "--seed", str(seed), "--report", folder]
         begun, load = time.monotonic(), os.getloadavg()[0]
         done = subprocess.run(
             [*command, "-q", "-p", "no:cacheprovider", *order, *workers],
@@ -76,11 +80,13 @@ def run(python: str, number: int, verdicts: Path) -> Run:
         )  # fmt: skip
         seconds = time.monotonic() - begun
         report = read(folder)
-    torch = report.header.environment.torch or "none"
-    found = {case.id: case.verdict.value for case in report.cases}
-    changed = compare(verdicts / f"{torch}.json.gz", found)
+        torch = report.header.environment.torch or "none"
+        found = {case.id: case.verdict.value for case in report.cases}
+        changed = compare(verdicts / f"{torch}-{level}.json.gz", found)
+        if changed or done.returncode:
+            shutil.copytree(folder, verdicts / f"run-{number}", dirs_exist_ok=True)
     return Run(
-        number, torch, seed, processes, threads, shuffled, round(load, 1), round(seconds, 1), done.returncode,
+        number, torch, level, seed, processes, threads, shuffled, round(load, 1), round(seconds, 1), done.returncode,
         len(found), " ".join(changed),
     )  # fmt: skip
 
@@ -102,7 +108,7 @@ def load(path: Path) -> list[Run]:
     with path.open(newline="", encoding="utf-8") as stream:
         return [
             Run(
-                int(row["number"]), row["torch"], int(row["seed"]), row["processes"], row["threads"],
+                int(row["number"]), row["torch"], row["level"], int(row["seed"]), row["processes"], row["threads"],
                 row["shuffled"] == "True", float(row["load"]), float(row["seconds"]), int(row["status"]),
                 int(row["cases"]), row["changed"],
             )
@@ -122,7 +128,12 @@ def page(runs: Sequence[Run]) -> str:
     """Return the page of the documentation."""
     by_torch = {version: [one for one in runs if one.torch == version] for version in {one.torch for one in runs}}
     rows = [
-        (version, len(mine), sum(one.clean for one in mine), _range([one.load for one in mine]))
+        (
+            version,
+            *(sum(one.level == level for one in mine) for level in LEVELS),
+            sum(one.clean for one in mine),
+            _range([one.load for one in mine]),
+        )
         for version, mine in sorted(by_torch.items(), key=lambda item: _order(item[0]))
     ]
     drawn = {
@@ -133,18 +144,19 @@ def page(runs: Sequence[Run]) -> str:
     spread = [
         (name, ", ".join(f"{key}: {number}" for key, number in sorted(found.items()))) for name, found in drawn.items()
     ]
-    bad = [(one.number, one.torch, one.status, one.changed or "-") for one in runs if not one.clean]
-    changed = tabulate(bad, ["run", "torch", "exit", "cases that failed or changed"], tablefmt="github")
+    bad = [(one.number, one.torch, one.level, one.status, one.changed or "-") for one in runs if not one.clean]
+    changed = tabulate(bad, ["run", "torch", "level", "exit", "cases that failed or changed"], tablefmt="github")
     return f"""# Clean runs
 
 Written by `python -m tests.generators.clean_runs` from [clean-runs.csv](clean-runs.csv), which has a line for each run:
-`pytest conformance --level quick` on stock torch builds for the CPU and CUDA, on a machine without a GPU, each with a
-seed, an order, a number of processes and of threads of its own, beside other work (the load average at the start is
-given). A run is clean if its exit status is 0 and each case has the verdict of all other runs on that torch.
+`pytest conformance` at the level quick or standard on stock torch builds for the CPU and CUDA, on a machine without a
+GPU, each with a seed, an order, a number of processes and of threads of its own, beside other work (the load average
+at the start is given). A run is clean if its exit status is 0 and each case has the verdict of all other runs on that
+torch at that level.
 
 **{sum(one.clean for one in runs)} of {len(runs)} runs are clean.**
 
-{tabulate(rows, ["torch", "runs", "clean", "load"], tablefmt="github")}
+{tabulate(rows, ["torch", *LEVELS, "clean", "load"], tablefmt="github")}
 
 {tabulate(spread, ["drawn", "runs"], tablefmt="github")}
 {f"{chr(10)}{changed}{chr(10)}" if bad else ""}"""
@@ -164,6 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("pythons", nargs="*", metavar="PYTHON", help="interpreters, in turn")
     parser.add_argument("--resume", type=Path, required=True, metavar="FILE", help="the data: read, then appended to")
     parser.add_argument("--verdicts", type=Path, metavar="FOLDER", help="keep verdicts here")
+    parser.add_argument("--level", choices=LEVELS, default="quick", help="the level of the runs")
     parser.add_argument("--minutes", type=float, default=0.0, help="run for so long (0: only write the page)")
     parser.add_argument("--page", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
@@ -174,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         verdicts.mkdir(parents=True, exist_ok=True)
         while options.pythons and time.monotonic() < ends:
             number = len(runs)
-            runs.append(run(options.pythons[number % len(options.pythons)], number, verdicts))
+            runs.append(run(options.pythons[number % len(options.pythons)], number, options.level, verdicts))
             save(options.resume, runs)
     if options.page:
         options.page.write_text(page(runs), encoding="utf-8")

@@ -19,7 +19,9 @@ def test_a_changed_verdict_is_named(tmp_path: Path) -> None:
 
 
 def test_runs_survive_a_file(tmp_path: Path) -> None:
-    one = clean_runs.Run(3, "2.13.0+cpu", 7, "auto", "all", True, 1.5, 40.0, 1, 6400, "AMP-X-001[a] AMP-X-001[b]")
+    one = clean_runs.Run(
+        3, "2.13.0+cpu", "standard", 7, "auto", "all", True, 1.5, 40.0, 1, 6400, "AMP-X-001[a] AMP-X-001[b]"
+    )
     clean_runs.save(tmp_path / "runs.csv", [one])
     assert clean_runs.load(tmp_path / "runs.csv") == [one]
     assert "0 of 1 runs are clean" in clean_runs.page([one])
