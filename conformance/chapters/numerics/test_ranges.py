@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -60,3 +61,45 @@ def test_ranges(case: Case, target: Target) -> None:
                 ends = [wanted[place].to(dtype) for place in (0, -1)]
                 case.equal(f"{name}: {dtype}, first and last number", [*seen[[0, -1]].tolist()], [*map(float, ends)])
             case.at_most(f"{name}: {dtype}, farthest from float64", units, bound, "roundings of the largest")
+
+
+# Ends whose difference is beyond the type; each number between them is not.
+FAR = {torch.float16: 60_000.0, torch.bfloat16: 3e38}
+MANY = 70_000  # more than fp16 counts
+
+
+@contract("AMP-NUMERICS-124")
+def test_long_ranges(case: Case, target: Target) -> None:
+    for dtype in case.supported(target):
+        for name, numbers in {"far ends": (-FAR[dtype], FAR[dtype], 7), "many steps": (0.0, 1.0, MANY)}.items():
+            wanted = torch.linspace(*numbers, dtype=torch.float64)
+            seen = torch.linspace(*numbers, dtype=dtype, device=target.device).cpu().double()
+            units = float((seen - wanted).abs().max() / wanted.abs().max()) / FORMATS[dtype].unit_roundoff
+            case.at_most(
+                f"linspace of {name}: {dtype}, farthest from float64", units, UNITS, "roundings of the largest"
+            )
+
+
+WINDOWS: dict[str, Make] = {
+    "hann": torch.hann_window,
+    "hamming": torch.hamming_window,
+    "blackman": torch.blackman_window,
+    "bartlett": torch.bartlett_window,
+}
+# A window is composed of up to four ops, of which each rounds a phase of up to 2 pi or a result.
+UNITS_OF_WINDOWS = 8.0
+
+
+@contract("AMP-NUMERICS-124")
+@pytest.mark.parametrize("window", WINDOWS)
+def test_windows(case: Case, target: Target, window: str) -> None:
+    make = WINDOWS[window]
+    for count in (400, 3000, MANY):
+        wanted = make(count, dtype=torch.float64)
+        for dtype in case.supported(target):
+            seen = make(count, dtype=dtype, device=target.device)
+            case.equal(f"{window} of {count}: {dtype} numbers", (seen.dtype, len(seen)), (dtype, count))
+            units = float((seen.cpu().double() - wanted).abs().max()) / FORMATS[dtype].unit_roundoff
+            case.at_most(
+                f"{window} of {count}: {dtype}, farthest from float64", units, UNITS_OF_WINDOWS, "roundings of 1"
+            )

@@ -66,6 +66,7 @@ OF_PAIRS: dict[str, dict[str, Binary]] = {
         "logaddexp": torch.logaddexp,
         "logaddexp2": torch.logaddexp2,
         "copysign": torch.copysign,
+        "ldexp": lambda x, y: torch.ldexp(x, torch.frexp(y).exponent - torch.frexp(x).exponent),
     },
     "selections": {
         "maximum": torch.maximum,
@@ -105,6 +106,17 @@ def test_pairs(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Ge
         share, at = _error(seen.cpu().double(), exact, in_float32, amp_dtype)
         pair = f"{float(x[at]):g} and {float(y[at]):g}"
         case.at_most(f"{name}: error, at {pair}", share, ROUNDINGS, "roundings")
+        unlike = _unlike(seen, function(*(torch.stack([side, -side], -1)[..., 0] for side in given)))
+        found = [(float(x[at]), float(y[at])) for at in unlike.nonzero().flatten()[:3]]
+        case.equal(f"{name}: pairs whose result another layout changes", found, [])
+
+
+def _unlike(seen: Tensor, elsewhere: Tensor) -> Tensor:
+    """Return where two results are further apart than two roundings, the least number taken for one."""
+    one, other = (result.cpu().double() for result in (seen, elsewhere))
+    form = torch.finfo(seen.dtype)
+    near = form.eps * one.abs().maximum(other.abs()) + 2 * form.tiny * form.eps
+    return ((one - other).abs().nan_to_num(0.0) > near) | (one.isnan() != other.isnan())
 
 
 def _error(seen: Tensor, exact: Tensor, in_float32: Tensor, dtype: torch.dtype) -> tuple[float, int]:

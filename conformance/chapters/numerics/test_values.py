@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 import pytest
@@ -278,9 +279,13 @@ def test_gradients_of_repeated_elements(case: Case, target: Target, rng: torch.G
 
 
 # Where functions have an edge, and on both sides of it.
-POINTS = (-6.0, -3.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 3.0, 6.0)
+POINTS = (-6.0, -3.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 3.0, 6.0, math.inf, -math.inf, math.nan)
 TIMES = 67
 """How often all of them follow each other: in whole vectors, and in the tail that fills none."""
+PLACES = ("contiguous", "every second")
+"""Kernels read the second one element by element."""
+FLOAT32_OF_ONE = 2.0**-24
+"""What is left of a difference of numbers near 1, as in the gradient of GELU at -6, has one rounding of float32."""
 
 
 @contract("AMP-NUMERICS-086")
@@ -291,17 +296,25 @@ def test_elements_are_alike(case: Case, target: Target, op: str) -> None:
     for dtype in case.supported(target):
         x = torch.tensor(POINTS, dtype=dtype).repeat(TIMES, 1)
         for what, incoming in (("result", None), ("gradient", (1.0, 1.0))):
-            run = tried.run(FUNCTIONS[name], x, "contiguous", incoming)
-            if run is not None:
+            runs = [tried.run(FUNCTIONS[name], x, layout, incoming) for layout in PLACES]
+            if seen := [run.seen.detach().cpu() for run in runs if run is not None]:
                 tried.judged += 1
-                seen = run.seen.detach().cpu()
-                case.equal(f"{name}: {FORMATS[dtype].name} {what}s of equal operands that differ", _unlike(x, seen), [])
+                unlike = _unlike(x, torch.cat(seen))
+                for kind, finite in (("equal operands", True), ("operands that are not finite", False)):
+                    of_kind = [(point, found) for point, found in unlike if math.isfinite(point) is finite]
+                    case.equal(f"{name}: {FORMATS[dtype].name} {what}s of {kind} that differ", of_kind, [])
     tried.close()
 
 
-def _unlike(x: Tensor, seen: Tensor) -> list[tuple[float, list[float]]]:
-    """Return the operands whose results are further apart than two roundings to nearest, and those results."""
-    of_each = seen.double().view(TIMES, -1)
-    near = 2 * FORMATS[x.dtype].unit_roundoff * of_each.abs().amax(0)
-    apart = (of_each.amax(0) - of_each.amin(0) > near) | (of_each.isnan().any(0) != of_each.isnan().all(0))
-    return [(float(x[0, place]), of_each[:, place].unique().tolist()) for place in apart.nonzero().flatten().tolist()]
+def _unlike(x: Tensor, seen: Tensor) -> list[tuple[float, list[str]]]:
+    """Return the operands whose results are further apart than the roundings, and those results."""
+    of_each = seen.double().view(-1, x.shape[1])
+    finite = of_each.nan_to_num(0.0, 0.0, 0.0)
+    near = 2 * FORMATS[x.dtype].unit_roundoff * finite.abs().amax(0) + FLOAT32_OF_ONE
+    apart = finite.amax(0) - finite.amin(0) > near
+    for kind in (of_each.isnan(), of_each.isposinf(), of_each.isneginf()):
+        apart |= kind.any(0) != kind.all(0)
+    return [
+        (float(x[0, place]), [*dict.fromkeys(map(repr, of_each[:, place].tolist()))])
+        for place in apart.nonzero().flatten().tolist()
+    ]

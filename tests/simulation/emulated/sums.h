@@ -1,9 +1,12 @@
-// Kernels whose sums and statistics a device keeps in fp32, and a CPU in the type of 16-bit tensors.
+// Kernels whose sums and statistics a device keeps in fp32, and a CPU in the type of 16-bit tensors; and those that give
+// equal elements equal results on a device, and on a CPU where both are in vectors or both are not.
 #pragma once
 
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <algorithm>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -67,23 +70,42 @@ inline void convolution_backward(const c10::OperatorHandle& op, const Arguments&
 
 // CUDA's kernels of these compute 16-bit numbers in fp32. The CPU's of glu in forward mode has none of them, and those of
 // logit round their bounds. What writes to a tensor that is given is the CPU's.
-inline void in_fp32(const c10::OperatorHandle& op, const Arguments& given, Stack* stack) {
-  if (!is_short(given[0]) || !op.schema().overload_name().empty()) return op.redispatchBoxed(kCpu, stack);
-  const auto type = given[0].toTensor().scalar_type();
+template <at::ScalarType Wide>
+void computed_in(const c10::OperatorHandle& op, const Arguments& given, Stack* stack) {
+  const auto narrow = std::find_if(given.begin(), given.end(), is_short);
+  const bool mixed =
+      std::any_of(given.begin(), given.end(), [](const auto& one) { return one.isTensor() && !is_short(one); });
+  if (narrow == given.end() || mixed || op.schema().overload_name().find("out") != std::string::npos)
+    return op.redispatchBoxed(kCpu, stack);
+  const auto type = narrow->toTensor().scalar_type();
   Stack wide(given);
   for (auto& value : wide) {
-    if (is_short(value)) value = value.toTensor().to(at::kFloat);
+    if (is_short(value)) value = value.toTensor().to(Wide);
   }
   op.redispatchBoxed(kCpu, &wide);
   torch::jit::drop(*stack, given.size());
   stack->push_back(wide[0].toTensor().to(type));
 }
 
-// Calls the CPU's kernel of the operator, with those sums in fp32.
-inline void sum_in_fp32(const c10::OperatorHandle& op, const Arguments& given, Stack* stack) {
+// ActivationGeluKernel.cu multiplies by the distribution, 1 for an infinity; ActivationHardswishKernel.cu compares with
+// both bounds, and neither holds of a NaN; BinaryRemainderKernel.cu calls fmod, which is exact.
+inline void alike_in_all_places(const c10::OperatorHandle& op, const Arguments& given, Stack* stack) {
+  const auto& name = op.schema().name();
+  if (name == "aten::fmod" || name == "aten::remainder") return computed_in<at::kDouble>(op, given, stack);
+  op.redispatchBoxed(kCpu, stack);
+  auto result = stack->back().toTensor();
+  const auto first = given[0].toTensor();
+  if (name == "aten::gelu") result.copy_(result.where(first != std::numeric_limits<double>::infinity(), first));
+  else result.copy_(result.where(~given[1].toTensor().isnan(), first));
+}
+
+// Calls the CPU's kernel of the operator, with those sums in fp32 and those elements alike.
+inline void as_a_device(const c10::OperatorHandle& op, const Arguments& given, Stack* stack) {
   const auto& name = op.schema().name();
   if (name.rfind("aten::native_", 0) == 0 && name.find("_norm") != std::string::npos) norm_in_fp32(op, given, stack);
   else if (name == "aten::convolution_backward") convolution_backward(op, given, stack);
+  else if (name == "aten::fmod" || name == "aten::gelu" || name == "aten::hardswish_backward" || name == "aten::remainder")
+    alike_in_all_places(op, given, stack);
   else op.redispatchBoxed(kCpu, stack);
 }
 

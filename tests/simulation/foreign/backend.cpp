@@ -158,7 +158,7 @@ void on_device(const c10::OperatorHandle& asked, Stack* stack) {
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     Flushing flushing;
     if (sparse) op.callBoxed(stack);
-    else sum_in_fp32(op, Arguments(stack->end() - given.size(), stack->end()), stack);
+    else as_a_device(op, Arguments(stack->end() - given.size(), stack->end()), stack);
   }
   call.settle();
   if (!call.gives_to_card()) return;
