@@ -82,7 +82,8 @@ def _segment(x: Tensor, reduce: str) -> Tensor:
 
 
 def _sparse(x: Tensor) -> Tensor:
-    return torch.sparse_coo_tensor(_first(x)[None], x.t().contiguous(), (2, ROWS)).to_dense()[0]
+    """Return a COO tensor that has its first row LONG times."""
+    return torch.sparse_coo_tensor(_first(x)[None], x.t().contiguous(), (2, ROWS))
 
 
 _PRODUCTS: dict[str, Spelling] = {
@@ -137,6 +138,9 @@ _PRODUCTS: dict[str, Spelling] = {
         of=LONG,
     ),
     "cdist of order 1": Spelling(lambda x: torch.cdist(x, torch.zeros_like(x[:1]), p=1.0)[:, 0]),
+    "sparse.addmm with ones": Spelling(
+        lambda x: torch.sparse.addmm(_none(x, ROWS, 2), x.to_sparse(), _ones(x, LONG, 2)), on_cards=False
+    ),
     "sparse.mm with ones": Spelling(lambda x: torch.sparse.mm(x.to_sparse(), _ones(x, LONG, 2)), on_cards=False),
 }
 _REDUCTIONS: dict[str, Spelling] = {
@@ -243,7 +247,9 @@ _PLACES: dict[str, Spelling] = {
     "embedding_bag": Spelling(lambda x: _bag(x, "sum"), on_cards=False),
     "embedding_bag mean": Spelling(lambda x: _bag(x, "mean"), of=LONG, on_cards=False),
     "embedding_bag weighted": Spelling(lambda x: _bag(x, "sum", weighted=True), on_cards=False),
-    "sparse_coo_tensor to_dense": Spelling(_sparse, on_cards=False),
+    "sparse_coo_tensor to_dense": Spelling(lambda x: _sparse(x).to_dense()[0], on_cards=False),
+    "sparse_coo_tensor coalesce": Spelling(lambda x: _sparse(x).coalesce().to_dense()[0], on_cards=False),
+    "add of a sparse_coo_tensor": Spelling(lambda x: _none(x, 2, ROWS).add_(_sparse(x))[0], on_cards=False),
     "fold": Spelling(
         lambda x: F.fold(x[:, : 100 * 200].reshape(ROWS, LONG, 1), (1, LONG), (1, LONG)).sum(-1).flatten(),
         on_cards=False,
