@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from ...harness.check import Case, contract, deep, needs
 from ...harness.targets import Target
 from .made_tensors import FACTORIES, RANDOM, SIZE, UNKNOWN, WITHOUT_A_TYPE, Made, by_default, expressions, sums, types
-from .support import compiler, dtypes_of, inductor, unlike
+from .support import compiler, default_type, dtypes_of, inductor, unlike
 
 DRAWN = {"quick": 8, "standard": 40, "full": 400}
 KERNELS = {"standard": 4, "full": 100}  # each takes long to compile
@@ -26,7 +25,9 @@ def _some(found: dict[str, Made], rng: torch.Generator, number: int) -> dict[str
     return {name: found[name] for name in (names[at] for at in torch.randperm(len(names), generator=rng)[:number])}
 
 
-def _agree(case: Case, target: Target, backend: str, dtype: torch.dtype, known: dict[str, Made], typed: dict[str, Made]) -> None:
+def _agree(
+    case: Case, target: Target, backend: str, dtype: torch.dtype, known: dict[str, Made], typed: dict[str, Made]
+) -> None:
     """Compile all as one program, outside of a region and in one; of `typed` the types alone are those of eager."""
 
     def program(x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
@@ -73,16 +74,6 @@ def test_kernels(case: Case, target: Target, rng: torch.Generator, part: str) ->
                 _agree(case, target, "inductor", dtype, _some(expressions(), rng, number), _some(types(), rng, 3))
 
 
-@contextlib.contextmanager
-def _default(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
 KNOWN = (*FACTORIES, *UNKNOWN, "a quotient of integers", "a number times integers", "a number elsewhere", "bernoulli")
 DRAWN_BY_DEFAULT = tuple(name for name in (*RANDOM, *WITHOUT_A_TYPE) if name not in KNOWN)
 GROUPS = {"known": KNOWN, "random": DRAWN_BY_DEFAULT}
@@ -117,7 +108,7 @@ def _follows_the_default(case: Case, target: Target, rng: torch.Generator, group
     with compiler(case):
         compiled = torch.compile(program, backend=backend, fullgraph=True)
         for kind in (torch.float32, *kinds, torch.float32):
-            with _default(kind):
+            with default_type(kind):
                 seen, expected = compiled(x), program(x)
             kept.append(expected["ones"].dtype)
             wrong = [

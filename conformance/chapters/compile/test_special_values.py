@@ -135,7 +135,17 @@ SOME_OF_BITS = 8  # of the functions, where not all are compiled
 # A kernel takes seconds to compile: this one is always there, as its waiver would be stale without it.
 ALWAYS = "nextafter"
 # Which of two zeros is the larger one is open.
-OF_ANY_ZERO = ("maximum", "minimum", "fmax", "fmin", "relu", "relu6", "clamped", "clamped from below", "clamped from above")
+OF_ANY_ZERO = (
+    "maximum",
+    "minimum",
+    "fmax",
+    "fmin",
+    "relu",
+    "relu6",
+    "clamped",
+    "clamped from below",
+    "clamped from above",
+)
 
 
 def _agree_on_bits(case: Case, target: Target, rng: torch.Generator, backend: str, dtype: torch.dtype) -> None:
