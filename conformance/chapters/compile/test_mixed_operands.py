@@ -239,9 +239,9 @@ def test_type_of_the_first(case: Case, target: Target, amp_dtype: torch.dtype, r
 @pytest.mark.parametrize("part", [deep("standard", "some"), deep("full", "all")])
 def test_type_of_the_first_in_kernels(case: Case, target: Target, rng: torch.Generator, part: str) -> None:
     dtypes = list(case.supported(target))
-    number, refusals = SOME_OF_THE_FIRST if part == "some" else (10**6, 10**6)
+    number = SOME_OF_THE_FIRST[0] if part == "some" else 10**6
     if part == "some":
         dtypes = [dtypes[int(torch.randint(len(dtypes), (), generator=rng))]]
     for dtype in dtypes:
         with compiler(case), inductor(case):
-            _judge(case, _of_the_first(target, dtype, rng, number), "inductor", refusals)
+            _judge(case, _of_the_first(target, dtype, rng, number), "inductor", 0)  # what is refused: in graphs

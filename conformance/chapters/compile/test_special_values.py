@@ -134,8 +134,9 @@ COUNT = {"quick": 1024, "standard": 4096, "full": 65536}
 SOME_OF_BITS = 8  # of the functions, where not all are compiled
 # A kernel takes seconds to compile: this one is always there, as its waiver would be stale without it.
 ALWAYS = "nextafter"
-# Which of two zeros is the larger one is open.
+# Which of two zeros is the larger one, and what is left of an integer, is open.
 OF_ANY_ZERO = (
+    "frac",
     "maximum",
     "minimum",
     "fmax",
