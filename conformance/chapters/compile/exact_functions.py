@@ -22,7 +22,7 @@ OF_ONE: Mapping[str, One] = {
         )
     },
     "frexp, mantissa": lambda x: torch.frexp(x).mantissa,
-    "frexp, exponent": lambda x: torch.where(x.isfinite(), torch.frexp(x).exponent, 0),
+    "frexp, exponent": lambda x: torch.frexp(x.nan_to_num(0.0, 0.0, 0.0)).exponent,
     "to float32": lambda x: x.float(),
     "to the other type": lambda x: x.to(_OTHER[x.dtype]),
     "bits": lambda x: x.view(torch.int16),

@@ -66,25 +66,6 @@ def the_first_default_type_stays() -> Iterator[None]:
         yield
 
 
-@fault("AMP-COMPILE-078", level="standard")
-def compiled_fills_have_the_wrong_number() -> Iterator[None]:
-    """inductor fills what a program makes with a number rounded to an integer."""
-    from torch._inductor import lowering
-
-    plain = lowering.lowerings[torch.ops.aten.full.default]
-
-    def full(size: Any, value: Any, **named: Any) -> Any:
-        return plain(size, type(value)(int(value)), **named)
-
-    changed = dict.fromkeys([torch.ops.aten.full, torch.ops.aten.full.default], full)
-    before = {name: lowering.lowerings[name] for name in changed if name in lowering.lowerings}
-    lowering.lowerings.update({name: changed[name] for name in before})
-    try:
-        yield
-    finally:
-        lowering.lowerings.update(before)
-
-
 def _without_negative_zero(found: Any) -> Any:
     if isinstance(found, torch.Tensor) and found.is_floating_point():
         return found + 0.0
