@@ -98,6 +98,17 @@ def _nothing() -> None:
     return None
 
 
+@contextlib.contextmanager
+def default_type(dtype: torch.dtype) -> Iterator[None]:
+    """Let torch make tensors of this type where none is given."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def dtypes_of(case: Case, target: Target) -> tuple[torch.dtype, ...]:
     """Return the amp dtypes to check: both at level full, else bf16, or what the target has."""
     found = case.supported(target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import tempfile
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from ...harness.check import Case, contract, deep, needs
 from ...harness.targets import Target
 from .observation import Around, Observed, observed
 from .programs import AMBIENT, OTHER, Program, Tensors
-from .support import ambient, bound, caches, compiler, dtypes_of
+from .support import ambient, bound, caches, compiler, default_type, dtypes_of
 from .ways import WAYS
 
 
@@ -108,6 +109,24 @@ def test_keys_of_settings(case: Case, target: Target) -> None:
             case.true("inputs of two types have different keys", low != found["disabled"], low)
             again = keys(case, _product, x, regions[f"{dtype}"])
             case.equal("key of the first region again (control)", again, found[f"{dtype}"])
+
+
+def _made(x: torch.Tensor) -> torch.Tensor:
+    return torch.ones(3, device=x.device) * x
+
+
+@contract("AMP-COMPILE-050", on="cpu")
+def test_keys_of_default_types(case: Case, target: Target) -> None:
+    """A program that makes a tensor of the default type has a key for each."""
+    x = torch.ones(3, device=target.device)
+    types = (torch.float32, torch.float16, torch.bfloat16)
+    with compiler(case):
+        found = {dtype: keys(case, _made, x, functools.partial(default_type, dtype)) for dtype in types}
+        again = keys(case, _made, x, functools.partial(default_type, types[0]))
+    case.equal("lookups by default type", [len(each) for each in found.values()], [1] * len(found))
+    for one, other in itertools.combinations(types, 2):
+        case.true(f"default types {one} and {other} have different keys", found[one] != found[other], found[one])
+    case.equal("key of the first default type again (control)", again, found[types[0]])
 
 
 @contract("AMP-COMPILE-051")

@@ -43,6 +43,42 @@ OF_TWO: dict[str, Binary] = {
     "matmul": lambda a, b: a.view(2, 4, 8) @ b.view(2, 8, 4),
     "linear": lambda a, b: F.linear(a.view(8, 8), b.view(8, 8)),
 }
+
+
+def _written(write: Callable[[Tensor, Tensor], object]) -> Binary:
+    """Return a function that writes from the second operand to a copy of the first."""
+
+    def call(a: Tensor, b: Tensor) -> Tensor:
+        copy = a.clone()
+        write(copy, b)
+        return copy
+
+    return call
+
+
+def _assign(copy: Tensor, b: Tensor) -> None:
+    copy[:8] = b[:8]
+
+
+NORMAL = "normal of no deviation"
+OF_THE_FIRST: dict[str, Binary] = {
+    NORMAL: lambda a, b: torch.normal(a, b.abs() * 0),
+    "add to the first": _written(lambda copy, b: copy.add_(b)),
+    "multiply the first": _written(lambda copy, b: copy.mul_(b)),
+    "copy to the first": _written(lambda copy, b: copy.copy_(b)),
+    "assign to a part": _written(_assign),
+    "fill with an element": _written(lambda copy, b: copy.fill_(b[0])),
+    "add with out": lambda a, b: torch.add(a, b, out=torch.empty_like(a)),
+    "type_as": lambda a, b: b.type_as(a),
+    "masked_fill by a tensor": lambda a, b: a.masked_fill(a > 0, b[0]),
+    "plus an element": lambda a, b: a + b[0],
+    "lerp": lambda a, b: torch.lerp(a, b, 0.5),
+    "index_put": lambda a, b: a.index_put((torch.arange(8, device=a.device),), b[:8]),
+    "index_copy": lambda a, b: a.index_copy(0, torch.arange(8, device=a.device), b[:8]),
+    "masked_scatter": lambda a, b: a.masked_scatter(a > 0, b),
+    "nextafter": lambda a, b: torch.nextafter(a, b.abs() * 0),
+    "addcdiv": lambda a, b: torch.addcdiv(a, b, torch.full_like(b, 2)),
+}
 # 3.14 is no 16-bit number: rounded to one, or compared in float32, it gives another answer.
 WITH_A_NUMBER: dict[str, Unary] = {
     "plus a number": lambda a: a + 3.14,
@@ -63,6 +99,7 @@ WITH_A_NUMBER: dict[str, Unary] = {
 }
 OTHERS = (torch.float16, torch.bfloat16, torch.float32, torch.int64, torch.bool)
 DRAWN = 8  # of the calls on two tensors, where not all are compiled
+SOME_OF_THE_FIRST = 4, 1  # calls, and calls that eager refuses, where not all are compiled
 ULPS = 4
 
 
@@ -72,12 +109,12 @@ def _operands(dtype: torch.dtype, target: Target, rng: torch.Generator) -> Tenso
     return ((x > 0) if dtype is torch.bool else x.to(dtype)).to(target.device)
 
 
-def _calls(target: Target, dtype: torch.dtype, rng: torch.Generator) -> dict[str, Call]:
-    """Return calls by name, on operands of which one has the 16-bit type."""
+def _calls(ops: dict[str, Binary], target: Target, dtype: torch.dtype, rng: torch.Generator) -> dict[str, Call]:
+    """Return calls of these ops by name, on operands of which one has the 16-bit type."""
     made: dict[str, Call] = {}
     for other in OTHERS:
         ours, theirs = (_operands(kind, target, rng) for kind in (dtype, other))
-        for name, op in OF_TWO.items():
+        for name, op in ops.items():
             made[f"{name} of {dtype} and {other}"] = lambda op=op, a=ours, b=theirs: op(a, b)  # type: ignore[misc]
             if other is not dtype:
                 made[f"{name} of {other} and {dtype}"] = lambda op=op, a=theirs, b=ours: op(a, b)  # type: ignore[misc]
@@ -89,11 +126,13 @@ def _with_numbers(target: Target, dtype: torch.dtype, rng: torch.Generator) -> d
     return {f"{dtype} {name}": lambda op=op: op(x) for name, op in WITH_A_NUMBER.items()}  # type: ignore[misc]
 
 
-def _judge(case: Case, target: Target, dtype: torch.dtype, rng: torch.Generator, backend: str, drawn: int) -> None:
+def _drawn(calls: dict[str, Call], rng: torch.Generator, number: int) -> dict[str, Call]:
+    names = list(calls)
+    return {name: calls[name] for name in (names[at] for at in torch.randperm(len(names), generator=rng)[:number])}
+
+
+def _judge(case: Case, calls: dict[str, Call], backend: str, refusals: int) -> None:
     """Compile what eager takes as one program, and what it refuses call by call."""
-    of_two = _calls(target, dtype, rng)
-    names = [list(of_two)[place] for place in torch.randperm(len(of_two), generator=rng).tolist()[:drawn]]
-    calls = {**{name: of_two[name] for name in names}, **_with_numbers(target, dtype, rng)}
     expected: dict[str, Tensor] = {}
     refused = []
     for name in calls:
@@ -115,8 +154,8 @@ def _judge(case: Case, target: Target, dtype: torch.dtype, rng: torch.Generator,
     wrong = {name: told for name, right in expected.items() if (told := _difference(seen[name], right))}
     for name, told in wrong.items():
         case.equal(f"{name}: what is not as in eager", told, "")
-    case.true(f"{len(expected)} calls compiled", len(expected) > len(WITH_A_NUMBER) // 2)
-    for name in refused[: max(2, drawn // 4)]:
+    case.at_least("calls that eager takes", len(expected), 1)
+    for name in refused[:refusals]:
         torch._dynamo.reset()
         taken = True
         try:
@@ -150,11 +189,21 @@ def _difference(seen: Tensor, right: Tensor) -> str:
     return f"{float(seen.flatten()[at])} in place of {float(right.flatten()[at])}"
 
 
+def _of_two_and_numbers(
+    target: Target, dtype: torch.dtype, rng: torch.Generator, *, every: bool
+) -> tuple[dict[str, Call], int]:
+    """Return ops of two tensors and of numbers, and how many of those that eager refuses are tried."""
+    of_two = _calls(OF_TWO, target, dtype, rng)
+    number = len(of_two) if every else DRAWN
+    return {**_drawn(of_two, rng, number), **_with_numbers(target, dtype, rng)}, max(2, number // 4)
+
+
 @contract("AMP-COMPILE-069")
 @pytest.mark.parametrize("part", ["some", deep("full", "all")])
 def test_graphs(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, part: str) -> None:
+    calls, refusals = _of_two_and_numbers(target, amp_dtype, rng, every=part == "all")
     with compiler(case):
-        _judge(case, target, amp_dtype, rng, "aot_eager", DRAWN if part == "some" else 10**6)
+        _judge(case, calls, "aot_eager", refusals)
 
 
 @contract("AMP-COMPILE-069")
@@ -165,5 +214,34 @@ def test_kernels(case: Case, target: Target, rng: torch.Generator, part: str) ->
     if part == "some":  # a kernel takes seconds to compile: of one type, that the seed chooses
         dtypes = [dtypes[int(torch.randint(len(dtypes), (), generator=rng))]]
     for dtype in dtypes:
+        calls, refusals = _of_two_and_numbers(target, dtype, rng, every=part == "all")
         with compiler(case), inductor(case):
-            _judge(case, target, dtype, rng, "inductor", DRAWN if part == "some" else 10**6)
+            _judge(case, calls, "inductor", refusals)
+
+
+def _of_the_first(target: Target, dtype: torch.dtype, rng: torch.Generator, number: int) -> dict[str, Call]:
+    """Return ops whose type is that of the first operand, of which `normal` of a narrow mean always."""
+    every = _calls(OF_THE_FIRST, target, dtype, rng)
+    always = f"{NORMAL} of {dtype} and {torch.float32}"
+    return {always: every[always], **_drawn(every, rng, number)}
+
+
+@contract("AMP-COMPILE-069")
+@pytest.mark.parametrize("part", ["some", deep("full", "all")])
+def test_type_of_the_first(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, part: str) -> None:
+    number, refusals = SOME_OF_THE_FIRST if part == "some" else (10**6, 10**6)
+    with compiler(case):
+        _judge(case, _of_the_first(target, amp_dtype, rng, number), "aot_eager", refusals)
+
+
+@contract("AMP-COMPILE-069")
+@needs("compiled kernels")
+@pytest.mark.parametrize("part", [deep("standard", "some"), deep("full", "all")])
+def test_type_of_the_first_in_kernels(case: Case, target: Target, rng: torch.Generator, part: str) -> None:
+    dtypes = list(case.supported(target))
+    number = SOME_OF_THE_FIRST[0] if part == "some" else 10**6
+    if part == "some":
+        dtypes = [dtypes[int(torch.randint(len(dtypes), (), generator=rng))]]
+    for dtype in dtypes:
+        with compiler(case), inductor(case):
+            _judge(case, _of_the_first(target, dtype, rng, number), "inductor", 0)  # what is refused: in graphs

@@ -10,6 +10,7 @@ import torch
 
 from ...harness.check import Case, contract, deep, needs
 from ...harness.targets import Target
+from .exact_functions import calls, integers, numbers
 from .exact_ops import NEAR_ZERO, OPS, matrix, small
 from .special_values import every, operands
 from .support import compiler, dtypes_of, inductor, unlike
@@ -127,3 +128,59 @@ def test_decomposed_functions_near_zero(case: Case, target: Target, rng: torch.G
 @pytest.mark.parametrize("group", [deep("standard", group, id=group.replace(" ", "-")) for group in NEAR_ZERO])
 def test_functions_near_zero_of_inductor(case: Case, target: Target, rng: torch.Generator, group: str) -> None:
     _agree_near_zero(case, target, rng, "inductor", NEAR_ZERO[group])
+
+
+COUNT = {"quick": 1024, "standard": 4096, "full": 65536}
+SOME_OF_BITS = 8  # of the functions, where not all are compiled
+# A kernel takes seconds to compile: this one is always there, as its waiver would be stale without it.
+ALWAYS = "nextafter"
+# Which of two zeros is the larger one, and what is left of an integer, is open.
+OF_ANY_ZERO = (
+    "frac",
+    "maximum",
+    "minimum",
+    "fmax",
+    "fmin",
+    "relu",
+    "relu6",
+    "clamped",
+    "clamped from below",
+    "clamped from above",
+)
+
+
+def _agree_on_bits(case: Case, target: Target, rng: torch.Generator, backend: str, dtype: torch.dtype) -> None:
+    """Compile exact functions of one and of two numbers as one program, and call it with numbers of any bits."""
+    x, y = numbers(dtype, target.device, COUNT[case.level], rng)
+    a, b = integers(dtype, target.device, rng)
+    every = calls()
+    names = list(every)
+    if case.level == "quick" or (backend == "inductor" and case.level == "standard"):
+        places = torch.randperm(len(names), generator=rng)[:SOME_OF_BITS].tolist()
+        names = list(dict.fromkeys([ALWAYS, *(names[place] for place in places)]))
+
+    def program(*given: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {name: every[name](*given) for name in names}
+
+    with _compiling(case, backend):
+        seen = torch.compile(program, backend=backend, fullgraph=True)(x, y, a, b)
+    for name, right in program(x, y, a, b).items():
+        ours = seen[name]
+        if name in OF_ANY_ZERO:
+            ours, right = ours + 0.0, right + 0.0
+        case.identical(f"{dtype}: {name}", ours, right)
+
+
+@contract("AMP-COMPILE-004")
+def test_decomposed_functions_of_bits(case: Case, target: Target, rng: torch.Generator) -> None:
+    for dtype in dtypes_of(case, target):
+        _agree_on_bits(case, target, rng, "aot_eager_decomp_partition", dtype)
+
+
+@contract("AMP-COMPILE-005")
+@needs("compiled kernels")
+@pytest.mark.parametrize("low", [deep("standard", "bfloat16"), deep("full", "float16")])
+def test_functions_of_bits_of_inductor(case: Case, target: Target, rng: torch.Generator, low: str) -> None:
+    dtype = getattr(torch, low)
+    case.require(target, dtype)
+    _agree_on_bits(case, target, rng, "inductor", dtype)

@@ -1,0 +1,113 @@
+"""Compilers that lose a type, the default type, or the sign of zero."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from conformance.chapters.compile.support import default_type
+from tests.faults import fault
+from tests.faults.breaking import replaced
+from tests.faults.chapters.compile import around_compiled, keys_in
+
+
+@contextlib.contextmanager
+def _nodes(change: Callable[[torch.fx.Node], None]) -> Iterator[None]:
+    """Change each node of the graphs that Dynamo captures, before their backend compiles them."""
+    original = torch.compile
+
+    def compile(function: Any = None, *, backend: str = "inductor", **options: Any) -> Any:
+        if function is None:
+            return functools.partial(compile, backend=backend, **options)
+
+        def changing(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+            for node in graph.graph.nodes:
+                change(node)
+            graph.recompile()
+            return torch._dynamo.lookup_backend(backend)(graph, inputs)
+
+        return original(function, backend=changing, **options)
+
+    with replaced(torch, "compile", compile):
+        yield
+
+
+@fault("AMP-COMPILE-078")
+def compiled_sums_lose_their_type() -> Iterator[None]:
+    """Sums and products of a compiled program ignore dtype= (pytorch 189518)."""
+
+    def change(node: torch.fx.Node) -> None:
+        if node.target in ("sum", "prod", "cumsum", "cumprod", "mean"):
+            node.kwargs = {name: value for name, value in node.kwargs.items() if name != "dtype"}
+
+    with _nodes(change):
+        yield
+
+
+@fault("AMP-COMPILE-078")
+def the_first_default_type_stays() -> Iterator[None]:
+    """A compiled program runs under the default dtype of its first call (pytorch 184405)."""
+
+    def around(call: Any) -> Any:
+        first: list[torch.dtype] = []
+
+        def run(*given: Any, **named: Any) -> Any:
+            first.append(torch.get_default_dtype())
+            with default_type(first[0]):
+                return call(*given, **named)
+
+        return run
+
+    with around_compiled(around):
+        yield
+
+
+def _without_negative_zero(found: Any) -> Any:
+    if isinstance(found, torch.Tensor) and found.is_floating_point():
+        return found + 0.0
+    return {name: _without_negative_zero(one) for name, one in found.items()} if isinstance(found, dict) else found
+
+
+def _positive_zeros() -> Any:
+    return around_compiled(lambda call: lambda *given, **named: _without_negative_zero(call(*given, **named)))
+
+
+@fault("AMP-COMPILE-004")
+def compiled_zeros_have_no_sign() -> Iterator[None]:
+    """Compiled code returns every zero as the positive one."""
+    with _positive_zeros():
+        yield
+
+
+@fault("AMP-COMPILE-005", level="standard")
+def zeros_of_inductor_have_no_sign() -> Iterator[None]:
+    """Compiled code returns every zero as the positive one, from the kernels of inductor too."""
+    with _positive_zeros():
+        yield
+
+
+def _promoting_normal(mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
+    return torch.normal(mean.to(torch.result_type(mean, std)), std)
+
+
+@fault("AMP-COMPILE-069")
+def compiled_normal_promotes_its_type() -> Iterator[None]:
+    """torch.normal of a mean and a deviation of two types has the wider one when it is compiled (pytorch 194547)."""
+
+    def change(node: torch.fx.Node) -> None:
+        if node.target is torch.normal:
+            node.target = _promoting_normal
+
+    with _nodes(change):
+        yield
+
+
+@fault("AMP-COMPILE-050")
+def keys_of_graphs_leave_the_default_type_out() -> Iterator[None]:
+    """The key of a graph in AOTAutograd's cache is the same for every default dtype (pytorch 184405)."""
+    with keys_in(lambda: default_type(torch.float32)):
+        yield
