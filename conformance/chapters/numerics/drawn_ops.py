@@ -243,7 +243,7 @@ def volume(d: Draws) -> Program:
 def padding(d: Draws) -> Program:
     rank = d.number(1, 3)
     x = d.normal(d.number(1, 2), d.one((1, 3, 16, 17)), *(d.number(4, 9) for _ in range(rank)))
-    edges = [d.number(0, 3) for _ in range(2 * rank)]
+    edges = [d.one((0, d.number(1, 3))) for _ in range(2 * rank)]
     return _call(F.pad, x, edges, d.one(("reflect", "replicate", "circular", "constant")))
 
 

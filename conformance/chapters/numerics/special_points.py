@@ -477,7 +477,45 @@ PRODUCTS: dict[str, Point] = {
         F.conv_transpose2d, _IMAGE.expand(1, 2, 4, 4), _FILTERS.view(2, 3, 4, 2)[..., :2, :], _BIAS
     ),
 }
+# torch docs, torch.addmm: if beta is 0, the content of input is ignored, and nan and inf in it are not propagated.
+_ABSENT = {
+    "addmm": ((2, 3), (2, 4), (4, 3)),
+    "addmv": ((2,), (2, 4), (4,)),
+    "addr": ((2, 3), (2,), (3,)),
+    "addbmm": ((2, 3), (5, 2, 4), (5, 4, 3)),
+    "baddbmm": ((5, 2, 3), (5, 2, 4), (5, 4, 3)),
+}
+_OVER_ROWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "max": lambda x: x.max(0)[0],
+    "min": lambda x: x.min(0)[0],
+    "amax": lambda x: x.amax(0),
+    "amin": lambda x: x.amin(0),
+    "cummax": lambda x: x.cummax(0)[0],
+    "cummin": lambda x: x.cummin(0)[0],
+    "order of argmax": lambda x: _order(x, lambda y: y.argmax(0)),
+    "sum": lambda x: x.sum(0),
+    "prod": lambda x: x.prod(0),
+    "logsumexp": lambda x: x.logsumexp(0),
+    "norm": lambda x: x.norm(dim=0),
+}
+
+
+def _absent(name: str) -> Point:
+    """Return a product to which beta=0 adds none of an input of NaNs and infinities."""
+    given, *factors = _ABSENT[name]
+    input = _numbers(NAN, INF, -INF, 1, 2, NAN).repeat(5)[: math.prod(given)].view(given)
+    ones = [torch.ones(shape) for shape in factors]
+
+    def call(input: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        product: Tensor = getattr(torch, name)(input, left, right, beta=0, alpha=2)
+        return product
+
+    return _point(call, input, *ones)
+
+
 NOT_NUMBERS: dict[str, Point] = {
+    **{f"{name} without its input": _absent(name) for name in _ABSENT},
+    **{f"{name} over rows": _point(call, _SPOILED) for name, call in _OVER_ROWS.items()},
     "relu": _point(F.relu, _SPOILED),
     "clamp": _point(lambda x: x.clamp(-2, 2), _SPOILED),
     "clamp with a NaN": _point(torch.clamp, _numbers(1, 2), _numbers(NAN, 0), _numbers(2, NAN)),

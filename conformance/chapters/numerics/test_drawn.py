@@ -34,7 +34,7 @@ IN_REGIONS = ("recurrent", "spectrum")
 # AMP-NUMERICS-063 has gradients of normalizations for each pair of layouts.
 DENSE = ("as given", "shifted", "channels last")
 # Times as many draws, of what has the most options.
-MORE = {"normalization": 3, "softmax": 2, "reduction": 3, "pooling": 2, "product": 2}
+MORE = {"normalization": 3, "softmax": 2, "reduction": 3, "pooling": 2, "product": 2, "padding": 2}
 # Of thousands of numbers each, always in 16 bits and with all gradients.
 LARGE = ("adaptive_avg_pool3d", "embedding_bag of long bags", "index_reduce by means")
 # How devices other than CPUs add up thousands of numbers is written nowhere: CUDA adds to 16 bits in memory by index.
