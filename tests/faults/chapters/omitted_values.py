@@ -1,0 +1,45 @@
+"""Faults of absent gradients, settings that are zero, small weights of averages, and values beside derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.optim import adam, sgd
+
+from tests.faults import fault
+from tests.faults.breaking import edited, replaced
+
+# --- absent gradients
+
+
+@fault("AMP-OPTIMIZER-107")
+def buffers_beside_absent_ones_are_not_dampened() -> Iterator[None]:
+    """foreach SGD drops the dampening where some parameters have a momentum buffer and others have none."""
+    old = "buf.mul_(momentum).add_(device_grads[i], alpha=1 - dampening)"
+    with edited(sgd._multi_tensor_sgd, old, "buf.mul_(momentum).add_(device_grads[i])"):
+        yield
+
+
+@fault("AMP-OPTIMIZER-107")
+def first_counter_corrects_all_averages() -> Iterator[None]:
+    """foreach Adam corrects the first moment of every parameter by the step counter of the first one."""
+    old = "1 - beta1 ** _get_value(step) for step in device_state_steps"
+    with edited(adam._multi_tensor_adam, old, old.replace("(step)", "(device_state_steps[0])")):
+        yield
+
+
+@fault("AMP-OPTIMIZER-107")
+def absent_gradients_are_zeros_later() -> Iterator[None]:
+    """SGD takes an absent gradient for zeros where the parameter has a momentum buffer."""
+    grouped = sgd.SGD._init_group
+
+    def with_zeros(self: Any, group: Any, *given: Any) -> Any:
+        for parameter in group["params"]:
+            if parameter.grad is None and self.state.get(parameter, {}).get("momentum_buffer") is not None:
+                parameter.grad = torch.zeros_like(parameter)
+        return grouped(self, group, *given)
+
+    with replaced(sgd.SGD, "_init_group", with_zeros):
+        yield
