@@ -43,3 +43,41 @@ def absent_gradients_are_zeros_later() -> Iterator[None]:
 
     with replaced(sgd.SGD, "_init_group", with_zeros):
         yield
+
+
+# --- settings of a group
+
+
+@fault("AMP-OPTIMIZER-035")
+def zeros_of_a_group_become_the_default() -> Iterator[None]:
+    """A parameter group that names zero for a number gets the default of the optimizer."""
+    new = (
+        "param_group[name] = param_group.get(name) or default "
+        "if isinstance(default, float) else param_group.get(name, default)"
+    )
+    with edited(torch.optim.Optimizer.add_param_group, "param_group.setdefault(name, default)", new):
+        yield
+
+
+@fault("AMP-OPTIMIZER-035")
+def flags_of_a_later_group_stay_on() -> Iterator[None]:
+    """A flag that is on in the optimizer is on in every group that is added later."""
+    add = torch.optim.Optimizer.add_param_group
+
+    def added(self: Any, param_group: Any) -> None:
+        later = bool(self.param_groups)
+        add(self, param_group)
+        if later:
+            self.param_groups[-1].update({name: True for name, value in self.defaults.items() if value is True})
+
+    with replaced(torch.optim.Optimizer, "add_param_group", added):
+        yield
+
+
+@fault("AMP-OPTIMIZER-035")
+def groups_share_a_first_moment_of_zero() -> Iterator[None]:
+    """Adam steps a group whose first beta is zero with the betas of the optimizer."""
+    old = 'beta1, beta2 = group["betas"]'
+    new = 'beta1, beta2 = group["betas"] if group["betas"][0] else self.defaults["betas"]'
+    with edited(adam.Adam.step, old, new):
+        yield
