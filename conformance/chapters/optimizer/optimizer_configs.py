@@ -87,7 +87,7 @@ class OptimizerConfig:
         return {name: value for name, value in found.items() if value != given[name]}
 
     def settings(self) -> dict[str, list[Any]]:
-        """Return values of every number or flag among the settings, zero and false first; a constructor refuses some."""
+        """Return values of each number or flag among the settings, zero and false first; a constructor refuses some."""
         given = {**_signature(self.optimizer), **self.arguments}
         return {name: values for name, value in given.items() if (values := _values(name, value))}
 

@@ -137,6 +137,45 @@ def test_decay(case: Case, target: Target, rng: torch.Generator, several: bool) 
         case.at_most(f"{dtype}, decay {decay}: relative error after four updates", float(error.max()), bound)
 
 
+RATES = (0.9, 0.99, 0.999, 0.9999, 0.5)
+MODELS = (1.0, 2.0**-10, -(2.0**9))  # powers of two, so that the weight alone is rounded
+
+
+def rates(average: str) -> dict[str, tuple[dict[str, Any], int, float]]:
+    """Return, by what to call it, the arguments of an average, how many models it is of, and the weight of the next."""
+    if "ema" not in average:
+        return {f"after {count} models": (AVERAGES[average](), count, 1 / (count + 1)) for count in (1, 2, 9, 998)}
+    several = average.startswith("multi")
+    made: Any = swa_utils.get_ema_multi_avg_fn if several else swa_utils.get_ema_avg_fn
+    name = "multi_avg_fn" if several else "avg_fn"
+    return {f"decay {decay}": ({name: made(decay)}, 1, 1 - decay) for decay in RATES}
+
+
+@contract("AMP-OPTIMIZER-113")
+@pytest.mark.parametrize("average", AVERAGES)
+def test_weight_of_a_model(case: Case, target: Target, average: str) -> None:
+    """From zero an average goes by its weight of a power of two, rounded once; the weight may be a float32 number."""
+    wrong: dict[str, str] = {}
+    types = [torch.float32, *case.supported(target)]
+    for what, (options, count, weight) in rates(average).items():
+        model = Holder((torch.zeros(len(MODELS), device=target.device).to(dtype) for dtype in types), buffers=False)
+        mean = swa_utils.AveragedModel(model, **options)
+        mean.update_parameters(model)
+        mean.n_averaged.fill_(count)  # of models that are zero
+        values = torch.tensor(MODELS, dtype=torch.float64)
+        for tensor in model.tensors():
+            tensor.copy_(values)
+        mean.update_parameters(model)
+        for dtype, seen in zip(types, mean.module.state_dict().values(), strict=True):
+            normal = (weight * values).abs() >= torch.finfo(dtype).smallest_normal
+            share = (seen.detach().cpu().double() / (weight * values) - 1).abs()[normal].max()
+            bound = torch.finfo(dtype).eps / 2 + torch.finfo(torch.float32).eps
+            if seen.dtype != dtype or not float(share) <= bound:
+                wrong[f"{dtype}, {what}"] = f"{seen[0].item()!r} of {seen.dtype} in place of {weight!r}"
+    case.at_least("16-bit types", len(types) - 1, 1)
+    case.equal("averages that go another way than their weight of the model", wrong, {})
+
+
 @contract("AMP-OPTIMIZER-113")
 @pytest.mark.parametrize("average", AVERAGES)
 def test_averages_go_on_after_loading(case: Case, target: Target, average: str, rng: torch.Generator) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.optim import adam, sgd
+from torch.optim import adam, sgd, swa_utils
 
 from tests.faults import fault
 from tests.faults.breaking import edited, replaced
@@ -80,4 +80,62 @@ def groups_share_a_first_moment_of_zero() -> Iterator[None]:
     old = 'beta1, beta2 = group["betas"]'
     new = 'beta1, beta2 = group["betas"] if group["betas"][0] else self.defaults["betas"]'
     with edited(adam.Adam.step, old, new):
+        yield
+
+
+# --- weights of an average
+
+
+@fault("AMP-OPTIMIZER-113")
+def decays_near_one_stop_the_average() -> Iterator[None]:
+    """The moving average of several tensors rounds its decay to the type of the first one: 0.999 is 1 in bfloat16."""
+    several = swa_utils.get_ema_multi_avg_fn
+
+    def averaging(decay: float = 0.999) -> Any:
+        def update(means: Any, models: Any, count: Any) -> None:
+            several(float(torch.tensor(decay, dtype=means[0].dtype)))(means, models, count)
+
+        return update
+
+    with replaced(swa_utils, "get_ema_multi_avg_fn", averaging):
+        yield
+
+
+@fault("AMP-OPTIMIZER-113")
+def means_stop_after_many_models() -> Iterator[None]:
+    """The mean of several 16-bit tensors rounds the share of the models before: that of 998 models is 1 in bfloat16."""
+    several = swa_utils.get_swa_multi_avg_fn
+
+    def averaging() -> Any:
+        update = several()
+
+        def rounded(means: Any, models: Any, count: Any) -> None:
+            share = float((count / (count + 1)).to(means[0].dtype))
+            if means[0].dtype not in (torch.float16, torch.bfloat16):
+                update(means, models, count)
+            elif share < 1:
+                update(means, models, share / (1 - share))
+
+        return rounded
+
+    with replaced(swa_utils, "get_swa_multi_avg_fn", averaging):
+        yield
+
+
+@fault("AMP-OPTIMIZER-113")
+def weights_of_models_are_rounded() -> Iterator[None]:
+    """The moving average of one tensor takes the weight of the model from the decay in 16 bits."""
+    single = swa_utils.get_ema_avg_fn
+
+    def averaging(decay: float = 0.999) -> Any:
+        update = single(decay)
+
+        def rounded(mean: Any, model: Any, count: Any) -> Any:
+            low = mean.dtype in (torch.float16, torch.bfloat16)
+            kept = torch.tensor(decay, dtype=mean.dtype)
+            return decay * mean + (1 - kept) * model if low else update(mean, model, count)
+
+        return rounded
+
+    with replaced(swa_utils, "get_ema_avg_fn", averaging):
         yield
