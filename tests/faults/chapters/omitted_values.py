@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._functorch import eager_transforms
 from torch.optim import adam, sgd, swa_utils
+from torch.utils import _pytree as pytree
 
 from tests.faults import fault
 from tests.faults.breaking import edited, replaced
@@ -138,4 +140,48 @@ def weights_of_models_are_rounded() -> Iterator[None]:
         return rounded
 
     with replaced(swa_utils, "get_ema_avg_fn", averaging):
+        yield
+
+
+# --- values beside derivatives
+
+
+@fault("AMP-TRANSFORM-023")
+def values_beside_aux_have_the_type_of_gradients() -> Iterator[None]:
+    """grad_and_value with has_aux converts the value to the type of the first gradient."""
+    old = "return grad_input, (output, aux)"
+    with edited(
+        eager_transforms.grad_and_value_impl, old, "return grad_input, (output.to(flat_grad_input[0].dtype), aux)"
+    ):
+        yield
+
+
+@fault("AMP-TRANSFORM-023")
+def aux_has_the_type_of_the_value() -> Iterator[None]:
+    """vjp with has_aux converts the floating-point tensors of aux to the type of the value."""
+    original = torch.func.vjp
+
+    def vjp(func: Any, *primals: Any, has_aux: bool = False) -> Any:
+        if not has_aux:
+            return original(func, *primals)
+        value, pull, aux = original(func, *primals, has_aux=True)
+        kind = pytree.tree_leaves(value)[0].dtype
+        return value, pull, pytree.tree_map(lambda one: one.to(kind) if one.is_floating_point() else one, aux)
+
+    with replaced(torch.func, "vjp", vjp):
+        yield
+
+
+@fault("AMP-TRANSFORM-023")
+def values_of_jvp_follow_the_region() -> Iterator[None]:
+    """In a region jvp returns its value in the type of the region."""
+    original = torch.func.jvp
+
+    def jvp(func: Any, primals: Any, tangents: Any, **options: Any) -> Any:
+        value, *others = original(func, primals, tangents, **options)
+        if torch.is_autocast_enabled("cpu"):
+            value = pytree.tree_map(lambda one: one.to(torch.get_autocast_dtype("cpu")), value)
+        return (value, *others)
+
+    with replaced(torch.func, "jvp", jvp):
         yield
