@@ -221,6 +221,81 @@ def test_update_bn_in_a_region(
     case.at_most("distance of the mean from that of all batches", far, 4 * torch.finfo(amp_dtype).eps)
 
 
+LAYERS: dict[str, tuple[type[torch.nn.Module], tuple[int, ...]]] = {
+    "BatchNorm1d": (torch.nn.BatchNorm1d, ()),
+    "BatchNorm2d": (torch.nn.BatchNorm2d, (2, 2)),
+    "BatchNorm3d": (torch.nn.BatchNorm3d, (2, 1, 2)),
+    "LazyBatchNorm1d": (torch.nn.LazyBatchNorm1d, (3,)),
+    "LazyBatchNorm2d": (torch.nn.LazyBatchNorm2d, (1, 2)),
+    "LazyBatchNorm3d": (torch.nn.LazyBatchNorm3d, (2, 1, 1)),
+}
+# Those of the layers of one model, first to last.
+MOMENTA: tuple[tuple[float | None, ...], ...] = ((), (None,), (0.0,), (0.25, None), (0.0, 0.1), (None, 1.0, 0.0))
+CHANNELS = 3
+
+
+def with_norms(kind: str, momenta: Sequence[float | None], target: Target) -> torch.nn.Sequential:
+    """Return layers of that kind, each in a module of its own, with old statistics, between others that have a mode."""
+    made, sizes = LAYERS[kind]
+    layers: list[torch.nn.Module] = [torch.nn.Dropout(0.0)]
+    for momentum in momenta:
+        layer: Any = made(**({} if kind.startswith("Lazy") else {"num_features": CHANNELS}), momentum=momentum)
+        layers.append(torch.nn.Sequential(layer, torch.nn.ReLU()))
+    model = torch.nn.Sequential(*layers)
+    model(torch.ones(2, CHANNELS, *sizes))  # gives lazy layers their size
+    model.to(target.device)
+    for layer in norms_of(model):
+        layer.running_mean.fill_(1e4)
+    return model
+
+
+def norms_of(model: torch.nn.Module) -> list[Any]:
+    return [one for one in model.modules() if isinstance(one, torch.nn.modules.batchnorm._BatchNorm)]
+
+
+@contract("AMP-OPTIMIZER-113")
+@pytest.mark.parametrize("kind", LAYERS)
+def test_update_bn(case: Case, target: Target, rng: torch.Generator, kind: str) -> None:
+    """Statistics of no, one and several layers are those of one pass; modes and momenta are what they were."""
+    case.require_arithmetic(target, torch.float32)
+    batches = [torch.randn(4, CHANNELS, *LAYERS[kind][1], generator=rng) + number for number in range(3)]
+    batches = [batch.to(target.device) for batch in batches]
+    changed: dict[str, Any] = {}
+    for momenta, training in itertools.product(MOMENTA, (True, False)):
+        what = f"momenta {momenta}, {'train' if training else 'eval'}"
+        model = with_norms(kind, momenta, target).train(training)
+        swa_utils.update_bn(batches, model)
+        modes = {type(module).__name__: module.training for module in model.modules() if module.training != training}
+        if modes:
+            changed[f"{what}: modes"] = modes
+        kept = tuple(layer.momentum for layer in norms_of(model))
+        if [(type(one), one) for one in kept] != [(type(one), one) for one in momenta]:
+            changed[f"{what}: momenta"] = kept
+        given = batches
+        for number, layer in enumerate(norms_of(model)):
+            case.equal(f"{what}, layer {number}: batches counted", int(layer.num_batches_tracked), len(batches))
+            mean, variance, given = one_pass(given, layer.eps)
+            for name, wanted in (("running_mean", mean), ("running_var", variance)):
+                far = float((getattr(layer, name).cpu().double() - wanted).abs().max() / wanted.abs().max())
+                # Sums of up to 16 numbers and three layers, each of which may enlarge the error of the one before.
+                case.at_most(f"{what}, layer {number}: relative distance of {name}", far, 2.0**-16)
+    case.equal("modes and momenta that are not what they were", changed, {})
+
+
+def one_pass(batches: Sequence[torch.Tensor], eps: float) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    """Return in float64 the means over all batches of their mean and variance, and the positive normalized batches."""
+    wide = [batch.cpu().double() for batch in batches]
+    over = [place for place in range(wide[0].dim()) if place != 1]
+    means = [batch.mean(over, keepdim=True) for batch in wide]
+    deviations = [batch.var(over, correction=0, keepdim=True) for batch in wide]
+    unbiased = [batch.var(over, correction=1) for batch in wide]
+    scaled = [
+        ((batch - mean) / (variance + eps).sqrt()).relu()
+        for batch, mean, variance in zip(wide, means, deviations, strict=True)
+    ]
+    return torch.stack(means).mean(0).flatten(), torch.stack(unbiased).mean(0), scaled
+
+
 # The types of an average and of its model.
 TYPES: dict[str, tuple[torch.dtype, torch.dtype]] = {
     "fp32-of-bf16": (torch.float32, torch.bfloat16),

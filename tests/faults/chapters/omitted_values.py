@@ -185,3 +185,30 @@ def values_of_jvp_follow_the_region() -> Iterator[None]:
 
     with replaced(torch.func, "jvp", jvp):
         yield
+
+
+# --- statistics of an average
+
+
+@fault("AMP-OPTIMIZER-113")
+def momenta_without_a_number_become_one() -> Iterator[None]:
+    """update_bn puts a momentum of 0.1 where there was none, or zero."""
+    old = "bn_module.momentum = momenta[bn_module]"
+    with edited(swa_utils.update_bn, old, f"{old} or 0.1"):
+        yield
+
+
+@fault("AMP-OPTIMIZER-113")
+def models_of_several_norms_train_on() -> Iterator[None]:
+    """update_bn leaves a model with several BatchNorm layers in training."""
+    old = "model.train(was_training)"
+    with edited(swa_utils.update_bn, old, "model.train(was_training or len(momenta) > 1)"):
+        yield
+
+
+@fault("AMP-OPTIMIZER-113")
+def later_norms_keep_their_statistics() -> Iterator[None]:
+    """update_bn resets the statistics of the first BatchNorm layer alone."""
+    old = "module.reset_running_stats()"
+    with edited(swa_utils.update_bn, old, "momenta or module.reset_running_stats()"):
+        yield
