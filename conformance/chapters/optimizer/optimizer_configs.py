@@ -86,6 +86,11 @@ class OptimizerConfig:
             found["dampening"] = 0.0  # which SGD demands with it
         return {name: value for name, value in found.items() if value != given[name]}
 
+    def settings(self) -> dict[str, list[Any]]:
+        """Return values of each number or flag among the settings, zero and false first; a constructor refuses some."""
+        given = {**_signature(self.optimizer), **self.arguments}
+        return {name: values for name, value in given.items() if (values := _values(name, value))}
+
     def accepts(self, argument: str) -> bool:
         """Whether the constructor has that argument."""
         return argument in _signature(self.optimizer)
@@ -144,6 +149,20 @@ def _other(name: str, value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return _OTHER_PAIRS.get(name) or tuple(None if each is None else 0.75 * each for each in value)
     return _OTHER_NUMBERS.get(name, 0.75 * value or 0.25)
+
+
+def _values(name: str, value: Any) -> list[Any]:
+    """Return values of a setting, zero and false first and the given one among them; none for what is no number."""
+    if name in ("foreach", "fused"):
+        return [False, None, True]
+    if isinstance(value, bool):
+        return [False, True]
+    if isinstance(value, (list, tuple)):
+        single = [(*value[:place], 0.0, *value[place + 1 :]) for place in range(len(value))]
+        return [(0.0,) * len(value), *single, tuple(value), _other(name, value)]
+    if name == "ns_steps":
+        return [0, value, value - 1]
+    return [0.0, 0, value, _other(name, value)] if isinstance(value, (int, float)) else []
 
 
 @functools.cache

@@ -137,6 +137,45 @@ def test_decay(case: Case, target: Target, rng: torch.Generator, several: bool) 
         case.at_most(f"{dtype}, decay {decay}: relative error after four updates", float(error.max()), bound)
 
 
+RATES = (0.9, 0.99, 0.999, 0.9999, 0.5)
+MODELS = (1.0, 2.0**-10, -(2.0**9))  # powers of two, so that the weight alone is rounded
+
+
+def rates(average: str) -> dict[str, tuple[dict[str, Any], int, float]]:
+    """Return, by what to call it, the arguments of an average, how many models it is of, and the weight of the next."""
+    if "ema" not in average:
+        return {f"after {count} models": (AVERAGES[average](), count, 1 / (count + 1)) for count in (1, 2, 9, 998)}
+    several = average.startswith("multi")
+    made: Any = swa_utils.get_ema_multi_avg_fn if several else swa_utils.get_ema_avg_fn
+    name = "multi_avg_fn" if several else "avg_fn"
+    return {f"decay {decay}": ({name: made(decay)}, 1, 1 - decay) for decay in RATES}
+
+
+@contract("AMP-OPTIMIZER-113")
+@pytest.mark.parametrize("average", AVERAGES)
+def test_weight_of_a_model(case: Case, target: Target, average: str) -> None:
+    """From zero an average goes by its weight of a power of two, rounded once; the weight may be a float32 number."""
+    wrong: dict[str, str] = {}
+    types = [torch.float32, *case.supported(target)]
+    for what, (options, count, weight) in rates(average).items():
+        model = Holder((torch.zeros(len(MODELS), device=target.device).to(dtype) for dtype in types), buffers=False)
+        mean = swa_utils.AveragedModel(model, **options)
+        mean.update_parameters(model)
+        mean.n_averaged.fill_(count)  # of models that are zero
+        values = torch.tensor(MODELS, dtype=torch.float64)
+        for tensor in model.tensors():
+            tensor.copy_(values)
+        mean.update_parameters(model)
+        for dtype, seen in zip(types, mean.module.state_dict().values(), strict=True):
+            normal = (weight * values).abs() >= torch.finfo(dtype).smallest_normal
+            share = (seen.detach().cpu().double() / (weight * values) - 1).abs()[normal].max()
+            bound = torch.finfo(dtype).eps / 2 + torch.finfo(torch.float32).eps
+            if seen.dtype != dtype or not float(share) <= bound:
+                wrong[f"{dtype}, {what}"] = f"{seen[0].item()!r} of {seen.dtype} in place of {weight!r}"
+    case.at_least("16-bit types", len(types) - 1, 1)
+    case.equal("averages that go another way than their weight of the model", wrong, {})
+
+
 @contract("AMP-OPTIMIZER-113")
 @pytest.mark.parametrize("average", AVERAGES)
 def test_averages_go_on_after_loading(case: Case, target: Target, average: str, rng: torch.Generator) -> None:
@@ -180,6 +219,81 @@ def test_update_bn_in_a_region(
     case.equal("type of the statistics", model[1].running_mean.dtype, torch.float32)
     far = float((model[1].running_mean - wanted).detach().abs().max() / wanted.detach().abs().max())
     case.at_most("distance of the mean from that of all batches", far, 4 * torch.finfo(amp_dtype).eps)
+
+
+LAYERS: dict[str, tuple[type[torch.nn.Module], tuple[int, ...]]] = {
+    "BatchNorm1d": (torch.nn.BatchNorm1d, ()),
+    "BatchNorm2d": (torch.nn.BatchNorm2d, (2, 2)),
+    "BatchNorm3d": (torch.nn.BatchNorm3d, (2, 1, 2)),
+    "LazyBatchNorm1d": (torch.nn.LazyBatchNorm1d, (3,)),
+    "LazyBatchNorm2d": (torch.nn.LazyBatchNorm2d, (1, 2)),
+    "LazyBatchNorm3d": (torch.nn.LazyBatchNorm3d, (2, 1, 1)),
+}
+# Those of the layers of one model, first to last.
+MOMENTA: tuple[tuple[float | None, ...], ...] = ((), (None,), (0.0,), (0.25, None), (0.0, 0.1), (None, 1.0, 0.0))
+CHANNELS = 3
+
+
+def with_norms(kind: str, momenta: Sequence[float | None], target: Target) -> torch.nn.Sequential:
+    """Return layers of that kind, each in a module of its own, with old statistics, between others that have a mode."""
+    made, sizes = LAYERS[kind]
+    layers: list[torch.nn.Module] = [torch.nn.Dropout(0.0)]
+    for momentum in momenta:
+        layer: Any = made(**({} if kind.startswith("Lazy") else {"num_features": CHANNELS}), momentum=momentum)
+        layers.append(torch.nn.Sequential(layer, torch.nn.ReLU()))
+    model = torch.nn.Sequential(*layers)
+    model(torch.ones(2, CHANNELS, *sizes))  # gives lazy layers their size
+    model.to(target.device)
+    for layer in norms_of(model):
+        layer.running_mean.fill_(1e4)
+    return model
+
+
+def norms_of(model: torch.nn.Module) -> list[Any]:
+    return [one for one in model.modules() if isinstance(one, torch.nn.modules.batchnorm._BatchNorm)]
+
+
+@contract("AMP-OPTIMIZER-113")
+@pytest.mark.parametrize("kind", LAYERS)
+def test_update_bn(case: Case, target: Target, rng: torch.Generator, kind: str) -> None:
+    """Statistics of no, one and several layers are those of one pass; modes and momenta are what they were."""
+    case.require_arithmetic(target, torch.float32)
+    batches = [torch.randn(4, CHANNELS, *LAYERS[kind][1], generator=rng) + number for number in range(3)]
+    batches = [batch.to(target.device) for batch in batches]
+    changed: dict[str, Any] = {}
+    for momenta, training in itertools.product(MOMENTA, (True, False)):
+        what = f"momenta {momenta}, {'train' if training else 'eval'}"
+        model = with_norms(kind, momenta, target).train(training)
+        swa_utils.update_bn(batches, model)
+        modes = {type(module).__name__: module.training for module in model.modules() if module.training != training}
+        if modes:
+            changed[f"{what}: modes"] = modes
+        kept = tuple(layer.momentum for layer in norms_of(model))
+        if [(type(one), one) for one in kept] != [(type(one), one) for one in momenta]:
+            changed[f"{what}: momenta"] = kept
+        given = batches
+        for number, layer in enumerate(norms_of(model)):
+            case.equal(f"{what}, layer {number}: batches counted", int(layer.num_batches_tracked), len(batches))
+            mean, variance, given = one_pass(given, layer.eps)
+            for name, wanted in (("running_mean", mean), ("running_var", variance)):
+                far = float((getattr(layer, name).cpu().double() - wanted).abs().max() / wanted.abs().max())
+                # Sums of up to 16 numbers and three layers, each of which may enlarge the error of the one before.
+                case.at_most(f"{what}, layer {number}: relative distance of {name}", far, 2.0**-16)
+    case.equal("modes and momenta that are not what they were", changed, {})
+
+
+def one_pass(batches: Sequence[torch.Tensor], eps: float) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    """Return in float64 the means over all batches of their mean and variance, and the positive normalized batches."""
+    wide = [batch.cpu().double() for batch in batches]
+    over = [place for place in range(wide[0].dim()) if place != 1]
+    means = [batch.mean(over, keepdim=True) for batch in wide]
+    deviations = [batch.var(over, correction=0, keepdim=True) for batch in wide]
+    unbiased = [batch.var(over, correction=1) for batch in wide]
+    scaled = [
+        ((batch - mean) / (variance + eps).sqrt()).relu()
+        for batch, mean, variance in zip(wide, means, deviations, strict=True)
+    ]
+    return torch.stack(means).mean(0).flatten(), torch.stack(unbiased).mean(0), scaled
 
 
 # The types of an average and of its model.

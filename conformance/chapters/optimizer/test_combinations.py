@@ -14,6 +14,7 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
+from ...oracles.numbers.error_bounds import largest_share
 from ...oracles.optimizer_state import differences, snapshot
 from .optimizer_configs import OptimizerConfig
 from .parameter_kinds import Draw, parameters_of, stepped, unit, wide
@@ -45,6 +46,22 @@ BY_NESTEROV = [
     for kind in CHOSEN
     for nesterov in ((False, True) if kind.accepts("nesterov") else (False,))
 ]
+# SGD's momentum in cases of its own: AMP-OPTIMIZER-107 is waived for one of them.
+BY_MOMENTUM = [
+    deep(
+        "standard" if kind.optimizer == "AdamW" else _depth(kind),  # it steps by Adam's functions
+        kind,
+        momentum,
+        id=f"{kind.optimizer}-{kind.implementation}{'-momentum' * bool(momentum)}",
+    )
+    for kind in CHOSEN
+    for momentum in ((False, True) if kind.optimizer == "SGD" else (None,))
+]
+# The steps in which each parameter of an optimizer has a gradient.
+ABSENT = {
+    "late": ((2, 4), (1, 2, 3, 4), (3, 4)),
+    "intermittent": ((1, 3, 4), (), (1, 2, 3, 4), (1, 4)),
+}
 SHAPES = ((8, 9), (3, 2))
 DECOUPLED = ("AdamW", "Muon", "Adafactor")
 
@@ -83,6 +100,53 @@ def test_steps(case: Case, target: Target, rng: torch.Generator, kind: Optimizer
             far = {place: share for place, share in step.far.items() if not share <= 1}
             case.equal(f"{dict(chosen.arguments)}, step {number}: error", step.raised, None)
             case.equal(f"{dict(chosen.arguments)}, step {number}: distances beyond their bounds", far, {})
+
+
+@contract("AMP-OPTIMIZER-107")
+@pytest.mark.parametrize("pattern", ABSENT)
+@pytest.mark.parametrize(("kind", "momentum"), BY_MOMENTUM)
+def test_absent_gradients(
+    case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig, momentum: bool | None, pattern: str
+) -> None:
+    """Step parameters with gradients in different steps together, and each alone by a for-loop in its own steps.
+
+    Each of four steps has up to 32 operations in float32, whose errors a moment adds up eightfold.
+    """
+    require(case, target, kind)
+    draw, judged = Draw(rng, target.device), 0
+    raised: dict[str, str] = {}
+    far: dict[str, float] = {}
+    for chosen in combinations(kind):
+        if momentum is not None and bool(chosen.arguments["momentum"]) is not momentum:
+            continue
+        judged += 1
+        steps = ABSENT[pattern]
+        starts = [draw.value(SHAPES[number % 2]) for number in range(len(steps))]
+        slopes = [{step: draw.gradient(tuple(one.shape)) for step in range(1, 5)} for one in starts]
+        together = [torch.nn.Parameter(start.clone()) for start in starts]
+        optimizer = chosen.make(together)
+        try:
+            for step in range(1, 5):
+                for parameter, taken, given in zip(together, steps, slopes, strict=True):
+                    parameter.grad = given[step].clone() if step in taken else None
+                optimizer.step()
+        except Exception as error:
+            raised[str(dict(chosen.arguments))] = f"step {step}: {error!r:.80}"
+            continue
+        plain = dataclasses.replace(chosen, implementation="for-loop")
+        for number, (seen, start, taken, given) in enumerate(zip(together, starts, steps, slopes, strict=True)):
+            alone = torch.nn.Parameter(start.clone())
+            own = plain.make([alone])
+            for step in taken:
+                alone.grad = given[step].clone()
+                own.step()
+            bound = 4 * 32 * 8 * unit(torch.float32) * (wide(alone).abs() + (wide(alone) - wide(start)).abs())
+            share = largest_share(wide(seen) - wide(alone), bound)
+            if not share <= 1:
+                far[f"{dict(chosen.arguments)}, parameter {number} with gradients in steps {taken}"] = share
+    case.at_least("combinations judged", judged, 1)
+    case.equal("errors", raised, {})
+    case.equal("distances from the parameter alone beyond their bounds", far, {})
 
 
 @contract("AMP-OPTIMIZER-121")

@@ -6,8 +6,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <algorithm>
-#include <limits>
 #include <string>
+#include <unordered_set>
 #include <utility>
 
 #include "lending.h"
@@ -87,16 +87,30 @@ void computed_in(const c10::OperatorHandle& op, const Arguments& given, Stack* s
   stack->push_back(wide[0].toTensor().to(type));
 }
 
-// ActivationGeluKernel.cu multiplies by the distribution, 1 for an infinity; ActivationHardswishKernel.cu compares with
-// both bounds, and neither holds of a NaN; BinaryRemainderKernel.cu calls fmod, which is exact.
-inline void alike_in_all_places(const c10::OperatorHandle& op, const Arguments& given, Stack* stack) {
+// The kernels of a device are the same for each element, those of a CPU for each that is in no vector: so all operands are
+// given gaps. BinaryRemainderKernel.cu calls fmod, which is exact.
+inline const std::unordered_set<std::string>& alike_in_all_places() {
+  static const std::unordered_set<std::string> names = {
+      "aten::elu_backward", "aten::fmod", "aten::gelu", "aten::hardswish_backward", "aten::hardtanh_backward",
+      "aten::logit_backward", "aten::remainder", "aten::softshrink_backward"};
+  return names;
+}
+
+inline void element_by_element(const c10::OperatorHandle& op, const Arguments& given, Stack* stack) {
   const auto& name = op.schema().name();
   if (name == "aten::fmod" || name == "aten::remainder") return computed_in<at::kDouble>(op, given, stack);
-  op.redispatchBoxed(kCpu, stack);
-  auto result = stack->back().toTensor();
-  const auto first = given[0].toTensor();
-  if (name == "aten::gelu") result.copy_(result.where(first != std::numeric_limits<double>::infinity(), first));
-  else result.copy_(result.where(~given[1].toTensor().isnan(), first));
+  Stack apart(given);
+  for (size_t place = 0; place < apart.size(); place++) {
+    if (!apart[place].isTensor() || op.schema().arguments()[place].is_out()) continue;
+    auto operand = apart[place].toTensor();
+    if (name == "aten::logit_backward" && is_short(apart[place])) operand = operand.to(at::kFloat);
+    apart[place] = at::stack({operand, operand}, -1).select(-1, 0);
+  }
+  op.redispatchBoxed(kCpu, &apart);
+  torch::jit::drop(*stack, given.size());
+  const auto result = apart[0].toTensor();
+  if (given.back().isTensor() && op.schema().arguments().back().is_out()) stack->push_back(result);
+  else stack->push_back(at::empty_like(given[0].toTensor()).copy_(result));
 }
 
 // Calls the CPU's kernel of the operator, with those sums in fp32 and those elements alike.
@@ -104,8 +118,7 @@ inline void as_a_device(const c10::OperatorHandle& op, const Arguments& given, S
   const auto& name = op.schema().name();
   if (name.rfind("aten::native_", 0) == 0 && name.find("_norm") != std::string::npos) norm_in_fp32(op, given, stack);
   else if (name == "aten::convolution_backward") convolution_backward(op, given, stack);
-  else if (name == "aten::fmod" || name == "aten::gelu" || name == "aten::hardswish_backward" || name == "aten::remainder")
-    alike_in_all_places(op, given, stack);
+  else if (alike_in_all_places().count(name)) element_by_element(op, given, stack);
   else op.redispatchBoxed(kCpu, stack);
 }
 
