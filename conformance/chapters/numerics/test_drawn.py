@@ -23,7 +23,7 @@ from .drawn_ops import FAMILIES, Draws
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
 # In roundings. Of 37,500 draws on torch 2.13 one was above 16, and seven above 10.
 LIMIT = 32.0
-# Of several ops in a row, as the steps of a fast Fourier transform are: an element to which they cancel has their error.
+# Of several ops in a row, as the steps of a Fourier transform are: an element to which they cancel has their error.
 TOGETHER = ("attention", "recurrent", "loss", "spectrum")
 # On CUDA, whose kernels of attention need aligned operands (a waiver says so): aligned ones as well, without a gradient
 # of the mask; and these without cuDNN's kernel, which torch prefers on some cards.
