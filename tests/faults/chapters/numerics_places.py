@@ -94,3 +94,49 @@ def long_ranges_stop_in_the_middle() -> Iterator[None]:
 
     with around(torch, "linspace", linspace):
         yield
+
+
+@fault("AMP-NUMERICS-122")
+def absent_inputs_are_multiplied_by_zero() -> Iterator[None]:
+    """addmm with beta=0 adds zero times a 16-bit input, and so its NaNs."""
+
+    def addmm(original: Any, input: Tensor, *factors: Tensor, beta: float = 1, **options: Any) -> Tensor:
+        found = original(input, *factors, beta=beta, **options)
+        return found + input * 0 if beta == 0 and low(input) else found
+
+    with around(torch, "addmm", addmm):
+        yield
+
+
+@fault("AMP-NUMERICS-122")
+def largest_of_rows_are_no_nans() -> Iterator[None]:
+    """The maxima of 16-bit columns pass over NaNs, those of rows do not."""
+
+    def largest(input: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+        if low(input) and dim == 0:
+            input = input.where(~input.isnan(), -torch.inf)
+        place = input.double().argmax(dim, True)
+        value = input.gather(dim, place)
+        return (value, place) if keepdim else (value.squeeze(dim), place.squeeze(dim))
+
+    with kernel("max.dim", largest, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-120")
+def gradients_of_padding_on_one_side_are_halved() -> Iterator[None]:
+    """Reflections of 16-bit rows at their end alone count half in the gradient."""
+
+    def backward(gradient: Tensor, input: Tensor, padding: list[int]) -> Tensor:
+        before, after = padding
+        wide = gradient.double()
+        found = wide[..., before : before + input.shape[-1]].clone()
+        share = 0.5 if low(input) and before == 0 else 1.0
+        for step in range(1, before + 1):
+            found[..., step] += wide[..., before - step]
+        for step in range(1, after + 1):
+            found[..., -1 - step] += share * wide[..., before + input.shape[-1] - 1 + step]
+        return found.to(input.dtype)
+
+    with kernel("reflection_pad1d_backward", backward, "CPU"):
+        yield
