@@ -13,7 +13,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import torch
@@ -26,6 +26,8 @@ from ...oracles.trace.ops import OpTrace
 from .observation import Around, Observed, distances, observed
 from .programs import OTHER, Amp, Program, Tensors
 from .ways import Way
+
+Drawn = TypeVar("Drawn")
 
 
 @contextlib.contextmanager
@@ -107,6 +109,12 @@ def default_type(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+def drawn(found: Mapping[str, Drawn], rng: torch.Generator, number: int) -> dict[str, Drawn]:
+    """Return some entries, drawn without repeats: so many, or all."""
+    names = list(found)
+    return {names[place]: found[names[place]] for place in torch.randperm(len(names), generator=rng)[:number].tolist()}
 
 
 def dtypes_of(case: Case, target: Target) -> tuple[torch.dtype, ...]:

@@ -11,18 +11,13 @@ from torch import Tensor
 from ...harness.check import Case, contract, deep, needs
 from ...harness.targets import Target
 from .made_tensors import FACTORIES, RANDOM, SIZE, UNKNOWN, WITHOUT_A_TYPE, Made, by_default, expressions, sums, types
-from .support import compiler, default_type, dtypes_of, inductor, unlike
+from .support import compiler, default_type, drawn, dtypes_of, inductor, unlike
 
 DRAWN = {"quick": 8, "standard": 40, "full": 400}
 KERNELS = {"standard": 4, "full": 100}  # each takes long to compile
 
 # pytorch 189518. It is always compiled: the waiver of the others would be stale without it.
 WRONG = "cumsum in bfloat16 of full of a bool in none"
-
-
-def _some(found: dict[str, Made], rng: torch.Generator, number: int) -> dict[str, Made]:
-    names = list(found)
-    return {name: found[name] for name in (names[at] for at in torch.randperm(len(names), generator=rng)[:number])}
 
 
 def _agree(
@@ -55,9 +50,9 @@ def _agree(
 def test_graphs(case: Case, target: Target, rng: torch.Generator, backend: str) -> None:
     for dtype in dtypes_of(case, target):
         number = DRAWN[case.level]
-        known = {**_some(expressions(), rng, number), **_some(sums(), rng, number // 4)}
+        known = {**drawn(expressions(), rng, number), **drawn(sums(), rng, number // 4)}
         with compiler(case):
-            _agree(case, target, backend, dtype, known, _some(types(), rng, number // 4))
+            _agree(case, target, backend, dtype, known, drawn(types(), rng, number // 4))
 
 
 @contract("AMP-COMPILE-078")
@@ -69,9 +64,9 @@ def test_kernels(case: Case, target: Target, rng: torch.Generator, part: str) ->
         with compiler(case), inductor(case):
             if part == "sums":
                 every = sums()
-                _agree(case, target, "inductor", dtype, {WRONG: every[WRONG], **_some(every, rng, number)}, {})
+                _agree(case, target, "inductor", dtype, {WRONG: every[WRONG], **drawn(every, rng, number)}, {})
             else:
-                _agree(case, target, "inductor", dtype, _some(expressions(), rng, number), _some(types(), rng, 3))
+                _agree(case, target, "inductor", dtype, drawn(expressions(), rng, number), drawn(types(), rng, 3))
 
 
 KNOWN = (*FACTORIES, *UNKNOWN, "a quotient of integers", "a number times integers", "a number elsewhere", "bernoulli")

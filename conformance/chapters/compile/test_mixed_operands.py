@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...harness.check import Case, contract, deep, needs
 from ...harness.targets import Target
-from .support import compiler, inductor
+from .support import compiler, drawn, inductor
 
 Binary: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Unary: TypeAlias = Callable[[Tensor], Tensor]
@@ -126,11 +126,6 @@ def _with_numbers(target: Target, dtype: torch.dtype, rng: torch.Generator) -> d
     return {f"{dtype} {name}": lambda op=op: op(x) for name, op in WITH_A_NUMBER.items()}  # type: ignore[misc]
 
 
-def _drawn(calls: dict[str, Call], rng: torch.Generator, number: int) -> dict[str, Call]:
-    names = list(calls)
-    return {name: calls[name] for name in (names[at] for at in torch.randperm(len(names), generator=rng)[:number])}
-
-
 def _judge(case: Case, calls: dict[str, Call], backend: str, refusals: int) -> None:
     """Compile what eager takes as one program, and what it refuses call by call."""
     expected: dict[str, Tensor] = {}
@@ -195,7 +190,7 @@ def _of_two_and_numbers(
     """Return ops of two tensors and of numbers, and how many of those that eager refuses are tried."""
     of_two = _calls(OF_TWO, target, dtype, rng)
     number = len(of_two) if every else DRAWN
-    return {**_drawn(of_two, rng, number), **_with_numbers(target, dtype, rng)}, max(2, number // 4)
+    return {**drawn(of_two, rng, number), **_with_numbers(target, dtype, rng)}, max(2, number // 4)
 
 
 @contract("AMP-COMPILE-069")
@@ -223,7 +218,7 @@ def _of_the_first(target: Target, dtype: torch.dtype, rng: torch.Generator, numb
     """Return ops whose type is that of the first operand, of which `normal` of a narrow mean always."""
     every = _calls(OF_THE_FIRST, target, dtype, rng)
     always = f"{NORMAL} of {dtype} and {torch.float32}"
-    return {always: every[always], **_drawn(every, rng, number)}
+    return {always: every[always], **drawn(every, rng, number)}
 
 
 @contract("AMP-COMPILE-069")

@@ -13,7 +13,7 @@ from ...harness.targets import Target
 from .exact_functions import calls, integers, numbers
 from .exact_ops import NEAR_ZERO, OPS, matrix, small
 from .special_values import every, operands
-from .support import compiler, dtypes_of, inductor, unlike
+from .support import compiler, drawn, dtypes_of, inductor, unlike
 
 
 @contextlib.contextmanager
@@ -73,12 +73,13 @@ ASKING = ("masked_scatter",)
 def _agree_exactly(case: Case, target: Target, rng: torch.Generator, dtype: torch.dtype, backend: str) -> None:
     """Compile exact ops as one program, all of them or some, and call it with matrices of several sizes."""
     without = ASKING if target.lacks("compiled kernels") else ()
-    names, sizes = [name for name in OPS if name not in without], ROWS if case.level != "quick" else ROWS[:1]
+    chosen = {name: op for name, op in OPS.items() if name not in without}
+    sizes = ROWS if case.level != "quick" else ROWS[:1]
     if case.level == "quick" or (backend == "inductor" and case.level == "standard"):
-        names = [names[place] for place in torch.randperm(len(names), generator=rng)[:SOME].tolist()]
+        chosen = drawn(chosen, rng, SOME)
 
     def call(x: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {name: OPS[name](x) for name in names}
+        return {name: op(x) for name, op in chosen.items()}
 
     with _compiling(case, backend):
         compiled = torch.compile(call, backend=backend, fullgraph=True, dynamic=len(sizes) > 1)
@@ -153,14 +154,12 @@ def _agree_on_bits(case: Case, target: Target, rng: torch.Generator, backend: st
     """Compile exact functions of one and of two numbers as one program, and call it with numbers of any bits."""
     x, y = numbers(dtype, target.device, COUNT[case.level], rng)
     a, b = integers(dtype, target.device, rng)
-    every = calls()
-    names = list(every)
+    chosen = calls()
     if case.level == "quick" or (backend == "inductor" and case.level == "standard"):
-        places = torch.randperm(len(names), generator=rng)[:SOME_OF_BITS].tolist()
-        names = list(dict.fromkeys([ALWAYS, *(names[place] for place in places)]))
+        chosen = {ALWAYS: chosen[ALWAYS], **drawn(chosen, rng, SOME_OF_BITS)}
 
     def program(*given: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {name: every[name](*given) for name in names}
+        return {name: call(*given) for name, call in chosen.items()}
 
     with _compiling(case, backend):
         seen = torch.compile(program, backend=backend, fullgraph=True)(x, y, a, b)

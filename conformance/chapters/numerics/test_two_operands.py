@@ -14,6 +14,7 @@ from ...harness.targets import Target
 from ...oracles.numbers.formats import FORMATS
 from .bit_patterns import all_patterns
 from .support import largest_share
+from .value_error import LAYOUTS
 
 # A loss rounds a difference, its square and a half; a quotient of 500 is rounded by a half before it is rounded down.
 ROUNDINGS = 8
@@ -106,17 +107,18 @@ def test_pairs(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Ge
         share, at = _error(seen.cpu().double(), exact, in_float32, amp_dtype)
         pair = f"{float(x[at]):g} and {float(y[at]):g}"
         case.at_most(f"{name}: error, at {pair}", share, ROUNDINGS, "roundings")
-        unlike = _unlike(seen, function(*(torch.stack([side, -side], -1)[..., 0] for side in given)))
+        unlike = _unlike(seen, function(*map(LAYOUTS["every second"], given)))
         found = [(float(x[at]), float(y[at])) for at in unlike.nonzero().flatten()[:3]]
         case.equal(f"{name}: pairs whose result another layout changes", found, [])
 
 
 def _unlike(seen: Tensor, elsewhere: Tensor) -> Tensor:
     """Return where two results are further apart than two roundings, the least number taken for one."""
-    one, other = (result.cpu().double() for result in (seen, elsewhere))
     form = torch.finfo(seen.dtype)
+    beyond = form.max * (1 + form.eps / 2)  # an infinity is next to the largest number
+    one, other = (result.cpu().double().nan_to_num(torch.nan, beyond, -beyond) for result in (seen, elsewhere))
     near = form.eps * one.abs().maximum(other.abs()) + 2 * form.tiny * form.eps
-    return ((one - other).abs().nan_to_num(0.0) > near) | (one.isnan() != other.isnan())
+    return ((one - other).abs() > near) | (one.isnan() != other.isnan())
 
 
 def _error(seen: Tensor, exact: Tensor, in_float32: Tensor, dtype: torch.dtype) -> tuple[float, int]:

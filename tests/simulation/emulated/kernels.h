@@ -343,22 +343,14 @@ inline Kernel adapted(const std::string& name) {
       {"aten::_amp_foreach_non_finite_check_and_unscale_", check_and_unscale},
       {"aten::_amp_update_scale_", update_scale},
       {"aten::convolution_backward", as_a_device},
-      {"aten::elu_backward", as_a_device},
-      {"aten::fmod", as_a_device},
-      {"aten::gelu", as_a_device},
       {"aten::glu_jvp", computed_in<at::kFloat>},
       {"aten::logit", computed_in<at::kFloat>},
-      {"aten::logit_backward", as_a_device},
       {"aten::native_batch_norm", as_a_device},
       {"aten::native_batch_norm_backward", as_a_device},
       {"aten::native_group_norm", as_a_device},
       {"aten::native_group_norm_backward", as_a_device},
       {"aten::native_layer_norm", as_a_device},
       {"aten::native_layer_norm_backward", as_a_device},
-      {"aten::hardswish_backward", as_a_device},
-      {"aten::hardtanh_backward", as_a_device},
-      {"aten::softshrink_backward", as_a_device},
-      {"aten::remainder", as_a_device},
       {"aten::_fused_adam_", fused_step},
       {"aten::_fused_adamw_", fused_step},
       {"aten::_fused_sgd_", fused_step},
@@ -375,6 +367,7 @@ inline Kernel adapted(const std::string& name) {
       {"aten::_scaled_dot_product_efficient_attention", efficient},
       {"aten::_scaled_dot_product_efficient_attention_backward", efficient_backward},
   };
+  if (alike_in_all_places().count(name)) return as_a_device;
   auto found = table.find(name);
   return found == table.end() ? nullptr : found->second;
 }
