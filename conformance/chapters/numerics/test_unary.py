@@ -105,7 +105,11 @@ def _holds(case: Case, target: Target, dtype: torch.dtype, ops: tuple[str, ...])
         for layout in layouts:
             seen = LAYOUTS[layout](op, inputs)
             case.equal(f"{op}, {layout}: dtype", seen.dtype, dtype)
-            case.equal(f"{op}, {layout}: wrong results for 65536 inputs", _wrong(seen, op, form), "none")
+            wrong = _wrong(seen, op, form)
+            case.equal(f"{op}, {layout}: wrong results for 65536 inputs", wrong, "none")
+            if wrong != "none":
+                far = unary_functions.farthest(seen, op, form)
+                case.at_most(f"{op}, {layout}: places between a result and the nearest right one", far, 1)
 
 
 @contract("AMP-NUMERICS-044", on=("cpu", "cuda", "xpu"))

@@ -90,7 +90,17 @@ def _limits(op: str, form: Format) -> tuple[torch.Tensor, torch.Tensor]:
 def outside(seen: torch.Tensor, op: str, form: Format) -> torch.Tensor:
     """Return for each of the 65,536 results, in the order of the input patterns, whether it is unacceptable."""
     low, high = _limits(op, form)
-    seen = seen.cpu()
-    nan = ordinal(form.infinity) + (1 << (form.fraction_bits - 1))
-    found = ordinals(seen).masked_fill_(seen.isnan(), nan)
+    found = _found(seen.cpu(), form)
     return (found < low) | (found > high)
+
+
+def farthest(seen: torch.Tensor, op: str, form: Format) -> int:
+    """Return by how many 16-bit numbers the worst of the results lies outside of its interval: 0 where none does."""
+    low, high = (end.int() for end in _limits(op, form))
+    found = _found(seen.cpu(), form).int()
+    return int(torch.maximum(low - found, found - high).max().clamp(min=0))
+
+
+def _found(seen: torch.Tensor, form: Format) -> torch.Tensor:
+    nan = ordinal(form.infinity) + (1 << (form.fraction_bits - 1))
+    return ordinals(seen).masked_fill_(seen.isnan(), nan)

@@ -150,6 +150,18 @@ def rsqrt_of_the_fp32_list_runs_in_16_bits() -> Iterator[None]:
         yield
 
 
+@on_a_card("AMP-NUMERICS-045")
+def error_function_has_no_small_results() -> Iterator[None]:
+    """erf of 16 bits subtracts from one in fp32, so that the results for small numbers have no digit."""
+    right = torch.erf
+
+    def erf(x: torch.Tensor, **named: Any) -> torch.Tensor:
+        return right(x, **named) if x.dtype is torch.float32 or named else (1 - right(x.float()).rsub(1)).to(x.dtype)
+
+    with replaced(torch, "erf", erf):
+        yield
+
+
 @on_a_card("AMP-NUMERICS-103")
 def tf32_stays_on() -> Iterator[None]:
     """Products are those of TF32 from the first time on that it is allowed."""

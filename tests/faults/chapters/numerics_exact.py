@@ -471,6 +471,25 @@ def exp_is_biased_in_one_binade() -> Iterator[None]:
 
 
 @fault("AMP-NUMERICS-045")
+def small_negative_numbers_vanish_in_elu() -> Iterator[None]:
+    """ELU of negative numbers is exp(x) - 1 in fp32, which has no digit left near zero."""
+    with _pointwise("elu", lambda result, x: torch.where(x < 0, (x.float().exp() - 1).to(x.dtype), result)):
+        yield
+
+
+@fault("AMP-NUMERICS-045")
+def inverse_roots_are_two_places_off() -> Iterator[None]:
+    """rsqrt of one binade is two places too large; a CPU's may be one place off."""
+
+    def change(result: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        up = (result.view(torch.int16) + 2).view(result.dtype)
+        return torch.where((x >= 1) & (x < 2), up, result)
+
+    with _pointwise("rsqrt", change):
+        yield
+
+
+@fault("AMP-NUMERICS-045")
 def tanh_is_wrong_for_one_input() -> Iterator[None]:
     """The hyperbolic tangent of one pattern out of 65,536 is a place off."""
     with _pointwise("tanh", lambda result, x: _at(result, x.view(torch.int16) == 0x3A01)):

@@ -69,14 +69,13 @@ inline void convolution_backward(const c10::OperatorHandle& op, const Arguments&
 }
 
 // CUDA's kernels of these compute 16-bit numbers in fp32. The CPU's of glu in forward mode has none of them, and those of
-// logit round their bounds. What writes to a tensor that is given is the CPU's.
+// logit round their bounds.
 template <at::ScalarType Wide>
 void computed_in(const c10::OperatorHandle& op, const Arguments& given, Stack* stack) {
   const auto narrow = std::find_if(given.begin(), given.end(), is_short);
   const bool mixed =
       std::any_of(given.begin(), given.end(), [](const auto& one) { return one.isTensor() && !is_short(one); });
-  if (narrow == given.end() || mixed || op.schema().overload_name().find("out") != std::string::npos)
-    return op.redispatchBoxed(kCpu, stack);
+  if (narrow == given.end() || mixed) return op.redispatchBoxed(kCpu, stack);
   const auto type = narrow->toTensor().scalar_type();
   Stack wide(given);
   for (auto& value : wide) {
@@ -84,21 +83,33 @@ void computed_in(const c10::OperatorHandle& op, const Arguments& given, Stack* s
   }
   op.redispatchBoxed(kCpu, &wide);
   torch::jit::drop(*stack, given.size());
-  stack->push_back(wide[0].toTensor().to(type));
+  const auto result = wide[0].toTensor();
+  const bool into = op.schema().arguments().back().is_out(), in_place = op.schema().name().back() == '_';
+  if (!into && !in_place) return stack->push_back(result.to(type));
+  const auto written = into ? given.back().toTensor() : given[0].toTensor();
+  if (into && written.sizes() != result.sizes()) written.resize_(result.sizes());
+  stack->push_back(written.copy_(result));
 }
 
 // The kernels of a device are the same for each element, those of a CPU for each that is in no vector: so all operands are
-// given gaps. BinaryRemainderKernel.cu calls fmod, which is exact.
+// given gaps. BinaryRemainderKernel.cu calls fmod, which is exact, and erf and rsqrt are those of CUDA's library in fp32,
+// good to 2 units in the last place.
 inline const std::unordered_set<std::string>& alike_in_all_places() {
   static const std::unordered_set<std::string> names = {
-      "aten::elu_backward", "aten::fmod", "aten::gelu", "aten::hardswish_backward", "aten::hardtanh_backward",
-      "aten::logit_backward", "aten::remainder", "aten::softshrink_backward"};
+      "aten::elu_backward", "aten::erf", "aten::erf_", "aten::fmod", "aten::gelu", "aten::hardswish_backward", "aten::hardtanh_backward",
+      "aten::logit_backward", "aten::remainder", "aten::rsqrt", "aten::rsqrt_", "aten::softshrink_backward"};
   return names;
+}
+
+inline bool is_computed_in_double(const std::string& name) {
+  static const std::unordered_set<std::string> names = {
+      "aten::erf", "aten::erf_", "aten::fmod", "aten::remainder", "aten::rsqrt", "aten::rsqrt_"};
+  return names.count(name);
 }
 
 inline void element_by_element(const c10::OperatorHandle& op, const Arguments& given, Stack* stack) {
   const auto& name = op.schema().name();
-  if (name == "aten::fmod" || name == "aten::remainder") return computed_in<at::kDouble>(op, given, stack);
+  if (is_computed_in_double(name)) return computed_in<at::kDouble>(op, given, stack);
   Stack apart(given);
   for (size_t place = 0; place < apart.size(); place++) {
     if (!apart[place].isTensor() || op.schema().arguments()[place].is_out()) continue;
