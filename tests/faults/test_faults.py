@@ -8,6 +8,7 @@ import pytest
 
 from conformance.harness import catalogue
 from tests.faults import Fault, load
+from tests.faults.campaigns import first_failures
 from tests.faults.campaigns.campaign import run
 
 FAULTS = load()
@@ -17,7 +18,7 @@ FAULTS = load()
 def test_fault_is_caught_by_a_contract_that_speaks_of_it(fault: Fault) -> None:
     if not fault.possible():
         pytest.skip("this machine lacks what the fault breaks")
-    outcome = run(fault, until_caught=True)
+    outcome = run(fault, until_caught=True, first=first_failures.known().get(fault.name, ""))
 
     assert outcome.errors == frozenset(), outcome.output
     assert outcome.caught, outcome.output

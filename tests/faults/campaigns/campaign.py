@@ -31,6 +31,7 @@ from conformance.report.values import Report
 from tests import reports
 from tests.faults import Fault
 from tests.faults.breaking import replaced
+from tests.faults.plugin import First
 from tests.paths import ROOT
 from tests.workloads import example
 
@@ -72,27 +73,37 @@ class Caught:
     @property
     def caught(self) -> bool:
         """Whether the run failed, by a contract that speaks of the fault."""
-        return self.status == 1 and any(
-            fnmatchcase(contract, pattern) for contract in self.failed for pattern in self.fault.contracts
-        )
+        return self.status == 1 and bool(speaking(self.fault, self.failed))
 
     def cases_of(self, contract: str) -> list[dict[str, Any]]:
         """The failed cases of a contract, as the report has them."""
         return [case for case in self.cases if case["contract"] == contract and case["verdict"] == "FAIL"]
 
 
+def speaking(fault: Fault, contracts: Collection[str]) -> list[str]:
+    """Those of the contracts that speak of the fault."""
+    return [one for one in contracts if any(fnmatchcase(one, pattern) for pattern in fault.contracts)]
+
+
 def run(
-    fault: Fault, *, chapters: tuple[str, ...] | None = None, until_caught: bool = False, programs: bool = False
+    fault: Fault,
+    *,
+    chapters: tuple[str, ...] | None = None,
+    until_caught: bool = False,
+    first: str = "",
+    programs: bool = False,
 ) -> Caught:
     """Run the contracts that speak of the fault, or all of `chapters` (none named: every one), on a broken torch.
 
-    `until_caught` ends the run with the first failure. With `programs` the failed cases have their snippets.
+    `until_caught` ends the run with the first failure; the case `first` is then run before the others. With `programs`
+    the failed cases have their snippets.
     """
     places = modules(fault.contracts) if chapters is None else [str(CHECKS)]
     option, chosen = ("--contract", fault.contracts) if chapters is None else ("--chapter", chapters)
     asked = [argument for name in chosen for argument in (option, name)]
     if fault.apart:
-        return _apart(fault, [*places, *(["--maxfail=1"] if until_caught else []), *asked])
+        order = ["--first", first] if first else []
+        return _apart(fault, [*places, *(["--maxfail=1"] if until_caught else []), *order, *asked])
     output = io.StringIO()
     # A region that is broken leaks its state into this process, already in the smoke stage.
     whole = state.Snapshot()
@@ -108,7 +119,7 @@ def run(
                 fresh_checks(),
                 _lean(programs),
             ):
-                status = int(pytest.main([*arguments, "--report", f"{folder}/report", *asked]))
+                status = int(pytest.main([*arguments, "--report", f"{folder}/report", *asked], plugins=[First(first)]))
         finally:
             # A suspended generator leaves its region where it is collected, and sets what was in force around it.
             gc.collect()
