@@ -103,23 +103,44 @@ def test_products_without_gradients(
         )
 
 
+FACTORS = ((1, 1), (0.5, 1), (1, 2), (-2, 0.5), (0, 1), (0.5, 0), (0, 0))
+
+
 @contract("AMP-NUMERICS-040")
-@pytest.mark.parametrize(("beta", "alpha"), [(1, 1), (0.5, 1), (1, 2), (-2, 0.5), (0, 1)], ids=str)
+@pytest.mark.parametrize(("beta", "alpha"), FACTORS, ids=str)
+@pytest.mark.parametrize("size", ["small", "large"])
 def test_factors_of_what_is_added(
-    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, beta: float, alpha: float
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, beta: float, alpha: float, size: str
 ) -> None:
-    left, right, added = (2 * integers(rng, 3, *shape) for shape in ((2, 7, 9), (2, 9, 5), (2, 7, 5)))
-    expected = beta * added.double() + alpha * exact.product(left, right)
+    """Some libraries take large products only."""
+    inner = 9 if size == "small" else 130
+    left, right, added = (2 * integers(rng, 1, *shape) for shape in ((2, inner, inner), (2, inner, 5), (2, inner, 5)))
+    products = exact.product(left, right)
     if beta == 0:
         added = torch.full_like(added, torch.nan)  # which is then not looked at (torch.addmm docstring)
-    a, x, y = (source.to(target.device) for source in (added, left, right))
-    with full_precision(target.device_type), target.autocast(amp_dtype):
-        seen = {
-            "addmm": torch.addmm(a[0], x[0], y[0], beta=beta, alpha=alpha),
-            "baddbmm": torch.baddbmm(a, x, y, beta=beta, alpha=alpha),
-        }
-    case.identical(f"addmm, beta {beta}, alpha {alpha}", seen["addmm"] + 0.0, expected[0].to(amp_dtype))
-    case.identical(f"baddbmm, beta {beta}, alpha {alpha}", seen["baddbmm"] + 0.0, expected.to(amp_dtype))
+    sums = {
+        "addmm": (added[0], products[0]),
+        "addmv": (added[0, :, 0], products[0, :, 0]),
+        "baddbmm": (added, products),
+        "addbmm": (added[0], products.sum(0)),
+        "addr": (added[0], torch.outer(left[0, 0].double(), right[0, 0].double())),
+    }
+    options = {"beta": beta, "alpha": alpha}
+    for place, region in (("", True), (" outside", False)):
+        dtype = torch.float32 if region else amp_dtype
+        a, x, y = (source.to(target.device, dtype) for source in (added, left, right))
+        with full_precision(target.device_type), target.autocast(amp_dtype, enabled=region):
+            seen = {
+                "addmm": torch.addmm(a[0], x[0], y[0], **options),
+                "addmv": torch.addmv(a[0, :, 0], x[0], y[0, :, 0], **options),
+                "baddbmm": torch.baddbmm(a, x, y, **options),
+                "addbmm": torch.addbmm(a[0], x, y, **options),
+                "addr": torch.addr(a[0], x[0, 0], y[0, 0], **options),
+            }
+        for name, (sum_of, product) in sums.items():
+            expected = alpha * product + (beta * sum_of.double() if beta else 0.0)
+            what = f"{name}{place}, beta {beta}, alpha {alpha}"
+            case.identical(what, seen[name] + 0.0, expected.to(seen[name].dtype) + 0.0)
 
 
 @contract("AMP-NUMERICS-040")

@@ -13,7 +13,7 @@ from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...oracles.numbers.formats import FORMATS
 from .bit_patterns import all_patterns
-from .support import largest_share
+from .support import largest_share, slug
 from .value_error import LAYOUTS
 
 # A loss rounds a difference, its square and a half; a quotient of 500 is rounded by a half before it is rounded down.
@@ -132,6 +132,43 @@ def _error(seen: Tensor, exact: Tensor, in_float32: Tensor, dtype: torch.dtype) 
     rounding = unit * exact.abs() + least
     judged &= (in_float32.double() - exact).abs() <= rounding
     return largest_share(seen, exact, rounding, judged)
+
+
+# Each gives x + 1.5 y. What is multiplied has a digit more than the type, or is beyond its range.
+MULTIPLIED: dict[str, Binary] = {
+    "add": lambda x, y: torch.add(x, y, alpha=1.5),
+    "add in place": lambda x, y: x.clone().add_(y, alpha=1.5),
+    "add of a list": lambda x, y: torch._foreach_add([x], [y], alpha=1.5)[0],
+    "sub": lambda x, y: torch.sub(x, y, alpha=-1.5),
+    "rsub": lambda x, y: torch.rsub(y, x, alpha=-1.5),
+    "addcmul": lambda x, y: torch.addcmul(x, y, _half(y), value=3.0),
+    "addcmul of a list": lambda x, y: torch._foreach_addcmul([x], [y], [_half(y)], 3.0)[0],
+    "addcdiv": lambda x, y: torch.addcdiv(x, y, 4 * _half(y), value=3.0),
+    "addcdiv of a list": lambda x, y: torch._foreach_addcdiv([x], [y], [4 * _half(y)], 3.0)[0],
+}
+
+
+@contract("AMP-NUMERICS-128", on=("cpu", "cuda", "xpu"))
+@pytest.mark.parametrize("function", [slug(name) for name in MULTIPLIED])
+def test_products_that_cancel(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, function: str
+) -> None:
+    case.require_subnormals(target, amp_dtype)
+    call = next(call for name, call in MULTIPLIED.items() if slug(name) == function)
+    patterns, most = all_patterns(FORMATS[amp_dtype]), torch.finfo(amp_dtype).max
+    factors = patterns[(patterns.abs() > 2**10 * torch.finfo(amp_dtype).tiny) & (patterns.abs() < most / 4)]
+    factors = factors[torch.randperm(len(factors), generator=rng)[:1024]]
+    operands = {"a product that is all but cancelled": ((-1.5 * factors.double()).to(amp_dtype), factors)}
+    if amp_dtype is torch.float16:  # the range of bfloat16 is that of float32
+        large = patterns[(patterns.abs() > most / 1.5) & patterns.isfinite()]
+        large = large[: len(large) // 64 * 64]  # whole vectors, where a kernel has them
+        operands["a product beyond the range"] = -large, large
+    for kind, (x, y) in operands.items():
+        exact = x.double() + 1.5 * y.double()
+        for layout in ("contiguous", "every second"):
+            seen = call(*(LAYOUTS[layout](side.to(target.device)) for side in (x, y))).cpu().double()
+            wrong = [(float(y[at]), float(seen[at])) for at in (seen != exact).nonzero().flatten()[:3]]
+            case.equal(f"{kind}, {layout}: y and another result than x + 1.5 y", wrong, [])
 
 
 @contract("AMP-NUMERICS-128", on=("cpu", "cuda", "xpu"))

@@ -161,3 +161,30 @@ def weights_behind_frozen_inputs_learn_half() -> Iterator[None]:
     """instance_norm without a gradient of its input gives half of the gradients of its weight and bias."""
     with _without_a_gradient_of_the_input("instance_norm", lambda slope: slope / 2):
         yield
+
+
+@fault("AMP-NUMERICS-128")
+def multiples_are_rounded_before_they_are_added() -> Iterator[None]:
+    """addcmul of 16 bits rounds the product with its value to 16 bits before it adds it."""
+    product, right = torch.mul, torch.addcmul
+
+    def addcmul(x: Tensor, left: Tensor, other: Tensor, *, value: float = 1, **named: Any) -> Tensor:
+        if x.dtype not in _LOW or named:
+            return right(x, left, other, value=value, **named)
+        return x + product(left.float() * value, other.float()).to(x.dtype)
+
+    with replaced(torch, "addcmul", addcmul):
+        yield
+
+
+@fault("AMP-NUMERICS-040")
+def large_products_ignore_beta_where_alpha_is_zero() -> Iterator[None]:
+    """addmm of large 16-bit matrices returns its input where alpha is 0."""
+    right = torch.addmm
+
+    def addmm(x: Tensor, left: Tensor, other: Tensor, *, beta: float = 1, alpha: float = 1, **named: Any) -> Tensor:
+        made = right(x, left, other, beta=beta, alpha=alpha, **named)
+        return made * 0 + x.to(made.dtype) if alpha == 0 and left.numel() > 4096 and made.dtype in _LOW else made
+
+    with replaced(torch, "addmm", addmm):
+        yield

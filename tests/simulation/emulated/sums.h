@@ -124,6 +124,12 @@ inline void element_by_element(const c10::OperatorHandle& op, const Arguments& g
   else stack->push_back(at::empty_like(given[0].toTensor()).copy_(result));
 }
 
+// A CPU rounds a multiple to 16 bits before it adds it, where it takes elements one by one.
+inline void add_a_multiple(const c10::OperatorHandle& op, const Arguments& given, Stack* stack) {
+  const bool with_factor = given.size() > 2 && given[2].isScalar() && !given[2].toScalar().equal(1);
+  with_factor ? computed_in<at::kFloat>(op, given, stack) : op.redispatchBoxed(kCpu, stack);
+}
+
 // Calls the CPU's kernel of the operator, with those sums in fp32 and those elements alike.
 inline void as_a_device(const c10::OperatorHandle& op, const Arguments& given, Stack* stack) {
   const auto& name = op.schema().name();
