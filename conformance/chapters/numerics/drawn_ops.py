@@ -106,7 +106,10 @@ def normalization(d: Draws) -> Program:
         places = (*places[:-1], 4)
     if kind == "group":
         groups = d.one((1, 2, 4))
-        channels = groups * d.one((1, 2, 8, 9))
+        size = d.one((1, 2, 8, 9))
+        channels = groups * size
+        if size > 1 and d.yes():
+            places = d.one(((), (1,), (1, 1)))
         x = d.normal(d.number(1, 3), channels, *places)
         return _call(F.group_norm, x, groups, d.maybe(d.positive(channels)), d.maybe(d.normal(channels)), eps)
     channels = d.size(33)
@@ -390,11 +393,17 @@ _SELECTIONS: dict[str, Callable[..., Any]] = {
     "argmin": lambda x, dim: _picked(x, lambda y: y.argmin(dim, keepdim=True), dim),
     "max": lambda x, dim: (x.max(dim)[0], _picked(x, lambda y: y.max(dim, keepdim=True)[1], dim)),
     "min": lambda x, dim: (x.min(dim)[0], _picked(x, lambda y: y.min(dim, keepdim=True)[1], dim)),
-    "topk": lambda x, dim: (x.topk(2, dim)[0], _picked(x, lambda y: y.topk(2, dim)[1], dim)),
-    "topk, smallest": lambda x, dim: x.topk(2, dim, largest=False)[0],
+    "topk": lambda x, dim, k: (x.topk(k, dim)[0], _picked(x, lambda y: y.topk(k, dim)[1], dim)),
+    "topk, smallest": lambda x, dim, k: (
+        x.topk(k, dim, largest=False)[0],
+        _picked(x, lambda y: y.topk(k, dim, largest=False)[1], dim),
+    ),
     "sort": lambda x, dim: (x.sort(dim)[0], _picked(x, lambda y: y.sort(dim, descending=True)[1], dim)),
     "argsort": lambda x, dim: _picked(x, lambda y: y.argsort(dim), dim),
-    "kthvalue": lambda x, dim: (x.kthvalue(2, dim)[0], _picked(x, lambda y: y.kthvalue(1, dim, keepdim=True)[1], dim)),
+    "kthvalue": lambda x, dim, k: (
+        x.kthvalue(k, dim)[0],
+        _picked(x, lambda y: y.kthvalue(k, dim, keepdim=True)[1], dim),
+    ),
     "median": lambda x, dim: x.median(dim)[0],
     "cummax": lambda x, dim: (x.cummax(dim)[0], _picked(x, lambda y: y.cummax(dim)[1], dim)),
 }
@@ -406,7 +415,8 @@ def selection(d: Draws) -> Program:
     shape[dim] = max(shape[dim], 3)
     kind = d.one(list(_SELECTIONS))
     name = f"{kind} of thousands" if shape[dim] >= 2100 else kind
-    return program(name, _SELECTIONS[kind], (d.distinct(*shape), dim), {})
+    rank = (d.number(1, shape[dim]),) if kind.startswith(("topk", "kthvalue")) else ()
+    return program(name, _SELECTIONS[kind], (d.distinct(*shape), dim, *rank), {})
 
 
 def attention(d: Draws) -> Program:
@@ -511,13 +521,42 @@ _UNARY = (
 )
 
 
+_WITH_OPTIONS: dict[str, Sequence[dict[str, Any]]] = {
+    "softplus": ({"beta": 0.5}, {"beta": 8.0}, {"beta": 8.0, "threshold": 4.0}, {"threshold": 40.0}),
+    "elu": ({"alpha": 0.5}, {"alpha": 2.0}),
+    "celu": ({"alpha": 0.5}, {"alpha": 2.0}),
+    "leaky_relu": ({"negative_slope": 0.25}, {"negative_slope": 2.0}),
+    "hardtanh": ({"min_val": -1.5, "max_val": 0.25},),
+    "gelu": ({"approximate": "tanh"},),
+}
+
+
 def elementwise(d: Draws) -> Program:
     shape = d.sizes(d.number(1, 4))
     x = d.normal(*shape)
     other = d.normal(*(size if d.yes() else 1 for size in shape[d.number(0, len(shape) - 1) :]))
-    kind = d.one(("unary", "unary", "binary", "addcmul", "addcdiv", "lerp", "where", "clamp", "prelu", "glu", "scaled"))
+    kind = d.one(
+        (
+            "unary",
+            "unary",
+            "options",
+            "options",
+            "binary",
+            "addcmul",
+            "addcdiv",
+            "lerp",
+            "where",
+            "clamp",
+            "prelu",
+            "glu",
+            "scaled",
+        )
+    )
     if kind == "unary":
         return _call(getattr(F, d.one(_UNARY)), x)
+    if kind == "options":
+        name = d.one(list(_WITH_OPTIONS))
+        return _call(getattr(F, name), x * d.one((1, 8)), **d.one(_WITH_OPTIONS[name]))
     if kind == "binary":
         return _call(d.one((torch.mul, torch.add, torch.sub, torch.maximum, torch.minimum, torch.hypot)), x, other)
     if kind == "scaled":

@@ -36,6 +36,11 @@ def _into_a_slice(source: Tensor, dtype: torch.dtype) -> Tensor:
     return whole[3:-2]
 
 
+def _channels_last(source: Tensor, dtype: torch.dtype) -> Tensor:
+    image = F.pad(source, (0, -len(source) % 6)).view(1, 3, -1, 2)
+    return image.to(dtype, memory_format=torch.channels_last).flatten()[: len(source)]
+
+
 # Each kind of cast runs another kernel: whole vectors and their remainder, single elements, copies, single numbers.
 # Backends have kernels by rank as well.
 CASTS: dict[str, Callable[[Tensor, torch.dtype], Tensor]] = {
@@ -46,6 +51,13 @@ CASTS: dict[str, Callable[[Tensor, torch.dtype], Tensor]] = {
     "one-step": lambda source, dtype: source.cpu().to(source.device, dtype),
     "from-host": lambda source, dtype: torch.empty(source.shape, dtype=dtype, device=source.device).copy_(source.cpu()),
     "to-host": lambda source, dtype: source.to("cpu", dtype),
+    "type": lambda source, dtype: source.type(dtype),
+    "type_as": lambda source, dtype: source.type_as(torch.empty(0, dtype=dtype, device=source.device)),
+    "copy": lambda source, dtype: source.to(dtype, non_blocking=True, copy=True),
+    "channels-last": _channels_last,
+    "transposed": lambda source, dtype: (
+        F.pad(source, (0, len(source) % 2)).view(2, -1).t().to(dtype).t().flatten()[: len(source)]
+    ),
     "scalar": lambda source, dtype: torch.stack([item.to(dtype) for item in source]),
     "matrix": _in_shape(1, -1),
     "sequence": _in_shape(1, -1, 1),

@@ -131,7 +131,7 @@ def _finite(
     tried = _Tried(case, target, name)
     incoming = (1.0, 1.0) if backward else None
     for dtype in case.supported(target):
-        form, wrong = FORMATS[dtype], []
+        form, wrong, far = FORMATS[dtype], [], []
         for _ in range(case.samples(quick=1, standard=1, full=4)):
             # Sizes share the layouts; one that is alone has all of them.
             for place, (size, draw) in enumerate(sizes.items()):
@@ -140,9 +140,13 @@ def _finite(
                     if run is not None:
                         tried.judged += 1
                         wrong += [(size, seen, exact) for seen, exact in value_error.lost(run, form)[:2]]
+                        if not backward:
+                            far += [(size, seen, exact) for seen, exact in value_error.misplaced(run, form)[:2]]
         if form.name not in tried.refused:
             what = "gradients" if backward else "results"
             case.equal(f"{name}: {form.name} {what} that are not finite, size of operands, seen, exact", wrong[:4], [])
+            if not backward:
+                case.equal(f"{name}: {form.name} results that are off by half, seen, exact", far[:4], [])
     tried.close()
 
 

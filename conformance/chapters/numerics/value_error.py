@@ -146,6 +146,16 @@ def lost(run: Run, form: Format) -> list[tuple[float, float]]:
     return list(zip(seen[at].tolist(), exact[at].tolist(), strict=True))
 
 
+def misplaced(run: Run, form: Format) -> list[tuple[float, float]]:
+    """Return the larger ones of the results that are off by half where float32 is not, and their values."""
+    seen, wide, exact = (tensor.detach().cpu().double() for tensor in (run.seen, run.wide, run.exact))
+    within = (exact.abs() <= NEAR * form.largest) & (exact.abs() >= 2**10 * form.smallest) & seen.isfinite()
+    within &= (wide - exact).abs() <= exact.abs() / 8
+    largest = float(exact.abs()[within].max()) if bool(within.any()) else 0.0
+    at = within & (exact.abs() >= largest / 4) & ((seen - exact).abs() > exact.abs() / 2)
+    return list(zip(seen[at].tolist(), exact[at].tolist(), strict=True))
+
+
 def terms(run: Run) -> int:
     """Return how many numbers may go into an element of the result."""
     operand = run.operands[2]

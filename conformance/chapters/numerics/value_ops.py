@@ -156,6 +156,14 @@ _SELECTIONS: dict[str, Call] = {
     "max_pool2d channels last": lambda x: F.max_pool2d(last(x), (3, 2)),
     "adaptive_max_pool2d": lambda x: F.adaptive_max_pool2d(image(x), (1, 2)),
 }
+
+
+def affine(channels: int, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a weight and a bias as the parameters of a model in a region have them, wider than its 16-bit inputs."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return tuple(torch.linspace(*ends, channels, dtype=wide, device=x.device) for ends in ((0.5, 1.5), (-1.0, 2.0)))
+
+
 _NORMALIZATIONS: dict[str, Call] = {
     "softmax": lambda x: x.softmax(-1),
     "softmax of columns": lambda x: x.t().softmax(0),
@@ -167,6 +175,8 @@ _NORMALIZATIONS: dict[str, Call] = {
     "rms_norm": lambda x: F.rms_norm(x, list(x.shape[1:]), eps=1e-5),
     "group_norm": lambda x: F.group_norm(image(x), 1),
     "group_norm channels last": lambda x: F.group_norm(last(x), 1),
+    "group_norm of vectors": lambda x: F.group_norm(x, 1, *affine(x.shape[1], x)),
+    "layer_norm of vectors": lambda x: F.layer_norm(x, x.shape[1:], *affine(x.shape[1], x)),
     "instance_norm": lambda x: F.instance_norm(image(x)),
     "batch_norm": lambda x: F.batch_norm(image(x), None, None, training=True),
     "batch_norm of features": lambda x: F.batch_norm(x.t(), None, None, training=True),

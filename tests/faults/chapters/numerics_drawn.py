@@ -188,3 +188,76 @@ def large_products_ignore_beta_where_alpha_is_zero() -> Iterator[None]:
 
     with replaced(torch, "addmm", addmm):
         yield
+
+
+@fault("AMP-NUMERICS-120", level="standard")
+def smallest_of_five_are_in_no_order() -> Iterator[None]:
+    """topk of the five or more smallest 16-bit numbers gives them in the order of their places."""
+    right = torch.Tensor.topk
+
+    def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+        if x.dtype not in _LOW or largest or k < 5:
+            return right(x, k, dim, largest, sorted)
+        places = right(x, k, dim, largest, sorted)[1].sort(dim)[0]
+        return x.gather(dim, places), places
+
+    with replaced(torch.Tensor, "topk", topk):
+        yield
+
+
+@fault("AMP-NUMERICS-115")
+def softplus_forgets_beta_beside_its_threshold() -> Iterator[None]:
+    """softplus compares its operand, not beta times it, with the threshold: a large beta overflows."""
+    right = F.softplus
+
+    def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+        if input.dtype not in _LOW:
+            return right(input, beta, threshold)
+        made = (input.float() * beta).exp().log1p() / beta
+        return torch.where(input > threshold, input, made.to(input.dtype))
+
+    with replaced(F, "softplus", softplus):
+        yield
+
+
+@fault("AMP-NUMERICS-080", level="standard")
+def rows_beyond_the_range_are_renormalized_to_zero() -> Iterator[None]:
+    """renorm keeps the norm of a row in fp16."""
+    right = torch.Tensor.renorm
+
+    def renorm(x: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
+        if x.dtype is not torch.float16:
+            return right(x, p, dim, maxnorm)
+        norms = x.float().norm(p, [one for one in range(x.dim()) if one != dim], keepdim=True).half()
+        return x * (maxnorm / norms).clamp(max=1)
+
+    with replaced(torch.Tensor, "renorm", renorm):
+        yield
+
+
+@fault("AMP-NUMERICS-082", level="standard")
+def biases_of_vectors_are_forgotten() -> Iterator[None]:
+    """group_norm of 16-bit vectors without places leaves its float32 bias out."""
+    right = F.group_norm
+
+    def group_norm(input: Tensor, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
+        lost = bias is not None and bias.dtype is torch.float32 and input.dtype in _LOW and input.dim() == 2
+        return right(input, groups, weight, None if lost else bias, eps)
+
+    with replaced(F, "group_norm", group_norm):
+        yield
+
+
+@fault("AMP-NUMERICS-004")
+def subnormals_of_images_are_flushed() -> Iterator[None]:
+    """A conversion to fp16 that changes the layout as well flushes subnormal numbers."""
+    right = torch.Tensor.to
+
+    def to(self: Tensor, *args: Any, **named: Any) -> Any:
+        made = right(self, *args, **named)
+        if "memory_format" not in named or made.dtype is not torch.float16:
+            return made
+        return torch.where(made.abs() < torch.finfo(made.dtype).tiny, made * 0, made)
+
+    with replaced(torch.Tensor, "to", to):
+        yield

@@ -130,6 +130,12 @@ inline void add_a_multiple(const c10::OperatorHandle& op, const Arguments& given
   with_factor ? computed_in<at::kFloat>(op, given, stack) : op.redispatchBoxed(kCpu, stack);
 }
 
+// oneDNN, which a CPU takes for large bfloat16 products, knows no alpha of 0.
+inline void product_of_a_device(const c10::OperatorHandle& op, const Arguments& given, Stack* stack) {
+  const bool without = given.size() > 4 && given[4].isScalar() && given[4].toScalar().equal(0);
+  without ? computed_in<at::kFloat>(op, given, stack) : op.redispatchBoxed(kCpu, stack);
+}
+
 // Calls the CPU's kernel of the operator, with those sums in fp32 and those elements alike.
 inline void as_a_device(const c10::OperatorHandle& op, const Arguments& given, Stack* stack) {
   const auto& name = op.schema().name();
