@@ -202,3 +202,30 @@ def loss_of_cuda_is_float32_in_name_only() -> Iterator[None]:
 
     with following("mse_loss", widened, "cuda"):
         yield
+
+
+@fault("AMP-LOSS-020")
+def impossible_words_spoil_the_gradients_of_ctc() -> Iterator[None]:
+    """ctc_loss zeroes the infinite losses of a batch, but not their gradients where others are finite."""
+    right = functional.ctc_loss
+
+    def ctc_loss(*args: Any, zero_infinity: bool = False, **named: Any) -> torch.Tensor:
+        made = right(*args, zero_infinity=False, **named)
+        mixed = zero_infinity and made.dim() and bool(made.isinf().any()) and not bool(made.isinf().all())
+        return torch.where(made.isinf(), 0.0, made) if mixed else right(*args, zero_infinity=zero_infinity, **named)
+
+    with replaced(functional, "ctc_loss", ctc_loss):
+        yield
+
+
+@fault("AMP-LOSS-020")
+def labels_are_sharp_beside_one_that_is_ignored() -> Iterator[None]:
+    """cross_entropy smooths no label of a batch in which one is ignored."""
+    right = functional.cross_entropy
+
+    def cross_entropy(input: Any, target: Any, *args: Any, label_smoothing: float = 0.0, **named: Any) -> torch.Tensor:
+        ignored = not target.is_floating_point() and bool((target == -100).any())
+        return right(input, target, *args, label_smoothing=0.0 if ignored else label_smoothing, **named)
+
+    with replaced(functional, "cross_entropy", cross_entropy):
+        yield
