@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import decimal
 import fractions
 import functools
@@ -128,6 +129,173 @@ def test_signature(case: Case, name: str) -> None:
     case.equal(f"arguments of torch.nn.utils.{name}", seen, _SIGNATURES[name])
     case.true("it is documented", bool(function.__doc__))
     case.equal("name in torch.nn.utils.__all__", name in torch.nn.utils.__all__, True)
+
+
+class Walked:
+    """An iterable of its own class, which only `__iter__` makes one."""
+
+    def __init__(self, members: Iterable[Any]) -> None:
+        self.members = list(members)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.members)
+
+
+class Indexed:
+    """A sequence of the old protocol, which is iterated by `__getitem__`."""
+
+    def __init__(self, members: Iterable[Any]) -> None:
+        self.members = list(members)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.members[index]
+
+
+# Every one has the order of the list.
+CONTAINERS: dict[str, Callable[[list[Any]], Any]] = {
+    "tuple": tuple,
+    "generator": lambda members: (each for each in members),
+    "iterator": iter,
+    "values of a dict": lambda members: dict(enumerate(members)).values(),
+    "keys of a dict": dict.fromkeys,
+    "deque": collections.deque,
+    "filter": lambda members: filter(lambda each: isinstance(each, torch.Tensor), members),
+    "chain": lambda members: itertools.chain(members[:1], iter(members[1:])),
+    "iterable class": Walked,
+    "class with __getitem__": Indexed,
+}
+MODULES: dict[str, Callable[[list[torch.nn.Parameter]], Any]] = {
+    "parameters of a module": lambda members: torch.nn.ParameterList(members).parameters(),
+    "ParameterList": torch.nn.ParameterList,
+    "values of a ParameterDict": lambda members: torch.nn.ParameterDict(
+        {str(number): each for number, each in enumerate(members)}
+    ).values(),
+    "named parameters of a module": lambda members: (
+        each for _, each in torch.nn.ParameterList(members).named_parameters()
+    ),
+}
+
+
+def squares(target: Target, rng: torch.Generator) -> list[torch.Tensor | None]:
+    """Return gradients of one square of an integer each, in float32 and 16 bits, and None: sums are exact in any order.
+
+    The powers 0.5, 1 and 2 of the elements are integers of few bits, so the norms of types 0.5 and 1 are, and so is
+    what the root of the 2-norm is taken of.
+    """
+    made: list[torch.Tensor | None] = []
+    for size in (3, 1, 17, 2):
+        gradient = torch.zeros(size)
+        root = int(torch.randint(1, 7, (), generator=rng))
+        sign = 1 - 2 * int(torch.randint(2, (), generator=rng))
+        gradient[int(torch.randint(size, (), generator=rng))] = sign * root * root
+        made += [gradient.to(target.device), None]
+    low = [dtype for dtype in (torch.float16, torch.bfloat16) if target.computes_in(dtype)]
+    return made + [torch.tensor([[0.0, -25.0]]).to(target.device, dtype) for dtype in low]
+
+
+def implementations_on(target: Target) -> list[bool | None]:
+    """Return the values of foreach that this device accepts."""
+    return [None, False, True] if target.device_type in ("cpu", "cuda") else [None, False]
+
+
+def bits(result: Any, parameters: list[torch.nn.Parameter]) -> list[Any]:
+    """Return what a call returned and the gradients that it left, each with its dtype, for a comparison by ==.
+
+    As text, in which zeros of either sign differ and NaNs are alike.
+    """
+    found = [result, *(parameter.grad for parameter in parameters)]
+    return [f"{one.tolist()} in {one.dtype}" if isinstance(one, torch.Tensor) else one for one in found]
+
+
+@contract("AMP-CLIP-007")
+def test_every_iterable_gives_what_a_list_gives(case: Case, target: Target, rng: torch.Generator) -> None:
+    """For every norm and implementation: clip_grad_norm_, get_total_norm and what is a part of them."""
+    utils = torch.nn.utils
+    wrong, unclipped, compared = [], [], 0
+    slopes = squares(target, rng)
+    given = [slope for slope in slopes if slope is not None]
+    far = torch.tensor(1e4, device=target.device)
+
+    def run(call: Callable[[Any], Any], form: Callable[[list[Any]], Any]) -> list[Any]:
+        parameters = holding(None if slope is None else slope.clone() for slope in slopes)
+        return bits(call(form(parameters)), parameters)
+
+    whole = bits(None, holding(slopes))
+    settings = [*itertools.product((0.5, 0.0, 1e6), (False, True))]
+    for foreach, norm_type in itertools.product(implementations_on(target), (2.0, "inf", math.inf, 1.0, 0.5)):
+        chosen = torch.randperm(len(settings), generator=rng).tolist()
+        for limit, strict in (settings[number] for number in chosen[: case.samples(quick=1, standard=6, full=6)]):
+            options = {"norm_type": norm_type, "error_if_nonfinite": strict, "foreach": foreach}
+            clip = functools.partial(utils.clip_grad_norm_, max_norm=limit, **options)
+            calls: dict[str, Callable[[Any], Any]] = {f"clip_grad_norm_ to {limit}": clip}
+            if norm_type == 2.0:
+                calls["clip_grad_value_"] = functools.partial(utils.clip_grad_value_, clip_value=0.5, foreach=foreach)
+                calls["clip_grads_with_norm_"] = functools.partial(
+                    utils.clip_grads_with_norm_, max_norm=2.0, total_norm=far, foreach=foreach
+                )
+            for name, call in calls.items():
+                expected = run(call, list)
+                if (expected[1:] == whole[1:]) != (call is clip and limit == 1e6):
+                    unclipped.append(f"{name} with {options}: {expected[1:]}")
+                others = [
+                    container for container, form in (CONTAINERS | MODULES).items() if run(call, form) != expected
+                ]
+                wrong += [f"{name} of a {container} with {options}" for container in others]
+                compared += len(CONTAINERS | MODULES)
+            norms = {name: bits(utils.get_total_norm(form(given), **options), []) for name, form in CONTAINERS.items()}
+            norm = bits(utils.get_total_norm(given, **options), [])
+            wrong += [f"get_total_norm of a {name} with {options}" for name in norms if norms[name] != norm]
+            compared += len(norms)
+    case.note("calls compared with that of a list", compared)
+    case.equal("control: lists that were not clipped, or clipped beyond the threshold", unclipped[:3], [])
+    case.equal("calls that give other bits than with a list", wrong[:3], [])
+
+
+@contract("AMP-CLIP-008")
+def test_one_tensor_gives_what_its_list_gives(case: Case, target: Target, rng: torch.Generator) -> None:
+    wrong = []
+    slopes = [slope for slope in squares(target, rng) if slope is not None]
+    for slope, foreach, norm_type in itertools.product(
+        slopes, implementations_on(target), (2.0, "inf", math.inf, 1.0, 0.5)
+    ):
+        options = {"norm_type": norm_type, "foreach": foreach}
+        calls: dict[str, Callable[[Any], Any]] = {
+            "clip_grad_norm_": functools.partial(torch.nn.utils.clip_grad_norm_, max_norm=0.5, **options),
+            "clip_grad_value_": functools.partial(torch.nn.utils.clip_grad_value_, clip_value=0.5, foreach=foreach),
+        }
+        for name, call in calls.items():
+            alone, listed = holding([slope.clone()]), holding([slope.clone()])
+            if bits(call(alone[0]), alone) != bits(call(listed), listed):
+                wrong.append(f"{name} of shape {tuple(slope.shape)} in {slope.dtype} with {options}")
+        norms = [torch.nn.utils.get_total_norm(given, **options) for given in (slope, [slope])]
+        if bits(norms[0], []) != bits(norms[1], []):
+            wrong.append(f"get_total_norm of shape {tuple(slope.shape)} in {slope.dtype} with {options}")
+    case.equal("tensors that give other bits than a list of them", wrong[:3], [])
+
+
+@contract("AMP-CLIP-015")
+@pytest.mark.filterwarnings("ignore:.*clip_grad_norm.*deprecated:FutureWarning")
+def test_arguments_by_position_and_by_name(case: Case, target: Target) -> None:
+    """No argument is at its default, and any number of them, from the left, is given by position."""
+    norm = torch.tensor(NORM, device=target.device)
+    options = {"norm_type": 1.0, "error_if_nonfinite": True, "foreach": False}
+    others: dict[str, dict[str, Any]] = {
+        "clip_grad_norm_": {"max_norm": 2.0, **options},
+        "clip_grad_norm": {"max_norm": 2.0, **options},
+        "clip_grad_value_": {"clip_value": 1.5, "foreach": False},
+        "get_total_norm": options,
+        "clip_grads_with_norm_": {"max_norm": 2.0, "total_norm": norm, "foreach": False},
+    }
+    for name, given in others.items():
+        function, found = getattr(torch.nn.utils, name), []
+        for count in range(len(given) + 2):
+            parameters = sloped(target.device)
+            first = {"tensors": held(parameters)} if name == "get_total_norm" else {"parameters": parameters}
+            arguments = [*(first | given).items()]
+            by_position, by_name = [value for _, value in arguments[:count]], dict(arguments[count:])
+            found.append(bits(function(*by_position, **by_name), parameters))
+        other = [each for each in found if each != found[0]]
+        case.equal(f"results of {name} that depend on how the arguments are given", other, [])
 
 
 def same_thresholds(threshold: float, target: Target) -> Iterator[Any]:
