@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import torch
+from torch import Tensor
+from torch.autograd import graph
 from torch.nn.utils import clip_grad
 
 from tests.faults import fault
-from tests.faults.breaking import edited
+from tests.faults.breaking import edited, replaced
 
 # --- iterables
 
@@ -34,4 +38,65 @@ def one_row_is_taken_for_the_largest_element() -> Iterator[None]:
     """get_total_norm of one tensor by the infinity norm, in the loop, is that of its first row."""
     row = "tensors[:1] if tensors.dim() and foreach is False and float(norm_type) == float('inf') else tensors"
     with edited(clip_grad._get_total_norm, "tensors = [tensors]", f"tensors = [{row}]"):
+        yield
+
+
+# --- saved tensors
+
+
+def _saved_on_cpu(change: Callable[[Tensor], Tensor]) -> Any:
+    """Let save_on_cpu keep what `change` makes of a tensor."""
+    right = graph.save_on_cpu.__init__
+
+    def init(self: Any, *given: Any, **named: Any) -> None:
+        right(self, *given, **named)
+        pack = self.pack_hook
+        self.pack_hook = lambda tensor: pack(change(tensor))
+
+    return replaced(graph.save_on_cpu, "__init__", init)
+
+
+@fault("AMP-BACKWARD-049")
+def large_tensors_are_rounded_on_the_host() -> Iterator[None]:
+    """save_on_cpu rounds float32 tensors of 1024 elements or more to bfloat16."""
+
+    def rounded(tensor: Tensor) -> Tensor:
+        large = tensor.dtype == torch.float32 and tensor.numel() >= 1024
+        return tensor.bfloat16().float() if large else tensor
+
+    with _saved_on_cpu(rounded):
+        yield
+
+
+@fault("AMP-BACKWARD-049")
+def large_views_are_kept_in_the_order_of_memory() -> Iterator[None]:
+    """save_on_cpu takes the elements of a large 16-bit tensor that is transposed in the order of its memory."""
+
+    def straight(tensor: Tensor) -> Tensor:
+        turned = tensor.dim() == 2 and tensor.stride(0) < tensor.stride(1) and tensor.stride(0) > 0
+        if not turned or tensor.dtype not in (torch.float16, torch.bfloat16) or tensor.numel() < 4096:
+            return tensor
+        return tensor.t().reshape(tensor.shape)
+
+    with _saved_on_cpu(straight):
+        yield
+
+
+@fault("AMP-BACKWARD-049")
+def small_pinned_tensors_lose_their_last_element() -> Iterator[None]:
+    """save_on_cpu(pin_memory=True) of a tensor of 17 to 64 elements in one dimension keeps zero for the last."""
+    right = graph.save_on_cpu.__init__
+
+    def init(self: Any, pin_memory: bool = False, *given: Any, **named: Any) -> None:
+        right(self, pin_memory, *given, **named)
+        pack = self.pack_hook
+
+        def short(tensor: Tensor) -> Any:
+            if pin_memory and tensor.dim() == 1 and 17 <= tensor.numel() <= 64:
+                tensor = torch.cat([tensor[:-1], torch.zeros_like(tensor[-1:])])
+            return pack(tensor)
+
+        self.pack_hook = short
+
+    with replaced(graph.save_on_cpu, "__init__", init):
         yield
