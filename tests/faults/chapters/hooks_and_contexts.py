@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import graph
 from torch.nn.utils import clip_grad
+from torch.utils.hooks import RemovableHandle
 
 from tests.faults import fault
 from tests.faults.breaking import edited, replaced
@@ -99,4 +100,54 @@ def small_pinned_tensors_lose_their_last_element() -> Iterator[None]:
         self.pack_hook = short
 
     with replaced(graph.save_on_cpu, "__init__", init):
+        yield
+
+
+# --- hooks that are removed
+
+
+@fault("AMP-BACKWARD-086")
+def later_hooks_after_the_accumulation_stay() -> Iterator[None]:
+    """remove() of a post-accumulate hook that is not the first of its tensor does nothing."""
+    right = Tensor.register_post_accumulate_grad_hook
+
+    def register(self: Tensor, hook: Callable[[Tensor], None]) -> Any:
+        later = bool(self._post_accumulate_grad_hooks)
+        handle = right(self, hook)
+        if later:
+            handle.remove = lambda: None
+        return handle
+
+    with replaced(Tensor, "register_post_accumulate_grad_hook", register):
+        yield
+
+
+@fault("AMP-BACKWARD-086")
+def a_second_removal_takes_the_newest_hook() -> Iterator[None]:
+    """remove() of a handle whose hook is gone removes the newest of two or more that are left."""
+    right = RemovableHandle.remove
+
+    def remove(self: Any) -> None:
+        hooks = self.hooks_dict_ref()
+        gone = hooks is not None and self.id not in hooks
+        right(self)
+        if gone and len(hooks) > 1:
+            hooks.popitem()
+
+    with replaced(RemovableHandle, "remove", remove):
+        yield
+
+
+@fault("AMP-BACKWARD-086")
+def a_hook_that_is_to_be_first_is_second() -> Iterator[None]:
+    """prepend=True puts a forward hook of a module behind the first of two or more."""
+    right = torch.nn.Module.register_forward_hook
+
+    def register(self: torch.nn.Module, *given: Any, **named: Any) -> Any:
+        handle = right(self, *given, **named)
+        if named.get("prepend") and len(self._forward_hooks) > 2:
+            self._forward_hooks.move_to_end([*self._forward_hooks][1], last=False)
+        return handle
+
+    with replaced(torch.nn.Module, "register_forward_hook", register):
         yield
