@@ -8,7 +8,7 @@ import os
 import random
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -37,9 +37,9 @@ _PUBLIC = (
 )
 
 
-def observe(device: torch.device) -> dict[str, Any]:
-    """Return the settings of this process and thread by name, with the random generator of `device`."""
-    return {name: read() for name, read in _readers(device.type).items()}
+def observe(device: torch.device, names: Collection[str] | None = None) -> dict[str, Any]:
+    """Return the settings of this process and thread by name, or some of them, with the generator of `device`."""
+    return {name: read() for name, read in _readers(device.type).items() if names is None or name in names}
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

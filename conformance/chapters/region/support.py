@@ -14,6 +14,7 @@ from ...harness.targets import Target
 from ...oracles.policy.devices import device_types
 from ...oracles.region.stack_model import (
     DEVICE_TYPES,
+    Region,
     State,
     observe,
     probe_product,
@@ -62,3 +63,15 @@ def neighbour(target: Target) -> str:
 
 def region(target: Target, dtype: torch.dtype | None = None, **options: bool) -> torch.autocast:
     return torch.autocast(target.device_type, dtype=dtype, **options)
+
+
+def random_region(target: Target, rng: torch.Generator) -> Region:
+    """Return a random region that torch opens here without disabling it."""
+
+    def pick(*choices: Result) -> Result:
+        return choices[int(torch.randint(len(choices), (), generator=rng))]
+
+    dtypes = [dtype for dtype in OTHER if target.supports(dtype)]
+    kind = pick(target.device_type, target.device_type, neighbour(target))
+    dtype = pick(None, *(dtypes if kind == target.device_type else OTHER))
+    return Region(kind, dtype, enabled=pick(True, True, False), cache_enabled=pick(None, None, True, False))

@@ -18,7 +18,7 @@ from ...oracles.region.stack_model import (
     probe_product,
     product_in,
 )
-from .support import OTHER, Interruption, Result, is_in_force, neighbour, region, runs_in
+from .support import OTHER, Interruption, is_in_force, neighbour, random_region, region, runs_in
 
 
 @contract("AMP-REGION-030")
@@ -186,18 +186,6 @@ def test_other_device_type_stays(case: Case, target: Target, amp_dtype: torch.dt
             case.equal(f"enabled for {kind} after a region", torch.is_autocast_enabled(kind), flag)
     finally:
         torch.set_autocast_enabled(kind, before)
-
-
-def random_region(target: Target, rng: torch.Generator) -> Region:
-    """Return a random region that torch opens here without disabling it."""
-
-    def pick(*choices: Result) -> Result:
-        return choices[int(torch.randint(len(choices), (), generator=rng))]
-
-    dtypes = [dtype for dtype in OTHER if target.supports(dtype)]
-    kind = pick(target.device_type, target.device_type, neighbour(target))
-    dtype = pick(None, *(dtypes if kind == target.device_type else OTHER))
-    return Region(kind, dtype, enabled=pick(True, True, False), cache_enabled=pick(None, None, True, False))
 
 
 def steps(target: Target, rng: torch.Generator, length: int) -> Iterator[tuple[str, State]]:

@@ -151,3 +151,39 @@ def a_hook_that_is_to_be_first_is_second() -> Iterator[None]:
 
     with replaced(torch.nn.Module, "register_forward_hook", register):
         yield
+
+
+# --- nested contexts
+
+
+@fault("AMP-REGION-117")
+def the_outer_anomaly_mode_checks_again() -> Iterator[None]:
+    """Leaving detect_anomaly within another turns that one's check_nan=False to True."""
+
+    def leave(self: Any, *_: Any) -> None:
+        torch.set_anomaly_enabled(self.prev, self.prev or self.prev_check_nan)
+
+    with replaced(torch.autograd.detect_anomaly, "__exit__", leave):
+        yield
+
+
+@fault("AMP-REGION-117")
+def an_exception_leaves_gradients_off() -> Iterator[None]:
+    """An exception that leaves enable_grad turns gradients off, where they were on before."""
+    right = torch.enable_grad.__exit__
+
+    def leave(self: Any, kind: Any, *rest: Any) -> None:
+        right(self, kind, *rest)
+        if kind is not None and not torch.is_inference_mode_enabled():
+            torch._C._set_grad_enabled(False)
+
+    with replaced(torch.enable_grad, "__exit__", leave):
+        yield
+
+
+@fault("AMP-REGION-117")
+def nested_flags_end_the_benchmark() -> Iterator[None]:
+    """cudnn.flags that found benchmark on and set it off leaves it off."""
+    restore, benchmarks = "set_flags(*orig_flags)", "orig_flags[1] and benchmark"
+    with edited(torch.backends.cudnn.flags, restore, f"set_flags(orig_flags[0], {benchmarks}, *orig_flags[2:])"):
+        yield
