@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 # AMP-TRANSFORM-003 judges the ops that vmap takes apart: convolutions, and products that add a tensor.
 _NAMES = ("mm", "matmul", "bmm", "einsum", "linear", "attention", "residual", "mlp", "float32-term")
 _FEW = ("mm", "mlp", "float32-term")
-_QUICK = ("vmap", "chunks", "nested", "vmap-of-grad")
+_QUICK = ("vmap", "chunks", "last-dimension", "nested", "vmap-of-grad")
 _BATCH = 4
 
 
