@@ -272,6 +272,13 @@ def inductor(case: Case, *, folder: str | None = None, **options: Any) -> Iterat
 
 
 @contextlib.contextmanager
+def compiling(case: Case, backend: str) -> Iterator[None]:
+    """Let a backend compile, with what `inductor` sets where it is that one."""
+    with compiler(case), inductor(case) if backend == "inductor" else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
 def caches(case: Case, folder: str) -> Iterator[None]:
     """Let inductor and AOTAutograd keep their graphs in `folder`."""
     from torch._functorch import config

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...harness.check import Case, contract, deep, needs
 from ...harness.targets import Target
 from .picked_elements import OPS, images
-from .support import compiler, drawn, dtypes_of, inductor, unlike
+from .support import compiling, drawn, dtypes_of, unlike
 
 SOME = 4  # where not all are compiled
 # A kernel takes seconds to compile: these are always there, as their waivers would be stale without them.
@@ -32,7 +32,7 @@ def _agree(case: Case, target: Target, rng: torch.Generator, backend: str, dtype
     def program(x: Tensor) -> dict[str, Tensor]:
         return {name: OPS[name](x) for name in names}
 
-    with compiler(case), inductor(case) if backend == "inductor" else contextlib.nullcontext():
+    with compiling(case, backend):
         seen = torch.compile(program, backend=backend, fullgraph=True)(x)
     case.at_least(f"{dtype}: results", len(names), 1)
     for name, right in expected.items():

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -13,13 +10,7 @@ from ...harness.targets import Target
 from .exact_functions import calls, integers, numbers
 from .exact_ops import NEAR_ZERO, OPS, matrix, small
 from .special_values import every, operands
-from .support import compiler, drawn, dtypes_of, inductor, unlike
-
-
-@contextlib.contextmanager
-def _compiling(case: Case, backend: str) -> Iterator[None]:
-    with compiler(case), inductor(case) if backend == "inductor" else contextlib.nullcontext():
-        yield
+from .support import compiling, drawn, dtypes_of, unlike
 
 
 def _agree(case: Case, target: Target, rng: torch.Generator, backend: str, dtype: torch.dtype) -> None:
@@ -29,7 +20,7 @@ def _agree(case: Case, target: Target, rng: torch.Generator, backend: str, dtype
         with torch.autocast(target.device_type, dtype=dtype, cache_enabled=False):
             return every(dtype, given)
 
-    with _compiling(case, backend):
+    with compiling(case, backend):
         ours = {name: one.clone() for name, one in given.items()}
         seen = torch.compile(call, backend=backend, fullgraph=True)(ours)
         expected = call({name: one.clone() for name, one in given.items()})
@@ -81,7 +72,7 @@ def _agree_exactly(case: Case, target: Target, rng: torch.Generator, dtype: torc
     def call(x: torch.Tensor) -> dict[str, torch.Tensor]:
         return {name: op(x) for name, op in chosen.items()}
 
-    with _compiling(case, backend):
+    with compiling(case, backend):
         compiled = torch.compile(call, backend=backend, fullgraph=True, dynamic=len(sizes) > 1)
         for rows in sizes:
             x = matrix(rows, dtype, target.device, rng)
@@ -112,7 +103,7 @@ def _agree_near_zero(case: Case, target: Target, rng: torch.Generator, backend: 
         def call(x: torch.Tensor) -> dict[str, torch.Tensor]:
             return {name: getattr(torch, name)(x) for name in names}
 
-        with _compiling(case, backend):
+        with compiling(case, backend):
             seen = torch.compile(call, backend=backend, fullgraph=True)(x)
         case.equal(f"{dtype}: eager results that are not the argument", unlike(call(x), dict.fromkeys(names, x)), [])
         case.equal(f"{dtype}: results that are not the argument", unlike(seen, dict.fromkeys(names, x)), [])
@@ -161,7 +152,7 @@ def _agree_on_bits(case: Case, target: Target, rng: torch.Generator, backend: st
     def program(*given: torch.Tensor) -> dict[str, torch.Tensor]:
         return {name: call(*given) for name, call in chosen.items()}
 
-    with _compiling(case, backend):
+    with compiling(case, backend):
         seen = torch.compile(program, backend=backend, fullgraph=True)(x, y, a, b)
     for name, right in program(x, y, a, b).items():
         ours = seen[name]

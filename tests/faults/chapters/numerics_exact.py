@@ -458,15 +458,20 @@ def _at(result: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
     return torch.where(where, (result.view(torch.int16) ^ 1).view(result.dtype), result)
 
 
+def _raised_from_1_to_2(places: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Return what makes the results for numbers of one binade so many 16-bit numbers larger."""
+
+    def change(result: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        up = (result.view(torch.int16) + places).view(result.dtype)
+        return torch.where((x >= 1) & (x < 2), up, result)
+
+    return change
+
+
 @fault("AMP-NUMERICS-045")
 def exp_is_biased_in_one_binade() -> Iterator[None]:
     """Exponentials of numbers from 1 to 2 are a place too large."""
-
-    def change(result: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        up = (result.view(torch.int16) + 1).view(result.dtype)
-        return torch.where((x >= 1) & (x < 2), up, result)
-
-    with _pointwise("exp", change):
+    with _pointwise("exp", _raised_from_1_to_2(1)):
         yield
 
 
@@ -480,12 +485,7 @@ def small_negative_numbers_vanish_in_elu() -> Iterator[None]:
 @fault("AMP-NUMERICS-045")
 def inverse_roots_are_two_places_off() -> Iterator[None]:
     """rsqrt of one binade is two places too large; a CPU's may be one place off."""
-
-    def change(result: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        up = (result.view(torch.int16) + 2).view(result.dtype)
-        return torch.where((x >= 1) & (x < 2), up, result)
-
-    with _pointwise("rsqrt", change):
+    with _pointwise("rsqrt", _raised_from_1_to_2(2)):
         yield
 
 

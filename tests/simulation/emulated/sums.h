@@ -73,10 +73,12 @@ inline void convolution_backward(const c10::OperatorHandle& op, const Arguments&
 template <at::ScalarType Wide>
 void computed_in(const c10::OperatorHandle& op, const Arguments& given, Stack* stack) {
   const auto narrow = std::find_if(given.begin(), given.end(), is_short);
-  const bool mixed =
-      std::any_of(given.begin(), given.end(), [](const auto& one) { return one.isTensor() && !is_short(one); });
-  if (narrow == given.end() || mixed) return op.redispatchBoxed(kCpu, stack);
+  if (narrow == given.end()) return op.redispatchBoxed(kCpu, stack);
   const auto type = narrow->toTensor().scalar_type();
+  const bool mixed = std::any_of(given.begin(), given.end(), [type](const auto& one) {
+    return one.isTensor() && one.toTensor().defined() && one.toTensor().scalar_type() != type;
+  });
+  if (mixed) return op.redispatchBoxed(kCpu, stack);
   Stack wide(given);
   for (auto& value : wide) {
     if (is_short(value)) value = value.toTensor().to(Wide);
@@ -96,8 +98,9 @@ void computed_in(const c10::OperatorHandle& op, const Arguments& given, Stack* s
 // good to 2 units in the last place.
 inline const std::unordered_set<std::string>& alike_in_all_places() {
   static const std::unordered_set<std::string> names = {
-      "aten::elu_backward", "aten::erf", "aten::erf_", "aten::fmod", "aten::gelu", "aten::hardswish_backward", "aten::hardtanh_backward",
-      "aten::logit_backward", "aten::remainder", "aten::rsqrt", "aten::rsqrt_", "aten::softshrink_backward"};
+      "aten::elu_backward", "aten::erf", "aten::erf_", "aten::fmod", "aten::gelu", "aten::hardswish_backward",
+      "aten::hardtanh_backward", "aten::logit_backward", "aten::remainder", "aten::rsqrt", "aten::rsqrt_",
+      "aten::softshrink_backward"};
   return names;
 }
 
