@@ -49,8 +49,15 @@ OF_TWO: Mapping[str, Two] = {
 }
 """Functions of two numbers."""
 
+
+def _remainder(x: Tensor, y: Tensor) -> Tensor:
+    """Return the remainder, 0 without a sign: which one it has is written nowhere, and eager and inductor differ."""
+    rest = torch.remainder(x, y)
+    return torch.where(rest == 0, torch.zeros_like(rest), rest)
+
+
 OF_INTEGERS: Mapping[str, Two] = {
-    "remainder": torch.remainder,
+    "remainder": _remainder,
     "fmod": torch.fmod,
     "ldexp": lambda x, y: torch.ldexp(x, (y.abs() % 4).to(torch.int32)),
     "add": torch.add,
