@@ -46,7 +46,6 @@ PICKED: Mapping[str, Along] = {
     "nanmedian": lambda x, dim: _spoiled(x).nanmedian(dim)[0],
     "kthvalue": lambda x, dim: x.kthvalue(2, dim)[0],
     "kthvalue, index": lambda x, dim: x.kthvalue(2, dim)[1],
-    "mode": lambda x, dim: x.mode(dim)[0],
     "max": lambda x, dim: x.max(dim)[0],
     "max, index": lambda x, dim: x.max(dim)[1],
     "min": lambda x, dim: x.min(dim)[0],
@@ -108,6 +107,9 @@ REDUCED: Mapping[str, Over] = {
     "all": lambda x, dims, keep: (x < 20).all(dims, keepdim=keep),
 }
 """Ops over any number of dimensions."""
+
+EXACT = ("sum", "nansum", "amax", "amin", "norm of ord 1", "largest norm", "count_nonzero", "any", "all")
+"""Of integers these are exact in float32 and rounded once."""
 
 
 def distinct(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:

@@ -366,6 +366,7 @@ inline Kernel adapted(const std::string& name) {
       {"aten::baddbmm", product_of_a_device},
       {"aten::baddbmm_", product_of_a_device},
       {"aten::div", divide},
+      {"aten::nansum", nansum},
       {"aten::index_add", index_add},
       {"aten::index_add_", index_add},
       {"aten::scatter_add", scatter_add},

@@ -141,6 +141,11 @@ inline void product_of_a_device(const c10::OperatorHandle& op, const Arguments& 
   without ? computed_in<at::kFloat>(op, given, stack) : op.redispatchBoxed(kCpu, stack);
 }
 
+// A CPU keeps the sum over each of several dimensions in 16 bits.
+inline void nansum(const c10::OperatorHandle& op, const Arguments& given, Stack* stack) {
+  given[3].isNone() ? computed_in<at::kFloat>(op, given, stack) : op.redispatchBoxed(kCpu, stack);
+}
+
 // Calls the CPU's kernel of the operator, with those sums in fp32 and those elements alike.
 inline void as_a_device(const c10::OperatorHandle& op, const Arguments& given, Stack* stack) {
   const auto& name = op.schema().name();
