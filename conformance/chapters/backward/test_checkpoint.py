@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -106,10 +107,10 @@ def test_state_of_nested_recomputations(case: Case, target: Target, rng: torch.G
 class Layers(torch.nn.Module):
     """Two layers with dropout and a disabled region between them that record the dtypes of intermediates."""
 
-    def __init__(self, target: Target, rng: torch.Generator, island: torch.dtype | None) -> None:
+    def __init__(self, target: Target, rng: torch.Generator, island: torch.dtype | None, dropped: float = 0.4) -> None:
         super().__init__()
         self.first, self.second = torch.nn.Linear(16, 24), torch.nn.Linear(24, 16)
-        self.target, self.island = target, island
+        self.target, self.island, self.dropped = target, island, dropped
         self.recorded: list[list[torch.dtype]] = []
         with torch.no_grad():
             for parameter in self.parameters():
@@ -119,7 +120,7 @@ class Layers(torch.nn.Module):
     def forward(self, x: torch.Tensor, factor: float = 1.0, *, shift: torch.Tensor | None = None) -> torch.Tensor:
         # A recomputation stops early; the dtypes up to there are recorded.
         self.recorded.append(recorded := [])
-        hidden = functional.dropout(functional.relu(self.first(x)), 0.4)
+        hidden = functional.dropout(functional.relu(self.first(x)), self.dropped)
         recorded.append(hidden.dtype)
         enabled = self.island is not None
         with self.target.autocast(self.island or torch.bfloat16, enabled=enabled):
@@ -456,6 +457,49 @@ def test_options_of_a_checkpoint(case: Case, target: Target, rng: torch.Generato
         layers, x = Layers(target, rng, None), inputs(target, rng)
         expected = stepped(layers, x, dtype, control)
         case.equal(f"{dtype}, {name}: what differs", apart(stepped(layers, x, dtype, run), expected), [])
+
+
+def _combinations() -> Iterator[tuple[str, bool, dict[str, Any]]]:
+    """Yield every combination of options that torch has: its text, whether an early stop is allowed, the options."""
+    choices: dict[str, tuple[Any, ...]] = {
+        "preserve_rng_state": (True, False),
+        "determinism_check": ("default", "none"),
+        "early_stop": (True, False),
+        "context_fn": (None, lambda: (contextlib.nullcontext(), contextlib.nullcontext())),
+    }
+    if "early_stop" not in inspect.signature(checkpoint).parameters:
+        del choices["early_stop"]
+    for reentrant, around, *values in itertools.product(KINDS, (True, False), *choices.values()):
+        options = dict(zip(choices, values, strict=True), use_reentrant=reentrant)
+        own = options.pop("context_fn")
+        if own is not None and reentrant:
+            continue  # it is refused there
+        text = ", ".join(f"{name}={value}" for name, value in options.items())
+        text += f"{', contexts' if own else ''}{'' if around else ', no early stop around'}"
+        yield text, around, options if own is None else options | {"context_fn": own}
+
+
+@contract("AMP-BACKWARD-062")
+def test_combinations_of_options(case: Case, target: Target, rng: torch.Generator) -> None:
+    wrong: dict[str, Any] = {}
+    for dtype in case.supported(target):
+        for island in (None, dtype):
+            # Without random numbers, so that preserve_rng_state makes no difference.
+            layers, x = Layers(target, rng, island, dropped=0.0), inputs(target, rng)
+            expected = stepped(layers, x, dtype, plain)
+            promised = layers.recorded[0]
+            for text, around, options in _combinations():
+                layers.recorded.clear()
+                with contextlib.nullcontext() if around else checkpointing.set_checkpoint_early_stop(False):
+                    try:
+                        found: Any = apart(stepped(layers, x, dtype, through(**options)), expected)
+                    except RuntimeError as error:
+                        found = f"{type(error).__name__}: {str(error)[:80]}"
+                        gradients({"x": x, **dict(layers.named_parameters())})
+                types = [recorded == promised[: max(2, len(recorded))] for recorded in layers.recorded]
+                if found or types != [True, True]:
+                    wrong[f"{dtype}, a region of {island} inside, {text}"] = found, list(layers.recorded)
+    case.equal("options with other gradients, or types in forward and recomputation", dict(list(wrong.items())[:3]), {})
 
 
 @contract("AMP-BACKWARD-063")
