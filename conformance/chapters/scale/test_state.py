@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 
 import pytest
@@ -70,6 +71,40 @@ def test_load_before_use(case: Case, target: Target) -> None:
     scaler = torch.amp.GradScaler(target.device_type)
     scaler.load_state_dict(dict(RESUMED))
     expect_resumed(case, target, scaler)
+
+
+def expect_independence(case: Case, target: Target, uses: tuple[str | None, ...]) -> None:
+    """Expect that scalers after every use, of any settings, continue from a loaded state as the saved scaler does."""
+    optimizer, wrong, rest = owning(torch.ones((), device=target.device)), {}, "...!........"
+    for saved, history in ((9, "......."), (4, "!..."), (2, "..!")):
+        settings = {"init_scale": 96.0, "growth_factor": 4.0, "backoff_factor": 0.25, "growth_interval": saved}
+        original = started(target, **settings)
+        track(original, optimizer, history)
+        state = original.state_dict()
+        wanted = state, track(original, optimizer, rest), original.state_dict()
+        for interval, use in itertools.product((1, 2, 3, 5, 7, 100), uses):
+            own = {**SETTINGS, "growth_interval": interval}
+            scaler = torch.amp.GradScaler(target.device_type, **own) if use is None else started(target, **own)
+            track(scaler, optimizer, use or "")
+            scaler.load_state_dict(dict(state))
+            loaded = scaler.state_dict()
+            if use is None:
+                scaler.scale(torch.ones((), device=target.device))
+            seen = loaded, track(scaler, optimizer, rest), scaler.state_dict()
+            if seen != wanted:
+                name = f"{history} at an interval of {saved}, loaded after {use or 'nothing'} at one of {interval}"
+                wrong[name] = f"{seen} in place of {wanted}"
+    case.equal("states that a scaler loads or continues otherwise", dict(list(wrong.items())[:2]), {})
+
+
+@contract("AMP-SCALE-091")
+def test_load_whatever_the_use_before(case: Case, target: Target) -> None:
+    expect_independence(case, target, ("", ".", "!", "...", ".!.."))
+
+
+@contract("AMP-SCALE-092")
+def test_load_whatever_the_settings_before(case: Case, target: Target) -> None:
+    expect_independence(case, target, (None,))
 
 
 @contract("AMP-SCALE-093")

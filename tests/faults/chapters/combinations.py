@@ -12,6 +12,8 @@ from torch.utils import checkpoint
 from tests.faults import fault
 from tests.faults.breaking import edited, replaced
 
+Scaler = torch.amp.GradScaler
+
 # --- checkpoints
 
 
@@ -46,4 +48,49 @@ def contexts_without_determinism_check_replace_the_region() -> Iterator[None]:
 @contextlib.contextmanager
 def _off(inner: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
     with inner, torch.autocast("cpu", enabled=False):
+        yield
+
+
+# --- states of scalers
+
+
+@fault("AMP-SCALE-091")
+def loaded_count_is_folded_by_the_interval_before() -> Iterator[None]:
+    """A used scaler that loads a state counts what is left of the loaded count in its own interval of before."""
+    load = Scaler.load_state_dict
+
+    def loaded(self: Any, state: dict[str, Any]) -> None:
+        before = self.get_growth_interval()
+        folded = state["_growth_tracker"] % before if state and self._scale is not None else None
+        load(self, state if folded is None else {**state, "_growth_tracker": folded})
+
+    with replaced(Scaler, "load_state_dict", loaded):
+        yield
+
+
+@fault("AMP-SCALE-091", "AMP-SCALE-092")
+def loaded_interval_is_never_below_the_own_one() -> Iterator[None]:
+    """A scaler that loads a state keeps its own interval where that is larger and below 100."""
+    load = Scaler.load_state_dict
+
+    def loaded(self: Any, state: dict[str, Any]) -> None:
+        before = self.get_growth_interval()
+        load(self, state)
+        if self.get_growth_interval() < before < 100:
+            self.set_growth_interval(before)
+
+    with replaced(Scaler, "load_state_dict", loaded):
+        yield
+
+
+@fault("AMP-SCALE-091")
+def loaded_scale_is_kept_from_below_the_own_one_after_growth() -> Iterator[None]:
+    """A scaler that has counted clean steps loads no smaller scale than its own."""
+    load = Scaler.load_state_dict
+
+    def loaded(self: Any, state: dict[str, Any]) -> None:
+        counted = self._scale is not None and int(self._growth_tracker) > 1
+        load(self, {**state, "scale": max(state["scale"], self.get_scale())} if state and counted else state)
+
+    with replaced(Scaler, "load_state_dict", loaded):
         yield
