@@ -115,6 +115,47 @@ def _with(model: Tied, weights: dict[str, Tensor]) -> Tied:
     return made
 
 
+class Thrice(nn.Module):
+    """Three products by one weight, of which two are in a module inside."""
+
+    def __init__(self, weights: tuple[nn.Parameter, ...]) -> None:
+        super().__init__()
+        self.inner, self.last = Tied(), nn.Linear(3, 3, bias=False)
+        self.inner.to(weights[0].device)
+        self.inner.first.weight, self.inner.second.weight, self.last.weight = weights
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.last(torch.relu(self.inner(x)))
+        return output
+
+
+@contract("AMP-TRANSFORM-008")
+def test_every_set_of_names(case: Case, target: Target) -> None:
+    """Give a value to each set of the names of one weight: tied, all of them take it, else those of the set."""
+    rows = _rows(target.device)
+    names = ("inner.first.weight", "inner.second.weight", "last.weight")
+    sets = [one for size in (1, 2, 3) for one in itertools.combinations(names, size)]
+    for given, tied in itertools.product(sets, (True, False)):
+        taken, wrong = names if tied else given, []
+        for dtype in case.supported(target):
+            own, value = (nn.Parameter(_model(seed, target.device).first.weight.detach()) for seed in (0, 1))
+            model = Thrice((own, own, own))
+            with target.autocast(dtype):
+                wanted = Thrice(tuple(value if name in taken else own for name in names))(rows)
+            try:
+                with target.autocast(dtype):
+                    seen = torch.func.functional_call(model, dict.fromkeys(given, value), (rows,), tie_weights=tied)
+            except (KeyError, ValueError) as error:
+                wrong.append(f"{dtype}: {error!r}")
+                continue
+            found, slope = (torch.autograd.grad(_loss(one), value)[0] for one in (seen, wanted))
+            pairs = {"output": (seen, wanted), "gradient": (found, slope)}
+            wrong += [f"{dtype}: {name}" for name, (one, other) in pairs.items() if not torch.equal(one, other)]
+            wrong += [f"{dtype}: {name} of the model" for name in names if model.get_parameter(name) is not own]
+        what = f"{len(given)} of 3 names, {'tied' if tied else 'not tied'}: what differs with {' and '.join(given)}"
+        case.equal(what, wrong, [])
+
+
 @contract("AMP-TRANSFORM-009")
 def test_stacked_models(case: Case, target: Target) -> None:
     rows = _rows(target.device)

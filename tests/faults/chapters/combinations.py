@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._functorch import vmap
+from torch.nn.utils import stateless
 from torch.utils import checkpoint
 
 from tests.faults import fault
@@ -93,4 +95,57 @@ def loaded_scale_is_kept_from_below_the_own_one_after_growth() -> Iterator[None]
         load(self, {**state, "scale": max(state["scale"], self.get_scale())} if state and counted else state)
 
     with replaced(Scaler, "load_state_dict", loaded):
+        yield
+
+
+# --- transforms
+
+
+@fault("AMP-TRANSFORM-006")
+def chunks_are_joined_along_the_dimension_of_the_first_output() -> Iterator[None]:
+    """vmap in chunks joins every output along the dimension that out_dims names for the first."""
+    with edited(vmap._concat_chunked_outputs, "dim=out_dim", "dim=flat_out_dims[0]"):
+        yield
+
+
+@fault("AMP-TRANSFORM-006")
+def last_chunk_is_left_out_where_it_is_smaller() -> Iterator[None]:
+    """vmap in chunks repeats the first samples for a last chunk that is smaller than the others."""
+    split = vmap._get_chunked_inputs
+
+    def parts(flat: Any, dims: Any, size: int, chunk: int | None) -> Any:
+        made = list(split(flat, dims, size, chunk))
+        if chunk is not None and size % chunk and len(made) > 2:
+            made[-1] = tuple(
+                one if dim is None else first.narrow(dim, 0, one.shape[dim])
+                for one, first, dim in zip(made[-1], made[0], dims, strict=True)
+            )
+        return iter(made)
+
+    with replaced(vmap, "_get_chunked_inputs", parts):
+        yield
+
+
+@fault("AMP-TRANSFORM-008")
+def value_under_a_later_name_is_taken_there_alone() -> Iterator[None]:
+    """functional_call takes a value for a later name of a shared weight under that name alone."""
+    later = "given_name not in dict(module.named_parameters())"
+    tied = "tied_names_map[given_name]:"
+    with edited(stateless._untie_named_tensors_map, f"in {tied}", f"in [given_name] if {later} else {tied}"):
+        yield
+
+
+@fault("AMP-TRANSFORM-008")
+def names_of_one_set_are_tied_where_they_should_not_be() -> Iterator[None]:
+    """functional_call with tie_weights=False takes a value for two names of a weight under the third as well."""
+    enter = stateless._reparametrize_module
+
+    def entered(module: Any, given: Any, *, tie_weights: bool = False, **named: Any) -> Any:
+        if not tie_weights and len(given) == 2:
+            weights = {id(module.get_parameter(name)) for name in given}
+            every = module.named_parameters(remove_duplicate=False)
+            given = dict.fromkeys([name for name, one in every if id(one) in weights], *set(given.values()))
+        return enter(module, given, tie_weights=tie_weights, **named)
+
+    with replaced(stateless, "_reparametrize_module", entered):
         yield
