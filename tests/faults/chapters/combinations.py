@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch._functorch import vmap
 from torch.nn.utils import stateless
+from torch.optim import adagrad, sgd
 from torch.utils import checkpoint
 
 from tests.faults import fault
@@ -148,4 +149,29 @@ def names_of_one_set_are_tied_where_they_should_not_be() -> Iterator[None]:
         return enter(module, given, tie_weights=tie_weights, **named)
 
     with replaced(stateless, "_reparametrize_module", entered):
+        yield
+
+
+# --- sparse gradients
+
+
+@fault("AMP-OPTIMIZER-112")
+def rate_of_sparse_gradients_does_not_decay() -> Iterator[None]:
+    """Adagrad steps with sparse gradients at the rate of the first step, whatever lr_decay is."""
+    old, new = "(step - 1) * lr_decay", "(step - 1) * (0.0 if grad.is_sparse else lr_decay)"
+    with edited(adagrad._single_tensor_adagrad, old, new):
+        yield
+
+
+@fault("AMP-OPTIMIZER-112")
+def sparse_gradients_have_no_dampening() -> Iterator[None]:
+    """SGD adds sparse gradients to the momentum whole, whatever dampening is."""
+    with edited(sgd._single_tensor_sgd, "alpha=1 - dampening", "alpha=1.0 if grad.is_sparse else 1 - dampening"):
+        yield
+
+
+@fault("AMP-OPTIMIZER-112")
+def sparse_gradients_are_minimized() -> Iterator[None]:
+    """Adagrad minimizes with sparse gradients, with maximize too."""
+    with edited(adagrad._single_tensor_adagrad, "else -grad", "else (grad if grad.is_sparse else -grad)"):
         yield

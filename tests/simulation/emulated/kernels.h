@@ -143,8 +143,11 @@ inline void update_scale(const c10::OperatorHandle& op, const Arguments&, Stack*
 // --- Sparse tensors: aten/src/ATen/native/sparse/cuda/SparseCUDATensorMath.cu
 
 // Values of indices that are not coalesced are added by atom.add.f32, which takes subnormal numbers for zeros (PTX ISA).
+// A sum of two sparse tensors adds nothing yet: it has the entries of both.
 inline void flush_duplicates(const std::string& name, size_t count, Stack* stack) {
-  if (name != "aten::_to_dense" && name != "aten::add" && name != "aten::add_") return;
+  const bool sum = name == "aten::add" || name == "aten::add_";
+  if (name != "aten::_to_dense" && !sum) return;
+  if (sum && (*stack)[stack->size() - count].toTensor().layout() == c10::kSparse) return;
   for (size_t place = stack->size() - count; place < stack->size(); place++) {
     auto& argument = (*stack)[place];
     if (!argument.isTensor() || argument.toTensor().layout() != c10::kSparse) continue;
