@@ -68,10 +68,9 @@ def windows(d: Draws) -> Iterator[Program]:
 
 
 def _padded(x: Tensor, weight: Tensor, mode: str, padding: Any, **options: Any) -> Tensor:
-    sides = (padding, padding, padding, padding)
     if mode == "zeros":
         return F.conv2d(x, weight, padding=padding, **options)
-    return F.conv2d(F.pad(x, sides, mode), weight, **options)
+    return F.conv2d(F.pad(x, (padding,) * 4, mode), weight, **options)
 
 
 def convolutions(d: Draws) -> Iterator[Program]:
@@ -87,10 +86,6 @@ def convolutions(d: Draws) -> Iterator[Program]:
         yield program("conv_transpose2d", F.conv_transpose2d, given, options)
 
 
-def _attended(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any) -> Tensor:
-    return F.scaled_dot_product_attention(query, key, value, mask, **options)
-
-
 def attention(d: Draws) -> Iterator[Program]:
     """Yield attention with and without each of its arguments, where keys and queries differ in number or not."""
     for options in _grid(queries=(5, 8), masked=("", "numbers", "places"), scale=(None, 0.3), enable_gqa=(False, True)):
@@ -103,7 +98,7 @@ def attention(d: Draws) -> Iterator[Program]:
         }
         given = (d.normal(1, 4, queries, 16), d.normal(1, heads, 8, 16), d.normal(1, heads, 8, 16), mask[masked])
         for causal in (False, True) if not masked else (False,):
-            yield program("attention", _attended, given, {**options, "is_causal": causal})
+            yield program("attention", F.scaled_dot_product_attention, given, {**options, "is_causal": causal})
 
 
 def losses(d: Draws) -> Iterator[Program]:

@@ -17,6 +17,9 @@ from ...oracles.numbers import error_bounds
 from ...oracles.numbers.formats import FORMATS, FP32, Format
 from ...oracles.policy import lists as op_policy
 from ...oracles.policy.declared import followed
+from ...oracles.relations import outcomes
+from ...oracles.relations.programs import Program
+from ...oracles.relations.values import weights
 from . import op_error
 from .attention_kernels import attempts
 from .bounds_loss import LOSSES
@@ -175,3 +178,14 @@ def largest_share(seen: Tensor, exact: Tensor, bound: Tensor, judged: Tensor) ->
     share = torch.where(judged, share, torch.zeros_like(share))
     at = int(share.argmax())
     return float(share[at]), at
+
+
+def call_for_refusal(program: Program, device: torch.device) -> None:
+    """Call a program in its own types on the device, outside of any region, and its backward.
+
+    Raises NotImplementedError where the device has no kernel; all else is judged elsewhere.
+    """
+    placed = program.changed(lambda tensor: tensor.to(device))
+    error = outcomes.run(placed, gradients=placed.tensors, weights=weights).exception
+    if isinstance(error, NotImplementedError):
+        raise error

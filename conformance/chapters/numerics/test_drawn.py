@@ -14,11 +14,10 @@ from ...harness.check import Case, contract, per_target
 from ...harness.targets import Target
 from ...measure.precision import full_precision
 from ...oracles.numbers.formats import FORMATS
-from ...oracles.relations import outcomes
-from ...oracles.relations.programs import Program
-from ...oracles.relations.values import ALL_LAYOUTS, departures, weights
+from ...oracles.relations.values import ALL_LAYOUTS, departures
 from .attention_kernels import KERNELS
 from .drawn_ops import FAMILIES, Draws
+from .support import call_for_refusal
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
 # In roundings. Of 37,500 draws on torch 2.13 one was above 16, and seven above 10.
@@ -72,14 +71,6 @@ def _wanted(
     return partial(_some, draws, name, layout, device)
 
 
-def _called(one: Program, device: torch.device) -> None:
-    """Call a program in its own types on the device, outside of any region, and its backward."""
-    placed = one.changed(lambda tensor: tensor.to(device))
-    error = outcomes.run(placed, gradients=placed.tensors, weights=weights).exception
-    if isinstance(error, NotImplementedError):
-        raise error
-
-
 @contract("AMP-NUMERICS-120")
 @per_target("family", _families)
 def test_drawn_ops(case: Case, target: Target, amp_dtype: torch.dtype, family: str) -> None:
@@ -111,7 +102,7 @@ def test_drawn_ops(case: Case, target: Target, amp_dtype: torch.dtype, family: s
             )
         judged += errors is not None
         if errors is None:
-            left_out[one.name] = partial(_called, one, target.device)
+            left_out[one.name] = partial(call_for_refusal, one, target.device)
         for what, error in (errors or {}).items():
             place = "in a region" if in_region else "outside of one"
             found = wrong.setdefault(f"{one.name}, operands {layout}: {what.split()[0]}", {})

@@ -11,24 +11,15 @@ from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...measure.precision import full_precision
 from ...oracles.numbers.formats import FORMATS
-from ...oracles.relations import outcomes
-from ...oracles.relations.programs import Program
-from ...oracles.relations.values import departures, weights
+from ...oracles.relations.values import departures
 from .drawn_ops import Draws
 from .option_grids import GRIDS
+from .support import call_for_refusal
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
 # In roundings, as for AMP-NUMERICS-120.
 LIMIT = 32.0
 TOGETHER = ("attention", "losses")
-
-
-def _called(one: Program, device: torch.device) -> None:
-    """Call a program in its own types on the device and its backward, for what that raises."""
-    placed = one.changed(lambda tensor: tensor.to(device))
-    error = outcomes.run(placed, gradients=placed.tensors, weights=weights).exception
-    if isinstance(error, NotImplementedError):
-        raise error
 
 
 @contract("AMP-NUMERICS-135")
@@ -44,7 +35,7 @@ def test_every_combination(case: Case, target: Target, amp_dtype: torch.dtype, g
             )
         judged += errors is not None
         if errors is None:
-            left_out[one.name] = partial(_called, one, target.device)
+            left_out[one.name] = partial(call_for_refusal, one, target.device)
         for what, error in (errors or {}).items():
             found = wrong.setdefault(f"{one.name.split()[0]}: {what.split()[0]}", {})
             found[f"{what}: {one.described()}"] = f"{error:.4g} roundings"
