@@ -85,6 +85,7 @@ def normal(device: torch.device, seed: int) -> Draw:
 
 ROWS, FEATURES, HIDDEN, OUTPUTS = 8, 12, 16, 4
 SCALE, INTERVAL = 2.0**10, 2
+ACCUMULATED_NORM = 4.0  # to which gradients that were accumulated are clipped
 OUTLIER = 2
 """The step whose batch is so large that its gradients overflow in both 16-bit dtypes."""
 
@@ -199,7 +200,7 @@ def accumulation(
             scaler.scale(loss).backward()
             losses.append(loss.detach())
         scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 4.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), ACCUMULATED_NORM)
         scaler.step(optimizer)
         scaler.update()
         return tuple(losses)
