@@ -24,15 +24,15 @@ def _lower_half(x: Tensor, dim: int) -> Tensor:
     return x.narrow(dim, 0, (x.size(dim) + 1) // 2)
 
 
+def _row(x: Tensor, dim: int) -> Tensor:
+    """Return the places along a dimension in another order, each once."""
+    count = x.size(dim)
+    return (torch.arange(count, device=x.device) * 7 + 3) % count
+
+
 def _places(x: Tensor, dim: int) -> Tensor:
     """Return for each element another place along the dimension, none twice."""
-    count = x.size(dim)
-    shape = [count if axis == dim % x.dim() else 1 for axis in range(x.dim())]
-    return ((torch.arange(count, device=x.device) * 7 + 3) % count).view(shape).expand_as(x)
-
-
-def _row(x: Tensor, dim: int) -> Tensor:
-    return _places(x, dim).movedim(dim, -1).reshape(-1, x.size(dim))[0]
+    return _row(x, dim).expand(x.movedim(dim, -1).shape).movedim(-1, dim)
 
 
 def _spoiled(x: Tensor) -> Tensor:

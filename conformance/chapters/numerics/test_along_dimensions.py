@@ -97,9 +97,8 @@ def test_sets(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Gen
             for layout, given in along_dimensions.layouts(x).items():
                 compared += 1
                 result, _ = _answers(lambda given, d=dims, k=keep: function(given, d, k), given)  # type: ignore[misc]
-                whole = result.flatten() if right.numel() == result.numel() else result
-                expected = right.flatten() if whole.dim() == 1 else right
-                if told := _unlike((whole, None), (expected, None), 0 if op in EXACT else ROUNDINGS):
+                roundings = 0 if op in EXACT else ROUNDINGS
+                if told := _unlike((result.flatten(), None), (right.flatten(), None), roundings):
                     wrong[f"{shape}, dims {dims}, {layout}"] = told
     case.enough(target, "calls compared", compared)
     case.equal("what differs from the sum over one dimension", wrong, {})
