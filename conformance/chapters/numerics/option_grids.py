@@ -14,7 +14,7 @@ from ...oracles.relations.programs import Program, program
 from .drawn_ops import Draws
 
 
-def _grid(**options: tuple[Any, ...]) -> Iterator[dict[str, Any]]:
+def combinations(**options: tuple[Any, ...]) -> Iterator[dict[str, Any]]:
     """Yield each combination of the values of these options."""
     for chosen in itertools.product(*options.values()):
         yield dict(zip(options, chosen, strict=True))
@@ -40,7 +40,7 @@ def resizing(d: Draws) -> Iterator[Program]:
 def bags(d: Draws) -> Iterator[Program]:
     """Yield bags of rows of a table whose row for padding is like any other."""
     index, ends = torch.tensor([0, 2, 2, 3, 1, 4, 0, 3, 2]), torch.tensor([0, 2, 2, 6, 9])
-    for chosen in _grid(mode=("sum", "mean", "max"), padding_idx=(None, 2, -2), weighted=(False, True)):
+    for chosen in combinations(mode=("sum", "mean", "max"), padding_idx=(None, 2, -2), weighted=(False, True)):
         weighted = chosen.pop("weighted")
         if weighted and chosen["mode"] != "sum":
             continue
@@ -55,12 +55,12 @@ def bags(d: Draws) -> Iterator[Program]:
 
 def windows(d: Draws) -> Iterator[Program]:
     """Yield pools of pictures whose last windows are not full."""
-    for options in _grid(
+    for options in combinations(
         stride=(1, 2, 3), padding=(0, 1), ceil_mode=(False, True), count_include_pad=(False, True), divisor=(None, 5)
     ):
         options["divisor_override"] = options.pop("divisor")
         yield program("avg_pool2d", F.avg_pool2d, (d.normal(1, 3, 8, 9), (2, 3)), options)
-    for options in _grid(stride=(1, 2, 3), padding=(0, 1), dilation=(1, 2), ceil_mode=(False, True)):
+    for options in combinations(stride=(1, 2, 3), padding=(0, 1), dilation=(1, 2), ceil_mode=(False, True)):
         yield program("max_pool2d", F.max_pool2d, (d.distinct(1, 3, 8, 9), (2, 3)), options)
     for norm, stride, up in itertools.product((1.0, 2.0, 3.0), (1, 2, 3), (False, True)):
         named = {"stride": stride, "ceil_mode": up}
@@ -75,20 +75,22 @@ def _padded(x: Tensor, weight: Tensor, mode: str, padding: Any, **options: Any) 
 
 def convolutions(d: Draws) -> Iterator[Program]:
     """Yield convolutions and transposed ones, in groups, with gaps and paddings."""
-    for options in _grid(
+    for options in combinations(
         mode=("zeros", "reflect", "circular"), padding=(0, 1, 2), stride=(1, 2), dilation=(1, 2), groups=(1, 2)
     ):
         mode, padding = options.pop("mode"), options.pop("padding")
         weight = d.normal(4, 4 // options["groups"], 3, 2)
         yield program(f"conv2d, {mode}", _padded, (d.normal(1, 4, 7, 8), weight, mode, padding), options)
-    for options in _grid(stride=(2, 3), padding=(0, 1), output_padding=(0, 1), dilation=(1, 2), groups=(1, 2)):
+    for options in combinations(stride=(2, 3), padding=(0, 1), output_padding=(0, 1), dilation=(1, 2), groups=(1, 2)):
         given = (d.normal(1, 4, 4, 5), d.normal(4, 6 // options["groups"], 3, 2), d.maybe(d.normal(6)))
         yield program("conv_transpose2d", F.conv_transpose2d, given, options)
 
 
 def attention(d: Draws) -> Iterator[Program]:
     """Yield attention with and without each of its arguments, where keys and queries differ in number or not."""
-    for options in _grid(queries=(5, 8), masked=("", "numbers", "places"), scale=(None, 0.3), enable_gqa=(False, True)):
+    for options in combinations(
+        queries=(5, 8), masked=("", "numbers", "places"), scale=(None, 0.3), enable_gqa=(False, True)
+    ):
         queries, masked = options.pop("queries"), options.pop("masked")
         heads = 2 if options["enable_gqa"] else 4
         mask = {
@@ -104,7 +106,7 @@ def attention(d: Draws) -> Iterator[Program]:
 def losses(d: Draws) -> Iterator[Program]:
     """Yield losses by classes with each of their options."""
     classes = torch.tensor([0, 3, 2, 2, 1, 4])
-    for options in _grid(
+    for options in combinations(
         reduction=("none", "mean", "sum"), label_smoothing=(0.0, 0.2), ignore_index=(-100, 2), weighted=(False, True)
     ):
         options["weight"] = d.positive(5) if options.pop("weighted") else None
@@ -113,7 +115,7 @@ def losses(d: Draws) -> Iterator[Program]:
             chosen = {name: value for name, value in options.items() if name != "label_smoothing"}
             given = (d.normal(2, 5, 3).abs().neg(), classes.view(2, 3))
             yield program("nll_loss of pictures", F.nll_loss, given, chosen)
-    for options in _grid(reduction=("none", "mean", "sum"), weighted=(False, True), of_positives=(False, True)):
+    for options in combinations(reduction=("none", "mean", "sum"), weighted=(False, True), of_positives=(False, True)):
         options["weight"] = d.positive(5) if options.pop("weighted") else None
         options["pos_weight"] = d.positive(5) if options.pop("of_positives") else None
         given = (d.normal(6, 5), d.positive(6, 5) - 0.5)
