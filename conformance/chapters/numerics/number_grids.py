@@ -168,9 +168,9 @@ def activations(d: Draws) -> Iterator[Program]:
         for norm, eps in itertools.product((1.0, 2.0, 3.0), (1e-12, 5.0)):
             yield program("normalize", F.normalize, (x, norm, dim, eps), {})
             yield program("cosine_similarity", F.cosine_similarity, (x, d.normal(4, 2, 6), dim, eps), {})
+    shape: tuple[int, ...]
     for shape, count in (((5,), 1), ((3, 4), 1), ((3, 4), 4), ((2, 3, 4), 3), ((2, 3, 2, 2), 3)):
         yield program("prelu", F.prelu, (d.normal(*shape), d.positive(count)), {})
-    shape: tuple[int, ...]
     for value in (1, 0, -2, 0.5):
         for shape in ((4, 5), (5,), (4, 1), ()):
             given = (d.normal(4, 5), d.normal(*shape), d.positive(4, 5))
