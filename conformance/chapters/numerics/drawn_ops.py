@@ -518,7 +518,7 @@ def _margin(rows: list[Tensor], p: float, swap: bool) -> float:
     return max((1.0, 1.5, 2.0, 2.5, 3.0), key=lambda margin: float((kinks - margin).abs().min()))
 
 
-_UNARY = (
+ACTIVATIONS = (
     *("relu", "relu6", "sigmoid", "tanh", "silu", "mish", "softplus", "gelu", "elu", "selu", "celu", "leaky_relu"),
     *("hardtanh", "hardswish", "hardsigmoid"),
 )
@@ -556,7 +556,7 @@ def elementwise(d: Draws) -> Program:
         )
     )
     if kind == "unary":
-        return _call(getattr(F, d.one(_UNARY)), x)
+        return _call(getattr(F, d.one(ACTIVATIONS)), x)
     if kind == "options":
         name = d.one(list(_WITH_OPTIONS))
         return _call(getattr(F, name), x * d.one((1, 8)), **d.one(_WITH_OPTIONS[name]))

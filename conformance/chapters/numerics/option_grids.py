@@ -67,6 +67,15 @@ def windows(d: Draws) -> Iterator[Program]:
         yield program("lp_pool2d", F.lp_pool2d, (d.positive(1, 3, 8, 9), norm, (2, 3)), named)
 
 
+def paddings(d: Draws) -> Iterator[Program]:
+    """Yield signals, pictures and volumes that are made larger or smaller at each of their ends."""
+    for rank, mode in itertools.product((1, 2, 3), ("constant", "reflect", "replicate", "circular")):
+        for ends in itertools.product((0, 2, -1) if mode == "constant" else (0, 2), repeat=2):
+            pad = (*ends, *((1, 0) * (rank - 1)))
+            options = {"mode": mode, **({"value": 0.5} if mode == "constant" else {})}
+            yield program(f"pad of {rank}, {mode}", F.pad, (d.normal(2, 3, *(4, 5, 6)[:rank]), pad), options)
+
+
 def _padded(x: Tensor, weight: Tensor, mode: str, padding: Any, **options: Any) -> Tensor:
     if mode == "zeros":
         return F.conv2d(x, weight, padding=padding, **options)
@@ -126,6 +135,7 @@ GRIDS: Mapping[str, Callable[[Draws], Iterator[Program]]] = {
     "resizing": resizing,
     "bags": bags,
     "windows": windows,
+    "paddings": paddings,
     "convolutions": convolutions,
     "attention": attention,
     "losses": losses,

@@ -1,0 +1,119 @@
+"""Check gradients of ops where the gradient that comes back to them lies in memory in another way."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from ...harness.check import Case, contract
+from ...harness.targets import Target
+from ...measure.precision import full_precision
+from ...oracles.relations import outcomes
+from ...oracles.relations.outcomes import Outcome
+from ...oracles.relations.programs import Program, program
+from ...oracles.relations.values import ALL_LAYOUTS, weights
+from .drawn_ops import ACTIVATIONS, FAMILIES, Draws
+from .number_grids import NUMBER_GRIDS
+from .option_grids import GRIDS
+from .support import call_for_refusal
+
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
+# In roundings of a gradient's largest number: kernels of another layout may add up in another order.
+LIMIT = 32.0
+LAYOUTS = tuple(name for name in ALL_LAYOUTS if name != "as given")
+# Of these families some draws are of millions of numbers, or of kinds that differ in more than their options.
+DRAWN = ("softmax", "product", "convolution", "pooling", "padding", "interpolation", "indexing", "elementwise", "loss")
+SAMPLES = 12
+
+
+def _of_a_sum(output: Tensor) -> Tensor:
+    return output.new_ones(()).expand_as(output)
+
+
+def _programs(seed: int) -> Iterator[Program]:
+    """Yield one call of each op that the grids name, one of each activation, and some of each family that is drawn."""
+    for name, grid in {**GRIDS, **NUMBER_GRIDS}.items():
+        draws = Draws(f"{name} {seed}")
+        calls: dict[str, list[Program]] = {}
+        for one in grid(draws):
+            calls.setdefault(one.name.split(" to ")[0].split(" by ")[0], []).append(one)
+        yield from (draws.one(named) for named in calls.values())
+    draws = Draws(f"gradients {seed}")
+    for name in ACTIVATIONS:
+        yield program(name, getattr(torch.nn.functional, name), (draws.normal(6, 35),), {})
+    for family, _ in itertools.product(DRAWN, range(SAMPLES)):
+        yield FAMILIES[family](draws)
+
+
+def _largest(numbers: Tensor) -> float:
+    """Return the largest finite magnitude, 0 without numbers."""
+    finite = numbers.detach().cpu().double().abs()
+    return float(finite[finite.isfinite()].max()) if finite.isfinite().any() else 0.0
+
+
+def _apart(seen: Outcome, dense: Outcome, weighted: Outcome, dtype: torch.dtype) -> dict[int, str]:
+    """Return the gradients that are not those of dense memory, with how far they are, by number.
+
+    What rounds to zero with one number for all is held to what it is with `weighted` ones.
+    """
+    found = {}
+    for number, (one, other, large) in enumerate(zip(seen.gradients, dense.gradients, weighted.gradients, strict=True)):
+        if one is None or other is None:
+            if one is not other:
+                found[number] = "there is none in one of both"
+            continue
+        ours, theirs = one.detach().cpu().double(), other.detach().cpu().double()
+        if ours.shape != theirs.shape or not torch.equal(ours.isfinite(), theirs.isfinite()):
+            found[number] = "of another shape, or not finite elsewhere"
+            continue
+        ours, theirs = ours.nan_to_num(posinf=0, neginf=0), theirs.nan_to_num(posinf=0, neginf=0)
+        largest = max(_largest(theirs), 0.0 if large is None else _largest(large))
+        apart = _largest(ours - theirs)
+        if apart > LIMIT * torch.finfo(dtype).eps / 2 * largest + torch.finfo(dtype).tiny:
+            found[number] = f"{apart:.4g} apart, the largest is {largest:.4g}"
+    return found
+
+
+@contract("AMP-NUMERICS-137")
+def test_gradients_of_every_layout(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
+    compared, left_out = 0, {}
+    wrong: dict[str, dict[str, str]] = {}
+    others = itertools.islice(itertools.cycle(LAYOUTS), case.seed % len(LAYOUTS), None)
+    for one in _programs(case.seed):
+        low = one.cast(dict.fromkeys(one.tensors, amp_dtype))
+        placed = low.changed(lambda tensor: tensor.to(target.device))
+        chosen = (next(others),) if case.level == "quick" else LAYOUTS
+        ways: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+            "of a sum": (_of_a_sum, torch.ones_like),
+            **{name: (partial(_laid, ALL_LAYOUTS[name]), weights) for name in chosen},
+        }
+        with full_precision(target.device_type):
+            weighted = outcomes.run(placed, gradients=True, weights=weights)
+        for name, (laid, dense) in ways.items():
+            with full_precision(target.device_type):
+                seen = outcomes.run(placed, gradients=True, weights=laid)
+                wanted = weighted if dense is weights else outcomes.run(placed, gradients=True, weights=dense)
+            if wanted.exception is not None:
+                left_out[one.name] = partial(call_for_refusal, one, target.device)
+                break
+            what = f"{one.described()}"
+            if seen.exception is not None:
+                wrong.setdefault(f"{one.name}: {name}", {})[what] = str(seen.exception).splitlines()[0][:80]
+                continue
+            compared += bool(wanted.gradients)
+            for number, how in _apart(seen, wanted, weighted, amp_dtype).items():
+                wrong.setdefault(f"{one.name}: {name}", {})[f"gradient {number}, {what}"] = how
+    if not compared:
+        case.with_kernels(target, left_out)
+    case.enough(target, "gradients compared", compared)
+    for which, found in wrong.items():
+        case.equal(f"gradients that differ from those of dense memory, {which}", found, {})
+
+
+def _laid(copy: Callable[[Tensor], Tensor], output: Tensor) -> Tensor:
+    return copy(weights(output))
