@@ -21,7 +21,7 @@ def _agree(case: Case, target: Target, backend: str, dtype: torch.dtype) -> None
     given = points(dtype, target.device)
 
     def call(leaves: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: (FUNCTIONS | SIDES)[name](leaf) for name, leaf in leaves.items()}
+        return {name: {**FUNCTIONS, **SIDES}[name](leaf) for name, leaf in leaves.items()}
 
     nan = torch.full_like(given, torch.nan)
     with compiling(case, backend):
