@@ -116,6 +116,54 @@ def test_changes_at_a_graph_break(case: Case, target: Target, rng: torch.Generat
                 case.identical(f"{dtype}: a product after the flags became {flags}", *results)
 
 
+# What a region that is opened in a region says of itself: what it leaves open is that of the region around it.
+LEFT_OPEN: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "nothing": ((), {}),
+    "dtype=None": ((), {"dtype": None}),
+    "enabled=True": ((), {"enabled": True}),
+    "cache_enabled=False": ((), {"cache_enabled": False}),
+    "None, True": ((None, True), {}),
+    "enabled=False": ((), {"enabled": False}),
+}
+
+
+@contract("AMP-COMPILE-020")
+@pytest.mark.parametrize("said", LEFT_OPEN, ids=lambda said: said.replace(", ", "-"))
+@pytest.mark.parametrize("backend", ["eager", deep("standard", "aot_eager")])
+def test_what_inner_regions_leave_open(case: Case, target: Target, said: str, backend: str) -> None:
+    """An inner region without dtype, which is compiled once and called in regions of several types."""
+    case.require(target, torch.float16, torch.bfloat16)
+    kind, (given, named) = target.device_type, LEFT_OPEN[said]
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch.autocast(kind, *given, **named):
+            product = x @ x
+            told = x.to(torch.get_autocast_dtype(kind))
+            on = x + 1 if torch.is_autocast_enabled(kind) else x - 1
+            kept = x + 1 if torch.is_autocast_cache_enabled() else x - 1
+        return product, told, on, kept
+
+    x = torch.ones(4, 4, device=target.device)
+    around = [
+        *(ambient(target, dtype) for dtype in (torch.float16, torch.bfloat16)),
+        ambient(target, torch.float16, enabled=False),
+        ambient(target, torch.bfloat16, cache_enabled=False),
+        lambda: set_flags(kind, torch.float16, enabled=False),
+    ]
+    answers = set()
+    with compiler(case):
+        compiled = torch.compile(program, backend=backend, fullgraph=True)
+        for number, region in enumerate((*around, *reversed(around))):
+            with region():
+                expected = program(x)
+            with region():
+                seen = compiled(x)
+            answers.add(tuple(one.dtype for one in expected[:2]))
+            for what, ours, theirs in zip(("a product", "dtype", "enabled", "cache"), seen, expected, strict=True):
+                case.identical(f"{what}, in region {number}", ours, theirs)
+    case.equal("different types of eager (control)", len(answers), 2)
+
+
 # The device types that one program asks about: each change compiles it again, of which Dynamo allows eight.
 ASKED = {"documented": ("cpu", "cuda", "xpu", "mps"), "further": ("hpu", "xla", "privateuseone")}
 CHANGED_STATE = ("enabled", "dtype", "dtype while disabled")

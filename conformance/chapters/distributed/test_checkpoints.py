@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import tempfile
 import warnings
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, distributed
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
@@ -45,6 +47,72 @@ def test_checkpoint_of_each_type(case: Case, target: Target, together: bool) -> 
     for kind, tensors in saved.items():
         for name, tensor in tensors.items():
             case.identical(f"{kind}, {name}", loaded[kind][name], tensor)
+
+
+def _training(seed: int, scale: float) -> dict[str, Any]:
+    """Return the state of a run after some steps, which another seed gives other settings, counts and values."""
+    generator = torch.Generator().manual_seed(seed)
+    model = torch.nn.Linear(4, 3)
+    for parameter in model.parameters():
+        parameter.data = torch.rand(parameter.shape, generator=generator)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 * (seed + 1), betas=(0.8 + seed / 100, 0.9))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5 + seed / 10)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=3 + seed)
+    for _ in range(2 + 2 * seed):
+        scaler.scale(model(torch.rand(2, 4, generator=generator)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        scheduler.step()
+    progress = {
+        "step": seed,
+        "best": 0.5 + seed,
+        "name": f"run {seed}",
+        "done": bool(seed),
+        "losses": [1.0 + seed, seed],
+    }
+    return {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "scaler": scaler.state_dict(),
+        "scheduler": scheduler.state_dict(),
+        "progress": {**progress, "deeper": {"still": {"number": 3.5 + seed}}},
+    }
+
+
+@contract("AMP-DISTRIBUTED-034", on="cpu")
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_checkpoint_of_a_training(case: Case, target: Target, depth: int) -> None:
+    """The state of one run is loaded over that of another one, in so many dictionaries one in the other."""
+    if not distributed.is_available():
+        case.untestable("this torch is built without torch.distributed")
+    from torch.distributed import checkpoint
+
+    saved, loaded = _training(1, 8.0), _training(0, 4.0)
+    for _ in range(depth):
+        saved, loaded = {"part": saved}, {"part": loaded}
+    before = _leaves(loaded)
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that it saves on one process
+        checkpoint.save(saved, checkpoint_id=folder)
+        checkpoint.load(loaded, checkpoint_id=folder)
+    expected, seen = _leaves(saved), _leaves(loaded)
+    case.at_least(
+        "values that differ between the runs (control)", sum(before[each] != expected[each] for each in before), 20
+    )
+    case.equal(
+        "values that are not those saved",
+        {each: seen.get(each) for each in expected if seen.get(each) != expected[each]},
+        {},
+    )
+
+
+def _leaves(state: Any) -> dict[str, tuple[str, Any]]:
+    """Return the type and value of each number, string and tensor by its place."""
+    return {
+        keystr(place): (type(one).__name__, one.tolist() if isinstance(one, Tensor) else one)
+        for place, one in tree_flatten_with_path(state)[0]
+    }
 
 
 @contract("AMP-DISTRIBUTED-032", on="cpu")
