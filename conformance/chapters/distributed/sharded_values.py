@@ -239,13 +239,15 @@ def types_of_ignored_classes(dtype: torch.dtype) -> list[str]:
 
     Modules of the classes that it is to ignore, by default batch norms, are in float32, and others in its type.
     """
-    from torch.distributed.fsdp.wrap import always_wrap_policy
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy, always_wrap_policy
 
     found = []
-    for classes in ((_First,), (_Second,), (_First, _Second), ()):
+    policies = {"always_wrap_policy": always_wrap_policy, "ModuleWrapPolicy": ModuleWrapPolicy({nn.Linear})}
+    ignored = ((_First,), (_Second,), (_First, _Second), (_Noting,), ())
+    for (policy, wraps), classes in itertools.product(policies.items(), ignored):
         layers = [nn.Linear(COLUMNS, COLUMNS), _First(COLUMNS), nn.Linear(COLUMNS, COLUMNS), _Second(COLUMNS)]
         given: Settings = {"param_dtype": dtype, "_module_classes_to_ignore": classes}
-        model = _fsdp1(nn.Sequential(*layers), given, auto_wrap_policy=always_wrap_policy)
+        model = _fsdp1(nn.Sequential(*layers), given, auto_wrap_policy=wraps)
         out = model(torch.ones(2, COLUMNS))
         out.float().sum().backward()
         for one in layers:
@@ -253,7 +255,8 @@ def types_of_ignored_classes(dtype: torch.dtype) -> list[str]:
                 right = str(torch.float32 if isinstance(one, classes) else dtype)
                 if one.seen != [right] * 2:
                     names = [each.__name__ for each in classes]
-                    found.append(f"{type(one).__name__} where {names} are ignored: {one.seen} in place of {right}")
+                    what = f"{policy}: {type(one).__name__} where {names} are ignored"
+                    found.append(f"{what}: {one.seen} in place of {right}")
     return found + list(_batch_norms(dtype))
 
 
