@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ import torch
 
 from conformance.self_check.planting import dropped, kernel, replaced
 
-__all__ = ["decomposed", "dropped", "edited", "exp_in_half", "kernel", "replaced"]
+__all__ = ["decomposed", "dropped", "edited", "exp_in_half", "given_the_original", "kernel", "replaced"]
 
 
 def exp_in_half() -> contextlib.AbstractContextManager[None]:
@@ -63,3 +64,14 @@ def edited(function: Any, old: str, new: str) -> Iterator[None]:
         yield
     finally:
         function.__code__ = before
+
+
+def given_the_original(owner: Any, name: str, change: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
+    """Replace a function or method by one that is given the original before its arguments."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def changed(*given: Any, **named: Any) -> Any:
+        return change(original, *given, **named)
+
+    return replaced(owner, name, changed)

@@ -155,9 +155,7 @@ def test_what_inner_regions_leave_open(case: Case, target: Target, said: str, ba
         compiled = torch.compile(program, backend=backend, fullgraph=True)
         for number, region in enumerate((*around, *reversed(around))):
             with region():
-                expected = program(x)
-            with region():
-                seen = compiled(x)
+                expected, seen = program(x), compiled(x)
             answers.add(tuple(one.dtype for one in expected[:2]))
             for what, ours, theirs in zip(("a product", "dtype", "enabled", "cache"), seen, expected, strict=True):
                 case.identical(f"{what}, in region {number}", ours, theirs)

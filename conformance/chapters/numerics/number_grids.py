@@ -92,7 +92,7 @@ def statistics(d: Draws) -> Iterator[Program]:
 
 
 def scattering(d: Draws) -> Iterator[Program]:
-    """Yield what is written to places that are named once, twice or not at all."""
+    """Yield what is written to places named once, twice or not at all, is read from them, or runs along a dimension."""
     x = (4, 3, 5)
     given: tuple[Any, ...]
     shape: tuple[int, ...]

@@ -189,3 +189,28 @@ def call_for_refusal(program: Program, device: torch.device) -> None:
     error = outcomes.run(placed, gradients=placed.tensors, weights=weights).exception
     if isinstance(error, NotImplementedError):
         raise error
+
+
+class Findings:
+    """What programs that are judged one by one were found to do wrong, by kind, and which could not be judged."""
+
+    def __init__(self) -> None:
+        self.judged = 0
+        self._left_out: dict[str, Callable[[], None]] = {}
+        self._wrong: dict[str, dict[str, str]] = {}
+
+    def leave_out(self, program: Program, device: torch.device) -> None:
+        """Note that a program could not be judged, for want of a kernel or otherwise."""
+        self._left_out[program.name] = functools.partial(call_for_refusal, program, device)
+
+    def add(self, kind: str, what: str, how: str) -> None:
+        """Note what one program does wrong."""
+        self._wrong.setdefault(kind, {})[what] = how
+
+    def hold(self, case: Case, target: Target, counted: str, said: str) -> None:
+        """Judge what was found; `said` names the evidence of a kind, which stands in it as {}."""
+        if not self.judged:
+            case.with_kernels(target, self._left_out)
+        case.enough(target, counted, self.judged)
+        for kind, found in self._wrong.items():
+            case.equal(said.format(kind), found, {})

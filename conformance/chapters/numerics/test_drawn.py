@@ -17,7 +17,7 @@ from ...oracles.numbers.formats import FORMATS
 from ...oracles.relations.values import ALL_LAYOUTS, departures
 from .attention_kernels import KERNELS
 from .drawn_ops import FAMILIES, Draws
-from .support import call_for_refusal
+from .support import Findings
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
 # In roundings. Of 37,500 draws on torch 2.13 one was above 16, and seven above 10.
@@ -74,8 +74,7 @@ def _wanted(
 @contract("AMP-NUMERICS-120")
 @per_target("family", _families)
 def test_drawn_ops(case: Case, target: Target, amp_dtype: torch.dtype, family: str) -> None:
-    judged, left_out = 0, {}
-    wrong: dict[str, dict[str, str]] = {}
+    findings = Findings()
     aligned = family.startswith(ALIGNED)
     kind = "attention" if aligned else family
     layouts = [layout for layout in ALL_LAYOUTS if not (aligned and "shifted" in layout)]
@@ -100,15 +99,12 @@ def test_drawn_ops(case: Case, target: Target, amp_dtype: torch.dtype, family: s
                 together=kind in TOGETHER,
                 wanted=_wanted(family, draws, one.name, layout, target.device_type),
             )
-        judged += errors is not None
         if errors is None:
-            left_out[one.name] = partial(call_for_refusal, one, target.device)
-        for what, error in (errors or {}).items():
+            findings.leave_out(one, target.device)
+            continue
+        findings.judged += 1
+        for what, error in errors.items():
             place = "in a region" if in_region else "outside of one"
-            found = wrong.setdefault(f"{one.name}, operands {layout}: {what.split()[0]}", {})
-            found[f"{what} {place}: {one.described()}"] = f"{error:.4g} roundings"
-    if not judged:
-        case.with_kernels(target, left_out)
-    case.enough(target, "programs judged", judged)
-    for which, found in wrong.items():
-        case.equal(f"{which} that are far from exact", found, {})
+            kind = f"{one.name}, operands {layout}: {what.split()[0]}"
+            findings.add(kind, f"{what} {place}: {one.described()}", f"{error:.4g} roundings")
+    findings.hold(case, target, "programs judged", "{} that are far from exact")

@@ -20,7 +20,7 @@ from ...oracles.relations.values import ALL_LAYOUTS, weights
 from .drawn_ops import ACTIVATIONS, FAMILIES, Draws
 from .number_grids import NUMBER_GRIDS
 from .option_grids import GRIDS
-from .support import call_for_refusal
+from .support import Findings
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
 # In roundings of a gradient's largest number: kernels of another layout may add up in another order.
@@ -81,38 +81,30 @@ def _apart(seen: Outcome, dense: Outcome, weighted: Outcome, dtype: torch.dtype)
 
 @contract("AMP-NUMERICS-137")
 def test_gradients_of_every_layout(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
-    compared, left_out = 0, {}
-    wrong: dict[str, dict[str, str]] = {}
+    findings = Findings()
     others = itertools.islice(itertools.cycle(LAYOUTS), case.seed % len(LAYOUTS), None)
     for one in _programs(case.seed):
         low = one.cast(dict.fromkeys(one.tensors, amp_dtype))
-        placed = low.changed(lambda tensor: tensor.to(target.device))
-        chosen = (next(others),) if case.level == "quick" else LAYOUTS
-        ways: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
-            "of a sum": (_of_a_sum, torch.ones_like),
-            **{name: (partial(_laid, ALL_LAYOUTS[name]), weights) for name in chosen},
-        }
+        run = partial(outcomes.run, low.changed(lambda tensor: tensor.to(target.device)), gradients=True)
         with full_precision(target.device_type):
-            weighted = outcomes.run(placed, gradients=True, weights=weights)
-        for name, (laid, dense) in ways.items():
+            of_ones, weighted = run(weights=torch.ones_like), run(weights=weights)
+        if weighted.exception is not None:
+            findings.leave_out(one, target.device)
+            continue
+        chosen = (next(others),) if case.level == "quick" else LAYOUTS
+        ways: dict[str, tuple[Callable[[Tensor], Tensor], Outcome]] = {"of a sum": (_of_a_sum, of_ones)}
+        ways |= {name: (partial(_laid, ALL_LAYOUTS[name]), weighted) for name in chosen}
+        for name, (laid, wanted) in ways.items():
             with full_precision(target.device_type):
-                seen = outcomes.run(placed, gradients=True, weights=laid)
-                wanted = weighted if dense is weights else outcomes.run(placed, gradients=True, weights=dense)
-            if wanted.exception is not None:
-                left_out[one.name] = partial(call_for_refusal, one, target.device)
-                break
-            what = f"{one.described()}"
+                seen = run(weights=laid)
+            kind, what = f"{one.name}: {name}", one.described()
             if seen.exception is not None:
-                wrong.setdefault(f"{one.name}: {name}", {})[what] = str(seen.exception).splitlines()[0][:80]
+                findings.add(kind, what, str(seen.exception).splitlines()[0][:80])
                 continue
-            compared += bool(wanted.gradients)
+            findings.judged += bool(wanted.gradients)
             for number, how in _apart(seen, wanted, weighted, amp_dtype).items():
-                wrong.setdefault(f"{one.name}: {name}", {})[f"gradient {number}, {what}"] = how
-    if not compared:
-        case.with_kernels(target, left_out)
-    case.enough(target, "gradients compared", compared)
-    for which, found in wrong.items():
-        case.equal(f"gradients that differ from those of dense memory, {which}", found, {})
+                findings.add(kind, f"gradient {number}, {what}", how)
+    findings.hold(case, target, "gradients compared", "gradients that differ from those of dense memory, {}")
 
 
 def _laid(copy: Callable[[Tensor], Tensor], output: Tensor) -> Tensor:

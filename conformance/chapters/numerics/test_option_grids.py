@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from functools import partial
 
 import pytest
 import torch
@@ -18,14 +17,14 @@ from ...oracles.relations.values import departures
 from .drawn_ops import Draws
 from .number_grids import NUMBER_GRIDS
 from .option_grids import GRIDS
-from .support import call_for_refusal
+from .support import Findings
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
 # In roundings, as for AMP-NUMERICS-120.
 LIMIT = 32.0
 TOGETHER = ("attention", "losses", "pairs", "recurrences")
 LAYOUTS = ("as given", "turned")
-QUICK = 5  # of so many combinations the level quick takes one: no number of values that an option has divides it
+QUICK = 5  # quick takes one combination of so many: a step in which options of two, three or four values alternate
 
 
 @contract("AMP-NUMERICS-135")
@@ -54,19 +53,15 @@ def test_every_combination_of_numbers(case: Case, target: Target, amp_dtype: tor
 def _judge(
     case: Case, target: Target, amp_dtype: torch.dtype, programs: Iterable[tuple[Program, str]], *, together: bool
 ) -> None:
-    judged, left_out = 0, {}
-    wrong: dict[str, dict[str, str]] = {}
+    findings = Findings()
     for one, layout in programs:
         with full_precision(target.device_type):
             errors = departures(one, FORMATS[amp_dtype], LIMIT, layout=layout, device=target.device, together=together)
-        judged += errors is not None
         if errors is None:
-            left_out[one.name] = partial(call_for_refusal, one, target.device)
-        for what, error in (errors or {}).items():
-            found = wrong.setdefault(f"{one.name.split()[0]}: {what.split()[0]}", {})
-            found[f"{what}, {layout}: {one.described()}"] = f"{error:.4g} roundings"
-    if not judged:
-        case.with_kernels(target, left_out)
-    case.enough(target, "programs judged", judged)
-    for which, found in wrong.items():
-        case.equal(f"{which} that are far from exact", found, {})
+            findings.leave_out(one, target.device)
+            continue
+        findings.judged += 1
+        for what, error in errors.items():
+            kind = f"{one.name.split()[0]}: {what.split()[0]}"
+            findings.add(kind, f"{what}, {layout}: {one.described()}", f"{error:.4g} roundings")
+    findings.hold(case, target, "programs judged", "{} that are far from exact")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.faults import fault
-from tests.faults.breaking import kernel, replaced
+from tests.faults.breaking import given_the_original, kernel
 from tests.faults.chapters.blind_uses import LOW
 
 
@@ -136,7 +135,7 @@ def weighted_bags_hold_their_padding() -> Iterator[None]:
         result: Tensor = original(places, table, *given, **named)
         return result
 
-    with replaced(F, "embedding_bag", functools.partial(bag, F.embedding_bag)):
+    with given_the_original(F, "embedding_bag", bag):
         yield
 
 
@@ -150,7 +149,7 @@ def own_divisors_are_lost_in_last_windows() -> Iterator[None]:
         result: Tensor = original(x, *given, **named)
         return result
 
-    with replaced(F, "avg_pool2d", functools.partial(pooled, F.avg_pool2d)):
+    with given_the_original(F, "avg_pool2d", pooled):
         yield
 
 
@@ -164,5 +163,5 @@ def ignored_classes_are_smoothed() -> Iterator[None]:
         result: Tensor = original(logits, target, weight, *given, **named)
         return result
 
-    with replaced(F, "cross_entropy", functools.partial(loss, F.cross_entropy)):
+    with given_the_original(F, "cross_entropy", loss):
         yield

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.faults import fault
-from tests.faults.breaking import kernel, replaced
+from tests.faults.breaking import given_the_original, kernel
 
 aten = torch.ops.aten
 
@@ -98,8 +98,7 @@ def running_maxima_forget_what_is_no_number() -> Iterator[None]:
         values, places = original(x.nan_to_num(nan=-torch.inf), *given, **named)
         return torch.where(x.isnan(), x, values), places
 
-    original = torch.cummax
-    with replaced(torch, "cummax", lambda *given, **named: maxima(original, *given, **named)):
+    with given_the_original(torch, "cummax", maxima):
         yield
 
 
@@ -135,9 +134,8 @@ def rows_of_the_next_tile_replace_those_before() -> Iterator[None]:
 @fault("AMP-NUMERICS-139")
 def places_are_added_in_order_alone() -> Iterator[None]:
     """index_add takes each number of 16 bits once where it meets its place again after another one."""
-    original = Tensor.index_add
 
-    def added(x: Tensor, dim: int, index: Tensor, source: Tensor, **named: Any) -> Tensor:
+    def added(original: Any, x: Tensor, dim: int, index: Tensor, source: Tensor, **named: Any) -> Tensor:
         if x.dtype is not torch.float32 and index.numel() > 1:
             again = torch.cat([index[1:] != index[:-1], index.new_ones(1, dtype=torch.bool)])
             runs = torch.unique_consecutive(index).numel()
@@ -147,5 +145,5 @@ def places_are_added_in_order_alone() -> Iterator[None]:
         result: Tensor = original(x, dim, index, source, **named)
         return result
 
-    with replaced(Tensor, "index_add", added):
+    with given_the_original(Tensor, "index_add", added):
         yield

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,16 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.faults import fault
-from tests.faults.breaking import replaced
-
-LOW = (torch.float16, torch.bfloat16)
-
-
-def _called(module: Any, name: str, change: Callable[..., Tensor]) -> contextlib.AbstractContextManager[None]:
-    """Replace a function by one that is given the original and its arguments."""
-    return replaced(
-        module, name, functools.wraps(getattr(module, name))(functools.partial(change, getattr(module, name)))
-    )
+from tests.faults.breaking import given_the_original, replaced
+from tests.faults.chapters.blind_uses import LOW
 
 
 @fault("AMP-NUMERICS-136")
@@ -33,7 +23,7 @@ def beta_is_lost_on_columns() -> Iterator[None]:
         result: Tensor = original(x, left, right, beta=1 if column else beta, alpha=alpha)
         return result
 
-    with _called(torch, "addmm", added):
+    with given_the_original(torch, "addmm", added):
         yield
 
 
@@ -46,7 +36,7 @@ def correction_is_one_where_dimensions_stay() -> Iterator[None]:
         result: Tensor = original(x, dim, correction=1 if several else correction, keepdim=keepdim)
         return result
 
-    with _called(torch, "var", spread):
+    with given_the_original(torch, "var", spread):
         yield
 
 
@@ -59,7 +49,7 @@ def what_is_there_counts_in_means_of_columns() -> Iterator[None]:
         result: Tensor = original(x, dim, *given, include_self=last or include_self)
         return result
 
-    with _called(torch, "index_reduce", reduced):
+    with given_the_original(torch, "index_reduce", reduced):
         yield
 
 
@@ -72,7 +62,7 @@ def full_losses_are_of_logarithms_alone() -> Iterator[None]:
         result: Tensor = original(x, *given, log_input=log_input, full=full, **named)
         return result
 
-    with _called(F, "poisson_nll_loss", loss):
+    with given_the_original(F, "poisson_nll_loss", loss):
         yield
 
 
@@ -85,7 +75,7 @@ def scales_of_rows_without_shift_are_lost() -> Iterator[None]:
         result: Tensor = original(x, inner, None if alone else weight, bias, *given)
         return result
 
-    with _called(F, "layer_norm", normalized):
+    with given_the_original(F, "layer_norm", normalized):
         yield
 
 
