@@ -14,6 +14,7 @@ from .differentiable import gradients_of_collectives
 from .placements import gradients_of_parts, unlike_whole
 from .processes import Groups
 from .programs import SCALE, Program
+from .redistribution import TYPES, redistributed
 from .reductions import NOT_SHARDED, REDUCTIONS, errors
 from .support import LISTED, answers, described, judge
 from .tensors import (
@@ -144,6 +145,17 @@ def test_gradients_of_collectives(case: Case, target: Target, ranks: Groups, wor
     for region in (None, *case.amp_dtypes):
         for rank, found in enumerate(answers(case, ranks, world, gradients_of_collectives, region)):
             what = f"rank {rank}, {f'region of {region}' if region else 'no region'}: not the exact value, or its type"
+            case.equal(what, found[:LISTED], [])
+
+
+@contract("AMP-DISTRIBUTED-035", on="cpu")
+@pytest.mark.parametrize("world", [2, deep("standard", 4)])
+def test_types_of_redistribution(case: Case, target: Target, ranks: Groups, world: int) -> None:
+    count = case.samples(quick=12, standard=len(TYPES) if world == 2 else 12, full=len(TYPES))
+    for number, region in enumerate((None, *case.amp_dtypes)[: case.samples(quick=2, standard=2, full=3)]):
+        first = case.seed + number * (len(TYPES) // 2)
+        for rank, found in enumerate(answers(case, ranks, world, redistributed, first, count, region)):
+            what = f"rank {rank}, {f'region of {region}' if region else 'no region'}: not what the named types make"
             case.equal(what, found[:LISTED], [])
 
 

@@ -161,3 +161,33 @@ def sequence_parallel_norms_keep_their_gradient() -> Iterator[None]:
 
     with replaced(SequenceParallel, "_replicate_module_fn", kept):
         yield
+
+
+@fault("AMP-DISTRIBUTED-035")
+def gradients_are_redistributed_in_forward_dtype() -> Iterator[None]:
+    """DTensor.redistribute without backward_dtype exchanges gradients in forward_dtype."""
+    from torch.distributed.tensor import DTensor
+
+    redistribute = DTensor.redistribute
+
+    def narrowed(self: DTensor, *args: Any, forward_dtype: Any = None, backward_dtype: Any = None, **kw: Any) -> Any:
+        types = {"forward_dtype": forward_dtype, "backward_dtype": backward_dtype or forward_dtype}
+        return redistribute(self, *args, **types, **kw)
+
+    with replaced(DTensor, "redistribute", narrowed):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-035")
+def parts_are_cast_after_they_are_summed() -> Iterator[None]:
+    """DTensor.redistribute exchanges the parts in their own type and casts the result to forward_dtype."""
+    from torch.distributed.tensor import DTensor
+
+    redistribute = DTensor.redistribute
+
+    def late(self: DTensor, *args: Any, forward_dtype: Any = None, **kw: Any) -> Any:
+        out = redistribute(self, *args, **kw)
+        return out if forward_dtype is None else out.to(forward_dtype)
+
+    with replaced(DTensor, "redistribute", late):
+        yield
