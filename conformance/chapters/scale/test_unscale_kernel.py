@@ -12,6 +12,7 @@ import torch
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target, is_foreign
 from ...oracles.numbers import unscaling as exact
+from ...oracles.numbers.bits import equal_elements
 from ...oracles.optimizer_state import same
 from ...scaler import model as oracle
 from ...workloads.gradients import NON_FINITE
@@ -112,9 +113,9 @@ def mismatch(seen: torch.Tensor, expected: torch.Tensor) -> str | None:
         return None
     if (seen.dtype, seen.shape) != (expected.dtype, expected.shape):
         return f"{seen.dtype}{tuple(seen.shape)} in place of {expected.dtype}{tuple(expected.shape)}"
-    places = range(expected.numel())
     actual, wanted = seen.flatten(), expected.flatten()
-    place = next(place for place in places if not same(actual[place : place + 1], wanted[place : place + 1]))
+    equal = equal_elements(actual, wanted)
+    place = 0 if equal is None else int(equal.int().argmin())
     return f"element {place}: {actual[place].item()!r} in place of {wanted[place].item()!r}"
 
 
