@@ -130,11 +130,12 @@ class Header:
 
     `not_judged` holds the accelerators of the machine that are no target of the run, each with what it calls itself.
     `op_policy` has, by backend, the rules of those that the run has targets of; None where this torch does not tell
-    which rules it has. `not_in_force` has contracts that were asked for and are about other versions of torch, each
-    with the versions. `autocast_kernels` has, by device type, the files outside of torch that registered the autocast
-    kernels in force, each with their number. `replaced_functions` has, by the module outside of torch that they come
-    from, the names of torch's functions and classes that an extension put its own in place of. `torch_backends` has, by
-    entry of torch.backends, what it tells besides the flags, and nothing for an entry that is not loaded.
+    which rules it has, and in a run without the chapter cast. `not_in_force` has contracts that were asked for and are
+    about other versions of torch, each with the versions. `autocast_kernels` has, by device type, the files outside of
+    torch that registered the autocast kernels in force, each with their number. `replaced_functions` has, by the module
+    outside of torch that they come from, the names of torch's functions and classes that an extension put its own in
+    place of. `torch_backends` has, by entry of torch.backends, what it tells besides the flags, and nothing for an
+    entry that is not loaded.
     """
 
     suite: Suite

@@ -75,11 +75,14 @@ def test_reading_leaves_the_state_of_autocast_as_it_was() -> None:
     )
 
 
-def test_report_of_a_run_has_the_rules(toy: Toy) -> None:
-    toy.contract("AMP-API-001")
-    toy.checks("@contract('AMP-API-001')\ndef test_a(case: Case) -> None:\n    case.equal('x', 1, 1)\n")
+def test_report_of_a_run_has_the_rules_where_they_are_judged(toy: Toy) -> None:
+    for id in ("AMP-API-001", "AMP-CAST-001"):
+        toy.contract(id)
+        source = f"@contract('{id}')\ndef test_a(case: Case) -> None:\n    case.equal('x', 1, 1)\n"
+        toy.checks(source, f"test_{id[4:7].lower()}")
 
     outcome = toy.run()
 
     rules = {"key": "AutocastCPU", "amp_dtype": "bfloat16", "overloads": {"lower_precision": ["mm"]}}
+    assert toy.run("--chapter", "api").report["header"]["op_policy"] is None
     assert outcome.report["header"]["op_policy"] == {"cpu": {**rules, "not_in_force": {}}}
