@@ -57,8 +57,8 @@ def _of_rank(parts: list[torch.Tensor], placement: Any) -> list[torch.Tensor]:
     return parts if placement.is_partial() else [parts[0]] * len(parts)
 
 
-def redistributed(first: int, count: int, region: torch.dtype | None) -> list[str]:
-    """Name the results and gradients of `DTensor.redistribute` that are not what the named types make of the parts.
+def redistributed(first: int, count: int, region: torch.dtype | None) -> tuple[list[str], list[str]]:
+    """Name the results, and the gradients, of `DTensor.redistribute` that are not what the named types make of parts.
 
     `count` of the types are tried, evenly apart from the one of that number on. The documentation: the parts are cast
     to `forward_dtype` before they are exchanged, gradients to `backward_dtype`, or to the type of the DTensor if it is
@@ -68,7 +68,8 @@ def redistributed(first: int, count: int, region: torch.dtype | None) -> list[st
 
     rank, world = distributed.get_rank(), distributed.get_world_size()
     mesh = distributed.init_device_mesh("cpu", (world,))
-    found = []
+    results: list[str] = []
+    gradients: list[str] = []
     step = max(1, len(TYPES) // count)
     for kind, forward, backward in [TYPES[at % len(TYPES)] for at in range(first, first + len(TYPES), step)][:count]:
         given, reduced = forward or kind, backward or kind
@@ -76,18 +77,18 @@ def redistributed(first: int, count: int, region: torch.dtype | None) -> list[st
         for name, (before, after, incoming) in _changes().items():
             what = f"{kind}, {name}, {', '.join(f'{key}={one}' for key, one in named.items())}"
             parts = _of_rank(_contributed(world, kind, given), before)
-            gradients = _of_rank(_contributed(world, given, reduced), incoming)
+            slopes = _of_rank(_contributed(world, given, reduced), incoming)
             x = DTensor.from_local(parts[rank], mesh, [before], run_check=False).requires_grad_()
             with torch.autocast("cpu", dtype=region) if region else contextlib.nullcontext():
                 out = x.redistribute(mesh, [after], **named).to_local(grad_placements=[incoming])
             whole = _changed(parts, before, given)
-            found += _unlike(f"{what}: result", out, whole[rank : rank + 1] if after.is_shard() else whole)
-            if out.dtype != given or out.shape != gradients[rank].shape:
+            results += _unlike(f"{what}: result", out, whole[rank : rank + 1] if after.is_shard() else whole)
+            if out.dtype != given or out.shape != slopes[rank].shape:
                 continue
-            out.backward(gradients[rank])
-            right = _changed(gradients, incoming, reduced).to(kind)
-            found += _unlike(f"{what}: gradient", x.grad.full_tensor(), right)
-    return found
+            out.backward(slopes[rank])
+            right = _changed(slopes, incoming, reduced).to(kind)
+            gradients += _unlike(f"{what}: gradient", x.grad.full_tensor(), right)
+    return results, gradients
 
 
 def _unlike(what: str, seen: torch.Tensor, right: torch.Tensor) -> list[str]:

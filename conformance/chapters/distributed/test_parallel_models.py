@@ -154,9 +154,10 @@ def test_types_of_redistribution(case: Case, target: Target, ranks: Groups, worl
     count = case.samples(quick=12, standard=len(TYPES) if world == 2 else 12, full=len(TYPES))
     for number, region in enumerate((None, *case.amp_dtypes)[: case.samples(quick=2, standard=2, full=3)]):
         first = case.seed + number * (len(TYPES) // 2)
-        for rank, found in enumerate(answers(case, ranks, world, redistributed, first, count, region)):
-            what = f"rank {rank}, {f'region of {region}' if region else 'no region'}: not what the named types make"
-            case.equal(what, found[:LISTED], [])
+        for rank, both in enumerate(answers(case, ranks, world, redistributed, first, count, region)):
+            for part, found in zip(("results", "gradients"), both, strict=True):
+                where = f"rank {rank}, {f'region of {region}' if region else 'no region'}"
+                case.equal(f"{where}: {part} that are not what the named types make", found[:LISTED], [])
 
 
 @contract("AMP-DISTRIBUTED-028", on="cpu")
