@@ -183,12 +183,14 @@ def main() -> int:
     arguments = parser.parse_args()
     table = defects()
     if arguments.reports is not None:
-        earlier: dict[str, list[str]] = read_toml(RUNS)["red"]
+        before = read_toml(RUNS)
+        earlier: dict[str, list[str]] = before["red"]
         red = {
             pattern: sorted({*found, *earlier.get(pattern, ())}, key=_parts)
             for pattern, found in measured(arguments.reports, table).items()
         }
-        versions = list(dict.fromkeys(_version(one) for one in sorted(arguments.reports.iterdir(), key=_order)))
+        run = {_version(one) for one in arguments.reports.iterdir()}
+        versions = sorted({*run, *before["versions"]}, key=_parts)
         text = "# The torch versions on which each pattern of upstream.toml failed; written by upstream.py.\n"
         text += f"versions = {json.dumps(versions)}\n\n[red]\n"
         text += "".join(f"{json.dumps(pattern)} = {json.dumps(found)}\n" for pattern, found in red.items())

@@ -39,6 +39,11 @@ def _place(x: Tensor) -> Tensor:
     return torch.tensor([2347], device=x.device)
 
 
+def _first(x: Tensor) -> Tensor:
+    """Return the first class for each of LONG rows."""
+    return torch.zeros(LONG, dtype=torch.int64, device=x.device)
+
+
 def _ones(x: Tensor) -> Tensor:
     """Return as many ones, which the vector has a part in."""
     return x * 0 + 1
@@ -203,8 +208,11 @@ _POOLS: dict[str, Far] = {
     "embedding_bag, max of far bags": Far(
         lambda x: F.embedding_bag(places(x), x[:, None], torch.arange(0, LONG, 2, device=x.device), mode="max")
     ),
-    "nll_loss, mean over far rows": Far(
-        lambda x: F.nll_loss(-_ones(x)[:, None], torch.zeros(LONG, dtype=torch.int64, device=x.device))
+    # Of threes: numerators and denominators that stop growing where they round do so at other numbers.
+    "nll_loss, mean over far rows": Far(lambda x: F.nll_loss(-3 * _ones(x)[:, None], _first(x))),
+    "nll_loss, sum over far rows": Far(lambda x: F.nll_loss(-3 * _ones(x)[:, None], _first(x), reduction="sum")),
+    "nll_loss, weighted mean over far rows": Far(
+        lambda x: F.nll_loss(-3 * _ones(x)[:, None], _first(x), torch.full_like(x[:1], 2))
     ),
 }
 FAMILIES: dict[str, dict[str, Far]] = {
