@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ...harness.check import Case, contract, deep
-from ...harness.targets import Target
+from ...harness.check import Case, applies, contract, deep
+from ...harness.targets import Target, is_foreign
 from ...measure.precision import full_precision
 from .special_points import FAMILIES, LAYOUTS, OF_PICTURES, Point, layouts
 
@@ -70,6 +71,37 @@ def test_special_points(case: Case, target: Target, amp_dtype: torch.dtype, plac
     case.equal("results and gradients that are not float32's", wrong, {})
 
 
+def _tried_on(target: Target) -> str | None:
+    """Say that nobody has compared the float32 of this kind of device with a CPU's float64, or return None."""
+    kind = target.device_type
+    return None if kind == "cpu" or is_foreign(kind) else f"{kind}: what else its float32 may answer is not known"
+
+
+@contract("AMP-NUMERICS-122")
+@applies(_tried_on)
+@pytest.mark.parametrize(
+    "family", [deep("quick" if one not in OF_PICTURES else "standard", one) for one in FAMILIES], ids=list(FAMILIES)
+)
+def test_answers_of_float32(case: Case, target: Target, family: str) -> None:
+    """What 16 bits are compared with has the answers of float64 on the CPU, so that no kernel is wrong in all types."""
+    compared, wrong = 0, {}
+    for name, point in FAMILIES[family].items():
+        # Whether a gradient at a NaN is one depends on the place in a vector (hardtanh, hardswish).
+        plain = replace(point, skips_nan=True)
+        exact = _answers(plain, torch.device("cpu"), torch.float64, contextlib.nullcontext)
+        with full_precision(target.device_type):
+            seen = _answers(plain, target.device, torch.float32, contextlib.nullcontext)
+        if isinstance(seen, str) or isinstance(exact, str):
+            case.note(f"{name}: float32, and float64 on the CPU", [str(one)[:80] for one in (seen, exact)])
+            continue
+        compared += 1
+        wrong.update(
+            {f"{name}, {what}": one for what, one in _unlike(seen, exact, torch.float16, point.rounds).items()}
+        )
+    case.enough(target, "calls compared", compared)
+    case.equal("results and gradients of float32 that are not float64's", wrong, {})
+
+
 def _answers(
     point: Point,
     device: torch.device,
@@ -77,7 +109,7 @@ def _answers(
     region: Callable[[], contextlib.AbstractContextManager[object]],
     layout: str = "contiguous",
 ) -> list[Tensor] | str:
-    """Return the result and its gradients, or what the call is refused with."""
+    """Return the result and its gradients in float32, or what the call is refused with."""
     leaves = [LAYOUTS[layout](_placed(operand, device, dtype)).requires_grad_() for operand in point.operands]
     try:
         with region():
@@ -88,7 +120,7 @@ def _answers(
     except (NotImplementedError, RuntimeError) as error:
         return str(error).splitlines()[0][:80]
     given = [torch.zeros(()) if gradient is None else gradient for gradient in gradients]
-    if point.skips_nan:
+    if point.skips_nan and given:
         given = [gradient.masked_fill(leaf.isnan(), 0.0) for gradient, leaf in zip(given, leaves, strict=True)]
     return [each.detach().to("cpu", torch.float32) for each in (result, *given)]
 
