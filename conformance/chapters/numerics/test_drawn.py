@@ -105,6 +105,6 @@ def test_drawn_ops(case: Case, target: Target, amp_dtype: torch.dtype, family: s
         findings.judged += 1
         for what, error in errors.items():
             place = "in a region" if in_region else "outside of one"
-            kind = f"{one.name}, operands {layout}: {what.split()[0]}"
-            findings.add(kind, f"{what} {place}: {one.described()}", f"{error:.4g} roundings")
+            about = f"{one.name}, operands {layout}: {what.split()[0]}"
+            findings.add(about, f"{what} {place}: {one.described()}", f"{error:.4g} roundings")
     findings.hold(case, target, "programs judged", "{} that are far from exact")
