@@ -11,10 +11,7 @@ from torch import distributed
 
 from .tensors import LAST_BIT
 
-TYPES: list[tuple[torch.dtype, torch.dtype | None, torch.dtype | None]] = [
-    (kind, forward, backward)
-    for kind, forward, backward in itertools.product(LAST_BIT, (None, *LAST_BIT), (None, *LAST_BIT))
-]
+TYPES = list(itertools.product(LAST_BIT, (None, *LAST_BIT), (None, *LAST_BIT)))
 """The type of the DTensor, `forward_dtype` and `backward_dtype`."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -39,9 +40,13 @@ def _place(x: Tensor) -> Tensor:
     return torch.tensor([2347], device=x.device)
 
 
-def _first(x: Tensor) -> Tensor:
-    """Return the first class for each of LONG rows."""
-    return torch.zeros(LONG, dtype=torch.int64, device=x.device)
+def _loss_of_threes(x: Tensor, **options: Any) -> Tensor:
+    """Return the loss of LONG rows whose terms are threes.
+
+    Numerators and denominators that stop growing where they round do so at other numbers; of ones they do at the same.
+    """
+    loss: Tensor = F.nll_loss(-3 * _ones(x)[:, None], x.new_zeros(LONG, dtype=torch.int64), **options)
+    return loss
 
 
 def _ones(x: Tensor) -> Tensor:
@@ -208,12 +213,9 @@ _POOLS: dict[str, Far] = {
     "embedding_bag, max of far bags": Far(
         lambda x: F.embedding_bag(places(x), x[:, None], torch.arange(0, LONG, 2, device=x.device), mode="max")
     ),
-    # Of threes: numerators and denominators that stop growing where they round do so at other numbers.
-    "nll_loss, mean over far rows": Far(lambda x: F.nll_loss(-3 * _ones(x)[:, None], _first(x))),
-    "nll_loss, sum over far rows": Far(lambda x: F.nll_loss(-3 * _ones(x)[:, None], _first(x), reduction="sum")),
-    "nll_loss, weighted mean over far rows": Far(
-        lambda x: F.nll_loss(-3 * _ones(x)[:, None], _first(x), torch.full_like(x[:1], 2))
-    ),
+    "nll_loss, mean over far rows": Far(_loss_of_threes),
+    "nll_loss, sum over far rows": Far(partial(_loss_of_threes, reduction="sum")),
+    "nll_loss, weighted mean over far rows": Far(lambda x: _loss_of_threes(x, weight=torch.full_like(x[:1], 2))),
 }
 FAMILIES: dict[str, dict[str, Far]] = {
     "interpolation": _interpolations(),

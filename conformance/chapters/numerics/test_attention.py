@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -160,6 +161,25 @@ def _operands(rng: torch.Generator, dtype: torch.dtype) -> list[Tensor]:
     return [source.to(dtype) for source in gaussians(rng, (1, 2, 24, 16), (1, 2, KEYS, 16), (1, 2, KEYS, 16))]
 
 
+RESULTS = ("attention", "gradient of the query", "gradient of the key", "gradient of the value")
+
+
+def _with_gradients(
+    target: Target,
+    mask: Tensor,
+    seed: Tensor,
+    operands: list[Tensor],
+    region: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+) -> list[Tensor]:
+    """Return masked attention in a region, and its gradients by query, key and value where `seed` comes back."""
+    leaves = leaves_on(target, *operands)
+    with full_precision(target.device_type):
+        with region():
+            seen = F.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], attn_mask=mask)
+        seen.backward(seed.to(target.device))
+    return [seen.detach().cpu(), *(leaf.grad.cpu() for leaf in leaves)]
+
+
 def _mask(is_open: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
     """Return the mask that opens these keys: "boolean", or "float" with -inf for closed ones."""
     return is_open if kind == "boolean" else torch.zeros(is_open.shape).masked_fill(~is_open, -torch.inf).to(dtype)
@@ -178,29 +198,21 @@ def test_closed_keys_have_no_part(
     mask = _mask(is_open, kind, amp_dtype).expand(24, KEYS).to(target.device)
     replaced = [sources[0], *(torch.where(is_open[:, None], source, 100.0) for source in sources[1:])]
 
-    def run(operands: list[Tensor]) -> list[Tensor]:
-        leaves = leaves_on(target, *operands)
-        with full_precision(target.device_type):
-            with target.autocast(amp_dtype):
-                seen = F.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], attn_mask=mask)
-            seen.backward(seed.to(target.device))
-        return [seen.detach().cpu(), *(leaf.grad.cpu() for leaf in leaves)]
-
+    run = functools.partial(_with_gradients, target, mask, seed, region=functools.partial(target.autocast, amp_dtype))
     references = [source.double().requires_grad_() for source in sources]
     expected = exact.attention(references[0], *(reference[..., is_open, :] for reference in references[1:]))
     expected.backward(seed.double())
     expectations = [expected.detach(), *(reference.grad for reference in references)]
     ran = by_kernel(case, target, rng, lambda: (run(sources), run(replaced)))
-    names = ("attention", "gradient of the query", "gradient of the key", "gradient of the value")
     for kernel, (tensors, others) in ran.items():
-        for name, tensor, reference in zip(names, tensors, expectations, strict=True):
+        for name, tensor, reference in zip(RESULTS, tensors, expectations, strict=True):
             # With one open key the probabilities are 1, whatever the logits.
             if reference.any():
                 case.at_most(f"{kernel}: {name}: normwise error", _in_units(tensor, reference, form), 16.0, "u")
             else:
                 case.at_most(f"{kernel}: {name}: largest element", float(tensor.abs().max()), 16.0 * form.unit_roundoff)
         case.identical(f"{kernel}: attention with other closed keys and values", others[0], tensors[0])
-        for name, tensor in zip(names[2:], tensors[2:], strict=True):
+        for name, tensor in zip(RESULTS[2:], tensors[2:], strict=True):
             case.equal(f"{kernel}: {name}: elements of closed ones", int(tensor[..., ~is_open, :].count_nonzero()), 0)
 
 
@@ -218,12 +230,8 @@ def test_rows_without_a_key(
     closed = ~is_open.any(1)
 
     def run(dtype: torch.dtype) -> list[Tensor]:
-        leaves = leaves_on(target, *(source.to(dtype) for source in sources))
         mask = _mask(is_open, kind, dtype).to(target.device)
-        with full_precision(target.device_type):
-            seen = F.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], attn_mask=mask)
-            seen.backward(seed.to(target.device, dtype))
-        return [seen.detach().cpu(), *(leaf.grad.cpu() for leaf in leaves)]
+        return _with_gradients(target, mask, seed.to(dtype), [source.to(dtype) for source in sources])
 
     references = [source.double().requires_grad_() for source in sources]
     expected = exact.attention(references[0][..., ~closed, :], *references[1:])
@@ -239,8 +247,7 @@ def test_rows_without_a_key(
             others = int((tensor[..., closed, :] != 0).count_nonzero())
             case.equal(f"{kernel}: {name} of queries without a key: elements that are not zero", others, 0)
         rows = [one[..., ~closed, :] for one in tensors[:2]] + tensors[2:]
-        names = ("attention", "gradient of the query", "gradient of the key", "gradient of the value")
-        for name, tensor, reference in zip(names, rows, expectations, strict=True):
+        for name, tensor, reference in zip(RESULTS, rows, expectations, strict=True):
             case.at_most(f"{kernel}: {name}: normwise error", _in_units(tensor, reference, form), 16.0, "u")
 
 

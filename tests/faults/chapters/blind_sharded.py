@@ -13,7 +13,7 @@ from torch.distributed import fsdp
 from torch.utils._pytree import tree_map
 
 from tests.faults import fault
-from tests.faults.breaking import replaced
+from tests.faults.breaking import given_the_original, replaced
 
 LOW = (torch.float16, torch.bfloat16)
 
@@ -168,13 +168,10 @@ def gradients_are_redistributed_in_forward_dtype() -> Iterator[None]:
     """DTensor.redistribute without backward_dtype exchanges gradients in forward_dtype."""
     from torch.distributed.tensor import DTensor
 
-    redistribute = DTensor.redistribute
+    def narrowed(right: Any, *args: Any, forward_dtype: Any = None, backward_dtype: Any = None, **kw: Any) -> Any:
+        return right(*args, forward_dtype=forward_dtype, backward_dtype=backward_dtype or forward_dtype, **kw)
 
-    def narrowed(self: DTensor, *args: Any, forward_dtype: Any = None, backward_dtype: Any = None, **kw: Any) -> Any:
-        types = {"forward_dtype": forward_dtype, "backward_dtype": backward_dtype or forward_dtype}
-        return redistribute(self, *args, **types, **kw)
-
-    with replaced(DTensor, "redistribute", narrowed):
+    with given_the_original(DTensor, "redistribute", narrowed):
         yield
 
 
@@ -183,11 +180,9 @@ def parts_are_cast_after_they_are_summed() -> Iterator[None]:
     """DTensor.redistribute exchanges the parts in their own type and casts the result to forward_dtype."""
     from torch.distributed.tensor import DTensor
 
-    redistribute = DTensor.redistribute
-
-    def late(self: DTensor, *args: Any, forward_dtype: Any = None, **kw: Any) -> Any:
-        out = redistribute(self, *args, **kw)
+    def late(right: Any, *args: Any, forward_dtype: Any = None, **kw: Any) -> Any:
+        out = right(*args, **kw)
         return out if forward_dtype is None else out.to(forward_dtype)
 
-    with replaced(DTensor, "redistribute", late):
+    with given_the_original(DTensor, "redistribute", late):
         yield
