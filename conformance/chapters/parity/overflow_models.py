@@ -140,7 +140,7 @@ INJECTED = {
         lambda: _between(_gained(1e5), "norm"),
         ("norm", "last"),
         "forward",
-        ("_to_copy", "native_layer_norm"),
+        ("_to_copy", "native_layer_norm", "layer_norm"),
         dtypes=("fp16",),
     ),
     "log of zero": Injected(lambda: _between(_zeroed(torch.log), "log"), ("log",), "forward", ("log",)),
