@@ -1,0 +1,184 @@
+"""Check linear_cross_entropy with options, which takes the product and the loss for a few samples at a time."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, get_args, get_type_hints
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ...harness.check import Case, contract, deep
+from ...harness.targets import Target
+
+_SAMPLES, _FEATURES, _CLASSES = 23, 16, 41
+_REDUCTIONS = ("mean", "sum", "none")
+# Times the roundings of the largest logit and of the loss; at most 2.9 were seen, with torch 2.13 on a CPU.
+_LOSS = 5.0
+# The same of gradients, of 16 bits (0.5 were seen) and of float32, whose sums are rounded as products are (1.8).
+_GRADIENT, _GRADIENT_OF_FLOAT32 = 1.0, 4.0
+# The size of samples whose logits are so far apart that their exponentials overflow float32; above _CLOSE a gradient may
+# be a small difference of large numbers.
+_FAR, _CLOSE = 32.0, 8.0
+
+
+def policies() -> list[str]:
+    """Return the names that acc_policy takes in this torch; before 2.13, where no contract asks, one of them."""
+    options = getattr(torch.nn, "LinearCrossEntropyOptions", None)
+    return ["auto"] if options is None else list(get_args(get_type_hints(options)["acc_policy"]))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A float64 problem: its tensors, and the arguments that are no tensors that get gradients."""
+
+    tensors: dict[str, Tensor]
+    labels: Tensor
+    arguments: dict[str, Any]
+
+    def call(
+        self, device: torch.device, dtypes: dict[str, torch.dtype], options: Any, reduction: str
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return the loss and its leaves, of those dtypes; the class weights are of the linear weight's."""
+        leaves = {name: one.to(device, dtypes[name], copy=True).requires_grad_() for name, one in self.tensors.items()}
+        given = dict(self.arguments)
+        if "weight" in given:
+            given["weight"] = given["weight"].to(device, dtypes["linear_weight"])
+        bias = {"linear_bias": leaves["linear_bias"]} if "linear_bias" in leaves else {}
+        labels = self.labels.to(device)
+        x, weight = leaves["x"], leaves["linear_weight"]
+        loss = functional.linear_cross_entropy(x, weight, labels, **bias, **given, reduction=reduction, options=options)
+        return loss, list(leaves.values())
+
+
+def problems(rng: torch.Generator, dtype: torch.dtype, spread: float) -> Iterator[tuple[str, Problem]]:
+    """Yield problems whose numbers `dtype` holds, with and without bias, class weights and labels that are ignored."""
+    for plain, alone in itertools.product((True, False), (False, True)):
+        shape = (_FEATURES,) if alone else (_SAMPLES, _FEATURES)
+        tensors = {
+            "x": torch.randn(shape, generator=rng) * spread,
+            "linear_weight": torch.randn(_CLASSES, _FEATURES, generator=rng) / 4,
+        }
+        # One sample is not the one that is ignored: the mean of no sample is NaN.
+        labels = torch.randint(0, 7 if alone else _CLASSES, shape[:-1], generator=rng)
+        arguments: dict[str, Any] = {}
+        if not plain:
+            tensors["linear_bias"] = torch.randn(_CLASSES, generator=rng)
+            arguments |= {"weight": 0.1 + torch.rand(_CLASSES, generator=rng), "ignore_index": 7}
+            if not alone:
+                labels[::5] = 7
+        held = {name: one.to(dtype).double() for name, one in tensors.items()}
+        arguments = {
+            name: one.to(dtype).double() if isinstance(one, Tensor) else one for name, one in arguments.items()
+        }
+        names = ["plain" if plain else "bias, class weights, ignored labels", *(["one sample"] if alone else [])]
+        yield ", ".join(names), Problem(held, labels, arguments)
+
+
+def judged(
+    wrong: list[str],
+    name: str,
+    problem: Problem,
+    seen: tuple[Tensor, list[Tensor]],
+    reduction: str,
+    unit: float,
+    rng: torch.Generator,
+) -> None:
+    """Compare a loss and its gradients with those of float64, by what `unit`, a rounding, makes of the logits."""
+    loss, leaves = seen
+    wide = dict.fromkeys(problem.tensors, torch.float64)
+    exact, points = problem.call(torch.device("cpu"), wide, None, reduction)
+    logits = functional.linear(points[0].detach(), points[1].detach(), problem.tensors.get("linear_bias"))
+    largest = float(logits.abs().max())
+    bound = _LOSS * unit * (largest + exact.detach().abs())
+    off = float(((loss.detach().cpu().double() - exact.detach()).abs() / bound).max())
+    if not off <= 1:
+        wrong.append(f"{name}: loss: {off:.3g} bounds")
+    slope = (0.25 + torch.rand(exact.shape, generator=rng)).to(loss.dtype)
+    gradients = torch.autograd.grad(loss, leaves, slope.to(loss.device))
+    wanted = torch.autograd.grad(exact, points, slope.double())
+    roundings = _GRADIENT_OF_FLOAT32 if unit == torch.finfo(torch.float32).eps / 2 else _GRADIENT
+    for which, one, right in zip(problem.tensors, gradients, wanted, strict=True):
+        distance = float((one.cpu().double() - right).norm() / right.norm()) / (roundings * unit * (1 + largest))
+        if not (math.isfinite(distance) if largest > _CLOSE else distance <= 1):
+            wrong.append(f"{name}: gradient of {which}: {distance:.3g} bounds")
+
+
+_CHUNKS: tuple[dict[str, Any], ...] = (
+    {},
+    {"chunking_method": None, "batch_chunk_size": 5},
+    {"chunking_method": None},
+    {"chunking_method": "aspect_ratio"},
+)
+
+
+@contract("AMP-LOSS-021")
+@pytest.mark.parametrize("policy", policies())
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=["fp16", "bf16", "fp32"])
+def test_chunks(case: Case, target: Target, rng: torch.Generator, dtype: torch.dtype, policy: str) -> None:
+    case.require_arithmetic(target, dtype)
+    unit, wrong = torch.finfo(dtype).eps / 2, list[str]()
+    every = [
+        (f"{name}, {chunks or 'automatic'}, {reduction}, x {spread:g}", problem, chunks, reduction)
+        for spread in (1.0, _FAR)
+        for (name, problem), chunks, reduction in itertools.product(problems(rng, dtype, spread), _CHUNKS, _REDUCTIONS)
+    ]
+    for index in torch.randperm(len(every), generator=rng)[: case.samples(quick=12, standard=48, full=len(every))]:
+        name, problem, chunks, reduction = every[index]
+        options = torch.nn.LinearCrossEntropyOptions(acc_policy=policy, **chunks)
+        seen = problem.call(target.device, dict.fromkeys(problem.tensors, dtype), options, reduction)
+        judged(wrong, name, problem, seen, reduction, unit, rng)
+    case.equal("losses and gradients beyond their bounds", wrong[:5], [])
+
+
+@contract("AMP-LOSS-021")
+def test_gradients_are_kept_where_asked_for(case: Case, target: Target, rng: torch.Generator) -> None:
+    for (name, problem), reduction in itertools.product(problems(rng, torch.float32, 1.0), _REDUCTIONS):
+        for keeps in (True, False):
+            options = torch.nn.LinearCrossEntropyOptions(allow_retain_graph=keeps)
+            loss, leaves = problem.call(
+                target.device, dict.fromkeys(problem.tensors, torch.float32), options, reduction
+            )
+            factors = [torch.full_like(loss, factor) for factor in (4.0, 1.0)]
+            first = torch.autograd.grad(loss, leaves, factors[0], retain_graph=True)
+            copies = [one.clone() for one in first]
+            try:
+                second = torch.autograd.grad(loss, leaves, factors[1])
+            except RuntimeError:
+                case.true(f"{name}, {reduction}: a second backward is refused where it was not allowed", not keeps)
+                continue
+            for which, one, again in zip(problem.tensors, copies, second, strict=True):
+                what = f"{name}, {reduction}, allowed {keeps}: distance from a quarter of the gradient of {which}"
+                case.at_most(what, float((again - one / 4).norm() / (one / 4).norm()), 1e-5)
+
+
+@contract("AMP-LOSS-022")
+@pytest.mark.parametrize("policy", policies())
+@pytest.mark.parametrize("given", ["fp32-fp32", "region-fp32", deep("standard", "region-region")])
+def test_chunks_in_a_region(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, policy: str, given: str
+) -> None:
+    unit, wrong, types = torch.finfo(amp_dtype).eps / 2, list[str](), set[str]()
+    of_x, of_weight = (amp_dtype if name == "region" else torch.float32 for name in given.split("-"))
+    options = torch.nn.LinearCrossEntropyOptions(acc_policy=policy, chunking_method=None, batch_chunk_size=5)
+    every = list(itertools.product(problems(rng, amp_dtype, 1.0), _REDUCTIONS))
+    for index in torch.randperm(len(every), generator=rng)[
+        : case.samples(quick=4, standard=len(every), full=len(every))
+    ]:
+        (name, problem), reduction = every[index]
+        dtypes = {"x": of_x, "linear_weight": of_weight, "linear_bias": of_weight}
+        try:
+            with target.autocast(amp_dtype):
+                loss, leaves = problem.call(target.device, dtypes, options, reduction)
+        except RuntimeError as error:
+            types.add(f"none, but {str(error).splitlines()[0]}")
+            continue
+        types.add(str(loss.dtype))
+        judged(wrong, f"{name}, {reduction}", problem, (loss, leaves), reduction, unit, rng)
+    case.equal("types of the losses", sorted(types), ["torch.float32"])
+    case.equal("losses and gradients beyond their bounds", wrong[:5], [])
