@@ -117,9 +117,10 @@ def gain_ratio(
         return 0.0
     bound = (error * value.abs()).sum()
     if form is not FP32:
-        # Equal significands are rounded alike: all that share one are a single rounding.
+        # Significands that are equal to a quarter of a spacing are rounded alike, as those of a large term and a small
+        # one are that the large one repeats: all that share one are a single rounding.
         value_size = value.abs()
-        kinds, order = torch.frexp(value_size)[0].sort()
+        kinds, order = (torch.frexp(value_size)[0] * (4 / form.unit_roundoff)).floor_().sort()
         fresh = kinds[1:] != kinds[:-1]
         size = ((half_spacing(value_size, form) + spent) * ROUNDING + noise * value_size) * value_size
         if not bool(fresh.all()):

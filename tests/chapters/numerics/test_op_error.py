@@ -127,6 +127,13 @@ def test_equal_significands_are_one_rounding() -> None:
     assert gain_ratio(value.to(torch.float16), Rounded(value, torch.zeros_like(value))) <= 1
 
 
+def test_a_small_term_beside_one_that_repeats_does_not_change_how_it_is_rounded() -> None:
+    value = 1 + 0.3 * 2.0**-10 + 1e-6 * torch.rand(65536, dtype=torch.float64)
+
+    assert value.unique().numel() > 60000
+    assert gain_ratio(value.to(torch.float16), Rounded(value, torch.zeros_like(value))) <= 1
+
+
 @pytest.mark.parametrize("form", [FP16, BF16], ids=["fp16", "bf16"])
 def test_operands_that_were_not_rounded_are_seen(form: Format) -> None:
     rng = torch.Generator().manual_seed(5)
