@@ -22,8 +22,8 @@ _REDUCTIONS = ("mean", "sum", "none")
 _LOSS = 5.0
 # The same of gradients, of 16 bits (0.5 were seen) and of float32, whose sums are rounded as products are (1.8).
 _GRADIENT, _GRADIENT_OF_FLOAT32 = 1.0, 4.0
-# The size of samples whose logits are so far apart that their exponentials overflow float32; above _CLOSE a gradient may
-# be a small difference of large numbers.
+# The size of samples whose logits are so far apart that their exponentials overflow float32; for logits above _CLOSE a
+# gradient may be a small difference of large numbers.
 _FAR, _CLOSE = 32.0, 8.0
 
 

@@ -117,16 +117,18 @@ def gain_ratio(
         return 0.0
     bound = (error * value.abs()).sum()
     if form is not FP32:
-        # Significands that are equal to a quarter of a spacing are rounded alike, as those of a large term and a small
-        # one are that the large one repeats: all that share one are a single rounding.
+        # Equal significands are rounded alike: all that share one are a single rounding.
         value_size = value.abs()
-        kinds, order = (torch.frexp(value_size)[0] * (4 / form.unit_roundoff)).floor_().sort()
+        kinds, order = torch.frexp(value_size)[0].sort()
         fresh = kinds[1:] != kinds[:-1]
         size = ((half_spacing(value_size, form) + spent) * ROUNDING + noise * value_size) * value_size
         if not bool(fresh.all()):
             member = torch.cat([fresh.new_zeros(1), fresh]).cumsum(0)
             size = torch.zeros_like(kinds).index_add(0, member, size[order])
         bound = bound + torch.minimum(CONFIDENCE * size.square().sum().sqrt(), size.sum() / ROUNDING)
+        # Nearly equal ones are as well, such as the sums of one large term with small ones: the roundings themselves.
+        spacing = 2 * half_spacing(value_size, form)
+        bound = bound + (((value / spacing).round_() * spacing - value) * value).sum().abs()
     off = ((there - value) * value).sum().abs()
     return float(off / (bound * _SLACK)) if off else 0.0
 
