@@ -500,7 +500,8 @@ def loss(d: Draws) -> Program:
         return _call(F.multi_margin_loss, d.normal(n, c), d.index(c, n), p=d.one((1, 2)), margin=0.5, **reduction)
     if kind == "triplet":
         rows = [d.normal(n, c) for _ in range(3)]
-        p, swap = d.one((1.0, 2.0)), d.yes()
+        p = d.one((1.0, 2.0))
+        swap = d.yes() and _swaps_clearly(rows, p)
         return _call(F.triplet_margin_loss, *rows, margin=_margin(rows, p, swap), p=p, swap=swap, **reduction)
     if kind == "cosine":
         signs = d.index(2, n).float() * 2 - 1
@@ -515,7 +516,14 @@ def _margin(rows: list[Tensor], p: float, swap: bool) -> float:
     if swap:
         apart = torch.minimum(apart, F.pairwise_distance(positive, negative, p))
     kinks = apart - F.pairwise_distance(anchor, positive, p)
-    return max((1.0, 1.5, 2.0, 2.5, 3.0), key=lambda margin: float((kinks - margin).abs().min()))
+    return max((1 + k / 8 for k in range(17)), key=lambda margin: float((kinks - margin).abs().min()))
+
+
+def _swaps_clearly(rows: list[Tensor], p: float) -> bool:
+    """Whether no rounding changes which of anchor and positive is the nearer one to the negative."""
+    anchor, positive, negative = rows
+    apart = F.pairwise_distance(anchor, negative, p) - F.pairwise_distance(positive, negative, p)
+    return float(apart.abs().min()) > 0.125
 
 
 ACTIVATIONS = (
