@@ -152,7 +152,6 @@ ADAPTERS: Mapping[str, Adapter] = {
         sharded,
         (
             "copies",
-            "double_factors",
             "extremes",
             "fp16_refusal",
             "narrow_losses",

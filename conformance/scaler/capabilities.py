@@ -17,7 +17,6 @@ CAPABILITIES = {
     "containers": "scale() accepts lists and tuples of any depth",
     "copies": "copy.deepcopy() between iterations returns an independent scaler",
     "disabled": "with enabled=False it is a no-op",
-    "double_factors": "growth and backoff factors are doubles, and the new scale is rounded once",
     "errors": "calls out of order, and invalid outputs, states and scales, raise",
     "extremes": "scales at both ends of fp32, at zero and at infinity; growth stays finite",
     "fp16_refusal": "unscale_() raises for fp16 gradients",

@@ -27,6 +27,7 @@ from .model import (
     Output,
     Stage,
     check_and_unscale,
+    divided,
     reciprocal,
     rounded,
     unscaled,
@@ -308,7 +309,7 @@ class World:
         expected = self.expected[which]
 
         def model() -> None:
-            expected.keep(self.model.unscale_(which, expected.present))
+            expected.keep(self._as_divided(which, self.model.unscale_(which, expected.present)))
 
         return lambda: self.scaler.unscale_(self.optimizers[which]), model
 
@@ -322,7 +323,7 @@ class World:
 
         def model() -> Any:
             step = self.model.step(which, expected.present, unscales=which == FUSED, closure="closure" in named)
-            expected.keep(step.gradients)
+            expected.keep(self._as_divided(which, step.gradients))
             if not step.ran:
                 return None
             received = ""
@@ -344,7 +345,13 @@ class World:
 
     def update(self) -> Twin:
         self.program.append("scaler.update()")
-        return self.scaler.update, self.model.update
+
+        def model() -> None:
+            before = self.model.get_scale()
+            self.model.update()
+            self._accept_narrow_factors(before)
+
+        return self.scaler.update, model
 
     def update_to(self, scale: float) -> Twin:
         self.program.append(f"scaler.update({scale!r})")
@@ -477,11 +484,9 @@ class World:
         return False
 
     def _within(self, name: str, value: Any) -> Any:
-        """Return the setting within the scaler's capabilities: moderate scales, fp32 factors."""
+        """Return the setting within the scaler's capabilities: moderate scales."""
         if name == "init_scale" and "extremes" in self.without:
             return min(max(value, 2.0**-20), 2.0**20)
-        if name in ("growth_factor", "backoff_factor") and "double_factors" in self.without:
-            return rounded(value, FP32)
         return value
 
     def _assign(self, which: int) -> None:
@@ -506,6 +511,28 @@ class World:
         expected.gradients = with_bad(expected.gradients, math.inf, 0)
         self._assign(which)
 
+    def _accept_narrow_factors(self, before: float) -> None:
+        """Expect the product with a factor that was rounded to fp32, as the scale is: how wide it is, nothing says."""
+        for factor in (self.model.growth_factor, self.model.backoff_factor):
+            narrow = rounded(before * rounded(factor, FP32), FP32)
+            if self.model.get_scale() == rounded(before * factor, FP32) != narrow == _got(self.scaler, "get_scale"):
+                self.model.update(narrow)
+                return
+
+    def _as_divided(self, which: int, unscaled: list[Gradient]) -> list[Gradient]:
+        """Expect the quotients of the present gradients, which are promised, where they are not torch's products."""
+        expected, scale = self.expected[which], self.model.get_scale()
+        if scale == 0.0 or unscaled == expected.present:
+            return unscaled
+        after = iter(unscaled)
+        found = []
+        facts = zip(SLOTS[which], expected.gradients, expected.layouts, self.parameters[which], strict=True)
+        for slot, gradient, layout, parameter in facts:
+            if gradient is not None:
+                quotient, product = divided(gradient, scale), next(after)
+                found.append(quotient if _has_gradient(parameter.grad, quotient, layout, slot) else product)
+        return found
+
     def _accept_unscaled(self, which: int) -> None:
         """Expect of each gradient what it is, if a call that was refused for another one's type has unscaled it."""
         expected = self.expected[which]
@@ -513,9 +540,10 @@ class World:
         for number, (slot, gradient, layout, parameter) in enumerate(facts):
             if gradient is None or _gradient(parameter.grad) == _of_model(gradient, layout, slot):
                 continue
-            divided = unscaled(gradient, reciprocal(self.model.get_scale()))
-            if _gradient(parameter.grad) == _of_model(divided, layout, slot):
-                expected.gradients[number] = divided
+            scale = self.model.get_scale()
+            for smaller in (unscaled(gradient, reciprocal(scale)), *([divided(gradient, scale)] if scale else [])):
+                if _gradient(parameter.grad) == _of_model(smaller, layout, slot):
+                    expected.gradients[number] = smaller
 
     def _set(self, name: str, value: float) -> Twin:
         value = self._within(name, value)

@@ -47,6 +47,16 @@ def unscaled(gradient: Gradient, factor: float) -> Gradient:
     return Gradient(tuple(rounded(product, gradient.form) for product in products), gradient.form)
 
 
+def divided(gradient: Gradient, scale: float) -> Gradient:
+    """Return `gradient` over `scale`, not zero, in fp32 (in fp64 for fp64) and rounded to its own format.
+
+    Source: GradScaler.unscale_ docstring (divides by the scale factor), which torch does by a rounded reciprocal.
+    """
+    arithmetic = FP64 if gradient.form is FP64 else FP32
+    quotients = (rounded(value / scale, arithmetic) for value in gradient.values)
+    return Gradient(tuple(rounded(quotient, gradient.form) for quotient in quotients), gradient.form)
+
+
 def check_and_unscale(gradients: Sequence[Gradient], found_inf: float, factor: float) -> tuple[list[Gradient], float]:
     """Model torch._amp_foreach_non_finite_check_and_unscale_: the new gradients and the new flag.
 

@@ -416,9 +416,9 @@ def beyond_fp16_is_taken_for_infinite() -> Iterator[None]:
         yield
 
 
-@fault("AMP-SCALE-021", "AMP-SCALE-140")
+@fault("AMP-SCALE-140")
 def gradients_are_divided() -> Iterator[None]:
-    """Gradients are divided by the scale in place of multiplied by its reciprocal: one unit in the last place."""
+    """The kernel divides by the reciprocal of the factor in place of multiplying by it: one unit in the last place."""
     with _unscale_kernel("grad.mul_(inv_scale)", "grad.div_(inv_scale.reciprocal())"):
         yield
 

@@ -297,6 +297,35 @@ def _plain(gradient: torch.Tensor) -> bool:
     )
 
 
+@variant(
+    *("AMP-SCALE-020", "AMP-SCALE-021", "AMP-SCALE-024", "AMP-SCALE-040", "AMP-SCALE-047", "AMP-SCALE-150"),
+    *("AMP-SCALE-151", "AMP-SCALE-153", "AMP-SCALE-154", "AMP-SCALE-155", "AMP-SCALE-156", "AMP-SCALE-158"),
+    *("AMP-SCALE-159", "AMP-SCALE-170", "AMP-OPTIMIZER-043"),
+)
+def gradients_are_divided_by_the_scale(uses: Uses) -> Iterator[None]:
+    """unscale_ divides each gradient by the scale, in place of multiplying it by a rounded reciprocal.
+
+    torch.amp.GradScaler.unscale_: divides the optimizer's gradient tensors by the scale factor.
+    """
+    stock = Scaler._unscale_grads_
+
+    def run(scaler: Any, optimizer: Any, inverse: torch.Tensor, found: torch.Tensor, allows_half: bool) -> Any:
+        flags = stock(scaler, optimizer, torch.ones_like(inverse), found, allows_half)
+        if allows_half:  # a check alone
+            return flags
+        count(uses, "_unscale_grads_")
+        with torch.no_grad():
+            for group in optimizer.param_groups:
+                for one in group["params"]:
+                    if one.grad is not None:
+                        gradient = one.grad._values() if one.grad.is_sparse else one.grad
+                        gradient.div_(scaler._scale.to(gradient.device))
+        return flags
+
+    with replaced(Scaler, "_unscale_grads_", run):
+        yield
+
+
 @variant("AMP-CLIP-012", "AMP-CLIP-015", "AMP-CLIP-081", "AMP-CLIP-094")
 def values_by_minimum_and_maximum(uses: Uses) -> Iterator[None]:
     """clip_grad_value_ takes the multi-tensor kernels of minimum and maximum, not those of clamp.
