@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...oracles.numbers.formats import FP16, FP32, Format, rounded
-from ...oracles.numbers.running_error import TINY, UNIT, Rounded
+from ...oracles.numbers.running_error import ELEMENTARY, TINY, UNIT, Rounded
 from .op_error import Op, Store, either, kept, total
 
 ROWS, LENGTH = 7, 261
@@ -217,7 +217,9 @@ def _logsumexp_gradient(store: Store, seed: Rounded, x: Rounded) -> tuple[Rounde
 
 def _softplus(store: Store, x: Rounded) -> Rounded:
     """log(1 + e^x), x itself beyond 20 (torch.nn.Softplus, threshold): off by e^-20, which is 2^-29."""
-    return x.clamp_min(0.0) + (-x.abs()).exp().log1p()
+    result = x.clamp_min(0.0) + (-x.abs()).exp().log1p()
+    # The logarithm of the formula is the whole result, and need not be taken apart so.
+    return Rounded(result.value, result.error + ELEMENTARY * result.value.detach().abs())
 
 
 def _softplus_gradient(store: Store, seed: Rounded, x: Rounded) -> tuple[Rounded]:
