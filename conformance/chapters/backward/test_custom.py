@@ -438,3 +438,76 @@ def test_weight_shared_with_a_custom_function(case: Case, target: Target, rng: t
         exact = g @ w.T @ w.T, a.T @ (g @ w.T) + (a @ w).T @ g
         for name, seen, promised in zip(("input", "weight"), found, exact, strict=True):
             case.identical(f"{dtype}: gradient of the {name}", seen.cpu().double() + 0.0, promised + 0.0)
+
+
+def _writing(target: Target, cast_inputs: torch.dtype | None) -> type[torch.autograd.Function]:
+    class Writing(torch.autograd.Function):
+        """Multiply the first tensor by the second in place."""
+
+        @staticmethod
+        @torch.amp.custom_fwd(device_type=target.device_type, cast_inputs=cast_inputs)
+        def forward(ctx: Any, tensor: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(factor)
+            ctx.mark_dirty(tensor)
+            return tensor.mul_(factor)
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type=target.device_type)
+        def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+            return gradient * ctx.saved_tensors[0], None
+
+    return Writing
+
+
+def _marking(target: Target, cast_inputs: torch.dtype | None, absent: list[int]) -> type[torch.autograd.Function]:
+    class Marking(torch.autograd.Function):
+        """Return a product, the places of its largest elements, its signs, and twice the first factor."""
+
+        @staticmethod
+        @torch.amp.custom_fwd(device_type=target.device_type, cast_inputs=cast_inputs)
+        def forward(ctx: Any, left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            product = left.mm(right)
+            places, signs = product.argmax(1), product.sign()
+            ctx.mark_non_differentiable(places, signs)
+            ctx.set_materialize_grads(False)
+            return product, places, signs, left * 2
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type=target.device_type)
+        def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, None]:
+            absent.append(sum(gradient is None for gradient in gradients))
+            return (None if gradients[3] is None else gradients[3] * 2), None
+
+    return Marking
+
+
+@contract("AMP-BACKWARD-087")
+def test_functions_that_write_to_an_input(case: Case, target: Target, rng: torch.Generator) -> None:
+    for region, dtype in itertools.product(case.supported(target), (torch.float32, *case.supported(target))):
+        for cast_inputs in (None, dtype):  # a cast to the type that the tensor has casts nothing
+            leaf, factor = integers(rng, target, 5, 7), integers(rng, target, 5, 7).detach().to(dtype)
+            with target.autocast(region):
+                tensor = leaf.to(dtype) * 1
+                before = tensor.detach().clone()
+                output = _writing(target, cast_inputs).apply(tensor, factor)
+            what = f"{dtype} in a region of {region}, cast_inputs={cast_inputs}"
+            case.true(f"{what}: the tensor itself is returned", output is tensor)
+            case.identical(f"{what}: the tensor", tensor.detach(), before * factor)
+            (gradient,) = torch.autograd.grad(output, leaf, torch.ones_like(output))
+            case.identical(f"{what}: gradient", gradient, factor.float())
+
+
+@contract("AMP-BACKWARD-087")
+def test_functions_that_mark_outputs(case: Case, target: Target, rng: torch.Generator) -> None:
+    for region in case.supported(target):
+        for cast_inputs in (None, torch.float32, region):
+            left, right = integers(rng, target, 5, 7), integers(rng, target, 7, 3)
+            absent: list[int] = []
+            with target.autocast(region):
+                outputs = _marking(target, cast_inputs, absent).apply(left, right)
+            what = f"region of {region}, cast_inputs={cast_inputs}"
+            needs = [output.requires_grad for output in outputs]
+            case.equal(f"{what}: outputs that require gradients", needs, [True, False, False, True])
+            (gradient,) = torch.autograd.grad(outputs[3].sum(), left)
+            case.equal(f"{what}: gradients that are None in backward", absent, [3])
+            case.identical(f"{what}: gradient", gradient, torch.full_like(left, 2.0).detach())

@@ -1,4 +1,4 @@
-"""Check calls that the databases of torch lack: flex_attention and grouped matrix products."""
+"""Check calls that the databases of torch lack: flex_attention, causal biases and grouped matrix products."""
 
 from __future__ import annotations
 
@@ -161,3 +161,37 @@ def test_grouped_products(case: Case, target: Target, amp_dtype: torch.dtype, fo
                     except RuntimeError as error:
                         found[f"{spelling}, 16-bit: {name}"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
     case.equal("dtypes of the product", found, dict.fromkeys(found, amp_dtype))
+
+
+@contract("AMP-CAST-117")
+@pytest.mark.parametrize("corner", ["upper_left", "lower_right"])
+def test_causal_biases(case: Case, target: Target, amp_dtype: torch.dtype, corner: str, rng: torch.Generator) -> None:
+    from torch.nn.attention import bias
+
+    wrong, refused, unit = [], [], FORMATS[amp_dtype].unit_roundoff
+    for (queries, keys), low in itertools.product(((5, 5), (3, 9), (9, 3), (1, 6)), LOW):
+        shapes = {"query": queries, "key": keys, "value": keys}
+        given = [torch.randn(1, 2, shapes[name], 8, generator=rng) for name in OPERANDS]
+        tensors = [
+            one.to(target.device, amp_dtype if name in low else torch.float32).requires_grad_()
+            for name, one in zip(OPERANDS, given, strict=True)
+        ]
+        open_ones = torch.ones(queries, keys, dtype=torch.bool).tril(0 if corner == "upper_left" else keys - queries)
+        what = f"{queries} queries, {keys} keys, {' and '.join(low) or 'none'} in 16 bits"
+        masks = getattr(bias, f"causal_{corner}")(queries, keys), open_ones.to(target.device)
+        with target.autocast(amp_dtype):
+            expected_result = F.scaled_dot_product_attention(*tensors, attn_mask=masks[1])
+            try:
+                result = F.scaled_dot_product_attention(*tensors, attn_mask=masks[0])
+            except ValueError as error:
+                refused.append(f"{what}: {str(error).splitlines()[0]}")
+                continue
+        results = result, expected_result
+        pairs = [(one, *torch.autograd.grad(one.float().nan_to_num().sum(), tensors)) for one in results]
+        for name, seen, expected in zip(("result", *OPERANDS), *pairs, strict=True):
+            # Two kernels may round the probabilities and the result each their own way.
+            alike = torch.allclose(seen.float(), expected.float(), rtol=16 * unit, atol=16 * unit, equal_nan=True)
+            if seen.dtype != expected.dtype or not alike:
+                wrong.append(f"{what}: {name}")
+    case.equal("what is not as with the mask in a tensor", wrong[:5], [])
+    case.equal("calls that are refused, and not with the mask in a tensor", refused[:2], [])

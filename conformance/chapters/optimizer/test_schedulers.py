@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.optim import lr_scheduler
+from torch.optim import lr_scheduler, swa_utils
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
@@ -195,6 +195,8 @@ COUNTING: dict[str, Callable[[Any], Any]] = {
     "ReduceLROnPlateau, patient": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=2, factor=0.5),
     "ReduceLROnPlateau, with a cooldown": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0, cooldown=2),
     "ReduceLROnPlateau, of a maximum": lambda o: lr_scheduler.ReduceLROnPlateau(o, mode="max", patience=1),
+    "SWALR": lambda o: swa_utils.SWALR(o, swa_lr=0.125, anneal_epochs=4),
+    "SWALR, linear": lambda o: swa_utils.SWALR(o, swa_lr=0.0625, anneal_epochs=3, anneal_strategy="linear"),
     "CosineAnnealingWarmRestarts, longer": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, T_0=1, T_mult=2),
 }
 METRICS = (1.0, 0.5, 0.625, 0.75, 0.5, 0.875)
