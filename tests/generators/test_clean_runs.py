@@ -16,6 +16,7 @@ def test_a_changed_verdict_is_named(tmp_path: Path) -> None:
     assert clean_runs.compare(known, {"b": "FAIL", "c": "PASS"}) == ["b"]
     assert clean_runs.compare(known, {"b": "PASS", "c": "PASS"}) == []
     assert clean_runs.compare(known, {"d": "FAIL"}) == ["d"]
+    assert clean_runs.compare(known, {"a": "WAIVED", "c": "UNSUPPORTED"}) == ["c"]
 
 
 def test_runs_survive_a_file(tmp_path: Path) -> None:
