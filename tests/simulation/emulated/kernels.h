@@ -385,6 +385,18 @@ inline Kernel adapted(const std::string& name) {
   return found == table.end() ? nullptr : found->second;
 }
 
+// The product of 16-bit matrices in a wider type (out_dtype), which CUDA alone has.
+inline Tensor product_of_type(const std::string& name, const Arguments& given) {
+  const bool added = name == "aten::addmm" || name == "aten::baddbmm";
+  const auto type = given[added ? 3 : 2].toScalarType();
+  auto wide = [&](size_t place) { return operand(given, place).to(type); };
+  if (name == "aten::mm") return at::mm(wide(0), wide(1));
+  if (name == "aten::bmm") return at::bmm(wide(0), wide(1));
+  const auto beta = given[4].toScalar(), alpha = given[5].toScalar();
+  return name == "aten::addmm" ? at::addmm(wide(0), wide(1), wide(2), beta, alpha)
+                               : at::baddbmm(wide(0), wide(1), wide(2), beta, alpha);
+}
+
 // Calls the operator on the CPU; its results take the place of its arguments on the stack.
 inline void compute(const c10::OperatorHandle& op, bool sparse, Stack* stack) {
   at::AutoDispatchBelowADInplaceOrView below;
@@ -398,6 +410,16 @@ inline void compute(const c10::OperatorHandle& op, bool sparse, Stack* stack) {
     return;
   }
   read_in_tf32(name, count, stack);
+  const auto& overload = op.schema().overload_name();
+  if (overload == "dtype" || overload == "dtype_out") {
+    if (name == "aten::mm" || name == "aten::bmm" || name == "aten::addmm" || name == "aten::baddbmm") {
+      auto given = torch::jit::pop(*stack, count);
+      auto result = product_of_type(name, given);
+      if (overload == "dtype_out") result = given.back().toTensor().copy_(result);
+      stack->push_back(result);
+      return;
+    }
+  }
   if (auto kernel = adapted(name); kernel != nullptr && !sparse)
     return kernel(op, Arguments(stack->end() - count, stack->end()), stack);
   auto found = written().find(name);
