@@ -501,7 +501,7 @@ def loss(d: Draws) -> Program:
     if kind == "triplet":
         rows = [d.normal(n, c) for _ in range(3)]
         p = d.one((1.0, 2.0))
-        swap = d.yes() and _swaps_clearly(rows, p)
+        swap = d.yes() and swaps_clearly(rows, p)
         return _call(F.triplet_margin_loss, *rows, margin=_margin(rows, p, swap), p=p, swap=swap, **reduction)
     if kind == "cosine":
         signs = d.index(2, n).float() * 2 - 1
@@ -519,7 +519,7 @@ def _margin(rows: list[Tensor], p: float, swap: bool) -> float:
     return max((1 + k / 8 for k in range(17)), key=lambda margin: float((kinks - margin).abs().min()))
 
 
-def _swaps_clearly(rows: list[Tensor], p: float) -> bool:
+def swaps_clearly(rows: list[Tensor], p: float) -> bool:
     """Whether no rounding changes which of anchor and positive is the nearer one to the negative."""
     anchor, positive, negative = rows
     apart = F.pairwise_distance(anchor, negative, p) - F.pairwise_distance(positive, negative, p)

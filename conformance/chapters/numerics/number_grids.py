@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...oracles.relations.programs import Program, module_program, program
-from .drawn_ops import Draws
+from .drawn_ops import Draws, swaps_clearly
 from .option_grids import combinations
 
 REDUCTIONS = ("none", "mean", "sum")
@@ -167,7 +167,9 @@ def activations(d: Draws) -> Iterator[Program]:
             yield program(rows.__name__, rows, (x, dim), {})
         for norm, eps in itertools.product((1.0, 2.0, 3.0), (1e-12, 5.0)):
             # The gradient of a norm of order 3 divides by its square, which leaves fp16 below 1/32 (AMP-NUMERICS-081).
-            yield program("normalize", F.normalize, (x + x.sign() / 4, norm, dim, eps), {})
+            # No norm is near the bound, over which a rounding would move it.
+            given = (x + x.sign() / 4, norm, dim, eps if eps < 1 else 32.0)
+            yield program("normalize", F.normalize, given, {})
             yield program("cosine_similarity", F.cosine_similarity, (x, d.normal(4, 2, 6), dim, eps), {})
     shape: tuple[int, ...]
     for shape, count in (((5,), 1), ((3, 4), 1), ((3, 4), 4), ((2, 3, 4), 3), ((2, 3, 2, 2), 3)):
@@ -198,9 +200,17 @@ def _far_from_kinks(
             return drawn
 
 
+def _triplets(d: Draws, p: float) -> list[Tensor]:
+    """Return triplets of rows whose distances no rounding puts in another order."""
+    while True:
+        rows = [d.normal(6, 5) for _ in range(3)]
+        if swaps_clearly(rows, p):
+            return rows
+
+
 def pairs(d: Draws) -> Iterator[Program]:
     """Yield losses of pairs of numbers or rows, and distances, with each of their options."""
-    x, y, z = (d.normal(6, 5) for _ in range(3))
+    x, y = (d.normal(6, 5) for _ in range(2))
     given: tuple[Any, ...]
     signs = torch.tensor([1.0, -1.0, -1.0, 1.0, 1.0, -1.0])
     for reduction in REDUCTIONS:
@@ -244,7 +254,7 @@ def pairs(d: Draws) -> Iterator[Program]:
             yield program("hinge_embedding_loss", F.hinge_embedding_loss, given, reduced)
         for p, swap in itertools.product((1, 2), (False, True)):
             options = {"p": p, "swap": swap, "margin": 9.0, **reduced}
-            yield program("triplet_margin_loss", F.triplet_margin_loss, (x, y, z), options)
+            yield program("triplet_margin_loss", F.triplet_margin_loss, tuple(_triplets(d, p)), options)
     for order, keepdim in itertools.product((0.5, 1.0, 2.0, 3.0, torch.inf), (False, True)):
         rows = (d.normal(6, 5), d.normal(6, 5))
         yield program("pairwise_distance", F.pairwise_distance, rows, {"p": order, "keepdim": keepdim})

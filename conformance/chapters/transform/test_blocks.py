@@ -95,7 +95,13 @@ class Pair:
         if self.typed:
             types = [[one.dtype for one in some] for some in (self.seen, self.expected)]
             case.equal(f"{dtype}, {self.what}: types", *types)
-        far = [normwise_distance(one, other) for one, other in zip(self.seen, self.expected, strict=True)]
+        sizes = [float(one.abs().square().double().sum().sqrt()) for one in self.expected]
+        # What cancels, such as the gradient of the bias of a key, is as small as the roundings of the others.
+        least = max(sizes, default=0.0) * torch.finfo(dtype).eps / 2
+        far = [
+            normwise_distance(one, other) * (min(1.0, size / least) if size else 1.0)
+            for one, other, size in zip(self.seen, self.expected, sizes, strict=True)
+        ]
         case.at_most(f"{dtype}, {self.what}: largest normwise distance", max(far, default=0.0), self.limit)
 
 
