@@ -168,8 +168,8 @@ def activations(d: Draws) -> Iterator[Program]:
         for norm, eps in itertools.product((1.0, 2.0, 3.0), (1e-12, 5.0)):
             # The gradient of a norm of order 3 divides by its square, which leaves fp16 below 1/32 (AMP-NUMERICS-081).
             # No norm is near the bound, over which a rounding would move it.
-            given = (x + x.sign() / 4, norm, dim, eps if eps < 1 else 32.0)
-            yield program("normalize", F.normalize, given, {})
+            bound = eps if eps < 1 else 32.0
+            yield program("normalize", F.normalize, (x + x.sign() / 4, norm, dim, bound), {})
             yield program("cosine_similarity", F.cosine_similarity, (x, d.normal(4, 2, 6), dim, eps), {})
     shape: tuple[int, ...]
     for shape, count in (((5,), 1), ((3, 4), 1), ((3, 4), 4), ((2, 3, 4), 3), ((2, 3, 2, 2), 3)):
