@@ -35,7 +35,7 @@ def policies() -> list[str]:
 
 @dataclass(frozen=True)
 class Problem:
-    """A float64 problem: its tensors, and the arguments that are no tensors that get gradients."""
+    """A problem in float64: the tensors that get gradients, the labels, and the other arguments."""
 
     tensors: dict[str, Tensor]
     labels: Tensor
