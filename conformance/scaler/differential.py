@@ -27,10 +27,9 @@ from .model import (
     Output,
     Stage,
     check_and_unscale,
-    divided,
     reciprocal,
     rounded,
-    unscaled,
+    unscalings,
 )
 from .optimizers import (
     DTYPES,
@@ -309,7 +308,7 @@ class World:
         expected = self.expected[which]
 
         def model() -> None:
-            expected.keep(self._as_divided(which, self.model.unscale_(which, expected.present)))
+            expected.keep(self._as_seen(which, self.model.unscale_(which, expected.present)))
 
         return lambda: self.scaler.unscale_(self.optimizers[which]), model
 
@@ -323,7 +322,7 @@ class World:
 
         def model() -> Any:
             step = self.model.step(which, expected.present, unscales=which == FUSED, closure="closure" in named)
-            expected.keep(self._as_divided(which, step.gradients))
+            expected.keep(self._as_seen(which, step.gradients))
             if not step.ran:
                 return None
             received = ""
@@ -519,18 +518,18 @@ class World:
                 self.model.update(narrow)
                 return
 
-    def _as_divided(self, which: int, unscaled: list[Gradient]) -> list[Gradient]:
+    def _as_seen(self, which: int, after: list[Gradient]) -> list[Gradient]:
         """Expect the quotients of the present gradients, which are promised, where they are not torch's products."""
-        expected, scale = self.expected[which], self.model.get_scale()
-        if scale == 0.0 or unscaled == expected.present:
-            return unscaled
-        after = iter(unscaled)
-        found = []
+        expected = self.expected[which]
+        if after == expected.present:
+            return after
+        scale, following, found = self.model.get_scale(), iter(after), []
         facts = zip(SLOTS[which], expected.gradients, expected.layouts, self.parameters[which], strict=True)
         for slot, gradient, layout, parameter in facts:
             if gradient is not None:
-                quotient, product = divided(gradient, scale), next(after)
-                found.append(quotient if _has_gradient(parameter.grad, quotient, layout, slot) else product)
+                product = next(following)
+                ways = (one for one in unscalings(gradient, scale) if _has_gradient(parameter.grad, one, layout, slot))
+                found.append(next(ways, product))
         return found
 
     def _accept_unscaled(self, which: int) -> None:
@@ -540,10 +539,9 @@ class World:
         for number, (slot, gradient, layout, parameter) in enumerate(facts):
             if gradient is None or _gradient(parameter.grad) == _of_model(gradient, layout, slot):
                 continue
-            scale = self.model.get_scale()
-            for smaller in (unscaled(gradient, reciprocal(scale)), *([divided(gradient, scale)] if scale else [])):
-                if _gradient(parameter.grad) == _of_model(smaller, layout, slot):
-                    expected.gradients[number] = smaller
+            for one in unscalings(gradient, self.model.get_scale()):
+                if _gradient(parameter.grad) == _of_model(one, layout, slot):
+                    expected.gradients[number] = one
 
     def _set(self, name: str, value: float) -> Twin:
         value = self._within(name, value)

@@ -57,6 +57,12 @@ def divided(gradient: Gradient, scale: float) -> Gradient:
     return Gradient(tuple(rounded(quotient, gradient.form) for quotient in quotients), gradient.form)
 
 
+def unscalings(gradient: Gradient, scale: float) -> list[Gradient]:
+    """Return what unscaling by `scale` may make of `gradient`: torch's product, and the quotient if there is one."""
+    product = unscaled(gradient, reciprocal(scale))
+    return [product, divided(gradient, scale)] if scale else [product]
+
+
 def check_and_unscale(gradients: Sequence[Gradient], found_inf: float, factor: float) -> tuple[list[Gradient], float]:
     """Model torch._amp_foreach_non_finite_check_and_unscale_: the new gradients and the new flag.
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 
-_SAMPLES, _FEATURES, _CLASSES = 23, 16, 41
+_SAMPLES, _FEATURES, _CLASSES, _IGNORED = 23, 16, 41, 7
 _REDUCTIONS = ("mean", "sum", "none")
 # Times the roundings of the largest logit and of the loss; at most 2.9 were seen, with torch 2.13 on a CPU.
 _LOSS = 5.0
@@ -35,24 +35,27 @@ def policies() -> list[str]:
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem in float64: the tensors that get gradients, the labels, and the other arguments."""
+    """A problem in float64: the tensors that get gradients, the labels, and the weights of the classes if any."""
 
     tensors: dict[str, Tensor]
     labels: Tensor
-    arguments: dict[str, Any]
+    weight: Tensor | None
 
     def call(
-        self, device: torch.device, dtypes: dict[str, torch.dtype], options: Any, reduction: str
+        self, device: torch.device, of_x: torch.dtype, of_weight: torch.dtype, options: Any, reduction: str
     ) -> tuple[Tensor, list[Tensor]]:
-        """Return the loss and its leaves, of those dtypes; the class weights are of the linear weight's."""
-        leaves = {name: one.to(device, dtypes[name], copy=True).requires_grad_() for name, one in self.tensors.items()}
-        given = dict(self.arguments)
-        if "weight" in given:
-            given["weight"] = given["weight"].to(device, dtypes["linear_weight"])
-        bias = {"linear_bias": leaves["linear_bias"]} if "linear_bias" in leaves else {}
-        labels = self.labels.to(device)
-        x, weight = leaves["x"], leaves["linear_weight"]
-        loss = functional.linear_cross_entropy(x, weight, labels, **bias, **given, reduction=reduction, options=options)
+        """Return the loss and its leaves; bias and class weights are of the dtype of the linear weight."""
+        leaves = {
+            name: one.to(device, of_x if name == "x" else of_weight, copy=True).requires_grad_()
+            for name, one in self.tensors.items()
+        }
+        loss = functional.linear_cross_entropy(
+            leaves["x"], leaves["linear_weight"], self.labels.to(device),
+            linear_bias=leaves.get("linear_bias"),
+            weight=None if self.weight is None else self.weight.to(device, of_weight),
+            ignore_index=None if self.weight is None else _IGNORED,
+            reduction=reduction, options=options,
+        )  # fmt: skip
         return loss, list(leaves.values())
 
 
@@ -65,19 +68,16 @@ def problems(rng: torch.Generator, dtype: torch.dtype, spread: float) -> Iterato
             "linear_weight": torch.randn(_CLASSES, _FEATURES, generator=rng) / 4,
         }
         # One sample is not the one that is ignored: the mean of no sample is NaN.
-        labels = torch.randint(0, 7 if alone else _CLASSES, shape[:-1], generator=rng)
-        arguments: dict[str, Any] = {}
+        labels = torch.randint(0, _IGNORED if alone else _CLASSES, shape[:-1], generator=rng)
+        weight = None
         if not plain:
             tensors["linear_bias"] = torch.randn(_CLASSES, generator=rng)
-            arguments |= {"weight": 0.1 + torch.rand(_CLASSES, generator=rng), "ignore_index": 7}
+            weight = (0.1 + torch.rand(_CLASSES, generator=rng)).to(dtype).double()
             if not alone:
-                labels[::5] = 7
+                labels[::5] = _IGNORED
         held = {name: one.to(dtype).double() for name, one in tensors.items()}
-        arguments = {
-            name: one.to(dtype).double() if isinstance(one, Tensor) else one for name, one in arguments.items()
-        }
         names = ["plain" if plain else "bias, class weights, ignored labels", *(["one sample"] if alone else [])]
-        yield ", ".join(names), Problem(held, labels, arguments)
+        yield ", ".join(names), Problem(held, labels, weight)
 
 
 def judged(
@@ -86,13 +86,12 @@ def judged(
     problem: Problem,
     seen: tuple[Tensor, list[Tensor]],
     reduction: str,
-    unit: float,
+    dtype: torch.dtype,
     rng: torch.Generator,
 ) -> None:
-    """Compare a loss and its gradients with those of float64, by what `unit`, a rounding, makes of the logits."""
-    loss, leaves = seen
-    wide = dict.fromkeys(problem.tensors, torch.float64)
-    exact, points = problem.call(torch.device("cpu"), wide, None, reduction)
+    """Compare a loss and its gradients with those of float64, by what roundings to `dtype` make of the logits."""
+    (loss, leaves), unit = seen, torch.finfo(dtype).eps / 2
+    exact, points = problem.call(torch.device("cpu"), torch.float64, torch.float64, None, reduction)
     logits = functional.linear(points[0].detach(), points[1].detach(), problem.tensors.get("linear_bias"))
     largest = float(logits.abs().max())
     bound = _LOSS * unit * (largest + exact.detach().abs())
@@ -102,7 +101,7 @@ def judged(
     slope = (0.25 + torch.rand(exact.shape, generator=rng)).to(loss.dtype)
     gradients = torch.autograd.grad(loss, leaves, slope.to(loss.device))
     wanted = torch.autograd.grad(exact, points, slope.double())
-    roundings = _GRADIENT_OF_FLOAT32 if unit == torch.finfo(torch.float32).eps / 2 else _GRADIENT
+    roundings = _GRADIENT_OF_FLOAT32 if dtype == torch.float32 else _GRADIENT
     for which, one, right in zip(problem.tensors, gradients, wanted, strict=True):
         distance = float((one.cpu().double() - right).norm() / right.norm()) / (roundings * unit * (1 + largest))
         if not (math.isfinite(distance) if largest > _CLOSE else distance <= 1):
@@ -122,7 +121,7 @@ _CHUNKS: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=["fp16", "bf16", "fp32"])
 def test_chunks(case: Case, target: Target, rng: torch.Generator, dtype: torch.dtype, policy: str) -> None:
     case.require_arithmetic(target, dtype)
-    unit, wrong = torch.finfo(dtype).eps / 2, list[str]()
+    wrong: list[str] = []
     every = [
         (f"{name}, {chunks or 'automatic'}, {reduction}, x {spread:g}", problem, chunks, reduction)
         for spread in (1.0, _FAR)
@@ -131,8 +130,8 @@ def test_chunks(case: Case, target: Target, rng: torch.Generator, dtype: torch.d
     for index in torch.randperm(len(every), generator=rng)[: case.samples(quick=12, standard=48, full=len(every))]:
         name, problem, chunks, reduction = every[index]
         options = torch.nn.LinearCrossEntropyOptions(acc_policy=policy, **chunks)
-        seen = problem.call(target.device, dict.fromkeys(problem.tensors, dtype), options, reduction)
-        judged(wrong, name, problem, seen, reduction, unit, rng)
+        seen = problem.call(target.device, dtype, dtype, options, reduction)
+        judged(wrong, name, problem, seen, reduction, dtype, rng)
     case.equal("losses and gradients beyond their bounds", wrong[:5], [])
 
 
@@ -141,9 +140,7 @@ def test_gradients_are_kept_where_asked_for(case: Case, target: Target, rng: tor
     for (name, problem), reduction in itertools.product(problems(rng, torch.float32, 1.0), _REDUCTIONS):
         for keeps in (True, False):
             options = torch.nn.LinearCrossEntropyOptions(allow_retain_graph=keeps)
-            loss, leaves = problem.call(
-                target.device, dict.fromkeys(problem.tensors, torch.float32), options, reduction
-            )
+            loss, leaves = problem.call(target.device, torch.float32, torch.float32, options, reduction)
             factors = [torch.full_like(loss, factor) for factor in (4.0, 1.0)]
             first = torch.autograd.grad(loss, leaves, factors[0], retain_graph=True)
             copies = [one.clone() for one in first]
@@ -163,22 +160,19 @@ def test_gradients_are_kept_where_asked_for(case: Case, target: Target, rng: tor
 def test_chunks_in_a_region(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, policy: str, given: str
 ) -> None:
-    unit, wrong, types = torch.finfo(amp_dtype).eps / 2, list[str](), set[str]()
+    wrong, types = list[str](), set[str]()
     of_x, of_weight = (amp_dtype if name == "region" else torch.float32 for name in given.split("-"))
     options = torch.nn.LinearCrossEntropyOptions(acc_policy=policy, chunking_method=None, batch_chunk_size=5)
     every = list(itertools.product(problems(rng, amp_dtype, 1.0), _REDUCTIONS))
-    for index in torch.randperm(len(every), generator=rng)[
-        : case.samples(quick=4, standard=len(every), full=len(every))
-    ]:
+    count = case.samples(quick=4, standard=len(every), full=len(every))
+    for index in torch.randperm(len(every), generator=rng)[:count]:
         (name, problem), reduction = every[index]
-        dtypes = {"x": of_x, "linear_weight": of_weight, "linear_bias": of_weight}
         try:
             with target.autocast(amp_dtype):
-                loss, leaves = problem.call(target.device, dtypes, options, reduction)
-            judged(wrong, f"{name}, {reduction}", problem, (loss, leaves), reduction, unit, rng)
+                seen = problem.call(target.device, of_x, of_weight, options, reduction)
+            judged(wrong, f"{name}, {reduction}", problem, seen, reduction, amp_dtype, rng)
+            types.add(str(seen[0].dtype))
         except RuntimeError as error:
             types.add(f"none, but {str(error).splitlines()[0]}")
-            continue
-        types.add(str(loss.dtype))
     case.equal("types of the losses that have gradients", sorted(types), ["torch.float32"])
     case.equal("losses and gradients beyond their bounds", wrong[:5], [])

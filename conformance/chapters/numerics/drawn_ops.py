@@ -501,7 +501,7 @@ def loss(d: Draws) -> Program:
     if kind == "triplet":
         rows = [d.normal(n, c) for _ in range(3)]
         p = d.one((1.0, 2.0))
-        swap = d.yes() and swaps_clearly(rows, p)
+        swap = d.yes() and float(nearness(p, *rows).abs().min()) > CLEAR
         return _call(F.triplet_margin_loss, *rows, margin=_margin(rows, p, swap), p=p, swap=swap, **reduction)
     if kind == "cosine":
         signs = d.index(2, n).float() * 2 - 1
@@ -519,11 +519,12 @@ def _margin(rows: list[Tensor], p: float, swap: bool) -> float:
     return max((1 + k / 8 for k in range(17)), key=lambda margin: float((kinks - margin).abs().min()))
 
 
-def swaps_clearly(rows: list[Tensor], p: float) -> bool:
-    """Whether no rounding changes which of anchor and positive is the nearer one to the negative."""
-    anchor, positive, negative = rows
-    apart = F.pairwise_distance(anchor, negative, p) - F.pairwise_distance(positive, negative, p)
-    return float(apart.abs().min()) > 0.125
+CLEAR = 0.125  # more than rounding to bfloat16 changes the difference of two distances
+
+
+def nearness(p: float, anchor: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+    """Return by how much the negative one of each triplet is nearer to the positive one than to the anchor."""
+    return F.pairwise_distance(anchor, negative, p) - F.pairwise_distance(positive, negative, p)
 
 
 ACTIVATIONS = (

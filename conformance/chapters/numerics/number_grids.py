@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...oracles.relations.programs import Program, module_program, program
-from .drawn_ops import Draws, swaps_clearly
+from .drawn_ops import CLEAR, Draws, nearness
 from .option_grids import combinations
 
 REDUCTIONS = ("none", "mean", "sum")
@@ -191,21 +191,13 @@ def _behind(classes: Tensor, scores: Tensor) -> Tensor:
 
 
 def _far_from_kinks(
-    draw: Callable[[], tuple[Tensor, ...]], function: Callable[..., Tensor], kink: float
+    draw: Callable[[], tuple[Tensor, ...]], function: Callable[..., Tensor], kink: float, far: float = FAR
 ) -> tuple[Tensor, ...]:
     """Return drawn tensors of which a rounding moves no value of a function over the place of a kink."""
     while True:
         drawn = draw()
-        if float((function(*drawn) - kink).abs().min()) > FAR:
+        if float((function(*drawn) - kink).abs().min()) > far:
             return drawn
-
-
-def _triplets(d: Draws, p: float) -> list[Tensor]:
-    """Return triplets of rows whose distances no rounding puts in another order."""
-    while True:
-        rows = [d.normal(6, 5) for _ in range(3)]
-        if swaps_clearly(rows, p):
-            return rows
 
 
 def pairs(d: Draws) -> Iterator[Program]:
@@ -254,7 +246,8 @@ def pairs(d: Draws) -> Iterator[Program]:
             yield program("hinge_embedding_loss", F.hinge_embedding_loss, given, reduced)
         for p, swap in itertools.product((1, 2), (False, True)):
             options = {"p": p, "swap": swap, "margin": 9.0, **reduced}
-            yield program("triplet_margin_loss", F.triplet_margin_loss, tuple(_triplets(d, p)), options)
+            rows = _far_from_kinks(lambda: tuple(d.normal(6, 5) for _ in range(3)), partial(nearness, p), 0.0, CLEAR)
+            yield program("triplet_margin_loss", F.triplet_margin_loss, rows, options)
     for order, keepdim in itertools.product((0.5, 1.0, 2.0, 3.0, torch.inf), (False, True)):
         rows = (d.normal(6, 5), d.normal(6, 5))
         yield program("pairwise_distance", F.pairwise_distance, rows, {"p": order, "keepdim": keepdim})

@@ -118,11 +118,9 @@ def as_tensor(gradient: Gradient, like: torch.Tensor) -> torch.Tensor:
 
 
 def expected_unscaled(tensor: torch.Tensor, scale: float, seen: torch.Tensor) -> torch.Tensor:
-    """Return `tensor` as the exact model unscales it, on the CPU: divided, if that is `seen`, or as torch does it."""
-    quotient = as_tensor(oracle.divided(as_gradient(tensor), scale), tensor)
-    if torch.equal(seen.detach().cpu(), quotient):
-        return quotient
-    return as_tensor(oracle.unscaled(as_gradient(tensor), oracle.reciprocal(scale)), tensor)
+    """Return `tensor` as the exact model unscales it, on the CPU: in the way that was `seen`, or as torch does it."""
+    ways = [as_tensor(one, tensor) for one in oracle.unscalings(as_gradient(tensor), scale)]
+    return next((one for one in ways if torch.equal(seen.detach().cpu(), one)), ways[0])
 
 
 SETTINGS = {"init_scale": 1024.0, "growth_factor": 3.0, "backoff_factor": 0.25, "growth_interval": 7}

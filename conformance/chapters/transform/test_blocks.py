@@ -95,7 +95,7 @@ class Pair:
         if self.typed:
             types = [[one.dtype for one in some] for some in (self.seen, self.expected)]
             case.equal(f"{dtype}, {self.what}: types", *types)
-        sizes = [float(one.abs().square().double().sum().sqrt()) for one in self.expected]
+        sizes = [float(one.detach().cpu().abs().double().norm()) for one in self.expected]
         # What cancels, such as the gradient of the bias of a key, is as small as the roundings of the others.
         least = max(sizes, default=0.0) * torch.finfo(dtype).eps / 2
         far = [

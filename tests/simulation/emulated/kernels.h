@@ -8,6 +8,7 @@
 #include <limits>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "attention.h"
@@ -410,28 +411,21 @@ inline void compute(const c10::OperatorHandle& op, bool sparse, Stack* stack) {
     return;
   }
   read_in_tf32(name, count, stack);
+  static const std::unordered_set<std::string> products = {"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm"};
   const auto& overload = op.schema().overload_name();
-  if (overload == "dtype" || overload == "dtype_out") {
-    if (name == "aten::mm" || name == "aten::bmm" || name == "aten::addmm" || name == "aten::baddbmm") {
-      auto given = torch::jit::pop(*stack, count);
-      auto result = product_of_type(name, given);
-      if (overload == "dtype_out") result = given.back().toTensor().copy_(result);
-      stack->push_back(result);
-      return;
-    }
-  }
-  if (auto kernel = adapted(name); kernel != nullptr && !sparse)
+  const bool typed = products.count(name) && (overload == "dtype" || overload == "dtype_out");
+  if (auto kernel = adapted(name); kernel != nullptr && !sparse && !typed)
     return kernel(op, Arguments(stack->end() - count, stack->end()), stack);
   auto found = written().find(name);
-  if (found == written().end()) {
+  if (found == written().end() && !typed) {
     // Sparse tensors have a dispatch key of their own.
     if (sparse) flush_duplicates(name, count, stack), op.callBoxed(stack);
     else op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
     return;
   }
   auto given = torch::jit::pop(*stack, count);
-  auto results = found->second(given);
-  if (op.schema().overload_name() == "out" || op.schema().overload_name() == "grad_input") {
+  auto results = typed ? std::vector<Tensor>{product_of_type(name, given)} : found->second(given);
+  if (overload == "out" || overload == "grad_input" || overload == "dtype_out") {
     auto out = given.back().toTensor();
     out.resize_(results[0].sizes());
     out.copy_(results[0]);
