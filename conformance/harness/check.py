@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import string
+import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -397,12 +398,12 @@ class Case:
         self.require_call(target, f"run a fused {optimizer.__name__}", lambda: make([parameter], fused=True).step())
 
     def unsupported(self, reason: str) -> NoReturn:
-        """End the case: the target declares that it lacks this."""
-        raise Unsupported(reason)
+        """End the case: the target declares that it lacks this; the reason may quote an error of any length."""
+        raise Unsupported(_brief(reason))
 
     def untestable(self, reason: str) -> None:
-        """End the case: something needed is missing."""
-        raise Untestable(reason)
+        """End the case: something needed is missing; the reason may quote an error of any length."""
+        raise Untestable(_brief(reason))
 
     def inconclusive(self, reason: str) -> None:
         """End the case: the measurement is too noisy to decide."""
@@ -437,6 +438,11 @@ def _named(names: Sequence[str], message: str) -> bool:
         any(re.search(rf"(?<!\w){re.escape(one)}(?!\w)", message, re.IGNORECASE) for one in name.split("|"))
         for name in names
     )
+
+
+def _brief(reason: str) -> str:
+    """Return the first line of a reason: torch's dispatcher prints all kernels of an op into its error."""
+    return textwrap.shorten(reason.strip().partition("\n")[0], 300, placeholder=" ...")
 
 
 def _first_line(error: BaseException) -> str:

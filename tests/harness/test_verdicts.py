@@ -47,6 +47,19 @@ def test_ending_gives_verdict(toy: Toy, verdict: str, status: int, overall: str,
     assert f"1 {word}" in outcome.output
 
 
+@pytest.mark.parametrize("ending", ["unsupported", "untestable"])
+def test_reason_is_one_line_that_can_be_read(toy: Toy, ending: str) -> None:
+    """torch's dispatcher tells of each kernel of an op, on 60 lines."""
+    _one(toy, f"case.{ending}('no such op: ' + 'far ' * 200 + '\\nCPU: registered at ...')")
+
+    outcome = toy.run()
+
+    (case,) = outcome.report["cases"]
+    assert case["reason"].startswith("no such op: far far")
+    assert case["reason"].endswith(" far ...")
+    assert len(case["reason"]) <= 300
+
+
 def test_name_that_torch_itself_lacks_is_a_failure(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken torch may use a variable before it sets it; only the suite's own such slip is an error."""
     source = "def broken():\n    return value\n    value = 1\n"

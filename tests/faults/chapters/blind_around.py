@@ -20,6 +20,7 @@ from tests.faults import fault
 from tests.faults.breaking import kernel, replaced
 from tests.faults.chapters.blind_apart import backing_off_after
 from tests.faults.chapters.blind_routes import _below as below
+from tests.simulation.emulated.build import uncompiled
 
 Scaler = torch.amp.GradScaler
 LOW = (torch.float16, torch.bfloat16)
@@ -190,6 +191,19 @@ def fake_products_stay_wide() -> Iterator[None]:
         return found
 
     with kernel("matmul", matmul, "AutocastCPU"):
+        yield
+
+
+@fault("AMP-CAST-050", machine="backend", possible=lambda: uncompiled() is None)
+def fake_products_of_a_backend_stay_wide() -> Iterator[None]:
+    """mm of fake tensors of a third party's backend runs in float32 in a region."""
+
+    def mm(left: Tensor, right: Tensor) -> Tensor:
+        low = torch.float32 if isinstance(left, FakeTensor) else torch.get_autocast_dtype("toyacc")
+        found: Tensor = below(torch.mm, left.to(low), right.to(low))
+        return found
+
+    with kernel("mm", mm, "AutocastPrivateUse1"):
         yield
 
 
