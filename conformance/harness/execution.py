@@ -268,7 +268,8 @@ def _reproduce(item: pytest.Item, found: Facts, case: Case, reason: str) -> None
     from .environment import redact_folders
     from .reproduction import program
 
-    case.snippet = redact_folders(program.of(item, found, case, seed_of(item), reason))
+    text = program.of(item, found, case, seed_of(item), reason)
+    case.snippet = redact_folders(program.importing(text, item.config.stash[RUN].options.imports))
 
 
 def _show(report: pytest.TestReport, judgement: Any, contract: Contract, path: str, excuse: str) -> None:

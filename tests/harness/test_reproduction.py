@@ -194,6 +194,14 @@ def test_a_program_begins_with_what_it_shows(check: Callable[..., None]) -> None
     assert _written(check, scale=3).startswith("# a title\n# in two lines\nfrom __future__")
 
 
+def test_a_program_first_imports_what_the_run_did(check: Callable[..., None]) -> None:
+    """Behind the title and what a program must begin with, before torch makes anything of the device."""
+    lines = program.importing(_written(check, scale=3), ["this_device", "its.rules"]).splitlines()
+
+    assert lines[:4] == ["# a title", "# in two lines", "from __future__ import annotations", ""]
+    assert lines[4:6] == ["import this_device", "import its.rules"]
+
+
 def test_only_what_is_used_of_the_stand_ins_is_copied(check: Callable[..., None]) -> None:
     text = _written(check, resolve("fake:cuda"), scale=3)
 

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import subprocess
+import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -42,6 +45,21 @@ def test_broken_rules_and_kernels_are_caught(root: Path, tmp_path: Path, variant
     assert outcome.status == 1, outcome.output[-3000:]
     assert any(fnmatchcase(contract, pattern) for contract in failed for pattern in patterns)
     assert not [case["id"] for case in outcome.report["cases"] if case["verdict"] == "ERROR"]
+
+
+def test_program_of_a_failed_case_registers_the_backend(root: Path, tmp_path: Path) -> None:
+    variant = "exp_is_lowered"
+    outcome = _run(root, tmp_path, ("AMP-CAST-03*",), *_DECLARED, "--level", "quick", "--maxfail=1", variant=variant)
+    (failed,) = (case for case in outcome.report["cases"] if case["verdict"] == "FAIL")
+
+    environment = {**os.environ, "TOYACC_VARIANT": variant, "PYTHONPATH": str(root)}
+    done = subprocess.run(
+        [sys.executable, "-c", failed["snippet"]], env=environment, cwd=tmp_path, capture_output=True, text=True
+    )
+
+    assert failed["snippet"].startswith("import tests.simulation.foreign.toyacc\n")
+    assert done.returncode == 1
+    assert done.stderr.endswith("the outputs have other dtypes\n")
 
 
 @pytest.mark.parametrize("variant", LACKING)

@@ -119,7 +119,7 @@ def _answers(
             gradients = torch.autograd.grad(result, leaves, torch.ones_like(result), allow_unused=True)
     except (NotImplementedError, RuntimeError) as error:
         return str(error).splitlines()[0][:80]
-    given = [torch.zeros(()) if gradient is None else gradient for gradient in gradients]
+    given = [torch.zeros((), device=device) if gradient is None else gradient for gradient in gradients]
     if point.skips_nan and given:
         given = [gradient.masked_fill(leaf.isnan(), 0.0) for gradient, leaf in zip(given, leaves, strict=True)]
     return [each.detach().to("cpu", torch.float32) for each in (result, *given)]

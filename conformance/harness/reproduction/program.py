@@ -7,10 +7,11 @@ import base64
 import contextlib
 import inspect
 import io
+import re
 import sys
 import textwrap
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -63,6 +64,13 @@ def of(item: Any, found: Facts, case: Case, seed: int, reason: str) -> str:
         why = str(error) if isinstance(error, CannotCopy) else "it cannot be written here"
         head = f"{found.id} on {where}: no program of this very case, which needs more than torch ({_line(why)});"
         return f"# {head}\n# this is of its contract, and does not fail by itself\n{case.reproduction}"
+
+
+def importing(text: str, modules: Sequence[str]) -> str:
+    """Return a program that first imports modules, as the run did: without them torch may not know the device."""
+    head = re.match(r"(?:#.*\n|\s*\n|from __future__ .*\n)*", text)
+    start = head.end() if head is not None else 0
+    return text[:start] + "".join(f"import {name}\n" for name in modules) + text[start:]
 
 
 def _verbatim(text: str) -> str:
