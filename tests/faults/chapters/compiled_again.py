@@ -175,3 +175,52 @@ def inductor_adds_a_residual_in_bf16() -> Iterator[None]:
 
     with replaced(compile_fx, "post_grad_passes", passes):
         yield
+
+
+def _marked(change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> contextlib.AbstractContextManager[None]:
+    """Let what nested_compile_region marks be another function than the one that it is given."""
+    original = torch.compiler.nested_compile_region
+    return replaced(torch.compiler, "nested_compile_region", lambda function: original(change(function)))
+
+
+@fault("AMP-COMPILE-080")
+def marked_functions_run_outside_of_regions() -> Iterator[None]:
+    """A function that is compiled once for all its calls runs as if there were no region."""
+
+    def change(function: Callable[..., Any]) -> Callable[..., Any]:
+        def alone(*given: Any) -> Any:
+            with torch.autocast("cpu", enabled=False):
+                return function(*given)
+
+        return alone
+
+    with _marked(change):
+        yield
+
+
+@fault("AMP-COMPILE-080")
+def marked_functions_record_no_gradients() -> Iterator[None]:
+    """A function that is compiled once for all its calls passes no gradient back."""
+
+    def change(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given: function(*given).detach()
+
+    with _marked(change):
+        yield
+
+
+@fault("AMP-COMPILE-080", level="standard")
+def marked_functions_take_the_usual_type() -> Iterator[None]:
+    """A function that is compiled once for all its calls runs in autocast's default type in each region."""
+
+    def change(function: Callable[..., Any]) -> Callable[..., Any]:
+        def usual(*given: Any) -> Any:
+            if not torch.is_autocast_enabled("cpu"):
+                return function(*given)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return function(*given)
+
+        return usual
+
+    with _marked(change):
+        yield
