@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from conformance.self_check.planting import kernel
+from conformance.self_check.planting import kernel, replaced
 from tests.variants import Uses, variant
 from tests.variants.around import HALF, LOW, Stock, around, has_kernels, kernels, wide
 
@@ -370,7 +370,10 @@ def gates_in_float32(uses: Uses) -> Iterator[None]:
         yield
 
 
-@variant("AMP-BACKWARD-001", "AMP-BACKWARD-008", "AMP-NUMERICS-005")
+@variant(
+    *("AMP-BACKWARD-001", "AMP-BACKWARD-008", "AMP-NUMERICS-005", "AMP-MEMORY-001", "AMP-MEMORY-002"),
+    *("AMP-MEMORY-014", "AMP-MEMORY-015", "AMP-MEMORY-017"),
+)
 def relu_saves_a_mask(uses: Uses) -> Iterator[None]:
     """relu selects by a comparison, whose bool mask it saves for backward in place of its result.
 
@@ -382,4 +385,20 @@ def relu_saves_a_mask(uses: Uses) -> Iterator[None]:
         return torch.where(x <= 0, torch.zeros((), dtype=x.dtype), x)
 
     with kernel("relu", run, "AutogradCPU"):
+        yield
+
+
+@variant("AMP-CAST-066", "AMP-MEMORY-014", "AMP-MEMORY-015", "AMP-MEMORY-016")
+def attention_gives_contiguous_results(uses: Uses) -> Iterator[None]:
+    """scaled_dot_product_attention gives a contiguous result, which a transformer copies where it merges the heads.
+
+    torch.nn.functional.scaled_dot_product_attention: the shape of the result; no memory format is documented.
+    """
+    stock = torch.nn.functional.scaled_dot_product_attention
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        uses["scaled_dot_product_attention"] += 1
+        return stock(*args, **kwargs).contiguous()
+
+    with replaced(torch.nn.functional, "scaled_dot_product_attention", run):
         yield
