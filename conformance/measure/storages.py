@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -16,6 +16,10 @@ def _identity(tensor: torch.Tensor) -> int:
     # The address of the storage's own record, which no other storage has while the tensor lives. That of its elements
     # is zero for every tensor without any.
     return int(tensor.untyped_storage()._cdata)
+
+
+Storage: TypeAlias = tuple[torch.dtype, int]
+"""The type and bytes of a storage."""
 
 
 class SavedForBackward:
@@ -79,6 +83,31 @@ def without_bookkeeping(storages: Iterable[tuple[torch.dtype, int]]) -> list[tup
     cuDNN's batch norm keeps its reserve as uint8, the fused attention kernels seed and offset as one integer each.
     """
     return [(dtype, nbytes) for dtype, nbytes in storages if nbytes and not _bookkeeping(dtype, nbytes)]
+
+
+def without_masks(seen: Iterable[Storage], expected: Iterable[Storage]) -> list[Storage]:
+    """Return `seen` as if each bool mask that is not expected were the floating-point tensor that it replaces.
+
+    A kernel may save which elements it lets through, a byte each, in place of a result or beside one that another
+    operation saves. A mask of another number of elements than any expected floating-point tensor stays.
+    """
+    expected = list(expected)
+    surplus, missing = Counter(seen), Counter(expected)
+    surplus, missing = surplus - missing, missing - surplus
+    kept = list((Counter(expected) - missing).elements())
+    for dtype, nbytes in surplus.elements():
+        masked = [one for one in expected if dtype is torch.bool and _elements(*one) == nbytes]
+        replaced = next((one for one in masked if missing[one]), None)
+        if replaced is not None:
+            missing[replaced] -= 1
+            kept.append(replaced)
+        elif not masked:
+            kept.append((dtype, nbytes))
+    return kept
+
+
+def _elements(dtype: torch.dtype, nbytes: int) -> int | None:
+    return nbytes // dtype.itemsize if dtype.is_floating_point else None
 
 
 def _bookkeeping(dtype: torch.dtype, nbytes: int) -> bool:

@@ -12,6 +12,7 @@ from conformance.measure.storages import (
     state_tensors,
     tensor_bytes,
     without_bookkeeping,
+    without_masks,
 )
 
 
@@ -91,3 +92,20 @@ def test_what_libraries_keep_for_themselves_is_left_out() -> None:
         (torch.bool, 8),
         (torch.float32, 4),
     ]
+
+
+def test_a_mask_stands_for_the_result_that_it_replaces() -> None:
+    low, full, mask = (torch.bfloat16, 60), (torch.float32, 400), (torch.bool, 30)
+    assert sorted(map(str, without_masks([full, mask], [low, full]))) == sorted(map(str, [low, full]))
+    assert without_masks([low, mask], [low]) == [low]  # beside it
+    assert without_masks([mask, mask], [low]) == [low]
+
+
+def test_a_mask_excuses_nothing_else() -> None:
+    low, mask = (torch.bfloat16, 60), (torch.bool, 30)
+    assert without_masks([low, (torch.bool, 31)], [low]) == [low, (torch.bool, 31)]
+    assert without_masks([(torch.int64, 240)], [low]) == [(torch.int64, 240)]
+    assert sorted(map(str, without_masks([low, low, mask], [low]))) == sorted(map(str, [low, low]))
+    assert without_masks([(torch.float32, 120), mask], [low]) == [(torch.float32, 120), low]
+    assert without_masks([mask], [mask]) == [mask]
+    assert without_masks([], [low]) == []

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ...measure.storages import without_masks
 from ...oracles.symbolic.op_rules import OPS
 from ...oracles.symbolic.tensors import SymbolicRegion, Value
 
@@ -52,14 +53,14 @@ def _exception(
 ) -> KernelException | None:
     options = dict(given)
     seen, ruled, operands = _alone(device_type, device, saves, op, values, options)
-    if sorted(map(str, seen)) == sorted(map(str, ruled)):
+    if _alike(seen, ruled):
         return None
     low = next((value.dtype for value in values if value.dtype in (torch.float16, torch.bfloat16)), None)
     if low is None:
         return KernelException(op, None)
     full = tuple(replace(value, dtype=torch.float32 if value.dtype == low else value.dtype) for value in values)
     seen_full, ruled_full, _ = _alone(device_type, device, saves, op, full, options)
-    if sorted(map(str, seen_full)) != sorted(map(str, ruled_full)):
+    if not _alike(seen_full, ruled_full):
         return KernelException(op, None)
     # Attention without a fused kernel of that type is composed, in fp32 (aten, _scaled_dot_product_attention_math).
     return KernelException(
@@ -84,6 +85,10 @@ def _alone(
         operand.requires_grad_(value.grad)
     seen = saves(functools.partial(OPS[op].run, **options), operands)
     return seen, [(item.dtype, item.nbytes) for item in alone.saved.values()], operands
+
+
+def _alike(seen: Storages, ruled: Storages) -> bool:
+    return sorted(map(str, without_masks(seen, ruled))) == sorted(map(str, ruled))
 
 
 def _more(seen: Storages, ruled: Storages) -> bool:

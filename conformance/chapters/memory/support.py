@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 
@@ -16,6 +17,7 @@ from ...measure.storages import (
     bytes_by_dtype,
     saved_by,
     without_bookkeeping,
+    without_masks,
 )
 from ...oracles.manual_cast import ManualCast
 from ...oracles.symbolic.blocks import Block, evaluate, execute, predict, tensors
@@ -43,27 +45,33 @@ def sizes(storages: Storages) -> list[str]:
 
 
 def check_saved_storages(
-    case: Case, target: Target, block: Block, dtype: torch.dtype | None, rng: torch.Generator, *, cache: bool = True
+    case: Case,
+    target: Target,
+    block: Block,
+    dtype: torch.dtype | None,
+    rng: torch.Generator,
+    *,
+    cache: bool = True,
+    whole: bool = False,
 ) -> None:
-    """Check the storages that `block` saves against the prediction; UNSUPPORTED if a kernel of the device differs."""
+    """Check the storages that `block` saves against the prediction; UNSUPPORTED if a kernel of the device differs.
+
+    `whole`: or if the block does so in fp32, where what one operation gives changes what the next one saves.
+    """
     leaves = tensors(block, target.device, rng)
     arm = "fp32" if dtype is None else DTYPE_NAMES[dtype] + ("" if cache else ", no cache")
 
-    def saved_storages(opened: AbstractContextManager[None]) -> Storages:
-        with SavedForBackward(leaves.values()) as saved, opened:
-            execute(block, leaves)
-        return without_bookkeeping(saved.storages)
-
-    if words := _kernel_exception(case, target, block, dtype):
+    words = _kernel_exception(case, target, block, dtype)
+    if words or (whole and (words := network_exception(target, block, leaves, masks=True))):
         if dtype is not None:
             case.equal(
                 f"{arm}: every storage, as with manual casts",
-                sizes(saved_storages(region(target, dtype, cache))),
-                sizes(saved_storages(ManualCast(target.device_type, cache=cache).region(dtype))),
+                sizes(_saved_storages(block, leaves, region(target, dtype, cache))),
+                sizes(_saved_storages(block, leaves, ManualCast(target.device_type, cache=cache).region(dtype))),
             )
         case.unsupported(words)
     predicted = [(item.dtype, item.nbytes) for item in predict(block, target.device_type, dtype, cache=cache)]
-    seen = saved_storages(region(target, dtype, cache))
+    seen = without_masks(_saved_storages(block, leaves, region(target, dtype, cache)), predicted)
     case.equal(f"{arm}: bytes by dtype", bytes_by_dtype(seen), bytes_by_dtype(predicted))
     case.equal(f"{arm}: every storage", sizes(seen), sizes(predicted))
 
@@ -73,11 +81,12 @@ def step_as_predicted(
 ) -> tuple[StepBytes, StepBytes]:
     """Return the measured bytes of a step of `block` (low and high are its peak) and the predicted ones.
 
-    UNSUPPORTED if a kernel of the device saves other tensors than its rule says; FAIL if the region then holds more
-    than with the same manual casts.
+    UNSUPPORTED if a kernel of the device saves other tensors than its rule says, or the block in fp32 than its rules
+    say; FAIL if the region then holds more than with the same manual casts.
     """
     leaves = tensors(block, target.device, rng)
-    if not (words := _kernel_exception(case, target, block, dtype)):
+    words = _kernel_exception(case, target, block, dtype) or network_exception(target, block, leaves)
+    if not words:
         predicted = step_bytes(block, target.device_type, dtype, cache=cache)
         return held(target, block, region(target, dtype, cache), leaves), predicted
     if dtype is not None:
@@ -133,24 +142,54 @@ SCALARS = 512
 
 
 class Training:
-    """Whole steps of `block`: forward pass, backward, scaler and optimizer; gradients are dropped at the end."""
+    """Whole steps of `block`: forward pass, backward, scaler and optimizer; gradients are dropped at the end.
+
+    The forward pass is in a region; `manual`: with the same casts by themselves.
+    """
 
     def __init__(
-        self, target: Target, block: Block, dtype: torch.dtype | None, leaves: dict[str, torch.Tensor], optimizer: str
+        self,
+        target: Target,
+        block: Block,
+        dtype: torch.dtype | None,
+        leaves: dict[str, torch.Tensor],
+        optimizer: str,
+        *,
+        manual: bool = False,
     ) -> None:
         self._target, self._block, self._dtype, self._leaves = target, block, dtype, leaves
+        self._manual = manual
         self._optimizer = OPTIMIZERS[optimizer]([leaf for leaf in leaves.values() if leaf.requires_grad])
         # With a scale of 1 no first step overflows, which would leave the optimizer without its state.
         self._scaler = torch.amp.GradScaler(target.device_type, init_scale=1.0, enabled=dtype is not None)
 
     def step(self) -> None:
         """One step."""
-        with region(self._target, self._dtype):
+        opened = ManualCast(self._target.device_type).region if self._manual else partial(region, self._target)
+        with opened(self._dtype):
             loss = execute(self._block, self._leaves)
         self._scaler.scale(loss).backward()
         self._scaler.step(self._optimizer)
         self._scaler.update()
         self._optimizer.zero_grad(set_to_none=True)
+
+
+def network_exception(target: Target, block: Block, leaves: dict[str, torch.Tensor], *, masks: bool = False) -> str:
+    """Describe that `block` saves outside of any region other tensors than its rules say; return nothing otherwise.
+
+    `masks`: a bool mask may stand for a result.
+    """
+    predicted = [(item.dtype, item.nbytes) for item in predict(block, target.device_type, None)]
+    seen = _saved_storages(block, leaves, nullcontext())
+    if sizes(without_masks(seen, predicted) if masks else seen) == sizes(predicted):
+        return ""
+    return f"on {target.probe['name']} the network saves other tensors for backward, without autocast as well"
+
+
+def _saved_storages(block: Block, leaves: dict[str, torch.Tensor], opened: AbstractContextManager[None]) -> Storages:
+    with SavedForBackward(leaves.values()) as saved, opened:
+        execute(block, leaves)
+    return without_bookkeeping(saved.storages)
 
 
 def _kernel_exception(case: Case, target: Target, block: Block, dtype: torch.dtype | None) -> str:

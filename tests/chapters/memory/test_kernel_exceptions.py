@@ -23,7 +23,7 @@ TRANSFORMER = blocks()["transformer"]
 
 def _kept(case: Case) -> None:
     generator = torch.Generator().manual_seed(0)
-    check_saved_storages(case, targets.resolve("cpu"), TRANSFORMER, torch.bfloat16, generator)
+    check_saved_storages(case, targets.resolve("cpu"), TRANSFORMER, torch.bfloat16, generator, whole=True)
 
 
 def _step(case: Case) -> None:
@@ -79,3 +79,29 @@ def test_attention_without_a_fused_kernel_of_16_bit_is_no_fault(case: Case) -> N
         pytest.raises(Unsupported, match="in bf16 as well"),
     ):
         _kept(case)
+
+
+@pytest.mark.parametrize("judge", [_kept, _step])
+def test_a_network_that_differs_in_fp32_too_is_no_fault(case: Case, judge: Callable[[Case], None]) -> None:
+    right = torch.nn.functional.scaled_dot_product_attention
+    with (
+        replaced(torch.nn.functional, "scaled_dot_product_attention", lambda *given: right(*given).contiguous()),
+        pytest.raises(Unsupported, match="network saves other tensors"),
+    ):
+        judge(case)
+
+
+@pytest.mark.parametrize("judge", [_kept, _step])
+def test_what_the_region_adds_fails_in_such_a_network(case: Case, judge: Callable[[Case], None]) -> None:
+    right = torch.nn.functional.scaled_dot_product_attention
+
+    def copied(*given: torch.Tensor) -> torch.Tensor:
+        """Make the result contiguous, and in a region keep another copy of it for backward."""
+        result = right(*given).contiguous()
+        return result * result.detach().sign().abs() if torch.is_autocast_enabled("cpu") else result
+
+    with (
+        replaced(torch.nn.functional, "scaled_dot_product_attention", copied),
+        pytest.raises(ContractViolation, match="manual casts"),
+    ):
+        judge(case)

@@ -31,7 +31,7 @@ SHARED = (
     *("a_tensor_is_leaked_each_step", "losses_keep_their_graphs", "cache_is_off"),
     *("scaler_holds_its_optimizers", "optimizer_state_holds_16_bit_weights", "parameters_become_16_bit"),
     *("checkpoint_stores_everything", "no_grad_records_a_graph", "backward_keeps_the_graph", "cache_switch_is_ignored"),
-    *("copies_outlive_the_region", "copies_outlive_an_exception", "inner_regions_free_the_copies"),
+    *("copies_outlive_the_region", "copies_outlive_an_exception"),
     *("disabled_region_is_enabled", "clipping_keeps_its_norms", "accumulated_gradients_are_kept"),
     *("unscaling_copies_gradients", "failed_losses_are_kept", "backward_keeps_its_seed"),
     *("attention_widens_16_bit", "gelu_widens_16_bit", "gradients_are_copied_while_the_optimizer_works"),

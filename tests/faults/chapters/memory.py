@@ -120,7 +120,7 @@ def copies_outlive_an_exception() -> Iterator[None]:
     right()
 
 
-@fault("AMP-CACHE-015")
+@fault("AMP-CACHE-002")
 def inner_regions_free_the_copies() -> Iterator[None]:
     """Leaving an inner region clears the cache of the outer one."""
     leave = torch.autocast.__exit__

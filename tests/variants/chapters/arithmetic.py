@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from conformance.self_check.planting import kernel, replaced
 from tests.variants import Uses, variant
 from tests.variants.around import HALF, LOW, Stock, around, has_kernels, kernels, wide
 
@@ -340,4 +341,64 @@ def nan_of_another_sign(uses: Uses) -> Iterator[None]:
         return made
 
     with around(uses, "_to_copy", "CPU", run):
+        yield
+
+
+@variant("AMP-CAST-065")
+def gates_in_float32(uses: Uses) -> Iterator[None]:
+    """A GRU of one layer on the CPU keeps its gates in float32 and rounds each state once.
+
+    torch.nn.GRU: its formula; the roundings between its terms are the implementation's.
+    """
+
+    def run(x: Any, state: Any, weights: Any, biases: bool, layers: int, *options: Any) -> Any:
+        assert biases
+        assert layers == 1
+        assert not any(options[2:])  # neither both ways nor the batch first
+        uses["gru"] += 1
+        hidden, states = state[0], []
+        for gates in torch.nn.functional.linear(x, weights[0], weights[2]):
+            given = gates.float().chunk(3, 1)
+            kept = torch.nn.functional.linear(hidden, weights[1], weights[3]).float().chunk(3, 1)
+            reset, update = torch.sigmoid(given[0] + kept[0]), torch.sigmoid(given[1] + kept[1])
+            new = torch.tanh(given[2] + reset * kept[2])
+            hidden = torch.lerp(new, hidden.float(), update).to(state.dtype)
+            states.append(hidden)
+        return torch.stack(states), hidden.unsqueeze(0)
+
+    with kernel("gru.input", run, "AutogradCPU"):
+        yield
+
+
+@variant(
+    *("AMP-BACKWARD-001", "AMP-BACKWARD-008", "AMP-NUMERICS-005", "AMP-MEMORY-001", "AMP-MEMORY-002"),
+    *("AMP-MEMORY-014", "AMP-MEMORY-015", "AMP-MEMORY-017"),
+)
+def relu_saves_a_mask(uses: Uses) -> Iterator[None]:
+    """relu selects by a comparison, whose bool mask it saves for backward in place of its result.
+
+    torch.nn.ReLU: max(0, x); what an op saves for backward is the implementation's, and a mask needs less memory.
+    """
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        uses["relu"] += 1
+        return torch.where(x <= 0, torch.zeros((), dtype=x.dtype), x)
+
+    with kernel("relu", run, "AutogradCPU"):
+        yield
+
+
+@variant("AMP-CAST-066", "AMP-MEMORY-014", "AMP-MEMORY-015", "AMP-MEMORY-016")
+def attention_gives_contiguous_results(uses: Uses) -> Iterator[None]:
+    """scaled_dot_product_attention gives a contiguous result, which a transformer copies where it merges the heads.
+
+    torch.nn.functional.scaled_dot_product_attention: the shape of the result; no memory format is documented.
+    """
+    stock = torch.nn.functional.scaled_dot_product_attention
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        uses["scaled_dot_product_attention"] += 1
+        return stock(*args, **kwargs).contiguous()
+
+    with replaced(torch.nn.functional, "scaled_dot_product_attention", run):
         yield

@@ -289,6 +289,32 @@ def norm_in_float64(uses: Uses) -> Iterator[None]:
         yield
 
 
+@variant("AMP-CLIP-046", "AMP-CLIP-032", "AMP-CLIP-072")
+def norms_in_groups_of_three(uses: Uses) -> Iterator[None]:
+    """get_total_norm combines the norms of three tensors, and of three of these, in float64, if a gradient has it.
+
+    torch.nn.utils.get_total_norm: as if the norms of the individual tensors were concatenated into a single vector.
+    """
+    stock = _CLIPPING._get_total_norm
+
+    @functools.wraps(stock)
+    def run(tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None) -> Any:
+        given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        strided = all(one.device.type == "cpu" and one.layout == torch.strided for one in given)
+        if float(norm_type) != 2.0 or not strided or all(one.dtype != torch.float64 for one in given):
+            return stock(given, norm_type, error_if_nonfinite, foreach)
+        count(uses, "_get_total_norm")
+        with torch.no_grad():
+            norms = [torch.linalg.vector_norm(one.double()) for one in given]
+            while len(norms) > 1:
+                groups = [norms[at : at + 3] for at in range(0, len(norms), 3)]
+                norms = [torch.linalg.vector_norm(torch.stack(group)) for group in groups]
+        return stock(norms, 2.0, error_if_nonfinite, foreach)
+
+    with replaced(_CLIPPING, "_get_total_norm", run), replaced(torch.nn.utils, "get_total_norm", run):
+        yield
+
+
 def _plain(gradient: torch.Tensor) -> bool:
     return type(gradient) is torch.Tensor and (gradient.device.type, gradient.layout, gradient.dtype) == (
         "cpu",
