@@ -60,7 +60,7 @@ def test_second_derivatives(case: Case, target: Target, amp_dtype: torch.dtype, 
         with full_precision(target.device_type):
             return dict(derivatives(TWICE[op], on_device, rng, region))
 
-    case.require_call(target, f"second derivatives of {op}", measure)
+    case.require_call(target, f"take second derivatives of {op}", measure)
     seen = measure()
     case.equal("second derivatives", sorted(seen), sorted(exact))
     _near(case, op, seen, exact, amp_dtype)

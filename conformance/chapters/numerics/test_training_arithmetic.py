@@ -129,7 +129,7 @@ def test_lists_of_several_types(
         for name, region in list(regions.items())[: 1 if one_of.new else 2]:
             ours, theirs, before = ([[one.clone() for one in each] for each in given] for _ in range(3))
             expected = one_of.loop(*theirs)
-            case.require_call(target, op, partial(one_of.call, *before))
+            case.require_call(target, f"run {op}", partial(one_of.call, *before))
             with region:
                 seen = one_of.call(*ours)
             for place, (one, other) in enumerate(zip(seen, expected, strict=True)):

@@ -36,7 +36,7 @@ COPIES: dict[str, Callable[[torch.autocast], torch.autocast]] = {
 def test_copied_instance(case: Case, target: Target, way: str) -> None:
     """Copy an instance that was not used, one whose region is open, and one that was used."""
     # An instance of PrivateUse1 keeps the module of its backend, which neither deepcopy nor pickle takes.
-    case.require_call(target, f"{way} a region object", lambda: COPIES[way](region(target)))
+    case.require_call(target, f"copy a region object by {way}", lambda: COPIES[way](region(target)))
     before = observe()
     for dtype in case.supported(target):
         for enabled, cache in itertools.product((True, False), (True, False)):

@@ -64,7 +64,7 @@ def test_programs_without_listed_ops(case: Case, target: Target, rng: torch.Gene
         for own in (torch.float32, dtype):
             given = tuple(torch.randn(SHAPE, generator=rng).to(target.device, own) for _ in range(2))
             outside = partial(_seen, program, given, contextlib.nullcontext())
-            case.require_call(target, f"{program} in {own}", outside)
+            case.require_call(target, f"run {program} in {own}", outside)
             wanted, seen = outside(), _seen(program, given, target.autocast(dtype))
             case.equal(f"{own} in a region of {dtype}: results", len(seen), len(wanted))
             differing = {
