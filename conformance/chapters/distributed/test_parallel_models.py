@@ -11,6 +11,7 @@ from . import reference
 from .batch_norms import evaluated, refusals
 from .comparison import differences, unlike
 from .differentiable import gradients_of_collectives
+from .placed_programs import AT_ONCE, EVERY, unlike_one_process
 from .placements import gradients_of_parts, unlike_whole
 from .processes import Groups
 from .programs import SCALE, Program
@@ -187,3 +188,36 @@ def test_reductions_of_each_length(case: Case, target: Target, ranks: Groups, na
             if any(one.startswith(NOT_SHARDED) for one in found):
                 case.unsupported(found[0])
             case.equal(f"rank {rank}, {dtype}: lengths whose error is too large", found, [])
+
+
+@contract("AMP-DISTRIBUTED-036", on="cpu")
+@pytest.mark.parametrize("kind", ["losses", deep("standard", "reductions"), "modules"])
+def test_placed_programs(case: Case, target: Target, ranks: Groups, kind: str) -> None:
+    judge_placements(case, ranks, kind, sums=False)
+
+
+@contract("AMP-DISTRIBUTED-036", on="cpu")
+@pytest.mark.parametrize("kind", [deep("standard", one) for one in EVERY])
+def test_programs_of_sums(case: Case, target: Target, ranks: Groups, kind: str) -> None:
+    judge_placements(case, ranks, kind, sums=True)
+
+
+def judge_placements(case: Case, ranks: Groups, kind: str, *, sums: bool) -> None:
+    """Losses, reductions and ops of modules on placed operands have the results and gradients of one process."""
+    types: list[tuple[torch.dtype, torch.dtype | None]] = [(torch.float32, one) for one in (*case.amp_dtypes[:1], None)]
+    types += [(torch.float32, one) for one in case.amp_dtypes[1:]] + [(one, None) for one in case.amp_dtypes]
+    names = list(EVERY[kind])
+    if case.level == "quick":
+        names = list(dict.fromkeys((*AT_ONCE[kind], names[case.seed % len(names)])))
+    judged = False
+    for dtype, region in types[: case.samples(quick=1, standard=2, full=6)]:
+        where = f"{dtype}, {f'region of {region}' if region else 'no region'}"
+        for rank, found in enumerate(
+            answers(case, ranks, 2, unlike_one_process, kind, names, dtype, region, case.seed, sums)
+        ):
+            for name, (count, wrong) in found.items():
+                if count:
+                    judged = True
+                    case.equal(f"rank {rank}, {where}, {name}: unlike one process", wrong[:LISTED], [])
+    if not judged:
+        case.unsupported(f"DTensors of this torch refuse {', '.join(names)}")

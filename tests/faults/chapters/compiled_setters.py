@@ -1,0 +1,48 @@
+"""Faults of setters in compiled functions: what they set is undone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from tests.faults import fault
+from tests.faults.breaking import given_the_original
+
+
+@fault("AMP-COMPILE-081", level="standard")
+def compiled_functions_restore_the_default_dtype() -> Iterator[None]:
+    """A compiled function that sets the default dtype puts the old one back when it ends."""
+
+    def wrong(right: Any, program: Any, *args: Any, **kw: Any) -> Any:
+        compiled = right(program, *args, **kw)
+
+        def call(*given: Any) -> Any:
+            before = torch.get_default_dtype()
+            out = compiled(*given)
+            torch.set_default_dtype(before)
+            return out
+
+        return call
+
+    with given_the_original(torch, "compile", wrong):
+        yield
+
+
+@fault("AMP-COMPILE-081", level="standard")
+def compiled_functions_leave_autocast_disabled() -> Iterator[None]:
+    """A compiled function that is called in a region leaves autocast disabled."""
+
+    def wrong(right: Any, program: Any, *args: Any, **kw: Any) -> Any:
+        compiled = right(program, *args, **kw)
+
+        def call(*given: Any) -> Any:
+            out = compiled(*given)
+            torch.set_autocast_enabled("cpu", False)
+            return out
+
+        return call
+
+    with given_the_original(torch, "compile", wrong):
+        yield
