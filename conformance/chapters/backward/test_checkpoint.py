@@ -350,10 +350,10 @@ class Answers:
     [
         "every_second_op",
         "every_third_call_of_an_op",
-        "the_second_call_of_an_op",
-        "random_ops",
+        deep("standard", "the_second_call_of_an_op"),
+        deep("standard", "random_ops"),
         "forward_alone",
-        "counted_for_each_pass",
+        deep("standard", "counted_for_each_pass"),
     ],
 )
 def test_policies_with_changing_answers(case: Case, answer: str, target: Target, rng: torch.Generator) -> None:
