@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import inspect
@@ -309,6 +310,87 @@ def test_every_op_is_saved_in_turn(case: Case, target: Target, rng: torch.Genera
             seen = stepped(layers, x, dtype, contexts(decide))
             case.equal(f"{dtype}, {sorted(kept)} kept: what differs", apart(seen, expected), [])
         case.at_least(f"{dtype}: ops that were asked for", len(every), 8)
+
+
+class Answers:
+    """Policies of selective checkpoints whose answers differ between calls of one op; their methods take an op."""
+
+    def __init__(self, seed: int) -> None:
+        self.draws = random.Random(seed)
+        self.calls = 0
+        self.calls_of: collections.Counter[Any] = collections.Counter()
+
+    def every_second_op(self, op: Any, recomputed: bool) -> bool:
+        self.calls += 1
+        return self.calls % 2 == 0
+
+    def every_third_call_of_an_op(self, op: Any, recomputed: bool) -> bool:
+        self.calls_of[op] += 1
+        return self.calls_of[op] % 3 == 1
+
+    def the_second_call_of_an_op(self, op: Any, recomputed: bool) -> bool:
+        self.calls_of[op] += 1
+        return self.calls_of[op] == 2
+
+    def random_ops(self, op: Any, recomputed: bool) -> bool:
+        return self.draws.random() < 0.5
+
+    def forward_alone(self, op: Any, recomputed: bool) -> bool:
+        return not recomputed
+
+    def counted_for_each_pass(self, op: Any, recomputed: bool) -> bool:
+        """The pattern of PyTorch's examples: forward and recomputation have counts of their own."""
+        self.calls_of[op, recomputed] += 1
+        return self.calls_of[op, recomputed] % 2 == 1
+
+
+@contract("AMP-BACKWARD-056")
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "every_second_op",
+        "every_third_call_of_an_op",
+        deep("standard", "the_second_call_of_an_op"),
+        deep("standard", "random_ops"),
+        "forward_alone",
+        deep("standard", "counted_for_each_pass"),
+    ],
+)
+def test_policies_with_changing_answers(case: Case, answer: str, target: Target, rng: torch.Generator) -> None:
+    policy = checkpointing.CheckpointPolicy
+    for dtype in case.supported(target):
+        layers, x = Several(target, rng), inputs(target, rng)
+        layers.norm = torch.nn.LayerNorm(8, elementwise_affine=False)
+
+        def repeated(part: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+            return plain(part, plain(part, x) * 0.5)
+
+        expected = stepped(layers, x, dtype, repeated)
+        asked: list[tuple[bool, bool]] = []
+        decide = getattr(Answers(case.seed), answer)
+
+        def note(ctx: Any, op: Any, *args: Any, asked: Any = asked, decide: Any = decide, **kwargs: Any) -> Any:
+            asked.append((ctx.is_recompute, decide(op, ctx.is_recompute)))
+            return policy.MUST_SAVE if asked[-1][1] else policy.PREFER_RECOMPUTE
+
+        made = functools.partial(checkpointing.create_selective_checkpoint_contexts, note)
+
+        def run(part: torch.nn.Module, x: torch.Tensor, made: Any = made, repeated: Run = repeated) -> torch.Tensor:
+            result: torch.Tensor = checkpoint(
+                functools.partial(repeated, part), x, use_reentrant=False, context_fn=made
+            )
+            return result
+
+        try:
+            differs = apart(stepped(layers, x, dtype, run), expected)
+        except RuntimeError as error:
+            differs = [f"{type(error).__name__}: {str(error).splitlines()[0]}"]
+            gradients({"x": x, **dict(layers.named_parameters())})
+        case.equal(f"{dtype}: output and gradients that differ", differs, [])
+        ahead = [saved for recomputed, saved in asked if not recomputed]
+        case.at_least(f"{dtype}: ops that were asked for in forward", len(ahead), 16)
+        kinds = [True] if answer == "forward_alone" else [False, True]
+        case.equal(f"{dtype}: answers in forward", sorted(set(ahead)), kinds)
 
 
 @contract("AMP-BACKWARD-057")

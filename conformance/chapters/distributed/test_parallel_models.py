@@ -206,9 +206,9 @@ def judge_placements(case: Case, ranks: Groups, kind: str, *, sums: bool) -> Non
     """Losses, reductions and ops of modules on placed operands have the results and gradients of one process."""
     types: list[tuple[torch.dtype, torch.dtype | None]] = [(torch.float32, one) for one in (*case.amp_dtypes[:1], None)]
     types += [(torch.float32, one) for one in case.amp_dtypes[1:]] + [(one, None) for one in case.amp_dtypes]
-    names = list(EVERY[kind])
-    if case.level == "quick":
-        names = list(dict.fromkeys((*AT_ONCE[kind], names[case.seed % len(names)])))
+    every = list(EVERY[kind])
+    step = case.samples(quick=len(every), standard=3 if kind == "losses" else 1, full=1)
+    names = list(dict.fromkeys((*AT_ONCE[kind], *every[case.seed % step :: step])))
     judged = False
     for dtype, region in types[: case.samples(quick=1, standard=2, full=6)]:
         where = f"{dtype}, {f'region of {region}' if region else 'no region'}"

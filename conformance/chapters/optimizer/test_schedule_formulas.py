@@ -43,6 +43,18 @@ def _in_sequence(group: int, t: int) -> float:
     return schedules.constant_rate(base, t, 0.5, 6) if t < 4 else schedules.multi_step_rate(base, t - 4, (2, 5), 0.1)
 
 
+def _in_sequence_after_a_chain(group: int, t: int) -> float:
+    base = BASES[group]
+    return schedules.constant_rate(base, t, 0.5, 3) * 0.9**t if t < 4 else schedules.constant_rate(base, t - 4, 0.3, 20)
+
+
+def _in_two_sequences(group: int, t: int) -> float:
+    base = BASES[group]
+    if t < 5:
+        return schedules.constant_rate(base, t, 0.5, 2) if t < 2 else schedules.step_rate(base, t - 2, 1, 0.9)
+    return schedules.constant_rate(base, t - 5, 0.3, 20)
+
+
 def _cyclic(up: int, down: int, size: Callable[[int, int], float]) -> Value:
     """Return the rate of cycles between ENDS and BASES; `size` is of the cycle, from 1, and the step."""
 
@@ -114,6 +126,36 @@ FORMULAS: dict[str, tuple[Make, Value]] = {
             o, [lr_scheduler.ConstantLR(o, 0.5, 6), lr_scheduler.MultiStepLR(o, [2, 5], 0.1)], milestones=[4]
         ),
         _in_sequence,
+    ),
+    "SequentialLR after a chain": (
+        lambda o: lr_scheduler.SequentialLR(
+            o,
+            [
+                lr_scheduler.ChainedScheduler([lr_scheduler.ConstantLR(o, 0.5, 3), lr_scheduler.ExponentialLR(o, 0.9)]),
+                lr_scheduler.ConstantLR(o, 0.3, 20),
+            ],
+            milestones=[4],
+        ),
+        _in_sequence_after_a_chain,
+    ),
+    "SequentialLR of sequences": (
+        lambda o: lr_scheduler.SequentialLR(
+            o,
+            [
+                lr_scheduler.SequentialLR(
+                    o, [lr_scheduler.ConstantLR(o, 0.5, 2), lr_scheduler.ExponentialLR(o, 0.9)], milestones=[2]
+                ),
+                lr_scheduler.ConstantLR(o, 0.3, 20),
+            ],
+            milestones=[5],
+        ),
+        _in_two_sequences,
+    ),
+    "SequentialLR from its second": (
+        lambda o: lr_scheduler.SequentialLR(
+            o, [lr_scheduler.ConstantLR(o, 0.5, 6), lr_scheduler.StepLR(o, 3, 0.3)], milestones=[0]
+        ),
+        _of(schedules.step_rate, step_size=3, gamma=0.3),
     ),
     "CyclicLR": (
         lambda o: lr_scheduler.CyclicLR(o, list(ENDS), list(BASES), 2, 3, cycle_momentum=False),
