@@ -224,3 +224,21 @@ def marked_functions_take_the_usual_type() -> Iterator[None]:
 
     with _marked(change):
         yield
+
+
+@fault("AMP-COMPILE-082", level="standard")
+def captured_gradients_keep_the_type_that_they_came_in() -> Iterator[None]:
+    """Compiled autograd casts no gradient to the type of what it is the gradient of."""
+    from torch._dynamo.compiled_autograd import AutogradCompilerInstance
+
+    with replaced(AutogradCompilerInstance, "validate_outputs", lambda self, name, outputs, *_: outputs):
+        yield
+
+
+@fault("AMP-COMPILE-082", level="standard")
+def captured_gradients_are_those_of_the_last_use() -> Iterator[None]:
+    """Compiled autograd keeps of the gradients of a tensor that is used twice the one that comes last."""
+    from torch._dynamo.compiled_autograd import AutogradCompilerInstance
+
+    with replaced(AutogradCompilerInstance, "accumulate", lambda self, before, last: last):
+        yield
