@@ -49,6 +49,12 @@ def forward(chain: Chain, leaves: Mapping[str, torch.Tensor], target: Target, dt
         return chain.autocast(leaves)
 
 
+def plain(part: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Call a part of a model without a checkpoint."""
+    result: torch.Tensor = part(x)
+    return result
+
+
 def gradients(leaves: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the gradients of the leaves and reset them to None."""
     taken = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}

@@ -23,7 +23,7 @@ from ...harness.targets import Target
 from ...measure.generators import seed_torch
 from ...measure.precision import repeatable_convolutions
 from ...oracles.trace.ops import OpTrace
-from .support import ambient, around_backward, cotangent, gradients, same_gradients
+from .support import ambient, around_backward, cotangent, gradients, plain, same_gradients
 
 KINDS = (False, True)
 
@@ -146,11 +146,6 @@ def stepped(layers: Layers | Several, x: torch.Tensor, dtype: torch.dtype, run: 
     torch.rand(3, device=x.device)
     loss.backward()
     return {"output": output.detach(), **gradients({"x": x, **dict(layers.named_parameters())})}
-
-
-def plain(layers: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-    result: torch.Tensor = layers(x)
-    return result
 
 
 def through(**options: Any) -> Run:

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...measure.generators import seed_torch
-from .support import gradients
+from .support import gradients, plain
 
 
 class RejectedBatchError(RuntimeError):
@@ -75,11 +75,6 @@ class Surroundings:
         self.asked += 1
         kept = op in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
         return getattr(checkpointing.CheckpointPolicy, "MUST_SAVE" if kept else "PREFER_RECOMPUTE")
-
-
-def plain(part: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-    result: torch.Tensor = part(x)
-    return result
 
 
 def _nested(outside: bool, inside: bool, around: Surroundings) -> Call:

@@ -126,7 +126,7 @@ def _both(case: Case, given: Given) -> tuple[Ran, Ran]:
         if not declared.changed(given.target.device_type):
             raise
         rules = declared.source_of_rules(given.target.device_type)
-        case.unsupported(f"{rules} makes the model raise: {str(error).splitlines()[0]}")
+        case.unsupported(f"{rules} makes the model raise: {error}")
     return given.run(manual=False), predicted
 
 
@@ -305,7 +305,7 @@ def _check_composite(case: Case, target: Target, amp_dtype: torch.dtype, row: Co
             except RuntimeError as error:
                 if not lacks_primitive(error) or _is_able(row, call, target, amp_dtype, rng):
                     raise
-                case.unsupported(str(error).splitlines()[0])
+                case.unsupported(str(error))
             case.equal(f"types for {given}", [x.dtype for x in seen], [words[word] for word in row.outputs])
             if target.is_fake:
                 continue
@@ -483,7 +483,7 @@ def test_attention_backends(
             with _manual(target, amp_dtype, partial(call, *tensors)), OpTrace() as predicted:
                 manual = call(*tensors)
         except RuntimeError as error:
-            case.unsupported(f"{backend} attention takes no {amp_dtype} here: {str(error).splitlines()[0]}")
+            case.unsupported(f"{backend} attention takes no {amp_dtype} here: {error}")
         with target.autocast(amp_dtype), OpTrace() as seen:
             result = call(*tensors)
     case.equal("first op that is not as predicted", first_difference(seen.floating, predicted.floating), None)

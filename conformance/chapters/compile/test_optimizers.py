@@ -62,7 +62,7 @@ def _try_fused(case: Case, target: Target, name: str) -> None:
     try:
         getattr(torch.optim, name)([parameter], fused=True).step()
     except Exception as error:
-        case.unsupported(f"no fused {name} on {target.device_type}: {str(error).splitlines()[0]}")
+        case.unsupported(f"no fused {name} on {target.device_type}: {error}")
 
 
 def _steps_agree(case: Case, target: Target, rng: torch.Generator, optimizer: str, kind: str, backend: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import pytest
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...harness.check import Case, contract, deep
+from ...harness.state import kept
 from ...harness.targets import Target
 from .support import compiler, default_type, dtypes_of, inner_type
 
@@ -74,26 +75,11 @@ def state(kind: str) -> dict[str, Any]:
     }
 
 
-@contextlib.contextmanager
-def restored(kind: str) -> Iterator[None]:
-    """Restore the state, and the nesting depth of regions that a failed call left open."""
-    before = state(kind)
-    with default_type(torch.float32):
-        try:
-            yield
-        finally:
-            for _ in range(torch.autocast_increment_nesting()):
-                torch.autocast_decrement_nesting()
-            torch.set_autocast_enabled(kind, before["enabled"])
-            torch.set_autocast_dtype(kind, before["dtype"])
-            torch.set_autocast_cache_enabled(before["cache"])
-            torch.clear_autocast_cache()
-
-
 def outcome(call: Program, x: Tensor, kind: str, region: torch.dtype | None) -> dict[str, Any]:
     """Return the types of results, and the state in the region after the call and the state in the end."""
     found: dict[str, Any] = {}
-    with restored(kind):
+    # A failed call may leave regions open, too.
+    with kept(), default_type(torch.float32):
         try:
             with torch.autocast(kind, dtype=region) if region else contextlib.nullcontext():
                 found["types"] = [one.dtype for one in call(x)]

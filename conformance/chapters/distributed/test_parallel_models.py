@@ -11,7 +11,7 @@ from . import reference
 from .batch_norms import evaluated, refusals
 from .comparison import differences, unlike
 from .differentiable import gradients_of_collectives
-from .placed_programs import AT_ONCE, EVERY, unlike_one_process
+from .placed_programs import ALWAYS, EVERY, unlike_one_process
 from .placements import gradients_of_parts, unlike_whole
 from .processes import Groups
 from .programs import SCALE, Program
@@ -208,7 +208,7 @@ def judge_placements(case: Case, ranks: Groups, kind: str, *, sums: bool) -> Non
     types += [(torch.float32, one) for one in case.amp_dtypes[1:]] + [(one, None) for one in case.amp_dtypes]
     every = list(EVERY[kind])
     step = case.samples(quick=len(every), standard=3 if kind == "losses" else 1, full=1)
-    names = list(dict.fromkeys((*AT_ONCE[kind], *every[case.seed % step :: step])))
+    names = list(dict.fromkeys((ALWAYS[kind], *every[case.seed % step :: step])))
     judged = False
     for dtype, region in types[: case.samples(quick=1, standard=2, full=6)]:
         where = f"{dtype}, {f'region of {region}' if region else 'no region'}"

@@ -126,7 +126,7 @@ def _runs(
     except RuntimeError as error:
         if not lacks_primitive(error):
             raise
-        case.unsupported(str(error).splitlines()[0])
+        case.unsupported(str(error))
         raise
 
 

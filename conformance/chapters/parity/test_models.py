@@ -136,7 +136,7 @@ def _possible(case: Case) -> Iterator[None]:
     except RuntimeError as error:
         if not lacks_primitive(error):
             raise
-        case.unsupported(str(error).splitlines()[0])
+        case.unsupported(str(error))
 
 
 def _worst(found: Found) -> float:

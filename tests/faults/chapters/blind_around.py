@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -181,29 +181,28 @@ def gradients_come_back_after_the_hook() -> Iterator[None]:
         yield
 
 
+def _wide_of_fake_tensors(op: Callable[..., Any], device_type: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return an autocast kernel of a product that computes in the type of the region, with fake tensors in float32."""
+
+    def product(left: Tensor, right: Tensor) -> Tensor:
+        dtype = torch.float32 if isinstance(left, FakeTensor) else torch.get_autocast_dtype(device_type)
+        found: Tensor = below(op, left.to(dtype), right.to(dtype))
+        return found
+
+    return product
+
+
 @fault("AMP-CAST-050")
 def fake_products_stay_wide() -> Iterator[None]:
     """matmul of fake tensors of the CPU runs in float32 in a region."""
-
-    def matmul(left: Tensor, right: Tensor) -> Tensor:
-        low = torch.float32 if isinstance(left, FakeTensor) else torch.get_autocast_dtype("cpu")
-        found: Tensor = below(torch.matmul, left.to(low), right.to(low))
-        return found
-
-    with kernel("matmul", matmul, "AutocastCPU"):
+    with kernel("matmul", _wide_of_fake_tensors(torch.matmul, "cpu"), "AutocastCPU"):
         yield
 
 
 @fault("AMP-CAST-050", machine="backend", possible=lambda: uncompiled() is None)
 def fake_products_of_a_backend_stay_wide() -> Iterator[None]:
     """mm of fake tensors of a third party's backend runs in float32 in a region."""
-
-    def mm(left: Tensor, right: Tensor) -> Tensor:
-        low = torch.float32 if isinstance(left, FakeTensor) else torch.get_autocast_dtype("toyacc")
-        found: Tensor = below(torch.mm, left.to(low), right.to(low))
-        return found
-
-    with kernel("mm", mm, "AutocastPrivateUse1"):
+    with kernel("mm", _wide_of_fake_tensors(torch.mm, "toyacc"), "AutocastPrivateUse1"):
         yield
 
 

@@ -10,7 +10,7 @@ import inspect
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -266,26 +266,44 @@ def scaler_pickled_by_its_state(uses: Uses) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _norms_first_by(
+    uses: Uses,
+    takes: Callable[[list[torch.Tensor], bool | None], bool],
+    combined: Callable[[list[torch.Tensor]], list[torch.Tensor]],
+) -> Iterator[None]:
+    """Let get_total_norm take the 2-norm of the tensors that `combined` makes of gradients that it `takes`."""
+    stock = _CLIPPING._get_total_norm
+
+    @functools.wraps(stock)
+    def run(tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None) -> Any:
+        given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        if float(norm_type) != 2.0 or not takes(given, foreach):
+            return stock(given, norm_type, error_if_nonfinite, foreach)
+        count(uses, "_get_total_norm")
+        with torch.no_grad():
+            norms = combined(given)
+        return stock(norms, 2.0, error_if_nonfinite, foreach)
+
+    with replaced(_CLIPPING, "_get_total_norm", run), replaced(torch.nn.utils, "get_total_norm", run):
+        yield
+
+
 @variant("AMP-CLIP-001", "AMP-CLIP-002", "AMP-CLIP-012", "AMP-CLIP-032", "AMP-CLIP-074")
 def norm_in_float64(uses: Uses) -> Iterator[None]:
     """get_total_norm takes the norm of order 2 in float64 and rounds it once.
 
     torch.nn.utils.get_total_norm: as if the norms of the individual tensors were concatenated into a single vector.
     """
-    stock = _CLIPPING._get_total_norm
 
-    @functools.wraps(stock)
-    def run(tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None) -> Any:
-        given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        if float(norm_type) != 2.0 or foreach is False or any(not _plain(one) for one in given) or not given:
-            return stock(given, norm_type, error_if_nonfinite, foreach)
-        count(uses, "_get_total_norm")
-        with torch.no_grad():
-            norms = torch.stack(torch._foreach_norm(given, 2.0, dtype=torch.float64))
-            total = torch.linalg.vector_norm(norms).float()
-        return stock([total], 2.0, error_if_nonfinite, foreach)
+    def takes(given: list[torch.Tensor], foreach: bool | None) -> bool:
+        return foreach is not False and bool(given) and all(map(_plain, given))
 
-    with replaced(_CLIPPING, "_get_total_norm", run), replaced(torch.nn.utils, "get_total_norm", run):
+    def combined(given: list[torch.Tensor]) -> list[torch.Tensor]:
+        norms = torch.stack(torch._foreach_norm(given, 2.0, dtype=torch.float64))
+        return [torch.linalg.vector_norm(norms).float()]
+
+    with _norms_first_by(uses, takes, combined):
         yield
 
 
@@ -295,23 +313,19 @@ def norms_in_groups_of_three(uses: Uses) -> Iterator[None]:
 
     torch.nn.utils.get_total_norm: as if the norms of the individual tensors were concatenated into a single vector.
     """
-    stock = _CLIPPING._get_total_norm
 
-    @functools.wraps(stock)
-    def run(tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None) -> Any:
-        given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    def takes(given: list[torch.Tensor], foreach: bool | None) -> bool:
         strided = all(one.device.type == "cpu" and one.layout == torch.strided for one in given)
-        if float(norm_type) != 2.0 or not strided or all(one.dtype != torch.float64 for one in given):
-            return stock(given, norm_type, error_if_nonfinite, foreach)
-        count(uses, "_get_total_norm")
-        with torch.no_grad():
-            norms = [torch.linalg.vector_norm(one.double()) for one in given]
-            while len(norms) > 1:
-                groups = [norms[at : at + 3] for at in range(0, len(norms), 3)]
-                norms = [torch.linalg.vector_norm(torch.stack(group)) for group in groups]
-        return stock(norms, 2.0, error_if_nonfinite, foreach)
+        return strided and any(one.dtype == torch.float64 for one in given)
 
-    with replaced(_CLIPPING, "_get_total_norm", run), replaced(torch.nn.utils, "get_total_norm", run):
+    def combined(given: list[torch.Tensor]) -> list[torch.Tensor]:
+        norms = [torch.linalg.vector_norm(one.double()) for one in given]
+        while len(norms) > 1:
+            groups = [norms[at : at + 3] for at in range(0, len(norms), 3)]
+            norms = [torch.linalg.vector_norm(torch.stack(group)) for group in groups]
+        return norms
+
+    with _norms_first_by(uses, takes, combined):
         yield
 
 
