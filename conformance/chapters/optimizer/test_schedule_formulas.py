@@ -23,7 +23,7 @@ STEPS = 12
 CLOSE = 2.0**-40  # of recurrences of some steps in Python's numbers
 
 Value = Callable[[int, int], float]  # of a group and a number of steps
-Make = Callable[[torch.optim.Optimizer], Any]
+Make = Callable[..., Any]  # of an optimizer, and of last_epoch where the schedule has it
 
 
 def _of(formula: Callable[..., float], **options: Any) -> Value:
@@ -79,42 +79,42 @@ def _averaged(epochs: int, shape: schedules.Shape) -> Value:
 
 FORMULAS: dict[str, tuple[Make, Value]] = {
     "StepLR": (
-        lambda o: lr_scheduler.StepLR(o, step_size=3, gamma=0.3),
+        lambda o, **at: lr_scheduler.StepLR(o, step_size=3, gamma=0.3, **at),
         _of(schedules.step_rate, step_size=3, gamma=0.3),
     ),
     "MultiStepLR": (
-        lambda o: lr_scheduler.MultiStepLR(o, milestones=[2, 5, 5, 9], gamma=0.3),
+        lambda o, **at: lr_scheduler.MultiStepLR(o, milestones=[2, 5, 5, 9], gamma=0.3, **at),
         _of(schedules.multi_step_rate, milestones=(2, 5, 5, 9), gamma=0.3),
     ),
     "ConstantLR": (
-        lambda o: lr_scheduler.ConstantLR(o, factor=0.3, total_iters=4),
+        lambda o, **at: lr_scheduler.ConstantLR(o, factor=0.3, total_iters=4, **at),
         _of(schedules.constant_rate, factor=0.3, total_iters=4),
     ),
     "LinearLR": (
-        lambda o: lr_scheduler.LinearLR(o, start_factor=0.2, end_factor=0.7, total_iters=7),
+        lambda o, **at: lr_scheduler.LinearLR(o, start_factor=0.2, end_factor=0.7, total_iters=7, **at),
         _of(schedules.linear_rate, start=0.2, end=0.7, total_iters=7),
     ),
     "ExponentialLR": (
-        lambda o: lr_scheduler.ExponentialLR(o, gamma=0.7),
+        lambda o, **at: lr_scheduler.ExponentialLR(o, gamma=0.7, **at),
         _of(schedules.step_rate, step_size=1, gamma=0.7),
     ),
     "PolynomialLR": (
-        lambda o: lr_scheduler.PolynomialLR(o, total_iters=8, power=1.7),
+        lambda o, **at: lr_scheduler.PolynomialLR(o, total_iters=8, power=1.7, **at),
         _of(schedules.polynomial_rate, total_iters=8, power=1.7),
     ),
     "CosineAnnealingLR": (
-        lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=5, eta_min=0.01),
+        lambda o, **at: lr_scheduler.CosineAnnealingLR(o, T_max=5, eta_min=0.01, **at),
         _of(schedules.cosine_rate, t_max=5, least=0.01),
     ),
     "CosineAnnealingWarmRestarts": (
-        lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, T_0=3, T_mult=2, eta_min=0.01),
+        lambda o, **at: lr_scheduler.CosineAnnealingWarmRestarts(o, T_0=3, T_mult=2, eta_min=0.01, **at),
         _of(schedules.restarted_cosine_rate, first=3, times=2, least=0.01),
     ),
     "LambdaLR": (
-        lambda o: lr_scheduler.LambdaLR(o, [lambda t: 1 / (1 + t), lambda t: 0.9**t]),
+        lambda o, **at: lr_scheduler.LambdaLR(o, [lambda t: 1 / (1 + t), lambda t: 0.9**t], **at),
         lambda group, t: BASES[group] * (0.9**t if group else 1 / (1 + t)),
     ),
-    "MultiplicativeLR": (lambda o: lr_scheduler.MultiplicativeLR(o, lambda t: 1 - 1 / (2 + t)), _product),
+    "MultiplicativeLR": (lambda o, **at: lr_scheduler.MultiplicativeLR(o, lambda t: 1 - 1 / (2 + t), **at), _product),
     "ChainedScheduler": (
         lambda o: lr_scheduler.ChainedScheduler(
             [lr_scheduler.LinearLR(o, 0.25, 1.0, 5), lr_scheduler.StepLR(o, 3, gamma=0.5)]
@@ -158,23 +158,29 @@ FORMULAS: dict[str, tuple[Make, Value]] = {
         _of(schedules.step_rate, step_size=3, gamma=0.3),
     ),
     "CyclicLR": (
-        lambda o: lr_scheduler.CyclicLR(o, list(ENDS), list(BASES), 2, 3, cycle_momentum=False),
+        lambda o, **at: lr_scheduler.CyclicLR(o, list(ENDS), list(BASES), 2, 3, cycle_momentum=False, **at),
         _cyclic(2, 3, lambda cycle, t: 1.0),
     ),
     "CyclicLR, triangular2": (
-        lambda o: lr_scheduler.CyclicLR(o, list(ENDS), list(BASES), 2, 2, "triangular2", cycle_momentum=False),
+        lambda o, **at: lr_scheduler.CyclicLR(
+            o, list(ENDS), list(BASES), 2, 2, "triangular2", cycle_momentum=False, **at
+        ),
         _cyclic(2, 2, lambda cycle, t: 0.5 ** (cycle - 1)),
     ),
     "CyclicLR, exp_range": (
-        lambda o: lr_scheduler.CyclicLR(o, list(ENDS), list(BASES), 3, 2, "exp_range", gamma=0.9, cycle_momentum=False),
+        lambda o, **at: lr_scheduler.CyclicLR(
+            o, list(ENDS), list(BASES), 3, 2, "exp_range", gamma=0.9, cycle_momentum=False, **at
+        ),
         _cyclic(3, 2, lambda cycle, t: 0.9**t),
     ),
     "OneCycleLR": (
-        lambda o: lr_scheduler.OneCycleLR(o, list(BASES), 20, pct_start=0.4, div_factor=10, final_div_factor=100),
+        lambda o, **at: lr_scheduler.OneCycleLR(
+            o, list(BASES), 20, pct_start=0.4, div_factor=10, final_div_factor=100, **at
+        ),
         _one_cycle((7, 19), "cos", three=False),
     ),
     "OneCycleLR, three phases": (
-        lambda o: lr_scheduler.OneCycleLR(
+        lambda o, **at: lr_scheduler.OneCycleLR(
             o,
             list(BASES),
             13,
@@ -183,15 +189,16 @@ FORMULAS: dict[str, tuple[Make, Value]] = {
             div_factor=10,
             final_div_factor=100,
             three_phase=True,
+            **at,
         ),
         _one_cycle((4.2, 8.4, 12), "linear", three=True),
     ),
-    "SWALR": (lambda o: SWALR(o, list(ENDS), anneal_epochs=7), _averaged(7, "cos")),
+    "SWALR": (lambda o, **at: SWALR(o, list(ENDS), anneal_epochs=7, **at), _averaged(7, "cos")),
     "SWALR, linear": (
-        lambda o: SWALR(o, list(ENDS), anneal_epochs=5, anneal_strategy="linear"),
+        lambda o, **at: SWALR(o, list(ENDS), anneal_epochs=5, anneal_strategy="linear", **at),
         _averaged(5, "linear"),
     ),
-    "SWALR at once": (lambda o: SWALR(o, list(ENDS), anneal_epochs=0), _averaged(0, "cos")),
+    "SWALR at once": (lambda o, **at: SWALR(o, list(ENDS), anneal_epochs=0, **at), _averaged(0, "cos")),
 }
 
 
@@ -238,6 +245,73 @@ def test_rates(case: Case, target: Target) -> None:
     for name, (make, wanted) in FORMULAS.items():
         seen = _stepped(_grouped(target), make, lambda group: float(group["lr"]))
         case.equal(f"{name}: rates that are not those of the formula", _far(seen, wanted), {})
+
+
+# ChainedScheduler and SequentialLR go on by their state_dict alone.
+RESUMED = [name for name in FORMULAS if not name.startswith(("ChainedScheduler", "SequentialLR"))]
+STARTS = (3, 8, 4, 1, 7, 2, 5, 6)
+
+
+def _saved(target: Target, make: Make, start: int) -> dict[str, Any]:
+    """Return the state of an optimizer after so many steps of a schedule."""
+    optimizer = _grouped(target)
+    schedule = make(optimizer)
+    for _ in range(start):
+        optimizer.step()
+        schedule.step()
+    state: dict[str, Any] = optimizer.state_dict()
+    return state
+
+
+def _unlike_count(optimizer: torch.optim.Optimizer, schedule: Any, wanted: Value) -> dict[str, tuple[float, float]]:
+    """Step both to the last of the steps; return the rates that are not those of the schedule's count."""
+    first = schedule.last_epoch
+    seen = [[float(group["lr"]) for group in optimizer.param_groups]]
+    while first + len(seen) <= STEPS:
+        optimizer.step()
+        schedule.step()
+        seen.append([float(group["lr"]) for group in optimizer.param_groups])
+    return _far(seen, lambda group, t: wanted(group, first + t))
+
+
+@contract("AMP-OPTIMIZER-131")
+@pytest.mark.parametrize("name", [name for name in RESUMED if not name.startswith("OneCycleLR")])
+def test_rates_from_a_later_epoch(case: Case, target: Target, name: str) -> None:
+    """Make a schedule with last_epoch, then load the optimizer: the rates are those of the schedule's count.
+
+    OneCycleLR reads its largest rate from the optimizer's state, which is not loaded yet.
+    """
+    make, wanted = FORMULAS[name]
+    for start in STARTS[: case.samples(quick=2, standard=4, full=8)]:
+        optimizer = _grouped(target)
+        for group, base in zip(optimizer.param_groups, BASES, strict=True):
+            group["initial_lr"] = base
+        schedule = make(optimizer, last_epoch=start - 1)
+        optimizer.load_state_dict(_saved(target, make, start))
+        found = _unlike_count(optimizer, schedule, wanted)
+        case.equal(f"after {start} steps: rates that are not those of the schedule's count", found, {})
+
+
+@contract("AMP-OPTIMIZER-131")
+def test_meaning_of_last_epoch(case: Case, target: Target) -> None:
+    """Make every schedule over an optimizer that has loaded its state, with last_epoch in one of its two meanings.
+
+    The rate in the state is that of last_epoch, or the one after it: either is a choice, if it is that of all.
+    """
+    unlike: dict[int, dict[str, Any]] = {0: {}, 1: {}}
+    for before, found in unlike.items():
+        for name in RESUMED:
+            if name.startswith(("CosineAnnealingWarmRestarts", "SWALR")):
+                continue  # of these last_epoch is another number in the checks above
+            make, wanted = FORMULAS[name]
+            for start in STARTS[: case.samples(quick=2, standard=4, full=8)]:
+                optimizer = _grouped(target)
+                optimizer.load_state_dict(_saved(target, make, start))
+                schedule = make(optimizer, last_epoch=start - before)
+                if wrong := _unlike_count(optimizer, schedule, wanted):
+                    found[f"{name}, {start} steps"] = next(iter(wrong.items()))
+    fewest = min(unlike.values(), key=len)
+    case.equal("schedules with other rates than those of their count, in the meaning that most have", fewest, {})
 
 
 @contract("AMP-OPTIMIZER-131")

@@ -111,3 +111,18 @@ def added_groups_take_the_rate_of_the_moment() -> Iterator[None]:
 
     with replaced(Optimizer, "add_param_group", added):
         yield
+
+
+@fault("AMP-OPTIMIZER-131")
+def resumed_functions_begin_again() -> Iterator[None]:
+    """LambdaLR gives its functions the steps of the object in the place of its epochs."""
+    with edited(lr_scheduler.LambdaLR.get_lr, "lmbda(self.last_epoch)", "lmbda(self._step_count - 1)"):
+        yield
+
+
+@fault("AMP-OPTIMIZER-131")
+def resumed_steps_are_counted_anew() -> Iterator[None]:
+    """StepLR multiplies after so many steps of the object."""
+    place = "self.last_epoch % self.step_size != 0"
+    with edited(lr_scheduler.StepLR.get_lr, place, "(self._step_count - 1) % self.step_size != 0"):
+        yield
