@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -63,6 +64,58 @@ def gradients_of_outputs(dtype: torch.dtype, option: str) -> list[str]:
             seen = {key: one.grad for key, one in model.module.used.named_parameters() if one.grad is not None}
             what = f"{out.dtype} in a {name}, step {number}"
             found += [f"{what}: {one}" for one in unlike(seen, expected)]
+    return found
+
+
+# --- several forwards before one backward
+
+
+class _Buffered(nn.Module):
+    """A layer whose outputs are multiplied by a buffer, which backward needs again, and a norm where asked."""
+
+    def __init__(self, norm: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.BatchNorm1d(WIDTH) if norm else nn.Identity()
+        self.scale: torch.Tensor
+        self.register_buffer("scale", torch.tensor([0.5, 3.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.norm(self.layer(x)) * self.scale
+        return out
+
+
+def gradients_of_several_forwards(dtype: torch.dtype, seed: int) -> list[str]:
+    """Name the uses of a replica with buffers whose gradients are not the mean over the ranks.
+
+    Some forwards, on batches of their own, precede one backward, in a region or outside; the ranks are two.
+    """
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    found = []
+    flags = (False, True)
+    for norm, training, count, within, sent in itertools.product(flags, flags, (1, 3), flags, flags):
+        torch.manual_seed(seed)
+        plain = _Buffered(norm).train(training)
+        model = DistributedDataParallel(copy.deepcopy(plain), broadcast_buffers=sent)
+        batches = torch.randn(world, count, 4, WIDTH)
+
+        def learn(learner: nn.Module, own: torch.Tensor, within: bool = within) -> dict[str, torch.Tensor]:
+            learner.zero_grad()
+            with torch.autocast("cpu", dtype=dtype, enabled=within):
+                losses = [learner(one).float().pow(2).sum() for one in own]
+            torch.stack(losses).sum().backward()
+            return {name.removeprefix("module."): one.grad.clone() for name, one in learner.named_parameters()}
+
+        each = [learn(copy.deepcopy(plain), own) for own in batches]
+        expected = {name: sum(one[name] for one in each) / world for name in each[0]}
+        what = f"{count} forwards {'in' if within else 'outside'} a region, broadcast_buffers={sent}"
+        what += f"{', batch norm' * norm}{', training' * training}"
+        try:
+            seen = learn(model, batches[rank])
+        except RuntimeError as error:
+            found.append(f"{what}: {str(error).splitlines()[0][:120]}")
+            continue
+        found += [f"{what}: {one}" for one in unlike(seen, expected)]
     return found
 
 

@@ -17,6 +17,7 @@ from .replica_uses import (
     gradients_of_buckets,
     gradients_of_hooks,
     gradients_of_outputs,
+    gradients_of_several_forwards,
     gradients_of_uneven_inputs,
     trained_after_an_exception,
     updates_of_sharded_optimizer,
@@ -60,6 +61,13 @@ def test_uneven_inputs(case: Case, target: Target, ranks: Groups) -> None:
         for rank, found in enumerate(answers(case, ranks, 2, gradients_of_uneven_inputs, dtype)):
             what = f"rank {rank}, region of {dtype}: gradients that are not the sum, divided as asked"
             case.equal(what, found[:LISTED], [])
+
+
+@contract("AMP-DISTRIBUTED-001", on="cpu")
+def test_several_forwards(case: Case, target: Target, ranks: Groups) -> None:
+    for dtype in case.amp_dtypes[: case.samples(quick=1, standard=2, full=2)]:
+        for rank, found in enumerate(answers(case, ranks, 2, gradients_of_several_forwards, dtype, case.seed)):
+            case.equal(f"rank {rank}, region of {dtype}: gradients that are not the mean", found[:LISTED], [])
 
 
 @contract("AMP-DISTRIBUTED-002")

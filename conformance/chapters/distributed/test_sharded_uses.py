@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from ...harness.check import Case, by_seed, contract, deep
 from ...harness.targets import Target
 from .placements import gradients_of_hybrid_shards, gradients_without_synchronization
 from .processes import Groups
+from .sharded_groups import gradients_beside_frozen, integers_in_forward, types_of_lists
 from .sharded_uses import (
     HISTORIES,
     by_hand,
@@ -97,6 +100,31 @@ def test_casts_of_inputs(case: Case, target: Target, ranks: Groups, way: str) ->
                 wrong = {name: one for name, one in seen.items() if one != expected.get(name)}
                 case.equal(f"rank {rank}, {dtype}, casts of inputs {cast}: inputs", len(seen), len(expected))
                 case.equal(f"rank {rank}, {dtype}, casts of inputs {cast}: inputs of another type", wrong, {})
+
+
+@contract("AMP-DISTRIBUTED-022", on="cpu")
+def test_casts_of_lists(case: Case, target: Target, ranks: Groups) -> None:
+    """Each module of a list that fully_shard takes as a group has its inputs and outputs cast."""
+    _judge_groups(case, ranks, types_of_lists, "modules with other types than the policy says")
+
+
+@contract("AMP-DISTRIBUTED-022", on="cpu")
+def test_integers_among_parameters(case: Case, target: Target, ranks: Groups) -> None:
+    """Integer parameters of a module under fully_shard are no inputs to cast either."""
+    _judge_groups(case, ranks, integers_in_forward, "parameters that forward sees otherwise")
+
+
+@contract("AMP-DISTRIBUTED-021", on="cpu")
+def test_gradients_beside_frozen_layers(case: Case, target: Target, ranks: Groups) -> None:
+    _judge_groups(case, ranks, gradients_beside_frozen, "gradients that are not the mean in float32")
+
+
+def _judge_groups(case: Case, ranks: Groups, work: Callable[[torch.dtype], list[str]], what: str) -> None:
+    if reason := absent("fsdp2"):
+        case.unsupported(reason)
+    for dtype in case.amp_dtypes[: case.samples(quick=1, standard=2, full=2)]:
+        for rank, found in enumerate(answers(case, ranks, 2, work, dtype)):
+            case.equal(f"rank {rank}, {dtype}: {what}", found[:LISTED], [])
 
 
 @contract("AMP-DISTRIBUTED-021", on="cpu")

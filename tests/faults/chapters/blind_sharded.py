@@ -13,7 +13,7 @@ from torch.distributed import fsdp
 from torch.utils._pytree import tree_map
 
 from tests.faults import fault
-from tests.faults.breaking import given_the_original, replaced
+from tests.faults.breaking import edited, given_the_original, replaced
 
 LOW = (torch.float16, torch.bfloat16)
 
@@ -185,4 +185,53 @@ def parts_are_cast_after_they_are_summed() -> Iterator[None]:
         return out if forward_dtype is None else out.to(forward_dtype)
 
     with given_the_original(DTensor, "redistribute", late):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-022")
+def the_first_module_of_a_list_alone_is_cast() -> Iterator[None]:
+    """fully_shard casts the inputs of the first module of a group that runs, not those of the others."""
+    from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+
+    def first(right: Any, self: Any, args: Any, kwargs: Any) -> Any:
+        begins = len(self._modules_to_run_forward) == len(self._modules)
+        return right(self, args, kwargs) if begins else (args, kwargs)
+
+    with given_the_original(FSDPState, "_cast_forward_inputs", first):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-022")
+def integer_parameters_are_cast() -> Iterator[None]:
+    """fully_shard gathers integer parameters in param_dtype."""
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+
+    with edited(FSDPParam.init_dtype_attrs, "or not self.orig_dtype.is_floating_point", "or False"):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-021")
+def frozen_layers_decide_the_type_of_gradients() -> Iterator[None]:
+    """fully_shard casts gradients to the type of its first parameter, frozen or not."""
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+    def of_the_first(right: Any, self: Any) -> None:
+        right(self)
+        self._orig_dtype = self.fsdp_params[0].orig_dtype
+
+    with given_the_original(FSDPParamGroup, "_init_mp_dtypes", of_the_first):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-001")
+def buffers_are_written_to_in_each_forward() -> Iterator[None]:
+    """DistributedDataParallel writes to buffers that the backward of an earlier forward needs, as autograd sees it."""
+
+    def written(right: Any, self: Any) -> None:
+        right(self)
+        with torch.no_grad():
+            for one in self.modules_buffers:
+                one.add_(0)
+
+    with given_the_original(torch.nn.parallel.DistributedDataParallel, "_sync_buffers", written):
         yield
