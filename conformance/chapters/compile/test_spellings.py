@@ -6,6 +6,7 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -184,6 +185,109 @@ LEFT: dict[str, Callable[[str, torch.dtype], Product]] = {
 }
 """Products outside of a region, by how the region was left."""
 
+
+def _decorators(*names: str) -> Callable[[str, torch.dtype], Product]:
+    """Return a maker of products whose function gets these decorators, the innermost first, where it is compiled."""
+
+    def of(device_type: str, dtype: torch.dtype) -> Product:
+        made: dict[str, Callable[[], Any]] = {
+            "region": lambda: torch.autocast(device_type, dtype=dtype),
+            "disabled": lambda: torch.autocast(device_type, enabled=False),
+            "no_grad": torch.no_grad,
+            "inference_mode": torch.inference_mode,
+            "set_grad_enabled": lambda: torch.set_grad_enabled(False),
+        }
+
+        def product(x: Tensor) -> Tensor:
+            def inner(x: Tensor) -> Tensor:
+                return x @ x
+
+            found: Callable[[Tensor], Tensor] = inner
+            for name in names:
+                found = made[name]()(found)
+            return found(x)
+
+        return product
+
+    return of
+
+
+DECORATED = {
+    ", ".join(names): _decorators(*names)
+    for names in (
+        ("region",),
+        ("no_grad", "region"),
+        ("region", "no_grad"),
+        ("region", "inference_mode"),
+        ("region", "set_grad_enabled"),
+        ("region", "disabled"),
+        ("disabled", "region"),
+        ("region", "region"),
+    )
+}
+"""Products of a function that compiled code decorates, the innermost decorator first."""
+
+
+def _recursive(device_type: str, dtype: torch.dtype) -> Product:
+    @torch.autocast(device_type, dtype=dtype)
+    def inner(x: Tensor, depth: int) -> Tensor:
+        return inner(x, depth - 1) if depth else x @ x
+
+    return lambda x: inner(x, 2)
+
+
+def _nested(device_type: str, dtype: torch.dtype) -> Product:
+    def product(x: Tensor) -> Tensor:
+        region = torch.autocast(device_type, dtype=dtype)
+        with region:
+            with region:
+                inside = x @ x
+            return inside + x @ x
+
+    return product
+
+
+def _one_after_another(device_type: str, dtype: torch.dtype) -> Product:
+    def product(x: Tensor) -> Tensor:
+        region = torch.autocast(device_type, dtype=dtype)
+        with region:
+            found = x @ x
+        between = x @ x
+        with region:
+            return found + x @ x + between.to(found.dtype)
+
+    return product
+
+
+def _called_by_name(device_type: str, dtype: torch.dtype) -> Product:
+    def product(x: Tensor) -> Tensor:
+        region = torch.autocast(device_type, dtype=dtype)
+        region.__enter__()
+        found = x @ x
+        region.__exit__(None, None, None)
+        return found
+
+    return product
+
+
+def _held(device_type: str, dtype: torch.dtype) -> Product:
+    def product(x: Tensor) -> Tensor:
+        with torch.autocast(device_type, dtype=dtype) as region:
+            return x @ x if region is not x else x
+
+    return product
+
+
+REENTERED: dict[str, Callable[[str, torch.dtype], Product]] = {
+    "nested": _nested,
+    "recursive": _recursive,
+}
+"""Products in regions of one object that is entered again before it is left."""
+
+HELD: dict[str, Callable[[str, torch.dtype], Product]] = {
+    "one after another": _one_after_another,
+    "by as": _held,
+}
 OLDER = {"of the older class": _with(_older)}
 BACKENDS = pytest.mark.parametrize("backend", ["eager", deep("standard", "aot_eager")])
 
@@ -202,6 +306,44 @@ def test_older_classes(case: Case, target: Target, amp_dtype: torch.dtype, rng: 
 
 @contract("AMP-COMPILE-070")
 @BACKENDS
+@pytest.mark.parametrize(
+    "decorators", [deep("standard", name) if name != "region, no_grad" else name for name in DECORATED]
+)
+def test_decorators_in_compiled_code(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, decorators: str, backend: str
+) -> None:
+    _judge(case, target, amp_dtype, rng, backend, {decorators: DECORATED[decorators]}, control=False)
+
+
+@contract("AMP-COMPILE-070")
+@BACKENDS
+@pytest.mark.parametrize("how", ["nested", deep("standard", "recursive")])
+def test_regions_entered_again(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, how: str, backend: str
+) -> None:
+    _judge(case, target, amp_dtype, rng, backend, {how: REENTERED[how]})
+
+
+@contract("AMP-COMPILE-070")
+@pytest.mark.parametrize("backend", [deep("standard", "eager"), deep("standard", "aot_eager")])
+@pytest.mark.parametrize("how", [deep("standard", name) for name in HELD])
+def test_held_regions(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, how: str, backend: str
+) -> None:
+    _judge(case, target, amp_dtype, rng, backend, {how: HELD[how]})
+
+
+@contract("AMP-COMPILE-070")
+@pytest.mark.parametrize("backend", [deep("standard", "eager"), deep("standard", "aot_eager")])
+def test_methods_called_by_name(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, backend: str
+) -> None:
+    """The methods of an object that compiled code made, in place of a with statement."""
+    _judge(case, target, amp_dtype, rng, backend, {"called by name": _called_by_name})
+
+
+@contract("AMP-COMPILE-070")
+@BACKENDS
 def test_ways_out(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, backend: str) -> None:
     names = list(LEFT) if case.level != "quick" else ["a caught exception", "an exception that is suppressed", "break"]
     _judge(case, target, amp_dtype, rng, backend, {name: LEFT[name] for name in names})
@@ -214,6 +356,8 @@ def _judge(
     rng: torch.Generator,
     backend: str,
     spellings: dict[str, Callable[[str, torch.dtype], Product]],
+    *,
+    control: bool = True,
 ) -> None:
     x = torch.randint(-2, 3, (4, 4), generator=rng).float().to(target.device)
     wrong: dict[str, str] = {}
@@ -225,7 +369,7 @@ def _judge(
             seen = torch.compile(product, backend=backend)(x)
         if seen.dtype != plain.dtype or not torch.equal(seen, plain):
             wrong[name] = f"{seen.dtype}, in eager {plain.dtype}"
-        if plain.dtype != (torch.float32 if "disabled" in name or name in LEFT else amp_dtype):
+        if control and plain.dtype != (torch.float32 if "disabled" in name or name in LEFT else amp_dtype):
             wrong[f"{name} (control)"] = f"{plain.dtype} in eager"
         if torch.is_autocast_enabled(target.device_type):
             torch.set_autocast_enabled(target.device_type, False)

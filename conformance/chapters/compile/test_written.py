@@ -14,9 +14,9 @@ from ...harness.targets import Target
 from .support import compiler, dtypes_of, inductor, unlike
 from .written_tensors import KINDS, SIZE, Writing, dropped, every, programs, views
 
-BACKENDS = pytest.mark.parametrize(
-    "backend", ["aot_eager", deep("standard", "aot_eager_decomp_partition"), deep("full", "inductor")]
-)
+COMPILERS = ["aot_eager", deep("standard", "aot_eager_decomp_partition"), deep("full", "inductor")]
+BACKENDS = pytest.mark.parametrize("backend", COMPILERS)
+MASKS = pytest.mark.parametrize("backend", [*COMPILERS, deep("standard", "eager")])
 
 
 def _integers(target: Target, rng: torch.Generator) -> torch.Tensor:
@@ -107,7 +107,7 @@ def test_masks_of_dropout(case: Case, target: Target, rng: torch.Generator, back
 # The recomputation has a generator of its own, which torch's partitioner knows of these devices.
 @contract("AMP-COMPILE-042", on=("cpu", "cuda", "xpu"))
 @needs("compiled kernels")
-@BACKENDS
+@MASKS
 def test_masks_of_recomputed_dropout(case: Case, target: Target, rng: torch.Generator, backend: str) -> None:
     _judge_masks(case, target, rng, backend, checkpointed=True)
 
