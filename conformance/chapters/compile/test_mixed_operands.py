@@ -79,6 +79,40 @@ OF_THE_FIRST: dict[str, Binary] = {
     "nextafter": lambda a, b: torch.nextafter(a, b.abs() * 0),
     "addcdiv": lambda a, b: torch.addcdiv(a, b, torch.full_like(b, 2)),
 }
+WITH_AN_EMPTY_ONE: dict[str, Binary] = {
+    "cat with an empty one": lambda a, b: torch.cat([a, b[:0]]),
+    "cat behind an empty one": lambda a, b: torch.cat([b[:0], a]),
+    "cat of rows and an empty list": lambda a, b: torch.cat([a.view(8, 8), b[:0]]),
+    "cat of columns and no column": lambda a, b: torch.cat([a.view(8, 8), b.view(8, 8)[:, :0]], -1),
+    "vstack with no row": lambda a, b: torch.vstack([a.view(8, 8), b.view(8, 8)[:0]]),
+    "cat of empty ones": lambda a, b: torch.cat([a[:0], b[:0]]),
+}
+TWO_AND_AN_EMPTY_ONE: dict[str, Binary] = {
+    "cat around an empty one": lambda a, b: torch.cat([a, b[:0], a]),
+    "cat of two types around an empty one": lambda a, b: torch.cat([a, a[:0], b]),
+    "cat of rows and no row": lambda a, b: torch.cat([b.view(8, 8)[:0], a.view(8, 8), a.view(8, 8)]),
+    "hstack with an empty one": lambda a, b: torch.hstack([b[:0], a, a]),
+}
+INDEX_FILL: dict[str, Binary] = {
+    "index_fill by a tensor": lambda a, b: a.index_fill(0, torch.arange(8, device=a.device), b[0]),
+    "index_fill_ by a tensor": _written(lambda copy, b: copy.index_fill_(0, torch.arange(8, device=b.device), b[0])),
+}
+TO_PLACES: dict[str, Binary] = {
+    "assign to places": _written(lambda copy, b: copy.__setitem__(torch.arange(8, device=b.device), b[:8])),
+    "assign where true": _written(lambda copy, b: copy.__setitem__(copy > 0, b[0])),
+    "select_scatter": lambda a, b: a.view(8, 8).select_scatter(b[:8], 0, 1),
+    "slice_scatter": lambda a, b: a.slice_scatter(b[:8], 0, 0, 8),
+    "diagonal_scatter": lambda a, b: a.view(8, 8).diagonal_scatter(b[:8]),
+}
+GROUPS: dict[str, dict[str, Binary]] = {
+    "of_two": OF_TWO,
+    "of_the_first": {name: op for name, op in OF_THE_FIRST.items() if name != NORMAL},
+    "with_an_empty_one": WITH_AN_EMPTY_ONE,
+    "two_and_an_empty_one": TWO_AND_AN_EMPTY_ONE,
+    "index_fill": INDEX_FILL,
+    "to_places": TO_PLACES,
+}
+IN_KERNELS = {"index_fill": "standard", "two_and_an_empty_one": "full", "with_an_empty_one": "full"}
 # 3.14 is no 16-bit number: rounded to one, or compared in float32, it gives another answer.
 WITH_A_NUMBER: dict[str, Unary] = {
     "plus a number": lambda a: a + 3.14,
@@ -109,10 +143,16 @@ def _operands(dtype: torch.dtype, target: Target, rng: torch.Generator) -> Tenso
     return ((x > 0) if dtype is torch.bool else x.to(dtype)).to(target.device)
 
 
-def _calls(ops: dict[str, Binary], target: Target, dtype: torch.dtype, rng: torch.Generator) -> dict[str, Call]:
+def _calls(
+    ops: dict[str, Binary],
+    target: Target,
+    dtype: torch.dtype,
+    rng: torch.Generator,
+    others: tuple[torch.dtype, ...] = OTHERS,
+) -> dict[str, Call]:
     """Return calls of these ops by name, on operands of which one has the 16-bit type."""
     made: dict[str, Call] = {}
-    for other in OTHERS:
+    for other in others:
         ours, theirs = (_operands(kind, target, rng) for kind in (dtype, other))
         for name, op in ops.items():
             made[f"{name} of {dtype} and {other}"] = lambda op=op, a=ours, b=theirs: op(a, b)  # type: ignore[misc]
@@ -240,3 +280,28 @@ def test_type_of_the_first_in_kernels(case: Case, target: Target, rng: torch.Gen
     for dtype in dtypes:
         with compiler(case), inductor(case):
             _judge(case, _of_the_first(target, dtype, rng, number), "inductor", 0)  # what is refused: in graphs
+
+
+def _with(
+    case: Case, target: Target, rng: torch.Generator, group: str, others: tuple[torch.dtype, ...], backend: str
+) -> None:
+    """Compile the ops of a group, on tensors of each 16-bit type and of these types."""
+    for dtype in case.supported(target):
+        torch._dynamo.reset()
+        _judge(case, _calls(GROUPS[group], target, dtype, rng, others), backend, 0)  # what is refused: in graphs
+
+
+@contract("AMP-COMPILE-069")
+@pytest.mark.parametrize("group", [deep("standard", group) for group in GROUPS])
+def test_decompositions(case: Case, target: Target, rng: torch.Generator, group: str) -> None:
+    others = OTHERS if case.level == "full" else (torch.float32,)
+    with compiler(case):
+        _with(case, target, rng, group, others, "aot_eager_decomp_partition")
+
+
+@contract("AMP-COMPILE-069")
+@needs("compiled kernels")
+@pytest.mark.parametrize("group", [deep(level, group) for group, level in IN_KERNELS.items()])
+def test_parts_in_kernels(case: Case, target: Target, rng: torch.Generator, group: str) -> None:
+    with compiler(case), inductor(case):
+        _with(case, target, rng, group, (torch.float32,), "inductor")

@@ -11,7 +11,7 @@ import torch
 
 from conformance.chapters.compile.support import default_type
 from tests.faults import fault
-from tests.faults.breaking import replaced
+from tests.faults.breaking import decomposed, edited, replaced
 from tests.faults.chapters.compile import around_compiled, keys_in
 
 
@@ -110,4 +110,65 @@ def compiled_normal_promotes_its_type() -> Iterator[None]:
 def keys_of_graphs_leave_the_default_type_out() -> Iterator[None]:
     """The key of a graph in AOTAutograd's cache is the same for every default dtype (pytorch 184405)."""
     with keys_in(lambda: default_type(torch.float32)):
+        yield
+
+
+@fault("AMP-COMPILE-069", level="standard")
+def decomposed_cat_ignores_the_type_of_empty_tensors() -> Iterator[None]:
+    """A decomposed cat of one tensor and empty ones is that tensor, in its own type."""
+
+    def change(before: Callable[..., Any]) -> Callable[..., Any]:
+        def cat(tensors: list[torch.Tensor], dim: int = 0) -> Any:
+            filled = [one for one in tensors if one.numel()]
+            if len(filled) == 1 and len(tensors) > 1:
+                return filled[0].clone()
+            return before(tensors, dim)
+
+        return cat
+
+    with decomposed(torch.ops.aten.cat.default, change):
+        yield
+
+
+@fault("AMP-COMPILE-069", level="standard")
+def decomposed_select_scatter_promotes() -> Iterator[None]:
+    """A decomposed select_scatter has the wider type of the tensor and of what is written to it."""
+
+    def change(before: Callable[..., Any]) -> Callable[..., Any]:
+        def select_scatter(self: torch.Tensor, src: torch.Tensor, dim: int, index: int) -> torch.Tensor:
+            found = self.to(torch.result_type(self, src)).clone()
+            found.select(dim, index).copy_(src)
+            return found
+
+        return select_scatter
+
+    with decomposed(torch.ops.aten.select_scatter.default, change):
+        yield
+
+
+@fault("AMP-COMPILE-090", level="standard")
+def decomposed_running_means_are_narrow() -> Iterator[None]:
+    """A decomposed batch normalization rounds the mean of a batch to 16 bits before it adds it to the running mean."""
+    from torch._decomp import decompositions
+
+    with edited(
+        decompositions.native_batch_norm_helper,
+        "momentum * save_mean + (1 - momentum) * running_mean",
+        "momentum * save_mean.to(input.dtype) + (1 - momentum) * running_mean",
+    ):
+        yield
+
+
+@fault("AMP-COMPILE-090", level="standard")
+def decomposed_group_norm_sums_in_16_bits() -> Iterator[None]:
+    """A decomposed group normalization rounds the mean of a group to 16 bits before it subtracts it."""
+
+    def change(before: Callable[..., Any]) -> Callable[..., Any]:
+        def group_norm(x: torch.Tensor, *given: Any) -> Any:
+            groups = x.reshape(x.shape[0], given[5], -1)
+            return before((groups - groups.mean(-1, keepdim=True).to(x.dtype)).reshape(x.shape).to(x.dtype), *given)
+
+        return group_norm
+
+    with decomposed(torch.ops.aten.native_group_norm.default, change):
         yield
