@@ -139,7 +139,7 @@ def _judge(
                     case.at_most(f"{what}: distance of {name}", distance, 2 * TIMES * torch.finfo(dtype).eps)
 
 
-@contract("AMP-COMPILE-101", on="cpu")
+@contract("AMP-COMPILE-084", on="cpu")
 @pytest.mark.parametrize("backend", [deep("standard", "eager"), "aot_eager"])
 @pytest.mark.parametrize("inner", [inner if inner == "disabled" else deep("standard", inner) for inner in INNER])
 @pytest.mark.parametrize("op", [deep("standard", "cond"), "while_loop", deep("standard", "scan")])
@@ -147,7 +147,7 @@ def test_bodies(case: Case, target: Target, rng: torch.Generator, op: str, inner
     _judge(case, target, rng, op, inner, backend, None)
 
 
-@contract("AMP-COMPILE-104", on="cpu")
+@contract("AMP-COMPILE-087", on="cpu")
 @pytest.mark.parametrize("backend", [deep("full", "eager"), deep("standard", "aot_eager")])
 @pytest.mark.parametrize("inner", [deep("standard", inner) for inner in INNER])
 @pytest.mark.parametrize("leaves", [deep("standard", "all"), deep("standard", "all but the first carried")])

@@ -59,14 +59,14 @@ def _judge(case: Case, target: Target, backend: str, rng: torch.Generator, names
                 case.at_most(f"{dtype}: {name}: error of the {what}", error(seen[name][what], right), limit)
 
 
-@contract("AMP-COMPILE-090")
+@contract("AMP-COMPILE-083")
 @pytest.mark.parametrize("kind", [deep("standard", kind) for kind in KINDS])
 def test_decompositions(case: Case, target: Target, rng: torch.Generator, kind: str) -> None:
     with compiler(case):
         _judge(case, target, "aot_eager_decomp_partition", rng, KINDS[kind])
 
 
-@contract("AMP-COMPILE-090")
+@contract("AMP-COMPILE-083")
 @needs("compiled kernels")
 @pytest.mark.parametrize("kind", [deep("full", kind) for kind in IN_KERNELS])
 def test_kernels(case: Case, target: Target, rng: torch.Generator, kind: str) -> None:

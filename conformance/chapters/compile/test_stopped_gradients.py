@@ -94,7 +94,7 @@ def _whole(rng: torch.Generator, target: Target) -> Tensor:
     return torch.randint(-2, 3, (4, 4), generator=rng).float().to(target.device)
 
 
-@contract("AMP-COMPILE-102")
+@contract("AMP-COMPILE-085")
 @pytest.mark.parametrize("backend", ["aot_eager", deep("standard", "eager")])
 @pytest.mark.parametrize("kind", ["views", "results"])
 @pytest.mark.parametrize("stop", ["no_grad", deep("standard", "detach"), deep("standard", "a decorator")])
@@ -167,7 +167,7 @@ READ: dict[str, Callable[[Tensor], object]] = {
 }
 
 
-@contract("AMP-COMPILE-103")
+@contract("AMP-COMPILE-086")
 @pytest.mark.parametrize("backend", [deep("standard", "eager"), "aot_eager"])
 @pytest.mark.parametrize("made", list(TENSORS))
 def test_flags(case: Case, target: Target, rng: torch.Generator, made: str, backend: str) -> None:

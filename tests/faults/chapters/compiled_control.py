@@ -23,7 +23,7 @@ def compiled_code_drops_the_regions_that_it_decorates_with() -> Iterator[None]:
         yield
 
 
-@fault("AMP-COMPILE-101", level="standard")
+@fault("AMP-COMPILE-084", level="standard")
 def compiled_loops_run_outside_of_the_region() -> Iterator[None]:
     """The body of a while_loop in compiled code runs outside of the region around the loop."""
     from torch._higher_order_ops.while_loop import while_loop_op
@@ -44,7 +44,7 @@ def compiled_loops_run_outside_of_the_region() -> Iterator[None]:
         while_loop_op._dispatch_cache.clear()
 
 
-@fault("AMP-COMPILE-102")
+@fault("AMP-COMPILE-085")
 def compiled_code_leaves_no_grad_out() -> Iterator[None]:
     """A block under no_grad in compiled code is computed with gradients."""
     from torch._dynamo.variables.ctx_manager import GradModeVariable
@@ -58,7 +58,7 @@ def compiled_code_leaves_no_grad_out() -> Iterator[None]:
         yield
 
 
-@fault("AMP-COMPILE-103")
+@fault("AMP-COMPILE-086")
 def compiled_tensors_keep_their_flags_when_they_are_written_to() -> Iterator[None]:
     """Dynamo keeps the flags that a tensor had before an operation in place."""
     from torch._dynamo.variables.tensor import TensorVariable
@@ -67,7 +67,7 @@ def compiled_tensors_keep_their_flags_when_they_are_written_to() -> Iterator[Non
         yield
 
 
-@fault("AMP-COMPILE-104", level="standard")
+@fault("AMP-COMPILE-087", level="standard")
 def compiled_branches_double_their_gradients() -> Iterator[None]:
     """The gradients that a branch of cond passes are twice what they should be."""
     from torch._higher_order_ops.cond import CondAutogradOp

@@ -146,7 +146,7 @@ def decomposed_select_scatter_promotes() -> Iterator[None]:
         yield
 
 
-@fault("AMP-COMPILE-090", level="standard")
+@fault("AMP-COMPILE-083", level="standard")
 def decomposed_running_means_are_narrow() -> Iterator[None]:
     """A decomposed batch normalization rounds the mean of a batch to 16 bits before it adds it to the running mean."""
     from torch._decomp import decompositions
@@ -159,7 +159,7 @@ def decomposed_running_means_are_narrow() -> Iterator[None]:
         yield
 
 
-@fault("AMP-COMPILE-090", level="standard")
+@fault("AMP-COMPILE-083", level="standard")
 def decomposed_group_norm_sums_in_16_bits() -> Iterator[None]:
     """A decomposed group normalization rounds the mean of a group to 16 bits before it subtracts it."""
 
