@@ -165,8 +165,11 @@ def decomposed_group_norm_sums_in_16_bits() -> Iterator[None]:
 
     def change(before: Callable[..., Any]) -> Callable[..., Any]:
         def group_norm(x: torch.Tensor, *given: Any) -> Any:
-            groups = x.reshape(x.shape[0], given[5], -1)
-            return before((groups - groups.mean(-1, keepdim=True).to(x.dtype)).reshape(x.shape).to(x.dtype), *given)
+            output, mean, deviation = before(x, *given)
+            groups = x.reshape(x.shape[0], given[5], -1).float()
+            middle = groups.mean(-1, keepdim=True)
+            off = (middle - middle.to(x.dtype)) * groups.var(-1, keepdim=True).rsqrt()
+            return (output + off.expand_as(groups).reshape(x.shape)).to(output.dtype), mean, deviation
 
         return group_norm
 
