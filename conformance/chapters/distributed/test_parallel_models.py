@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ...data import in_force
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from . import reference
 from .batch_norms import evaluated, refusals
 from .comparison import differences, unlike
 from .differentiable import gradients_of_collectives
+from .interleaved_stages import SCHEDULES, STAGES
+from .interleaved_stages import unlike_one_process as unlike_in_stages
 from .placed_programs import ALWAYS, EVERY, unlike_one_process
 from .placements import gradients_of_parts, unlike_whole
 from .processes import Groups
@@ -129,6 +132,20 @@ def test_outputs_of_pipelines(case: Case, target: Target, ranks: Groups) -> None
     for dtype in case.amp_dtypes[: case.samples(quick=1, standard=2, full=2)]:
         for rank, found in enumerate(answers(case, ranks, 2, outputs_of_pipelines, dtype)):
             case.equal(f"rank {rank}, region of {dtype}: outputs unlike the rows that went in", found, [])
+
+
+@contract("AMP-DISTRIBUTED-018", on="cpu")
+@pytest.mark.parametrize("schedule", [deep("standard", one) for one in SCHEDULES])
+@pytest.mark.parametrize("world", [deep("standard", 2), deep("full", 4)])
+def test_several_stages_a_rank(case: Case, target: Target, ranks: Groups, schedule: str, world: int) -> None:
+    if not in_force(torch.__version__, since="2.8"):
+        case.untestable("gloo hangs before torch 2.8 where ranks with several stages send in both directions")
+    for number, name in enumerate(STAGES):
+        for dtype in case.amp_dtypes if case.level == "full" else case.amp_dtypes[number % 2 :][:1]:
+            for rank, found in enumerate(
+                answers(case, ranks, world, unlike_in_stages, schedule, name, dtype, case.seed)
+            ):
+                case.equal(f"rank {rank}, {dtype}, {name}: gradients unlike those of one process", found[:LISTED], [])
 
 
 @contract("AMP-DISTRIBUTED-019", on="cpu")

@@ -657,6 +657,37 @@ def pipelines_add_up_what_they_shall_average() -> Iterator[None]:
 
 
 @fault("AMP-DISTRIBUTED-018", level="standard")
+def split_backward_leaves_weights_of_a_micro_batch_out() -> Iterator[None]:
+    """A schedule whose backward is split runs no backward of weights for the second micro-batch."""
+    from torch.distributed.pipelining.stage import _PipelineStageBase
+
+    run = _PipelineStageBase.backward_weight_one_chunk
+
+    def some(self: Any, number: int, last_backward: bool = False) -> None:
+        if number != 1:
+            run(self, number, last_backward)
+
+    with replaced(_PipelineStageBase, "backward_weight_one_chunk", some):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-018", level="standard")
+def later_stages_of_a_rank_keep_the_last_gradient() -> Iterator[None]:
+    """All stages of a rank but its first keep the gradients of the last micro-batch alone."""
+    from torch.distributed.pipelining.stage import _PipelineStageBase
+
+    run = _PipelineStageBase.backward_one_chunk
+
+    def last(self: Any, *given: Any, **named: Any) -> None:
+        if self.stage_index >= self.group_size:
+            self.submod.zero_grad()
+        run(self, *given, **named)
+
+    with replaced(_PipelineStageBase, "backward_one_chunk", last):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-018", level="standard")
 def stages_leave_their_region() -> Iterator[None]:
     """A pipeline stage runs its module with autocast off."""
     from torch.distributed.pipelining import PipelineStage
