@@ -127,7 +127,6 @@ def test_signature(case: Case, name: str) -> None:
     bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
     seen = str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
     case.equal(f"arguments of torch.nn.utils.{name}", seen, _SIGNATURES[name])
-    case.true("it is documented", bool(function.__doc__))
     case.equal("name in torch.nn.utils.__all__", name in torch.nn.utils.__all__, True)
 
 
