@@ -12,8 +12,8 @@ from tests.faults.campaigns import first_failures
 from tests.faults.campaigns.campaign import run
 
 FAULTS = load()
-# After hundreds of faults and all other chapters in one process its ranks, which are forks, cast no products of DTensors
-# any more. Which fault is the cause is not known: after the faults alone, and after the chapters alone, they do.
+# Products of DTensors may stay uncast in its ranks, which are forks of this process, after hundreds of faults and all other
+# chapters. Which fault is the cause is not known: after the faults alone, or the chapters alone, they are cast.
 REACHED = frozenset({"AMP-DISTRIBUTED-036"})
 
 
