@@ -12,7 +12,7 @@ from tests.faults.campaigns import first_failures
 from tests.faults.campaigns.campaign import run
 
 FAULTS = load()
-# Products of DTensors may stay uncast in its ranks, which are forks of this process, after hundreds of faults and all other
+# Its ranks are forks of this process, and leave products of DTensors uncast after some hundreds of faults and all other
 # chapters. Which fault is the cause is not known: after the faults alone, or the chapters alone, they are cast.
 REACHED = frozenset({"AMP-DISTRIBUTED-036"})
 
