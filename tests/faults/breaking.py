@@ -13,7 +13,16 @@ import torch
 
 from conformance.self_check.planting import dropped, kernel, replaced
 
-__all__ = ["decomposed", "dropped", "edited", "exp_in_half", "given_the_original", "kernel", "replaced"]
+__all__ = [
+    "decomposed",
+    "dropped",
+    "edited",
+    "exp_in_half",
+    "given_the_original",
+    "kernel",
+    "operator_kernel",
+    "replaced",
+]
 
 
 def exp_in_half() -> contextlib.AbstractContextManager[None]:
@@ -24,6 +33,22 @@ def exp_in_half() -> contextlib.AbstractContextManager[None]:
             return torch.exp(x.to(torch.float16))
 
     return kernel("exp", in_half, "AutocastCUDA")
+
+
+@contextlib.contextmanager
+def operator_kernel(
+    operator: Any, key: str, change: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[None]:
+    """Let a higher-order operator run what `change` makes of its kernel for a dispatch key."""
+    place = getattr(torch._C.DispatchKey, key)
+    before = operator.py_kernels[place]
+    operator.py_kernels[place] = change(before)
+    operator._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        operator.py_kernels[place] = before
+        operator._dispatch_cache.clear()
 
 
 @contextlib.contextmanager

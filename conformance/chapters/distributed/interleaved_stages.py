@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.utils.checkpoint import checkpoint
 
+from .comparison import unlike
+
 SCHEDULES = ("ScheduleLoopedBFS", "ScheduleInterleaved1F1B", "ScheduleInterleavedZeroBubble")
 """Schedules that take several stages of each rank, and place them in turn on the ranks."""
 SIZE = 4
@@ -101,14 +103,11 @@ def unlike_one_process(schedule: str, name: str, dtype: torch.dtype, seed: int) 
     else:
         run.step()
     return [
-        f"stage {place}, {parameter}"
+        f"stage {place}: {difference}"
         for one, place in zip(mine, places, strict=True)
-        for (parameter, seen), expected in zip(one.named_parameters(), whole[place].parameters(), strict=True)
-        if _other(seen.grad, expected.grad)
+        for difference in unlike(_gradients(one), _gradients(whole[place]))
     ]
 
 
-def _other(seen: Tensor | None, expected: Tensor | None) -> bool:
-    if seen is None or expected is None:
-        return seen is not expected
-    return seen.dtype != expected.dtype or not torch.equal(seen, expected)
+def _gradients(stage: nn.Module) -> dict[str, Tensor]:
+    return {name: one.grad for name, one in stage.named_parameters() if one.grad is not None}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.faults import fault
-from tests.faults.breaking import replaced
+from tests.faults.breaking import operator_kernel, replaced
 
 LOW = (torch.float16, torch.bfloat16)
 
@@ -170,15 +170,11 @@ def compiled_recomputation_draws_anew() -> Iterator[None]:
     """A checkpoint in compiled code drops other activations when it recomputes than it did forward."""
     from torch._prims.rng_prims import run_with_rng_state
 
-    key = torch._C.DispatchKey.BackendSelect
-    before = run_with_rng_state.py_kernels[key]
-    run_with_rng_state.py_kernels[key] = lambda state, op, *given, **named: op(*given, **named)
-    run_with_rng_state._dispatch_cache.clear()
-    try:
+    def anew(state: Any, op: Any, *given: Any, **named: Any) -> Any:
+        return op(*given, **named)
+
+    with operator_kernel(run_with_rng_state, "BackendSelect", lambda before: anew):
         yield
-    finally:
-        run_with_rng_state.py_kernels[key] = before
-        run_with_rng_state._dispatch_cache.clear()
 
 
 @fault("AMP-COMPILE-004", level="standard")

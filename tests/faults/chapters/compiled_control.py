@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tests.faults import fault
-from tests.faults.breaking import replaced
+from tests.faults.breaking import operator_kernel, replaced
 
 
 @fault("AMP-COMPILE-070", level="standard")
@@ -28,20 +28,8 @@ def compiled_loops_run_outside_of_the_region() -> Iterator[None]:
     """The body of a while_loop in compiled code runs outside of the region around the loop."""
     from torch._higher_order_ops.while_loop import while_loop_op
 
-    key = torch._C.DispatchKey.CompositeExplicitAutograd
-    before = while_loop_op.py_kernels[key]
-
-    def outside(*given: Any, **named: Any) -> Any:
-        with torch.autocast("cpu", enabled=False):
-            return before(*given, **named)
-
-    while_loop_op.py_kernels[key] = outside
-    while_loop_op._dispatch_cache.clear()
-    try:
+    with operator_kernel(while_loop_op, "CompositeExplicitAutograd", torch.autocast("cpu", enabled=False)):
         yield
-    finally:
-        while_loop_op.py_kernels[key] = before
-        while_loop_op._dispatch_cache.clear()
 
 
 @fault("AMP-COMPILE-085")
