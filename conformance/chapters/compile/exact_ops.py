@@ -256,4 +256,12 @@ def small(x: Tensor) -> Tensor:
     return x * 2.0 ** (-24 if x.dtype is torch.float16 else -30)
 
 
-OPS: Mapping[str, Op] = {**_INDICES, **_WRITES, **_GRADIENTS, **_ROUNDED, **_SUMS, **_CONVERSIONS}
+GROUPS: Mapping[str, Mapping[str, Op]] = {
+    "indices": _INDICES,
+    "writes": _WRITES,
+    "gradients": _GRADIENTS,
+    "rounded": _ROUNDED,
+    "sums": _SUMS,
+    "conversions": _CONVERSIONS,
+}
+OPS: Mapping[str, Op] = {name: op for group in GROUPS.values() for name, op in group.items()}

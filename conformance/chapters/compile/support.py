@@ -30,6 +30,9 @@ from .ways import Way
 Drawn = TypeVar("Drawn")
 
 
+RECOMPILATIONS = 64  # of one piece of code, in one case
+
+
 @contextlib.contextmanager
 def compiler(case: Case, way: str = "") -> Iterator[None]:
     """Let torch.compile start without compiled code, and leave none; without it, or what `way` needs: UNTESTABLE."""
@@ -38,7 +41,9 @@ def compiler(case: Case, way: str = "") -> Iterator[None]:
     dynamo = importlib.import_module("torch._dynamo")
     _freeze()
     dynamo.reset()
-    with warnings.catch_warnings(), _quiet(), _without_timed_guards():
+    # Past the limit of recompilations code runs in eager, which agrees with eager: far away, and no end unseen.
+    limited = torch._dynamo.config.patch(cache_size_limit=RECOMPILATIONS, fail_on_cache_limit_hit=True)
+    with warnings.catch_warnings(), _quiet(), _without_timed_guards(), limited:
         warnings.simplefilter("ignore")
         try:
             yield

@@ -104,6 +104,24 @@ TO_PLACES: dict[str, Binary] = {
     "slice_scatter": lambda a, b: a.slice_scatter(b[:8], 0, 0, 8),
     "diagonal_scatter": lambda a, b: a.view(8, 8).diagonal_scatter(b[:8]),
 }
+LOSSES: dict[str, Binary] = {  # and the product that adds to a vector
+    "mse_loss": lambda a, b: F.mse_loss(a, b),
+    "l1_loss": lambda a, b: F.l1_loss(a, b, reduction="none"),
+    "smooth_l1_loss": lambda a, b: F.smooth_l1_loss(a, b),
+    "huber_loss": lambda a, b: F.huber_loss(a, b),
+    "huber_loss of each": lambda a, b: F.huber_loss(a, b, reduction="none"),
+    "soft_margin_loss": lambda a, b: F.soft_margin_loss(a * 4, b.sign()),
+    "binary_cross_entropy_with_logits": lambda a, b: F.binary_cross_entropy_with_logits(a, b.sigmoid()),
+    "with logits, of each": lambda a, b: F.binary_cross_entropy_with_logits(a, b.sigmoid(), reduction="none"),
+    "with logits and weights": lambda a, b: F.binary_cross_entropy_with_logits(a, a.sigmoid(), b.sigmoid()),
+    "binary_cross_entropy with weights": lambda a, b: F.binary_cross_entropy(a.sigmoid(), a.sigmoid(), b.sigmoid()),
+    "poisson_nll_loss": lambda a, b: F.poisson_nll_loss(a, b.sigmoid(), full=True),
+    "cross_entropy of rows": lambda a, b: F.cross_entropy(a.view(8, 8), b.view(8, 8).argmax(-1), reduction="none"),
+    "hinge_embedding_loss": lambda a, b: F.hinge_embedding_loss(a, b.sign()),
+    "margin_ranking_loss": lambda a, b: F.margin_ranking_loss(a, b, torch.ones_like(b)),
+    "cosine_similarity": lambda a, b: F.cosine_similarity(a.view(8, 8), b.view(8, 8)),
+    "addmv": lambda a, b: torch.addmv(b[:8], a.view(8, 8), a[:8]),
+}
 GROUPS: dict[str, dict[str, Binary]] = {
     "of_two": OF_TWO,
     "of_the_first": {name: op for name, op in OF_THE_FIRST.items() if name != NORMAL},
@@ -111,8 +129,9 @@ GROUPS: dict[str, dict[str, Binary]] = {
     "two_and_an_empty_one": TWO_AND_AN_EMPTY_ONE,
     "index_fill": INDEX_FILL,
     "to_places": TO_PLACES,
+    "losses": LOSSES,
 }
-IN_KERNELS = {"index_fill": "standard", "two_and_an_empty_one": "full", "with_an_empty_one": "full"}
+IN_KERNELS = {"index_fill": "standard", "losses": "full", "two_and_an_empty_one": "full", "with_an_empty_one": "full"}
 # 3.14 is no 16-bit number: rounded to one, or compared in float32, it gives another answer.
 WITH_A_NUMBER: dict[str, Unary] = {
     "plus a number": lambda a: a + 3.14,
@@ -180,7 +199,7 @@ def _judge(case: Case, calls: dict[str, Call], backend: str, refusals: int) -> N
         return [calls[name]() for name in expected]
 
     try:
-        seen = dict(zip(expected, torch.compile(program, backend=backend)(), strict=True))
+        seen = dict(zip(expected, torch.compile(program, backend=backend, fullgraph=True)(), strict=True))
     except Exception:
         for name in expected:  # which one it is
             torch._dynamo.reset()
@@ -203,7 +222,7 @@ def _judge(case: Case, calls: dict[str, Call], backend: str, refusals: int) -> N
 def _refusal(call: Call, backend: str) -> str:
     """Compile one call, and say how that is refused, or nothing."""
     try:
-        torch.compile(call, backend=backend)()
+        torch.compile(call, backend=backend, fullgraph=True)()
     except Exception as error:
         return str(error).splitlines()[0][:100]
     return ""

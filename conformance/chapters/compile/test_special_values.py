@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 import torch
 
 from ...harness.check import Case, contract, deep, needs
 from ...harness.targets import Target
 from .exact_functions import calls, integers, numbers
-from .exact_ops import NEAR_ZERO, OPS, matrix, small
+from .exact_ops import GROUPS, NEAR_ZERO, OPS, Op, matrix, small
 from .special_values import every, operands
 from .support import compiling, drawn, dtypes_of, unlike
 
@@ -61,13 +63,11 @@ def test_special_values_of_inductor(case: Case, target: Target, rng: torch.Gener
 ASKING = ("masked_scatter",)
 
 
-def _agree_exactly(case: Case, target: Target, rng: torch.Generator, dtype: torch.dtype, backend: str) -> None:
-    """Compile exact ops as one program, all of them or some, and call it with matrices of several sizes."""
-    without = ASKING if target.lacks("compiled kernels") else ()
-    chosen = {name: op for name, op in OPS.items() if name not in without}
+def _agree_exactly(
+    case: Case, target: Target, chosen: Mapping[str, Op], rng: torch.Generator, dtype: torch.dtype, backend: str
+) -> None:
+    """Compile exact ops as one program, and call it with matrices of several sizes."""
     sizes = ROWS if case.level != "quick" else ROWS[:1]
-    if case.level == "quick" or (backend == "inductor" and case.level == "standard"):
-        chosen = drawn(chosen, rng, SOME)
 
     def call(x: torch.Tensor) -> dict[str, torch.Tensor]:
         return {name: op(x) for name, op in chosen.items()}
@@ -80,10 +80,17 @@ def _agree_exactly(case: Case, target: Target, rng: torch.Generator, dtype: torc
             case.equal(f"{dtype}, {rows} rows: results that are not those of eager", wrong[:4], [])
 
 
+def _taken(target: Target, ops: Mapping[str, Op]) -> dict[str, Op]:
+    without = ASKING if target.lacks("compiled kernels") else ()
+    return {name: op for name, op in ops.items() if name not in without}
+
+
 @contract("AMP-COMPILE-004")
-def test_decomposed_exact_ops(case: Case, target: Target, rng: torch.Generator) -> None:
+@pytest.mark.parametrize("ops", ["some", *(deep("standard", group) for group in GROUPS)])
+def test_decomposed_exact_ops(case: Case, target: Target, rng: torch.Generator, ops: str) -> None:
     for dtype in dtypes_of(case, target):
-        _agree_exactly(case, target, rng, dtype, "aot_eager_decomp_partition")
+        chosen = drawn(_taken(target, OPS), rng, SOME) if ops == "some" else _taken(target, GROUPS[ops])
+        _agree_exactly(case, target, chosen, rng, dtype, "aot_eager_decomp_partition")
 
 
 @contract("AMP-COMPILE-005")
@@ -92,7 +99,10 @@ def test_decomposed_exact_ops(case: Case, target: Target, rng: torch.Generator) 
 def test_exact_ops_of_inductor(case: Case, target: Target, rng: torch.Generator, low: str) -> None:
     dtype = getattr(torch, low)
     case.require(target, dtype)
-    _agree_exactly(case, target, rng, dtype, "inductor")
+    chosen = _taken(target, OPS)
+    if case.level == "standard":
+        chosen = drawn(chosen, rng, SOME)
+    _agree_exactly(case, target, chosen, rng, dtype, "inductor")
 
 
 def _agree_near_zero(case: Case, target: Target, rng: torch.Generator, backend: str, names: tuple[str, ...]) -> None:

@@ -82,6 +82,56 @@ def test_large_element_anywhere(case: Case, target: Target, amp_dtype: torch.dty
     case.equal("rows that are not those of float64, in roundings", wrong, {})
 
 
+def _by_channels(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return weights of one and biases of zero, a pair for each row, as mixed precision has them: in float32."""
+    wide = x.dtype if x.dtype is torch.float64 else torch.float32
+    return x.new_ones(len(x), dtype=wide), x.new_zeros(len(x), dtype=wide)
+
+
+def _batch_norm(x: Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:
+    images = x[None, :, :, None].contiguous(memory_format=memory_format)
+    return F.batch_norm(images, None, None, *_by_channels(x), training=True)[0, :, :, 0]
+
+
+# Statistics of each row, and what they make of its elements.
+STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {
+    **{name: OF_ROWS[name] for name in ("layer_norm", "rms_norm", "group_norm")},
+    "group_norm of groups": lambda x: F.group_norm(x.repeat(1, 2)[None], len(x))[0, :, : x.shape[1]],
+    "instance_norm": lambda x: F.instance_norm(x[None], None, None, *_by_channels(x))[0],
+    "batch_norm": lambda x: F.batch_norm(x.t().contiguous(), None, None, *_by_channels(x), training=True).t(),
+    "batch_norm of images": _batch_norm,
+    "batch_norm of channels last": lambda x: _batch_norm(x, torch.channels_last),
+    "mean": lambda x: x.mean(-1, keepdim=True),
+    "var": lambda x: x.var(-1, keepdim=True),
+    "std": lambda x: x.std(-1, keepdim=True),
+}
+# Rows of whole vectors and blocks, which kernels take by another path, and rows between them.
+LENGTHS_OF_STATISTICS = (64, 129, 512, 517, 640, 1024, 2051, 4096)
+ROUNDINGS_OF_STATISTICS = 2.0
+DEVIATIONS = 4.0  # how far the mean of a row is from zero
+
+
+@contract("AMP-NUMERICS-062")
+@pytest.mark.parametrize("name", STATISTICS)
+def test_statistics_of_long_rows(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, name: str
+) -> None:
+    """Rows far from zero, whose mean and variance would lose digits if they were added up in 16 bits."""
+    case.require_arithmetic(target, amp_dtype)
+    op, form = STATISTICS[name], FORMATS[amp_dtype]
+    drawn = 64 * int(torch.randint(8, 80, (), generator=rng))
+    for length in (*LENGTHS_OF_STATISTICS, drawn):
+        x = (torch.randn(8, length, generator=rng) + DEVIATIONS).to(amp_dtype)
+        given = x.to(target.device)
+        case.require_call(target, f"compute {name} of {form.name}", functools.partial(op, given))
+        exact = op(x.double())
+        # In fp32, in any order: n kappa u of the mean and the variance, kappa being the mean in deviations.
+        lost = length * (DEVIATIONS + 1) * FP32.unit_roundoff * (1 + exact.abs())
+        allowed = form.unit_roundoff * exact.abs() + lost
+        error = float(((op(given).cpu().double() - exact).abs() / allowed).max())
+        case.at_most(f"{length} elements: worst error", error, ROUNDINGS_OF_STATISTICS, "of what fp32 allows")
+
+
 @contract("AMP-NUMERICS-062")
 @by_name(NORMALIZATIONS)
 def test_normalisations_are_within_the_bound(case: Case, target: Target, rng: torch.Generator, op: Op) -> None:

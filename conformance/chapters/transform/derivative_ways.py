@@ -56,6 +56,16 @@ def weighted(f: Function, direction: Direction) -> Function:
     return lambda *inputs: (f(*inputs).float() * direction.cotangent).sum()
 
 
+def narrow(f: Function, direction: Direction) -> Function:
+    """Return the scalar function <cotangent, f> in the dtype of f, as of a loss that a region leaves in 16 bits."""
+
+    def loss(*inputs: Tensor) -> Tensor:
+        output = f(*inputs)
+        return (output * direction.cotangent.to(output.dtype)).sum().to(output.dtype)
+
+    return loss
+
+
 def squared(f: Function) -> Function:
     """Return the scalar function <f, f>, summed in float32."""
     return lambda *inputs: f(*inputs).float().pow(2).sum()
@@ -147,7 +157,17 @@ FIRST = (
         "gradient",
         lambda f, inputs, direction: torch.func.grad(weighted(f, direction), numbers(inputs))(*inputs),
     ),
+    Way(
+        "grad-low",
+        "gradient",
+        lambda f, inputs, direction: torch.func.grad(narrow(f, direction), numbers(inputs))(*inputs),
+    ),
     Way("grad_and_value", "gradient", _grad_and_value),
+    Way(
+        "grad_and_value-low",
+        "gradient",
+        lambda f, inputs, direction: torch.func.grad_and_value(narrow(f, direction), numbers(inputs))(*inputs)[0],
+    ),
     Way("grad-no_grad", "gradient", _grad_without_grad_mode),
     Way("vjp", "gradient", _vjp),
     Way(

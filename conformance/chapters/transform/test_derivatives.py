@@ -28,7 +28,7 @@ _FEW = ("linear-bias", "conv1d", "mlp", "float32-term")
 _SOME = ("linear-bias", "conv1d", "mlp", "attention", "baddbmm", "conv2d-bias")
 _QUICK = (
     *("backward", "grad", "vjp", "jacrev", "is_grads_batched", "functional.vjp", "dual-numbers", "grad-of-grad"),
-    *("grad-no_grad", "vjp-aux", "jvp-aux", "jacrev-chunks", "functional.jacobian-forward"),
+    *("grad-no_grad", "grad-low", "vjp-aux", "jvp-aux", "jacrev-chunks", "functional.jacobian-forward"),
 )
 
 

@@ -29,14 +29,15 @@ def known(file: Path = FILE) -> Mapping[str, str]:
 
 
 def found(fault: Fault, seconds: float) -> str | None:
-    """The case that fails first on a fault, if those before it take at least so many seconds."""
+    """The case that fails first on a fault, if those before it take at least so many seconds.
+
+    The run ends with that failure: all other cases were before it, in whatever order the report has them.
+    """
     cases = campaign.run(fault, until_caught=True).cases
-    before = 0.0
-    for case in cases:
-        if case["verdict"] == "FAIL" and case["contract"] in campaign.speaking(fault, [case["contract"]]):
-            return str(case["id"]) if before >= seconds else None
-        before += case["duration_s"]
-    return None
+    failed = [case for case in cases if case["verdict"] == "FAIL" and campaign.speaking(fault, [case["contract"]])]
+    if not failed or sum(case["duration_s"] for case in cases if case not in failed) < seconds:
+        return None
+    return str(failed[0]["id"])
 
 
 def write(cases: Mapping[str, str], file: Path = FILE) -> None:

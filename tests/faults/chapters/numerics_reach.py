@@ -257,3 +257,49 @@ def convolutions_add_halves_of_their_taps_in_16_bits() -> Iterator[None]:
 
     with kernel("convolution", convolution, "CPU"):
         yield
+
+
+@fault("AMP-NUMERICS-062")
+def long_rows_of_whole_blocks_have_a_mean_of_16_bits() -> Iterator[None]:
+    """layer_norm adds up 16-bit rows of 512 elements and more, of whole blocks of 64, in their own type."""
+    real = torch.nn.functional.layer_norm
+
+    def layer_norm(x: torch.Tensor, shape: Any, *options: Any, **named: Any) -> torch.Tensor:
+        result = real(x, shape, *options, **named)
+        length = x.shape[-1]
+        if x.dtype not in _LOW or len(shape) > 1 or length < 512 or length % 64:
+            return result
+        total = torch.zeros_like(x[..., 0])
+        for block in x.unflatten(-1, (-1, 64)).float().sum(-1).unbind(-1):
+            total = (total + block).to(x.dtype)
+        moved = x.float().mean(-1) - total.float() / length
+        return (result + (moved / x.float().std(-1))[..., None]).to(x.dtype)
+
+    with replaced(torch.nn.functional, "layer_norm", layer_norm):
+        yield
+
+
+@fault("AMP-NUMERICS-141")
+def sigmoid_takes_subnormal_gradients_for_zero() -> Iterator[None]:
+    """The backward of sigmoid gives zeros in place of float16 numbers below the smallest normal one."""
+
+    def sigmoid_backward(incoming: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        result = incoming * (1 - output) * output
+        return result.where(result.abs() >= 2.0**-14, 0) if result.dtype is torch.float16 else result
+
+    with kernel("sigmoid_backward", sigmoid_backward, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-002")
+def bfloat16_truncates_what_is_not_contiguous() -> Iterator[None]:
+    """Tensor.bfloat16() of a float32 tensor that is not contiguous cuts the last bits off."""
+    real = torch.Tensor.bfloat16
+
+    def bfloat16(x: torch.Tensor, *options: Any, **named: Any) -> torch.Tensor:
+        if x.dtype is not torch.float32 or x.is_contiguous() or x.requires_grad:
+            return real(x, *options, **named)
+        return real((x.contiguous().view(torch.int32) & -65536).view(torch.float32))
+
+    with replaced(torch.Tensor, "bfloat16", bfloat16):
+        yield

@@ -593,3 +593,21 @@ def tangents_of_functions_of_many_tensors_are_cut() -> Iterator[None]:
 
     with replaced(torch.func, "jvp", cutting):
         yield
+
+
+@fault("AMP-TRANSFORM-001")
+def gradients_have_the_type_of_a_16_bit_loss() -> Iterator[None]:
+    """torch.func.grad gives gradients in the type of the loss where that is a 16-bit one."""
+    real = torch.func.grad
+
+    def grad(function: Function, *options: Any, **named: Any) -> Function:
+        def taken(*args: Any) -> Any:
+            loss = function(*args)
+            found = real(function, *options, **named)(*args)
+            low = isinstance(loss, Tensor) and loss.dtype in (torch.bfloat16, torch.float16)
+            return _change(found, lambda x: x.to(loss.dtype)) if low else found
+
+        return taken
+
+    with replaced(torch.func, "grad", grad):
+        yield
