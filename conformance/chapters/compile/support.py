@@ -42,7 +42,7 @@ def compiler(case: Case, way: str = "") -> Iterator[None]:
     _freeze()
     dynamo.reset()
     # Past the limit of recompilations code runs in eager, which agrees with eager: far away, and no end unseen.
-    limited = torch._dynamo.config.patch(cache_size_limit=RECOMPILATIONS, fail_on_cache_limit_hit=True)
+    limited = dynamo.config.patch(cache_size_limit=RECOMPILATIONS, fail_on_cache_limit_hit=True)
     with warnings.catch_warnings(), _quiet(), _without_timed_guards(), limited:
         warnings.simplefilter("ignore")
         try:

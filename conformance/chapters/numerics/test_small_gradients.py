@@ -24,14 +24,13 @@ CALLS: dict[str, Call] = {
 }
 
 
-def _gradient(call: Call, x: Tensor, target: Target, incoming: Tensor | None, *, region: bool) -> tuple[Tensor, Tensor]:
-    """Return the gradient of a call by `x`, in float64, and what came in: given, or drawn around `SCALE`."""
+def _gradient(call: Call, x: Tensor, target: Target, scale: float, *, region: bool) -> Tensor:
+    """Return in float64 the gradient of a call by `x`, for incoming gradients of one to two times `scale`."""
     leaf = x.to(target.device).requires_grad_()
     with target.autocast(torch.float16, enabled=region):
         output = call(leaf)
-    if incoming is None:
-        incoming = ((1 + torch.arange(output.numel()) * 7 % 16 / 16) * SCALE).reshape(output.shape).to(torch.float16)
-    return torch.autograd.grad(output, leaf, incoming.to(output.device, output.dtype))[0].cpu().double(), incoming
+    incoming = ((1 + torch.arange(output.numel()) * 7 % 16 / 16) * scale).reshape(output.shape)
+    return torch.autograd.grad(output, leaf, incoming.to(output.device, output.dtype))[0].cpu().double()
 
 
 @contract("AMP-NUMERICS-141")
@@ -44,8 +43,7 @@ def test_small_incoming_gradients(case: Case, target: Target, rng: torch.Generat
         if target.device_type != "cpu" and name in OFF_CARDS:
             continue
         try:
-            small, incoming = _gradient(call, x, target, None, region=place == "in a region")
-            large, _ = _gradient(call, x, target, incoming / SCALE, region=place == "in a region")
+            small, large = (_gradient(call, x, target, scale, region=place == "in a region") for scale in (SCALE, 1.0))
         except (RuntimeError, NotImplementedError) as error:
             case.note(f"{name}: refused", str(error).splitlines()[0][:80])
             continue
