@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +21,49 @@ from conformance.harness import catalogue, header, items, targets, waivers
 from conformance.harness.reproduction import definitions
 from conformance.report import values
 from tests import reports
+from tests.faults import Fault
 from tests.faults.campaigns.campaign import WITHOUT_COLLECTIONS
 
 pytest_plugins = ("pytester",)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a run leave out the faults of other shares."""
+    parser.addoption(
+        "--faults", type=_share, metavar="K/N", help="of the faults that must be caught run share K of N (1/N to N/N)"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Know the marks of the checks, which some tests import."""
     items.register_marks(config)
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Say which share of the faults a run has."""
+    share = config.getoption("--faults")
+    return share and "faults: share {} of {}".format(*share)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the faults of other shares; a fault stays in its share while others come and go."""
+    share = config.getoption("--faults")
+    if share is None:
+        return
+    kept: dict[bool, list[pytest.Item]] = {True: [], False: []}
+    for item in items:
+        call = getattr(item, "callspec", None)
+        fault = call.params.get("fault") if call else None
+        kept[not isinstance(fault, Fault) or zlib.crc32(fault.name.encode()) % share[1] == share[0] - 1].append(item)
+    config.hook.pytest_deselected(items=kept[False])
+    items[:] = kept[True]
+
+
+def _share(text: str) -> tuple[int, int]:
+    first, _, second = text.partition("/")
+    if not (first.isdecimal() and second.isdecimal() and 1 <= int(first) <= int(second)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not K/N with 1 <= K <= N")
+    return int(first), int(second)
 
 
 _CONTRACT = """

@@ -44,12 +44,24 @@ def test_objects_that_a_few_calls_leave_are_no_leak_and_those_of_each_call_are()
 
 def test_counting_gives_all_objects_back_to_the_collector() -> None:
     collecting = gc.isenabled()
+    gc.unfreeze()  # which another test may have left frozen
 
     with collected_apart():
         assert not gc.isenabled()
 
     assert gc.isenabled() == collecting
     assert gc.get_freeze_count() == 0
+
+
+def test_counting_leaves_frozen_what_was() -> None:
+    gc.freeze()
+    try:
+        with collected_apart():
+            pass
+
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
 
 
 def test_numbers_and_arrays_that_hang_on_a_root_are_counted() -> None:
