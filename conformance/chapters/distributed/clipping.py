@@ -112,6 +112,41 @@ def _fsdp1(slopes: Tensors, strategy: str, original: bool, kept: bool) -> Clippe
     return Clipped(model.clip_grad_norm_, whole)
 
 
+class _Parts(nn.Module):
+    """Modules whose outputs are added, each of the values for its parameters."""
+
+    def __init__(self, parts: list[nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, *slopes: torch.Tensor) -> torch.Tensor:
+        return torch.stack([part(slope) for part, slope in zip(self.parts, slopes, strict=True)]).sum()
+
+
+def _beside_whole_parameters(slopes: Tensors, original: bool) -> Clipped:
+    """Shard the first parameter, leave the second a replica in NO_SHARD, and the third to no instance."""
+    from torch.distributed import fsdp
+
+    sharded, replicated, ignored = (Sloped({name: one}) for name, one in slopes.items())
+    wrap = functools.partial(fsdp.FullyShardedDataParallel, device_id=torch.device("cpu"), use_orig_params=original)
+    parts = [
+        wrap(sharded, sharding_strategy=fsdp.ShardingStrategy.FULL_SHARD),
+        wrap(replicated, sharding_strategy=fsdp.ShardingStrategy.NO_SHARD),
+        ignored,
+    ]
+    model = wrap(_Parts(parts), ignored_modules=[ignored])
+    model(*slopes.values()).backward()
+
+    def whole() -> Tensors:
+        held: list[Any] = [None] * distributed.get_world_size()
+        own = [one.grad.flatten() for one in parts[0].parameters() if one.grad is not None]
+        distributed.all_gather_object(held, torch.cat(own) if own else torch.zeros(0))
+        kept = [one.grad.flatten().clone() for part in parts[1:] for one in part.parameters() if one.grad is not None]
+        return {"sharded": torch.cat(held), "whole": torch.cat(kept)}
+
+    return Clipped(model.clip_grad_norm_, whole)
+
+
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD")
 
 
@@ -119,6 +154,9 @@ def _ways() -> Iterator[tuple[str, Callable[[Tensors], Clipped]]]:
     yield "ddp", _replicas
     yield "dtensor", _tensors
     yield "fully_shard", _fully_sharded
+    for original in (True, False):
+        name = f"FULL_SHARD{', original parameters' * original}, beside whole ones"
+        yield name, functools.partial(_beside_whole_parameters, original=original)
     for strategy, original, kept in itertools.product(STRATEGIES, (True, False), (True, False)):
         name = f"{strategy}{', original parameters' * original}{', kept' * kept}"
         yield name, functools.partial(_fsdp1, strategy=strategy, original=original, kept=kept)

@@ -244,6 +244,35 @@ def steps_with_placements(name: str) -> list[tuple[str, list[float], float]]:
     return found
 
 
+def steps_of_optimizers(scaler: str, explicit: bool, count: int) -> list[tuple[list[int], float]]:
+    """Overflow on the last rank for each of `count` optimizers of one scaler; return by round the steps and the scale.
+
+    `explicit`: all gradients are unscaled before the first step. One scaler takes all rounds; it halves its scale in
+    each.
+    """
+    settings = {"init_scale": SCALE, "growth_interval": 10}
+    amp = torch.amp.GradScaler("cpu", **settings) if scaler == "dtensor" else sharded(**settings)
+    last = distributed.get_rank() == distributed.get_world_size() - 1
+    optimizers = []
+    for _ in range(count):
+        parameter = torch.zeros(SIZE)
+        optimizers.append(CountedSGD([torch.nn.Parameter(_shard(parameter) if scaler == "dtensor" else parameter)]))
+    found = []
+    for overflowing in range(count):
+        amp.scale(torch.zeros(()))
+        for number, optimizer in enumerate(optimizers):
+            gradient = torch.full((SIZE,), float("inf") if last and number == overflowing else SCALE)
+            optimizer.param_groups[0]["params"][0].grad = _shard(gradient) if scaler == "dtensor" else gradient
+            optimizer.calls.clear()
+        for optimizer in optimizers if explicit else ():
+            amp.unscale_(optimizer)
+        for optimizer in optimizers:
+            amp.step(optimizer)
+        amp.update()
+        found.append(([len(optimizer.calls) for optimizer in optimizers], amp.get_scale()))
+    return found
+
+
 def steps_beside_a_rank_without_gradients() -> tuple[int, float]:
     """Overflow on the last rank, where the others have no gradient; return the steps of this one and the new scale."""
     parameter = torch.nn.Parameter(torch.zeros(3))

@@ -22,6 +22,7 @@ from .sharded_scaler import (
     step_in_own_group,
     steps,
     steps_beside_a_rank_without_gradients,
+    steps_of_optimizers,
     steps_with_placements,
     taken_for_losses,
     unscaled,
@@ -84,6 +85,21 @@ def test_overflows_with_each_implementation(
         for who, (_, parameter, scale) in zip(("rank 0", "rank 1", "all ranks"), overflows, strict=True):
             case.equal(f"rank {rank}: parameters where {who} overflowed", parameter, [1.0] * SIZE)
             case.equal(f"rank {rank}: loss scale where {who} overflowed", scale, SCALE / 2)
+
+
+@contract("AMP-DISTRIBUTED-026", on="cpu")
+@pytest.mark.parametrize("explicit", [False, True], ids=["implicit", "explicit"])
+@pytest.mark.parametrize("scaler", ["sharded", "dtensor"])
+def test_overflows_of_several_optimizers(
+    case: Case, target: Target, ranks: Groups, scaler: str, explicit: bool
+) -> None:
+    count = 3
+    skipped_alone = [[int(number != overflowing) for number in range(count)] for overflowing in range(count)]
+    for rank, found in enumerate(answers(case, ranks, 2, steps_of_optimizers, scaler, explicit, count)):
+        what = f"rank {rank}: steps of {count} optimizers, of which the last rank overflows in each in turn"
+        case.equal(what, [taken for taken, _ in found], skipped_alone)
+        halved = [SCALE / 2 ** (number + 1) for number in range(count)]
+        case.equal(f"rank {rank}: loss scales", [scale for _, scale in found], halved)
 
 
 @contract("AMP-DISTRIBUTED-026", on="cpu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -189,6 +190,31 @@ def test_stacked_models(case: Case, target: Target) -> None:
             what = f"models of {kind}, {'trained' if trained else 'frozen'}: types, and what gets gradients"
             given = [model.to(kind).requires_grad_(trained) for model in copy.deepcopy(models)]
             case.equal(what, _attributes(*torch.func.stack_module_state(given)), _attributes(*_states(given[0])))
+
+
+@contract("AMP-TRANSFORM-009")
+def test_stacked_state_of_several_types(case: Case, target: Target) -> None:
+    # Parameters and buffers of a type each, whichever comes first.
+    kinds = [torch.int64, *filter(target.computes_in, (torch.float32, torch.float16, torch.bfloat16, torch.float64))]
+    for turn in range(len(kinds)):
+        turned = kinds[turn:] + kinds[:turn]
+        models = [_of_types(turned, start, target.device) for start in range(3)]
+        stacked = torch.func.stack_module_state(models)
+        states = [_states(model) for model in models]
+        for what, given, *each in zip(("parameters", "buffers"), stacked, *states, strict=True):
+            for name in each[0]:
+                wanted = torch.stack([one[name].detach() for one in each])
+                case.identical(f"{turned[0]} first: {what}, {name}", given[name].detach(), wanted)
+
+
+def _of_types(kinds: Sequence[torch.dtype], start: int, device: torch.device) -> nn.Module:
+    model = nn.Module()
+    for number, kind in enumerate(kinds):
+        value = torch.arange(start, start + 3, device=device).to(kind)
+        model.register_buffer(f"buffer{number}", value)
+        if kind.is_floating_point:
+            model.register_parameter(f"parameter{number}", nn.Parameter(value * 2))
+    return model
 
 
 def _states(model: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,0 +1,48 @@
+"""Faults of what comes as several: optimizers of one scaler, kinds of sharding in a model, types in a state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from tests.faults import fault
+from tests.faults.breaking import edited, given_the_original
+
+
+@fault("AMP-DISTRIBUTED-026")
+def second_optimizer_of_an_iteration_is_not_synchronized() -> Iterator[None]:
+    """ShardedGradScaler exchanges what overflowed for the first optimizer of an iteration only."""
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    old = 'for found_inf in optimizer_state["found_inf_per_device"].values():'
+    new = (
+        'for found_inf in [] if any(one is not optimizer_state and one["found_inf_per_device"] '
+        'for one in self._per_optimizer_states.values()) else optimizer_state["found_inf_per_device"].values():'
+    )
+    with edited(ShardedGradScaler.unscale_, old, new):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-013")
+def gradients_that_are_not_sharded_count_once_per_rank() -> Iterator[None]:
+    """FullyShardedDataParallel adds up over the ranks the norm of the gradients that each of them has whole."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    old = "total_norm += local_nonsharded_norm**norm_type"
+    with edited(FullyShardedDataParallel.clip_grad_norm_, old, "total_norm += 2 * local_nonsharded_norm**norm_type"):
+        yield
+
+
+@fault("AMP-TRANSFORM-009")
+def stacked_buffers_are_of_the_parameters_type() -> Iterator[None]:
+    """stack_module_state gives floating-point buffers the type of the first parameter."""
+
+    def cast(stack: Any, models: Any) -> Any:
+        parameters, buffers = stack(models)
+        kind = next((one.dtype for one in parameters.values()), None)
+        return parameters, {name: one.to(kind) if one.is_floating_point() else one for name, one in buffers.items()}
+
+    with given_the_original(torch.func, "stack_module_state", cast):
+        yield
