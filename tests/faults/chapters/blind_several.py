@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,3 +47,19 @@ def stacked_buffers_are_of_the_parameters_type() -> Iterator[None]:
 
     with given_the_original(torch.func, "stack_module_state", cast):
         yield
+
+
+@fault("AMP-CAST-113")
+def ragged_sums_ignore_their_dtype() -> Iterator[None]:
+    """The sum of the sequences of a jagged tensor is of the tensor's type, whatever dtype is asked for."""
+    from torch.nested._internal.ops import JAGGED_OPS_TABLE as table
+
+    def summed(take: Any, func: Any, *args: Any, **named: Any) -> Any:
+        return take(func, *args, **{name: one for name, one in named.items() if name != "dtype"})
+
+    before = table[torch.ops.aten.sum.dim_IntList]
+    table[torch.ops.aten.sum.dim_IntList] = functools.partial(summed, before)
+    try:
+        yield
+    finally:
+        table[torch.ops.aten.sum.dim_IntList] = before
