@@ -63,3 +63,34 @@ def ragged_sums_ignore_their_dtype() -> Iterator[None]:
         yield
     finally:
         table[torch.ops.aten.sum.dim_IntList] = before
+
+
+@fault("AMP-BACKWARD-059")
+def masks_of_alpha_dropout_are_drawn_again() -> Iterator[None]:
+    """alpha_dropout takes its mask from a generator of its own, which no checkpoint restores."""
+    own = torch.Generator()
+
+    def dropped(take: Any, input: Any, p: float = 0.5, training: bool = False, inplace: bool = False) -> Any:
+        if not training or inplace or input.device.type != "cpu":
+            return take(input, p, training, inplace)
+        return input * torch.empty(input.shape).bernoulli_(1 - p, generator=own).to(input.dtype)
+
+    with given_the_original(torch.nn.functional, "alpha_dropout", dropped):
+        yield
+
+
+@fault("AMP-BACKWARD-049")
+def masks_of_dropout_are_written_after_they_are_saved() -> Iterator[None]:
+    """dropout saves its mask for backward before it draws it."""
+
+    def late(take: Any, input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        if not training or inplace or not input.requires_grad:
+            return take(input, p, training, inplace)
+        mask = torch.ones_like(input, requires_grad=False)
+        output = input * mask
+        mask.data.bernoulli_(1 - p).div_(1 - p)
+        output.data.mul_(mask)
+        return output
+
+    with given_the_original(torch.nn.functional, "dropout", late):
+        yield
