@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
-from ...harness.check import Case, contract
+from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 
 # Of pictures (2, 4, 8, 8) and a weight (6, 4, 3, 3).
@@ -44,23 +45,70 @@ OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "attention": lambda x, w: F.scaled_dot_product_attention(x, x, x),
     "attention of transposed heads": lambda x, w: F.scaled_dot_product_attention(*[x.transpose(1, 2)] * 3),
     "cast": lambda x, w: x.to(torch.float64),
+    "sum of two layouts": lambda x, w: x + x.contiguous(),
+    "product with a row": lambda x, w: x * x[:, :1],
+    "where": lambda x, w: torch.where(x > 0, x, -x),
+    "clamp": lambda x, w: x.clamp(-1, 1),
+    "silu": lambda x, w: F.silu(x),
+    "mean": lambda x, w: x.mean(1),
+    "sum, kept": lambda x, w: x.sum((1, 2), keepdim=True),
+    "largest": lambda x, w: x.amax(3),
+    "cumsum": lambda x, w: x.cumsum(1),
+    "repeat": lambda x, w: x.repeat(1, 2, 1, 1),
+    "sort": lambda x, w: x.sort(1).values,
+    "index_select": lambda x, w: x.index_select(1, x.new_tensor([0, 2], dtype=torch.long)),
+    "avg_pool1d": lambda x, w: F.avg_pool1d(x[:, :, 0], 2),
+    "instance_norm": lambda x, w: F.instance_norm(x),
+}
+# Of volumes (2, 4, 4, 6, 6) and a weight (6, 4, 3, 3, 3).
+OPS_OF_VOLUMES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "conv3d": lambda x, w: F.conv3d(x, w, padding=1),
+    "conv3d, strided": lambda x, w: F.conv3d(x, w, stride=2),
+    "conv3d, depthwise": lambda x, w: F.conv3d(x, w[:4, :1], groups=4),
+    "conv3d of a channels-last weight": lambda x, w: F.conv3d(x, w.contiguous(memory_format=torch.channels_last_3d)),
+    "conv_transpose3d": lambda x, w: F.conv_transpose3d(x, w.transpose(0, 1), stride=2),
+    "batch_norm": lambda x, w: F.batch_norm(x, None, None, training=True),
+    "group_norm": lambda x, w: F.group_norm(x, 2),
+    "softmax": lambda x, w: F.softmax(x, 1),
+    "relu": lambda x, w: F.relu(x),
+    "dropout": lambda x, w: F.dropout(x, 0.5),
+    "cat": lambda x, w: torch.cat([x, x], 1),
+    "pad": lambda x, w: F.pad(x, (1,) * 6),
+    "max_pool3d": lambda x, w: F.max_pool3d(x, 2),
+    "avg_pool3d": lambda x, w: F.avg_pool3d(x, 2),
+    "adaptive_avg_pool3d": lambda x, w: F.adaptive_avg_pool3d(x, 2),
+    "interpolate, nearest": lambda x, w: F.interpolate(x, scale_factor=2),
+    "interpolate, trilinear": lambda x, w: F.interpolate(x, scale_factor=2, mode="trilinear"),
+    "cast": lambda x, w: x.to(torch.float64),
 }
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "contiguous": lambda x: x,
     "channels last": lambda x: x.contiguous(memory_format=torch.channels_last),
     "transposed": lambda x: x.transpose(2, 3),
+    "channels in the middle": lambda x: x.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3),
+    "every second column": lambda x: torch.cat([x, x], 3)[..., ::2],
+}
+LAYOUTS_OF_VOLUMES: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda x: x,
+    "channels last": lambda x: x.contiguous(memory_format=torch.channels_last_3d),
+    "transposed": lambda x: x.transpose(3, 4),
+    "channels in the middle": lambda x: x.permute(0, 2, 1, 3, 4).contiguous().permute(0, 2, 1, 3, 4),
 }
 
 
 @contract("AMP-CAST-050", on="cpu")
 @pytest.mark.parametrize("place", ["in", "outside"])
-def test_fake_layouts(case: Case, target: Target, amp_dtype: torch.dtype, place: str) -> None:
+@pytest.mark.parametrize("form", ["pictures", deep("standard", "volumes")])
+def test_fake_layouts(case: Case, target: Target, amp_dtype: torch.dtype, form: str, place: str) -> None:
     """Operands are 16-bit outside of a region, and float32 in one."""
     dtype = torch.float32 if place == "in" else amp_dtype
     compared = 0
-    pictures, weight = torch.ones(2, 4, 8, 8, dtype=dtype), torch.ones(6, 4, 3, 3, dtype=dtype)
-    for (name, op), (layout, laid) in ((o, k) for o in OPS.items() for k in LAYOUTS.items()):
-        given = laid(pictures), weight
+    volumes = form == "volumes"
+    ops, layouts = (OPS_OF_VOLUMES, LAYOUTS_OF_VOLUMES) if volumes else (OPS, LAYOUTS)
+    x = torch.ones((2, 4, 4, 6, 6) if volumes else (2, 4, 8, 8), dtype=dtype)
+    weight = torch.ones((6, 4, 3, 3, 3) if volumes else (6, 4, 3, 3), dtype=dtype)
+    for (name, op), (layout, laid) in itertools.product(ops.items(), layouts.items()):
+        given = laid(x), weight
 
         def call(*given: Tensor, op: Callable[[Tensor, Tensor], Tensor] = op) -> Tensor:
             with target.autocast(amp_dtype, enabled=place == "in"), torch.no_grad():
@@ -76,4 +124,4 @@ def test_fake_layouts(case: Case, target: Target, amp_dtype: torch.dtype, place:
         compared += 1
         seen, right = ((one.dtype, tuple(one.shape), one.stride()) for one in (fake, real))
         case.equal(f"{name}, {layout}: type, shape and strides", seen, right)
-    case.at_least("results compared", compared, len(OPS))
+    case.at_least("results compared", compared, len(ops))

@@ -94,3 +94,23 @@ def masks_of_dropout_are_written_after_they_are_saved() -> Iterator[None]:
 
     with given_the_original(torch.nn.functional, "dropout", late):
         yield
+
+
+@fault("AMP-CAST-050", level="standard")
+def fake_volumes_are_contiguous() -> Iterator[None]:
+    """A fake convolution of a channels-last volume says that its result is contiguous."""
+    from torch._subclasses import fake_impls
+
+    table = fake_impls.op_implementations_dict
+    operator = torch.ops.aten.convolution.default
+    before = table[operator]
+
+    def contiguous(*given: Any, **named: Any) -> Any:
+        result = before(*given, **named)
+        return result.contiguous() if result.dim() == 5 else result
+
+    table[operator] = contiguous
+    try:
+        yield
+    finally:
+        table[operator] = before
