@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 from contextlib import nullcontext
@@ -250,16 +251,23 @@ def test_checkpoint_keeps_its_input(case: Case, target: Target, amp_dtype: torch
     leaves = tensors(BLOCKS["attention"], target.device, rng)
     kept: dict[str, int] = {}
     results = {}
-    for name in ("plain", "checkpointed"):
+
+    def segment(*given: torch.Tensor) -> torch.Tensor:
+        return execute(BLOCKS["attention"], dict(zip(leaves, given, strict=True)))
+
+    ways = {
+        "plain": segment,
+        "checkpointed": functools.partial(checkpoint, segment, use_reentrant=False),
+        "reentrantly checkpointed": functools.partial(checkpoint, segment, use_reentrant=True),
+    }
+    for name, way in ways.items():
         with LiveStorages(leaves.values()) as live:
             with target.autocast(amp_dtype):
-                if name == "plain":
-                    results[name] = execute(BLOCKS["attention"], leaves)
-                else:
-                    results[name] = checkpoint(execute, BLOCKS["attention"], leaves, use_reentrant=False)
+                results[name] = way(*leaves.values())
             kept[name] = live.live_bytes
     output = results["plain"].numel() * 2
     predicted = sum(item.nbytes for item in predict(BLOCKS["attention"], target.device_type, amp_dtype))
     case.equal("bytes alive after the plain segment (control)", kept["plain"], predicted + output)
-    case.at_most("bytes alive after the checkpointed segment", kept["checkpointed"], output + RANDOM_STATES, "bytes")
-    case.identical("output of the checkpointed segment", results["checkpointed"], results["plain"])
+    for name in [*ways][1:]:
+        case.at_most(f"bytes alive after the {name} segment", kept[name], output + RANDOM_STATES, "bytes")
+        case.identical(f"output of the {name} segment", results[name], results["plain"])

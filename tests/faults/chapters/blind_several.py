@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tests.faults import fault
-from tests.faults.breaking import edited, given_the_original
+from tests.faults.breaking import edited, given_the_original, replaced
 
 
 @fault("AMP-DISTRIBUTED-026")
@@ -114,3 +114,19 @@ def fake_volumes_are_contiguous() -> Iterator[None]:
         yield
     finally:
         table[operator] = before
+
+
+@fault("AMP-MEMORY-012")
+def reentrant_checkpoints_copy_their_inputs() -> Iterator[None]:
+    """A reentrant checkpoint saves copies of its inputs beside those that its caller has."""
+    from torch.utils.checkpoint import CheckpointFunction
+
+    before = CheckpointFunction.forward
+
+    def copied(ctx: Any, run: Any, preserve: Any, *args: Any) -> Any:
+        output = before(ctx, run, preserve, *args)
+        ctx.save_for_backward(*(one.detach().clone().requires_grad_(one.requires_grad) for one in args))
+        return output
+
+    with replaced(CheckpointFunction, "forward", staticmethod(copied)):
+        yield
