@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import weakref
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import pytest
@@ -255,7 +256,7 @@ def test_checkpoint_keeps_its_input(case: Case, target: Target, amp_dtype: torch
     def segment(*given: torch.Tensor) -> torch.Tensor:
         return execute(BLOCKS["attention"], dict(zip(leaves, given, strict=True)))
 
-    ways = {
+    ways: dict[str, Callable[..., torch.Tensor]] = {
         "plain": segment,
         "checkpointed": functools.partial(checkpoint, segment, use_reentrant=False),
         "reentrantly checkpointed": functools.partial(checkpoint, segment, use_reentrant=True),
