@@ -143,3 +143,45 @@ def gradients_beside_frozen(dtype: torch.dtype) -> list[str]:
         if model.parts["base"].weight.grad is not None:
             found.append(f"{frozen}: a gradient of the frozen layer")
     return found
+
+
+GIVEN_TYPES = ((torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16), (torch.float16, torch.float32))
+"""Types of parameters and of the gradients that are asked for."""
+
+
+def given_gradient_types(dtype: torch.dtype) -> tuple[list[str], list[str]]:
+    """Name the settings with which fully_shard loses the grad_dtype of a parameter, and other attributes or the mean.
+
+    One of the two parameters of a layer is trained, or both; small integers throughout.
+    """
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    policies: tuple[dict[str, torch.dtype], ...] = (
+        {},
+        {"param_dtype": dtype, "reduce_dtype": torch.float32},
+        {"param_dtype": dtype},
+    )
+    types: list[str] = []
+    others: list[str] = []
+    pairs = (*GIVEN_TYPES, (torch.float32, torch.float32), (dtype, dtype))
+    for (own, asked), policy, trained in itertools.product(pairs, policies, (True, False)):
+        what = f"{own} with grad_dtype {asked}, policy {policy or None}"
+        model: Any = nn.Linear(WIDTH, WIDTH).to(own)
+        model.bias.requires_grad_(trained)
+        for one in model.parameters():
+            one.grad_dtype = asked
+        _sharded(model, **policy)
+        types += [f"{what}: {one.grad_dtype} after it" for one in model.parameters() if one.grad_dtype != asked]
+        others += [f"{what}: requires_grad"] * (
+            (model.weight.requires_grad, model.bias.requires_grad) != (True, trained)
+        )
+        for _ in range(2):
+            model(torch.full((1, WIDTH), 2.0 * rank, dtype=own)).float().sum().backward()
+        for name, right in (("weight", 2.0 * (world - 1)), ("bias", 2.0)):
+            gradient = getattr(model, name).grad
+            if name == "bias" and not trained:
+                others += [f"{what}: a gradient of the frozen bias"] * (gradient is not None)
+            elif gradient is None or not bool((gradient.full_tensor() == right).all()):
+                others.append(f"{what}: {name} without the mean as its gradient")
+            elif gradient.dtype != asked:
+                types.append(f"{what}: gradient of the {name} in {gradient.dtype}")
+    return types, others

@@ -14,6 +14,8 @@ from .comparison import differences, unlike
 from .differentiable import gradients_of_collectives
 from .interleaved_stages import SCHEDULES, STAGES
 from .interleaved_stages import unlike_one_process as unlike_in_stages
+from .meshes import changed_on_meshes, mapped
+from .norms import norms_unlike_whole
 from .placed_programs import ALWAYS, EVERY, unlike_one_process
 from .placements import gradients_of_parts, unlike_whole
 from .processes import Groups
@@ -64,6 +66,24 @@ def test_partial_sums(case: Case, target: Target, ranks: Groups, world: int) -> 
     for dtype in (*case.amp_dtypes, torch.float32):
         for rank, found in enumerate(answers(case, ranks, world, unlike_whole, dtype, case.seed, 99, True)):
             case.equal(f"rank {rank}, {dtype}: results unlike those of the whole tensor", found[:LISTED], [])
+
+
+@contract("AMP-DISTRIBUTED-016", on="cpu")
+@pytest.mark.parametrize("world", [2, deep("full", 4)])
+def test_norms(case: Case, target: Target, ranks: Groups, world: int) -> None:
+    for dtype in (*case.amp_dtypes, torch.float32)[: case.samples(quick=1, standard=2, full=3)]:
+        for rank, parts in enumerate(answers(case, ranks, world, norms_unlike_whole, dtype, case.seed)):
+            for part, found in parts.items():
+                case.equal(f"rank {rank}, {dtype}: {part} that are not those of the whole", found[:LISTED], [])
+
+
+@contract("AMP-DISTRIBUTED-016", on="cpu")
+@pytest.mark.parametrize("world", [2, deep("full", 4)])
+def test_local_map(case: Case, target: Target, ranks: Groups, world: int) -> None:
+    for dtype in case.amp_dtypes:
+        for rank, parts in enumerate(answers(case, ranks, world, mapped, dtype, case.seed)):
+            for part, found in parts.items():
+                case.equal(f"rank {rank}, {dtype}: {part} that are not those of the whole", found[:LISTED], [])
 
 
 @contract("AMP-DISTRIBUTED-017", on="cpu")
@@ -176,6 +196,19 @@ def test_types_of_redistribution(case: Case, target: Target, ranks: Groups, worl
             for part, found in zip(("results", "gradients"), both, strict=True):
                 where = f"rank {rank}, {f'region of {region}' if region else 'no region'}"
                 case.equal(f"{where}: {part} that are not what the named types make", found[:LISTED], [])
+
+
+@contract("AMP-DISTRIBUTED-035", on="cpu")
+@pytest.mark.parametrize("flattened", [deep("standard", one) for one in (True, False)])
+def test_changes_on_meshes(case: Case, target: Target, ranks: Groups, flattened: bool) -> None:
+    count = case.samples(quick=0, standard=12, full=150)
+    for dtype in case.amp_dtypes[: case.samples(quick=1, standard=1, full=2)]:
+        found = answers(case, ranks, 4, changed_on_meshes, dtype, case.seed, count, flattened)
+        for rank, both in enumerate(found):
+            for part, wrong in zip(("values", "gradients"), both, strict=True):
+                for size, changes in wrong.items():
+                    where = f"rank {rank}, {dtype}, {size}"
+                    case.equal(f"{where}: {part} that a change of placements does not keep", changes[:LISTED], [])
 
 
 @contract("AMP-DISTRIBUTED-028", on="cpu")

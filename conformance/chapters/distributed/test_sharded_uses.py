@@ -11,7 +11,7 @@ from ...harness.check import Case, by_seed, contract, deep
 from ...harness.targets import Target
 from .placements import gradients_of_hybrid_shards, gradients_without_synchronization
 from .processes import Groups
-from .sharded_groups import gradients_beside_frozen, integers_in_forward, types_of_lists
+from .sharded_groups import given_gradient_types, gradients_beside_frozen, integers_in_forward, types_of_lists
 from .sharded_uses import (
     HISTORIES,
     by_hand,
@@ -117,6 +117,18 @@ def test_integers_among_parameters(case: Case, target: Target, ranks: Groups) ->
 @contract("AMP-DISTRIBUTED-021", on="cpu")
 def test_gradients_beside_frozen_layers(case: Case, target: Target, ranks: Groups) -> None:
     _judge_groups(case, ranks, gradients_beside_frozen, "gradients that are not the mean in float32")
+
+
+@contract("AMP-DISTRIBUTED-021", on="cpu")
+def test_given_gradient_types(case: Case, target: Target, ranks: Groups) -> None:
+    if not hasattr(torch.Tensor, "grad_dtype"):
+        case.unsupported("tensors of this torch have no grad_dtype")
+    if reason := absent("fsdp2"):
+        case.unsupported(reason)
+    for dtype in case.amp_dtypes[: case.samples(quick=1, standard=2, full=2)]:
+        for rank, (types, others) in enumerate(answers(case, ranks, 2, given_gradient_types, dtype)):
+            case.equal(f"rank {rank}, {dtype}: types of gradients that were asked for and lost", types[:LISTED], [])
+            case.equal(f"rank {rank}, {dtype}: other attributes, or means, that were lost", others[:LISTED], [])
 
 
 def _judge_groups(case: Case, ranks: Groups, work: Callable[[torch.dtype], list[str]], what: str) -> None:

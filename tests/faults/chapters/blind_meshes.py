@@ -1,0 +1,70 @@
+"""Faults of norms of sums over ranks, changes of placements on meshes, local_map and attributes under fully_shard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from tests.faults import fault
+from tests.faults.breaking import edited, given_the_original
+
+
+@fault("AMP-DISTRIBUTED-016")
+def norms_of_sums_are_made_of_parts() -> Iterator[None]:
+    """The norm of a DTensor that is a sum over the ranks is made of the norms of its parts."""
+    from torch.distributed.tensor._ops import _math_ops
+
+    old = "isinstance(p, Partial) and p.reduce_op != reduction_op"
+    new = f"{old} and not isinstance(reduction_op, NormReduction)"
+    with edited(_math_ops.common_reduction_strategy, old, new):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-016")
+def clipping_scales_a_copy_of_sums() -> Iterator[None]:
+    """clip_grad_norm_ scales a copy of gradients that are sums over the ranks, and leaves them as they are."""
+    from torch.nn.utils import clip_grad
+
+    old = "torch._foreach_mul_(device_grads, clip_coef_clamped.to(device))"
+    sums = "any(p.is_partial() for p in getattr(one, 'placements', ()))"
+    given = f"[one.clone() if {sums} else one for one in device_grads]"
+    with edited(clip_grad._clip_grads_with_norm_, old, old.replace("device_grads", given)):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-035", level="standard")
+def gathered_parts_keep_their_padding() -> Iterator[None]:
+    """A shard that is gathered over the first dimension of a mesh of two keeps the zeros that fill up its parts."""
+    from torch.distributed.tensor.placement_types import Shard
+
+    def filled(gather: Any, self: Any, local: Tensor, mesh: Any, at: int, shape: Any) -> Tensor:
+        whole: Tensor = gather(self, local, mesh, at, shape)
+        if mesh.ndim == 2 and at == 0 and whole.shape[self.dim] % mesh.size(0):
+            whole.select(self.dim, -1).zero_()
+        return whole
+
+    with given_the_original(Shard, "_to_replicate_tensor", filled):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-016")
+def local_map_makes_replicas() -> Iterator[None]:
+    """local_map makes each result a DTensor of replicas."""
+    from torch.distributed.tensor.experimental import _func_map
+
+    old = "DTensor.from_local(out, device_mesh, spec, run_check=False)"
+    new = "DTensor.from_local(out, device_mesh, None, run_check=False)"
+    with edited(_func_map._local_map_wrapped, old, new):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-021")
+def sharded_parameters_are_all_trained() -> Iterator[None]:
+    """fully_shard makes parameters that require gradients of all that it is given."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_param as module
+
+    old, new = "requires_grad=param.requires_grad", "requires_grad=True"
+    with edited(module.FSDPParam._init_sharded_param, old, new):
+        yield
