@@ -1,0 +1,48 @@
+"""Faults of the partition of a compiled graph into forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from tests.faults import fault
+from tests.faults.breaking import given_the_original
+
+LOW = (torch.float16, torch.bfloat16)
+
+
+@fault("AMP-COMPILE-090")
+def casts_are_kept_in_place_of_activations() -> Iterator[None]:
+    """The partition of a graph keeps the 16-bit cast of a float32 activation for backward, and widens it there."""
+    from torch._functorch import partitioners
+
+    widen = torch.ops.prims.convert_element_type.default
+    casts = (widen, torch.ops.aten._to_copy.default)
+    is_backward = partitioners._has_tag_is_backward
+
+    def narrow(value: Any) -> Any:
+        kind = getattr(value.meta.get("val"), "dtype", None)
+        if value.op != "call_function" or kind is not torch.float32:
+            return None
+        kept = [one for one in value.users if one.target in casts and one.meta["val"].dtype in LOW]
+        return next((one for one in kept if not is_backward(one)), None)
+
+    def split(extract: Any, joint: Any, saved_values: Any, *args: Any, **named: Any) -> Any:
+        graph = joint.graph
+        for at, value in enumerate(saved_values):
+            cast, users = narrow(value), [one for one in value.users if is_backward(one)]
+            if cast is None or cast in saved_values or not users:
+                continue
+            order = {node: number for number, node in enumerate(graph.nodes)}
+            with graph.inserting_before(min(users, key=order.__getitem__)):
+                wide = graph.call_function(widen, (cast, torch.float32))
+            wide.meta = {**value.meta, "partitioner_tag": "is_backward"}
+            for one in users:
+                one.replace_input_with(value, wide)
+            saved_values[at] = cast
+        return extract(joint, saved_values, *args, **named)
+
+    with given_the_original(partitioners, "_extract_fwd_bwd_modules", split):
+        yield
