@@ -1,4 +1,4 @@
-"""Compilers that lose gradients of numbers that are written to a copy, or of the largest number of a row."""
+"""Compilers that lose gradients of numbers that are written to a copy, largest in a row, or at a rounded bound."""
 
 from __future__ import annotations
 
@@ -41,4 +41,18 @@ def compiled_extrema_divide_by_the_number_of_equal_elements() -> Iterator[None]:
         return equal
 
     with decomposed(aten.eq.Tensor, change):
+        yield
+
+
+@fault("AMP-COMPILE-079")
+def compiled_hardtanh_rounds_its_bounds() -> Iterator[None]:
+    """The decomposition of hardtanh's gradient compares with its bounds in the type of the input (pytorch 185472)."""
+
+    def change(before: Callable[..., Any]) -> Callable[..., Any]:
+        def gradient(incoming: Tensor, x: Tensor, low: float, high: float) -> Tensor:
+            return torch.where((x <= x.new_tensor(low)) | (x >= x.new_tensor(high)), 0.0, incoming)
+
+        return gradient
+
+    with decomposed(aten.hardtanh_backward.default, change):
         yield
