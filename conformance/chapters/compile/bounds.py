@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+SECOND = 0.7
+"""A bound that is rounded down to bfloat16, and up to float16."""
+
 POINTS = (0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 3.0, -3.0, 6.0, torch.inf, -torch.inf)
 """Bounds of the functions, and infinities."""
 
@@ -27,6 +30,9 @@ FUNCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "clamp": lambda x: x.clamp(-1.0, 2.0),
     "clamp from below": lambda x: x.clamp(min=0.5),
     "clamp to a tensor": lambda x: x.clamp(max=x.new_ones(())),
+    "hardtanh between numbers": lambda x: F.hardtanh(x, -SECOND, SECOND),
+    "clamp between numbers": lambda x: x.clamp(-SECOND, SECOND),
+    "clip from above, between numbers": lambda x: x.clip(max=SECOND),
     "abs": torch.abs,
     "sign": torch.sign,
     "maximum": lambda x: torch.maximum(x, x.new_ones(())),
@@ -62,6 +68,6 @@ SIDES: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 def points(dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return each point and its neighbours of this type."""
-    exact = torch.tensor((*POINTS, LIMIT, -LIMIT), dtype=torch.float64)
+    exact = torch.tensor((*POINTS, LIMIT, -LIMIT, SECOND, -SECOND), dtype=torch.float64)
     step = torch.finfo(dtype).eps
     return torch.cat([exact, exact * (1 + step), exact * (1 - step)]).to(device, dtype)
