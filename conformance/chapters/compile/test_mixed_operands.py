@@ -122,6 +122,16 @@ LOSSES: dict[str, Binary] = {  # and the product that adds to a vector
     "cosine_similarity": lambda a, b: F.cosine_similarity(a.view(8, 8), b.view(8, 8)),
     "addmv": lambda a, b: torch.addmv(b[:8], a.view(8, 8), a[:8]),
 }
+WITH_CONSTANTS: dict[str, Binary] = {  # that change no number, and the type
+    "by ones": lambda a, b: a * torch.ones_like(b),
+    "ones by": lambda a, b: torch.ones_like(b) * a,
+    "by a row of ones": lambda a, b: a.view(8, 8) * torch.ones_like(b[:8]),
+    "over ones": lambda a, b: a / torch.ones_like(b),
+    "plus zeros": lambda a, b: a + torch.zeros_like(b),
+    "zeros plus": lambda a, b: torch.zeros_like(b) + a,
+    "minus zeros": lambda a, b: a - torch.zeros_like(b),
+    "power of ones": lambda a, b: a.abs() ** torch.ones_like(b),
+}
 GROUPS: dict[str, dict[str, Binary]] = {
     "of_two": OF_TWO,
     "of_the_first": {name: op for name, op in OF_THE_FIRST.items() if name != NORMAL},
@@ -130,8 +140,15 @@ GROUPS: dict[str, dict[str, Binary]] = {
     "index_fill": INDEX_FILL,
     "to_places": TO_PLACES,
     "losses": LOSSES,
+    "with_constants": WITH_CONSTANTS,
 }
-IN_KERNELS = {"index_fill": "standard", "losses": "full", "two_and_an_empty_one": "full", "with_an_empty_one": "full"}
+IN_KERNELS = {
+    "index_fill": "standard",
+    "with_constants": "standard",
+    "losses": "full",
+    "two_and_an_empty_one": "full",
+    "with_an_empty_one": "full",
+}
 # 3.14 is no 16-bit number: rounded to one, or compared in float32, it gives another answer.
 WITH_A_NUMBER: dict[str, Unary] = {
     "plus a number": lambda a: a + 3.14,

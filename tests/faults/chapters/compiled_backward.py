@@ -1,4 +1,4 @@
-"""Faults of the partition of a compiled graph into forward and backward."""
+"""Faults of the partition of a compiled graph into forward and backward, and of what is removed from it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tests.faults import fault
-from tests.faults.breaking import given_the_original
+from tests.faults.breaking import edited, given_the_original
 
 LOW = (torch.float16, torch.bfloat16)
 
@@ -45,4 +45,13 @@ def casts_are_kept_in_place_of_activations() -> Iterator[None]:
         return extract(joint, saved_values, *args, **named)
 
     with given_the_original(partitioners, "_extract_fwd_bwd_modules", split):
+        yield
+
+
+@fault("AMP-COMPILE-069", level="standard")
+def products_with_ones_are_removed_whatever_their_type() -> Iterator[None]:
+    """inductor takes x * ones for x, also where the ones are of a wider type than x."""
+    from torch._inductor.fx_passes import joint_graph
+
+    with edited(joint_graph.remove_no_ops, 'fields=("shape", "dtype", "device")', 'fields=("shape", "device")'):
         yield
