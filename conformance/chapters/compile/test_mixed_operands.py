@@ -132,6 +132,13 @@ WITH_CONSTANTS: dict[str, Binary] = {  # that change no number, and the type
     "minus zeros": lambda a, b: a - torch.zeros_like(b),
     "power of ones": lambda a, b: a.abs() ** torch.ones_like(b),
 }
+SUMS_OF_PRODUCTS: dict[str, Binary] = {  # that a kernel may take in one, where the types allow it
+    "product plus a vector": lambda a, b: a.view(8, 8) @ a.view(8, 8) + b[:8],
+    "vector plus a product": lambda a, b: b[:8] + a.view(8, 8) @ a.view(8, 8),
+    "product plus a matrix": lambda a, b: a.view(8, 8) @ a.view(8, 8) + b.view(8, 8),
+    "products of batches plus a batch": lambda a, b: a.view(4, 4, 4) @ a.view(4, 4, 4) + b.view(4, 4, 4),
+    "linear plus a vector": lambda a, b: F.linear(a.view(8, 8), a.view(8, 8)) + b[:8],
+}
 GROUPS: dict[str, dict[str, Binary]] = {
     "of_two": OF_TWO,
     "of_the_first": {name: op for name, op in OF_THE_FIRST.items() if name != NORMAL},
@@ -141,10 +148,12 @@ GROUPS: dict[str, dict[str, Binary]] = {
     "to_places": TO_PLACES,
     "losses": LOSSES,
     "with_constants": WITH_CONSTANTS,
+    "sums_of_products": SUMS_OF_PRODUCTS,
 }
 IN_KERNELS = {
     "index_fill": "standard",
     "with_constants": "standard",
+    "sums_of_products": "standard",
     "losses": "full",
     "two_and_an_empty_one": "full",
     "with_an_empty_one": "full",

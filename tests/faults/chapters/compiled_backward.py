@@ -55,3 +55,16 @@ def products_with_ones_are_removed_whatever_their_type() -> Iterator[None]:
 
     with edited(joint_graph.remove_no_ops, 'fields=("shape", "dtype", "device")', 'fields=("shape", "device")'):
         yield
+
+
+@fault("AMP-COMPILE-069", level="standard")
+def vectors_are_added_in_the_type_of_the_product() -> Iterator[None]:
+    """inductor takes a 16-bit product and a float32 vector for addmm, and rounds the vector to 16 bits."""
+    from torch._inductor.fx_passes import post_grad
+
+    alike = 'if inp_dtype != mat1.meta["val"].dtype or inp_dtype != mat2.meta["val"].dtype:'
+    with (
+        edited(post_grad.is_valid_addmm_fusion, alike, "if False:"),
+        edited(post_grad.addmm, "aten.addmm(inp, mat1, mat2)", "aten.addmm(inp.to(mat1.dtype), mat1, mat2)"),
+    ):
+        yield
