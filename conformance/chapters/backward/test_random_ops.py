@@ -43,10 +43,7 @@ OPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "fractional_max_pool2d": lambda x: functional.fractional_max_pool2d(x, 2, output_size=3),
     "attention with dropout": lambda x: functional.scaled_dot_product_attention(x, x, x, dropout_p=0.4),
 }
-
-
-def _copying() -> contextlib.AbstractContextManager[None]:
-    return saved_tensors_hooks(torch.clone, lambda kept: kept)
+each_op = pytest.mark.parametrize("op", OPS, ids=lambda name: name.replace(",", "").replace(" ", "_"))
 
 
 def _gradient(
@@ -84,16 +81,16 @@ def _judge(
 
 @contract("AMP-BACKWARD-059")
 @pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
-@pytest.mark.parametrize("op", OPS, ids=lambda name: name.replace(",", "").replace(" ", "_"))
+@each_op
 def test_random_ops_in_checkpoints(case: Case, target: Target, rng: torch.Generator, op: str, reentrant: bool) -> None:
     _judge(case, op, target, rng, functools.partial(checkpoint, use_reentrant=reentrant), "through a checkpoint")
 
 
 @contract("AMP-BACKWARD-049")
-@pytest.mark.parametrize("op", OPS, ids=lambda name: name.replace(",", "").replace(" ", "_"))
+@each_op
 def test_random_ops_under_hooks(case: Case, target: Target, rng: torch.Generator, op: str) -> None:
     def copied(call: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        with _copying():
+        with saved_tensors_hooks(torch.clone, lambda kept: kept):
             return call(x)
 
     _judge(case, op, target, rng, copied, "of copies of what was saved")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -95,6 +96,12 @@ LAYOUTS_OF_VOLUMES: dict[str, Callable[[Tensor], Tensor]] = {
     "channels in the middle": lambda x: x.permute(0, 2, 1, 3, 4).contiguous().permute(0, 2, 1, 3, 4),
 }
 
+# By name the ops, the layouts and the shapes of what they take.
+FORMS: dict[str, tuple[Any, ...]] = {
+    "pictures": (OPS, LAYOUTS, (2, 4, 8, 8), (6, 4, 3, 3)),
+    "volumes": (OPS_OF_VOLUMES, LAYOUTS_OF_VOLUMES, (2, 4, 4, 6, 6), (6, 4, 3, 3, 3)),
+}
+
 
 @contract("AMP-CAST-050", on="cpu")
 @pytest.mark.parametrize("place", ["in", "outside"])
@@ -103,10 +110,8 @@ def test_fake_layouts(case: Case, target: Target, amp_dtype: torch.dtype, form: 
     """Operands are 16-bit outside of a region, and float32 in one."""
     dtype = torch.float32 if place == "in" else amp_dtype
     compared = 0
-    volumes = form == "volumes"
-    ops, layouts = (OPS_OF_VOLUMES, LAYOUTS_OF_VOLUMES) if volumes else (OPS, LAYOUTS)
-    x = torch.ones((2, 4, 4, 6, 6) if volumes else (2, 4, 8, 8), dtype=dtype)
-    weight = torch.ones((6, 4, 3, 3, 3) if volumes else (6, 4, 3, 3), dtype=dtype)
+    ops, layouts, *shapes = FORMS[form]
+    x, weight = (torch.ones(shape, dtype=dtype) for shape in shapes)
     for (name, op), (layout, laid) in itertools.product(ops.items(), layouts.items()):
         given = laid(x), weight
 

@@ -43,7 +43,6 @@ def gradients(run: Callable[..., list[Tensor]], weight: Tensor, x: Tensor) -> di
     """Return by function the gradient of its results, each column with a weight of its own; products get zeros."""
     leaves = [x.clone().requires_grad_() for _ in FUNCTIONS]
     results = run(weight, *leaves)
-    columns = torch.arange(1.0, SIZE + 1, device=x.device)
-    total = sum(((one * columns).sum() for one in results[::2]), torch.zeros((), device=x.device))
-    nothing = sum(((one.float() * 0).sum() for one in results[1::2]), torch.zeros((), device=x.device))
-    return dict(zip(FUNCTIONS, torch.autograd.grad(total + nothing, leaves), strict=True))
+    columns = torch.arange(1.0, SIZE + 1, device=x.device).repeat(SIZE, 1)
+    incoming = [columns if at % 2 == 0 else torch.zeros_like(one) for at, one in enumerate(results)]
+    return dict(zip(FUNCTIONS, torch.autograd.grad(results, leaves, incoming), strict=True))

@@ -84,6 +84,18 @@ def _fully_sharded(slopes: Tensors) -> Clipped:
     return _of_parameters(model)
 
 
+def _flat(dtype: torch.dtype, *modules: nn.Module) -> torch.Tensor:
+    """Return a copy of the gradients that this rank has, in one row: an empty one of `dtype` where it has none."""
+    found = [one.grad.flatten() for part in modules for one in part.parameters() if one.grad is not None]
+    return torch.cat(found) if found else torch.zeros(0, dtype=dtype)
+
+
+def _of_all_ranks(own: torch.Tensor) -> torch.Tensor:
+    parts: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(parts, own)
+    return torch.cat(parts)
+
+
 def _fsdp1(slopes: Tensors, strategy: str, original: bool, kept: bool) -> Clipped:
     from torch.distributed import fsdp
 
@@ -101,13 +113,8 @@ def _fsdp1(slopes: Tensors, strategy: str, original: bool, kept: bool) -> Clippe
 
     def whole() -> Tensors:
         """Return the gradients of this rank's shard of the flat parameter, and of the other ranks'."""
-        own = [one.grad.flatten() for one in model.parameters() if one.grad is not None]
-        own_one = torch.cat(own) if own else torch.zeros(0, dtype=dtype)
-        if strategy == "NO_SHARD":
-            return {"flat": own_one.clone()}
-        parts: list[Any] = [None] * distributed.get_world_size()
-        distributed.all_gather_object(parts, own_one)
-        return {"flat": torch.cat(parts)}
+        own = _flat(dtype, model)
+        return {"flat": own if strategy == "NO_SHARD" else _of_all_ranks(own)}
 
     return Clipped(model.clip_grad_norm_, whole)
 
@@ -127,22 +134,18 @@ def _beside_whole_parameters(slopes: Tensors, original: bool) -> Clipped:
     """Shard the first parameter, leave the second a replica in NO_SHARD, and the third to no instance."""
     from torch.distributed import fsdp
 
-    sharded, replicated, ignored = (Sloped({name: one}) for name, one in slopes.items())
     wrap = functools.partial(fsdp.FullyShardedDataParallel, device_id=torch.device("cpu"), use_orig_params=original)
-    parts = [
-        wrap(sharded, sharding_strategy=fsdp.ShardingStrategy.FULL_SHARD),
-        wrap(replicated, sharding_strategy=fsdp.ShardingStrategy.NO_SHARD),
-        ignored,
-    ]
-    model = wrap(_Parts(parts), ignored_modules=[ignored])
+    first, second, ignored = (Sloped({name: one}) for name, one in slopes.items())
+    sharded = wrap(first, sharding_strategy=fsdp.ShardingStrategy.FULL_SHARD)
+    replicated = wrap(second, sharding_strategy=fsdp.ShardingStrategy.NO_SHARD)
+    model = wrap(_Parts([sharded, replicated, ignored]), ignored_modules=[ignored])
     model(*slopes.values()).backward()
 
     def whole() -> Tensors:
-        held: list[Any] = [None] * distributed.get_world_size()
-        own = [one.grad.flatten() for one in parts[0].parameters() if one.grad is not None]
-        distributed.all_gather_object(held, torch.cat(own) if own else torch.zeros(0))
-        kept = [one.grad.flatten().clone() for part in parts[1:] for one in part.parameters() if one.grad is not None]
-        return {"sharded": torch.cat(held), "whole": torch.cat(kept)}
+        return {
+            "sharded": _of_all_ranks(_flat(torch.float32, sharded)),
+            "whole": _flat(torch.float32, replicated, ignored),
+        }
 
     return Clipped(model.clip_grad_norm_, whole)
 

@@ -147,11 +147,10 @@ def steps(scaler: str, kind: str, implementation: str, explicit: bool) -> list[t
         bad = distributed.get_rank() in ranks
         parameter, gradient = torch.ones(SIZE), torch.full((SIZE,), SCALE)
         gradient[SIZE // 2] = float("inf") if bad else SCALE
-        used = torch.nn.Parameter(_shard(parameter) if scaler == "dtensor" else parameter)
-        used.grad = _shard(gradient) if scaler == "dtensor" else gradient
+        used = torch.nn.Parameter(_held(scaler, parameter))
+        used.grad = _held(scaler, gradient)
         optimizer = OPTIMIZERS[kind]([used], lr=0.5, **IMPLEMENTATIONS[implementation])
-        settings = {"init_scale": SCALE, "growth_interval": 10}
-        amp = torch.amp.GradScaler("cpu", **settings) if scaler == "dtensor" else sharded(**settings)
+        amp = _scaler(scaler)
         amp.scale(torch.zeros(()))
         raised = ""
         try:
@@ -175,6 +174,16 @@ def lacking(kind: str, implementation: str) -> str:
     except (AssertionError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def _scaler(name: str) -> torch.amp.GradScaler:
+    settings = {"init_scale": SCALE, "growth_interval": 10}
+    return torch.amp.GradScaler("cpu", **settings) if name == "dtensor" else sharded(**settings)
+
+
+def _held(scaler: str, local: torch.Tensor) -> torch.Tensor:
+    """Return a rank's part as that scaler takes it: a plain tensor, or the shard of a DTensor."""
+    return _shard(local) if scaler == "dtensor" else local
 
 
 def _shard(local: torch.Tensor) -> torch.Tensor:
@@ -250,19 +259,15 @@ def steps_of_optimizers(scaler: str, explicit: bool, count: int) -> list[tuple[l
     `explicit`: all gradients are unscaled before the first step. One scaler takes all rounds; it halves its scale in
     each.
     """
-    settings = {"init_scale": SCALE, "growth_interval": 10}
-    amp = torch.amp.GradScaler("cpu", **settings) if scaler == "dtensor" else sharded(**settings)
+    amp = _scaler(scaler)
     last = distributed.get_rank() == distributed.get_world_size() - 1
-    optimizers = []
-    for _ in range(count):
-        parameter = torch.zeros(SIZE)
-        optimizers.append(CountedSGD([torch.nn.Parameter(_shard(parameter) if scaler == "dtensor" else parameter)]))
+    optimizers = [CountedSGD([torch.nn.Parameter(_held(scaler, torch.zeros(SIZE)))]) for _ in range(count)]
     found = []
     for overflowing in range(count):
         amp.scale(torch.zeros(()))
         for number, optimizer in enumerate(optimizers):
             gradient = torch.full((SIZE,), float("inf") if last and number == overflowing else SCALE)
-            optimizer.param_groups[0]["params"][0].grad = _shard(gradient) if scaler == "dtensor" else gradient
+            optimizer.param_groups[0]["params"][0].grad = _held(scaler, gradient)
             optimizer.calls.clear()
         for optimizer in optimizers if explicit else ():
             amp.unscale_(optimizer)

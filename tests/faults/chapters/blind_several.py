@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -57,12 +58,9 @@ def ragged_sums_ignore_their_dtype() -> Iterator[None]:
     def summed(take: Any, func: Any, *args: Any, **named: Any) -> Any:
         return take(func, *args, **{name: one for name, one in named.items() if name != "dtype"})
 
-    before = table[torch.ops.aten.sum.dim_IntList]
-    table[torch.ops.aten.sum.dim_IntList] = functools.partial(summed, before)
-    try:
+    operator = torch.ops.aten.sum.dim_IntList
+    with mock.patch.dict(table, {operator: functools.partial(summed, table[operator])}):
         yield
-    finally:
-        table[torch.ops.aten.sum.dim_IntList] = before
 
 
 @fault("AMP-BACKWARD-059")
@@ -109,11 +107,8 @@ def fake_volumes_are_contiguous() -> Iterator[None]:
         result = before(*given, **named)
         return result.contiguous() if result.dim() == 5 else result
 
-    table[operator] = contiguous
-    try:
+    with mock.patch.dict(table, {operator: contiguous}):
         yield
-    finally:
-        table[operator] = before
 
 
 @fault("AMP-MEMORY-012")
