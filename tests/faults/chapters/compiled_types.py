@@ -175,3 +175,42 @@ def decomposed_group_norm_sums_in_16_bits() -> Iterator[None]:
 
     with decomposed(torch.ops.aten.native_group_norm.default, change):
         yield
+
+
+def _promoting(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function on operands of the widest of their floating types."""
+
+    def floating(given: Any) -> bool:
+        return isinstance(given, torch.Tensor) and given.is_floating_point()
+
+    def promoted(*given: Any, **named: Any) -> Any:
+        widest = functools.reduce(torch.promote_types, (one.dtype for one in given if floating(one)))
+        return call(*(one.to(widest) if floating(one) else one for one in given), **named)
+
+    return promoted
+
+
+@fault("AMP-COMPILE-091", level="standard")
+def compiled_products_promote_their_operands() -> Iterator[None]:
+    """Dynamo captures calls on operands of two types as calls on the wider type."""
+
+    def change(node: torch.fx.Node) -> None:
+        if node.op == "call_function" and callable(node.target):
+            node.target = _promoting(node.target)
+
+    with _nodes(change):
+        yield
+
+
+@fault("AMP-COMPILE-091", level="standard")
+def decomposed_products_promote_their_operands() -> Iterator[None]:
+    """Every product of matrices is decomposed into a sum of products of elements, as those of one row are."""
+
+    def change(before: Callable[..., Any]) -> Callable[..., Any]:
+        def mm(self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
+            return (self.unsqueeze(2) * mat2.unsqueeze(0)).sum(1)
+
+        return mm
+
+    with decomposed(torch.ops.aten.mm.default, change):
+        yield
