@@ -67,10 +67,18 @@ def _ran(leaves: list[list[Tensor]], layout: str, target: Target, dtype: torch.d
     return Ran([one.detach() for one in outputs], found)
 
 
-def _distance(seen: Tensor, wanted: Tensor, unit: float) -> float:
-    """Return the largest difference of two tensors over the largest magnitude, in roundings of a type."""
-    scale = max(float(wanted.double().abs().max()), unit)
-    difference = float((seen.double() - wanted.double()).abs().max()) / scale / unit
+def _sizes(query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+    """Return what the magnitudes of the terms add up to in the result and in the gradients of query, key and value."""
+    q, k, v = (one.detach().double().abs() for one in (query, key, value))
+    weights = (query.detach().double() @ key.detach().double().mT * WIDTH**-0.5).softmax(-1)
+    slopes = v.sum(-1, keepdim=True).mT  # of the weights, of the sum of all results
+    spread = weights * (slopes + (weights * slopes).sum(-1, keepdim=True)) * WIDTH**-0.5
+    return [weights @ v, spread @ k, spread.mT @ q, weights.mT @ torch.ones_like(q)]
+
+
+def _distance(seen: Tensor, wanted: Tensor, size: Tensor, unit: float) -> float:
+    """Return the largest difference of two tensors over the largest size of one, in roundings of a type."""
+    difference = float((seen.double() - wanted.double()).abs().max()) / float(size.max()) / unit
     return math.inf if math.isnan(difference) else difference
 
 
@@ -98,15 +106,18 @@ def test_attention_of_nested_tensors(
     assert isinstance(seen, Ran)  # the judgements hold
     unit = torch.finfo(amp_dtype).eps / 2
     case.equal("dtypes of the results", {str(one.dtype) for one in seen.outputs}, {str(amp_dtype)})
-    names = [f"{operand} of sequence {number}" for operand in _OPERANDS for number in range(len(LENGTHS))]
     case.equal(
         "dtypes of the gradients", [one.dtype for one in seen.gradients], [one.dtype for one in wanted.gradients]
     )
     # Both kernels round the scores, the weights and the result once each, and backward what depends on them.
+    sizes = [_sizes(*members) for members in zip(*leaves, strict=True)]
     for number, pair in enumerate(zip(seen.outputs, wanted.outputs, strict=True)):
-        case.at_most(f"result of sequence {number}: distance from the member alone", _distance(*pair, unit), 8.0, "u")
-    for name, one, other in zip(names if gradients else [], seen.gradients, wanted.gradients, strict=True):
-        case.at_most(f"gradient of the {name}: distance from the member alone", _distance(one, other, unit), 16.0, "u")
+        what = f"result of sequence {number}: distance from the member alone"
+        case.at_most(what, _distance(*pair, sizes[number][0], unit), 6.0, "u")
+    for at, (one, other) in enumerate(zip(seen.gradients, wanted.gradients, strict=True)):
+        operand, number = divmod(at, len(LENGTHS))
+        what = f"gradient of the {_OPERANDS[operand]} of sequence {number}: distance from the member alone"
+        case.at_most(what, _distance(one, other, sizes[number][1 + operand], unit), 6.0, "u")
 
 
 _WEIGHT = torch.linspace(-1, 1, 5 * WIDTH).view(5, WIDTH)
@@ -172,7 +183,10 @@ def test_ops_of_jagged_tensors(
     for what, both in pairs.items():
         for number, (one, other) in enumerate(zip(*both, strict=True)):
             case.equal(f"dtype of the {what} of sequence {number}", one.dtype, other.dtype)
-            far = _distance(one.detach().reshape(other.shape), other.detach(), torch.finfo(amp_dtype).eps / 2)
+            unit = torch.finfo(amp_dtype).eps / 2
+            far = _distance(
+                one.detach().reshape(other.shape), other.detach(), other.detach().double().abs() + unit, unit
+            )
             limit = 4.0 if what == "result" else 16.0
             case.at_most(f"{what} of sequence {number}: distance from the member alone", far, limit, "u")
 

@@ -67,6 +67,8 @@ FAR_FROM_ZERO = tuple(
     name for name in OPS if "norm" in name or name in ("var", "std", "mean", "softmax", "log_softmax")
 )
 """The ops that take those far from zero: of activations these say nothing."""
+SATURATED = ("softmax",)
+"""The ops whose result on large numbers is one and zeros, and whose gradient, a difference of ones, is what is left."""
 
 
 KEEP_THEIR_RESULT = ("sigmoid", "tanh")

@@ -47,7 +47,7 @@ def on_a_device_each(check: Check) -> Check:
 def answers(case: Case, ranks: Groups, world: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Run `work` on `world` ranks and return what each returned; an exception or a lost rank violates the contract.
 
-    Nothing is returned where a waiver excuses the exceptions.
+    Nothing is returned where a waiver excuses the exceptions or the loss.
     """
     if reason := processes.lacking(ranks.device_type):
         case.untestable(reason) if ranks.device_type == "cpu" else case.unsupported(reason)
@@ -59,6 +59,7 @@ def answers(case: Case, ranks: Groups, world: int, work: Callable[..., Any], *ar
         case.untestable(str(error))
     except RankLost as error:
         case.equal("ranks that were lost", str(error), "none")
+        return []
     raised = [
         f"rank {rank}: {one.kinds[0]}: {one.message.strip().splitlines()[0] if one.message.strip() else ''}"
         for rank, one in enumerate(found)

@@ -22,6 +22,7 @@ from .processes import Groups
 from .programs import SCALE, Program
 from .redistribution import TYPES, redistributed
 from .reductions import NOT_SHARDED, REDUCTIONS, errors
+from .split_twice import SIZES, unlike_whole_parameters
 from .support import LISTED, answers, described, judge
 from .tensors import (
     OPS,
@@ -209,6 +210,25 @@ def test_changes_on_meshes(case: Case, target: Target, ranks: Groups, flattened:
                 for size, changes in wrong.items():
                     where = f"rank {rank}, {dtype}, {size}"
                     case.equal(f"{where}: {part} that a change of placements does not keep", changes[:LISTED], [])
+
+
+@contract("AMP-DISTRIBUTED-037", on="cpu")
+@pytest.mark.parametrize("size", [deep("standard", one) for one in SIZES])
+def test_parameters_split_twice(case: Case, target: Target, ranks: Groups, size: str) -> None:
+    types = [(one, None) for one in (torch.float32, *case.amp_dtypes)]
+    regions = [(torch.float32, one) for one in case.amp_dtypes]
+    for held, region in (types + regions) if case.level == "full" else (types[-1], regions[0]):
+        where = f"{held}{f' in a region of {region}' if region else ''}"
+        found = answers(case, ranks, 4, unlike_whole_parameters, held, region, SIZES[size], case.seed)
+        if not found:
+            return
+        if None in found:
+            case.unsupported("fully_shard refuses to split a parameter into parts that are not equal")
+        for rank, (parts, judged) in enumerate(found):
+            for part, wrong in parts.items():
+                what = f"rank {rank}, {where}: {part} that are not those of the whole parameter"
+                case.equal(what, wrong[:LISTED], [])
+            case.at_least(f"rank {rank}, {where}: calls that are not refused", judged, 20)
 
 
 @contract("AMP-DISTRIBUTED-028", on="cpu")

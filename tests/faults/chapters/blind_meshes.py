@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tests.faults import fault
@@ -67,4 +68,18 @@ def sharded_parameters_are_all_trained() -> Iterator[None]:
 
     old, new = "requires_grad=param.requires_grad", "requires_grad=True"
     with edited(module.FSDPParam._init_sharded_param, old, new):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-037", level="standard")
+def strided_shards_are_gathered_in_the_order_of_ranks() -> Iterator[None]:
+    """The parts of a parameter that is split over data and tensor ranks are joined rank by rank (pytorch 166598)."""
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    def by_ranks(gather: Any, self: Any, local: Tensor, mesh: Any, at: int, *given: Any) -> Tensor:
+        whole: Tensor = gather(self, local, mesh, at, *given)
+        parts = whole.chunk(self.split_factor * mesh.size(at), self.dim)
+        return torch.cat([part for rank in range(mesh.size(at)) for part in parts[rank :: mesh.size(at)]], self.dim)
+
+    with given_the_original(_StridedShard, "_to_replicate_tensor", by_ranks):
         yield
