@@ -16,9 +16,9 @@ from ...harness.targets import Target
 from ...oracles.numbers.formats import FORMATS
 from .decomposed_ops import (
     FAR_FROM_ZERO,
-    SATURATED,
     KEEP_THEIR_RESULT,
     OPS,
+    SATURATED,
     SHAPES,
     allowed,
     error,
