@@ -13,8 +13,11 @@ from torch.utils.checkpoint import checkpoint
 
 from .comparison import unlike
 
-SCHEDULES = ("ScheduleLoopedBFS", "ScheduleInterleaved1F1B", "ScheduleInterleavedZeroBubble")
+IN_TURN = ("ScheduleLoopedBFS", "ScheduleInterleaved1F1B", "ScheduleInterleavedZeroBubble")
 """Schedules that take several stages of each rank, and place them in turn on the ranks."""
+THERE_AND_BACK = ("ScheduleZBVZeroBubble", "ScheduleDualPipeV")
+"""Schedules that take two stages of each rank, and place the second ones in the opposite order."""
+SCHEDULES = IN_TURN + THERE_AND_BACK
 SIZE = 4
 MICRO_BATCHES = 4
 PER_RANK = 2
@@ -87,21 +90,18 @@ def unlike_one_process(schedule: str, name: str, dtype: torch.dtype, seed: int) 
     whole = [_Stage(name, dtype, generator) for _ in range(count)]
     shape = (2 * MICRO_BATCHES, SIZE)
     x, goal = (torch.randint(-2, 3, shape, generator=generator).float() for _ in range(2))
-    places = range(rank, count, world)
+    back = schedule in THERE_AND_BACK
+    places = [rank, count - 1 - rank] if back else list(range(rank, count, world))
     mine = [copy.deepcopy(whole[place]) for place in places]
 
-    for given, wanted in zip(x.chunk(MICRO_BATCHES), goal.chunk(MICRO_BATCHES), strict=True):
-        _loss(nn.Sequential(*whole)(given), wanted).backward()
+    for part, wanted in zip(x.chunk(MICRO_BATCHES), goal.chunk(MICRO_BATCHES), strict=True):
+        _loss(nn.Sequential(*whole)(part), wanted).backward()
 
     cpu = torch.device("cpu")
     stages = [pipelining.PipelineStage(one, place, count, cpu) for one, place in zip(mine, places, strict=True)]
     run = getattr(pipelining, schedule)(stages, n_microbatches=MICRO_BATCHES, loss_fn=_loss, scale_grads=False)
-    if rank == 0:
-        run.step(x)
-    elif rank == world - 1:
-        run.step(target=goal, losses=[])
-    else:
-        run.step()
+    given = {"target": goal, "losses": []} if rank == (0 if back else world - 1) else {}
+    run.step(*((x,) if rank == 0 else ()), **given)
     return [
         f"stage {place}: {difference}"
         for one, place in zip(mine, places, strict=True)

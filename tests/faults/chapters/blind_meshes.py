@@ -83,3 +83,29 @@ def strided_shards_are_gathered_in_the_order_of_ranks() -> Iterator[None]:
 
     with given_the_original(_StridedShard, "_to_replicate_tensor", by_ranks):
         yield
+
+
+@fault("AMP-DISTRIBUTED-018", level="standard")
+def gradients_that_stay_on_a_rank_are_halved() -> Iterator[None]:
+    """A stage halves the gradient that it takes from the next stage of the same rank, as if it were sent twice."""
+    from torch.distributed.pipelining.stage import _PipelineStageBase
+
+    def halved(take: Any, self: Any, outputs: tuple[Tensor | None, ...], at: int) -> None:
+        take(self, tuple(None if one is None else one / 2 for one in outputs), at)
+
+    with given_the_original(_PipelineStageBase, "set_local_bwd_input", halved):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-018", level="standard")
+def one_forward_one_backward_always_averages() -> Iterator[None]:
+    """Schedule1F1B divides gradients by the number of micro-batches, asked to or not."""
+    from torch.distributed.pipelining import Schedule1F1B
+
+    def averaged(run: Any, self: Any, *given: Any, **named: Any) -> Any:
+        result = run(self, *given, **named)
+        self._stage.scale_grads(self._n_microbatches)
+        return result
+
+    with given_the_original(Schedule1F1B, "_step_microbatches", averaged):
+        yield
