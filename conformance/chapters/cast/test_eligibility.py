@@ -159,6 +159,31 @@ def test_native_promotion_of_lists(
             case.equal(f"type of {op} of {type_names(dtypes)}", seen.dtype, expected)
 
 
+def _judge_long_lists(case: Case, target: Target, amp_dtype: torch.dtype, op: str) -> None:
+    """Put a float32 tensor at several places of long lists, whose other tensors are of the 16-bit type."""
+    with mode_of(target):
+        for count in (9, 40, 200):
+            for at in sorted({0, 1, 8, count // 2, count - 1, count}):
+                dtypes = [torch.float32 if number == at else amp_dtype for number in range(count)]
+                with target.autocast(amp_dtype):
+                    seen = getattr(torch, op)([torch.ones(2, dtype=one, device=target.device) for one in dtypes]).dtype
+                which = "none" if at == count else f"number {at}"
+                what = f"type of {op} of {count} tensors, of which {which} is float32"
+                case.equal(what, seen, amp_dtype if at == count else torch.float32)
+
+
+@contract("AMP-CAST-006", on="cpu")
+@pytest.mark.parametrize("op", ["cat", "stack"])
+def test_promotion_of_long_lists(case: Case, target: Target, amp_dtype: torch.dtype, op: str) -> None:
+    _judge_long_lists(case, target, amp_dtype, op)
+
+
+@contract("AMP-CAST-015", on=CUDA)
+@pytest.mark.parametrize("op", ["cat", "stack"])
+def test_native_promotion_of_long_lists(case: Case, target: Target, amp_dtype: torch.dtype, op: str) -> None:
+    _judge_long_lists(case, target, amp_dtype, op)
+
+
 @contract("AMP-CAST-052", on=CUDA_OR_CPU)
 @pytest.mark.parametrize("op", list(IN_PLACE))
 def test_in_place(case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator) -> None:

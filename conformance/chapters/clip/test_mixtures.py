@@ -233,3 +233,40 @@ def expect_whole(case: Case, target: Target, function: str, strange: str, place:
             seen = norm if function == "clip_grad_norm_" else largest
             case.at_most(f"norm, or largest element, after clipping, foreach={foreach}", seen, 2.0 * (1 + 16 * U))
     case.equal("implementations that refuse what another one takes", len(set(errors.values())), 1)
+
+
+BESIDE: dict[str, tuple[torch.dtype, ...]] = {
+    "fp16+fp32": (HALF, SINGLE),
+    "fp32+fp16": (SINGLE, HALF),
+    "bf16+fp32": (BRIEF, SINGLE),
+    "fp32+bf16": (SINGLE, BRIEF),
+    "bf16+fp16+fp32": (BRIEF, HALF, SINGLE),
+}
+
+
+@contract("AMP-CLIP-046")
+@pytest.mark.parametrize("mixture", [*BESIDE])
+def test_norms_beside_exact_ones(case: Case, target: Target, rng: torch.Generator, mixture: str) -> None:
+    """16-bit gradients of 3 and 4, whose norms are exact, leave to those in fp32 their precision and their range."""
+    case.require_arithmetic(target, *BESIDE[mixture])
+    for size, norm_type, foreach in itertools.product((1.0, 2.0**20), (1.0, 2.0, math.inf), implementations(target)):
+        gradients = [
+            (torch.randn(33, generator=rng) * size if dtype is SINGLE else torch.tensor([3.0, -4.0])).to(
+                target.device, dtype
+            )
+            for dtype in BESIDE[mixture]
+        ]
+        before = magnitudes(gradients)
+        norm = total_norm(before, norm_type)
+        bound = norm_bound([one for one in gradients if one.dtype is SINGLE], norm_type)
+        what = f"of numbers around {size:g}, type {norm_type}, foreach={foreach}"
+        alone = torch.nn.utils.get_total_norm(gradients, norm_type, foreach=foreach)
+        seen = torch.nn.utils.clip_grad_norm_(holding(gradients), norm / 4, norm_type, foreach=foreach)
+        case.at_most(f"error of the norm {what}", abs(float(seen) - norm) / norm, bound, "relative")
+        case.at_most(f"error of get_total_norm {what}", abs(float(alone) - norm) / norm, bound, "relative")
+        for dtype, gradient, then in zip(BESIDE[mixture], gradients, before, strict=True):
+            exact = then * (norm / 4 / (norm + 1e-6))
+            error = float(((gradient.detach().cpu().double().abs() - exact).abs() / exact.abs()).max())
+            # The coefficient may be rounded to the type of the gradient before the product is.
+            limit = bound + 8 * U + (2 * unit(dtype) if dtype is not SINGLE else 0)
+            case.at_most(f"error of a {dtype} gradient {what}", error, limit, "relative")
