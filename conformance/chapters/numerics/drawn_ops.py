@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -293,7 +294,20 @@ def interpolation(d: Draws) -> Program:
         return _call(F.interpolate, x[:1, :1], scale_factor=(700.0, 28.0)[rank - 1], **options)
     if d.yes():
         return _call(F.interpolate, x, scale_factor=d.one((2.0, 3.0, 0.5, 1.5)), **options)
-    return _call(F.interpolate, x, size=[d.number(1, (40, 17, 7)[rank - 1]) for _ in range(rank)], **options)
+    sizes = [d.number(1, (40, 17, 7)[rank - 1]) for _ in range(rank)]
+    if mode == "nearest-exact":
+        sizes = [_without_a_middle(size, to) for size, to in zip(x.shape[2:], sizes, strict=True)]
+    return _call(F.interpolate, x, size=sizes, **options)
+
+
+def _without_a_middle(size: int, to: int) -> int:
+    """Return the next size for which nearest-exact asks for no place half way between two, where either is right.
+
+    It does where (2 i + 1) size / (2 to) is a whole number for an i.
+    """
+    while size // math.gcd(size, to) % 2 == 0 and to // math.gcd(size, to) % 2 == 1:
+        to += 1
+    return to
 
 
 def indexing(d: Draws) -> Program:
