@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.faults import fault
 from tests.faults.breaking import decomposed
+from tests.faults.chapters.compile import around_compiled
 
 aten = torch.ops.aten
 
@@ -55,4 +56,15 @@ def compiled_hardtanh_rounds_its_bounds() -> Iterator[None]:
         return gradient
 
     with decomposed(aten.hardtanh_backward.default, change):
+        yield
+
+
+@fault("AMP-COMPILE-092")
+def compiled_programs_write_to_copies() -> Iterator[None]:
+    """A compiled program works on copies of the tensors that it is given, and leaves these as they are."""
+
+    def around(call: Any) -> Any:
+        return lambda *given: call(*(one.clone() if isinstance(one, torch.Tensor) else one for one in given))
+
+    with around_compiled(around):
         yield
