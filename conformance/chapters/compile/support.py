@@ -122,6 +122,21 @@ def drawn(found: Mapping[str, Drawn], rng: torch.Generator, number: int) -> dict
     return {names[place]: found[names[place]] for place in torch.randperm(len(names), generator=rng)[:number].tolist()}
 
 
+def taken(call: Callable[[], object]) -> bool:
+    """Return whether a call raises nothing."""
+    try:
+        call()
+    except Exception:
+        return False
+    return True
+
+
+def refuses(case: Case, what: str, call: Callable[[], object], backend: str) -> None:
+    """Check that a call which eager refuses raises compiled too."""
+    torch._dynamo.reset()
+    case.equal(f"{what}: compiled code takes what eager refuses", taken(torch.compile(call, backend=backend)), False)
+
+
 def dtypes_of(case: Case, target: Target) -> tuple[torch.dtype, ...]:
     """Return the amp dtypes to check: both at level full, else bf16, or what the target has."""
     found = case.supported(target)

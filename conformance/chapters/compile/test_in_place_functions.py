@@ -113,19 +113,6 @@ def _observed(program: Call, factor: Tensor, target: Target, dtype: torch.dtype,
     return [out.detach(), product.detach(), leaf.grad]
 
 
-@contract("AMP-COMPILE-092")
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", deep("standard", "aot_eager_decomp_partition")])
-def test_in_place_functions(case: Case, target: Target, rng: torch.Generator, backend: str) -> None:
-    _judge(case, target, rng, backend)
-
-
-@contract("AMP-COMPILE-092")
-@needs("compiled kernels")
-@pytest.mark.parametrize("backend", [deep("full", "inductor")])
-def test_in_place_functions_in_kernels(case: Case, target: Target, rng: torch.Generator, backend: str) -> None:
-    _judge(case, target, rng, backend)
-
-
 def _judge(case: Case, target: Target, rng: torch.Generator, backend: str) -> None:
     factor = torch.randint(-3, 4, (4, 4), generator=rng).float().to(target.device)
     supported = case.supported(target)
@@ -146,3 +133,16 @@ def _judge(case: Case, target: Target, rng: torch.Generator, backend: str) -> No
                 case.identical(f"{where}: values", seen[0], right[0])
                 case.identical(f"{where}: values of what was given", seen[1], right[1])
                 case.identical(f"{where}: gradient", seen[2], right[2])
+
+
+@contract("AMP-COMPILE-092")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", deep("standard", "aot_eager_decomp_partition")])
+def test_in_place_functions(case: Case, target: Target, rng: torch.Generator, backend: str) -> None:
+    _judge(case, target, rng, backend)
+
+
+@contract("AMP-COMPILE-092")
+@needs("compiled kernels")
+@pytest.mark.parametrize("backend", [deep("full", "inductor")])
+def test_in_place_functions_in_kernels(case: Case, target: Target, rng: torch.Generator, backend: str) -> None:
+    _judge(case, target, rng, backend)

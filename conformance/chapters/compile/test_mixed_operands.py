@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...harness.check import Case, contract, deep, needs
 from ...harness.targets import Target
-from .support import compiler, drawn, inductor
+from .support import compiler, drawn, inductor, refuses
 
 Binary: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Unary: TypeAlias = Callable[[Tensor], Tensor]
@@ -236,13 +236,7 @@ def _judge(case: Case, calls: dict[str, Call], backend: str, refusals: int) -> N
         case.equal(f"{name}: what is not as in eager", told, "")
     case.at_least("calls that eager takes", len(expected), 1)
     for name in refused[:refusals]:
-        torch._dynamo.reset()
-        taken = True
-        try:
-            torch.compile(calls[name], backend=backend)()
-        except Exception:
-            taken = False
-        case.equal(f"{name}: compiled code takes what eager refuses", taken, False)
+        refuses(case, name, calls[name], backend)
 
 
 def _refusal(call: Call, backend: str) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...harness.check import Case, contract, deep, needs
 from ...harness.targets import Target
-from .support import compiler, drawn, inductor
+from .support import compiler, drawn, inductor, refuses, taken
 
 Make: TypeAlias = Callable[..., Tensor]  # of a shape: a tensor of one of the two types
 Op: TypeAlias = Callable[[Make, Make], Callable[[], object]]
@@ -114,7 +114,7 @@ GROUPS = {
     "writes": WRITES,
     "others": OTHERS,
 }
-IN_KERNELS = {"writes": "standard"} | dict.fromkeys(GROUPS.keys() - {"writes"}, "full")
+IN_KERNELS = {group: "standard" if group == "writes" else "full" for group in GROUPS}
 SOME = 6  # calls at level quick
 
 
@@ -142,25 +142,15 @@ def _calls(
             yield f"{name} of {ours} and {theirs}", op(a, b)
 
 
-def _taken(call: Callable[[], object]) -> bool:
-    try:
-        call()
-    except Exception:
-        return False
-    return True
-
-
 def _judge(case: Case, target: Target, rng: torch.Generator, ops: dict[str, Op], backend: str) -> None:
     """Compile each call that eager refuses."""
     judged = 0
     with torch.no_grad():
         for name, call in _calls(case, target, rng, ops):
-            if _taken(call):
+            if taken(call):
                 continue
             judged += 1
-            torch._dynamo.reset()
-            compiled = torch.compile(lambda call=call: call(), backend=backend)
-            case.equal(f"{name}: compiled code takes what eager refuses", _taken(compiled), False)
+            refuses(case, name, lambda call=call: call(), backend)  # type: ignore[misc]
     case.enough(target, "calls that eager refuses", judged)
 
 

@@ -15,11 +15,12 @@ _SIZES = ((5, 3), (4, 4), (3, 5), (1, 6))
 """Sizes of which most are not multiples of the number of ranks, and one is."""
 
 
-def _integers(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
-    return torch.randint(-8, 9, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+def integers(shape: tuple[int, ...], dtype: torch.dtype, seed: int, most: int = 8) -> Tensor:
+    """Return whole numbers between -most and most."""
+    return torch.randint(-most, most + 1, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def _square(flattened: bool) -> Any:
+def square(flattened: bool = False) -> Any:
     """Return a mesh of rows of two ranks, with its dimensions as one beside them or not."""
     shape = (distributed.get_world_size() // 2, 2)
     mesh = distributed.init_device_mesh("cpu", shape, mesh_dim_names=("rows", "columns"))
@@ -61,13 +62,13 @@ def changed_on_meshes(
     """
     from torch.distributed.tensor import distribute_tensor
 
-    mesh = _square(flattened)
+    mesh = square(flattened)
     values: dict[str, list[str]] = {}
     gradients: dict[str, list[str]] = {}
     for number, size in enumerate(_SIZES):
         name = f"size {size}"
         values[name], gradients[name] = [], []
-        whole, slope = (_integers(size, dtype, seed + 2 * number + more) for more in (0, 1))
+        whole, slope = (integers(size, dtype, seed + 2 * number + more) for more in (0, 1))
         for before, after in _changes(seed + number, count):
             what = f"{', '.join(map(str, before))} to {', '.join(map(str, after))}"
             x = _placed(whole, mesh, before).requires_grad_()
@@ -92,7 +93,7 @@ def mapped(dtype: torch.dtype, seed: int) -> dict[str, list[str]]:
     mesh = distributed.init_device_mesh("cpu", (world,))
     found: dict[str, list[str]] = {what: [] for what in ("shapes of unequal parts", "shapes of equal parts", "parts")}
     for size, place in itertools.product(_SIZES, (Replicate(), Shard(0), Shard(1))):
-        one, two = (_integers(size, dtype, seed + number) for number in range(2))
+        one, two = (integers(size, dtype, seed + number) for number in range(2))
         placed = [distribute_tensor(whole.clone(), mesh, [place]) for whole in (one, two)]
         both = local_map(
             lambda x, y: (x * 2 + y, x - y),

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 from .comparison import all_of, unlike
+from .meshes import integers, square
 
 Op: TypeAlias = Callable[[Any, Any], Any]  # of the parameter and of a replicated tensor of its shape
 
@@ -49,10 +50,6 @@ SIZES = {"equal": (8, 12), "unequal": (6, 10)}
 """Rows and columns by the parts that four ranks have of them."""
 
 
-def _integers(size: tuple[int, int], most: int, seed: int) -> Tensor:
-    return torch.randint(-most, most + 1, size, generator=torch.Generator().manual_seed(seed)).float()
-
-
 def _split(mesh: Any, style: Any, whole: Tensor) -> Any:
     """Return a parameter of the values of `whole`, split by a style over the columns of the mesh, and over its rows."""
     from torch.distributed.fsdp import fully_shard
@@ -88,10 +85,10 @@ def unlike_whole_parameters(
     from torch.distributed.tensor import Replicate, distribute_tensor
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-    mesh = distributed.init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns"))
+    mesh = square()
     found: dict[str, list[str]] = {f"{part} of {group}": [] for group in GROUPS for part in PARTS}
     judged = 0
-    whole, other = _integers(size, 4, seed).to(dtype), _integers(size, 2, seed + 1).to(dtype)
+    whole, other = integers(size, dtype, seed, 4), integers(size, dtype, seed + 1, 2)
     x = distribute_tensor(other.clone(), mesh, [Replicate(), Replicate()])
     for style, (group, ops) in itertools.product((ColwiseParallel, RowwiseParallel), GROUPS.items()):
         try:
