@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.faults import fault
-from tests.faults.breaking import decomposed
+from tests.faults.breaking import decomposed, replaced
 from tests.faults.chapters.compile import around_compiled
 
 aten = torch.ops.aten
@@ -65,6 +65,53 @@ def compiled_programs_write_to_copies() -> Iterator[None]:
 
     def around(call: Any) -> Any:
         return lambda *given: call(*(one.clone() if isinstance(one, torch.Tensor) else one for one in given))
+
+    with around_compiled(around):
+        yield
+
+
+@fault("AMP-COMPILE-093")
+def compiled_copies_are_taken_for_what_they_are_copies_of() -> Iterator[None]:
+    """Compiled code holds the tensor itself in place of a clone, which a later write changes (pytorch 198131)."""
+
+    def around(compiled: Any) -> Any:
+        written = getattr(compiled, "_torchdynamo_orig_callable", None)
+
+        def call(*given: Any, **named: Any) -> Any:
+            if written is None:
+                return compiled(*given, **named)
+            with replaced(Tensor, "clone", lambda x, **options: x):
+                return written(*given, **named)
+
+        return call
+
+    with around_compiled(around):
+        yield
+
+
+@fault("AMP-COMPILE-093")
+def compiled_zeros_come_before_copies() -> Iterator[None]:
+    """Compiled code zeroes a tensor before it copies it to another."""
+
+    def around(compiled: Any) -> Any:
+        written = getattr(compiled, "_torchdynamo_orig_callable", None)
+
+        def call(*given: Any, **named: Any) -> Any:
+            if written is None:
+                return compiled(*given, **named)
+            late: list[tuple[Tensor, Tensor]] = []
+
+            def copy(x: Tensor, other: Tensor, *options: Any) -> Tensor:
+                late.append((x, other))
+                return x
+
+            with replaced(Tensor, "copy_", copy):
+                result = written(*given, **named)
+            for target, source in late:
+                target.copy_(source)
+            return result
+
+        return call
 
     with around_compiled(around):
         yield
