@@ -53,6 +53,9 @@ def cuda_that_computes_nothing() -> Iterator[None]:
                 stack.enter_context(_answering(owner, name, contextlib.nullcontext()))
         stack.enter_context(_answering(torch.accelerator, "is_available", True))
         stack.enter_context(_answering(torch.accelerator, "current_accelerator", torch.device("cuda")))
+        # Without an argument 2.15 asks for the accelerator that is there, and older versions for CUDA.
+        enabled = torch.is_autocast_enabled
+        stack.enter_context(mock.patch.object(torch, "is_autocast_enabled", lambda kind="cuda": enabled(kind)))
         yield
 
 

@@ -107,12 +107,20 @@ def _command(report: Report, contract: Contract, own: str) -> str:
     words = [*RUN.split(), "--contract", contract.id]
     words += ["--workload", own] * bool(own)
     words += ["--gpu"] * options.gpu
+    words += [word for module in options.imports for word in ("--import", module)]
     words += [word for device in options.devices for word in ("--device", device)]
+    words += [word for said in options.op_policies.items() for word in ("--op-policy", _declared(*said))]
     words += ["--amp-dtype", options.amp_dtype] * (options.amp_dtype != "both")
     words += ["--level", options.level] * (options.level != "standard")
     words += ["--seed", str(options.seed)] * (options.seed != 0)
     words += ["--no-waivers"] * options.no_waivers
     return shlex.join(words)
+
+
+def _declared(device_type: str, said: str) -> str:
+    """Return an op policy as the option takes it; of a surface the file's name alone is known."""
+    backend, _, surface = said.partition(" in the surface ")
+    return f"{device_type}=surface:{surface}:{backend}" if surface else f"{device_type}=like:{backend}"
 
 
 def chapters(report: Report) -> list[ChapterResult]:

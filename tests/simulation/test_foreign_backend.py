@@ -62,6 +62,22 @@ def test_program_of_a_failed_case_registers_the_backend(root: Path, tmp_path: Pa
     assert done.stderr.endswith("the outputs have other dtypes\n")
 
 
+def test_program_and_command_of_a_failed_case_declare_what_the_run_did(root: Path, tmp_path: Path) -> None:
+    contract, variant = "AMP-CAST-074", "bf16_regions_compute_in_fp16"
+    outcome = _run(root, tmp_path, (contract,), *_DECLARED, "--level", "quick", "--maxfail=1", variant=variant)
+    (failed,) = (case for case in outcome.report["cases"] if case["verdict"] == "FAIL")
+
+    environment = {**os.environ, "TOYACC_VARIANT": variant, "PYTHONPATH": str(root)}
+    done = subprocess.run(
+        [sys.executable, "-c", failed["snippet"]], env=environment, cwd=tmp_path, capture_output=True, text=True
+    )
+
+    assert done.returncode == 1
+    assert "float16, not torch.bfloat16" in done.stderr, done.stdout + done.stderr
+    options = " ".join(("--contract", contract, *_BACKEND, "--op-policy", "toyacc=like:cuda", "--level", "quick"))
+    assert options in " ".join(outcome.output.split())
+
+
 @pytest.mark.parametrize("variant", LACKING)
 def test_backend_may_lack_what_it_says(root: Path, tmp_path: Path, variant: str) -> None:
     outcome = _run(root, tmp_path, LACKING[variant].contracts, *_DECLARED, variant=variant)

@@ -24,9 +24,6 @@ from ...oracles.symbolic.blocks import Block, evaluate, execute, predict, tensor
 from .kernel_exceptions import kernel_exceptions
 from .step_memory import StepBytes, step_bytes
 
-RANDOM_STATES = 8192
-"""Bytes that checkpointing may store of random generators: 5056 of the CPU's (a Mersenne twister), 16 of a GPU's."""
-
 SCALER_STATE = 16
 """Bytes that a GradScaler may hold: a number and a count, of 8 bytes each; torch's have 4."""
 
@@ -37,6 +34,19 @@ Forward = Callable[[dict[str, torch.Tensor]], torch.Tensor]
 def region(target: Target, dtype: torch.dtype | None, cache: bool | None = None) -> AbstractContextManager[None]:
     """Return a region of `dtype`; None: no region."""
     return nullcontext() if dtype is None else target.autocast(dtype, cache_enabled=cache)
+
+
+def random_states(target: Target, arguments: int) -> int:
+    """Return the bytes that a checkpoint may store of random generators: 5056 of the CPU's, and those of the device.
+
+    These, 16 of a GPU's, are stored once for each tensor that the segment is given (get_device_states of
+    torch/utils/checkpoint.py).
+    """
+    own = torch.get_rng_state().nbytes
+    if target.device_type == "cpu":
+        return own
+    read = getattr(torch.get_device_module(target.device_type), "get_rng_state", None)
+    return own if read is None else own + arguments * int(read().nbytes)
 
 
 def sizes(storages: Storages) -> list[str]:

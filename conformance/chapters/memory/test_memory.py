@@ -20,7 +20,7 @@ from ...oracles.symbolic.op_rules import has_one_derivative_of_linear
 from ...workloads.mlp import mlp
 from ...workloads.training import train_step
 from .python_objects import collected_apart
-from .support import RANDOM_STATES, check_saved_storages, scaler_state, sizes
+from .support import check_saved_storages, random_states, scaler_state, sizes
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.needs("storages")]
 
@@ -269,6 +269,7 @@ def test_checkpoint_keeps_its_input(case: Case, target: Target, amp_dtype: torch
     output = results["plain"].numel() * 2
     predicted = sum(item.nbytes for item in predict(BLOCKS["attention"], target.device_type, amp_dtype))
     case.equal("bytes alive after the plain segment (control)", kept["plain"], predicted + output)
+    allowed = output + random_states(target, len(leaves))
     for name in [*ways][1:]:
-        case.at_most(f"bytes alive after the {name} segment", kept[name], output + RANDOM_STATES, "bytes")
+        case.at_most(f"bytes alive after the {name} segment", kept[name], allowed, "bytes")
         case.identical(f"output of the {name} segment", results[name], results["plain"])

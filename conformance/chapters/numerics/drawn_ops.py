@@ -519,7 +519,9 @@ def loss(d: Draws) -> Program:
         return _call(F.triplet_margin_loss, *rows, margin=_margin(rows, p, swap), p=p, swap=swap, **reduction)
     if kind == "cosine":
         signs = d.index(2, n).float() * 2 - 1
-        return _call(F.cosine_embedding_loss, d.normal(n, c), d.normal(n, c), signs, margin=0.25, **reduction)
+        left, right = d.normal(n, c), d.normal(n, c)
+        margin = _far_from(F.cosine_similarity(left, right), [k / 16 for k in range(-8, 9)])
+        return _call(F.cosine_embedding_loss, left, right, signs, margin=margin, **reduction)
     return _call(F.mse_loss if kind == "mse" else F.l1_loss, x, y, **reduction)
 
 
@@ -529,8 +531,11 @@ def _margin(rows: list[Tensor], p: float, swap: bool) -> float:
     apart = F.pairwise_distance(anchor, negative, p)
     if swap:
         apart = torch.minimum(apart, F.pairwise_distance(positive, negative, p))
-    kinks = apart - F.pairwise_distance(anchor, positive, p)
-    return max((1 + k / 8 for k in range(17)), key=lambda margin: float((kinks - margin).abs().min()))
+    return _far_from(apart - F.pairwise_distance(anchor, positive, p), [1 + k / 8 for k in range(17)])
+
+
+def _far_from(kinks: Tensor, numbers: Sequence[float]) -> float:
+    return max(numbers, key=lambda number: float((kinks - number).abs().min()))
 
 
 CLEAR = 0.125  # more than rounding to bfloat16 changes the difference of two distances

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...harness.check import Case
-from ...harness.targets import Target, is_foreign
+from ...harness.targets import Target, has_kernel, is_foreign
 from ...measure.precision import full_precision
 from ...oracles.numbers import error_bounds
 from ...oracles.numbers.formats import FORMATS, FP32, Format
@@ -60,11 +60,19 @@ def compare(case: Case, what: str, figures: Mapping[str, float], unit: str = "")
     case.note(f"{what}, by kernel", {name: float(figure) for name, figure in figures.items()}, unit)
 
 
+_OWN_CONVOLUTIONS = ("convolution_backward", "convolution_backward_overrideable")
+
+
 def without_kernels(target: Target, dtype: torch.dtype) -> str:
-    """Return what the name of evidence says on a CPU that has no instructions of a type for oneDNN's convolutions."""
+    """Return what the name of evidence says where a CPU has no instructions of a type for oneDNN's convolutions.
+
+    Devices of third parties without a kernel of their own for the gradients of convolutions have the CPU's.
+    """
+    own = any(has_kernel(target.device_type, f"aten::{name}") for name in _OWN_CONVOLUTIONS)
+    here = target.device_type == "cpu" or (is_foreign(target.device_type) and not own)
     named = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
     has = getattr(torch.ops.mkldnn, f"_is_mkldnn_{named}_supported", lambda: False)
-    return "" if target.device_type != "cpu" or has() else f" without {named} kernels"
+    return f" without {named} kernels" if here and not has() else ""
 
 
 def leaves_on(target: Target, *sources: Tensor) -> list[Tensor]:

@@ -15,6 +15,8 @@ from . import stand_ins
 
 PACKAGE = __name__.split(".")[0]
 _STAND_INS = stand_ins.__name__
+# What the run declares of third parties' devices, which no statement of its module says.
+_DECLARED = (f"{stand_ins.__name__.split('.')[0]}.oracles.policy.declared", "_DECLARED")
 # Modules whose classes and functions have a stand-in, by the same name.
 _REPLACED = (f"{PACKAGE}.harness.check", f"{PACKAGE}.harness.targets", f"{PACKAGE}.harness.state", f"{PACKAGE}.data")
 # What only pytest can do.
@@ -411,6 +413,8 @@ class File:
     def _copied(self, number: int) -> tuple[list[str], _Needs]:
         key = self._keys[number]
         module = _module(key.module)
+        if (key.module, key.name) == _DECLARED:
+            return self._as_it_is(number)
         texts, needs = [], _Needs([], [], False)
         for place in module.binding[key.name]:
             statement = _copy(module.statements[place])
@@ -428,6 +432,15 @@ class File:
                 statement.decorator_list
             )
         return texts, needs
+
+    def _as_it_is(self, number: int) -> tuple[list[str], _Needs]:
+        """Return a global with the value that it has now, in place of its statement."""
+        from .literals import source
+
+        key = self._keys[number]
+        text = f"__reference_{number}__ = {source(self, getattr(sys.modules[key.module], key.name))}"
+        used = [one for one in map(int, _REFERENCE.findall(text)) if one != number]
+        return [text], _Needs(used, used, True)
 
     def _keep_used(self, node: ast.ClassDef) -> None:
         kept = {"__init__"}

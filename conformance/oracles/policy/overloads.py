@@ -53,6 +53,9 @@ DECIDING = {
 }
 # The ops of one backend's libraries, which no other backend has, and one that takes memory for that of a CPU.
 _OF_ONE_BACKEND = ("cudnn_", "_cudnn_", "miopen_", "mkldnn_", "_grid_sampler_2d_cpu_fallback")
+# Ops whose kernels torch registers beside the macros of autocast_mode.h, which other backends are made with: they may have
+# them (aten/src/ATen/autocast_mode.cpp of 2.14; neither XPU, MPS, MTIA nor MAIA has).
+_BESIDE_THE_MACROS = frozenset({"linalg_matrix_sqrth"})
 # Observations other than a policy: a kernel that does nothing, and one of unknown behaviour.
 UNLISTED, UNKNOWN = "unlisted", "unknown"
 # The overload with a dtype argument for one without (fp32_append_dtype in autocast_mode.h).
@@ -163,11 +166,19 @@ def known(backend: str, version: str | None = None) -> dict[str, str]:
     """Return overload -> policy, as is promised of torch `version` (the one at hand) for `backend`.
 
     From fixtures/autocast_overloads.toml. What belongs to a library that a build may lack is included. A device type
-    has the policy of the backend that it declares, less the ops of that backend's libraries, or that of its surface.
+    has the policy of the backend that it declares, less the ops of that backend's libraries and those beside the macros
+    that it does not register, or that of its surface.
     """
     found, own = _known(followed(backend), version or torch.__version__), followed(backend) == backend
-    kept = {overload: policy for overload, policy in found.items() if own or not overload.startswith(_OF_ONE_BACKEND)}
+    kept = found if own else {overload: policy for overload, policy in found.items() if _may_have(backend, overload)}
     return kept if (surface := declared.overloads(backend)) is None else _of_surface(surface, kept)
+
+
+def _may_have(backend: str, overload: str) -> bool:
+    """Return whether a backend that follows another has its rule for an overload."""
+    if overload in _BESIDE_THE_MACROS:
+        return is_registered(overload, backend)
+    return not overload.startswith(_OF_ONE_BACKEND)
 
 
 def _of_surface(surface: Mapping[str, str], listed: Mapping[str, str]) -> dict[str, str]:
