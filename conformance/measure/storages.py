@@ -12,10 +12,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-def _identity(tensor: torch.Tensor) -> int:
-    # The address of the storage's own record, which no other storage has while the tensor lives. That of its elements
-    # is zero for every tensor without any.
+def storage_of(tensor: torch.Tensor) -> int:
+    """Return the address of the record of a tensor's storage, which no other storage has while the tensor lives.
+
+    That of its elements is zero for every tensor without any, and on a device that has none in this process.
+    """
     return int(tensor.untyped_storage()._cdata)
+
+
+def memory(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return what tells the memory that a tensor lies in from that of others: its storage, and the place in it."""
+    return storage_of(tensor), tensor.storage_offset()
 
 
 Storage: TypeAlias = tuple[torch.dtype, int]
@@ -31,15 +38,15 @@ class SavedForBackward:
 
     def __init__(self, exclude: Iterable[torch.Tensor] = ()) -> None:
         self._excluded = list(exclude)
-        self._known = {_identity(tensor) for tensor in self._excluded}
+        self._known = {storage_of(tensor) for tensor in self._excluded}
         self._kept: dict[int, torch.Tensor] = {}
         self._hooks: list[torch.autograd.graph.saved_tensors_hooks] = []
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         # A detached alias: a saved output must not hold the graph that holds it.
         alias = tensor.detach()
-        if _identity(tensor) not in self._known:
-            self._kept.setdefault(_identity(tensor), alias)
+        if storage_of(tensor) not in self._known:
+            self._kept.setdefault(storage_of(tensor), alias)
         return alias
 
     def __enter__(self) -> SavedForBackward:

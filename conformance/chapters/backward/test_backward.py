@@ -11,6 +11,7 @@ from torch.nn import functional
 from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...measure.precision import repeatable_convolutions
+from ...measure.storages import memory
 from ...oracles.trace.ops import trace_of
 from .exact_chains import EXACT
 from .op_chains import CHAINS, Chain
@@ -116,14 +117,14 @@ def test_parameters_are_left_alone(
 ) -> None:
     leaves = chain.leaves(normal(rng), target.device)
     before = {name: leaf.detach().clone() for name, leaf in leaves.items()}
-    state = {name: (leaf.data_ptr(), leaf._version, leaf.dtype) for name, leaf in leaves.items()}
+    state = {name: (memory(leaf), leaf._version, leaf.dtype) for name, leaf in leaves.items()}
     output = forward(chain, leaves, target, amp_dtype)
     after_forward = {name: leaf.detach().clone() for name, leaf in leaves.items()}
     backward_from(output, rng)
     for name, leaf in leaves.items():
         case.identical(f"{name} after forward", after_forward[name], before[name])
         case.identical(f"{name} after backward", leaf, before[name])
-        case.equal(f"{name}: storage, version, dtype", (leaf.data_ptr(), leaf._version, leaf.dtype), state[name])
+        case.equal(f"{name}: storage, version, dtype", (memory(leaf), leaf._version, leaf.dtype), state[name])
         case.true(f"{name} is a leaf that requires grad", leaf.is_leaf and leaf.requires_grad)
 
 

@@ -17,6 +17,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
+from ...measure.storages import storage_of
 from .swapped import swapping
 
 
@@ -178,10 +179,6 @@ def _groups(tensors: Mapping[str, Tensor], key: Callable[[Tensor], Any]) -> list
     return sorted(names for names in found.values() if len(names) > 1)
 
 
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
 @contract("AMP-BF16-021")
 @pytest.mark.parametrize("way", COPIES)
 def test_copy_of_a_module(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, way: str) -> None:
@@ -198,9 +195,9 @@ def test_copy_of_a_module(case: Case, target: Target, amp_dtype: torch.dtype, rn
         chosen = [name for name in before if shared == "all" or (shared == "buffers" and "_view" in name)]
         chosen += [name.replace("_view", "_flat") for name in chosen if "_view" in name and shared != "all"]
         ours, theirs = ({name: one[name] for name in sorted(chosen)} for one in (after, before))
-        case.equal("tensors that share a storage", _groups(ours, _storage), _groups(theirs, _storage))
-    taken = {_storage(tensor) for tensor in before.values() if tensor.numel()}
-    case.equal("tensors over a storage of the module", [n for n, one in after.items() if _storage(one) in taken], [])
+        case.equal("tensors that share a storage", _groups(ours, storage_of), _groups(theirs, storage_of))
+    taken = {storage_of(tensor) for tensor in before.values() if tensor.numel()}
+    case.equal("tensors over a storage of the module", [n for n, one in after.items() if storage_of(one) in taken], [])
     _same_values(case, after, before)
     modes = [one.training for one in module.modules()]
     case.equal("training modes", [one.training for one in made.modules()], modes)
@@ -214,7 +211,7 @@ def test_copy_of_a_state(case: Case, target: Target, amp_dtype: torch.dtype, rng
     after = STATES[way](before)
     case.equal("names of the tensors", list(after), list(before))
     _same_kinds(case, after, _kinds(before))
-    case.equal("tensors that share a storage", _groups(after, _storage), _groups(before, _storage))
+    case.equal("tensors that share a storage", _groups(after, storage_of), _groups(before, storage_of))
     _same_values(case, after, before)
 
 

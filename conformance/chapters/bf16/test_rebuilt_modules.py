@@ -142,7 +142,8 @@ def test_reparametrized_weights(
             case.equal(f"{what}: trained parameters", trains, dict.fromkeys(trains, not frozen))
             seen = layer.eval().weight.detach().clone()
             end(layer)
-            case.equal(f"{what}: a parameter again", type(layer.weight).__name__, "Parameter")
+            again = layer.weight
+            case.true(f"{what}: a parameter again", isinstance(again, torch.nn.Parameter), type(again).__name__)
             kept = layer.weight.dtype, layer.weight.requires_grad
             case.equal(f"{what}: type and training afterwards", kept, (amp_dtype, not frozen))
             if taken_over:

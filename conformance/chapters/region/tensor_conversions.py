@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...measure.storages import memory
+
 CHANNELS_LAST = torch.channels_last
 
 
@@ -191,7 +193,7 @@ def differences(
             continue
         made = conversion.call(x, low)
         wrong = _wrong(made, nearest(host, dtype), x.device)
-        shared = "itself" if made is x else "memory" if made.data_ptr() == x.data_ptr() else "copy"
+        shared = "itself" if made is x else "memory" if memory(made) == memory(x) else "copy"
         if conversion.keeps is not None:
             wanted = conversion.keeps if dtype == x.dtype or conversion.keeps == "memory" else "copy"
             wrong = wrong or (None if shared == wanted else f"is {shared}, promised {wanted}")

@@ -10,6 +10,7 @@ import torch
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
+from ...measure.storages import memory
 from ...oracles.region.stack_model import (
     Region,
     RegionStack,
@@ -295,14 +296,14 @@ def test_parameters_stay(case: Case, target: Target, amp_dtype: torch.dtype, rng
     layer = torch.nn.Linear(6, 4).to(target.device)
     features = torch.randn(3, 6, generator=rng).to(target.device)
     kept = {"weight": layer.weight, "bias": layer.bias, "input": features}
-    before = {name: (tensor.detach().clone(), tensor.data_ptr(), tensor._version) for name, tensor in kept.items()}
+    before = {name: (tensor.detach().clone(), memory(tensor), tensor._version) for name, tensor in kept.items()}
     with region(target, amp_dtype):
         output = layer(features)
         case.equal("dtype of the output (control)", output.dtype, amp_dtype)
     output.float().sum().backward()
     for name, tensor in kept.items():
         case.identical(f"{name} after the region", tensor.detach(), before[name][0])
-        case.equal(f"address and version of the {name}", (tensor.data_ptr(), tensor._version), before[name][1:])
+        case.equal(f"memory and version of the {name}", (memory(tensor), tensor._version), before[name][1:])
     case.true("the module's parameters are the same objects", layer.weight is kept["weight"])
 
 

@@ -12,6 +12,7 @@ import torch
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from ...measure.flags import held
+from ...measure.storages import memory
 from ...oracles.trace import counts
 from ...oracles.trace.ops import OpTrace
 from ...scaler import model as oracle
@@ -90,7 +91,7 @@ def test_any_scale(case: Case, target: Target, rng: torch.Generator, scale: floa
 def test_in_place(case: Case, target: Target, explicit: bool) -> None:
     gradient = torch.full((4,), 65536.0, device=target.device)
     optimizer = owning(gradient)
-    place = gradient.data_ptr()
+    place = memory(gradient)
     scaler = started(target)
     if explicit:
         scaler.unscale_(optimizer)
@@ -98,7 +99,7 @@ def test_in_place(case: Case, target: Target, explicit: bool) -> None:
         scaler.step(optimizer)
     kept = parameters_of(optimizer)[0].grad
     case.true("the parameter's .grad is the same tensor", kept is gradient)
-    case.equal("its storage", kept.data_ptr() == place, True)
+    case.equal("its storage", memory(kept) == place, True)
     case.identical("its numbers", gradient, torch.ones(4))
 
 

@@ -11,6 +11,7 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target, is_foreign
+from ...measure.storages import memory
 from ...oracles.numbers import unscaling as exact
 from ...oracles.numbers.bits import equal_elements
 from ...scaler import model as oracle
@@ -374,10 +375,10 @@ def test_strides(case: Case, target: Target, rng: torch.Generator, dtype: torch.
         # Infinities in the gaps are nobody's gradient.
         store[~mine.to(target.device)] = math.inf
         gradient = strided(store, name)
-        places = gradient.stride(), gradient.data_ptr()
+        places = gradient.stride(), memory(gradient)
         flag = unscale([gradient], THIRD)
         found = mismatch(store, torch.where(mine, product, torch.full_like(product, math.inf)))
-        if flag or found or (gradient.stride(), gradient.data_ptr()) != places:
+        if flag or found or (gradient.stride(), memory(gradient)) != places:
             wrong.append(f"{name}: flag {flag}; {found}; strides {gradient.stride()}")
         for place in mine.nonzero().flatten().tolist():
             store[place] = BAD[place % 3]

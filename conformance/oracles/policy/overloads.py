@@ -53,8 +53,8 @@ DECIDING = {
 }
 # The ops of one backend's libraries, which no other backend has, and one that takes memory for that of a CPU.
 _OF_ONE_BACKEND = ("cudnn_", "_cudnn_", "miopen_", "mkldnn_", "_grid_sampler_2d_cpu_fallback")
-# Ops whose kernels torch registers beside the macros of autocast_mode.h, which other backends are made with: they may have
-# them (aten/src/ATen/autocast_mode.cpp of 2.14; neither XPU, MPS, MTIA nor MAIA has).
+# Ops whose kernels torch registers beside the macros of autocast_mode.h, with which other backends are made: they may
+# have them (aten/src/ATen/autocast_mode.cpp of 2.14; neither XPU, MPS, MTIA nor MAIA has).
 _BESIDE_THE_MACROS = frozenset({"linalg_matrix_sqrth"})
 # Observations other than a policy: a kernel that does nothing, and one of unknown behaviour.
 UNLISTED, UNKNOWN = "unlisted", "unknown"
