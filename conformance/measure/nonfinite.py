@@ -22,6 +22,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from .storages import storage_of
+
 _LABEL = "conformance module"
 _UNWRITTEN = ("empty", "new_empty", "resize_", "set_", "_efficientzerotensor")
 FP16 = "float16"
@@ -349,7 +351,7 @@ def _storage(tensor: torch.Tensor) -> int:
     if torch._is_functional_tensor(tensor):  # below the functionalization of torch_xla, ops get what this one wraps
         torch._sync(tensor)
         tensor = torch._from_functional_tensor(tensor)
-    return int(tensor.untyped_storage()._cdata)
+    return storage_of(tensor)
 
 
 # --- runs -------------------------------------------------------------------------------------------------------

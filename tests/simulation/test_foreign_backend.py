@@ -209,6 +209,8 @@ def test_surface_takes_the_place_of_the_lists(root: Path, tmp_path: Path, varian
     assert outcome.report["header"]["options"]["op_policies"] == {"toyacc": "cuda in the surface vendor.json"}
     failing = [case for case in outcome.report["cases"] if case["verdict"] == "FAIL"]
     assert all("exp" in case["reason"] for case in failing)
+    again = "--op-policy toyacc=surface:vendor.json:cuda" in " ".join(outcome.output.split())
+    assert again == bool(failing)
     unsupported = {case["reason"] for case in outcome.report["cases"] if case["verdict"] == "UNSUPPORTED"}
     assert "the surface that is declared for toyacc has another rule for exp" in unsupported
 

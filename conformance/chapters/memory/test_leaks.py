@@ -12,7 +12,7 @@ import torch
 
 from ...harness.check import Case, contract, needs
 from ...harness.targets import Target
-from ...measure.storages import LiveStorages
+from ...measure.storages import LiveStorages, storage_of
 from ...measure.threads import one_thread
 from ...workloads.amp_uses import Uses
 from .python_objects import collected_apart, kinds, least_rises, reachable, rises, tracked
@@ -42,7 +42,7 @@ def test_no_use_leaves_tensors(case: Case, target: Target) -> None:
     with collected_apart(), LiveStorages() as live:
         uses = _warmed(case, target)
         # By storage: cuDNN's weights are views of one buffer, with gaps perhaps (torch.nn.RNNBase.flatten_parameters).
-        storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in uses.held()}
+        storages = {storage_of(tensor): tensor.untyped_storage().nbytes() for tensor in uses.held()}
         held = sum(storages.values())
 
         def alive() -> tuple[int, ...]:

@@ -14,12 +14,12 @@ LAYOUTS = ("as given", "channels last")
 SIDE = 3
 
 
-def _batch_norm(x: Tensor, weight: Tensor, training: bool, statistics: bool = False) -> Tensor:
-    """Return what batch norm gives with float32 parameters, or the running statistics that it leaves."""
+def _batch_norm(x: Tensor, weight: Tensor, training: bool = True) -> tuple[Tensor, Tensor]:
+    """Return what batch norm gives with float32 parameters, and the running statistics that it leaves."""
     wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
     mean, variance = torch.zeros_like(wide).detach(), torch.ones_like(wide).detach()
     result = functional.batch_norm(x, mean, variance, wide, wide.flip(0), training, 1.0)
-    return torch.cat((mean, variance)) + 0 * result.flatten()[0] if statistics else result
+    return result, torch.cat((mean, variance)) + 0 * result.flatten()[0]
 
 
 def _depthwise(x: Tensor, weight: Tensor) -> Tensor:
@@ -39,9 +39,9 @@ def _transposed(x: Tensor, weight: Tensor) -> Tensor:
 
 
 CHANNEL_CALLS: Mapping[str, Kind] = {
-    "batch_norm in training": Kind(lambda x, w: _batch_norm(x, w, True)),
-    "running statistics": Kind(lambda x, w: _batch_norm(x, w, True, True)),
-    "batch_norm": Kind(lambda x, w: _batch_norm(x, w, False)),
+    "batch_norm in training": Kind(lambda x, w: _batch_norm(x, w)[0]),
+    "running statistics": Kind(lambda x, w: _batch_norm(x, w)[1]),
+    "batch_norm": Kind(lambda x, w: _batch_norm(x, w, training=False)[0]),
     "instance_norm": Kind(lambda x, w: functional.instance_norm(x, weight=w, bias=w.flip(0))),
     "group_norm": Kind(lambda x, w: functional.group_norm(x, 1, w, w.flip(0))),
     "prelu": Kind(lambda x, w: functional.prelu(x, w)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -70,22 +71,25 @@ def compiled_programs_write_to_copies() -> Iterator[None]:
         yield
 
 
+def _run_within(change: Callable[[Callable[[], Any]], Any]) -> Any:
+    """Run in place of a compiled function the one that it was compiled of, within `change`."""
+
+    def around(compiled: Any) -> Any:
+        written = getattr(compiled, "_torchdynamo_orig_callable", compiled)
+        return lambda *given, **named: change(functools.partial(written, *given, **named))
+
+    return around_compiled(around)
+
+
 @fault("AMP-COMPILE-093")
 def compiled_copies_are_taken_for_what_they_are_copies_of() -> Iterator[None]:
     """Compiled code holds the tensor itself in place of a clone, which a later write changes (pytorch 198131)."""
 
-    def around(compiled: Any) -> Any:
-        written = getattr(compiled, "_torchdynamo_orig_callable", None)
+    def without_copies(run: Callable[[], Any]) -> Any:
+        with replaced(Tensor, "clone", lambda x, **options: x):
+            return run()
 
-        def call(*given: Any, **named: Any) -> Any:
-            if written is None:
-                return compiled(*given, **named)
-            with replaced(Tensor, "clone", lambda x, **options: x):
-                return written(*given, **named)
-
-        return call
-
-    with around_compiled(around):
+    with _run_within(without_copies):
         yield
 
 
@@ -93,25 +97,18 @@ def compiled_copies_are_taken_for_what_they_are_copies_of() -> Iterator[None]:
 def compiled_zeros_come_before_copies() -> Iterator[None]:
     """Compiled code zeroes a tensor before it copies it to another."""
 
-    def around(compiled: Any) -> Any:
-        written = getattr(compiled, "_torchdynamo_orig_callable", None)
+    def copies_last(run: Callable[[], Any]) -> Any:
+        late: list[tuple[Tensor, Tensor]] = []
 
-        def call(*given: Any, **named: Any) -> Any:
-            if written is None:
-                return compiled(*given, **named)
-            late: list[tuple[Tensor, Tensor]] = []
+        def copy(x: Tensor, other: Tensor, *options: Any) -> Tensor:
+            late.append((x, other))
+            return x
 
-            def copy(x: Tensor, other: Tensor, *options: Any) -> Tensor:
-                late.append((x, other))
-                return x
+        with replaced(Tensor, "copy_", copy):
+            result = run()
+        for target, source in late:
+            target.copy_(source)
+        return result
 
-            with replaced(Tensor, "copy_", copy):
-                result = written(*given, **named)
-            for target, source in late:
-                target.copy_(source)
-            return result
-
-        return call
-
-    with around_compiled(around):
+    with _run_within(copies_last):
         yield
