@@ -86,8 +86,6 @@ def _long(report: Report, width: int, paint: Paint) -> Iterator[str]:
     yield _table(report, width)
     yield _self_check(report, width, paint)
     yield _measured(report, width)
-    yield from _failed(report, width, paint)
-    yield from _errors(report, width, paint)
     yield _waived(report, width, paint)
     yield _facts_that_failed(report, width, paint)
     yield _own_figures(report, width, paint)
@@ -95,6 +93,9 @@ def _long(report: Report, width: int, paint: Paint) -> Iterator[str]:
         yield _grouped(report, verdict, width, paint)
     yield _not_applicable(report, width, paint)
     yield _not_reached(report, width, paint)
+    # Last, since a log is read from its end, and often only the end of one is kept.
+    yield from _failed(report, width, paint)
+    yield from _errors(report, width, paint)
     yield _problems(report, width, paint)
     yield _baseline(report, width, paint)
     yield _index(report, width, paint)

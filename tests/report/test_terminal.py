@@ -128,6 +128,13 @@ def test_many_failures_are_listed_again_in_short() -> None:
     assert "in short" not in _render(reports.sample("failing"))
 
 
+def test_failures_and_errors_are_last_where_the_end_of_a_log_is_kept() -> None:
+    shown = _render(reports.sample("failing"))
+
+    others = [shown.index(words) for words in ("Inconclusive: 1 case", "Untestable: 1 case")]
+    assert max(others) < shown.index("Failed: 2 contracts") < shown.index("Errors: ") < shown.index("NOT CONFORMANT")
+
+
 def test_errors_of_the_suite_are_apart_from_failures() -> None:
     shown = _render(reports.sample("failing"))
 
