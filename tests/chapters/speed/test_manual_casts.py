@@ -6,15 +6,18 @@ import importlib
 import math
 import sys
 import threading
+from contextlib import nullcontext
 from types import ModuleType
 
 import pytest
+import torch
 
 from conformance.chapters.speed.paired_comparison import Comparison
 from conformance.chapters.speed.timing import Timing
 from conformance.harness.catalogue import load
 from conformance.harness.check import Case
 from conformance.harness.endings import ContractViolation, Inconclusive
+from conformance.harness.targets import resolve
 
 BY_HAND = (1.0, 1.1, 1.9, 1.2, 1.0)
 MANY = 40  # pairs, enough for an interval
@@ -86,20 +89,57 @@ def test_what_was_spoiled_fails_nothing(checks: ModuleType) -> None:
         _judged(checks, (3.0,) * MANY, (1.0,) * MANY, floor=0.01, invalid="heat")
 
 
-@pytest.mark.parametrize(("region", "manual"), [(None, None), (0, 0), (4, 4), (8, 8), (8, 5)])
-def test_waits_that_others_make_fail_nothing(checks: ModuleType, region: int | None, manual: int | None) -> None:
-    checks._judge_waits(_case(), region, manual)
+@pytest.mark.parametrize("waits", [None, (0, 0), (4, 4), (8, 8), (8, 5)])
+def test_waits_that_others_make_fail_nothing(checks: ModuleType, waits: tuple[int, int] | None) -> None:
+    assert not checks._blocks(waits)
+    checks._judge_waits(_case(), waits)
 
 
 @pytest.mark.parametrize("manual", [0, 4])
 def test_waits_of_the_region_alone_fail(checks: ModuleType, manual: int) -> None:
+    assert checks._blocks((5, manual))
     with pytest.raises(ContractViolation, match="in which the region blocks"):
-        checks._judge_waits(_case(), 5, manual)
+        checks._judge_waits(_case(), (5, manual))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel counts waits by thread on Linux alone")
 def test_waits_of_a_thread_are_counted(checks: ModuleType) -> None:
-    assert checks._runs_that_wait(lambda: threading.Event().wait(1e-3)) == checks.RUNS
+    assert checks._runs_that_wait(lambda: threading.Event().wait(1e-3), lambda: None) == (checks.RUNS, 0)
+
+
+@pytest.mark.parametrize(
+    ("region", "floor", "invalid", "slow"),
+    [(1.4, 0.01, None, True), (1.2, 0.01, None, False), (3.0, math.inf, None, True), (3.0, 0.01, "heat", False)],
+)
+def test_what_is_too_slow_is_told(
+    checks: ModuleType, region: float, floor: float, invalid: str | None, slow: bool
+) -> None:
+    seen = Comparison((region,) * MANY, (1.0,) * MANY)
+    assert checks._is_slow(Timing(seen, floor, invalid, {}), 1.25) is slow
+
+
+@pytest.mark.parametrize(("disturbed", "fails"), [(0, False), (2, False), (3, True)])
+@pytest.mark.parametrize("how", ["slow", "blocking"])
+def test_a_disturbance_passes(
+    checks: ModuleType, monkeypatch: pytest.MonkeyPatch, how: str, disturbed: int, fails: bool
+) -> None:
+    measured: list[bool] = []
+
+    def compare(*_: object) -> Timing:
+        measured.append(len(measured) < disturbed)
+        region = 1.4 if measured[-1] and how == "slow" else 1.0
+        return Timing(Comparison((region,) * MANY, (1.0,) * MANY), 0.01, None, {})
+
+    def waits(*_: object) -> tuple[int, int]:
+        return 8 * (measured[-1] and how == "blocking"), 0
+
+    monkeypatch.setattr(checks, "_compare", compare)
+    monkeypatch.setattr(checks, "_runs_that_wait", waits)
+    with pytest.raises(ContractViolation) if fails else nullcontext():
+        checks.test_a_region_takes_the_time_of_its_casts(
+            _case(), resolve("cpu"), torch.bfloat16, torch.Generator(), "linear"
+        )
+    assert len(measured) == min(disturbed + 1, checks.MEASUREMENTS)
 
 
 class _Clock:
