@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -171,3 +173,58 @@ def test_no_folder_is_left_out_of_the_installation(root: Path) -> None:
 
     data = {"amp_conformance.fixtures", "amp_conformance.fixtures.baselines"}
     assert sorted(declared) == sorted(data | {f"amp_{folder}" for folder in folders})
+
+
+def test_parts_of_torch_are_imported_where_they_are_used() -> None:
+    """What `import torch` leaves to a later import is there in one worker and not in the next, by what ran before."""
+    used = {name: _chains(ast.parse(path.read_text(encoding="utf-8"))) for name, path in MODULES.items()}
+    lacking = _lacking(set().union(*used.values()))
+
+    assert [
+        (name, lacking[chain])
+        for name, chains in used.items()
+        for chain in sorted(chains & lacking.keys())
+        if not any(_allowed(imported, {lacking[chain]}) for imported in IMPORTS[name])
+    ] == []
+
+
+def test_a_part_of_torch_that_is_not_imported_is_found() -> None:
+    program = ast.parse("torch.distributed.pipelining.Schedule1F1B(torch.amp.GradScaler, torch.not_there.at_all)")
+
+    assert set(_lacking(_chains(program)).values()) == {"torch.distributed.pipelining"}
+
+
+def _chains(tree: ast.AST) -> set[str]:
+    """Return the attributes of torch that are written out, such as `torch.amp.GradScaler`."""
+    return {
+        words
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and (words := ast.unparse(node)).startswith("torch.")
+    }
+
+
+def _lacking(chains: set[str]) -> dict[str, str]:
+    """Return the modules that attributes lead through and that `import torch` leaves out, by attribute."""
+    program = """
+import importlib.util, json, sys, torch
+lacking = {}
+for chain in json.load(sys.stdin):
+    found, names = torch, chain.split(".")
+    for place, name in enumerate(names[1:], 2):
+        if not hasattr(found, name):
+            module = ".".join(names[:place])
+            try:
+                if importlib.util.find_spec(module):
+                    lacking[chain] = module
+            except ModuleNotFoundError:
+                pass
+            break
+        found = getattr(found, name)
+print(json.dumps(lacking))
+"""
+    given = json.dumps(sorted(chain for chain in chains if re.fullmatch(r"[\w.]+", chain)))
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], input=given, capture_output=True, text=True, check=True
+    )
+    found: dict[str, str] = json.loads(ran.stdout)
+    return found

@@ -26,8 +26,10 @@ def run(
 ) -> Observed:
     """Run the program compiled by inductor, `new` as in another process: with nothing but the caches on disk."""
     if new:
+        from torch._inductor.codecache import PyCodeCache
+
         torch._dynamo.reset()
-        torch._inductor.codecache.PyCodeCache.cache_clear()
+        PyCodeCache.cache_clear()
     call = bound(program, target, dtype, cache=False)
     return observed(WAYS["inductor"].make(call, leaves), leaves, **around)
 

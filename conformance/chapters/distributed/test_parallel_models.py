@@ -109,10 +109,12 @@ def test_split_sequences(case: Case, target: Target, ranks: Groups, world: int) 
 
 def _require_gloo(case: Case, schedule: str) -> None:
     """End as UNTESTABLE where gloo cannot send what the schedule does."""
+    from torch.distributed import pipelining  # not there in a torch without torch.distributed
+
     if schedule != "ScheduleGPipe" and not in_force(torch.__version__, since="2.8"):
         case.untestable("gloo hangs before torch 2.8 where ranks send in both directions at once")
     if schedule in THERE_AND_BACK:
-        if not hasattr(torch.distributed.pipelining, schedule):
+        if not hasattr(pipelining, schedule):
             case.unsupported(f"this torch has no {schedule}")
         if not in_force(torch.__version__, since="2.12"):
             case.untestable("before torch 2.12 a rank sends what its next stage takes to itself, which gloo refuses")
