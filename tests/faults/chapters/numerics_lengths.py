@@ -88,3 +88,67 @@ def long_rows_of_odd_lengths_lose_their_last_weight() -> Iterator[None]:
 
     with given_the_original(torch.nn.functional, "layer_norm", layer_norm):
         yield
+
+
+def _added_up(terms: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sum of each row, rounded to `dtype` behind each block of 64 terms."""
+    total = terms.new_zeros(terms.shape[:-1])
+    for block in terms.split(64, -1):
+        total = (total + block.sum(-1)).to(dtype).to(terms.dtype)
+    return total
+
+
+@fault("AMP-NUMERICS-063")
+def softmax_goes_back_in_blocks_of_16_bits() -> Iterator[None]:
+    """The backward of a 16-bit softmax of more than 1,024 elements rounds its sum behind each block."""
+
+    def run(gradient: Tensor, p: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+        wide = p.float(), gradient.float()
+        terms = (wide[0] * wide[1]).movedim(dim, -1)
+        long = p.dtype in _LOW and p.shape[dim] > 1024
+        total = _added_up(terms, p.dtype) if long else terms.sum(-1)
+        return (wide[0] * (wide[1] - total.unsqueeze(dim))).to(p.dtype)
+
+    with kernel("_softmax_backward_data", run, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-063")
+def log_softmax_goes_back_in_blocks_of_16_bits() -> Iterator[None]:
+    """The backward of a 16-bit log_softmax of more than 1,024 elements rounds its sum behind each block."""
+
+    def run(gradient: Tensor, result: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+        terms = gradient.float().movedim(dim, -1)
+        long = result.dtype in _LOW and result.shape[dim] > 1024
+        total = _added_up(terms, result.dtype) if long else terms.sum(-1)
+        return (gradient.float() - result.float().exp() * total.unsqueeze(dim)).to(result.dtype)
+
+    with kernel("_log_softmax_backward_data", run, "CPU"):
+        yield
+
+
+def _of_groups(
+    gradient: Any, x: Any, mean: Any, scale: Any, weight: Any, n: int, c: int, size: int, groups: int, mask: Any
+) -> tuple[Tensor | None, ...]:
+    """The gradients of group_norm, of long 16-bit rows with sums that are rounded behind each block."""
+    rows = n, groups, -1
+    wide, hat = gradient.float().reshape(n, c, size), x.float().reshape(rows)
+    hat = (hat - mean.float().reshape(n, groups, 1)) * scale.float().reshape(n, groups, 1)
+    given = wide if weight is None else wide * weight.float().reshape(1, c, 1)
+    given = given.reshape(rows)
+    kept = x.dtype if x.dtype in _LOW and size > 1024 else torch.float32
+    count = given.shape[-1]
+    products = _added_up(given * hat, kept).unsqueeze(-1) / count
+    centred = given - _added_up(given, kept).unsqueeze(-1) / count - hat * products
+    of_x = (centred * scale.float().reshape(n, groups, 1)).reshape(x.shape).to(x.dtype)
+    of_weight = (wide * hat.reshape(n, c, size)).sum((0, 2))
+    dtype = x.dtype if weight is None else weight.dtype
+    found = of_x, of_weight.to(dtype), wide.sum((0, 2)).to(dtype)
+    return tuple(one if wanted else None for one, wanted in zip(found, mask, strict=True))
+
+
+@fault("AMP-NUMERICS-063")
+def group_norms_go_back_in_blocks_of_16_bits() -> Iterator[None]:
+    """The backward of a 16-bit group norm of more than 1,024 places rounds its sums behind each block."""
+    with kernel("native_group_norm_backward", _of_groups, "CPU"):
+        yield
