@@ -90,10 +90,10 @@ def long_rows_of_odd_lengths_lose_their_last_weight() -> Iterator[None]:
         yield
 
 
-def _added_up(terms: Tensor, dtype: torch.dtype) -> Tensor:
-    """The sum of each row, rounded to `dtype` behind each block of 64 terms."""
+def _added_up(terms: Tensor, dtype: torch.dtype, block_size: int = 64) -> Tensor:
+    """The sum of each row, rounded to `dtype` behind each block of terms."""
     total = terms.new_zeros(terms.shape[:-1])
-    for block in terms.split(64, -1):
+    for block in terms.split(block_size, -1):
         total = (total + block.sum(-1)).to(dtype).to(terms.dtype)
     return total
 
@@ -120,7 +120,7 @@ def log_softmax_goes_back_in_blocks_of_16_bits() -> Iterator[None]:
     def run(gradient: Tensor, result: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
         terms = gradient.float().movedim(dim, -1)
         long = result.dtype in _LOW and result.shape[dim] > 1024
-        total = _added_up(terms, result.dtype) if long else terms.sum(-1)
+        total = _added_up(terms, result.dtype, 8) if long else terms.sum(-1)
         return (gradient.float() - result.float().exp() * total.unsqueeze(dim)).to(result.dtype)
 
     with kernel("_log_softmax_backward_data", run, "CPU"):
