@@ -12,6 +12,8 @@ import pytest
 from .check import DEPTHS
 
 CHAPTERS = Path(__file__).resolve().parent.parent / "chapters"
+# What each check of a chapter needs of a device, beside what the check itself names (check.needs).
+_OF_CHAPTERS = {"COMPILE": ("traced tensors",)}
 """The folder of the checks."""
 
 _MARKS = (
@@ -116,7 +118,10 @@ def _read(item: pytest.Item) -> Facts | None:
         by_rules="by_rules" in closest,
         steps=dict(closest["trains"].kwargs) if "trains" in closest else {},
         by_target="per_target" in closest,
-        needs=tuple(name for mark in marks if mark.name == "needs" for name in mark.args),
+        needs=(
+            *_OF_CHAPTERS.get(contract.args[0].split("-")[1], ()),
+            *(name for mark in marks if mark.name == "needs" for name in mark.args),
+        ),
         absent=closest["applies"].args[0] if "applies" in closest and not stand_in else None,
     )
 

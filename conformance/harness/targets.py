@@ -48,6 +48,8 @@ CAPABILITIES: Mapping[str, tuple[str, ...]] = {
     "child processes": (),
     "compiled kernels": (),
     "storages": (),
+    "plain tensors": (),
+    "traced tensors": (),
 }
 
 
@@ -98,6 +100,8 @@ class Target:
             return reason
         if capability == "storages":
             return self._without_storages()
+        if capability in ("plain tensors", "traced tensors"):
+            return self._of_a_subclass(traced=capability == "traced tensors")
         if capability == "compiled kernels" and is_foreign(self.device_type):
             return _without_inductor(self.device_type)
         missing = [name for name in CAPABILITIES[capability] if not hasattr(module, name)]
@@ -115,6 +119,16 @@ class Target:
             tensor = torch._from_functional_tensor(tensor)
         seen = tensor.untyped_storage().nbytes()
         return None if seen >= 32 else f"below its functionalization a tensor of 32 bytes has a storage of {seen} bytes"
+
+    def _of_a_subclass(self, *, traced: bool) -> str | None:
+        """Return that the device has tensors of a class of its own, if `traced` of one without __tensor_flatten__."""
+        kind = torch.Tensor if self.is_fake else type(torch.empty(0, device=self.device))
+        if kind is torch.Tensor:
+            return None
+        if traced:
+            able = hasattr(kind, "__tensor_flatten__")
+            return None if able else f"torch.compile traces no {kind.__name__}, which has no __tensor_flatten__"
+        return f"its tensors are of {kind.__name__}, a subclass of torch.Tensor"
 
     @contextlib.contextmanager
     def autocast(

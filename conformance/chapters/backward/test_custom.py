@@ -190,7 +190,7 @@ def test_containers_of_inputs(case: Case, target: Target, rng: torch.Generator) 
 
 
 def same_structure(case: Case, name: str, found: Any, given: Any, cast: torch.Tensor, rows: list[torch.Tensor]) -> None:
-    case.equal(f"{name}list", [type(part) for part in found["list"]], [torch.Tensor, int])
+    case.equal(f"{name}list", [type(part) for part in found["list"]], [type(cast), int])
     case.identical(f"{name}in a list", found["list"][0], cast)
     case.equal(f"{name}tuple", [type(found["tuple"]), type(found["tuple"][1])], [tuple, list])
     case.identical(f"{name}in a list in a tuple", found["tuple"][1][0], cast)

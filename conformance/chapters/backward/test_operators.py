@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from ...harness.check import Case, contract
+from ...harness.check import Case, contract, needs
 from ...harness.targets import Target
 from ...oracles.policy.overloads import mode_of
 from .support import OTHER, Around, integers, state, surroundings, unlike_elsewhere
@@ -207,6 +207,7 @@ def test_operator_leaves_other_tensors(case: Case, way: str, target: Target, rng
 
 
 @both_ways
+@needs("plain tensors")  # torch calls the operators of a subclass without its autocast keys
 @contract("AMP-BACKWARD-069", on=DEVICES)
 def test_operator_outside_of_its_regions(case: Case, way: str, target: Target, rng: torch.Generator) -> None:
     dtypes = case.supported(target)

@@ -157,7 +157,12 @@ def test_replaced_weights(case: Case, target: Target, amp_dtype: torch.dtype, rn
         layer: Any = copy.deepcopy(own)
         layer(signal)[0].sum().backward()
         layer.zero_grad()
-        layer = replace(layer, state, amp_dtype)
+        try:
+            layer = replace(layer, state, amp_dtype)
+        except RuntimeError:
+            if not ("parametrizations" in name and target.lacks("plain tensors")):
+                raise
+            continue  # torch swaps tensors of a subclass, but none to which a layer holds a weak reference
         try:
             seen = layer(given)[0]
             seen.float().sum().backward()

@@ -77,7 +77,10 @@ def implementations(call: Callable[[], Any]) -> list[str]:
 
 @contract("AMP-CLIP-012", on=("cpu", "cuda"))
 def test_choice_of_implementation(case: Case, target: Target) -> None:
-    for kind, slow in ((torch.Tensor, (False,)), (Subclass, (None, False))):
+    slow_of: dict[type[torch.Tensor], tuple[bool | None, ...]] = {torch.Tensor: (False,), Subclass: (None, False)}
+    if target.lacks("plain tensors"):
+        slow_of = {type(torch.empty(0, device=target.device)): (None, False)}
+    for kind, slow in slow_of.items():
         for foreach in IMPLEMENTATIONS.values():
             for name, call in clippers(long(target.device, kind), foreach).items():
                 what = f"kernels that {name} runs with foreach={foreach} on gradients of class {kind.__name__}"

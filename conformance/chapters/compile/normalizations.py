@@ -20,10 +20,16 @@ NORMALIZATIONS: Mapping[str, Made] = {
     "BatchNorm2d, channels last": (lambda: nn.BatchNorm2d(6), (4, 6, 3, 3), True),
     "BatchNorm3d": (lambda: nn.BatchNorm3d(4), (3, 4, 2, 3, 2), False),
     "BatchNorm1d in evaluation": (lambda: nn.BatchNorm1d(6).eval(), (5, 6, 8), False),
+    "BatchNorm2d in evaluation, channels last": (lambda: nn.BatchNorm2d(6).eval(), (4, 6, 3, 3), True),
     "GroupNorm": (lambda: nn.GroupNorm(2, 6), (4, 6, 5), False),
     "GroupNorm, channels last": (lambda: nn.GroupNorm(3, 6), (4, 6, 3, 3), True),
     "InstanceNorm1d": (lambda: nn.InstanceNorm1d(6, affine=True), (4, 6, 10), False),
     "InstanceNorm2d": (lambda: nn.InstanceNorm2d(4, affine=True), (3, 4, 4, 4), False),
+    "InstanceNorm1d in evaluation": (
+        lambda: nn.InstanceNorm1d(6, affine=True, track_running_stats=True).eval(),
+        (4, 6, 10),
+        False,
+    ),
     "LayerNorm": (lambda: nn.LayerNorm(16), (8, 16), False),
     "LayerNorm of matrices": (lambda: nn.LayerNorm((4, 6)), (5, 4, 6), False),
     "RMSNorm": (lambda: nn.RMSNorm(16, eps=1e-5), (8, 16), False),
@@ -35,14 +41,18 @@ MEAN = 30.0
 
 
 def layers(names: Sequence[str], device: torch.device, generator: torch.Generator) -> dict[str, nn.Module]:
-    """Return these layers with parameters and running statistics that differ from channel to channel."""
+    """Return these layers with parameters and running statistics that differ from channel to channel.
+
+    Running means are near those of the inputs, so that the results of an evaluation are small differences.
+    """
     found = {}
     for name in names:
         layer = NORMALIZATIONS[name][0]()
         with torch.no_grad():
-            for one in (*layer.parameters(), *layer.buffers()):
+            for kind, one in (*layer.named_parameters(), *layer.named_buffers()):
                 if one.is_floating_point():
-                    one.copy_(torch.rand(one.shape, generator=generator) + 0.5)
+                    offset = MEAN if kind == "running_mean" else 0.0
+                    one.copy_(torch.rand(one.shape, generator=generator) + 0.5 + offset)
         found[name] = layer.to(device)
     return found
 

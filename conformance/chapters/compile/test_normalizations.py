@@ -13,15 +13,20 @@ from ...harness.targets import Target
 from .normalizations import NORMALIZATIONS, error, exactly, inputs, layers, results, roundings
 from .support import compiler, dtypes_of, inductor
 
+EVALUATION = tuple(name for name in NORMALIZATIONS if "evaluation" in name)
 KINDS = {
-    "batch": tuple(name for name in NORMALIZATIONS if name.startswith("Batch") and "evaluation" not in name),
-    "evaluation": ("BatchNorm1d in evaluation",),
-    "group": tuple(name for name in NORMALIZATIONS if name.startswith("Group")),
-    "instance": tuple(name for name in NORMALIZATIONS if name.startswith("Instance")),
-    "layer": tuple(name for name in NORMALIZATIONS if name.startswith("Layer")),
-    "rms": ("RMSNorm",),
+    "evaluation": EVALUATION,
+    **{
+        kind.lower(): tuple(name for name in NORMALIZATIONS if name.startswith(kind) and name not in EVALUATION)
+        for kind in ("Batch", "Group", "Instance", "Layer", "RMS")
+    },
 }
-IN_KERNELS = {"batch": ("BatchNorm2d, channels last",), "group": ("GroupNorm",), "layer": ("LayerNorm",)}
+IN_KERNELS = {
+    "batch": ("BatchNorm2d, channels last",),
+    "evaluation": EVALUATION,
+    "group": ("GroupNorm",),
+    "layer": ("LayerNorm",),
+}
 
 
 def _in_a_region(
@@ -60,7 +65,7 @@ def _judge(case: Case, target: Target, backend: str, rng: torch.Generator, names
 
 
 @contract("AMP-COMPILE-083")
-@pytest.mark.parametrize("kind", [deep("standard", kind) for kind in KINDS])
+@pytest.mark.parametrize("kind", [deep("quick" if kind == "evaluation" else "standard", kind) for kind in KINDS])
 def test_decompositions(case: Case, target: Target, rng: torch.Generator, kind: str) -> None:
     with compiler(case):
         _judge(case, target, "aot_eager_decomp_partition", rng, KINDS[kind])

@@ -251,6 +251,59 @@ def test_rows_without_a_key(
             case.at_most(f"{kernel}: {name}: normwise error", _in_units(tensor, reference, form), 16.0, "u")
 
 
+def _within(mask: Tensor, longer: int, *, step: int = 1, start: int = 0) -> Tensor:
+    """Return the mask as a view of longer rows, or of every so many elements of them."""
+    rows = mask.new_ones(*mask.shape[:-1], step * mask.shape[-1] + longer)
+    view = rows[..., start : start + step * mask.shape[-1] : step]
+    view.copy_(mask)
+    return view
+
+
+# The same numbers, of which some are repeated, in other places of memory. Shapes: (batch, heads, queries, keys).
+MASK_LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda mask: mask,
+    "heads last": lambda mask: mask.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2),
+    "queries last": lambda mask: mask.mT.contiguous().mT,
+    "parts of rows": lambda mask: _within(mask, 7),
+    "behind an element": lambda mask: _within(mask, 1, start=1),
+    "every second element": lambda mask: _within(mask, 0, step=2),
+    "one for all heads": lambda mask: mask[:, :1].expand_as(mask),
+    "one for all queries": lambda mask: mask[:, :, :1].expand_as(mask),
+    "one for all of a batch": lambda mask: mask[:1].expand_as(mask),
+    "keys of a batch": lambda mask: mask[:, :1, :1],
+    "matrix": lambda mask: mask[0, 0],
+    "turned matrix": lambda mask: mask[0, 0].t().contiguous().t(),
+}
+
+
+@contract("AMP-NUMERICS-088")
+@pytest.mark.parametrize("kind", ["boolean", "float"])
+def test_layouts_of_a_mask(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, kind: str) -> None:
+    """The numbers of a mask decide, wherever they lie in memory, for the gradients too."""
+    form = FORMATS[amp_dtype]
+    sources = [one.to(amp_dtype) for one in gaussians(rng, (2, 4, 40, 16), (2, 4, 43, 16), (2, 4, 43, 16))]
+    seed = torch.randn((2, 4, 40, 16), generator=rng).to(amp_dtype)
+    added = torch.randn((2, 4, 40, 43), generator=rng).to(amp_dtype)
+    is_open = added > -0.5
+    is_open[..., 0] = True
+    for layout, lay_out in MASK_LAYOUTS.items():
+        mask = lay_out(is_open if kind == "boolean" else added)
+        numbers = torch.zeros(mask.shape).masked_fill(~mask, -torch.inf) if kind == "boolean" else mask
+        wide = [source.double().requires_grad_() for source in sources]
+        logits = wide[0] @ wide[1].mT / 16**0.5 + numbers.double()
+        expected = logits.softmax(-1) @ wide[2]
+        expected.backward(seed.double())
+        expectations = [expected.detach(), *(one.grad for one in wide)]
+        given = lay_out((is_open if kind == "boolean" else added).to(target.device))
+        run = functools.partial(
+            _with_gradients, target, given, seed, sources, functools.partial(target.autocast, amp_dtype)
+        )
+        for kernel, tensors in by_kernel(case, target, rng, run).items():
+            for name, tensor, reference in zip(RESULTS, tensors, expectations, strict=True):
+                error = _in_units(tensor, reference, form)
+                case.at_most(f"{kernel}: mask {layout}: {name}: normwise error", error, 16.0, "u")
+
+
 def _padded(name: str) -> torch.nn.Module:
     if name.startswith("MultiheadAttention"):
         return torch.nn.MultiheadAttention(8, 2, batch_first=True)

@@ -86,6 +86,8 @@ def test_answers_of_float32(case: Case, target: Target, family: str) -> None:
     """What 16 bits are compared with has the answers of float64 on the CPU, so that no kernel is wrong in all types."""
     compared, wrong = 0, {}
     for name, point in FAMILIES[family].items():
+        if name.startswith("prod") and target.lacks("plain tensors"):
+            continue  # autograd has another formula for a subclass (isTensorSubclassLike)
         # Whether a gradient at a NaN is one depends on the place in a vector (hardtanh, hardswish).
         plain = replace(point, skips_nan=True)
         exact = _answers(plain, torch.device("cpu"), torch.float64, contextlib.nullcontext)

@@ -11,7 +11,7 @@ import torch
 
 from conformance.chapters.compile.support import default_type
 from tests.faults import fault
-from tests.faults.breaking import decomposed, edited, replaced
+from tests.faults.breaking import decomposed, edited, given_the_original, replaced
 from tests.faults.chapters.compile import around_compiled, keys_in
 
 
@@ -156,6 +156,22 @@ def decomposed_running_means_are_narrow() -> Iterator[None]:
         "momentum * save_mean + (1 - momentum) * running_mean",
         "momentum * save_mean.to(input.dtype) + (1 - momentum) * running_mean",
     ):
+        yield
+
+
+@fault("AMP-COMPILE-083")
+def decomposed_evaluations_are_narrow() -> Iterator[None]:
+    """A decomposed batch normalization in evaluation rounds the running statistics to the type of its input."""
+    from torch._decomp import decompositions
+
+    def narrow(right: Callable[..., Any], x: torch.Tensor, *given: Any) -> Any:
+        weight, bias, mean, variance, training, *options = given
+        if not training and mean is not None:
+            mean, variance = mean.to(x.dtype), variance.to(x.dtype)
+        output, *saved = right(x, weight, bias, mean, variance, training, *options)
+        return output, *saved[:2], *given[2:4]
+
+    with given_the_original(decompositions, "native_batch_norm_helper", narrow):
         yield
 
 

@@ -27,10 +27,11 @@ def _backward(
     *,
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
+    tile: int = TILE,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """FlashAttention's backward in whole tiles, of which what lies beyond the keys is zeros and is not masked."""
     length, scale = key.shape[-2], query.shape[-1] ** -0.5 if scale is None else scale
-    beyond, group = -length % TILE, query.shape[1] // key.shape[1]
+    beyond, group = -length % tile, query.shape[1] // key.shape[1]
     wide = [F.pad(part.float(), (0, 0, 0, beyond)).repeat_interleave(group, 1) for part in (key, value)]
     logits = query.float() @ wide[0].mT * scale
     if attn_mask is not None:
@@ -50,6 +51,22 @@ def _backward(
 def attention_reaches_beyond_the_keys() -> Iterator[None]:
     """The backward of fused attention takes exp(0 - logsumexp) for the zeros that fill up its last tile."""
     with kernel("_scaled_dot_product_flash_attention_for_cpu_backward", _backward, "CPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-088")
+def masks_are_read_without_gaps() -> Iterator[None]:
+    """The backward of fused attention in 16 bits takes the keys of a mask for neighbours in memory."""
+
+    def backward(
+        grad: torch.Tensor, query: torch.Tensor, *given: Any, attn_mask: torch.Tensor | None = None, **options: Any
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        narrow = query.dtype in (torch.float16, torch.bfloat16)
+        if narrow and attn_mask is not None and attn_mask.stride(-1) > 1:
+            attn_mask = attn_mask.as_strided(attn_mask.shape, (*attn_mask.stride()[:-1], 1))
+        return _backward(grad, query, *given, attn_mask=attn_mask, tile=1, **options)
+
+    with kernel("_scaled_dot_product_flash_attention_for_cpu_backward", backward, "CPU"):
         yield
 
 
