@@ -26,7 +26,10 @@ MODELS = tuple(
     if not name.startswith(("op-", "tied-")) and all("dropout" not in step.op for step in block.steps)
 )
 FIRST = ("conv",)
-DRAWS = 3
+# A rounding may carry a number over the kink of a relu, which changes the gradient: in four of ten draws of four
+# batch norms, each with a relu, and in none of the others. What is wrong is wrong in each.
+DRAWS = 12
+FAR = 8.0  # what the results of blocks stay below
 
 
 def _grows(block: Block) -> bool:
@@ -53,6 +56,10 @@ def _in_a_region(block: Block, names: tuple[str, ...], target: Target, dtype: to
 
 def _leaves(block: Block, target: Target, rng: torch.Generator) -> tuple[tuple[str, ...], Tensors]:
     named = tensors(block, target.device, rng)
+    for step in block.steps:
+        if step.op == "l1_loss":
+            # Where a result equals its target the gradient jumps: a rounding that carries it over changes all of it.
+            named[step.inputs[1]].detach().add_(FAR)
     return tuple(named), tuple(named.values())
 
 
@@ -86,7 +93,6 @@ def test_blocks_by_inductor(case: Case, target: Target, rng: torch.Generator, na
             names, leaves = _leaves(BLOCKS[name], target, rng)
             call = _in_a_region(BLOCKS[name], names, target, dtype)
             made = WAYS["inductor"].make(call, copies(leaves))
-            # A rounding may carry a number over the kink of a relu, which changes the gradient: hardly in three draws.
             for _ in range(DRAWS):
                 seen, expected, limit = observed(made, leaves), observed(call, leaves), distance_of_ways(call, leaves)
                 if max(distances(seen, expected).values()) <= limit:
