@@ -42,6 +42,17 @@ def the_second_graph_is_not_guarded() -> Iterator[None]:
         yield
 
 
+@fault("AMP-COMPILE-020")
+def resumed_code_is_not_guarded() -> Iterator[None]:
+    """The graph behind a graph break has no guard on the autocast state."""
+    from torch._dynamo import guards
+
+    guarded = "    self.guard_manager.root.add_global_state_guard("
+    resumed = "self.f_code.co_name.startswith('torch_dynamo_resume_in_')"
+    with edited(guards.GuardBuilder.GLOBAL_STATE, guarded, f"    if {resumed}:\n        return\n{guarded}"):
+        yield
+
+
 def _of_numbers_guarded_by(kept: Callable[[float], bool]) -> contextlib.AbstractContextManager[None]:
     """Guard a Python number that a graph takes as a constant only if it is one that is `kept`."""
     from torch._dynamo import guards
