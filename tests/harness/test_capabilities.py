@@ -78,6 +78,54 @@ def test_a_device_whose_ops_get_storages_without_bytes_lacks_storages(monkeypatc
     assert target.lacks("storages") == "below its functionalization a tensor of 32 bytes has a storage of 0 bytes"
 
 
+class _Opaque(torch.Tensor):
+    pass
+
+
+class _Flat(torch.Tensor):
+    def __tensor_flatten__(self) -> Any: ...
+
+
+@pytest.mark.parametrize(
+    ("kind", "plain", "traced"),
+    [
+        (torch.Tensor, None, None),
+        (_Flat, "its tensors are of _Flat, a subclass of torch.Tensor", None),
+        (
+            _Opaque,
+            "its tensors are of _Opaque, a subclass of torch.Tensor",
+            "torch.compile traces no _Opaque, which has no __tensor_flatten__",
+        ),
+    ],
+)
+def test_a_device_whose_tensors_are_of_a_subclass(
+    monkeypatch: pytest.MonkeyPatch, kind: type[torch.Tensor], plain: str | None, traced: str | None
+) -> None:
+    made = torch.zeros(0).as_subclass(kind)
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: made)
+
+    target = targets.Target("cpu", "cpu", None, False)
+
+    assert (target.lacks("plain tensors"), target.lacks("traced tensors")) == (plain, traced)
+    assert targets.Target("fake:cuda", "cuda", None, True).lacks("plain tensors") is None
+
+
+def test_every_check_of_compiled_code_needs_tensors_that_are_traced(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy.contract("AMP-COMPILE-001")
+    toy.checks(
+        """
+@contract("AMP-COMPILE-001")
+def test_anything(case: Case, target: Target) -> None:
+    case.equal("one", 1, 1)
+"""
+    )
+    monkeypatch.setattr(torch.cpu, "amp_conformance_lacks", {"traced tensors": "no"}, raising=False)
+
+    outcome = toy.run("--device", "cpu")
+
+    assert [case["verdict"] for case in outcome.report["cases"]] == ["UNSUPPORTED"]
+
+
 def test_a_device_without_a_module_counts_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "device_module", lambda device_type: None)
 
