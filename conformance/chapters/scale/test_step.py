@@ -51,10 +51,10 @@ class RecordingScaler(torch.amp.GradScaler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.unscaled: list[torch.optim.Optimizer] = []
+        self.given_to_unscale: list[torch.optim.Optimizer] = []  # a name that no scaler has of its own
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        self.unscaled.append(optimizer)
+        self.given_to_unscale.append(optimizer)
         super().unscale_(optimizer)
 
 
@@ -64,7 +64,7 @@ def test_step_invokes_unscale(case: Case, target: Target) -> None:
     scaler.scale(torch.ones((), device=target.device))
     optimizer = owning(torch.full((2,), 65536.0, device=target.device))
     scaler.step(optimizer)
-    case.equal("calls of a subclass's unscale_ by step()", scaler.unscaled == [optimizer], True)
+    case.equal("calls of a subclass's unscale_ by step()", scaler.given_to_unscale == [optimizer], True)
     case.equal("gradients after step()", parameters_of(optimizer)[0].grad.tolist(), [1.0, 1.0])
 
 
