@@ -387,7 +387,7 @@ def warned(call: Callable[[], Any]) -> list[warnings.WarningMessage]:
 
 
 def _is_torchs(function: Any) -> bool:
-    """Whether torch's own function is called, and none that wraps it, as profilers do: its warnings name the wrapper."""
+    """Whether torch's own function is called, and none that wraps it, as profilers do: warnings name the wrapper."""
     return Path(function.__code__.co_filename).is_relative_to(Path(torch.__file__).parent)
 
 
