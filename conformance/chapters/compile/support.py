@@ -22,6 +22,7 @@ from ...harness.check import Case
 from ...harness.targets import Target
 from ...measure.compilers import without_torch_compile, without_torchscript
 from ...oracles.numbers.error_bounds import distance_of_chains
+from ...oracles.relations.outcomes import taken
 from ...oracles.trace.ops import OpTrace
 from .observation import Around, Observed, distances, observed
 from .programs import OTHER, Amp, Program, Tensors
@@ -120,15 +121,6 @@ def drawn(found: Mapping[str, Drawn], rng: torch.Generator, number: int) -> dict
     """Return some entries, drawn without repeats: so many, or all."""
     names = list(found)
     return {names[place]: found[names[place]] for place in torch.randperm(len(names), generator=rng)[:number].tolist()}
-
-
-def taken(call: Callable[[], object]) -> bool:
-    """Return whether a call raises nothing."""
-    try:
-        call()
-    except Exception:
-        return False
-    return True
 
 
 def refuses(case: Case, what: str, call: Callable[[], object], backend: str) -> None:

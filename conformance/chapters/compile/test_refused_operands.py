@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ...harness.check import Case, contract, deep, needs
 from ...harness.targets import Target
-from .support import compiler, drawn, inductor, refuses, taken
+from ...oracles.relations.outcomes import taken
+from .support import compiler, drawn, inductor, refuses
 
 Make: TypeAlias = Callable[..., Tensor]  # of a shape: a tensor of one of the two types
 Op: TypeAlias = Callable[[Make, Make], Callable[[], object]]

@@ -17,8 +17,19 @@ from .op_error import half_spacing
 Call: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 # From a matrix of rows to the input of an op; the result has that shape, and its gradient that layout in memory.
 Layout: TypeAlias = Callable[[Tensor], Tensor]
+ROWS = 8
 DEVIATIONS = 4.0  # how far the mean of a row and that of its incoming gradient are from zero
 EPS = 1e-5
+
+
+def far_from_zero(length: int, dtype: torch.dtype, rng: torch.Generator) -> Tensor:
+    """Draw rows whose deviation is 1 and whose mean is `DEVIATIONS`."""
+    return (torch.randn(ROWS, length, generator=rng) + DEVIATIONS).to(dtype)
+
+
+def drawn_length(rng: torch.Generator) -> int:
+    """Draw a number of whole blocks of 64 elements, up to 5,056."""
+    return 64 * int(torch.randint(8, 80, (), generator=rng))
 
 
 def as_rows(x: Tensor) -> Tensor:

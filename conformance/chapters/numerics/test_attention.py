@@ -288,9 +288,9 @@ def test_layouts_of_a_mask(case: Case, target: Target, amp_dtype: torch.dtype, r
     is_open[..., 0] = True
     for layout, lay_out in MASK_LAYOUTS.items():
         mask = lay_out(is_open if kind == "boolean" else added)
-        numbers = torch.zeros(mask.shape).masked_fill(~mask, -torch.inf) if kind == "boolean" else mask
+        numbers = _mask(mask, "float", torch.float64) if kind == "boolean" else mask.double()
         wide = [source.double().requires_grad_() for source in sources]
-        logits = wide[0] @ wide[1].mT / 16**0.5 + numbers.double()
+        logits = wide[0] @ wide[1].mT / 16**0.5 + numbers
         expected = logits.softmax(-1) @ wide[2]
         expected.backward(seed.double())
         expectations = [expected.detach(), *(one.grad for one in wide)]

@@ -21,6 +21,7 @@ from . import op_error
 from .bounds_loss import LOSSES
 from .bounds_normalization import NORMALIZATIONS, running_statistics
 from .bounds_reduction import REDUCTIONS
+from .long_rows import DEVIATIONS, drawn_length, far_from_zero
 from .op_error import Op
 from .special_points import LAYOUTS, layouts
 from .support import by_loss, by_name, control, hold, is_listed, runs
@@ -108,7 +109,6 @@ STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {
 # Rows of whole vectors and blocks, which kernels take by another path, and rows between them.
 LENGTHS_OF_STATISTICS = (64, 129, 512, 517, 640, 1024, 2051, 4096)
 ROUNDINGS_OF_STATISTICS = 2.0
-DEVIATIONS = 4.0  # how far the mean of a row is from zero
 
 
 @contract("AMP-NUMERICS-062")
@@ -119,9 +119,8 @@ def test_statistics_of_long_rows(
     """Rows far from zero, whose mean and variance would lose digits if they were added up in 16 bits."""
     case.require_arithmetic(target, amp_dtype)
     op, form = STATISTICS[name], FORMATS[amp_dtype]
-    drawn = 64 * int(torch.randint(8, 80, (), generator=rng))
-    for length in (*LENGTHS_OF_STATISTICS, drawn):
-        x = (torch.randn(8, length, generator=rng) + DEVIATIONS).to(amp_dtype)
+    for length in (*LENGTHS_OF_STATISTICS, drawn_length(rng)):
+        x = far_from_zero(length, amp_dtype, rng)
         given = x.to(target.device)
         case.require_call(target, f"compute {name} of {form.name}", functools.partial(op, given))
         exact = op(x.double())

@@ -44,6 +44,15 @@ class Outcome:
         return ", ".join(str(one.dtype).removeprefix("torch.") for one in self.outputs)
 
 
+def taken(call: Callable[[], object]) -> bool:
+    """Return whether a call raises nothing."""
+    try:
+        call()
+    except Exception:
+        return False
+    return True
+
+
 def run(
     program: Program,
     region: Region = contextlib.nullcontext,

@@ -599,21 +599,34 @@ def _are_channels_last(*images: torch.Tensor) -> bool:
     return all(x.dim() == 4 and x.is_contiguous(memory_format=last) and not x.is_contiguous() for x in images)
 
 
+def _mean(terms: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return terms.mean(-1, True)
+
+
 @contextlib.contextmanager
-def _group_norm_backward(change: Callable[..., tuple[torch.Tensor, ...]], when: Tells = _always) -> Iterator[None]:
-    """The backward of group norms, by its formula in fp32, with the gradients changed before they are rounded."""
+def group_norm_backward(
+    change: Callable[..., tuple[torch.Tensor, ...]],
+    when: Tells = _always,
+    mean_of: Callable[[torch.Tensor, torch.dtype], torch.Tensor] = _mean,
+) -> Iterator[None]:
+    """The backward of group norms, by its formula in fp32, with the gradients changed before they are rounded.
+
+    `mean_of` takes the means of rows of terms, whose input has the type that it is given.
+    """
 
     def run(g: Any, x: Any, mean: Any, scale: Any, weight: Any, n: int, c: int, hw: int, groups: int, mask: Any) -> Any:
         grouped = x.float().reshape(n, groups, -1)
         hat = ((grouped - mean.float().reshape(n, groups, 1)) * scale.float().reshape(n, groups, 1)).reshape(n, c, hw)
         wide = g.float().reshape(n, c, hw)
-        through, normal = (wide * weight.float().reshape(1, c, 1)).reshape(n, groups, -1), hat.reshape(n, groups, -1)
-        centred = through - through.mean(-1, True) - normal * (through * normal).mean(-1, True)
+        through = wide if weight is None else wide * weight.float().reshape(1, c, 1)
+        through, normal = through.reshape(n, groups, -1), hat.reshape(n, groups, -1)
+        centred = through - mean_of(through, x.dtype) - normal * mean_of(through * normal, x.dtype)
         of_x = (centred * scale.float().reshape(n, groups, 1)).reshape(x.shape)
         changed = of_x, (wide * hat).sum((0, 2)), wide.sum((0, 2))
         if when(g, x):
             changed = change(*changed)
-        dtypes = (x.dtype, weight.dtype, weight.dtype)
+        parameters = x.dtype if weight is None else weight.dtype
+        dtypes = (x.dtype, parameters, parameters)
         return tuple(
             one.to(dtype) if wanted else None for one, dtype, wanted in zip(changed, dtypes, mask, strict=True)
         )
@@ -625,21 +638,21 @@ def _group_norm_backward(change: Callable[..., tuple[torch.Tensor, ...]], when: 
 @fault("AMP-NUMERICS-063")
 def group_norm_gradients_are_a_hundredth_large() -> Iterator[None]:
     """The gradient of a group norm's input is 1 % too large; those of weight and bias are right."""
-    with _group_norm_backward(lambda x, weight, bias: (x * 1.01, weight, bias)):
+    with group_norm_backward(lambda x, weight, bias: (x * 1.01, weight, bias)):
         yield
 
 
 @fault("AMP-NUMERICS-063")
 def group_norm_bias_gradients_are_rounded() -> Iterator[None]:
     """The gradient of a group norm's fp32 bias is rounded to bf16; those of input and weight are right."""
-    with _group_norm_backward(lambda x, weight, bias: (x, weight, _through(torch.bfloat16, bias))):
+    with group_norm_backward(lambda x, weight, bias: (x, weight, _through(torch.bfloat16, bias))):
         yield
 
 
 @fault("AMP-NUMERICS-063")
 def group_norm_weight_gradients_are_rounded_if_all_is_channels_last() -> Iterator[None]:
     """The gradient of a group norm's fp32 weight is rounded to bf16 if input and gradient are channels last."""
-    with _group_norm_backward(lambda x, weight, bias: (x, _through(torch.bfloat16, weight), bias), _are_channels_last):
+    with group_norm_backward(lambda x, weight, bias: (x, _through(torch.bfloat16, weight), bias), _are_channels_last):
         yield
 
 

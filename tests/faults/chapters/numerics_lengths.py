@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.faults import fault
 from tests.faults.breaking import given_the_original, kernel
+from tests.faults.chapters.numerics_bounds import group_norm_backward
 
 _LOW = (torch.float16, torch.bfloat16)
 
@@ -127,28 +128,14 @@ def log_softmax_goes_back_in_blocks_of_16_bits() -> Iterator[None]:
         yield
 
 
-def _of_groups(
-    gradient: Any, x: Any, mean: Any, scale: Any, weight: Any, n: int, c: int, size: int, groups: int, mask: Any
-) -> tuple[Tensor | None, ...]:
-    """The gradients of group_norm, of long 16-bit rows with sums that are rounded behind each block."""
-    rows = n, groups, -1
-    wide, hat = gradient.float().reshape(n, c, size), x.float().reshape(rows)
-    hat = (hat - mean.float().reshape(n, groups, 1)) * scale.float().reshape(n, groups, 1)
-    given = wide if weight is None else wide * weight.float().reshape(1, c, 1)
-    given = given.reshape(rows)
-    kept = x.dtype if x.dtype in _LOW and size > 1024 else torch.float32
-    count = given.shape[-1]
-    products = _added_up(given * hat, kept).unsqueeze(-1) / count
-    centred = given - _added_up(given, kept).unsqueeze(-1) / count - hat * products
-    of_x = (centred * scale.float().reshape(n, groups, 1)).reshape(x.shape).to(x.dtype)
-    of_weight = (wide * hat.reshape(n, c, size)).sum((0, 2))
-    dtype = x.dtype if weight is None else weight.dtype
-    found = of_x, of_weight.to(dtype), wide.sum((0, 2)).to(dtype)
-    return tuple(one if wanted else None for one, wanted in zip(found, mask, strict=True))
-
-
 @fault("AMP-NUMERICS-063")
 def group_norms_go_back_in_blocks_of_16_bits() -> Iterator[None]:
     """The backward of a 16-bit group norm of more than 1,024 places rounds its sums behind each block."""
-    with kernel("native_group_norm_backward", _of_groups, "CPU"):
+
+    def mean(terms: Tensor, dtype: torch.dtype) -> Tensor:
+        count = terms.shape[-1]
+        kept = dtype if dtype in _LOW and count > 1024 else torch.float32
+        return _added_up(terms, kept).unsqueeze(-1) / count
+
+    with group_norm_backward(lambda *gradients: gradients, mean_of=mean):
         yield
