@@ -27,6 +27,8 @@ FOREACH = pytest.mark.parametrize(
 )
 
 OPTIMIZERS = pytest.mark.parametrize("fused", [False, True], ids=["for-loop", "fused"])
+NONFINITE = "error_if_nonfinite|nonfinite|non-finite|infinite|inf|nan"
+"""What an error about a norm that is not finite has to name: one of these, since its wording is no promise."""
 
 
 def workload(

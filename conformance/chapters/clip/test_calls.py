@@ -24,6 +24,7 @@ from ...harness.targets import Target
 from ...oracles.trace import counts
 from ...oracles.trace.ops import OpTrace
 from ...workloads.gradients import held, holding
+from .support import NONFINITE
 
 IMPLEMENTATIONS: dict[str, bool | None] = {"auto": None, "for-loop": False, "foreach": True}
 # Gradients of norm 13.
@@ -537,7 +538,7 @@ def test_deprecated_spelling_hands_everything_on(case: Case, target: Target) -> 
         case.equal(f"norm of type {norm_type}", float(norm), expected)
     bad = holding([torch.tensor([math.nan], device=target.device)])
     raising = functools.partial(without_warnings, functools.partial(old, bad, error_if_nonfinite=True))
-    case.raises("NaN with error_if_nonfinite=True", RuntimeError, raising, names=("error_if_nonfinite",))
+    case.raises("NaN with error_if_nonfinite=True", RuntimeError, raising, names=(NONFINITE,))
     case.equal("NaN by default", math.isnan(float(without_warnings(functools.partial(old, bad)))), True)
     if target.device_type in ("cpu", "cuda"):
         for foreach in IMPLEMENTATIONS.values():

@@ -15,7 +15,18 @@ from ...harness.targets import Target
 from ...oracles.optimizer_state import differences, snapshot
 from ...workloads.linear_loss import with_nonfinite
 from .reference import clipped
-from .support import FOREACH, NORMS, OPTIMIZERS, adam_over, all_identical, backward, grads, scaler_for, workload
+from .support import (
+    FOREACH,
+    NONFINITE,
+    NORMS,
+    OPTIMIZERS,
+    adam_over,
+    all_identical,
+    backward,
+    grads,
+    scaler_for,
+    workload,
+)
 
 BAD = pytest.mark.parametrize(
     "bad",
@@ -101,9 +112,7 @@ def test_error_if_nonfinite(
     scaler.unscale_(optimizer)
     before = grads(slopes)
     clip = functools.partial(torch.nn.utils.clip_grad_norm_, slopes.parameters, 1.0, norm_type, foreach=foreach)
-    case.raises(
-        "clipping", RuntimeError, functools.partial(clip, error_if_nonfinite=True), names=("error_if_nonfinite",)
-    )
+    case.raises("clipping", RuntimeError, functools.partial(clip, error_if_nonfinite=True), names=(NONFINITE,))
     all_identical(case, "gradient after the refusal", grads(slopes), before)
     case.equal("norm is finite without the option", math.isfinite(float(clip())), False)
     scaler.update()

@@ -16,6 +16,7 @@ from ...harness.targets import Target, one_device_only, second
 from ...oracles.fake_devices import PaperDevices, PaperTensor
 from ...workloads.gradients import LAYOUTS, holding
 from .reference import U, clamped, clipped, norm_bound, relative_distance, total_norm
+from .support import NONFINITE
 
 # The exact norms of 4**m elements of 2**k or -2**k, a square number in each tensor.
 EXACT: dict[float, Callable[[int, int], float]] = {
@@ -452,7 +453,7 @@ def test_the_total_norm_is_what_is_judged(case: Case, target: Target) -> None:
                 case.equal(f"norm returned by {function}, {what}", float(call()), float(norm))
             else:
                 refused += 1
-                case.raises(f"{function}, {what}", RuntimeError, call, names=("error_if_nonfinite",))
+                case.raises(f"{function}, {what}", RuntimeError, call, names=(NONFINITE,))
                 same = [
                     bool(((a == b) | (a.isnan() & b.isnan())).all()) for a, b in zip(gradients, before, strict=True)
                 ]

@@ -17,6 +17,7 @@ from .support import ROUTES, in_use, iterate, tracker
 # What an error has to name: the call that came too often or too late.
 UNSCALED = "unscale_|unscale|unscaled|unscaling"
 STEPPED = "step|steps|stepped|stepping"
+SCALED = "scale|scaled|scaling"
 
 
 @contract("AMP-SCALE-080")
@@ -79,7 +80,7 @@ class IgnoresScaler(SelfScaling):
 def expect_unstarted(case: Case, target: Target, name: str, kind: Callable[[Any], Any] = Ordinary) -> None:
     scaler = torch.amp.GradScaler(target.device_type)
     optimizer = owning(torch.full((2,), 65536.0, device=target.device), kind=kind)
-    case.raises(f"{name} first", AssertionError, lambda: UNSTARTED[name](scaler, optimizer), names=("scale",))
+    case.raises(f"{name} first", AssertionError, lambda: UNSTARTED[name](scaler, optimizer), names=(SCALED,))
     case.equal("calls of optimizer.step", len(optimizer.calls), 0)
     case.equal("gradients", parameters_of(optimizer)[0].grad.tolist(), [65536.0, 65536.0])
 

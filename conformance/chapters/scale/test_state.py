@@ -184,7 +184,7 @@ def test_iteration_of_both(case: Case, target: Target, duplicate: str) -> None:
 def test_pickle_within_an_iteration(case: Case, target: Target, call: str) -> None:
     scaler, optimizer = in_use(target)
     getattr(scaler, call)(optimizer)
-    case.raises("pickling", AssertionError, lambda: pickle.dumps(scaler), names=("update",))
+    case.raises("pickling", AssertionError, lambda: pickle.dumps(scaler), names=("update|iteration",))
     scaler.update()
     case.equal(
         "control: state of one pickled after update()", DUPLICATES["pickle"](scaler).state_dict(), scaler.state_dict()
