@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,8 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
+from ...oracles.numbers.error_bounds import normwise_distance
+from ...oracles.numbers.formats import FORMATS
 
 SIZE = 3
 NORMS: dict[str, Callable[[], nn.Module]] = {
@@ -149,3 +153,26 @@ def test_reparametrized_weights(
             if taken_over:
                 case.true(f"{what}: the parameter afterwards is the one from before", layer.weight is weight)
             case.identical(f"{what}: value afterwards", layer.weight.detach(), seen)
+
+
+@contract("AMP-BF16-023")
+@pytest.mark.parametrize("dim", [0, 1, None], ids=lambda dim: f"dim={dim}")
+def test_weights_of_any_size_are_normalized(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, dim: int | None
+) -> None:
+    """Weights whose squares leave the range of fp16, by the parametrization and by the function that came before it."""
+    ones = torch.ones(2, 2, device=target.device)
+    case.with_kernels(target, {"weight norm": lambda: torch.norm_except_dim(ones, 2, 0)})
+    u = FORMATS[amp_dtype].unit_roundoff
+    for way, exponent in itertools.product((parametrizations.weight_norm, nn.utils.weight_norm), (-9, 0, 8)):
+        layer: Any = nn.Linear(16, 8)
+        layer.weight.data.copy_(torch.randn(8, 16, generator=rng) * 2.0**exponent)
+        layer = layer.to(target.device, amp_dtype)
+        before = layer.weight.detach().clone()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # that the function is the old one
+            way(layer, dim=dim)
+        # The magnitude, the direction and their product are rounded once each.
+        distance = normwise_distance(layer.weight.detach(), before)
+        what = f"{way.__name__} of {way.__module__.rpartition('.')[2]}, weights of about 2**{exponent}"
+        case.at_most(f"{what}: distance from the weight of before", distance, 4 * u)

@@ -27,8 +27,16 @@ FOREACH = pytest.mark.parametrize(
 )
 
 OPTIMIZERS = pytest.mark.parametrize("fused", [False, True], ids=["for-loop", "fused"])
+
+# Elements per block of the multi-tensor kernels: kChunkSize of ATen/native/cuda/MultiTensorApply.cuh.
+CHUNK = 65536
 NONFINITE = "error_if_nonfinite|nonfinite|non-finite|infinite|inf|nan"
 """What an error about a norm that is not finite has to name: one of these, since its wording is no promise."""
+
+
+def implementations(target: Target) -> tuple[bool | None, ...]:
+    """Return the values of foreach that torch documents for the device."""
+    return (None, False, True) if target.device_type in ("cpu", "cuda") else (None, False)
 
 
 def workload(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,9 +14,11 @@ import torch
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from ...oracles.optimizer_state import differences, snapshot
+from ...workloads.gradients import holding
 from ...workloads.linear_loss import with_nonfinite
 from .reference import clipped
 from .support import (
+    CHUNK,
     FOREACH,
     NONFINITE,
     NORMS,
@@ -24,6 +27,7 @@ from .support import (
     all_identical,
     backward,
     grads,
+    implementations,
     scaler_for,
     workload,
 )
@@ -120,6 +124,23 @@ def test_error_if_nonfinite(
     scaler.unscale_(optimizer)
     norm = float(clip(error_if_nonfinite=True))
     case.equal("control: norm of clean gradients is finite", math.isfinite(norm), True)
+
+
+@contract("AMP-CLIP-032")
+@BAD
+def test_error_if_nonfinite_anywhere(case: Case, target: Target, bad: float) -> None:
+    """Long gradients, with one such value in the first, the last, or at a border of the chunks of the kernels."""
+    size = 2 * CHUNK + 3
+    wrong = []
+    for foreach, norm_type, at in itertools.product(
+        implementations(target), (1.0, 2.0, 3.0, math.inf), (0, CHUNK - 1, CHUNK, size - 1)
+    ):
+        gradients = [torch.ones(length, device=target.device) for length in (5, size, CHUNK)]
+        gradients[1][at] = bad
+        norm = float(torch.nn.utils.clip_grad_norm_(holding(gradients), 1.0, norm_type, foreach=foreach))
+        if math.isnan(norm) != math.isnan(bad) or math.isfinite(norm):
+            wrong.append(f"foreach={foreach}, type {norm_type}, element {at}: {norm}")
+    case.equal(f"norms of gradients with {bad} that are not {abs(bad)}", wrong[:3], [])
 
 
 @contract("AMP-CLIP-033")

@@ -16,7 +16,7 @@ from ...harness.targets import Target, one_device_only, second
 from ...oracles.fake_devices import PaperDevices, PaperTensor
 from ...workloads.gradients import LAYOUTS, holding
 from .reference import U, clamped, clipped, norm_bound, relative_distance, total_norm
-from .support import NONFINITE
+from .support import CHUNK, NONFINITE, implementations
 
 # The exact norms of 4**m elements of 2**k or -2**k, a square number in each tensor.
 EXACT: dict[float, Callable[[int, int], float]] = {
@@ -25,13 +25,6 @@ EXACT: dict[float, Callable[[int, int], float]] = {
     math.inf: lambda k, m: 2.0**k,
 }
 FOUR = {5: 4, 4: 4, 40: 4, 7: 4}  # sizes of four tensors, and their numbers of nonzero elements
-# Elements per block of the multi-tensor kernels: kChunkSize of ATen/native/cuda/MultiTensorApply.cuh.
-CHUNK = 65536
-
-
-def implementations(target: Target) -> tuple[bool | None, ...]:
-    """Return the values of foreach that torch documents for the device."""
-    return (None, False, True) if target.device_type in ("cpu", "cuda") else (None, False)
 
 
 def marked(

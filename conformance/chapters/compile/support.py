@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 from unittest import mock
@@ -210,7 +210,9 @@ def distance_of_ways(call: Callable[..., Any], leaves: Tensors) -> float:
     return distance_of_chains(coarsest, sum(map(bool, low)))
 
 
-def distance_of_programs(programs: list[Program], target: Target, dtype: torch.dtype, rng: torch.Generator) -> float:
+def distance_of_programs(
+    programs: Sequence[Program], target: Target, dtype: torch.dtype, rng: torch.Generator
+) -> float:
     """Return the largest distance of two ways to round one of these programs."""
     return max(
         distance_of_ways(bound(each, target, dtype, cache=False), each.leaves(target.device, rng)) for each in programs

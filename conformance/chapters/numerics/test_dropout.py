@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
@@ -171,3 +174,52 @@ def test_alpha_dropout(case: Case, target: Target, amp_dtype: torch.dtype, way: 
         ):
             error = float((found - wanted).abs().max()) / unit
             case.at_most(f"{way}, p = {p}: error of a {what} element", error, 8.0, "u")
+
+
+WIDTH = 64
+LAYERS: dict[str, tuple[Callable[..., Any], int]] = {  # with the number of their gates
+    "RNN": (partial(torch.nn.RNN, nonlinearity="relu"), 1),
+    "LSTM": (torch.nn.LSTM, 4),
+    "GRU": (torch.nn.GRU, 3),
+}
+
+
+def _recurrent(kind: str, p: float, device: torch.device) -> Any:
+    """Return two layers that pass on each number by itself: the second gives zero for what is dropped before it."""
+    make, gates = LAYERS[kind]
+    module = make(WIDTH, WIDTH, num_layers=2, dropout=p, bias=False).to(device)
+    for name, parameter in module.named_parameters():
+        unit = torch.eye(WIDTH, device=device).repeat(gates, 1)
+        parameter.data.copy_(unit if "weight_ih" in name else torch.zeros_like(unit))
+    return module
+
+
+@contract("AMP-NUMERICS-110")
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_between_recurrent_layers(case: Case, target: Target, amp_dtype: torch.dtype, kind: str, packed: bool) -> None:
+    given: Any = torch.ones(1, WIDTH, WIDTH, device=target.device)
+    if packed:
+        given = pack_padded_sequence(given, torch.ones(WIDTH, dtype=torch.int64))
+    case.require_call(target, f"run {kind}", lambda: _recurrent(kind, 0.5, target.device)(given))
+
+    def outputs(module: Any) -> tuple[Tensor, Tensor]:
+        """Return the numbers behind the second layer and behind the first, whose last state nothing is dropped of."""
+        torch.manual_seed(case.seed)
+        with target.autocast(amp_dtype):
+            last, state = module(given)
+        states = state[0] if kind == "LSTM" else state
+        return (last.data if packed else last).float().cpu().flatten(), states[0].float().cpu().flatten()
+
+    for p in SHARES:
+        module = _recurrent(kind, p, target.device)
+        seen, before = outputs(module)
+        dropped = int((seen == 0).sum())
+        deviation = abs(dropped - p * seen.numel()) / (seen.numel() * p * (1 - p)) ** 0.5
+        case.at_most(f"{kind}, p = {p}: dropped elements, from those expected", deviation, SIGMAS, "deviations")
+        case.equal(f"{kind}, p = {p}: dropped elements of the first layer's last state", int((before == 0).sum()), 0)
+        if kind == "RNN":
+            error = float((seen[seen != 0] * (1 - p) - 1).abs().max()) / (torch.finfo(amp_dtype).eps / 2)
+            case.at_most(f"{kind}, p = {p}: error of a kept element", error, 2.5, "u")
+        evaluated, _ = outputs(module.eval())
+        case.equal(f"{kind}, p = {p}: dropped elements in evaluation", int((evaluated == 0).sum()), 0)

@@ -179,24 +179,37 @@ def _built(device: torch.device, region: Region) -> Iterator[Pair]:
 
 
 def _first_call(device: torch.device, region: Region) -> Iterator[Pair]:
-    lazy: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-        "LazyLinear": (partial(nn.LazyLinear, 3), (2, 4)),
-        "LazyConv1d": (partial(nn.LazyConv1d, 4, 3), (2, 3, 5)),
-        "LazyConvTranspose2d": (partial(nn.LazyConvTranspose2d, 4, 3), (2, 3, 4, 4)),
-        "LazyInstanceNorm1d": (partial(nn.LazyInstanceNorm1d, affine=True), (2, 3, 4)),
-    }
-    for name, (make, shape) in lazy.items():
+    """Give a lazy module its first input: float32, and in a region also what an op of its list returns."""
+    for name, (make, shape) in _LAZY.items():
         given = torch.ones(shape, device=device)
-        found = []
-        for around in (contextlib.nullcontext, region):
-            with warnings.catch_warnings(), held("torch.__future__.get_swap_module_params_on_conversion", False):
-                warnings.simplefilter("ignore")  # that lazy modules are new
-                module = make().to(device)
-            seed_torch(SEED)
-            with around():
-                module(given)
-            found.append(_held(module))
-        yield from _named(name, found[1], found[0])
+        wanted = _after_a_call(make, given, contextlib.nullcontext)
+        yield from _named(name, _after_a_call(make, given, region), wanted)
+        with region():
+            lowered = torch.is_autocast_enabled(device.type)
+            low = given.to(torch.get_autocast_dtype(device.type))
+        if lowered:
+            yield from _named(f"{name} given {low.dtype}", _after_a_call(make, low, region), wanted)
+
+
+def _after_a_call(make: Callable[[], nn.Module], given: torch.Tensor, region: Region) -> dict[str, torch.Tensor]:
+    with warnings.catch_warnings(), held("torch.__future__.get_swap_module_params_on_conversion", False):
+        warnings.simplefilter("ignore")  # that lazy modules are new
+        module = make().to(given.device)
+    seed_torch(SEED)
+    with region():
+        module(given)
+    return _held(module)
+
+
+_LAZY: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "LazyLinear": (partial(nn.LazyLinear, 3), (2, 4)),
+    "LazyConv1d": (partial(nn.LazyConv1d, 4, 3), (2, 3, 5)),
+    "LazyConv3d": (partial(nn.LazyConv3d, 4, 2), (2, 3, 2, 3, 2)),
+    "LazyConvTranspose2d": (partial(nn.LazyConvTranspose2d, 4, 3), (2, 3, 4, 4)),
+    "LazyBatchNorm1d": (nn.LazyBatchNorm1d, (2, 3)),
+    "LazyBatchNorm2d": (nn.LazyBatchNorm2d, (2, 3, 4, 4)),
+    "LazyInstanceNorm1d": (partial(nn.LazyInstanceNorm1d, affine=True), (2, 3, 4)),
+}
 
 
 def _averaged(device: torch.device, region: Region) -> Iterator[Pair]:

@@ -40,7 +40,7 @@ def test_unscale_after_step(case: Case, target: Target, explicit: bool) -> None:
     if explicit:
         scaler.unscale_(optimizer)
     scaler.step(optimizer)
-    case.raises("unscale_ after step", RuntimeError, lambda: scaler.unscale_(optimizer), names=(UNSCALED, STEPPED))
+    case.raises("unscale_ after step", RuntimeError, lambda: scaler.unscale_(optimizer), names=(UNSCALED,))
     case.equal("gradients, unscaled once", parameters_of(optimizer)[0].grad.tolist(), [1.0, 1.0])
 
 

@@ -118,13 +118,22 @@ def test_iterables(case: Case, target: Target, rng: torch.Generator, make: Calla
         case.identical("an output times 512", seen, value * 512)
 
 
+OUTPUT = "tensor|tensors|scale|output|outputs"
+"""What the error about an output that is no tensor names."""
+
+
 @contract("AMP-SCALE-013")
 @pytest.mark.parametrize("outputs", [1.0, 7, None, [1.0], (None,)], ids=["float", "int", "none", "list", "tuple"])
 def test_not_a_tensor(case: Case, target: Target, outputs: Any) -> None:
     scaler = torch.amp.GradScaler(target.device_type)
-    case.raises("scale()", ValueError, lambda: scaler.scale(outputs), names=("tensor|tensors",))
+    case.raises("scale()", ValueError, lambda: scaler.scale(outputs), names=(OUTPUT,))
     nested = [torch.ones((), device=target.device), [outputs]]
-    case.raises("scale(), nested next to a tensor", ValueError, lambda: scaler.scale(nested), names=("tensor|tensors",))
+    case.raises(
+        "scale(), nested next to a tensor",
+        ValueError,
+        lambda: scaler.scale(nested),
+        names=(OUTPUT,),
+    )
 
 
 @contract("AMP-SCALE-014")

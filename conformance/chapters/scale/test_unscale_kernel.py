@@ -470,7 +470,6 @@ def test_refused_gradients(case: Case, target: Target) -> None:
     ones = torch.ones(4, device=device)
     flag, factor = torch.zeros((), device=device), torch.tensor(0.5, device=device)
     gradients = {
-        "int32": ones.int(),
         "bool": ones.bool(),
         "sparse": torch.eye(2, device=device).to_sparse(),
         "overlapping": torch.ones(1, device=device).expand(3),
