@@ -39,12 +39,20 @@ def sequence(amp: Amp, x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> Ten
         scores = functional.scaled_dot_product_attention(h[None, None], h[None, None], torch.mm(h, v.t())[None, None])
         with torch.autocast(amp.kind, enabled=False):
             exact = functional.linear(scores[0, 0].float(), v)
-        return functional.linear(exact, v.to(amp.dtype)), exact, scores.sum()
+        return functional.linear(exact, v.to(amp.dtype)), exact, scores
+
+
+def wide(amp: Amp, x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> Tensors:
+    """A part of a model that is float32 throughout, in a disabled region of an enabled one."""
+    with torch.autocast(amp.kind, dtype=amp.dtype), torch.autocast(amp.kind, enabled=False):
+        h = functional.layer_norm(functional.linear(x, w), w.shape[:1])
+        return functional.softmax(torch.mm(h, v), -1), h
 
 
 MODELS: tuple[Program, ...] = (
     Program("vision", vision, ((2, 3, 5, 5), (4, 3, 3, 3), (4,), (4,), (4, 4), (4,)), frozen=(2,)),
     Program("sequence", sequence, ((4, 4),) * 3),
+    Program("wide", wide, ((4, 4),) * 3),
     PROGRAMS["nested"],
 )
 """Programs whose arguments but the first are the weights of a model."""
