@@ -220,8 +220,17 @@ HOOKS = {
     "several": _several_hook,
     "several-outputs": _several_outputs_hook("all"),
     "any-of-several-outputs": _several_outputs_hook("any"),
+    "data-full-backward-pre": lambda layers, taken: layers[0].register_full_backward_pre_hook(
+        lambda module, slopes: _doubled(slopes)
+    ),
+    "data-full-backward": lambda layers, taken: layers[0].register_full_backward_hook(
+        lambda module, given, slopes: taken.extend(slope.clone() for slope in slopes)
+    ),
 }
-"""What registers a hook that doubles what it gets: on the middle one of three layers, or on the first weight."""
+"""What registers a hook that doubles what it gets: on the middle one of three layers, or on the first weight.
+
+Those of "data" are on the first layer, whose input needs no gradient: one doubles, the other notes what it gets.
+"""
 
 
 @contract("AMP-BACKWARD-081")
@@ -242,7 +251,7 @@ def test_hooks_act_in_a_region(
         taken: list[Any] = []
         handle = HOOKS[hook](layers, taken) if hooked else None
         layers.zero_grad()
-        leaf = x.clone().requires_grad_()
+        leaf = x.clone().requires_grad_(not hook.startswith("data"))
         with target.autocast(amp_dtype) if region else contextlib.nullcontext():
             made = layers(leaf)
         made.backward(torch.ones_like(made))
@@ -254,6 +263,10 @@ def test_hooks_act_in_a_region(
     plain, hooked = ran(False, False), ran(True, False)
     acts = len(plain) != len(hooked) or any(not torch.equal(*pair) for pair in zip(plain, hooked, strict=True))
     case.true("outside of a region the hook changes something (control)", acts)
+    if hook.startswith("data"):
+        expected = [one * 2 for one in plain[1:3]] if hook == "data-full-backward-pre" else plain[1:3]
+        for what, ours, theirs in zip(("weight", "bias"), hooked[1:3], expected, strict=True):
+            case.identical(f"gradient of the {what} of the first layer, outside", ours, theirs)
     seen = ran(True, True)
     case.equal("tensors in the region", len(seen), len(hooked))
     for number, (ours, theirs) in enumerate(zip(seen, hooked, strict=True)):

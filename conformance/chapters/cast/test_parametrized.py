@@ -159,6 +159,49 @@ def test_normed_weights_of_16_bits(
         )
 
 
+class _Halved(nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight / 2
+
+
+# With weights that no op casts, and one of a product.
+CACHED: dict[str, tuple[Callable[[], nn.Module], Callable[[torch.Generator], torch.Tensor]]] = {
+    "Linear": (lambda: nn.Linear(6, 4), lambda rng: torch.randn(5, 6, generator=rng)),
+    "Embedding": (lambda: nn.Embedding(6, 4), lambda rng: torch.randint(6, (5,), generator=rng)),
+    "EmbeddingBag": (lambda: nn.EmbeddingBag(6, 4), lambda rng: torch.randint(6, (5, 2), generator=rng)),
+    "LayerNorm": (lambda: nn.LayerNorm(6), lambda rng: torch.randn(5, 6, generator=rng)),
+    "PReLU": (lambda: nn.PReLU(6), lambda rng: torch.randn(5, 6, generator=rng)),
+}
+
+
+@contract("AMP-CAST-110")
+@pytest.mark.parametrize("layer", CACHED)
+def test_cached_weights(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, layer: str) -> None:
+    """In the cache of parametrizations each use of a weight gives what it gives without the cache."""
+    make, draw = CACHED[layer]
+    module: Any = make().to(target.device)
+    x = draw(rng).to(target.device)
+    case.with_kernels(target, {layer: lambda: module(x).float().sum().backward()})
+    with torch.no_grad():
+        module.weight.copy_(torch.randn(module.weight.shape, generator=rng))
+    parametrize.register_parametrization(module, "weight", _Halved())
+    original = module.parametrizations.weight.original
+
+    def use() -> dict[str, torch.Tensor]:
+        original.grad = None
+        output = module(x)
+        output.float().square().sum().backward(retain_graph=True)
+        return {"weight": module.weight.detach(), "output": output.detach(), "gradient of the weight": original.grad}
+
+    with target.autocast(amp_dtype, cache_enabled=False):
+        expected = use()
+        with parametrize.cached():
+            uses = [use() for _ in range(3)]
+    for number, seen in enumerate(uses, 1):
+        for what, wanted in expected.items():
+            case.identical(f"use {number} of the cached {layer}: {what}", seen[what], wanted)
+
+
 def _require_inverse(case: Case, target: Target, plain: Any, wrapper: Callable[[nn.Module], nn.Module]) -> None:
     """End the case where a device lacks a kernel of a parametrization's inverse: torch takes it for one without any."""
 

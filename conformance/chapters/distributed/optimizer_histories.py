@@ -12,9 +12,9 @@ from torch import distributed, nn
 from .comparison import unlike
 
 SIZES = (3, 4, 5, 1)
-CALLS = ("add", "rate", "reload", "resume", "zero_grad", "some")
-"""Calls between two steps: a new parameter group; another lr; the optimizer's own state, loaded; the same, into a new
-optimizer; zero_grad; gradients of some parameters only."""
+CALLS = ("add", "rate", "momentum", "reload", "resume", "zero_grad", "some")
+"""Calls between two steps: a new parameter group; another lr; another momentum, as a cyclic schedule sets it; the
+optimizer's own state, loaded; the same, into a new optimizer; zero_grad; gradients of some parameters only."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "SGD": {"lr": 0.5, "momentum": 0.5},
     "AdamW": {"lr": 0.25},
@@ -22,9 +22,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def histories(seed: int, count: int, length: int = 5) -> list[tuple[str, ...]]:
-    """Return histories of calls: one with a group before, between and after steps, and drawn ones."""
+    """Return histories of calls: one with new groups and schedules between steps, and drawn ones."""
     draw = random.Random(f"histories of a sharded optimizer, {seed}")
-    found = [("add", "rate", "add", "reload")]
+    found = [("add", "rate", "momentum", "add", "reload")]
     return found + [tuple(draw.choices(CALLS, k=length)) for _ in range(count - 1)]
 
 
@@ -67,6 +67,13 @@ class _Pair:
         elif what == "rate":
             for optimizer in (self.sharded, self.alone):
                 optimizer.param_groups[-1]["lr"] *= 0.75
+        elif what == "momentum":
+            for optimizer in (self.sharded, self.alone):
+                for group in optimizer.param_groups:
+                    if "betas" in group:
+                        group["betas"] = (group["betas"][0] * 0.5, *group["betas"][1:])
+                    else:
+                        group["momentum"] *= 0.5
         elif what == "zero_grad":
             for optimizer in (self.sharded, self.alone):
                 optimizer.zero_grad()
