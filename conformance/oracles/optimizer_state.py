@@ -43,6 +43,12 @@ def differences(seen: Mapping[str, Any], expected: Mapping[str, Any]) -> list[st
     return found if len(found) <= 5 else [*found[:4], f"and {len(found) - 4} more"]
 
 
+def by_step(snapshot: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the step counters of a snapshot, and all else that is in it."""
+    steps = {place: value for place, value in snapshot.items() if place.endswith("/step")}
+    return steps, {place: value for place, value in snapshot.items() if place not in steps}
+
+
 def same(seen: Any, expected: Any) -> bool:
     """Whether two values are of one type and equal; tensors in dtype, device, shape and bits (NaNs are equal)."""
     if not isinstance(seen, torch.Tensor) or not isinstance(expected, torch.Tensor):

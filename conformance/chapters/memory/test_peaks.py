@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 
 import pytest
 import torch
@@ -25,6 +26,8 @@ SIZES = {
     "activations": ((1024, 512, 24), (2048, 1024, 24), (4096, 2048, 24)),
     "weights": ((64, 1024, 4), (256, 4096, 4)),
 }
+LONGEST = 60.0
+"""Seconds that a size may take, by what the one before took: a slow device would need minutes."""
 BLOCK_BYTES = 5_000_001  # odd, so that a count rounded up differs from one that is not
 
 
@@ -71,8 +74,13 @@ def test_peak_follows_the_closed_form(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, shape: str
 ) -> None:
     allocator = _allocator(case, target)
+    seconds_per_product = 0.0
     for number, (rows, width, layers) in enumerate(SIZES[shape]):
-        block = chain(rows, width, layers)
+        block, products = chain(rows, width, layers), rows * width**2 * layers
+        if products * seconds_per_product > LONGEST:
+            case.note("larger sizes are left out", f"{products * seconds_per_product:.0f} s, by what the smaller took")
+            return
+        started = time.perf_counter()
         if words := _short_of(allocator, target, block):
             if number == 0:
                 case.untestable(words)
@@ -88,6 +96,7 @@ def test_peak_follows_the_closed_form(
             high = predicted.high + _workspace(case, allocator, block, dtype) + allocator.slack(_large(layers))
             case.between(f"{arm}, {rows} x {width} x {layers}: peak", peaks[arm], predicted.low, high, "bytes")
         case.note("bytes that AMP saves at the peak", peaks["fp32"] - peaks["AMP"], "bytes")
+        seconds_per_product = (time.perf_counter() - started) / products
 
 
 @contract("AMP-MEMORY-013", on="accelerator")

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from ...harness.check import Case, contract, deep
 from ...harness.judge import lacks_kernel, lacks_tangent
-from ...harness.targets import Target
+from ...harness.targets import Target, is_foreign
 from ...measure.determinism import deterministic_algorithms
 from ...measure.precision import full_precision
 from ...oracles.numbers.formats import FORMATS
@@ -125,7 +125,8 @@ def _judge_order(
             with full_precision(target.device_type):
                 seen = compute(op, *placed, incoming.to(target.device, amp_dtype), region)
         except RuntimeError as error:
-            if lacking := lacks_kernel(error) or lacks_tangent(error, target.device_type):
+            untyped = is_foreign(target.device_type) and "not implemented for" in str(error)
+            if lacking := lacks_kernel(error) or lacks_tangent(error, target.device_type) or (untyped and "this type"):
                 case.note(f"{name}: {order}", f"no kernel of {lacking}, or no forward derivative")
                 continue
             case.equal(f"{name}: what the derivatives raise", str(error).splitlines()[0], None)

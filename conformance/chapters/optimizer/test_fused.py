@@ -10,7 +10,7 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
-from ...oracles.optimizer_state import differences, snapshot
+from ...oracles.optimizer_state import by_step, differences, snapshot
 from ...workloads.gradients import NON_FINITE
 from ...workloads.linear_loss import LinearLoss, with_nonfinite
 from ...workloads.third_party_optimizers import Ordinary, SelfScaling, record_of
@@ -163,5 +163,7 @@ def test_flags_of_several_devices(case: Case, target: Target, rng: torch.Generat
             optimizer.register_step_pre_hook(add)
         scaler.step(optimizer)
         scaler.update()
-        changed = differences(snapshot(optimizer), before)
-        case.equal(f"differences after a step with inf in gradients on {devices} devices", changed, [])
+        after, what = snapshot(optimizer), f"after a step with inf in gradients on {devices} devices"
+        steps, others = (differences(*pair) for pair in zip(by_step(after), by_step(before), strict=True))
+        case.equal(f"differences {what}", others, [])
+        case.equal(f"step counters that changed {what}", steps, [])

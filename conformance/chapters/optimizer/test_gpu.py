@@ -11,7 +11,7 @@ import torch
 from ...harness.check import Case, applies, contract, needs
 from ...harness.targets import Target, one_device_only, second
 from ...measure.waits import raising_at_waits
-from ...oracles.optimizer_state import differences, snapshot
+from ...oracles.optimizer_state import by_step, differences, snapshot
 from ...workloads.gradients import holding
 from ...workloads.graphs import captured
 from ...workloads.linear_loss import LinearLoss, with_nonfinite
@@ -239,8 +239,10 @@ def decides_once(
             owner.grad = gradient * 1024.0
         before = snapshot(optimizer)
         step(scaler, optimizer)
-        what = f"differences after a step with inf in gradient {' and '.join(f'{n}, {places[n]}' for n in bad_indices)}"
-        case.equal(what, differences(snapshot(optimizer), before), [])
+        what = f"after a step with inf in gradient {' and '.join(f'{n}, {places[n]}' for n in bad_indices)}"
+        steps, others = (differences(*pair) for pair in zip(by_step(snapshot(optimizer)), by_step(before), strict=True))
+        case.equal(f"differences {what}", others, [])
+        case.equal(f"step counters that changed {what}", steps, [])
         case.equal("scale afterwards", scaler.get_scale(), 512.0)
 
 
