@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from ...harness.check import Case, contract, deep
 from ...harness.exhaustion import ran_out
@@ -225,6 +226,35 @@ def test_checkpointed_network_keeps_its_loss(
         return  # backward of attention, convolutions and embeddings adds up in no fixed order there
     for name, gradient in gradients["plain"].items():
         case.identical(f"gradient of {name}", gradients["checkpointed"][name], gradient)
+
+
+@contract("AMP-MEMORY-038")
+@pytest.mark.parametrize("stops", [True, False], ids=["stops", "runs-on"])
+@pytest.mark.usefixtures("_uncollected")
+def test_recomputed_tensors_are_freed(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, stops: bool
+) -> None:
+    """Two backward passes of one graph, which keeps no tensor that the first has recomputed for the second."""
+    leaves = [torch.randn(64, 64, generator=rng).to(target.device).requires_grad_() for _ in range(2)]
+    recomputed: list[int] = []
+
+    def part(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = torch.tanh(functional.linear(x, weight))
+            recomputed.append(x.nbytes)
+        return x * 2
+
+    gradients = sum(leaf.nbytes for leaf in leaves)
+    with LiveStorages(leaves) as live:
+        with set_checkpoint_early_stop(stops), target.autocast(amp_dtype):
+            loss = checkpoint(part, *leaves, use_reentrant=False).float().sum()
+        start = live.live_bytes
+        for number, kept in enumerate((True, False), 1):
+            before = len(recomputed)
+            loss.backward(retain_graph=kept)
+            case.at_least(f"tensors recomputed for backward {number} (control)", len(recomputed) - before, 2)
+            alive = live.live_bytes - start - gradients
+            case.at_most(f"bytes alive after backward {number}, but for gradients", alive, recomputed[0] // 2)
 
 
 def _exhausted(device: torch.device) -> None:
