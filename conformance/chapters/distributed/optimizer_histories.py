@@ -24,7 +24,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def histories(seed: int, count: int, length: int = 5) -> list[tuple[str, ...]]:
     """Return histories of calls: one with new groups and schedules between steps, and drawn ones."""
     draw = random.Random(f"histories of a sharded optimizer, {seed}")
-    found = [("add", "rate", "momentum", "add", "reload")]
+    found = [("add", "rate", "momentum", "resume", "add", "reload")]
     return found + [tuple(draw.choices(CALLS, k=length)) for _ in range(count - 1)]
 
 

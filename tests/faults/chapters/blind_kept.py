@@ -74,17 +74,3 @@ def sharded_optimizers_ignore_schedules_of_momentum() -> Iterator[None]:
 
     with replaced(ZeroRedundancyOptimizer, "_sync_param_groups", staticmethod(synchronized)):
         yield
-
-
-@fault("AMP-COMPILE-095")
-def branches_have_the_gradients_of_the_other_sign() -> Iterator[None]:
-    """The backward of torch.cond negates what it gets."""
-    from torch._higher_order_ops.cond import CondAutogradOp
-
-    original = CondAutogradOp.backward
-
-    def backward(ctx: Any, *slopes: Any) -> Any:
-        return original(ctx, *(-slope for slope in slopes))
-
-    with replaced(CondAutogradOp, "backward", staticmethod(backward)):
-        yield

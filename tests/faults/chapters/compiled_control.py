@@ -55,7 +55,7 @@ def compiled_tensors_keep_their_flags_when_they_are_written_to() -> Iterator[Non
         yield
 
 
-@fault("AMP-COMPILE-087", level="standard")
+@fault("AMP-COMPILE-095")
 def compiled_branches_double_their_gradients() -> Iterator[None]:
     """The gradients that a branch of cond passes are twice what they should be."""
     from torch._higher_order_ops.cond import CondAutogradOp
