@@ -22,6 +22,11 @@ SHARES = (0.001, 0.1, 0.5, 0.9)
 OF_EIGHT_BITS = (0.25, 0.5, 0.75)
 
 
+def _deviations(count: float, trials: int, share: float) -> float:
+    """Return how many of its standard deviations a binomial count is from the one expected."""
+    return abs(count - trials * share) / (trials * share * (1 - share)) ** 0.5
+
+
 def _attention(x: Tensor, p: float) -> Tensor:
     """Return equal weights of 256 keys, dropped out, times 256: the values are the unit vectors."""
     heads = x.view(1, 4, 256, 256)
@@ -53,7 +58,7 @@ def test_dropped_shares(case: Case, target: Target, amp_dtype: torch.dtype, way:
         case.equal(f"{way}, p = {p}: type", seen.dtype, amp_dtype)
         found = seen.detach().float().cpu().flatten()
         kept = found[found != 0]
-        deviation = abs(len(found) - len(kept) - p * ELEMENTS) / (ELEMENTS * p * (1 - p)) ** 0.5
+        deviation = _deviations(len(found) - len(kept), ELEMENTS, p)
         case.at_most(f"{way}, p = {p}: dropped elements, from those expected", deviation, SIGMAS, "deviations")
         # Roundings of the factor and of the product.
         error = float((kept * (1 - p) - 1).abs().max()) / (torch.finfo(amp_dtype).eps / 2)
@@ -80,8 +85,7 @@ def test_masks_do_not_repeat(case: Case, target: Target, amp_dtype: torch.dtype,
         dropped = (DROPOUTS[way](ones, 0.5) == 0).flatten()
     for distance in DISTANCES:
         later, earlier = dropped[distance:], dropped[:-distance]
-        alike, pairs = int((later == earlier).sum()), len(later)
-        deviation = abs(alike - pairs / 2) / (pairs / 4) ** 0.5
+        deviation = _deviations(int((later == earlier).sum()), len(later), 0.5)
         what = f"{way}: pairs of elements {distance} apart that are dropped or kept alike, from those expected"
         case.at_most(what, deviation, SIGMAS, "deviations")
 
@@ -111,7 +115,7 @@ def test_every_layout(case: Case, target: Target, amp_dtype: torch.dtype, way: s
         dropped = (seen < seen.max()).float().cpu().reshape(64, 64)
         # A row that is dropped or kept as a whole is at eight deviations.
         counts = torch.stack([dropped.sum(0), dropped.sum(1)])
-        far = float((counts - 32).abs().max()) / (64 * 0.25) ** 0.5
+        far = max(_deviations(count, 64, 0.5) for count in counts.flatten().tolist())
         case.at_most(f"{layout}: dropped elements of a row or column, from those expected", far, SIGMAS, "deviations")
 
 
@@ -164,7 +168,7 @@ def test_alpha_dropout(case: Case, target: Target, amp_dtype: torch.dtype, way: 
         factor = ((1 - p) * (1 + p * SELU_LIMIT**2)) ** -0.5
         shift = -factor * SELU_LIMIT * p
         dropped = seen < (factor * (1 + SELU_LIMIT) / 2 + shift)
-        deviation = abs(float(dropped.sum()) - p * len(seen)) / (len(seen) * p * (1 - p)) ** 0.5
+        deviation = _deviations(int(dropped.sum()), len(seen), p)
         case.at_most(f"{way}, p = {p}: dropped elements, from those expected", deviation, SIGMAS, "deviations")
         # Roundings of the two numbers, of a product and of a sum, each below the largest of them, 2.
         unit = torch.finfo(amp_dtype).eps / 2
@@ -214,8 +218,7 @@ def test_between_recurrent_layers(case: Case, target: Target, amp_dtype: torch.d
     for p in SHARES:
         module = _recurrent(kind, p, target.device)
         seen, before = outputs(module)
-        dropped = int((seen == 0).sum())
-        deviation = abs(dropped - p * seen.numel()) / (seen.numel() * p * (1 - p)) ** 0.5
+        deviation = _deviations(int((seen == 0).sum()), seen.numel(), p)
         case.at_most(f"{kind}, p = {p}: dropped elements, from those expected", deviation, SIGMAS, "deviations")
         case.equal(f"{kind}, p = {p}: dropped elements of the first layer's last state", int((before == 0).sum()), 0)
         if kind == "RNN":

@@ -11,13 +11,9 @@ import torch
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
+from ...oracles.message_names import SCALED, STEPPED, UNSCALED
 from ...workloads.third_party_optimizers import Ordinary, SelfScaling, give, owning, parameters_of
 from .support import ROUTES, in_use, iterate, tracker
-
-# What an error has to name: the call that came too often or too late.
-UNSCALED = "unscale_|unscale|unscaled|unscaling"
-STEPPED = "step|steps|stepped|stepping"
-SCALED = "scale|scaled|scaling"
 
 
 @contract("AMP-SCALE-080")

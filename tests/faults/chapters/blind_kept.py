@@ -63,6 +63,20 @@ def gradients_of_pre_hooks_are_dropped_on_data() -> Iterator[None]:
         yield
 
 
+@fault("AMP-BACKWARD-081")
+def hooks_are_not_called_on_data() -> Iterator[None]:
+    """A full backward hook is not called where no input of the module needs a gradient."""
+    original = BackwardHook.setup_output_hook
+
+    def setup(self: Any, outputs: Any) -> Any:
+        if self.input_tensors_index is None:
+            self.user_hooks = []
+        return original(self, outputs)
+
+    with replaced(BackwardHook, "setup_output_hook", setup):
+        yield
+
+
 @fault("AMP-DISTRIBUTED-005")
 def sharded_optimizers_ignore_schedules_of_momentum() -> Iterator[None]:
     """A ZeroRedundancyOptimizer hands its optimizer no other option of a group than the learning rate."""
