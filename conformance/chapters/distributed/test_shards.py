@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @contract("AMP-DISTRIBUTED-006")
 @on_a_device_each
 @pytest.mark.parametrize(
-    "way", ["fsdp1", *(deep("standard", f"fsdp1_{one}") for one in ("grad_op", "blocks", "hybrid"))]
+    "way", ["fsdp1", *(deep("standard", f"fsdp1_{one}") for one in ("grad_op", "blocks", "hybrid", "whole"))]
 )
 def test_fsdp1_and_autocast(case: Case, target: Target, ranks: Groups, way: str) -> None:
     agree(case, ranks, way, programs(case, target, way), **one_process(way))
@@ -23,9 +23,24 @@ def test_fsdp1_and_autocast(case: Case, target: Target, ranks: Groups, way: str)
 
 @contract("AMP-DISTRIBUTED-008")
 @on_a_device_each
-@pytest.mark.parametrize("way", ["fsdp2", deep("standard", "fsdp2_blocks"), deep("standard", "fsdp2_hybrid")])
+@pytest.mark.parametrize("way", ["fsdp2", *(deep("standard", f"fsdp2_{one}") for one in ("blocks", "hybrid", "kept"))])
 def test_fsdp2_and_autocast(case: Case, target: Target, ranks: Groups, way: str) -> None:
     agree(case, ranks, way, programs(case, target, way), **one_process(way))
+
+
+# NCCL reduces nothing on the CPU, where the gradients of offloaded parameters are.
+
+
+@contract("AMP-DISTRIBUTED-008", on="cpu")
+@pytest.mark.parametrize("way", [deep("standard", "fsdp2_offloaded")])
+def test_fsdp2_offloaded(case: Case, target: Target, ranks: Groups, way: str) -> None:
+    agree(case, ranks, way, programs(case, target, way), **one_process(way))
+
+
+@contract("AMP-DISTRIBUTED-009", on="cpu")
+@pytest.mark.parametrize("way", [deep("standard", "fsdp2_offloaded_mixed")])
+def test_fsdp2_offloaded_mixed_precision(case: Case, target: Target, ranks: Groups, way: str) -> None:
+    in_16_bits(case, target, ranks, way)
 
 
 @contract("AMP-DISTRIBUTED-007")

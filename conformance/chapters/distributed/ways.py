@@ -237,6 +237,14 @@ def _fsdp1_grad_op(program: Program) -> Wrapped:
     return fsdp1(program, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)
 
 
+@way("fsdp1_whole")
+def _fsdp1_whole(program: Program) -> Wrapped:
+    """Wrap in FullyShardedDataParallel that shards nothing."""
+    from torch.distributed.fsdp import ShardingStrategy
+
+    return fsdp1(program, sharding_strategy=ShardingStrategy.NO_SHARD)
+
+
 @way("fsdp1_blocks")
 def _fsdp1_blocks(program: Program) -> Wrapped:
     return fsdp1(program, auto_wrap_policy=lambda module, recurse, nonwrapped_numel: recurse or _is_block(module))
@@ -262,18 +270,19 @@ def fsdp2(
     precision: dict[str, torch.dtype] | None = None,
     blocks: bool = False,
     mesh: DeviceMesh | None = None,
+    **options: Any,
 ) -> Wrapped:
     """Apply fully_shard, with autocast, or with its own mixed precision where `precision` is given."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     model: Any = program.built(index=distributed.get_rank())
-    policy = MixedPrecisionPolicy(**(precision or {}))
+    options |= {"mp_policy": MixedPrecisionPolicy(**(precision or {}))}
     if mesh is None:
         mesh = distributed.init_device_mesh(program.device_type, (distributed.get_world_size(),))
     for module in model.modules() if blocks else ():
         if _is_block(module):
-            fully_shard(module, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
+            fully_shard(module, mesh=mesh, **options)
+    fully_shard(model, mesh=mesh, **options)
 
     def whole() -> Whole:
         gradients, parameters = _copies(model)
@@ -311,6 +320,19 @@ def _fsdp2_blocks(program: Program) -> Wrapped:
     return fsdp2(program, blocks=True)
 
 
+@way("fsdp2_kept")
+def _fsdp2_kept(program: Program) -> Wrapped:
+    """Apply fully_shard that keeps the parameters whole from forward to backward."""
+    return fsdp2(program, blocks=True, reshard_after_forward=False)
+
+
+def fsdp2_offloaded(program: Program, *, precision: dict[str, torch.dtype] | None = None) -> Wrapped:
+    """Apply fully_shard that keeps parameters, gradients and the optimizer's state on the CPU, in any memory."""
+    from torch.distributed.fsdp import CPUOffloadPolicy
+
+    return fsdp2(program, precision=precision, blocks=True, offload_policy=CPUOffloadPolicy(pin_memory=False))
+
+
 def fsdp2_hybrid(program: Program, *, precision: dict[str, torch.dtype] | None = None) -> Wrapped:
     """Apply fully_shard, with a copy of the shards in each pair of ranks."""
     return fsdp2(program, precision=precision, mesh=_pairs(program))
@@ -328,11 +350,11 @@ def _in_precision(shard: Callable[..., Wrapped], types: Callable[[torch.dtype], 
     return shard(program, precision=types(program.dtype))
 
 
-WAYS.update({shard.__name__: shard for shard in (fsdp1_hybrid, fsdp2_hybrid)})
+WAYS.update({shard.__name__: shard for shard in (fsdp1_hybrid, fsdp2_hybrid, fsdp2_offloaded)})
 WAYS.update(
     {
         f"{shard.__name__}_{name}": partial(_in_precision, shard, types)
-        for shard in (fsdp1, fsdp1_hybrid, fsdp2, fsdp2_hybrid)
+        for shard in (fsdp1, fsdp1_hybrid, fsdp2, fsdp2_hybrid, fsdp2_offloaded)
         for name, types in _PRECISIONS.items()
     }
 )

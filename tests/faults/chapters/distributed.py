@@ -1302,3 +1302,34 @@ def offloaded_states_are_of_the_default_type() -> Iterator[None]:
 
     with replaced(state_dict, "get_model_state_dict", widened):
         yield
+
+
+@fault("AMP-DISTRIBUTED-008")
+def parameters_that_stay_whole_are_never_renewed() -> Iterator[None]:
+    """fully_shard with reshard_after_forward=False gives backward's end no shards, so that a step changes nothing."""
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+    def resharded(self: Any) -> None:
+        if self._reshard_after_forward:
+            reshard(self)
+
+    reshard = FSDPParamGroup.reshard
+    with replaced(FSDPParamGroup, "reshard", resharded):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-008", level="standard")
+def offloaded_parameters_are_read_once() -> Iterator[None]:
+    """fully_shard with a CPUOffloadPolicy gathers in each step what the parameters were in the first."""
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+
+    def read(self: Any) -> list[torch.Tensor]:
+        inputs: list[torch.Tensor] = inputs_of(self)
+        if self.offload_to_cpu:
+            self.first = getattr(self, "first", None) or [one.clone() for one in inputs]
+            return self.first
+        return inputs
+
+    inputs_of = FSDPParam.all_gather_inputs.fget
+    with replaced(FSDPParam, "all_gather_inputs", property(read)):
+        yield
