@@ -156,6 +156,7 @@ def test_a(case: Case) -> None:
         ("case.equal('bf16: second', 1, 2)", "FAIL", "bf16: second"),
         ("raise RuntimeError('fp16: of another kind')", "FAIL", "raised RuntimeError: fp16"),
         ("case.unsupported('no bf16')", "WAIVED", "fp16: first"),
+        ("case.raises('fp16: second', ValueError, lambda: None)", "WAIVED", "fp16: first"),
     ],
 )
 def test_waiver_of_some_evidence_leaves_the_rest_of_the_case_judged(

@@ -1104,3 +1104,25 @@ def replayed_steps_are_not_skipped() -> Iterator[None]:
 
     with replaced(torch, "compile", compile), replaced(torch.amp.GradScaler, "_maybe_opt_step", step):
         yield
+
+
+@fault("AMP-COMPILE-020")
+def stances_let_code_of_other_regions_run() -> Iterator[None]:
+    """Under eager_on_recompile the guards of compiled code are not asked, so that it runs in any region."""
+    from torch._dynamo import eval_frame
+
+    with edited(
+        eval_frame._is_skip_guard_eval_unsafe_stance,
+        "_stance.skip",
+        "_stance.stance == 'eager_on_recompile' or _stance.skip",
+    ):
+        yield
+
+
+@fault("AMP-COMPILE-020")
+def recompilations_never_fail() -> Iterator[None]:
+    """The stance fail_on_recompile compiles as the default does."""
+    from torch._dynamo import eval_frame
+
+    with edited(eval_frame._callback_from_stance, 'stance == "default"', 'stance in ("default", "fail_on_recompile")'):
+        yield

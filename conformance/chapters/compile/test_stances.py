@@ -1,0 +1,62 @@
+"""Check programs that are called under a stance of the compiler, in regions that they were not compiled in."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+from ...harness.check import Case, contract, deep
+from ...harness.targets import Target
+from .ambient_changes import changes
+from .observation import observed
+from .programs import AMBIENT
+from .support import bound, compiler, dtypes_of, same
+from .ways import WAYS
+
+# What torch.compile does from then on where no compiled code fits. The last stance uses none, fitting or not.
+STANCES = ("eager_on_recompile", "eager_then_compile", "aot_eager_then_compile", "force_eager")
+COMPILED_IN = "a region"
+
+
+@contract("AMP-COMPILE-020")
+@pytest.mark.parametrize("stance", [STANCES[0], *(deep("standard", one) for one in STANCES[1:])])
+def test_changes_under_a_stance(case: Case, target: Target, rng: torch.Generator, stance: str) -> None:
+    if stance not in (torch.compiler.set_stance.__doc__ or ""):
+        case.unsupported("this torch documents no such stance")
+    chosen = AMBIENT["plain_inside"]
+    with compiler(case):
+        for dtype in dtypes_of(case, target):
+            torch._dynamo.reset()
+            leaves = chosen.leaves(target.device, rng)
+            call = bound(chosen, target, dtype, cache=False)
+            compiled = WAYS["aot_eager"].make(call, leaves)
+            opened = changes(target, dtype)
+            observed(compiled, leaves, around=opened[COMPILED_IN])
+            for name in (*opened, COMPILED_IN):
+                around: dict[str, Any] = {"around": opened[name], "around_backward": opened[name]}
+                with torch.compiler.set_stance(stance):
+                    seen = observed(compiled, leaves, **around)
+                same(case, f"{dtype}, {name}", seen, observed(call, leaves, **around))
+
+
+@contract("AMP-COMPILE-020")
+@pytest.mark.parametrize("name", ["no region", deep("standard", "a region of the other type")], ids=["none", "other"])
+def test_refused_changes(case: Case, target: Target, rng: torch.Generator, name: str) -> None:
+    """Under fail_on_recompile the region in which a program was compiled is served, and another one refused."""
+    case.require(target, torch.float16, torch.bfloat16)
+    chosen = AMBIENT["plain_inside"]
+    with compiler(case):
+        for dtype in dtypes_of(case, target):
+            torch._dynamo.reset()
+            leaves = chosen.leaves(target.device, rng)
+            call = bound(chosen, target, dtype, cache=False)
+            compiled = WAYS["aot_eager"].make(call, leaves)
+            opened = changes(target, dtype)
+            expected = observed(compiled, leaves, around=opened[COMPILED_IN])
+            with torch.compiler.set_stance("fail_on_recompile"):
+                same(case, f"{dtype}, {COMPILED_IN}", observed(compiled, leaves, around=opened[COMPILED_IN]), expected)
+                elsewhere = functools.partial(observed, compiled, leaves, around=opened[name])
+                case.raises(f"{dtype}, {name}: the call", RuntimeError, elsewhere)
