@@ -12,10 +12,9 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
-from .ambient_changes import changes, set_flags
 from .observation import Around, observed
 from .programs import AMBIENT, OTHER
-from .support import ambient, bound, compiler, dtypes_of, inner_type, pause_of, same
+from .support import ambient, bound, changes, compiler, dtypes_of, inner_type, pause_of, same, set_flags
 from .ways import WAYS
 
 # Each change compiles the program again.

@@ -10,10 +10,9 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
-from .ambient_changes import changes
 from .observation import observed
 from .programs import AMBIENT
-from .support import bound, compiler, dtypes_of, same
+from .support import bound, changes, compiler, dtypes_of, same
 from .ways import WAYS
 
 # What torch.compile does from then on where no compiled code fits. The last stance uses none, fitting or not.
