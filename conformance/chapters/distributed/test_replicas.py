@@ -8,6 +8,7 @@ import torch
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from . import reference
+from .accumulation import OPTIONS, gradients_of_windows
 from .comparison import differences
 from .optimizer_histories import histories, unlike_wrapped
 from .processes import Groups
@@ -83,6 +84,19 @@ def test_region_in_forward(case: Case, target: Target, ranks: Groups) -> None:
 def test_accumulation(case: Case, target: Target, ranks: Groups, way: str) -> None:
     found = programs(case, target, way, micro=3)
     agree(case, ranks, way, found[: case.samples(quick=1, standard=1, full=len(found))], **one_process(way))
+
+
+@contract("AMP-DISTRIBUTED-003", on="cpu")
+@pytest.mark.parametrize("synchronized_first", [True, deep("standard", False)], ids=["after-a-step", "at-first"])
+@pytest.mark.parametrize("option", [one if one == "static_graph" else deep("standard", one) for one in OPTIONS])
+def test_windows_of_accumulation(
+    case: Case, target: Target, ranks: Groups, option: str, synchronized_first: bool
+) -> None:
+    """Steps of different numbers of micro-batches, one after the other."""
+    for dtype in case.amp_dtypes[: case.samples(quick=1, standard=2, full=2)]:
+        for rank, found in enumerate(answers(case, ranks, 2, gradients_of_windows, dtype, option, synchronized_first)):
+            what = f"rank {rank}, region of {dtype}: gradients that are not the mean over the ranks"
+            case.equal(what, found[:LISTED], [])
 
 
 @contract("AMP-DISTRIBUTED-003", on="cpu")

@@ -1333,3 +1333,21 @@ def offloaded_parameters_are_read_once() -> Iterator[None]:
     inputs_of = FSDPParam.all_gather_inputs.fget
     with replaced(FSDPParam, "all_gather_inputs", property(read)):
         yield
+
+
+@fault("AMP-DISTRIBUTED-003")
+def static_graphs_are_reduced_until_they_accumulate() -> Iterator[None]:
+    """With static_graph=True a replica synchronizes no gradient after its first micro-batch in no_sync()."""
+    original = DistributedDataParallel.forward
+    accumulated: set[int] = set()
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.require_backward_grad_sync:
+            accumulated.add(id(self))
+        elif self.static_graph and id(self) in accumulated:
+            with self.no_sync():
+                return original(self, *args, **kwargs)
+        return original(self, *args, **kwargs)
+
+    with replaced(DistributedDataParallel, "forward", forward):
+        yield
