@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 # The others of a contract mostly differ by a parameter, and a report of thousands of programs would not be small.
 _PROGRAMS_OF_A_CONTRACT = 2
-# Of a case that rests on the lists of a backend: the ops that it reached for which the device has other rules.
+# Of a case that rests on the lists of a backend: ops that it reached in regions for which the device has other rules.
 _OTHER_RULES: pytest.StashKey[set[str]] = pytest.StashKey()
 _PROGRAMS: pytest.StashKey[Counter[str]] = pytest.StashKey()
 
@@ -137,7 +137,7 @@ def _measuring(item: pytest.Item, found: Facts) -> Generator[None]:
 
 @contextmanager
 def _reaching_other_rules(item: pytest.Item, found: Facts) -> Generator[None]:
-    """Note which ops a case reaches for which the device has other rules than the lists of its backend."""
+    """Note which ops a case reaches in regions for which the device has other rules than the lists of its backend."""
     from ..oracles.policy import declared
 
     device_type = "" if found.target is None else str(found.target.device_type)
@@ -148,7 +148,7 @@ def _reaching_other_rules(item: pytest.Item, found: Facts) -> Generator[None]:
     from ..oracles.policy import overloads
     from ..oracles.trace.reached import reached
 
-    with reached(changed, overloads.ruled(device_type) - changed) as item.stash[_OTHER_RULES]:
+    with reached(changed, overloads.ruled(device_type) - changed, device_type) as item.stash[_OTHER_RULES]:
         yield
 
 

@@ -33,7 +33,8 @@ def test_{"abcd"[number - 1]}(case: Case, target: Target) -> None:
 """
 
 
-_REACHES = "case.equal('x', torch.ones(2).exp().dtype, torch.float32)"
+_IN_A_REGION = "with torch.autocast('cpu', dtype=torch.bfloat16): "
+_REACHES = _IN_A_REGION + "case.equal('x', torch.ones(2).exp().dtype, torch.float32)"
 
 
 def _verdicts(outcome: Outcome) -> list[str]:
@@ -48,8 +49,12 @@ def test_case_that_reaches_such_an_op_is_unsupported_and_has_no_evidence(toy: To
     assert not outcome.report["cases"][0].get("evidence")
 
 
+def test_such_an_op_outside_of_regions_is_judged(toy: Toy) -> None:
+    assert _verdicts(_run(toy, _check(1, "case.equal('x', torch.ones(2).exp().dtype, torch.float32)"))) == ["PASS"]
+
+
 def test_check_by_rules_is_judged(toy: Toy) -> None:
-    fails = "case.equal('x', torch.ones(2).exp().dtype, torch.float16)"
+    fails = _IN_A_REGION + "case.equal('x', torch.ones(2).exp().dtype, torch.float16)"
 
     outcome = _run(toy, _check(1, _REACHES, "@by_rules") + _check(2, fails, "@by_rules") + _check(3, fails))
 
@@ -59,10 +64,9 @@ def test_check_by_rules_is_judged(toy: Toy) -> None:
 def test_op_in_a_thread_counts_and_one_within_an_op_that_keeps_its_rule_does_not(toy: Toy) -> None:
     if not observes_all_threads():
         pytest.skip("this torch observes the thread that asks alone")
-    thread = (
-        "from threading import Thread; t = Thread(target=torch.ones(2).exp); t.start(); t.join(); case.true('x', True)"
-    )
-    inside = "case.true('x', torch.nn.functional.linear(*(torch.ones(2, 2),) * 2) is not None)"
+    steps = "t = Thread(target=torch.ones(2).exp); t.start(); t.join(); case.true('x', True)"
+    thread = f"from threading import Thread\n    {_IN_A_REGION}{steps}"
+    inside = _IN_A_REGION + "case.true('x', torch.nn.functional.linear(*(torch.ones(2, 2),) * 2) is not None)"
 
     outcome = _run(toy, _check(1, thread) + _check(2, inside))
 
@@ -70,7 +74,7 @@ def test_op_in_a_thread_counts_and_one_within_an_op_that_keeps_its_rule_does_not
 
 
 def test_lost_device_comes_before_such_an_op(toy: Toy) -> None:
-    dies = "torch.ones(2).exp(); toyplugin.STATE['dead'] = True; raise RuntimeError(toyplugin.ERROR)"
+    dies = _IN_A_REGION + "torch.ones(2).exp(); toyplugin.STATE['dead'] = True; raise RuntimeError(toyplugin.ERROR)"
 
     outcome = _run(toy, _check(1, dies) + _check(2, "case.true('x', True)"), MORTAL)
 
@@ -80,7 +84,7 @@ def test_lost_device_comes_before_such_an_op(toy: Toy) -> None:
 
 
 def test_error_of_a_device_that_works_on_ends_no_run(toy: Toy) -> None:
-    raises = "torch.ones(2).exp(); raise RuntimeError('CUDA error: invalid argument')"
+    raises = _IN_A_REGION + "torch.ones(2).exp(); raise RuntimeError('CUDA error: invalid argument')"
 
     outcome = _run(toy, _check(1, raises) + _check(2, "case.true('x', True)"), MORTAL)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -10,9 +11,11 @@ from torch.nn import functional as F
 
 from conformance.oracles.trace.reached import reached
 
+REGION = partial(torch.autocast, "cpu", dtype=torch.bfloat16)
+
 
 def test_ops_within_others_are_seen() -> None:
-    with reached(("mm", "matmul", "linear", "exp"), ()) as ops:
+    with reached(("mm", "matmul", "linear", "exp"), (), "cpu") as ops, REGION():
         torch.ones(2, 2) @ torch.ones(2, 2)
 
     assert ops == {"matmul", "mm"}
@@ -20,7 +23,7 @@ def test_ops_within_others_are_seen() -> None:
 
 def test_ops_within_those_that_hide_theirs_are_not() -> None:
     x = torch.ones(2, 2)
-    with reached(("mm", "addmm", "t", "exp"), ("linear",)) as ops:
+    with reached(("mm", "addmm", "t", "exp"), ("linear",), "cpu") as ops, REGION():
         F.linear(x, x, x[0])
         x.exp()
 
@@ -29,7 +32,7 @@ def test_ops_within_those_that_hide_theirs_are_not() -> None:
 
 def test_ops_of_backward_are_seen() -> None:
     x = torch.ones(2, requires_grad=True)
-    with reached(("sigmoid_backward",), ()) as ops:
+    with reached(("sigmoid_backward",), (), "cpu") as ops, REGION():
         x.sigmoid().sum().backward()
 
     assert ops == {"sigmoid_backward"}
@@ -44,7 +47,7 @@ def test_ops_of_other_threads_are_seen_and_hide_those_of_their_own() -> None:
     x = torch.ones(2, 2)
     with ThreadPoolExecutor(1) as pool:
         pool.submit(x.sum).result()  # a thread from before
-        with reached(("mm", "exp"), ("linear",)) as ops:
+        with reached(("mm", "exp"), ("linear",), "cpu") as ops, REGION():
             pool.submit(F.linear, x, x).result()
             pool.submit(torch.exp, x).result()
 
@@ -52,7 +55,7 @@ def test_ops_of_other_threads_are_seen_and_hide_those_of_their_own() -> None:
 
 
 def test_tensors_in_lists_are_seen() -> None:
-    with reached(("cat", "stack"), ()) as ops:
+    with reached(("cat", "stack"), (), "cpu") as ops, REGION():
         torch.cat([torch.ones(2), torch.ones(2)])
 
     assert ops == {"cat"}
@@ -60,14 +63,14 @@ def test_tensors_in_lists_are_seen() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.complex64])
 def test_what_autocast_leaves_alone_is_left_out(dtype: torch.dtype) -> None:
-    with reached(("sum",), ()) as ops:
+    with reached(("sum",), (), "cpu") as ops, REGION():
         torch.ones(2, dtype=dtype).sum()
 
     assert ops == set()
 
 
 def test_exceptions_pass_and_what_was_reached_before_is_seen() -> None:
-    with pytest.raises(ZeroDivisionError), reached(("exp",), ()) as ops:
+    with pytest.raises(ZeroDivisionError), reached(("exp",), (), "cpu") as ops, REGION():
         torch.ones(2).exp()
         raise ZeroDivisionError
 
@@ -75,9 +78,67 @@ def test_exceptions_pass_and_what_was_reached_before_is_seen() -> None:
 
 
 def test_inner_observer_leaves_all_to_the_outer_one() -> None:
-    with reached(("exp", "log"), ()) as outer:
-        with reached(("exp",), ()) as inner:
+    with reached(("exp", "log"), (), "cpu") as outer, REGION():
+        with reached(("exp",), (), "cpu") as inner, REGION():
             torch.ones(2).exp()
         torch.ones(2).log()
 
     assert (inner, outer) == (set(), {"exp", "log"})
+
+
+def test_only_ops_in_regions_of_the_device_type_are_seen() -> None:
+    x = torch.ones(2)
+    with reached(("exp", "log", "sin", "cos", "tan", "abs"), (), "cpu") as ops:
+        x.exp()
+        with REGION():
+            x.log()
+            with REGION(enabled=False):
+                x.sin()
+            x.cos()
+        with torch.autocast("xpu", dtype=torch.bfloat16):
+            x.tan()
+        x.abs()
+
+    assert ops == {"log", "cos"}
+
+
+def test_setters_open_regions_too() -> None:
+    with reached(("exp", "log"), (), "cpu") as ops:
+        torch.set_autocast_enabled("cpu", True)
+        torch.ones(2).exp()
+        torch.set_autocast_enabled("cpu", False)
+        torch.ones(2).log()
+
+    assert ops == {"exp"}
+
+
+def test_the_setter_is_put_back_and_the_compiler_sees_through_what_stood_in_for_it() -> None:
+    setter = torch.set_autocast_enabled
+
+    def switch(x: torch.Tensor) -> torch.Tensor:
+        torch.set_autocast_enabled("cpu", True)
+        y = x @ x
+        torch.set_autocast_enabled("cpu", False)
+        return y
+
+    try:
+        torch.compile(switch, backend="eager", fullgraph=True)(torch.ones(2, 2))
+    except torch._dynamo.exc.Unsupported:
+        pytest.skip("the compiler of this torch does not take the setter")
+    torch._dynamo.reset()
+    with reached(("mm",), (), "cpu"):
+        assert torch.compile(switch, backend="eager", fullgraph=True)(torch.ones(2, 2)).dtype is torch.bfloat16
+
+    assert torch.set_autocast_enabled is setter
+
+
+def test_modules_whose_parameters_are_swapped_are_not_held() -> None:
+    layer = torch.nn.Linear(2, 2)
+    with reached(("exp",), (), "cpu"):
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        try:
+            layer.to(torch.bfloat16)
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(False)
+
+    assert layer.weight.dtype is torch.bfloat16
