@@ -369,9 +369,9 @@ class Case:
     def with_kernels(self, target: Target, programs: Mapping[str, Callable[[], object]]) -> tuple[str, ...]:
         """Return the names of the programs of which a third party's device has every kernel, outside of any region.
 
-        What it has no kernel of is noted; without a program left the case ends as UNSUPPORTED.
+        What it has no kernel of, or sparse tensors for, is noted; without a program left the case ends as UNSUPPORTED.
         """
-        from .judge import lacks_kernel, lacks_tangent
+        from .judge import lacks_kernel, lacks_sparse, lacks_tangent
         from .targets import is_foreign
 
         if not is_foreign(target.device_type):
@@ -380,14 +380,17 @@ class Case:
         for name, run in programs.items():
             try:
                 run()
-            except NotImplementedError as error:
-                if (op := lacks_kernel(error) or lacks_tangent(error, target.device_type)) is None:
+            except (NotImplementedError, RuntimeError, TypeError) as error:
+                if op := lacks_kernel(error) or lacks_tangent(error, target.device_type):
+                    lacking[name] = f"no kernel of {op}"
+                elif lacks_sparse(error, target.device):
+                    lacking[name] = "no sparse tensors"
+                else:
                     raise
-                lacking[name] = op
         if lacking:
-            self.note("programs left out", {name: f"no kernel of {op}" for name, op in lacking.items()})
+            self.note("programs left out", lacking)
         if lacking.keys() == programs.keys():
-            self.unsupported(f"{target.name} has no kernel of {', '.join(sorted(set(lacking.values())))}")
+            self.unsupported(f"{target.name} has {', '.join(sorted(set(lacking.values())))}")
         return tuple(name for name in programs if name not in lacking)
 
     def require_fused(self, target: Target, optimizer: type[torch.optim.Optimizer]) -> None:

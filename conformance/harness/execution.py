@@ -146,9 +146,10 @@ def _reaching_other_rules(item: pytest.Item, found: Facts) -> Generator[None]:
         yield
         return
     from ..oracles.policy import overloads
-    from ..oracles.trace.reached import reached
+    from ..oracles.trace.reached import reached_in_regions
 
-    with reached(changed, overloads.ruled(device_type) - changed, device_type) as item.stash[_OTHER_RULES]:
+    hiding = overloads.ruled(device_type) - changed
+    with reached_in_regions(changed, hiding, device_type) as item.stash[_OTHER_RULES]:
         yield
 
 
@@ -194,6 +195,8 @@ def _lacking(error: BaseException | None, target: Target, case: Case) -> Judgeme
         return judge.Judgement(Verdict.UNSUPPORTED, f"{target.name} has no {asked[1]}{computes}")
     if not is_foreign(target.device_type):
         return None
+    if judge.lacks_sparse(error, target.device):
+        return judge.Judgement(Verdict.UNSUPPORTED, f"{target.name} has no sparse tensors")
     if op := judge.lacks_kernel(error) or judge.named_kernel(one for one in case.evidence if not one.holds):
         case.evidence[:] = [one for one in case.evidence if one.holds]  # the rest is evidence of nothing
         return judge.Judgement(Verdict.UNSUPPORTED, f"{target.name} has no kernel of {op}")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from ..measure.precision import refusals
+from ..measure.refusals import dtype_refusals, sparse_refusals
 from ..oracles.policy import declared
 from ..oracles.policy.declaration import Undetermined
 from ..report import values
@@ -149,6 +149,11 @@ def named_kernel(evidence: Iterable[values.Evidence]) -> str | None:
     return next((next(filter(None, one.groups())) for one in found if one), None)
 
 
+def lacks_sparse(error: BaseException | None, device: torch.device) -> bool:
+    """Return whether an error is what a device says of sparse tensors, none of which it has."""
+    return error is not None and (type(error), str(error)) in sparse_refusals(device)
+
+
 def lacks_tangent(error: BaseException | None, device_type: str) -> str | None:
     """Return the operator that torch has no forward derivative of, where a device has a kernel of its own for it.
 
@@ -185,7 +190,9 @@ def lacks_dtype(error: BaseException | None, device: torch.device) -> tuple[str 
     asking = module if module.startswith(_OUTSIDE_REGIONS) else None
     named = asking is not None or (place is not None and _called(place) in _MAKING)
     dtypes = (*_NEVER_CAST_TO, torch.bfloat16, torch.float16) if named else _NEVER_CAST_TO
-    return next(((asking, dtype) for dtype in dtypes if (type(error), str(error)) in refusals(device, dtype)), None)
+    return next(
+        ((asking, dtype) for dtype in dtypes if (type(error), str(error)) in dtype_refusals(device, dtype)), None
+    )
 
 
 def _called(place: traceback.FrameSummary) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 
@@ -24,30 +24,6 @@ def flushes_subnormals(device: torch.device) -> bool:
     """Return whether the device takes subnormal float32 numbers for zero, as an operand or as a result."""
     least = torch.tensor([2.0**-126, 2.0**-130], device=device)
     return bool(((least * torch.tensor([0.5, 2.0], device=device)).cpu() == 0).any())
-
-
-@functools.cache
-def refusals(device: torch.device, dtype: torch.dtype) -> frozenset[tuple[type[Exception], str]]:
-    """Return the exceptions that a device without `dtype` raises for its tensors: their classes and messages.
-
-    Empty where the device has tensors of `dtype`, and where it makes none at all, as one that was lost.
-    """
-    try:
-        torch.ones(1, device=device)
-    except (RuntimeError, TypeError, NotImplementedError):
-        return frozenset()
-    wanted: tuple[Callable[[], object], ...] = (
-        lambda: torch.ones(1, dtype=dtype, device=device),
-        lambda: torch.ones(1, device=device).to(dtype),
-        lambda: torch.ones(1, dtype=dtype).to(device),
-    )
-    found = set()
-    for call in wanted:
-        try:
-            call()
-        except (RuntimeError, TypeError, NotImplementedError) as error:
-            found.add((type(error), str(error)))
-    return frozenset(found)
 
 
 @contextlib.contextmanager

@@ -378,7 +378,7 @@ def test_dtype_that_is_asked_for_may_be_missing(
 ) -> None:
     device = torch.device("cpu")
     refusals = {dtype: frozenset({(TypeError, words)}) for dtype, words in _WORDS.items()}
-    monkeypatch.setattr(judge, "refusals", lambda device, dtype: refusals.get(dtype, frozenset()))
+    monkeypatch.setattr(judge, "dtype_refusals", lambda device, dtype: refusals.get(dtype, frozenset()))
 
     for dtype, words in _WORDS.items():
         excused = module is not None or dtype == torch.float64  # which no region casts to
@@ -410,7 +410,7 @@ def test_conversion_asks_for_its_dtype_and_an_operation_does_not(
     monkeypatch: pytest.MonkeyPatch, asks: Callable[[Any], object], excused: bool
 ) -> None:
     refusals = {dtype: frozenset({(TypeError, words)}) for dtype, words in _WORDS.items()}
-    monkeypatch.setattr(judge, "refusals", lambda device, dtype: refusals.get(dtype, frozenset()))
+    monkeypatch.setattr(judge, "dtype_refusals", lambda device, dtype: refusals.get(dtype, frozenset()))
     with pytest.raises(TypeError) as caught:
         asks(_Refusing())
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 from conformance.measure.flags import writable
-from conformance.measure.precision import computes_in, full_precision, refusals, repeatable_convolutions
+from conformance.measure.precision import computes_in, full_precision, repeatable_convolutions
 
 MATMUL = torch.backends.cuda.matmul
 FLAGS = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
@@ -58,20 +56,3 @@ def test_fp32_products_are_fp32_inside(device_type: str) -> None:
 def test_arithmetic_is_tried_and_its_refusal_is_an_answer() -> None:
     assert computes_in(torch.device("cpu"), torch.float64)
     assert not computes_in(torch.device("meta"), torch.float64)
-
-
-def test_refusals_are_what_a_device_without_the_type_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    device, ones = torch.device("cpu"), torch.ones
-
-    def refusing(*shape: int, dtype: torch.dtype = torch.float32, **options: Any) -> torch.Tensor:
-        if dtype == torch.float64:
-            raise TypeError("npu has no double")
-        return ones(*shape, dtype=dtype, **options)
-
-    assert refusals(device, torch.float64) == frozenset()
-    refusals.cache_clear()
-    monkeypatch.setattr(torch, "ones", refusing)
-    try:
-        assert refusals(device, torch.float64) == {(TypeError, "npu has no double")}
-    finally:
-        refusals.cache_clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -469,11 +470,12 @@ def test_refused_gradients(case: Case, target: Target) -> None:
     device = target.device
     ones = torch.ones(4, device=device)
     flag, factor = torch.zeros((), device=device), torch.tensor(0.5, device=device)
-    gradients = {
-        "bool": ones.bool(),
-        "sparse": torch.eye(2, device=device).to_sparse(),
-        "overlapping": torch.ones(1, device=device).expand(3),
+    makers: dict[str, Callable[[], torch.Tensor]] = {
+        "bool": ones.bool,
+        "sparse": lambda: torch.eye(2, device=device).to_sparse(),
+        "overlapping": lambda: torch.ones(1, device=device).expand(3),
     }
+    gradients = {name: makers[name]() for name in case.with_kernels(target, makers)}
     flags = {"two flags": ones[:2], "int32 flag": flag.int()}
     factors = {"two factors": ones[:2], "16-bit factor": factor.to(case.supported(target)[0])}
     kernel = torch._amp_foreach_non_finite_check_and_unscale_

@@ -1,11 +1,11 @@
-"""The ops that a program gives to the dispatcher in regions, also within other ops, as torch's profiler sees them."""
+"""The ops that a program gives to the dispatcher, also within other ops, as torch's profiler sees them."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 from unittest import mock
 
@@ -18,76 +18,78 @@ _observing = False
 
 
 @contextlib.contextmanager
-def reached(ops: Collection[str], hiding: Collection[str], device_type: str) -> Iterator[set[str]]:
-    """Fill the set with those of the ATen `ops` ("mm") that the block calls in regions, also within other ops.
+def reached(ops: Collection[str], hiding: Collection[str]) -> Iterator[set[str]]:
+    """Fill the set, when the block ends, with those of the ATen `ops` ("mm") that it calls, also within other ops.
 
-    Of a region counts what is called while autocast is on for the device type. Left out are calls without a float32 or
-    16-bit tensor among their arguments, and those within one of `hiding`. Calls of all threads are seen, where this
-    torch can do so (`profile_all_threads`); otherwise those of the thread that opened the region alone. Inside of
-    another such block the set stays empty: the profiler has one observer at a time.
+    Left out are calls without a float32 or 16-bit tensor among their arguments, and those within one of `hiding`. Calls
+    of all threads are seen, where this torch can do so (`profile_all_threads`); otherwise those of this thread alone.
+    Where something is observed already the set stays empty: the profiler has one observer at a time.
     """
-    global _observing
-    if _observing:
-        yield set()
-        return
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read once: torch 2.13 says on standard error that it starts
-    watch = _Watch(device_type, frozenset(_PREFIX + op for op in ops), frozenset(_PREFIX + op for op in hiding))
-    _observing = True
+    watch = _Watch(ops, hiding)
+    watch.start()
     try:
-        with mock.patch.object(torch, "set_autocast_enabled", watch.following(torch.set_autocast_enabled)):
+        yield watch.found
+    finally:
+        watch.stop()
+
+
+@contextlib.contextmanager
+def reached_in_regions(ops: Collection[str], hiding: Collection[str], device_type: str) -> Iterator[set[str]]:
+    """Fill the set as `reached` does with what is called while autocast is on for the device type.
+
+    Where two threads have regions, what is called counts from where the first one opens its own until it closes it.
+    """
+    watch, lock, owners = _Watch(ops, hiding), threading.Lock(), list[int]()
+    setter = torch.set_autocast_enabled  # which regions call too
+
+    def set_and_follow(*args: Any) -> None:
+        setter(*args)
+        if torch.compiler.is_compiling():  # the compiler takes it for true, and so sees the setter alone
+            return
+        on, thread = torch.is_autocast_enabled(device_type), threading.get_ident()
+        with lock:
+            if on and not owners:
+                owners.append(thread)
+                watch.start()
+            elif not on and owners == [thread]:
+                owners.clear()
+                watch.stop()
+
+    try:
+        with mock.patch.object(torch, "set_autocast_enabled", set_and_follow):
             yield watch.found
     finally:
-        _observing = False
         watch.stop()
 
 
 class _Watch:
-    """Observes the ops of all threads from where one opens a region until it has left all of its own."""
+    """An observer of the ops of all threads, which can be started and stopped several times."""
 
-    def __init__(self, device_type: str, wanted: frozenset[str], hiding: frozenset[str]) -> None:
+    def __init__(self, ops: Collection[str], hiding: Collection[str]) -> None:
         self.found: set[str] = set()
-        self._device_type = device_type
-        self._wanted = wanted
-        self._hiding = hiding
-        self._lock = threading.Lock()
-        self._owner = 0
+        self._wanted = frozenset(_PREFIX + op for op in ops)
+        self._hiding = frozenset(_PREFIX + op for op in hiding)
         self._profile: torch.autograd.profiler.profile | None = None
 
-    def following(self, setter: Callable[..., None]) -> Callable[..., None]:
-        """Return a setter, by which regions come and go too, after which the watch looks whether one is open."""
-
-        def set_and_follow(*args: Any) -> None:
-            setter(*args)
-            if not torch.compiler.is_compiling():  # which the compiler takes for true, so that it sees the setter alone
-                self._follow()
-
-        return set_and_follow
-
-    def _follow(self) -> None:
-        on, thread = torch.is_autocast_enabled(self._device_type), threading.get_ident()
-        with self._lock:
-            if on and self._profile is None:
-                self._owner = thread
-                self._start()
-            elif not on and self._profile is not None and self._owner == thread:
-                self._stop()
-
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Observe from here on, unless another watch does."""
+        global _observing
+        if _observing:
+            return
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read once: torch 2.13 says on standard error that it starts
         profile = torch.autograd.profiler.profile(record_shapes=True, experimental_config=_of_all_threads())
         profile._parse_kineto_results = lambda result: []  # a table in Python, which takes most of the time
         profile.__enter__()
-        self._profile = profile
-
-    def _stop(self) -> None:
-        profile, self._profile = self._profile, None
-        if profile is not None:
-            profile.__exit__(None, None, None)
-            self.found.update(_outside(profile, self._wanted, self._hiding))
+        self._profile, _observing = profile, True
 
     def stop(self) -> None:
-        """End the observation, whatever is still open."""
-        with self._lock:
-            self._stop()
+        """Take note of what was called since the start."""
+        global _observing
+        profile, self._profile = self._profile, None
+        if profile is not None:
+            _observing = False
+            profile.__exit__(None, None, None)
+            self.found.update(_outside(profile, self._wanted, self._hiding))
 
 
 def _of_all_threads() -> Any:
