@@ -50,6 +50,7 @@ _MAY = {
         "oracles.numbers.bits",  # case.identical() compares as the oracles do
         "measure.pending",  # what a case that failed left to a lazy device
         "measure.precision",
+        "measure.refusals",
         "measure.threads",
         "torch",
         "pytest",

@@ -1126,3 +1126,21 @@ def recompilations_never_fail() -> Iterator[None]:
 
     with edited(eval_frame._callback_from_stance, 'stance == "default"', 'stance in ("default", "fail_on_recompile")'):
         yield
+
+
+@fault("AMP-COMPILE-096")
+def hooks_of_intermediates_are_dropped() -> Iterator[None]:
+    """A compiled program registers no hook on a tensor that it makes itself."""
+    from torch._dynamo.variables.base import ValueMutationNew
+    from torch._dynamo.variables import RemovableHandleVariable
+    from torch._dynamo.variables.tensor import TensorVariable
+
+    original = TensorVariable._method_register_hook
+
+    def register(self: Any, tx: Any, name: str, hook: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.source:
+            return RemovableHandleVariable(mutation_type=ValueMutationNew())
+        return original(self, tx, name, hook, *args, **kwargs)
+
+    with replaced(TensorVariable, "_method_register_hook", register):
+        yield

@@ -1,0 +1,48 @@
+"""Check that hooks of tensors and modules in compiled programs act as they do in eager."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+
+from ...harness.check import Case, contract, deep
+from ...harness.targets import Target
+from .hooked import PROGRAMS, Program
+from .support import compiler, dtypes_of, inductor
+
+AT_QUICK = ("product", "two-uses", "then-breaks", "backward")
+
+
+@contract("AMP-COMPILE-096")
+@pytest.mark.parametrize("backend", ["aot_eager", deep("standard", "inductor"), deep("full", "eager")])
+@pytest.mark.parametrize("name", [one if one in AT_QUICK else deep("standard", one) for one in PROGRAMS])
+def test_hooks(case: Case, target: Target, rng: torch.Generator, name: str, backend: str) -> None:
+    x, w = (torch.randint(1, 3, (4, 4), generator=rng).float().to(target.device) for _ in range(2))
+    plain = x.sum(0)[:, None].expand(4, 4) * 3
+    with compiler(case), inductor(case) if backend == "inductor" else contextlib.nullcontext():
+        for dtype in dtypes_of(case, target):
+            torch._dynamo.reset()
+            program = PROGRAMS[name]()
+            seen = _ran(target, dtype, torch.compile(program, backend=backend), x, w)
+            expected = _ran(target, dtype, program, x, w)
+            acts = not torch.equal(expected["gradient of the weight"], plain) or len(expected) == 3
+            case.true(f"{dtype}: the hook acts in eager (control)", acts is (name != "removed"))
+            case.equal(f"{dtype}: what has a gradient", list(seen), list(expected))
+            for what in filter(seen.__contains__, expected):
+                case.identical(f"{dtype}: {what}", seen[what], expected[what])
+
+
+def _ran(
+    target: Target, dtype: torch.dtype, program: Program, x: torch.Tensor, w: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Return the loss and the gradients of a program that is run in a region."""
+    weight = w.clone().requires_grad_()
+    with target.autocast(dtype):
+        made = program(x, weight)
+    loss, kept = made if isinstance(made, tuple) else (made, None)
+    loss.backward()
+    found = {"loss": loss.detach(), "gradient of the weight": weight.grad}
+    found |= {} if kept is None else {"gradient that is retained": kept.grad}
+    return {what: one.detach() for what, one in found.items() if one is not None}
