@@ -36,6 +36,8 @@ _PROGRAMS_OF_A_CONTRACT = 2
 # Of a case that rests on the lists of a backend: ops that it reached in regions for which the device has other rules.
 _OTHER_RULES: pytest.StashKey[set[str]] = pytest.StashKey()
 _PROGRAMS: pytest.StashKey[Counter[str]] = pytest.StashKey()
+# What is set as a case starts that no check holds under: a fixture or hook of the user's did it after the run began.
+_SET_UP: pytest.StashKey[str | None] = pytest.StashKey()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -52,6 +54,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     from . import lost_device, state
 
     before, run = state.Snapshot(), item.config.stash[RUN]
+    item.stash[_SET_UP] = state.unlike_a_new_process()
     try:
         state.seed_everything(seed_of(item))
         _require_capabilities(found, item.config.stash[RUN])
@@ -181,7 +184,8 @@ def pytest_runtest_makereport(
     report = yield
     found = facts(item)
     if found is not None and (call.when == "call" or (call.when == "setup" and call.excinfo is not None)):
-        _conclude(item, found, call, report)
+        with _warnings_that_do_not_raise():  # what a device lacks is tried out
+            _conclude(item, found, call, report)
     return report
 
 
@@ -227,9 +231,11 @@ def _conclude(item: pytest.Item, found: Facts, call: pytest.CallInfo[None], repo
         judgement = judge.judge(case, error)
         if found.target is not None and not found.target.is_fake:
             judgement = _lacking(error, found.target, case) or judgement
+    if judgement.verdict is Verdict.FAIL and (unlike := item.stash.get(_SET_UP, None)):
+        judgement = judge.set_up(unlike, judgement)
     if error is not None and exhaustion.ran_out(error):
         exhaustion.give_back(error)
-    elif error is not None and not item.config.getoption("usepdb"):
+    elif error is not None and not item.config.getoption("usepdb", False):
         _let_go(error, run)
     if error is not None and found.target is not None:
         drop_pending(found.target.device_type)

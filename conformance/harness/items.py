@@ -34,6 +34,8 @@ def register_marks(config: pytest.Config) -> None:
     """Tell pytest the marks of the suite; it refuses others."""
     for mark in _MARKS:
         config.addinivalue_line("markers", mark)
+    if not config.pluginmanager.has_plugin("warnings"):  # -p no:warnings, without which pytest knows the mark itself
+        config.addinivalue_line("markers", "filterwarnings(warning): has no effect without pytest's plugin")
 
 
 @dataclass(frozen=True)

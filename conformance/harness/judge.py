@@ -56,6 +56,7 @@ _ENDINGS: tuple[tuple[type[BaseException], Verdict], ...] = (
     (Untestable, Verdict.UNTESTABLE),
     (Inconclusive, Verdict.INCONCLUSIVE),
     (pytest.skip.Exception, Verdict.UNTESTABLE),
+    (pytest.fail.Exception, Verdict.ERROR),  # of a plugin that ends cases, such as pytest-timeout: no check fails so
     (SuiteError, Verdict.ERROR),
     (NameError, Verdict.ERROR),
     (SyntaxError, Verdict.ERROR),
@@ -228,6 +229,12 @@ def excuse(judgement: Judgement, case: Case | None) -> tuple[Judgement, Waiver |
 
 def _control_failed(case: Case) -> bool:
     return any(not one.holds and _CONTROL.search(one.name) for one in case.evidence)
+
+
+def set_up(unlike: str, judgement: Judgement) -> Judgement:
+    """Judge a case that failed where `unlike` was set as it started, under which no check holds."""
+    reason = f"torch was set up before the case, by a fixture, a hook or the like ({unlike}): run without that"
+    return Judgement(Verdict.ERROR, reason, judgement.reason)
 
 
 def broken(error: BaseException, phase: str) -> Judgement:

@@ -211,6 +211,12 @@ def read(config: pytest.Config) -> Options:
             raise pytest.UsageError(f"{name}: {given!r} is none of {', '.join(allowed)}")
     if getattr(option, "dist", "no") == "each":
         raise pytest.UsageError("--dist each runs every case in every worker, and a run judges it once: leave it out")
+    if getattr(option, "forked", False):
+        raise pytest.UsageError("--forked loses what a case records in its process: leave it out")
+    if not config.pluginmanager.has_plugin("skipping"):
+        raise pytest.UsageError("-p no:skipping takes away how waivers are shown: leave it out")
+    if option.report == "":
+        raise pytest.UsageError("--report: the name of the folder is empty")
     try:
         seed = int(option.seed)
     except ValueError:

@@ -39,7 +39,7 @@ def possible(config: pytest.Config) -> bool:
     option = config.option
     if not hasattr(option, "numprocesses") or option.numprocesses is not None or option.dist != "no" or option.tx:
         return False
-    in_process = any(getattr(option, name, False) for name in _IN_PROCESS) or option.capture == "no"
+    in_process = any(getattr(option, name, False) for name in _IN_PROCESS) or getattr(option, "capture", "no") == "no"
     by_node = any("::" in argument for argument in config.args)
     return not (in_process or by_node or benchmarks.asked(config) or _in_worker())
 

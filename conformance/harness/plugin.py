@@ -122,7 +122,7 @@ def _register_fixtures_of_chapters(config: pytest.Config) -> None:
 
 def _watch(config: pytest.Config, run: Run, ended: watchdog.Ended) -> None:
     """End a case that hangs, unless a debugger holds it or the user wants none to be ended."""
-    debugged = config.option.usepdb or config.option.trace
+    debugged = getattr(config.option, "usepdb", False) or getattr(config.option, "trace", False)
     if run.options.case_timeout != 0 and not debugged:
         config.pluginmanager.register(watchdog.Watchdog(run, ended), "conformance-watchdog")
 
@@ -187,8 +187,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def _drop_log_capture(config: pytest.Config) -> None:
     """Take pytest's capture of log records away, which costs a case as much as its check, unless it is asked for."""
     capture = config.pluginmanager.get_plugin("logging-plugin")
+    if capture is None:
+        return
     asked = (config.option.log_level, config.option.log_cli_level, config.option.log_file)
-    if capture is not None and not any(asked) and not config.getini("log_cli"):
+    if not any(asked) and not config.getini("log_cli"):
         config.pluginmanager.unregister(capture)
 
 

@@ -283,6 +283,8 @@ def resolve(name: str) -> Target:
         device = torch.device(lowered)
     except RuntimeError:
         raise TargetError(f"unknown device {name!r}; {_available()}") from None
+    if device.type == "meta":
+        raise TargetError(f"{name!r} computes nothing; {_available()}")
     if device.type == "cpu":
         if device.index not in (None, 0):
             raise TargetError(f"there is no {name!r}: a machine has one cpu device; {_available()}")

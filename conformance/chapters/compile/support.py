@@ -8,6 +8,7 @@ import gc
 import importlib
 import logging
 import os
+import re
 import shutil
 import tempfile
 import warnings
@@ -241,8 +242,10 @@ def without_inductor() -> str | None:
 
     try:
         found = cpp_builder.get_cpp_compiler() if hasattr(cpp_builder, "get_cpp_compiler") else config.cpp.cxx[-1]
-    except (exc.InvalidCxxCompiler, RuntimeError) as error:
+    except (exc.InvalidCxxCompiler, RuntimeError, OSError) as error:
         return f"inductor finds no C++ compiler: {error}"
+    if re.search(r"\s", tempfile.gettempdir()):
+        return f"inductor gives its C++ compiler no path with spaces, which {tempfile.gettempdir()!r} has: set TMPDIR"
     return None if shutil.which(found) else f"inductor's C++ compiler {found} is not there"
 
 

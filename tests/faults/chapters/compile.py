@@ -1131,8 +1131,8 @@ def recompilations_never_fail() -> Iterator[None]:
 @fault("AMP-COMPILE-096")
 def hooks_of_intermediates_are_dropped() -> Iterator[None]:
     """A compiled program registers no hook on a tensor that it makes itself."""
-    from torch._dynamo.variables.base import ValueMutationNew
     from torch._dynamo.variables import RemovableHandleVariable
+    from torch._dynamo.variables.base import ValueMutationNew
     from torch._dynamo.variables.tensor import TensorVariable
 
     original = TensorVariable._method_register_hook
