@@ -202,27 +202,38 @@ def _recurrent(kind: str, p: float, device: torch.device) -> Any:
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_between_recurrent_layers(case: Case, target: Target, amp_dtype: torch.dtype, kind: str, packed: bool) -> None:
-    given: Any = torch.ones(1, WIDTH, WIDTH, device=target.device)
-    if packed:
-        given = pack_padded_sequence(given, torch.ones(WIDTH, dtype=torch.int64))
-    case.require_call(target, f"run {kind}", lambda: _recurrent(kind, 0.5, target.device)(given))
+    leaf = torch.ones(1, WIDTH, WIDTH, device=target.device, requires_grad=True)
+    given: Any = pack_padded_sequence(leaf, torch.ones(WIDTH, dtype=torch.int64)) if packed else leaf
 
-    def outputs(module: Any) -> tuple[Tensor, Tensor]:
+    def learn() -> None:
+        last, _ = _recurrent(kind, 0.5, target.device)(given)
+        torch.autograd.grad((last.data if packed else last).sum(), leaf, retain_graph=True)
+
+    case.require_call(target, f"train {kind}", learn)
+
+    def outputs(module: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Return the numbers behind the second layer and behind the first, whose last state nothing is dropped of."""
         torch.manual_seed(case.seed)
         with target.autocast(amp_dtype):
             last, state = module(given)
         states = state[0] if kind == "LSTM" else state
-        return (last.data if packed else last).float().cpu().flatten(), states[0].float().cpu().flatten()
+        last = last.data if packed else last
+        return last, *(one.detach().float().cpu().flatten() for one in (last, states[0]))
 
     for p in SHARES:
         module = _recurrent(kind, p, target.device)
-        seen, before = outputs(module)
+        last, seen, before = outputs(module)
+        (gradient,) = torch.autograd.grad(last.sum(), leaf, retain_graph=True)
+        slopes = gradient.cpu().flatten()
         deviation = _deviations(int((seen == 0).sum()), seen.numel(), p)
         case.at_most(f"{kind}, p = {p}: dropped elements, from those expected", deviation, SIGMAS, "deviations")
         case.equal(f"{kind}, p = {p}: dropped elements of the first layer's last state", int((before == 0).sum()), 0)
         if kind == "RNN":
             error = float((seen[seen != 0] * (1 - p) - 1).abs().max()) / (torch.finfo(amp_dtype).eps / 2)
             case.at_most(f"{kind}, p = {p}: error of a kept element", error, 2.5, "u")
-        evaluated, _ = outputs(module.eval())
+            error = float((slopes[slopes != 0] * (1 - p) - 1).abs().max()) / (torch.finfo(amp_dtype).eps / 2)
+            case.at_most(f"{kind}, p = {p}: error of the gradient of a kept element", error, 2.5, "u")
+        unlike = int(((slopes == 0) != (seen == 0)).sum())
+        case.equal(f"{kind}, p = {p}: elements dropped in forward or backward alone", unlike, 0)
+        _, evaluated, _ = outputs(module.eval())
         case.equal(f"{kind}, p = {p}: dropped elements in evaluation", int((evaluated == 0).sum()), 0)

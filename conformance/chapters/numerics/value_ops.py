@@ -59,6 +59,11 @@ def last(x: Tensor) -> Tensor:
     return image(x).contiguous(memory_format=torch.channels_last)
 
 
+def three_last(x: Tensor) -> Tensor:
+    """Return each row as a channel of three pictures of one line, channels last."""
+    return x.reshape(x.shape[0], 3, 1, -1).transpose(0, 1).contiguous(memory_format=torch.channels_last)
+
+
 def last_3d(x: Tensor) -> Tensor:
     return volume(x).contiguous(memory_format=torch.channels_last_3d)
 
@@ -181,6 +186,7 @@ _NORMALIZATIONS: dict[str, Call] = {
     "batch_norm": lambda x: F.batch_norm(image(x), None, None, training=True),
     "batch_norm of features": lambda x: F.batch_norm(x.t(), None, None, training=True),
     "batch_norm channels last": lambda x: F.batch_norm(last(x), None, None, training=True),
+    "batch_norm of three images channels last": lambda x: F.batch_norm(three_last(x), None, None, training=True),
     "local_response_norm": lambda x: F.local_response_norm(image(x), 3),
     "local_response_norm of signals": lambda x: F.local_response_norm(x[None], 2),
 }
@@ -407,6 +413,7 @@ LARGE_OFF_CARDS = OFF_CARDS | {"lp_pool1d", "lp_pool2d"}
 LARGE_GRADIENTS_OFF_CARDS = OFF_CARDS | {"atan2", "cosine_similarity", "norm of order 3", "sinc", "std", "std_mean"}
 OPPOSED_OFF_CARDS = OFF_CARDS | {
     *("batch_norm", "batch_norm of features", "cross_entropy", "cross_entropy of columns", "cross_entropy smoothed"),
+    "batch_norm of three images channels last",
     *("cumulative_trapezoid", "fold", "trapezoid"),
 }
 OPPOSED_GRADIENTS_OFF_CARDS = OFF_CARDS | {
@@ -416,6 +423,7 @@ OPPOSED_GRADIENTS_OFF_CARDS = OFF_CARDS | {
 RESULTS_OFF_CARDS = OFF_CARDS | {"layer_norm", "lp_pool1d", "lp_pool2d", "normalize of order 1"}
 GRADIENTS_OFF_CARDS = OFF_CARDS | {
     *("avg_pool1d", "avg_pool2d", "avg_pool2d channels last", "batch_norm", "batch_norm channels last"),
+    "batch_norm of three images channels last",
     *("batch_norm of features", "cosine_similarity", "cumulative_trapezoid", "lp_pool1d", "lp_pool2d"),
     *("normalize of order 1", "log_softmax"),
 }
