@@ -33,7 +33,13 @@ def _added(hidden: torch.Tensor) -> torch.Tensor:
     return torch.zeros(hidden.shape).masked_fill(hidden, float("-inf"))
 
 
-# The arguments of forward that hide positions.
+def _distances() -> torch.Tensor:
+    """Return what is added to the logits of attention: less, the farther two positions are apart."""
+    places = torch.arange(float(LENGTH))
+    return (places[:, None] - places).abs() / -4
+
+
+# The arguments of forward that hide positions, or give them less weight.
 MASKS: dict[str, Callable[[], dict[str, torch.Tensor]]] = {
     "none": dict,
     "pairs": lambda: {"mask": _pairs()},
@@ -42,6 +48,11 @@ MASKS: dict[str, Callable[[], dict[str, torch.Tensor]]] = {
     "added-padding": lambda: {"src_key_padding_mask": _added(_padding())},
     "pairs-and-padding": lambda: {"mask": _pairs(), "src_key_padding_mask": _padding()},
     "causal": lambda: {"mask": torch.nn.Transformer.generate_square_subsequent_mask(LENGTH)},
+    "weighted-pairs": lambda: {"mask": _distances()},
+    "weighted-causal": lambda: {
+        "mask": torch.nn.Transformer.generate_square_subsequent_mask(LENGTH) + _distances().tril()
+    },
+    "weighted-padding": lambda: {"src_key_padding_mask": -1.5 * _padding().float()},
 }
 
 
@@ -52,9 +63,8 @@ def test_fused_inference(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, mask: str, nested: bool
 ) -> None:
     x = torch.randn(BATCH, LENGTH, WIDTH, generator=rng).to(target.device)
-    kept = torch.ones(BATCH, LENGTH, dtype=torch.bool)
-    if "padding" in mask:
-        kept = ~_padding()
+    hidden = "padding" in mask and not mask.startswith("weighted")
+    kept = ~_padding() if hidden else torch.ones(BATCH, LENGTH, dtype=torch.bool)
     arguments = {name: value.to(target.device) for name, value in MASKS[mask]().items()}
     for activation, first in itertools.product(("relu", "gelu"), (False, True)):
         what = f"{activation}, norm_first={first}"

@@ -112,6 +112,19 @@ def test_masks_of_recomputed_dropout(case: Case, target: Target, rng: torch.Gene
     _judge_masks(case, target, rng, backend, checkpointed=True)
 
 
+@contract("AMP-COMPILE-042")
+@pytest.mark.parametrize("backend", [deep("standard", "aot_eager_decomp_partition"), deep("full", "inductor")])
+@pytest.mark.parametrize("budget", [0.5, 0.0], ids=["half", "nothing"])
+def test_masks_under_a_memory_budget(
+    case: Case, target: Target, rng: torch.Generator, backend: str, budget: float
+) -> None:
+    """The compiler keeps a part of the activations for backward, or none, and computes the others again."""
+    from torch._functorch import config
+
+    with config.patch(activation_memory_budget=budget):
+        _judge_masks(case, target, rng, backend, checkpointed=False)
+
+
 def _judge_masks(case: Case, target: Target, rng: torch.Generator, backend: str, *, checkpointed: bool) -> None:
     """Backward uses the mask of forward: of a square of powers of two, x times the gradient is twice the result."""
     for dtype in dtypes_of(case, target):
