@@ -14,8 +14,9 @@ from .comparison import all_of
 
 Norm: TypeAlias = Callable[[list[Any]], Any]
 
-PARTS = ("norms of shards and sums", "norms of maxima and minima", "clipped gradients")
+PARTS = ("norms of shards and sums", "norms of maxima and minima", "clipped gradients", "numbers computed from norms")
 _CLIPPED = "gradient after clip_grad_norm_"
+_COMPUTED = "computed:"
 _ORDERS = (0.0, 1.0, 2.0, 3.0, float("inf"), float("-inf"))
 _OF_LISTS = (1.0, 2.0, float("inf"))
 # Norms of order 3 take a root that rounds, and so does the sum of two norms in 16 bits.
@@ -28,6 +29,12 @@ def _norms() -> dict[str, Norm]:
     for order in _ORDERS:
         found[f"vector_norm of order {order:g}"] = partial(_of_one, order=order, dim=None)
         found[f"vector_norm of order {order:g} of rows"] = partial(_of_one, order=order, dim=1)
+    for order in _OF_LISTS:
+        found[f"{_COMPUTED} 1 + vector_norm of order {order:g}"] = partial(_computed, order, lambda norm: 1 + norm)
+        found[f"{_COMPUTED} -vector_norm of order {order:g}"] = partial(_computed, order, lambda norm: norm * -1)
+        found[f"{_COMPUTED} sum of vector_norm of order {order:g} of columns"] = partial(
+            _computed, order, lambda norm: norm.sum(), dim=0
+        )
     for order, foreach in itertools.product(_OF_LISTS, (False, True)):
         how = f"of order {order:g}, foreach={foreach}"
         found[f"get_total_norm {how}"] = partial(nn.utils.get_total_norm, norm_type=order, foreach=foreach)
@@ -37,6 +44,10 @@ def _norms() -> dict[str, Norm]:
 
 def _of_one(two: list[Any], order: float, dim: int | None) -> Any:
     return torch.linalg.vector_norm(two[0], order, dim=dim)
+
+
+def _computed(order: float, call: Callable[[Any], Any], two: list[Any], dim: int | None = None) -> Any:
+    return call(torch.linalg.vector_norm(two[0], order, dim=dim))
 
 
 def _clipped(two: list[Any], order: float, foreach: bool) -> Any:
@@ -88,7 +99,7 @@ def _placed(whole: Tensor, mesh: Any) -> Iterator[tuple[str, Any]]:
 def norms_unlike_whole(dtype: torch.dtype, seed: int) -> dict[str, list[str]]:
     """Name the placements of tensors whose norms are not those of the whole tensors, or scale gradients otherwise.
 
-    They are returned by what is compared. Gradients are no maxima or minima over the ranks.
+    They are returned by what is compared. Gradients, and what numbers are computed from, are no maxima or minima.
     """
     mesh = distributed.init_device_mesh("cpu", (distributed.get_world_size(),))
     two = _whole(dtype, seed)
@@ -96,13 +107,13 @@ def norms_unlike_whole(dtype: torch.dtype, seed: int) -> dict[str, list[str]]:
     for (place, first), (_, second) in zip(*(_placed(one, mesh) for one in two), strict=True):
         extremes = place in ("Partial(max)", "Partial(min)")
         for name, norm in _norms().items():
-            clips = name.startswith(_CLIPPED)
-            if clips and extremes:
+            clips, computes = name.startswith(_CLIPPED), name.startswith(_COMPUTED)
+            if (clips or computes) and extremes:
                 continue
             right, seen = norm([one.clone() for one in two]), all_of(norm([first, second]))
             apart = float((seen.double() - right.double()).abs().max())
             if seen.dtype != right.dtype or apart > _ROUNDINGS * torch.finfo(dtype).eps * float(right.abs().max()):
-                found[PARTS[2 if clips else extremes]].append(
+                found[PARTS[2 if clips else 3 if computes else extremes]].append(
                     f"{name} of {place}: {seen.dtype} {seen.tolist()} in place of {right.dtype} {right.tolist()}"
                 )
     return found
