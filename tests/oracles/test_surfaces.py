@@ -56,6 +56,15 @@ def test_surface_of_the_lists_changes_none_of_them(declare: Declare) -> None:
     assert listings(DEVICE) == rows
 
 
+@pytest.mark.parametrize(("policy", "changed"), [("lower_precision", set()), ("fp32", {"conv2d"})])
+def test_one_more_overload_of_the_policy_of_an_op_changes_it_not(
+    declare: Declare, policy: str, changed: set[str]
+) -> None:
+    declare(conv2d__padding=policy)
+
+    assert declared.changed(DEVICE) == changed
+
+
 @pytest.mark.parametrize("policy", ["lower_precision", "fp32", "widest"])
 def test_op_of_one_policy_is_on_its_list(declare: Declare, policy: str) -> None:
     before = _row("mm")

@@ -212,11 +212,18 @@ def own_rules(backend: str) -> tuple[dict[str, str], frozenset[str]]:
 
 
 def _differing(surface: Mapping[str, str], backend: str, meaning: Callable[[str], str]) -> frozenset[str]:
+    """Return the ops whose overloads have other policies; one more of an op's only policy gives it no other rule."""
     found = _known(backend, torch.__version__)
     listed = {overload: policy for overload, policy in found.items() if not overload.startswith(_OF_ONE_BACKEND)}
-    both = [{one: meaning(rule) for one, rule in rules.items()} for rules in (listed, _of_surface(surface, listed))]
-    differ = (one for one in both[0].keys() | both[1].keys() if both[0].get(one) != both[1].get(one) and _exists(one))
-    return frozenset(one.split(".")[0] for one in differ)
+    ours, theirs = (
+        {one: meaning(rule) for one, rule in rules.items()} for rules in (_of_surface(surface, listed), listed)
+    )
+    of_op: dict[str, set[str]] = {}
+    for one, policy in theirs.items():
+        of_op.setdefault(one.split(".")[0], set()).add(policy)
+    differ = {one for one in ours.keys() | theirs.keys() if ours.get(one) != theirs.get(one) and _exists(one)}
+    further = {one for one in differ - theirs.keys() if of_op.get(one.split(".")[0]) == {ours[one]}}
+    return frozenset(one.split(".")[0] for one in differ - further)
 
 
 def ruled(device_type: str) -> frozenset[str]:
