@@ -105,7 +105,7 @@ class ManualCast(TorchFunctionMode):
         if listing is None or keywords.get("out") is not None:
             return self._plainly(func, name, args, keywords)
         if listing is _UNDETERMINED:
-            raise Undetermined(f"{declared.source_of_rules(self._device_type)} has several rules for {name}")
+            raise Undetermined(f"{declared.source_of_rules(self._device_type)} has no one rule of a list for {name}")
         if sets_dtype(listing):
             return self._asking_for_fp32(func, args, keywords)
         found = [leaf.dtype for leaf in tree_leaves((args, keywords)) if eligible(leaf, self._device_type)]

@@ -80,7 +80,7 @@ def rule_of(case: Case, target: Target, sample: str) -> Listing | None:
     device_type = target.device_type
     found = next((row for row in listings(device_type) if row.sample == sample), None)
     if found is None and any(row.sample == sample for row in listings(backend_of(device_type))):
-        case.unsupported(f"{declared.source_of_rules(device_type)} has no one rule for {sample}")
+        case.unsupported(f"{declared.source_of_rules(device_type)} has no one rule of a list for {sample}")
     return found
 
 
