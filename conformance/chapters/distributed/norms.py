@@ -96,6 +96,13 @@ def _placed(whole: Tensor, mesh: Any) -> Iterator[tuple[str, Any]]:
         yield f"Partial({kind})", DTensor.from_local(three[min(rank, 2)], mesh, [Partial(kind)], run_check=False)
 
 
+def _part(name: str, extremes: bool) -> str:
+    """Return which of the parts a norm is compared in."""
+    if name.startswith(_CLIPPED):
+        return PARTS[2]
+    return PARTS[3] if name.startswith(_COMPUTED) else PARTS[extremes]
+
+
 def norms_unlike_whole(dtype: torch.dtype, seed: int) -> dict[str, list[str]]:
     """Name the placements of tensors whose norms are not those of the whole tensors, or scale gradients otherwise.
 
@@ -107,13 +114,13 @@ def norms_unlike_whole(dtype: torch.dtype, seed: int) -> dict[str, list[str]]:
     for (place, first), (_, second) in zip(*(_placed(one, mesh) for one in two), strict=True):
         extremes = place in ("Partial(max)", "Partial(min)")
         for name, norm in _norms().items():
-            clips, computes = name.startswith(_CLIPPED), name.startswith(_COMPUTED)
-            if (clips or computes) and extremes:
+            part = _part(name, extremes)
+            if part in PARTS[2:] and extremes:
                 continue
             right, seen = norm([one.clone() for one in two]), all_of(norm([first, second]))
             apart = float((seen.double() - right.double()).abs().max())
             if seen.dtype != right.dtype or apart > _ROUNDINGS * torch.finfo(dtype).eps * float(right.abs().max()):
-                found[PARTS[2 if clips else 3 if computes else extremes]].append(
+                found[part].append(
                     f"{name} of {place}: {seen.dtype} {seen.tolist()} in place of {right.dtype} {right.tolist()}"
                 )
     return found
