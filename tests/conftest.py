@@ -174,7 +174,8 @@ class Toy:
             text=True,
             check=False,
         )
-        read = reports.written(self.path / report / "report.json")
+        path = self.path / report / "report.json"
+        read = reports.written(path) if path.exists() else {}
         return Outcome(ended.returncode, ended.stdout + ended.stderr, read)
 
 

@@ -213,6 +213,8 @@ def read(config: pytest.Config) -> Options:
         raise pytest.UsageError("--dist each runs every case in every worker, and a run judges it once: leave it out")
     if getattr(option, "forked", False):
         raise pytest.UsageError("--forked loses what a case records in its process: leave it out")
+    if getattr(option, "reruns", None):
+        raise pytest.UsageError("--reruns runs a case until it passes, and a run judges it once: leave it out")
     if not config.pluginmanager.has_plugin("skipping"):
         raise pytest.UsageError("-p no:skipping takes away how waivers are shown: leave it out")
     if option.report == "":

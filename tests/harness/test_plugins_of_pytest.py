@@ -75,3 +75,19 @@ def test_failure_under_what_a_fixture_set_is_an_error_that_names_it(toy: Toy) ->
     (case,) = outcome.report["cases"]
     assert case["verdict"] == "ERROR"
     assert "the default dtype: torch.float64, not torch.float32" in case["reason"]
+
+
+_RERUNS = """
+def pytest_addoption(parser):
+    parser.addoption("--reruns", type=int)
+"""
+
+
+def test_reruns_are_refused(toy: Toy) -> None:
+    toy.contract("AMP-API-001")
+    toy.checks("import pytest\n" + _HOLDS)
+
+    outcome = toy.spawn(_RERUNS, "--reruns", "1")
+
+    assert outcome.status == pytest.ExitCode.USAGE_ERROR
+    assert "--reruns runs a case until it passes" in outcome.output
