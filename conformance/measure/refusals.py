@@ -11,7 +11,7 @@ import torch
 
 Refusals: TypeAlias = frozenset[tuple[type[Exception], str]]
 """Exceptions by their class and message."""
-_ERRORS = (RuntimeError, TypeError, NotImplementedError)
+_ERRORS = (RuntimeError, TypeError)
 
 
 @functools.cache

@@ -95,6 +95,16 @@ def graphs() -> int:
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
+def made_anew(
+    way: Way, program: Program, target: Target, dtype: torch.dtype, rng: torch.Generator
+) -> tuple[Tensors, Callable[..., Any], Callable[..., Any]]:
+    """Return leaves, the program as a function of them without a weight cache, and what a way makes of it from anew."""
+    importlib.import_module("torch._dynamo").reset()
+    leaves = program.leaves(target.device, rng)
+    call = bound(program, target, dtype, cache=False)
+    return leaves, call, way.make(call, leaves)
+
+
 def pause_of(way: Way) -> Callable[[], None]:
     """Return what a program calls between its parts in this way: a graph break, or nothing."""
     if not way.breaks:

@@ -12,7 +12,7 @@ from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from .observation import observed
 from .programs import AMBIENT
-from .support import bound, changes, compiler, dtypes_of, same
+from .support import changes, compiler, dtypes_of, made_anew, same
 from .ways import WAYS
 
 # What torch.compile does from then on where no compiled code fits. The last stance uses none, fitting or not.
@@ -25,13 +25,9 @@ COMPILED_IN = "a region"
 def test_changes_under_a_stance(case: Case, target: Target, rng: torch.Generator, stance: str) -> None:
     if stance not in (torch.compiler.set_stance.__doc__ or ""):
         case.unsupported("this torch documents no such stance")
-    chosen = AMBIENT["plain_inside"]
     with compiler(case):
         for dtype in dtypes_of(case, target):
-            torch._dynamo.reset()
-            leaves = chosen.leaves(target.device, rng)
-            call = bound(chosen, target, dtype, cache=False)
-            compiled = WAYS["aot_eager"].make(call, leaves)
+            leaves, call, compiled = made_anew(WAYS["aot_eager"], AMBIENT["plain_inside"], target, dtype, rng)
             opened = changes(target, dtype)
             observed(compiled, leaves, around=opened[COMPILED_IN])
             for name in (*opened, COMPILED_IN):
@@ -46,13 +42,9 @@ def test_changes_under_a_stance(case: Case, target: Target, rng: torch.Generator
 def test_refused_changes(case: Case, target: Target, rng: torch.Generator, name: str) -> None:
     """Under fail_on_recompile the region in which a program was compiled is served, and another one refused."""
     case.require(target, torch.float16, torch.bfloat16)
-    chosen = AMBIENT["plain_inside"]
     with compiler(case):
         for dtype in dtypes_of(case, target):
-            torch._dynamo.reset()
-            leaves = chosen.leaves(target.device, rng)
-            call = bound(chosen, target, dtype, cache=False)
-            compiled = WAYS["aot_eager"].make(call, leaves)
+            leaves, _, compiled = made_anew(WAYS["aot_eager"], AMBIENT["plain_inside"], target, dtype, rng)
             opened = changes(target, dtype)
             expected = observed(compiled, leaves, around=opened[COMPILED_IN])
             with torch.compiler.set_stance("fail_on_recompile"):

@@ -17,7 +17,7 @@ from ...harness.targets import Target
 from ...oracles.region.stack_model import State, observe
 from .observation import observed
 from .programs import AMBIENT, PROGRAMS, drawn
-from .support import ambient, bound, compiler, dtypes_of, same
+from .support import ambient, bound, compiler, dtypes_of, made_anew, same
 from .ways import WAYS
 
 # Seconds after which a thread is considered dead.
@@ -202,13 +202,9 @@ def error_of(call: Callable[[], object]) -> Exception | None:
 @contract("AMP-COMPILE-032")
 @pytest.mark.parametrize("way", ["eager", deep("standard", "aot_eager")])
 def test_threads(case: Case, target: Target, rng: torch.Generator, way: str) -> None:
-    program = AMBIENT["plain_inside"]
     with compiler(case):
         for dtype in dtypes_of(case, target):
-            torch._dynamo.reset()
-            leaves = program.leaves(target.device, rng)
-            call = bound(program, target, dtype, cache=False)
-            compiled = WAYS[way].make(call, leaves)
+            leaves, call, compiled = made_anew(WAYS[way], AMBIENT["plain_inside"], target, dtype, rng)
             around = ambient(target, dtype, cache_enabled=False)
             inside: dict[str, Any] = {"around": around, "around_backward": around}
             expected, outside = observed(call, leaves, **inside), observed(call, leaves)

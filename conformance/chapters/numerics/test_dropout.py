@@ -205,9 +205,14 @@ def test_between_recurrent_layers(case: Case, target: Target, amp_dtype: torch.d
     leaf = torch.ones(1, WIDTH, WIDTH, device=target.device, requires_grad=True)
     given: Any = pack_padded_sequence(leaf, torch.ones(WIDTH, dtype=torch.int64)) if packed else leaf
 
+    def ran(module: Any) -> tuple[Tensor, Any]:
+        """Return the numbers behind the second layer, and the states."""
+        last, state = module(given)
+        return last.data if packed else last, state
+
     def learn() -> None:
-        last, _ = _recurrent(kind, 0.5, target.device)(given)
-        torch.autograd.grad((last.data if packed else last).sum(), leaf, retain_graph=True)
+        last, _ = ran(_recurrent(kind, 0.5, target.device))
+        torch.autograd.grad(last.sum(), leaf, retain_graph=True)
 
     case.require_call(target, f"train {kind}", learn)
 
@@ -215,9 +220,8 @@ def test_between_recurrent_layers(case: Case, target: Target, amp_dtype: torch.d
         """Return the numbers behind the second layer and behind the first, whose last state nothing is dropped of."""
         torch.manual_seed(case.seed)
         with target.autocast(amp_dtype):
-            last, state = module(given)
+            last, state = ran(module)
         states = state[0] if kind == "LSTM" else state
-        last = last.data if packed else last
         return last, *(one.detach().float().cpu().flatten() for one in (last, states[0]))
 
     for p in SHARES:

@@ -33,10 +33,10 @@ def _exact(target: Target, factors: tuple[float, ...]) -> tuple[float, ...]:
 def test_update_scale(case: Case, target: Target, scale: float) -> None:
     if 0 < scale < torch.finfo(torch.float32).tiny:
         case.require_subnormals(target)
-    growths: tuple[float, ...] = (2.0, 1.5, 1.1, *(() if case.level == "quick" else (1 + 2**-30, 1e30)))
+    growths = _exact(target, (2.0, 1.5, 1.1, *(() if case.level == "quick" else (1 + 2**-30, 1e30))))
+    backoffs = _exact(target, (0.5, 0.75, 0.9, 0.1))
     counts = ((0, 1), (0, 2), (1, 2), (1998, 2000), (1999, 2000))
     wrong = []
-    growths, backoffs = (_exact(target, factors) for factors in (growths, (0.5, 0.75, 0.9, 0.1)))
     arguments = list(itertools.product(growths, backoffs, counts, (0.0, 1.0, 2.0)))
     for growth, backoff, (count, interval), found in arguments:
         tensor = torch.tensor(scale, device=target.device)
