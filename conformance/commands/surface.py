@@ -8,7 +8,8 @@ from typing import Any
 
 from ..report import surface, surface_diff
 from .console import DIFFERENT, OK, UsageError, show, width, write
-from .torch_surface import read
+from .devices import foreign_target
+from .torch_surface import read, reader
 
 
 def add(commands: Any) -> None:
@@ -16,7 +17,23 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "surface",
         help="write what this torch registers, documents and does under autocast; compare two such files",
-        description="Without `diff`: write the autocast surface of this torch, which takes seconds and no GPU.",
+        description="Without `diff`: write the autocast surface of this torch, which takes seconds and no GPU. With "
+        "--device: what a third party's device registers, in the place of a backend's rules.",
+    )
+    command.add_argument(
+        "--import",
+        action="append",
+        default=[],
+        dest="imports",
+        metavar="MODULE",
+        help="import what registers the device; may be repeated",
+    )
+    command.add_argument("--device", metavar="TYPE", help="a third party's device, such as npu")
+    command.add_argument(
+        "--like",
+        metavar="BACKEND",
+        choices=surface.BACKENDS,
+        help="the backend in whose place the rules of --device stand (default: cuda)",
     )
     command.add_argument("-o", "--output", metavar="FILE", help="write to FILE (default: standard output)")
     command.set_defaults(run=_surface)
@@ -33,16 +50,29 @@ def add(commands: Any) -> None:
 
 
 def _surface(arguments: argparse.Namespace) -> int:
-    page = surface.render(read())
+    with reader():
+        device = _device(arguments)
+    page = surface.render(read(device=device))
     if arguments.output is not None:
         return write(Path(arguments.output), page)
     show(page.rstrip("\n"))
     return OK
 
 
+def _device(arguments: argparse.Namespace) -> tuple[str, Any] | None:
+    """Return the third party's device that was asked for, and the backend in whose place it stands."""
+    if arguments.device is None:
+        if arguments.imports or arguments.like:
+            raise UsageError("--import and --like are for the device that --device names")
+        return None
+    return arguments.like or "cuda", foreign_target(arguments.device, arguments.imports)
+
+
 def _surface_diff(arguments: argparse.Namespace) -> int:
     if arguments.output is not None:
         raise UsageError("--output is for the surface of this torch; the comparison goes to standard output")
+    if arguments.device or arguments.imports or arguments.like:
+        raise UsageError("--device, --import and --like are for a surface that is written; diff compares two files")
     old, new = surface.read(arguments.old), surface.read(arguments.new)
     show(surface_diff.render(old, new, names=(arguments.old, arguments.new), width=width()))
     return DIFFERENT if surface_diff.changes(old, new) else OK

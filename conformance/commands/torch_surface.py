@@ -19,10 +19,10 @@ _NO_DISPATCHER = (
 )
 
 
-def read(only: Collection[str] | None = None) -> surface.Surface:
-    """Run the overloads of the torch at hand."""
+def read(only: Collection[str] | None = None, *, device: tuple[str, Any] | None = None) -> surface.Surface:
+    """Run the overloads of the torch at hand; `device` as in oracles/policy/surface.py."""
     with reader() as asked:
-        return surface.parse(asked.read(target_of(), only=only))
+        return surface.parse(asked.read(target_of(), only=only, device=device))
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -164,7 +165,7 @@ def test_page_shows_what_diff_prints(monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_output_that_cannot_be_written_gets_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("conformance.commands.surface.read", lambda: small())
+    monkeypatch.setattr("conformance.commands.surface.read", lambda **_: small())
 
     assert _run("surface", "-o", str(tmp_path / "none" / "s.json")) == 4
 
@@ -232,3 +233,85 @@ def test_diff_needs_no_torch(folder: Path) -> None:
 
     assert run.returncode == 1, run.stderr
     assert "cuda, xpu: exp: fp32 -> widest" in run.stdout
+
+
+_TOY = ("surface", "--import", "tests.simulation.foreign.toyacc", "--device", "toyacc")
+
+
+def _surface_of_toy(tmp_path: Path, variant: str, *words: str) -> surface.Surface:
+    file = tmp_path / "toy.json"
+    run = subprocess.run(
+        [sys.executable, "-m", "conformance", *_TOY, *words, "-o", str(file)],
+        cwd=ROOT,
+        env={**os.environ, "TOYACC_VARIANT": variant},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+    return surface.read(file)
+
+
+def _moved(
+    before: surface.Surface, after: surface.Surface, backend: surface.BackendName
+) -> dict[str, tuple[str | None, str | None]]:
+    """The overloads whose policies differ, less those of cuDNN, with both."""
+    old, new = before.backends[backend].overloads, after.backends[backend].overloads
+    names = {name for name in old.keys() | new.keys() if "cudnn" not in name}
+    return {name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)}
+
+
+@pytest.mark.parametrize(
+    ("variant", "moved"),
+    [
+        ("", {}),
+        ("bmm_has_no_rule", {"bmm": ("lower_precision", None)}),
+        ("exp_is_lowered", {"exp": ("fp32", "lower_precision")}),
+        ("a_rule_that_is_not_declared", {"relu": (None, "unknown")}),
+    ],
+)
+def test_rules_of_a_device_stand_in_the_place_of_a_backend(
+    tmp_path: Path, variant: str, moved: dict[str, tuple[str | None, str | None]]
+) -> None:
+    stock = surface.parse(reader.read(targets.resolve))
+
+    toy = _surface_of_toy(tmp_path, variant)
+
+    assert toy.backends["cuda"].key == "AutocastPrivateUse1"
+    assert _moved(stock, toy, "cuda") == moved
+    assert {name: one for name, one in toy.backends.items() if name != "cuda"} == {
+        name: one for name, one in stock.backends.items() if name != "cuda"
+    }
+
+
+def test_device_stands_in_the_place_of_the_backend_that_is_named(tmp_path: Path) -> None:
+    stock = surface.parse(reader.read(targets.resolve))
+
+    toy = _surface_of_toy(tmp_path, "", "--like", "maia")
+
+    assert toy.backends["cuda"] == stock.backends["cuda"]
+    assert toy.backends["maia"].key == "AutocastPrivateUse1"
+    assert _moved(stock, toy, "maia") == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--like", "cpu"], "--import and --like are for the device that --device names"),
+        (["--import", "json"], "--import and --like are for the device that --device names"),
+        (["--device", "cpu"], "--device: the rules of cpu are in the surface of torch; leave it out"),
+        (["--device", "fake:cuda"], "fake:cuda computes nothing; name a real device"),
+        (["--device", "nosuch"], "unknown device 'nosuch'"),
+        (["--import", "no_such_module", "--device", "npu"], "--import: no_such_module: ModuleNotFoundError"),
+        (["--device", "npu", "diff", "good.json", "good.json"], "--device, --import and --like are for a surface that"),
+    ],
+)
+def test_wrong_device_gets_one_line(
+    words: list[str], said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run("surface", *words) == 4
+
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"conformance surface: {said}")
+    assert err.count("\n") == 1

@@ -81,11 +81,11 @@ class Inputs:
 
     def sets(self) -> torch.Tensor:
         """For each of three rows, the classes of five that it belongs to, ended by -1."""
-        return torch.tensor([[3, 0, -1, 1, 2], [1, -1, 0, 2, 3], [4, 2, 1, -1, 0]], device=self.device)
+        return torch.tensor([[3, 0, -1, 1, 2], [1, -1, 0, 2, 3], [4, 2, 1, -1, 0]]).to(self.device)
 
     def lengths(self, *numbers: int) -> torch.Tensor:
         """Lengths of sequences. On the device: a dispatch mode has ctc_loss divide there, by lengths where they are."""
-        return torch.tensor(numbers, device=self.device)
+        return torch.tensor(numbers).to(self.device)
 
     def sign(self, *shape: int) -> torch.Tensor:
         """Values -1 and 1, alternating: the target of a margin loss."""

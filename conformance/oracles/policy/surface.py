@@ -29,19 +29,29 @@ _PREFIXES = (
 )
 
 
-def read(target_of: Callable[[str], overloads.Target], *, only: Collection[str] | None = None) -> dict[str, Any]:
+def read(
+    target_of: Callable[[str], overloads.Target],
+    *,
+    only: Collection[str] | None = None,
+    device: tuple[str, overloads.Target] | None = None,
+) -> dict[str, Any]:
     """Return the surface of this torch in the form that conformance/report/surface.py describes.
 
     `target_of` makes a target of a name such as `fake:cuda`, on which each registered overload is run; with `only`,
-    the overloads outside of it are neither run nor returned. Raises AttributeError where this torch lacks the private
-    functions of the dispatcher that tell what is registered.
+    the overloads outside of it are neither run nor returned. `device` is a third party's, and the backend whose rules
+    its own stand in the place of. Raises AttributeError where this torch lacks the private functions of the dispatcher
+    that tell what is registered.
     """
+    backends = {name: _backend(name, target_of(f"fake:{name}"), only) for name in overloads.BACKENDS}
+    if device is not None:
+        like, target = device
+        backends[like] = {**_backend(target.device_type, target, only), "documented": documented(like)}
     return {
         "kind": "autocast-surface",
         "schema": 1,
         "torch": torch.__version__,
         "build": _build(),
-        "backends": {name: _backend(name, target_of, only) for name in overloads.BACKENDS},
+        "backends": backends,
     }
 
 
@@ -93,13 +103,12 @@ def _build() -> dict[str, Any]:
     }
 
 
-def _backend(name: str, target_of: Callable[[str], overloads.Target], only: Collection[str] | None) -> dict[str, Any]:
+def _backend(name: str, target: overloads.Target, only: Collection[str] | None) -> dict[str, Any]:
     key = overloads.dispatch_key(name)
     empty: dict[str, Any] = {"key": None, "amp_dtype": None, "overloads": {}, "undetermined": {}}
     if not _knows(key):
         return {**empty, "documented": documented(name)}
     amp_dtype = torch.get_autocast_dtype(name)
-    target = target_of(f"fake:{name}")
     asked = sorted(overload for overload in overloads.registered(name) if only is None or overload in only)
     seen = {overload: overloads.observe(target, overload, amp_dtype) for overload in asked}
     unseen = {overload: one.detail for overload, one in seen.items() if one.policy == overloads.UNKNOWN}
