@@ -1126,6 +1126,21 @@ def unsharded_gradients_stay_in_16_bits() -> Iterator[None]:
         yield
 
 
+@fault("AMP-DISTRIBUTED-006", level="standard")
+def unsharded_gradients_are_reduced_by_their_own_rank() -> Iterator[None]:
+    """FullyShardedDataParallel without shards divides gradients by the number of ranks, and adds no other rank's."""
+    from torch.distributed.fsdp import _runtime_utils
+
+    def alone(state: Any, handle: Any) -> None:
+        gradient = handle.flat_param.grad
+        gradient.div_(state._gradient_predivide_factor * state._gradient_postdivide_factor)
+        _runtime_utils._cast_grad_to_param_dtype(state, gradient, handle.flat_param)
+        _runtime_utils._post_reduce_grad_callback(state, handle, gradient.data)
+
+    with replaced(_runtime_utils, "_reduce_grad_no_shard", alone):
+        yield
+
+
 @fault("AMP-DISTRIBUTED-029")
 def shards_of_gradients_are_reduced_in_float32() -> Iterator[None]:
     """FullyShardedDataParallel that shards gradients alone ignores reduce_dtype."""
