@@ -19,7 +19,6 @@ THERE_AND_BACK = ("ScheduleZBVZeroBubble", "ScheduleDualPipeV")
 """Schedules that take two stages of each rank, and place the second ones in the opposite order."""
 SCHEDULES = IN_TURN + THERE_AND_BACK
 SIZE = 4
-MICRO_BATCHES = 4
 PER_RANK = 2
 
 
@@ -88,18 +87,19 @@ def unlike_one_process(schedule: str, name: str, dtype: torch.dtype, seed: int) 
     count = world * PER_RANK
     generator = torch.Generator().manual_seed(seed)
     whole = [_Stage(name, dtype, generator) for _ in range(count)]
-    shape = (2 * MICRO_BATCHES, SIZE)
+    parts = max(4, count)  # DualPipeV needs one for each stage
+    shape = (2 * parts, SIZE)
     x, goal = (torch.randint(-2, 3, shape, generator=generator).float() for _ in range(2))
     back = schedule in THERE_AND_BACK
     places = [rank, count - 1 - rank] if back else list(range(rank, count, world))
     mine = [copy.deepcopy(whole[place]) for place in places]
 
-    for part, wanted in zip(x.chunk(MICRO_BATCHES), goal.chunk(MICRO_BATCHES), strict=True):
+    for part, wanted in zip(x.chunk(parts), goal.chunk(parts), strict=True):
         _loss(nn.Sequential(*whole)(part), wanted).backward()
 
     cpu = torch.device("cpu")
     stages = [pipelining.PipelineStage(one, place, count, cpu) for one, place in zip(mine, places, strict=True)]
-    run = getattr(pipelining, schedule)(stages, n_microbatches=MICRO_BATCHES, loss_fn=_loss, scale_grads=False)
+    run = getattr(pipelining, schedule)(stages, n_microbatches=parts, loss_fn=_loss, scale_grads=False)
     given = {"target": goal, "losses": []} if rank == (0 if back else world - 1) else {}
     run.step(*((x,) if rank == 0 else ()), **given)
     return [
