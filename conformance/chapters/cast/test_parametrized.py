@@ -61,10 +61,15 @@ def test_parametrized_modules(
             (expected / largest).square().mean().backward()
         except RuntimeError as error:
             case.unsupported(f"{target.name} cannot train it outside of a region: {error}")
+        mode = "training" if training else "evaluation"
+        before = copy.deepcopy(inside.state_dict())
         with target.autocast(amp_dtype):
             output = inside(x)
+        moved = [name for name, one in inside.state_dict().items() if not torch.equal(one, before[name])]
+        if training:
+            moved = [name for name in moved if name in dict(inside.named_parameters())]
+        case.equal(f"parameters, and buffers in evaluation, that the call has changed, {mode}", moved, [])
         (output.float() / largest).square().mean().backward()
-        mode = "training" if training else "evaluation"
         case.equal(f"dtype of the output, {mode}", output.dtype, promised)
         distance = normwise_error(output.detach().cpu().double(), expected.detach().cpu().double())
         case.at_most(

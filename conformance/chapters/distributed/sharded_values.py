@@ -99,26 +99,58 @@ def values_of_columns(dtype: torch.dtype) -> list[str]:
 
 def gradients_of_rows(dtype: torch.dtype) -> list[str]:
     """Name the policies, factors and micro-batches with which fully_shard's gradients are not the exact quotient."""
+    world = distributed.get_world_size()
+    mesh = distributed.init_device_mesh("cpu", (world,))
+    return [
+        one
+        for batches in (1, 2)
+        for given in policies(dtype)
+        for one in _unlike_quotients(mesh, given, range(world), batches)
+    ]
+
+
+def gradients_of_one_shard(dtype: torch.dtype, reduced: str) -> list[str]:
+    """As of rows, where one rank has the whole of each parameter: alone, and as one of the replicas of it.
+
+    `reduced` is `in float16`, `in a wider type`, or `by a sum`, which both can be.
+    """
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    grid = distributed.init_device_mesh("cpu", (world, 1), mesh_dim_names=("replicas", "shards"))
+    meshes = {"alone": (grid["shards"], [rank]), "replicas": (grid, range(world))}
+    return [
+        f"{name}, {one}"
+        for name, (mesh, ranks) in meshes.items()
+        for given in policies(torch.float16 if reduced == "in float16" else dtype)
+        if reduced == "by a sum" or (_reduced_in(given) is torch.float16) == (reduced == "in float16")
+        for one in _unlike_quotients(mesh, given, ranks, 1, by_sum=reduced == "by a sum")
+    ]
+
+
+def _reduced_in(given: Settings) -> torch.dtype:
+    return given.get("reduce_dtype") or given.get("param_dtype") or torch.float32
+
+
+def _unlike_quotients(
+    mesh: Any, given: Settings, ranks: Sequence[int], batches: int, *, by_sum: bool = True
+) -> list[str]:
+    """Name the factors with which gradients are not the sum over the ranks of a mesh, divided."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    rank, world = distributed.get_rank(), distributed.get_world_size()
-    mesh = distributed.init_device_mesh("cpu", (world,))
     found = []
-    for given in policies(dtype):
-        probe: Any = fully_shard(Rows(), mesh=mesh)
-        for factor, batches in itertools.product(_factors(probe), (1, 2)):
-            model: Any = fully_shard(Rows(), mesh=mesh, mp_policy=MixedPrecisionPolicy(**given))
-            if factor is not None:
-                model.set_gradient_divide_factor(factor)
-                model.set_force_sum_reduction_for_comms(True)
-            for number in range(batches):
-                model.set_requires_gradient_sync(number == batches - 1)
-                model(_slopes(rank)).float().backward()
-            sums = [sum(each) for each in zip(*map(_slopes, range(world)), strict=True)]
-            expected = {str(number): one * batches / (factor or world) for number, one in enumerate(sums)}
-            seen = {str(number): all_of(one.grad) for number, one in enumerate(model.parameters())}
-            what = f"{_named(given)}, divided by {factor or 'the ranks'}, {batches} micro-batches"
-            found += [f"{what}: {one}" for one in unlike(seen, expected)]
+    probe: Any = fully_shard(Rows(), mesh=mesh)
+    for factor in _factors(probe):
+        model: Any = fully_shard(Rows(), mesh=mesh, mp_policy=MixedPrecisionPolicy(**given))
+        if factor is not None:
+            model.set_gradient_divide_factor(factor)
+            model.set_force_sum_reduction_for_comms(by_sum)
+        for number in range(batches):
+            model.set_requires_gradient_sync(number == batches - 1)
+            model(_slopes(distributed.get_rank())).float().backward()
+        sums = [sum(each) for each in zip(*map(_slopes, ranks), strict=True)]
+        expected = {str(number): one * batches / (factor or len(ranks)) for number, one in enumerate(sums)}
+        seen = {str(number): all_of(one.grad) for number, one in enumerate(model.parameters())}
+        what = f"{_named(given)}, divided by {factor or 'the ranks'}, {batches} micro-batches"
+        found += [f"{what}: {one}" for one in unlike(seen, expected)]
     return found
 
 

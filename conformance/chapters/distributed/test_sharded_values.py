@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from ...harness.targets import Target
 from .processes import Groups
 from .sharded_values import (
     changed_by_looking,
+    gradients_of_one_shard,
     gradients_of_rows,
     steps_of_rows,
     types_of_ignored_classes,
@@ -37,6 +39,15 @@ def _judge(
 @pytest.mark.parametrize("world", [2, deep("standard", 4)])
 def test_gradients_of_each_number_of_rows(case: Case, target: Target, ranks: Groups, world: int) -> None:
     _judge(case, ranks, "fsdp2", world, gradients_of_rows, "gradients that are not the exact quotient")
+
+
+@contract("AMP-DISTRIBUTED-009", on="cpu")
+@pytest.mark.parametrize(
+    "reduced", ["in float16", "in a wider type", "by a sum"], ids=lambda one: one.replace(" ", "-")
+)
+def test_gradients_of_one_shard(case: Case, target: Target, ranks: Groups, reduced: str) -> None:
+    work = partial(gradients_of_one_shard, reduced=reduced)
+    _judge(case, ranks, "fsdp2", 2, work, "gradients that are not the exact quotient")
 
 
 @contract("AMP-DISTRIBUTED-009", on="cpu")

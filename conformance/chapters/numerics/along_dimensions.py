@@ -82,6 +82,10 @@ KEPT: Mapping[str, Along] = {
     "tensor_split": lambda x, dim: torch.cat(x.tensor_split(3, dim)[::-1], dim),
     "softmax": lambda x, dim: x.softmax(dim),
     "log_softmax": lambda x, dim: x.log_softmax(dim),
+    # Of up to 268, which float32 has no exponential of: what is exact in 16 bits, and may lie below all of float32's.
+    "softmax, large": lambda x, dim: (x * 4).softmax(dim),
+    "log_softmax, large": lambda x, dim: (x * 4).log_softmax(dim) - 256,
+    "logcumsumexp, large": lambda x, dim: (x * 4).logcumsumexp(dim),
     "normalize": lambda x, dim: F.normalize(x, dim=dim),
     "glu": lambda x, dim: F.glu(torch.cat([x, x.sign()], dim), dim),
 }
@@ -98,6 +102,7 @@ REDUCED: Mapping[str, Over] = {
     "var, not corrected": lambda x, dims, keep: x.var(dims, correction=0, keepdim=keep),
     "var_mean": lambda x, dims, keep: torch.stack(torch.var_mean(x, dims, keepdim=keep)),
     "logsumexp": lambda x, dims, keep: x.logsumexp(dims, keepdim=keep),
+    "logsumexp, large": lambda x, dims, keep: (x * 32).logsumexp(dims, keepdim=keep),
     "norm": lambda x, dims, keep: torch.linalg.vector_norm(x, 2, dims, keepdim=keep),
     "norm of ord 1": lambda x, dims, keep: torch.linalg.vector_norm(x, 1, dims, keepdim=keep),
     "norm of ord 3": lambda x, dims, keep: torch.linalg.vector_norm(x, 3, dims, keepdim=keep),

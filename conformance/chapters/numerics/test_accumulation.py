@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...harness.check import Case, contract
+from ...harness.check import Case, contract, per_target
 from ...harness.targets import Target
 from ...measure.precision import full_precision
 from ...oracles.numbers import exact
@@ -61,6 +63,35 @@ def test_long_sums_are_not_swamped(case: Case, target: Target, amp_dtype: torch.
         seen = LONG_SUMS[op](_swamping(form).to(target.device))
     case.equal(f"{op}: dtype", seen.dtype, amp_dtype)
     case.equal(f"{op}: all sums of {TERMS} terms", seen.cpu().double().unique().tolist(), [form.nearest(total)])
+
+
+# Flags that choose another implementation, by the device type that has it.
+IMPLEMENTATIONS: dict[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
+    "without-oneDNN": ("cpu", lambda: torch.backends.mkldnn.flags(enabled=False)),
+    "without-NNPACK": ("cpu", lambda: torch.backends.nnpack.flags(enabled=False)),
+    "without-cuDNN": ("cuda", lambda: torch.backends.cudnn.flags(enabled=False)),
+}
+
+
+@contract("AMP-NUMERICS-016")
+@pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")
+@per_target("flags", lambda target: [name for name, (kind, _) in IMPLEMENTATIONS.items() if kind == target.device_type])
+def test_long_sums_in_other_implementations(case: Case, target: Target, amp_dtype: torch.dtype, flags: str) -> None:
+    """In regions and outside of them, where the operands are in 16 bits already; and backward of each."""
+    form = FORMATS[amp_dtype]
+    right = [form.nearest(1 / form.unit_roundoff + TERMS - 1)]
+    wrong: dict[str, list[float]] = {}
+    with full_precision(target.device_type), IMPLEMENTATIONS[flags][1]():
+        for op, call in LONG_SUMS.items():
+            with target.autocast(amp_dtype):
+                seen = call(_swamping(form).to(target.device))
+            wrong[op] = seen.cpu().double().unique().tolist()
+        layer = torch.nn.Linear(2, 3).to(target.device, amp_dtype)
+        layer(torch.ones(TERMS, 2, device=target.device, dtype=amp_dtype)).backward(
+            _swamping(form, 3).t().to(target.device, amp_dtype)
+        )
+        wrong |= {f"gradient of {n}": p.grad.cpu().double().unique().tolist() for n, p in layer.named_parameters()}
+    case.equal("sums that are swamped", {op: found for op, found in wrong.items() if found != right}, {})
 
 
 @contract("AMP-NUMERICS-016")

@@ -98,6 +98,7 @@ def test_drawn_ops(case: Case, target: Target, amp_dtype: torch.dtype, family: s
                 region=region if in_region else None,
                 together=kind in TOGETHER,
                 wanted=_wanted(family, draws, one.name, layout, target.device_type),
+                by_layout=False,
             )
         if errors is None:
             findings.leave_out(one, target.device)

@@ -75,7 +75,7 @@ def _judge(
                 except NotImplementedError as error:
                     case.note(name, f"raises: {str(error).splitlines()[0][:80]}")
                     break
-                expected = _answers(kind, given, one, torch.device("cpu"), torch.float64)
+                expected = _answers(kind, given, "as given", torch.device("cpu"), torch.float64)
                 judged += 1
                 if found := _far(seen, expected, eps, given[0].shape[1] >= kind.from_length):
                     wrong[f"{list(given[0].shape)}, {one}"] = found

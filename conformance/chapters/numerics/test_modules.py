@@ -268,9 +268,14 @@ def _judge(
     def ran(inputs: tuple[torch.dtype, ...], weights: torch.dtype = torch.float32, *, region: bool = True) -> Seen:
         with held("torch.__future__.get_swap_module_params_on_conversion", False):
             module.to(target.device, weights).load_state_dict(state)
+        before = {key: value.clone() for key, value in _kept_state(one, module).items()}
         with target.autocast(amp_dtype) if region else contextlib.nullcontext():
             placed = [x.to(target.device, dtype) for x, dtype in zip(given, itertools.cycle(inputs), strict=False)]
-            return _seen(one, module, placed, seed, target.device_type)
+            seen = _seen(one, module, placed, seed, target.device_type)
+        moved = [key for key, value in _kept_state(one, module).items() if not torch.equal(value, before[key])]
+        where = "in a region" if region else "outside of regions"
+        case.equal(f"{name}, {where}: parameters, and buffers in evaluation, that a call has changed", moved, [])
+        return seen
 
     wanted = ran((torch.float32,), region=False)
     for dtypes in types:
@@ -282,6 +287,16 @@ def _judge(
             continue
         far = _far(seen, wanted, ROUNDINGS * unit, gradients=one.smooth)
         case.equal(f"{what}: what is not as outside of the region", far, {})
+
+
+def _kept_state(one: Use, module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return what no call of the module may change: its parameters, and in evaluation its buffers.
+
+    Embeddings with a largest norm scale the rows that they look up, as they say.
+    """
+    if any(getattr(part, "max_norm", None) is not None for part in module.modules()):
+        return {}
+    return {**dict(module.named_parameters()), **({} if one.training else dict(module.named_buffers()))}
 
 
 def _rounded(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

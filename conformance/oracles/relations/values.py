@@ -125,12 +125,14 @@ def departures(
     region: Region | None = None,
     together: bool = False,
     wanted: Callable[[Collection[int]], Collection[int]] = tuple,
+    by_layout: bool = True,
 ) -> dict[str, float] | None:
     """Return the errors of a program's results and gradients above `limit`, in roundings to `form`, by name.
 
     The program's float32 arguments are rounded to `form` and lie in a layout of ALL_LAYOUTS; with `region` they are
     float32 numbers that the region casts. `together` is for several ops in a row; `wanted` chooses the arguments that
-    gradients are taken of. The reference is the program in float64 on the CPU. None where nothing can be judged: no
+    gradients are taken of; `by_layout` is false of a program whose results do not depend on how its arguments lie. The
+    reference is the program in float64 on the CPU. None where nothing can be judged: no
     float64 or 16-bit kernel, a type that the device has no tensors of, tensors that are not strided, or results that
     are drawn.
     """
@@ -156,7 +158,7 @@ def departures(
     if max(errors.values(), default=0.0) <= limit:
         return {}
     # What is above the limit may move with its operands, or depend on how they lie (as_strided).
-    exact = run(wide, copy=copy)
+    exact = run(wide, copy=copy) if by_layout else exact
     single = run(low.cast(dict.fromkeys(program.tensors, torch.float32)), copy=copy)
     near = [_near(run, wide, form, number, copy) for number in range(NEAR)]
     if any(one.exception is not None for one in (exact, single, *near)):

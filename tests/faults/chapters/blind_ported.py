@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +14,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
 
 from tests.faults import fault
-from tests.faults.breaking import replaced
+from tests.faults.breaking import kernel, replaced
 
 
 @fault("AMP-NUMERICS-110")
@@ -56,4 +59,105 @@ def channels_last_statistics_count_in_fp16() -> Iterator[None]:
         return original(input, *args, **kwargs)
 
     with replaced(functional, "batch_norm", batch_norm):
+        yield
+
+
+def _on_cpus(op: str, change: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
+    """Let the CPU's kernel of an op be one that is given torch's before the arguments."""
+    original, keys = torch.library.get_kernel(f"aten::{op}", "CPU"), torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+    return kernel(op, partial(change, partial(original.call_boxed, keys)), "CPU")
+
+
+@fault("AMP-NUMERICS-134")
+def softmax_of_columns_takes_no_maximum_off() -> Iterator[None]:
+    """Softmax of bf16 along another dimension than the last divides by exponentials that overflow (62897)."""
+
+    def softmax(original: Callable[..., Tensor], x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+        if x.dtype is torch.bfloat16 and not half_to_float and dim % max(x.dim(), 1) != x.dim() - 1:
+            powers = x.float().exp()
+            return (powers / powers.sum(dim, keepdim=True)).to(x.dtype)
+        return original(x, dim, half_to_float)
+
+    with _on_cpus("_softmax", softmax):
+        yield
+
+
+@fault("AMP-CAST-110")
+def spectral_norm_goes_on_in_evaluation() -> Iterator[None]:
+    """spectral_norm iterates in evaluation too, so that each call changes its vectors (8208)."""
+    from torch.nn.utils.parametrizations import _SpectralNorm
+
+    original = _SpectralNorm.forward
+
+    def forward(self: Any, weight: Tensor) -> Tensor:
+        if weight.ndim > 1 and not self.training:
+            self._power_method(self._reshape_weight_to_matrix(weight), self.n_power_iterations)
+        return original(self, weight)
+
+    with replaced(_SpectralNorm, "forward", forward):
+        yield
+
+
+@fault("AMP-COMPILE-097")
+def compiled_gradients_have_no_graph() -> Iterator[None]:
+    """A compiled backward that needs only what forward saved returns gradients without a graph (181581)."""
+    from torch._functorch._aot_autograd import runtime_wrappers
+
+    original = runtime_wrappers._codegen_compiled_backward
+    signature = inspect.signature(original)
+
+    def codegen(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        given.arguments["inputs_require_grad"] = False
+        return original(*given.args, **given.kwargs)
+
+    with replaced(runtime_wrappers, "_codegen_compiled_backward", codegen):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-009")
+def one_shard_ignores_the_divide_factor() -> Iterator[None]:
+    """fully_shard does not divide gradients in float32 and bf16 where the group has one rank (167178)."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_param_group
+
+    original = _fsdp_param_group.foreach_reduce
+    signature = inspect.signature(original)
+
+    def reduce(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        group, dtype = given.arguments["reduce_scatter_group"], given.arguments["reduce_dtype"]
+        if (group is None or group.size() == 1) and dtype is not torch.float16:
+            given.arguments["gradient_divide_factor"] = None
+        return original(*given.args, **given.kwargs)
+
+    with replaced(_fsdp_param_group, "foreach_reduce", reduce):
+        yield
+
+
+@fault("AMP-NUMERICS-142")
+def padded_mean_pools_of_channels_last_are_shifted() -> Iterator[None]:
+    """The gradient of a padded avg_pool2d of channels last is off by the padding (188344)."""
+
+    def backward(original: Callable[..., Tensor], slope: Tensor, x: Tensor, *options: Any) -> Tensor:
+        found, padding = original(slope, x, *options), options[2]
+        last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+        return (
+            found.roll(tuple(padding) * (3 - len(padding)), (2, 3)) if x.dim() == 4 and last and any(padding) else found
+        )
+
+    with _on_cpus("avg_pool2d_backward", backward):
+        yield
+
+
+@fault("AMP-NUMERICS-016")
+def products_without_onednn_are_summed_in_bf16() -> Iterator[None]:
+    """A product of bf16 matrices adds in bf16 where oneDNN is switched off (83863)."""
+
+    def mm(original: Callable[..., Tensor], left: Tensor, right: Tensor) -> Tensor:
+        if left.dtype is torch.bfloat16 and not torch.backends.mkldnn.enabled:
+            terms = (left[:, :, None] * right[None]).unbind(1)
+            return sum(terms[1:], terms[0])
+        return original(left, right)
+
+    with _on_cpus("mm", mm):
         yield
