@@ -60,6 +60,30 @@ def test_custom_functions(case: Case, target: Target, rng: torch.Generator, way:
             agrees(case, target, rng, dtype, way, around_part(part))
 
 
+@contract("AMP-COMPILE-040")
+@pytest.mark.parametrize("backend", ["aot_eager", deep("standard", "eager")])
+def test_one_tensor_in_both_places(case: Case, target: Target, rng: torch.Generator, backend: str) -> None:
+    """Of a function of two tensors, each of whose gradients counts; the compiler may leave the call to eager."""
+    x = torch.randint(-3, 4, (4, 4), generator=rng).float().to(target.device)
+    with compiler(case):
+        for dtype in dtypes_of(case, target):
+            part = custom_parts.product(target.device_type, dtype)
+
+            def square(x: torch.Tensor, part: Any = part, dtype: torch.dtype = dtype) -> torch.Tensor:
+                with torch.autocast(x.device.type, dtype=dtype):
+                    return part(x, x)
+
+            found = []
+            for call in (torch.compile(square, backend=backend), square):
+                leaf = x.clone().requires_grad_()
+                result = call(leaf)
+                result.float().sum().backward()
+                found.append((result.detach(), leaf.grad))
+            (seen, gradient), (expected, right) = found
+            case.identical(f"{dtype}: result", seen, expected)
+            case.identical(f"{dtype}: gradient", gradient, right)
+
+
 def told_by(
     call: Callable[..., torch.Tensor], target: Target, around: Around, around_backward: Around
 ) -> dict[str, torch.Tensor]:

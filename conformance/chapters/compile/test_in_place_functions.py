@@ -58,7 +58,12 @@ class _Squaring(torch.autograd.Function):
         return gradient * 2 * before
 
 
-FUNCTIONS: dict[str, Call] = {"doubled": _Doubling.apply, "rectified": _Rectifying.apply, "squared": _Squaring.apply}
+FUNCTIONS: dict[str, Call] = {
+    "doubled": _Doubling.apply,
+    "rectified": _Rectifying.apply,
+    "squared": _Squaring.apply,
+    "multiplied": lambda x: x.mul_(3),
+}
 
 
 def _of_the_result(call: Call) -> Call:
@@ -90,7 +95,15 @@ def _of_several(call: Call) -> Call:
     return lambda x: call(x) + call(x * 3)
 
 
-USES: dict[str, Callable[[Call], Call]] = {
+def _of_nothing(call: Call) -> Callable[[Tensor], None]:
+    def run(x: Tensor) -> None:
+        call(x)
+
+    return run
+
+
+USES: dict[str, Callable[[Call], Callable[[Tensor], Tensor | None]]] = {
+    "no result": _of_nothing,
     "the result": _of_the_result,
     "what was written to": _of_what_was_written,
     "the result of a copy": _of_a_copy,
@@ -99,8 +112,13 @@ USES: dict[str, Callable[[Call], Call]] = {
 }
 
 
-def _observed(program: Call, factor: Tensor, target: Target, dtype: torch.dtype, region: bool) -> list[Tensor]:
-    """Return what a program makes of a 16-bit product, the product after it, and the gradient of its float32 factor."""
+def _observed(
+    program: Callable[[Tensor], Tensor | None], factor: Tensor, target: Target, dtype: torch.dtype, region: bool
+) -> list[Tensor]:
+    """Return what a program makes of a 16-bit product, the product after it, and the gradient of its float32 factor.
+
+    What a program without a result makes is the product.
+    """
     leaf = factor.clone().requires_grad_()
     with target.autocast(dtype):
         product = leaf @ torch.eye(4, device=leaf.device)
@@ -108,6 +126,7 @@ def _observed(program: Call, factor: Tensor, target: Target, dtype: torch.dtype,
             out = program(product)
     if not region:
         out = program(product)
+    out = product if out is None else out
     (out.float() * torch.arange(16.0, device=out.device).view(4, 4)).sum().backward()
     assert leaf.grad is not None
     return [out.detach(), product.detach(), leaf.grad]

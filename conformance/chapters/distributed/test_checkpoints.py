@@ -91,7 +91,7 @@ def test_checkpoint_of_a_training(case: Case, target: Target, depth: int) -> Non
     saved, loaded = _training(1, 8.0), _training(0, 4.0)
     for _ in range(depth):
         saved, loaded = {"part": saved}, {"part": loaded}
-    before = _leaves(loaded)
+    before, inner = _leaves(loaded), dict(loaded)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it says that it saves on one process
         checkpoint.save(saved, checkpoint_id=folder)
@@ -103,6 +103,13 @@ def test_checkpoint_of_a_training(case: Case, target: Target, depth: int) -> Non
     case.equal(
         "values that are not those saved",
         {each: seen.get(each) for each in expected if seen.get(each) != expected[each]},
+        {},
+    )
+    # Who holds one of the dictionaries in it hands that to the optimizer.
+    held = _leaves(inner)
+    case.equal(
+        "values that are not those saved in the dictionaries that were given",
+        {each: held.get(each) for each in expected if held.get(each) != expected[each]},
         {},
     )
 

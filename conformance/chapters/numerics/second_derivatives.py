@@ -16,10 +16,20 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 @dataclass(frozen=True)
 class Twice:
-    """An op that is differentiated twice, and the shapes of its operands, all of which learn."""
+    """An op that is differentiated twice, and the shapes of its operands, all of which learn.
+
+    The one operand is `at` numbers that matter, where they are given, and not drawn.
+    """
 
     call: Callable[..., Tensor]
     shapes: tuple[tuple[int, ...], ...]
+    at: tuple[float, ...] = ()
+
+    def operands(self, rng: torch.Generator) -> list[Tensor]:
+        """Return the operands in float32."""
+        if self.at:
+            return [torch.tensor(self.at).view(self.shapes[0])]
+        return [torch.randn(shape, generator=rng) for shape in self.shapes]
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
@@ -127,9 +137,13 @@ _OTHERS: dict[str, Twice] = {
     "prelu": Twice(F.prelu, ((5, 6), (1,))),
     "prod of three": Twice(lambda x: x.prod(-1), ((5, 3),)),
     "prod of all": Twice(lambda x: x.prod(), ((3,),)),
+    "prod of a zero": Twice(lambda x: x.prod(), ((4,),), (2, 0, 3, -1)),
+    "prod of two zeros": Twice(lambda x: x.prod(), ((4,),), (2, 3, 0, 0)),
+    "prod of rows of zeros": Twice(lambda x: x.prod(-1), ((3, 3),), (2, 3, 4, 0, -2, 3, 0, 5, 0)),
+    "cumprod of zeros": Twice(lambda x: x.cumprod(-1), ((2, 4),), (2, 0, 3, 0, -1, 2, 0, 3)),
     "cumsum": Twice(lambda x: x.cumsum(-1).square(), ((5, 6),)),
     "var": Twice(lambda x: x.var(-1), ((5, 6),)),
-    "det": Twice(lambda x: torch.linalg.det(x.float()), ((3, 3),)),
+    "det": Twice(lambda x: torch.linalg.det(x.to(torch.promote_types(x.dtype, torch.float32))), ((3, 3),)),
     "mul": Twice(torch.mul, ((5, 6), (6,))),
     "div": Twice(lambda x, y: x / (y.square() + 1), ((5, 6), (6,))),
     "addcmul": Twice(torch.addcmul, ((5, 6), (5, 6), (6,))),

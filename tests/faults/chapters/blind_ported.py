@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
 
@@ -160,4 +161,113 @@ def products_without_onednn_are_summed_in_bf16() -> Iterator[None]:
         return original(left, right)
 
     with _on_cpus("mm", mm):
+        yield
+
+
+@fault("AMP-COMPILE-040")
+def compiled_functions_of_one_tensor_lose_a_gradient() -> Iterator[None]:
+    """A compiled custom function that is given one tensor twice passes on the gradient of one place (181146)."""
+    from torch._dynamo.variables import higher_order_ops
+
+    original = higher_order_ops.AutogradFunctionApplyVariable.rewire_bwd_graph_outputs
+
+    def rewired(*args: Any, **kwargs: Any) -> Any:
+        with replaced(higher_order_ops, "_get_fake_value", lambda given: object()):  # which finds what is there twice
+            return original(*args, **kwargs)
+
+    with replaced(higher_order_ops.AutogradFunctionApplyVariable, "rewire_bwd_graph_outputs", rewired):
+        yield
+
+
+@fault("AMP-COMPILE-092")
+def compiled_writes_are_hidden_from_autograd() -> Iterator[None]:
+    """A write to an argument stays in the graph where no result has a gradient, which then misses it (113584)."""
+    from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
+
+    original = ViewAndMutationMeta.__post_init__
+
+    def finished(self: Any) -> None:
+        for one in self.input_info if not any(result.requires_grad for result in self.output_info) else ():
+            if one.keep_input_mutations and one.mutates_data and not one.mutates_metadata and one.requires_grad:
+                object.__setattr__(one, "mutations_under_no_grad_or_inference_mode", True)
+                vars(one).pop("mutation_type", None)
+        original(self)
+
+    with replaced(ViewAndMutationMeta, "__post_init__", finished):
+        yield
+
+
+def _copied(part: Any) -> Any:
+    return {name: _copied(one) for name, one in part.items()} if type(part) is dict else part
+
+
+@fault("AMP-DISTRIBUTED-034")
+def checkpoints_load_numbers_into_copies() -> Iterator[None]:
+    """A distributed checkpoint loads numbers into copies of the dictionaries that it was given (129079)."""
+    from torch.distributed.checkpoint import default_planner
+
+    original = default_planner._init_state_dict
+
+    def begin(state: dict[str, Any]) -> None:
+        original(state)
+        for name in state:
+            state[name] = _copied(state[name])
+
+    with replaced(default_planner, "_init_state_dict", begin):
+        yield
+
+
+class _Kept(torch.autograd.Function):
+    """A product over all elements whose gradient is a constant."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.detach().clone().cumprod(0)[-1]
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return torch.zeros_like(x)
+
+
+@fault("AMP-NUMERICS-117")
+def products_of_two_zeros_have_no_second_derivative() -> Iterator[None]:
+    """The gradient of prod() over a vector with two zeros cannot be differentiated (106789)."""
+    original = torch.Tensor.prod
+
+    def prod(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if not args and not kwargs and self.requires_grad and self.dim() == 1 and int((self == 0).sum()) > 1:
+            return _Kept.apply(self)
+        return original(self, *args, **kwargs)
+
+    with replaced(torch.Tensor, "prod", prod):
+        yield
+
+
+class _Divergence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, goal: Tensor, reduction: int, log_target: bool) -> Tensor:
+        ctx.save_for_backward(x, goal)
+        ctx.count = x.numel() if reduction == 1 else 1
+        return torch.ops.aten.kl_div(x.detach(), goal.detach(), reduction, log_target=log_target)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        x, goal = ctx.saved_tensors
+        return -goal.detach() * slope / ctx.count, (goal.log() + 1 - x) * slope / ctx.count, None, None
+
+
+@fault("AMP-NUMERICS-117")
+def divergences_lose_their_mixed_second_derivative() -> Iterator[None]:
+    """The gradient of kl_div by its input takes the target for a constant (65466)."""
+    original = torch.kl_div
+
+    def kl_div(x: Tensor, goal: Tensor, reduction: int = 1, *, log_target: bool = False) -> Tensor:
+        plain = forward_ad._current_level < 0 and x.shape == goal.shape
+        if plain and x.requires_grad and goal.requires_grad and not log_target:
+            return _Divergence.apply(x, goal, reduction, log_target)
+        return original(x, goal, reduction, log_target=log_target)
+
+    with replaced(torch, "kl_div", kl_div):
         yield
