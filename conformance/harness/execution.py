@@ -38,12 +38,26 @@ _OTHER_RULES: pytest.StashKey[set[str]] = pytest.StashKey()
 _PROGRAMS: pytest.StashKey[Counter[str]] = pytest.StashKey()
 # What is set as a case starts that no check holds under: a fixture or hook of the user's did it after the run began.
 _SET_UP: pytest.StashKey[str | None] = pytest.StashKey()
+# The case that ended last, where no region was open after it; and what was open again before any set-up of the next.
+_ENDED: pytest.StashKey[str | None] = pytest.StashKey()
+_LATE: pytest.StashKey[str] = pytest.StashKey()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     # An exception raised by a signal inside a callback of the interpreter is lost; the flag is not.
     if item.config.stash[RUN].interrupted:
         raise KeyboardInterrupt("terminated")
+    ended = item.config.stash.get(_ENDED, None)
+    if ended is None or facts(item) is None:
+        return
+    from . import state
+
+    if opened := state.leave_regions():
+        item.stash[_LATE] = (
+            f"a region is open again after {ended}, which left none ({opened}): what held its state was let go between "
+            "the cases, such as a guard that a kernel had not left when it raised"
+        )
 
 
 @pytest.hookimpl(wrapper=True)
@@ -56,6 +70,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     before, run = state.Snapshot(), item.config.stash[RUN]
     item.stash[_SET_UP] = state.unlike_a_new_process()
     try:
+        if late := item.stash.get(_LATE, None):
+            raise ContractViolation(late)
         state.seed_everything(seed_of(item))
         _require_capabilities(found, item.config.stash[RUN])
         _require_a_run(item)
@@ -72,6 +88,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
         return result
     finally:
         _restore(before, run)
+        item.config.stash[_ENDED] = None if state.region() else found.id
 
 
 def _restore(before: Snapshot, run: Run) -> None:

@@ -124,7 +124,7 @@ def _has_default_device() -> bool:
     return any(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
 
 
-def _region() -> set[str]:
+def region() -> set[str]:
     """Name what of a region is in force in the thread that calls."""
     found = set()
     for device_type in _device_types():
@@ -142,13 +142,27 @@ def _open_regions() -> str:
 
     Wrong defaults are in force in both, and are for the checks to judge.
     """
-    if not (here := _region()):
+    if not (here := region()):
         return "none"  # most cases begin so, and start no thread
     new: set[str] = set()
-    thread = threading.Thread(target=lambda: new.update(_region()))
+    thread = threading.Thread(target=lambda: new.update(region()))
     thread.start()
     thread.join()
     return ", ".join(sorted(here - new)) or "none"
+
+
+def leave_regions() -> str:
+    """Leave what regions are in force in this thread, and name them; empty where there are none."""
+    opened = _open_regions()
+    if opened == "none":
+        return ""
+    for device_type in _device_types():
+        with contextlib.suppress(*_UNREADABLE):
+            torch.set_autocast_enabled(device_type, False)
+    torch.set_autocast_cache_enabled(True)
+    _set_nesting(0)
+    torch.clear_autocast_cache()
+    return opened
 
 
 def _has_saved_tensors_hooks() -> bool:

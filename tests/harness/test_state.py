@@ -98,6 +98,27 @@ def test_generators_of_a_failed_case_leave_their_regions_before_the_next_case(to
     assert toy.run().verdicts() == {"AMP-API-001[a]": "FAIL", "AMP-API-001[b]": "PASS"}
 
 
+def test_region_that_opens_again_between_cases_is_a_failure_that_names_the_case_before(toy: Toy) -> None:
+    """As the guard of a kernel does that raised, once its traceback is freed."""
+    toy.contract("AMP-API-001")
+    toy.checks(
+        "@contract('AMP-API-001')\ndef test_a(case: Case) -> None:\n    case.equal('x', 1, 1)\n"
+        "@contract('AMP-API-001')\ndef test_b(case: Case) -> None:\n    case.equal('x', 1, 1)\n"
+        "@contract('AMP-API-001')\ndef test_c(case: Case) -> None:\n"
+        "    case.equal('enabled', torch.is_autocast_enabled('cpu'), False)\n"
+    )
+    (toy.path / "conftest.py").write_text(
+        "import torch\n\ndef pytest_runtest_teardown(item):\n"
+        "    torch.set_autocast_enabled('cpu', item.name.startswith('test_a'))\n"
+    )
+
+    outcome = toy.run()
+
+    assert outcome.verdicts() == {"AMP-API-001[a]": "PASS", "AMP-API-001[b]": "FAIL", "AMP-API-001[c]": "PASS"}
+    assert "a region is open again after AMP-API-001[a], which left none (autocast enabled for cpu)" in outcome.output
+    assert outcome.status == 1
+
+
 # What user code sets, and what the run says of it.
 _SET_BEFORE = {
     "torch.set_default_dtype(torch.float64)": "the default dtype: torch.float64, not torch.float32",
