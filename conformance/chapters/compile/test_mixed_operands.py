@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TypeAlias
 
 import pytest
@@ -352,3 +353,35 @@ def test_decompositions(case: Case, target: Target, rng: torch.Generator, group:
 def test_parts_in_kernels(case: Case, target: Target, rng: torch.Generator, group: str) -> None:
     with compiler(case), inductor(case):
         _with(case, target, rng, group, (torch.float32,), "inductor")
+
+
+# Of a number halfway between 1 and the next one of the type, to which it may not be rounded before the op. Left out are
+# sums, whose number eager rounds in fp16 before 2.14, and quotients of the number, which eager takes as products.
+BY_A_NUMBER: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "times": lambda a, number: a * number,
+    "over": lambda a, number: a / number,
+    "a number of a tensor": lambda a, number: a * torch.tensor(number, device=a.device),
+}
+
+
+@contract("AMP-COMPILE-069")
+@needs("compiled kernels")
+@pytest.mark.parametrize("backend", ["aot_eager", deep("standard", "inductor")])
+def test_numbers_between_those_of_the_type(case: Case, target: Target, backend: str) -> None:
+    """Eager's kernels take a number of Python in float32, so that the result is rounded once; more than a vector."""
+    dtypes = case.supported(target)
+    operands = {dtype: (torch.arange(64, 135, device=target.device) / 64).to(dtype) for dtype in dtypes}
+
+    def program() -> list[Tensor]:
+        return [
+            call(x, 1 + torch.finfo(dtype).eps / 2) for dtype, x in operands.items() for call in BY_A_NUMBER.values()
+        ]
+
+    names = [f"{name}, {dtype}" for dtype in dtypes for name in BY_A_NUMBER]
+    expected = dict(zip(names, program(), strict=True))
+    with compiler(case), inductor(case) if backend == "inductor" else nullcontext():
+        seen = dict(zip(names, torch.compile(program, backend=backend, fullgraph=True)(), strict=True))
+    for name in names:
+        case.identical(name, seen[name], expected[name])
+    plain = [torch.equal(expected[f"times, {dtype}"], x) for dtype, x in operands.items()]
+    case.equal("products by the number that are the operand (control)", plain, [False] * len(plain))

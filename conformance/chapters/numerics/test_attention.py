@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -214,6 +215,36 @@ def test_closed_keys_have_no_part(
         case.identical(f"{kernel}: attention with other closed keys and values", others[0], tensors[0])
         for name, tensor in zip(RESULTS[2:], tensors[2:], strict=True):
             case.equal(f"{kernel}: {name}: elements of closed ones", int(tensor[..., ~is_open, :].count_nonzero()), 0)
+
+
+@contract("AMP-NUMERICS-088")
+@pytest.mark.parametrize("kind", ["boolean", "float"])
+def test_masks_of_every_shape(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, kind: str
+) -> None:
+    """Of samples, heads and queries, each its own or one for all, where operands learn and where none does."""
+    wrong: dict[str, float] = {}
+    form, judged = FORMATS[amp_dtype], 0
+    for queries, features in itertools.product((1, 5, 17), (16, 64, 96, 128)):
+        sizes = ((2, 3, queries, features), (2, 3, 24, features), (2, 3, 24, features))
+        operands = [source.to(amp_dtype) for source in gaussians(rng, *sizes)]
+        placed = [one.to(target.device) for one in operands]
+        query, key, value = (one.double() for one in operands)
+        for shape in itertools.product((1, 2), (1, 3), sorted({1, queries}), (24,)):
+            is_open = torch.rand(shape, generator=rng) < 0.5
+            is_open[..., 0] = True
+            logits = (query @ key.mT / features**0.5).masked_fill(~is_open, -torch.inf)
+            mask = _mask(is_open, kind, amp_dtype).to(target.device)
+            for learned in (False, True):
+                with full_precision(target.device_type), target.autocast(amp_dtype):
+                    leaves = [one.clone().requires_grad_(learned) for one in placed]
+                    seen = F.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], attn_mask=mask)
+                judged += 1
+                far = _in_units(seen.detach().cpu(), logits.softmax(-1) @ value, form)
+                if not far <= 16.0:
+                    wrong[f"{list(shape)} of {queries} queries, {features} features, learned: {learned}"] = far
+    case.equal("masks of which attention is far from that in float64, with its error in u", wrong, {})
+    case.at_least("calls judged", judged, 1)
 
 
 @contract("AMP-NUMERICS-088")

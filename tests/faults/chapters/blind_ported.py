@@ -271,3 +271,21 @@ def divergences_lose_their_mixed_second_derivative() -> Iterator[None]:
 
     with replaced(torch, "kl_div", kl_div):
         yield
+
+
+@fault("AMP-NUMERICS-088")
+def masks_of_samples_without_gradients_are_the_first_one() -> Iterator[None]:
+    """Attention without gradients takes the first sample's mask for all, in the sizes of one kernel of MPS (184180)."""
+    original = functional.scaled_dot_product_attention
+
+    def attention(
+        query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        of_samples = attn_mask is not None and attn_mask.dim() == 4 and attn_mask.size(0) > 1 == attn_mask.size(1)
+        small = query.size(-2) <= 8 and query.size(-1) in (64, 96, 128) and query.size(1) > 1
+        learned = torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value))
+        first = of_samples and small and not learned
+        return original(query, key, value, attn_mask[:1] if first else attn_mask, *args, **kwargs)
+
+    with replaced(functional, "scaled_dot_product_attention", attention):
+        yield
