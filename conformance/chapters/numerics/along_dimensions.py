@@ -85,7 +85,6 @@ KEPT: Mapping[str, Along] = {
     # Of up to 268, which float32 has no exponential of: what is exact in 16 bits, and may lie below all of float32's.
     "softmax, large": lambda x, dim: (x * 4).softmax(dim),
     "log_softmax, large": lambda x, dim: (x * 4).log_softmax(dim) - 256,
-    "logcumsumexp, large": lambda x, dim: (x * 4).logcumsumexp(dim),
     "normalize": lambda x, dim: F.normalize(x, dim=dim),
     "glu": lambda x, dim: F.glu(torch.cat([x, x.sign()], dim), dim),
 }
