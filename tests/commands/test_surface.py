@@ -235,6 +235,11 @@ def test_diff_needs_no_torch(folder: Path) -> None:
     assert "cuda, xpu: exp: fp32 -> widest" in run.stdout
 
 
+@pytest.fixture(scope="module")
+def stock() -> surface.Surface:
+    return surface.parse(reader.read(targets.resolve))
+
+
 _TOY = ("surface", "--import", "tests.simulation.foreign.toyacc", "--device", "toyacc")
 
 
@@ -271,10 +276,8 @@ def _moved(
     ],
 )
 def test_rules_of_a_device_stand_in_the_place_of_a_backend(
-    tmp_path: Path, variant: str, moved: dict[str, tuple[str | None, str | None]]
+    tmp_path: Path, stock: surface.Surface, variant: str, moved: dict[str, tuple[str | None, str | None]]
 ) -> None:
-    stock = surface.parse(reader.read(targets.resolve))
-
     toy = _surface_of_toy(tmp_path, variant)
 
     assert toy.backends["cuda"].key == "AutocastPrivateUse1"
@@ -284,9 +287,7 @@ def test_rules_of_a_device_stand_in_the_place_of_a_backend(
     }
 
 
-def test_device_stands_in_the_place_of_the_backend_that_is_named(tmp_path: Path) -> None:
-    stock = surface.parse(reader.read(targets.resolve))
-
+def test_device_stands_in_the_place_of_the_backend_that_is_named(tmp_path: Path, stock: surface.Surface) -> None:
     toy = _surface_of_toy(tmp_path, "", "--like", "maia")
 
     assert toy.backends["cuda"] == stock.backends["cuda"]

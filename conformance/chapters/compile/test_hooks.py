@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
 import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from .hooked import PROGRAMS, Program
-from .support import compiler, dtypes_of, inductor
+from .support import compiling, dtypes_of
 
 AT_QUICK = ("product", "two-uses", "then-breaks", "backward")
 
@@ -21,7 +19,7 @@ AT_QUICK = ("product", "two-uses", "then-breaks", "backward")
 def test_hooks(case: Case, target: Target, rng: torch.Generator, name: str, backend: str) -> None:
     x, w = (torch.randint(1, 3, (4, 4), generator=rng).float().to(target.device) for _ in range(2))
     plain = x.sum(0)[:, None].expand(4, 4) * 3
-    with compiler(case), inductor(case) if backend == "inductor" else contextlib.nullcontext():
+    with compiling(case, backend):
         for dtype in dtypes_of(case, target):
             torch._dynamo.reset()
             program = PROGRAMS[name]()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import TypeAlias
 
 import pytest
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from ...harness.check import Case, contract, deep, needs
 from ...harness.targets import Target
-from .support import compiler, drawn, inductor, refuses
+from .support import compiler, compiling, drawn, inductor, refuses
 
 Binary: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Unary: TypeAlias = Callable[[Tensor], Tensor]
@@ -379,7 +378,7 @@ def test_numbers_between_those_of_the_type(case: Case, target: Target, backend: 
 
     names = [f"{name}, {dtype}" for dtype in dtypes for name in BY_A_NUMBER]
     expected = dict(zip(names, program(), strict=True))
-    with compiler(case), inductor(case) if backend == "inductor" else nullcontext():
+    with compiling(case, backend):
         seen = dict(zip(names, torch.compile(program, backend=backend, fullgraph=True)(), strict=True))
     for name in names:
         case.identical(name, seen[name], expected[name])

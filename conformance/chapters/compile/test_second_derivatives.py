@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -14,7 +13,7 @@ from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from ...oracles.numbers.error_bounds import normwise_distance
 from ...oracles.numbers.formats import FORMATS
-from .support import compiler, dtypes_of, inductor
+from .support import compiling, dtypes_of
 
 ROUNDINGS = 64
 """That two ways to the same second derivative may be apart, normwise: they pass through 16 bits in another order."""
@@ -48,7 +47,7 @@ AT_QUICK = ("product", "exp", "cube")
 def test_second_derivatives(case: Case, target: Target, rng: torch.Generator, name: str, backend: str) -> None:
     x, w = (torch.randn((4, 4), generator=rng).to(target.device) for _ in range(2))
     program = PROGRAMS[name]
-    with compiler(case), inductor(case) if backend == "inductor" else contextlib.nullcontext():
+    with compiling(case, backend):
         for dtype in dtypes_of(case, target):
             torch._dynamo.reset()
             expected = _penalized(target, dtype, program, x, w) or {}

@@ -42,16 +42,18 @@ def read(
     its own stand in the place of. Raises AttributeError where this torch lacks the private functions of the dispatcher
     that tell what is registered.
     """
-    backends = {name: _backend(name, target_of(f"fake:{name}"), only) for name in overloads.BACKENDS}
+    judged = {name: target_of(f"fake:{name}") for name in overloads.BACKENDS}
     if device is not None:
         like, target = device
-        backends[like] = {**_backend(target.device_type, target, only), "documented": documented(like)}
+        judged[like] = target
     return {
         "kind": "autocast-surface",
         "schema": 1,
         "torch": torch.__version__,
         "build": _build(),
-        "backends": backends,
+        "backends": {
+            name: {**_backend(target, only), "documented": documented(name)} for name, target in judged.items()
+        },
     }
 
 
@@ -103,11 +105,11 @@ def _build() -> dict[str, Any]:
     }
 
 
-def _backend(name: str, target: overloads.Target, only: Collection[str] | None) -> dict[str, Any]:
+def _backend(target: overloads.Target, only: Collection[str] | None) -> dict[str, Any]:
+    name = target.device_type
     key = overloads.dispatch_key(name)
-    empty: dict[str, Any] = {"key": None, "amp_dtype": None, "overloads": {}, "undetermined": {}}
     if not _knows(key):
-        return {**empty, "documented": documented(name)}
+        return {"key": None, "amp_dtype": None, "overloads": {}, "undetermined": {}}
     amp_dtype = torch.get_autocast_dtype(name)
     asked = sorted(overload for overload in overloads.registered(name) if only is None or overload in only)
     seen = {overload: overloads.observe(target, overload, amp_dtype) for overload in asked}
@@ -116,7 +118,6 @@ def _backend(name: str, target: overloads.Target, only: Collection[str] | None) 
         "key": key,
         "amp_dtype": str(amp_dtype).removeprefix("torch."),
         "overloads": {overload: one.policy for overload, one in seen.items()},
-        "documented": documented(name),
         "undetermined": {overload: f"{why}{_stock(overload, name)}" for overload, why in unseen.items()},
     }
 

@@ -132,9 +132,8 @@ def departures(
     The program's float32 arguments are rounded to `form` and lie in a layout of ALL_LAYOUTS; with `region` they are
     float32 numbers that the region casts. `together` is for several ops in a row; `wanted` chooses the arguments that
     gradients are taken of; `by_layout` is false of a program whose results do not depend on how its arguments lie. The
-    reference is the program in float64 on the CPU. None where nothing can be judged: no
-    float64 or 16-bit kernel, a type that the device has no tensors of, tensors that are not strided, or results that
-    are drawn.
+    reference is the program in float64 on the CPU. None where nothing can be judged: no float64 or 16-bit kernel, a
+    type that the device has no tensors of, tensors that are not strided, or results that are drawn.
     """
     if not is_dense(program) or _SEEDS_ITSELF in getattr(getattr(program.function, "__code__", None), "co_names", ()):
         return None

@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
 
 from tests.faults import fault
-from tests.faults.breaking import kernel, replaced
+from tests.faults.breaking import given_the_original, kernel, replaced
 
 
 @fault("AMP-NUMERICS-110")
@@ -99,20 +99,28 @@ def spectral_norm_goes_on_in_evaluation() -> Iterator[None]:
         yield
 
 
+def _with_arguments(
+    owner: Any, name: str, change: Callable[[dict[str, Any]], object]
+) -> contextlib.AbstractContextManager[None]:
+    """Let a function take its arguments, by name, as `change` leaves them."""
+
+    def changed(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        given = inspect.signature(original).bind(*args, **kwargs)
+        change(given.arguments)
+        return original(*given.args, **given.kwargs)
+
+    return given_the_original(owner, name, changed)
+
+
 @fault("AMP-COMPILE-097")
 def compiled_gradients_have_no_graph() -> Iterator[None]:
     """A compiled backward that needs only what forward saved returns gradients without a graph (181581)."""
     from torch._functorch._aot_autograd import runtime_wrappers
 
-    original = runtime_wrappers._codegen_compiled_backward
-    signature = inspect.signature(original)
+    def detached(given: dict[str, Any]) -> None:
+        given["inputs_require_grad"] = False
 
-    def codegen(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs)
-        given.arguments["inputs_require_grad"] = False
-        return original(*given.args, **given.kwargs)
-
-    with replaced(runtime_wrappers, "_codegen_compiled_backward", codegen):
+    with _with_arguments(runtime_wrappers, "_codegen_compiled_backward", detached):
         yield
 
 
@@ -121,17 +129,12 @@ def one_shard_ignores_the_divide_factor() -> Iterator[None]:
     """fully_shard does not divide gradients in float32 and bf16 where the group has one rank (167178)."""
     from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
-    original = _fsdp_param_group.foreach_reduce
-    signature = inspect.signature(original)
+    def undivided(given: dict[str, Any]) -> None:
+        group = given["reduce_scatter_group"]
+        if (group is None or group.size() == 1) and given["reduce_dtype"] is not torch.float16:
+            given["gradient_divide_factor"] = None
 
-    def reduce(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs)
-        group, dtype = given.arguments["reduce_scatter_group"], given.arguments["reduce_dtype"]
-        if (group is None or group.size() == 1) and dtype is not torch.float16:
-            given.arguments["gradient_divide_factor"] = None
-        return original(*given.args, **given.kwargs)
-
-    with replaced(_fsdp_param_group, "foreach_reduce", reduce):
+    with _with_arguments(_fsdp_param_group, "foreach_reduce", undivided):
         yield
 
 
