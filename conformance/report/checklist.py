@@ -28,6 +28,7 @@ _MEANING = {
     Overall.INCONCLUSIVE: "No contract was seen to fail, but at least one could not be judged, or the self-check "
     "missed a planted fault. This is no pass.",
     Overall.PARTIAL: "No contract was seen to fail, but a chapter was largely not reached. This is no pass.",
+    Overall.NOTHING_RAN: "No case was executed, so nothing is known of any contract. This is no pass.",
     Overall.INCOMPLETE: "The run did not come to its end. Nothing here is a pass, whatever single contracts say.",
 }
 # What two pages of A4 hold besides the first table, the chapters and the signatures, as checklist.css prints them.

@@ -145,7 +145,7 @@ def _messages(report: Report) -> Iterator[tuple[str, str]]:
         rest = [failure.contract.id for failure in failures[_ANNOTATIONS:]]
         yield "error", text.line(f"{len(rest)} more contracts failed: {text.some(rest, 20)}")
     if overall is not Overall.CONFORMANT:
-        kind = "error" if overall is Overall.NOT_CONFORMANT else "warning"
+        kind = "error" if overall in (Overall.NOT_CONFORMANT, Overall.NOTHING_RAN) else "warning"
         yield kind, text.line(f"{outline.verdict(report)}: {'; '.join(outline.grounds(report))}")
 
 

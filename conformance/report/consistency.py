@@ -211,6 +211,7 @@ def _of_ending(report: Report, footer: Footer) -> Iterator[str]:
     allowed = {
         Overall.INCOMPLETE: {2},
         Overall.NOT_CONFORMANT: {1, 3, 4, 5},
+        Overall.NOTHING_RAN: {3, 4, 5},
         Overall.INCONCLUSIVE: {6, 4} if report.header.options.require_conclusive else {0, 4},
         Overall.PARTIAL: {6, 4},
         Overall.CONFORMANT: {0, 4},

@@ -230,7 +230,7 @@ def as_html(fleet: Fleet) -> str:
     return "\n".join(part for part in parts if part) + "\n"
 
 
-_BAD = {Overall.NOT_CONFORMANT.value, Overall.INCOMPLETE.value, Overall.INCONCLUSIVE.value}
+_BAD = {overall.value for overall in Overall if overall is not Overall.CONFORMANT}
 
 
 def _cell(cell: str) -> str:

@@ -191,7 +191,7 @@ def because(report: Report) -> Iterator[str]:
     if failing := rollup.failing(report):
         yield f"{text.count(len(failing), 'contract')} failed"
     if not any(case.verdict in EXECUTED for case in report.cases):
-        yield "nothing was executed"
+        yield "nothing was executed, so this is no pass"
     if footer and footer.problems:
         yield text.count(len(footer.problems), "problem")
     if footer and footer.baseline and (lost := text.tally(footer.baseline.regressed + footer.baseline.gone)):

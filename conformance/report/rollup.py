@@ -88,8 +88,10 @@ def overall(report: Report) -> Overall:
         return Overall.INCOMPLETE
     stale = footer.problems or any(waiver.state in STALE for waiver in footer.waivers)
     regressed = footer.baseline is not None and (footer.baseline.regressed or footer.baseline.gone)
-    if stale or regressed or failing(report) or not any(case.verdict in EXECUTED for case in report.cases):
+    if stale or regressed or failing(report):
         return Overall.NOT_CONFORMANT
+    if not any(case.verdict in EXECUTED for case in report.cases):
+        return Overall.NOTHING_RAN
     if reach.gaps(report):
         return Overall.PARTIAL
     judged = (report.cases_of[id] for id, contract in report.contracts.items() if contract.level != "info")

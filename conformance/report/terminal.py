@@ -60,6 +60,7 @@ _COLOURS = {
     Overall.INCONCLUSIVE: "\x1b[1;33m",
     Overall.INCOMPLETE: "\x1b[1;33m",
     Overall.PARTIAL: "\x1b[1;33m",
+    Overall.NOTHING_RAN: "\x1b[1;33m",
 }
 
 # The frame of a traceback that belongs to the check; what stands above it is pytest's.

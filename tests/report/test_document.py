@@ -29,7 +29,7 @@ OVERALL = {
     "inconclusive": Overall.INCONCLUSIVE,
     "interrupted": Overall.INCOMPLETE,
     "narrowed": Overall.CONFORMANT,
-    "nothing": Overall.NOT_CONFORMANT,
+    "nothing": Overall.NOTHING_RAN,
     "untestable": Overall.NOT_CONFORMANT,
 }
 
@@ -315,10 +315,17 @@ def test_baseline_regression_is_not_conformant(key: str) -> None:
     assert rollup.overall(report) is Overall.NOT_CONFORMANT
 
 
-def test_run_that_executed_nothing_is_not_conformant() -> None:
+def test_run_that_executed_nothing_has_a_verdict_of_its_own() -> None:
     whole = reports.raw("improved")
     for case in whole["cases"]:
         case["verdict"] = "UNSUPPORTED"
+
+    assert rollup.overall(document.parse(whole)) is Overall.NOTHING_RAN
+
+
+def test_run_that_executed_nothing_and_has_a_problem_is_not_conformant() -> None:
+    whole = reports.raw("nothing")
+    whole["footer"]["problems"] = ["smoke stage: cpu: add failed; nothing else was run"]
 
     assert rollup.overall(document.parse(whole)) is Overall.NOT_CONFORMANT
 

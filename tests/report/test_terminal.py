@@ -32,7 +32,7 @@ def _flat(text: str) -> str:
         ),
         ("interrupted", "INCOMPLETE: the run did not end, so this is no pass; 1 contract failed; 1 of 6 contracts"),
         ("inconclusive", "INCONCLUSIVE: 1 contract COULD NOT BE JUDGED, so this is no pass; 5 of 6 contracts hold"),
-        ("nothing", "NOT CONFORMANT: nothing was executed; 0 of 6 contracts hold; 6 not reached"),
+        ("nothing", "NOTHING RAN: nothing was executed, so this is no pass; 0 of 6 contracts hold; 6 not reached"),
         ("untestable", "NOT CONFORMANT: 1 contract failed; 5 of 6 contracts hold"),
         ("narrowed", "only; the run was narrowed by -k 'not speed'"),
         ("failing", "NOT CONFORMANT: 3 contracts failed; 1 problem; 4 contracts and 5 cases worse than in the"),
