@@ -29,8 +29,8 @@ def _one(toy: Toy, body: str, **contract: str) -> None:
     [
         ("PASS", 0, "CONFORMANT", {"passed": 1}),
         ("FAIL", 1, "NOT CONFORMANT", {"failed": 1}),
-        ("UNSUPPORTED", 5, "NOT CONFORMANT", {"skipped": 1}),
-        ("UNTESTABLE", 5, "NOT CONFORMANT", {"skipped": 1}),
+        ("UNSUPPORTED", 5, "NOTHING RAN", {"skipped": 1}),
+        ("UNTESTABLE", 5, "NOTHING RAN", {"skipped": 1}),
         ("INCONCLUSIVE", 0, "INCONCLUSIVE", {"skipped": 1}),
         ("ERROR", 3, "NOT CONFORMANT", {"errors": 1}),
     ],
@@ -185,7 +185,7 @@ def test_nothing_collected_is_a_failure(toy: Toy) -> None:
     outcome = toy.run()
 
     assert outcome.status == 5
-    assert outcome.report["footer"]["overall"] == "NOT CONFORMANT"
+    assert outcome.report["footer"]["overall"] == "NOTHING RAN"
     assert outcome.report["footer"]["contracts"]["AMP-API-001"]["verdict"] is None
 
 

@@ -98,14 +98,19 @@ def every_rounded(names: Sequence[str], dtype: torch.dtype, *operands: Tensor) -
         return every(names, *operands)
 
 
-def results(names: Sequence[str], call: Callable[..., Sequence[Tensor]], x: Tensor) -> dict[str, Tensor]:
+def results(
+    names: Sequence[str], call: Callable[..., Sequence[Tensor]], x: Tensor, *, far: bool = False
+) -> dict[str, Tensor]:
     """Return outputs and gradients of these ops, from a call like `every`, each op on a copy of `x`.
 
-    The cotangents differ from element to element: of a constant one a normalization has no gradient.
+    The cotangents differ from element to element: of a constant one a normalization has no gradient. For operands
+    `far` from zero they add up to nearly nothing along each dimension: a CPU keeps the mean of a normalization in 16
+    bits for backward, and the error of that mean, as large as the deviation, is multiplied by the mean cotangent.
     """
     leaves = [x.detach().clone().requires_grad_() for _ in names]
     outputs = call(*leaves)
-    losses = [(one.cpu().double() * _weights(one)).sum() for one in outputs]
+    weights = _alternating if far else _weights
+    losses = [(one.cpu().double() * weights(one)).sum() for one in outputs]
     gradients = torch.autograd.grad(torch.stack(losses).sum(), leaves)
     found: dict[str, Tensor] = {name: one.detach() for name, one in zip(names, outputs, strict=True)}
     return found | {f"gradient of {name}": one for name, one in zip(names, gradients, strict=True)}
@@ -114,6 +119,12 @@ def results(names: Sequence[str], call: Callable[..., Sequence[Tensor]], x: Tens
 def _weights(output: Tensor) -> Tensor:
     count: Any = output.numel()
     return torch.linspace(-1.0, 2.0, count, dtype=torch.float64).reshape(output.shape)
+
+
+def _alternating(output: Tensor) -> Tensor:
+    count: Any = output.numel()
+    odd = torch.ones(output.shape).nonzero().sum(-1) % 2
+    return ((1 - 2 * odd) * torch.linspace(1.0, 2.0, count, dtype=torch.float64)).reshape(output.shape)
 
 
 def error(found: Tensor, exact: Tensor) -> float:
