@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,11 @@ def _contracts() -> set[str]:
 
 def test_every_defect_is_red_or_has_a_reason() -> None:
     assert [one.number for one in defects() if bool(one.red) == bool(one.unseen)] == []
+
+
+def test_each_defect_stands_once() -> None:
+    numbered = Counter((one.repository, one.number) for one in defects() if one.number)
+    assert [name for name, count in numbered.items() if count > 1] == []
 
 
 def test_titles_and_reasons_fit_in_a_table() -> None:
