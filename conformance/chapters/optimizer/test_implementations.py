@@ -108,6 +108,42 @@ def test_steps(case: Case, target: Target, rng: torch.Generator, kind: Optimizer
             case.equal(f"{name}, step {number + 1}: distances beyond their bounds", far, {})
 
 
+FORMS = ("differentiable", "capturable")
+
+
+def has_form(kind: OptimizerConfig, form: str) -> bool:
+    """Whether there is such a step: autograd records none of foreach, and those of fused kernels are one kernel."""
+    return kind.accepts(form) and kind.implementation in ("for-loop", "foreach")[: FORMS.index(form) + 1]
+
+
+@contract("AMP-OPTIMIZER-103")
+@each("kind", "form", cells=over(has_form, *FORMS, quick=FORMS))
+def test_steps_of_other_forms(
+    case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig, form: str
+) -> None:
+    """Steps that autograd or a CUDA graph may record, of parameters that are already on their way."""
+    build(case, kind, LinearLoss.make(kind.gradients, target.device, rng))
+    draw = Draw(rng, target.device)
+    # What the step differentiates through need not itself require a gradient.
+    parameters = [value.clone() for value, _ in draw.pairs(((8, 9), (3,)), torch.float32)]
+    try:
+        optimizer = kind.make(parameters, **{form: True})
+    except CLEAR as error:
+        case.unsupported(f"the {kind.implementation} implementation of {kind.optimizer} has no {form} form: {error}")
+    # A capturable step computes 1 - beta ** step in float32, the others in Python's numbers.
+    beta = max(optimizer.defaults.get("betas", (0.0,))) if form == "capturable" else 0.0
+    coarsest = unit(torch.float32) / (1 - beta)
+    for number in range(3):
+        for parameter, (_, gradient) in zip(parameters, draw.pairs(((8, 9), (3,)), torch.float32), strict=True):
+            parameter.grad = gradient
+        step = stepped(loop(kind), optimizer, coarsest)
+        if form == "capturable" and isinstance(step.raised, AssertionError) and number == 0:
+            case.unsupported(f"no capturable steps on {target.device_type}: {step.raised}")
+        case.equal(f"step {number + 1}: what it raises", step.raised, None)
+        far = {place: share for place, share in step.far.items() if not share <= 1}
+        case.equal(f"step {number + 1}: distances beyond their bounds", far, {})
+
+
 def expect_refusal(case: Case, kind: OptimizerConfig, what: str, number: int, error: Exception) -> None:
     """Expect an error of a first step that names what it does not take: complex numbers, or strides on a device."""
     plain = isinstance(error, RuntimeError) and number == 0
