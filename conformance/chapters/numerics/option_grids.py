@@ -25,16 +25,21 @@ def resizing(d: Draws) -> Iterator[Program]:
     for sizes in itertools.product((3, 6, 11), repeat=2):
         for mode, aligned, smooth in itertools.product(("bilinear", "bicubic"), (False, True), (False, True)):
             options = {"mode": mode, "align_corners": aligned, "antialias": smooth}
-            yield program(f"{mode} to {sizes}", F.interpolate, (d.normal(1, 3, 6, 6),), {"size": sizes, **options})
+            yield program(f"{mode} to {sizes}", F.interpolate, (d.normal(2, 3, 6, 6),), {"size": sizes, **options})
         for mode in ("nearest", "nearest-exact", "area"):
-            yield program(f"{mode} to {sizes}", F.interpolate, (d.normal(1, 3, 6, 6),), {"size": sizes, "mode": mode})
+            yield program(f"{mode} to {sizes}", F.interpolate, (d.normal(2, 3, 6, 6),), {"size": sizes, "mode": mode})
     for factors in itertools.product((0.5, 1.0, 1.6), repeat=2):
         for used, mode, aligned in itertools.product((False, True), ("bilinear", "bicubic"), (False, True)):
             options = {"scale_factor": factors, "recompute_scale_factor": used, "align_corners": aligned}
-            yield program(f"{mode} by {factors}", F.interpolate, (d.normal(1, 2, 5, 7),), {"mode": mode, **options})
+            yield program(f"{mode} by {factors}", F.interpolate, (d.normal(2, 2, 5, 7),), {"mode": mode, **options})
     for sizes in itertools.product((2, 4, 7), repeat=3):
         options = {"size": sizes, "mode": "trilinear", "align_corners": d.yes()}
-        yield program(f"trilinear to {sizes}", F.interpolate, (d.normal(1, 2, 4, 4, 4),), options)
+        yield program(f"trilinear to {sizes}", F.interpolate, (d.normal(2, 2, 4, 4, 4),), options)
+    for mode, sizes in itertools.product(("nearest", "nearest-exact", "area"), ((2, 4, 7), (7, 2, 4), (4, 7, 8))):
+        options = {"size": sizes, "mode": mode}
+        yield program(f"{mode} to {sizes}, volumes", F.interpolate, (d.normal(2, 2, 4, 4, 4),), options)
+    for mode, size in itertools.product(("nearest", "nearest-exact", "area", "linear"), (3, 6, 11)):
+        yield program(f"{mode} to {size}, signals", F.interpolate, (d.normal(2, 3, 6),), {"size": size, "mode": mode})
 
 
 def bags(d: Draws) -> Iterator[Program]:
@@ -59,12 +64,12 @@ def windows(d: Draws) -> Iterator[Program]:
         stride=(1, 2, 3), padding=(0, 1), ceil_mode=(False, True), count_include_pad=(False, True), divisor=(None, 5)
     ):
         options["divisor_override"] = options.pop("divisor")
-        yield program("avg_pool2d", F.avg_pool2d, (d.normal(1, 3, 8, 9), (2, 3)), options)
+        yield program("avg_pool2d", F.avg_pool2d, (d.normal(2, 3, 8, 9), (2, 3)), options)
     for options in combinations(stride=(1, 2, 3), padding=(0, 1), dilation=(1, 2), ceil_mode=(False, True)):
-        yield program("max_pool2d", F.max_pool2d, (d.distinct(1, 3, 8, 9), (2, 3)), options)
+        yield program("max_pool2d", F.max_pool2d, (d.distinct(2, 3, 8, 9), (2, 3)), options)
     for norm, stride, up in itertools.product((1.0, 2.0, 3.0), (1, 2, 3), (False, True)):
         named = {"stride": stride, "ceil_mode": up}
-        yield program("lp_pool2d", F.lp_pool2d, (d.positive(1, 3, 8, 9), norm, (2, 3)), named)
+        yield program("lp_pool2d", F.lp_pool2d, (d.positive(2, 3, 8, 9), norm, (2, 3)), named)
 
 
 def paddings(d: Draws) -> Iterator[Program]:

@@ -1,4 +1,4 @@
-"""Check gradients of ops where the gradient that comes back to them lies in memory in another way."""
+"""Check ops whose operands, or the gradient that comes back to them, lie in memory in another way."""
 
 from __future__ import annotations
 
@@ -48,6 +48,22 @@ def _programs(seed: int) -> Iterator[Program]:
         yield program(name, getattr(torch.nn.functional, name), (draws.normal(6, 35),), {})
     for family, _ in itertools.product(DRAWN, range(SAMPLES)):
         yield FAMILIES[family](draws)
+
+
+def _moved(tensor: Tensor) -> Tensor:
+    """Return a copy whose first dimension is the innermost one in memory."""
+    return tensor.movedim(0, -1).contiguous().movedim(-1, 0) if tensor.dim() > 1 else tensor.clone()
+
+
+ORDERS = {name: copy for name, copy in ALL_LAYOUTS.items() if name in LAYOUTS} | {"first innermost": _moved}
+
+
+def _of_each_number(seed: int) -> Iterator[Program]:
+    """Yield functions of each number alone, of two to five dimensions, and losses that are not reduced."""
+    draws = Draws(f"operands {seed}")
+    for name, rank in itertools.product(ACTIVATIONS, (2, 3, 4, 5)):
+        yield program(name, getattr(torch.nn.functional, name), (draws.normal(*(3, 5, 2, 4, 3)[:rank]),), {})
+    yield from {one.name: one for one in NUMBER_GRIDS["pairs"](draws) if "none" in one.leaves}.values()
 
 
 def _largest(numbers: Tensor) -> float:
@@ -105,6 +121,37 @@ def test_gradients_of_every_layout(case: Case, target: Target, amp_dtype: torch.
             for number, how in _apart(seen, wanted, weighted, amp_dtype).items():
                 findings.add(kind, f"gradient {number}, {what}", how)
     findings.hold(case, target, "gradients compared", "gradients that differ from those of dense memory, {}")
+
+
+@contract("AMP-NUMERICS-143")
+def test_operands_of_every_layout(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
+    findings = Findings()
+    others = itertools.islice(itertools.cycle(ORDERS), case.seed % len(ORDERS), None)
+    every = case.level != "quick"
+    calls = [(one, every) for one in _programs(case.seed)] + [(one, True) for one in _of_each_number(case.seed)]
+    for one, all_orders in calls:
+        low = one.cast(dict.fromkeys(one.tensors, amp_dtype))
+        placed = low.changed(lambda tensor: tensor.to(target.device))
+        run = partial(outcomes.run, placed, gradients=True, weights=weights)
+        with full_precision(target.device_type):
+            dense = run(copy=Tensor.contiguous)
+        if dense.exception is not None:
+            findings.leave_out(one, target.device)
+            continue
+        for name in ORDERS if all_orders else (next(others),):
+            with full_precision(target.device_type):
+                seen = run(copy=ORDERS[name])
+            kind, what = f"{one.name}: {name}", one.described()
+            if seen.exception is not None:
+                findings.add(kind, what, str(seen.exception).splitlines()[0][:80])
+                continue
+            findings.judged += 1
+            pairs = Outcome((), seen.outputs + seen.gradients, None), Outcome((), dense.outputs + dense.gradients, None)
+            for number, how in _apart(pairs[0], pairs[1], pairs[1], amp_dtype).items():
+                which = number - len(dense.outputs)
+                place = f"gradient {which}" if which >= 0 else f"result {number}"
+                findings.add(kind, f"{place}, {what}", how)
+    findings.hold(case, target, "programs judged", "results and gradients that differ from those of dense operands, {}")
 
 
 def _laid(copy: Callable[[Tensor], Tensor], output: Tensor) -> Tensor:
