@@ -14,6 +14,7 @@ import torch
 from conformance.self_check.planting import dropped, kernel, replaced
 
 __all__ = [
+    "cpu_kernel",
     "decomposed",
     "dropped",
     "edited",
@@ -33,6 +34,12 @@ def exp_in_half() -> contextlib.AbstractContextManager[None]:
             return torch.exp(x.to(torch.float16))
 
     return kernel("exp", in_half, "AutocastCUDA")
+
+
+def cpu_kernel(op: str, change: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
+    """Let the CPU's kernel of an op be one that is given torch's before the arguments."""
+    original, keys = torch.library.get_kernel(f"aten::{op}", "CPU"), torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+    return kernel(op, functools.partial(change, functools.partial(original.call_boxed, keys)), "CPU")
 
 
 @contextlib.contextmanager

@@ -27,6 +27,11 @@ def _negative(x: Tensor) -> Tensor:
     return torch.tensor([-1, 1, -2], device=x.device)
 
 
+def _square(x: Tensor) -> Tensor:
+    """Return two rows of as many indices as there are columns."""
+    return (torch.arange(2 * COLUMNS, device=x.device) % 3).reshape(2, COLUMNS)
+
+
 def _columns(x: Tensor) -> Tensor:
     return _repeated(x)[:, None].expand(5, COLUMNS)
 
@@ -124,6 +129,8 @@ _GRADIENTS: dict[str, Op] = {
     for name, call in {
         "embedding": lambda x: F.embedding(_repeated(x), x),
         "embedding with padding": lambda x: F.embedding(_repeated(x), x, padding_idx=1),
+        # As many rows as columns, so that the mask of the padding fits along the wrong dimension too.
+        "embedding of rows, with padding": lambda x: F.embedding(_square(x), x, padding_idx=1),
         "index_select": lambda x: x.index_select(0, _repeated(x)),
         "gather": lambda x: x.gather(0, _columns(x)),
         "negative indices": lambda x: x[_negative(x)],

@@ -144,7 +144,7 @@ def inputs(kind: torch.dtype = torch.float32) -> dict[str, Any]:
         "float16": one.half(),
         "integer": one.long(),
         "boolean": one.bool(),
-        **{name: container(one) for name, container in containers().items()},
+        **{name: container(one.clone()) for name, container in containers().items()},
     }
 
 
@@ -180,6 +180,51 @@ class _Seeing(nn.Module):
     encode = look
 
 
+def _casting(model: Any, way: str, dtype: torch.dtype, cast: bool) -> Any:
+    """Shard a module so that it casts its inputs, or does not."""
+    from torch.distributed import fsdp
+
+    if way == "fsdp2":
+        policy = fsdp.MixedPrecisionPolicy(param_dtype=dtype, cast_forward_inputs=cast)
+        mesh = distributed.init_device_mesh("cpu", (distributed.get_world_size(),))
+        fsdp.fully_shard(model, mesh=mesh, mp_policy=policy)
+        return model
+    precision = fsdp.MixedPrecision(param_dtype=dtype, cast_forward_inputs=cast, cast_root_forward_inputs=cast)
+    return fsdp.FullyShardedDataParallel(
+        model, device_id=torch.device("cpu"), use_orig_params=True, mixed_precision=precision
+    )
+
+
+class _Adding(nn.Module):
+    """Add up what is given, and nothing of the parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, arguments: Sequence[Any], **named: Any) -> torch.Tensor:
+        parts = [held(one) for one in (*arguments, *named.values())]
+        return torch.stack([part.float().sum() for part in parts]).sum() + 0 * self.weight.float().sum()
+
+
+def input_gradients(way: str, dtype: torch.dtype, cast: bool) -> dict[str, str]:
+    """Return what is wrong with the gradients of inputs that a layer in front made, by input: each has ones."""
+    wrapped = _casting(_Adding(), way, dtype, cast)
+    placed, named = inputs(), inputs()
+    every = {**placed, **{f"{name}, by name": value for name, value in named.items()}}
+    leaves = {name: held(one) for name, one in every.items() if held(one).is_floating_point()}
+    for leaf in leaves.values():
+        leaf.requires_grad_()
+    wrapped(list(placed.values()), **named).backward()
+    wrong = {}
+    for name, leaf in leaves.items():
+        if leaf.grad is None:
+            wrong[name] = "no gradient"
+        elif leaf.grad.dtype != leaf.dtype or not torch.equal(leaf.grad, torch.ones_like(leaf)):
+            wrong[name] = f"{leaf.grad.dtype} {leaf.grad.tolist()}"
+    return wrong
+
+
 def input_types(way: str, dtype: torch.dtype, cast: bool) -> dict[str, str]:
     """Return the dtypes that forward sees of each input, with the casts of inputs on or off.
 
@@ -188,17 +233,9 @@ def input_types(way: str, dtype: torch.dtype, cast: bool) -> dict[str, str]:
     from torch.distributed import fsdp
 
     model: Any = _Seeing()
+    wrapped = _casting(model, way, dtype, cast)
     if way == "fsdp2":
-        policy = fsdp.MixedPrecisionPolicy(param_dtype=dtype, cast_forward_inputs=cast)
-        mesh = distributed.init_device_mesh("cpu", (distributed.get_world_size(),))
-        fsdp.fully_shard(model, mesh=mesh, mp_policy=policy)
         fsdp.register_fsdp_forward_method(model, "encode")
-        wrapped = model
-    else:
-        precision = fsdp.MixedPrecision(param_dtype=dtype, cast_forward_inputs=cast, cast_root_forward_inputs=cast)
-        wrapped = fsdp.FullyShardedDataParallel(
-            model, device_id=torch.device("cpu"), use_orig_params=True, mixed_precision=precision
-        )
     wrapped(list(inputs().values()), **inputs())
     seen = dict(model.seen)
     if way == "fsdp2":

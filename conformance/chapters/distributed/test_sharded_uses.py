@@ -16,6 +16,7 @@ from .sharded_uses import (
     HISTORIES,
     by_hand,
     held,
+    input_gradients,
     input_types,
     inputs,
     output_types,
@@ -100,6 +101,18 @@ def test_casts_of_inputs(case: Case, target: Target, ranks: Groups, way: str) ->
                 wrong = {name: one for name, one in seen.items() if one != expected.get(name)}
                 case.equal(f"rank {rank}, {dtype}, casts of inputs {cast}: inputs", len(seen), len(expected))
                 case.equal(f"rank {rank}, {dtype}, casts of inputs {cast}: inputs of another type", wrong, {})
+
+
+@contract("AMP-DISTRIBUTED-022", on="cpu")
+@pytest.mark.parametrize("way", ["fsdp2", "fsdp1"])
+def test_gradients_of_inputs(case: Case, target: Target, ranks: Groups, way: str) -> None:
+    """A cast of an input is differentiated: layers in front of a sharded module are trained through it."""
+    if reason := absent(way):
+        case.unsupported(reason)
+    for dtype in case.amp_dtypes:
+        for cast in (True, False):
+            for rank, wrong in enumerate(answers(case, ranks, 2, input_gradients, way, dtype, cast)):
+                case.equal(f"rank {rank}, {dtype}, casts of inputs {cast}: gradients that are not ones", wrong, {})
 
 
 @contract("AMP-DISTRIBUTED-022", on="cpu")

@@ -29,7 +29,7 @@ NEAR = 8
 
 
 def weights(output: Tensor) -> Tensor:
-    """Return weights of an output from 1 to 5, exact in every type, that neighbours do not share; they lie as it does."""
+    """Return weights from 1 to 5, exact in every type, that neighbours do not share; they lie as the output does."""
     numbers = torch.arange(output.numel()) * 7 % 5 + 1  # on the CPU: the device may lack the kernel of remainders
     made = numbers.reshape(output.shape).to(output.device, output.dtype)
     return torch.empty_like(output).copy_(made) if output.layout is torch.strided else made

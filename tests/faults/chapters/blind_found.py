@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tests.faults import fault
-from tests.faults.breaking import edited, given_the_original, replaced
+from tests.faults.breaking import cpu_kernel, decomposed, edited, given_the_original, replaced
 
 
 @fault("AMP-COMPILE-098")
@@ -58,4 +60,132 @@ def states_of_optimizers_load_known_settings_alone() -> Iterator[None]:
     with edited(
         state_dict._split_optim_state_dict, "if key == _PARAMS:\n                continue\n            # TODO", known
     ):
+        yield
+
+
+@fault("AMP-NUMERICS-143")
+def softplus_reads_permuted_memory_in_order() -> Iterator[None]:
+    """softplus of a dense tensor that is not contiguous takes its numbers in the order of memory (131736)."""
+
+    def softplus(original: Callable[..., Tensor], x: Tensor, *options: Any) -> Tensor:
+        order = sorted(range(x.dim()), key=x.stride, reverse=True)
+        if x.dim() == 4 or x.is_contiguous() or not x.permute(order).is_contiguous():
+            return original(x, *options)
+        return original(x.permute(order).reshape(x.shape), *options)
+
+    with cpu_kernel("softplus", softplus):
+        yield
+
+
+@fault("AMP-NUMERICS-143")
+def losses_that_are_not_reduced_stand_in_other_places() -> Iterator[None]:
+    """mse_loss without a reduction, of permuted memory, is written in the order of memory (124621)."""
+
+    def mse_loss(original: Callable[..., Tensor], x: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
+        result = original(x, target, reduction)
+        if reduction == 0 and not result.is_contiguous():
+            flat = result.flatten()
+            result.as_strided(flat.shape, (1,)).copy_(flat.clone())
+        return result
+
+    with cpu_kernel("mse_loss", mse_loss):
+        yield
+
+
+@fault("AMP-NUMERICS-135")
+def gradients_of_nearest_volumes_add_up_over_samples() -> Iterator[None]:
+    """The gradient of a nearest volume in 16 bits, channels last, holds those of the samples before (171520)."""
+
+    def backward(original: Callable[..., Tensor], slope: Tensor, *sizes: Any) -> Tensor:
+        found = original(slope, *sizes)
+        last = slope.is_contiguous(memory_format=torch.channels_last_3d) and not slope.is_contiguous()
+        if last and slope.dtype in (torch.float16, torch.bfloat16):
+            found.copy_(found.float().cumsum(0))
+        return found
+
+    with cpu_kernel("upsample_nearest3d_backward", backward):
+        yield
+
+
+@fault("AMP-NUMERICS-144", level="standard")
+def log_softmax_of_large_batches_ends_early() -> Iterator[None]:
+    """log_softmax over channels, in fp16, leaves samples after 2 ** 20 numbers zero (111484, there 2 ** 31)."""
+
+    def log_softmax(original: Callable[..., Tensor], x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+        found = original(x, dim, half_to_float)
+        if x.dtype is torch.float16 and x.dim() > 2 and dim % x.dim() != x.dim() - 1 and x.numel() > 2**20:
+            found[2**20 // x[0].numel() :] = 0
+        return found
+
+    with cpu_kernel("_log_softmax", log_softmax):
+        yield
+
+
+@fault("AMP-NUMERICS-144")
+def embeddings_of_many_indices_train_the_padding() -> Iterator[None]:
+    """Of more than 768 indices into a table those of the padding count in its gradient (28716)."""
+
+    def backward(
+        original: Callable[..., Tensor], slope: Tensor, indices: Tensor, rows: int, padding: int, by_count: bool
+    ) -> Tensor:
+        return original(slope, indices, rows, padding if indices.numel() <= 768 else -1, by_count)
+
+    with cpu_kernel("embedding_dense_backward", backward):
+        yield
+
+
+@contextlib.contextmanager
+def _exported(op: Any, other: Callable[..., Any]) -> Iterator[None]:
+    """Let the tables of decompositions that a program is exported with hold another one."""
+    from torch._decomp import decomposition_table
+
+    before = decomposition_table[op]
+    decomposition_table[op] = other
+    try:
+        yield
+    finally:
+        decomposition_table[op] = before
+
+
+@fault("AMP-COMPILE-004")
+def exported_baddbmm_rounds_its_product() -> Iterator[None]:
+    """The decomposition of baddbmm rounds the product to 16 bits before it is added (109714)."""
+
+    def baddbmm(addend: Tensor, one: Tensor, other: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
+        product = torch.bmm(one, other) * alpha
+        return product if beta == 0 else addend * beta + product
+
+    with _exported(torch.ops.aten.baddbmm.default, baddbmm):
+        yield
+
+
+@fault("AMP-COMPILE-004", level="standard")
+def decomposed_embeddings_mask_the_padding_along_columns() -> Iterator[None]:
+    """The decomposition of embedding's backward lays the mask of the padding along the columns (95182)."""
+
+    def change(original: Callable[..., Any]) -> Callable[..., Any]:
+        def backward(slope: Tensor, indices: Tensor, rows: int, padding: int, by_count: bool) -> Any:
+            if indices.dim() == 2 and padding >= 0 and slope.shape[1] == slope.shape[2]:
+                slope = torch.where((indices == padding).unsqueeze(1), 0, slope)
+                padding = -1
+            return original(slope, indices, rows, padding, by_count)
+
+        return backward
+
+    with decomposed(torch.ops.aten.embedding_dense_backward.default, change):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-022")
+def fsdp_casts_inputs_outside_autograd() -> Iterator[None]:
+    """FullyShardedDataParallel casts its inputs as new leaves, so that layers in front have no gradient (90921)."""
+    from torch.distributed.fsdp import _runtime_utils
+
+    def cast(original: Callable[..., Any], dtype: torch.dtype | None, *given: Any, **named: Any) -> Any:
+        found = original(dtype, *given, **named)
+        return torch.utils._pytree.tree_map_only(
+            torch.Tensor, lambda one: one.detach().requires_grad_(one.requires_grad), found
+        )
+
+    with given_the_original(_runtime_utils, "_cast_forward_inputs", cast):
         yield

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
 
 from tests.faults import fault
-from tests.faults.breaking import given_the_original, kernel, replaced
+from tests.faults.breaking import cpu_kernel, given_the_original, replaced
 
 
 @fault("AMP-NUMERICS-110")
@@ -63,12 +62,6 @@ def channels_last_statistics_count_in_fp16() -> Iterator[None]:
         yield
 
 
-def _on_cpus(op: str, change: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
-    """Let the CPU's kernel of an op be one that is given torch's before the arguments."""
-    original, keys = torch.library.get_kernel(f"aten::{op}", "CPU"), torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-    return kernel(op, partial(change, partial(original.call_boxed, keys)), "CPU")
-
-
 @fault("AMP-NUMERICS-134")
 def softmax_of_columns_takes_no_maximum_off() -> Iterator[None]:
     """Softmax of bf16 along another dimension than the last divides by exponentials that overflow (62897)."""
@@ -79,7 +72,7 @@ def softmax_of_columns_takes_no_maximum_off() -> Iterator[None]:
             return (powers / powers.sum(dim, keepdim=True)).to(x.dtype)
         return original(x, dim, half_to_float)
 
-    with _on_cpus("_softmax", softmax):
+    with cpu_kernel("_softmax", softmax):
         yield
 
 
@@ -149,7 +142,7 @@ def padded_mean_pools_of_channels_last_are_shifted() -> Iterator[None]:
             found.roll(tuple(padding) * (3 - len(padding)), (2, 3)) if x.dim() == 4 and last and any(padding) else found
         )
 
-    with _on_cpus("avg_pool2d_backward", backward):
+    with cpu_kernel("avg_pool2d_backward", backward):
         yield
 
 
@@ -163,7 +156,7 @@ def products_without_onednn_are_summed_in_bf16() -> Iterator[None]:
             return sum(terms[1:], terms[0])
         return original(left, right)
 
-    with _on_cpus("mm", mm):
+    with cpu_kernel("mm", mm):
         yield
 
 
