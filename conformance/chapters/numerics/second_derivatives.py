@@ -249,6 +249,17 @@ def reverse_over_forward(
         return {f"gradient {number}": _or_zero(one) for number, one in enumerate(gradients)}
 
 
+def reverse_over_reverse(op: Twice, values: list[Tensor], along: list[Tensor], incoming: Tensor) -> Derivatives:
+    """Return what both orders with forward mode compute, by two backward passes: the gradients of each move's part."""
+    leaves = [value.detach().requires_grad_() for value in values]
+    first = torch.autograd.grad(op.call(*leaves), leaves, incoming, create_graph=True, allow_unused=True)
+    moved = [
+        (one * step).sum() for one, step in zip(first, along, strict=True) if one is not None and one.requires_grad
+    ]
+    second = torch.autograd.grad(torch.stack(moved).sum(), leaves, allow_unused=True) if moved else [None] * len(leaves)
+    return {f"gradient {number}": _or_zero(one) for number, one in enumerate(second)}
+
+
 def _moved(op: Twice, values: list[Tensor], along: list[Tensor], region: Region) -> tuple[list[Tensor], Tensor]:
     """Return the operands, each moving along its step, and the result."""
     duals = [

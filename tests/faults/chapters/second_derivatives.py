@@ -144,3 +144,19 @@ def second_derivatives_of_weak_rms_norms_overflow() -> Iterator[None]:
 
 def _in_forward_mode() -> bool:
     return forward_ad._current_level >= 0
+
+
+@fault("AMP-NUMERICS-126")
+def tangents_of_tanh_are_constants_in_every_type() -> Iterator[None]:
+    """The tangent of tanh takes its slope for a constant, in float64 as well (as those of normalizations, 196700)."""
+    original = torch.tanh
+
+    def tanh(x: Tensor) -> Tensor:
+        primal, tangent = forward_ad.unpack_dual(x) if _in_forward_mode() else (x, None)
+        if tangent is None:
+            return original(x)
+        found = original(primal)
+        return forward_ad.make_dual(found, tangent * (1 - found.detach() ** 2))
+
+    with replaced(torch, "tanh", tanh):
+        yield
