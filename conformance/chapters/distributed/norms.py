@@ -14,9 +14,12 @@ from .comparison import all_of
 
 Norm: TypeAlias = Callable[[list[Any]], Any]
 
-PARTS = ("norms of shards and sums", "norms of maxima and minima", "clipped gradients", "numbers computed from norms")
+PARTS = (
+    *("norms of shards and sums", "norms of maxima and minima", "clipped gradients", "numbers computed from norms"),
+    "sums of norms",
+)
 _CLIPPED = "gradient after clip_grad_norm_"
-_COMPUTED = "computed:"
+_COMPUTED, _SUMMED = "computed:", "sum of"
 _ORDERS = (0.0, 1.0, 2.0, 3.0, float("inf"), float("-inf"))
 _OF_LISTS = (1.0, 2.0, float("inf"))
 # Norms of order 3 take a root that rounds, and so does the sum of two norms in 16 bits.
@@ -32,7 +35,7 @@ def _norms() -> dict[str, Norm]:
     for order in _OF_LISTS:
         found[f"{_COMPUTED} 1 + vector_norm of order {order:g}"] = partial(_computed, order, lambda norm: 1 + norm)
         found[f"{_COMPUTED} -vector_norm of order {order:g}"] = partial(_computed, order, lambda norm: norm * -1)
-        found[f"{_COMPUTED} sum of vector_norm of order {order:g} of columns"] = partial(
+        found[f"{_SUMMED} vector_norm of order {order:g} of columns"] = partial(
             _computed, order, lambda norm: norm.sum(), dim=0
         )
     for order, foreach in itertools.product(_OF_LISTS, (False, True)):
@@ -100,6 +103,8 @@ def _part(name: str, extremes: bool) -> str:
     """Return which of the parts a norm is compared in."""
     if name.startswith(_CLIPPED):
         return PARTS[2]
+    if name.startswith(_SUMMED):
+        return PARTS[4]
     return PARTS[3] if name.startswith(_COMPUTED) else PARTS[extremes]
 
 
@@ -111,7 +116,11 @@ def norms_unlike_whole(dtype: torch.dtype, seed: int) -> dict[str, list[str]]:
     mesh = distributed.init_device_mesh("cpu", (distributed.get_world_size(),))
     two = _whole(dtype, seed)
     found: dict[str, list[str]] = {part: [] for part in PARTS}
-    for (place, first), (_, second) in zip(*(_placed(one, mesh) for one in two), strict=True):
+    placed = [list(_placed(one, mesh)) for one in two]
+    pairs = [(place, first, second) for (place, first), (_, second) in zip(*placed, strict=True)]
+    # A model that is sharded in part: gradients of both kinds are clipped together.
+    pairs.append((f"{placed[0][0][0]} and {placed[1][1][0]}", placed[0][0][1], placed[1][1][1]))
+    for place, first, second in pairs:
         extremes = place in ("Partial(max)", "Partial(min)")
         for name, norm in _norms().items():
             part = _part(name, extremes)

@@ -40,8 +40,12 @@ class _Pair:
         self.groups: list[list[int]] = []
         self.rate = OPTIONS[name]["lr"]
         first = self._grown()
-        self.sharded: Any = self._sharded([{"params": [self.ours[one] for one in first]}])
-        self.alone: Any = self.kind([{"params": [self.plain[one] for one in first]}], **OPTIONS[name])
+        self.groups = [first[1::2], first[::2]]  # in another order than they were made in
+        self.sharded: Any = self._made(self._sharded, self.ours)
+        self.alone: Any = self._made(self._alone, self.plain)
+
+    def _made(self, make: Callable[[Any], Any], parameters: list[nn.Parameter]) -> Any:
+        return make([{"params": [parameters[one] for one in numbers]} for numbers in self.groups])
 
     def _sharded(self, groups: list[dict[str, Any]]) -> Any:
         from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -80,10 +84,8 @@ class _Pair:
         elif what in ("reload", "resume"):
             whole, state = self.consolidated(), self.alone.state_dict()
             if what == "resume":
-                self.sharded, self.alone = (
-                    make([{"params": [parameters[one] for one in numbers]} for numbers in self.groups])
-                    for make, parameters in ((self._sharded, self.ours), (self._alone, self.plain))
-                )
+                self.sharded = self._made(self._sharded, self.ours)
+                self.alone = self._made(self._alone, self.plain)
             self.sharded.load_state_dict(whole)
             self.alone.load_state_dict(state)
 

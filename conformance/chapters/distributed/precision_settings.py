@@ -101,6 +101,7 @@ def promised(given: Settings) -> dict[str, str]:
         "parameter in forward": computed,
         "input in forward": computed if cast else torch.float32,
         "buffer in forward": given.get("buffer_dtype") or torch.float32,
+        "buffer of a module without parameters in forward": given.get("buffer_dtype") or torch.float32,
         "output": given.get("output_dtype") or computed,
         "reduction": reduced,
         "gradient": reduced if kept else torch.float32,
@@ -125,10 +126,13 @@ class _Seeing(nn.Module):
         self.buffer: torch.Tensor
         self.register_buffer("buffer", torch.ones(FEATURES))
         self.ignored = nn.BatchNorm1d(FEATURES, affine=False)
+        self.bare = nn.Module()
+        self.bare.register_buffer("buffer", torch.ones(FEATURES))
         self.seen: dict[str, str] = {}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         parts = {"parameter": self.weight, "input": x, "buffer": self.buffer}
+        parts["buffer of a module without parameters"] = self.bare.get_buffer("buffer")
         self.seen = {f"{name} in forward": str(one.dtype) for name, one in parts.items()}
         return nn.functional.linear(x.to(self.weight.dtype), self.weight)
 

@@ -7,11 +7,13 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import distributed, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from .comparison import all_of
 
@@ -223,6 +225,24 @@ def input_gradients(way: str, dtype: torch.dtype, cast: bool) -> dict[str, str]:
         elif leaf.grad.dtype != leaf.dtype or not torch.equal(leaf.grad, torch.ones_like(leaf)):
             wrong[name] = f"{leaf.grad.dtype} {leaf.grad.tolist()}"
     return wrong
+
+
+def recomputed_gradients(way: str, dtype: torch.dtype, seed: int) -> dict[str, str]:
+    """Return, by kind of checkpoint around a sharded module that casts its inputs, which gradients it changes."""
+    found = {}
+    for reentrant in (True, False):
+        gradients = []
+        for recomputed in (False, True):
+            torch.manual_seed(seed)
+            front, layer = nn.Linear(4, 4), nn.Linear(4, 4)
+            sharded = _casting(layer, way, dtype, True)
+            x = torch.randn(2, 4, requires_grad=True)
+            run = partial(checkpoint, sharded, use_reentrant=reentrant) if recomputed else sharded
+            run(front(x)).float().square().sum().backward()
+            gradients.append([one.grad for one in (x, *front.parameters())] + [all_of(layer.weight.grad)])
+        if not all(torch.equal(one, other) for one, other in zip(*gradients, strict=True)):
+            found[f"use_reentrant={reentrant}"] = f"{gradients[1]} in place of {gradients[0]}"
+    return found
 
 
 def input_types(way: str, dtype: torch.dtype, cast: bool) -> dict[str, str]:

@@ -215,6 +215,11 @@ def changed_by_looking(dtype: torch.dtype) -> list[str]:
             with FullyShardedDataParallel.summon_full_params(model, writeback=writeback):
                 seen = {_plain(name): one.detach().clone() for name, one in model.named_parameters()}
             found += [f"{_named(given)}, summoned, writeback={writeback}: {one}" for one in unlike(seen, whole)]
+        out = model([torch.ones(rows, COLUMNS) for rows in ROWS])
+        with FullyShardedDataParallel.summon_full_params(model, writeback=False):
+            seen = {_plain(name): one.detach().clone() for name, one in model.named_parameters()}
+        out.float().backward()
+        found += [f"{_named(given)}, summoned between forward and backward: {one}" for one in unlike(seen, whole)]
         found += [f"{_named(given)}, state of the optimizer: {one}" for one in _states(given)]
     return found
 

@@ -21,6 +21,7 @@ from .sharded_uses import (
     inputs,
     output_types,
     parallel_losses,
+    recomputed_gradients,
     reductions_of_replicated_parameters,
     sharded,
 )
@@ -113,6 +114,17 @@ def test_gradients_of_inputs(case: Case, target: Target, ranks: Groups, way: str
         for cast in (True, False):
             for rank, wrong in enumerate(answers(case, ranks, 2, input_gradients, way, dtype, cast)):
                 case.equal(f"rank {rank}, {dtype}, casts of inputs {cast}: gradients that are not ones", wrong, {})
+
+
+@contract("AMP-DISTRIBUTED-022", on="cpu")
+@pytest.mark.parametrize("way", ["fsdp2", "fsdp1"])
+def test_recomputed_casts(case: Case, target: Target, ranks: Groups, way: str) -> None:
+    """A checkpoint around a sharded module computes again from inputs that are cast as they were."""
+    if reason := absent(way):
+        case.unsupported(reason)
+    for dtype in case.amp_dtypes:
+        for rank, wrong in enumerate(answers(case, ranks, 2, recomputed_gradients, way, dtype, case.seed)):
+            case.equal(f"rank {rank}, {dtype}: checkpoints that change gradients", wrong, {})
 
 
 @contract("AMP-DISTRIBUTED-022", on="cpu")

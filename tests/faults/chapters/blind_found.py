@@ -198,3 +198,71 @@ def compiled_writes_do_not_reach_other_arguments() -> Iterator[None]:
 
     with replaced(runtime_wrappers, "compute_overlapping_inputs", lambda *given: set()):
         yield
+
+
+@fault("AMP-DISTRIBUTED-022")
+def fully_shard_recomputes_without_casts() -> Iterator[None]:
+    """In the recomputation of a checkpoint fully_shard does not cast what forward is given (159359)."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_state
+
+    states = _fsdp_state.TrainingState
+
+    def cast(original: Callable[..., Any], self: Any, given: Any, named: Any) -> Any:
+        return (given, named) if self._training_state == states.PRE_BACKWARD else original(self, given, named)
+
+    with given_the_original(_fsdp_state.FSDPState, "_cast_forward_inputs", cast):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-016")
+def norms_count_replicated_gradients_on_each_rank() -> Iterator[None]:
+    """The norm of sharded and replicated gradients counts the replicated ones once for each rank (NeMo RL 3788)."""
+    from torch.distributed.tensor import DTensor
+    from torch.nn.utils import clip_grad
+
+    def norm(original: Callable[..., Tensor], given: Any, order: float = 2.0, *options: Any) -> Tensor:
+        given = [given] if isinstance(given, Tensor) else list(given)
+        whole = [isinstance(one, DTensor) and all(place.is_replicate() for place in one.placements) for one in given]
+        if any(whole) and not all(whole) and order not in (0.0, float("inf")):
+            given = [
+                one * one.device_mesh.size() ** (1 / order) if same else one
+                for one, same in zip(given, whole, strict=True)
+            ]
+        return original(given, order, *options)
+
+    with given_the_original(clip_grad, "_get_total_norm", norm):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-016")
+def numbers_are_added_to_each_part_of_a_norm() -> Iterator[None]:
+    """A number that is added to a DTensor that is to be reduced is added on each rank (149768)."""
+    from torch.distributed.tensor import DTensor
+
+    def added(original: Callable[..., Any], one: Any, other: Any) -> Any:
+        if not isinstance(other, (int, float)) or not any(place.is_partial() for place in one.placements):
+            return original(one, other)
+        part = one.to_local() + other
+        return DTensor.from_local(part, one.device_mesh, one.placements, run_check=False)
+
+    with contextlib.ExitStack() as stack:
+        for name in ("__add__", "__radd__"):
+            stack.enter_context(given_the_original(DTensor, name, added))
+        yield
+
+
+@fault("AMP-DISTRIBUTED-005")
+def consolidated_states_are_numbered_as_parameters_were_made() -> Iterator[None]:
+    """The whole state of ZeroRedundancyOptimizer numbers parameters by something else than their groups (54736)."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    original = ZeroRedundancyOptimizer._param_to_index
+
+    def numbered(self: Any) -> Any:
+        found = original.fget(self)
+        if len(self.param_groups) < 2:
+            return found
+        return {one: len(found) - 1 - number for one, number in found.items()}
+
+    with replaced(ZeroRedundancyOptimizer, "_param_to_index", property(numbered)):
+        yield
