@@ -57,7 +57,11 @@ def _decorated(part: Part) -> Part:
     return lambda h: torch.no_grad()(lambda given: part(given))(h)
 
 
-STOPS = {"no_grad": _under_no_grad, "detach": _detached, "a decorator": _decorated}
+def _in_place(part: Part) -> Part:
+    return lambda h: part(h).clone().detach_()
+
+
+STOPS = {"no_grad": _under_no_grad, "detach": _detached, "a decorator": _decorated, "detach in place": _in_place}
 
 
 def _gradients(call: Program, given: tuple[Tensor, Tensor]) -> list[Any]:
@@ -69,13 +73,26 @@ def _gradients(call: Program, given: tuple[Tensor, Tensor]) -> list[Any]:
     return [*(one.detach() for one in found), *(one.grad for one in leaves)]
 
 
-def _stopping(device_type: str, dtype: torch.dtype, stopped: Part, source: str) -> Program:
+def _stopping(device_type: str, dtype: torch.dtype, stop: str, part: Part, source: str) -> Program:
     """Return a function that returns a product, and what is stopped of the product or of an argument."""
+    stopped = STOPS[stop](part)
 
     def program(x: Tensor, w: Tensor) -> Results:
         with torch.autocast(device_type, dtype=dtype, cache_enabled=False):
             h = x @ w
             return h, stopped(h if source == "a product" else w)
+
+    return program
+
+
+def _beside(device_type: str, dtype: torch.dtype, stop: str, part: Part) -> Program:
+    """Return a function that computes the same twice, where a gradient is stopped and where it is not."""
+    stopped = STOPS[stop](part)
+
+    def program(x: Tensor, w: Tensor) -> Results:
+        with torch.autocast(device_type, dtype=dtype, cache_enabled=False):
+            h = x @ w
+            return stopped(h), part(h)
 
     return program
 
@@ -97,7 +114,9 @@ def _whole(rng: torch.Generator, target: Target) -> Tensor:
 @contract("AMP-COMPILE-085")
 @pytest.mark.parametrize("backend", ["aot_eager", deep("standard", "eager")])
 @pytest.mark.parametrize("kind", ["views", "results"])
-@pytest.mark.parametrize("stop", ["no_grad", deep("standard", "detach"), deep("standard", "a decorator")])
+@pytest.mark.parametrize(
+    "stop", ["no_grad", deep("standard", "detach"), deep("standard", "a decorator"), "detach in place"]
+)
 def test_stopped_gradients(
     case: Case, target: Target, rng: torch.Generator, stop: str, kind: str, backend: str
 ) -> None:
@@ -107,7 +126,7 @@ def test_stopped_gradients(
     for dtype in dtypes_of(case, target):
         for name, part in parts.items():
             for source in ("a product", "a leaf"):
-                program = _stopping(target.device_type, dtype, STOPS[stop](part), source)
+                program = _stopping(target.device_type, dtype, stop, part, source)
                 expected = _gradients(program, given)
                 # The gradient of the product alone: whatever is stopped adds nothing to it.
                 alone = _gradients(_product_of(program), given)
@@ -119,6 +138,49 @@ def test_stopped_gradients(
                 places = ("the product", "the stopped result", "gradient of x", "gradient of w")
                 wrong = [place for place, *two in zip(places, seen, expected, strict=True) if not _same(*two)]
                 case.equal(f"{what}: what is not as in eager", wrong, [])
+
+
+@contract("AMP-COMPILE-085")
+@pytest.mark.parametrize("backend", ["aot_eager", deep("standard", "eager")])
+@pytest.mark.parametrize("stop", ["no_grad", *(deep("standard", stop) for stop in STOPS if stop != "no_grad")])
+def test_results_beside_stopped_ones(case: Case, target: Target, rng: torch.Generator, stop: str, backend: str) -> None:
+    """The same ops with a gradient and without one are not one op: each result has the flag that eager gives it."""
+    given = (_whole(rng, target), _whole(rng, target))
+    for dtype in dtypes_of(case, target):
+        for name, part in RESULTS.items():
+            program = _beside(target.device_type, dtype, stop, part)
+            with compiler(case):
+                call = torch.compile(program, backend=backend)
+                seen, expected = _gradients(call, given), _gradients(program, given)
+                flags = [
+                    [one.requires_grad for one in run(*(one.clone().requires_grad_() for one in given))]
+                    for run in (call, program)
+                ]
+            places = ("the stopped result", "the other result", "gradient of x", "gradient of w")
+            wrong = [place for place, *two in zip(places, seen, expected, strict=True) if not _same(*two)]
+            case.equal(f"{dtype}, {name}: what is not as in eager", wrong, [])
+            case.equal(f"{dtype}, {name}: results that require a gradient", *flags)
+
+
+@contract("AMP-COMPILE-085")
+@pytest.mark.parametrize("backend", ["aot_eager", deep("standard", "eager")])
+def test_writes_to_what_was_detached(case: Case, target: Target, rng: torch.Generator, backend: str) -> None:
+    """An argument that is written to, after it was detached, keeps its gradient."""
+    given = (_whole(rng, target), _whole(rng, target))
+    for dtype in dtypes_of(case, target):
+
+        def program(x: Tensor, w: Tensor, dtype: torch.dtype = dtype) -> Results:
+            with torch.autocast(x.device.type, dtype=dtype, cache_enabled=False):
+                seen = x.detach()
+                x.mul_(2)
+                return x @ w, seen
+
+        with compiler(case):
+            call = torch.compile(program, backend=backend)
+            found = [_gradients(lambda x, w, run=run: run(x * 1, w), given) for run in (call, program)]  # type: ignore[misc]
+        places = ("the product", "the detached one", "gradient of x", "gradient of w")
+        wrong = [place for place, *two in zip(places, *found, strict=True) if not _same(*two)]
+        case.equal(f"{dtype}: what is not as in eager", wrong, [])
 
 
 def _low(x: Tensor, w: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -68,6 +69,8 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "erf": torch.erf,
     "softmax": lambda x: F.softmax(x, -1),
     "log_softmax": lambda x: F.log_softmax(x, -1),
+    "softmax in float32": lambda x: F.softmax(x, -1, dtype=torch.promote_types(x.dtype, torch.float32)),
+    "log_softmax in float32": lambda x: F.log_softmax(x, -1, dtype=torch.promote_types(x.dtype, torch.float32)),
     "logsumexp": lambda x: x.logsumexp(-1),
     "norm": lambda x: x.norm(dim=-1),
     "std": lambda x: x.std(-1),
@@ -175,6 +178,11 @@ _OTHERS: dict[str, Twice] = {
     "kl_div": Twice(lambda x, y: F.kl_div(x, y.square() + 0.5, reduction="batchmean"), ((5, 6), (5, 6))),
     "cross_entropy of probabilities": Twice(F.cross_entropy, ((5, 6), (5, 6))),
     "binary_cross_entropy_with_logits": Twice(F.binary_cross_entropy_with_logits, ((5, 6), (5, 6))),
+    "binary_cross_entropy_with_logits, a sum": Twice(
+        partial(F.binary_cross_entropy_with_logits, reduction="sum"), ((5, 6), (5, 6))
+    ),
+    "mse_loss, a sum": Twice(partial(F.mse_loss, reduction="sum"), ((5, 6), (5, 6))),
+    "mse_loss, not reduced": Twice(partial(F.mse_loss, reduction="none"), ((5, 6), (5, 6))),
     "poisson_nll_loss": Twice(F.poisson_nll_loss, ((5, 6), (5, 6))),
     "avg_pool2d": Twice(lambda x: F.avg_pool2d(x, 2).square(), ((2, 3, 4, 4),)),
     "interpolate": Twice(lambda x: F.interpolate(x, scale_factor=2, mode="bilinear").square(), ((2, 2, 3, 3),)),

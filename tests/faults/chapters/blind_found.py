@@ -266,3 +266,19 @@ def consolidated_states_are_numbered_as_parameters_were_made() -> Iterator[None]
 
     with replaced(ZeroRedundancyOptimizer, "_param_to_index", property(numbered)):
         yield
+
+
+@fault("AMP-COMPILE-085")
+def compiled_code_drops_detach_in_place() -> Iterator[None]:
+    """Gradients flow through a tensor that compiled code detached in place (176854)."""
+    from torch._dynamo.output_graph import OutputGraph
+
+    def compiled(original: Callable[..., Any], self: Any, module: Any, *given: Any, **named: Any) -> Any:
+        for node in [one for one in module.graph.nodes if one.op == "call_method" and one.target == "detach_"]:
+            node.replace_all_uses_with(node.args[0])
+            module.graph.erase_node(node)
+        module.recompile()
+        return original(self, module, *given, **named)
+
+    with given_the_original(OutputGraph, "call_user_compiler", compiled):
+        yield
