@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import pytest
@@ -73,26 +73,13 @@ def _gradients(call: Program, given: tuple[Tensor, Tensor]) -> list[Any]:
     return [*(one.detach() for one in found), *(one.grad for one in leaves)]
 
 
-def _stopping(device_type: str, dtype: torch.dtype, stop: str, part: Part, source: str) -> Program:
-    """Return a function that returns a product, and what is stopped of the product or of an argument."""
-    stopped = STOPS[stop](part)
+def _using(device_type: str, dtype: torch.dtype, parts: Sequence[Part], source: str) -> Program:
+    """Return a function that returns a product, and what each part makes of the product or of an argument."""
 
     def program(x: Tensor, w: Tensor) -> Results:
         with torch.autocast(device_type, dtype=dtype, cache_enabled=False):
             h = x @ w
-            return h, stopped(h if source == "a product" else w)
-
-    return program
-
-
-def _beside(device_type: str, dtype: torch.dtype, stop: str, part: Part) -> Program:
-    """Return a function that computes the same twice, where a gradient is stopped and where it is not."""
-    stopped = STOPS[stop](part)
-
-    def program(x: Tensor, w: Tensor) -> Results:
-        with torch.autocast(device_type, dtype=dtype, cache_enabled=False):
-            h = x @ w
-            return stopped(h), part(h)
+            return (h, *[part(h if source == "a product" else w) for part in parts])
 
     return program
 
@@ -126,7 +113,7 @@ def test_stopped_gradients(
     for dtype in dtypes_of(case, target):
         for name, part in parts.items():
             for source in ("a product", "a leaf"):
-                program = _stopping(target.device_type, dtype, stop, part, source)
+                program = _using(target.device_type, dtype, (STOPS[stop](part),), source)
                 expected = _gradients(program, given)
                 # The gradient of the product alone: whatever is stopped adds nothing to it.
                 alone = _gradients(_product_of(program), given)
@@ -148,7 +135,7 @@ def test_results_beside_stopped_ones(case: Case, target: Target, rng: torch.Gene
     given = (_whole(rng, target), _whole(rng, target))
     for dtype in dtypes_of(case, target):
         for name, part in RESULTS.items():
-            program = _beside(target.device_type, dtype, stop, part)
+            program = _using(target.device_type, dtype, (STOPS[stop](part), part), "a product")
             with compiler(case):
                 call = torch.compile(program, backend=backend)
                 seen, expected = _gradients(call, given), _gradients(program, given)
@@ -156,7 +143,7 @@ def test_results_beside_stopped_ones(case: Case, target: Target, rng: torch.Gene
                     [one.requires_grad for one in run(*(one.clone().requires_grad_() for one in given))]
                     for run in (call, program)
                 ]
-            places = ("the stopped result", "the other result", "gradient of x", "gradient of w")
+            places = ("the product", "the stopped result", "the other result", "gradient of x", "gradient of w")
             wrong = [place for place, *two in zip(places, seen, expected, strict=True) if not _same(*two)]
             case.equal(f"{dtype}, {name}: what is not as in eager", wrong, [])
             case.equal(f"{dtype}, {name}: results that require a gradient", *flags)

@@ -116,11 +116,9 @@ def norms_unlike_whole(dtype: torch.dtype, seed: int) -> dict[str, list[str]]:
     mesh = distributed.init_device_mesh("cpu", (distributed.get_world_size(),))
     two = _whole(dtype, seed)
     found: dict[str, list[str]] = {part: [] for part in PARTS}
-    placed = [list(_placed(one, mesh)) for one in two]
-    pairs = [(place, first, second) for (place, first), (_, second) in zip(*placed, strict=True)]
-    # A model that is sharded in part: gradients of both kinds are clipped together.
-    pairs.append((f"{placed[0][0][0]} and {placed[1][1][0]}", placed[0][0][1], placed[1][1][1]))
-    for place, first, second in pairs:
+    firsts, seconds = (list(_placed(one, mesh)) for one in two)
+    # The last pair is of a model that is sharded in part: gradients of both kinds are clipped together.
+    for (place, first), (other, second) in [*zip(firsts, seconds, strict=True), (firsts[0], seconds[1])]:
         extremes = place in ("Partial(max)", "Partial(min)")
         for name, norm in _norms().items():
             part = _part(name, extremes)
@@ -129,7 +127,6 @@ def norms_unlike_whole(dtype: torch.dtype, seed: int) -> dict[str, list[str]]:
             right, seen = norm([one.clone() for one in two]), all_of(norm([first, second]))
             apart = float((seen.double() - right.double()).abs().max())
             if seen.dtype != right.dtype or apart > _ROUNDINGS * torch.finfo(dtype).eps * float(right.abs().max()):
-                found[part].append(
-                    f"{name} of {place}: {seen.dtype} {seen.tolist()} in place of {right.dtype} {right.tolist()}"
-                )
+                what = f"{name} of {place} and {other}"
+                found[part].append(f"{what}: {seen.dtype} {seen.tolist()} in place of {right.dtype} {right.tolist()}")
     return found

@@ -25,6 +25,7 @@ from .support import Findings
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
 # In roundings of a gradient's largest number: kernels of another layout may add up in another order.
 LIMIT = 32.0
+Tensors = tuple[Tensor | None, ...]
 LAYOUTS = tuple(name for name in ALL_LAYOUTS if name != "as given")
 # Of these families some draws are of millions of numbers, or of kinds that differ in more than their options.
 DRAWN = ("softmax", "product", "convolution", "pooling", "padding", "interpolation", "indexing", "elementwise", "loss")
@@ -72,13 +73,13 @@ def _largest(numbers: Tensor) -> float:
     return float(finite[finite.isfinite()].max()) if finite.isfinite().any() else 0.0
 
 
-def _apart(seen: Outcome, dense: Outcome, weighted: Outcome, dtype: torch.dtype) -> dict[int, str]:
-    """Return the gradients that are not those of dense memory, with how far they are, by number.
+def _apart(seen: Tensors, dense: Tensors, weighted: Tensors, dtype: torch.dtype) -> dict[int, str]:
+    """Return the tensors that are not those of dense memory, with how far they are, by number.
 
     What rounds to zero with one number for all is held to what it is with `weighted` ones.
     """
     found = {}
-    for number, (one, other, large) in enumerate(zip(seen.gradients, dense.gradients, weighted.gradients, strict=True)):
+    for number, (one, other, large) in enumerate(zip(seen, dense, weighted, strict=True)):
         if one is None or other is None:
             if one is not other:
                 found[number] = "there is none in one of both"
@@ -118,7 +119,7 @@ def test_gradients_of_every_layout(case: Case, target: Target, amp_dtype: torch.
                 findings.add(kind, what, str(seen.exception).splitlines()[0][:80])
                 continue
             findings.judged += bool(wanted.gradients)
-            for number, how in _apart(seen, wanted, weighted, amp_dtype).items():
+            for number, how in _apart(seen.gradients, wanted.gradients, weighted.gradients, amp_dtype).items():
                 findings.add(kind, f"gradient {number}, {what}", how)
     findings.hold(case, target, "gradients compared", "gradients that differ from those of dense memory, {}")
 
@@ -146,8 +147,8 @@ def test_operands_of_every_layout(case: Case, target: Target, amp_dtype: torch.d
                 findings.add(kind, what, str(seen.exception).splitlines()[0][:80])
                 continue
             findings.judged += 1
-            pairs = Outcome((), seen.outputs + seen.gradients, None), Outcome((), dense.outputs + dense.gradients, None)
-            for number, how in _apart(pairs[0], pairs[1], pairs[1], amp_dtype).items():
+            right = dense.outputs + dense.gradients
+            for number, how in _apart(seen.outputs + seen.gradients, right, right, amp_dtype).items():
                 which = number - len(dense.outputs)
                 place = f"gradient {which}" if which >= 0 else f"result {number}"
                 findings.add(kind, f"{place}, {what}", how)

@@ -137,10 +137,10 @@ def _judge_order(
         incoming = draw(op.call(*(value.double() for value in values)), rng)
         given = ([one.double() for one in values], [one.double() for one in along], incoming)
         try:
-            compute(op, *given, contextlib.nullcontext)
-            # The formulas of forward mode may be as wrong in float64.
+            compute(op, *given, contextlib.nullcontext)  # raises where torch has no formula for any type
+            # The formulas that it has may be as wrong in float64.
             exact = reverse_over_reverse(op, *given)
-        except RuntimeError:  # a formula that torch has for no type
+        except RuntimeError:
             continue
         placed = ([one.to(target.device) for one in values], [one.to(target.device) for one in along])
         try:

@@ -150,6 +150,11 @@ class Step:
     changed: list[str] = field(default_factory=list)
     far: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def beyond(self) -> dict[str, float]:
+        """The distances that are not within their bounds."""
+        return {place: share for place, share in self.far.items() if not share <= 1}
+
 
 def reference(plain: OptimizerConfig, optimizer: Any) -> Any:
     """Return the for-loop in float64 over copies of the optimizer's parameters, gradients and state."""

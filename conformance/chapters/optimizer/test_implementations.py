@@ -104,8 +104,7 @@ def test_steps(case: Case, target: Target, rng: torch.Generator, kind: Optimizer
                 expect_refusal(case, kind, f"{aspect}, {name}", number, step.raised)
                 case.equal(f"{name}: parameters that the refused step changed", step.changed, [])
                 break
-            far = {place: share for place, share in step.far.items() if not share <= 1}
-            case.equal(f"{name}, step {number + 1}: distances beyond their bounds", far, {})
+            case.equal(f"{name}, step {number + 1}: distances beyond their bounds", step.beyond, {})
 
 
 FORMS = ("differentiable", "capturable")
@@ -140,8 +139,7 @@ def test_steps_of_other_forms(
         if form == "capturable" and isinstance(step.raised, AssertionError) and number == 0:
             case.unsupported(f"no capturable steps on {target.device_type}: {step.raised}")
         case.equal(f"step {number + 1}: what it raises", step.raised, None)
-        far = {place: share for place, share in step.far.items() if not share <= 1}
-        case.equal(f"step {number + 1}: distances beyond their bounds", far, {})
+        case.equal(f"step {number + 1}: distances beyond their bounds", step.beyond, {})
 
 
 def expect_refusal(case: Case, kind: OptimizerConfig, what: str, number: int, error: Exception) -> None:
@@ -457,8 +455,7 @@ def test_loaded_from_another(
         give(parameters, KINDS["real"]["fp64"](draw))
         step = stepped(loop(kind), optimizer)
         case.equal(f"error of step {number + 1} after the load", repr(step.raised), "None")
-        far = {place: share for place, share in step.far.items() if not share <= 1}
-        case.equal(f"distances beyond their bounds in step {number + 1} after the load", far, {})
+        case.equal(f"distances beyond their bounds in step {number + 1} after the load", step.beyond, {})
 
 
 def trained(draw: Draw, kind: OptimizerConfig, steps: int) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -56,10 +57,14 @@ def states_of_optimizers_load_known_settings_alone() -> Iterator[None]:
     """set_optimizer_state_dict drops what a scheduler wrote into a group of the first optimizer (140900)."""
     from torch.distributed.checkpoint import state_dict
 
-    known = "if key == _PARAMS or key not in optim.param_groups[pg_idx]:\n                continue\n            # TODO"
-    with edited(
-        state_dict._split_optim_state_dict, "if key == _PARAMS:\n                continue\n            # TODO", known
-    ):
+    def split(original: Callable[..., Any], model: Any, optimizer: Any, *given: Any) -> Any:
+        found = original(model, optimizer, *given)
+        for group, known in zip(found["param_groups"], optimizer.param_groups, strict=True):
+            for key in set(group) - set(known):
+                del group[key]
+        return found
+
+    with given_the_original(state_dict, "_split_optim_state_dict", split):
         yield
 
 
@@ -134,28 +139,16 @@ def embeddings_of_many_indices_train_the_padding() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _exported(op: Any, other: Callable[..., Any]) -> Iterator[None]:
-    """Let the tables of decompositions that a program is exported with hold another one."""
-    from torch._decomp import decomposition_table
-
-    before = decomposition_table[op]
-    decomposition_table[op] = other
-    try:
-        yield
-    finally:
-        decomposition_table[op] = before
-
-
 @fault("AMP-COMPILE-004")
 def exported_baddbmm_rounds_its_product() -> Iterator[None]:
     """The decomposition of baddbmm rounds the product to 16 bits before it is added (109714)."""
+    from torch._decomp import decomposition_table
 
     def baddbmm(addend: Tensor, one: Tensor, other: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
         product = torch.bmm(one, other) * alpha
         return product if beta == 0 else addend * beta + product
 
-    with _exported(torch.ops.aten.baddbmm.default, baddbmm):
+    with mock.patch.dict(decomposition_table, {torch.ops.aten.baddbmm.default: baddbmm}):
         yield
 
 
