@@ -21,11 +21,7 @@ from ...measure.determinism import deterministic_algorithms
 from ...measure.precision import full_precision
 from ...oracles.numbers.formats import FORMATS
 from .second_derivatives import (
-    CONVOLUTIONS,
-    FAMILIES,
-    TWICE,
     Derivatives,
-    Twice,
     derivatives,
     draw,
     first_derivatives,
@@ -34,6 +30,7 @@ from .second_derivatives import (
     reverse_over_reverse,
 )
 from .support import slug
+from .twice_ops import CONVOLUTIONS, FAMILIES, TWICE, Twice
 
 # As AMP-NUMERICS-083 for first derivatives: up to eight 16-bit results follow each other, of four roundings each.
 ROUNDINGS = 32

@@ -160,3 +160,45 @@ def tangents_of_tanh_are_constants_in_every_type() -> Iterator[None]:
 
     with replaced(torch, "tanh", tanh):
         yield
+
+
+class _Cross(torch.autograd.Function):
+    """The sum of binary cross entropies, of whose first gradient half is a constant."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        ctx.save_for_backward(x, y)
+        return -(y * x.log() + (1 - y) * (1 - x).log()).sum()
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = ctx.saved_tensors
+        first = (x - y) / (x * (1 - x))
+        return slope * (first + first.detach()) / 2, slope * ((1 - x).log() - x.log())
+
+
+@fault("AMP-NUMERICS-117", level="standard")
+def second_derivatives_of_summed_cross_entropies_are_halved() -> Iterator[None]:
+    """The second derivative of binary_cross_entropy is another one where the losses are summed (59477)."""
+    original = F.binary_cross_entropy
+
+    def loss(x: Tensor, y: Tensor, *given: Any, **named: Any) -> Tensor:
+        return _Cross.apply(x, y) if named == {"reduction": "sum"} and not given else original(x, y, *given, **named)
+
+    with replaced(F, "binary_cross_entropy", loss):
+        yield
+
+
+@fault("AMP-NUMERICS-117", level="standard")
+def second_derivatives_forget_where_embeddings_were() -> Iterator[None]:
+    """The gradient of an embedding's weights in 16 bits is a constant to a second backward pass."""
+    original = F.embedding
+
+    def rows(index: Tensor, weight: Tensor, *given: Any, **named: Any) -> Tensor:
+        found = original(index, weight, *given, **named)
+        if weight.dtype in LOW and found.requires_grad:
+            found.register_hook(lambda slope: slope.detach())
+        return found
+
+    with replaced(F, "embedding", rows):
+        yield
