@@ -219,6 +219,8 @@ class Run:
         """
         if waiver.build and getattr(torch.version, waiver.build) is None:
             return False
+        if waiver.cpu and torch.backends.cpu.get_cpu_capability() != waiver.cpu:
+            return False
         if waiver.about_kernels_of(torch.__version__, target.split(":")[0]):
             return True
         like = self.op_policies.get(target.split(":")[0])

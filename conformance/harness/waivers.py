@@ -19,8 +19,9 @@ from .tables import Table, rows_of
 
 _REQUIRED = {"contract", "cases", "reason", "owner", "link", "expires"}
 BUILDS = ("cuda", "hip")
+CPUS = ("AVX2", "AVX512", "SVE256")
 """The builds of torch for devices that are named cuda."""
-_OPTIONAL = {"torch", "target", "varies", "kernels", "evidence", "run", "build"}
+_OPTIONAL = {"torch", "target", "varies", "kernels", "evidence", "run", "build", "cpu"}
 
 
 class WaiverError(ValueError):
@@ -36,7 +37,8 @@ class Waiver:
     party that has none of its own runs those, the CPU's or one made of other operators. `evidence` are patterns over
     what may fail in a case; the rest of it is judged. Without `run` a case is not run, as it would end the process or
     leave the device unusable. `build` is the kind of build whose libraries are at fault, "cuda" or "hip": devices of
-    both are named cuda. `shipped` waivers are of what stock PyTorch breaks.
+    both are named cuda. `cpu` are the instructions for which the kernels at fault are written, as
+    torch.backends.cpu.get_cpu_capability names them. `shipped` waivers are of what stock PyTorch breaks.
     """
 
     contract: str
@@ -52,6 +54,7 @@ class Waiver:
     evidence: tuple[str, ...] = ("*",)
     run: bool = True
     build: str = ""
+    cpu: str = ""
     shipped: bool = False
 
     def in_conditions(self, torch_version: str, target: str) -> bool:
@@ -114,6 +117,8 @@ def _waiver(where: str, row: dict[str, Any], known: Iterable[str]) -> Waiver:
     table.dates("expires")
     if row.get("build", "cuda") not in BUILDS:
         table.refuse(f"build must be one of {', '.join(BUILDS)}")
+    if row.get("cpu", CPUS[0]) not in CPUS:
+        table.refuse(f"cpu must be one of {', '.join(CPUS)}")
     if row.get("run", False) is not False:
         table.refuse("run must be false: a case runs unless a waiver says that it must not")
     if "run" in row and "evidence" in row:
@@ -138,6 +143,7 @@ def _waiver(where: str, row: dict[str, Any], known: Iterable[str]) -> Waiver:
         evidence=tuple(row.get("evidence", ["*"])),
         run=row.get("run", True),
         build=row.get("build", ""),
+        cpu=row.get("cpu", ""),
     )
 
 

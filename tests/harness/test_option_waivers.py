@@ -81,6 +81,19 @@ def test_waiver_of_a_build_is_not_for_another(
     assert outcome.report["footer"]["waivers"][0]["state"] == state
 
 
+@pytest.mark.parametrize(("instructions", "state"), [("AVX512", "used"), ("AVX2", "idle")])
+def test_waiver_of_a_cpu_is_not_for_another(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch, instructions: str, state: str
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    _suite(toy)
+
+    outcome = _run(toy, cpu=f'"{instructions}"')
+
+    assert outcome.status == (0 if state == "used" else 1)
+    assert outcome.report["footer"]["waivers"][0]["state"] == state
+
+
 def test_waiver_that_a_passing_case_no_longer_needs_fails_the_run(toy: Toy) -> None:
     _suite(toy, second="case.equal('y', 1, 1)")
 
@@ -332,6 +345,7 @@ def test_error_is_never_waived(toy: Toy) -> None:
         ({"torch": '"new"'}, "torch must be version bounds"),
         ({"contract": '"AMP-API-999"'}, "matches nothing: there is no contract 'AMP-API-999'"),
         ({"build": '"metal"'}, "build must be one of cuda, hip"),
+        ({"cpu": '"AMX"'}, "cpu must be one of AVX2, AVX512, SVE256"),
         ({"run": "true"}, "run must be false"),
         ({"run": "false", "evidence": '["x"]'}, "a case that is not run has no evidence to name"),
     ],

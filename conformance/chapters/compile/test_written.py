@@ -130,12 +130,12 @@ def _judge_masks(case: Case, target: Target, rng: torch.Generator, backend: str,
     for dtype in dtypes_of(case, target):
         x = (2.0 ** torch.randint(-2, 3, (8, 64), generator=rng)).to(target.device).requires_grad_()
         ones = torch.ones(8, 64, device=target.device)
-        for kept in (0.5, 0.25):
+        for of, kept in (("dropout", 0.5), ("dropout", 0.25), ("attention", 0.5)):
             with compiler(case):
-                call = _made(case, dropped(target.device_type, dtype, kept, checkpointed), backend)
+                call = _made(case, dropped(target.device_type, dtype, kept, of, checkpointed), backend)
                 out = call(ones, x)
                 (gradient,) = torch.autograd.grad(out, x, torch.ones_like(out))
-            what = f"{dtype}, {kept:g} kept"
+            what = f"{dtype}, {of}, {kept:g} kept"
             share = float((out != 0).float().mean())
             # 512 samples: five deviations.
             case.between(f"{what}: share that is kept (control)", share, kept - 0.12, kept + 0.12)

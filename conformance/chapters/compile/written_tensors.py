@@ -98,7 +98,21 @@ def every(made: Mapping[str, Program]) -> Callable[..., list[torch.Tensor]]:
 # --- dropout
 
 
-def dropped(device_type: str, dtype: torch.dtype, kept: float, checkpointed: bool) -> Program:
+def _of_elements(low: torch.Tensor, kept: float) -> torch.Tensor:
+    return functional.dropout(low, 1 - kept)
+
+
+def _of_weights(low: torch.Tensor, kept: float) -> torch.Tensor:
+    """Give each element an attention of its own over one key, so that its one weight is kept or not."""
+    value = low[..., None, None].expand(*low.shape, 1, 8)
+    query = torch.zeros_like(value)
+    return functional.scaled_dot_product_attention(query, query, value, dropout_p=1 - kept)[..., 0, 0]
+
+
+DROPOUTS = {"dropout": _of_elements, "attention": _of_weights}
+
+
+def dropped(device_type: str, dtype: torch.dtype, kept: float, of: str, checkpointed: bool) -> Program:
     """Return a function of ones and of a matrix of powers of two: the square of what dropout keeps of their product.
 
     Each is a power of two, and so is each gradient by the matrix: times the matrix it is twice the square.
@@ -107,7 +121,7 @@ def dropped(device_type: str, dtype: torch.dtype, kept: float, checkpointed: boo
     def square(ones: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         with torch.autocast(device_type, dtype=dtype, cache_enabled=False):
             low = functional.linear(x, torch.eye(x.shape[-1], device=x.device)) * ones.to(dtype)
-            return functional.dropout(low, 1 - kept).square()
+            return DROPOUTS[of](low, kept).square()
 
     if not checkpointed:
         return square

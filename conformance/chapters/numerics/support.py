@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...harness.check import Case
+from ...harness.judge import lacks_kernel
 from ...harness.targets import Target, has_kernel, is_foreign
 from ...measure.precision import full_precision
 from ...oracles.numbers import error_bounds
@@ -197,6 +198,11 @@ def call_for_refusal(program: Program, device: torch.device) -> None:
     error = outcomes.run(placed, gradients=placed.tensors, weights=weights).exception
     if isinstance(error, NotImplementedError):
         raise error
+
+
+def is_refused(error: RuntimeError) -> bool:
+    """Whether a call raises for want of a kernel of its types."""
+    return lacks_kernel(error) is not None
 
 
 class Findings:

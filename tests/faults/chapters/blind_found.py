@@ -275,3 +275,46 @@ def compiled_code_drops_detach_in_place() -> Iterator[None]:
 
     with given_the_original(OutputGraph, "call_user_compiler", compiled):
         yield
+
+
+@fault("AMP-NUMERICS-145")
+def convolutions_with_an_odd_number_of_taps_lose_the_last_channel() -> Iterator[None]:
+    """conv1d of an odd number of taps and several channels leaves the last channel out, but in float64."""
+    original = torch.nn.functional.conv1d
+
+    def shorter(x: torch.Tensor, weight: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
+        channels, taps = weight.shape[1:]
+        if taps % 2 and channels > 1 and x.dtype is not torch.float64:
+            weight = torch.cat([weight[:, :-1], torch.zeros_like(weight[:, -1:])], 1)
+        return original(x, weight, *given, **named)
+
+    with replaced(torch.nn.functional, "conv1d", shorter):
+        yield
+
+
+@fault("AMP-NUMERICS-146")
+def products_read_the_row_after_the_last_term() -> Iterator[None]:
+    """A product of a number of terms that is no multiple of 8 adds the next row times zero."""
+    original = torch.mm
+
+    def longer(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        found = original(left, right)
+        if left.shape[1] % 8 and len(left) > 1:
+            found = found + torch.roll(left, -1, 0)[:, :1].to(found.dtype) * 0
+        return found
+
+    with replaced(torch, "mm", longer):
+        yield
+
+
+@fault("AMP-NUMERICS-146", level="standard")
+def convolutions_lose_a_value_that_is_not_finite() -> Iterator[None]:
+    """conv1d reads infinity and NaN of a longer image as zero, but in float64."""
+    original = torch.nn.functional.conv1d
+
+    def cleaned(x: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
+        exact = x.dtype is torch.float64 or x.shape[-1] <= 16
+        return original(x if exact else x.nan_to_num(0, 0, 0), *given, **named)
+
+    with replaced(torch.nn.functional, "conv1d", cleaned):
+        yield

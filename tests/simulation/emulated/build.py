@@ -41,8 +41,10 @@ def uncompiled() -> str | None:
 def library(source: Path = FOLDER / "card.cpp") -> Path:
     """Return the library of `source` (the card) for the torch at hand, compiled where it has not been.
 
-    Raises CalledProcessError where the source does not compile.
+    Raises CalledProcessError where the source does not compile. The device runs the CPU's kernels: it is to be right
+    where those of oneDNN for AVX512 and AMX are not (docs/divergences.md), which a process chooses at its first use.
     """
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
     home = torch_folder()
     files = {source, *FOLDER.glob("*.cpp"), *FOLDER.glob("*.h")}
     sources = b"".join(path.read_bytes() for path in sorted(files))
