@@ -342,6 +342,25 @@ def test_retained_gradients(case: Case, target: Target, amp_dtype: torch.dtype, 
         case.equal(f"{last} registered last: calls of the hook", len(hooked), 2)
 
 
+@contract("AMP-BACKWARD-015")
+@pytest.mark.parametrize("times", [1, 3])
+def test_retained_gradients_of_written_results(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, times: int
+) -> None:
+    """A result that is written to retains the gradient by what it is at the end, and by no version before."""
+    weight = torch.randn(6, 16, generator=rng).to(target.device).requires_grad_()
+    x = torch.randn(8, 16, generator=rng).to(target.device)
+    with target.autocast(amp_dtype):
+        hidden = functional.linear(x, weight)
+        hidden.retain_grad()
+        for _ in range(times):
+            hidden.mul_(4)
+        result = hidden * 2
+    gradient = cotangent(result, rng)
+    result.backward(gradient)
+    case.identical("gradient retained of the last version", hidden.grad, gradient * 2)
+
+
 @contract("AMP-BACKWARD-016")
 def test_disabled_subregion(case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator) -> None:
     first = torch.randn(12, 16, generator=rng).to(target.device).requires_grad_()

@@ -88,7 +88,7 @@ def _linear(left: Tensor, right: Tensor, *bias: Tensor) -> Tensor:
 
 # By name: the call, how many batches, and the shape of what is added by those of the product.
 _Product = tuple[Callable[..., Tensor], bool, Callable[[int, int, int], tuple[int, ...]] | None]
-_PRODUCTS: dict[str, _Product] = {
+PRODUCTS: dict[str, _Product] = {
     "mm": (lambda x, y: torch.mm(x, y), False, None),
     "matmul": (lambda x, y: torch.matmul(x, y), True, None),
     "bmm": (lambda x, y: torch.bmm(x, y), True, None),
@@ -102,8 +102,8 @@ _PRODUCTS: dict[str, _Product] = {
 
 def product(draws: Draws) -> Sized:
     """Draw a product of matrices, or of several."""
-    name = draws.one(list(_PRODUCTS))
-    call, several, added = _PRODUCTS[name]
+    name = draws.one(list(PRODUCTS))
+    call, several, added = PRODUCTS[name]
     rows, terms, columns = (draws.one(_LENGTHS) for _ in range(3))
     batch = draws.number(1, 5) if several else 1
     lead = (batch,) if several else ()

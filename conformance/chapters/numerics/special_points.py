@@ -756,3 +756,33 @@ def layouts(*operands: Tensor) -> list[str]:
     """Return the layouts that differ for these operands, the contiguous one first."""
     most = max((operand.dim() for operand in operands), default=0)
     return ["contiguous", *["channels last"] * (most > 2), *["transposed"] * (most > 1), *["every second"] * (most > 0)]
+
+
+_EQUAL = _numbers(3, 3, 3)
+# Where torch's page on gradients of functions that have none says which one there is: that of least norm of functions
+# that are convex there, and the limit otherwise.
+LEAST: dict[str, tuple[Point, Tensor]] = {
+    "norm of zeros": (_point(torch.norm, _numbers(0, 0, 0)), _numbers(0, 0, 0)),
+    "norm of order 3 of zeros": (_point(lambda x: x.norm(3), _numbers(0, 0, 0)), _numbers(0, 0, 0)),
+    "vector_norm of rows of zeros": (
+        _point(lambda x: torch.linalg.vector_norm(x, dim=-1), _numbers(0, 0, 3, 4, shape=(2, 2))),
+        _numbers(0, 0, 0.6, 0.8, shape=(2, 2)),
+    ),
+    "dist of equal": (_point(lambda x: torch.dist(x, x.detach()), _EQUAL), _numbers(0, 0, 0)),
+    "std of equal": (_point(lambda x: x.std(), _EQUAL), _numbers(0, 0, 0)),
+    "std of rows, one of them equal": (
+        _point(lambda x: x.std(-1, correction=0), _numbers(1, 1, 1, -1, shape=(2, 2))),
+        _numbers(0, 0, 0.5, -0.5, shape=(2, 2)),
+    ),
+    "var of equal": (_point(lambda x: x.var(), _EQUAL), _numbers(0, 0, 0)),
+    "std_mean of equal": (_point(lambda x: torch.std_mean(x)[0], _EQUAL), _numbers(0, 0, 0)),
+    "abs of zero": (_point(torch.abs, _numbers(0, -2, 2)), _numbers(0, -1, 1)),
+    "relu of zero": (_point(torch.relu, _numbers(0, -2, 2)), _numbers(0, 0, 1)),
+    "l1_loss of equal": (
+        _point(lambda x: F.l1_loss(x, torch.full_like(x, 3), reduction="sum"), _EQUAL),
+        _numbers(0, 0, 0),
+    ),
+    "sqrt of zero": (_point(torch.sqrt, _numbers(0, 4)), _numbers(INF, 0.25)),
+    "amax of equal": (_point(lambda x: x.amax(), _numbers(3, 1, 3)), _numbers(0.5, 0, 0.5)),
+    "amin of equal": (_point(lambda x: x.amin(), _numbers(3, 1, 1)), _numbers(0, 0.5, 0.5)),
+}

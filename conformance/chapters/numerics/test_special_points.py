@@ -15,7 +15,7 @@ from torch import Tensor
 from ...harness.check import Case, applies, contract, deep
 from ...harness.targets import Target, is_foreign
 from ...measure.precision import full_precision
-from .special_points import FAMILIES, LAYOUTS, OF_PICTURES, Point, layouts
+from .special_points import FAMILIES, LAYOUTS, LEAST, OF_PICTURES, Point, layouts
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
 # In roundings of the type.
@@ -102,6 +102,26 @@ def test_answers_of_float32(case: Case, target: Target, family: str) -> None:
         )
     case.enough(target, "calls compared", compared)
     case.equal("results and gradients of float32 that are not float64's", wrong, {})
+
+
+@contract("AMP-NUMERICS-122")
+@pytest.mark.parametrize("place", ["in", "outside", "float32"])
+def test_gradients_of_least_norm(case: Case, target: Target, amp_dtype: torch.dtype, place: str) -> None:
+    region = partial(target.autocast, amp_dtype) if place == "in" else contextlib.nullcontext
+    dtype = amp_dtype if place == "outside" else torch.float32
+    judged = 0
+    wrong: dict[str, str] = {}
+    for name, (point, gradient) in LEAST.items():
+        with full_precision(target.device_type):
+            answers = _answers(point, target.device, dtype, region)
+        if isinstance(answers, str):
+            case.note(name, answers)
+            continue
+        judged += 1
+        if unlike := _unlike(answers[1:], [gradient], amp_dtype, rounds=False):
+            (wrong[name],) = unlike.values()
+    case.enough(target, "calls judged", judged)
+    case.equal("gradients that are not those of least norm", wrong, {})
 
 
 def _answers(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -317,4 +318,45 @@ def convolutions_lose_a_value_that_is_not_finite() -> Iterator[None]:
         return original(x if exact else x.nan_to_num(0, 0, 0), *given, **named)
 
     with replaced(torch.nn.functional, "conv1d", cleaned):
+        yield
+
+
+@fault("AMP-NUMERICS-122")
+def deviations_of_equal_numbers_have_no_gradient() -> Iterator[None]:
+    """The gradient of a standard deviation of equal numbers is NaN, in every type (4320)."""
+
+    def deviation(original: Callable[..., torch.Tensor], x: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
+        found = original(x, *given, **named)
+        if found.dim() == 0 and not found.item() and x.requires_grad:
+            x.register_hook(lambda slope: slope * math.nan)
+        return found
+
+    with given_the_original(torch.Tensor, "std", deviation):
+        yield
+
+
+@fault("AMP-BACKWARD-015")
+def retained_gradients_are_of_the_version_before() -> Iterator[None]:
+    """retain_grad keeps the gradient by a result as it was before it was written to (79996)."""
+
+    def retain(original: Callable[..., None], self: torch.Tensor) -> None:
+        original(self)
+        version = self._version
+        if not self.is_leaf:
+            self.register_hook(lambda slope: setattr(self, "grad", slope) if self._version != version else None)
+
+    with given_the_original(torch.Tensor, "retain_grad", retain):
+        yield
+
+
+@fault("AMP-NUMERICS-146")
+def sums_of_infinities_are_no_numbers() -> Iterator[None]:
+    """A 16-bit product is NaN where several of its terms are infinite (171034)."""
+    original = torch.mm
+
+    def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        several = left.isinf().sum(1, keepdim=True) > 1
+        return original(left, right).masked_fill(several, math.nan)
+
+    with replaced(torch, "mm", product):
         yield
