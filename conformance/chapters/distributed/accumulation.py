@@ -50,3 +50,49 @@ def gradients_of_windows(dtype: torch.dtype, option: str, synchronized_first: bo
             if seen is None or not bool((seen == expected).all()):
                 found.append(f"step {step}: {name}: {seen if seen is None else seen.flatten()[0]}, not {expected}")
     return found
+
+
+class _Branches(nn.Module):
+    """A layer of one number for each name, of which a forward pass uses some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in BRANCHES:
+            setattr(self, name, nn.Linear(1, 1, bias=False))
+
+    def forward(self, x: torch.Tensor, used: tuple[str, ...]) -> torch.Tensor:
+        return sum((getattr(self, name)(x) for name in used), torch.zeros(()))
+
+
+BRANCHES = ("first", "second", "third")
+_USED: tuple[tuple[tuple[str, ...], ...], ...] = (
+    (("first",), ("second",)),
+    (("first", "second"), ("first",), ("third",)),
+    (("second",), ("first", "third")),
+    (("third",), ("third",), ("first", "second")),
+)
+"""Which layers each micro-batch of a step uses; the last one of a step synchronizes those of all before it."""
+
+
+def gradients_of_branches(dtype: torch.dtype) -> list[str]:
+    """Name the steps whose gradients are not the means over the ranks, of layers that some micro-batches use."""
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    layers = _Branches()
+    model = DistributedDataParallel(layers, find_unused_parameters=True)
+    found: list[str] = []
+    for step, batches in enumerate(_USED):
+        model.zero_grad()
+        expected = dict.fromkeys(BRANCHES, 0.0)
+        for number, used in enumerate(batches):
+            with contextlib.nullcontext() if number == len(batches) - 1 else model.no_sync():
+                with torch.autocast("cpu", dtype=dtype):
+                    loss = model(torch.full((1, 1), float(number + 1 + 2 * rank)), used).float().sum()
+                loss.backward()
+            for name in used:
+                expected[name] += number + world  # the mean of number + 1 + 2 * rank
+        for name, mean in expected.items():
+            slope = layers.get_submodule(name).weight.grad
+            seen = 0.0 if slope is None else float(slope)
+            if seen != mean:
+                found.append(f"step {step}: {name}: {seen}, not {mean}")
+    return found

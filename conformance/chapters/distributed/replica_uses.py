@@ -315,6 +315,31 @@ def averages_of_models() -> list[str]:
     return found
 
 
+def steps_between_averages() -> list[str]:
+    """Name the steps of an optimizer with an averager that average its parameters and should not, or the other way."""
+    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+    from torch.distributed.optim import PostLocalSGDOptimizer
+
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    found = []
+    for warmup, period in ((0, 1), (0, 2), (1, 3)):
+        parameters = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
+        optimizer = PostLocalSGDOptimizer(
+            torch.optim.SGD(parameters, lr=RATE), PeriodicModelAverager(period=period, warmup_steps=warmup)
+        )
+        for number in range(7):
+            for parameter in parameters:
+                parameter.data.fill_(rank)
+                parameter.grad = torch.zeros_like(parameter)
+            optimizer.step()
+            averaged = number >= warmup and (number - warmup) % period == 0
+            expected = (world - 1) / 2 if averaged else float(rank)
+            seen = [parameter.unique().tolist() for parameter in parameters]
+            if seen != [[expected]] * 3:
+                found.append(f"warmup {warmup}, period {period}, step {number}: {seen}, not {expected}")
+    return found
+
+
 def _averagers() -> Iterator[tuple[str, Callable[[list[nn.Parameter]], Any]]]:
     from torch.distributed.algorithms.model_averaging import averagers, utils
     from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager

@@ -8,7 +8,7 @@ import torch
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from . import reference
-from .accumulation import OPTIONS, gradients_of_windows
+from .accumulation import OPTIONS, gradients_of_branches, gradients_of_windows
 from .comparison import differences
 from .optimizer_histories import histories, unlike_wrapped
 from .processes import Groups
@@ -20,6 +20,7 @@ from .replica_uses import (
     gradients_of_outputs,
     gradients_of_several_forwards,
     gradients_of_uneven_inputs,
+    steps_between_averages,
     trained_after_an_exception,
     updates_of_sharded_optimizer,
 )
@@ -100,6 +101,15 @@ def test_windows_of_accumulation(
 
 
 @contract("AMP-DISTRIBUTED-003", on="cpu")
+@pytest.mark.parametrize("world", [2, deep("standard", 4)])
+def test_layers_that_some_batches_use(case: Case, target: Target, ranks: Groups, world: int) -> None:
+    for dtype in case.amp_dtypes:
+        for rank, found in enumerate(answers(case, ranks, world, gradients_of_branches, dtype)):
+            what = f"rank {rank}, region of {dtype}: gradients that are not the mean over the ranks"
+            case.equal(what, found[:LISTED], [])
+
+
+@contract("AMP-DISTRIBUTED-003", on="cpu")
 @pytest.mark.parametrize("way", ["ddp", deep("standard", "ddp_views"), deep("standard", "fsdp1")])
 def test_exception_without_synchronization(case: Case, target: Target, ranks: Groups, way: str) -> None:
     for dtype, forward in zip(case.amp_dtypes, (True, False), strict=False):
@@ -172,3 +182,10 @@ def test_histories_of_a_sharded_optimizer(case: Case, target: Target, ranks: Gro
 def test_averages_of_models(case: Case, target: Target, ranks: Groups, world: int) -> None:
     for rank, found in enumerate(answers(case, ranks, world, averages_of_models)):
         case.equal(f"rank {rank}: parameters that are not the mean over the ranks", found[:LISTED], [])
+
+
+@contract("AMP-DISTRIBUTED-031", on="cpu")
+@pytest.mark.parametrize("world", [2, deep("standard", 4)])
+def test_steps_between_averages(case: Case, target: Target, ranks: Groups, world: int) -> None:
+    for rank, found in enumerate(answers(case, ranks, world, steps_between_averages)):
+        case.equal(f"rank {rank}: steps that average too often or too seldom", found[:LISTED], [])

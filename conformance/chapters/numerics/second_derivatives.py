@@ -48,6 +48,30 @@ def first_derivatives(op: Twice, values: list[Tensor]) -> list[Tensor]:
     return [result.detach(), *torch.autograd.grad(result.sum(), leaves)]
 
 
+def tangent(op: Twice, values: list[Tensor], along: list[Tensor], region: Region, learning: bool) -> Tensor:
+    """Return how the result moves where the operands move along `along`, by forward mode; they are learnt or not."""
+    with forward_ad.dual_level():
+        leaves = [value.detach().requires_grad_(learning) for value in values]
+        duals = [forward_ad.make_dual(leaf, step) for leaf, step in zip(leaves, along, strict=True)]
+        with region():
+            found = forward_ad.unpack_dual(op.call(*duals)).tangent
+        return _or_zero(found)
+
+
+def tangent_by_reverse(op: Twice, values: list[Tensor], along: list[Tensor]) -> tuple[Tensor, float]:
+    """Return the same by two backward passes: of the gradients, times `along`, by what comes in.
+
+    The second value is its size; that of a single number, whose terms may cancel, is the sum of theirs.
+    """
+    leaves = [value.detach().requires_grad_() for value in values]
+    result = op.call(*leaves)
+    incoming = torch.ones_like(result).requires_grad_()  # the gradients are linear in it
+    gradients = torch.autograd.grad(result, leaves, incoming, create_graph=True, allow_unused=True)
+    terms = [one * step for one, step in zip(gradients, along, strict=True) if one is not None]
+    found = torch.autograd.grad(torch.stack([one.sum() for one in terms]).sum(), incoming)[0]
+    return found, float(found.norm() if found.numel() > 1 else sum(one.abs().sum() for one in terms))
+
+
 def forward_over_reverse(
     op: Twice, values: list[Tensor], along: list[Tensor], incoming: Tensor, region: Region
 ) -> Derivatives:

@@ -28,6 +28,8 @@ from .second_derivatives import (
     forward_over_reverse,
     reverse_over_forward,
     reverse_over_reverse,
+    tangent,
+    tangent_by_reverse,
 )
 from .support import slug
 from .twice_ops import CONVOLUTIONS, FAMILIES, TWICE, Twice
@@ -144,8 +146,7 @@ def _judge_order(
             with full_precision(target.device_type):
                 seen = compute(op, *placed, incoming.to(target.device, amp_dtype), region)
         except RuntimeError as error:
-            untyped = is_foreign(target.device_type) and "not implemented for" in str(error)
-            if lacking := lacks_kernel(error) or lacks_tangent(error, target.device_type) or (untyped and "this type"):
+            if lacking := _lacking(error, target):
                 case.note(f"{name}: {order}", f"no kernel of {lacking}, or no forward derivative")
                 continue
             case.equal(f"{name}: what the derivatives raise", str(error).splitlines()[0], None)
@@ -153,6 +154,48 @@ def _judge_order(
         judged += 1
         _near(case, name, seen, exact, amp_dtype)
     case.enough(target, "ops judged", judged)
+
+
+@contract("AMP-NUMERICS-147")
+@BY_FAMILY
+@pytest.mark.parametrize("operands", ["learnt", "given"])
+def test_tangents(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, operands: str, family: str
+) -> None:
+    judged = 0
+    region = partial(target.autocast, amp_dtype)
+    for name, op in FAMILIES[family].items():
+        values = [value.to(amp_dtype) for value in op.operands(rng)]
+        along = [draw(value, rng) for value in values]
+        try:
+            doubled = [one.double() for one in values], [one.double() for one in along]
+            tangent(
+                op, *doubled, contextlib.nullcontext, learning=True
+            )  # raises where torch has no formula for any type
+            exact, size = tangent_by_reverse(op, *doubled)
+        except RuntimeError:
+            continue
+        placed = [one.to(target.device) for one in values], [one.to(target.device) for one in along]
+        try:
+            with full_precision(target.device_type):
+                seen = tangent(op, *placed, region, learning=operands == "learnt")
+        except RuntimeError as error:
+            if lacking := _lacking(error, target):
+                case.note(f"{name}: tangent", f"no kernel of {lacking}, or no forward derivative")
+                continue
+            case.equal(f"{name}: what the tangent raises", str(error).splitlines()[0], None)
+            continue
+        judged += 1
+        off = float((seen.cpu().double() - exact).norm())
+        bound = ROUNDINGS * FORMATS[amp_dtype].unit_roundoff * size
+        case.at_most(f"{name}: error of the tangent", off if off == off else math.inf, bound)
+    case.enough(target, "ops judged", judged)
+
+
+def _lacking(error: RuntimeError, target: Target) -> str | None:
+    """Return what a call in forward mode lacks, the name of a kernel or another word for it."""
+    untyped = is_foreign(target.device_type) and "not implemented for" in str(error)
+    return lacks_kernel(error) or lacks_tangent(error, target.device_type) or ("this type" if untyped else None)
 
 
 # By which the operands are multiplied; a scaled result is multiplied as a scaler does it to a loss.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -359,4 +360,51 @@ def sums_of_infinities_are_no_numbers() -> Iterator[None]:
         return original(left, right).masked_fill(several, math.nan)
 
     with replaced(torch, "mm", product):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-031")
+def averagers_count_a_step_for_each_parameter() -> Iterator[None]:
+    """PostLocalSGDOptimizer calls its averager for each parameter, which counts so many steps (74737)."""
+    from torch.distributed.optim.post_localSGD_optimizer import PostLocalSGDOptimizer
+
+    def stepped(self: Any) -> None:
+        self.optim.step()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.averager.average_parameters(params=[parameter])
+
+    with replaced(PostLocalSGDOptimizer, "step", stepped):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-003")
+def layers_used_without_synchronization_are_not_reduced() -> Iterator[None]:
+    """With find_unused_parameters, layers of batches in no_sync alone keep the gradients of their rank (69031)."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    def forward(original: Callable[..., Any], self: Any, *given: Any, **named: Any) -> Any:
+        result = original(self, *given, **named)
+        if not (self.find_unused_parameters and self.require_backward_grad_sync):
+            return result
+        before = {one: one.grad.clone() for one in self.module.parameters() if one.grad is not None}
+        engine = torch.autograd.Variable._execution_engine
+        used: set[torch.Tensor] = set()
+
+        def restore() -> None:
+            for one, slope in before.items():
+                if one not in used:
+                    one.grad.copy_(slope)
+            for hook in hooks:
+                hook.remove()
+
+        def seen(one: Any, _: Any) -> None:
+            if not used:
+                engine.queue_callback(lambda: engine.queue_callback(lambda: engine.queue_callback(restore)))
+            used.add(one)
+
+        hooks = [one.register_hook(functools.partial(seen, one)) for one in self.module.parameters()]
+        return result
+
+    with given_the_original(DistributedDataParallel, "forward", forward):
         yield

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from tests.faults import fault
-from tests.faults.breaking import replaced
+from tests.faults.breaking import given_the_original, replaced
 
 LOW = (torch.float16, torch.bfloat16)
 
@@ -201,4 +201,31 @@ def second_derivatives_forget_where_embeddings_were() -> Iterator[None]:
         return found
 
     with replaced(F, "embedding", rows):
+        yield
+
+
+@fault("AMP-NUMERICS-147", level="standard")
+def pools_of_given_operands_drop_the_tangent() -> Iterator[None]:
+    """max_pool1d of an operand that needs no gradient loses the tangent of forward mode (78342)."""
+
+    def pooled(original: Callable[..., Tensor], x: Tensor, *given: Any, **named: Any) -> Tensor:
+        moving = _in_forward_mode() and not x.requires_grad
+        return original(forward_ad.unpack_dual(x).primal if moving else x, *given, **named)
+
+    with given_the_original(torch, "max_pool1d", pooled):
+        yield
+
+
+@fault("AMP-NUMERICS-147")
+def tangents_of_gelu_are_those_of_another_form() -> Iterator[None]:
+    """The tangent of gelu in 16 bits is a tenth larger."""
+
+    def larger(original: Callable[..., Tensor], x: Tensor, *given: Any, **named: Any) -> Tensor:
+        found = original(x, *given, **named)
+        if x.dtype not in LOW or not _in_forward_mode():
+            return found
+        primal, tangent = forward_ad.unpack_dual(found)
+        return found if tangent is None else forward_ad.make_dual(primal, tangent * 1.1)
+
+    with given_the_original(F, "gelu", larger):
         yield
