@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +22,17 @@ from .value_error import LAYOUTS
 ROUNDINGS = 8
 
 Binary = Callable[[Tensor, Tensor], Tensor]
+OTHER = {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}
+_PROMOTED = (
+    *("add", "sub", "mul", "div", "remainder", "fmod", "floor_divide", "pow", "atan2", "hypot", "copysign"),
+    *("maximum", "minimum", "fmax", "fmin", "logaddexp", "logaddexp2", "xlogy", "nextafter"),
+)
+
+
+def _called(module: Any, name: str, x: Tensor, y: Tensor) -> Tensor:
+    # Looked up when it is called: it may be replaced after the import.
+    found: Tensor = getattr(module, name)(x, y)
+    return found
 
 
 def _half(x: Tensor) -> Tensor:
@@ -200,6 +213,54 @@ SCANS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "cumsum in place": lambda x, dim: x.clone().cumsum_(dim),
     "cumprod in place": lambda x, dim: x.clone().cumprod_(dim),
 }
+
+
+# What torch's page on types promotes to the wider one of the two.
+PROMOTING: dict[str, Binary] = {
+    **{one: partial(_called, torch, one) for one in _PROMOTED},
+    "rsub": torch.rsub,
+    "div, rounded": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+    "where": lambda x, y: torch.where(x > y, x, y),
+    "cat": lambda x, y: torch.cat([x, y]),
+    "stack": lambda x, y: torch.stack([x, y]),
+    "addcmul": lambda x, y: torch.addcmul(x, y, y),
+    "clamp": lambda x, y: torch.clamp(x, y, y + 1),
+    "clamp_min": lambda x, y: x.clamp_min(y),
+    "clamp_max": lambda x, y: x.clamp_max(y),
+    "operators": lambda x, y: (x + y) * y - x / y,
+    "l1_loss": lambda x, y: F.l1_loss(x, y, reduction="none"),
+    "mse_loss": lambda x, y: F.mse_loss(x, y, reduction="none"),
+    "smooth_l1_loss": lambda x, y: F.smooth_l1_loss(x, y, reduction="none"),
+}
+
+
+@contract("AMP-NUMERICS-148")
+@pytest.mark.parametrize("other", ["float32", "float64", "the other one", "int64"])
+@pytest.mark.parametrize("order", ["first", "second"])
+def test_operands_of_two_types(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, order: str, other: str
+) -> None:
+    """The numbers are quarters from 1/4 to 2, or whole, exact in each type; outside of a region."""
+    others = {
+        "the other one": OTHER[amp_dtype],
+        "int64": torch.int64,
+        "float32": torch.float32,
+        "float64": torch.double,
+    }
+    case.require_arithmetic(target, amp_dtype, others[other])
+    low = (torch.randint(1, 9, (6, 8), generator=rng) / 4).to(target.device, amp_dtype)
+    high = torch.randint(1, 9, (6, 8), generator=rng)
+    high = (high if other == "int64" else high / 4).to(target.device, others[other])
+    given = (low, high) if order == "first" else (high, low)
+    wider = torch.promote_types(amp_dtype, others[other])
+    wrong: dict[str, str] = {}
+    for name, function in PROMOTING.items():
+        seen, expected = function(*given), function(*(one.to(wider) for one in given))
+        if seen.dtype != expected.dtype:
+            wrong[name] = f"{seen.dtype}, not {expected.dtype}"
+        elif not torch.allclose(seen.cpu().double(), expected.cpu().double(), rtol=torch.finfo(wider).eps, atol=0):
+            wrong[name] = "another value"
+    case.equal("functions of two types that are not those of the wider one", wrong, {})
 
 
 @contract("AMP-NUMERICS-129")

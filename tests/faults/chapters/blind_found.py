@@ -408,3 +408,14 @@ def layers_used_without_synchronization_are_not_reduced() -> Iterator[None]:
 
     with given_the_original(DistributedDataParallel, "forward", forward):
         yield
+
+
+@fault("AMP-NUMERICS-148")
+def angles_have_the_type_of_the_first_operand() -> Iterator[None]:
+    """atan2 of two types gives that of its first operand (43360)."""
+
+    def angle(original: Callable[..., torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return original(x, y).to(x.dtype) if x.is_floating_point() else original(x, y)
+
+    with given_the_original(torch, "atan2", angle):
+        yield
