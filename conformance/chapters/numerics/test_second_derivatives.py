@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from ...harness.check import Case, contract, deep
@@ -32,7 +33,7 @@ from .second_derivatives import (
     tangent_by_reverse,
 )
 from .support import slug
-from .twice_ops import CONVOLUTIONS, FAMILIES, TWICE, Twice
+from .twice_ops import CONVOLUTIONS, FAMILIES, SAME_TANGENT, TWICE, Twice
 
 # As AMP-NUMERICS-083 for first derivatives: up to eight 16-bit results follow each other, of four roundings each.
 ROUNDINGS = 32
@@ -190,6 +191,22 @@ def test_tangents(
         bound = ROUNDINGS * FORMATS[amp_dtype].unit_roundoff * size
         case.at_most(f"{name}: error of the tangent", off if off == off else math.inf, bound)
     case.enough(target, "ops judged", judged)
+
+
+@contract("AMP-NUMERICS-147")
+@pytest.mark.parametrize("place", ["in", "outside"])
+def test_written_results_leave_the_tangent(case: Case, target: Target, amp_dtype: torch.dtype, place: str) -> None:
+    region = partial(target.autocast, amp_dtype) if place == "in" else contextlib.nullcontext
+    wrong: dict[str, list[float]] = {}
+    for name, function in SAME_TANGENT.items():
+        given = torch.ones(3, 4, device=target.device, dtype=amp_dtype)
+        with forward_ad.dual_level(), region():
+            dual = forward_ad.make_dual(given, torch.ones_like(given))
+            function(dual).mul_(2)
+            found = [float(one) for part in forward_ad.unpack_dual(dual) for one in part.unique()]
+        if found != [1.0, 1.0]:
+            wrong[name] = found
+    case.equal("operands and tangents that a write to the result changes", wrong, {})
 
 
 def _lacking(error: RuntimeError, target: Target) -> str | None:

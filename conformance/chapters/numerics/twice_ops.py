@@ -394,3 +394,40 @@ FAMILIES: dict[str, dict[str, Twice]] = {
     "others": _OTHERS,
 }
 TWICE: dict[str, Twice] = {name: op for family in FAMILIES.values() for name, op in family.items()}
+
+
+def _ones(x: Tensor, *shape: int) -> Tensor:
+    return torch.ones(shape or x.shape, device=x.device, dtype=x.dtype)
+
+
+# Results whose tangent is that of the operand, number by number, and memory of their own.
+SAME_TANGENT: dict[str, Callable[[Tensor], Tensor]] = {
+    "a number added": lambda x: x + 1,
+    "added to a number": lambda x: 1 + x,
+    "a number taken away": lambda x: x - 1,
+    "a tensor added": lambda x: x + _ones(x),
+    "added to a tensor": lambda x: _ones(x) + x,
+    "a tensor taken away": lambda x: x - _ones(x),
+    "add with alpha": lambda x: torch.add(x, _ones(x), alpha=3),
+    "added in place": lambda x: x.clone().add_(1),
+    "times one": lambda x: x * 1,
+    "by one": lambda x: x / 1,
+    "negated twice": lambda x: x.neg().neg(),
+    "clone": torch.clone,
+    "copy_": lambda x: torch.empty_like(x).copy_(x),
+    "cat": lambda x: torch.cat([x]),
+    "stack": lambda x: torch.stack([x]),
+    "repeat": lambda x: x.repeat(1, 1),
+    "flip": lambda x: x.flip(0).flip(0),
+    "contiguous": lambda x: x.t().contiguous().t(),
+    "where": lambda x: torch.where(x > 0, x, -x),
+    "clamp": lambda x: x.clamp(-9, 9),
+    "relu": lambda x: F.relu(x),
+    "maximum": lambda x: torch.maximum(x, x.detach() - 1),
+    "masked_fill": lambda x: x.masked_fill(x < 0, 0.0),
+    "nan_to_num": lambda x: torch.nan_to_num(x),
+    "sum of one row": lambda x: x[None].sum(0),
+    "lerp": lambda x: torch.lerp(x, x.detach() + 1, 0.0),
+    "addmm": lambda x: torch.addmm(x, _ones(x, len(x), 2), _ones(x, 2, x.shape[1])),
+    "baddbmm": lambda x: torch.baddbmm(x[None], _ones(x, 1, len(x), 2), _ones(x, 1, 2, x.shape[1]))[0],
+}

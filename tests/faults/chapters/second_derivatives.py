@@ -229,3 +229,18 @@ def tangents_of_gelu_are_those_of_another_form() -> Iterator[None]:
 
     with given_the_original(F, "gelu", larger):
         yield
+
+
+@fault("AMP-NUMERICS-147")
+def sums_with_numbers_share_the_tangent() -> Iterator[None]:
+    """The tangent of x + 1 is the tensor that x has (79664)."""
+
+    def added(original: Callable[..., Tensor], x: Tensor, other: Any, *given: Any, **named: Any) -> Tensor:
+        found = original(x, other, *given, **named)
+        if not _in_forward_mode() or not isinstance(other, int) or (moved := forward_ad.unpack_dual(x).tangent) is None:
+            return found
+        shared = forward_ad.make_dual(forward_ad.unpack_dual(found).primal, moved)
+        return shared if shared.dtype == found.dtype else found
+
+    with given_the_original(Tensor, "__add__", added):
+        yield
