@@ -40,6 +40,7 @@ class Sized:
     options: dict[str, Any] = field(default_factory=dict)
     one_place: bool = False  # of the result in its last dimension, or of the image of a transposed convolution
     gaps: bool = False  # places of the image that no window reads, or of the result that nothing is written to
+    covered: bool = False  # an image that a window covers, from its padding on
     transformed: bool = False  # a library may compute it by a transform, which is not exact
 
     def described(self) -> str:
@@ -52,6 +53,8 @@ class Sized:
         """Return the name and, of sizes that some kernels treat apart, which."""
         if self.one_place:
             return f"{self.name} of one place"
+        if self.covered:
+            return f"{self.name} with images that a window covers"
         if self.gaps:
             return f"{self.name} with places that no window reads"
         in_blocks = any(terms % BLOCK == 0 for terms in self.terms)
@@ -86,7 +89,7 @@ def _linear(left: Tensor, right: Tensor, *bias: Tensor) -> Tensor:
     return F.linear(left, right.transpose(-1, -2), *bias)
 
 
-# By name: the call, how many batches, and the shape of what is added by those of the product.
+# By name: the call, whether it takes several matrices, and the shape of what is added by the sizes of the product.
 _Product = tuple[Callable[..., Tensor], bool, Callable[[int, int, int], tuple[int, ...]] | None]
 PRODUCTS: dict[str, _Product] = {
     "mm": (lambda x, y: torch.mm(x, y), False, None),
@@ -156,6 +159,7 @@ def convolution(dimensions: int, transposed: bool, draws: Draws) -> Sized:
             step > window or (not transposed and (size + 2 * padding - window) % step)
             for size, window, step in zip(space, windows, strides, strict=True)
         ),
+        covered=padding > 0 and any(size + padding <= window for size, window in zip(space, windows, strict=True)),
         one_place=(image if transposed else incoming.shape)[-1] == 1,
         transformed=dimensions > 1 and max(strides) == dilation == 1 and max(taps) > 2,
     )

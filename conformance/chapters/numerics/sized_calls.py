@@ -42,11 +42,13 @@ def judged(
     while begin < count:
         said, code = told(partial(_send, judge, family, seed, range(begin, count), amp_dtype), PATIENCE)
         answers = dict(said)
-        for number in sorted(answers):
-            one = SIZED[family](Draws(_name(family, seed, number)))
-            yield one, {"the process": f"ends with {code}"} if answers[number] == _BEGUN else answers[number]
-        if not said or code == 0:
+        for number, answer in answers.items():
+            one = _drawn(family, seed, number)[1]
+            yield one, {"the process": f"ends with {code}"} if answer == _BEGUN else answer
+        if code == 0:
             return
+        if not said or (code is not None and code > 0):
+            raise RuntimeError(f"the process that judges calls ended with {code}")
         begin = max(answers) + 1
 
 
@@ -58,11 +60,11 @@ def _send(judge: Judge, family: str, seed: int, numbers: range, amp_dtype: torch
     torch.set_num_threads(1)
     for number in numbers:
         sender.send((number, _BEGUN))
-        sender.send((number, judge(family, seed, number, torch.device("cpu"), amp_dtype)[1]))
-
-
-def _name(family: str, seed: int, number: int) -> str:
-    return f"sizes of {family} {seed} {number}"
+        try:
+            wrong = judge(family, seed, number, torch.device("cpu"), amp_dtype)[1]
+        except RuntimeError as error:
+            wrong = {"what it raises": str(error).splitlines()[0]}
+        sender.send((number, wrong))
 
 
 def _computed(
@@ -78,7 +80,7 @@ def _computed(
 
 
 def _drawn(family: str, seed: int, number: int) -> tuple[Draws, Sized]:
-    draws = Draws(_name(family, seed, number))
+    draws = Draws(f"sizes of {family} {seed} {number}")
     return draws, SIZED[family](draws)
 
 

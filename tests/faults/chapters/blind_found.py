@@ -419,3 +419,17 @@ def angles_have_the_type_of_the_first_operand() -> Iterator[None]:
 
     with given_the_original(torch, "atan2", angle):
         yield
+
+
+@fault("AMP-NUMERICS-145")
+def convolutions_of_many_samples_raise() -> Iterator[None]:
+    """A 16-bit conv2d of three samples raises."""
+
+    def refused(original: Callable[..., torch.Tensor], x: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
+        found = original(x, *given, **named)
+        if len(x) == 3 and found.dtype in (torch.float16, torch.bfloat16):
+            raise RuntimeError("no plan for three samples")
+        return found
+
+    with given_the_original(torch.nn.functional, "conv2d", refused):
+        yield
