@@ -13,9 +13,9 @@ import torch
 
 from ...harness.check import Case
 from ...harness.targets import Target
+from ...oracles.numbers.formats import OTHER
 from .op_chains import CHAINS, Chain
 
-OTHER = {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}
 UNIT = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
 Forward = Callable[..., Any]

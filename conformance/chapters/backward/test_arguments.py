@@ -17,7 +17,7 @@ from torch.utils import checkpoint as checkpointing
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
-from .support import OTHER
+from ...oracles.numbers.formats import OTHER
 
 Given = tuple[tuple[Any, ...], dict[str, Any]]
 

@@ -12,11 +12,11 @@ from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...measure.precision import repeatable_convolutions
 from ...measure.storages import memory
+from ...oracles.numbers.formats import OTHER
 from ...oracles.trace.ops import trace_of
 from .exact_chains import EXACT
 from .op_chains import CHAINS, Chain
 from .support import (
-    OTHER,
     UNIT,
     backward_from,
     by_chain,

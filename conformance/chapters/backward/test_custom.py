@@ -15,8 +15,9 @@ import torch
 from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...oracles.manual_training import Cube
+from ...oracles.numbers.formats import OTHER
 from ...oracles.policy.overloads import mode_of
-from .support import OTHER, Around, Forward, Product, decorated, integers, state, surroundings, unlike_elsewhere
+from .support import Around, Forward, Product, decorated, integers, state, surroundings, unlike_elsewhere
 
 
 @contract("AMP-BACKWARD-028")

@@ -12,7 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
-from .support import OTHER, ambient, around_backward, backward_from, gradients, same_gradients
+from ...oracles.numbers.formats import OTHER
+from .support import ambient, around_backward, backward_from, gradients, same_gradients
 
 
 class Product(torch.autograd.Function):

@@ -18,8 +18,9 @@ from torch.overrides import TorchFunctionMode
 from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...measure.precision import repeatable_convolutions
+from ...oracles.numbers.formats import OTHER
 from .op_chains import AFTER_AN_UNLISTED_OP, CHAINS, Chain
-from .support import OTHER, UNIT, cotangent, forward, gradients, integers, normal, small_integers
+from .support import UNIT, cotangent, forward, gradients, integers, normal, small_integers
 
 BY_NAME: Mapping[str, Chain] = {chain.name: chain for chain in CHAINS}
 LOWERED = tuple(chain for chain in CHAINS if not chain.float32_ops)

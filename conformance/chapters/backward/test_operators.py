@@ -13,8 +13,9 @@ import torch
 
 from ...harness.check import Case, contract, needs
 from ...harness.targets import Target
+from ...oracles.numbers.formats import OTHER
 from ...oracles.policy.overloads import mode_of
-from .support import OTHER, Around, integers, state, surroundings, unlike_elsewhere
+from .support import Around, integers, state, surroundings, unlike_elsewhere
 
 # One namespace for each method to define an operator.
 OWN, LIBRARY, NAME = "amp_conformance_own", "amp_conformance_library", "recorded"

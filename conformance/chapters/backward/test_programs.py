@@ -13,10 +13,11 @@ from torch.utils.checkpoint import checkpoint
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
+from ...oracles.numbers.formats import OTHER
 from ...oracles.shrinking import shortest
 from . import random_programs as programs
 from .random_programs import KEPT, Instruction, Program
-from .support import OTHER, decorated
+from .support import decorated
 
 SCALE = 2.0**6
 Tensors = Mapping[str, torch.Tensor]

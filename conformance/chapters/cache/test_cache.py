@@ -13,11 +13,10 @@ from torch.nn.functional import linear
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
-from ...oracles.numbers.formats import FORMATS, FP32, midpoints, narrow, tensor_of
+from ...oracles.numbers.formats import FORMATS, FP32, OTHER, midpoints, narrow, tensor_of
 from ...oracles.trace.casts import alive
 from ...oracles.trace.ops import OpTrace
 
-OTHER = {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}
 # Seconds after which a thread is considered dead.
 PATIENCE = 60.0
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...oracles.numbers.formats import OTHER
+
 One: TypeAlias = Callable[[Tensor], Tensor]
 Two: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-_OTHER = {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}
 
 OF_ONE: Mapping[str, One] = {
     **{
@@ -24,7 +25,7 @@ OF_ONE: Mapping[str, One] = {
     "frexp, mantissa": lambda x: torch.frexp(x).mantissa,
     "frexp, exponent": lambda x: torch.frexp(x.nan_to_num(0.0, 0.0, 0.0)).exponent,
     "to float32": lambda x: x.float(),
-    "to the other type": lambda x: x.to(_OTHER[x.dtype]),
+    "to the other type": lambda x: x.to(OTHER[x.dtype]),
     "bits": lambda x: x.view(torch.int16),
     "clamped": lambda x: x.clamp(-1.5, 2.0),
     "relu6": F.relu6,

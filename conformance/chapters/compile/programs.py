@@ -10,8 +10,9 @@ from typing import Any, TypeAlias
 import torch
 from torch.nn import functional
 
+from ...oracles.numbers.formats import OTHER
+
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
-OTHER = {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}
 
 
 def _nothing() -> None:

@@ -23,10 +23,11 @@ from ...harness.check import Case
 from ...harness.targets import Target
 from ...measure.compilers import without_torch_compile, without_torchscript
 from ...oracles.numbers.error_bounds import distance_of_chains
+from ...oracles.numbers.formats import OTHER
 from ...oracles.relations.outcomes import taken
 from ...oracles.trace.ops import OpTrace
 from .observation import Around, Observed, distances, observed
-from .programs import OTHER, Amp, Program, Tensors
+from .programs import Amp, Program, Tensors
 from .ways import Way
 
 Drawn = TypeVar("Drawn")

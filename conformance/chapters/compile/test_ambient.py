@@ -12,8 +12,9 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
+from ...oracles.numbers.formats import OTHER
 from .observation import Around, observed
-from .programs import AMBIENT, OTHER
+from .programs import AMBIENT
 from .support import ambient, bound, changes, compiler, dtypes_of, inner_type, pause_of, same, set_flags
 from .ways import WAYS
 

@@ -15,8 +15,9 @@ import torch
 
 from ...harness.check import Case, contract, deep, needs
 from ...harness.targets import Target
+from ...oracles.numbers.formats import OTHER
 from .observation import Around, Observed, observed
-from .programs import AMBIENT, OTHER, Program, Tensors
+from .programs import AMBIENT, Program, Tensors
 from .support import ambient, bound, caches, compiler, default_type, dtypes_of
 from .ways import WAYS
 

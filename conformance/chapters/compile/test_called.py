@@ -10,7 +10,7 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
-from .programs import OTHER
+from ...oracles.numbers.formats import OTHER
 from .support import compiler
 
 BACKENDS = pytest.mark.parametrize("backend", ["eager", deep("standard", "aot_eager")])

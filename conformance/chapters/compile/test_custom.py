@@ -14,9 +14,10 @@ import torch.utils.checkpoint
 
 from ...harness.check import Case, by_seed, contract, deep
 from ...harness.targets import Target
+from ...oracles.numbers.formats import OTHER
 from . import custom_parts
 from .observation import Around, observed
-from .programs import AMBIENT, OTHER, PROGRAMS, Program, Tensors
+from .programs import AMBIENT, PROGRAMS, Program, Tensors
 from .recorded_ops import PARTS, RecordedOps
 from .support import ambient, bound, compiler, dtypes_of, same
 from .ways import WAYS

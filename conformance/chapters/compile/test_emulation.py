@@ -12,8 +12,9 @@ import torch
 
 from ...harness.check import Case, contract, deep, needs
 from ...harness.targets import Target
+from ...oracles.numbers.formats import OTHER
 from .observation import observed
-from .programs import OTHER, Program, Tensors
+from .programs import Program, Tensors
 from .support import bound, compiler, dtypes_of, inductor, same
 
 

@@ -30,6 +30,11 @@ SUMS: dict[str, tuple[float, float, float]] = {
 }
 
 
+def op_name(dimensions: int, transposed: bool) -> str:
+    """Return the name of a convolution in torch.nn.functional."""
+    return f"conv{'_transpose' if transposed else ''}{dimensions}d"
+
+
 def factors(first: float, second: float) -> tuple[Tensor, Tensor]:
     """Return both factors of each product."""
     left = torch.tensor([first] * (TERMS // 2) + [second] * (TERMS // 2) + [7.0])
@@ -50,8 +55,7 @@ class ConvolutionSum:
 
     @property
     def id(self) -> str:
-        op = f"conv_transpose{self.dimensions}d" if self.transposed else f"conv{self.dimensions}d"
-        return f"{op}-{self.of}-over-{self.place}"
+        return f"{op_name(self.dimensions, self.transposed)}-{self.of}-over-{self.place}"
 
     @property
     def layouts(self) -> tuple[torch.memory_format, ...]:
@@ -98,7 +102,7 @@ class ConvolutionSum:
         leaves = [
             part.contiguous(memory_format=layout).to(device, copy=True).requires_grad_() for part in (image, weight)
         ]
-        op = getattr(F, f"conv_transpose{self.dimensions}d" if self.transposed else f"conv{self.dimensions}d")
+        op = getattr(F, op_name(self.dimensions, self.transposed))
         with region:
             found: Tensor = op(*leaves)
         if incoming is not None:
@@ -158,7 +162,7 @@ class BatchSum:
         image[0] = 1.0
         pair = (of_image, of_result // self.groups) if self.transposed else (of_result, of_image // self.groups)
         weight, bias = torch.ones(*pair, *(self.side,) * self.dimensions), torch.zeros(of_result)
-        op = getattr(F, f"conv_transpose{self.dimensions}d" if self.transposed else f"conv{self.dimensions}d")
+        op = getattr(F, op_name(self.dimensions, self.transposed))
 
         def found(given: torch.dtype, place: torch.device, region: AbstractContextManager[object]) -> list[Tensor]:
             operands = [self._laid(part).to(place, given) for part in (image, weight)]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .convolution_sums import op_name
 from .drawn_ops import Draws
 
 MOST = 256
@@ -119,6 +120,7 @@ def product(draws: Draws) -> Sized:
 
 def convolution(dimensions: int, transposed: bool, draws: Draws) -> Sized:
     """Draw a convolution of one to three dimensions."""
+    name = op_name(dimensions, transposed)
     groups = 1 if draws.number(0, 3) else 2
     channels, outputs = (draws.one(_CHANNELS) for _ in range(2))
     taps = [draws.one(_TAPS)]
@@ -142,14 +144,13 @@ def convolution(dimensions: int, transposed: bool, draws: Draws) -> Sized:
     image = (samples, channels * groups, *space)
     weight = (channels * groups, outputs, *taps) if transposed else (outputs * groups, channels, *taps)
     options: dict[str, Any] = {"stride": strides, "padding": padding, "dilation": dilation, "groups": groups}
-    call = partial(getattr(F, f"conv{'_transpose' if transposed else ''}{dimensions}d"), **options)
+    call = partial(getattr(F, name), **options)
     bias = _whole(draws, (outputs * groups,), 1)
     operands = (_laid(draws, _whole(draws, image, 1)), _laid(draws, _whole(draws, weight, width)), bias)
-    with torch.no_grad():
-        incoming = _few(draws, tuple(call(*operands).shape))
+    incoming = _few(draws, tuple(call(*(operand.to("meta") for operand in operands)).shape))
     across = taps[-1]
     return Sized(
-        f"conv{'_transpose' if transposed else ''}{dimensions}d",
+        name,
         call,
         operands,
         incoming,
@@ -168,7 +169,7 @@ def convolution(dimensions: int, transposed: bool, draws: Draws) -> Sized:
 SIZED: dict[str, Callable[[Draws], Sized]] = {
     "products": product,
     **{
-        f"conv{'_transpose' if transposed else ''}{dimensions}d": partial(convolution, dimensions, transposed)
+        op_name(dimensions, transposed): partial(convolution, dimensions, transposed)
         for transposed in (False, True)
         for dimensions in (1, 2, 3)
     },

@@ -27,24 +27,27 @@ WITHIN = {("left", "result"): 0, ("right", "result"): 1, ("incoming gradient", "
 
 # What a call does wrong, by what it is of; None where it cannot be judged.
 Wrong = dict[str, str] | None
-Judge = Callable[[str, int, int, torch.device, torch.dtype], tuple[Sized, Wrong]]
+Judge = Callable[[Draws, Sized, torch.device, torch.dtype], Wrong]
 
 
 def judged(
     judge: Judge, family: str, seed: int, count: int, device: torch.device, amp_dtype: torch.dtype
-) -> Iterator[tuple[Sized, Wrong]]:
-    """Yield so many drawn calls and what they do wrong; on a CPU they run in a process, which some of them end."""
+) -> Iterator[tuple[str, str, Wrong]]:
+    """Yield the kind of so many drawn calls, their sizes, and what they do wrong.
+
+    On a CPU they run in a process of their own, which some of them end.
+    """
     if device.type != "cpu":
         for number in range(count):
-            yield judge(family, seed, number, device, amp_dtype)
+            draws, one = _drawn(family, seed, number)
+            yield one.kind, one.described(), judge(draws, one, device, amp_dtype)
         return
     begin = 0
     while begin < count:
         said, code = told(partial(_send, judge, family, seed, range(begin, count), amp_dtype), PATIENCE)
-        answers = dict(said)
-        for number, answer in answers.items():
-            one = _drawn(family, seed, number)[1]
-            yield one, {"the process": f"ends with {code}"} if answer == _BEGUN else answer
+        answers = {number: answer for number, *answer in said}
+        for kind, sizes, wrong in answers.values():
+            yield kind, sizes, {"the process": f"ends with {code}"} if wrong == _BEGUN else wrong
         if code == 0:
             return
         if not said or (code is not None and code > 0):
@@ -56,15 +59,17 @@ _BEGUN = "begun"
 
 
 def _send(judge: Judge, family: str, seed: int, numbers: range, amp_dtype: torch.dtype, sender: Any) -> None:
-    """Send the number of each call before it is made, and then what it does wrong."""
+    """Send the number, kind and sizes of each call before it is made, and then with what it does wrong."""
     torch.set_num_threads(1)
     for number in numbers:
-        sender.send((number, _BEGUN))
+        draws, one = _drawn(family, seed, number)
+        call = (number, one.kind, one.described())
+        sender.send((*call, _BEGUN))
         try:
-            wrong = judge(family, seed, number, torch.device("cpu"), amp_dtype)[1]
+            wrong = judge(draws, one, torch.device("cpu"), amp_dtype)
         except RuntimeError as error:
             wrong = {"what it raises": str(error).splitlines()[0]}
-        sender.send((number, wrong))
+        sender.send((*call, wrong))
 
 
 def _computed(
@@ -84,17 +89,14 @@ def _drawn(family: str, seed: int, number: int) -> tuple[Draws, Sized]:
     return draws, SIZED[family](draws)
 
 
-def wrong_numbers(
-    family: str, seed: int, number: int, device: torch.device, amp_dtype: torch.dtype
-) -> tuple[Sized, Wrong]:
+def wrong_numbers(draws: Draws, one: Sized, device: torch.device, amp_dtype: torch.dtype) -> Wrong:
     """Compare a call of whole numbers with the same in float64, in a region or of 16-bit operands."""
-    draws, one = _drawn(family, seed, number)
     in_region = draws.yes()
     if one.transformed and device.type != "cpu":
-        return one, None
+        return None
     exact = _computed(one, [operand.double() for operand in one.operands], one.incoming, contextlib.nullcontext())
     if max(float(tensor.abs().max()) for tensor in exact.values()) > MOST:
-        return one, None
+        return None
     given = [operand.to(device, None if in_region else amp_dtype) for operand in one.operands]
     region = torch.autocast(device.type, dtype=amp_dtype) if in_region else contextlib.nullcontext()
     try:
@@ -103,28 +105,27 @@ def wrong_numbers(
     except RuntimeError as error:
         if in_region or not is_refused(error):
             raise
-        return one, None
+        return None
     wrong = {}
     for what, right in exact.items():
         off = seen[what].round() != right
         if off.any():
             first = f"{float(seen[what][off][0]):g} for {float(right[off][0]):g}"
             wrong[what] = f"{'in a region' if in_region else 'outside of one'}: {_share(off)}, such as {first}"
-    return one, wrong
+    return wrong
 
 
-def spread(family: str, seed: int, number: int, device: torch.device, amp_dtype: torch.dtype) -> tuple[Sized, Wrong]:
+def spread(draws: Draws, one: Sized, device: torch.device, amp_dtype: torch.dtype) -> Wrong:
     """Look at which elements of a result and its gradients one that is not finite reaches, in a region."""
-    draws, one = _drawn(family, seed, number)
     place = draws.one(("left", "right", "incoming gradient"))
     special = draws.one((math.nan, math.inf, -math.inf))
     if one.transformed and device.type != "cpu":
-        return one, None
+        return None
     if place == "right" and one.options.get("padding"):
-        return one, None  # a tap may meet zeros of the padding alone, which a kernel may leave out or not
+        return None  # a tap may meet zeros of the padding alone, which a kernel may leave out or not
     reads, given, incoming = _marked(draws, one, place, special)
     if not any(reading.any() for reading in reads.values()):
-        return one, None
+        return None
     moved = [operand.to(device) for operand in given]
     with full_precision(device.type):
         seen = _computed(one, moved, incoming, torch.autocast(device.type, dtype=amp_dtype))
@@ -132,7 +133,7 @@ def spread(family: str, seed: int, number: int, device: torch.device, amp_dtype:
     for what, reading in reads.items():
         infinite = ~seen[what].isfinite()
         beyond = infinite & ~reading
-        if family != "products":
+        if one.options:  # a convolution
             axis = WITHIN.get((place, what))
             others = [other for other in range(reading.dim()) if other != axis]
             beyond = torch.zeros(0) if axis is None else infinite.amax(others) & ~reading.amax(others)
@@ -140,7 +141,7 @@ def spread(family: str, seed: int, number: int, device: torch.device, amp_dtype:
             wrong[f"{what}, others"] = f"{special} in the {place}: {_share(beyond)}"
         if (lost := reading & ~infinite).any():
             wrong[f"{what}, lost"] = f"{special} in the {place}: {_share(lost)}"
-    return one, wrong
+    return wrong
 
 
 def _share(off: Tensor) -> str:

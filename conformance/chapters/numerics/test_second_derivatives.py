@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -35,6 +35,7 @@ from .second_derivatives import (
 from .support import slug
 from .twice_ops import CONVOLUTIONS, FAMILIES, SAME_TANGENT, TWICE, Twice
 
+Found = TypeVar("Found")
 # As AMP-NUMERICS-083 for first derivatives: up to eight 16-bit results follow each other, of four roundings each.
 ROUNDINGS = 32
 DIFFERENCES = {"fast_mode": True, "atol": 1e-4, "rtol": 1e-3}
@@ -143,14 +144,9 @@ def _judge_order(
         except RuntimeError:
             continue
         placed = ([one.to(target.device) for one in values], [one.to(target.device) for one in along])
-        try:
-            with full_precision(target.device_type):
-                seen = compute(op, *placed, incoming.to(target.device, amp_dtype), region)
-        except RuntimeError as error:
-            if lacking := _lacking(error, target):
-                case.note(f"{name}: {order}", f"no kernel of {lacking}, or no forward derivative")
-                continue
-            case.equal(f"{name}: what the derivatives raise", str(error).splitlines()[0], None)
+        call = partial(compute, op, *placed, incoming.to(target.device, amp_dtype), region)
+        seen = _taken(case, target, call, f"{name}: {order}", f"{name}: what the derivatives raise")
+        if seen is None:
             continue
         judged += 1
         _near(case, name, seen, exact, amp_dtype)
@@ -170,21 +166,15 @@ def test_tangents(
         along = [draw(value, rng) for value in values]
         try:
             doubled = [one.double() for one in values], [one.double() for one in along]
-            tangent(
-                op, *doubled, contextlib.nullcontext, learning=True
-            )  # raises where torch has no formula for any type
+            # Raises where torch has no formula for any type.
+            tangent(op, *doubled, contextlib.nullcontext, learning=True)
             exact, size = tangent_by_reverse(op, *doubled)
         except RuntimeError:
             continue
         placed = [one.to(target.device) for one in values], [one.to(target.device) for one in along]
-        try:
-            with full_precision(target.device_type):
-                seen = tangent(op, *placed, region, learning=operands == "learnt")
-        except RuntimeError as error:
-            if lacking := _lacking(error, target):
-                case.note(f"{name}: tangent", f"no kernel of {lacking}, or no forward derivative")
-                continue
-            case.equal(f"{name}: what the tangent raises", str(error).splitlines()[0], None)
+        call = partial(tangent, op, *placed, region, learning=operands == "learnt")
+        seen = _taken(case, target, call, f"{name}: tangent", f"{name}: what the tangent raises")
+        if seen is None:
             continue
         judged += 1
         off = float((seen.cpu().double() - exact).norm())
@@ -209,10 +199,18 @@ def test_written_results_leave_the_tangent(case: Case, target: Target, amp_dtype
     case.equal("operands and tangents that a write to the result changes", wrong, {})
 
 
-def _lacking(error: RuntimeError, target: Target) -> str | None:
-    """Return what a call in forward mode lacks, the name of a kernel or another word for it."""
-    untyped = is_foreign(target.device_type) and "not implemented for" in str(error)
-    return lacks_kernel(error) or lacks_tangent(error, target.device_type) or ("this type" if untyped else None)
+def _taken(case: Case, target: Target, call: Callable[[], Found], what: str, raises: str) -> Found | None:
+    """Return what a call in forward mode returns, None where it lacks a kernel, which is noted, or raises."""
+    try:
+        with full_precision(target.device_type):
+            return call()
+    except RuntimeError as error:
+        untyped = is_foreign(target.device_type) and "not implemented for" in str(error)
+        if lacking := lacks_kernel(error) or lacks_tangent(error, target.device_type) or (untyped and "this type"):
+            case.note(what, f"no kernel of {lacking}, or no forward derivative")
+        else:
+            case.equal(raises, str(error).splitlines()[0], None)
+        return None
 
 
 # By which the operands are multiplied; a scaled result is multiplied as a scaler does it to a loss.

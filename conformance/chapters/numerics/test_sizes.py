@@ -55,10 +55,10 @@ def test_sums_of_infinities(case: Case, target: Target, amp_dtype: torch.dtype, 
 def _hold(case: Case, target: Target, amp_dtype: torch.dtype, family: str, judge: Judge, count: int, said: str) -> None:
     calls = 0
     wrong: dict[str, dict[str, str]] = {}
-    for one, found in judged(judge, family, case.seed, count, target.device, amp_dtype):
+    for kind, sizes, found in judged(judge, family, case.seed, count, target.device, amp_dtype):
         calls += found is not None
         for what, how in (found or {}).items():
-            wrong.setdefault(f"{one.kind}: {what}", {})[one.described()] = how
+            wrong.setdefault(f"{kind}: {what}", {})[sizes] = how
     case.enough(target, "calls judged", calls)
-    for what, how_many in wrong.items():
-        case.equal(f"{what}: {said}", how_many, {})
+    for what, calls_of_it in wrong.items():
+        case.equal(f"{what}: {said}", calls_of_it, {})

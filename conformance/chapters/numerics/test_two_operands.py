@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -13,26 +11,20 @@ from torch import Tensor
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
-from ...oracles.numbers.formats import FORMATS
+from ...oracles.numbers.formats import FORMATS, OTHER
 from .bit_patterns import all_patterns
 from .support import largest_share, slug
 from .value_error import LAYOUTS
+from .value_ops import named
 
 # A loss rounds a difference, its square and a half; a quotient of 500 is rounded by a half before it is rounded down.
 ROUNDINGS = 8
 
 Binary = Callable[[Tensor, Tensor], Tensor]
-OTHER = {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}
 _PROMOTED = (
     *("add", "sub", "mul", "div", "remainder", "fmod", "floor_divide", "pow", "atan2", "hypot", "copysign"),
     *("maximum", "minimum", "fmax", "fmin", "logaddexp", "logaddexp2", "xlogy", "nextafter"),
 )
-
-
-def _called(module: Any, name: str, x: Tensor, y: Tensor) -> Tensor:
-    # Looked up when it is called: it may be replaced after the import.
-    found: Tensor = getattr(module, name)(x, y)
-    return found
 
 
 def _half(x: Tensor) -> Tensor:
@@ -217,7 +209,7 @@ SCANS: dict[str, Callable[[Tensor, int], Tensor]] = {
 
 # What torch's page on types promotes to the wider one of the two.
 PROMOTING: dict[str, Binary] = {
-    **{one: partial(_called, torch, one) for one in _PROMOTED},
+    **{name: named(name) for name in _PROMOTED},
     "rsub": torch.rsub,
     "div, rounded": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
     "where": lambda x, y: torch.where(x > y, x, y),

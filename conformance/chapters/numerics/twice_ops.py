@@ -31,6 +31,11 @@ class Twice:
         return [torch.randn(shape, generator=rng) for shape in self.shapes]
 
 
+def _wide(x: Tensor) -> Tensor:
+    """Return `x` in float32, or float64 where it is in that: for ops that have no kernel of 16-bit types."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def _attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     with sdpa_kernel(SDPBackend.MATH):  # the one that can be differentiated twice
         return F.scaled_dot_product_attention(q, k, v, **options)
@@ -143,7 +148,7 @@ _OTHERS: dict[str, Twice] = {
     "prod of rows of zeros": Twice(lambda x: x.prod(-1), ((3, 3),), (2, 3, 4, 0, -2, 3, 0, 5, 0)),
     "cumsum": Twice(lambda x: x.cumsum(-1).square(), ((5, 6),)),
     "var": Twice(lambda x: x.var(-1), ((5, 6),)),
-    "det": Twice(lambda x: torch.linalg.det(x.to(torch.promote_types(x.dtype, torch.float32))), ((3, 3),)),
+    "det": Twice(lambda x: torch.linalg.det(_wide(x)), ((3, 3),)),
     "mul": Twice(torch.mul, ((5, 6), (6,))),
     "div": Twice(lambda x, y: x / (y.square() + 1), ((5, 6), (6,))),
     "addcmul": Twice(torch.addcmul, ((5, 6), (5, 6), (6,))),
@@ -172,11 +177,6 @@ _OTHERS: dict[str, Twice] = {
     "avg_pool2d": Twice(lambda x: F.avg_pool2d(x, 2).square(), ((2, 3, 4, 4),)),
     "interpolate": Twice(lambda x: F.interpolate(x, scale_factor=2, mode="bilinear").square(), ((2, 2, 3, 3),)),
 }
-
-
-def _wide(x: Tensor) -> Tensor:
-    """Return `x` in float32, or float64 where it is in that: for ops that have no kernel of 16-bit types."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _cross_entropy_of_probabilities(x: Tensor, y: Tensor, **options: Any) -> Tensor:

@@ -455,9 +455,9 @@ def _table() -> dict[str, ValueOp]:
 OPS: dict[str, ValueOp] = _table()
 
 
-def named(name: str) -> Call:
-    """Return a function of one tensor, looked up when it is called, so that a user's own torch is judged."""
-    return lambda x: getattr(F if hasattr(F, name) else torch, name)(x)
+def named(name: str) -> Callable[..., Tensor]:
+    """Return a function of tensors, looked up when it is called, so that a user's own torch is judged."""
+    return lambda *given: getattr(F if hasattr(F, name) else torch, name)(*given)
 
 
 # One result for each element: their values and gradients are the matter of AMP-NUMERICS-045, 046 and 100, but not for

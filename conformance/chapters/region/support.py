@@ -11,6 +11,7 @@ import torch
 
 from ...harness.check import Case
 from ...harness.targets import Target
+from ...oracles.numbers.formats import OTHER
 from ...oracles.policy.devices import device_types
 from ...oracles.region.stack_model import (
     DEVICE_TYPES,
@@ -24,7 +25,6 @@ from ...oracles.region.stack_model import (
 Result = TypeVar("Result")
 DEVICES = {device.type: device for device in device_types()}
 DEFAULTS = {name: DEVICES[name].dtype or torch.float32 for name in DEVICE_TYPES}
-OTHER = {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}
 # Seconds after which a thread is considered dead.
 PATIENCE = 60.0
 

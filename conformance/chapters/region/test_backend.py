@@ -21,10 +21,10 @@ from ...oracles.fake_hardware import (
     no_backend_module,
     third_party_backend,
 )
+from ...oracles.numbers.formats import OTHER
 from ...oracles.region.stack_model import Setting, observe
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
-OTHER = {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}
 
 
 def setting(device_type: str) -> Setting:

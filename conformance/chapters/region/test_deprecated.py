@@ -12,6 +12,7 @@ import torch
 from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...oracles.fake_hardware import cuda_that_says
+from ...oracles.numbers.formats import OTHER
 from ...oracles.region.stack_model import (
     Region,
     RegionStack,
@@ -19,7 +20,7 @@ from ...oracles.region.stack_model import (
     probe_product,
     product_in,
 )
-from .support import DEFAULTS, OTHER, Interruption, is_in_force, runs_in
+from .support import DEFAULTS, Interruption, is_in_force, runs_in
 
 
 def deprecated_autocast(device_type: str, *arguments: object, **options: object) -> torch.autocast:

@@ -10,6 +10,7 @@ import torch
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
+from ...oracles.numbers.formats import OTHER
 from ...oracles.region.stack_model import (
     Region,
     RegionStack,
@@ -18,7 +19,7 @@ from ...oracles.region.stack_model import (
     probe_product,
     product_in,
 )
-from .support import OTHER, Interruption, is_in_force, neighbour, random_region, region, runs_in
+from .support import Interruption, is_in_force, neighbour, random_region, region, runs_in
 
 
 @contract("AMP-REGION-030")

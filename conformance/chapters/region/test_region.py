@@ -11,6 +11,7 @@ import torch
 from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...measure.storages import memory
+from ...oracles.numbers.formats import OTHER
 from ...oracles.region.stack_model import (
     Region,
     RegionStack,
@@ -18,7 +19,7 @@ from ...oracles.region.stack_model import (
     probe_product,
     product_in,
 )
-from .support import OTHER, Interruption, is_in_force, region, runs_in
+from .support import Interruption, is_in_force, region, runs_in
 
 # Context manager and decorator
 

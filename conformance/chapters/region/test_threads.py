@@ -12,6 +12,7 @@ import torch
 from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...measure.compilers import without_torchscript
+from ...oracles.numbers.formats import OTHER
 from ...oracles.region.stack_model import (
     Region,
     RegionStack,
@@ -20,7 +21,7 @@ from ...oracles.region.stack_model import (
     probe_product,
     product_in,
 )
-from .support import DEFAULTS, OTHER, PATIENCE, in_new_thread, is_in_force, region, runs_in
+from .support import DEFAULTS, PATIENCE, in_new_thread, is_in_force, region, runs_in
 
 
 def overlap(target: Target, inner: torch.dtype, outer: torch.dtype, *, shared: bool) -> tuple[list[str], list[str]]:

@@ -11,6 +11,7 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
+from ...oracles.numbers.formats import OTHER
 from ...oracles.region.stack_model import observe, probe_product, product_in
 
 Tensors = tuple[torch.Tensor, ...]
@@ -18,7 +19,6 @@ Tensors = tuple[torch.Tensor, ...]
 PROGRAMS = ("one", "nested", "siblings", "off")
 # The first trace of a process imports torch's tracing, about two seconds.
 PROGRAM = pytest.mark.parametrize("program", [deep("standard", name) for name in PROGRAMS])
-OTHER = {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}
 
 
 def regions(program: str, device_type: str, dtype: torch.dtype) -> tuple[Any, ...]:

@@ -14,6 +14,7 @@ __all__ = [
     "FORMATS",
     "FP16",
     "FP32",
+    "OTHER",
     "Format",
     "binades",
     "midpoints",
@@ -24,6 +25,7 @@ __all__ = [
 ]
 
 FORMATS = {form.dtype: form for form in (FP16, BF16, FP32)}
+OTHER = {FP16.dtype: BF16.dtype, BF16.dtype: FP16.dtype}
 
 
 def tensor_of(patterns: Iterable[int], form: Format) -> torch.Tensor:
