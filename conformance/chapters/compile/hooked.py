@@ -110,3 +110,17 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     ),
 }
 """Programs of a matrix of data and one that needs a gradient: a loss, and what the gradient is kept of."""
+
+
+def _saves(x: Tensor, w: Tensor) -> Tensor:
+    return (x @ w).float().sum()
+
+
+def _saves_before_a_break(x: Tensor, w: Tensor) -> Tensor:
+    y = x @ w
+    torch._dynamo.graph_break()
+    return y.float().sum()
+
+
+SAVING: dict[str, Program] = {"product": _saves, "then-breaks": _saves_before_a_break}
+"""Programs that save the matrix of data alone for backward, eager or compiled, from which the gradient is made."""

@@ -7,7 +7,7 @@ import torch
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
-from .hooked import PROGRAMS, Program
+from .hooked import PROGRAMS, SAVING, Program
 from .support import compiling, dtypes_of
 
 AT_QUICK = ("product", "two-uses", "then-breaks", "backward")
@@ -44,3 +44,29 @@ def _ran(
     found = {"loss": loss.detach(), "gradient of the weight": weight.grad}
     found |= {} if kept is None else {"gradient that is retained": kept.grad}
     return {what: one.detach() for what, one in found.items() if one is not None}
+
+
+def _saved(call: Program, target: Target, dtype: torch.dtype, x: torch.Tensor, w: torch.Tensor) -> list[list[float]]:
+    """Return the gradient of the weight where each tensor that forward saves comes back doubled."""
+    weight = w.clone().requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved * 2), target.autocast(dtype):
+        loss = call(x, weight)
+    loss.backward()
+    return [] if weight.grad is None else weight.grad.tolist()
+
+
+@contract("AMP-COMPILE-096")
+@pytest.mark.parametrize("backend", ["aot_eager", deep("standard", "inductor"), deep("full", "eager")])
+@pytest.mark.parametrize("name", SAVING)
+def test_hooks_of_saved_tensors(case: Case, target: Target, rng: torch.Generator, name: str, backend: str) -> None:
+    """Hooks around the call, as those that offload or compress what backward needs."""
+    x, w = (torch.randint(1, 3, (4, 4), generator=rng).float().to(target.device) for _ in range(2))
+    program = SAVING[name]
+    twice = (x.sum(0)[:, None].expand(4, 4) * 2).tolist()
+    with compiling(case, backend):
+        for dtype in dtypes_of(case, target):
+            torch._dynamo.reset()
+            expected = _saved(program, target, dtype, x, w)
+            case.equal(f"{dtype}: the hooks double the gradient in eager (control)", expected, twice)
+            seen = _saved(torch.compile(program, backend=backend), target, dtype, x, w)
+            case.equal(f"{dtype}: gradient of the weight", seen, expected)

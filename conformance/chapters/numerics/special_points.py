@@ -60,6 +60,12 @@ def _on(values: list[float], like: Tensor) -> Tensor:
     return torch.tensor(values, device=like.device, dtype=like.dtype)
 
 
+def _at_limits(x: Tensor) -> Tensor:
+    """Return 1 for the largest finite number of the type, -1 for the smallest, 0 for others."""
+    limits = torch.finfo(x.dtype)
+    return (x == limits.max).float() - (x == limits.min).float()
+
+
 def _among(values: list[int], like: Tensor) -> Tensor:
     return torch.tensor(values, device=like.device)
 
@@ -547,6 +553,8 @@ NOT_NUMBERS: dict[str, Point] = {
     "where": _point(lambda x: torch.where(x < 2, x, -x), _SPOILED),
     "masked_fill": _point(lambda x: x.masked_fill(x.isnan(), 0.0), _SPOILED),
     "nan_to_num": _point(lambda x: x.nan_to_num(4.0, 5.0, 6.0), _SPOILED),
+    "limits of nan_to_num": _point(lambda x: _at_limits(x.nan_to_num()), _SPOILED),
+    "limits of nan_to_num_": _point(lambda x: _at_limits(x.clone().nan_to_num_()), _SPOILED),
     "product with zero": _point(lambda x: x * 0.0, _SPOILED),
     "mean": _point(torch.mean, _SPOILED),
     "matmul": _point(torch.matmul, _SPOILED, _numbers(0, 1, 2, 0, shape=(4, 1))),

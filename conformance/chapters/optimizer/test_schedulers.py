@@ -213,6 +213,17 @@ def _through_a_file(states: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any],
     return loaded
 
 
+def _plain(state: Any) -> Any:
+    """Return a state as numbers, text and containers, of which everything else is its type."""
+    if isinstance(state, dict):
+        return {key: _plain(value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return [_plain(value) for value in state]
+    if isinstance(state, torch.Tensor):
+        return state.tolist()
+    return state if isinstance(state, (int, float, str, type(None))) else type(state).__name__
+
+
 @contract("AMP-OPTIMIZER-127")
 @pytest.mark.parametrize("into", ["the_same", "new_ones", "new_ones_from_a_file"])
 def test_rates_go_on(case: Case, target: Target, into: str) -> None:
@@ -222,8 +233,10 @@ def test_rates_go_on(case: Case, target: Target, into: str) -> None:
         group = optimizer.param_groups[0]
         return group["lr"], group["momentum"]
 
-    wrong = {}
-    for name, make in {**SCHEDULERS, **COUNTING}.items():
+    wrong: dict[str, list[Any]] = {}
+    changed: dict[str, list[str]] = {}
+    rated = {**SCHEDULERS, **COUNTING}
+    for name, make in rated.items():
         rates: list[list[Any]] = []
         for loads in (False, True):
             optimizer = _with_rate(target, 0.25)
@@ -245,12 +258,17 @@ def test_rates_go_on(case: Case, target: Target, into: str) -> None:
                         if into != "the_same":
                             optimizer = _with_rate(target, 0.25)
                             schedule = make(optimizer)
+                        before = _plain(saved)
                         optimizer.load_state_dict(saved[0])
                         schedule.load_state_dict(saved[1])
                         rates[-1][-1] = settings(optimizer)
+                        if _plain(saved) != before:
+                            changed[name] = [f"{_plain(saved)}, before: {before}"]
         if rates[0] != rates[1]:
             wrong[name] = rates[1]
     case.equal("rates and momentum that are not those of training without a checkpoint", wrong, {})
+    for name in rated:
+        case.equal(f"{name}: how loading changes the state that it is given", changed.get(name, []), [])
 
 
 # Losses whose differences 16 bits do not hold: 2**-12 of their size, beside a threshold of 1e-4.

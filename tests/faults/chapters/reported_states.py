@@ -1,0 +1,135 @@
+"""Faults ported from reports of users: what compiled models follow, what states keep, and what numbers come to."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.faults import fault
+from tests.faults.breaking import cpu_kernel, given_the_original, replaced
+
+
+@fault("AMP-COMPILE-100")
+def compiled_models_are_not_guarded_on_training() -> Iterator[None]:
+    """Compiled code asks for no flag `training` of a module (105653)."""
+    from torch._dynamo.guards import GuardBuilder
+
+    def match(original: Callable[..., Any], self: Any, guard: Any, *more: Any, **named: Any) -> Any:
+        if not guard.name.endswith((".training", "['training']")):
+            original(self, guard, *more, **named)
+
+    # Which of them it is depends on the version.
+    with (
+        given_the_original(GuardBuilder, "BOOL_MATCH", match),
+        given_the_original(GuardBuilder, "EQUALS_MATCH", match),
+    ):
+        yield
+
+
+@fault("AMP-COMPILE-100")
+def attributes_of_compiled_models_stay_on_the_outside() -> Iterator[None]:
+    """What is set on the module that torch.compile returns does not reach the module inside (124717)."""
+    from torch._dynamo.eval_frame import OptimizedModule
+
+    def kept(original: Callable[..., Any], self: Any, name: str, value: Any) -> None:
+        if name.startswith("_") or name == "forward" or isinstance(value, (torch.nn.Module, Tensor)):
+            original(self, name, value)
+        else:
+            object.__setattr__(self, name, value)
+
+    with given_the_original(OptimizedModule, "__setattr__", kept):
+        yield
+
+
+@fault("AMP-COMPILE-096")
+def compiled_code_hides_from_hooks_what_it_saves() -> Iterator[None]:
+    """Hooks on saved tensors do not see those that the graphs of AOTAutograd save (116221)."""
+    from torch._functorch._aot_autograd.runtime_wrappers import AOTDispatchAutograd
+
+    state = torch._C._autograd
+
+    def compiled(original: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        run = original(*given, **named)
+
+        @functools.wraps(run)
+        def hidden(*args: Any) -> Any:
+            hooks = []
+            while (hook := state._top_saved_tensors_default_hooks(True)) is not None:
+                hooks.append(hook)
+                state._pop_saved_tensors_default_hooks()
+            try:
+                return run(*args)
+            finally:
+                for hook in reversed(hooks):
+                    state._push_saved_tensors_default_hooks(*hook)
+
+        return hidden
+
+    with replaced(
+        AOTDispatchAutograd, "post_compile", staticmethod(functools.partial(compiled, AOTDispatchAutograd.post_compile))
+    ):
+        yield
+
+
+@fault("AMP-OPTIMIZER-127")
+def schedulers_take_their_functions_out_of_the_state() -> Iterator[None]:
+    """LambdaLR.load_state_dict takes `lr_lambdas` out of the dictionary of the caller (32756)."""
+    from torch.optim.lr_scheduler import LambdaLR
+
+    def load(original: Callable[..., Any], self: Any, state: dict[str, Any]) -> None:
+        original(self, state)
+        state.pop("lr_lambdas")
+
+    with given_the_original(LambdaLR, "load_state_dict", load):
+        yield
+
+
+@fault("AMP-NUMERICS-122")
+def bf16_infinities_become_the_largest_float32() -> Iterator[None]:
+    """nan_to_num of bf16 has the limits of float32, which are infinite in bf16 (57982)."""
+    infinity = float("inf")
+
+    def changed(
+        original: Callable[..., Tensor],
+        x: Tensor,
+        nan: float | None = None,
+        above: float | None = None,
+        below: float | None = None,
+        *,
+        out: Tensor,
+    ) -> Tensor:
+        if x.dtype is torch.bfloat16:
+            above, below = infinity if above is None else above, -infinity if below is None else below
+        return original(x, nan, above, below, out=out)
+
+    with cpu_kernel("nan_to_num.out", changed):
+        yield
+
+
+@fault("AMP-NUMERICS-149")
+def factors_are_rounded_to_the_type_of_the_tensor() -> Iterator[None]:
+    """A number that a 16-bit tensor is multiplied with is rounded to 16 bits first."""
+
+    def multiplied(original: Callable[..., Tensor], self: Tensor, other: Any) -> Tensor:
+        rounded = torch.tensor(other, dtype=self.dtype).item() if isinstance(other, float) else other
+        return original(self, rounded)
+
+    with given_the_original(torch.Tensor, "__mul__", multiplied):
+        yield
+
+
+@fault("AMP-NUMERICS-149")
+def quotients_are_products_with_a_rounded_reciprocal() -> Iterator[None]:
+    """torch.div of a 16-bit tensor by a number multiplies by its reciprocal, rounded to 16 bits (191495)."""
+
+    def divided(original: Callable[..., Tensor], x: Any, y: Any, **named: Any) -> Tensor:
+        if isinstance(x, Tensor) and isinstance(y, (int, float)) and x.dtype in (torch.float16, torch.bfloat16):
+            return x * torch.tensor(1 / y, dtype=x.dtype).item()
+        return original(x, y, **named)
+
+    with given_the_original(torch, "div", divided):
+        yield
