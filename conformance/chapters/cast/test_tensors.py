@@ -67,6 +67,47 @@ def test_batch_norm(case: Case, target: Target, amp_dtype: torch.dtype, training
             case.at_most(f"error of the {name} for {given}", distance, FP32_ERROR * float(exact.norm()))
 
 
+NORMS = [f"{kind}Norm{rank}d" for kind in ("Batch", "Instance") for rank in (1, 2, 3)]
+# A missing momentum averages over all batches; InstanceNorm has no such promise.
+STATISTICS = [
+    pytest.param((name, momentum), id=f"{name}-{said}")
+    for name in NORMS
+    for said, momentum in (("a-tenth", 0.1), ("whole", 1.0), ("averaged", None))
+    if momentum is not None or name.startswith("Batch")
+]
+
+
+@contract("AMP-CAST-068")
+@pytest.mark.parametrize("pair", STATISTICS)
+def test_running_statistics(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, pair: tuple[str, float | None]
+) -> None:
+    """Two batches whose variance is far below eps, which is no part of the statistics."""
+    name, momentum = pair
+    of_batches = name.startswith("Batch")
+    for given in (torch.float32, amp_dtype):
+        norm = getattr(torch.nn, name)(3, eps=0.5, momentum=momentum, track_running_stats=True).to(target.device)
+        mean, variance = torch.zeros(3).double(), torch.ones(3).double()
+        for number in (1, 2):
+            x = (torch.randn(4, 3, *[4] * int(name[-2]), generator=rng) * 2**-8).to(given)
+            with target.autocast(amp_dtype):
+                norm(x.to(target.device))
+            columns = x.double().transpose(0, 1).flatten(1) if of_batches else x.double().flatten(2)
+            new = columns.mean(-1), columns.var(-1)
+            new_mean, new_variance = (one if of_batches else one.mean(0) for one in new)
+            share = 1 / number if momentum is None else momentum
+            mean, variance = mean + share * (new_mean - mean), variance + share * (new_variance - variance)
+        for what, seen, exact in (
+            ("running mean", norm.running_mean, mean),
+            ("running variance", norm.running_var, variance),
+        ):
+            case.equal(f"{given}: type of the {what}", seen.dtype, torch.float32)
+            distance = float((seen.cpu().double() - exact).norm())
+            case.at_most(f"{given}: error of the {what}", distance, 16 * FP32_ERROR * float(exact.norm()))
+        if of_batches:
+            case.equal(f"{given}: batches that are counted", int(norm.num_batches_tracked), 2)
+
+
 _PLACES = {
     "list": lambda device: torch.tensor([2, 0], device=device),
     "mask": lambda device: torch.tensor([True, False, True], device=device),

@@ -131,6 +131,10 @@ _PLACES: dict[str, Callable[[Tensor], Tensor]] = {
     "lp_pool2d": lambda x: F.lp_pool2d(_pictures(x.abs()), 1.0, 2, 1),
     "interpolate, bilinear": lambda x: F.interpolate(_pictures(x), (5, 11), mode="bilinear", align_corners=True),
     "interpolate, linear by a factor": lambda x: F.interpolate(x[None], scale_factor=1.5, mode="linear"),
+    "affine_grid": lambda x: F.affine_grid(x[:, :6].reshape(8, 2, 3), [8, 1, 9, 12], align_corners=False),
+    "affine_grid of volumes": lambda x: F.affine_grid(
+        x.ravel()[:60].view(5, 3, 4), [5, 1, 5, 6, 7], align_corners=True
+    ),
     "pad of a value": lambda x: F.pad(x, (1, 2), value=-1.25),
     "unfold": lambda x: F.unfold(_pictures(x), 2, 1, 1, 2),
     "pixel_shuffle": lambda x: F.pixel_shuffle(x.reshape(1, 4, 4, 4), 2),

@@ -133,3 +133,19 @@ def quotients_are_products_with_a_rounded_reciprocal() -> Iterator[None]:
 
     with given_the_original(torch, "div", divided):
         yield
+
+
+@fault("AMP-CAST-068")
+def statistics_of_instances_have_eps_added() -> Iterator[None]:
+    """instance_norm adds eps to the variance that it keeps (FlagGems 4885)."""
+
+    def normed(original: Callable[..., Tensor], x: Tensor, *given: Any, **named: Any) -> Tensor:
+        result = original(x, *given, **named)
+        _, variance, _, _, of_input, momentum, eps = given
+        if of_input and variance is not None:
+            with torch.no_grad():
+                variance.add_(momentum * eps)
+        return result
+
+    with given_the_original(torch.nn.functional, "instance_norm", normed):
+        yield
