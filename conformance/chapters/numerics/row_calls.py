@@ -22,12 +22,16 @@ class Kind(NamedTuple):
 
 
 def _table(weight: Tensor) -> Tensor:
-    """Return the weight and two others as rows, in any length without rounding."""
+    """Return the weight and two others as rows, in any length without rounding.
+
+    Its gradient is the sum of three, which may cancel in each of one or two elements, but not in many.
+    """
     return torch.stack((weight, weight.flip(0), -weight))
 
 
 def _windows(x: Tensor, weight: Tensor) -> Tensor:
-    return functional.conv1d(x[:, None], weight[:1].expand(3)[None, None], padding=1)
+    taps = weight[torch.tensor([0, len(weight) // 2, len(weight) - 1], device=weight.device)]
+    return functional.conv1d(x[:, None], taps[None, None], padding=1)
 
 
 def _places(x: Tensor, weight: Tensor) -> Tensor:
@@ -84,19 +88,19 @@ ELEMENTWISE: Mapping[str, Kind] = {
 }
 PRODUCTS: Mapping[str, Kind] = {
     "mv": Kind(lambda x, w: x @ w),
-    "linear": Kind(lambda x, w: functional.linear(x, _table(w))),
-    "linear with a bias": Kind(lambda x, w: functional.linear(x, _table(w), w[:1].expand(3))),
-    "mm": Kind(lambda x, w: x @ _table(w).t().contiguous()),
+    "linear": Kind(lambda x, w: functional.linear(x, _table(w)), 4),
+    "linear with a bias": Kind(lambda x, w: functional.linear(x, _table(w), w[:1].expand(3)), 4),
+    "mm": Kind(lambda x, w: x @ _table(w).t().contiguous(), 4),
     "mm of columns": Kind(lambda x, w: x.t() @ x),
-    "bmm": Kind(lambda x, w: torch.bmm(x.expand(2, *x.shape), _table(w).mT.expand(2, -1, -1))),
+    "bmm": Kind(lambda x, w: torch.bmm(x.expand(2, *x.shape), _table(w).mT.expand(2, -1, -1)), 4),
     "einsum": Kind(lambda x, w: torch.einsum("rl,l->r", x, w)),
-    "conv1d": Kind(_windows),
-    "convolution of whole rows": Kind(lambda x, w: functional.conv1d(x[:, None], _table(w)[:, None])),
+    "conv1d": Kind(_windows, 3),
+    "convolution of whole rows": Kind(lambda x, w: functional.conv1d(x[:, None], _table(w)[:, None]), 4),
     "attention": Kind(
         lambda x, w: functional.scaled_dot_product_attention(
             x[None, None] * 0.25, _table(w)[None, None], _table(w)[None, None]
         ),
-        4,
+        16,
     ),
 }
 FAMILIES = {

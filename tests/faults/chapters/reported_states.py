@@ -149,3 +149,18 @@ def statistics_of_instances_have_eps_added() -> Iterator[None]:
 
     with given_the_original(torch.nn.functional, "instance_norm", normed):
         yield
+
+
+@fault("AMP-COMPILE-042")
+def compiled_attention_drops_others_in_backward() -> Iterator[None]:
+    """Compiled attention with dropout has in backward another mask than in forward."""
+
+    def attended(original: Callable[..., Tensor], *given: Any, **named: Any) -> Tensor:
+        result = original(*given, **named)
+        if not (torch.compiler.is_compiling() and named.get("dropout_p")):
+            return result
+        other = original(*given, **named)
+        return other + (result - other).detach()
+
+    with given_the_original(torch.nn.functional, "scaled_dot_product_attention", attended):
+        yield
