@@ -38,17 +38,18 @@ def _transposed(x: Tensor, weight: Tensor) -> Tensor:
     return functional.conv_transpose2d(x, weight[:, None, None, None].expand(-1, 2, 2, 2))
 
 
+# The gradient of a weight that several places share is a sum, which may cancel in each of a few channels.
 CHANNEL_CALLS: Mapping[str, Kind] = {
-    "batch_norm in training": Kind(lambda x, w: _batch_norm(x, w)[0]),
+    "batch_norm in training": Kind(lambda x, w: _batch_norm(x, w)[0], 4),
     "running statistics": Kind(lambda x, w: _batch_norm(x, w)[1]),
-    "batch_norm": Kind(lambda x, w: _batch_norm(x, w, training=False)[0]),
-    "instance_norm": Kind(lambda x, w: functional.instance_norm(x, weight=w, bias=w.flip(0))),
-    "group_norm": Kind(lambda x, w: functional.group_norm(x, 1, w, w.flip(0))),
+    "batch_norm": Kind(lambda x, w: _batch_norm(x, w, training=False)[0], 4),
+    "instance_norm": Kind(lambda x, w: functional.instance_norm(x, weight=w, bias=w.flip(0)), 4),
+    "group_norm": Kind(lambda x, w: functional.group_norm(x, 1, w, w.flip(0)), 4),
     "prelu": Kind(lambda x, w: functional.prelu(x, w)),
-    "depthwise conv2d": Kind(_depthwise),
-    "pointwise conv2d": Kind(_pointwise),
-    "conv2d": Kind(_whole),
-    "conv_transpose2d": Kind(_transposed),
+    "depthwise conv2d": Kind(_depthwise, 4),
+    "pointwise conv2d": Kind(_pointwise, 4),
+    "conv2d": Kind(_whole, 4),
+    "conv_transpose2d": Kind(_transposed, 4),
     "max_pool2d": Kind(lambda x, w: functional.max_pool2d(x, 2, 1, 1)),
     "avg_pool2d": Kind(lambda x, w: functional.avg_pool2d(x, 2, 1, 1)),
     "adaptive_avg_pool2d": Kind(lambda x, w: functional.adaptive_avg_pool2d(x, 2)),
