@@ -52,29 +52,48 @@ LIMIT = 2.0**-19
 STORED = 3 * STEPS / 2
 
 
-@contract("AMP-OPTIMIZER-130")
-@pytest.mark.parametrize("name", AVERAGES)
-def test_averages(case: Case, target: Target, rng: torch.Generator, name: str) -> None:
-    _follow(case, target, rng, name, torch.float32, LIMIT)
+# Which implementation steps, by the argument that asks for it.
+IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
+    "default": {},
+    "for-loop": {"foreach": False},
+    "foreach": {"foreach": True},
+    "fused": {"fused": True},
+}
+FUSED = ("Adagrad", "Adam", "AdamW", "SGD")
+PAIRS = [
+    pytest.param((name, implementation), id=name if kind == "Muon" else f"{name}-{implementation}")
+    for name, (kind, _, _) in AVERAGES.items()
+    for implementation in IMPLEMENTATIONS
+    if (implementation == "default") is (kind == "Muon") and (implementation != "fused" or kind in FUSED)
+]
 
 
 @contract("AMP-OPTIMIZER-130")
-@pytest.mark.parametrize("name", AVERAGES)
+@pytest.mark.parametrize("pair", PAIRS)
+def test_averages(case: Case, target: Target, rng: torch.Generator, pair: tuple[str, str]) -> None:
+    _follow(case, target, rng, pair, torch.float32, LIMIT)
+
+
+@contract("AMP-OPTIMIZER-130")
+@pytest.mark.parametrize("pair", PAIRS)
 def test_averages_of_16_bits(
-    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, name: str
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, pair: tuple[str, str]
 ) -> None:
     """Averages over 16-bit parameters are rounded in each step, and go on from what was stored."""
     case.require_arithmetic(target, amp_dtype)
-    _follow(case, target, rng, name, amp_dtype, STORED * torch.finfo(amp_dtype).eps)
+    _follow(case, target, rng, pair, amp_dtype, STORED * torch.finfo(amp_dtype).eps)
 
 
-def _follow(case: Case, target: Target, rng: torch.Generator, name: str, dtype: torch.dtype, limit: float) -> None:
+def _follow(
+    case: Case, target: Target, rng: torch.Generator, pair: tuple[str, str], dtype: torch.dtype, limit: float
+) -> None:
     """Step over one matrix of a type, and compare its averages with their recurrences."""
+    name, implementation = pair
     kind, arguments, recurrences = AVERAGES[name]
     if not hasattr(torch.optim, kind):
         case.unsupported(f"this torch has no torch.optim.{kind}")
     parameter = torch.nn.Parameter(torch.randn(8, 8, generator=rng).to(target.device, dtype))
-    optimizer = getattr(torch.optim, kind)([parameter], lr=2.0**-6, **arguments)
+    optimizer = getattr(torch.optim, kind)([parameter], lr=2.0**-6, **arguments, **IMPLEMENTATIONS[implementation])
     averages = {entry: torch.zeros(8, 8, dtype=torch.float64) for entry in recurrences}
     for step in range(1, STEPS + 1):
         slope = torch.randn(8, 8, generator=rng).to(dtype)

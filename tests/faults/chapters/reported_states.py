@@ -164,3 +164,17 @@ def compiled_attention_drops_others_in_backward() -> Iterator[None]:
 
     with given_the_original(torch.nn.functional, "scaled_dot_product_attention", attended):
         yield
+
+
+@fault("AMP-OPTIMIZER-130")
+def fused_adam_cuts_its_betas_to_bf16() -> Iterator[None]:
+    """The fused kernel of Adam rounds its betas down to bf16 for bf16 parameters (tt-metal 55935)."""
+
+    def stepped(original: Callable[..., Any], parameters: list[Tensor], *given: Any, **named: Any) -> Any:
+        if all(one.dtype is torch.bfloat16 for one in parameters):
+            for name in ("beta1", "beta2"):
+                named[name] = torch.tensor(named[name] - 2**-9).bfloat16().item()
+        return original(parameters, *given, **named)
+
+    with cpu_kernel("_fused_adam_", stepped):
+        yield
