@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -177,4 +179,21 @@ def fused_adam_cuts_its_betas_to_bf16() -> Iterator[None]:
         return original(parameters, *given, **named)
 
     with cpu_kernel("_fused_adam_", stepped):
+        yield
+
+
+@fault("AMP-REGION-118")
+def calls_of_a_no_grad_function_share_one_decorator() -> Iterator[None]:
+    """An inner call of a recursive function overwrites the mode that the outer one restores (44531)."""
+    with replaced(torch.no_grad, "clone", lambda self: self):
+        yield
+
+
+@fault("AMP-REGION-118")
+def decorated_generators_run_in_the_mode_of_their_caller() -> Iterator[None]:
+    """A decorator of a grad mode ends when the generator is made (48713)."""
+    from torch.utils import _contextlib
+
+    blind = types.SimpleNamespace(**{**vars(inspect), "isgeneratorfunction": lambda function: False})
+    with replaced(_contextlib, "inspect", blind):
         yield
