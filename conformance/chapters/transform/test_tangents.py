@@ -45,7 +45,8 @@ def test_tangents_of_arithmetic_with_numbers(
     for given in (torch.float32, amp_dtype):
         for name, call in OPS.items():
             t = torch.full(shape, 2.0, device=target.device, dtype=given)
-            exact = torch.func.jvp(call, (t.double(),), (torch.ones_like(t).double(),))[1]
+            wide = t.cpu().double()
+            exact = torch.func.jvp(call, (wide,), (torch.ones_like(wide),))[1]
             with target.autocast(amp_dtype), forward_ad.dual_level():
                 primal, seen = forward_ad.unpack_dual(call(forward_ad.make_dual(t, torch.ones_like(t))))
                 seen = torch.zeros_like(primal) if seen is None else seen
