@@ -199,6 +199,8 @@ def test_changes_of_a_model(case: Case, target: Target, rng: torch.Generator, pa
                     CHANGES[name](model, on)
                 seen, expected = _called(subject, compiled, x), _called(plain, plain, x)
                 what = f"{dtype}: call {turn + 1}, {name}{'' if on else ', undone'}"
+                raised = [key for key in expected if key.startswith("raises")]
+                case.equal(f"{what}: what eager does (control)", raised, [])
                 case.equal(f"{what}: what there is", sorted(seen), sorted(expected))
                 for key, promised in expected.items():
                     if key in seen:
