@@ -17,12 +17,12 @@ def snapshot(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     Tensors are cloned, so that later in-place changes do not reach the copy.
     """
     parameters = [group["params"] for group in optimizer.param_groups]
-    return _flat({"parameter": parameters, **optimizer.state_dict()})
+    return flat({"parameter": parameters, **optimizer.state_dict()})
 
 
 def gradients(parameters: Iterable[torch.Tensor]) -> dict[str, Any]:
     """Copy the gradients of the parameters; None for a parameter without one."""
-    return _flat({"gradient": [parameter.grad for parameter in parameters]})
+    return flat({"gradient": [parameter.grad for parameter in parameters]})
 
 
 def on_host(copied: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,8 +56,11 @@ def same(seen: Any, expected: Any) -> bool:
     return seen.device == expected.device and bits.same(seen, expected)
 
 
-def _flat(whole: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy nested mappings and sequences into one mapping; a loop, as snapshots are taken some thousand times."""
+def flat(whole: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy nested mappings and sequences into one flat mapping from place to value, as `snapshot` does.
+
+    A loop, as snapshots are taken some thousand times.
+    """
     found: dict[str, Any] = {}
     left = [(str(key), part) for key, part in reversed(list(whole.items()))]
     while left:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
-from ...oracles.numbers.formats import FORMATS, Format, binades, rounded
+from ...oracles.numbers.formats import FORMATS, Format, rounded
+from .op_error import half_spacing
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 Call = Callable[[Any, Any, Any], Tensor]
@@ -71,7 +72,7 @@ def _added_up(name: str, t: Tensor, u: Tensor, n: float) -> Tensor:
 
 def _beyond(seen: Tensor, exact: Tensor, added_up: Tensor, roundings: int, form: Format) -> Tensor:
     """Return by how much results in the range of `form` are farther from the exact ones than so many roundings."""
-    halves = binades(exact).clamp(min=form.smallest_normal) * form.unit_roundoff * (2 * roundings - 1)
+    halves = half_spacing(exact.abs().clamp(min=form.smallest_normal), form) * (2 * roundings - 1)
     far = (seen - exact).abs().nan_to_num(math.inf) - halves * (1 + 2**-6) - FP32_ERROR * added_up
     return far.where(exact.abs() < form.largest * (1 - form.unit_roundoff), -math.inf)
 

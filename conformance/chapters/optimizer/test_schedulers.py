@@ -17,7 +17,7 @@ from torch.optim import lr_scheduler, swa_utils
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
-from ...oracles.optimizer_state import differences, snapshot
+from ...oracles.optimizer_state import differences, flat, snapshot
 from ...workloads.linear_loss import LinearLoss, with_nonfinite
 from .optimizer_configs import OptimizerConfig
 from .support import BOTH, build, iterate, twins
@@ -213,17 +213,6 @@ def _through_a_file(states: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any],
     return loaded
 
 
-def _plain(state: Any) -> Any:
-    """Return a state as numbers, text and containers, of which everything else is its type."""
-    if isinstance(state, dict):
-        return {key: _plain(value) for key, value in state.items()}
-    if isinstance(state, (list, tuple)):
-        return [_plain(value) for value in state]
-    if isinstance(state, torch.Tensor):
-        return state.tolist()
-    return state if isinstance(state, (int, float, str, type(None))) else type(state).__name__
-
-
 @contract("AMP-OPTIMIZER-127")
 @pytest.mark.parametrize("into", ["the_same", "new_ones", "new_ones_from_a_file"])
 def test_rates_go_on(case: Case, target: Target, into: str) -> None:
@@ -258,12 +247,11 @@ def test_rates_go_on(case: Case, target: Target, into: str) -> None:
                         if into != "the_same":
                             optimizer = _with_rate(target, 0.25)
                             schedule = make(optimizer)
-                        before = _plain(saved)
+                        before = flat({"states": saved})
                         optimizer.load_state_dict(saved[0])
                         schedule.load_state_dict(saved[1])
                         rates[-1][-1] = settings(optimizer)
-                        if _plain(saved) != before:
-                            changed[name] = [f"{_plain(saved)}, before: {before}"]
+                        changed.setdefault(name, []).extend(differences(flat({"states": saved}), before))
         if rates[0] != rates[1]:
             wrong[name] = rates[1]
     case.equal("rates and momentum that are not those of training without a checkpoint", wrong, {})

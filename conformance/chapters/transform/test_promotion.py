@@ -170,6 +170,41 @@ def test_jacobians_with_numbers(case: Case, target: Target, amp_dtype: torch.dty
     case.equal("Jacobians of another type or value", dict(list(wrong.items())[:6]), {})
 
 
+_FURTHER: Mapping[str, One] = {
+    "times, in place": lambda x: x.clone().mul_(2.5),
+    "plus, in place": lambda x: x.clone().add_(1.5),
+    "remainder": lambda x: x % 8.0,
+    "alpha": lambda x: torch.add(x, x, alpha=0.5),
+    "value of addcmul": lambda x: torch.addcmul(x, x, x, value=0.5),
+    "weight of lerp": lambda x: torch.lerp(x, torch.ones_like(x), 0.25),
+    "tensor": lambda x: x * torch.tensor(2.5, device=x.device).to(x.dtype),
+    "none": lambda x: -x,
+}
+
+
+@contract("AMP-TRANSFORM-005")
+@pytest.mark.parametrize("shape", [(), (1,), (3, 2)], ids=["no-dimensions", "one-element", "matrix"])
+def test_tangents_of_arithmetic_with_numbers(
+    case: Case, target: Target, amp_dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    """Such as a loss times a scale, of twos, whose results and tangents are exact; the power of two is not."""
+    for given in (torch.float32, amp_dtype):
+        for name, op in {**_WITH_NUMBERS, **_FURTHER}.items():
+            if name == "power":
+                continue
+            x = torch.full(shape, 2.0, device=target.device, dtype=given)
+            wide = x.cpu().double()
+            exact = torch.func.jvp(op, (wide,), (torch.ones_like(wide),))[1]
+            with target.autocast(amp_dtype), forward_ad.dual_level():
+                primal, seen = forward_ad.unpack_dual(op(forward_ad.make_dual(x, torch.ones_like(x))))
+                seen = torch.zeros_like(primal) if seen is None else seen
+            with target.autocast(amp_dtype):
+                _, by_jvp = torch.func.jvp(op, (x,), (torch.ones_like(x),))
+            for how, one in (("dual numbers", seen), ("jvp", by_jvp)):
+                case.equal(f"{name}, {given}: type of the tangent by {how}", one.dtype, primal.dtype)
+                case.equal(f"{name}, {given}: tangent by {how}", one.tolist(), exact.tolist())
+
+
 _GIVEN: Mapping[str, One] = {
     "sum": lambda x: x.sum(dtype=torch.float32),
     "mean": lambda x: x.mean(dtype=torch.float32),
