@@ -10,21 +10,14 @@ from typing import Any
 
 import pytest
 
-from conformance.__main__ import main
 from conformance.harness.check import Case
 from conformance.report import document, excuses, explain, scale_history
 from conformance.report.encode import encode
 from conformance.report.scale_history import UNIT
 from tests import reports
+from tests.commands.running import exit_status
 from tests.harness.test_case import _CONTRACT
 from tests.paths import ROOT
-
-
-def _run(*words: str) -> int:
-    try:
-        return main(words)
-    except SystemExit as stop:
-        return int(stop.code or 0)
 
 
 def _evidence(scales: Any, name: str = "loss scale") -> dict[str, Any]:
@@ -76,7 +69,7 @@ _NO_HISTORIES: dict[str, Any] = {
 
 def test_story(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for path in ("report.json", "."):
-        assert _run("explain", "scale", path) == 0
+        assert exit_status("explain", "scale", path) == 0
 
         out, err = capsys.readouterr()
         assert out.splitlines()[0] == "2 loss scales in 1 contract"
@@ -94,11 +87,11 @@ def test_contracts_narrow_the_story(folder: Path, capsys: pytest.CaptureFixture[
     raw["cases"][4]["evidence"].append(_evidence([4.0, 2.0]))
     Path("two.json").write_text(json.dumps(raw), encoding="utf-8")
 
-    assert _run("explain", "scale", "two.json", "--contract", "AMP-SCALE-*") == 0
+    assert exit_status("explain", "scale", "two.json", "--contract", "AMP-SCALE-*") == 0
 
     out = capsys.readouterr().out
     assert out.startswith("1 loss scale in 1 contract (1 more in other contracts)\n\nAMP-SCALE-001 ")
-    assert _run("explain", "scale", "two.json", "--contract", "AMP-CLIP-*") == 4
+    assert exit_status("explain", "scale", "two.json", "--contract", "AMP-CLIP-*") == 4
     assert "two.json: the report holds no history of a loss scale of AMP-CLIP-*" in capsys.readouterr().err
 
 
@@ -121,7 +114,7 @@ def test_contracts_narrow_the_story(folder: Path, capsys: pytest.CaptureFixture[
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",
 )
 def test_bad_input_gets_one_line(words: list[str], said: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run("explain", *words) == 4
+    assert exit_status("explain", *words) == 4
 
     out, err = capsys.readouterr()
     assert out == ""
@@ -130,7 +123,7 @@ def test_bad_input_gets_one_line(words: list[str], said: str, folder: Path, caps
 
 
 def test_too_many_words_end_with_4(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run("explain", "scale", "a", "b") == 4
+    assert exit_status("explain", "scale", "a", "b") == 4
 
     assert "usage: python -m conformance" in capsys.readouterr().err
 
@@ -211,7 +204,7 @@ def test_explain_needs_no_torch(folder: Path) -> None:
 def test_waivers_are_told_in_full(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(reports.path("conformant"))
 
-    assert _run("explain", "waivers", path) == 0
+    assert exit_status("explain", "waivers", path) == 0
 
     shown = " ".join(capsys.readouterr().out.split())
     assert shown.startswith("1 case waived: each fails, and a written excuse says so AMP-MEMORY-001 ")
@@ -219,7 +212,7 @@ def test_waivers_are_told_in_full(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "excuse On the CPU the input is kept in float32 as well, because" in shown
     assert "given by amp-conformance maintainers, until 2027-12-31" in shown
     assert "read on https://github.com/pytorch/pytorch" in shown
-    assert _run("explain", "waivers", path, "--contract", "AMP-LOSS-*") == 4
+    assert exit_status("explain", "waivers", path, "--contract", "AMP-LOSS-*") == 4
     assert "the report holds no case that was waived of AMP-LOSS-*" in capsys.readouterr().err
 
 
@@ -241,9 +234,9 @@ def test_explain_prints_the_program_of_a_failed_case(folder: Path, capsys: pytes
     Path("failing.json").write_text(json.dumps(raw), encoding="utf-8")
 
     for number, words in ((0, []), (1, ["--contract", failed[1]["contract"]]), (2, ["--contract", failed[2]["id"]])):
-        assert _run("explain", "snippet", "failing.json", *words) == 0
+        assert exit_status("explain", "snippet", "failing.json", *words) == 0
         out = capsys.readouterr().out
         assert out.startswith(f"import torch\n\nraise SystemExit({number})  # ?[31mlong long")
         assert len(out.splitlines()) == 3
 
-    assert _run("explain", "snippet", "none.json") == 4
+    assert exit_status("explain", "snippet", "none.json") == 4

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from conformance.__main__ import main
 from tests import reports
+from tests.commands.running import exit_status
 from tests.paths import ROOT
 
 # Put on the path as sitecustomize, so that the interpreter itself refuses what a laptop without torch lacks.
@@ -28,13 +28,6 @@ class Blocker:
 
 sys.meta_path.insert(0, Blocker())
 """
-
-
-def _run(*words: str) -> int:
-    try:
-        return main(words)
-    except SystemExit as stop:
-        return int(stop.code or 0)
 
 
 def _path(name: str) -> str:
@@ -55,7 +48,7 @@ def _path(name: str) -> str:
     ],
 )
 def test_diff(old: str, new: str, status: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run("diff", _path(old), _path(new)) == status
+    assert exit_status("diff", _path(old), _path(new)) == status
 
     out, err = capsys.readouterr()
     assert out.startswith("INCOMPLETE: " if status == 2 else f"old: {_path(old)}, ")
@@ -67,7 +60,7 @@ def test_diff(old: str, new: str, status: int, capsys: pytest.CaptureFixture[str
 def test_summary_ends_with_the_verdict_and_the_path(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     ended = name not in ("incomplete", "interrupted")
 
-    assert _run("summary", _path(name)) == (0 if ended else 2)
+    assert exit_status("summary", _path(name)) == (0 if ended else 2)
 
     out = capsys.readouterr().out
     assert out.startswith("INCOMPLETE: ") is not ended
@@ -76,9 +69,9 @@ def test_summary_ends_with_the_verdict_and_the_path(name: str, capsys: pytest.Ca
 
 
 def test_quiet_summary_is_shorter(capsys: pytest.CaptureFixture[str]) -> None:
-    _run("summary", _path("failing"))
+    exit_status("summary", _path("failing"))
     whole = capsys.readouterr().out
-    _run("summary", "-q", _path("failing"))
+    exit_status("summary", "-q", _path("failing"))
 
     assert len(capsys.readouterr().out.splitlines()) < len(whole.splitlines()) / 2
 
@@ -89,8 +82,8 @@ def test_checklist_is_the_same_on_standard_output_and_in_a_file(
 ) -> None:
     file = tmp_path / "checklist.md"
 
-    assert _run("checklist", _path(name)) == 0
-    assert _run("checklist", _path(name), "-o", str(file)) == 0
+    assert exit_status("checklist", _path(name)) == 0
+    assert exit_status("checklist", _path(name), "-o", str(file)) == 0
 
     page = file.read_text(encoding="utf-8")
     assert capsys.readouterr().out == page
@@ -100,9 +93,9 @@ def test_checklist_is_the_same_on_standard_output_and_in_a_file(
 def test_folder_stands_for_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy(_path("conformant"), tmp_path / "report.json")
 
-    assert _run("summary", str(tmp_path)) == 0
-    assert _run("checklist", str(tmp_path)) == 0
-    assert _run("diff", str(tmp_path), str(tmp_path)) == 0
+    assert exit_status("summary", str(tmp_path)) == 0
+    assert exit_status("checklist", str(tmp_path)) == 0
+    assert exit_status("diff", str(tmp_path), str(tmp_path)) == 0
 
 
 @pytest.mark.parametrize(
@@ -143,7 +136,7 @@ def test_bad_input_gets_one_line(
     Path("text.txt").write_text("no report", encoding="utf-8")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
-    assert _run(*words) == 4
+    assert exit_status(*words) == 4
 
     out, err = capsys.readouterr()
     assert out == ""
@@ -154,15 +147,15 @@ def test_bad_input_gets_one_line(
 
 @pytest.mark.parametrize("words", [[], ["diff"], ["diff", "one"], ["merge"], ["summary", "a", "--level", "x"]])
 def test_wrong_command_line_ends_with_4(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run(*words) == 4
+    assert exit_status(*words) == 4
 
     assert "usage: python -m conformance" in capsys.readouterr().err
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run("--help") == 0
+    assert exit_status("--help") == 0
     assert "diff" in capsys.readouterr().out
-    assert _run("--version") == 0
+    assert exit_status("--version") == 0
     assert capsys.readouterr().out.startswith("amp-conformance ")
 
 
@@ -237,22 +230,22 @@ def test_catalogue_page_is_written_and_held_against_the_catalogue(
 ) -> None:
     page = tmp_path / "contracts.md"
 
-    assert _run("catalogue", "-o", str(page)) == 0
-    assert _run("catalogue", "--check", str(page)) == 0
+    assert exit_status("catalogue", "-o", str(page)) == 0
+    assert exit_status("catalogue", "--check", str(page)) == 0
     page.write_text(page.read_text().replace("AMP-SCALE-001", "AMP-SCALE-999"))
-    assert _run("catalogue", "--check", str(page)) == 1
+    assert exit_status("catalogue", "--check", str(page)) == 1
 
     assert "is out of date" in capsys.readouterr().err
 
 
 def test_catalogue_page_of_the_docs_is_up_to_date() -> None:
-    assert _run("catalogue", "--check", str(ROOT / "docs" / "contracts.md")) == 0
+    assert exit_status("catalogue", "--check", str(ROOT / "docs" / "contracts.md")) == 0
 
 
 def test_file_that_is_no_text_is_a_catalogue_out_of_date(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "page.md").write_bytes(b"\xff\x00")
 
-    assert _run("catalogue", "--check", str(tmp_path / "page.md")) == 1
+    assert exit_status("catalogue", "--check", str(tmp_path / "page.md")) == 1
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -271,11 +264,11 @@ def test_folder_that_is_locked_gets_one_line(
     # Permission bits do not bind root, as whom tests may run.
     monkeypatch.setattr(os, "stat", locked)
 
-    assert _run("summary", str(tmp_path / name)) == 4
+    assert exit_status("summary", str(tmp_path / name)) == 4
     assert "report.json: cannot be read: Permission denied" in capsys.readouterr().err
 
 
 def test_catalogue_page_that_is_missing_gets_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run("catalogue", "--check", str(tmp_path / "none.md")) == 4
+    assert exit_status("catalogue", "--check", str(tmp_path / "none.md")) == 4
 
     assert capsys.readouterr().err.count("\n") == 1

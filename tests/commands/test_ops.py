@@ -6,19 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from conformance.__main__ import main
 from conformance.oracles.policy import lists as op_policy
 from conformance.oracles.policy import overloads
 from conformance.oracles.policy import surface as reader
 from conformance.report import ops, surface
+from tests.commands.running import exit_status
 from tests.report.surfaces import small
-
-
-def _run(*words: str) -> int:
-    try:
-        return main(words)
-    except SystemExit as stop:
-        return int(stop.code or 0)
 
 
 def _view(
@@ -142,7 +135,7 @@ def test_everywhere_means_every_backend() -> None:
 def test_unknown_name_gets_one_line_with_the_nearest(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _run("ops", *words) == 4
+    assert exit_status("ops", *words) == 4
 
     out, err = capsys.readouterr()
     assert out == ""
@@ -153,7 +146,7 @@ def test_unknown_name_gets_one_line_with_the_nearest(
 def test_live_answer(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--op", "layer_norm", "--op", "relu", "--op", "GRUCell", "--op", "__matmul__"]
 
-    assert _run("ops", *words, "--backend", "cuda", "--backend", "cpu") == 0
+    assert exit_status("ops", *words, "--backend", "cuda", "--backend", "cpu") == 0
 
     lines = capsys.readouterr().out.splitlines()
     assert "layer_norm: float32 on cuda; unlisted on cpu: runs in the type of its inputs." in lines

@@ -10,22 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from conformance.__main__ import main
 from conformance.harness import targets
 from conformance.oracles.policy import overloads
 from conformance.oracles.policy import surface as reader
 from conformance.report import surface, surface_diff
 from tests import reports
+from tests.commands.running import exit_status
 from tests.faults.breaking import dropped, exp_in_half
 from tests.paths import ROOT
 from tests.report.surfaces import changed, small
-
-
-def _run(*words: str) -> int:
-    try:
-        return main(words)
-    except SystemExit as stop:
-        return int(stop.code or 0)
 
 
 @pytest.fixture
@@ -57,7 +50,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_diff(old: str, new: str, status: int, last: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run("surface", "diff", old, new) == status
+    assert exit_status("surface", "diff", old, new) == status
 
     out, err = capsys.readouterr()
     assert out.startswith(f"old: {old}, torch 2.13.0+cpu")
@@ -82,7 +75,7 @@ def test_diff(old: str, new: str, status: int, last: str, folder: Path, capsys: 
 )
 def test_bad_file_gets_one_line(name: str, said: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for pair in (("good.json", name), (name, "good.json")):
-        assert _run("surface", "diff", *pair) == 4
+        assert exit_status("surface", "diff", *pair) == 4
 
         out, err = capsys.readouterr()
         assert out == ""
@@ -91,27 +84,27 @@ def test_bad_file_gets_one_line(name: str, said: str, folder: Path, capsys: pyte
 
 
 def test_surface_is_no_report(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run("summary", "good.json") == 4
+    assert exit_status("summary", "good.json") == 4
 
     assert capsys.readouterr().err.count("\n") == 1
 
 
 @pytest.mark.parametrize("words", [["diff"], ["diff", "a"], ["diff", "a", "b", "c"], ["differ", "a", "b"], ["--cuda"]])
 def test_wrong_command_line_ends_with_4(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run("surface", *words) == 4
+    assert exit_status("surface", *words) == 4
 
     assert "usage: python -m conformance" in capsys.readouterr().err
 
 
 def test_output_is_not_ignored_beside_diff(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run("surface", "-o", "out.json", "diff", "good.json", "good.json") == 4
+    assert exit_status("surface", "-o", "out.json", "diff", "good.json", "good.json") == 4
 
     assert capsys.readouterr().err.startswith("conformance surface: --output is for the surface of this torch")
     assert not Path("out.json").exists()
 
 
 def test_help_names_the_exit_statuses(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run("surface", "diff", "--help") == 0
+    assert exit_status("surface", "diff", "--help") == 0
 
     words = " ".join(capsys.readouterr().out.split())
     assert "Exit status: 0 nothing changed, 1 something changed, 4 a file that cannot be used." in words
@@ -120,7 +113,7 @@ def test_help_names_the_exit_statuses(capsys: pytest.CaptureFixture[str]) -> Non
 def test_surface_of_this_torch_is_the_stored_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "live.json"
 
-    assert _run("surface", "-o", str(file)) == 0
+    assert exit_status("surface", "-o", str(file)) == 0
 
     assert capsys.readouterr() == ("", "")
     live = surface.read(file)
@@ -157,7 +150,7 @@ def test_page_shows_what_diff_prints(monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("COLUMNS", "100")
 
-    assert _run("surface", "diff", "fixtures/surfaces/2.11.0.json", "fixtures/surfaces/2.12.0.json") == 1
+    assert exit_status("surface", "diff", "fixtures/surfaces/2.11.0.json", "fixtures/surfaces/2.12.0.json") == 1
 
     assert capsys.readouterr().out in (ROOT / "docs" / "surfaces.md").read_text(encoding="utf-8")
 
@@ -167,7 +160,7 @@ def test_output_that_cannot_be_written_gets_one_line(
 ) -> None:
     monkeypatch.setattr("conformance.commands.surface.read", lambda **_: small())
 
-    assert _run("surface", "-o", str(tmp_path / "none" / "s.json")) == 4
+    assert exit_status("surface", "-o", str(tmp_path / "none" / "s.json")) == 4
 
     assert "cannot be written: No such file" in capsys.readouterr().err
 
@@ -180,7 +173,7 @@ def test_dispatcher_without_its_private_functions_gets_one_line(
 
     monkeypatch.setattr(overloads, "registered", gone)
     for words in (["surface"], ["ops"], ["ops", "--op", "mm"]):
-        assert _run(*words) == 4
+        assert exit_status(*words) == 4
 
         out, err = capsys.readouterr()
         assert out == ""
@@ -310,7 +303,7 @@ def test_device_stands_in_the_place_of_the_backend_that_is_named(tmp_path: Path,
 def test_wrong_device_gets_one_line(
     words: list[str], said: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _run("surface", *words) == 4
+    assert exit_status("surface", *words) == 4
 
     out, err = capsys.readouterr()
     assert out == ""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.__main__ import main
+from tests.commands.running import exit_status
 from tests.paths import ROOT
 
 _MODULE = """
@@ -49,10 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _run(*words: str) -> int:
-    try:
-        return main(["trace", *words])
-    except SystemExit as stop:
-        return int(stop.code or 0)
+    return exit_status("trace", *words)
 
 
 def test_a_run_that_stays_finite(capsys: pytest.CaptureFixture[str]) -> None:

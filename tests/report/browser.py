@@ -85,13 +85,6 @@ class Page:
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
-    def screenshot(self, file: Path, *, width: int = 1200, height: int = 900, whole: bool = False) -> None:
-        """Write what is seen, or the whole page, as PNG."""
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        self.call("Emulation.setDeviceMetricsOverride", **size)
-        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        file.write_bytes(base64.b64decode(shot["data"]))
-
     def pdf(self, file: Path) -> int:
         """Print to A4 with the margins of the page and return the number of pages."""
         printed = self.call("Page.printToPDF", preferCSSPageSize=True, printBackground=False)

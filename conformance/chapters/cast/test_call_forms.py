@@ -234,7 +234,7 @@ def test_gradient_passes_the_cast(
             cast = [value.to(to) if isinstance(value, torch.Tensor) else value for value in call.args]
             result = call.func(*cast, **call.keywords)
         # The gradient differs by element, and is exact in 16 bits.
-        weights = torch.arange(1, result.numel() + 1, device=target.device).reshape(result.shape) % 7 - 3
+        weights = torch.arange(1, result.numel() + 1, device=target.device).reshape(result.shape) % 7 - 2
         return list(torch.autograd.grad(result, leaves, weights.to(result.dtype)))
 
     with repeatable_convolutions():
@@ -242,7 +242,7 @@ def test_gradient_passes_the_cast(
     for index, (seen, wanted) in enumerate(zip(*both, strict=True)):
         case.equal(f"type of the gradient of input {index}", seen.dtype, given)
         case.identical(f"gradient of input {index}", seen, wanted)
-        case.at_least(f"largest gradient of input {index}", float(seen.abs().max()), 0.0)
+        case.at_least(f"elements of the gradient of input {index} other than zero", int(seen.count_nonzero()), 1)
 
 
 # The spellings of the matrix product; `@=` makes a new tensor.

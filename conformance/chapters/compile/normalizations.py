@@ -104,11 +104,6 @@ def exactly(of: Mapping[str, nn.Module], given: Sequence[Tensor]) -> dict[str, d
     return results(wide, call, [x.detach().cpu().double() for x in given])
 
 
-def error(found: Tensor, exact: Tensor) -> float:
-    """Return the largest error of an element, relative to the largest element."""
-    return float((found.cpu().double() - exact).abs().max() / exact.abs().max())
-
-
 def roundings(found: Tensor, elements: int) -> float:
     """Return how far a result may be off beside eager's: it is rounded once to 16 bits, or is a sum in float32.
 

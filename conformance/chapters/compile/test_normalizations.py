@@ -10,7 +10,8 @@ import torch
 
 from ...harness.check import Case, contract, deep, needs
 from ...harness.targets import Target
-from .normalizations import NORMALIZATIONS, error, exactly, inputs, layers, results, roundings
+from .decomposed_ops import error
+from .normalizations import NORMALIZATIONS, exactly, inputs, layers, results, roundings
 from .support import compiler, dtypes_of, inductor
 
 EVALUATION = tuple(name for name in NORMALIZATIONS if "evaluation" in name)

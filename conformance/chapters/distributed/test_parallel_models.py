@@ -300,7 +300,7 @@ def judge_placements(case: Case, ranks: Groups, kind: str, *, sums: bool) -> Non
             answers(case, ranks, 2, unlike_one_process, kind, names, dtype, region, case.seed, sums)
         ):
             for name, (count, wrong) in found.items():
-                if count:
+                if count or wrong:
                     judged = True
                     case.equal(f"rank {rank}, {where}, {name}: unlike one process", wrong[:LISTED], [])
     if not judged:

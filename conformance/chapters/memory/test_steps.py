@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
@@ -14,6 +13,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from ...harness.check import Case, contract, deep
 from ...harness.exhaustion import ran_out
 from ...harness.targets import Target
+from ...measure.garbage import uncollected
 from ...measure.storages import LiveStorages, PeakStorages
 from ...oracles.symbolic.blocks import blocks, execute, tensors
 from .networks import Net, net
@@ -28,13 +28,8 @@ IMPOSSIBLE = 1 << 60  # bytes: more than any address space that torch allocates 
 @pytest.fixture
 def _uncollected() -> Iterator[None]:
     """Keep the garbage collector out, so that what only it would free counts as a leak."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with uncollected():
         yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _step(target: Target, dtype: torch.dtype, work: Net, scaler: torch.amp.GradScaler, number: int) -> None:

@@ -61,12 +61,15 @@ OVERFLOWS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _evaluation(mode: Callable[[], Any], cast: bool, run: Run) -> None:
-    """Evaluate what overflows, in or outside of a region."""
-    for op in OVERFLOWS.values():
+def _evaluation(mode: Callable[[], Any], cast: bool, run: Run) -> list[str]:
+    """Evaluate what overflows, in or outside of a region; return what did."""
+    overflowed = []
+    for name, op in OVERFLOWS.items():
         with contextlib.suppress(RuntimeError, NotImplementedError), mode(), run.region(cast):
             result = op(run.huge if cast else run.huge.to(run.amp_dtype))
-            torch.isfinite(result).all()
+            if not result.isfinite().all():
+                overflowed.append(name)
+    return overflowed
 
 
 def _discarded_loss(run: Run) -> None:
@@ -125,7 +128,7 @@ def _an_error(run: Run) -> None:
         (other * math.nan).backward()
 
 
-APART: dict[str, Callable[[Run], None]] = {
+APART: dict[str, Callable[[Run], object]] = {
     "evaluation under no_grad": partial(_evaluation, torch.no_grad, True),
     "evaluation in inference mode": partial(_evaluation, torch.inference_mode, True),
     "evaluation with gradients": partial(_evaluation, contextlib.nullcontext, True),
@@ -147,13 +150,24 @@ KINDS: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
 }
 
 
+def _start(target: Target, dtype: torch.dtype) -> Run:
+    scaler = torch.amp.GradScaler(target.device_type, init_scale=1024.0, growth_interval=2)
+    weight, other = torch.arange(4.0, device=target.device), torch.ones(4, device=target.device)
+    return Run(target, dtype, scaler, nn.Parameter(weight), nn.Parameter(other))
+
+
 def _trained(
-    target: Target, dtype: torch.dtype, kind: str, place: str | None, apart: Callable[[Run], None], *, bad: bool = False
+    target: Target,
+    dtype: torch.dtype,
+    kind: str,
+    place: str | None,
+    apart: Callable[[Run], object],
+    *,
+    bad: bool = False,
 ) -> list[tuple[Any, ...]]:
     """Return weights, scale and tracker after each of three iterations, in the second of which something overflows."""
-    weight = nn.Parameter(torch.arange(4.0, device=target.device))
-    scaler = torch.amp.GradScaler(target.device_type, init_scale=1024.0, growth_interval=2)
-    run = Run(target, dtype, scaler, weight, nn.Parameter(torch.ones(4, device=target.device)))
+    run = _start(target, dtype)
+    weight, scaler = run.weight, run.scaler
     optimizer = KINDS[kind]([weight])
     seen: list[tuple[Any, ...]] = []
 
@@ -187,6 +201,9 @@ def test_what_overflows_apart(case: Case, target: Target, amp_dtype: torch.dtype
     case.equal("scale and tracker where nothing overflows", [one[1:] for one in clean], growing)
     skipped = _trained(target, amp_dtype, kind, None, _states, bad=True)
     case.equal("scales where the gradients are infinite (control)", [one[1] for one in skipped], [1024.0, 512.0, 512.0])
+    for cast in (True, False):
+        overflowed = _evaluation(torch.no_grad, cast, _start(target, amp_dtype))
+        case.enough(target, f"ops that overflow {'in' if cast else 'outside of'} a region (control)", len(overflowed))
     wrong = {}
     for place, (name, apart) in itertools.product(PLACES, APART.items()):
         if (seen := _trained(target, amp_dtype, kind, place, apart)) != clean:

@@ -59,3 +59,16 @@ def variances_of_shards_are_of_a_part() -> Iterator[None]:
 
     with given_the_original(torch, "var", wrong):
         yield
+
+
+@fault("AMP-DISTRIBUTED-036", level="standard")
+def regions_refuse_linear_layers_of_shards() -> Iterator[None]:
+    """A linear layer with a sharded input raises in a region alone."""
+
+    def wrong(right: Any, x: Any, *args: Any) -> Any:
+        if _sharded(x) and torch.is_autocast_enabled("cpu"):
+            raise RuntimeError("self and mat2 must have the same dtype")
+        return right(x, *args)
+
+    with given_the_original(functional, "linear", wrong):
+        yield
