@@ -108,6 +108,30 @@ def test_running_statistics(
             case.equal(f"{given}: batches that are counted", int(norm.num_batches_tracked), 2)
 
 
+@contract("AMP-CAST-068")
+@pytest.mark.parametrize("name", NORMS)
+def test_statistics_in_views(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, name: str
+) -> None:
+    """Statistics that are every second number of a longer tensor are what those of their own memory are."""
+    for given in (torch.float32, amp_dtype):
+        x = torch.randn(4, 3, *[4] * int(name[-2]), generator=rng).to(target.device, given)
+        found, stores = [], []
+        for step in (1, 2):
+            norm = getattr(torch.nn, name)(3, track_running_stats=True).to(target.device)
+            for what in ("running_mean", "running_var"):
+                stores.append(torch.full((3 * step,), 7.0, device=target.device))
+                stores[-1][::step] = getattr(norm, what)
+                setattr(norm, what, stores[-1][::step])
+            with target.autocast(amp_dtype):
+                norm(x)
+            found.append((norm.running_mean, norm.running_var))
+        for what, plain, spread in zip(("mean", "variance"), *found, strict=True):
+            case.identical(f"{given}: running {what} in a view", spread, plain)
+        between = torch.stack([store[1::2] for store in stores[2:]])
+        case.equal(f"{given}: numbers between them", between.unique().tolist(), [7.0])
+
+
 _PLACES = {
     "list": lambda device: torch.tensor([2, 0], device=device),
     "mask": lambda device: torch.tensor([True, False, True], device=device),
@@ -332,3 +356,21 @@ def test_aliases(case: Case, target: Target, amp_dtype: torch.dtype, op: str, na
     case.equal(f"type of {name} of {given}", seen.dtype, run_dtype(policy, [given], amp_dtype))
     if not target.is_fake:
         case.identical("result, against the listed op", seen, listed)
+
+
+@contract("AMP-CAST-076", on=("cpu", "cuda"))
+@pytest.mark.parametrize("op", ["softmax", "log_softmax", "logsumexp", "sum", "prod", "cumsum"])
+def test_aliases_along_each_dimension(
+    case: Case, target: Target, amp_dtype: torch.dtype, op: str, rng: torch.Generator
+) -> None:
+    x = torch.randn(2, 3, 4, 5, generator=rng).to(target.device, amp_dtype)
+    listed = operator.attrgetter(f"nn.functional.{op}" if "softmax" in op else op)(torch)
+    for name in read_toml(fixture("cast_aliases.toml"))["aliases"][op]:
+        alias = operator.attrgetter(name.removeprefix("torch."))(torch)
+        for dim in (0, 1, 2, 3, -2):
+            given = [dim] if name.endswith("dim_IntList") else dim
+            for enabled in (True, False):
+                with target.autocast(amp_dtype, enabled=enabled):
+                    found, wanted = alias(x, given), listed(x, dim)
+                where = "in a region" if enabled else "outside of one"
+                case.identical(f"{name} along dimension {dim} {where}", found, wanted)

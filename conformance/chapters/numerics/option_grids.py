@@ -103,13 +103,17 @@ def convolutions(d: Draws) -> Iterator[Program]:
 def attention(d: Draws) -> Iterator[Program]:
     """Yield attention with and without each of its arguments, where keys and queries differ in number or not."""
     for options in combinations(
-        queries=(5, 8), masked=("", "numbers", "places"), scale=(None, 0.3), enable_gqa=(False, True)
+        queries=(5, 8),
+        masked=("", "numbers", "places", "numbers of heads"),
+        scale=(None, 0.3),
+        enable_gqa=(False, True),
     ):
         queries, masked = options.pop("queries"), options.pop("masked")
         heads = 2 if options["enable_gqa"] else 4
         mask = {
             "": None,
             "numbers": d.normal(queries, 8),
+            "numbers of heads": d.normal(1, 4, queries, 8),
             "places": (d.normal(queries, 8) > -1).index_fill(1, torch.tensor(0), True),
         }
         given = (d.normal(1, 4, queries, 16), d.normal(1, heads, 8, 16), d.normal(1, heads, 8, 16), mask[masked])

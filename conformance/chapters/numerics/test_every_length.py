@@ -19,11 +19,12 @@ from .drawn_ops import Draws
 from .row_calls import FAMILIES, LAYOUTS, Kind, answers, laid, rows
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
-# In roundings of the largest number of a result or gradient.
-LIMIT = 16.0
+# In roundings of the largest number: of the op and of what it is composed of; a gradient is of more ops.
+LIMIT_OF_RESULTS, LIMIT_OF_GRADIENTS = 4.0, 16.0
 LENGTHS = range(1, 131)
 COUNTS = range(1, 67)
 CHANNELS = range(1, 67)
+POWERS = range(7, 14)  # of two, between which a long row ends
 SHORT = 17
 # Of a left and a right matrix and of a bias; what none has is 0.
 PRODUCTS: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
@@ -49,6 +50,18 @@ def test_every_length(case: Case, target: Target, amp_dtype: torch.dtype, family
 
 
 @contract("AMP-NUMERICS-142")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_long_lengths(case: Case, target: Target, amp_dtype: torch.dtype, family: str) -> None:
+    """Rows of a drawn length between each two powers of two."""
+    draws = Draws(f"long {family} {case.seed}")
+    made = []
+    for number, power in enumerate(POWERS):
+        length = 2**power + 1 + int(torch.randint(2**power - 1, (), generator=draws.generator))
+        made.append((rows(draws.generator, 1 + (number + case.seed) % 3, length), draws.one(LAYOUTS)))
+    _judge(case, target, amp_dtype, FAMILIES[family], made, LAYOUTS, quick=3)
+
+
+@contract("AMP-NUMERICS-142")
 def test_every_number_of_channels(case: Case, target: Target, amp_dtype: torch.dtype) -> None:
     draws = Draws(f"channels {case.seed}")
     made = [(images(draws.generator, number), draws.one(IMAGE_LAYOUTS)) for number in CHANNELS]
@@ -62,9 +75,10 @@ def _judge(
     kinds: Mapping[str, Kind],
     made: Sequence[tuple[tuple[Tensor, ...], str]],
     layouts: Sequence[str],
+    quick: int = 5,
 ) -> None:
-    """Judge each call on what was made, at level quick on every fifth of them."""
-    step, judged, eps = case.samples(quick=5, standard=1, full=1), 0, torch.finfo(amp_dtype).eps
+    """Judge each call on what was made, at level quick on one of so many of them."""
+    step, judged, eps = case.samples(quick=quick, standard=1, full=1), 0, torch.finfo(amp_dtype).eps
     for turn, (name, kind) in enumerate(kinds.items()):
         wrong: dict[str, str] = {}
         for given, layout in made[(turn + case.seed) % step :: step]:
@@ -99,7 +113,7 @@ def _far(seen: list[Tensor], expected: list[Tensor], eps: float, with_gradients:
         if ours.shape != theirs.shape:
             return f"{what}: {list(ours.shape)}, in float64 {list(theirs.shape)}"
         error = float((ours - theirs).abs().max()) / (eps * float(theirs.abs().max()) + 1e-30)
-        if not error <= LIMIT:
+        if not error <= (LIMIT_OF_GRADIENTS if number else LIMIT_OF_RESULTS):
             return f"{what}: {error:.4g} roundings"
     return ""
 

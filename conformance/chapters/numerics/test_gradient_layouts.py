@@ -37,12 +37,16 @@ def _of_a_sum(output: Tensor) -> Tensor:
 
 
 def _programs(seed: int) -> Iterator[Program]:
-    """Yield one call of each op that the grids name, one of each activation, and some of each family that is drawn."""
+    """Yield one call of each op that the grids name with each number of tensors, one of each activation, and others.
+
+    Those are some of each family that is drawn.
+    """
     for name, grid in {**GRIDS, **NUMBER_GRIDS}.items():
         draws = Draws(f"{name} {seed}")
-        calls: dict[str, list[Program]] = {}
+        calls: dict[tuple[str, int], list[Program]] = {}
         for one in grid(draws):
-            calls.setdefault(one.name.split(" to ")[0].split(" by ")[0], []).append(one)
+            op = one.name.split(" to ")[0].split(" by ")[0]
+            calls.setdefault((op, len(one.tensors)), []).append(one)
         yield from (draws.one(named) for named in calls.values())
     draws = Draws(f"gradients {seed}")
     for name in ACTIVATIONS:

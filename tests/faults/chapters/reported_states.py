@@ -197,3 +197,64 @@ def decorated_generators_run_in_the_mode_of_their_caller() -> Iterator[None]:
     blind = types.SimpleNamespace(**{**vars(inspect), "isgeneratorfunction": lambda function: False})
     with replaced(_contextlib, "inspect", blind):
         yield
+
+
+@fault("AMP-NUMERICS-150")
+def conversions_write_into_the_gaps_of_views() -> Iterator[None]:
+    """A converting copy between two views with the same gaps copies a run of memory (189961)."""
+
+    def copied(right: Callable[..., Any], self: Tensor, source: Any, *args: Any) -> Any:
+        if (
+            isinstance(source, Tensor)
+            and self.dtype != source.dtype
+            and self.stride() == source.stride()
+            and self.dim()
+            and self.stride(-1) > 1
+        ):
+            ends = [one.as_strided((self.numel(),), (1,)) for one in (self, source)]
+            right(*ends, *args)
+            return self
+        return right(self, source, *args)
+
+    with cpu_kernel("copy_", copied):
+        yield
+
+
+@fault("AMP-NUMERICS-151")
+def weights_of_convolutions_see_65535_samples() -> Iterator[None]:
+    """The gradient of a convolution's weight leaves the samples out that 16 bits do not count (96225)."""
+
+    def backward(right: Callable[..., Any], incoming: Tensor, x: Tensor, *args: Any) -> Any:
+        *rest, mask = args
+        found = right(incoming, x, *rest, mask)
+        if len(x) < 2**16 or not mask[1]:
+            return found
+        return found[0], right(incoming[:65535], x[:65535], *rest, [False, True, False])[1], found[2]
+
+    with cpu_kernel("convolution_backward", backward):
+        yield
+
+
+@fault("AMP-CAST-068")
+def statistics_with_gaps_keep_their_numbers() -> Iterator[None]:
+    """In training the running statistics that are not contiguous are copied, and the copies updated (33867)."""
+
+    def norm(right: Callable[..., Any], *args: Any) -> Any:
+        x, weight, bias, mean, variance, training, *rest = args
+        if training and mean is not None:
+            mean, variance = mean.contiguous(), variance.contiguous()
+        return right(x, weight, bias, mean, variance, training, *rest)
+
+    with cpu_kernel("native_batch_norm", norm):
+        yield
+
+
+@fault("AMP-CAST-076")
+def an_alias_takes_another_dimension() -> Iterator[None]:
+    """torch.special.log_softmax goes along the last dimension, whichever it is given."""
+
+    def last(right: Callable[..., Any], x: Tensor, dim: int, **options: Any) -> Tensor:
+        return right(x, -1 if x.dim() > 2 else dim, **options)
+
+    with given_the_original(torch.special, "log_softmax", last):
+        yield
