@@ -258,3 +258,42 @@ def an_alias_takes_another_dimension() -> Iterator[None]:
 
     with given_the_original(torch.special, "log_softmax", last):
         yield
+
+
+@fault("AMP-OPTIMIZER-133")
+def foreach_asgd_decays_the_gradients() -> Iterator[None]:
+    """The foreach step of ASGD adds the weight decay into .grad (84472)."""
+    from torch.optim import asgd
+
+    def step(right: Callable[..., Any], params: list[Tensor], grads: list[Tensor], *args: Any, **options: Any) -> None:
+        right(params, grads, *args, **options)
+        if options["weight_decay"]:
+            torch._foreach_add_(grads, params, alpha=options["weight_decay"])
+
+    with given_the_original(asgd, "_multi_tensor_asgd", step):
+        yield
+
+
+@fault("AMP-OPTIMIZER-134")
+def squares_of_complex_gradients_are_not_of_their_parts() -> Iterator[None]:
+    """The for-loop of Adam takes the square of a complex gradient, not those of its parts (59998)."""
+    from torch.optim import adam
+
+    def step(right: Callable[..., Any], params: list[Tensor], grads: list[Tensor], *args: Any, **options: Any) -> None:
+        right(params, [one.abs() * one.sgn() ** 2 if one.is_complex() else one for one in grads], *args, **options)
+
+    with given_the_original(adam, "_single_tensor_adam", step):
+        yield
+
+
+@fault("AMP-OPTIMIZER-135")
+def later_groups_of_rmsprop_have_no_state() -> Iterator[None]:
+    """RMSprop keeps the state that its first group made, and makes none for groups that are added later (53712)."""
+
+    def init(right: Callable[..., Any], self: Any, group: dict[str, Any], *args: Any) -> Any:
+        if self.state and any(not self.state.get(one) for one in group["params"]):
+            raise KeyError("step")
+        return right(self, group, *args)
+
+    with given_the_original(torch.optim.RMSprop, "_init_group", init):
+        yield
