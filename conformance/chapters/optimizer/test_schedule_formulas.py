@@ -247,6 +247,21 @@ def test_rates(case: Case, target: Target) -> None:
         case.equal(f"{name}: rates that are not those of the formula", _far(seen, wanted), {})
 
 
+@contract("AMP-OPTIMIZER-131")
+def test_rates_after_another_schedule(case: Case, target: Target) -> None:
+    """CyclicLR and OneCycleLR are given their first rates: what another schedule has left is no part of them."""
+    for name, (make, wanted) in FORMULAS.items():
+        if name.startswith(("CyclicLR", "OneCycleLR")):
+            optimizer = _grouped(target)
+            other = lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.25)
+            optimizer.step()
+            other.step()
+            first, *seen = _stepped(optimizer, make, lambda group: float(group["lr"]))
+            far = _far(seen, lambda group, t, wanted=wanted: wanted(group, t + 1))  # type: ignore[misc]
+            case.equal(f"{name}: first rates that are not those of the formula", _far([first], wanted), {})
+            case.equal(f"{name}: later rates that are not those of the formula", far, {})
+
+
 # ChainedScheduler and SequentialLR go on by their state_dict alone.
 RESUMED = [name for name in FORMULAS if not name.startswith(("ChainedScheduler", "SequentialLR"))]
 STARTS = (3, 8, 4, 1, 7, 2, 5, 6)

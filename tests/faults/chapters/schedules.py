@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
@@ -11,7 +11,7 @@ from torch.optim import Optimizer, lr_scheduler, swa_utils
 from torch.optim.swa_utils import SWALR
 
 from tests.faults import fault
-from tests.faults.breaking import edited, replaced
+from tests.faults.breaking import edited, given_the_original, replaced
 
 
 @fault("AMP-OPTIMIZER-131")
@@ -125,4 +125,18 @@ def resumed_steps_are_counted_anew() -> Iterator[None]:
     """StepLR multiplies after so many steps of the object."""
     place = "self.last_epoch % self.step_size != 0"
     with edited(lr_scheduler.StepLR.get_lr, place, "(self._step_count - 1) % self.step_size != 0"):
+        yield
+
+
+@fault("AMP-OPTIMIZER-131")
+def cycles_begin_at_the_rates_of_another_schedule() -> Iterator[None]:
+    """CyclicLR keeps the initial rates that another schedule has left in the groups (21965)."""
+
+    def init(right: Callable[..., None], self: Any, optimizer: Any, *args: Any, **options: Any) -> None:
+        left = [group.get("initial_lr") for group in optimizer.param_groups]
+        right(self, optimizer, *args, **options)
+        if None not in left:
+            self.base_lrs = left
+
+    with given_the_original(lr_scheduler.CyclicLR, "__init__", init):
         yield
