@@ -119,6 +119,11 @@ def attention(d: Draws) -> Iterator[Program]:
         given = (d.normal(1, 4, queries, 16), d.normal(1, heads, 8, 16), d.normal(1, heads, 8, 16), mask[masked])
         for causal in (False, True) if not masked else (False,):
             yield program("attention", F.scaled_dot_product_attention, given, {**options, "is_causal": causal})
+    # Kernels are chosen by the size of a head.
+    for options in combinations(size=(32, 64, 80, 96, 128, 192, 256), is_causal=(False, True)):
+        size = options.pop("size")
+        given = tuple(d.normal(2, 2, length, size) for length in (5, 8, 8))
+        yield program("attention", F.scaled_dot_product_attention, given, options)
 
 
 def losses(d: Draws) -> Iterator[Program]:

@@ -13,8 +13,9 @@ from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...measure.precision import full_precision
 from ...oracles.numbers.formats import FORMATS
+from ...oracles.relations import outcomes
 from ...oracles.relations.programs import Program
-from ...oracles.relations.values import departures
+from ...oracles.relations.values import departures, weights
 from .drawn_ops import Draws
 from .number_grids import NUMBER_GRIDS
 from .option_grids import GRIDS
@@ -54,18 +55,35 @@ def test_every_combination_of_numbers(case: Case, target: Target, amp_dtype: tor
 def _judge(
     case: Case, target: Target, amp_dtype: torch.dtype, programs: Iterable[tuple[Program, str]], *, together: bool
 ) -> None:
-    findings = Findings()
+    findings, refused, ran = Findings(), [], set()
     for one, layout in programs:
         with full_precision(target.device_type):
             errors = departures(one, FORMATS[amp_dtype], LIMIT, layout=layout, device=target.device, together=together)
         if errors is None:
             findings.leave_out(one, target.device)
+            refused.append(one)
             continue
         findings.judged += 1
+        ran.add(one.name)
         for what, error in errors.items():
             kind = f"{one.name.split()[0]}: {what.split()[0]}"
             findings.add(kind, f"{what}, {layout}: {one.described()}", f"{error:.4g} roundings")
     findings.hold(case, target, "programs judged", "{} that are far from exact")
+    alone = {}
+    for one in refused:
+        in_float32, in_16_bits = (_raised(one, dtype, target.device) for dtype in (torch.float32, amp_dtype))
+        if one.name not in ran or in_float32 is not None or in_16_bits is None:
+            continue
+        if not isinstance(in_16_bits, NotImplementedError):  # which is said where a kernel has no such type
+            alone[one.described()] = str(in_16_bits).splitlines()[0][:80]
+    case.equal("calls that raise in 16 bits alone, with some options and not with others", alone, {})
+
+
+def _raised(program: Program, dtype: torch.dtype, device: torch.device) -> Exception | None:
+    """Return what a program raises on a device with its numbers in a type, forward or backward."""
+    cast = program.cast(dict.fromkeys(program.tensors, dtype))
+    placed = cast.changed(lambda tensor: tensor.to(device))
+    return outcomes.run(placed, gradients=True, weights=weights).exception
 
 
 # Bags have one, two or four rows that count, so that means are exact; row 1 may be padding.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.faults import fault
-from tests.faults.breaking import cpu_kernel, given_the_original, replaced
+from tests.faults.breaking import cpu_kernel, edited, given_the_original, replaced
 
 
 @fault("AMP-COMPILE-100")
@@ -296,4 +296,26 @@ def later_groups_of_rmsprop_have_no_state() -> Iterator[None]:
         return right(self, group, *args)
 
     with given_the_original(torch.optim.RMSprop, "_init_group", init):
+        yield
+
+
+@fault("AMP-COMPILE-101")
+def equal_numbers_of_two_types_are_one() -> Iterator[None]:
+    """AOTAutograd takes what 1 and 1.0 make of a tensor for one value (119567)."""
+    from torch._functorch import compile_utils
+
+    with edited(
+        compile_utils.fx_graph_cse,
+        "(tuple((a, type(a)) for a in args), tuple((a, type(a)) for a in kwargs))",
+        "(tuple(args), tuple(kwargs))",
+    ):
+        yield
+
+
+@fault("AMP-COMPILE-101", level="standard")
+def copies_of_written_arguments_are_the_arguments() -> Iterator[None]:
+    """inductor takes x + 0 for x, though x is written to afterwards (174187)."""
+    from torch._inductor.fx_passes import joint_graph
+
+    with edited(joint_graph.remove_no_ops, "if is_mutated(replacement):", "if False:"):
         yield
