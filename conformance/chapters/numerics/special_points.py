@@ -212,6 +212,10 @@ BOUNDS: dict[str, Point] = {
         partial(_fake_quantized, axis=1), _numbers(-2, -4, -1, 0, 0.25, 0.5, 0.75, 1.5, 2.5, 7, 3, 8, shape=(6, 2))
     ),
     "renorm": _point(lambda x: x.renorm(2, 0, 5.0), _numbers(3, 4, 6, 8, 0, 0, shape=(3, 2))),
+    "lerp to an end": _point(lambda x, y: torch.lerp(x, y, 1.0), _numbers(2**15, -(2**15)), _numbers(2**-12, 2**-12)),
+    "lerp to an end by a tensor": _point(
+        lambda x, y: torch.lerp(x, y, torch.ones_like(x)), _numbers(2**15, -(2**15)), _numbers(2**-12, 2**-12)
+    ),
     "lerp": _point(torch.lerp, _numbers(1, 2, 3), _numbers(3, 2, 1), _numbers(0, 0.5, 1)),
     **dict(_grids()),
 }
@@ -777,6 +781,13 @@ LEAST: dict[str, tuple[Point, Tensor]] = {
         _numbers(0, 0, 0.6, 0.8, shape=(2, 2)),
     ),
     "dist of equal": (_point(lambda x: torch.dist(x, x.detach()), _EQUAL), _numbers(0, 0, 0)),
+    **{
+        f"cdist of equal points, {mode}": (
+            _point(lambda x, mode=mode: torch.cdist(x, x.detach(), compute_mode=mode), _numbers(0, 0, 3, 4).view(2, 2)),
+            _numbers(-0.6, -0.8, 0.6, 0.8).view(2, 2),
+        )
+        for mode in ("use_mm_for_euclid_dist", "donot_use_mm_for_euclid_dist")
+    },
     "std of equal": (_point(lambda x: x.std(), _EQUAL), _numbers(0, 0, 0)),
     "std of rows, one of them equal": (
         _point(lambda x: x.std(-1, correction=0), _numbers(1, 1, 1, -1, shape=(2, 2))),

@@ -40,11 +40,12 @@ def test_disabled_region_computes_in_fp32(
 
 
 @contract("AMP-NUMERICS-023")
+@pytest.mark.parametrize("mean", [1000, 30_000])
 def test_softmax_of_fp32_logits_is_fp32(
-    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, mean: int
 ) -> None:
-    # Logits around 1000 that 16 bits distinguish by 0.5 (fp16) or 4 (bf16) only.
-    logits = 1000 + 3 * torch.randn(13, 129, generator=rng)
+    # Around 1000 16 bits distinguish logits by 0.5 (fp16) or 4 (bf16) only.
+    logits = mean + 3 * torch.randn(13, 129, generator=rng)
     with target.autocast(amp_dtype):
         seen = torch.softmax(logits.to(target.device), -1)
         logarithms = torch.log_softmax(logits.to(target.device), -1)
