@@ -45,7 +45,7 @@ AUTHORITIES = ("documented", "registered", "engineering")
 NEEDS = ("workload",)
 
 _TITLE_LENGTH = 80
-_BANNED_IN_TITLE = re.compile(r"\bshould\b|\btests? that\b|\bwill\b", re.IGNORECASE)
+_BANNED_IN_TITLE = re.compile(r"\bshould\b|\btests? that\b|\bwill\b|^(what|where|whether|if)\b", re.IGNORECASE)
 
 
 class CatalogueError(ValueError):
@@ -143,8 +143,8 @@ def _contract(chapter: str, row: Mapping[str, Any]) -> Contract:
     title = row["title"]
     if len(title) > _TITLE_LENGTH or _BANNED_IN_TITLE.search(title):
         table.refuse(
-            f"a title has at most {_TITLE_LENGTH} characters, stands in the present tense and says "
-            f"neither 'should', 'will' nor 'test that': {title!r}"
+            f"a title has at most {_TITLE_LENGTH} characters, stands in the present tense, opens with its subject and "
+            f"says neither 'should', 'will' nor 'test that': {title!r}"
         )
     table.choice("level", LEVELS)
     table.choice("authority", AUTHORITIES)

@@ -170,7 +170,7 @@ def _state(run: Run, waiver: Waiver, cases: list[values.Case]) -> values.Waiver:
     ]
     # A case that the selection or the level left out may be the one that is named.
     narrowed = run.surroundings.selection is not None or waiver.contract in run.shallow
-    if waiver.expired(waivers.today()):
+    if waiver.expired(waivers.today()) and any(applies.values()):
         state = "expired"
     elif collected and not named and not narrowed:
         state = "unmatched"

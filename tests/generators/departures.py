@@ -1,8 +1,8 @@
 """The page of what moved between torch versions: the departures that began and ended with each.
 
 `python -m tests.generators.departures` writes docs/evidence/departures.md from the waivers of the suite. A run fails
-where a waived case passes, so that each bound of a waiver's versions is one that was run on both sides, or is of what
-did not exist before.
+where a waived case passes on fake tensors, and the bounds of the others were run on both sides, or are of what did not
+exist before.
 """
 
 from __future__ import annotations

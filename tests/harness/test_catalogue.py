@@ -61,6 +61,7 @@ def test_a_good_chapter_is_read(tmp_path: Path) -> None:
         ({"id": '"AMP-API-1"'}, "reads AMP-API-NNN"),
         ({"title": '"The scale should be halved"'}, "neither 'should'"),
         ({"title": '"Test that the scale is halved"'}, "neither 'should'"),
+        ({"title": '"What is scaled is unscaled"'}, "opens with its subject"),
         ({"title": f'"{"x" * 81}"'}, "at most 80 characters"),
         ({"since": '"new"'}, "not a torch version"),
     ],

@@ -220,7 +220,15 @@ def test_rotten_waiver_fails_the_run(toy: Toy, keys: dict[str, str], state: str)
     assert outcome.verdicts()["AMP-API-001[a]"] == "FAIL"
 
 
-@pytest.mark.parametrize("keys", [{"torch": '"<2.0"'}, {"target": '["cuda", "fake:*"]'}])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"torch": '"<2.0"'},
+        {"target": '["cuda", "fake:*"]'},
+        {"torch": '"<2.0"', "expires": "2020-01-01"},
+    ],
+    ids=["version", "target", "version-expired"],
+)
 def test_waiver_outside_its_conditions_excuses_nothing(toy: Toy, keys: dict[str, str]) -> None:
     _suite(toy)
 
