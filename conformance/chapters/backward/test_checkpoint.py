@@ -633,6 +633,41 @@ def test_outputs_of_a_checkpoint(case: Case, target: Target, rng: torch.Generato
             case.equal(what, apart(found[1], found[0]), [])
 
 
+# What a segment makes last of a product, and returns.
+ENDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "in place": lambda h: h.mul_(2),
+    "a view": lambda h: h.view(-1),
+    "a view in place": lambda h: h.view(-1).mul_(2),
+    "a row in place": lambda h: h[0].add_(1),
+    "every second column in place": lambda h: h[:, ::2].mul_(2),
+    "turned in place": lambda h: h.t().mul_(2),
+}
+
+
+@contract("AMP-BACKWARD-062")
+@pytest.mark.parametrize("reentrant", KINDS, ids=["non-reentrant", "reentrant"])
+def test_last_ops_of_a_checkpoint(case: Case, target: Target, rng: torch.Generator, reentrant: bool) -> None:
+    """A segment ends with a view, a write in place, or both."""
+    given = [torch.randn(4, 4, generator=rng).to(target.device) for _ in range(2)]
+    for dtype in case.supported(target):
+        for name, end in ENDS.items():
+            found = []
+            for kind in (None, reentrant):
+                leaves = [one.clone().requires_grad_() for one in given]
+
+                def segment(x: torch.Tensor, w: torch.Tensor, end: Callable[..., torch.Tensor] = end) -> torch.Tensor:
+                    return end(functional.linear(x, w) * 2)
+
+                with target.autocast(dtype):
+                    made = segment(*leaves) if kind is None else checkpoint(segment, *leaves, use_reentrant=kind)
+                (
+                    made.double() * torch.arange(1.0, made.numel() + 1, device=made.device).view(made.shape)
+                ).sum().backward()
+                outputs = {"output": made.detach(), **gradients(dict(zip(("x", "weight"), leaves, strict=True)))}
+                found.append(outputs)
+            case.equal(f"{dtype}: what differs where it ends with {name}", apart(found[1], found[0]), [])
+
+
 both_kinds = pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
 
 

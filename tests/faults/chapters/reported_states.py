@@ -319,3 +319,23 @@ def copies_of_written_arguments_are_the_arguments() -> Iterator[None]:
 
     with edited(joint_graph.remove_no_ops, "if is_mutated(replacement):", "if False:"):
         yield
+
+
+@fault("AMP-BACKWARD-062")
+def reentrant_checkpoints_of_written_views_pass_no_gradient() -> Iterator[None]:
+    """A reentrant checkpoint that ends with a write to a view passes zeros back (26546)."""
+    from torch.utils.checkpoint import CheckpointFunction
+
+    def forward(right: Callable[..., Any], ctx: Any, *args: Any) -> Any:
+        out = right(ctx, *args)
+        ctx.written = isinstance(out, Tensor) and out._is_view() and out._version > 0
+        return out
+
+    def backward(right: Callable[..., Any], ctx: Any, *args: Tensor) -> Any:
+        return right(ctx, *(one * 0 for one in args) if ctx.written else args)
+
+    with (
+        given_the_original(CheckpointFunction, "forward", forward),
+        given_the_original(CheckpointFunction, "backward", backward),
+    ):
+        yield
