@@ -660,11 +660,9 @@ def test_last_ops_of_a_checkpoint(case: Case, target: Target, rng: torch.Generat
 
                 with target.autocast(dtype):
                     made = segment(*leaves) if kind is None else checkpoint(segment, *leaves, use_reentrant=kind)
-                (
-                    made.double() * torch.arange(1.0, made.numel() + 1, device=made.device).view(made.shape)
-                ).sum().backward()
-                outputs = {"output": made.detach(), **gradients(dict(zip(("x", "weight"), leaves, strict=True)))}
-                found.append(outputs)
+                ramp = torch.arange(1.0, made.numel() + 1, device=made.device).view(made.shape)
+                (made.double() * ramp).sum().backward()
+                found.append({"output": made.detach(), **gradients(dict(zip(("x", "weight"), leaves, strict=True)))})
             case.equal(f"{dtype}: what differs where it ends with {name}", apart(found[1], found[0]), [])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,14 +12,6 @@ Results: TypeAlias = tuple[Tensor, ...]
 # Of two matrices of small integers, of which the first is no leaf.
 Program: TypeAlias = Callable[[Tensor, Tensor], Results]
 Many: TypeAlias = Callable[..., Results]
-
-
-def _with(mode: Callable[[], Any], part: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    def run(x: Tensor, w: Tensor) -> Tensor:
-        with mode():
-            return part(x, w)
-
-    return run
 
 
 def _enabled_inside(x: Tensor, w: Tensor) -> Results:

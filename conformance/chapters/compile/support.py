@@ -186,6 +186,11 @@ def near(case: Case, what: str, seen: Observed, expected: Observed, limit: float
         case.at_most(f"{what}: normwise distance of {name}", distance, limit)
 
 
+def whole_numbers(rng: torch.Generator, target: Target) -> torch.Tensor:
+    """Return a float32 matrix of 4 x 4 whole numbers from -2 to 2, of which every sum and product is exact."""
+    return torch.randint(-2, 3, (4, 4), generator=rng).float().to(target.device)
+
+
 def unlike(
     seen: Mapping[str, torch.Tensor],
     expected: Mapping[str, torch.Tensor],

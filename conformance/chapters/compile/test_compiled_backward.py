@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
 from .observation import Observed, copies
-from .support import compiler, dtypes_of, same
+from .support import compiler, dtypes_of, same, whole_numbers
 
 Forward = Callable[[Tensor, Tensor], Any]
 
@@ -83,9 +83,7 @@ NAMES = tuple(_forwards("cpu"))
 def test_backward_of_regions(case: Case, target: Target, rng: torch.Generator, name: str, backend: str) -> None:
     """Small whole numbers, of which every sum is exact."""
     forward = _forwards(target.device_type)[name]
-    leaves = tuple(
-        torch.randint(-2, 3, (4, 4), generator=rng).to(target.device, torch.float32).requires_grad_() for _ in range(3)
-    )
+    leaves = tuple(whole_numbers(rng, target).requires_grad_() for _ in range(3))
     for dtype, around in itertools.product(dtypes_of(case, target), (False, True)):
 
         def gradients(

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...harness.check import Case, contract, deep, needs
 from ...harness.targets import Target
 from .returned import COPIES, PROGRAMS, READ, Many, Program, numbers_of_two_types, reading_writes, written_copies
-from .support import compiling, dtypes_of, unlike
+from .support import compiling, dtypes_of, unlike, whole_numbers
 
 BACKENDS = ["aot_eager_decomp_partition", deep("standard", "aot_eager"), deep("standard", "eager")]
 
@@ -43,23 +43,17 @@ def _told(program: Program, x: Tensor, w: Tensor, grad: bool) -> dict[str, Any]:
         "whose memory it is": _memory(found, (first, leaves[1])),
     }
     if any(told["which require a gradient"]):
-        torch.stack(
-            [(one * 2.0**n).double().sum() for n, one in enumerate(found) if one.requires_grad]
-        ).sum().backward()
+        sums = [(one * 2.0**n).double().sum() for n, one in enumerate(found) if one.requires_grad]
+        torch.stack(sums).sum().backward()
         told["gradients"] = [None if one.grad is None else one.grad.tolist() for one in leaves]
     return told
-
-
-def _numbers(target: Target, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    x, w = (torch.randint(-2, 3, (4, 4), generator=rng).float().to(target.device) for _ in range(2))
-    return x, w
 
 
 @contract("AMP-COMPILE-101")
 @pytest.mark.parametrize("grad", [True, False], ids=["with gradients", "under no_grad"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_results_and_arguments(case: Case, target: Target, rng: torch.Generator, backend: str, grad: bool) -> None:
-    x, w = _numbers(target, rng)
+    x, w = whole_numbers(rng, target), whole_numbers(rng, target)
     for dtype in dtypes_of(case, target):
         for name, program in PROGRAMS.items():
             run = _in_a_region(program, dtype)
@@ -97,7 +91,7 @@ def test_writes_and_numbers_of_inductor(case: Case, target: Target, rng: torch.G
 def _judge(case: Case, target: Target, rng: torch.Generator, kind: str, backend: str) -> None:
     """Compare what is returned, the gradients of it, and what the arguments are afterwards."""
     program, names = KINDS[kind]
-    given = [_numbers(target, rng)[0] for _ in names]
+    given = [whole_numbers(rng, target) for _ in names]
 
     def told(run: Many) -> dict[str, Tensor]:
         arguments = [one.clone().requires_grad_(kind == "numbers") for one in given]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
-from .support import compiler
+from .support import compiler, whole_numbers
 
 Product = Callable[[Tensor], Tensor]
 
@@ -359,7 +359,7 @@ def _judge(
     *,
     control: bool = True,
 ) -> None:
-    x = torch.randint(-2, 3, (4, 4), generator=rng).float().to(target.device)
+    x = whole_numbers(rng, target)
     wrong: dict[str, str] = {}
     for name, make in spellings.items():
         product = make(target.device_type, amp_dtype)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...harness.check import Case, contract, deep
 from ...harness.targets import Target
-from .support import compiler, drawn, dtypes_of
+from .support import compiler, drawn, dtypes_of, whole_numbers
 
 Part: TypeAlias = Callable[[Tensor], Tensor]
 Results: TypeAlias = tuple[Tensor, ...]
@@ -94,10 +94,6 @@ def _same(ours: Tensor | None, theirs: Tensor | None) -> bool:
     return ours.dtype == theirs.dtype and torch.equal(ours, theirs)
 
 
-def _whole(rng: torch.Generator, target: Target) -> Tensor:
-    return torch.randint(-2, 3, (4, 4), generator=rng).float().to(target.device)
-
-
 @contract("AMP-COMPILE-085")
 @pytest.mark.parametrize("backend", ["aot_eager", deep("standard", "eager")])
 @pytest.mark.parametrize("kind", ["views", "results"])
@@ -109,7 +105,7 @@ def test_stopped_gradients(
 ) -> None:
     """Results whose gradient is stopped, beside one whose gradient is not, of a leaf and of a product in a region."""
     parts = drawn(VIEWS if kind == "views" else RESULTS, rng, case.samples(quick=1, standard=3, full=10))
-    given = (_whole(rng, target), _whole(rng, target))
+    given = (whole_numbers(rng, target), whole_numbers(rng, target))
     for dtype in dtypes_of(case, target):
         for name, part in parts.items():
             for source in ("a product", "a leaf"):
@@ -132,7 +128,7 @@ def test_stopped_gradients(
 @pytest.mark.parametrize("stop", ["no_grad", *(deep("standard", stop) for stop in STOPS if stop != "no_grad")])
 def test_results_beside_stopped_ones(case: Case, target: Target, rng: torch.Generator, stop: str, backend: str) -> None:
     """The same ops with a gradient and without one are not one op: each result has the flag that eager gives it."""
-    given = (_whole(rng, target), _whole(rng, target))
+    given = (whole_numbers(rng, target), whole_numbers(rng, target))
     for dtype in dtypes_of(case, target):
         for name, part in RESULTS.items():
             program = _using(target.device_type, dtype, (STOPS[stop](part), part), "a product")
@@ -153,7 +149,7 @@ def test_results_beside_stopped_ones(case: Case, target: Target, rng: torch.Gene
 @pytest.mark.parametrize("backend", ["aot_eager", deep("standard", "eager")])
 def test_writes_to_what_was_detached(case: Case, target: Target, rng: torch.Generator, backend: str) -> None:
     """An argument that is written to, after it was detached, keeps its gradient."""
-    given = (_whole(rng, target), _whole(rng, target))
+    given = (whole_numbers(rng, target), whole_numbers(rng, target))
     for dtype in dtypes_of(case, target):
 
         def program(x: Tensor, w: Tensor, dtype: torch.dtype = dtype) -> Results:
@@ -222,7 +218,7 @@ READ: dict[str, Callable[[Tensor], object]] = {
 def test_flags(case: Case, target: Target, rng: torch.Generator, made: str, backend: str) -> None:
     """A program takes what it reads of a tensor as Python does, and chooses by it what it computes."""
     case.require(target, torch.bfloat16)
-    x, w = _whole(rng, target), _whole(rng, target).requires_grad_()
+    x, w = whole_numbers(rng, target), whole_numbers(rng, target).requires_grad_()
 
     def program(x: Tensor, w: Tensor) -> tuple[list[object], Tensor]:
         one = TENSORS[made](x, w)

@@ -40,21 +40,8 @@ def _losses(x: Tensor) -> Tensor:
     return functional.cross_entropy(x, torch.ones(len(x), dtype=torch.long, device=x.device), reduction="none")
 
 
-def _rows(x: Tensor) -> Tensor:
-    return x.index_select(0, torch.arange(len(x), device=x.device))
-
-
-def _embedded(x: Tensor) -> Tensor:
-    return functional.embedding(torch.arange(len(x), device=x.device), x)
-
-
-def _bags(x: Tensor) -> Tensor:
-    places = torch.arange(len(x), device=x.device)
-    return functional.embedding_bag(places, x, places, mode="sum")
-
-
-def _scattered(x: Tensor) -> Tensor:
-    return torch.zeros_like(x).index_add(0, torch.arange(len(x), device=x.device), x)
+def _places(x: Tensor) -> Tensor:
+    return torch.arange(len(x), device=x.device)
 
 
 def _sampled(x: Tensor) -> Tensor:
@@ -65,10 +52,6 @@ def _sampled(x: Tensor) -> Tensor:
 def _normed(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     zeros = torch.zeros(x.shape[1], device=x.device, dtype=x.dtype)
     return functional.batch_norm(x, zeros, zeros + 1, weight, bias)
-
-
-def _instances(x: Tensor) -> Tensor:
-    return functional.instance_norm(x)
 
 
 def _apart(x: Tensor) -> Tensor:
@@ -94,7 +77,7 @@ CALLS: Mapping[str, Calls] = {
     "layer_norm": Calls(lambda x, w, b: functional.layer_norm(x, (5,), w, b), (5,), ((5,), (5,))),
     "rms_norm": Calls(lambda x, w: functional.rms_norm(x, (5,), w, 1e-5), (5,), ((5,),)),
     "group_norm": Calls(lambda x, w, b: functional.group_norm(x, 2, w, b), (4, 3), ((4,), (4,))),
-    "instance_norm": Calls(_instances, (2, 5)),
+    "instance_norm": Calls(functional.instance_norm, (2, 5)),
     "batch_norm in inference": Calls(_normed, (2, 3), ((2,), (2,))),
     "normalize": Calls(functional.normalize, (5,)),
     "max_pool1d": Calls(lambda x: functional.max_pool1d(_apart(x), 2), _LINE),
@@ -108,7 +91,7 @@ CALLS: Mapping[str, Calls] = {
     "pixel_shuffle": Calls(partial(functional.pixel_shuffle, upscale_factor=2), (4, 2, 2)),
     "unfold": Calls(partial(functional.unfold, kernel_size=2), _IMAGE),
     "glu": Calls(partial(functional.glu, dim=1), (6,)),
-    "prelu": Calls(lambda x, w: functional.prelu(x, w), (3, 2), ((3,),)),
+    "prelu": Calls(functional.prelu, (3, 2), ((3,),)),
     "gelu": Calls(functional.gelu, (5,)),
     "mul by a row": Calls(lambda x, w: x * w, (5,), ((5,),)),
     "sum": Calls(partial(torch.sum, dim=1), (7, 2)),
@@ -117,10 +100,10 @@ CALLS: Mapping[str, Calls] = {
     "var": Calls(partial(torch.var, dim=1), (7,)),
     "sort": Calls(lambda x: _apart(x).sort(1).values, (7,)),
     "topk": Calls(lambda x: _apart(x).topk(2, 1).values, (7,)),
-    "rows": Calls(_rows, (3,)),
-    "embedding": Calls(_embedded, (3,)),
-    "embedding_bag": Calls(_bags, (3,)),
-    "index_add": Calls(_scattered, (3,)),
+    "rows": Calls(lambda x: x.index_select(0, _places(x)), (3,)),
+    "embedding": Calls(lambda x: functional.embedding(_places(x), x), (3,)),
+    "embedding_bag": Calls(lambda x: functional.embedding_bag(_places(x), x, _places(x), mode="sum"), (3,)),
+    "index_add": Calls(lambda x: torch.zeros_like(x).index_add(0, _places(x), x), (3,)),
     "cat": Calls(lambda x, w: torch.cat((x, w.expand(len(x), 2)), 1), (3,), ((1, 2),)),
 }
 

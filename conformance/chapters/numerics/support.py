@@ -189,14 +189,28 @@ def largest_share(seen: Tensor, exact: Tensor, bound: Tensor, judged: Tensor) ->
     return float(share[at]), at
 
 
+# In roundings of the largest number: of an op and of what it is composed of; a gradient is of more ops.
+_OF_RESULTS, _OF_GRADIENTS = 4.0, 16.0
+
+
+def too_far(seen: Tensor, exact: Tensor, dtype: torch.dtype, *, gradient: bool) -> str:
+    """Return how far a result, or a gradient, of a type is from the exact one where that is too far."""
+    error = float((seen - exact).abs().max()) / (torch.finfo(dtype).eps * float(exact.abs().max()) + 1e-30)
+    return "" if error <= (_OF_GRADIENTS if gradient else _OF_RESULTS) else f"{error:.4g} roundings"
+
+
+def raised(program: Program, device: torch.device) -> Exception | None:
+    """Return what a program raises in its own types on the device, outside of any region, forward or backward."""
+    placed = program.changed(lambda tensor: tensor.to(device))
+    return outcomes.run(placed, gradients=True, weights=weights).exception
+
+
 def call_for_refusal(program: Program, device: torch.device) -> None:
     """Call a program in its own types on the device, outside of any region, and its backward.
 
     Raises NotImplementedError where the device has no kernel; all else is judged elsewhere.
     """
-    placed = program.changed(lambda tensor: tensor.to(device))
-    error = outcomes.run(placed, gradients=placed.tensors, weights=weights).exception
-    if isinstance(error, NotImplementedError):
+    if isinstance(error := raised(program, device), NotImplementedError):
         raise error
 
 

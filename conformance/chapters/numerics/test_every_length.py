@@ -17,10 +17,9 @@ from .channel_calls import CHANNEL_CALLS, images
 from .channel_calls import LAYOUTS as IMAGE_LAYOUTS
 from .drawn_ops import Draws
 from .row_calls import FAMILIES, LAYOUTS, Kind, answers, laid, rows
+from .support import too_far
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
-# In roundings of the largest number: of the op and of what it is composed of; a gradient is of more ops.
-LIMIT_OF_RESULTS, LIMIT_OF_GRADIENTS = 4.0, 16.0
 LENGTHS = range(1, 131)
 COUNTS = range(1, 67)
 CHANNELS = range(1, 67)
@@ -78,7 +77,7 @@ def _judge(
     quick: int = 5,
 ) -> None:
     """Judge each call on what was made, at level quick on one of so many of them."""
-    step, judged, eps = case.samples(quick=quick, standard=1, full=1), 0, torch.finfo(amp_dtype).eps
+    step, judged = case.samples(quick=quick, standard=1, full=1), 0
     for turn, (name, kind) in enumerate(kinds.items()):
         wrong: dict[str, str] = {}
         for given, layout in made[(turn + case.seed) % step :: step]:
@@ -91,7 +90,7 @@ def _judge(
                     break
                 expected = _answers(kind, given, "as given", torch.device("cpu"), torch.float64)
                 judged += 1
-                if found := _far(seen, expected, eps, given[0].shape[1] >= kind.from_length):
+                if found := _far(seen, expected, amp_dtype, given[0].shape[1] >= kind.from_length):
                     wrong[f"{list(given[0].shape)}, {one}"] = found
         case.equal(f"{name} of {amp_dtype}: shapes of which a result or gradient is far from float64's", wrong, {})
     case.enough(target, "calls judged", judged)
@@ -104,7 +103,7 @@ def _answers(
     return [one.cpu().double() for one in answers(kind.call, laid(x, layout), laid(weight, "as given"), incoming)]
 
 
-def _far(seen: list[Tensor], expected: list[Tensor], eps: float, with_gradients: bool) -> str:
+def _far(seen: list[Tensor], expected: list[Tensor], dtype: torch.dtype, with_gradients: bool) -> str:
     """Return what is far from float64's, and by how much."""
     for number, (ours, theirs) in enumerate(zip(seen, expected, strict=True)):
         if number and not with_gradients:
@@ -112,9 +111,8 @@ def _far(seen: list[Tensor], expected: list[Tensor], eps: float, with_gradients:
         what = f"gradient {number}" if number else "result"
         if ours.shape != theirs.shape:
             return f"{what}: {list(ours.shape)}, in float64 {list(theirs.shape)}"
-        error = float((ours - theirs).abs().max()) / (eps * float(theirs.abs().max()) + 1e-30)
-        if not error <= (LIMIT_OF_GRADIENTS if number else LIMIT_OF_RESULTS):
-            return f"{what}: {error:.4g} roundings"
+        if far := too_far(ours, theirs, dtype, gradient=bool(number)):
+            return f"{what}: {far}"
     return ""
 
 

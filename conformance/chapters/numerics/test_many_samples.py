@@ -11,11 +11,9 @@ from ...harness.targets import Target
 from ...measure.precision import full_precision
 from .drawn_ops import Draws
 from .many_samples import CALLS, LIMIT, answers, chosen, drawn
-from .support import is_refused
+from .support import is_refused, too_far
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
-# In roundings of the largest number: of the op and of what it is composed of; a gradient is of more ops.
-LIMIT_OF_RESULTS, LIMIT_OF_GRADIENTS = 4.0, 16.0
 
 
 @contract("AMP-NUMERICS-151")
@@ -53,7 +51,6 @@ def _far(seen: dict[str, Tensor], exact: dict[str, Tensor], places: Tensor, dtyp
             others, found = found, found[places]
             if what != "result" and others.count_nonzero() != found.count_nonzero():
                 return "gradient by samples that the loss does not depend on"
-        error = float((found - wanted).abs().max()) / (torch.finfo(dtype).eps * float(wanted.abs().max()) + 1e-30)
-        if not error <= (LIMIT_OF_RESULTS if what == "result" else LIMIT_OF_GRADIENTS):
-            return f"{what}: {error:.4g} roundings"
+        if far := too_far(found, wanted, dtype, gradient=what != "result"):
+            return f"{what}: {far}"
     return ""

@@ -13,13 +13,12 @@ from ...harness.check import Case, contract
 from ...harness.targets import Target
 from ...measure.precision import full_precision
 from ...oracles.numbers.formats import FORMATS
-from ...oracles.relations import outcomes
 from ...oracles.relations.programs import Program
-from ...oracles.relations.values import departures, weights
+from ...oracles.relations.values import departures
 from .drawn_ops import Draws
 from .number_grids import NUMBER_GRIDS
 from .option_grids import GRIDS
-from .support import Findings
+from .support import Findings, raised
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
 # In roundings, as for AMP-NUMERICS-120.
@@ -71,20 +70,15 @@ def _judge(
     findings.hold(case, target, "programs judged", "{} that are far from exact")
     alone = {}
     for one in refused:
-        in_float32, in_16_bits = (_raised(one, dtype, target.device) for dtype in (torch.float32, amp_dtype))
+        in_float32, in_16_bits = (
+            raised(one.cast(dict.fromkeys(one.tensors, dtype)), target.device) for dtype in (torch.float32, amp_dtype)
+        )
         if one.name not in ran or in_float32 is not None or in_16_bits is None:
             continue
         # That a kernel has no such type is another thing; before 2.8 it is a RuntimeError.
         if not (isinstance(in_16_bits, NotImplementedError) or "not implemented for" in str(in_16_bits)):
             alone[one.described()] = str(in_16_bits).splitlines()[0][:80]
     case.equal("calls that raise in 16 bits alone, with some options and not with others", alone, {})
-
-
-def _raised(program: Program, dtype: torch.dtype, device: torch.device) -> Exception | None:
-    """Return what a program raises on a device with its numbers in a type, forward or backward."""
-    cast = program.cast(dict.fromkeys(program.tensors, dtype))
-    placed = cast.changed(lambda tensor: tensor.to(device))
-    return outcomes.run(placed, gradients=True, weights=weights).exception
 
 
 # Bags have one, two or four rows that count, so that means are exact; row 1 may be padding.

@@ -142,6 +142,20 @@ def dtypes_of(aspect: str) -> tuple[torch.dtype, ...]:
     return (torch.bfloat16, torch.float16) if aspect == "16-bit" else (torch.float32, torch.float64)
 
 
+def held(pairs: Sequence[Given]) -> list[torch.nn.Parameter]:
+    """Return parameters of the values."""
+    return [torch.nn.Parameter(value) for value, _ in pairs]
+
+
+def attempted(optimizer: Any) -> str | None:
+    """Take a step; return what it raises."""
+    try:
+        optimizer.step()
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:100]}"
+    return None
+
+
 @dataclass
 class Step:
     """What a step of an optimizer ended with: an error, or the distances from the float64 step, in their bounds."""

@@ -17,7 +17,7 @@ from ...measure import flags
 from ...oracles.optimizer_state import differences, snapshot
 from ...workloads.linear_loss import LinearLoss, with_nonfinite
 from .optimizer_configs import OptimizerConfig
-from .parameter_kinds import KINDS, Draw, Given, dtypes_of, rounds, stepped, unit, wide
+from .parameter_kinds import KINDS, Draw, Given, attempted, dtypes_of, held, rounds, stepped, unit, wide
 from .support import ALL, ROUTES, build, demand, iterate, uninitialised_memory_is_nan
 
 SHARED = tuple(kind for kind in ALL if kind.accepts("foreach") and kind.gradients == "dense")
@@ -69,10 +69,6 @@ def require(case: Case, target: Target, kind: OptimizerConfig, aspect: str, rng:
     case.require_arithmetic(target, *dtypes_of(aspect))
     build(case, kind, LinearLoss.make(kind.gradients, target.device, rng))
     return Draw(rng, target.device)
-
-
-def held(pairs: Sequence[Given]) -> list[torch.nn.Parameter]:
-    return [torch.nn.Parameter(value) for value, _ in pairs]
 
 
 def give(parameters: Sequence[torch.Tensor], pairs: Sequence[Given], scale: float = 1.0) -> None:
@@ -514,14 +510,6 @@ def test_loaded_counters(case: Case, target: Target, rng: torch.Generator, kind:
         unit(value.dtype) for entry in saved.state.values() for name, value in entry.items() if rounds(name, value)
     )
     case.at_most("distance from the run that was not interrupted, of the largest", worst, 1000 * rounding)
-
-
-def attempted(optimizer: Any) -> str | None:
-    try:
-        optimizer.step()
-    except Exception as error:
-        return f"{type(error).__name__}: {str(error)[:100]}"
-    return None
 
 
 SAVED: dict[str, tuple[torch.dtype, torch.dtype | None]] = {

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...harness.check import Case, contract
 from ...harness.targets import Target
 from .optimizer_configs import OptimizerConfig
-from .parameter_kinds import Draw, parameters_of, unit
+from .parameter_kinds import Draw, attempted, held, parameters_of, unit
 from .support import ALL
 
 NAMES = list(dict.fromkeys(kind.optimizer for kind in ALL if kind.gradients != "sparse"))
@@ -32,19 +32,13 @@ def _variants(target: Target, name: str) -> Iterator[tuple[OptimizerConfig, str]
                 yield kind, word
 
 
-def _parameters(draw: Draw, dtype: torch.dtype) -> list[torch.nn.Parameter]:
-    return [torch.nn.Parameter(value) for value, _ in draw.pairs(SHAPES, dtype)]
-
-
 def _steps(optimizer: Any, gradients: list[list[Tensor]]) -> str | None:
     """Take a step for each list of gradients; return what it raises."""
     for one in gradients:
         for parameter, gradient in zip(parameters_of(optimizer), one, strict=True):
             parameter.grad = gradient.clone()
-        try:
-            optimizer.step()
-        except Exception as error:  # of whatever kind
-            return f"{type(error).__name__}: {error}"[:120]
+        if (raised := attempted(optimizer)) is not None:
+            return raised
     return None
 
 
@@ -60,7 +54,7 @@ def test_a_step_changes_no_gradient(case: Case, target: Target, rng: torch.Gener
     draw, judged, changed = Draw(rng, target.device), 0, {}
     for kind, options in _variants(target, name):
         for dtype in (torch.float32, torch.bfloat16):
-            parameters = _parameters(draw, dtype)
+            parameters = held(draw.pairs(SHAPES, dtype))
             optimizer = kind.make(parameters, **OPTIONS[options])
             given = [gradient for _, gradient in draw.pairs(SHAPES, dtype)]
             if (raised := _steps(optimizer, [given, given])) is not None:
@@ -79,7 +73,7 @@ def test_a_step_changes_no_gradient(case: Case, target: Target, rng: torch.Gener
 def test_complex_parameters_step_as_their_parts(case: Case, target: Target, rng: torch.Generator, name: str) -> None:
     draw, judged, wrong = Draw(rng, target.device), 0, {}
     for kind, options in _variants(target, name):
-        whole = _parameters(draw, torch.complex64)
+        whole = held(draw.pairs(SHAPES, torch.complex64))
         parts = [torch.nn.Parameter(torch.view_as_real(one.detach()).clone()) for one in whole]
         before = [one.detach().clone() for one in parts]
         gradients = [[gradient for _, gradient in draw.pairs(SHAPES, torch.complex64)] for _ in range(3)]
@@ -102,7 +96,7 @@ def test_groups_that_are_added_later(case: Case, target: Target, rng: torch.Gene
     """Two steps of one group, and two more with a second one, are those of two optimizers."""
     draw, judged, wrong = Draw(rng, target.device), 0, {}
     for kind, options in _variants(target, name):
-        first, second = (_parameters(draw, torch.float32) for _ in range(2))
+        first, second = (held(draw.pairs(SHAPES, torch.float32)) for _ in range(2))
         alone = [[torch.nn.Parameter(one.detach().clone()) for one in group] for group in (first, second)]
         before = [one.detach().clone() for one in (*first, *second)]
         gradients = [[gradient for _, gradient in draw.pairs(SHAPES * 2, torch.float32)] for _ in range(4)]
