@@ -87,7 +87,7 @@ def add(parser: pytest.Parser) -> None:
         "--level",
         metavar="quick|standard|full",
         default="standard",
-        help="depth of the run (default standard); two processes on idle CPU cores take about 2 min, 7 min, an hour and more",
+        help="depth of the run (default standard); two processes on idle cores take 2 min, 7 min, an hour and more",
     )
     group.addoption(
         "--chapter",
