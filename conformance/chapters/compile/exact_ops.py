@@ -234,6 +234,38 @@ _SUMS: dict[str, Op] = {
 }
 """Products, statistics and losses that are integers, halves or quarters."""
 
+
+def _ending(x: Tensor) -> Tensor:
+    """Return labels of which a row has all, some, one or none, and others after the first -1."""
+    return torch.tensor(
+        [[0, 1, -1, 2, -1, -1, -1, -1], [-1] * COLUMNS, [3, -1, 4, 5, 6, 7, 0, 1], list(range(COLUMNS))],
+        device=x.device,
+    )
+
+
+def _classes(x: Tensor) -> Tensor:
+    return torch.arange(4, device=x.device) * 2
+
+
+_LOSSES: dict[str, Op] = {
+    "multilabel_margin_loss": lambda x: F.multilabel_margin_loss(x[:4].float() * 2, _ending(x), reduction="none"),
+    "multilabel_margin_loss of one row": lambda x: F.multilabel_margin_loss(x[2].float() * 2, _ending(x)[2]),
+    "multi_margin_loss": lambda x: F.multi_margin_loss(x[:4].float() * 2, _classes(x), reduction="none"),
+    "multi_margin_loss, squared": lambda x: F.multi_margin_loss(
+        x[:4].float(), _classes(x), p=2, margin=2, reduction="none"
+    ),
+    "margin_ranking_loss": lambda x: F.margin_ranking_loss(
+        x[:2], x[2:4], _signs(x).expand(2, -1), margin=1.0, reduction="none"
+    ),
+    "hinge_embedding_loss": lambda x: F.hinge_embedding_loss(x, _signs(x).expand_as(x), margin=2.0, reduction="none"),
+    "smooth_l1_loss": lambda x: F.smooth_l1_loss(x[:2], x[2:4], beta=2.0, reduction="sum"),
+    "huber_loss": lambda x: F.huber_loss(x[:2], x[2:4], delta=2.0, reduction="sum"),
+    "mse_loss": lambda x: F.mse_loss(x[:2], x[2:4]),
+    "l1_loss": lambda x: F.l1_loss(x[:2], x[2:4], reduction="none"),
+}
+_LOSSES |= {f"gradient of {name}": _gradient(call) for name, call in _LOSSES.items()}
+"""Losses with labels and options that their formulas must not mix up; of classes in float32, as CPUs have them."""
+
 _KINDS = {torch.uint8: 255, torch.int8: 127, torch.int16: 2**15 - 2**7, torch.int32: 2**15, torch.int64: 2**15}
 
 
@@ -269,6 +301,7 @@ GROUPS: Mapping[str, Mapping[str, Op]] = {
     "gradients": _GRADIENTS,
     "rounded": _ROUNDED,
     "sums": _SUMS,
+    "losses": _LOSSES,
     "conversions": _CONVERSIONS,
 }
 OPS: Mapping[str, Op] = {name: op for group in GROUPS.values() for name, op in group.items()}

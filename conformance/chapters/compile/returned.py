@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 Results: TypeAlias = tuple[Tensor, ...]
 # Of two matrices of small integers, of which the first is no leaf.
@@ -122,6 +123,47 @@ def written_copies(names: tuple[str, ...]) -> Many:
     return run
 
 
+# What returns its operand itself, or a view of all of it.
+ITSELF: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "dropout that is off": lambda h: functional.dropout(h, 0.5, training=False),
+    "dropout of nothing": lambda h: functional.dropout(h, 0.0),
+    "dropout of channels that is off": lambda h: functional.dropout1d(h, 0.5, training=False),
+    "alpha dropout that is off": lambda h: functional.alpha_dropout(h, 0.5, training=False),
+    "a module of dropout that is off": lambda h: nn.Dropout(0.5).eval()(h),
+    "an identity": lambda h: nn.Identity()(h),
+    "its own type": lambda h: h.to(h.dtype),
+    "its own device": lambda h: h.to(h.device),
+    "the type of itself": lambda h: h.type_as(h),
+    "contiguous": Tensor.contiguous,
+    "reshaped to its shape": lambda h: h.reshape(h.shape),
+    "a view of its shape": lambda h: h.view_as(h),
+    "flattened from the end": lambda h: h.flatten(-1),
+    "expanded": lambda h: h.expand_as(h),
+    "a slice of all": lambda h: h[:],
+    "all of it": lambda h: h[...],
+    "the first of one": lambda h: h[None][0],
+    "the only chunk": lambda h: h.chunk(1)[0],
+    "transposed twice": lambda h: h.t().t(),
+    "conjugate": torch.conj,
+    "detached": Tensor.detach,
+    "a sum to its size": lambda h: h.sum_to_size(h.shape),
+}
+
+
+def written_results(names: tuple[str, ...]) -> Many:
+    """Return a function that writes to each of these of a matrix, and so to the matrix."""
+
+    def run(*given: Tensor) -> Results:
+        found = []
+        for name, h in zip(names, given, strict=True):
+            made = ITSELF[name](h)
+            made.add_(1)
+            found += [h * 1, made * 1]
+        return tuple(found)
+
+    return run
+
+
 def _rotated(h: Tensor, order: Tensor) -> None:
     h[order] = h[order.roll(1)]
 
@@ -152,6 +194,36 @@ def reading_writes(names: tuple[str, ...]) -> Many:
         for name, h in zip(names, given, strict=True):
             READ[name](h, order)
         return ()
+
+    return run
+
+
+# Functional writes, whose result is a tensor of its own however few numbers their operand has in memory.
+FUNCTIONAL: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "index_add": lambda wide, order, h: wide.index_add(0, order, h),
+    "index_copy": lambda wide, order, h: wide.index_copy(0, order, h),
+    "index_put": lambda wide, order, h: wide.index_put((order,), h),
+    "index_put, accumulating": lambda wide, order, h: wide.index_put((order,), h, accumulate=True),
+    "index_fill": lambda wide, order, h: wide.index_fill(0, order[:2], 3.0),
+    "scatter": lambda wide, order, h: wide.scatter(0, order[:, None].expand(4, 4), h),
+    "scatter_add": lambda wide, order, h: wide.scatter_add(0, order[:, None].expand(4, 4), h),
+    "select_scatter": lambda wide, order, h: wide.select_scatter(h[0], 0, 1),
+    "slice_scatter": lambda wide, order, h: wide.slice_scatter(h[:2], 0, 1, 3),
+    "diagonal_scatter": lambda wide, order, h: wide.diagonal_scatter(h[0]),
+    "masked_fill": lambda wide, order, h: wide.masked_fill(h > 0, 3.0),
+}
+
+
+def written_expanded(names: tuple[str, ...]) -> Many:
+    """Return a function that writes to copies of one row of each matrix, and of zeros, that stand for four rows."""
+
+    def run(*given: Tensor) -> Results:
+        order = torch.tensor([2, 0, 3, 1], device=given[0].device)
+        found = []
+        for name, h in zip(names, given, strict=True):
+            for row in (h[:1], torch.zeros(1, 4, device=h.device)):
+                found.append(FUNCTIONAL[name](row.expand(4, -1), order, h))
+        return tuple(found)
 
     return run
 

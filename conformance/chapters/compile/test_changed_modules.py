@@ -140,6 +140,10 @@ CHANGES: Mapping[str, Callable[[Any, bool], None]] = {
     "training flag alone": _set("training", True, False),
     "frozen weight": lambda model, on: model.linear.weight.requires_grad_(not on),
     "frozen model": lambda model, on: model.requires_grad_(not on),
+    "thawed weight": lambda model, on: model.linear.weight.requires_grad_(on),
+    "thawed layer": lambda model, on: model.linear.requires_grad_(on),
+    "thawed norm": lambda model, on: model.norm.requires_grad_(on),
+    "thawed model": lambda model, on: model.requires_grad_(on),
     "new weight": _weight,
     "data of the weight": _weight_data,
     "weight written in place": _weight_in_place,
@@ -166,7 +170,7 @@ CHANGES: Mapping[str, Callable[[Any, bool], None]] = {
 }
 """What makes a change of the model, and undoes it."""
 ROUNDINGS = 8
-_SHOWN = ("evaluation", "training flag alone", "16-bit weights", "number", "frozen weight")
+_SHOWN = ("evaluation", "training flag alone", "16-bit weights", "number", "frozen weight", "thawed weight")
 _LEVELS = {"eager": ("quick", "standard"), "aot_eager": ("standard", "full")}
 CASES = [
     deep(levels[name not in _SHOWN], (backend, name), id=f"{name}-{backend}")

@@ -10,7 +10,20 @@ from torch import Tensor
 
 from ...harness.check import Case, contract, deep, needs
 from ...harness.targets import Target
-from .returned import COPIES, PROGRAMS, READ, Many, Program, numbers_of_two_types, reading_writes, written_copies
+from .returned import (
+    COPIES,
+    FUNCTIONAL,
+    ITSELF,
+    PROGRAMS,
+    READ,
+    Many,
+    Program,
+    numbers_of_two_types,
+    reading_writes,
+    written_copies,
+    written_expanded,
+    written_results,
+)
 from .support import compiling, dtypes_of, unlike, whole_numbers
 
 BACKENDS = ["aot_eager_decomp_partition", deep("standard", "aot_eager"), deep("standard", "eager")]
@@ -68,8 +81,12 @@ def test_results_and_arguments(case: Case, target: Target, rng: torch.Generator,
             case.equal(f"{dtype}, {name}: what is not as in eager", wrong, {})
 
 
+WRITTEN = tuple(name for name in FUNCTIONAL if name != "index_fill")
 KINDS: dict[str, tuple[Many, list[str]]] = {
     "copies": (written_copies(tuple(COPIES)), list(COPIES)),
+    "itself": (written_results(tuple(ITSELF)), list(ITSELF)),
+    "expanded": (written_expanded(WRITTEN), list(WRITTEN)),
+    "filled": (written_expanded(("index_fill",)), ["index_fill"]),
     "reading": (reading_writes(tuple(READ)), list(READ)),
     "numbers": (numbers_of_two_types, ["a matrix"]),
 }

@@ -23,6 +23,12 @@ def _softmax(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.softmax(x, dim=-1)
 
 
+def _bias(q: torch.Tensor) -> torch.Tensor:
+    """Return a number for each query and key, alike for all heads."""
+    rows = torch.arange(q.shape[-2], device=q.device)
+    return ((rows[:, None] - rows) % 3).to(q.dtype).expand(len(q), 1, -1, -1)
+
+
 # Attention to keys, which are transposed, and values.
 ATTENTION: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "divided scores": lambda q, k, v: _softmax(torch.matmul(q, k).div(3.0)).matmul(v),
@@ -30,6 +36,10 @@ ATTENTION: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.
     "dropout": lambda q, k, v: torch.nn.functional.dropout(_softmax(torch.matmul(q, k).div(3.0)), 0.0).matmul(v),
     "a scaled query": lambda q, k, v: torch.matmul(_softmax(torch.matmul(q * 0.4, k)), v),
     "masked scores": lambda q, k, v: _softmax(torch.matmul(q, k) / 3.0 + torch.ones_like(q[..., :1])) @ v,
+    "divided and masked scores": lambda q, k, v: _softmax(torch.matmul(q, k).div(3.0) + _bias(q)).matmul(v),
+    "masked scores and no division": lambda q, k, v: _softmax(torch.matmul(q, k) + _bias(q)).matmul(v),
+    "a softmax over the heads": lambda q, k, v: torch.matmul(q, k).div(3.0).softmax(dim=1).matmul(v),
+    "a softmax over the batch": lambda q, k, v: (torch.matmul(q, k).div(3.0) + _bias(q)).softmax(dim=0).matmul(v),
 }
 # What has ended a card: its kernel read the mask at an address that is not aligned (torch 2.11).
 ENDED_A_CARD = ("masked scores",)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
@@ -176,3 +178,70 @@ def test_chunks_in_a_region(
             types.add(f"none, but {str(error).splitlines()[0]}")
     case.equal("types of the losses that have gradients", sorted(types), ["torch.float32"])
     case.equal("losses and gradients beyond their bounds", wrong[:5], [])
+
+
+_SCALES = (2.0**8, 2.0**12)
+# Times the roundings of float16: of the operands, the probabilities and the sum (2.1 were seen without options).
+_OF_SCALED = 16.0
+
+
+@contract("AMP-LOSS-024", dtypes=("fp16",))
+@pytest.mark.parametrize("policy", policies())
+@pytest.mark.parametrize("place", ["outside", deep("standard", "region")])
+def test_scaled_chunks(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, place: str, policy: str
+) -> None:
+    x = (torch.randn(256, 16, generator=rng) / 2).to(amp_dtype)
+    # Gradients of a sample are about 2^-28, of which float16 has nothing.
+    weight = (torch.randn(64, 16, generator=rng) / 2**12).to(amp_dtype)
+    labels = torch.randint(0, 64, (256,), generator=rng)
+
+    def gradients(device: torch.device, dtype: torch.dtype, scale: float, options: Any) -> list[Tensor]:
+        leaves = [one.to(device, dtype).requires_grad_() for one in (x, weight)]
+        region = contextlib.nullcontext() if place == "outside" else target.autocast(amp_dtype)
+        with region if dtype == amp_dtype else contextlib.nullcontext():
+            loss = functional.linear_cross_entropy(*leaves, labels.to(device), options=options)
+        found = torch.autograd.grad(loss.to(dtype if dtype == torch.float64 else torch.float32) * scale, leaves)
+        return [one.cpu().double() / scale for one in found]
+
+    exact = gradients(torch.device("cpu"), torch.float64, 1.0, None)
+    options = torch.nn.LinearCrossEntropyOptions(acc_policy=policy, chunking_method=None, batch_chunk_size=64)
+    limit = _OF_SCALED * torch.finfo(amp_dtype).eps / 2
+    for scale in _SCALES:
+        for what, chosen in (("without options (control)", None), ("in chunks", options)):
+            found = gradients(target.device, amp_dtype, scale, chosen)
+            for name, one, right in zip(("x", "linear_weight"), found, exact, strict=True):
+                distance = float((one - right).norm() / right.norm())
+                case.at_most(f"{what}, scaled by {scale:g}: distance of the gradient of {name}", distance, limit)
+
+
+@contract("AMP-LOSS-021")
+@pytest.mark.parametrize("policy", policies())
+def test_labels_that_are_all_ignored(case: Case, target: Target, rng: torch.Generator, policy: str) -> None:
+    for (name, problem), reduction in itertools.product(problems(rng, torch.float32, 1.0), _REDUCTIONS):
+        if problem.weight is None or problem.labels.dim() == 0:
+            continue
+        ignored = Problem(problem.tensors, torch.full_like(problem.labels, _IGNORED), problem.weight)
+        told = []
+        for options in (None, torch.nn.LinearCrossEntropyOptions(acc_policy=policy)):
+            loss, leaves = ignored.call(target.device, torch.float32, torch.float32, options, reduction)
+            gradients = torch.autograd.grad(loss, leaves, torch.ones_like(loss))
+            told.append([str(loss.detach().unique().tolist()), *(bool((one == 0).all()) for one in gradients)])
+        case.equal(f"{name}, {reduction}: loss, and whether each gradient is 0", told[1], told[0])
+
+
+@contract("AMP-LOSS-021")
+@pytest.mark.parametrize("policy", policies())
+def test_smoothed_labels(case: Case, target: Target, rng: torch.Generator, policy: str) -> None:
+    options = torch.nn.LinearCrossEntropyOptions(acc_policy=policy)
+    for name, problem in problems(rng, torch.float32, 1.0):
+        x, weight = (problem.tensors[one].float().to(target.device) for one in ("x", "linear_weight"))
+        bias, labels = problem.tensors.get("linear_bias"), problem.labels.to(target.device)
+        bias = None if bias is None else bias.float().to(target.device)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a way that has no chunks
+            seen = functional.linear_cross_entropy(
+                x, weight, labels, linear_bias=bias, label_smoothing=0.25, options=options
+            )
+        wanted = functional.cross_entropy(functional.linear(x, weight, bias), labels, label_smoothing=0.25)
+        case.at_most(f"{name}: relative error of the smoothed loss", abs(seen.item() / wanted.item() - 1), 1e-5)

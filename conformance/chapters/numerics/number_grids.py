@@ -91,6 +91,11 @@ def statistics(d: Draws) -> Iterator[Program]:
             yield program(reduced.__name__, reduced, (d.distinct(3, 4, 5), dim), {"keepdim": keepdim})
 
 
+def _scattered(reduce: str) -> Callable[..., Tensor]:
+    """Return scatter with a reduction, which has no gradient by its source."""
+    return lambda x, dim, places, source: torch.scatter(x, dim, places, source.detach(), reduce=reduce)
+
+
 def scattering(d: Draws) -> Iterator[Program]:
     """Yield what is written to places named once, twice or not at all, is read from them, or runs along a dimension."""
     x = (4, 3, 5)
@@ -113,6 +118,9 @@ def scattering(d: Draws) -> Iterator[Program]:
             given = (d.normal(*x), dim, places, d.normal(*source))
             yield program("index_add", torch.index_add, given, {"alpha": alpha})
         yield program("scatter_add", torch.scatter_add, (d.normal(*x), dim, shown, d.normal(*source)), {})
+        for reduce in ("add", "multiply"):
+            given = (d.positive(*x), dim, shown, d.positive(*source).detach())
+            yield program(f"scatter by {reduce}", _scattered(reduce), given, {})
         yield program("gather", torch.gather, (d.normal(*x), dim, shown), {})
         yield program("index_select", torch.index_select, (d.normal(*x), dim, places), {})
         yield program("take_along_dim", torch.take_along_dim, (d.normal(*x), shown, dim), {})
@@ -183,6 +191,12 @@ def activations(d: Draws) -> Iterator[Program]:
             yield program("sub", torch.sub, given[:2], {"alpha": value})
             yield program("rsub", torch.rsub, given[:2], {"alpha": value})
             yield program("lerp", torch.lerp, (given[0], given[1], value), {})
+            yield program("lerp by a number of float64", _between(value), given[:2], {})
+
+
+def _between(weight: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return lerp by a tensor of one number of float64, whatever the type of the others."""
+    return lambda x, y: torch.lerp(x, y, torch.tensor(weight, dtype=torch.float64, device=x.device))
 
 
 def _behind(classes: Tensor, scores: Tensor) -> Tensor:

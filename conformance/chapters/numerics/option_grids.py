@@ -32,6 +32,9 @@ def resizing(d: Draws) -> Iterator[Program]:
         for used, mode, aligned in itertools.product((False, True), ("bilinear", "bicubic"), (False, True)):
             options = {"scale_factor": factors, "recompute_scale_factor": used, "align_corners": aligned}
             yield program(f"{mode} by {factors}", F.interpolate, (d.normal(2, 2, 5, 7),), {"mode": mode, **options})
+    for factor, used, mode in itertools.product((0.25, 0.5, 0.6, 2.0), (False, True), ("nearest", "nearest-exact")):
+        options = {"scale_factor": factor, "recompute_scale_factor": used, "mode": mode}
+        yield program(f"{mode} by {factor}", F.interpolate, (d.normal(2, 3, 8, 8),), options)
     for sizes in itertools.product((2, 4, 7), repeat=3):
         options = {"size": sizes, "mode": "trilinear", "align_corners": d.yes()}
         yield program(f"trilinear to {sizes}", F.interpolate, (d.normal(2, 2, 4, 4, 4),), options)
@@ -89,6 +92,7 @@ def _padded(x: Tensor, weight: Tensor, mode: str, padding: Any, **options: Any) 
 
 def convolutions(d: Draws) -> Iterator[Program]:
     """Yield convolutions and transposed ones, in groups, with gaps and paddings."""
+    given: tuple[Any, ...]
     for options in combinations(
         mode=("zeros", "reflect", "circular"), padding=(0, 1, 2), stride=(1, 2), dilation=(1, 2), groups=(1, 2)
     ):
@@ -98,10 +102,21 @@ def convolutions(d: Draws) -> Iterator[Program]:
     for options in combinations(stride=(2, 3), padding=(0, 1), output_padding=(0, 1), dilation=(1, 2), groups=(1, 2)):
         given = (d.normal(1, 4, 4, 5), d.normal(4, 6 // options["groups"], 3, 2), d.maybe(d.normal(6)))
         yield program("conv_transpose2d", F.conv_transpose2d, given, options)
+    # Of one tap, and of each channel alone: libraries have other ways for both.
+    for options in combinations(stride=(1, 2, 3), groups=(1, 4)):
+        width = 4 // options["groups"]
+        yield program("conv2d of one tap", F.conv2d, (d.normal(2, 4, 6, 7), d.normal(4, width, 1, 1)), options)
+        given = (d.normal(2, 4, 3, 4), d.normal(4, width, 1, 1))
+        yield program("conv_transpose2d of one tap", F.conv_transpose2d, given, options)
+    for channels, stride in itertools.product((8, 16, 24), (1, 2)):
+        given = (d.normal(2, channels, 6, 7), d.normal(channels, 1, 3, 3))
+        options = {"stride": stride, "padding": 1, "groups": channels}
+        yield program("conv2d of channels alone", F.conv2d, given, options)
 
 
 def attention(d: Draws) -> Iterator[Program]:
     """Yield attention with and without each of its arguments, where keys and queries differ in number or not."""
+    given: tuple[Any, ...]
     for options in combinations(
         queries=(5, 8),
         masked=("", "numbers", "places", "numbers of heads"),
@@ -119,6 +134,13 @@ def attention(d: Draws) -> Iterator[Program]:
         given = (d.normal(1, 4, queries, 16), d.normal(1, heads, 8, 16), d.normal(1, heads, 8, 16), mask[masked])
         for causal in (False, True) if not masked else (False,):
             yield program("attention", F.scaled_dot_product_attention, given, {**options, "is_causal": causal})
+    # Values of another size than keys, and one query of which keys and values have fewer heads, as in decoding.
+    for size, causal in itertools.product((8, 24), (False, True)):
+        given = (d.normal(2, 2, 5, 16), d.normal(2, 2, 8, 16), d.normal(2, 2, 8, size))
+        yield program("attention", F.scaled_dot_product_attention, given, {"is_causal": causal})
+    for keys, heads in itertools.product((8, 1024), (1, 2)):
+        given = (d.normal(1, 4, 1, 16), d.normal(1, heads, keys, 16), d.normal(1, heads, keys, 16))
+        yield program("attention", F.scaled_dot_product_attention, given, {"enable_gqa": True})
     # Kernels are chosen by the size of a head.
     for options in combinations(size=(32, 64, 80, 96, 128, 192, 256), is_causal=(False, True)):
         size = options.pop("size")

@@ -258,6 +258,8 @@ ZEROS: dict[str, Point] = {
     "sinc": _point(torch.sinc, _numbers(0, 0)),
     "prod with one zero": _point(torch.prod, _numbers(2, 0, 4)),
     "prod with two zeros": _point(torch.prod, _numbers(0, 0, 4)),
+    "prod of one zero": _point(lambda x: x.prod(0), _numbers(0)),
+    "prod of columns of one": _point(lambda x: x.prod(0), _numbers(2, 0, 4, shape=(1, 3))),
     "prod of rows": _point(lambda x: x.prod(1), _numbers(2, 0, 4, 0, 0, 8, shape=(2, 3))),
     "cumprod": _point(lambda x: x.cumprod(0), _numbers(2, 0, 4, 0, 8)),
     "scatter_reduce, prod": _point(

@@ -708,7 +708,9 @@ LAYOUTS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch
 
 @contract("AMP-OPTIMIZER-046")
 @pytest.mark.parametrize("layout", LAYOUTS)
-@over_optimizers(lambda kind: kind.implementation in ("foreach", "fused") and kind.gradients == "dense", variants=None)
+@over_optimizers(
+    lambda kind: kind.implementation in ("for-loop", "foreach", "fused") and kind.gradients == "dense", variants=None
+)
 def test_layouts(case: Case, target: Target, rng: torch.Generator, kind: OptimizerConfig, layout: str) -> None:
     """Bound the error as for AMP-OPTIMIZER-033, whose steps this check repeats on other strides."""
     build(case, kind, LinearLoss.make(kind.gradients, target.device, rng))
