@@ -83,6 +83,26 @@ def test_state_of_the_recomputation(case: Case, target: Target, rng: torch.Gener
 
 
 @contract("AMP-BACKWARD-054")
+def test_default_device_of_the_recomputation(case: Case, target: Target, rng: torch.Generator) -> None:
+    """Tensors that a segment makes without naming a device are where those of forward were; reentrant ones differ."""
+    x = torch.randn(2, 4, generator=rng).to(target.device).requires_grad_()
+    found: list[str] = []
+
+    def segment(x: torch.Tensor) -> torch.Tensor:
+        found.append(torch.empty(0).device.type)
+        return x.sin()
+
+    checkpointing.checkpoint(segment, x, use_reentrant=False).sum().backward()  # which imports what it needs
+    for device in dict.fromkeys(("meta", target.device_type, "cpu")):
+        found.clear()
+        with target.autocast(case.supported(target)[0]), torch.device(device):
+            output = checkpointing.checkpoint(segment, x, use_reentrant=False)
+        output.float().sum().backward()
+        case.equal(f"devices of what is made, in forward and again, by default on {device}", found, [device] * 2)
+    x.grad = None
+
+
+@contract("AMP-BACKWARD-054")
 def test_state_of_nested_recomputations(case: Case, target: Target, rng: torch.Generator) -> None:
     x = torch.randn(2, 4, generator=rng).to(target.device).requires_grad_()
     recorded: list[tuple[bool, torch.dtype, bool]] = []

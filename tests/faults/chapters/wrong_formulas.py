@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.optim import rprop
+from torch.utils import checkpoint
 
 from tests.faults import fault
 from tests.faults.breaking import cpu_kernel, decomposed, edited, given_the_original
@@ -138,6 +140,14 @@ def rprop_leaves_transposed_parameters() -> Iterator[None]:
     """Rprop steps a contiguous copy of a parameter that is not contiguous (118117)."""
     old = "param.addcmul_(grad.sign(), step_size, value=-1)"
     with edited(rprop._single_tensor_rprop, old, "param.contiguous().addcmul_(grad.sign(), step_size, value=-1)"):
+        yield
+
+
+@fault("AMP-BACKWARD-054")
+def checkpoints_recompute_on_another_device() -> Iterator[None]:
+    """A checkpoint that is not reentrant forgets the default device of forward (124788)."""
+    old = "            device_ctx,\n"
+    with edited(inspect.unwrap(checkpoint._checkpoint_without_reentrant_generator), old, ""):
         yield
 
 
