@@ -93,7 +93,7 @@ def _reduced(given: Settings) -> torch.dtype:
 
 
 def promised(given: Settings) -> dict[str, str]:
-    """Return by part of a training step the dtype that the settings name for it."""
+    """Return by part of a training step the dtype that the settings name for it, and what buffers come to."""
     computed, reduced = _computed(given), _reduced(given)
     cast = given.get("cast_forward_inputs", True)
     kept = given.get("keep_low_precision_grads", False)
@@ -111,7 +111,13 @@ def promised(given: Settings) -> dict[str, str]:
     }
     if "buffer_dtype" in given:
         found["buffer of an ignored module"] = torch.float32
-    return {name: str(one) for name, one in found.items()}
+    numbers = {"buffer": torch.ones(1), "bare.buffer": torch.full((1,), 2.0)}
+    return {name: str(one) for name, one in found.items()} | {"buffers in state_dict": _numbers(numbers)}
+
+
+def _numbers(buffers: dict[str, torch.Tensor]) -> str:
+    """Return by name the numbers of buffers, of which each has one."""
+    return ", ".join(f"{name} of {one.unique().tolist()}" for name, one in buffers.items())
 
 
 _SAVED = {"parameter": "weight", "buffer": "buffer"}
@@ -127,7 +133,7 @@ class _Seeing(nn.Module):
         self.register_buffer("buffer", torch.ones(FEATURES))
         self.ignored = nn.BatchNorm1d(FEATURES, affine=False)
         self.bare = nn.Module()
-        self.bare.register_buffer("buffer", torch.ones(FEATURES))
+        self.bare.register_buffer("buffer", torch.full((FEATURES,), 2.0))
         self.seen: dict[str, str] = {}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -187,6 +193,7 @@ def types_of(shard: str, given: Settings) -> dict[str, str]:
     found["parameter after backward"] = str(parameter.dtype)
     saved = model.state_dict()
     found |= {f"{part} in state_dict": str(saved[name].dtype) for part, name in _SAVED.items()}
+    found["buffers in state_dict"] = _numbers({name: saved[name] for name in ("buffer", "bare.buffer")})
     if shard.startswith("fsdp1"):
         found["buffer of an ignored module"] = str(module.ignored.running_mean.dtype)
     return found
