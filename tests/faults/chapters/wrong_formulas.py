@@ -189,3 +189,16 @@ def compiled_sums_read_images_in_another_order() -> Iterator[None]:
 
     with decomposed(torch.ops.aten.pixel_shuffle.default, _of_an_image(reordered)):
         yield
+
+
+@fault("AMP-NUMERICS-130")
+def fast_attention_takes_no_masks_of_heads() -> Iterator[None]:
+    """MultiheadAttention raises without gradients where the mask has a part for each head (97409)."""
+
+    def merged(original: Any, self: Any, attn_mask: Any, key_padding_mask: Any, query: Tensor) -> Any:
+        if attn_mask is not None and attn_mask.dim() == 3:
+            attn_mask.view(1, 1, query.shape[1], query.shape[1])
+        return original(self, attn_mask, key_padding_mask, query)
+
+    with given_the_original(torch.nn.MultiheadAttention, "merge_masks", merged):
+        yield
