@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +25,11 @@ class Limit:
     operands: tuple[Numbers, ...]
     results: Numbers | float
     gradients: Numbers | None = None
+
+
+def _loss(name: str, **options: Any) -> Callable[..., Tensor]:
+    """Return the loss of that name with options; the function is the one that there is when it is called."""
+    return lambda *operands: getattr(functional, name)(*operands, **options)
 
 
 _X, _Y = [1.0, 2.0, -1.0], [1.0, 0.0, -3.0]
@@ -67,29 +71,29 @@ _VARIANCES: Mapping[str, tuple[Numbers, Callable[[int, int], float]]] = {
 
 LIMITS: Mapping[str, Limit] = {
     "smooth_l1_loss, beta 0": Limit(
-        partial(functional.smooth_l1_loss, beta=0.0, reduction="none"), (_X, _Y), [0.0, 2.0, 2.0], [0.0, 1.0, 1.0]
+        _loss("smooth_l1_loss", beta=0.0, reduction="none"), (_X, _Y), [0.0, 2.0, 2.0], [0.0, 1.0, 1.0]
     ),
     "a module of smooth_l1_loss, beta 0": Limit(
         nn.SmoothL1Loss(reduction="sum", beta=0.0), (_X, _Y), 4.0, [0.0, 1.0, 1.0]
     ),
     "huber_loss at its delta": Limit(
-        partial(functional.huber_loss, delta=2.0, reduction="none"), (_X, _Y), [0.0, 2.0, 2.0], [0.0, 2.0, 2.0]
+        _loss("huber_loss", delta=2.0, reduction="none"), (_X, _Y), [0.0, 2.0, 2.0], [0.0, 2.0, 2.0]
     ),
     **{
         f"gaussian_nll_loss, a variance {name}": Limit(
-            partial(functional.gaussian_nll_loss, reduction="none"),
+            _loss("gaussian_nll_loss", reduction="none"),
             (_TWO, _MEANS, variances),
             _gaussian(_TWO, _MEANS, var),
         )
         for name, (variances, var) in _VARIANCES.items()
     },
     "gaussian_nll_loss, a variance of 0": Limit(
-        partial(functional.gaussian_nll_loss, eps=0.25, reduction="none"),
+        _loss("gaussian_nll_loss", eps=0.25, reduction="none"),
         (_TWO, _MEANS, [[0.0, 1.0, 0.0], [1.0, 0.0, 0.25]]),
         _gaussian(_TWO, _MEANS, lambda i, j: ((0.0, 1.0, 0.0), (1.0, 0.0, 0.25))[i][j], 0.25),
     ),
     "gaussian_nll_loss, full": Limit(
-        partial(functional.gaussian_nll_loss, full=True, reduction="none"),
+        _loss("gaussian_nll_loss", full=True, reduction="none"),
         (_X, _Y, [1.0, 1.0, 1.0]),
         [0.5 * math.log(2 * math.pi) + (a - b) ** 2 / 2 for a, b in zip(_X, _Y, strict=True)],
     ),
@@ -124,13 +128,13 @@ LIMITS: Mapping[str, Limit] = {
         [[0.0, 0.0], [0.0, 0.0]],
     ),
     "kl_div of probabilities of 0": Limit(
-        partial(functional.kl_div, reduction="none"),
+        _loss("kl_div", reduction="none"),
         ([-1.0, -2.0, -0.5], [0.0, 1.0, 0.0]),
         [0.0, 2.0, 0.0],
         [0.0, -1.0, 0.0],
     ),
     "poisson_nll_loss of nothing": Limit(
-        partial(functional.poisson_nll_loss, log_input=False, full=True, reduction="none"),
+        _loss("poisson_nll_loss", log_input=False, full=True, reduction="none"),
         ([1.0, 2.0, 4.0], [0.0, 1.0, 0.0]),
         [1.0, 2.0 - math.log(2.0), 4.0],
         [1.0, 0.5, 1.0],
@@ -146,7 +150,7 @@ LIMITS: Mapping[str, Limit] = {
     ),
     "ctc_loss of more labels than steps": Limit(_ctc((3, 1), (1, 2)), (_EQUAL_LOGITS,), [-math.log(6 / 8), math.inf]),
     "triplet_margin_loss of equal vectors": Limit(
-        partial(functional.triplet_margin_loss, margin=2.0, reduction="none"),
+        _loss("triplet_margin_loss", margin=2.0, reduction="none"),
         ([[1.0, 2.0]], [[1.0, 2.0]], [[1.0, 2.0]]),
         [2.0],
         [[0.0, 0.0]],
@@ -154,23 +158,23 @@ LIMITS: Mapping[str, Limit] = {
 }
 
 REFUSED: Mapping[str, tuple[Callable[..., Tensor], tuple[Numbers, ...]]] = {
-    "smooth_l1_loss, beta -1": (partial(functional.smooth_l1_loss, beta=-1.0), (_X, _Y)),
-    "huber_loss, delta 0": (partial(functional.huber_loss, delta=0.0), (_X, _Y)),
-    "huber_loss, delta -1": (partial(functional.huber_loss, delta=-1.0), (_X, _Y)),
+    "smooth_l1_loss, beta -1": (_loss("smooth_l1_loss", beta=-1.0), (_X, _Y)),
+    "huber_loss, delta 0": (_loss("huber_loss", delta=0.0), (_X, _Y)),
+    "huber_loss, delta -1": (_loss("huber_loss", delta=-1.0), (_X, _Y)),
     "cross_entropy, label_smoothing 1.5": (
         lambda x: functional.cross_entropy(x, _labels(0, 1)(x), label_smoothing=1.5),
         (_TWO,),
     ),
-    "gaussian_nll_loss, a negative variance": (functional.gaussian_nll_loss, (_X, _Y, [1.0, -1.0, 1.0])),
-    "gaussian_nll_loss, a variance of another length": (functional.gaussian_nll_loss, (_TWO, _MEANS, [1.0, 1.0, 1.0])),
+    "gaussian_nll_loss, a negative variance": (_loss("gaussian_nll_loss"), (_X, _Y, [1.0, -1.0, 1.0])),
+    "gaussian_nll_loss, a variance of another length": (_loss("gaussian_nll_loss"), (_TWO, _MEANS, [1.0, 1.0, 1.0])),
     "triplet_margin_loss, margin -1": (
-        partial(functional.triplet_margin_loss, margin=-1.0),
+        _loss("triplet_margin_loss", margin=-1.0),
         (_TWO, _MEANS, _TWO),
     ),
     "cross_entropy of 3 samples and 2 labels": (
         lambda x: functional.cross_entropy(x, _labels(0, 1)(x)),
         ([[1.0, 2.0]] * 3,),
     ),
-    "a reduction of another name": (partial(functional.mse_loss, reduction="average"), (_X, _Y)),
+    "a reduction of another name": (_loss("mse_loss", reduction="average"), (_X, _Y)),
 }
 """Calls that the documentation excludes and that torch refuses with an error."""
