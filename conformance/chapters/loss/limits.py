@@ -66,6 +66,7 @@ _EQUAL_LOGITS = [[[0.0, 0.0], [0.0, 0.0]]] * 3
 _VARIANCES: Mapping[str, tuple[Numbers, Callable[[int, int], float]]] = {
     "of each number": ([[1.0, 2.0, 4.0], [0.5, 1.0, 2.0]], lambda i, j: ((1.0, 2.0, 4.0), (0.5, 1.0, 2.0))[i][j]),
     "of each row": ([[2.0], [0.5]], lambda i, j: (2.0, 0.5)[i]),
+    "of each column": ([[1.0, 2.0, 4.0]], lambda i, j: (1.0, 2.0, 4.0)[j]),
     "of each row, without its dimension": ([2.0, 0.5], lambda i, j: (2.0, 0.5)[i]),
 }
 
@@ -87,6 +88,9 @@ LIMITS: Mapping[str, Limit] = {
         )
         for name, (variances, var) in _VARIANCES.items()
     },
+    "gaussian_nll_loss, a variance that is a number": Limit(
+        _loss("gaussian_nll_loss", var=2.0, reduction="none"), (_TWO, _MEANS), _gaussian(_TWO, _MEANS, lambda i, j: 2.0)
+    ),
     "gaussian_nll_loss, a variance of 0": Limit(
         _loss("gaussian_nll_loss", eps=0.25, reduction="none"),
         (_TWO, _MEANS, [[0.0, 1.0, 0.0], [1.0, 0.0, 0.25]]),
